@@ -19,7 +19,7 @@ from codegen.ops import Branch, Exchange, Fold, Loop
 from codegen.symbolic.expr import Expr, Sym
 
 OP = 3e-9  # seconds: what an op costs beside its elements
-STEP = 0.25e-9  # for an element of one operation
+STEP = 0.125e-9  # for an element of one operation
 MEET = 0.7e-6  # two ranks exchange something short
 BYTE = 1 / 4e9  # that is exchanged
 SAMPLED = 4  # ranks of a mesh that are looked at, along an axis

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from codegen.passes.to_loops import Maker
 
 
-_MANY = expr.const(256)  # steps for an element that is sorted, say
+_MANY = expr.const(512)  # steps for an element that is sorted, say
 _TOTALS = ("add", "mul")  # what may leave the range of a type
 
 

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from tests import figures_growth
+from tests import figures_growth, figures_prk
 from tests.conftest import EXAMPLES, run
 
 EMPTY = """import spmd
@@ -338,6 +338,19 @@ def numpy_kernels(folder: Path, rounds: int = 5) -> None:
            "numba / 1 rank", "1 rank / 2 ranks"], [*rows, ("geometric mean", *[""] * 5, *means)])
 
 
+def research_kernels(folder: Path, rounds: int = 5) -> None:
+    """The Parallel Research Kernels beside the C with MPI, whose folder PRK names."""
+    rows: list[tuple[object, ...]] = []
+
+    def say(name: str, ranks: int, c: float, ours: float, ratio: float, rates: list[str]) -> None:
+        rows.append((name, ranks, f"{1e3 * c:.3f}", f"{1e3 * ours:.3f}", f"{ratio:.2f}", *rates))
+
+    source = Path(os.environ.get("PRK", "PRK"))
+    figures_prk.compared(folder, source, rounds, (2, 4, 16), say)
+    print(f"Parallel Research Kernels, ms of a step, median of {rounds}, real processes:\n")
+    table(["kernel", "ranks", "C", "ours", "ours / C", "C's rate", "our rate"], rows)
+
+
 FIGURES: dict[str, Callable[[Path], None]] = {
     "start": start_up,
     "build": build_times,
@@ -351,6 +364,7 @@ FIGURES: dict[str, Callable[[Path], None]] = {
     "growth": growth,
     "fourier": fourier,
     "numpy": numpy_kernels,
+    "prk": research_kernels,
 }
 
 
@@ -371,7 +385,7 @@ def main(names: list[str]) -> None:
         sys.exit(f"no figure is called {', '.join(unknown)}; there are {', '.join(FIGURES)}")
     print(f"Measured {time.strftime('%Y-%m-%d')} on {machine()}.\n", flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        for name in names or FIGURES:
+        for name in names or [n for n in FIGURES if n != "prk" or "PRK" in os.environ]:
             FIGURES[name](Path(folder))
 
 

@@ -1,0 +1,250 @@
+"""The Parallel Research Kernels as spmd programs beside C with MPI, for tests/figures.py.
+
+In: an image and steps, on every process that mpirun starts. Out: seconds per step, the worst
+process's, one line. Every program makes the check that the C makes, and ends where it fails.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import spmd
+from tests.conftest import run
+
+# mypy: ignore-errors
+
+
+@spmd.program(mesh=("y", "x"))
+def stencil(n: int = 2000, r: int = 2):
+    """A star of radius r on a grid; what it reads changes in every step."""
+    steps = spmd.scalar("steps", 1)
+    a = spmd.input("a", (n, n), np.float64, layout=("y", "x"), default=lambda j, i: i + j)
+    out = spmd.zeros((n, n), layout=("y", "x"))
+    for _ in spmd.range(steps):
+        total = out[r:-r, r:-r]
+        for k in range(1, r + 1):
+            total = total + 1.0 / (2 * k * r) * (
+                a[r + k : n - r + k, r:-r] - a[r - k : n - r - k, r:-r]
+                + a[r:-r, r + k : n - r + k] - a[r:-r, r - k : n - r - k])
+        out[r:-r, r:-r] = total
+        a += 1.0
+    norm = np.sum(np.abs(out[r:-r, r:-r])) / (n - 2 * r) ** 2
+    assert np.abs(norm - 2 * steps) < 1e-8, "the norm is that of a constant divergence"
+    return ()
+
+
+@spmd.program(mesh=("r",))
+def transpose(n: int = 2048):
+    steps = spmd.scalar("steps", 1)
+    a = spmd.input("a", (n, n), np.float64, layout=("r", None), default=lambda j, i: n * j + i)
+    b = spmd.zeros((n, n), layout=("r", None))
+    for _ in spmd.range(steps):
+        b += a.T
+        a += 1.0
+    wanted = (n * np.arange(n) + np.arange(n)[:, None]) * 1.0 * steps + steps * (steps - 1) / 2.0
+    assert np.sum(np.abs(b - wanted)) < 1e-8, "b is the sum of all transposed"
+    return ()
+
+
+@spmd.program(mesh=("r",))
+def nstream(n: int = 20_000_000):
+    steps = spmd.scalar("steps", 1)
+    a = spmd.zeros((n,), layout=("r",))
+    b = spmd.input("b", (n,), np.float64, layout=("r",), default=lambda i: 2.0)
+    c = spmd.input("c", (n,), np.float64, layout=("r",), default=lambda i: 2.0)
+    for _ in spmd.range(steps):
+        a += b + 3.0 * c
+    assert np.abs(np.sum(a) / (8.0 * n * steps) - 1) < 1e-8, "every element is the same"
+    return ()
+
+
+@spmd.program(mesh=("r",))
+def dgemm(n: int = 1024):
+    steps = spmd.scalar("steps", 1)
+    a = spmd.input("a", (n, n), np.float64, layout=("r", None), default=lambda i, j: j)
+    b = spmd.input("b", (n, n), np.float64, layout=("r", None), default=lambda i, j: j)
+    c = spmd.zeros((n, n), layout=("r", None))
+    for _ in spmd.range(steps):
+        c += a @ b
+    wanted = 0.25 * n**3 * (n - 1.0) ** 2 * steps
+    assert np.abs(np.sum(c) / wanted - 1) < 1e-8, "the sum is that of the product"
+    return ()
+
+
+@spmd.program(mesh=("r",))
+def reduce(n: int = 100_000):
+    steps, ranks = spmd.scalar("steps", 1), spmd.axis_size("r")
+    ones = spmd.input("ones", (ranks, n), np.float64, layout=("r", None), default=lambda i, j: 1.0)
+
+    @spmd.shard_map(mesh="r", out_layouts=("r", None))
+    def reduced(ones):
+        vector = ones.copy()
+        for _ in spmd.range(steps):
+            vector = vector + ones
+            total = spmd.preduce(vector, "r", "sum", root=0)
+            vector = np.where(spmd.axis_index("r") == 0, total, vector)
+        return vector
+
+    k = steps - 1
+    wanted = k + 2.0 + (k * k + 5.0 * k + 4.0) * (ranks - 1.0) / 2
+    assert np.max(np.abs(reduced(ones)[0] - wanted)) < 1e-8, "the root has the sum"
+    return ()
+
+
+@spmd.program(mesh=("r",))
+def random(log2: int = 20, ahead: int = 1024):
+    """Elements of a table, found by random numbers, change; the second round changes them back."""
+    steps, size = spmd.scalar("steps", 1), 1 << log2
+    table = spmd.input("table", (size,), np.uint64, layout=("r",), default=lambda i: i)
+    seeds = spmd.input("seeds", (spmd.axis_size("r") * ahead,), np.uint64, layout=("r",),
+                       default=lambda i: (i + 1) * 6364136223846793005)
+    for _ in range(2):
+        ran = seeds.copy()
+        for _ in spmd.range(steps):
+            ran = (ran << np.uint64(1)) ^ (ran >> np.uint64(63)) * np.uint64(7)
+            np.bitwise_xor.at(table, (ran & np.uint64(size - 1)).astype(np.int64), ran)
+    assert np.all(table == np.arange(size, dtype=np.uint64)), "the table is as it was"
+    return ()
+
+
+@spmd.program(mesh=("r",))
+def branch(n: int = 100_000):
+    """Branches on what is found at indices (vector_stop), two in a step."""
+    steps, ranks = spmd.scalar("steps", 1), spmd.axis_size("r")
+    vector = spmd.input("vector", (ranks, n), np.int32, layout=("r", None),
+                        default=lambda k, i: 3 - (i & 7))
+    index = spmd.input("index", (ranks, n), np.int32, layout=("r", None), default=lambda k, i: i)
+
+    @spmd.shard_map(mesh="r", out_layouts=("r", None))
+    def branched(vector, index):
+        first = vector.copy()
+        for _ in spmd.range(steps):
+            for aux in (-first, first):
+                found = np.take_along_axis(vector, index, 1)
+                vector = vector - 2 * np.where(found > 0, vector, aux)
+        return vector
+
+    wanted = np.where(vector > 0, -3 * vector, vector)
+    assert np.all(branched(vector, index) == wanted), "positive ones are tripled and turned"
+    return ()
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """Of the C: its folder, its first argument (steps, mostly) and the others; what a step moves or
+    computes, and in which unit that is a rate."""
+
+    folder: str
+    steps: int
+    argv: tuple[Any, ...]
+    work: float = 0.0
+    unit: str = ""
+
+    def rate(self, seconds: float) -> str:
+        return f"{self.work / seconds:.1f} {self.unit}" if self.work else ""
+
+
+KERNELS = {
+    "stencil": Kernel("Stencil", 40, (2000,), work=19 * 1996**2 / 1e9, unit="Gflop/s"),
+    "transpose": Kernel("Transpose", 20, (2048,), work=2 * 8 * 2048**2 / 1e9, unit="GB/s"),
+    "nstream": Kernel("Nstream", 20, (20_000_000, 0), work=4 * 8 * 0.02, unit="GB/s"),
+    "dgemm": Kernel("DGEMM", 3, (1024, 32, 1), work=2 * 1024**3 / 1e9, unit="Gflop/s"),
+    "reduce": Kernel("Reduce", 200, (100_000,)),
+    "random": Kernel("Random", 16, (20,)),
+    "branch": Kernel("Branch", 400, (100_000, "vector_stop")),
+}
+
+
+def steps_of(name: str, ranks: int) -> int:
+    """Of a call: C's argument of `random` is updates per element of the table, two rounds, in
+    groups of 1024; a step of `branch` is two of its iterations."""
+    kernel = KERNELS[name]
+    if name == "random":
+        return max(1, kernel.steps * (1 << kernel.argv[0]) // ranks // 2048)
+    return kernel.steps // 2 if name == "branch" else kernel.steps
+
+
+FETCH = """figures prk: PRK is not the folder of the Parallel Research Kernels
+  try:      git clone https://github.com/ParRes/Kernels, then
+            make figures ARGS=prk PRK=/path/to/Kernels"""
+
+
+def built_c(source: Path, folder: Path) -> None:
+    """A copy of the sources, built with the mpicc of this environment."""
+    if not (source / "MPI1" / "Stencil" / "stencil.c").exists():
+        sys.exit(FETCH)
+    for part in ("MPI1", "common", "include"):
+        shutil.copytree(source / part, folder / part)
+    flags = "MPICC=mpicc\nDEFAULT_OPT_FLAGS=-O3 -march=native\n"
+    (folder / "common" / "make.defs").write_text(flags)
+    for kernel in KERNELS.values():
+        at = folder / "MPI1" / kernel.folder
+        run(["make", "-C", at, kernel.folder.lower()], timeout=120).expect(0)
+
+
+def seconds_of_c(name: str, folder: Path, ranks: int) -> float:
+    """Of a step."""
+    kernel, launch = KERNELS[name], ["mpirun", "-n", ranks]
+    binary = folder / "MPI1" / kernel.folder / kernel.folder.lower()
+    out = run([*launch, binary, kernel.steps, *kernel.argv], timeout=300).expect(0).out
+    (found, *_) = re.findall(r"[tT]ime \(s\): ([0-9.]+)", out)
+    rounds = {"random": 2 * steps_of(name, ranks), "branch": steps_of(name, ranks)}
+    return float(found) / rounds.get(name, 1)
+
+
+def seconds_of_ours(name: str, folder: Path, ranks: int) -> float:
+    argv = ["mpirun", "-n", ranks, sys.executable, "-m", "tests.figures_prk"]
+    steps = steps_of(name, ranks)
+    done = run([*argv, folder / f"{name}.img", steps], timeout=300).expect(0)
+    return float(done.out.split()[-1]) / (2 if name == "random" else 1)
+
+
+def compared(
+    folder: Path, source: Path, rounds: int, counts: Sequence[int], say: Callable[..., None]
+) -> None:
+    """Calls say(kernel, ranks, seconds of C, of ours, ratio, rates) for every kernel: medians of
+    runs that alternate. NAMES in the environment: of which."""
+    built_c(source, folder)
+    for name in os.environ.get("NAMES", " ".join(KERNELS)).split():
+        kernel = KERNELS[name]
+        (folder / f"{name}.img").write_bytes(spmd.build(globals()[name]).data)
+        for ranks in counts:
+            pairs = [(seconds_of_c(name, folder, ranks), seconds_of_ours(name, folder, ranks))
+                     for _ in range(rounds)]
+            c, ours = (statistics.median(times) for times in zip(*pairs, strict=True))
+            ratio = statistics.median(b / a for a, b in pairs)
+            say(name, ranks, c, ours, ratio, [kernel.rate(c), kernel.rate(ours)])
+
+
+def main(path: str, steps: str) -> None:
+    from mpi4py import MPI
+
+    comm, turns = MPI.COMM_WORLD, int(steps)
+    with spmd.load(path).open(comm=comm) as job:
+
+        def seconds(k: int) -> float:
+            comm.Barrier()
+            start = time.perf_counter()
+            job(steps=k)
+            return comm.allreduce(time.perf_counter() - start, MPI.MAX)
+
+        seconds(1)
+        short = min(seconds(1) for _ in range(3))
+        long = seconds(turns + 1)
+    if comm.rank == 0:
+        print((long - short) / turns)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -211,20 +211,29 @@ def spmd_command() -> Callable[..., Finished]:
     return start
 
 
+def here(*args: object) -> int:
+    """What `python -m spmd` does with these arguments, in this process; its exit code."""
+    numbers = signal.SIGINT, signal.SIGTERM
+    handlers, path, modules = [signal.getsignal(n) for n in numbers], sys.path[:], {*sys.modules}
+    try:
+        return cli.main([str(a) for a in args])
+    finally:
+        sys.path[:] = path
+        for name in {Path(str(a)).stem for a in args} - modules:
+            sys.modules.pop(name, None)  # a program that was built
+        for number, handler in zip(numbers, handlers):
+            signal.signal(number, handler)
+
+
 @pytest.fixture
 def spmd_here(capfd: pytest.CaptureFixture[str]) -> Callable[..., Finished]:
     """spmd_here("verify", image): as spmd_command, in this process, which has imported all. What
     could end or change the process is for spmd_command."""
 
     def start(*args: object) -> Finished:
-        numbers = signal.SIGINT, signal.SIGTERM
-        before, began = [signal.getsignal(n) for n in numbers], time.monotonic()
         capfd.readouterr()
-        try:
-            code = cli.main([str(a) for a in args])
-        finally:
-            for number, handler in zip(numbers, before):
-                signal.signal(number, handler)
+        began = time.monotonic()
+        code = here(*args)
         out, err = capfd.readouterr()
         return Finished(code, out, err, time.monotonic() - began)
 
@@ -270,8 +279,9 @@ def once(session_folder: Path) -> Callable[[str, Callable[[Path], object]], Path
 
 
 @pytest.fixture(scope="session")
-def built(once: Callable[..., Path], spmd_command: Callable[..., Finished]) -> Callable[..., Path]:
-    """built(path or source text, count=10): the image of a program, built once per session."""
+def built(once: Callable[..., Path]) -> Callable[..., Path]:
+    """built(path or source text, count=10): the image of a program, built once per session, by a
+    worker itself: a process for each would import the compiler anew."""
 
     def build(program: Path | str, **parameters: object) -> Path:
         text = program.read_text() if isinstance(program, Path) else program
@@ -283,7 +293,7 @@ def built(once: Callable[..., Path], spmd_command: Callable[..., Finished]) -> C
             if not isinstance(source, Path):
                 source = image.with_name(f"{key}.py")
                 source.write_text(text)
-            spmd_command("build", source, "-o", image, *settings, timeout=120).expect(0)
+            assert here("build", source, "-o", image, *settings) == 0
 
         return once(f"{key}.img", make)
 

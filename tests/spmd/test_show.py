@@ -232,7 +232,7 @@ import spmd
 
 @spmd.program(mesh=("x",))
 def net(n: int = 1024):
-    x = spmd.input("x", (8, n), np.float32, layout=("x", None), default=lambda i, j: i + j)
+    x = spmd.input("x", (4096, n), np.float32, layout=("x", None), default=lambda i, j: i + j)
     w = spmd.input("w", (n, 512), np.float32, layout=("x", None), default=lambda i, j: i - j)
     return {"y": np.max(np.tanh(x @ w))}
 """

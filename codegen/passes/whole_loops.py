@@ -33,7 +33,7 @@ Split = tuple[Demands, Module]  # and the Graph is that of the Demands
 
 
 @dataclass(frozen=True)
-class Choice:
+class Gathered:
     """What is gathered before a loop; whole: every rank computes the loop. because: in words."""
 
     gathered: tuple[Value, ...]
@@ -41,7 +41,7 @@ class Choice:
     because: str = ""
 
 
-Choices = dict[Sym, Choice]  # by the counters of loops
+Choices = dict[Sym, Gathered]  # by the counters of loops
 
 
 def with_whole_loops(split: Split, again: Callable[[Module], Split]) -> Split:
@@ -106,7 +106,7 @@ class _Search:
                 b.exchanging >= TWICE * s for b, s in zip(before, saved)
             ):
                 because = self.words(before[0], spent[0], size)
-                options.append((spent[0], {counter: Choice(read, True, because)}))
+                options.append((spent[0], {counter: Gathered(read, True, because)}))
         inside = {c: choice for c, choice in self.only_read.items()
                   if c == counter or any(op.what.counts() == c for r in loop.regions
                                          for op in walk(r))}
@@ -139,7 +139,7 @@ class _Search:
                 if fetched and (size := _size(fetched)) is not None:
                     because = (f"every rank gets {size / 2**20:.2g} MiB before this loop, which "
                                "only reads it: so no turn fetches parts of it")
-                    self.only_read[counter] = Choice(tuple(fetched), False,
+                    self.only_read[counter] = Gathered(tuple(fetched), False,
                                                      because if size > SAID else "")
             for inner in op.regions:
                 self.find_only_read(inner, known.union(fetched))

@@ -239,7 +239,7 @@ def test_halos_shifts_and_moves_in_words() -> None:
         w[:-2] += w[1:-1] + w[2:]
         most = np.max(u, axis=0)
         parts = k.relayout(("x",))
-        lanes = np.sort(z, axis=0)  # of complex numbers, which are gathered
+        lanes = z[spmd.input("q", (n,), np.int64, layout=(None,))]
         both = spmd.shard_map(lambda a: spmd.psum(np.sum(a), ("x", "y")), out_layouts=())(u)
         return {"a": w, "b": most, "c": parts, "d": lanes, "e": both, "f": shifted}
 
@@ -367,7 +367,7 @@ def test_what_grows_with_the_mesh_is_a_formula() -> None:
     def ordered(rows: int = 1000):
         n = spmd.axis_size("x")
         x = spmd.input("x", (rows * n, 100), np.complex128, layout=("x", None))
-        return np.sort(x, axis=0)
+        return x[spmd.input("q", (4,), np.int64, layout=(None,))]
 
     def said(**given: Any) -> list[str]:
         found = tables(lower(ordered.capture(**given)))["traffic"]
@@ -404,7 +404,7 @@ def test_lanes_that_could_be_whole() -> None:
         @spmd.program(mesh=("x",))
         def program(n: int = 4096):
             p = spmd.input("p", (n, 128), np.complex64, layout=layout)
-            order = np.sort(p, axis=0)
+            order = p[spmd.input("q", (n,), np.int64, layout=(None,))]
             return {"order": order, "p": p + 1}
 
         return program

@@ -50,7 +50,7 @@ def levels() -> Levels:
     "sweep for j1 < 24, vectorised",
     "reduce_2[j1] = -inf for j1 < 24",  # a row in memory, combined into row by row
     "reduce_2[j1] max= a[24 * j0 + j1]",
-    "product[0] by 24 = a[0] transposed by 24 @ a[0] by 24 (24 x extent x 24) by library 0",
+    "sgram_tn(24, 24, extent, 24, 24, 24, 1, 0, a[0], a[0], to product[0]) by library 0, 1",
     "2 rows wait in memory_rows, 1048 apart",
 ])
 def test_decisions_are_printed(levels: Levels, line: str) -> None:

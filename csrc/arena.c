@@ -66,7 +66,8 @@ int spmd_arena_new(int64_t bytes, int shared, spmd_arena **made)
     if (status == SPMD_OK)
         status = arena_map(arena);
     if (status == SPMD_OK)
-        status = spmd_pages_take((char *)arena->header, SPMD_PAGE);
+        status = spmd_pages_take((char *)arena->header,
+                                 spmd_least(bytes, (int64_t)sizeof(spmd_header)));
     if (status == SPMD_OK) {
         uint64_t nonce;
         if (getrandom(&nonce, sizeof nonce, 0) != sizeof nonce)

@@ -18,20 +18,20 @@
 
 _Static_assert(sizeof(cpu_set_t) == sizeof(spmd_cores), "a mask of cores");
 
-static _Atomic int64_t *signature(const spmd_worker *worker, int64_t core)
+static _Atomic int32_t *signature(const spmd_worker *worker, int64_t core)
 {
-    return &worker->job->arena->header->core[core % SPMD_CORES].rank;
+    return &worker->job->arena->header->core[core];
 }
 
-static int64_t name(const spmd_worker *worker)
+static int32_t name(const spmd_worker *worker)
 {
-    return worker->job->hosted[worker->first].record->rank.index + 1;
+    return (int32_t)worker->job->hosted[worker->first].record->rank.index + 1;
 }
 
 /* Takes back the signature on the core before. */
 static void core_sign(spmd_worker *worker, int64_t core)
 {
-    int64_t me = name(worker);
+    int32_t me = name(worker);
     if (worker->core >= 0 && worker->core != core)
         atomic_compare_exchange_strong(signature(worker, worker->core), &me, 0);
     atomic_store_explicit(signature(worker, core), name(worker), memory_order_relaxed);
@@ -42,10 +42,11 @@ static void core_sign(spmd_worker *worker, int64_t core)
  * -1: there is none. */
 static int64_t core_free(const spmd_worker *worker, const cpu_set_t *allowed)
 {
-    int64_t last = worker->core, me = name(worker);
+    int64_t last = worker->core;
+    int32_t me = name(worker);
     if (last >= 0 && CPU_ISSET((size_t)last, allowed) && atomic_load(signature(worker, last)) == me)
         return last;
-    for (int64_t core = 0; core < CPU_SETSIZE; core++)
+    for (int64_t core = 0; core < SPMD_CORES; core++)
         if (CPU_ISSET((size_t)core, allowed) && !atomic_load(signature(worker, core)))
             return core;
     return -1;
@@ -61,10 +62,12 @@ static bool core_hold(spmd_worker *worker)
     int64_t core = core_free(worker, allowed);
     if (core < 0)
         return false;
-    core_sign(worker, core);
     CPU_ZERO(&one);
     CPU_SET((size_t)core, &one);
-    return pthread_setaffinity_np(worker->thread, sizeof one, &one) == 0;
+    if (pthread_setaffinity_np(worker->thread, sizeof one, &one) != 0)
+        return false;
+    core_sign(worker, core);
+    return true;
 }
 
 /* Before a thread is woken for a run, by another one. */
@@ -75,12 +78,17 @@ void spmd_core_choose(spmd_worker *worker)
     worker->held = others && !job->crowded && worker->core >= 0 && core_hold(worker);
 }
 
+static void core_release(const spmd_worker *worker)
+{
+    pthread_setaffinity_np(worker->thread, sizeof worker->allowed,
+                           (const cpu_set_t *)&worker->allowed);
+}
+
 /* The thread itself, at the begin of a run. */
 void spmd_core_begin(spmd_worker *worker)
 {
     if (worker->held)
-        pthread_setaffinity_np(worker->thread, sizeof worker->allowed,
-                               (const cpu_set_t *)&worker->allowed);
+        core_release(worker);
     worker->held = false;
     if (!worker->job->crowded)
         spmd_core_shared(worker, spmd_now());
@@ -95,15 +103,12 @@ static bool core_leave(spmd_worker *worker, int64_t now)
     worker->pause = again ? 2 * worker->pause : MOVE_NS;
     worker->pause = worker->pause < SELDOM_NS ? worker->pause : SELDOM_NS;
     worker->moved = now;
-    int64_t before = worker->core;
-    worker->core = -1; /* it is the other's */
-    bool held = core_hold(worker);
-    if (held)
-        pthread_setaffinity_np(worker->thread, sizeof worker->allowed,
-                               (const cpu_set_t *)&worker->allowed);
-    else
-        worker->core = before;
-    return held;
+    if (worker->core == sched_getcpu())
+        worker->core = -1; /* it is the other's */
+    if (!core_hold(worker))
+        return false;
+    core_release(worker);
+    return true;
 }
 
 /* Whether another thread of this job is on my core, and I can't leave it: while I spin, whom I wait
@@ -111,7 +116,9 @@ static bool core_leave(spmd_worker *worker, int64_t now)
 bool spmd_core_shared(spmd_worker *worker, int64_t now)
 {
     int64_t core = sched_getcpu();
-    int64_t found = atomic_load_explicit(signature(worker, core), memory_order_relaxed);
+    if (core < 0 || core >= SPMD_CORES) /* unknown, or beyond those that are looked after */
+        return false;
+    int32_t found = atomic_load_explicit(signature(worker, core), memory_order_relaxed);
     if (found && found != name(worker)) {
         if (core_leave(worker, now))
             return false;

@@ -37,7 +37,7 @@
 
 #define SPMD_LINE 64         /* bytes that move between cores as one */
 #define SPMD_PAGE 4096
-#define SPMD_CORES 64        /* more share the places of fewer */
+#define SPMD_CORES 1024      /* that are looked after: see core.c */
 #define SPMD_COPY_BYTES 8192 /* written to several places one after the other, from the cache */
 
 static inline int64_t spmd_least(int64_t a, int64_t b)
@@ -128,9 +128,7 @@ typedef struct spmd_header {
     _Atomic int64_t threads;  /* of all processes: more than cores means that nobody spins */
     _Alignas(SPMD_LINE) _Atomic uint32_t abort; /* SPMD_FINE, then _CLAIMED, then _SAID */
     _Alignas(SPMD_LINE) spmd_failure failure;   /* valid once SAID */
-    struct {
-        _Alignas(SPMD_LINE) _Atomic int64_t rank; /* who was there last: see core.c */
-    } core[SPMD_CORES];
+    _Alignas(SPMD_LINE) _Atomic int32_t core[SPMD_CORES]; /* who was there last: see core.c */
 } spmd_header;
 
 enum { SPMD_FINE = 0, SPMD_CLAIMED = 1, SPMD_SAID = 2 };

@@ -211,6 +211,9 @@ class Gather(Kind):
         return build.emit(self, operands)
 
 
+_FEW = 4  # elements for each point
+
+
 @dataclass(frozen=True)
 class Scatter(Kind):
     """Operands x, v, index arrays; fn set, or of COMBINE; v has gather's result shape."""
@@ -247,9 +250,11 @@ class Scatter(Kind):
 
     def spread(self, op: Op, window: Window, at: Localizer) -> Cut | None:
         """The part of the points that each rank combines, where that is less work than all of them
-        everywhere: into a result of its own, which all then reduce."""
+        everywhere: into a result of its own, which all then reduce. Of few points, each rank takes
+        all, and combines those that fall in its part."""
         x, v, *index = op.operands
-        if self.fn == "set" or index[0].type.ndim != 1:
+        few = expr.nonneg(expr.product(x.type.shape) - _FEW * expr.product(v.type.shape))
+        if self.fn == "set" or index[0].type.ndim != 1 or few:
             return None
         cut = at.natural(index[0], 0)
         cut = cut if cut.axes else at.natural(v, self.at)

@@ -255,6 +255,24 @@ def test_halos_shifts_and_moves_in_words() -> None:
     ]
 
 
+@pytest.mark.parametrize(("points", "words"), [
+    (100, ["all-gather along dim 0", "all-gather along dim 0"]),
+    (1000, ["reduce-scatter of partial sums into blocks of dim 0"]),
+])
+def test_few_points_are_gathered_and_many_are_combined_in_parts(
+    points: int, words: list[str]
+) -> None:
+    @spmd.program(mesh=("x",))
+    def scattered() -> Any:
+        t = spmd.input("t", (1000,), np.float64, layout=("x",))
+        k = spmd.input("k", (points,), np.int64, layout=("x",))
+        v = spmd.input("v", (points,), np.float64, layout=("x",))
+        np.add.at(t, k, v)
+        return {"t": t}
+
+    assert [r["words"] for r in tables(lower(scattered.capture()))["traffic"]] == words
+
+
 # ---- how much: counted against the boxes that are exchanged ------------------------------------
 
 

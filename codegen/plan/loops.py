@@ -76,4 +76,5 @@ def capacity(value: Value) -> Expr:
     # a counter's bound may name the counter of the loop around it
     while gone := {s for s in elements.symbols() if s.kind not in ("size", "scalar")}:
         elements = estimate.upper_bound(elements, gone)
-    return elements
+    # the bound of a counter whose loop has no turn may be below 0
+    return elements if expr.nonneg(elements) else expr.maximum(elements, 0)

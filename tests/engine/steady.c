@@ -44,7 +44,7 @@ enum { NAP_EVERY = 200, NAP_NS = 2000000 };
 
 /* What one rank's thread asked for in the exchanges after the first WARM. */
 typedef struct tally {
-    int64_t turns, waits, wakes, yields, others, last_other, allocations, errors, ends;
+    int64_t turns, waits, wakes, yields, moves, others, last_other, allocations, errors, ends;
 } tally;
 
 static tally *tallies;            /* by rank; all processes see them */
@@ -127,6 +127,8 @@ static void count_call(long number, long operation)
         mine->wakes++;
     else if (number == SYS_sched_yield)
         mine->yields++;
+    else if (number == SYS_sched_getaffinity || number == SYS_sched_setaffinity)
+        mine->moves++; /* to another core */
     else {
         mine->others++;
         mine->last_other = number;
@@ -286,6 +288,7 @@ static tally run(int which, int64_t processes, int64_t elements, int64_t algorit
         total.waits += one->waits;
         total.wakes += one->wakes;
         total.yields += one->yields;
+        total.moves += one->moves;
         total.others += one->others;
         total.last_other = one->others ? one->last_other : total.last_other;
         total.allocations += one->allocations;
@@ -301,11 +304,11 @@ static bool report(int which, int64_t processes, int64_t elements, int64_t algor
     bool fine = seen.others == 0 && seen.allocations == 0 && seen.errors == 0 &&
                 seen.turns == RANKS * turns && seen.ends == RANKS;
     printf("%s processes %lld elements %lld algorithm %lld exchanges %lld waits %lld wakes %lld "
-           "yields %lld others %lld call %lld allocations %lld wrong %lld fine %d\n",
+           "yields %lld moves %lld others %lld call %lld allocations %lld wrong %lld fine %d\n",
            program[which].name, (long long)processes, (long long)elements, (long long)algorithm,
            (long long)seen.turns, (long long)seen.waits, (long long)seen.wakes,
-           (long long)seen.yields, (long long)seen.others, (long long)seen.last_other,
-           (long long)seen.allocations, (long long)seen.errors, fine);
+           (long long)seen.yields, (long long)seen.moves, (long long)seen.others,
+           (long long)seen.last_other, (long long)seen.allocations, (long long)seen.errors, fine);
     fflush(stdout);
     return fine;
 }

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from mpi4py import MPI
 
+from codegen.symbolic.meaning import block
 from spmd.engine import ffi, lib
 from spmd.launch import transport
-from spmd.launch.hosts import Hosts, block, mine
+from spmd.launch.hosts import Hosts, mine
 from spmd.launch.processes import Processes
 from tests.engine.harness import Images, Job, check
 
@@ -28,7 +29,7 @@ ARENAS = [[0, 1, 2, 3], [0, 0, 1, 1], [0, 1, 0, 1], [0, 0, 0, 1]]
 def hosts_of(ranks: int, arenas: list[int]) -> Hosts:
     everyones = []
     for number in range(comm.size):
-        first, count = block(ranks, comm.size, number)
+        first, count = block(number, ranks, comm.size)
         everyones.append(mine("", {}, first, count))
         everyones[-1]["place"] = (str(arenas[number]),)
     return Hosts(comm.rank, everyones)

@@ -29,6 +29,7 @@ from codegen.passes.fuse import fused
 from codegen.passes.hoist import hoisted
 from codegen.passes.instrument import instrumented
 from codegen.passes.matching import check as check_matching
+from codegen.passes.narrow import narrowed
 from codegen.passes.partition import partition
 from codegen.passes.pieces import in_pieces
 from codegen.passes.replicas import check_replicas
@@ -74,7 +75,7 @@ def lower(graph: Module) -> Levels:
     loops = check_loops(looped(program, stored_values(program)))
     loops = check_loops(fused(check_loops(accumulated(loops))))
     memory = rotated(placed(loops))
-    plan = check_plan(enclosed(check_memory(memory, check_plan(scheduled(memory)))))
+    plan = check_plan(enclosed(check_memory(memory, check_plan(narrowed(scheduled(memory))))))
     exchanges = check_exchanges(plan)
     finished = check_finished(hoisted(settled(plan)))
     at("writing C")

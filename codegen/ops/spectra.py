@@ -31,7 +31,8 @@ def complex_of(dtype: DType) -> DType:
 @dataclass(frozen=True)
 class Qr(Factor):
     """By reflections: R in and above the diagonal, and the reflections below it; how long those
-    are; and, where mode is "reduced" or "complete", so many columns of Q."""
+    are; 0, or what LAPACK says of a fault; and, where mode is "reduced" or "complete", so many
+    columns of Q."""
 
     name = "qr"
     mode: Literal["reduced", "complete", "r"] = "reduced"
@@ -40,31 +41,33 @@ class Qr(Factor):
         n, m = cores[0]
         k = expr.minimum(m, n)
         q = [(dtype, (m if self.mode == "complete" else k, m))]
-        return [(dtype, (n, m)), (dtype, (k,)), *(q if self.mode != "r" else [])]
+        return [(dtype, (n, m)), (dtype, (k,)), (INFO, ()), *(q if self.mode != "r" else [])]
 
     def alone(self, *operands: Array) -> list[Any]:
         x = operands[0].T
         h, tau = np.linalg.qr(x, "raw")
-        return [h, tau, *([np.linalg.qr(x, self.mode)[0].T] if self.mode != "r" else [])]
+        return [h, tau, 0, *([np.linalg.qr(x, self.mode)[0].T] if self.mode != "r" else [])]
 
     def steps(self, op: Op, at: Maker) -> None:
         m, (n, rows) = Members(self, op, at), op.operands[0].type.shape[-2:]
-        room = expr.maximum(n, rows) * _BLOCK
+        columns = expr.maximum(n, rows) if self.mode == "complete" else n  # at most
+        room = columns * expr.minimum(expr.minimum(n, rows), _BLOCK)
         routines = [lapack("geqrf", m.dtype, "int, int, int, T *, int, T *, T *, int")]
-        parameters = "int64_t n, int64_t m, int64_t room, <T> *h, <T> *tau, "
-        text = "if (m && n)\n    <geqrf>(SPMD_BY_COLUMNS, m, n, h, m, tau, work, room);"
+        parameters = "int64_t n, int64_t m, int64_t room, <T> *h, <T> *tau, int32_t *info, "
+        text = "*info = m && n ? <geqrf>(SPMD_BY_COLUMNS, m, n, h, m, tau, work, room) : 0;"
         numbers = [n, rows, room]
         if self.mode != "r":
             form = "ungqr" if m.dtype.kind == "c" else "orgqr"
             takes = "int, int, int, int, T *, int, const T *, T *, int"
             routines.append(lapack(form, m.dtype, takes))
             parameters = parameters.replace("room, ", "room, int64_t c, ") + "<T> *q, "
-            numbers.append(op.results[2].type.shape[-2])
+            numbers.append(op.results[3].type.shape[-2])
             text += (
                 "\nconst int64_t k = spmd_min(m, n);\n"
                 "for (int64_t i = 0; i < c * m; i++)\n"
                 "    q[i] = i < k * m ? h[i] : i / m == i % m;\n"
-                f"if (k)\n    <{form}>(SPMD_BY_COLUMNS, m, c, k, q, m, tau, work, room);"
+                f"if (k && !*info)\n"
+                f"    *info = <{form}>(SPMD_BY_COLUMNS, m, c, k, q, m, tau, work, room);"
             )
         parts = [m.copied(op.operands[0], op.results[0]), *m.results(1),
                  m.spare("work", m.dtype, room)]
@@ -96,8 +99,13 @@ class Svd(Factor):
     def steps(self, op: Op, at: Maker) -> None:
         m, (n, rows) = Members(self, op, at), op.operands[0].type.shape[-2:]
         small, large = expr.minimum(n, rows), expr.maximum(n, rows)
-        room = small * small * 4 + small * 8 + large * (_BLOCK + 1) + 64
         is_complex, has = m.dtype.kind == "c", self.vectors != "N"
+        # what LAPACK asks for; and more, where that is little beside the matrices
+        room = small * small * (1 if is_complex else 4) + small * 7
+        if self.vectors == "N":
+            room = small * (10 + 3 * _BLOCK) + large
+        elif self.vectors == "A":
+            room += large * _BLOCK
         real = "R *, " if is_complex else ""
         u, v = ("u", "v") if has else ("a", "a")  # what is not asked for is not touched
         parts = [m.copied(*op.operands), *m.results(), m.spare("work", m.dtype, room),
@@ -111,7 +119,8 @@ class Svd(Factor):
             + ("<T> *u, <T> *v, " if has else "") + "<T> *work, int32_t *numbers"
             + (", <R> *reals" if is_complex else ""),
             f"*info = m && n ? <gesdd>(SPMD_BY_COLUMNS, '{self.vectors}', m, n, a, m, s, {u}, m,\n"
-            f"    {v}, k, work, room, {'reals, ' if is_complex else ''}numbers) : 0;",
+            f"    {v}, k, work, room, {'reals, ' if is_complex else ''}numbers) : 0;\n"
+            "if (*info == -5)\n    *info = 1; // LAPACK does not take a matrix with NaNs",
             [lapack("gesdd", m.dtype, "int, char, int, int, T *, int, R *, T *, int, T *, int, "
                     f"T *, int, {real}int *")],
             [n, rows, room, op.results[3].type.shape[-1] if has else n], parts,
@@ -141,23 +150,26 @@ class Eigh(Factor):
     def steps(self, op: Op, at: Maker) -> None:
         m, n = Members(self, op, at), op.operands[0].type.shape[-1]
         is_complex = m.dtype.kind == "c"
-        room, ints = n * n * 2 + n * (6 + _BLOCK) + 1, n * 5 + 3
+        square = n * n if self.vectors else expr.const(0)
+        room = square * (1 if is_complex else 2) + n * (6 + _BLOCK) + 1
+        rooms, ints = square * 2 + n * 5 + 1, n * 5 + 3
         form, real = ("heevd", "R *, int, ") if is_complex else ("syevd", "")
         copy = m.copied(op.operands[0], op.results[2] if self.vectors else None)
         parts = [copy, *m.results()[:2], m.spare("work", m.dtype, room),
                  m.spare("numbers", INFO, ints)]
         if is_complex:
-            parts.append(m.spare("reals", real_of(m.dtype), room))
+            parts.append(m.spare("reals", real_of(m.dtype), rooms))
         job = f"'{'V' if self.vectors else 'N'}', '{self.triangle}'"
         m.call(
             f"eigh_{self.triangle}{'v' if self.vectors else ''}",
-            "int64_t n, int64_t room, int64_t ints, <T> *v, <R> *w, int32_t *info, <T> *work, "
+            "int64_t n, int64_t room, int64_t ints, " + "int64_t rooms, " * is_complex
+            + "<T> *v, <R> *w, int32_t *info, <T> *work, "
             "int32_t *numbers" + (", <R> *reals" if is_complex else ""),
             f"*info = n ? <{form}>(SPMD_BY_COLUMNS, {job}, n, v, n, w, work, room,\n"
-            f"    {'reals, room, ' if is_complex else ''}numbers, ints) : 0;",
+            f"    {'reals, rooms, ' if is_complex else ''}numbers, ints) : 0;",
             [lapack(form, m.dtype,
                     f"int, char, char, int, T *, int, R *, T *, int, {real}int *, int")],
-            [n, room, ints], parts,
+            [n, room, ints, *[rooms] * is_complex], parts,
         )
 
 

@@ -71,10 +71,15 @@ class Placed:
 
 
 def capacity(value: Value) -> Expr:
-    """Elements that any rank needs at any time: no coordinate, counter or variable is left."""
-    elements = expr.product(value.type.shape)
-    # a counter's bound may name the counter of the loop around it
-    while gone := {s for s in elements.symbols() if s.kind not in ("size", "scalar")}:
-        elements = estimate.upper_bound(elements, gone)
+    """Elements that any rank needs at any time."""
+    elements = bounded(expr.product(value.type.shape))
     # the bound of a counter whose loop has no turn may be below 0
     return elements if expr.nonneg(elements) else expr.maximum(elements, 0)
+
+
+def bounded(e: Expr) -> Expr:
+    """The most that it is on any rank at any time: no coordinate, counter or variable is left."""
+    # a counter's bound may name the counter of the loop around it
+    while gone := {s for s in e.symbols() if s.kind not in ("size", "scalar")}:
+        e = estimate.upper_bound(e, gone)
+    return e

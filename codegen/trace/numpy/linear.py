@@ -32,7 +32,10 @@ from codegen.trace.numpy.elementwise import (
 # By codegen/trace/blocked.py: functions of split matrices; None where those are gathered.
 BLOCKED: dict[str, Callable[..., Any]] = {}
 
-SINGULAR = "np.linalg.{}: the matrix is singular\n  expected: one that can be inverted"
+SINGULAR = ("np.linalg.{}: the matrix is singular\n  expected: one that can be inverted\n"
+            "  try:      np.linalg.pinv(a), or add eps * np.eye(n) to the matrix")
+_DIVERGED = ("np.linalg.{} did not converge\n  expected: a matrix of finite numbers\n"
+             "  try:      assert np.isfinite(a).all() before it, to see where they are made")
 
 
 # ---- what all of them share ----------------------------------------------------------------------
@@ -73,16 +76,22 @@ def _blocked(of: str, x: Array, *more: Any) -> Any:
     return BLOCKED[of](x, *more)
 
 
-def hold(info: Array, message: str) -> None:
-    """The run ends where a factorisation says that it failed."""
+def hold(info: Array, message: str, routine: str = "") -> None:
+    """The run ends where a factorisation says that it failed; first, where LAPACK's routine, if it
+    is named, did not take what it was given."""
     context, value = info.context, info.read()
     zero = context.emit_one(Full(0, value.type.dtype, ()))
     if value.type.shape:
         zero = context.emit_one(Broadcast((), value.type.shape), zero)
-    holds = context.emit_one(Map("eq"), value, zero)
-    first, *more = message.split("\n", 1)
     where = (" (matrix ", AT, " of the batch)") if value.type.shape else ()
-    expect(context, holds, first, *where, *("\n" + text for text in more))
+    if routine:
+        expect(context, context.emit_one(Map("ge"), value, zero),
+               f"LAPACK's {routine} does not take an argument: it returned ", value, *where,
+               "\n  expected: 0 or more: this is a defect of spmd")
+    if message:
+        first, *more = message.split("\n", 1)
+        holds = context.emit_one(Map("eq"), value, zero)
+        expect(context, holds, first, *where, *("\n" + text for text in more))
 
 
 def turned(x: Any) -> Any:
@@ -122,7 +131,9 @@ def cholesky(a: Any, /, *, upper: bool = False) -> Array:
     if (made := _blocked("cholesky", x)) is not None:
         return as_array(made)
     lower, info = emitted(Cholesky(), x)
-    hold(info, "np.linalg.cholesky: the matrix is not positive definite")
+    hold(info, "np.linalg.cholesky: the matrix is not positive definite\n"
+         "  expected: one whose eigenvalues are all more than 0\n"
+         "  try:      add eps * np.eye(n) to the matrix, or np.linalg.eigh")
     return lower
 
 
@@ -134,7 +145,9 @@ def qr(a: Any, mode: str = "reduced") -> Any:
                                expected='"reduced", "complete", "r" or "raw"')
     if mode in ("reduced", "r") and (made := _blocked("qr", x)) is not None:
         return made[1] if mode == "r" else _named("qr")(*made)
-    h, tau, *q = emitted(Qr("r" if mode == "raw" else mode), turned(x))  # type: ignore[arg-type]
+    what = Qr("r" if mode == "raw" else mode)  # type: ignore[arg-type]
+    h, tau, info, *q = emitted(what, turned(x))
+    hold(info, "", "geqrf or orgqr")
     if mode == "raw":
         return h, tau
     r = shaping.triu(turned(h) if mode == "complete" else turned(h)[..., : tau.shape[-1], :])
@@ -153,7 +166,7 @@ def svd(a: Any, full_matrices: bool = True, compute_uv: bool = True,
         u, s, v = svd(tall[1])
         return _named("svd")(tall[0] @ u, s, v)
     s, info, *vectors = emitted(Svd(kind), turned(x))
-    hold(info, "np.linalg.svd did not converge")
+    hold(info, _DIVERGED.format("svd"), "gesdd")
     return _named("svd")(turned(vectors[0]), s, turned(vectors[1])) if vectors else s
 
 
@@ -177,7 +190,7 @@ def _eigh(what: str, a: Any, UPLO: str, vectors: bool) -> list[Array]:
         raise ShapeError("UPLO says which triangle counts", expected='"L" or "U"', found=repr(UPLO))
     triangle: Any = UPLO.upper()
     w, info, *v = emitted(Eigh(triangle, vectors), turned(_matrix(what, a, square=True)))
-    hold(info, f"np.linalg.{what} did not converge")
+    hold(info, _DIVERGED.format(what), "syevd or heevd")
     return [w, *map(turned, v)]
 
 
@@ -192,9 +205,10 @@ def eigvalsh(a: Any, UPLO: str = "L") -> Any:
 def _eig(what: str, a: Any, vectors: bool) -> list[Array]:
     x = _matrix(what, a, square=True)
     finite = as_array(apply(np.isfinite, x)).read()
-    expect(x.context, finite, f"np.linalg.{what}: the matrix has infs or NaNs")
+    expect(x.context, finite, f"np.linalg.{what}: the matrix has infs or NaNs\n"
+           "  expected: a matrix of finite numbers\n  try:      np.nan_to_num(a)")
     w, info, *v = emitted(Eig(vectors), turned(x))
-    hold(info, f"np.linalg.{what} did not converge")
+    hold(info, _DIVERGED.format(what), "geev")
     return [w, *map(turned, v)]
 
 

@@ -1,0 +1,59 @@
+"""Numbers that routines of BLAS and LAPACK take as C's int: refused, or asked at launch.
+
+Goes in: a Plan. Comes out: the same, with conditions on sizes for the numbers that may be larger.
+Always holds: no number that a routine takes as an int wraps around.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from codegen.errors import UnsupportedError
+from codegen.ir import Condition
+from codegen.mesh import Mesh
+from codegen.plan.grammar import LibraryCall, Phase, Plan
+from codegen.plan.loops import bounded
+from codegen.plan.steps import simple_works, walk_steps
+from codegen.printer import user_text
+from codegen.symbolic import expr
+from codegen.symbolic.expr import Expr
+
+MOST = (1 << 31) - 1
+
+
+def narrowed(plan: Plan) -> Plan:
+    """Raises UnsupportedError at the first call for which a number is too large on every mesh."""
+    known = {c.holds for c in plan.conditions}
+    new: dict[Expr, Condition] = {}
+    for step in walk_steps(plan.steps):
+        for call in simple_works(step) if isinstance(step, Phase) else ():
+            if isinstance(call, LibraryCall) and _counts_in_ints(call):
+                for e in call.numbers:
+                    found = _condition(call, e.subst(plan.named), plan.mesh)
+                    if found is not None and found.holds not in known:
+                        new.setdefault(found.holds, found)
+    return replace(plan, conditions=(*plan.conditions, *new.values())) if new else plan
+
+
+def _counts_in_ints(call: LibraryCall) -> bool:
+    return any("int" in r.takes.split(", ") for r in call.function.routines)
+
+
+def _condition(call: LibraryCall, e: Expr, mesh: Mesh) -> Condition | None:
+    """What a launch is asked for a number; None where it is always an int."""
+    if e.is_const and e.value <= MOST:
+        return None
+    most = bounded(e)
+    holds = expr.le(most, MOST)
+    if holds == 1:
+        return None
+    names = ", ".join(r.name for r in call.function.routines)
+    if holds == 0:
+        raise UnsupportedError(
+            f"an extent, or workspace, that is too large for {names}", place=call.place,
+            expected=f"at most {MOST}: BLAS and LAPACK count in ints",
+            found=user_text(mesh, most),
+            remedy="split a dim of the batch or of the matrix over ranks, or take it part by part",
+        )
+    text = f"{user_text(mesh, holds)}, so that it fits the ints with which {names} counts"
+    return Condition(holds, text, call.place)

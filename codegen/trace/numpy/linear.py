@@ -346,7 +346,11 @@ def pivots_product(lu: Array, pivots: Array, info: Array) -> tuple[Array, Array]
     diagonal = as_array(shaping.diagonal(lu, 0, -2, -1))
     size, regular = apply(np.absolute, diagonal), apply(np.equal, info, 0)
     kept = as_array(apply(np.not_equal, size, 0))
-    unit = picking.where(kept, diagonal / picking.where(kept, size, 1), 0)
+    if lu.type.dtype.kind == "c":
+        ratio = diagonal / picking.where(kept, size, 1)
+    else:  # as NumPy, which has a sign of infinity and of NaN too
+        ratio = picking.where(diagonal < 0, -1, 1).astype(lu.dtype)
+    unit = picking.where(kept, ratio, 0)
     stays = arange(1, pivots.shape[-1] + 1, dtype=np.int32)
     swaps = reducing.count_nonzero(pivots != stays, axis=-1)
     sign = reducing.prod(unit, axis=-1) * picking.where(swaps % 2 == 0, 1, -1).astype(lu.dtype)

@@ -19,8 +19,9 @@ GIVEN = {
     "x": RNG.integers(0, 9, 23), "y": RNG.integers(3, 14, 11), "m": RNG.integers(0, 2, (4, 5)),
     "g": NAN[0], "h": NAN[1, :9], "q": RNG.random(23) < 0.5, "e": np.zeros(3),
     "t": RNG.integers(-128, -125, (3, 7)).astype(np.int8), "z": np.array([0.0, 3, 0, 1, 0, 0]),
+    "s": np.array([-0.0, 3, 0, np.nan, -0.0]), "o": np.zeros((0, 3)),
 }
-LAYOUTS = {"m": (None, "r"), "t": (None, "r")}
+LAYOUTS = {"m": (None, "r"), "t": (None, "r"), "o": ("r", None)}
 
 
 def filled(found: Any, size: int, fill: Any = None) -> np.ndarray:
@@ -31,7 +32,7 @@ def filled(found: Any, size: int, fill: Any = None) -> np.ndarray:
 
 def pairs(given: dict[str, Any]) -> dict[str, tuple[Callable[[], Any], Callable[[], Any]]]:
     """What spmd.numpy's function is, and what it is in NumPy."""
-    x, y, m, g, h, q, e, t, z = given.values()
+    x, y, m, g, h, q, e, t, z, s, o = given.values()
     rows = [f"{f}1d" for f in ("union", "intersect", "setdiff", "setxor")]
     return {
         "unique": (lambda: xp.unique(x, True, True, True, size=12), lambda: [
@@ -64,6 +65,20 @@ def pairs(given: dict[str, Any]) -> dict[str, tuple[Callable[[], Any], Callable[
             [m[:, q[:5]], np.zeros((4, 5), int)])[:, :5]),
         "extract": (lambda: xp.extract(q, x, size=5), lambda: x[q][:5]),
         "trim": (lambda: xp.trim_zeros(z, size=5), lambda: filled(np.trim_zeros(z), 5, 0)),
+        "signs": (lambda: [np.signbit(xp.extract(s == 0, s, size=3)), np.signbit(
+            xp.extract(s == 0, np.conj(s.astype(complex)), size=3).imag)],
+            lambda: [np.signbit(s[s == 0]), np.ones(3, bool)]),
+        "unique of none": (lambda: xp.unique(o, True, True, True, size=2, fill_value=7), lambda: [
+            np.full(2, 7.0), np.zeros(2, int), np.zeros((0, 3), int), np.zeros(2, int)]),
+        "rows of none": (lambda: xp.unique(o, axis=0, size=2, fill_value=7),
+                         lambda: np.full((2, 3), 7.0)),
+        "both of none": (lambda: xp.intersect1d(x, o, return_indices=True, size=2, fill_value=9),
+                         lambda: [np.full(2, 9), np.full(2, 23), np.zeros(2, int)]),
+        "compress none": (lambda: xp.compress(o[:, 0], o, 0, size=2, fill_value=4),
+                          lambda: np.full((2, 3), 4.0)),
+        "places of none": (lambda: xp.argwhere(o, size=2, fill_value=4),
+                           lambda: np.full((2, 2), 4)),
+        "trim none": (lambda: xp.trim_zeros(o[:, 0], size=2), lambda: np.zeros(2)),
         "largest": (lambda: spmd.top_k(x, 5), lambda: largest(x, 5, 0)),
         "of least": (lambda: spmd.top_k(t, 6), lambda: largest(t, 6, 1)),
         "of columns": (lambda: spmd.top_k(t, 2, axis=0), lambda: largest(t, 2, 0)),

@@ -6,6 +6,7 @@ fill_value. Written in NumPy itself, so that eager runs compute the same.
 
 from __future__ import annotations
 
+import math
 from collections import namedtuple
 from collections.abc import Callable
 from typing import Any
@@ -17,13 +18,26 @@ def _kept(x: Any, mask: Any, size: int, fill: Any) -> Any:
     """The first elements along dim 0 where the mask holds; fill None: the first of them again."""
     at = np.where(mask, np.minimum(np.cumsum(mask) - 1, size), size)
     rest = x.shape[1:]
-    made = np.zeros_like(x, shape=(size + 1, *rest))  # the last one gets all others, and is cut off
-    wide = mask.reshape((x.shape[0], *[1] * len(rest)))
-    np.add.at(made, at, np.where(wide, x, np.zeros_like(made[-1])))
-    made = made[:size]
-    filling = made[:1] if fill is None else np.full_like(made, fill)
+    made = np.full_like(x, _least(x), shape=(size + 1, *rest))  # unlike 0 + -0.0, this keeps signs
+    with np.errstate(invalid="ignore"):  # of NaN
+        np.maximum.at(made, at, x)
+    made = made[:size]  # the last one got all others
     there = (np.arange(size) < np.sum(mask)).reshape((size, *[1] * len(rest)))
-    return np.where(there, made, filling) if size else made
+    if fill is None:  # 0 where there is nothing
+        made = np.where(there, made, np.zeros_like(made))
+    return np.where(there, made, made[:1] if fill is None else np.full_like(made, fill))
+
+
+def _least(x: Any) -> Any:
+    """What no element is less than."""
+    kind = x.dtype.kind
+    if kind in "biu":
+        return False if kind == "b" else np.iinfo(str(x.dtype)).min
+    return complex(-np.inf, -np.inf) if kind == "c" else -np.inf
+
+
+def _empty(x: Any) -> bool:
+    return any(isinstance(n, int) and n == 0 for n in x.shape)
 
 
 def _places(x: Any) -> Any:
@@ -58,7 +72,7 @@ def nonzero(a: Any, *, size: int, fill_value: Any = 0) -> Any:
     found = flatnonzero(a, size=size)
     there = np.arange(size) < np.count_nonzero(a)
     fills = fill_value if isinstance(fill_value, tuple) else (fill_value,) * np.ndim(a)
-    places = np.unravel_index(found, a.shape)
+    places = (found,) * np.ndim(a) if _empty(a) else np.unravel_index(found, a.shape)
     return tuple(np.where(there, p, f) for p, f in zip(places, fills, strict=True))
 
 
@@ -68,6 +82,9 @@ def argwhere(a: Any, *, size: int, fill_value: Any = 0) -> Any:
 
 def compress(condition: Any, a: Any, axis: Any = None, *, size: int, fill_value: Any = 0) -> Any:
     a, axis = (_row(a), 0) if axis is None else (a, axis)
+    if _empty(a):  # has nothing that could be taken
+        shape = [size if d == axis % a.ndim else n for d, n in enumerate(a.shape)]
+        return np.full_like(a, fill_value, shape=shape)
     found = np.moveaxis(np.take(a, flatnonzero(condition, size=size), axis), axis, -1)
     there = np.arange(size) < np.count_nonzero(condition)
     return np.moveaxis(np.where(there, found, np.full_like(found, fill_value)), -1, axis)
@@ -78,6 +95,8 @@ def extract(condition: Any, arr: Any, *, size: int, fill_value: Any = 0) -> Any:
 
 
 def trim_zeros(filt: Any, trim: str = "fb", *, size: int, fill_value: Any = 0) -> Any:
+    if _empty(filt):
+        return np.full_like(filt, fill_value, shape=size)
     there, at = filt != 0, _places(filt)
     first = np.argmax(there) if "f" in trim.lower() else 0
     last = filt.shape[0] - np.argmax(there[::-1]) if "b" in trim.lower() else filt.shape[0]
@@ -99,7 +118,7 @@ def unique(
         mask = _firsts(found)
     else:
         x = np.moveaxis(ar, axis, 0)
-        rows = x.reshape(x.shape[0], -1)
+        rows = x.reshape(x.shape[0], math.prod(x.shape[1:]))
         order = np.lexsort(rows.T[::-1])
         rows, found, mask = rows[order], x[order], np.ones_like(order, dtype=bool)
         mask[1:] = np.any(rows[1:] != rows[:-1], axis=1)
@@ -112,6 +131,8 @@ def unique(
         at = np.zeros_like(order)
         at[order] = np.cumsum(mask) - 1
         made.append(at)
+    elif return_inverse and _empty(x):
+        made.append(np.zeros(np.shape(ar), np.int64))
     elif return_inverse:  # what stands behind is larger than all
         at = np.searchsorted(_kept(found, mask, size, found[-1]), x)
         made.append(at.reshape(np.shape(ar)))
@@ -149,7 +170,7 @@ def intersect1d(
     order, there = np.argsort(y, kind="stable"), np.arange(size) < np.sum(mask)
     at = np.minimum(np.searchsorted(np.sort(y), made), y.shape[0] - 1)
     return (made, _kept(np.argsort(x, kind="stable"), mask, size, x.shape[0]),
-            np.where(there, order[at], y.shape[0]))
+            np.where(there, 0 if _empty(y) else order[at], y.shape[0]))
 
 
 def setdiff1d(

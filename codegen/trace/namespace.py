@@ -9,9 +9,12 @@ import numpy as np
 
 from codegen.dtypes import BY_NAME
 from codegen.ops.transforms import FACTOR, FOUR_STEPS
-from codegen.trace import methods  # noqa: F401  # what Array has
+from codegen.trace import (
+    blocked,
+    methods,  # noqa: F401  # what Array has
+)
 from codegen.trace.array import Array
-from codegen.trace.numpy import elementwise, sized, special
+from codegen.trace.numpy import elementwise, linear, sized, special
 from codegen.trace.numpy.dispatch import ALIASES, numpy_names
 from codegen.trace.numpy.function_table import LINALG, of_numpy_name, table
 from codegen.trace.numpy.refused import BUILD_TIME, NOT_ABOUT_ARRAYS, RANDOM, REMEDIES
@@ -26,6 +29,16 @@ GATHERS = frozenset(
     "einsum polyfit roots linalg.matmul linalg.outer linalg.tensordot linalg.trace linalg.diagonal "
     "ufunc.outer".split()
 ) | {f"linalg.{name}" for name in LINALG.split() if name not in _PARTS}
+
+# Those of them that codegen/trace/blocked.py has, and what is written with each.
+_BLOCKED = {"cholesky": "cholesky", "solve": "solve inv tensorinv tensorsolve",
+            "slogdet": "slogdet det", "qr": "qr svd svdvals pinv lstsq matrix_rank cond"}
+_IN_PARTS = {
+    f"linalg.{name}": "of a matrix, in parts " + (
+        f"with at least {blocked.TALL} rows for each column, unless Q or U is to be square"
+        if of == "qr" else f"from {blocked.LEAST * blocked.BLOCK:,} rows on")
+    for of in linear.BLOCKED for name in _BLOCKED[of].split()
+}
 
 # What works, but not everywhere alike.
 NOTES: dict[str, str] = {
@@ -82,7 +95,9 @@ def _state(name: str) -> tuple[str, str]:
     if name in REMEDIES:
         return "sized" if name in sized.FUNCTIONS else "refused", REMEDIES[name]
     if name in GATHERS or (of == "ndarray" and rest in GATHERS):
-        return "gathers", "along a split dim, every rank gets the whole operand"
+        whole = "every rank gets the whole operand"
+        return "gathers", (f"{_IN_PARTS[name]}; else {whole}" if name in _IN_PARTS
+                           else f"along a split dim, {whole}")
     if name in BUILD_TIME:
         return "works", BUILD_TIME[name]
     if name in NOT_ABOUT_ARRAYS:

@@ -17,7 +17,7 @@ from codegen.ops import Exchange, spectra
 from codegen.oracle import interpret
 from codegen.passes.partition import partition
 from codegen.plan.grammar import LibraryCall, Phase
-from codegen.trace import blocked
+from codegen.trace import blocked, namespace
 
 KINDS = ("float32", "float64", "complex64", "complex128")
 _DRAW = np.random.default_rng(5)
@@ -51,12 +51,15 @@ def others(a: Any, tall: Any, m: Any, c: Any) -> dict[str, Any]:
     both = a + a.swapaxes(-1, -2)
     low = np.tril(both - 2 * np.eye(a.shape[-1]))  # the triangle that counts
     u, s, v = np.linalg.svd(low, hermitian=True)
+    place = np.arange(36).reshape(6, 6)
+    far, lost = np.where(place == 0, np.inf, a), np.where(place == 35, np.nan, a)
     return {
         "inv": np.linalg.inv(a), "gram": np.linalg.cholesky(m.T @ m), "wide": wide.S,
         "only_r": np.linalg.qr(tall, "r"),
         "all": abs(wide.U[..., 0]), "full": abs(full[..., :1]),
         "eigvalsh": np.linalg.eigvalsh(a, "U"), "eigvals": np.linalg.eigvals(a).sum(-1),
         "det": np.linalg.det(a), "sign": sign, "log": logarithm, "pinv": np.linalg.pinv(tall),
+        "far": np.linalg.det(far), "lost": np.linalg.slogdet(lost).sign,
         "pinvh": np.linalg.pinv(low, hermitian=True), "svdh": (u * s[..., None, :]) @ v, "sh": s,
         "rankh": np.linalg.matrix_rank(low * (np.arange(6) > 0), hermitian=True),
         "valuesh": np.linalg.svd(low, compute_uv=False, hermitian=True),
@@ -86,6 +89,7 @@ SHAPES = {"a": (6, 6), "b": (6, 2), "t": (9, 5)}
 
 
 @pytest.mark.usefixtures("light_cc")
+@pytest.mark.filterwarnings("ignore:invalid value encountered in slogdet")
 def test_every_function_on_every_kind() -> None:
     arrays = {f"{name}_{kind}": drawn(kind, 4 if kind in SPLIT else 1, *shape)
               for kind in KINDS for name, shape in SHAPES.items()}
@@ -217,6 +221,34 @@ def test_split_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
             continue
         if (traffic := meter.of(op)).gathered:
             assert traffic.result.evaluate({"n_r": 4, "n_s": 1}) < 18 * 18 * 8, text
+
+
+IN_PARTS = {  # beside functions of one matrix
+    "solve": lambda x: np.linalg.solve(x, x[0]), "lstsq": lambda x: np.linalg.lstsq(x, x[:, 0]),
+    "tensorsolve": lambda x: np.linalg.tensorsolve(x, x[0]),
+    "tensorinv": lambda x: np.linalg.tensorinv(x, 1),
+    "svd": lambda x: np.linalg.svd(x, full_matrices=False),
+}
+
+
+def test_the_table_says_what_stays_in_parts() -> None:
+    found = {s.name.partition(".")[2]: s.note for s in namespace.states() if "in parts" in s.note}
+    assert {"cholesky", "det", "inv", "svd"} < found.keys() and "eig" not in found
+    assert found["inv"].startswith("of a matrix, in parts from 1,024 rows on; else every rank")
+    for name, note in found.items():
+        shape = (1024, 1024) if "1,024 rows on" in note else (40, 5)
+
+        @spmd.program(mesh=("r",))
+        def program(name: str = name, shape: tuple[int, int] = shape) -> Any:
+            x = spmd.input("x", shape, np.float64, layout=("r", None))
+            return IN_PARTS.get(name, getattr(np.linalg, name))(x)
+
+        lowered = partition(program.capture())
+        meter = Meter(lowered.mesh)
+        for op in walk(lowered.body):
+            if isinstance(op.what, Exchange) and (traffic := meter.of(op)).gathered:
+                size = traffic.result.evaluate({"n_r": 4}) / 8
+                assert size < shape[0] * shape[1], (name, op.place)
 
 
 @spmd.program(mesh=("r",))

@@ -1,8 +1,8 @@
 """How long the loops of a Program take, about: computing, exchanges, and what both depend on.
 
 Goes in: a Program, sizes of its axes. Comes out: seconds of every loop whose turns are known, and
-of the exchanges in it. The rates are those of a core and of ranks that share one host's memory, and
-favour split arrays: computing is taken for slower than it is, and exchanges for faster.
+of the exchanges in it. The rates are about those of a core and of ranks that share one host's
+memory; between hosts, exchanges take longer.
 """
 
 from __future__ import annotations

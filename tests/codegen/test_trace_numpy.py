@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import spmd
+import spmd.numpy as xp
 from codegen.errors import SpmdError
 from codegen.oracle import interpret
 
@@ -339,6 +340,8 @@ REFUSED = [
     (lambda u: np.less.reduce(u), "np.less makes bool of float64", "type of the operands"),
     (lambda u: np.subtract.reduce(u, axis=None), "not reorderable", "axis=0"),
     (lambda u: spmd.top_k(u, 7), "top_k", "0 to 6"),
+    (lambda u: xp.quantile(u, 0.5, speed=1), "np.quantile with speed=", "without it"),
+    (lambda u: np.quantile(u, u[0, 0]), "a q that depends on data", "numbers as q"),
     (lambda u: np.linalg.inv(u[:, :3]), "square matrices", "one extent"),
     (lambda u: np.linalg.solve(u[:, :4], u[:3, 0]), "unequal numbers of rows", "4 rows"),
     (lambda u: np.linalg.cholesky(u[0]), "takes matrices", "2 dims or more"),

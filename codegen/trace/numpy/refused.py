@@ -1,7 +1,7 @@
 """NumPy's functions that programs cannot call, each with what to write instead.
 
 A row is names and one remedy. Names are NumPy's, dotted in a submodule; `ndarray.` stands before
-methods. A test holds this table, and that of table.py, against NumPy's own namespace.
+methods. A test holds this table, and that of function_table.py, against NumPy's own namespace.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ROWS: tuple[tuple[str, str], ...] = (
     ("frompyfunc", KERNEL),
     ("apply_along_axis", "the function itself with axis=; or a loop: for k in "
      "spmd.range(x.shape[0]): out[k] = f(x[k])"),
-    # -- a loop over elements, or tables -----------------------------------------------------------
+    # -- the memory of an array, and loops over its elements ---------------------------------------
     ("ndarray.resize", "np.resize(x, shape), or np.pad"),
     ("lib.stride_tricks.as_strided", "np.lib.stride_tricks.sliding_window_view, or slices of x"),
     ("ndarray.view ndarray.byteswap ndarray.getfield ndarray.setfield ndarray.strides "

@@ -119,7 +119,7 @@ def _searched(row: Array, values: Array, right: bool) -> Array:
 
 
 def isin(element: Any, test_elements: Any, invert: bool = False, **_: Any) -> Array:
-    """Whether sorted tests have as many elements before each as up to it; NaN equals nothing."""
+    """x is in tests if fewer sorted tests are less than x than are up to x. NaN equals nothing."""
     array, tests = as_array(element), shaping.ravel(test_elements)
     n = tests.extents[0]
     if n.is_const and n.value <= _FEW and not ordering.split_over(tests, 0):

@@ -198,7 +198,9 @@ def _check_quantile(what: str, q: Any, method: str, other: Any) -> None:
     methods = ("linear", "midpoint", "averaged_inverted_cdf", *_PLOTTED, *_ELEMENTS)
     if method not in methods:
         raise unsupported(f"{what} with method={method!r}", f"one of {', '.join(methods)}")
-    if is_traced(q) or other.keys() - {"weights"}:
+    if unknown := sorted(other.keys() - {"weights"}):
+        raise unsupported(f"{what} with {unknown[0]}=", "the call without it")
+    if is_traced(q):
         raise unsupported(f"{what} with a q that depends on data", "numbers as q; np.sort(x)[k]")
     if other.get("weights") is not None and method != "inverted_cdf":
         raise unsupported(f"{what} with weights and method={method!r}",

@@ -147,7 +147,7 @@ static inline double spmd_bessel_i(double x, int order)
             term *= ((2.0 * k - 1) * (2.0 * k - 1) - 4 * order) / (8 * k * a);
             sum += term;
         }
-        sum /= sqrt(2 * SPMD_PI * a);
+        sum /= 4 * sqrt(SPMD_PI / 8 * a); /* 2 pi a may be infinite */
     }
     return order && x < 0 ? -sum : sum;
 }

@@ -148,7 +148,7 @@ def _range(*args: Any) -> Any:
         raise TracedValueError(
             "range(n) needs a Python integer, because it is unrolled while building",
             expected="bounds known while building",
-            found=f"{getattr(unknown, 'expr', unknown)}, known only at run time",
+            found=f"{getattr(unknown, 'expr', repr(unknown))}, known only at run time",
             remedy="for i in spmd.range(...), which is compiled to a loop",
         )
     return range(*args)

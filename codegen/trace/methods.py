@@ -170,7 +170,7 @@ class ArrayMethods:
         return self.ravel(order=order).copy()
 
     def sort(self: Any, axis: int = -1, kind: str | None = None) -> None:
-        self[...] = dispatch.call_function(np.sort, (self, axis), {})
+        self[...] = dispatch.call_function(np.sort, (self, axis, kind), {})
 
     def item(self: Any, *at: Any) -> Any:
         """The one element, or that at an index, which promotes as a Python number does."""

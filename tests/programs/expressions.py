@@ -85,8 +85,12 @@ EXPRESSIONS: dict[str, str] = {
     "gcd": "np.gcd(i, i[::-1]) | np.gcd(u, 6) | np.gcd(i, h)",
     "lcm": "np.lcm(i, 6) | np.lcm(h, h[::-1])",
     "nextafter": "np.nextafter(w, y) | np.nextafter(f, 2)", "spacing": "np.spacing(w) "
-       "| np.spacing(f)",
-    "i0": "np.i0(x * 20) | np.i0(f) | np.i0(j)",
+       "| np.spacing(f) | np.spacing(w.astype(np.float16)) | np.spacing(h) | np.spacing(b) "
+       "| np.nextafter(h, j[:, None][:, [0] * 5].astype(np.int8)) "
+       "| a = (x * 2.0**-17).astype(np.float16); np.nextafter(a, np.float16(0)) "
+       "| a = np.exp2(np.floor(w)).astype(np.float16); (np.nextafter(a, a[::-1]), "
+       "np.nextafter(-a, np.float16(np.inf)), np.nextafter(a, np.float16(-1)))",
+    "i0": "np.i0(x * 20) | np.i0(f) | np.i0(j) | np.i0(x * 1e307)",
     "unwrap": "np.unwrap(v * 3) | np.unwrap(x * 3, axis=0) | "
                                 "np.unwrap(i, period=6) | np.unwrap(x, discont=4.0)",
     # -- reductions --------------------------------------------------------------------------------
@@ -315,7 +319,7 @@ EXPRESSIONS: dict[str, str] = {
     "einsum_path": "v * len(np.einsum_path('ij,jk', x, q)[0])",
     # -- differences, polynomials ------------------------------------------------------------------
     "diff": "np.diff(x, axis=0) | np.diff(v, 2) | np.diff(u, axis=1) | np.diff(v, prepend=0) "
-            "| np.diff(b, axis=0)",
+            "| np.diff(b, axis=0) | np.diff(x, n=0, prepend=0)",
     "ediff1d": "np.ediff1d(v) | np.ediff1d(x, to_end=9, to_begin=[1, 2])",
     "gradient": "np.gradient(v) | np.gradient(x, 0.5, axis=0) | np.gradient(x) "
                 "| np.gradient(x, o, np.array([0, 1, 3, 4, 9.]), edge_order=2) "

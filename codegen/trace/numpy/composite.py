@@ -10,7 +10,7 @@ import numpy as np
 
 from codegen import dtypes
 from codegen.trace.array import Array, as_array, unsupported
-from codegen.trace.numpy import products
+from codegen.trace.numpy import ordering, products
 from codegen.trace.numpy.elementwise import (
     apply,
     loop_dtypes,
@@ -60,8 +60,25 @@ def _frexp(x: Any) -> tuple[Any, ...]:
 def _spacing(x: Any) -> Any:
     """How far it is to the next number, away from zero."""
     x = _float(x)
+    if x.type.dtype.size == 2:  # NumPy's goes upwards
+        after = as_array(apply(np.nextafter, x, np.inf), np.float32)
+        gap = select(apply(np.isinf, x), np.nan, after - as_array(x, np.float32))
+        return as_array(gap, np.float16)
     size = apply(np.absolute, x)
-    return apply(np.copysign, apply(np.nextafter, size, np.inf) - size, x)
+    gap = apply(np.nextafter, size, np.inf) - size
+    return select(x < 0, -gap, gap)
+
+
+def _next_half(a: Any, b: Any) -> Any:
+    """A step of 2**13 between the keys of float32, of 2**-24 among the least numbers."""
+    a, b = (as_array(as_array(x, np.float16), np.float32) for x in (a, b))
+    up = select(b > a, np.float32(1), np.float32(-1))
+    keys = ordering.keys_of(a)
+    far = ordering.of_keys(keys + as_array(up * 2**13, keys.dtype), a.type.dtype)
+    near = apply(np.copysign, a + up * 2.0**-24, select(a == 0, up, a))
+    made = select(apply(np.absolute, a) <= 2.0**-14, near,
+                  select(apply(np.isinf, a), apply(np.copysign, np.float32(65504), a), far))
+    return as_array(select(a == b, a, select((a != a) | (b != b), np.nan, made)), np.float16)
 
 
 def _heaviside(x: Any, at_zero: Any) -> Any:
@@ -106,6 +123,7 @@ UFUNCS: dict[str, Callable[..., Any]] = {
     "modf": _modf,
     "frexp": _frexp,
     "spacing": _spacing,
+    "nextafter of float16": _next_half,
     "heaviside": _heaviside,
     "float_power": _float_power,
     "fabs": lambda x: apply(np.absolute, _float(x)),

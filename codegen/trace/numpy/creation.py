@@ -74,7 +74,14 @@ def full(shape: Any, value: Any, dtype: Any = None, layout: Any = None) -> Array
     def make(local: Shape, _: Sequence[Expr]) -> Array:
         if isinstance(value, (bool, int, float, complex)):
             return wrap(context, full_value(context, value, kind, local), scalar=False)
-        made = elementwise.operand_value(context, elementwise.normal(value), kind, local)
+        operand = elementwise.normal(value)
+        given = elementwise.extents_of(operand)
+        joined = elementwise.broadcast_shapes([given, local], "np.full")
+        if len(joined) != len(local) or not all(map(elementwise.same_extent, joined, local)):
+            raise ShapeError("np.full: the value does not fit into the shape",
+                             expected=elementwise.shape_text(local),
+                             found=elementwise.shape_text(given))
+        made = elementwise.operand_value(context, operand, kind, local)
         return wrap(context, made, scalar=False)
 
     return _make("spmd.full", extents, layout, make)

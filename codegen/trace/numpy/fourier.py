@@ -182,7 +182,8 @@ def _several(fn: str, a: Any, s: Any, axes: Any, norm: Any, out: Any) -> Any:
     numbers are transformed first, or come out last."""
     array = as_array(a)
     lengths, dims = _lengths(array, s, axes, fn == "irfft")
-    todo = list(zip(lengths, (d % array.ndim for d in dims), strict=True))
+    places = [dim_of(d, array.ndim, "np.fft of several dims") for d in dims]
+    todo = list(zip(lengths, places, strict=True))
     last = todo.pop() if fn in ("rfft", "irfft") else None
     if last and fn == "rfft":
         array = _along(fn, array, *last, norm)

@@ -13,7 +13,7 @@ import numpy as np
 
 from codegen import dtypes
 from codegen.errors import ShapeError
-from codegen.trace.array import Array, as_array
+from codegen.trace.array import Array, as_array, unsupported
 from codegen.trace.blame import asked
 from codegen.trace.expecting import expect
 from codegen.trace.numpy import (
@@ -107,6 +107,14 @@ def _is_complex(x: Any) -> bool:
     return bool(as_array(x).type.dtype.kind == "c")
 
 
+def _hundredth(what: str, q: Any) -> Any:
+    if isinstance(q, Array):
+        return q
+    if not np.all((0 <= np.asarray(q)) & (np.asarray(q) <= 100)):
+        raise unsupported(f"{what} with q={q!r}", "q from 0 to 100")
+    return np.true_divide(q, 100)
+
+
 def _trace(x: Any, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: Any = None,
            out: Any = None) -> Any:
     diagonal = shaping.diagonal(x, offset, axis1, axis2)
@@ -138,9 +146,9 @@ _OTHER: dict[str, Function] = {
     "ptp": lambda x, axis=None, out=None, keepdims=False: store(
         reducing.max_(x, axis, None, keepdims) - reducing.min_(x, axis, None, keepdims), out),
     "percentile": lambda x, q, axis=None, **options: statistics.quantile(
-        x, q if isinstance(q, Array) else np.true_divide(q, 100), axis, **options),
+        x, _hundredth("np.percentile", q), axis, **options),
     "nanpercentile": lambda x, q, axis=None, *args, **options: statistics.nanquantile(
-        x, np.true_divide(q, 100), axis, *args, **options),
+        x, _hundredth("np.nanpercentile", q), axis, *args, **options),
     "linalg.cross": lambda a, b, *, axis=-1: statistics.cross(a, b, axis=axis),
     "apply_over_axes": _over_axes, "piecewise": picking.piecewise,
     "extract": lambda condition, arr: shaping.ravel(arr)[shaping.ravel(condition)],

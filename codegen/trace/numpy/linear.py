@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from codegen import dtypes
-from codegen.errors import ShapeError, UnsupportedError
+from codegen.errors import DtypeError, ShapeError, UnsupportedError
 from codegen.ops import Broadcast, Cholesky, Eig, Eigh, Full, Kind, Lu, LuSolve, Map, Qr, Svd
 from codegen.ops.lapack import KINDS
 from codegen.symbolic import expr
@@ -458,6 +458,9 @@ def matrix_norm(x: Any, /, *, keepdims: bool = False, ord: Any = "fro") -> Any:
 
 def matrix_power(a: Any, n: int) -> Any:
     x = as_array(a)
+    if not isinstance(n, (int, np.integer)):
+        raise DtypeError("np.linalg.matrix_power: the exponent must be an integer",
+                         expected="a Python integer", found=repr(n))
     if x.ndim < 2 or not same_extent(*x.extents[-2:]):
         _matrix("matrix_power", x, square=True)
     if n < 0:
@@ -476,6 +479,9 @@ def matrix_power(a: Any, n: int) -> Any:
 def multi_dot(arrays: Any, *, out: Any = None) -> Any:
     """In the order that multiplies least, if all extents are known while building."""
     found = [as_array(x) for x in arrays]
+    if len(found) < 2:
+        raise ShapeError("np.linalg.multi_dot: expected at least two arrays", found=str(len(found)),
+                         expected="two or more", remedy="the array itself, if there is one")
     chain = [shaping.expand_dims(found[0], 0) if found[0].ndim == 1 else found[0], *found[1:]]
     if chain[-1].ndim == 1:
         chain[-1] = column(chain[-1])

@@ -65,7 +65,7 @@ def split_over(array: Array, d: int) -> tuple[str, ...]:
 def sort(x: Any, axis: Any = -1, kind: Any = None, order: Any = None, *,
          stable: Any = None) -> Any:
     """Ascending, NaN last; -0.0 before 0.0, or as they stand where it is to be stable."""
-    array, d = _lane(x, axis, order, "np.sort")
+    array, d = _lane(x, axis, order, "np.sort", kind)
     axes, dtype = split_over(array, d), array.type.dtype
     if axes and dtype.kind == "c":
         parts = [keys_of(part(array)) for part in (picking.real, picking.imag)]
@@ -94,7 +94,7 @@ def _sorted(array: Array, d: int) -> Array:
 def argsort(x: Any, axis: Any = -1, kind: Any = None, order: Any = None, *,
             stable: Any = None) -> Any:
     """The positions of the elements in sorted order; stable, whatever `kind` says."""
-    array, d = _lane(x, axis, order, "np.argsort")
+    array, d = _lane(x, axis, order, "np.argsort", kind)
     if axes := split_over(array, d):
         if array.type.dtype.kind == "c":
             return _by_tuples(_pair(array), d, axes)[0]
@@ -103,7 +103,10 @@ def argsort(x: Any, axis: Any = -1, kind: Any = None, order: Any = None, *,
     return made(keys, ArgSort(dim=d))
 
 
-def _lane(x: Any, axis: Any, order: Any, what: str) -> tuple[Array, int]:
+def _lane(x: Any, axis: Any, order: Any, what: str, kind: Any = None) -> tuple[Array, int]:
+    if kind is not None and str(kind)[:1].lower() not in ("q", "h", "m", "s"):  # as NumPy reads it
+        raise unsupported(f"{what} with kind={kind!r}", "kind='stable'; 'quicksort', 'heapsort' "
+                          "and 'mergesort' are taken as well")
     if order is not None:
         raise unsupported(f"{what} with order=")
     return reducing.flat_or(x, axis, what)

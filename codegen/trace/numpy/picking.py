@@ -235,6 +235,11 @@ def _numbers_for(array: Array, nan: Any, posinf: Any, neginf: Any) -> Array:
 def diff(x: Any, n: int = 1, axis: Any = -1, prepend: Any = None, append: Any = None) -> Array:
     array = as_array(x)
     d = dim_of(axis, array.ndim, "np.diff")
+    if n < 0:
+        raise ShapeError("np.diff: the order is negative", expected="n=0 or more", found=f"n={n}",
+                         remedy="np.cumsum(x) is the inverse of np.diff(x, prepend=0)")
+    if n == 0:
+        return array
     for extra, first in ((prepend, True), (append, False)):
         if extra is None:
             continue

@@ -30,7 +30,7 @@ from codegen.trace.control.functional import fori_loop
 from codegen.trace.expecting import AT, expect
 from codegen.trace.numpy import joining, ordering, picking, reducing, shaping
 from codegen.trace.numpy.creation import linspace, zeros
-from codegen.trace.numpy.elementwise import apply, result_type, select
+from codegen.trace.numpy.elementwise import apply, result_type, same_extent, select
 from codegen.trace.numpy.index import combine_at
 from codegen.trace.ranks import communicate, mapping
 from codegen.user.numbers import element_type
@@ -65,6 +65,7 @@ def searchsorted(a: Any, v: Any, side: str = "left", sorter: Any = None) -> Arra
     """How many elements of sorted `a` stand before each of v."""
     if side not in ("left", "right"):
         raise unsupported(f"np.searchsorted with side={side!r}", "side='left' or side='right'")
+    _line(a, "np.searchsorted: what is searched is")
     kind = element_type(np.result_type(_strong(a), _strong(v)))
     ordered = as_array(as_array(a) if sorter is None else as_array(a)[sorter], kind)
     values = as_array(v, kind)
@@ -136,6 +137,7 @@ def digitize(x: Any, bins: Any, right: bool = False) -> Any:
     """Which of the intervals between edges each element lies in; edges increase or decrease."""
     side = "left" if right else "right"
     reducing.no_complex(x, "np.digitize")
+    _line(bins, "np.digitize: the bins are")
     if not holds_traced(bins):
         given = np.asarray(bins)
         falls = bool(given.size and given[0] > given[-1])
@@ -148,6 +150,11 @@ def digitize(x: Any, bins: Any, right: bool = False) -> Any:
     down = apply(np.greater, edges[0], edges[-1])
     found = searchsorted(select(down, edges[::-1], edges), x, side)
     return select(down, as_array(edges.shape[0]) - found, found)
+
+
+def _line(x: Any, what: str) -> None:
+    if as_array(x).ndim != 1:
+        raise _wrong(f"{what} not 1-D", f"{as_array(x).ndim} dims", "one dim")
 
 
 def _wrong(message: str, found: str, expected: str = "") -> ShapeError:
@@ -166,6 +173,10 @@ def interp(
     at, xs = as_array(x, np.float64), as_array(xp, np.float64)
     kind = dtypes.BY_NAME["complex128"] if as_array(fp).type.dtype.kind == "c" else dtypes.FLOAT64
     ys = as_array(fp, kind)
+    _line(xs, "np.interp: xp is")
+    if ys.ndim != 1 or not same_extent(xs.extents[0], ys.extents[0]):
+        raise _wrong("np.interp: fp and xp are not of the same length", str(ys.shape),
+                     f"as many values as points, {xs.shape}")
     if period is not None:
         left = right = None
         period = apply(np.absolute, as_array(period, np.float64))

@@ -148,6 +148,11 @@ def rollaxis(x: Any, axis: int, start: int = 0) -> Array:
 
 def ix_(*arrays: Any) -> Any:
     """A grid of the elements that have these places in each dim; flags name places."""
+    for x in arrays:
+        if as_array(x).ndim != 1:
+            raise ShapeError("np.ix_: places in one dim are 1-D", expected="1-D arrays or lists",
+                             found=f"{as_array(x).ndim} dims",
+                             remedy="np.ix_(a.ravel(), b.ravel())")
     parts = [np.flatnonzero(known.plain(x)) if not is_traced(x) and np.asarray(
         known.plain(x)).dtype == bool else x for x in arrays]
     if any(isinstance(x, Array) and x.type.dtype.kind == "b" for x in parts):
@@ -332,6 +337,9 @@ def resize(x: Any, shape: Any) -> Array:
 def tile(x: Any, reps: Any) -> Array:
     array = as_array(x)
     counts = list(reps) if isinstance(reps, (tuple, list)) else [reps]
+    if any(isinstance(n, int) and n < 0 for n in counts):
+        raise ShapeError("np.tile: a count is negative", expected="counts of 0 or more",
+                         found=f"reps={reps}", remedy="reps of 0 or more; x[::-1] turns x around")
     counts = [1] * (array.ndim - len(counts)) + counts
     array = reshape(array, (*[1] * (len(counts) - array.ndim), *array.shape))
     wide: list[Any] = []
@@ -430,6 +438,9 @@ def diag(x: Any, k: int = 0) -> Array:
 
 
 def meshgrid(*arrays: Any, copy: bool = True, sparse: bool = False, indexing: str = "xy") -> Any:
+    if indexing not in ("xy", "ij"):
+        raise unsupported(f"np.meshgrid with indexing={indexing!r}",
+                          "indexing='xy', the first two dims turned, or indexing='ij'")
     parts = [ravel(x) for x in arrays]
     order = list(range(len(parts)))
     if indexing == "xy" and len(parts) > 1:

@@ -112,11 +112,16 @@ class PhaseWriter(NestWriter):
         self.close()
 
     def cumulative(self, work: Lane, value: Node) -> None:
-        first = literal(neutral(work.fn, work.dtype), work.dtype)[0]
-        self.line(f"{work.dtype.compute} total = {first};")
+        """The first element stays as it is: 0.0 + -0.0 is 0.0, and 1 times inf + 0j has a NaN."""
+        first = neutral(work.fn, work.dtype)
+        if work.fn == "add" and work.dtype.kind in "fc":
+            first = -0.0 if work.dtype.kind == "f" else complex(-0.0, -0.0)
+        self.line(f"{work.dtype.compute} total = {literal(first, work.dtype)[0]};")
 
         def step() -> str:
             new = self.folded(work, value, _TOTAL)
+            if work.fn == "mul" and work.dtype.kind == "c":
+                new = f"{work.along.sym.name} == 0 ? {self.value(value)[0]} : {new}"
             return f"total = {new}; {self.put(work.buffer, work.offset, _TOTAL)}"
 
         self.along(work, step)

@@ -260,7 +260,13 @@ class Cumulative(Lane):
         before = build.emit(Fold(axes, fn, "before"), (total,))
         dims = tuple(k for k in range(len(window)) if k != d)
         before = build.emit(Broadcast(dims, value.type.shape), (before,))
-        value = build.emit(Map(COMBINE[fn]), (before, value))
+        mine, value = value, build.emit(Map(COMBINE[fn]), (before, value))
+        kind = mine.type.dtype.kind
+        if fn == "add" and kind in "fc" or fn == "mul" and kind == "c":  # no neutral keeps all bits
+            zero = build.integer(expr.const(0))
+            first = build.map("eq", build.integer(at.mesh.position(axes)), zero)
+            first = build.emit(Broadcast((), value.type.shape), (first,))
+            value = build.map("select", first, mine, value)
         return build.cast(value, op.result.type.dtype)
 
     def steps(self, op: Op, at: Maker) -> None:

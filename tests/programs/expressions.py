@@ -427,7 +427,9 @@ EXPRESSIONS: dict[str, str] = {
                     "| np.divide.reduce(x, 1) | np.floor_divide.reduce(i + 20, keepdims=True) "
                     "| np.equal.reduce(b) "
                     "| np.divide.reduce(i, initial=3)",
-    "ufunc.accumulate": "np.add.accumulate(x) | np.maximum.accumulate(x, axis=1) "
+    "ufunc.accumulate": "np.signbit(np.add.accumulate(np.where(np.arange(7) < 1, -0.0, o))) "
+                        "| np.multiply.accumulate(np.where(np.arange(7) < 1, np.inf, o + 1j))[:1] "
+                        "| np.add.accumulate(x) | np.maximum.accumulate(x, axis=1) "
                         "| np.minimum.accumulate(w) | np.multiply.accumulate(v) "
                         "| np.maximum.accumulate(z) | np.minimum.accumulate(z, axis=1) "
                         "| np.logical_or.accumulate(i) | np.bitwise_and.accumulate(i, axis=1) "

@@ -208,7 +208,8 @@ def test_an_image_of_what_is_new_in_c(tmp_path: Path) -> None:
              "bitwise_count", "nanmedian", "frexp", "vectorize")
     texts = [text for name in names for text in lines(name)] + [t for t in MORE if "math" in t]
     methods = [t for name in EXPRESSIONS if name.startswith("ufunc.") for t in lines(name)]
-    texts += [t for t in methods if re.search("gcd|hypot|logadd|fmax|reduceat.*j|logical_or.at", t)]
+    ours = "gcd|hypot|signbit|inf|logadd|fmax|reduceat.*j|logical_or.at"
+    texts += [t for t in methods if re.search(ours, t)]
     image, expected = spmd.build(whole(texts, tmp_path, "image")), [numpy_says(t) for t in texts]
     given = {i: GIVEN[i] for i in ARRAYS if any(i in used(t) for t in texts)}
     for ranks in (1, 3, 8):

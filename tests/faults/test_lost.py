@@ -122,7 +122,7 @@ def test_a_rank_that_stops_for_a_while(built, mpirun, tmp_path):
         victim = launch.ranks(4)[3]
         wait_for_text(launch)
         os.kill(victim, signal.SIGSTOP)
-        time.sleep(0.6 * LIMIT)
+        time.sleep(0.8 * LIMIT)
         os.kill(victim, signal.SIGCONT)
         done = launch.finish(60).expect(0)
     name = os.uname().nodename

@@ -154,8 +154,8 @@ def test_two_hosts_with_addresses_of_their_own(built, spmd_command, network, tmp
 def test_a_rank_stops_on_another_host(built, network, tmp_path, rank):
     """Named with its host, within the limit, by one process of the four."""
     image = built(EXAMPLES / "heat.py")
-    options = ("--set", "steps=1000000000", "--time-limit", 2)
-    with Launch(across(network, tmp_path, image, *options), env=ENVIRONMENT) as launch:
+    argv = across(network, tmp_path, image, "--set", "steps=1000000000")
+    with Launch(argv, env=ENVIRONMENT) as launch:
         victim = launch.ranks(4)[rank]
         time.sleep(3)
         os.kill(victim, signal.SIGSTOP)

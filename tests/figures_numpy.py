@@ -56,7 +56,7 @@ def of_job(job: Any, given: dict[str, Any]) -> Callable[[], float]:
 
 
 def compiled(function: Any, given: dict[str, Any]) -> Callable[[], float] | None:
-    """numba's version, if it compiles the function and finds the same."""
+    """numba's version, if it compiles the function. Results are the business of the tests."""
     once = called(function, given)
     try:
         once()

@@ -48,10 +48,11 @@ def start(launcher: list[str], ranks: int, image: Path, *options: object, **keyw
     return Launch(argv, **keywords)
 
 
-def wait_for_text(launch: Launch, text: str = "started") -> None:
+def wait_for_text(launch: Launch, text: str = "started", settle: float = 0.7) -> None:
+    """Then for `settle` seconds: beats between hosts come every quarter of a second."""
     line = launch.process.stdout.readline()
     assert text in line, (line, launch.process.poll())
-    time.sleep(0.7)  # beats between hosts come every quarter of a second
+    time.sleep(settle)
 
 
 def pretend(*names: str) -> dict[str, str]:
@@ -120,14 +121,14 @@ def test_a_rank_that_stops_for_a_while(built, mpirun, tmp_path):
     options = ("--set", "steps=300000", "-o", f"x={tmp_path}/x.npy")
     with start(["mpirun"], 4, built(TURNS), *options) as launch:
         victim = launch.ranks(4)[3]
-        wait_for_text(launch)
+        wait_for_text(launch, settle=0)  # all steps may take less than a second
         os.kill(victim, signal.SIGSTOP)
-        time.sleep(0.8 * LIMIT)
+        warning = launch.process.stderr.readline()  # it goes on once this is said, not at a time
         os.kill(victim, signal.SIGCONT)
         done = launch.finish(60).expect(0)
     name = os.uname().nodename
-    assert f"warning: rank 3 on {name} late: no sign of life for 2.5 s" in done.err
-    assert f"process {victim} is stopped" in done.err and done.err.count("warning") == 1
+    assert f"warning: rank 3 on {name} late: no sign of life for 2.5 s" in warning
+    assert f"process {victim} is stopped" in warning and "warning" not in done.err
     np.testing.assert_array_equal(np.load(tmp_path / "x.npy"), [0, 1, 2, 3])
 
 

@@ -2,6 +2,7 @@
 
 In: a factor for the sizes, how many rounds. All run in this process, in turn, NumPy with one
 thread: seconds of one call, medians, for one rank and for two; and the medians of the ratios.
+What we compute is compared with NumPy's results first.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numba
 import numpy as np
 
 import spmd
-from tests.programs.numpy_kernels import KERNELS, arguments, inputs, plain, program
+from tests.programs.numpy_kernels import KERNELS, arguments, changed, inputs, plain, program
 
 LONGEST = 20.0  # seconds that the rounds of one kernel may take
 
@@ -56,7 +57,7 @@ def of_job(job: Any, given: dict[str, Any]) -> Callable[[], float]:
 
 
 def compiled(function: Any, given: dict[str, Any]) -> Callable[[], float] | None:
-    """numba's version, if it compiles the function. Results are the business of the tests."""
+    """numba's version, if it compiles the function."""
     once = called(function, given)
     try:
         once()
@@ -69,6 +70,11 @@ def measured(name: str, size: int, rounds: int, plainly: Any, by_numba: Any) -> 
     given, given_to_ours = arguments(name, size), inputs({name: size})
     image = spmd.build(program({name: size}))
     with image.open(ranks=1, threads=1) as one, image.open(ranks=2) as two:
+        asked = copy.deepcopy(given)
+        wanted = changed(plainly(**asked), asked)
+        for job in (one, two):
+            for found, want in zip(job(**given_to_ours)[name], wanted, strict=True):
+                np.testing.assert_allclose(found, want, 1e-6, err_msg=name)
         runs = {"numpy": called(plainly, given), "numba": compiled(by_numba, given),
                 "1 rank": of_job(one, given_to_ours), "2 ranks": of_job(two, given_to_ours)}
         times: dict[str, list[float]] = {k: [] for k, r in runs.items() if r}
@@ -78,12 +84,12 @@ def measured(name: str, size: int, rounds: int, plainly: Any, by_numba: Any) -> 
         ):
             for k in times:
                 times[k].append(runs[k]())
-    found: dict[str, Any] = {k: statistics.median(t) for k, t in times.items()}
+    row: dict[str, Any] = {k: statistics.median(t) for k, t in times.items()}
     for k, base in (("numpy", "1 rank"), ("numba", "1 rank"), ("1 rank", "2 ranks")):
         if k in times:
             pairs = zip(times[k], times[base], strict=True)
-            found[f"{k}/{base}"] = statistics.median(a / b for a, b in pairs)
-    return found
+            row[f"{k}/{base}"] = statistics.median(a / b for a, b in pairs)
+    return row
 
 
 def main(factor: str, rounds: str, *names: str) -> None:

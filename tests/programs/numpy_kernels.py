@@ -411,7 +411,10 @@ def trace_of_tanh(a):
 
 @dataclass(frozen=True)
 class Kernel:
-    """A function of this file: its size when measured, when tested, and its arguments by size."""
+    """A function of this file: its size when measured, when tested, and its arguments by size.
+
+    Most are tested with fewer elements than ranks; some are large enough for calls of BLAS.
+    """
 
     size: int
     small: int
@@ -444,26 +447,26 @@ KERNELS: dict[str, Kernel] = {
     "levinson": Kernel(3000, 11, lambda n, r: dict(r=r(n) / n)),
     "folding": Kernel(70, 10, lambda n, r: dict(bases=(4 * r(n)).astype(np.int64))),
     "shortest_paths": Kernel(250, 11, lambda n, r: dict(d=r(n, n))),
-    "products": Kernel(500, 7, lambda n, r: dict(
+    "products": Kernel(500, 71, lambda n, r: dict(
         a=r(n, n + 1), b=r(n + 1, n), c=r(n, n), d=r(n, n))),
-    "batch_of_products": Kernel(150, 6, lambda n, r: dict(a=r(n, n, n), c=r(n, n))),
-    "there_and_back": Kernel(3000, 7, lambda n, r: dict(a=r(n, n), x=r(n))),
+    "batch_of_products": Kernel(150, 30, lambda n, r: dict(a=r(n, n, n), c=r(n, n))),
+    "there_and_back": Kernel(3000, 301, lambda n, r: dict(a=r(n, n), x=r(n))),
     "two_vectors": Kernel(3000, 8, lambda n, r: dict(a=r(n, n), p=r(n), r=r(n))),
     "rank_two": Kernel(1500, 8, lambda n, r: dict(
         a=r(n, n), u1=r(n), v1=r(n), u2=r(n), v2=r(n), y=r(n), z=r(n))),
     "symmetric_update": Kernel(120, 7, lambda n, r: dict(a=r(n, n), c=r(n, n))),
     "triangular_product": Kernel(180, 7, lambda n, r: dict(a=r(n, n), b=r(n, n))),
-    "triangular_solve": Kernel(3000, 7, lambda n, r: dict(a=_matrix(r, n), x=r(n), b=r(n))),
-    "cholesky": Kernel(200, 6, lambda n, r: dict(a=_matrix(r, n))),
+    "triangular_solve": Kernel(3000, 101, lambda n, r: dict(a=_matrix(r, n), x=r(n), b=r(n))),
+    "cholesky": Kernel(200, 29, lambda n, r: dict(a=_matrix(r, n))),
     "lu": Kernel(180, 6, lambda n, r: dict(a=_matrix(r, n))),
-    "gram_schmidt": Kernel(150, 5, lambda n, r: dict(a=r(n, n))),
-    "covariance": Kernel(400, 5, lambda n, r: dict(data=r(n + 100, n))),
+    "gram_schmidt": Kernel(150, 23, lambda n, r: dict(a=r(n, n))),
+    "covariance": Kernel(400, 45, lambda n, r: dict(data=r(n + 100, n))),
     "correlation": Kernel(400, 5, lambda n, r: dict(data=r(n + 100, n))),
     "convolution": Kernel(32, 6, lambda n, r: dict(
         images=r(8, n, n, 3).astype(np.float32), weights=r(3, 3, 3, 16).astype(np.float32),
         bias=r(16).astype(np.float32))),
     "softmax": Kernel(128, 5, lambda n, r: dict(x=r(16, 8, n, n).astype(np.float32))),
-    "perceptron": Kernel(600, 9, lambda n, r: dict(
+    "perceptron": Kernel(600, 67, lambda n, r: dict(
         x=r(n, n), w1=r(n, n) / n, b1=r(n), w2=r(n, 10), b2=r(10))),
     "n_body": Kernel(100, 7, lambda n, r: dict(
         pos=r(n, 2), vel=r(n, 2), mass=r(n), steps=n // 2)),

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from codegen.passes.to_loops import Maker
 
 LETTERS = {"float32": "s", "float64": "d", "complex64": "c", "complex128": "z"}
+MOST = (1 << 31) - 1  # what BLAS and LAPACK count with: C's int
 _SMALL = 12  # the summed extent and another one, of products for which a call is too much
 _FOUR = 4
 _LONG = 64  # the summed extent from which on half of a symmetric product is worth a copy
@@ -170,8 +171,15 @@ class MatMul(Kind):
         if free:
             return free[0]
         sums, whole = 2 * _size(op.result), cuts.whole(a.type.shape[-1])
+
+        def size(x: Value) -> Expr:
+            """Of what moves: the matrices of a batch may be one."""
+            by = at.defs.get(x)
+            repeated = by is not None and isinstance(by.what, Broadcast)
+            return _size(by.operands[0] if by is not None and repeated else x)
+
         return next((c for c, x, y in split
-                     if expr.nonneg(_size(x) - _MORE * (_size(y) + sums))), whole)
+                     if expr.nonneg(size(x) - _MORE * (size(y) + sums))), whole)
 
     def summed(self, op: Op, window: Window, at: Localizer) -> list[Cut] | None:
         return [self.between(op, window, at)]
@@ -209,10 +217,20 @@ class MatMul(Kind):
         batch, dtype = loop_vars(c.type.shape[:-2]), c.type.dtype
         (m, n), k = c.type.shape[-2:], a.type.shape[-1]
         x, y = _Matrix.of(a, batch, at), _Matrix.of(b, batch, at)
+        zero, one = expr.const(0), expr.const(1)
+        made = Part(c, ravel((*positions(batch), zero, zero), c.type.shape), writes=True)
+        matrix = x if n == 1 else y
+        rows = (n == 1) == (matrix.row == 1 and matrix.column != 1)
+        batch = tuple(v for v in batch if v.extent != 1)
+        if n == 1 and y.turned.beside(n, batch, x):  # columns of a result, one each, are its rows
+            m, n, x, y = n, m, y.turned, x.turned
+        while wide := x.beside(m, batch, y):
+            x, m = wide, m * batch[-1].extent
+            made = replace(made, offset=made.offset.subst({batch[-1].sym: 0}))
+            batch = batch[:-1]
         small = [e.is_const and e.value <= _SMALL for e in (m, n, k)]
         short = small[2] and any(small[:2])
-        single, matrix = m == 1 or n == 1, x if n == 1 else y
-        rows = (n == 1) == (matrix.row == 1 and matrix.column != 1) and not short
+        single, rows = m == 1 or n == 1, rows and not short
         lies = x.lies(m, k), y.lies(k, n)
         if short or None in lies or dtype.name not in LETTERS or (single and dtype.kind != "c"):
             self.by_loops(op, rows and dtype.size != 2, at)
@@ -230,8 +248,6 @@ class MatMul(Kind):
             k.is_const and k.value < _LONG
         ):
             name = "gram"
-        zero, one = expr.const(0), expr.const(1)
-        made = Part(c, ravel((*positions(batch), zero, zero), c.type.shape), writes=True)
         at.call(_caller(name, dtype, ways), batch, (*numbers, one, zero),
                 (*(Part(v.buffer, v.offset) for v in factors), made), op)
 
@@ -289,6 +305,23 @@ class _Matrix(NamedTuple):
         assert found is not None, "an operand of matmul is strided"
         base, (row, column) = found
         return cls(node.buffer, base, row, column)
+
+    @property
+    def turned(self) -> _Matrix:
+        """Its transpose."""
+        return self._replace(row=self.column, column=self.row)
+
+    def beside(self, rows: Expr, batch: tuple[plan.Var, ...], other: _Matrix) -> _Matrix | None:
+        """All matrices along the last dim of a batch as one of more rows, if they lie so, and if
+        the other operand is the same for all of them."""
+        found = affine(self.offset, batch[-1:]) if batch else None
+        if found is None or batch[-1].sym in other.offset.symbols():
+            return None
+        base, (stride,) = found
+        apart = stride == 0 or (rows != 1 and stride != rows * self.row)
+        if apart or not expr.nonneg(MOST - rows * batch[-1].extent):
+            return None
+        return self._replace(offset=base, row=stride if rows == 1 else self.row)
 
     def lies(self, rows: Expr, columns: Expr) -> tuple[bool, Expr] | None:
         """Whether BLAS is to read it as a transpose, and the distance of rows in memory; None where

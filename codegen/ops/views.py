@@ -43,6 +43,12 @@ class Broadcast(View):
     def infer(self, types: Types) -> list[ArrayType]:
         return [ArrayType(types[0].dtype, tuple(self.shape))]
 
+    def leading(self, op: Op) -> bool:
+        """Whether it repeats whole matrices, the last two dims."""
+        return op.operands[0].type.shape[-2:] == self.shape[-2:] and len(self.shape) >= 2 and (
+            self.dims[-2:] == (len(self.shape) - 2, len(self.shape) - 1)
+        )
+
     def layout(self, operands: Types, result: ArrayType) -> Iterable[tuple[str, ...]]:
         (x,) = operands
         entries: list[tuple[str, ...]] = [()] * result.ndim

@@ -11,14 +11,13 @@ from dataclasses import replace
 from codegen.errors import UnsupportedError
 from codegen.ir import Condition
 from codegen.mesh import Mesh
+from codegen.ops.matmul import MOST
 from codegen.plan.grammar import LibraryCall, Phase, Plan
 from codegen.plan.loops import bounded
 from codegen.plan.steps import simple_works, walk_steps
 from codegen.printer import user_text
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
-
-MOST = (1 << 31) - 1
 
 
 def narrowed(plan: Plan) -> Plan:

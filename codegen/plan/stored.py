@@ -16,6 +16,7 @@ from codegen.ops import (
     Kernel,
     Loop,
     Map,
+    MatMul,
     Reshape,
     Slice,
     Transpose,
@@ -92,12 +93,23 @@ class _Storing:
         elif op.what.inline or op.what.reads == "points":
             return
         elif op.what.reads == "boxes":
-            self.stored.update(v for v in op.operands if not self.is_plain_view(v))
+            wanted = [self.once(v) if isinstance(op.what, MatMul) else v for v in op.operands]
+            self.stored.update(v for v in wanted if not self.is_plain_view(v))
         elif isinstance(op.what, Kernel):  # what its results begin as is computed into them
             read = {what for how, what in op.what.args if how == "in"}
             self.stored.update(v for k, v in enumerate(op.operands) if k in read and v.type.shape)
         else:
             self.stored.update(op.operands)
+
+    def once(self, value: Value) -> Value:
+        """The matrices of a batch, as often as they are there: each may stand in it many times."""
+        op = self.defs.get(value)
+        while value not in self.stored and op is not None and isinstance(op.what, Broadcast) and (
+            op.what.leading(op)
+        ):
+            (value,) = op.operands
+            op = self.defs.get(value)
+        return value
 
     def is_plain_view(self, value: Value) -> bool:
         """A chain of slices and transposes of something that is stored anyway."""

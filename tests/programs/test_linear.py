@@ -321,6 +321,45 @@ def test_products_of_any_extents():
     assert "all-gather along dim 0 of w," not in str(image.layouts(ranks=3)), "sums are fewer"
 
 
+def test_batches_of_products_by_one_matrix_are_one_product() -> None:
+    """Along the dims of a batch that lie next to the rows, whichever operand has them; nothing is
+    repeated in memory."""
+    draw = np.random.default_rng(7)
+    shapes = {"a": (6, 7, 20), "t": (6, 7, 20), "b": (5, 4, 3, 20), "c": (20, 16), "d": (13, 20)}
+    given = {n: draw.integers(-9, 9, shape) * 1.0 for n, shape in shapes.items()}
+    given["z"] = given["a"] + 1j * given["t"]
+
+    def products(a, t, b, c, d, z):
+        one = {"row": a[:, :, None] @ c, "column": d @ a[..., None], "t": t[..., None, :] @ c,
+               "rows": b @ c, "turned": b @ d.T, "z": d @ z[..., None], "zc": z[:, :, None] @ c,
+               "einsum": np.einsum("rqp,ps->rqs", a, c), "dot": np.dot(t, c),
+               "tensordot": np.tensordot(b, c, 1), "vector": z @ z[0, 0]}
+        return {**one, "some": a[:, 1:5, None] @ c, "steps": b[:, ::2] @ c, "back": b[::-1] @ c,
+                "swapped": a.transpose(1, 0, 2)[:, :, None] @ c, "first": d @ b.swapaxes(-1, -2),
+                "each": a[:, :, None] @ t[..., None], "outer": a[..., None] @ c[:1],
+                "repeated": np.broadcast_to(c[None, :, :1], (3, 20, 16)) @ np.ones((16, 20))}
+
+    def some(wanted: slice) -> Any:
+        @spmd.program(mesh=("r",))
+        def program() -> Any:
+            split = {"a": ("r", None, None), "t": (None, "r", None), "b": (None, "r", None, None),
+                     "c": ("r", None), "z": ("r", None, None)}
+            made = products(**{n: spmd.input(n, x.shape, x.dtype, layout=split.get(n))
+                               for n, x in given.items()})
+            return dict(list(made.items())[wanted])
+        return program
+
+    image, want = spmd.build(some(slice(None))), products(**given)
+    for ranks in (1, 2, 3, 5):
+        out = image.run(ranks=ranks, **given)
+        for name, value in want.items():
+            np.testing.assert_array_equal(out[name], value, err_msg=f"{name} on {ranks} ranks")
+    plan = lower(some(slice(11)).capture()).plan
+    calls = [w for step in plan.steps if isinstance(step, Phase) for w in step.work
+             if isinstance(w, LibraryCall)]
+    assert len(calls) == 11 and not any(w.loops for w in calls)
+
+
 def test_products_that_are_added_where_they_are_wanted() -> None:
     """One call of the library each; what it reads of the array that it adds to stands elsewhere, or
     is copied before."""

@@ -37,6 +37,7 @@ from codegen.passes.rotate import rotated
 from codegen.passes.row_wise import row_wise
 from codegen.passes.schedule import scheduled
 from codegen.passes.settle import settled
+from codegen.passes.shared_loops import with_shared_loops
 from codegen.passes.to_loops import looped
 from codegen.passes.turn import turned
 from codegen.passes.uniform import check_uniform
@@ -67,7 +68,7 @@ def lower(graph: Module) -> Levels:
     """All levels below a Graph. Raises the error classes of codegen.errors."""
     at("choosing what ranks hold, and what they send")
     graph = check(row_wise(check(in_pieces(check(compared(check_replicas(check(graph))))))))
-    demands, program = with_whole_loops(split(graph), split)
+    demands, program = with_whole_loops(with_shared_loops(split(graph), split), split)
     graph, program = demands.graph, check_uniform(check(turned(program)))
     at("proving that sends and receives match")
     program = check(at_one_place(check(instrumented(check_matching(program)))))

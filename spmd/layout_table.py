@@ -124,17 +124,18 @@ def text(image: reader.ImageFile, found: dict[str, Any]) -> Iterator[str]:
             yield f"       try: {r['advice']['try']}"
     if found["chosen"]:
         yield ""
-        yield "loops before which arrays are gathered"
+        yield "loops before which the compiler lays arrays out otherwise"
     for r in found["chosen"]:
         yield f"  {r['message']}"
         yield from quoted(r["place"])
-        yield f"       try: {r['try']}"
+        if r["try"]:
+            yield f"       try: {r['try']}"
 
 
 def pointed_out(image: reader.ImageFile) -> Iterator[str]:
     """What to say at build of loops that every rank computes, and of exchanges that give every rank
     a large array whole: once per line."""
-    for row in image.notes().get("chosen", []):
+    for row in (r for r in image.notes().get("chosen", []) if r["try"]):
         place = row["place"]
         yield "\n".join(
             [f"{place['file']}:{place['line']}: {row['message']}",

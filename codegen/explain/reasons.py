@@ -146,8 +146,10 @@ class Explained:
         }
 
     def chosen(self) -> list[dict[str, Any]]:
-        """The loops before which the compiler gathers arrays, and why."""
-        return [{"message": op.what.because, "place": place_row(op.place), "try": advice.AS_IT_IS}
+        """The loops before which the compiler lays arrays out otherwise, and why; what to try where
+        it gathers them."""
+        return [{"message": op.what.because, "place": place_row(op.place),
+                 "try": "" if any(op.what.to) else advice.AS_IT_IS}
                 for op in self.ops if isinstance(op.what, Relayout) and op.what.because]
 
     # ---- why -----------------------------------------------------------------------------------

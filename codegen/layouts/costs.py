@@ -1,8 +1,8 @@
 """How long the loops of a Program take, about: computing, exchanges, and what both depend on.
 
-Goes in: a Program, sizes of its axes. Comes out: seconds of every loop whose turns are known, and
-of the exchanges in it. The rates are about those of a core and of ranks that share one host's
-memory; between hosts, exchanges take longer.
+Goes in: a Program, sizes of its axes. Comes out: seconds of every loop whose turns are known, of
+the exchanges in it, and of all that is looked at. The rates are about those of a core and of ranks
+that share one host's memory; between hosts, exchanges take longer.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ def bytes_of(value: Value) -> int | None:
 
 class Costs:
     """loops: those in which something is exchanged, with the loops in them, by their counters; and
-    `others`, if they are there. sizes: by names of axes."""
+    `others`, if they are there. total: seconds of these, and of exchanges outside of loops. sizes:
+    by names of axes."""
 
     def __init__(
         self, program: Module, sizes: Mapping[str, int], others: Collection[Sym] = ()
@@ -73,11 +74,12 @@ class Costs:
         self.often = 1.0  # how often their innermost one turns, with all around it
         self.samples = 1
         looked_at = tuple(
-            op for op in program.body.ops if op.regions and any(
-                isinstance(o.what, Exchange) or o.what.counts() in others
+            op for op in program.body.ops if any(
+                isinstance(o.what, Exchange) or (o.regions and o.what.counts() in others)
                 for o in walk(Region((), (op,), ())))
         )
-        self.region(program.body.with_ops(looked_at), list(_ranks(program.mesh, sizes)))
+        ranks = list(_ranks(program.mesh, sizes))
+        self.total = max(self.region(program.body.with_ops(looked_at), ranks))
 
     def region(self, region: Region, ranks: Sequence[Mapping[str, int]]) -> list[float]:
         """Seconds on each of these ranks; those that exchange wait for each other."""
@@ -145,6 +147,18 @@ class Costs:
         cost.often += outer
         cost.seconds += outer * max(spent)
         return spent
+
+
+def a_few_and_many(mesh: Mesh) -> list[dict[str, int]]:
+    """Sizes of a small mesh and of a larger one."""
+    found = []
+    for few, many in ((2, 1), (16, 4)):
+        free = [a.name for a in mesh.axes if a.fixed is None]
+        sizes = {a.name: a.fixed or 1 for a in mesh.axes}
+        for k, name in enumerate(free):
+            sizes[name] = few if k == 0 else many
+        found.append(sizes)
+    return found
 
 
 def _ranks(mesh: Mesh, sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:

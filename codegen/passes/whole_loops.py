@@ -9,17 +9,14 @@ Always holds: sizes and turns are known; arrays take at most ROOM; estimates say
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from math import prod
 
-from codegen.ir import ArrayType, Module, Op, Region, Value, free_values, walk
-from codegen.kit import Builder
-from codegen.layouts.costs import Cost, Costs, bytes_of, gathering
+from codegen.ir import Module, Op, Region, Value, free_values, walk
+from codegen.layouts.costs import Cost, Costs, a_few_and_many, bytes_of, gathering
 from codegen.layouts.cuts import layout_of
 from codegen.layouts.demands import Demands
-from codegen.layouts.propagation import laid_out
-from codegen.mesh import Layout, Mesh
-from codegen.ops import Branch, Kernel, Loop, Relayout, ShardMap
+from codegen.layouts.relaid import Inside, Laid, relaid
+from codegen.ops import Kernel, Loop, Relayout, ShardMap
 from codegen.symbolic.expr import Sym
 
 ROOM = 32 << 20  # bytes of the arrays that are gathered for a loop
@@ -32,26 +29,17 @@ SAID = 1 << 20  # bytes: of fewer that are gathered for a loop that only reads t
 Split = tuple[Demands, Module]  # and the Graph is that of the Demands
 
 
-@dataclass(frozen=True)
-class Gathered:
-    """What is gathered before a loop; whole: every rank computes the loop. because: in words."""
-
-    gathered: tuple[Value, ...]
-    whole: bool = False
-    because: str = ""
-
-
-Choices = dict[Sym, Gathered]  # by the counters of loops
+Choices = dict[Sym, Laid]  # by the counters of loops
 
 
 def with_whole_loops(split: Split, again: Callable[[Module], Split]) -> Split:
     """again: makes a Split of a Graph."""
     demands, program = split
-    few = Costs(program, _meshes(program.mesh)[0])
+    few = Costs(program, a_few_and_many(program.mesh)[0])
     if not any(cost.exchanging > GAIN for cost in few.loops.values()):
         return split
     found = _Search(demands, program, few).choices(again)
-    return again(rewritten(demands.graph, found)) if found else split
+    return again(relaid(demands.graph, found)) if found else split
 
 
 # ---- what pays -----------------------------------------------------------------------------------
@@ -62,7 +50,7 @@ class _Search:
 
     def __init__(self, demands: Demands, program: Module, few: Costs) -> None:
         self.demands, self.graph = demands, demands.graph
-        self.meshes = _meshes(program.mesh)
+        self.meshes = a_few_and_many(program.mesh)
         self.before = [few, *(Costs(program, sizes) for sizes in self.meshes[1:])]
         self.alone = Costs(program, {a.name: 1 for a in program.mesh.axes}).loops
         self.only_read: Choices = {}
@@ -71,7 +59,7 @@ class _Search:
     def choices(self, again: Callable[[Module], Split]) -> Choices:
         self.find_only_read(self.graph.body, frozenset())
         if self.only_read:
-            _, program = again(rewritten(self.graph, self.only_read))
+            _, program = again(relaid(self.graph, self.only_read))
             known = self.before[0].loops
             self.after = [Costs(program, sizes, known) for sizes in self.meshes]
         return self.in_region(self.graph.body)
@@ -106,12 +94,12 @@ class _Search:
                 b.exchanging >= TWICE * s for b, s in zip(before, saved)
             ):
                 because = self.words(before[0], spent[0], size)
-                options.append((spent[0], {counter: Gathered(read, True, because)}))
+                options.append((spent[0], {counter: gathered(read, Inside.WHOLE, because)}))
         inside = {c: choice for c, choice in self.only_read.items()
                   if c == counter or any(op.what.counts() == c for r in loop.regions
                                          for op in walk(r))}
         if inside:
-            read = inside[counter].gathered if counter in inside else ()
+            read = tuple(v for v, _ in inside[counter].before) if counter in inside else ()
             spent = [c.loops[counter].seconds + often * _gathered(sizes, read)
                      for c, sizes in zip(self.after, self.meshes)]
             if _pays(before, spent, LESS):
@@ -139,8 +127,8 @@ class _Search:
                 if fetched and (size := _size(fetched)) is not None:
                     because = (f"every rank gets {size / 2**20:.2g} MiB before this loop, which "
                                "only reads it: so no turn fetches parts of it")
-                    self.only_read[counter] = Gathered(tuple(fetched), False,
-                                                     because if size > SAID else "")
+                    self.only_read[counter] = gathered(
+                        fetched, Inside.SAME, because if size > SAID else "")
             for inner in op.regions:
                 self.find_only_read(inner, known.union(fetched))
 
@@ -152,18 +140,6 @@ class _Search:
 
 def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:.1f} ms"
-
-
-def _meshes(mesh: Mesh) -> list[dict[str, int]]:
-    """A small one and a larger one."""
-    found = []
-    for few, many in ((2, 1), (16, 4)):
-        free = [a.name for a in mesh.axes if a.fixed is None]
-        sizes = {a.name: a.fixed or 1 for a in mesh.axes}
-        for k, name in enumerate(free):
-            sizes[name] = few if k == 0 else many
-        found.append(sizes)
-    return found
 
 
 def _as_asked(op: Op) -> bool:
@@ -191,6 +167,10 @@ def _size(values: Sequence[Value]) -> int | None:
     return total if None not in amounts and total <= ROOM else None
 
 
+def gathered(values: Sequence[Value], inside: Inside, because: str) -> Laid:
+    return Laid(tuple((v, ((),) * v.type.ndim) for v in values), inside, because)
+
+
 def _gathered(sizes: Mapping[str, int], values: Sequence[Value]) -> float:
     return sum(gathering(prod(sizes.values()), bytes_of(v) or 0) for v in values)
 
@@ -199,106 +179,3 @@ def _pays(before: Sequence[Cost], after: Sequence[float], factor: float) -> bool
     """On every mesh."""
     faster = all(b.seconds > factor * a for b, a in zip(before, after, strict=True))
     return faster and before[0].seconds - after[0] > GAIN
-
-
-# ---- the Graph -----------------------------------------------------------------------------------
-
-
-def rewritten(graph: Module, choices: Choices) -> Module:
-    """The Graph in which arrays are gathered as these say."""
-    return replace(graph, body=_Rewrite(choices).region(graph.body, False))
-
-
-class _Rewrite(Builder):
-    """now: what stands for a value."""
-
-    def __init__(self, choices: Choices) -> None:
-        super().__init__()
-        self.choices = choices
-        self.now: dict[Value, Value] = {}
-        self.everywhere: dict[Value, Value] = {}  # gathered in this region
-
-    def region(
-        self, region: Region, whole: bool, results: Sequence[Value] | None = None
-    ) -> Region:
-        """results: those that it yields have the layouts of these."""
-        args = tuple(self.replicated(v) if whole else v for v in region.args)
-        outer, self.everywhere = self.everywhere, {}
-        with self.inside() as ops:
-            for op in region.ops:
-                self.op(op, whole)
-            ends = tuple(self.now.get(v, v) for v in region.results)
-            if results is not None and not whole:
-                ends = tuple(self.laid(v, layout_of(like)) for v, like in zip(ends, results))
-        self.everywhere = outer
-        if args == region.args and ends == region.results:
-            return region.with_ops(ops)
-        return Region(args, tuple(ops), ends)
-
-    def op(self, op: Op, whole: bool) -> None:
-        counter = op.what.counts()
-        choice = self.choices.get(counter) if counter and isinstance(op.what, Loop) else None
-        if choice is None:
-            self.again(op, whole)
-            return
-        self.place, before = op.place, dict(self.now)
-        for k, v in enumerate(choice.gathered):
-            self.now[v] = self.gathered(v, "" if k else choice.because)
-        self.again(op, choice.whole)
-        self.place = op.place
-        ends = [self.now.get(v, v) for v in op.results]
-        self.now = before
-        for old, new in zip(op.results, ends):
-            if old is not new:
-                self.add(Relayout(layout_of(old)), (new,), (old,))
-
-    def again(self, op: Op, whole: bool) -> None:
-        """The op on what stands for its operands."""
-        what, self.place = op.what, op.place
-        operands = tuple(self.now.get(v, v) for v in op.operands)
-        if whole and isinstance(what, Relayout):
-            self.now[op.result] = operands[0]
-            return
-        if isinstance(what, Loop) and not whole:
-            operands = tuple(self.laid(v, layout_of(old))
-                             for v, old in zip(operands, op.regions[-1].args, strict=True))
-        if isinstance(what, Branch) and whole:
-            what = what.but(types=tuple(map(_whole, what.types)))
-        if isinstance(what, ShardMap):
-            self.ops.append(op)
-            return
-        yields = {r: op.results for r in op.regions if isinstance(what, Branch)}
-        if isinstance(what, Loop):
-            yields[op.regions[-1]] = op.regions[-1].args
-        regions = tuple(self.region(r, whole, yields.get(r)) for r in op.regions)
-        if operands == op.operands and regions == op.regions and what is op.what:
-            self.ops.append(op)
-            return
-        types, self.place = [v.type for v in operands], op.place
-        made = [laid_out(what, types, t) for t in what.infer(types)]
-        results = tuple(v if v.type == t else Value(v.name, t)
-                        for v, t in zip(op.results, made, strict=True))
-        self.now.update((a, b) for a, b in zip(op.results, results) if a is not b)
-        self.add(what, operands, results, regions)
-
-    def replicated(self, value: Value) -> Value:
-        if not _is_split(value):
-            return value
-        self.now[value] = Value(value.name, _whole(value.type))
-        return self.now[value]
-
-    def laid(self, value: Value, layout: Layout, because: str = "") -> Value:
-        if layout_of(value) == layout:
-            return value
-        t = replace(value.type, layout=layout, free=False)
-        return self.add(Relayout(layout, because=because), (value,),
-                        (Value(value.name, t),)).result
-
-    def gathered(self, value: Value, because: str) -> Value:
-        if value not in self.everywhere:
-            self.everywhere[value] = self.laid(value, ((),) * value.type.ndim, because)
-        return self.everywhere[value]
-
-
-def _whole(t: ArrayType) -> ArrayType:
-    return replace(t, layout=((),) * t.ndim) if t.layout else t

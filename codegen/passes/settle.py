@@ -30,6 +30,7 @@ from codegen.plan.grammar import (
     Work,
 )
 from codegen.plan.indexing import positions, ravel, waiting_room
+from codegen.plan.runs import in_runs
 from codegen.plan.steps import mapped_steps
 from codegen.plan.strips import in_strips
 from codegen.symbolic import expr
@@ -82,7 +83,7 @@ def _simple(work: Simple) -> Iterator[Work]:
         room = waiting_room(extents, work.buffer.dtype) if work.rows > 1 else expr.const(0)
         yield replace(work, room=room, line=ravel(positions(inner), extents))
     elif isinstance(work, Store):
-        yield in_strips(work)
+        yield in_runs(in_strips(work))
     elif isinstance(work, Lane):
         along = work.stride * expr.symbol(work.along.sym)
         block = _BLOCK if work.kind == "argreduce" and _long(work) else 0
@@ -107,7 +108,9 @@ def _combined(row: Reduce) -> Store:
 def _sweep(sweep: Sweep) -> Sweep:
     parts = tuple(map(_part, sweep.parts))
     made = Sweep(sweep.loops, parts)
-    return replace(made, simd=_reordered(made) if made.folds else _apart(made))
+    if made.folds:
+        return replace(made, simd=_reordered(made))
+    return replace(in_runs(made), simd=_apart(made))
 
 
 def _part(part: Keep | Store | Reduce) -> Keep | Store:

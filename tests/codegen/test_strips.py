@@ -1,10 +1,11 @@
-"""Transposed operands are read in strips, and what comes out is what NumPy says."""
+"""Operands are read in strips and runs, and what comes out is what NumPy says."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
+import pytest
 
 import spmd
 from codegen.compile import lower
@@ -75,3 +76,31 @@ def test_what_ranks_exchange_is_transposed_as_it_is_copied() -> None:
         for name, found in image.run(ranks=ranks, **given).items():
             wanted = np.transpose(given[name], (2, 0, 1))
             np.testing.assert_array_equal(found, wanted, err_msg=f"{name} on {ranks}")
+
+
+def divided(x: Any, k: Any) -> Any:
+    square = x[:210].reshape(14, 15)
+    return {
+        "repeated": np.repeat(x, 20)[3:], "tiled": np.tile(x, 9) * 2, "outer": np.kron(x, k),
+        "joined": square[1:, 2:].reshape(-1) + 1, "turned": square.T.reshape(-1) - 1,
+        "both": np.repeat(x, 10)[:2000] + np.tile(x, 8)[-2000:], "even": np.repeat(k, 64),
+    }
+
+
+@spmd.program(mesh=("x",))
+def divides() -> Any:
+    return divided(spmd.input("x", (260,), np.float64, layout=("x",)),
+                   spmd.input("k", (31,), np.float64, layout=("x",)))
+
+
+@pytest.mark.filterwarnings("ignore::spmd.LayoutWarning")
+def test_positions_that_are_divided_are_run_through_without_a_division() -> None:
+    steps = list(walk_steps(lower(divides.capture()).finished.steps))
+    works = [work_text(w) for s in steps if isinstance(s, Phase) for w in s.work]
+    runs = [text for text in works if "_run <" in text]
+    assert len(runs) >= 5 and not any("//" in text.split("_run <")[-1] for text in runs)
+    given = {"x": _DRAW.normal(size=260), "k": _DRAW.normal(size=31)}
+    image = spmd.build(divides)
+    for ranks in (1, 2, 3, 5, 16, 70):
+        for name, found in image.run(ranks=ranks, **given).items():
+            np.testing.assert_array_equal(found, divided(**given)[name], f"{name} on {ranks}")

@@ -181,7 +181,8 @@ class TracedValueError(ProgramError):
 
 
 class LayoutWarning(UserWarning):
-    """Layouts that make ranks exchange much: said once, when a program is built."""
+    """Layouts that make ranks exchange much: said once, when a program is built. A loop that every
+    rank computes since that is faster is none: `show --layouts` names it."""
 
 
 class MatchingError(ProgramError):

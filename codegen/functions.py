@@ -251,6 +251,14 @@ def neutral(fn: str, dtype: DType) -> int | float | bool | complex:
     return int(info.max if fn == "min" else info.min)
 
 
+def neutral_sign(fn: str, dtype: DType) -> int | float | bool | complex:
+    """neutral, but of sums -0.0, which leaves -0.0 as it is: NumPy's np.sum begins with 0.0, its
+    running sums and sums of parts with their first element."""
+    if fn == "add" and dtype.kind in "fc":
+        return -0.0 if dtype.kind == "f" else complex(-0.0, -0.0)
+    return neutral(fn, dtype)
+
+
 # What users call the functions that arrays are combined with: rows of COMBINE.
 OPS = {
     "sum": "add", "prod": "mul", "min": "min", "max": "max",

@@ -58,7 +58,7 @@ class Builder:
     def cast(self, x: Value, dtype: DType) -> Value:
         return x if x.type.dtype == dtype else self.emit(Map("cast", dtype=dtype), (x,))
 
-    def full(self, value: float, dtype: DType, shape: Shape) -> Value:
+    def full(self, value: complex, dtype: DType, shape: Shape) -> Value:
         return self.emit(Full(value, dtype, shape))
 
     def integer(self, e: Expr) -> Value:

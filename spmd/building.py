@@ -53,7 +53,7 @@ def build(
     checks = checks_of(check)
     store = None if cache else Cache("")
     data = source.build_program(program, parameters, target, store, checks)
-    for text in source.warnings_of(data):
+    for text in source.warnings_of(data, loops=False):
         warnings.warn(cells(text), LayoutWarning, stacklevel=3)
     again = functools.partial(build, program, target=target, cache=cache, **parameters)
     return Image(loader.check(data), again)

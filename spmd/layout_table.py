@@ -132,10 +132,11 @@ def text(image: reader.ImageFile, found: dict[str, Any]) -> Iterator[str]:
             yield f"       try: {r['try']}"
 
 
-def pointed_out(image: reader.ImageFile) -> Iterator[str]:
-    """What to say at build of loops that every rank computes, and of exchanges that give every rank
-    a large array whole: once per line."""
-    for row in (r for r in image.notes().get("chosen", []) if r["try"]):
+def pointed_out(image: reader.ImageFile, loops: bool = True) -> Iterator[str]:
+    """What to say at build of exchanges that give every rank a large array whole, once per line;
+    loops: and of loops that every rank computes since that is faster."""
+    chosen = image.notes().get("chosen", []) if loops else []
+    for row in (r for r in chosen if r["try"]):
         place = row["place"]
         yield "\n".join(
             [f"{place['file']}:{place['line']}: {row['message']}",

@@ -30,6 +30,8 @@ class Ledger:
                              remedy="build it again with this version of spmd")
         self.coordinates: list[str] = notes.get("coordinates") or []
         self.at_load: list[Any] = notes.get("load") or []
+        same = {str(b["bytes"]): (b["name"], b["bytes"]) for b in self.manifest["buffers"]}
+        self.sizes = list(same.values())  # of buffers, each formula once
         self.axes = [axis["name"] for axis in self.manifest["mesh"]]
         scalars = {scalar["name"] for scalar in self.manifest["scalars"]}
         capacity = [["floordiv", b["bytes"], SIZES[b["dtype"]]] for b in self.manifest["buffers"]]
@@ -77,8 +79,13 @@ class Ledger:
         return offsets, extents
 
     def check_arrays(self, mesh: tuple[int, ...], scalars: dict[str, Any]) -> None:
-        """The first rank's parts, which are the largest, fit the buffers they lie in."""
+        """No buffer has a negative size; the first rank's parts, which are the largest, fit the
+        buffers they lie in."""
         first = self.rank(mesh, scalars, 0)
+        for name, size in self.sizes:
+            if (have := reader.evaluate(size, first)) < 0:
+                raise self.wrong(f"buffer {name} has a negative size on {mesh}",
+                                 "0 bytes or more", f"{have} bytes")
         for array in (*self.manifest["inputs"], *self.manifest["outputs"]):
             need = SIZES[array["dtype"]]
             for extent in self.shard(array, mesh, first)[1]:

@@ -282,8 +282,8 @@ def point_out(data: bytes) -> None:
         print(f"spmd: {text}", file=sys.stderr)
 
 
-def warnings_of(data: bytes) -> list[str]:
-    return list(pointed_out(reader.read(data, host=False)))
+def warnings_of(data: bytes, loops: bool = True) -> list[str]:
+    return list(pointed_out(reader.read(data, host=False), loops))
 
 
 def run_eager(options: argparse.Namespace, _: Processes) -> int:

@@ -13,7 +13,7 @@ from codegen.emit.expressions import applied, single
 from codegen.emit.lines import comment, wrapped
 from codegen.emit.nests import NestWriter
 from codegen.emit.spell import combined, literal, storage_suffix, suffix
-from codegen.functions import FUNCTIONS, neutral
+from codegen.functions import FUNCTIONS, neutral, neutral_sign
 from codegen.plan.grammar import (
     Argument,
     Buffer,
@@ -113,9 +113,7 @@ class PhaseWriter(NestWriter):
 
     def cumulative(self, work: Lane, value: Node) -> None:
         """The first element stays as it is: 0.0 + -0.0 is 0.0, and 1 times inf + 0j has a NaN."""
-        first = neutral(work.fn, work.dtype)
-        if work.fn == "add" and work.dtype.kind in "fc":
-            first = -0.0 if work.dtype.kind == "f" else complex(-0.0, -0.0)
+        first = neutral_sign(work.fn, work.dtype)
         self.line(f"{work.dtype.compute} total = {literal(first, work.dtype)[0]};")
 
         def step() -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from codegen import dtypes
-from codegen.functions import COMBINE, neutral
+from codegen.functions import COMBINE, neutral_sign
 from codegen.ir import ArrayType, Op, Shape, Value
 from codegen.layouts.cuts import Cut, Window, whole
 from codegen.ops.group import combine
@@ -293,7 +293,7 @@ class Scatter(Kind):
         kept = tuple(whole(e) if d in self.dims else c
                      for d, (c, e) in enumerate(zip(window, shape)))
         wide = dtypes.folded_in(dtype)
-        nothing = build.emit(Full(neutral(fn, wide), wide, at.shape(kept)))
+        nothing = build.emit(Full(neutral_sign(fn, wide), wide, at.shape(kept)))
         mine = build.emit(self, (nothing, build.cast(v, wide), *index))
         total = at.over(cut.axes, op, kept, window, mine, fn, build)
         made = build.emit(Map(COMBINE[fn]), (build.cast(x, wide), total))

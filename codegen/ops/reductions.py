@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from codegen import dtypes
-from codegen.functions import COMBINE, neutral
+from codegen.functions import COMBINE, neutral, neutral_sign
 from codegen.ir import ArrayType, Op, Shape, Value
 from codegen.layouts.cuts import Cut, Window, whole
 from codegen.ops.exchanges import Fold
 from codegen.ops.group import combine
 from codegen.ops.kind import Array, Eval, Kind, Types, dropped, layout_of
 from codegen.ops.maps import Map
-from codegen.ops.views import Broadcast
+from codegen.ops.views import Broadcast, Slice
 from codegen.plan import grammar as plan
 from codegen.plan.indexing import loop_vars, positions, ravel, strides
 from codegen.symbolic import expr
@@ -249,14 +249,14 @@ class Cumulative(Lane):
     def localize(
         self, op: Op, window: Window, operands: list[Value], build: Builder, at: Localizer
     ) -> Value:
-        """Of my part, after the totals of those before me."""
+        """Of my part, after the last total of each of those before me."""
         d, fn = self.dim, self.fn
         axes = window[d].axes
         if not axes:
             return build.emit(self, operands)
         operands = [at.wide(x, build) for x in operands]
         value = build.emit(self, operands)
-        total = build.emit(Reduce(fn, (d,)), operands)
+        total = _last(value, d, fn, build)
         before = build.emit(Fold(axes, fn, "before"), (total,))
         dims = tuple(k for k in range(len(window)) if k != d)
         before = build.emit(Broadcast(dims, value.type.shape), (before,))
@@ -288,6 +288,20 @@ class Cumulative(Lane):
             store = plan.Store((), op.result, offset, value, place=op.place)
             sweeps.append(plan.Sweep((along,) * begin + loops[d + 1 :], (store,)))
         at.add(plan.Nest(loops[:d], tuple(sweeps), op.place))
+
+
+def _last(value: Value, d: int, fn: str, build: Builder) -> Value:
+    """The last of running totals along a dim; where there is none, what is neutral."""
+    (dtype, shape), zero = (value.type.dtype, value.type.shape), expr.const(0)
+    one = expr.minimum(shape[d], 1)
+    start = tuple(shape[d] - one if k == d else zero for k in range(len(shape)))
+    wide = tuple(one if k == d else e for k, e in enumerate(shape))
+    last = build.emit(Slice(start, (1,) * len(shape), wide, cut=True), (value,))
+    last = build.emit(Reduce("max", (d,)), (last,))  # of one element: to the bit
+    some = build.map("gt", build.integer(shape[d]), build.integer(zero))
+    some = build.emit(Broadcast((), last.type.shape), (some,))
+    nothing = build.full(neutral_sign(fn, dtype), dtype, last.type.shape)
+    return build.map("select", some, last, nothing)
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,7 @@ class EagerArray(np.ndarray[Any, Any]):
 
     def argsort(self, axis: Any = -1, kind: Any = None, order: Any = None, **_: Any) -> Any:
         """Stable, as in an image; np.argsort comes here."""
+        np.empty(0).argsort(kind=kind, order=order)  # NumPy refuses what it does not know
         return super().argsort(axis, kind="stable")
 
     def __array_finalize__(self, other: Any) -> None:

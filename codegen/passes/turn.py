@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from codegen.ir import ArrayType, DefUse, Module, Op, Region
+from codegen.ir import ArrayType, DefUse, Module, Op, Region, Value
 from codegen.kit import Builder
 from codegen.ops import Loop, Map, Move, Transpose
 from codegen.ops.group import each
@@ -17,13 +17,18 @@ from codegen.ops.group import each
 
 def turned(program: Module) -> Module:
     """The Program, with its transpositions before the exchanges."""
-    return program.mapped(_Turning(program.def_use).region)
+    work = _Turning(program.def_use)
+    made = program.mapped(work.region)
+    whose = {new: program.origins[old] for old, new in work.instead.items()
+             if old in program.origins}
+    return replace(made, origins={**program.origins, **whose})
 
 
 class _Turning(Builder):
     def __init__(self, known: DefUse) -> None:
         super().__init__()
         self.known = known
+        self.instead: dict[Value, Value] = {}  # of results of exchanges, what is exchanged now
 
     def region(self, region: Region) -> Region:
         after = {op.operands[0]: op for op in region.ops if isinstance(op.what, Transpose)}
@@ -58,4 +63,5 @@ class _Turning(Builder):
             tuple(each(bounds, t.ndim)[d] for d in perm) for bounds in (what.have, what.want)
         )
         types = (ArrayType(t.dtype, tuple(t.shape[d] for d in perm)),)
+        self.instead[op.result] = last.result
         self.add(replace(what, have=have, want=want, types=types), (view,), last.results)

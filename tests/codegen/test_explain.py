@@ -41,6 +41,16 @@ def levels() -> Levels:
     return lower(stencil.capture())
 
 
+def test_what_is_transposed_as_it_is_exchanged_has_its_name() -> None:
+    @spmd.program(mesh=("r",))
+    def program():
+        a, b = (spmd.input(name, (30, 30), layout=("r", None)) for name in "ab")
+        return a.T + b
+
+    (row,) = tables(lower(program.capture()))["traffic"]
+    assert row["words"] == "all-to-all: dim 0 is split instead of dim 1" and row["array"] == "a"
+
+
 # ---- short names in the text of a Program ------------------------------------------------------
 
 

@@ -102,7 +102,6 @@ def test_a_loop_of_short_turns_does_not():
     assert exchanges_in_loops(lower(one.graph({"turns": 2000}))) == 0
 
 
-@pytest.mark.filterwarnings("ignore:.*every rank computes this loop")
 def test_results_are_numpys_on_any_number_of_ranks():
     given = arrays()
     a, c = given["a"].copy(), np.zeros((N, N))

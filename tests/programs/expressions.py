@@ -111,7 +111,8 @@ EXPRESSIONS: dict[str, str] = {
                "| np.average(x, weights=np.abs(y)) | np.average(f, axis=0) "
                "| np.average(x, axis=1, weights=[1, 2, 3, 4, 5.], returned=True) "
                "| np.average(i, returned=True)",
-    "median": "np.median(x) | np.median(x, axis=0) | np.median(i, axis=1) | np.median(w, axis=0) "
+    "median": "np.signbit(np.median(v * -0.0)) | np.median(x) | np.median(x, axis=0) "
+              "| np.median(i, axis=1) | np.median(w, axis=0) "
               "| np.median(f[:, :4], axis=1, keepdims=True) | np.median(x[:6] * 1e308, axis=0)",
     "quantile": "np.quantile(x, 0.3) | np.quantile(x, [0.1, 0.9], axis=0) | np.quantile(w, 0.5, 1)",
     "percentile": "np.percentile(x, 30) | np.percentile(i, [5, 50], axis=1)",
@@ -232,6 +233,7 @@ EXPRESSIONS: dict[str, str] = {
            "| np.pad(v, 2, mode='reflect') | np.pad(v, 3, 'symmetric') "
            "| np.pad(i, 1, constant_values=4) | np.pad(x, 1, constant_values=((1, 2), (3, 4))) "
            "| np.pad(x, 2, mode='reflect', reflect_type='odd') | np.pad(i, 2, 'linear_ramp') "
+           "| np.pad(h, 5, 'linear_ramp', end_values=(9, 2)) | np.pad(f, 3, 'linear_ramp') "
            "| np.pad(x, ((0, 0), (1, 2)), 'linear_ramp', end_values=((1, 2), (3, 4))) "
            "| np.pad(x, ((1, 2), (2, 0)), 'maximum', stat_length=((1, 2), (2, 3))) "
            "| np.pad(t, 1, mode='minimum') | np.pad(i, 1, mode='mean') "
@@ -427,8 +429,9 @@ EXPRESSIONS: dict[str, str] = {
                     "| np.divide.reduce(x, 1) | np.floor_divide.reduce(i + 20, keepdims=True) "
                     "| np.equal.reduce(b) "
                     "| np.divide.reduce(i, initial=3)",
-    "ufunc.accumulate": "np.signbit(np.add.accumulate(np.where(np.arange(7) < 1, -0.0, o))) "
-                        "| np.multiply.accumulate(np.where(np.arange(7) < 1, np.inf, o + 1j))[:1] "
+    "ufunc.accumulate": "np.signbit(np.add.accumulate(np.where(np.arange(7) < 5, -0.0, o))) "
+                        "| np.multiply.accumulate(np.where(o < -3, np.inf, np.where(o < 0, 1j, 1)))"
+                        "[:3] "
                         "| np.add.accumulate(x) | np.maximum.accumulate(x, axis=1) "
                         "| np.minimum.accumulate(w) | np.multiply.accumulate(v) "
                         "| np.maximum.accumulate(z) | np.minimum.accumulate(z, axis=1) "
@@ -448,7 +451,8 @@ EXPRESSIONS: dict[str, str] = {
                 "| np.logical_or.at(b, ([0, 1], [0, 0]), True); b "
                 "| np.divide.at(v, j, 2); v | np.sqrt.at(o, [1, 1]); o "
                 "| np.power.at(x, ([0, 0, 1], [1, 1, 2]), [2, 3, 2]); x",
-    "ufunc.reduceat": "np.add.reduceat(v, [0, 3]) | np.multiply.reduceat(x, [0, 3, 3, 1]) "
+    "ufunc.reduceat": "np.signbit(np.add.reduceat(np.where(o < 2, -0.0, o), [0, 3, 5])) "
+                      "| np.add.reduceat(v, [0, 3]) | np.multiply.reduceat(x, [0, 3, 3, 1]) "
                       "| np.add.reduceat(x * q[0], np.sort(j), axis=0) "
                       "| np.add.reduceat(b, [0, 2], 1) "
                       "| np.maximum.reduceat(i, np.sort(j)) "

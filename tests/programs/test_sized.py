@@ -47,6 +47,10 @@ def pairs(given: dict[str, Any]) -> dict[str, tuple[Callable[[], Any], Callable[
             np.concatenate([a, *[a[:1] * f] * 5])[:n] for a, n, f in zip(
                 np.unique(m * (y[:4, None] > 5), True, True, True, 0), (5, 5, 4, 5),
                 (1, 1, 0, 0), strict=True)]),
+        "parts of a row": (lambda: xp.unique(g, axis=0, size=17, fill_value=-9),
+                           lambda: filled(np.unique(g, axis=0), 17, -9)),
+        "of two types": (lambda: xp.intersect1d(t, z, size=5), lambda: filled(
+            np.intersect1d(t, z), 5, 0)),
         "values": (lambda: xp.unique_values(e, size=2), lambda: np.zeros(2)),
         **{f: (lambda f=f: getattr(xp, f)(x, y, size=30, fill_value=99),
                lambda f=f: filled(getattr(np, f)(x, y), 30, 99)) for f in rows},
@@ -73,7 +77,7 @@ def pairs(given: dict[str, Any]) -> dict[str, tuple[Callable[[], Any], Callable[
         "rows of none": (lambda: xp.unique(o, axis=0, size=2, fill_value=7),
                          lambda: np.full((2, 3), 7.0)),
         "both of none": (lambda: xp.intersect1d(x, o, return_indices=True, size=2, fill_value=9),
-                         lambda: [np.full(2, 9), np.full(2, 23), np.zeros(2, int)]),
+                         lambda: [np.full(2, 9.0), np.full(2, 23), np.zeros(2, int)]),
         "compress none": (lambda: xp.compress(o[:, 0], o, 0, size=2, fill_value=4),
                           lambda: np.full((2, 3), 4.0)),
         "places of none": (lambda: xp.argwhere(o, size=2, fill_value=4),

@@ -132,6 +132,12 @@ def test_a_manifest_that_the_machine_code_does_not_follow(built, spmd_here, tmp_
     )
 
 
+def test_a_buffer_of_a_negative_size(built, spmd_here, tmp_path):
+    old = b'"bytes":["*",4,["begin",1,200,"n_x"]],'
+    copy = edited(built(HALO), tmp_path, old=old, new=old.replace(b"200", b"-20"))
+    spmd_here("verify", copy).expect(65, "has a negative size on", "0 bytes or more", "-80 bytes")
+
+
 @pytest.mark.parametrize(("code", "text"), [
     (b"\x0f\x0b", "crash"), (b"\xeb\xfe", "do not end"),
 ])

@@ -5,7 +5,6 @@ Always holds: a NumPy function that has no row is refused with its name and the 
 
 from __future__ import annotations
 
-import operator
 import types
 from collections.abc import Iterator
 from functools import cache, partial
@@ -14,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from codegen.errors import ShapeError
 from codegen.trace import array, foreign
 from codegen.trace.array import Array, is_traced, unsupported
 from codegen.trace.context import Context, refuse_constant_write
@@ -342,7 +342,11 @@ def _sized(name: str, plain: Any, ours: Function) -> Function:
     def call(*args: Any, size: Any = None, **options: Any) -> Any:
         if size is None:
             return _in_programs(ours, plain)(*args, **options)
-        return sized.FUNCTIONS[name](*args, size=operator.index(size), **options)
+        if not isinstance(size, (int, np.integer)) or size < 0:
+            raise ShapeError(f"spmd.numpy.{name}: size says how many elements there is room for",
+                             expected="an integer known while building, 0 or more",
+                             found=f"size={size!r}", remedy="size=x.size, always enough")
+        return sized.FUNCTIONS[name](*args, size=int(size), **options)
 
     call.__name__ = name
     call.__doc__ = f"{plain.__doc__}\n\nspmd: {sized.__doc__}"

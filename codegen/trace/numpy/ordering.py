@@ -104,7 +104,10 @@ def argsort(x: Any, axis: Any = -1, kind: Any = None, order: Any = None, *,
 
 
 def _lane(x: Any, axis: Any, order: Any, what: str, kind: Any = None) -> tuple[Array, int]:
-    if kind is not None and str(kind)[:1].lower() not in ("q", "h", "m", "s"):  # as NumPy reads it
+    if what.endswith("partition"):
+        if kind not in (None, "introselect"):
+            raise unsupported(f"{what} with kind={kind!r}", "kind='introselect', as NumPy")
+    elif kind is not None and str(kind)[:1].lower() not in ("q", "h", "m", "s"):  # as NumPy does
         raise unsupported(f"{what} with kind={kind!r}", "kind='stable'; 'quicksort', 'heapsort' "
                           "and 'mergesort' are taken as well")
     if order is not None:
@@ -356,7 +359,7 @@ def _symbol(x: Any) -> Expr:
 
 def partition(x: Any, kth: Any, axis: Any = -1, kind: Any = None, order: Any = None) -> Any:
     """At each k what sorting puts there, nothing larger before it, nothing less behind it."""
-    array, d = _lane(x, axis, order, "np.partition")
+    array, d = _lane(x, axis, order, "np.partition", kind)
     places = _places(array, d, kth, "np.partition")
     if split_over(array, d) or array.type.dtype.kind == "c":
         return sort(array, d)
@@ -366,7 +369,7 @@ def partition(x: Any, kth: Any, axis: Any = -1, kind: Any = None, order: Any = N
 
 def argpartition(x: Any, kth: Any, axis: Any = -1, kind: Any = None, order: Any = None) -> Any:
     """Positions: of what is less than the element at each k, of what equals it, of what is more."""
-    array, d = _lane(x, axis, order, "np.argpartition")
+    array, d = _lane(x, axis, order, "np.argpartition", kind)
     places = _places(array, d, kth, "np.argpartition")
     if array.type.dtype.kind == "c" or not 0 < len(places) < 64:
         return argsort(array, d)

@@ -45,7 +45,11 @@ def pad(x: Any, pad_width: Any, mode: Any = "constant", **options: Any) -> Array
             raise unsupported(f"np.pad with mode={mode!r}", f"constant, {', '.join(_MODES)}")
         sides, option = _MODES[mode]
         values = options.get(option, _DEFAULTS.get(option))
-    if sides is not _repeated:
+    if sides is _ramps and np.size(values) < 3 and np.shape(values) != (2, 1):
+        # so few become numbers of NumPy, whose type counts
+        values = np.broadcast_to(np.asarray(values).ravel(), 2)
+        values = [tuple(np.asarray(v)[()] for v in values)] * array.ndim
+    elif sides is not _repeated:
         values = _sides(values, array.ndim)
     for d, (before, after) in enumerate(pad_width):
         if sides is _repeated:

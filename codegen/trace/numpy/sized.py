@@ -111,7 +111,7 @@ def unique(
     return_counts: bool = False, axis: Any = None, *, size: int, fill_value: Any = None,
 ) -> Any:
     """All NaN are equal. fill_value: the smallest element by default. axis: of its parts, whole."""
-    if axis is None:
+    if axis is None or np.ndim(ar) == 1:
         x = _row(ar)
         order = np.argsort(x, kind="stable") if return_index else None
         found = np.sort(x)
@@ -127,7 +127,7 @@ def unique(
         made[0] = np.moveaxis(made[0], 0, axis)
     if return_index:
         made.append(_kept(order, mask, size, None))
-    if return_inverse and axis is not None:
+    if return_inverse and x.ndim > 1:
         at = np.zeros_like(order)
         at[order] = np.cumsum(mask) - 1
         made.append(at)
@@ -162,6 +162,8 @@ def intersect1d(
 ) -> Any:
     """return_indices: where there is nothing, the length of the array."""
     x, y = _row(ar1), _row(ar2)
+    kind = np.result_type(x, y)
+    x, y = x.astype(kind), y.astype(kind)
     found = np.sort(x)
     mask = _firsts(found) & np.isin(found, y)
     made = _kept(found, mask, size, fill_value)

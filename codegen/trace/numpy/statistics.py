@@ -238,9 +238,10 @@ def nanmedian(x: Any, axis: Any = None, out: Any = None, overwrite_input: bool =
 
 
 def _middle(found: Array, single: Any) -> Any:
-    """The mean of two elements; of a `single` one, itself: twice of it may be too large."""
+    """The mean of two elements; of a `single` one, itself: twice of it may be too large. A mean of
+    -0.0 is 0.0."""
     kind = found.type.dtype
-    wide = as_array(found, dtypes.FLOAT32 if kind.size == 2 else kind)
+    wide = as_array(found, dtypes.FLOAT32 if kind.size == 2 else kind) + 0.0
     return select(single, wide[..., 0], (wide[..., 0] + wide[..., 1]) * 0.5)
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from codegen import dtypes
 from codegen.dtypes import DType
 from codegen.errors import DtypeError, ShapeError
-from codegen.functions import COMBINE, FUNCTIONS, neutral
+from codegen.functions import COMBINE, FUNCTIONS, neutral_sign
 from codegen.ops import Cumulative
 from codegen.ops.kind import layout_of
 from codegen.symbolic import expr
@@ -247,7 +247,7 @@ def _combined(fn: str, array: Array, d: int, segments: Array, count: Any) -> Arr
     """What belongs to each segment of a dim, combined; -1 belongs to none."""
     kind = array.type.dtype
     shape = (*array.shape[:d], count, *array.shape[d + 1 :])
-    made = full(shape, neutral(fn, kind), dtypes.numpy_dtype(kind))
+    made = full(shape, neutral_sign(fn, kind), dtypes.numpy_dtype(kind))
     Gather(array.context, (d,), d, (segments.read(),)).write(made, array, fn)
     return as_array(made)
 

@@ -17,6 +17,7 @@ from codegen.image.target import resolve
 from codegen.ir import Module
 from codegen.layouts.demands import Demands
 from codegen.passes.accumulate import accumulated
+from codegen.passes.ahead import fetched_ahead
 from codegen.passes.buffers import placed
 from codegen.passes.check import check
 from codegen.passes.check_loops import check_loops
@@ -68,7 +69,8 @@ def lower(graph: Module) -> Levels:
     """All levels below a Graph. Raises the error classes of codegen.errors."""
     at("choosing what ranks hold, and what they send")
     graph = check(row_wise(check(in_pieces(check(compared(check_replicas(check(graph))))))))
-    demands, program = with_whole_loops(with_shared_loops(split(graph), split), split)
+    demands, program = with_shared_loops(split(graph), split)
+    demands, program = with_whole_loops(fetched_ahead((demands, program), split), split)
     graph, program = demands.graph, check_uniform(check(turned(program)))
     at("proving that sends and receives match")
     program = check(at_one_place(check(instrumented(check_matching(program)))))

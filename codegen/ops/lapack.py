@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 INFO = dtypes.BY_NAME["int32"]
 KINDS = frozenset(LETTERS)  # the types that LAPACK computes with
+MANY = 32  # columns that are worth an exchange to solve for parts of them
 
 
 def letter(dtype: DType) -> str:
@@ -81,7 +82,7 @@ class Factor(Kind):
         made = self.made([t.shape[n:] for t in types], types[0].dtype)
         return [ArrayType(dtype, (*types[0].shape[:n], *core)) for dtype, core in made]
 
-    def layout(self, operands: Types, result: ArrayType) -> Iterable[tuple[str, ...]]:
+    def layout(self, operands: Types, result: ArrayType) -> tuple[tuple[str, ...], ...]:
         n = self.batch(operands)
         batch = joined_layout([layout_of(t)[:n] for t in operands]) if n else ()
         return (*batch, *[()] * (result.ndim - n))
@@ -229,11 +230,28 @@ class Lu(Factor):
 
 @dataclass(frozen=True)
 class LuSolve(Factor):
-    """X with A X = B, of what Lu gives for A."""
+    """X with A X = B, of what Lu gives for A. Columns of B, here rows, may be split."""
 
     name = "lu_solve"
     reads = "whole"
     cores = (2, 1, 2)
+
+    def layout(self, operands: Types, result: ArrayType) -> tuple[tuple[str, ...], ...]:
+        """Where many columns lie in parts, each on several ranks, ranks get whole columns."""
+        columns, within = layout_of(operands[2])[-2:]
+        many = all(e.is_const and e.value >= MANY for e in result.shape[-2:])
+        split = columns or (within if many else ())
+        return (*super().layout(operands, result)[:-2], split, ())
+
+    def needs(self, op: Op, window: Window, at: Localizer) -> list[Window]:
+        lu, pivots, _ = super().needs(op, window, at)
+        return [lu, pivots, (*window[:-1], whole(op.result.type.shape[-1]))]
+
+    def localize(
+        self, op: Op, window: Window, operands: list[Value], build: Builder, at: Localizer
+    ) -> Value:
+        held = (*window[:-1], whole(op.result.type.shape[-1]))
+        return at.part(build.emit(self, operands), held, window, build)
 
     def made(self, cores: Sequence[Shape], dtype: DType) -> list[tuple[DType, Shape]]:
         return [(dtype, cores[2])]

@@ -8,7 +8,8 @@ Always holds: sizes and turns are known; arrays take at most ROOM; estimates say
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import prod
 
 from codegen.ir import Module, Op, Region, Value, free_values, walk
@@ -36,9 +37,12 @@ def with_whole_loops(split: Split, again: Callable[[Module], Split]) -> Split:
     """again: makes a Split of a Graph."""
     demands, program = split
     few = Costs(program, a_few_and_many(program.mesh)[0])
-    if not any(cost.exchanging > GAIN for cost in few.loops.values()):
+    if sum(cost.exchanging for cost in few.loops.values()) <= GAIN:
         return split
-    found = _Search(demands, program, few).choices(again)
+    search = _Search(demands, program, few)
+    if shared := search.shared():
+        return with_whole_loops(again(relaid(demands.graph, shared)), again)
+    found = search.choices(again)
     return again(relaid(demands.graph, found)) if found else split
 
 
@@ -64,6 +68,27 @@ class _Search:
             self.after = [Costs(program, sizes, known) for sizes in self.meshes]
         return self.in_region(self.graph.body)
 
+    def shared(self) -> Choices:
+        """What several loops only read, one after the other, and fetch more of than all of it."""
+        loops: dict[Value, list[Sym]] = defaultdict(list)
+        fetching: dict[Value, float] = defaultdict(float)
+        for op in self.graph.body.ops:
+            counter = op.what.counts() if isinstance(op.what, Loop) else None
+            cost = self.before[0].loops.get(counter) if counter else None
+            if cost is None or counter is None or any(map(_as_asked, _inside(op))):
+                continue
+            for v in _read_by(op, carried=False):
+                if seconds := cost.fetching.get(self.demands.shown(v), 0.0):
+                    loops[v].append(counter)
+                    fetching[v] += seconds
+        paying = [v for v, counters in loops.items() if len(counters) > 1 and _size([v]) is not None
+                  and fetching[v] > GAIN + LESS * _gathered(self.meshes[0], [v])]
+        found: dict[Sym, list[Value]] = defaultdict(list)
+        for v in paying:
+            for counter in loops[v]:
+                found[counter].append(v)
+        return {counter: gathered(values, Inside.SAME, "") for counter, values in found.items()}
+
     def in_region(self, region: Region) -> Choices:
         """For the outermost loops that are faster otherwise."""
         found: Choices = {}
@@ -81,7 +106,7 @@ class _Search:
         """For a loop, and those in it: nothing, where it is well as it is."""
         if not all(counter in c.loops for c in (*self.before, *self.after)):
             return {}
-        if any(_as_asked(op) for inner in loop.regions for op in walk(inner)):
+        if any(map(_as_asked, _inside(loop))):
             return {}
         before = [c.loops[counter] for c in self.before]
         options: list[tuple[float, Choices]] = []
@@ -96,8 +121,7 @@ class _Search:
                 because = self.words(before[0], spent[0], size)
                 options.append((spent[0], {counter: gathered(read, Inside.WHOLE, because)}))
         inside = {c: choice for c, choice in self.only_read.items()
-                  if c == counter or any(op.what.counts() == c for r in loop.regions
-                                         for op in walk(r))}
+                  if c == counter or any(op.what.counts() == c for op in _inside(loop))}
         if inside:
             read = tuple(v for v, _ in inside[counter].before) if counter in inside else ()
             spent = [c.loops[counter].seconds + often * _gathered(sizes, read)
@@ -147,6 +171,10 @@ def _as_asked(op: Op) -> bool:
     if isinstance(op.what, Relayout):
         return op.what.asked
     return isinstance(op.what, ShardMap | Kernel)
+
+
+def _inside(loop: Op) -> Iterator[Op]:
+    return (op for inner in loop.regions for op in walk(inner))
 
 
 def _is_split(value: Value) -> bool:

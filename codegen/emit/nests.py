@@ -127,6 +127,9 @@ class NestWriter(CFunction):
         if work.waiting is not None:
             self.store_waiting(work, work.waiting)
             return
+        if work.sift:
+            self.store_sifted(work)
+            return
         opened = self.loops(work.loops)
         self.buffer(work.buffer, written=True)
         tests = [self.within(b) for b in work.bounds]
@@ -134,9 +137,40 @@ class NestWriter(CFunction):
         self.line(f"if ({' && '.join(tests)}) {text}" if tests else text)
         self.close(opened)
 
+    def store_sifted(self, work: Store) -> None:
+        """A branch that nobody can foretell takes longer than to write down all that is found."""
+        *outer, last = (v for v in work.loops if v.extent != 1)
+        j, n = last.sym.name, self.integer(last.extent)
+        piece, end, found, many, k = (
+            self.names.name(x) for x in (f"{j}_piece", f"{j}_end", "found", "many", "k")
+        )
+        at = {b.sym: self.names.name(f"{b.sym.name}_at") for b in work.bounds}
+        opened = self.loops(outer)
+        self.open(f"for (int64_t {piece} = 0; {piece} < {n}; {piece} += {work.sift}) {{")
+        self.line(f"const int64_t {end} = spmd_min({piece} + {work.sift}, {n});")
+        arrays = "".join(f"{name}[{work.sift}], " for name in (*at.values(), found))
+        self.line(f"int64_t {arrays}{many} = 0;")
+        self.open(f"for (int64_t {j} = {piece}; {j} < {end}; {j}++) {{")
+        for b in work.bounds:
+            self.line(f"{at[b.sym]}[{j} - {piece}] = {self.position(b.node)};")
+        self.close()
+        self.open(f"for (int64_t {j} = {piece}; {j} < {end}; {j}++) {{")
+        self.line(f"{found}[{many}] = {j};")
+        tests = [f"({self.inside(b, f'{at[b.sym]}[{j} - {piece}]')})" for b in work.bounds]
+        self.line(f"{many} += {' & '.join(tests)};")
+        self.close()
+        self.open(f"for (int64_t {k} = 0; {k} < {many}; {k}++) {{")
+        self.line(f"const int64_t {j} = {found}[{k}];")
+        for b in work.bounds:
+            self.inside(b, f"{at[b.sym]}[{j} - {piece}]")
+        self.line(self.put(work.buffer, work.offset, self.value(work.value), work.combine))
+        self.close(opened + 2)
+
     def within(self, b: Bound) -> str:
         """Declares a position of a Store; whether it is one."""
-        raw = self.position(b.node)
+        return self.inside(b, self.position(b.node))
+
+    def inside(self, b: Bound, raw: str) -> str:
         self.declared.add(b.sym.name)
         self.line(f"const int64_t {b.sym.name} = {raw};")
         at = self.integer(expr.symbol(b.sym) + (b.shift if b.shift is not None else 0))

@@ -212,6 +212,7 @@ class Gather(Kind):
 
 
 _FEW = 4  # elements for each point
+_USUAL = 16  # ranks along an axis, where the number of points depends on that
 
 
 @dataclass(frozen=True)
@@ -253,7 +254,9 @@ class Scatter(Kind):
         everywhere: into a result of its own, which all then reduce. Of few points, each rank takes
         all, and combines those that fall in its part."""
         x, v, *index = op.operands
-        few = expr.nonneg(expr.product(x.type.shape) - _FEW * expr.product(v.type.shape))
+        spare = expr.product(x.type.shape) - _FEW * expr.product(v.type.shape)
+        usual = {s: expr.const(_USUAL) for s in spare.symbols() if s.kind == "size"}
+        few = expr.nonneg(spare.subst(usual))
         if self.fn == "set" or index[0].type.ndim != 1 or few:
             return None
         cut = at.natural(index[0], 0)

@@ -15,9 +15,11 @@ from codegen.errors import Place
 from codegen.functions import OPENMP, neutral
 from codegen.plan.grammar import (
     Choice,
+    Integer,
     Keep,
     Lane,
     Literal,
+    Load,
     Nest,
     Phase,
     Plan,
@@ -29,13 +31,15 @@ from codegen.plan.grammar import (
     Turns,
     Work,
 )
-from codegen.plan.indexing import positions, ravel, waiting_room
+from codegen.plan.indexing import leaves, positions, ravel, waiting_room
 from codegen.plan.runs import in_runs
 from codegen.plan.steps import mapped_steps
 from codegen.plan.strips import in_strips
 from codegen.symbolic import expr
+from codegen.symbolic.expr import Sym
 
 SHORT = 16  # turns of a loop that is not worth vectorising
+_PIECE = 256  # points that are looked at, before those that fall in a rank's part are stored
 _BLOCK = 512  # elements of a lane whose extreme is found at once, before it is looked for
 
 
@@ -82,6 +86,8 @@ def _simple(work: Simple) -> Iterator[Work]:
         extents = tuple(v.extent for v in inner)
         room = waiting_room(extents, work.buffer.dtype) if work.rows > 1 else expr.const(0)
         yield replace(work, room=room, line=ravel(positions(inner), extents))
+    elif isinstance(work, Store) and _elsewhere(work):
+        yield replace(work, sift=_PIECE)
     elif isinstance(work, Store):
         yield in_runs(in_strips(work))
     elif isinstance(work, Lane):
@@ -90,6 +96,20 @@ def _simple(work: Simple) -> Iterator[Work]:
         yield replace(work, offset=work.offset + along, stride=expr.const(0), block=block)
     else:
         yield work
+
+
+def _elsewhere(work: Store) -> bool:
+    """Whether others have the same points, and each rank stores those that fall in its part."""
+    last = [v for v in work.loops if v.extent != 1][-1:]
+    if not last or expr.nonneg(SHORT - last[0].extent):
+        return False
+    read, added = set[Sym](), set[Sym]()
+    for node in (leaf for b in work.bounds for leaf in leaves(b.node)):
+        if isinstance(node, Load):
+            read |= node.offset.symbols()
+        elif isinstance(node, Integer):
+            added |= node.value.symbols()
+    return last[0].sym in read | added and any(s.kind == "coord" for s in added)
 
 
 # ---- reductions ----------------------------------------------------------------------------------

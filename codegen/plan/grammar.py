@@ -139,7 +139,8 @@ class Store(Generic[M]):
     """buffer[offset] = value, for every point. combine: a COMBINE or "set". A point whose
     bound positions do not all lie within 0 … limit is dropped. rows: so many rows (of the first
     loop) wait in `waiting` before they are stored, because the rows after them read what was there,
-    `room` elements apart; a point stands at `line` of its row."""
+    `room` elements apart; a point stands at `line` of its row. sift: of so many turns of the last
+    loop, those whose point is not dropped are found before they are stored; 0: of one."""
 
     loops: tuple[Var, ...]
     buffer: M
@@ -152,6 +153,7 @@ class Store(Generic[M]):
     waiting: M | None = None
     room: Expr = expr.const(0)
     line: Expr = expr.const(0)
+    sift: int = 0
 
 
 @dataclass(frozen=True)

@@ -236,7 +236,9 @@ def work_text(work: Simple) -> str:
         how = "=" if work.combine == "set" else f"{work.combine}="
         tests = "".join(f" where {b.sym.name} = {node_text(b.node)}" for b in work.bounds)
         target = _at(work.buffer, work.offset)
-        return f"{target} {how} {node_text(work.value)}{tests}{_loops(work.loops)}{_waiting(work)}"
+        sifted = f"; {work.sift} looked at before" if work.sift else ""
+        at = f"{_loops(work.loops)}{_waiting(work)}{sifted}"
+        return f"{target} {how} {node_text(work.value)}{tests}{at}"
     if isinstance(work, Reduce):
         target = _at(work.buffer, work.offset)
         inner = _loops(work.inner)

@@ -1,0 +1,56 @@
+"""The Parallel Research Kernels, which check themselves, and what they are made of, on any N."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import spmd
+from codegen.compile import lower
+from codegen.passes.settle import settled
+from codegen.plan.text import plan_text
+from tests import figures_prk
+
+SMALL = {
+    "stencil": {"n": 23, "r": 2}, "transpose": {"n": 37}, "nstream": {"n": 1001},
+    "dgemm": {"n": 24}, "reduce": {"n": 100}, "random": {"log2": 12, "ahead": 64},
+    "branch": {"n": 1000},
+}
+
+
+@pytest.mark.filterwarnings("ignore::spmd.LayoutWarning")  # a product reads all of b
+@pytest.mark.parametrize("name", figures_prk.KERNELS)
+def test_they_find_what_the_c_finds(name: str) -> None:
+    image = spmd.build(getattr(figures_prk, name), **SMALL[name])
+    for ranks in (1, 2, 5):
+        image.run(ranks=ranks, steps=3)
+
+
+def test_few_points_go_to_all_ranks_and_the_table_stays() -> None:
+    plan = plan_text(settled(lower(figures_prk.random.graph({})).plan))
+    assert plan.count("all_gather") == plan.count("; 256 looked at before") == 2
+    assert "reduce_scatter" not in plan
+
+
+@spmd.program(mesh=("r",))
+def updated(n: int = 5000, points: int = 700):
+    x = spmd.input("x", (n,), np.float64, layout=("r",))
+    y = spmd.input("y", (n, 3), np.float64, layout=("r", None))
+    v = spmd.input("v", (points,), np.float64)
+    k = spmd.input("k", (points,), np.int64)
+    np.add.at(x, k, v)
+    z = x.copy()
+    z[k] = v
+    y[k] = v[:, None]
+    return x, z, y
+
+
+def test_points_that_meet_are_taken_in_their_order() -> None:
+    rng = np.random.default_rng(3)
+    x, y, v = rng.random(5000), rng.random((5000, 3)), 10.0 ** rng.integers(-9, 9, 700)
+    k = rng.integers(-5000, 5000, 700) // 50
+    wanted = updated.eager(x=x.copy(), y=y.copy(), v=v, k=k)
+    image = spmd.build(updated)
+    for ranks in (1, 3, 8):
+        for got, want in zip(image.run(ranks=ranks, x=x, y=y, v=v, k=k), wanted, strict=True):
+            np.testing.assert_array_equal(got, want)

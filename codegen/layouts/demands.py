@@ -15,11 +15,14 @@ from codegen.errors import Place
 from codegen.ir import Module, Op, Region, Value, free_values
 from codegen.kit import global_ops
 from codegen.layouts import cuts
-from codegen.layouts.cuts import Window, home, layout_of
+from codegen.layouts.cuts import Cut, Window, home, layout_of
 from codegen.layouts.localize import Localizer
 from codegen.layouts.rooms import Rooms
 from codegen.mesh import LayoutEntry
 from codegen.ops import Branch, Loop, Map, Roll, ShardMap
+from codegen.symbolic import expr
+from codegen.symbolic.estimate import lower_bound, upper_bound
+from codegen.symbolic.expr import Sym
 
 
 @dataclass
@@ -44,6 +47,7 @@ class Demands:
         self.wanted: dict[Value, dict[Window, Place | None]] = {}
         self.from_home: set[Value] = set()  # wanted in parts that only a use can name
         self.passed: set[tuple[Value, Window]] = set()
+        self.in_turns: dict[Value, dict[Window, Window]] = {}  # wanted by a turn: by all of them
         self.cut_short: set[Value] = set()  # views that are made: their ends are wanted rolled on
         self.inputs = [i.value for i in graph.inputs]
         for op in global_ops(graph.body):
@@ -61,6 +65,12 @@ class Demands:
 
     def entry(self, value: Value, dim: int) -> LayoutEntry:
         return layout_of(value)[dim]
+
+    @cached_property
+    def counters(self) -> set[Sym]:
+        """Of loops that come to every number between the first and the last."""
+        loops = (op.what for op in self.graph.def_use.order if isinstance(op.what, Loop))
+        return {w.counter for w in loops if w.counter is not None and w.step in (1, -1)}
 
     @cached_property
     def by_place(self) -> dict[Place | None, list[Op]]:
@@ -81,10 +91,34 @@ class Demands:
                 self.want_operands(op, window, place or op.place)
             return
         at = self.begins.get(value, 0)
-        if any(self.begins.get(s, 0) > at for s in cuts.symbols(window)):
-            self.from_home.add(value)
-        else:
-            self.wanted.setdefault(value, {}).setdefault(window, place)
+        late = {s for s in cuts.symbols(window) if self.begins.get(s, 0) > at}
+        if late:
+            wide = self.of_all_turns(value, window, late)
+            if wide is None:
+                self.from_home.add(value)
+                return
+            self.in_turns.setdefault(value, {})[window] = wide
+            window = wide
+        self.wanted.setdefault(value, {}).setdefault(window, place)
+
+    def of_all_turns(self, value: Value, window: Window, late: set[Sym]) -> Window | None:
+        """What all turns of loops want of an array that they leave as it is, where that is a rank's
+        blocks and a few ghost cells: it is fetched once, before the first turn."""
+        wide: list[Cut] = []
+        if not late <= self.counters:
+            return None
+        for cut, have in zip(window, home(value), strict=True):
+            away = cut.symbols() & late
+            if have.axes:
+                few = expr.nonneg(cuts.NEAR - cut.most + cut.least)
+                if away or cut.axes != have.axes or cut.given or cut.step != 1 or not few:
+                    return None
+            elif away:
+                if cut.axes or cut.given or cut.period:
+                    return None
+                cut = cuts.fixed(lower_bound(cut.first, away), upper_bound(cut.last, away))
+            wide.append(cut)
+        return None if cuts.inside(tuple(wide), home(value)) else tuple(wide)
 
     def is_view(self, op: Op) -> bool:
         """Whether it is made anew wherever a part is wanted."""
@@ -166,7 +200,7 @@ class Demands:
             one = cuts.gather(list(wanted)) if op and isinstance(op.what, Map) else list(wanted)
             if len(one) == 1 or all(cuts.inside(w, one[0]) for w in one):
                 demand.made = one[:1]
-                demand.of = dict.fromkeys(wanted, one[0])
+                demand.of = dict.fromkeys((*wanted, *self.in_turns.get(value, ())), one[0])
                 return
         demand.made = [blocks]
         outside = [w for w in wanted if not cuts.inside(w, blocks)]
@@ -187,6 +221,9 @@ class Demands:
             if cuts.inside(widest.setdefault(demand.of[window], window), window):
                 widest[demand.of[window]] = window
                 demand.places[demand.of[window]] = place
+        for window, wide in self.in_turns.get(value, {}).items():
+            if wide in demand.of:
+                demand.of[window] = demand.of[wide]
 
     def goes_on(self, op: Op, window: Window) -> bool:
         """Whether what is beyond the ends of dims that go on there can be computed as the rest."""

@@ -18,6 +18,7 @@ from codegen.mesh import joined_layout
 from codegen.ops.exchanges import Fold
 from codegen.ops.kind import Array, Eval, Kind, Types, layout_of
 from codegen.plan.indexing import Index, apply
+from codegen.plan.magnitudes import compared
 from codegen.symbolic.expr import const
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class Map(Kind):
     def element(self, op: Op, index: Index, at: Resolver) -> At:
         args = tuple(at.node(v, index) for v in op.operands)
         operand = op.operands[-1 if self.fn == "select" else 0].type.dtype
-        return apply(self.fn, op.result.type.dtype, args, operand)
+        return compared(self.fn, args) or apply(self.fn, op.result.type.dtype, args, operand)
 
     def title(self) -> str:
         return _TITLES.get(self.fn) or FUNCTIONS[self.fn].ufunc

@@ -31,6 +31,7 @@ from codegen.plan.grammar import (
 )
 from codegen.plan.names import buffer_names, identifier
 from codegen.plan.steps import walk_steps
+from codegen.plan.tiles import in_tiles
 from codegen.symbolic import expr
 from codegen.symbolic.estimate import upper_bound
 from codegen.symbolic.expr import Expr, Sym
@@ -57,8 +58,11 @@ class _Enclosing:
 
     def step(self, step: Step) -> Step:
         if isinstance(step, Loop):
-            if 0 < self.points(step) <= LONGEST and 0 < _works(step) <= MOST:
+            near = 0 < self.points(step, LONGEST) <= LONGEST and 0 < _works(step) <= MOST
+            if near and self.points(step, SMALL):
                 return self.phase(step)
+            if near and (tiled := self.tiled(step)):
+                return tiled
             return replace(step, body=self.steps(step.body))
         if isinstance(step, Branch):
             return replace(step, arms=tuple(map(self.steps, step.arms)))
@@ -66,19 +70,20 @@ class _Enclosing:
 
     # ---- how much it is --------------------------------------------------------------------------
 
-    def points(self, step: Step) -> int:
-        """At most so many are computed in a step; 0: that is not known, or it is no small work."""
+    def points(self, step: Step, each: int) -> int:
+        """At most so many are computed in a step; 0: that is not known, or a work has more than
+        `each`."""
         if isinstance(step, Phase):
             some = [self.of_work(work) for work in step.work]
-            return sum(some) if all(0 < n <= SMALL for n in some) else 0
+            return sum(some) if all(0 < n <= each for n in some) else 0
         if isinstance(step, Branch):
-            some = [self.points(one) for arm in step.arms for one in arm]
+            some = [self.points(one, each) for arm in step.arms for one in arm]
             return 1 + sum(some) if all(some) else 0
         if not isinstance(step, Loop) or step.counter is None or step.flag or step.rotate:
             return 0
         if step.stop is None or not step.step.is_const or step.step == 0:
             return 0
-        some = [self.points(one) for one in step.body]
+        some = [self.points(one, each) for one in step.body]
         size = abs(step.step.value)
         ahead = (step.stop - step.start) * (1 if step.step.value > 0 else -1)
         return self.bound(ahead + size - 1) // size * sum(some) if some and all(some) else 0
@@ -114,6 +119,22 @@ class _Enclosing:
     def phase(self, loop: Loop) -> Phase:
         first = next(s for s in walk_steps((loop,)) if isinstance(s, Phase))
         return replace(first, work=self.works((loop,), {}), place=loop.place)
+
+    def tiled(self, loop: Loop) -> Phase | None:
+        """All turns for some points, and then for the next ones, where that is quicker."""
+        assert loop.stop is not None
+        ahead = loop.stop - loop.start
+        if ahead.is_const and abs(ahead.value) <= abs(loop.step.value):  # one turn
+            return None
+        before = self.taken.copy()
+        phase = self.phase(loop)
+        (turns,) = phase.work
+        assert isinstance(turns, Turns)
+        tiles = in_tiles(turns, self.taken.name("tile"), self.bound)
+        if tiles is None:
+            self.taken = before
+            return None
+        return replace(phase, work=(tiles,))
 
     def works(self, steps: Sequence[Step], names: Mapping[Sym, Expr]) -> tuple[Work, ...]:
         """Of steps that only compute. names: what the counters around them are called there."""

@@ -18,6 +18,7 @@ from codegen.ir import Module
 from codegen.layouts.demands import Demands
 from codegen.passes.accumulate import accumulated
 from codegen.passes.ahead import fetched_ahead
+from codegen.passes.at_once import at_once
 from codegen.passes.buffers import placed
 from codegen.passes.check import check
 from codegen.passes.check_loops import check_loops
@@ -68,7 +69,8 @@ class Levels:
 def lower(graph: Module) -> Levels:
     """All levels below a Graph. Raises the error classes of codegen.errors."""
     at("choosing what ranks hold, and what they send")
-    graph = check(row_wise(check(in_pieces(check(compared(check_replicas(check(graph))))))))
+    graph = check(at_once(check(compared(check_replicas(check(graph))))))
+    graph = check(row_wise(check(in_pieces(graph))))
     demands, program = with_shared_loops(split(graph), split)
     demands, program = with_whole_loops(fetched_ahead((demands, program), split), split)
     graph, program = demands.graph, check_uniform(check(turned(program)))

@@ -20,6 +20,7 @@ from codegen.symbolic.expr import Expr
 
 LARGE = 1 << 20  # bytes that a rank then has, on however many ranks
 AS_IT_IS = "relayout of an array in the loop: then what it reads and writes lies as you say"
+EACH_ITS_OWN = "relayout of an operand in the loop: then each turn makes its own product"
 
 
 def too_much(traffic: Traffic) -> bool:

@@ -18,6 +18,7 @@ from codegen.explain.traffic import Meter, Traffic
 from codegen.ir import Input, Module, Op, Region, Value, layout_text
 from codegen.kit import global_ops
 from codegen.layouts import propagation
+from codegen.layouts.costs import bytes_of
 from codegen.layouts.cuts import Window, home, layout_of
 from codegen.layouts.demands import Demands
 from codegen.ops import (
@@ -25,6 +26,7 @@ from codegen.ops import (
     Exchange,
     Full,
     Loop,
+    MatMul,
     Relayout,
     ShardMap,
     Update,
@@ -146,11 +148,10 @@ class Explained:
         }
 
     def chosen(self) -> list[dict[str, Any]]:
-        """The loops before which the compiler lays arrays out otherwise, and why; what to try where
-        it gathers them."""
-        return [{"message": op.what.because, "place": place_row(op.place),
-                 "try": "" if any(op.what.to) else advice.AS_IT_IS}
-                for op in self.ops if isinstance(op.what, Relayout) and op.what.because]
+        """What the compiler does before loops, and why: arrays laid out otherwise, products. What
+        to try where it gathers arrays, or products are large."""
+        return [{"message": op.what.because, "place": place_row(op.place), "try": _instead(op)}
+                for op in self.ops if isinstance(op.what, Relayout | MatMul) and op.what.because]
 
     # ---- why -----------------------------------------------------------------------------------
 
@@ -288,6 +289,13 @@ class Explained:
             return self.names[value]
         named = [o.name for o in self.graph.outputs if o.value is value]
         return named[0] if named else ""
+
+
+def _instead(op: Op) -> str:
+    """What to try where the compiler gathers arrays before a loop, or makes a large product."""
+    if isinstance(op.what, Relayout):
+        return "" if any(op.what.to) else advice.AS_IT_IS
+    return advice.EACH_ITS_OWN if (bytes_of(op.result) or 0) > advice.LARGE else ""
 
 
 _NEW: dict[str, Any] = {"what": []}

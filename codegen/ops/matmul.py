@@ -118,12 +118,14 @@ def sources(call: LibraryCall[Value], of: Value) -> Iterator[tuple[Expr, Expr, E
 @dataclass(frozen=True)
 class MatMul(Kind):
     """[…, m, k] x […, k, n]; equal leading dims. gram: one operand is the other's transpose, but
-    that a rank may have a part of the rows or of the columns."""
+    that a rank may have a part of the rows or of the columns. because: why it stands where it does,
+    where that is the compiler's own choice."""
 
     name = "matmul"
     rereads = True
     reads = "boxes"
     gram: bool = False
+    because: str = ""
 
     def infer(self, types: Types) -> list[ArrayType]:
         a, b = types
@@ -194,7 +196,7 @@ class MatMul(Kind):
     ) -> Value:
         between = self.between(op, window, at)
         gram = self.is_gram(op, at.computed(op, window, [between]), at)
-        value = build.emit(self.but(gram=gram), operands)
+        value = build.emit(MatMul(gram), operands)
         return at.combined(op, window, [between], value, "add", build)
 
     def is_gram(self, op: Op, held: Window, at: Localizer) -> bool:

@@ -1,0 +1,373 @@
+"""Products that each turn of a loop makes, of arrays it only reads, are made before it at once.
+
+Goes in: a Graph. Comes out: the same in which a row by a matrix in every turn (A[i] @ B, or
+A[:, i] @ A[:, i:]) is one product of matrices before the loop, of which each turn reads its row.
+Always holds: every turn makes that product, and the loop writes none of its operands; it takes no
+more memory than an array of the loop, or than ROOM; estimates say that it pays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+
+from codegen.ir import ArrayType, Module, Op, Region, Shape, Value, walk
+from codegen.kit import Builder
+from codegen.layouts.costs import bytes_of
+from codegen.layouts.cuts import layout_of
+from codegen.layouts.propagation import laid_out
+from codegen.ops import Kind, Loop, MatMul, Relayout, Reshape, Slice, Transpose
+from codegen.ops.matmul import LETTERS
+from codegen.symbolic import expr
+from codegen.symbolic.expr import Expr, Sym
+
+ROOM = 32 << 20  # bytes that a product may take, or as many as the largest array of the loop
+TURNS = 8  # with fewer, rows are no matrix
+WORK = 1 << 14  # products of elements in all turns: with less there is little to gain
+FASTER = 2.5  # so often as many of them may be made by a product of matrices
+
+
+def at_once(graph: Module) -> Module:
+    """The Graph, with these products before their loops. What is checked while it runs is checked
+    where the user computes it."""
+    return graph if graph.checks else graph.mapped(lambda r: _Rewrite().region(r, {}))
+
+
+# ---- loops, and what they read -------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Turns:
+    """Of a loop: the counter in the first turn and in the last one, by how much it grows, how often
+    it does; all of them are made. known: about what the counters of loops are."""
+
+    counter: Sym
+    first: Expr
+    last: Expr
+    step: int
+    count: Expr
+    known: Mapping[str, int]
+
+    @classmethod
+    def of(cls, op: Op, known: Mapping[str, int]) -> _Turns | None:
+        loop = op.what
+        if not isinstance(loop, Loop) or not loop.counter or len(op.regions) > 1:
+            return None
+        if loop.stop is None or not loop.step.is_const:
+            return None
+        step = loop.step.value
+        way = loop.stop - loop.start if step > 0 else loop.start - loop.stop
+        count = (way + (abs(step) - 1)) // abs(step)
+        if not expr.nonneg(count):
+            return None
+        found = cls(loop.counter, loop.start, loop.start + step * (count - 1), step, count, known)
+        middle = found.number(found.middle)
+        return found if middle is None else replace(
+            found, known={**known, loop.counter.name: middle})
+
+    @property
+    def middle(self) -> Expr:
+        return (self.first + self.last) // 2
+
+    def number(self, e: Expr) -> int | None:
+        """About what it is; None where nobody knows."""
+        try:
+            return e.evaluate(self.known)
+        except KeyError:
+            return None
+
+    def when(self, e: Expr, counter: Expr) -> Expr:
+        return e.subst({self.counter: counter})
+
+    def slope(self, e: Expr) -> int | None:
+        """By how much it grows from turn to turn; None where that differs."""
+        by, rest = expr.linear_in(e, self.counter)
+        if by is None or not by.is_const or self.counter in rest.symbols():
+            return None
+        return by.value * self.step
+
+    def least(self, e: Expr) -> Expr | None:
+        by = self.slope(e)
+        return None if by is None else self.when(e, self.last if by < 0 else self.first)
+
+    def most(self, e: Expr) -> Expr | None:
+        least = self.least(-e)
+        return None if least is None else -least
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """A box of an array from before the loop. dims: of the array, for each of the view; None for
+    one of extent 1 that only the view has."""
+
+    array: Value
+    start: Shape
+    step: tuple[int, ...]
+    shape: Shape
+    dims: tuple[int | None, ...]
+
+    def but(self, dim: int, start: Expr, extent: Expr, step: int = 1) -> _Shown:
+        """With another part of a dim."""
+        box = list(zip(self.start, self.step, self.shape, strict=True))
+        box[dim] = start, step, extent
+        starts, steps, shape = zip(*box, strict=True)
+        return replace(self, start=starts, step=steps, shape=shape)
+
+    def sliced(self, what: Slice) -> _Shown:
+        found = self
+        for d, start, step, extent in zip(self.dims, what.start, what.step, what.shape):
+            if d is not None:
+                first, by = self.start[d], self.step[d]
+                found = found.but(d, first + by * start, extent, by * step)
+        return found
+
+    def moving(self, counter: Sym) -> list[int]:
+        """The dims of which turns see different parts."""
+        return [d for d, (a, e) in enumerate(zip(self.start, self.shape, strict=True))
+                if counter in a.symbols() | e.symbols()]
+
+    def is_inside(self) -> bool:
+        """Whether that is proved, whatever the loops around."""
+        return all(
+            expr.nonneg(a) and expr.nonneg(e) and expr.nonneg(n - a - k * (e - 1) - 1)
+            for a, k, e, n in zip(self.start, self.step, self.shape, self.array.type.shape)
+        )
+
+
+class _Views:
+    """What values in the body of a loop show of arrays from before it."""
+
+    def __init__(self, body: Region) -> None:
+        self.made = {op.result: op for op in body.ops if len(op.results) == 1}
+        self.inside = {*body.args, *(v for op in body.ops for v in op.results)}
+        self.computed = {s for op in walk(body) if (s := op.what.counts())}
+
+    def of(self, value: Value) -> _Shown | None:
+        """None: it is computed in the loop, or may be written there."""
+        shape, n = value.type.shape, value.type.ndim
+        if value not in self.inside:
+            return _Shown(value, (expr.const(0),) * n, (1,) * n, shape, tuple(range(n)))
+        op = self.made.get(value)
+        if op is None or not isinstance(op.what, Slice | Transpose | Reshape):
+            return None
+        under, before = self.of(op.operands[0]), op.operands[0].type.shape
+        if under is None or any(self.computed & e.symbols() for e in op.what.exprs()):
+            return None
+        if isinstance(op.what, Slice):
+            return under.sliced(op.what)
+        if isinstance(op.what, Transpose):
+            return replace(under, dims=tuple(under.dims[d] for d in op.what.perm))
+        if [e for e in before if e != 1] != [e for e in shape if e != 1]:
+            return None
+        kept = iter([d for d, e in zip(under.dims, before) if e != 1])
+        return replace(under, dims=tuple(None if e == 1 else next(kept) for e in shape))
+
+
+# ---- products ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Matrix:
+    """A box whose rows, or columns, lie along a dim, and are summed along another one; no `along`:
+    there is one of them. here: which of them a turn begins with."""
+
+    shown: _Shown
+    along: int | None
+    summed: int
+    here: Expr
+
+    @property
+    def many(self) -> Expr:
+        return expr.const(1) if self.along is None else self.shown.shape[self.along]
+
+    @classmethod
+    def of_lines(cls, line: _Shown, summed: int, turns: _Turns) -> _Matrix | None:
+        """Of the row, or column, that each turn reads."""
+        moving = line.moving(turns.counter)
+        if not moving:
+            return cls(line, None, summed, expr.const(0))
+        along = moving[0]
+        start, by = line.start[along], turns.slope(line.start[along])
+        least = turns.least(start)
+        if len(moving) > 1 or along == summed or line.shape[along] != 1 or not by or least is None:
+            return None
+        shown = line.but(along, least, turns.count, abs(by))
+        return cls(shown, along, summed, (start - least) // abs(by))
+
+    @classmethod
+    def of_parts(
+        cls, matrix: _Shown, along: int | None, summed: int, turns: _Turns
+    ) -> _Matrix | None:
+        """Of the matrices that turns read, which are parts of one: all that any of them reads."""
+        moving = matrix.moving(turns.counter)
+        if not moving:
+            return cls(matrix, along, summed, expr.const(0))
+        if along is None or moving != [along] or matrix.step[along] != 1:
+            return None
+        start, extent = matrix.start[along], matrix.shape[along]
+        least, most = turns.least(start), turns.most(start + extent)
+        if least is None or most is None:
+            return None
+        return cls(matrix.but(along, least, most - least), along, summed, start - least)
+
+    def wider(self, start: Expr, extent: Expr) -> _Matrix:
+        assert self.along is not None
+        shown = self.shown.but(self.along, start, extent)
+        return replace(self, shown=shown, here=self.here + self.shown.start[self.along] - start)
+
+
+@dataclass(frozen=True)
+class _Product:
+    """All rows by all columns, of which a turn wants `wanted` columns of a row."""
+
+    rows: _Matrix
+    columns: _Matrix
+    wanted: Expr
+
+    @classmethod
+    def of(cls, op: Op, views: _Views, turns: _Turns) -> _Product | None:
+        """For the product of a row and a matrix, or of a matrix and a column, in each turn."""
+        a, b = op.operands
+        ways = [(a, 1, b, 0)] if a.type.shape[-2] == 1 else []
+        ways += [(b, 0, a, 1)] if b.type.shape[-1] == 1 else []
+        for line, k, matrix, between in ways if a.type.ndim == 2 else ():
+            x, y = views.of(line), views.of(matrix)
+            if x is None or y is None:
+                return None
+            along, summed = x.dims[k], y.dims[between]
+            if along is None or summed is None:
+                return None
+            rows = _Matrix.of_lines(x, along, turns)
+            columns = _Matrix.of_parts(y, y.dims[1 - between], summed, turns)
+            if rows is not None and columns is not None:
+                made = cls(rows, columns, matrix.type.shape[1 - between]).symmetric()
+                if made.pays(turns) and rows.shown.is_inside() and columns.shown.is_inside():
+                    return made
+        return None
+
+    @property
+    def is_symmetric(self) -> bool:
+        x, y = (replace(m.shown, dims=()) for m in (self.rows, self.columns))
+        return self.rows.along is not None and x == y
+
+    def symmetric(self) -> _Product:
+        """With a few more rows and columns, a matrix by its own transpose: that takes half."""
+        x, y = self.rows, self.columns
+        if x.along is None or x.along != y.along or x.summed != y.summed:
+            return self
+        a, b = x.shown.start[x.along], y.shown.start[x.along]
+        if not (a - b).is_const or not (a + x.many - b - y.many).is_const:
+            return self
+        start = a if (a - b).value < 0 else b
+        end = a + x.many if (a + x.many - b - y.many).value > 0 else b + y.many
+        found = replace(self, rows=x.wider(start, end - start), columns=y.wider(start, end - start))
+        few = expr.nonneg(2 * x.many * y.many - (end - start) * (end - start))
+        return found if few and x.shown.step[x.along] == 1 and found.is_symmetric else self
+
+    def pays(self, turns: _Turns) -> bool:
+        """Whether products of elements that nobody wants are few, or made faster."""
+        between = self.columns.shown.shape[self.columns.summed]
+        often, k, rows, columns = map(turns.number, (
+            turns.count, between, self.rows.many, self.columns.many))
+        each = [turns.number(turns.when(self.wanted, at))
+                for at in (turns.first, turns.middle, turns.last)]
+        if often is None or k is None or rows is None or columns is None or None in each:
+            return False
+        before = often * sum(e for e in each if e) // len(each)
+        after = rows * columns // (2 if self.is_symmetric else 1)
+        if often < TURNS or before * k < WORK:
+            return False
+        return after <= before * (FASTER if rows >= TURNS else 1)
+
+
+# ---- the Graph -----------------------------------------------------------------------------------
+
+
+class _Rewrite(Builder):
+    """known: about what the counters of the loops around are."""
+
+    def region(self, region: Region, known: Mapping[str, int]) -> Region:
+        with self.inside() as ops:
+            for op in region.ops:
+                turns = _Turns.of(op, known)
+                within = known if turns is None else turns.known
+                op = op.mapped(partial(self.region, known=within))
+                ops.append(op if turns is None else self.loop(op, turns))
+        return region.with_ops(ops)
+
+    def loop(self, op: Op, turns: _Turns) -> Op:
+        """The loop, behind the products that it need not make."""
+        (body,) = op.regions
+        made: dict[Op, tuple[Value, _Product]] = {}
+        views = _Views(body)
+        for inner in body.ops:
+            if isinstance(inner.what, MatMul) and inner.result.type.dtype.name in LETTERS:
+                found = _Product.of(inner, views, turns)
+                size = self.size(found, op, inner.result.type, turns) if found else None
+                if found and size is not None:
+                    because = (f"the products of all {turns.count} turns are one product before "
+                               f"the loop, of {size / 2**20:.2g} MiB")
+                    made[inner] = self.before(found, inner, because), found
+        if not made:
+            return op
+        with self.inside() as ops:
+            for inner in body.ops:
+                if inner in made:
+                    self.in_turn(inner, *made[inner])
+                else:
+                    ops.append(inner)
+        return replace(op, regions=(body.with_ops(ops),))
+
+    def size(self, found: _Product, loop: Op, made: ArrayType, turns: _Turns) -> int | None:
+        """Its bytes; None where they are too many."""
+        amount = turns.number(found.rows.many * found.columns.many * made.dtype.size)
+        there = (*loop.operands, found.rows.shown.array, found.columns.shown.array)
+        room = max(ROOM, *(bytes_of(v) or 0 for v in there))
+        return amount if amount is not None and amount <= room else None
+
+    def before(self, found: _Product, op: Op, because: str) -> Value:
+        """The whole product: a row of it for each turn."""
+        self.name, self.place = op.result.name, op.place
+        right = self.matrix(found.columns, False)
+        left = self.made(Transpose((1, 0)), right) if found.is_symmetric else (
+            self.matrix(found.rows, True))
+        value = self.made(MatMul(because=because), left, right)
+        if value.type.layout is None:
+            return value
+        rows, columns = value.type.layout
+        wanted = layout_of(op.result)[op.result.type.shape[0] == 1]
+        if wanted == columns:
+            return value
+        return self.made(Relayout((() if set(wanted) & set(rows) else rows, wanted)), value)
+
+    def in_turn(self, op: Op, value: Value, found: _Product) -> None:
+        """What the turn wants of it, in place of its own product."""
+        self.name, self.place = op.result.name, op.place
+        start, shape = (found.rows.here, found.columns.here), (expr.const(1), found.wanted)
+        what, stated = Slice(start, (1, 1), shape), op.result.type.shape
+        if shape == stated:
+            self.add(what, (value,), op.results)
+        else:
+            self.add(Reshape(stated), (self.made(what, value),), op.results)
+
+    def matrix(self, of: _Matrix, lines: bool) -> Value:
+        """In two dims. lines: rows are summed, or else columns."""
+        shown, value = of.shown, of.shown.array
+        if shown.shape != value.type.shape or any(s != 0 for s in shown.start):
+            value = self.made(Slice(shown.start, shown.step, shown.shape), value)
+        along = [] if of.along is None else [of.along]
+        order = [*along, of.summed] if lines else [of.summed, *along]
+        order += [d for d in range(value.type.ndim) if d not in order]
+        if order != sorted(order):
+            value = self.made(Transpose(tuple(order)), value)
+        between = shown.shape[of.summed]
+        shape = (of.many, between) if lines else (between, of.many)
+        return value if value.type.shape == shape else self.made(Reshape(shape), value)
+
+    def made(self, what: Kind, *operands: Value) -> Value:
+        """Laid out as follows from the operands, outside of a shard_map."""
+        t = self.typed(what, operands)
+        if any(v.type.layout is not None for v in operands):
+            t = laid_out(what, [v.type for v in operands], t)
+        return self.add(what, operands, (Value(self.name, t),)).result

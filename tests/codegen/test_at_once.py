@@ -1,0 +1,126 @@
+"""Products that each turn of a loop makes are made before it; results are NumPy's all the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import spmd
+from codegen.compile import lower
+from codegen.ir import Op, Region, walk
+from codegen.ops import Loop, MatMul
+from codegen.passes import at_once
+
+N, M = 48, 40
+
+
+def read(x, w, c, turns=range):
+    """Products of arrays that their loops only read, in each of these."""
+    n, m = x.shape
+    rows, down = np.zeros((n, n)), np.zeros((m, n + 3), w.dtype)
+    sums, dots, kept = np.zeros(n), np.zeros((n, n)), np.zeros((m, n))
+    both, behind = np.zeros((m, m)), np.eye(m, dtype=x.dtype)
+    turned = np.zeros((n, n), c.dtype)
+    for i in turns(n):
+        rows[i] = 2 * (x[i] @ w[:m]) + x[0, 0]
+        sums[i:] += x[i:, :] @ w[:m, i]
+        kept[:, i] = x.T @ w[5] + w[0, i]
+        turned[i] += c[i, :] @ c.T
+    for i in turns(m):
+        both[i:, i] = both[i, i:] = x[:, i] @ x[:, i:] / (n - 1)
+    for i in turns(m - 1):
+        behind[i + 1:, i] = behind[i, i + 1:] = x[:, i] @ x[:, i + 1:m]
+    for i in turns(m - 1, -1, -2):
+        down[i, 3:] = w[:m].T @ x[i]
+    for j in turns(3):
+        for i in turns(n):
+            dots[i] += j * (x[i] @ w[j:m + j])
+    return rows, sums, kept, turned, both, behind, down, dots
+
+
+def written(a, b, turns=range):
+    """Products of what their loops write, or that not every turn makes, or few make of much."""
+    n = a.shape[0]
+    y, s, t = np.zeros(n), np.zeros((n, n)), np.zeros((n, n))
+    for i in turns(n):  # Cholesky's factor
+        for j in turns(i):
+            a[i, j] = (a[i, j] - a[i, :j] @ a[j, :j]) / a[j, j]
+        a[i, i] = np.sqrt(a[i, i] - a[i, :i] @ a[i, :i])
+    for i in turns(n):
+        y[i] = (b[i, 0] - a[i, :i] @ y[:i]) / a[i, i]
+    for i in turns(1, n):
+        a[i] = 0.01 * (a[i - 1] @ a) + b[i]
+    for i in turns(n):
+        if y[i] > 0:
+            s[i] = b[i] @ a
+        t[i, i:i + 3] += b[i] @ a[:, i:i + 3]
+        t[i] += b[i, :i] @ a[:i]
+    return a, y, s, t
+
+
+def arrays() -> dict[str, Any]:
+    random = np.random.default_rng(3)
+    x, w, c = (random.normal(size=shape) for shape in ((N, M), (M + 2, N), (N, M)))
+    return {"x": x, "w": w, "c": (c + 1j * x).astype(np.complex64)}
+
+
+@spmd.program(mesh=("r",))
+def only_read(layouts: Any = (("r", None), (None, None), ("r", None))):
+    types = (N, M), (M + 2, N), (N, M)
+    x, w, c = (
+        spmd.input(name, shape, np.complex64 if name == "c" else np.float64, layout=layout)
+        for name, shape, layout in zip("xwc", types, layouts))
+    return read(x, w, c, spmd.range)
+
+
+@spmd.program(mesh=("r",))
+def others():
+    a = spmd.input("a", (N, N), layout=("r", None))
+    b = spmd.input("b", (N, N), layout=("r", None))
+    return written(a, b, spmd.range)
+
+
+def products(ops: Iterable[Op]) -> list[Any]:
+    """Rows, columns, and the extent that is summed."""
+    return sorted((*(e.value for e in op.result.type.shape), op.operands[0].type.shape[1].value)
+                  for op in ops if isinstance(op.what, MatMul))
+
+
+def in_loops(region: Region) -> Iterator[Op]:
+    for op in walk(region):
+        if isinstance(op.what, Loop):
+            yield from (o for o in op.regions[-1].ops if isinstance(o.what, MatMul))
+
+
+def test_no_turn_makes_a_product_of_arrays_that_are_only_read():
+    graph = lower(only_read.graph({})).graph
+    assert products(in_loops(graph.body)) == [(N, N, M)]  # for each j one
+    assert products(graph.body.ops) == sorted([
+        (N, N, M), (N, N, M), (1, M, N), (N, N, M), (M, M, N), (M, M, N), (M // 2, N, M)])
+
+
+def test_products_stay_where_the_loop_writes_operands_or_few_want_them(
+    monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(at_once, "WORK", 1)
+    monkeypatch.setattr(at_once, "TURNS", 1)
+    before, after = others.graph({}), lower(others.graph({})).graph
+    assert len(list(in_loops(before.body))) == len(list(in_loops(after.body))) == 6
+    assert products(after.body.ops) == []
+
+
+@pytest.mark.parametrize("layouts", [
+    (("r", None), (None, None), ("r", None)),
+    ((None, "r"), ("r", None), (None, "r")),
+    (("r", None), (None, "r"), (None, None)),
+], ids=str)
+def test_results_are_numpys_on_any_number_of_ranks(layouts: Any):
+    given = arrays()
+    expected = read(**given)
+    image = spmd.build(only_read, layouts=layouts)
+    for ranks in (1, 2, 3, 5):
+        for found, e in zip(image.run(ranks=ranks, **given), expected, strict=True):
+            np.testing.assert_allclose(found, e, rtol=1e-9 if e.dtype != np.complex64 else 1e-3)

@@ -119,9 +119,7 @@ class _Plan:
 def _plan(group: DimGroup, before: Shape, window: Window, mesh: Mesh, after: Shape) -> _Plan:
     if not group.before or not group.after:
         return _Plan(group, None)
-    lead, *rest = group.after
-    if any(window[d] != cuts.whole(after[d]) for d in rest):
-        return _Plan(group, None)
+    lead, *rest = group.after  # of a row all is taken, whatever is wanted of its other dims
     if window[lead] == cuts.whole(after[lead]):
         return _Plan(group, None)
     if before[group.before[0]] == after[lead]:

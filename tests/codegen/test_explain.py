@@ -405,6 +405,15 @@ def test_what_grows_with_the_mesh_is_a_formula() -> None:
     assert said(rows=1) == []
 
 
+def test_a_part_of_the_columns_is_fetched_with_its_rows() -> None:
+    @spmd.program(mesh=("x",))
+    def columns():
+        x = spmd.input("x", (1 << 20,), np.float64, layout=("x",))
+        return x.reshape(1024, 1024)[:, 3:1000].copy()
+
+    assert [r["advice"] for r in tables(lower(columns.capture()))["traffic"]] == [None]
+
+
 def test_an_input_that_is_read_whole_everywhere() -> None:
     assert advised(large(("x", None))) == [
         ("w", "(None, None) for w: each rank then reads all of it from the start")

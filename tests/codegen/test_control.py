@@ -127,6 +127,17 @@ def bounds_by_data(x, steps, limit):
         x = x + k
     for k in spmd.range(count, 0, -1):
         x = x * 1.5 - k
+    for k in reversed(spmd.range(1, count, 2)):
+        x = x * 0.5 + k
+    return x
+
+
+def backwards(x, steps, limit):
+    for bounds in ((0, 7, 3), (6, -1, -4), (3, 3, 1), (5, 2, 2), (4, 5, 9)):
+        for k in reversed(spmd.range(*bounds)):
+            x = x * 1.25 + k
+    for k in reversed(spmd.range(steps)):
+        x = x * 1.5 - k
     return x
 
 
@@ -525,8 +536,8 @@ def dispatched_by_type(x, steps, limit):
 
 PROGRAMS = [
     rebinding, in_place, through_a_view, through_a_helper, python_numbers, nested, negative_step,
-    bounds_by_the_index, bounds_by_data, swapping, double_buffer, two_names_of_one, containers,
-    rebuilt_containers, objects,
+    bounds_by_the_index, bounds_by_data, backwards, swapping, double_buffer, two_names_of_one,
+    containers, rebuilt_containers, objects,
     unrolled, break_and_continue, break_in_inner, break_unrolled, counter_after, zero_dim_memory,
     while_data, while_known_at_first, while_true, while_plain, while_walrus, while_else,
     on_the_index, on_data, numbers_stay_numbers, early_returns, returns_in_unrolled_loop,

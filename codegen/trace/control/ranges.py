@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from codegen.errors import DtypeError, TracedValueError
+from codegen.errors import DtypeError, TracedValueError, UnsupportedError, UsageError
+from codegen.symbolic import expr
+from codegen.symbolic.expr import Expr
 from codegen.trace import known
 from codegen.trace.array import Array
 from codegen.trace.context import require_context
@@ -30,6 +32,11 @@ class Range:
             remedy="leave out the enumerate, zip, list or comprehension around it",
         )
 
+    def __reversed__(self) -> Range:
+        _, sign = step_of(self)
+        last = self.start + (self.stop - self.start - sign) // self.step * self.step
+        return Range(last, self.start - self.step, -self.step)
+
     def __len__(self) -> Any:
         return sum(1 for _ in self)
 
@@ -40,8 +47,9 @@ class Range:
 def spmd_range(start: Any, stop: Any = None, step: Any = 1) -> Range:
     """Like range, and compiled to a loop that runs on the ranks: `for i in spmd.range(a, b, step)`.
 
-    Bounds are integers, or numbers that only the run knows: scalars, axis sizes, the index,
-    counters, integer arrays of shape (). The sign of the step is known while building. Names that
+    `reversed(spmd.range(n))` counts down. Bounds are integers, or numbers that only the run knows:
+    scalars, axis sizes, the index, counters, integer arrays of shape (). The sign of the step is
+    known while building. Names that
     the body rebinds are carried from turn to turn and keep their shape and dtype (CarryError
     otherwise).
 
@@ -60,6 +68,21 @@ def spmd_range(start: Any, stop: Any = None, step: Any = 1) -> Range:
     require_context("spmd.range")
     start, stop = (0, start) if stop is None else (start, stop)
     return Range(*(_bound(x) for x in (start, stop, step)))
+
+
+def step_of(bounds: Range) -> tuple[Expr, int]:
+    """The step and its sign."""
+    e = expr_of(bounds.step)
+    if e is not None:
+        for sign in (1, -1):
+            if expr.nonneg(e * sign - 1):
+                return e, sign
+        if e == 0:
+            raise UsageError("spmd.range() step must not be zero")
+    raise UnsupportedError(
+        "the sign of a step must be known while building", found=repr(bounds.step),
+        remedy="loop over spmd.range(count) and compute start + k * step",
+    )
 
 
 def _bound(x: Any) -> Any:

@@ -12,14 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from codegen.errors import UnsupportedError, UsageError
 from codegen.places import user_place
 from codegen.symbolic import expr
-from codegen.symbolic.expr import Expr
 from codegen.trace.array import Array, as_array, is_traced
 from codegen.trace.context import Block, Context, require_context
 from codegen.trace.control.captured_loops import Counter, Later, Loop
-from codegen.trace.control.ranges import Range
+from codegen.trace.control.ranges import Range, step_of
 from codegen.trace.control.regions import Capture
 from codegen.trace.number import expr_of, number
 from codegen.trace.state import Code
@@ -90,25 +88,10 @@ def passes(loop: Loop, item: Callable[[], Any]) -> Iterator[Any]:
 # ---- for ---------------------------------------------------------------------------------------
 
 
-def _step(step: Any) -> tuple[Expr, int]:
-    """The step and its sign."""
-    e = expr_of(step)
-    if e is not None:
-        for sign in (1, -1):
-            if expr.nonneg(e * sign - 1):
-                return e, sign
-        if e == 0:
-            raise UsageError("spmd.range() step must not be zero")
-    raise UnsupportedError(
-        "the sign of a step must be known while building", found=repr(step),
-        remedy="loop over spmd.range(count) and compute start + k * step",
-    )
-
-
 def captured_for(bounds: Range, code: Code, hint: str) -> Iterator[Any]:
     """Yields the counter once per pass of the capture, then emits the loop."""
     context, names = require_context("spmd.range"), code.names
-    step, sign = _step(bounds.step)
+    step, sign = step_of(bounds)
     start, stop = expr_of(bounds.start), expr_of(bounds.stop)
     if start is not None and stop is not None:
         if expr.nonneg((start - stop) * sign):

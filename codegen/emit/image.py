@@ -53,8 +53,9 @@ _TOP = """
 
 _BLAS = """
 /* routines of libraries: the engine opens those, and hands over a table of addresses */
-enum { SPMD_ROW_MAJOR = 101, SPMD_BY_COLUMNS, SPMD_PLAIN = 111, SPMD_TRANSPOSED = 112,
-       SPMD_UPPER = 121 };
+enum { SPMD_ROW_MAJOR = 101, SPMD_BY_COLUMNS, SPMD_PLAIN = 111, SPMD_TRANSPOSED, SPMD_ADJOINT,
+       SPMD_UPPER = 121, SPMD_LOWER, SPMD_ANY_DIAGONAL = 131, SPMD_UNIT_DIAGONAL,
+       SPMD_LEFT = 141, SPMD_RIGHT };
 """
 
 

@@ -51,6 +51,7 @@ class Meter:
 
     def _of_blocks(self, e: Expr, sign: int) -> Expr:
         found = block_laws.evened(unclipped(e) if sign > 0 else e, sign)
+        found = _touched(found) if sign > 0 else found
         return _bound(e, sign) if _gone(found) else found
 
     def cut(self, c: Cut) -> Expr:
@@ -159,6 +160,20 @@ class Meter:
         if split:  # of what a rank has whole, it keeps a part
             return "change of layout", "{} split", total, total
         return "change of blocks", "change of blocks along {}", total, expr.const(0)
+
+
+def _touched(e: Expr) -> Expr:
+    """At least e: of pieces that a range touches, end rounded up less begin rounded down, without
+    saying where it begins. For -(p // d) - q // d is at most 1 - (p + q) // d."""
+    down = [a for a in sorted((a for a in e.atoms() if isinstance(a, Call)), key=lambda a: a.order)
+            if a.op == "floordiv" and _gone(expr.from_atom(a)) and expr.linear_in(e, a)[0] == -1]
+    for k, a in enumerate(down):
+        for b in down[k + 1 :]:
+            sizes = a.args[0] + b.args[0]
+            if a.args[1] == b.args[1] and not _gone(sizes):
+                both = expr.from_atom(a) + expr.from_atom(b)
+                return _touched(e + both + 1 - sizes // a.args[1])
+    return e
 
 
 def _gone(e: Expr) -> set[Sym]:

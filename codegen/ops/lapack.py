@@ -276,7 +276,8 @@ class LuSolve(Factor):
 
 @dataclass(frozen=True)
 class Swapped(Factor):
-    """Columns change places as Lu's rows did, counted from a first one."""
+    """The columns of a matrix, exchanged as Lu exchanged rows: its pivot k says which one column
+    first + k changes places with, counted from 1 and from `first`."""
 
     name = "swapped_columns"
     in_place = True
@@ -309,12 +310,21 @@ class Swapped(Factor):
         )
 
 
+# The words of CBLAS for what Triangular says.
+_SIDE = {False: "SPMD_LEFT", True: "SPMD_RIGHT"}
+_TRIANGLE = {False: "SPMD_UPPER", True: "SPMD_LOWER"}
+_TURN = {False: "SPMD_PLAIN", True: "SPMD_ADJOINT"}
+_DIAGONAL = {False: "SPMD_ANY_DIAGONAL", True: "SPMD_UNIT_DIAGONAL"}
+
+
 @dataclass(frozen=True)
 class Triangular(Factor):
-    """X with A X = B, or with X A = B if `right`, of a triangle of A; adjoint: of its conjugate
-    transpose; unit: its diagonal counts as ones. Here matrices lie row by row."""
+    """X in the place of B, with A X = B, or X A = B if `right`, of a triangle of A; adjoint: of its
+    conjugate transpose; unit: its diagonal counts as ones. Operands are B and A, and matrices lie
+    row by row here."""
 
     name = "triangular"
+    in_place = True
     reads = "whole"
     cores = (2, 2)
     lower: bool
@@ -323,10 +333,10 @@ class Triangular(Factor):
     unit: bool = False
 
     def made(self, cores: Sequence[Shape], dtype: DType) -> list[tuple[DType, Shape]]:
-        return [(dtype, cores[1])]
+        return [(dtype, cores[0])]
 
     def alone(self, *operands: Array) -> list[Any]:
-        a, b = operands
+        b, a = operands
         a = np.tril(a) if self.lower else np.triu(a)
         if self.unit:
             a = a - np.diag(np.diag(a)) + np.eye(len(a), dtype=a.dtype)
@@ -334,21 +344,22 @@ class Triangular(Factor):
         return [np.linalg.solve(a.T, b.T).T if self.right else np.linalg.solve(a, b)]
 
     def steps(self, op: Op, at: Maker) -> None:
-        m, (a, b) = Members(self, op, at), op.operands
-        how = (142 if self.right else 141, 122 if self.lower else 121,
-               113 if self.adjoint else 111, 132 if self.unit else 131)
+        m, made, a = Members(self, op, at), at.take_over(op), op.operands[1]
+        how = (_SIDE[self.right], _TRIANGLE[self.lower], _TURN[self.adjoint],
+               _DIAGONAL[self.unit])
         pointers = m.dtype.kind == "c"
         factor = "const T *" if pointers else m.dtype.c
         routine = lapack("trsm", m.dtype, "int, int, int, int, int, int, int, "
                          f"{factor}, const T *, int, T *, int")
         one = f"(const {m.dtype.c}[]){{1}}" if pointers else "1"
-        numbers = (a.type.shape[-1], *b.type.shape[-2:])
+        said = "_".join(word.removeprefix("SPMD_").lower() for word in how)
         m.call(
-            "triangular" + "".join(f"_{k}" for k in how),
+            f"triangular_{said}",
             "int64_t n, int64_t rows, int64_t columns, const <T> *a, <T> *x",
             "if (rows && columns)\n"
-            f"    <trsm>(SPMD_ROW_MAJOR, {', '.join(map(str, how))}, rows, columns, {one}, a, n,\n"
-            "        x, columns);",
-            [Routine(routine.source, routine.name, "void", routine.takes)], numbers,
-            [m.part(a), m.copied(b, op.result)],
+            f"    <trsm>(SPMD_ROW_MAJOR, {', '.join(how)},\n"
+            f"        rows, columns, {one}, a, n, x, columns);",
+            [Routine(routine.source, routine.name, "void", routine.takes)],
+            (a.type.shape[-1], *made.type.shape[-2:]),
+            [m.part(a), m.part(made, writes=True)],
         )

@@ -112,13 +112,13 @@ class _Storing:
         return value
 
     def is_plain_view(self, value: Value) -> bool:
-        """A chain of slices and transposes of something that is stored anyway."""
+        """A chain of slices and transposes of something that is stored anyway, in any shape."""
         while value not in self.stored:
             op = self.defs[value]
             if isinstance(op.what, Reshape):
                 small = [e for e in op.result.type.shape if e != 1]
                 if small != [e for e in op.operands[0].type.shape if e != 1]:
-                    return False
+                    return self.is_whole(op.operands[0])
             elif isinstance(op.what, Map) and self.leaves(value):
                 self.stored.add(value)
                 return True
@@ -126,6 +126,12 @@ class _Storing:
                 return False
             value = op.operands[0]
         return True
+
+    def is_whole(self, value: Value) -> bool:
+        """All of what is stored anyway, in any shape."""
+        while value not in self.stored and isinstance(self.defs[value].what, Reshape):
+            value = self.defs[value].operands[0]
+        return value in self.stored
 
     def consumers(self, value: Value) -> Iterator[Use]:
         """The uses that really read a value: through views, to whoever is stored."""

@@ -1,7 +1,7 @@
 """Linear algebra on split matrices, block by block: programs in the language itself.
 
-Blocks of rows lie in turn on the ranks along one axis, as cards are dealt: then all have work to
-the end. Always holds: no rank has more than its blocks, one panel of BLOCK rows, and messages.
+Each block of rows is split over the ranks along one axis: then all have work to the end.
+Always holds: no rank has more than its part, a few panels of about BLOCK rows, and messages.
 """
 
 from __future__ import annotations
@@ -9,27 +9,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
+from codegen.mesh import block_extent, block_offset
 from codegen.ops import Lu, Relayout, Swapped, Triangular
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
-from codegen.trace.array import Array, as_array, wrap
-from codegen.trace.context import Context
+from codegen.trace.array import Array, as_array, number, wrap
 from codegen.trace.control.functional import fori_loop
 from codegen.trace.number import expr_of
 from codegen.trace.numpy import joining, linear, picking, shaping
 from codegen.trace.numpy.creation import arange, zeros
-from codegen.trace.numpy.elementwise import apply
 from codegen.trace.numpy.linear import SINGULAR, adjoint, emitted, hold
 from codegen.trace.ranks import mapping
-from codegen.trace.ranks.communicate import all_gather, all_to_all, axis_index, axis_size
-from codegen.trace.ranks.rooted import pbroadcast
+from codegen.trace.ranks.communicate import all_gather, axis_index, axis_size
 
-BLOCK = 128  # rows of a block
+BLOCK = 128  # rows of a block, about
 MANY = 32  # blocks: of more, they are twice as large
 LEAST = 8  # blocks: a smaller matrix is gathered
-TALL = 8  # rows for each column: of a matrix with fewer, Q and R are computed where it is gathered
+TALL = 8  # rows for each column: of a matrix with fewer, Q and R are made block by block
 
 
 def axis_of(x: Array, dims: tuple[int, ...] = (0, 1)) -> str | None:
@@ -45,78 +41,83 @@ def _large(x: Array) -> bool:
     return all(e.is_const and e.value >= LEAST * BLOCK for e in x.extents)
 
 
-def _mapped(context: Context, axis: str, body: Callable[..., Any], *arrays: Any) -> Any:
-    """body of each rank's blocks of rows; its result has them too."""
-    rows = (axis, None)
-    return mapping.call(context, body, arrays, {}, None, (rows,) * len(arrays), rows)
+def _by_rows(x: Array) -> bool:
+    return axis_of(x, (0,)) is not None
 
 
 class Dealt:
-    """n rows in `count` blocks, dealt to the ranks along an axis, `each` to one. Behind the last
-    row stand those of a unit matrix."""
+    """The rows of a matrix in `count` blocks. Each block is split over the ranks along an axis: all
+    of them have the same work from the first block to the last, and a block is gathered from all.
+    The array has the dims (block, row of a block, column)."""
 
-    def __init__(self, n: int, axis: str) -> None:
-        self.n, self.axis = n, axis
-        self.block = BLOCK * 2 if n >= MANY * BLOCK else BLOCK  # a product wants many columns
-        self.count = -(-n // self.block)
-        self.width = self.count * self.block
-        self.ranks = axis_size(axis)
-        self.each = -(-self.count // self.ranks)
+    def __init__(self, rows: int, columns: int, axis: str) -> None:
+        self.rows, self.columns, self.axis = rows, columns, axis
+        block = BLOCK * 2 if rows >= MANY * BLOCK else BLOCK  # a product wants many columns
+        sizes = range(block - block // 4, block + block // 4 + 1)
+        self.block = min(sizes, key=lambda size: (-rows % size, abs(size - block)))
+        self.count = -(-rows // self.block)
+        self.width = max(columns, -(-min(rows, columns) // self.block) * self.block)
+        self.layout, self.turned_layout = (None, axis, None), (None, None, axis)
 
-    def padded(self, x: Array) -> Array:
-        """In balanced parts, of which each is `each` blocks."""
-        rows = self.each * self.ranks * self.block
-        wide = zeros((rows, self.width), x.dtype, layout=(self.axis, None))
-        wide[: self.n, : self.n] = x
-        if self.width > self.n:
-            i, j = arange(rows)[:, None], arange(self.width)[None, :]
-            wide = picking.where((i == j) & (i >= self.n), 1, wide).astype(x.dtype)
-        return wide
+    def deal(self, x: Array) -> Array:
+        """Of the matrix, in any layout."""
+        blocks = as_array(shaping.reshape(self.padded(x), (self.count, self.block, self.width)))
+        first = (self.axis, None, None) if _by_rows(x) else (None, None, self.axis)
+        return mapping.relayout(mapping.relayout(blocks, first), self.layout)
 
-    def deal(self, own: Array) -> Any:
-        """Of a rank's balanced part: its blocks in turn, as the rows of one matrix."""
-        index = axis_index(self.axis)
-        to, slots = arange(self.ranks)[:, None], arange(self._parts())[None, :]
-        got = self._exchanged(own, (to - index * self.each) % self.ranks + slots * self.ranks)
-        mine = arange(self.each) * self.ranks + index
-        return self._rows(got, mine // self.each, (mine % self.each) // self.ranks)
+    def deal_turned(self, x: Array) -> Array:
+        """Of the transpose of the matrix: its columns are dealt, and `turned` makes rows of what a
+        rank has got."""
+        wide = self.padded(x, turned=True)
+        blocks = as_array(shaping.reshape(wide, (self.width, self.count, self.block)))
+        first = (self.axis, None, None) if _by_rows(x) else (None, self.axis, None)
+        return mapping.relayout(mapping.relayout(blocks, first), self.turned_layout)
 
-    def collect(self, low: Array) -> Any:
-        """The other way round."""
-        index = axis_index(self.axis)
-        to, slots = arange(self.ranks)[:, None], arange(self._parts())[None, :]
-        first = to * self.each + (index - to * self.each) % self.ranks
-        got = self._exchanged(low, first // self.ranks + slots)
-        own = arange(self.each)
-        return self._rows(got, (index * self.each + own) % self.ranks, own // self.ranks)
+    def turned(self, own: Array) -> Any:
+        rows = linear.turned(own.reshape(self.width, -1))
+        return rows.reshape(self.count, -1, self.width)
 
-    def _exchanged(self, low: Array, blocks: Array) -> Array:
-        """Every rank is sent these of my blocks, those that are not there too."""
-        first = apply(np.minimum, blocks, self.each - 1) * self.block
-        sent = low[first[:, :, None] + arange(self.block)]
-        return as_array(all_to_all(sent, self.axis, 0, 0).reshape(-1, self.width))
+    def padded(self, x: Array, turned: bool = False) -> Array:
+        """Behind the last row and column stand zeros, or those of a unit matrix where the matrix is
+        square."""
+        shape, given = (self.count * self.block, self.width), (self.rows, self.columns)
+        if shape == given:
+            return x
+        if turned:
+            shape, given = shape[::-1], given[::-1]
+        wide = zeros(shape, x.dtype, layout=(self.axis, None))
+        wide[: given[0], : given[1]] = x
+        if self.rows != self.columns:
+            return as_array(wide)
+        i, j = arange(shape[0])[:, None], arange(shape[1])[None, :]
+        return as_array(picking.where((i == j) & (i >= self.rows), 1, wide).astype(x.dtype))
 
-    def _rows(self, got: Array, member: Array, slot: Array) -> Any:
-        """Block after block, which a member sent in a slot."""
-        first = (member * self._parts() + slot) * self.block
-        return got[(first[:, None] + arange(self.block)).reshape(-1)]
+    def collect(self, blocks: Array) -> Array:
+        """The matrix, split by rows."""
+        rows = as_array(mapping.relayout(blocks, (self.axis, None, None)))
+        matrix = shaping.reshape(rows, (self.count * self.block, self.width))
+        return as_array(matrix[: self.rows, : self.columns])
 
-    def _parts(self) -> Any:
-        """How many blocks a rank may send to another one."""
-        return -(-self.each // self.ranks)
+    def mapped(self, body: Callable[..., Any], *arrays: Array) -> Any:
+        """body of each rank's part of dealt arrays; its result is dealt, too."""
+        layouts = (self.layout,) * len(arrays)
+        return mapping.call(arrays[0].context, body, arrays, {}, None, layouts, self.layout)
 
-    def panel(self, low: Array, k: Any) -> Any:
-        """Block k, where it is mine; another one of mine, elsewhere."""
-        return low.reshape(self.each, self.block, self.width)[k // self.ranks]
+    def own(self) -> tuple[Any, Any]:
+        """The first row of a block that this rank has, and how many it has."""
+        of = self.block, _expr(axis_size(self.axis)), _expr(axis_index(self.axis))
+        return number(block_offset(*of)), number(block_extent(*of))
 
-    def owner(self, k: Any) -> Any:
-        return k % self.ranks
+    def flat(self, blocks: Array) -> Any:
+        """A view of this rank's rows of all blocks, one block after the other, as a matrix."""
+        return blocks.reshape(-1, self.width)
 
-    def first(self, k: Any) -> Any:
-        """The first of my rows that stand in block k or behind it."""
-        return (k - axis_index(self.axis) + self.ranks - 1) // self.ranks * self.block
+    def gathered(self, part: Array) -> Any:
+        """All rows of blocks, as a matrix, of this rank's rows of them."""
+        whole = all_gather(part, self.axis, 1, tiled=True)
+        return whole.reshape(-1, part.shape[2])
 
-    def columns(self, k: Any) -> slice:
+    def columns_of(self, k: Any) -> slice:
         return slice(k * self.block, (k + 1) * self.block)
 
 
@@ -128,23 +129,24 @@ def cholesky(x: Array) -> Array | None:
     axis = axis_of(x)
     if axis is None or not _large(x):
         return None
-    dealt = Dealt(x.shape[0], axis)
+    dealt = Dealt(x.shape[0], x.shape[1], axis)
 
-    def factor(own: Array) -> Any:
-        return dealt.collect(fori_loop(0, dealt.count, step, dealt.deal(own)))
+    def factor(blocks: Array) -> Any:
+        return fori_loop(0, dealt.count, step, blocks)
 
-    def step(k: Any, low: Array) -> Array:
-        columns, first = dealt.columns(k), dealt.first(k)
-        row = pbroadcast(dealt.panel(low, k)[:, : columns.start], axis, root=dealt.owner(k))
-        low[first:, columns] -= low[first:, : columns.start] @ adjoint(row)
-        corner = pbroadcast(dealt.panel(low, k)[:, columns], axis, root=dealt.owner(k))
-        done = linear.cholesky(corner)
+    def step(k: Any, blocks: Array) -> Array:
+        (offset, own), low, columns = dealt.own(), dealt.flat(blocks), dealt.columns_of(k)
+        here = slice(k * own, (k + 1) * own)
+        row = dealt.gathered(blocks[k : k + 1, :, : columns.start])
+        low[here.start :, columns] -= low[here.start :, : columns.start] @ adjoint(row)
+        done = linear.cholesky(dealt.gathered(blocks[k : k + 1, :, columns]))
         right = Triangular(lower=True, right=True, adjoint=True)
-        low[first:, columns] = emitted(right, done, low[first:, columns])[0]
-        return low
+        low[here.stop :, columns] = emitted(right, low[here.stop :, columns], done)[0]
+        low[here, columns] = done[offset : offset + own]
+        low[here, columns.stop :] = 0
+        return blocks
 
-    made = _mapped(x.context, axis, factor, dealt.padded(x))
-    return as_array(shaping.tril(made[: dealt.n, : dealt.n]))
+    return dealt.collect(dealt.mapped(factor, dealt.deal(x)))
 
 
 # ---- LU with partial pivoting --------------------------------------------------------------------
@@ -154,26 +156,26 @@ class Elimination:
     """A is dealt by columns, so that a rank has what pivots are chosen from."""
 
     def __init__(self, x: Array, axis: str) -> None:
-        self.dealt, self.axis = Dealt(x.shape[0], axis), axis
-        self.given = self.dealt.padded(linear.turned(x))
+        self.dealt = Dealt(x.shape[0], x.shape[1], axis)
+        self.given = self.dealt.deal_turned(x)
 
     def down(self, k: Any, cols: Array, *sides: Array) -> tuple[list[Array], list[Array]]:
         """What Lu makes of a panel; and, after that, the columns of A, and what is done to them is
         done to."""
-        dealt, axis, begin = self.dealt, self.axis, k * self.dealt.block
-        panel = pbroadcast(dealt.panel(cols, k)[:, begin:], axis, root=dealt.owner(k))
-        factors = emitted(Lu(), panel)
+        dealt, columns = self.dealt, self.dealt.columns_of(k)
+        offset, own = dealt.own()
+        factors = emitted(Lu(), dealt.gathered(cols[k : k + 1, :, columns.start :]))
         lu, pivots, _ = factors
-        parts = [emitted(Swapped(_expr(begin)), part, pivots)[0] for part in (cols, *sides)]
-        mine = dealt.panel(parts[0], k)
-        mine[:, begin:] = picking.where(axis_index(axis) == dealt.owner(k), lu, mine[:, begin:])
-        return factors, [self.less(part, 0 if n else dealt.first(k + 1), dealt.columns(k), lu)
-                         for n, part in enumerate(parts)]
+        swapped = Swapped(_expr(columns.start))
+        first, *others = [emitted(swapped, part, pivots)[0] for part in (dealt.flat(cols), *sides)]
+        first[k * own : (k + 1) * own, columns.start :] = lu[offset : offset + own]
+        first = self.less(first, (k + 1) * own, columns, lu)
+        return factors, [first.reshape(cols.shape), *(self.less(x, 0, columns, lu) for x in others)]
 
     def less(self, part: Array, first: Any, columns: slice, lu: Array) -> Array:
         """U of its rows from the first on, and what that leaves of the columns behind."""
         upper, block = Triangular(lower=False, right=True, unit=True), self.dealt.block
-        made = emitted(upper, lu[:, :block], part[first:, columns])[0]
+        made = emitted(upper, part[first:, columns], lu[:, :block])[0]
         part[first:, columns] = made
         part[first:, columns.stop :] -= made @ lu[:, block:]
         return part
@@ -187,11 +189,14 @@ def solve(x: Array, what: str, b: Array) -> Array | None:
         return None
     steps = Elimination(x, axis)
     dealt = steps.dealt
-    sides = zeros((b.shape[1], dealt.width), x.dtype, layout=(axis, None))
-    sides[:, : dealt.n] = linear.turned(b)
+    sides = mapping.relayout(linear.turned(b), (axis, None))
+    if dealt.width > dealt.rows:
+        wide = zeros((b.shape[1], dealt.width), x.dtype, layout=(axis, None))
+        wide[:, : dealt.rows] = sides
+        sides = as_array(wide)
 
-    def run(own: Array, side: Array) -> Any:
-        cols, side = fori_loop(0, dealt.count, down, (dealt.deal(own), side))
+    def run(cols: Array, side: Array) -> Any:
+        cols, side = fori_loop(0, dealt.count, down, (dealt.turned(cols), side))
         return fori_loop(0, dealt.count, lambda k, y: up(dealt.count - 1 - k, cols, y), side)
 
     def down(k: Any, state: Any) -> Any:
@@ -200,15 +205,16 @@ def solve(x: Array, what: str, b: Array) -> Array | None:
         return tuple(parts)
 
     def up(k: Any, cols: Array, side: Array) -> Array:
-        columns = dealt.columns(k)
-        row = pbroadcast(dealt.panel(cols, k)[:, : columns.stop], axis, root=dealt.owner(k))
-        made = emitted(Triangular(lower=True, right=True), row[:, columns], side[:, columns])[0]
+        columns = dealt.columns_of(k)
+        row = dealt.gathered(cols[k : k + 1, :, : columns.stop])
+        made = emitted(Triangular(lower=True, right=True), side[:, columns], row[:, columns])[0]
         side[:, columns] = made
         side[:, : columns.start] -= made @ row[:, : columns.start]
         return side
 
-    made = _mapped(x.context, axis, run, steps.given, sides)
-    return as_array(linear.turned(made[:, : dealt.n]))
+    layouts, rows = (dealt.turned_layout, (axis, None)), (axis, None)
+    made = mapping.call(x.context, run, (steps.given, sides), {}, None, layouts, rows)
+    return as_array(linear.turned(made[:, : dealt.rows]))
 
 
 def slogdet(x: Array) -> tuple[Array, Array] | None:
@@ -219,9 +225,9 @@ def slogdet(x: Array) -> tuple[Array, Array] | None:
     steps = Elimination(x, axis)
     dealt = steps.dealt
 
-    def run(own: Array) -> Any:
+    def run(cols: Array) -> Any:
         start = zeros((), x.dtype) + 1, zeros((), picking.real(x).dtype)
-        return fori_loop(0, dealt.count, step, (dealt.deal(own), *start))[1:]
+        return fori_loop(0, dealt.count, step, (dealt.turned(cols), *start))[1:]
 
     def step(k: Any, state: Any) -> Any:
         cols, sign, logs = state
@@ -229,7 +235,8 @@ def slogdet(x: Array) -> tuple[Array, Array] | None:
         by, plus = linear.pivots_product(lu[:, : dealt.block], *more)
         return cols, sign * by, logs + plus
 
-    sign, logs = mapping.call(x.context, run, (steps.given,), {}, None, ((axis, None),), ((), ()))
+    sign, logs = mapping.call(x.context, run, (steps.given,), {}, None, (dealt.turned_layout,),
+                              ((), ()))
     return sign, logs
 
 

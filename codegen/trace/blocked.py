@@ -10,13 +10,13 @@ from collections.abc import Callable
 from typing import Any
 
 from codegen.mesh import block_extent, block_offset
-from codegen.ops import Lu, Relayout, Swapped, Triangular
+from codegen.ops import Lu, Qr, Relayout, Swapped, Triangular
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
 from codegen.trace.array import Array, as_array, number, wrap
 from codegen.trace.control.functional import fori_loop
 from codegen.trace.number import expr_of
-from codegen.trace.numpy import joining, linear, picking, shaping
+from codegen.trace.numpy import joining, linear, picking, products, shaping
 from codegen.trace.numpy.creation import arange, zeros
 from codegen.trace.numpy.linear import SINGULAR, adjoint, emitted, hold
 from codegen.trace.ranks import mapping
@@ -92,11 +92,11 @@ class Dealt:
         i, j = arange(shape[0])[:, None], arange(shape[1])[None, :]
         return as_array(picking.where((i == j) & (i >= self.rows), 1, wide).astype(x.dtype))
 
-    def collect(self, blocks: Array) -> Array:
-        """The matrix, split by rows."""
-        rows = as_array(mapping.relayout(blocks, (self.axis, None, None)))
-        matrix = shaping.reshape(rows, (self.count * self.block, self.width))
-        return as_array(matrix[: self.rows, : self.columns])
+    def collect(self, blocks: Array, rows: int | None = None, columns: int | None = None) -> Array:
+        """The matrix, split by rows; or one of so many rows and columns, dealt alike."""
+        whole = as_array(mapping.relayout(blocks, (self.axis, None, None)))
+        matrix = shaping.reshape(whole, (-1, self.width))
+        return as_array(matrix[: rows or self.rows, : columns or self.columns])
 
     def mapped(self, body: Callable[..., Any], *arrays: Array) -> Any:
         """body of each rank's part of dealt arrays; its result is dealt, too."""
@@ -240,12 +240,90 @@ def slogdet(x: Array) -> tuple[Array, Array] | None:
     return sign, logs
 
 
-# ---- Q and R of tall matrices --------------------------------------------------------------------
+# ---- Q and R -------------------------------------------------------------------------------------
 
 
-def qr(x: Array) -> tuple[Array, Array] | None:
-    """Of a matrix with few columns, split by rows: each rank has an R of its own rows, and all have
-    one of those. The signs are those that reflections of the whole matrix would give."""
+class Reflections:
+    """Blocks of reflections, as LAPACK's: I - V T V^H is the product of those of one block. The
+    matrix is dealt by columns. What makes its columns R, from the first block to the last, makes Q
+    of a unit matrix from the last one to the first."""
+
+    def __init__(self, x: Array, axis: str) -> None:
+        self.rows, self.columns = x.shape
+        self.dealt = Dealt(self.columns, self.rows, axis)
+        self.given = self.dealt.deal_turned(x)
+        self.blocks = -(-min(x.shape) // self.dealt.block)
+
+    def down(self, k: Any, state: Any) -> Any:
+        """Of the columns, and of what LAPACK calls tau, for each block."""
+        (cols, taus), dealt = state, self.dealt
+        columns, (offset, own) = dealt.columns_of(k), dealt.own()
+        panel = dealt.gathered(cols[k : k + 1, :, columns.start :])
+        made, tau, info = emitted(Qr("r"), panel)
+        hold(info, "", "geqrf")
+        taus[k] = tau
+        flat = dealt.flat(cols)
+        v, t = self.block(made, tau)
+        rest = flat[(k + 1) * own :, columns.start :]
+        flat[(k + 1) * own :, columns.start :] -= rest @ adjoint(v) @ products.conjugate(t) @ v
+        flat[k * own : (k + 1) * own, columns.start :] = made[offset : offset + own]
+        return cols, taus
+
+    def unit(self, count: int) -> Array:
+        """This rank's part of so many columns of a unit matrix, dealt as the matrix is."""
+        (offset, own), size = self.dealt.own(), self.dealt.block
+        columns = arange(-(-count // size))[:, None, None] * size + offset + arange(own)[:, None]
+        return as_array((columns == arange(self.dealt.width)).astype(self.given.dtype))
+
+    def up(self, k: Any, cols: Array, taus: Array, q: Array) -> Array:
+        """What block k makes of the columns of Q; those before it begin with zeros still."""
+        dealt, flat, start = self.dealt, self.dealt.flat(q), self.dealt.columns_of(k).start
+        v, t = self.block(dealt.gathered(cols[k : k + 1, :, start:]), taus[k])
+        rest = flat[k * dealt.own()[1] :, start:]
+        flat[k * dealt.own()[1] :, start:] -= rest @ adjoint(v) @ linear.turned(t) @ v
+        return q
+
+    def block(self, made: Array, tau: Array) -> tuple[Array, Array]:
+        """V^T and T. T is (D S + I)^-1 D, where D has tau on its diagonal and S is what stands
+        above the diagonal of V^H V: Puglisi, Modification of the Householder method, 1992."""
+        i, j = arange(made.shape[0])[:, None], arange(self.dealt.width)[: made.shape[1]]
+        v = as_array(picking.where(i < j, made, (i == j).astype(made.dtype)))
+        above = shaping.triu(products.conjugate(v) @ linear.turned(v), 1)
+        diagonal = picking.where(arange(tau.shape[0])[:, None] == arange(tau.shape[0]), tau, 0)
+        upper = Triangular(lower=False, unit=True)
+        return v, emitted(upper, as_array(diagonal), as_array(tau[:, None] * above))[0]
+
+
+def qr(x: Array, mode: str) -> tuple[Array | None, Array] | None:
+    """Q and R. Q has as many columns as x has rows if mode is "complete"; for "r" it is None."""
+    if mode != "complete" and (made := tall(x)) is not None:
+        return made
+    axis = axis_of(x)
+    if axis is None or not _large(x):
+        return None
+    steps = Reflections(x, axis)
+    dealt, rows, last = steps.dealt, x.shape[0], steps.blocks - 1
+    count = rows if mode == "complete" else min(x.shape)
+
+    def factor(cols: Array) -> Any:
+        taus = zeros((steps.blocks, dealt.block), x.dtype)
+        return fori_loop(0, steps.blocks, steps.down, (dealt.turned(cols), taus))
+
+    def both(cols: Array) -> Any:
+        cols, taus = factor(cols)
+        start = steps.unit(count)
+        return cols, fori_loop(0, last + 1, lambda k, q: steps.up(last - k, cols, taus, q), start)
+
+    body = (lambda cols: (factor(cols)[0],)) if mode == "r" else both
+    kept = (dealt.layout,) * (1 if mode == "r" else 2)
+    cols, *q = mapping.call(x.context, body, (steps.given,), {}, None, (dealt.turned_layout,), kept)
+    r = shaping.triu(linear.turned(dealt.collect(cols)[:, :count]))
+    return as_array(linear.turned(dealt.collect(q[0], count, rows))) if q else None, as_array(r)
+
+
+def tall(x: Array) -> tuple[Array, Array] | None:
+    """Q and R of a matrix with few columns, split by rows: each rank has an R of its own rows, and
+    all have one of those. The signs are those that reflections of the whole matrix would give."""
     axis = axis_of(x, (0,))
     n, m = x.extents[1], x.extents[0]
     if axis is None or not n.is_const or n == 0 or not expr.nonneg(m - n * TALL):
@@ -292,4 +370,4 @@ def _reflected(top: Array) -> Array:
     return as_array(fori_loop(0, top.shape[0], step, (top, zeros(top.shape[0], top.dtype)))[1])
 
 
-linear.BLOCKED.update(cholesky=cholesky, solve=solve, slogdet=slogdet, qr=qr)
+linear.BLOCKED.update(cholesky=cholesky, solve=solve, slogdet=slogdet, qr=qr, tall=tall)

@@ -32,11 +32,13 @@ GATHERS = frozenset(
 
 # Those of them that codegen/trace/blocked.py has, and what is written with each.
 _BLOCKED = {"cholesky": "cholesky", "solve": "solve inv tensorinv tensorsolve",
-            "slogdet": "slogdet det", "qr": "qr svd svdvals pinv lstsq matrix_rank cond"}
+            "slogdet": "slogdet det", "qr": "qr", "tall": "svd svdvals pinv lstsq matrix_rank cond"}
+_LARGE = f"from {blocked.LEAST * blocked.BLOCK:,} rows on"
+_TALL = f"with at least {blocked.TALL} rows for each column"
+_WHEN = {"qr": f"{_LARGE.replace('rows', 'rows and columns')}, or {_TALL}",
+         "tall": f"{_TALL}, unless U is to be square"}
 _IN_PARTS = {
-    f"linalg.{name}": "of a matrix, in parts " + (
-        f"with at least {blocked.TALL} rows for each column, unless Q or U is to be square"
-        if of == "qr" else f"from {blocked.LEAST * blocked.BLOCK:,} rows on")
+    f"linalg.{name}": f"of a matrix, in parts {_WHEN.get(of, _LARGE)}"
     for of in linear.BLOCKED for name in _BLOCKED[of].split()
 }
 

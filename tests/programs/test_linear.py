@@ -186,6 +186,9 @@ def blocks(n: int = 17) -> Any:
     for k in spmd.range(2):
         total += np.linalg.solve(a + k * np.eye(n), b)
     q, r = np.linalg.qr(long)
+    wide = spmd.input("wide", (9, 22), np.float64, layout=(None, "r"))
+    low = spmd.input("low", (19, 11), np.float64, layout=("r", None))  # of rank 7
+    full, z_full, low_full = np.linalg.qr(wide, "complete"), np.linalg.qr(z), np.linalg.qr(low)
     sign, size = np.linalg.slogdet(z)
     u, s, v = np.linalg.svd(tall, full_matrices=False)
     return {
@@ -193,18 +196,23 @@ def blocks(n: int = 17) -> Any:
         "solve": total, "vector": np.linalg.solve(z.T, z[0]), "r": np.linalg.qr(tall, "r"),
         "det": np.linalg.det(a), "sign": sign, "log": size, "zero": np.linalg.det(a * 0),
         "complex": q, "corner": r, "u": abs(u), "svd": (u * s) @ v,
+        "wide_q": full.Q, "wide_r": full.R, "z_q": z_full.Q, "z_r": z_full.R,
+        "low_r": np.linalg.qr(low, "r"), "low": low_full.Q @ low_full.R,
+        "unit": low_full.Q.T @ low_full.Q, "square": np.linalg.qr(low, "complete").Q[:, :7],
     }
 
 
 @pytest.mark.usefixtures("light_cc")
 def test_split_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Block by block, with pivots, and with the signs that LAPACK gives the whole matrix; no rank
-    gets a whole one."""
+    """Block by block, with pivots, and with the signs that LAPACK gives the whole matrix, also of
+    more columns than rows, and where columns depend on others; no rank gets a whole one."""
     monkeypatch.setattr(blocked, "BLOCK", 4)
     monkeypatch.setattr(blocked, "LEAST", 2)
     arrays = {"a": drawn("float64", 17, 17), "b": drawn("float64", 17, 3),
               "z": drawn("complex128", 17, 17), "tall": drawn("float64", 47, 5),
-              "long": drawn("complex128", 47, 4)}
+              "long": drawn("complex128", 47, 4), "wide": drawn("float64", 9, 22),
+              "low": drawn("float64", 19, 11)}
+    arrays["low"][:, 7:] = arrays["low"][:, :4] @ drawn("float64", 4, 4)
     wanted, image = blocks.eager(**arrays), spmd.build(blocks)
     for ranks, mesh in ((1, None), (2, None), (3, None), (5, None), (6, {"r": 2, "s": 3})):
         found = image.run(ranks=ranks, mesh=mesh, **arrays)
@@ -228,6 +236,7 @@ IN_PARTS = {  # beside functions of one matrix
     "tensorsolve": lambda x: np.linalg.tensorsolve(x, x[0]),
     "tensorinv": lambda x: np.linalg.tensorinv(x, 1),
     "svd": lambda x: np.linalg.svd(x, full_matrices=False),
+    "qr": lambda x: (*np.linalg.qr(x, "complete"), *np.linalg.qr(x)),
 }
 
 
@@ -236,7 +245,7 @@ def test_the_table_says_what_stays_in_parts() -> None:
     assert {"cholesky", "det", "inv", "svd"} < found.keys() and "eig" not in found
     assert found["inv"].startswith("of a matrix, in parts from 1,024 rows on; else every rank")
     for name, note in found.items():
-        shape = (1024, 1024) if "1,024 rows on" in note else (40, 5)
+        shape = (1024, 1024) if "1,024 rows" in note else (40, 5)
 
         @spmd.program(mesh=("r",))
         def program(name: str = name, shape: tuple[int, int] = shape) -> Any:

@@ -143,7 +143,7 @@ def qr(a: Any, mode: str = "reduced") -> Any:
     if mode not in ("reduced", "complete", "r", "raw"):
         raise UnsupportedError(f"np.linalg.qr with mode={mode!r}",
                                expected='"reduced", "complete", "r" or "raw"')
-    if mode in ("reduced", "r") and (made := _blocked("qr", x)) is not None:
+    if mode != "raw" and (made := _blocked("qr", x, mode)) is not None:
         return made[1] if mode == "r" else _named("qr")(*made)
     what = Qr("r" if mode == "raw" else mode)  # type: ignore[arg-type]
     h, tau, info, *q = emitted(what, turned(x))
@@ -160,7 +160,7 @@ def svd(a: Any, full_matrices: bool = True, compute_uv: bool = True,
     if hermitian:
         return _hermitian_svd(a, compute_uv)
     kind, x = "N" if not compute_uv else "A" if full_matrices else "S", _matrix("svd", a)
-    if kind != "A" and (tall := _blocked("qr", x)) is not None:
+    if kind != "A" and (tall := _blocked("tall", x)) is not None:
         if kind == "N":
             return svd(tall[1], compute_uv=False)
         u, s, v = svd(tall[1])

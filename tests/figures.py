@@ -338,6 +338,30 @@ def numpy_kernels(folder: Path, rounds: int = 5) -> None:
            "numba / 1 rank", "1 rank / 2 ranks"], [*rows, ("geometric mean", *[""] * 5, *means)])
 
 
+def beside_one_core(part: str, rounds: int = 5) -> None:
+    """Factorisations of split matrices beside LAPACK, or sorting beside NumPy, with one thread."""
+    one = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
+    argv = [sys.executable, "-m", "tests.figures_linear", part, rounds]
+    found = json.loads(run(argv, timeout=900, env=one).expect(0).out.splitlines()[-1])
+    rows = [
+        (name, *(f"{1e3 * t[k]:.0f}" for k in ("theirs", "1", "2")),
+         *(f"{t[f'{k}, ratio']:.2f}" for k in ("1", "2")), t["asked"] or "",
+         f"{2 * t['theirs'] / t['dgemm']:.2f}" if "dgemm" in t else "")
+        for name, t in found.items()
+    ]
+    print(f"Beside one core, ms, and how often faster; median of {rounds}:\n")
+    table(["float64", "LAPACK" if part == "linear" else "NumPy", "1 rank", "2 ranks", "1 rank",
+           "2 ranks", "asked", "with nothing but dgemm"], rows)
+
+
+def linear(folder: Path) -> None:
+    beside_one_core("linear")
+
+
+def sorting(folder: Path) -> None:
+    beside_one_core("sort")
+
+
 def research_kernels(folder: Path, rounds: int = 5) -> None:
     """The Parallel Research Kernels beside the C with MPI, whose folder PRK names."""
     rows: list[tuple[object, ...]] = []
@@ -364,6 +388,8 @@ FIGURES: dict[str, Callable[[Path], None]] = {
     "growth": growth,
     "fourier": fourier,
     "numpy": numpy_kernels,
+    "linear": linear,
+    "sort": sorting,
     "prk": research_kernels,
 }
 

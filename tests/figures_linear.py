@@ -1,0 +1,98 @@
+"""Factorisations of split matrices, and sorting, beside LAPACK and NumPy on one core; JSON.
+
+In: "linear" or "sort", how many rounds. All run in this process, in turn: seconds of one call,
+medians, and how often ours is faster; and the seconds that dgemm needs for as many operations.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.linalg import lapack
+
+import spmd
+from tests.figures_numpy import called, of_job
+
+N = 4096
+
+
+class Case(NamedTuple):
+    """theirs gets copies to write over, which lie column by column."""
+
+    ours: Callable[..., Any]
+    theirs: Callable[..., Any]
+    shapes: dict[str, tuple[int, ...]]
+    operations: float = 0.0
+    asked: float | None = None
+
+
+def reflected(a: Any) -> None:
+    q, tau, *_ = lapack.dgeqrf(a, lwork=64 * N, overwrite_a=1)
+    lapack.dorgqr(q, tau, lwork=64 * N, overwrite_a=1)
+
+
+CASES = {
+    "linear": {
+        f"cholesky, {N}²": Case(
+            np.linalg.cholesky, lambda a: lapack.dpotrf(a, lower=1, overwrite_a=1, clean=0),
+            {"a": (N, N)}, N**3 / 3, 1.6),
+        f"solve, {N}², {N // 4} right sides": Case(
+            np.linalg.solve, lambda a, b: lapack.dgesv(a, b, overwrite_a=1, overwrite_b=1),
+            {"a": (N, N), "b": (N, N // 4)}, 2 / 3 * N**3 + 2 * N * N * (N // 4)),
+        f"qr, {N // 2}²": Case(
+            lambda a: tuple(np.linalg.qr(a)), reflected, {"a": (N // 2, N // 2)},
+            8 / 3 * (N // 2) ** 3),
+    },
+    "sort": {"sort, 10⁷": Case(np.sort, np.sort, {"a": (10**7,)}, asked=1.7)},
+}
+
+
+def program(case: Case) -> Any:
+    @spmd.program(mesh=("x",))
+    def one() -> Any:
+        layouts = {1: ("x",), 2: ("x", None)}
+        return case.ours(*(spmd.input(name, shape, np.float64, layouts[len(shape)])
+                           for name, shape in case.shapes.items()))
+
+    return one
+
+
+def arrays(case: Case) -> dict[str, Any]:
+    """Random ones; square matrices are symmetric, and positive definite."""
+    draw = np.random.default_rng(1)
+    given = {name: draw.normal(size=shape) for name, shape in case.shapes.items()}
+    for x in given.values():
+        if x.ndim == 2 and x.shape[0] == x.shape[1]:
+            x += x.T.copy() + 4 * len(x) * np.eye(len(x))
+    return given
+
+
+def main(part: str, rounds: str) -> None:
+    out = {}
+    a, b = np.ones((N // 2, N // 2)), np.ones((N // 2, N // 2))
+    for name, case in CASES[part].items():
+        given, image = arrays(case), spmd.build(program(case))
+        theirs = called(case.theirs, {name: np.asfortranarray(x) for name, x in given.items()})
+        dgemm = called(lambda a, b: a @ b, {"a": a, "b": b}) if case.operations else None
+        times: dict[str, list[float]] = {}
+        for _ in range(int(rounds)):
+            times.setdefault("theirs", []).append(theirs())
+            for ranks in (1, 2):  # one at a time: ranks that wait look for messages
+                with image.open(ranks=ranks) as job:
+                    times.setdefault(f"{ranks}", []).append(of_job(job, given)())
+            if dgemm:
+                times.setdefault("dgemm", []).append(dgemm() * case.operations / (N**3 / 4))
+        out[name] = {k: statistics.median(t) for k, t in times.items()} | {"asked": case.asked}
+        for k in ("1", "2"):
+            pairs = zip(times["theirs"], times[k], strict=True)
+            out[name][f"{k}, ratio"] = statistics.median(theirs / ours for theirs, ours in pairs)
+    print(json.dumps(out))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

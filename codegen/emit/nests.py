@@ -14,7 +14,8 @@ from codegen.emit.function import CFunction
 from codegen.emit.spell import combined, converted, element, literal, stored, suffix
 from codegen.fresh import Fresh
 from codegen.functions import OPENMP, neutral
-from codegen.plan.grammar import Bound, Buffer, Keep, Nest, Runtime, Store, Sweep
+from codegen.plan.ahead import PIECE
+from codegen.plan.grammar import Bound, Buffer, Keep, Load, Nest, Runtime, Store, Sweep, Var
 from codegen.plan.names import identifier
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr, Sym
@@ -72,14 +73,51 @@ class NestWriter(CFunction):
             for f in sweep.folds:
                 self.start(f)
             inside = self.loops(sweep.long[:-1])
+            if sweep.ahead:
+                inside += 1
+                ends = self.look_ahead(sweep)
             if sweep.simd:
                 self.simd(*((f.fn, f.dtype, self.totals[f.name]) for f in sweep.folds))
-            inside += self.loops(sweep.long[-1:])
+            for last in sweep.long[-1:]:
+                inside += 1
+                self.loop(last, ends if sweep.ahead else None)
             self.parts(sweep)
             self.close(inside)
             for f in sweep.folds:
                 self.finish(f)
         self.close(opened)
+
+    def look_ahead(self, sweep: Sweep) -> tuple[str, str]:
+        """Opens the loop over pieces, and reads what is looked up in one: first where, then what.
+        The piece's begin and end."""
+        last = sweep.long[-1]
+        ends = self.pieces(last, PIECE)
+        at = f"[{last.sym.name} - {ends[0]}]"
+        for keep in sweep.ahead:
+            load = keep.value
+            assert isinstance(load, Load)
+            where, what = self.names.name("at"), self.names.name(keep.name)
+            self.line(f"int64_t {where}[{PIECE}];")
+            self.line(f"{keep.dtype.compute} {what}[{PIECE}];")
+            self.loop(last, ends)
+            self.declared.clear()
+            self.bounds(load.bounds)
+            self.line(f"{where}{at} = {self.integer(load.offset)};")
+            self.close()
+            self.loop(last, ends)
+            found = f"{self.buffer(load.buffer)}[{where}{at}]"
+            self.line(f"{what}{at} = {element(load.buffer.dtype, found)[0]};")
+            self.close()
+            self.kept[keep.name] = what + at
+        return ends
+
+    def pieces(self, last: Var, size: int) -> tuple[str, str]:
+        """Opens a loop over pieces of a loop; where one begins and ends."""
+        j, n = last.sym.name, self.integer(last.extent)
+        piece, end = self.names.name(f"{j}_piece"), self.names.name(f"{j}_end")
+        self.open(f"for (int64_t {piece} = 0; {piece} < {n}; {piece} += {size}) {{")
+        self.line(f"const int64_t {end} = spmd_min({piece} + {size}, {n});")
+        return piece, end
 
     def simd(self, *folded: tuple[str, DType, str]) -> None:
         """Before a loop that is vectorised: what it folds by which function, of which type."""
@@ -140,21 +178,18 @@ class NestWriter(CFunction):
     def store_sifted(self, work: Store) -> None:
         """A branch that nobody can foretell takes longer than to write down all that is found."""
         *outer, last = (v for v in work.loops if v.extent != 1)
-        j, n = last.sym.name, self.integer(last.extent)
-        piece, end, found, many, k = (
-            self.names.name(x) for x in (f"{j}_piece", f"{j}_end", "found", "many", "k")
-        )
+        j = last.sym.name
+        found, many, k = (self.names.name(x) for x in ("found", "many", "k"))
         at = {b.sym: self.names.name(f"{b.sym.name}_at") for b in work.bounds}
         opened = self.loops(outer)
-        self.open(f"for (int64_t {piece} = 0; {piece} < {n}; {piece} += {work.sift}) {{")
-        self.line(f"const int64_t {end} = spmd_min({piece} + {work.sift}, {n});")
+        piece, end = self.pieces(last, work.sift)
         arrays = "".join(f"{name}[{work.sift}], " for name in (*at.values(), found))
         self.line(f"int64_t {arrays}{many} = 0;")
-        self.open(f"for (int64_t {j} = {piece}; {j} < {end}; {j}++) {{")
+        self.loop(last, (piece, end))
         for b in work.bounds:
             self.line(f"{at[b.sym]}[{j} - {piece}] = {self.position(b.node)};")
         self.close()
-        self.open(f"for (int64_t {j} = {piece}; {j} < {end}; {j}++) {{")
+        self.loop(last, (piece, end))
         self.line(f"{found}[{many}] = {j};")
         tests = [f"({self.inside(b, f'{at[b.sym]}[{j} - {piece}]')})" for b in work.bounds]
         self.line(f"{many} += {' & '.join(tests)};")

@@ -13,6 +13,7 @@ from dataclasses import replace
 from codegen.dtypes import FLOAT32, FLOAT64, DType
 from codegen.errors import Place
 from codegen.functions import OPENMP, neutral
+from codegen.plan.ahead import PIECE, SHORT, read_ahead
 from codegen.plan.grammar import (
     Choice,
     Integer,
@@ -38,8 +39,6 @@ from codegen.plan.strips import in_strips
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Sym
 
-SHORT = 16  # turns of a loop that is not worth vectorising
-_PIECE = 256  # points that are looked at, before those that fall in a rank's part are stored
 _BLOCK = 512  # elements of a lane whose extreme is found at once, before it is looked for
 
 
@@ -87,15 +86,23 @@ def _simple(work: Simple) -> Iterator[Work]:
         room = waiting_room(extents, work.buffer.dtype) if work.rows > 1 else expr.const(0)
         yield replace(work, room=room, line=ravel(positions(inner), extents))
     elif isinstance(work, Store) and _elsewhere(work):
-        yield replace(work, sift=_PIECE)
+        yield replace(work, sift=PIECE)
     elif isinstance(work, Store):
-        yield in_runs(in_strips(work))
+        yield _looking(in_runs(in_strips(work)))
     elif isinstance(work, Lane):
         along = work.stride * expr.symbol(work.along.sym)
         block = _BLOCK if work.kind == "argreduce" and _long(work) else 0
         yield replace(work, offset=work.offset + along, stride=expr.const(0), block=block)
     else:
         yield work
+
+
+def _looking(work: Store) -> Store | Nest:
+    """What it looks up is read ahead, where that makes its loop vectorise."""
+    if work.bounds or work.rows or work.waiting is not None:
+        return work
+    sweep = read_ahead(Sweep(work.loops, (replace(work, loops=()),)))
+    return Nest((), (sweep,), work.place) if sweep.ahead else work
 
 
 def _elsewhere(work: Store) -> bool:
@@ -130,7 +137,7 @@ def _sweep(sweep: Sweep) -> Sweep:
     made = Sweep(sweep.loops, parts)
     if made.folds:
         return replace(made, simd=_reordered(made))
-    return replace(in_runs(made), simd=_apart(made))
+    return read_ahead(replace(in_runs(made), simd=_apart(made)))
 
 
 def _part(part: Keep | Store | Reduce) -> Keep | Store:

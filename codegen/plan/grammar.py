@@ -196,11 +196,13 @@ class Keep(Generic[M]):
 @dataclass(frozen=True)
 class Sweep(Generic[M]):
     """Its parts in order for every point of `loops` (within those of the nest). simd: turns of the
-    last loop may be taken at once: what is folded in any order, what is written lies apart."""
+    last loop may be taken at once: what is folded in any order, what is written lies apart. ahead:
+    values that are computed first, for a piece of the last loop (plan/ahead.py)."""
 
     loops: tuple[Var, ...]
     parts: tuple[Keep[M] | Store[M] | Reduce[M], ...]
     simd: bool = False
+    ahead: tuple[Keep[M], ...] = ()
 
     @property
     def long(self) -> tuple[Var, ...]:
@@ -222,7 +224,7 @@ class Nest(Generic[M]):
 
     @property
     def parts(self) -> tuple[Keep[M] | Store[M] | Reduce[M], ...]:
-        return tuple(p for sweep in self.sweeps for p in sweep.parts)
+        return tuple(p for sweep in self.sweeps for p in (*sweep.ahead, *sweep.parts))
 
 
 @dataclass(frozen=True)

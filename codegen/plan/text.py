@@ -180,7 +180,7 @@ def _work(work: Work, indent: str) -> Iterator[str]:
     yield f"{indent}nest{_loops(work.loops)}"
     for sweep in work.sweeps:
         yield f"{indent}  sweep{_loops(sweep.loops)}{', vectorised' if sweep.simd else ''}"
-        for part in sweep.parts:
+        for part in (*sweep.ahead, *sweep.parts):
             if isinstance(part, Keep):
                 value = node_text(part.value)
                 total = f" in {part.total}" if part.total not in (None, part.dtype) else ""

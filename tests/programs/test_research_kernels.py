@@ -33,6 +33,18 @@ def test_few_points_go_to_all_ranks_and_the_table_stays() -> None:
 
 
 @spmd.program(mesh=("r",))
+def looked_up(n: int = 1000):
+    """Positions that are kept, and read twice; two arrays; what is read is written after it."""
+    x = spmd.input("x", (n,), np.float64, layout=("r",))
+    h = spmd.input("h", (n,), np.float16, layout=("r",))
+    k = spmd.input("k", (n,), np.int32, layout=("r",))
+    for _ in spmd.range(3):
+        x = x - 0.5 * x[k] + np.sqrt(h[k ^ 1] * h)
+    at = k * 2 - 999
+    return x, at, (x[at] - x[np.abs(at)]) * 2.0 + at
+
+
+@spmd.program(mesh=("r",))
 def updated(n: int = 5000, points: int = 700):
     x = spmd.input("x", (n,), np.float64, layout=("r",))
     y = spmd.input("y", (n, 3), np.float64, layout=("r", None))
@@ -54,3 +66,15 @@ def test_points_that_meet_are_taken_in_their_order() -> None:
     for ranks in (1, 3, 8):
         for got, want in zip(image.run(ranks=ranks, x=x, y=y, v=v, k=k), wanted, strict=True):
             np.testing.assert_array_equal(got, want)
+
+
+def test_what_is_read_ahead_is_what_stands_there() -> None:
+    rng = np.random.default_rng(4)
+    given = {"x": rng.random(1000), "h": rng.random(1000).astype(np.float16),
+             "k": rng.permutation(1000).astype(np.int32)}
+    wanted = looked_up.eager(**{name: x.copy() for name, x in given.items()})
+    assert "ahead_0 is" in plan_text(settled(lower(looked_up.graph({})).plan))
+    image = spmd.build(looked_up)
+    for ranks in (1, 3):
+        for got, want in zip(image.run(ranks=ranks, **given), wanted, strict=True):
+            np.testing.assert_allclose(got, want, rtol=1e-14)

@@ -143,8 +143,9 @@ def branch(n: int = 100_000):
 @dataclass(frozen=True)
 class Kernel:
     """Of the C: its folder, its first argument (steps, mostly) and the others; what a step
-    computes, or moves at least where every array is read and written once in each of its statements, and in
-    which unit that is a rate. That of nstream is the memory's: the bound of the others."""
+    computes, or moves at least where every array is read and written once in each of its
+    statements, and in which unit that is a rate. That of nstream is the memory's: the bound of the
+    others."""
 
     folder: str
     steps: int

@@ -18,6 +18,7 @@ from codegen.ir import Module
 from codegen.layouts.demands import Demands
 from codegen.passes.accumulate import accumulated
 from codegen.passes.ahead import fetched_ahead
+from codegen.passes.alone import alone
 from codegen.passes.at_once import at_once
 from codegen.passes.buffers import placed
 from codegen.passes.check import check
@@ -82,7 +83,7 @@ def lower(graph: Module) -> Levels:
     memory = rotated(placed(loops))
     plan = check_plan(enclosed(check_memory(memory, check_plan(narrowed(scheduled(memory))))))
     exchanges = check_exchanges(plan)
-    finished = check_finished(hoisted(settled(plan)))
+    finished = check_finished(hoisted(settled(alone(plan))))
     at("writing C")
     return Levels(graph, demands, program, loops, plan, exchanges, finished, emit(finished))
 

@@ -15,6 +15,7 @@ from codegen.layouts.cuts import Cut, Window, whole
 from codegen.ops.exchanges import Fold
 from codegen.ops.group import combine
 from codegen.ops.kind import Array, Eval, Kind, Types, dropped, layout_of
+from codegen.ops.lookups import Gather
 from codegen.ops.maps import Map
 from codegen.ops.views import Broadcast, Slice
 from codegen.plan import grammar as plan
@@ -143,7 +144,7 @@ class ArgReduce(Kind):
         if not axes:
             return at.part(index, kept, window, build)
         low, high = held[d].bounds(at.mesh)
-        best = at.wide(build.emit(Reduce(fn, (d,)), operands), build)
+        best = at.wide(self.found(operands[0], index, build), build)
         extreme = build.emit(Fold(axes, fn), (best,))
         same = build.emit(Map("eq"), (best, extreme))
         if best.type.dtype.kind in "fc":  # a NaN is the extreme, and equals nothing
@@ -161,6 +162,15 @@ class ArgReduce(Kind):
         mine = build.emit(Map("select"), (some, mine, none))
         first = build.emit(Fold(axes, "min"), (mine,))
         return at.part(first, kept, window, build)
+
+    def found(self, x: Value, index: Value, build: Builder) -> Value:
+        """The extreme of a rank: of one lane it is read where it stands, without a second pass."""
+        if x.type.ndim > 1:
+            return build.emit(Reduce(self.fn, (self.dim,)), (x,))
+        (n,), dtype = x.type.shape, x.type.dtype
+        some = build.map("gt", build.integer(n), build.integer(expr.const(0)))
+        value = build.emit(Gather((0,), 0), (x, index))
+        return build.map("select", some, value, build.full(neutral(self.fn, dtype), dtype, ()))
 
     def steps(self, op: Op, at: Maker) -> None:
         (x,) = op.operands

@@ -393,6 +393,7 @@ class Exchange(Generic[M]):
     do not tell. differs: send is another one for every member. give_into: where what I send goes in
     a member's view, where it may be written there. in_place: it is pulled into the buffer that
     members pull from. wraps: how many boxes a pair of members has; the symbol `wrap` says which.
+    shifts: a member that is alone moves the beginning of the buffer to what it would copy into it.
     """
 
     site: int
@@ -416,6 +417,7 @@ class Exchange(Generic[M]):
     wraps: Expr = expr.const(1)
     fn: str = ""
     place: Place | None = None
+    shifts: bool = False
 
     @property
     def boxes(self) -> tuple[Box[M], ...]:

@@ -6,6 +6,7 @@ Always holds: lengths follow from lengths; coefficients that turn out to be 0 st
 from __future__ import annotations
 
 import types
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -52,13 +53,24 @@ def _mode(what: str, mode: Any) -> str:
 
 
 def convolve(a: Any, v: Any, mode: Any = "full") -> Any:
-    """By shifted products of the longer operand; with a long kernel, by a sum for each result."""
+    """By shifted products of the longer operand: where all of a short kernel overlaps, as one sum;
+    with a long kernel, by a sum for each result."""
     mode = _mode("np.convolve", mode)
     x, kernel = _operands("np.convolve", shaping.atleast_1d(a), shaping.atleast_1d(v))
     if _shorter("np.convolve", x, kernel, mode) or not kernel.extents[0].is_const:
         x, kernel = kernel, x
     count, n = kernel.shape[0], x.shape[0]
-    if kernel.extents[0].is_const and kernel.extents[0].value <= 64:
+    wide = kernel.extents[0].value if kernel.extents[0].is_const else 0
+    whole = expr.nonneg(x.extents[0] - wide)
+    if 0 < wide <= 64 and mode == "valid" and whole:
+        return _overlapping(x, kernel, wide)
+    if 0 < wide <= 8 and whole:
+        out = zeros(n + wide - 1, result_type(x, kernel))
+        out[wide - 1 : n] = _overlapping(x, kernel, wide)
+        for k in range(wide - 1):  # at the ends
+            out[k : wide - 1] += x[: wide - 1 - k] * kernel[k]
+            out[n : n + k + 1] += x[n - k - 1 :] * kernel[k + 1]
+    elif 0 < wide <= 64:
         out = zeros(n + count - 1, result_type(x, kernel))
         for k in range(count):
             out[k : k + n] += x * kernel[k]
@@ -72,6 +84,13 @@ def convolve(a: Any, v: Any, mode: Any = "full") -> Any:
     if mode == "same":
         return out[(count - 1) // 2 : (count - 1) // 2 + n]
     return out[count - 1 : n]
+
+
+def _overlapping(x: Array, kernel: Array, wide: int) -> Any:
+    """A sum of slices: one loop computes it."""
+    n = x.shape[0]
+    parts = (x[wide - 1 - k : n - k] * kernel[k] for k in range(wide))
+    return reduce(lambda total, part: apply(np.add, total, part), parts)
 
 
 def correlate(a: Any, v: Any, mode: Any = "valid") -> Any:

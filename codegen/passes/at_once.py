@@ -2,8 +2,8 @@
 
 Goes in: a Graph. Comes out: the same in which a row by a matrix in every turn (A[i] @ B, or
 A[:, i] @ A[:, i:]) is one product of matrices before the loop, of which each turn reads its row.
-Always holds: every turn makes that product, and the loop writes none of its operands; it takes no
-more memory than an array of the loop, or than ROOM; estimates say that it pays.
+Always holds: every turn makes that product, and no turn writes what a later one reads for it; it
+takes no more memory than an array of the loop, or than ROOM; estimates say that it pays.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from codegen.kit import Builder
 from codegen.layouts.costs import bytes_of
 from codegen.layouts.cuts import layout_of
 from codegen.layouts.propagation import laid_out
-from codegen.ops import Kind, Loop, MatMul, Relayout, Reshape, Slice, Transpose
+from codegen.ops import Kind, Loop, MatMul, Relayout, Reshape, Slice, Transpose, Update
 from codegen.ops.matmul import LETTERS
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr, Sym
 
 ROOM = 32 << 20  # bytes that a product may take, or as many as the largest array of the loop
 TURNS = 8  # with fewer, rows are no matrix
-WORK = 1 << 14  # products of elements in all turns: with less there is little to gain
+WORK = 1 << 11  # products of elements in all turns: with less there is little to gain
 FASTER = 2.5  # so often as many of them may be made by a product of matrices
 
 
@@ -98,8 +98,8 @@ class _Turns:
 
 @dataclass(frozen=True)
 class _Shown:
-    """A box of an array from before the loop. dims: of the array, for each of the view; None for
-    one of extent 1 that only the view has."""
+    """A box of an array as it is before the loop. dims: of the array, for each of the view; None
+    for one of extent 1 that only the view has."""
 
     array: Value
     start: Shape
@@ -136,22 +136,65 @@ class _Shown:
 
 
 class _Views:
-    """What values in the body of a loop show of arrays from before it."""
+    """What values in the body of a loop show of arrays as they are before it."""
 
-    def __init__(self, body: Region) -> None:
+    def __init__(self, loop: Op, turns: _Turns) -> None:
+        (body,) = loop.regions
+        self.turns = turns
         self.made = {op.result: op for op in body.ops if len(op.results) == 1}
         self.inside = {*body.args, *(v for op in body.ops for v in op.results)}
         self.computed = {s for op in walk(body) if (s := op.what.counts())}
+        self.carried = dict(zip(body.args, zip(loop.operands, body.results)))
 
     def of(self, value: Value) -> _Shown | None:
-        """None: it is computed in the loop, or may be written there."""
+        """None: it is computed in the loop, or may have been written there."""
+        found = self.shown(value)
+        if found is None or found.array not in self.carried:
+            return found
+        before, after = self.carried[found.array]
+        return replace(found, array=before) if self.is_unwritten(found, after) else None
+
+    def is_unwritten(self, box: _Shown, after: Value) -> bool:
+        """Whether all turns before this one write other parts of what is carried."""
+        while after is not box.array:
+            op = self.made.get(after)
+            if op is None or not isinstance(op.what, Update):
+                return False
+            if any(self.computed & e.symbols() for e in op.what.exprs()) or not any(
+                self.is_apart(box, op, d) for d in range(after.type.ndim)
+            ):
+                return False
+            after = op.operands[0]
+        return True
+
+    def is_apart(self, box: _Shown, update: Op, dim: int) -> bool:
+        """Whether what earlier turns write lies before or behind what a turn reads, along a dim."""
+        assert isinstance(update.what, Update)
+        first, step, extent = (
+            update.what.start[dim], update.what.step[dim], update.operands[1].type.shape[dim])
+        start, end = first, first + step * (extent - 1) + 1
+        low, high = self.turns.slope(start), self.turns.slope(end)
+        if low is None or high is None or min(step, box.step[dim]) < 1:
+            return False
+        least, most = self.earlier(start, low <= 0), self.earlier(end, high >= 0)
+        begin, last = box.start[dim], box.start[dim] + box.step[dim] * (box.shape[dim] - 1)
+        return expr.nonneg(begin - most) or expr.nonneg(least - last - 1)
+
+    def earlier(self, e: Expr, latest: bool) -> Expr:
+        """In the turn before this one, or in the first."""
+        turns = self.turns
+        before = expr.symbol(turns.counter) - turns.step
+        return turns.when(e, before if latest else turns.first)
+
+    def shown(self, value: Value) -> _Shown | None:
+        """The same; it may be a box of what is carried, as a turn finds it."""
         shape, n = value.type.shape, value.type.ndim
-        if value not in self.inside:
+        if value not in self.inside or value in self.carried:
             return _Shown(value, (expr.const(0),) * n, (1,) * n, shape, tuple(range(n)))
         op = self.made.get(value)
         if op is None or not isinstance(op.what, Slice | Transpose | Reshape):
             return None
-        under, before = self.of(op.operands[0]), op.operands[0].type.shape
+        under, before = self.shown(op.operands[0]), op.operands[0].type.shape
         if under is None or any(self.computed & e.symbols() for e in op.what.exprs()):
             return None
         if isinstance(op.what, Slice):
@@ -300,7 +343,7 @@ class _Rewrite(Builder):
         """The loop, behind the products that it need not make."""
         (body,) = op.regions
         made: dict[Op, tuple[Value, _Product]] = {}
-        views = _Views(body)
+        views = _Views(op, turns)
         for inner in body.ops:
             if isinstance(inner.what, MatMul) and inner.result.type.dtype.name in LETTERS:
                 found = _Product.of(inner, views, turns)

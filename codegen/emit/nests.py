@@ -14,8 +14,8 @@ from codegen.emit.function import CFunction
 from codegen.emit.spell import combined, converted, element, literal, stored, suffix
 from codegen.fresh import Fresh
 from codegen.functions import OPENMP, neutral
-from codegen.plan.ahead import PIECE
 from codegen.plan.grammar import Bound, Buffer, Keep, Load, Nest, Runtime, Store, Sweep, Var
+from codegen.plan.lookahead import PIECE
 from codegen.plan.names import identifier
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr, Sym

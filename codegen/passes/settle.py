@@ -13,7 +13,6 @@ from dataclasses import replace
 from codegen.dtypes import FLOAT32, FLOAT64, DType
 from codegen.errors import Place
 from codegen.functions import OPENMP, neutral
-from codegen.plan.ahead import PIECE, SHORT, read_ahead
 from codegen.plan.grammar import (
     Choice,
     Integer,
@@ -33,6 +32,7 @@ from codegen.plan.grammar import (
     Work,
 )
 from codegen.plan.indexing import leaves, positions, ravel, waiting_room
+from codegen.plan.lookahead import PIECE, SHORT, read_ahead
 from codegen.plan.runs import in_runs
 from codegen.plan.steps import mapped_steps
 from codegen.plan.strips import in_strips

@@ -197,7 +197,7 @@ class Keep(Generic[M]):
 class Sweep(Generic[M]):
     """Its parts in order for every point of `loops` (within those of the nest). simd: turns of the
     last loop may be taken at once: what is folded in any order, what is written lies apart. ahead:
-    values that are computed first, for a piece of the last loop (plan/ahead.py)."""
+    values that are computed first, for a piece of the last loop (plan/lookahead.py)."""
 
     loops: tuple[Var, ...]
     parts: tuple[Keep[M] | Store[M] | Reduce[M], ...]

@@ -17,7 +17,6 @@ from codegen.image.target import resolve
 from codegen.ir import Module
 from codegen.layouts.demands import Demands
 from codegen.passes.accumulate import accumulated
-from codegen.passes.ahead import fetched_ahead
 from codegen.passes.alone import alone
 from codegen.passes.at_once import at_once
 from codegen.passes.buffers import placed
@@ -28,8 +27,10 @@ from codegen.passes.check_plan import check_finished, check_plan
 from codegen.passes.compare import compared
 from codegen.passes.enclose import enclosed
 from codegen.passes.expectations import at_one_place
+from codegen.passes.fetch_ahead import fetched_ahead
 from codegen.passes.fuse import fused
 from codegen.passes.hoist import hoisted
+from codegen.passes.in_blocks import in_blocks
 from codegen.passes.instrument import instrumented
 from codegen.passes.matching import check as check_matching
 from codegen.passes.narrow import narrowed
@@ -71,7 +72,7 @@ def lower(graph: Module) -> Levels:
     """All levels below a Graph. Raises the error classes of codegen.errors."""
     at("choosing what ranks hold, and what they send")
     graph = check(at_once(check(compared(check_replicas(check(graph))))))
-    graph = check(row_wise(check(in_pieces(graph))))
+    graph = check(row_wise(check(in_blocks(check(in_pieces(graph))))))
     demands, program = with_shared_loops(split(graph), split)
     demands, program = with_whole_loops(fetched_ahead((demands, program), split), split)
     graph, program = demands.graph, check_uniform(check(turned(program)))

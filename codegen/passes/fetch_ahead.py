@@ -77,7 +77,7 @@ class _Rewrite(Builder):
                         all_parts[key] = self.parts(o, o.what, what, dim), dim
                     at = [expr.const(0)] * len(o.what.start)
                     at[dim] = o.what.start[dim]
-                    o = replace(o, what=o.what.but(start=tuple(at)),
+                    o = replace(o, what=Slice(tuple(at), (1,) * len(at), o.what.shape),
                                 operands=(all_parts[key][0],))
             new.append(o)
         if not all_parts:

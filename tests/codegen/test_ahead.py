@@ -23,7 +23,7 @@ def picked(a, b, turns=range):
     for i in turns(a.shape[0]):
         s += np.tanh(a[i, i]) * a[i, i]
     for i in turns(a.shape[0] - 2, -1, -1):
-        pairs += a[i + 1, a.shape[0] - 2 - i : a.shape[0] - i]
+        pairs += a[i + 1, a.shape[0] - 2 - i : a.shape[0] - i] - a[i, 150::-100]
     for i in turns(1, 4):
         b[i] += b[i - 1, i]
         if s > 0:

@@ -169,6 +169,9 @@ def _tile(work: Work, begin: Sym, extent: Expr, width: int) -> Work:
 
     def within(loops: tuple[Var, ...]) -> tuple[Var, ...]:
         point, *inner = _long(loops)
+        if width == 1:  # emitters leave out loops of one turn
+            change[point.sym] = expr.symbol(begin)
+            return tuple(inner)
         sym = Sym(point.sym.name, "var", expr.const(0), expr.const(width - 1))
         change[point.sym] = expr.symbol(begin) + expr.symbol(sym)
         rest = extent - expr.symbol(begin)

@@ -15,11 +15,12 @@ N, K = 600, 21
 _DRAW = np.random.default_rng(8)
 GIVEN: dict[str, Any] = {
     "a": _DRAW.normal(size=(N, K)), "w": _DRAW.normal(size=(N + 1, K)),
+    "wide": _DRAW.normal(size=(9, 1500)),
     "z": _DRAW.normal(size=5000) + 1j * _DRAW.normal(size=5000),
 }
 
 
-def columns(a: Any, w: Any, z: Any, turns: Any) -> Any:
+def columns(a: Any, w: Any, wide: Any, z: Any, turns: Any) -> Any:
     """turns: spmd.range, or NumPy's users' range."""
     down, up, back = a.copy(), a.copy(), np.zeros(N)
     for k in turns(1, K):  # w's rows lie with others than those of a
@@ -27,12 +28,15 @@ def columns(a: Any, w: Any, z: Any, turns: Any) -> Any:
     for k in turns(K - 2, -1, -1):
         back[:] = down[:, k] + back * 0.25
         up[:, k] = up[:, k + 1] * 0.5 + back
+    long = wide.copy()
+    for k in turns(5):  # a tile is one row
+        long[::2] = long[::2] * 0.5 + wide[1] + k
     point, n = z.copy(), np.zeros(z.shape, np.int64)
     for t in turns(12):
         near = np.abs(point) < 2.0
         n[near] = t
         point[near] = point[near] ** 2 + z[near]
-    return {"down": down, "up": up, "point": point, "n": n}
+    return {"down": down, "up": up, "long": long, "point": point, "n": n}
 
 
 def across(a: Any, turns: Any) -> Any:
@@ -54,14 +58,14 @@ def case(rows: str = "") -> Any:
         layout = (rows or None, *(None,) * (x.ndim - 1))
         return spmd.input(name, x.shape, x.dtype, layout=layout)
 
-    a, w, z = map(given, GIVEN)
-    return {**columns(a, w, z, spmd.range), **across(a, spmd.range)}
+    a, w, wide, z = map(given, GIVEN)
+    return {**columns(a, w, wide, z, spmd.range), **across(a, spmd.range)}
 
 
 def test_turns_that_keep_points_apart_run_in_tiles() -> None:
     steps = list(walk_steps(lower(case.graph({"rows": "x"}, ())).plan.steps))
     tiles = [w for s in steps if isinstance(s, Phase) for w in s.work if isinstance(w, Turns)]
-    assert [w.step.value for w in tiles] == [64, 64, 256]
+    assert [w.step.value for w in tiles] == [64, 64, 1, 256]
     loops = [s for s in steps if isinstance(s, Loop)]
     assert len(loops) == 3  # those of `across`
     inside = [s for loop in loops[:2] for s in walk_steps(loop.body)]

@@ -93,7 +93,7 @@ class _Relaid(Builder):
             return
         self.place, before = op.place, dict(self.now)
         for k, (v, layout) in enumerate(choice.before):
-            self.now[v] = self.laid(v, layout, "" if k else choice.because)
+            self.now[v] = self.laid(self.now.get(v, v), layout, "" if k else choice.because)
         self.again(op, choice.inside)
         self.place = op.place
         ends = [self.now.get(v, v) for v in op.results]

@@ -90,3 +90,23 @@ def test_what_several_loops_read_is_fetched_once_and_solved_in_parts(
     h, y = np.random.default_rng(4).normal(size=(3, 40, 40)), np.ones((40, 48))
     y[:, 5] = range(40)
     same_on_any_number_of_ranks(points, [solved(h, y, POINTS)], h=h, y=y)
+
+
+@spmd.program(mesh=("r",))
+def of_what_is_gathered(n: int = 400):
+    a = spmd.input("a", (n, n), layout=(None, "r"))
+    s = 0.0
+    for i in spmd.range(n):
+        row = np.tanh(a[i] * 2)
+        s += np.sum(row) + a[i, i // 2 + 7]
+        for j in spmd.range(n):
+            s = np.tanh(s + row[j] * row[n - 1 - j])
+    return s
+
+
+def test_what_is_made_of_a_gathered_array_is_gathered_as_it_lies_then(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(whole_loops._Search, "better_whole", lambda *_: True)
+    monkeypatch.setattr(whole_loops, "GAIN", -1.0)
+    lower(of_what_is_gathered.graph({}, ()))

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from codegen.dtypes import DType
-from codegen.functions import neutral
 from codegen.ir import ArrayType, Op, Shape, Value
 from codegen.layouts import cuts
 from codegen.layouts.cuts import Cut, Window
@@ -31,14 +30,13 @@ if TYPE_CHECKING:
 LETTERS = {"float32": "s", "float64": "d", "complex64": "c", "complex128": "z"}
 MOST = (1 << 31) - 1  # what BLAS and LAPACK count with: C's int
 _SMALL = 12  # the summed extent and another one, of products for which a call is too much
-_FOUR = 4
+_FOUR = 4  # rows of a matrix that loops read at once
 _LONG = 64  # the summed extent from which on half of a symmetric product is worth a copy
 _MORE = 2  # bytes of one exchange that another one is worth, which leaves sums to be added
 
 # Routines of BLAS: their parameters, T of the elements' type, one for a number.
 _TAKES = {
     "gemm": "int, int, int, int, int, int, one, const T *, int, const T *, int, one, T *, int",
-    "gemv": "int, int, int, int, one, const T *, int, const T *, int, one, T *, int",
     "syrk": "int, int, int, int, int, one, const T *, int, one, T *, int",
 }
 # What calls them: its numbers, and its text.
@@ -58,12 +56,6 @@ if (m != n) {
                 for (int64_t j = j0; j < i && j < j0 + 32; j++)
                     c[i * ldc + j] = c[j * ldc + i];
 }"""),
-    "gemv": ("m, n, lda, ldb", """\
-const int64_t count = <a> == SPMD_PLAIN ? m : n;
-for (int64_t i = 0; i < count && (m == 0 || n == 0); i++)
-    c[i] = 0;
-if (m > 0 && n > 0)
-    <gemv>(SPMD_ROW_MAJOR, <a>, m, n, <alpha>, a, lda, b, ldb, <beta>, c, 1);"""),
 }
 
 
@@ -124,6 +116,7 @@ class MatMul(Kind):
     name = "matmul"
     rereads = True
     reads = "boxes"
+    fuses = True
     gram: bool = False
     because: str = ""
 
@@ -232,62 +225,42 @@ class MatMul(Kind):
             batch = batch[:-1]
         small = [e.is_const and e.value <= _SMALL for e in (m, n, k)]
         short = small[2] and any(small[:2])
-        single, rows = m == 1 or n == 1, rows and not short
         lies = x.lies(m, k), y.lies(k, n)
-        if short or None in lies or dtype.name not in LETTERS or (single and dtype.kind != "c"):
-            self.by_loops(op, rows and dtype.size != 2, at)
+        if short or 1 in (m, n) or None in lies or dtype.name not in LETTERS:
+            self.by_loops(op, rows and not short and dtype.size != 2, at)
             return
         (turned_x, lead_x), (turned_y, lead_y) = lies  # type: ignore[misc]
-        name, factors, ways = "gemm", [x, y], [turned_x, turned_y]
-        numbers: tuple[Expr, ...] = (m, n, k, lead_x, lead_y, n)
-        if n == 1:
-            numbers = (*((k, m) if turned_x else (m, k)), lead_x, y.row)
-            name, factors, ways = "gemv", [x, y], [turned_x]
-        elif m == 1:
-            numbers = (*((n, k) if turned_y else (k, n)), lead_y, x.column)
-            name, factors, ways = "gemv", [y, x], [not turned_y]
-        elif (self.gram or x == (y.buffer, y.offset, y.column, y.row)) and not (
+        name, numbers = "gemm", (m, n, k, lead_x, lead_y, n)
+        if (self.gram or x == (y.buffer, y.offset, y.column, y.row)) and not (
             k.is_const and k.value < _LONG
         ):
             name = "gram"
-        at.call(_caller(name, dtype, ways), batch, (*numbers, one, zero),
-                (*(Part(v.buffer, v.offset) for v in factors), made), op)
+        at.call(_caller(name, dtype, (turned_x, turned_y)), batch, (*numbers, one, zero),
+                (Part(x.buffer, x.offset), Part(y.buffer, y.offset), made), op)
 
     def by_loops(self, op: Op, rows: bool, at: Maker) -> None:
         """Where that is faster than a library, or there is none. rows: a row or a column of the
-        result is summed up at once, of _FOUR terms in a turn: it is read and written less often."""
+        result is summed up at once. Loops are named in the order in which they go into each other:
+        what reads a matrix along its rows in memory has the same loops as others that do."""
         (a, b), made = op.operands, op.result.type
-        *kept, i, j, k = loops = loop_vars((*made.shape, a.type.shape[-1]))
-        kept += [j, i] if j.extent == 1 else [i, j]
-        *batch, row, column, inner = positions(loops)
+        extents = (*made.shape, a.type.shape[-1])
+        *batch, i, j, k = range(len(extents))
+        across, along = (j, i) if extents[j] == 1 else (i, j)
+        rows = rows and extents[k] != 1
+        few = extents[along].is_const and extents[along].value <= _SMALL
+        order = [*batch, across, k, along] if rows else [*batch, across, along, k]
+        named = sorted(order, key=lambda d: extents[d] == 1)
+        loops = dict(zip(named, loop_vars(tuple(extents[d] for d in named))))
+        *lead, row, column, inner = positions([loops[d] for d in range(len(extents))])
+        factors = at.node(a, (*lead, row, inner)), at.node(b, (*lead, inner, column))
         fn = "or" if made.dtype.kind == "b" else "add"
-        total = None if made.dtype.size == 2 else made.dtype  # as libraries have it
-        offset = ravel((*batch, row, column), made.shape)
-
-        def term(inner: Expr) -> plan.Node[Value]:
-            factors = at.node(a, (*batch, row, inner)), at.node(b, (*batch, inner, column))
-            return plan.Apply("mul", made.dtype, factors, made.dtype)
-
-        if not rows:
-            value = term(inner)
-            at.add(plan.Reduce(tuple(kept), (k,), False, op.result, offset, value, fn, made.dtype,
-                               op.place, total))
-            return
-        *outer, last = kept
-        zero = plan.Literal(neutral(fn, made.dtype), made.dtype)
-        at.add(plan.Store(tuple(kept), op.result, offset, zero, place=op.place))
-        done = expr.const(0)
-        for terms in (_FOUR, 1):
-            turns = replace(k, extent=(k.extent - done) // terms)
-            begin = done + terms * positions((turns,))[0]
-            value = term(begin)
-            for more in range(1, terms):
-                value = plan.Apply("logical_or" if fn == "or" else fn, made.dtype,
-                                   (value, term(begin + more)), made.dtype)
-            if turns.extent != 0:
-                at.add(plan.Store((*outer, turns, last), op.result, offset, value, fn,
-                                  place=op.place))
-            done = terms * turns.extent
+        at.add(plan.Reduce(
+            tuple(loops[d] for d in order if d != k), (loops[k],), rows, op.result,
+            ravel((*lead, row, column), made.shape),
+            plan.Apply("mul", made.dtype, factors, made.dtype), fn, made.dtype, op.place,
+            None if made.dtype.size == 2 else made.dtype,  # as libraries have it
+            _FOUR if rows or (extents[across] == 1 and not few) else 1,
+        ))
 
 
 class _Matrix(NamedTuple):

@@ -66,6 +66,10 @@ class _Member:
         return self.work.offset
 
     @property
+    def at_once(self) -> int:
+        return self.work.at_once if isinstance(self.work, Reduce) else 1
+
+    @property
     def needs(self) -> list[Value]:
         """What it reads, and the array that it writes over."""
         return [*self.reads, *([self.base] if self.base is not None else [])]
@@ -94,7 +98,11 @@ class _Nest:
     def sweep_for(self, member: _Member) -> int | None:
         """The sweep that a member may join, perhaps a new one; None: it is no part of this nest."""
         members = [*self.members, member]
-        if sum(m.size for m in members) > LARGEST or not self.shares(member):
+        most, outer = max(m.at_once for m in members), self.outer
+        outer = member.kept if member.how == "fold" else outer
+        if sum(m.size for m in members) * most > LARGEST or not self.shares(member):
+            return None
+        if outer is not None and any(m.at_once > 1 and m.loops[:-1] != outer for m in members):
             return None
         if len({v for m in members for v in m.reads} - self.made.keys()) > WIDEST:
             return None
@@ -241,11 +249,12 @@ class _Fusing:
 
     def member(self, op: Op) -> _Member | None:
         """An op that may share its loops, with what it reads."""
-        if not isinstance(op.what, Do) or not _kind(op).fuses:
+        if not isinstance(op.what, Do) or not _kind(op).fuses or len(op.what.acts) != 1:
             return None
         (work,) = op.what.acts
+        if not isinstance(work, Store | Reduce):
+            return None
         base = op.what.begins[0][0] if op.what.begins else None
-        assert isinstance(work, Store | Reduce)
         inner = work.inner if isinstance(work, Reduce) else ()
         loops = tuple(v for v in in_order((*work.loops, *inner)) if v.extent != 1)
         kept = tuple(v for v in work.loops if v.extent != 1)
@@ -283,7 +292,8 @@ class _Fusing:
         members = nest.members
         if len(members) == 1:
             return members[0].op
-        outer = nest.outer or ()
+        at_once = max(m.at_once for m in members)
+        outer = nest.outer or (members[0].loops[:-1] if at_once > 1 else ())
         results = self.results(nest, outer)
         kept: dict[Value, Kept] = {}
         sweeps: list[Sweep[Value]] = []
@@ -302,7 +312,7 @@ class _Fusing:
         first = members[0].op
         read = dict.fromkeys(v for m in members for v in m.needs if v not in nest.made)
         begins = tuple((m.base, m.result) for m in members if m.base is not None)
-        what = Do((Nest(outer, tuple(sweeps), first.place),), begins)
+        what = Do((Nest(outer, tuple(sweeps), first.place, at_once),), begins)
         return Op(what, tuple(read), tuple(results), (), first.place)
 
     def results(self, nest: _Nest, outer: tuple[Var, ...]) -> dict[Value, None]:

@@ -36,6 +36,7 @@ from codegen.plan.lookahead import PIECE, SHORT, read_ahead
 from codegen.plan.runs import in_runs
 from codegen.plan.steps import mapped_steps
 from codegen.plan.strips import in_strips
+from codegen.plan.together import together
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Sym
 
@@ -69,17 +70,20 @@ def _all(works: Iterable[Work]) -> tuple[Work, ...]:
 def _simple(work: Simple) -> Iterator[Work]:
     if isinstance(work, Reduce) and work.rows:
         *outer, row = work.loops
-        part = replace(work, loops=(*outer, *work.inner, row))
         yield _start(work, work.place)
-        yield _combined(part)
+        if work.at_once == 1:
+            yield _combined(replace(work, loops=(*outer, *work.inner, row)))
+            return
+        sweep = Sweep((row,), (work,))
+        yield from _nests(Nest((*outer, *work.inner), (sweep,), work.place, work.at_once))
     elif isinstance(work, Reduce):
         keep = Keep(work.buffer.name, work.dtype, work.value, work.fn, work.place, work.total)
         store = Store((), work.buffer, work.offset, keep.local, place=work.place)
-        sweeps = _sweep(Sweep(work.inner, (keep,))), Sweep((), (store,))
-        yield Nest(work.loops, sweeps, work.place)
+        sweeps = Sweep(work.inner, (keep,)), Sweep((), (store,))
+        yield from _nests(Nest(work.loops, sweeps, work.place, work.at_once))
     elif isinstance(work, Nest):
         yield from (_start(p, work.place) for p in work.parts if isinstance(p, Reduce))
-        yield replace(work, sweeps=tuple(map(_sweep, work.sweeps)))
+        yield from _nests(work)
     elif isinstance(work, Store) and work.waiting is not None:
         inner = work.loops[1:]
         extents = tuple(v.extent for v in inner)
@@ -117,6 +121,11 @@ def _elsewhere(work: Store) -> bool:
         elif isinstance(node, Integer):
             added |= node.value.symbols()
     return last[0].sym in read | added and any(s.kind == "coord" for s in added)
+
+
+def _nests(nest: Nest) -> Iterator[Nest]:
+    for part in together(nest):
+        yield replace(part, sweeps=tuple(map(_sweep, part.sweeps)))
 
 
 # ---- reductions ----------------------------------------------------------------------------------

@@ -67,6 +67,14 @@ def all_pairs(a, b, x, p):
     return np.sum(d / (r2 * np.sqrt(r2))[:, :, None], axis=1)
 
 
+def vectors(a, b, x, p):
+    return x @ b[:17], p[:, 0] @ x
+
+
+def chained(a, b, x, p):
+    return (x @ b[:17]) @ x
+
+
 def program_of(function):
     @spmd.program(mesh=("r",))
     def program():
@@ -78,7 +86,25 @@ def program_of(function):
 ONE_NEST = {  # buffers, the four inputs not among them; turns over the data
     used_twice: (1, 1), sines: (1, 1), two_results: (2, 1), moments: (6, 1), softmax: (1, 3),
     normalised: (1, 3), rows_and_columns: (3, 1), all_pairs: (2, 2),
+    vectors: (5, 1), chained: (5, 2),
 }
+
+
+def test_rows_of_a_matrix_are_read_together():
+    """Four long ones at once; of short ones each by itself, before all four are added up."""
+    def program(width):
+        @spmd.program(mesh=("r",))
+        def two():
+            a = spmd.input("a", (30, width), F64, layout=("r", None))
+            return (a @ np.ones(width)) @ a
+
+        plan = lower(two.capture()).finished
+        work = [w for s in walk_steps(plan.steps) if isinstance(s, Phase) for w in s.work]
+        return [[len(s.folds) for s in nest.sweeps if s.loops] for nest in work
+                if isinstance(nest, Nest)]
+
+    assert program(4096) == [[4, 0], [1, 0]]
+    assert program(100) == [[1, 1, 1, 1, 0], [1, 0]]
 
 
 @pytest.mark.parametrize("function", ONE_NEST, ids=lambda f: f.__name__)

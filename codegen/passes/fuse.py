@@ -66,8 +66,8 @@ class _Member:
         return self.work.offset
 
     @property
-    def at_once(self) -> int:
-        return self.work.at_once if isinstance(self.work, Reduce) else 1
+    def together(self) -> int:
+        return self.work.together if isinstance(self.work, Reduce) else 1
 
     @property
     def needs(self) -> list[Value]:
@@ -98,11 +98,11 @@ class _Nest:
     def sweep_for(self, member: _Member) -> int | None:
         """The sweep that a member may join, perhaps a new one; None: it is no part of this nest."""
         members = [*self.members, member]
-        most, outer = max(m.at_once for m in members), self.outer
+        most, outer = max(m.together for m in members), self.outer
         outer = member.kept if member.how == "fold" else outer
         if sum(m.size for m in members) * most > LARGEST or not self.shares(member):
             return None
-        if outer is not None and any(m.at_once > 1 and m.loops[:-1] != outer for m in members):
+        if outer is not None and any(m.together > 1 and m.loops[:-1] != outer for m in members):
             return None
         if len({v for m in members for v in m.reads} - self.made.keys()) > WIDEST:
             return None
@@ -292,8 +292,8 @@ class _Fusing:
         members = nest.members
         if len(members) == 1:
             return members[0].op
-        at_once = max(m.at_once for m in members)
-        outer = nest.outer or (members[0].loops[:-1] if at_once > 1 else ())
+        together = max(m.together for m in members)
+        outer = nest.outer or (members[0].loops[:-1] if together > 1 else ())
         results = self.results(nest, outer)
         kept: dict[Value, Kept] = {}
         sweeps: list[Sweep[Value]] = []
@@ -312,7 +312,7 @@ class _Fusing:
         first = members[0].op
         read = dict.fromkeys(v for m in members for v in m.needs if v not in nest.made)
         begins = tuple((m.base, m.result) for m in members if m.base is not None)
-        what = Do((Nest(outer, tuple(sweeps), first.place, at_once),), begins)
+        what = Do((Nest(outer, tuple(sweeps), first.place, together),), begins)
         return Op(what, tuple(read), tuple(results), (), first.place)
 
     def results(self, nest: _Nest, outer: tuple[Var, ...]) -> dict[Value, None]:

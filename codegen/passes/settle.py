@@ -36,7 +36,7 @@ from codegen.plan.lookahead import PIECE, SHORT, read_ahead
 from codegen.plan.runs import in_runs
 from codegen.plan.steps import mapped_steps
 from codegen.plan.strips import in_strips
-from codegen.plan.together import together
+from codegen.plan.several_rows import together
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Sym
 
@@ -71,16 +71,16 @@ def _simple(work: Simple) -> Iterator[Work]:
     if isinstance(work, Reduce) and work.rows:
         *outer, row = work.loops
         yield _start(work, work.place)
-        if work.at_once == 1:
+        if work.together == 1:
             yield _combined(replace(work, loops=(*outer, *work.inner, row)))
             return
         sweep = Sweep((row,), (work,))
-        yield from _nests(Nest((*outer, *work.inner), (sweep,), work.place, work.at_once))
+        yield from _nests(Nest((*outer, *work.inner), (sweep,), work.place, work.together))
     elif isinstance(work, Reduce):
         keep = Keep(work.buffer.name, work.dtype, work.value, work.fn, work.place, work.total)
         store = Store((), work.buffer, work.offset, keep.local, place=work.place)
         sweeps = Sweep(work.inner, (keep,)), Sweep((), (store,))
-        yield from _nests(Nest(work.loops, sweeps, work.place, work.at_once))
+        yield from _nests(Nest(work.loops, sweeps, work.place, work.together))
     elif isinstance(work, Nest):
         yield from (_start(p, work.place) for p in work.parts if isinstance(p, Reduce))
         yield from _nests(work)

@@ -161,8 +161,9 @@ class Reduce(Generic[M]):
     """buffer[offset] = COMBINE[fn] of value over `inner`, for every point of `loops`.
 
     rows: the last of `loops` runs innermost, over a row of results, as memory lies. total: the type
-    that it is computed in where that is not left to passes/settle.py. at_once: so many turns of the
-    loop around the innermost are taken together; terms of a row are combined before they are added.
+    that it is computed in where that is not left to passes/settle.py. together: so many turns of
+    the loop around the innermost are taken at once; terms of a row are combined before they are
+    added.
     """
 
     loops: tuple[Var, ...]
@@ -175,7 +176,7 @@ class Reduce(Generic[M]):
     dtype: DType
     place: Place | None = None
     total: DType | None = None
-    at_once: int = 1
+    together: int = 1
 
 
 @dataclass(frozen=True)
@@ -218,13 +219,13 @@ class Sweep(Generic[M]):
 
 @dataclass(frozen=True)
 class Nest(Generic[M]):
-    """Its sweeps in order for every point of `loops`. A Reduce in it is one of rows. at_once: so
+    """Its sweeps in order for every point of `loops`. A Reduce in it is one of rows. together: so
     many turns of the last of `loops` are taken together."""
 
     loops: tuple[Var, ...]
     sweeps: tuple[Sweep[M], ...]
     place: Place | None = None
-    at_once: int = 1
+    together: int = 1
 
     @property
     def parts(self) -> tuple[Keep[M] | Store[M] | Reduce[M], ...]:

@@ -35,12 +35,12 @@ _LONG = 1 << 14  # bytes of a row from which on several rows are read faster tha
 def together(nest: Nest) -> Iterator[Nest]:
     """The same points in Nests that take one turn at a time."""
     rows = any(isinstance(p, Reduce) for p in nest.parts)
-    if nest.at_once == 1 or not _is_plain(nest) or not (rows or any(map(_is_long, nest.sweeps))):
-        yield replace(nest, at_once=1)
+    if nest.together == 1 or not _is_plain(nest) or not (rows or any(map(_is_long, nest.sweeps))):
+        yield replace(nest, together=1)
         return
     *outer, v = nest.loops
     done = expr.const(0)
-    for many in (nest.at_once, 1):
+    for many in (nest.together, 1):
         extent = (v.extent - done) // many
         turns = Var(Sym(v.sym.name, "var", expr.const(0), extent - 1), extent)
         begin = done + many * positions((turns,))[0]

@@ -24,6 +24,7 @@ from codegen.passes.check import check
 from codegen.passes.check_loops import check_loops
 from codegen.passes.check_memory import check_memory
 from codegen.passes.check_plan import check_finished, check_plan
+from codegen.passes.common import without_common
 from codegen.passes.compare import compared
 from codegen.passes.enclose import enclosed
 from codegen.passes.expectations import at_one_place
@@ -71,7 +72,8 @@ class Levels:
 def lower(graph: Module) -> Levels:
     """All levels below a Graph. Raises the error classes of codegen.errors."""
     at("choosing what ranks hold, and what they send")
-    graph = check(at_once(check(compared(check_replicas(check(graph))))))
+    graph = check(without_common(check_replicas(check(graph))))
+    graph = check(at_once(check(compared(graph))))
     graph = check(row_wise(check(in_blocks(check(in_pieces(graph))))))
     demands, program = with_shared_loops(split(graph), split)
     demands, program = with_whole_loops(fetched_ahead((demands, program), split), split)

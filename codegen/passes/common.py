@@ -1,0 +1,106 @@
+"""What is computed twice of the same is computed once: min(x), max(x), and two histograms of x.
+
+Goes in: a Graph. Comes out: the same without the second one of equal ops that take long:
+reductions, elements at computed places, products, and what follows from those not in memory.
+Always holds: both stand in one region; nobody writes over the result, so none is copied for it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Mapping
+from dataclasses import replace
+
+from codegen.ir import DefUse, Module, Op, Region, Value, used_values
+from codegen.ops import (
+    ArgReduce,
+    ArgSort,
+    Broadcast,
+    Cumulative,
+    Full,
+    Gather,
+    Iota,
+    Kernel,
+    Map,
+    MatMul,
+    Reduce,
+    Reshape,
+    Roll,
+    SearchSorted,
+    ShardMap,
+    Slice,
+    Sort,
+    Symbolic,
+    Transpose,
+)
+
+LONG = (ArgReduce, ArgSort, Cumulative, Gather, MatMul, Reduce, SearchSorted, Sort)
+SHORT = (Broadcast, Full, Iota, Reshape, Roll, Slice, Symbolic, Transpose)
+
+
+def without_common(graph: Module) -> Module:
+    """The Graph, with nothing in it that takes long twice."""
+    return graph.mapped(_Sharing(graph.def_use).region)
+
+
+class _Sharing:
+    def __init__(self, known: DefUse) -> None:
+        self.known = known
+        self.instead: dict[Value, Value] = {}  # of a value that is gone
+
+    def region(self, region: Region) -> Region:
+        first: dict[Hashable, Value] = {}
+        same: dict[Value, Value] = {}  # by value: the first one of all that are equal
+        dear: set[Value] = set()  # what takes long where it is read, and what follows from that
+        gone: set[Op] = set()
+        for op in region.ops:
+            what = op.what
+            if not isinstance(what, (*LONG, *SHORT, Map)):
+                continue
+            # a compiler of C sees functions that are computed twice in one loop
+            long = isinstance(what, LONG) or not dear.isdisjoint(op.operands)
+            if long and what.inline:  # in each loop that reads it
+                dear.add(op.result)
+            other = same[op.result] = first.setdefault(_key(op, same), op.result)
+            if other is not op.result and long and self.free(op.result, other):
+                self.instead[op.result] = other
+                gone.add(op)
+        region = replace(region, results=tuple(map(self.of, region.results)))
+        ops = [self.renamed(op) for op in region.ops if op not in gone]
+        return region.with_ops(_needed(region.with_ops(ops)) if gone else ops)
+
+    def free(self, *values: Value) -> bool:
+        """Whether they are read only, and nobody takes them over."""
+        uses = [use for v in values for use in self.known.uses.get(v, ())]
+        return all(
+            use.op is not None and not use.op.regions and not isinstance(use.op.what, Kernel)
+            and not (use.op.what.in_place and use.operand == 0)
+            for use in uses
+        )
+
+    def of(self, value: Value) -> Value:
+        return self.instead.get(value, value)
+
+    def renamed(self, op: Op) -> Op:
+        operands = tuple(map(self.of, op.operands))
+        if operands != op.operands:
+            op = replace(op, operands=operands)
+        return op if isinstance(op.what, ShardMap) else op.mapped(self.region)
+
+
+def _key(op: Op, same: Mapping[Value, Value]) -> Hashable:
+    """Equal for ops that compute the same: 0.0 is another number than -0.0, and than 0."""
+    what = repr(op.what) if isinstance(op.what, Full) else op.what
+    return what, tuple(same.get(v, v) for v in op.operands), op.result.type
+
+
+def _needed(region: Region) -> list[Op]:
+    """Without what only ops read that are gone."""
+    used = Counter(used_values(region))
+    ops = []
+    for op in reversed(region.ops):
+        if isinstance(op.what, (*SHORT, Map)) and not used[op.result]:
+            used.subtract(op.operands)
+        else:
+            ops.append(op)
+    return ops[::-1]

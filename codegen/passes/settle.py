@@ -34,9 +34,9 @@ from codegen.plan.grammar import (
 from codegen.plan.indexing import leaves, positions, ravel, waiting_room
 from codegen.plan.lookahead import PIECE, SHORT, read_ahead
 from codegen.plan.runs import in_runs
+from codegen.plan.several_rows import together
 from codegen.plan.steps import mapped_steps
 from codegen.plan.strips import in_strips
-from codegen.plan.several_rows import together
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Sym
 

@@ -24,8 +24,8 @@ from codegen.passes.check import check
 from codegen.passes.check_loops import check_loops
 from codegen.passes.check_memory import check_memory
 from codegen.passes.check_plan import check_finished, check_plan
-from codegen.passes.common import without_common
 from codegen.passes.compare import compared
+from codegen.passes.computed_once import without_common
 from codegen.passes.enclose import enclosed
 from codegen.passes.expectations import at_one_place
 from codegen.passes.fetch_ahead import fetched_ahead

@@ -229,7 +229,7 @@ def passed_on(*arrays: Any) -> Any:
 def by_index(a, b, c):
     if spmd.axis_index("x") % 2 == 0:
         for _ in spmd.range(4):
-            a, b = b, a + b
+            a, b = b, a + b[:, ::-1]  # so that no tile takes all turns at once
     return passed_on(a, b, c)
 
 
@@ -251,7 +251,7 @@ def met_later(a, b, c):
     for _ in spmd.range(spmd.axis_index("x")):
         a, b = b, a + b
     for _ in spmd.range(4):
-        b, c = c, b + c
+        b, c = c, b + c[:, ::-1]
     return a, b, spmd.ppermute(c, "x", shift=1)
 
 
@@ -284,10 +284,10 @@ def by_hand(body: Any, ranks: int) -> dict[str, np.ndarray]:
     for i in range(ranks):
         alike = 4 if body is turned_alike else 4 * (i % 2 == 0)
         for _ in range(alike if body in (by_index, turned_alike) else i):
-            a[i], b[i] = b[i].copy(), a[i] + b[i]
+            a[i], b[i] = b[i].copy(), a[i] + b[i][:: -1 if body is by_index else 1]
     if body is met_later:
         for _ in range(4):
-            b, c = c, b + c
+            b, c = c, b + c[:, ::-1]
     if body is turned_alike:
         c = np.roll(a, 1, 0)
     sent = {"c": c} if body in (not_exchanged, met_later) else {"a": a, "b": b, "c": c}

@@ -438,4 +438,4 @@ def test_products_that_are_added_where_they_are_wanted() -> None:
     plan = lower(program.capture()).plan
     calls = [w for step in plan.steps if isinstance(step, Phase) for w in step.work
              if isinstance(w, LibraryCall)]
-    assert [int(w.numbers[-1].value) for w in calls].count(0) == 7, "c backwards, g, 5 more"
+    assert [int(w.numbers[-1].value) for w in calls].count(0) == 6, "c backwards, f and g, 4 more"

@@ -124,7 +124,7 @@ def text(image: reader.ImageFile, found: dict[str, Any]) -> Iterator[str]:
             yield f"       try: {r['advice']['try']}"
     if found["chosen"]:
         yield ""
-        yield "what the compiler does before loops: arrays laid out otherwise, products"
+        yield "loops: what the compiler does before them, and which stand copied in the program"
     for r in found["chosen"]:
         yield f"  {r['message']}"
         yield from quoted(r["place"])
@@ -134,7 +134,8 @@ def text(image: reader.ImageFile, found: dict[str, Any]) -> Iterator[str]:
 
 def pointed_out(image: reader.ImageFile, loops: bool = True) -> Iterator[str]:
     """What to say at build of exchanges that give every rank a large array whole, once per line;
-    loops: and of loops that every rank computes, or before which products stand."""
+    loops: and of those that every rank computes, before which products stand, or that are unrolled
+    into a long program."""
     chosen = image.notes().get("chosen", []) if loops else []
     for row in (r for r in chosen if r["try"]):
         place = row["place"]

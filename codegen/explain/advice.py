@@ -1,4 +1,4 @@
-"""Large arrays that every rank gets whole: what to say of them at build, and what to try instead.
+"""What to say at build of large arrays that every rank gets whole, and of loops that are unrolled.
 
 Goes in: an exchange of a Program, its traffic, the Graph it came from. Comes out: text, or None.
 Always holds: what the user asked for (a relayout, the layouts of a shard_map) is no surprise.
@@ -6,10 +6,12 @@ Always holds: what the user asked for (a relayout, the layouts of a shard_map) i
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
+from codegen.errors import Place
 from codegen.explain.traffic import Traffic
-from codegen.ir import Op, Value, layout_text
+from codegen.ir import Op, Region, Value, layout_text, walk
 from codegen.layouts.cuts import layout_of
 from codegen.layouts.demands import Demands
 from codegen.mesh import LayoutEntry
@@ -20,7 +22,20 @@ from codegen.symbolic.expr import Expr
 
 LARGE = 1 << 20  # bytes that a rank then has, on however many ranks
 AS_IT_IS = "relayout of an array in the loop: then what it reads and writes lies as you say"
+LONG_PROGRAM, OFTEN = 2000, 64  # operations that take seconds to build, copies of one of them
+COMPILED_LOOP = "spmd.range in place of a Python loop: what its turns do is then built once"
 EACH_ITS_OWN = "relayout of an operand in the loop: then each turn makes its own product"
+
+
+def unrolled(body: Region) -> tuple[Place, int] | None:
+    """The place in a line that stands most often in a Graph that takes long to build, and how
+    often: fewer times than its operations of one kind, of which it may have several."""
+    copies = Counter((op.place, type(op.what)) for op in walk(body) if op.place)
+    often = [(n, place) for (place, _), n in copies.most_common() if n >= OFTEN]
+    if copies.total() < LONG_PROGRAM or not often:
+        return None
+    line = often[0][1].line
+    return min(((place, n) for n, place in often if place.line == line), key=lambda at: at[1])
 
 
 def too_much(traffic: Traffic) -> bool:

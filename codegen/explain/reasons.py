@@ -149,9 +149,15 @@ class Explained:
 
     def chosen(self) -> list[dict[str, Any]]:
         """What the compiler does before loops, and why: arrays laid out otherwise, products. What
-        to try where it gathers arrays, or products are large."""
-        return [{"message": op.what.because, "place": place_row(op.place), "try": _instead(op)}
+        to try where it gathers arrays, or products are large; and where Python's range made the
+        program long."""
+        rows = [{"message": op.what.because, "place": place_row(op.place), "try": _instead(op)}
                 for op in self.ops if isinstance(op.what, Relayout | MatMul) and op.what.because]
+        if found := advice.unrolled(self.graph.body):
+            place, often = found
+            rows.append({"message": f"stands {often} times in the program, which is long to build",
+                         "place": place_row(place), "try": advice.COMPILED_LOOP})
+        return rows
 
     # ---- why -----------------------------------------------------------------------------------
 

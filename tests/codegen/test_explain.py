@@ -14,6 +14,7 @@ import pytest
 import spmd
 from codegen.compile import Levels, lower
 from codegen.describe import manifest_of, notes_of
+from codegen.explain.advice import unrolled
 from codegen.explain.reasons import tables
 from codegen.explain.traffic import unclipped
 from codegen.image.manifest import evaluate
@@ -49,6 +50,19 @@ def test_what_is_transposed_as_it_is_exchanged_has_its_name() -> None:
 
     (row,) = tables(lower(program.capture()))["traffic"]
     assert row["words"] == "all-to-all: dim 0 is split instead of dim 1" and row["array"] == "a"
+
+
+def test_a_line_that_a_python_loop_copies_is_named() -> None:
+    @spmd.program(mesh=("r",))
+    def program(turns: int):
+        u = spmd.input("u", (8,), layout=("r",))
+        for _ in range(turns):
+            u = np.sin(u) * np.cos(u) + u
+        return u
+
+    place, often = unrolled(program.capture(turns=600).body)
+    assert often == 600 and "np.sin(u)" in place.source_line()
+    assert unrolled(program.capture(turns=100).body) is None
 
 
 # ---- short names in the text of a Program ------------------------------------------------------

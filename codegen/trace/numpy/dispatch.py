@@ -28,7 +28,7 @@ from codegen.trace.numpy import (
 )
 from codegen.trace.numpy.function_table import Function, of_numpy_name, table
 from codegen.trace.numpy.masks import Chosen
-from codegen.trace.numpy.refused import CLASSES, RANDOM, REMEDIES
+from codegen.trace.numpy.refused import CLASSES, RANDOM, REMEDIES, SHAPES_OF_DATA
 
 elementwise.COMPOSITE.update(composite.UFUNCS | special.UFUNCS)
 
@@ -48,7 +48,8 @@ def by_name(name: str) -> Function:
 
 def _refuse(name: str) -> Function:
     def call(*_: Any, **__: Any) -> Any:
-        raise unsupported(f"np.{name}", REMEDIES.get(name, _NEW))
+        why = ", whose shape depends on data," if name in SHAPES_OF_DATA else ""
+        raise unsupported(f"np.{name}{why}", REMEDIES.get(name, _NEW))
 
     return call
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 KERNEL = "the function itself on arrays; @spmd.kernel for a loop over elements"
 _KNOWN = "NumPy's own works on arrays that are known while building"
 
-_ROWS: tuple[tuple[str, str], ...] = (
-    # -- the shape of the result depends on data ---------------------------------------------------
+_OF_DATA: tuple[tuple[str, str], ...] = (  # the shape of the result depends on data
     ("nonzero ndarray.nonzero argwhere", "spmd.numpy.{name}(x, size=n), with the first n; "
      "x[mask] = v, x[mask].sum(), np.where(mask, x, other) need no size"),
     ("flatnonzero", "spmd.numpy.flatnonzero(x, size=n); np.argmax(mask) is the first position"),
@@ -20,6 +19,9 @@ _ROWS: tuple[tuple[str, str], ...] = (
      "spmd.numpy.{name}(x, size=n), with the first n and what fills up"),
     ("union1d intersect1d setdiff1d setxor1d",
      "spmd.numpy.{name}(a, b, size=n), with the first n and what fills up; np.isin(a, b)"),
+)
+_ROWS: tuple[tuple[str, str], ...] = (
+    *_OF_DATA,
     # -- the element type of the result depends on data --------------------------------------------
     ("real_if_close", "z.real, or np.abs(z)"),
     ("emath.arccos emath.arcsin emath.arctanh emath.log emath.log10 emath.log2 emath.logn "
@@ -31,9 +33,10 @@ _ROWS: tuple[tuple[str, str], ...] = (
     # -- the memory of an array, and loops over its elements ---------------------------------------
     ("ndarray.resize", "np.resize(x, shape), or np.pad"),
     ("lib.stride_tricks.as_strided", "np.lib.stride_tricks.sliding_window_view, or slices of x"),
-    ("ndarray.view ndarray.byteswap ndarray.getfield ndarray.setfield ndarray.strides "
+    ("ndarray.view ndarray.byteswap ndarray.getfield ndarray.setfield "
      "ndarray.base ndarray.ctypes ndarray.data ndarray.flags ndarray.setflags isfortran",
      "x.astype(t) converts, x[...] shows the same elements"),
+    ("ndarray.strides", "np.lib.stride_tricks.sliding_window_view(x, shape), or slices of x"),
     ("may_share_memory shares_memory", "x.copy() is an array of its own"),
     ("nested_iters nditer ndenumerate", "for k in spmd.range(x.shape[0]): row = x[k]"),
     # -- files and text ----------------------------------------------------------------------------
@@ -51,6 +54,8 @@ REMEDIES: dict[str, str] = {
     name: remedy.replace("{name}", name.removeprefix("ndarray."))
     for names, remedy in _ROWS for name in names.split()
 }
+
+SHAPES_OF_DATA = frozenset(" ".join(names for names, _ in _OF_DATA).split())
 
 # What begins with these: classes, which hold arrays of NumPy's.
 _LOOP = "for k in spmd.range(x.shape[0]): row = x[k]"

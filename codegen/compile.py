@@ -18,6 +18,7 @@ from codegen.ir import Module
 from codegen.layouts.demands import Demands
 from codegen.passes.accumulate import accumulated
 from codegen.passes.alone import alone
+from codegen.passes.arrivals import with_arrivals
 from codegen.passes.at_once import at_once
 from codegen.passes.buffers import placed
 from codegen.passes.check import check
@@ -82,7 +83,7 @@ def lower(graph: Module) -> Levels:
     program = check(at_one_place(check(instrumented(check_matching(program)))))
     at("choosing loops and buffers")
     loops = check_loops(looped(program, stored_values(program)))
-    loops = check_loops(fused(check_loops(accumulated(loops))))
+    loops = check_loops(with_arrivals(check_loops(fused(check_loops(accumulated(loops))))))
     memory = rotated(placed(loops))
     plan = check_plan(enclosed(check_memory(memory, check_plan(narrowed(scheduled(memory))))))
     exchanges = check_exchanges(plan)

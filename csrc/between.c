@@ -202,7 +202,7 @@ static int64_t room_to_send(const spmd_pair *pair, const spmd_exchange *exchange
 
 static int64_t room_to_receive(const spmd_pair *pair, const spmd_exchange *exchange)
 {
-    bool direct = exchange->wraps == 1 && exchange->kind == SPMD_PULL &&
+    bool direct = exchange->wraps == 1 && exchange->kind == SPMD_PULL && !exchange->take &&
                   spmd_box_contiguous(&pair->into, exchange->size);
     return pair->bytes && !direct ? pair->bytes : 0;
 }
@@ -223,9 +223,10 @@ static void pair_unpack(const spmd_rank *rank, const spmd_exchange *exchange,
                         const spmd_pair *pair, const char *room)
 {
     for (int64_t wrap = 0; wrap < exchange->wraps; wrap++) {
-        spmd_box theirs, into;
+        spmd_box theirs, into, packed;
         exchange->pull(rank, spmd_wrap_of(exchange, pair->from, wrap), &theirs, &into);
-        spmd_box_unpack(rank->memory, &into, room, exchange->size);
+        spmd_box_packed(&packed, &into, exchange->size);
+        spmd_box_take(rank, exchange, &into, room, &packed);
         room += spmd_box_elements(&into) * exchange->size;
     }
 }

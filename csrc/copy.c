@@ -73,6 +73,14 @@ static bool region_turn(spmd_region *region, int64_t size)
     return true;
 }
 
+/* The innermost dim has one element and was merged away: element by element. */
+static void region_deepen(spmd_region *region, int64_t size)
+{
+    assert(region->dims < SPMD_DIMS && "the innermost stride of a box is its element");
+    region->into[region->dims] = region->from[region->dims] = size;
+    region->extent[region->dims++] = 1;
+}
+
 static void swap_element(char *into, const char *from, int64_t size, int64_t swap)
 {
     for (int64_t part = 0; part < size; part += swap)
@@ -142,19 +150,20 @@ static void row_copy(char *into, int64_t into_stride, const char *from, int64_t 
  * that a line of either is used while it is in the cache. */
 #define TILE_ROWS 64
 #define TILE_COLUMNS 16
+#define TAKE_BYTES (32 * TILE_ROWS * 8) /* half of a first-level cache, at most */
 
 typedef struct spmd_tile {
     char *into;
     const char *from;
-    int64_t into_stride, from_stride; /* of rows; of columns: bytes */
+    int64_t into_stride, from_row, from_stride; /* of rows, rows, columns: bytes */
     int64_t rows, columns, size;
 } spmd_tile;
 
 static void tile_copy(const spmd_tile *t)
 {
     for (int64_t row = 0; row < t->rows; row++)
-        row_copy(t->into + row * t->into_stride, t->size, t->from + row * t->size, t->from_stride,
-                 t->columns, t->size, 0);
+        row_copy(t->into + row * t->into_stride, t->size, t->from + row * t->from_row,
+                 t->from_stride, t->columns, t->size, 0);
 }
 
 #ifdef __x86_64__
@@ -203,7 +212,7 @@ static bool tile_copy_4(const spmd_tile *t)
 
 static bool tile_copy_wide(const spmd_tile *t)
 {
-    if (t->rows != TILE_ROWS || t->columns != TILE_COLUMNS)
+    if (t->rows != TILE_ROWS || t->columns != TILE_COLUMNS || t->from_row != t->size)
         return false;
     if (t->size == 8 && __builtin_cpu_supports("avx"))
         return tile_copy_8(t);
@@ -223,9 +232,9 @@ static void turned_copy(const spmd_tile *all)
         for (int64_t column = 0; column < all->columns; column += TILE_COLUMNS) {
             spmd_tile t = *all;
             t.into += row * t.into_stride + column * t.size;
-            t.from += row * t.size + column * t.from_stride;
-            t.rows = all->rows - row < TILE_ROWS ? all->rows - row : TILE_ROWS;
-            t.columns = all->columns - column < TILE_COLUMNS ? all->columns - column : TILE_COLUMNS;
+            t.from += row * t.from_row + column * t.from_stride;
+            t.rows = spmd_least(all->rows - row, TILE_ROWS);
+            t.columns = spmd_least(all->columns - column, TILE_COLUMNS);
             if (!tile_copy_wide(&t))
                 tile_copy(&t);
         }
@@ -264,7 +273,7 @@ void spmd_array_copy(char *into, const int64_t *into_stride, const char *from,
     }
     int64_t inner = region.dims - 1;
     if (!swap && region_turn(&region, size)) {
-        spmd_tile all = {NULL, NULL, region.into[inner - 1], region.from[inner],
+        spmd_tile all = {NULL, NULL, region.into[inner - 1], size, region.from[inner],
                          region.extent[inner - 1], region.extent[inner], size};
         do {
             all.into = into;
@@ -293,6 +302,68 @@ void spmd_box_copy(char *into_memory, const spmd_box *into, const char *from_mem
     assert(into->dims == from->dims && "both boxes of a transfer have the same dims");
     spmd_array_copy(into_memory + into->offset, into->stride, from_memory + from->offset,
                     from->stride, into->extent, into->dims, size, 0);
+}
+
+/* Pieces of a region of two dims. What lies otherwise is copied first: a part of it, which stays in
+ * the first-level cache. */
+static void region_take(const spmd_rank *rank, const spmd_exchange *exchange, const spmd_tile *all)
+{
+    _Alignas(64) char room[TAKE_BYTES];
+    int64_t size = all->size, step = TAKE_BYTES / (TILE_ROWS * size);
+    spmd_piece piece = {all->from, all->from_row, all->into - rank->memory, all->into_stride,
+                        all->rows, all->columns};
+
+    assert(step > 0 && "a row of a piece has room");
+    if (all->from_stride == size) {
+        exchange->take(rank, &piece);
+        return;
+    }
+    for (int64_t row = 0; row < all->rows; row += TILE_ROWS)
+        for (int64_t column = 0; column < all->columns; column += step) {
+            spmd_tile t = *all;
+            t.into = room;
+            t.into_stride = step * size;
+            t.from += row * t.from_row + column * t.from_stride;
+            t.rows = spmd_least(all->rows - row, TILE_ROWS);
+            t.columns = spmd_least(all->columns - column, step);
+            turned_copy(&t);
+            piece = (spmd_piece){room, t.into_stride,
+                                 all->into - rank->memory + row * all->into_stride + column * size,
+                                 all->into_stride, t.rows, t.columns};
+            exchange->take(rank, &piece);
+        }
+}
+
+/* What I pull comes to where it belongs: as a copy, or as the exchange says. */
+void spmd_box_take(const spmd_rank *rank, const spmd_exchange *exchange, const spmd_box *into,
+                   const char *from_memory, const spmd_box *from)
+{
+    int64_t size = exchange->size, at[SPMD_DIMS] = {0};
+    char *to = rank->memory + into->offset;
+    const char *part = from_memory + from->offset;
+    spmd_region region;
+
+    if (!exchange->take) {
+        spmd_box_copy(rank->memory, into, from_memory, from, size);
+        return;
+    }
+    if (!region_merge(&region, into->extent, into->stride, from->stride, into->dims))
+        return;
+    region_turn(&region, size);
+    if (region.dims == 0 || region.into[region.dims - 1] != size)
+        region_deepen(&region, size);
+    int64_t inner = region.dims - 1, outer = inner > 0 ? inner - 1 : 0;
+    spmd_tile all = {NULL, NULL, size, size, region.from[inner], 1, region.extent[inner], size};
+    if (inner > 0) {
+        all.into_stride = region.into[outer];
+        all.from_row = region.from[outer];
+        all.rows = region.extent[outer];
+    }
+    do {
+        all.into = to;
+        all.from = part;
+        region_take(rank, exchange, &all);
+    } while (region_next(&region, outer, at, &to, &part));
 }
 
 /* Strides of a row-major array of these extents. */
@@ -386,12 +457,8 @@ void spmd_box_fold(char *into_memory, const spmd_box *into, const spmd_box *from
     if (!region_merge(&region, into->extent, into->stride, from->stride, into->dims))
         return;
     if (region.dims == 0 || region.into[region.dims - 1] != size ||
-        region.from[region.dims - 1] != size) {
-        /* The innermost dim has one element and was merged away: element by element. */
-        assert(region.dims < SPMD_DIMS && "the innermost stride of a folded box is its element");
-        region.into[region.dims] = region.from[region.dims] = size;
-        region.extent[region.dims++] = 1;
-    }
+        region.from[region.dims - 1] != size)
+        region_deepen(&region, size);
     int64_t inner = region.dims - 1;
     while (more) {
         const char *before = part;

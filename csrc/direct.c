@@ -332,7 +332,7 @@ static bool copy_from(spmd_hosted *me, spmd_rank *rank, const spmd_exchange *exc
             memory += packed;
             packed += spmd_round_up(bytes, ELEMENT_BYTES);
         }
-        spmd_box_copy(rank->memory, &into, memory, &from, exchange->size);
+        spmd_box_take(rank, exchange, &into, memory, &from);
     }
     return true;
 }

@@ -371,7 +371,7 @@ static void take_own(spmd_rank *rank, const spmd_exchange *exchange)
 
     for (int64_t wrap = 0; wrap < exchange->wraps; wrap++) {
         exchange->pull(rank, spmd_wrap_of(exchange, exchange->position, wrap), &from, &into);
-        spmd_box_copy(rank->memory, &into, rank->memory, &from, exchange->size);
+        spmd_box_take(rank, exchange, &into, rank->memory, &from);
     }
 }
 

@@ -458,6 +458,8 @@ bool spmd_mpi_test(spmd_job *job, spmd_handle *request, bool *complete, spmd_mpi
 int64_t spmd_box_elements(const spmd_box *box);
 void spmd_box_copy(char *into_memory, const spmd_box *into, const char *from_memory,
                    const spmd_box *from, int64_t size);
+void spmd_box_take(const spmd_rank *rank, const spmd_exchange *exchange, const spmd_box *into,
+                   const char *from_memory, const spmd_box *from);
 void spmd_run_copy(char *into, const char *from, int64_t bytes);
 bool spmd_box_contiguous(const spmd_box *box, int64_t size);
 void spmd_box_pack(char *into, const char *memory, const spmd_box *from, int64_t size);

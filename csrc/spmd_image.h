@@ -9,7 +9,7 @@
 
 #include <stdint.h>
 
-#define SPMD_INTERFACE 8
+#define SPMD_INTERFACE 9
 #define SPMD_AXES 3 /* axes of a mesh, at most */
 #define SPMD_DIMS 8 /* dims of an array, at most */
 
@@ -69,6 +69,15 @@ typedef struct spmd_range {
 
 typedef void (*spmd_fold)(const spmd_term *term, int64_t terms, int64_t n);
 
+/* A part of what an exchange brings: rows of n elements each, which lie one after the other, and
+ * where a copy would go. Strides are from row to row; they, and `into`, which counts from the
+ * rank's memory on, are bytes. */
+typedef struct spmd_piece {
+    const void *from;
+    int64_t from_stride, into, into_stride;
+    int64_t rows, n;
+} spmd_piece;
+
 /* Filled by generated code each time an exchange begins; it stays until the exchange is complete.
  * Members are the ranks along some mesh axes taken as one, row-major; a group is a set of them. */
 typedef struct spmd_exchange {
@@ -94,6 +103,9 @@ typedef struct spmd_exchange {
     /* The same, and where it goes in the member's memory; both have the same extents. NULL: what
      * I send may only be pulled. */
     void (*give)(const spmd_rank *rank, int64_t member, spmd_box *from, spmd_box *into);
+    /* SPMD_PULL: what is done with each part of what I pull, once, instead of a copy. NULL: it is
+     * copied. What it writes, nobody pulls; what I send is never given. */
+    void (*take)(const spmd_rank *rank, const spmd_piece *piece);
     spmd_fold fold;
     /* SPMD_NEAR: whom I read, and who reads me, along each axis; the same every time at a site. A
      * member is among my readers if and only if I am among its sources. */

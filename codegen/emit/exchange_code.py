@@ -8,13 +8,30 @@ Always holds: a box function looks at nothing but the rank and the member that i
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from codegen.emit.lines import comment, source
+from codegen.emit.lines import comment, source, wrapped
+from codegen.emit.phases import PhaseWriter
 from codegen.emit.rank_code import Places, RankFunction
+from codegen.fresh import Fresh
 from codegen.mesh import Mesh
-from codegen.plan.grammar import Box, Exchange
+from codegen.plan.exprs import mapped
+from codegen.plan.grammar import (
+    ARRIVED,
+    POINT,
+    Box,
+    Buffer,
+    Exchange,
+    Kept,
+    Load,
+    Phase,
+    PhaseParameter,
+    Store,
+    Var,
+)
+from codegen.plan.indexing import rewritten
 from codegen.symbolic import expr
-from codegen.symbolic.expr import Expr
+from codegen.symbolic.expr import Expr, Sym
 from codegen.symbolic.spelling import Binds
 
 
@@ -31,18 +48,51 @@ def exchange_functions(x: Exchange, mesh: Mesh, places: Places) -> str:
     out: list[str] = []
     for name, boxes in told.items():
         out += [comment(said[name], *where), _box_function(f"{name}_{x.site}", x, boxes, places)]
+    if x.take is not None:
+        does = comment(f"{asked}: what I do with a piece of what I pull", *where)
+        out.append(_taking(x, x.take, places, does))
     f = RankFunction(places)
     _begin(f, x, mesh)
     for name in ("pull", "send"):
         if name in told:
             f.line(f"x->{name} = {name}_{x.site};")
     f.line(f"x->give = {f'give_{x.site}' if 'give' in told else '0'};")
+    f.line(f"x->take = {f'take_{x.site}' if x.take else '0'};")
     f.line(f"x->fold = {f'{fold_name(x)}[r->engine->vectors]' if x.fn and x.dtype else '0'};")
     f.line("r->stage = 0;")
     over = f"{x.kind} over {', '.join(x.axes)}"
     out.append(comment(f"exchange {x.site}, begun by step(): {over}", *where))
     out.append(f"static void exchange_{x.site}(spmd_rank *r)\n{{\n{f.body()}\n}}\n")
     return "\n".join(out)
+
+
+def _taking(x: Exchange, take: Store, places: Places, does: str) -> str:
+    """take_K, after the phase over one piece that it calls."""
+    names, dtype = Fresh(places.names.values()), take.buffer.dtype
+    arrived = Buffer(-1, names.name(ARRIVED), x.dtype or dtype, expr.const(0))
+    given = {
+        "at": f"(piece->into - r->buffer[{places.number(take.buffer)}]) / {dtype.size}",
+        "from_row": f"piece->from_stride / {arrived.dtype.size}",
+        "into_row": f"piece->into_stride / {dtype.size}",
+        "rows": "piece->rows", "n": "piece->n",
+    }
+    syms = [Sym(names.name(name), "size") for name in given]
+    at, from_row, into_row, rows, n = map(expr.symbol, syms)
+    loops = Var(Sym("row", "var"), rows), Var(Sym("i", "var"), n)
+    row, i = (expr.symbol(v.sym) for v in loops)
+    node = rewritten(take.value, lambda node: Load(arrived, from_row * row + i)
+                     if isinstance(node, Kept) else None)
+    work = mapped(replace(take, loops=loops, value=node),
+                  lambda e: e.subst({POINT: into_row * row + at + i}))
+    parameters = tuple(PhaseParameter(s, e, e) for s in syms for e in (expr.symbol(s),))
+    phase = Phase(x.site, f"piece_{x.site}", (work,), None, parameters)
+    writer = PhaseWriter(phase, {**places.names, id(arrived): arrived.name})
+    text = writer.write()
+    arguments = ["piece->from" if b is arrived else places.address(b)
+                 for b, _ in writer.buffers.values()]
+    call = wrapped(f"    piece_{x.site}(", [*arguments, *given.values()], ");", "        ")
+    head = f"static void take_{x.site}(const spmd_rank *r, const spmd_piece *piece)"
+    return f"{text}\n{does}\n{head}\n{{\n{call}\n}}\n"
 
 
 def fold_name(x: Exchange) -> str:

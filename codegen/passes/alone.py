@@ -56,7 +56,7 @@ class _Known:
 
 def _copies(x: Exchange) -> bool:
     """Whether a member that is alone copies one box, which lies in the same strides there."""
-    if x.pull_from is None or x.pull_into is None or x.fn or x.in_place or x.wraps != 1:
+    if x.pull_from is None or x.pull_into is None or x.fn or x.take or x.in_place or x.wraps != 1:
         return False
     routed = (x.source, x.receives, x.dest, x.sends, x.root)
     return x.flow in ("all", "near") and routed == (None,) * 5 and (

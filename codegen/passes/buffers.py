@@ -169,7 +169,8 @@ class _Liveness:
             if isinstance(act, LibraryCall):  # it writes over what it begins with
                 reusable |= {x for x, _ in begins} - {p.buffer for p in act.parts}
             if isinstance(act, Exchange):
-                reusable = {x for x, _ in begins}  # members write where nobody reads
+                reusable |= {x for x, _ in begins}  # members write where nobody reads
+                reusable -= {box.buffer for box in act.boxes} - {x for x, _ in begins}
                 for v in reads.union(op.results):
                     self.exchanged[v] = self.exchanged.get(v, frozenset()) | set(act.axes)
         others = (live | (reads - reusable) | set(op.results)) - self.replaced_by(op, live)
@@ -398,10 +399,11 @@ def _write(
 
 
 def _alone(op: Op) -> _Write | None:
-    """Of an op that is one store."""
+    """Of an op that is one store, perhaps of what arrives."""
     if not isinstance(op.what, Do) or len(op.what.acts) != 1:
         return None
     (act,), bases = op.what.acts, [x for x, _ in op.what.begins]
+    act = act.take or act if isinstance(act, Exchange) else act
     return _write(0, act, None, bases[0] if bases else None) if isinstance(act, Store) else None
 
 

@@ -179,8 +179,9 @@ class _Check:
                 self.rule(_nothing(act, self.at), "what an op does is in the Plan", found)
                 continue
             items.left.pop()
-            if isinstance(act, Store) and not act.rows:
-                self.over_itself(act)
+            store = act.take if isinstance(act, Exchange) else act
+            if isinstance(store, Store) and not store.rows:
+                self.over_itself(store)
             for v in memory_written(act):  # where two lie in one memory, the last one is there
                 if v in self.at:
                     written.add(v)
@@ -201,10 +202,7 @@ class _Check:
         """Whether a step is that act over the buffers of its values."""
         if type(act) is not type(item):
             return False
-        if isinstance(act, Exchange):
-            mine, theirs = ([box.buffer for box in x.boxes] for x in (act, item))
-        else:
-            mine, theirs = ([*memory_read(x), *memory_written(x)] for x in (act, item))
+        mine, theirs = ([*memory_read(x), *memory_written(x)] for x in (act, item))
         if len(mine) != len(theirs):
             return False
         to = dict(spare)

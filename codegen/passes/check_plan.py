@@ -64,6 +64,8 @@ def check_plan(plan: Plan) -> Plan:
                 "an exchange writes the buffer that its peers read only where it says so",
             )
             _rule(step.site < plan.sites, place, "every exchange has a site")
+            _rule(step.take is None or _takes(step), place,
+                  "what an exchange computes it writes where it pulls to, for all that is pulled")
             _rule(
                 len(step.pull_from.extent) == len(step.pull_into.extent),
                 place,
@@ -115,6 +117,12 @@ def _exprs(step: Step) -> Iterator[Expr]:
             yield from exprs((step.holds, step.operands))
         case Exchange():
             yield from exprs(step)
+
+
+def _takes(x: Exchange) -> bool:
+    pulls = x.dest is None and not x.fn and x.give_into is None and x.wraps == 1
+    into = x.pull_into.buffer if x.pull_into else None
+    return pulls and x.take is not None and x.take.buffer is into and not x.in_place
 
 
 def _rotations(loop: Loop) -> None:

@@ -387,6 +387,9 @@ class Box(Generic[M]):
         return set().union(*(e.symbols() for e in formulas))
 
 
+POINT, ARRIVED = Sym("point", "var"), "arrived"
+
+
 @dataclass(frozen=True)
 class Exchange(Generic[M]):
     """An exchange phase. `member` is the symbol of a member's position along `axes`.
@@ -399,6 +402,8 @@ class Exchange(Generic[M]):
     a member's view, where it may be written there. in_place: it is pulled into the buffer that
     members pull from. wraps: how many boxes a pair of members has; the symbol `wrap` says which.
     shifts: a member that is alone moves the beginning of the buffer to what it would copy into it.
+    take: is done with every element that is pulled, once, instead of a copy: with ARRIVED, and with
+    what stands at POINT, where a copy would go, in this and other buffers.
     """
 
     site: int
@@ -423,6 +428,7 @@ class Exchange(Generic[M]):
     fn: str = ""
     place: Place | None = None
     shifts: bool = False
+    take: Store[M] | None = None
 
     @property
     def boxes(self) -> tuple[Box[M], ...]:

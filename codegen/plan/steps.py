@@ -111,7 +111,8 @@ def step_buffers(step: Step) -> Iterator[Buffer]:
         for work in walk_works(step.work):
             yield from work_buffers(work)
     elif isinstance(step, Exchange):
-        yield from (box.buffer for box in step.boxes)
+        yield from memory_read(step)
+        yield from memory_written(step)
     elif isinstance(step, Loop):
         if step.flag is not None:
             yield step.flag.buffer
@@ -216,6 +217,8 @@ def nodes(act: Work[M] | Keep[M] | Exchange[M] | Print[M] | Expect[M]) -> Iterat
         yield from act.operands
     elif isinstance(act, Expect):
         yield from (act.holds, *act.operands)
+    elif isinstance(act, Exchange):
+        yield from () if act.take is None else nodes(act.take)
     elif isinstance(act, Store | Reduce | Keep | Lane):
         if isinstance(act, Store):
             yield from (b.node for b in act.bounds)

@@ -214,6 +214,8 @@ def _exchange(x: Exchange) -> str:
         text += f"; along {axis} reads {begin} to {end} - 1, is read by {first} to {last} - 1"
     if x.pull_from is not None and x.pull_into is not None:
         text += f"; pull {_box(x.pull_from)} into {_box(x.pull_into)}"
+    if x.take is not None:
+        text += f", each element by {work_text(x.take)}"
     if x.shifts:
         text += "; alone: read where it lies"
     return text

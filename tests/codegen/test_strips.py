@@ -68,7 +68,7 @@ def test_what_ranks_exchange_is_transposed_as_it_is_copied() -> None:
     steps = list(walk_steps(lower(exchanged.capture()).finished.steps))
     works = [work_text(w) for s in steps if isinstance(s, Phase) for w in s.work]
     assert not any("_strip <" in text for text in works)
-    assert sum(isinstance(s, Exchange) for s in steps) == 4
+    assert sum(isinstance(s, Exchange) and s.take is not None for s in steps) == 4
     given = {k: _DRAW.normal(size=(150, 3, 70)) * 40 for k in "fszb"}
     given = {k: x.astype({"f": "d", "s": "f", "z": "D", "b": "b"}[k]) for k, x in given.items()}
     image = spmd.build(exchanged)
@@ -76,6 +76,39 @@ def test_what_ranks_exchange_is_transposed_as_it_is_copied() -> None:
         for name, found in image.run(ranks=ranks, **given).items():
             wanted = np.transpose(given[name], (2, 0, 1))
             np.testing.assert_array_equal(found, wanted, err_msg=f"{name} on {ranks}")
+
+
+def met(a: Any, b: Any) -> Any:
+    """Statements with what arrives: three compute with it as it does, the last four cannot."""
+    halves = a * 1
+    for _ in spmd.range(3):
+        halves = 0.5 * (halves + halves.T)
+    scaled, twice = np.max(b) * a.T - b, b.T * 2
+    late = a.T
+    sums = np.cumsum(b, axis=1)
+    return {
+        "halves": halves, "scaled": scaled, "where": np.where(b.T > 0, a, 3),
+        "twice": (twice + 1, twice * b), "late": late + sums, "elsewhere": a.T + b[:, ::-1],
+        "copied": a.T.copy(), "placed": a.T * np.arange(90),
+    }
+
+
+@spmd.program(mesh=("x",))
+def meets() -> Any:
+    return met(*(spmd.input(n, (90, 90), np.float64, layout=("x", None)) for n in "ab"))
+
+
+def test_statements_take_what_arrives_where_it_belongs() -> None:
+    graph = meets.capture()
+    takes = [s.take for s in walk_steps(lower(graph).finished.steps) if isinstance(s, Exchange)]
+    texts = [work_text(take) for take in takes if take is not None]
+    assert len(texts) == 3 and all("[point] = " in text for text in texts)
+    given = {n: _DRAW.normal(size=(90, 90)) for n in "ab"}
+    wanted, image = meets.eager(**given), spmd.build(meets)
+    for ranks in (1, 2, 3, 100):
+        found = image.run(ranks=ranks, **given)
+        for name, value in wanted.items():
+            np.testing.assert_allclose(found[name], value, rtol=1e-13, err_msg=f"{name}, {ranks}")
 
 
 def divided(x: Any, k: Any) -> Any:

@@ -332,7 +332,20 @@ static void gather_check(spmd_rank *rank)
 }
 LOOP(gather, gather_prepare, gather_check)
 
-/* swap: an all-to-all of blocks, read as columns of the sender (strided) into rows. */
+/* swap: an all-to-all of blocks, read as columns of the sender (strided) into rows; in every other
+ * turn they are added to what is there. */
+#define THERE 7
+
+static void take_swap(const spmd_rank *rank, const spmd_piece *piece)
+{
+    for (int64_t row = 0; row < piece->rows; row++) {
+        const char *from = (const char *)piece->from + row * piece->from_stride;
+        char *into = rank->memory + piece->into + row * piece->into_stride;
+        for (int64_t k = 0; k < piece->n; k++)
+            ((int64_t *)(void *)into)[k] += ((const int64_t *)(const void *)from)[k];
+    }
+}
+
 static void pull_swap(const spmd_rank *rank, int64_t member, spmd_box *from, spmd_box *into)
 {
     int64_t elements = scalar(rank, ELEMENTS);
@@ -353,7 +366,10 @@ static void swap_prepare(spmd_rank *rank)
     for (int64_t k = 0; k < scalar(rank, ELEMENTS); k++)
         for (int64_t to = 0; to < n; to++)
             operand[k * n + to] = value(rank->index, rank->counter[STEP], k) + 1000 * to;
+    for (int64_t k = 0; k < scalar(rank, ELEMENTS) * n; k++)
+        ((int64_t *)buffer(rank, RESULT))[k] = THERE;
     spmd_exchange *exchange = begin(rank, SPMD_PULL, 0);
+    exchange->take = rank->counter[STEP] % 2 ? take_swap : NULL;
     exchange->pull = pull_swap;
     exchange->send = send_swap;
     exchange->differs = 1;
@@ -361,11 +377,11 @@ static void swap_prepare(spmd_rank *rank)
 
 static void swap_check(spmd_rank *rank)
 {
-    const int64_t *result = buffer(rank, RESULT);
+    const int64_t *result = buffer(rank, RESULT), step = rank->counter[STEP];
     for (int64_t from = 0; from < rank->world->ranks; from++)
         for (int64_t k = 0; k < scalar(rank, ELEMENTS); k++)
             expect(rank, *result++,
-                   value(from, rank->counter[STEP], k) + 1000 * rank->index);
+                   value(from, step, k) + 1000 * rank->index + (step % 2 ? THERE : 0));
 }
 LOOP(swap, swap_prepare, swap_check)
 

@@ -239,6 +239,7 @@ static void exchange_0(spmd_rank *r)
     x->pull = pull_0;
     x->send = send_0;
     x->give = 0;
+    x->take = 0;
     x->fold = fold_add_float64[r->engine->vectors];
     r->stage = 0;
 }
@@ -294,6 +295,7 @@ static void exchange_1(spmd_rank *r)
     x->pull = pull_1;
     x->send = send_1;
     x->give = 0;
+    x->take = 0;
     x->fold = fold_max_float64[r->engine->vectors];
     r->stage = 0;
 }

@@ -143,6 +143,7 @@ static void exchange_0(spmd_rank *r)
     x->pull = pull_0;
     x->send = send_0;
     x->give = 0;
+    x->take = 0;
     x->fold = 0;
     r->stage = 0;
 }
@@ -215,6 +216,7 @@ static void exchange_1(spmd_rank *r)
     x->pull = pull_1;
     x->send = send_1;
     x->give = 0;
+    x->take = 0;
     x->fold = 0;
     r->stage = 0;
 }

@@ -1,0 +1,106 @@
+"""What arrives is computed with as it arrives: the result of an exchange needs no memory: b += a.T
+
+Goes in: Loops. Comes out: Loops in which an exchange that brings each element of an array to its
+place once, for one statement that computes element by element, does what the statement does.
+Always holds: the statement reads what stands at that very element, and writes no array that members
+of the exchange read; what it reads is there before the exchange.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from codegen.ir import Op, Region, Value
+from codegen.plan.grammar import (
+    ARRIVED,
+    POINT,
+    Exchange,
+    Kept,
+    Literal,
+    Load,
+    Node,
+    Store,
+)
+from codegen.plan.indexing import leaves, positions, ravel, rewritten
+from codegen.plan.loops import Do, Loops
+from codegen.plan.steps import memory_read
+from codegen.symbolic import expr
+
+
+def with_arrivals(loops: Loops) -> Loops:
+    """The Loops, with statements where what they read arrives."""
+    return replace(loops, module=loops.module.mapped(_Arrivals(loops).region))
+
+
+class _Arrivals:
+    def __init__(self, loops: Loops) -> None:
+        self.constants = loops.constants
+        self.uses = loops.module.def_use.uses
+
+    def region(self, region: Region) -> Region:
+        ops: list[Op] = []
+        made: dict[Value, int] = {}  # by which op
+        brought: dict[Value, int] = {}
+        for op in region.ops:
+            op = op.mapped(self.region)
+            last = max(op.operands, key=lambda v: made.get(v, -1), default=None)
+            before = -1 if last is None else brought.get(last, -1)
+            joined = self.joined(ops[before], op) if before >= 0 else None
+            if joined is not None:
+                ops[before] = joined
+                made[op.result] = before
+                continue
+            if _brings(op):
+                brought[op.result] = len(ops)
+            made.update(dict.fromkeys(op.results, len(ops)))
+            ops.append(op)
+        return region.with_ops(ops)
+
+    def joined(self, exchange: Op, op: Op) -> Op | None:
+        """An exchange that does what an op does with its result; None: it cannot."""
+        what, by, arrived = op.what, exchange.what, exchange.result
+        if not isinstance(what, Do) or len(what.acts) != 1 or what.begins or what.scratch:
+            return None
+        assert isinstance(by, Do)
+        (store,), (x,) = what.acts, by.acts
+        assert isinstance(x, Exchange) and x.pull_into is not None
+        if not isinstance(store, Store) or store.combine != "set" or store.bounds or store.rows:
+            return None
+        into = store.buffer
+        everywhere = ravel(positions(store.loops), into.type.shape)
+        alike = into.type.shape == arrived.type.shape and store.offset == everywhere
+        if not alike or len(self.uses[arrived]) != 1 or isinstance(store.value, Load):
+            return None
+        if not all(_is_there(leaf, store, arrived) for leaf in leaves(store.value)):
+            return None
+
+        def at_point(node: Node[Value]) -> Node[Value] | None:
+            if not isinstance(node, Load) or node.offset != store.offset:
+                return None
+            if node.buffer is arrived:
+                return Kept(ARRIVED, arrived.type.dtype)
+            return replace(node, offset=expr.symbol(POINT))
+
+        take = replace(store, loops=(), offset=expr.symbol(POINT),
+                       value=rewritten(store.value, at_point))
+        made = replace(x, pull_into=replace(x.pull_into, buffer=into), take=take)
+        read = dict.fromkeys(v for v in memory_read(made) if v not in self.constants)
+        return Op(Do((made,)), tuple(read), op.results, (), op.place)
+
+
+def _brings(op: Op) -> bool:
+    """Whether members get parts, each element from one of them, and write to nobody else."""
+    if not isinstance(op.what, Do) or len(op.what.acts) != 1 or op.what.begins:
+        return False
+    (x,) = op.what.acts
+    if not isinstance(x, Exchange) or x.pull_into is None or x.fn or x.dest is not None:
+        return False
+    return x.differs and x.flow == "all" and x.give_into is None and x.wraps == 1
+
+
+def _is_there(leaf: Node[Value], store: Store[Value], arrived: Value) -> bool:
+    """Whether it is a number, or stands at the element that the store writes."""
+    if isinstance(leaf, Load) and not leaf.bounds:
+        alone = leaf.offset == 0 and leaf.buffer.type.shape == () and leaf.buffer is not arrived
+        return alone or leaf.offset == store.offset
+    return isinstance(leaf, Literal)

@@ -6,7 +6,7 @@ Always holds: the number of ranks is nowhere; the same program gives the same by
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,14 +73,13 @@ class Levels:
 def lower(graph: Module) -> Levels:
     """All levels below a Graph. Raises the error classes of codegen.errors."""
     at("choosing what ranks hold, and what they send")
-    graph = check(without_common(check_replicas(check(graph))))
-    graph = check(at_once(check(compared(graph))))
-    graph = check(row_wise(check(in_blocks(check(in_pieces(graph))))))
-    demands, program = with_shared_loops(split(graph), split)
-    demands, program = with_whole_loops(fetched_ahead((demands, program), split), split)
-    graph, program = demands.graph, check_uniform(check(turned(program)))
+    graph = through(check(graph), check_replicas, without_common, compared, at_once, in_pieces,
+                    in_blocks, row_wise)
+    halves = with_shared_loops(split(graph), split)
+    demands, program = with_whole_loops(fetched_ahead(halves, split), split)
+    program = through(program, turned, check_uniform)
     at("proving that sends and receives match")
-    program = check(at_one_place(check(instrumented(check_matching(program)))))
+    program = through(program, check_matching, instrumented, at_one_place)
     at("choosing loops and buffers")
     loops = check_loops(looped(program, stored_values(program)))
     loops = check_loops(with_arrivals(check_loops(fused(check_loops(accumulated(loops))))))
@@ -89,7 +88,15 @@ def lower(graph: Module) -> Levels:
     exchanges = check_exchanges(plan)
     finished = check_finished(hoisted(settled(alone(plan))))
     at("writing C")
-    return Levels(graph, demands, program, loops, plan, exchanges, finished, emit(finished))
+    return Levels(demands.graph, demands, program, loops, plan, exchanges, finished, emit(finished))
+
+
+def through(module: Module, *passes: Callable[[Module], Module]) -> Module:
+    """What passes make of a module, one after the other, checked where one has changed it."""
+    for of in passes:
+        made = of(module)
+        module = module if made is module else check(made)
+    return module
 
 
 def split(graph: Module) -> tuple[Demands, Module]:

@@ -142,6 +142,11 @@ class Input:
     def name(self) -> str:
         return self.value.name
 
+    def mapped(self, fn: Callable[[Region], Region]) -> Input:
+        """The input with what fn makes of its default; itself, if that is the same."""
+        new = None if self.default is None else fn(self.default)
+        return self if new is self.default else replace(self, default=new)
+
 
 @dataclass(frozen=True)
 class Output:
@@ -205,11 +210,14 @@ class Module:
         return (*(i.default for i in self.inputs if i.default is not None), self.body)
 
     def mapped(self, fn: Callable[[Region], Region]) -> Module:
-        """The module with what fn makes of each of its entries."""
-        inputs = tuple(
-            i if i.default is None else replace(i, default=fn(i.default)) for i in self.inputs
-        )
-        return replace(self, inputs=inputs, body=fn(self.body))
+        """The module with what fn makes of each of its entries; itself, if that is the same."""
+        inputs = tuple(i.mapped(fn) for i in self.inputs)
+        whole = self if inputs == self.inputs else replace(self, inputs=inputs)
+        return whole.with_body(fn(self.body))
+
+    def with_body(self, body: Region) -> Module:
+        """The module with another body; itself, if it is its own."""
+        return self if body is self.body else replace(self, body=body)
 
     @cached_property
     def def_use(self) -> DefUse:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from itertools import product
 from math import log2, prod
 
-from codegen.ir import Module, Op, Region, Value, free_counters, walk
+from codegen.ir import Module, Op, Region, Shape, Value, free_counters, walk
 from codegen.mesh import Mesh
 from codegen.ops import Branch, Exchange, Fold, Loop
 from codegen.symbolic.expr import Expr, Sym
@@ -70,6 +70,7 @@ class Costs:
         self.mesh, self.origins = program.mesh, program.origins
         self.sizes = sizes
         self.loops: dict[Sym, Cost] = {}
+        self.work: dict[Op, tuple[Shape, ...]] = {}  # of ops that were met
         self.around: list[Cost] = []  # of the open loops
         self.often = 1.0  # how often their innermost one turns, with all around it
         self.samples = 1
@@ -98,9 +99,19 @@ class Costs:
             elif op.what.is_view:
                 continue
             else:
-                more = [OP + STEP * _steps(op, rank) for rank in ranks]
+                more = [OP + STEP * steps for steps in self.steps(op, ranks)]
             spent = [a + b for a, b in zip(spent, more, strict=True)]
         return spent
+
+    def steps(self, op: Op, ranks: Sequence[Mapping[str, int]]) -> list[int]:
+        """How many elements of one operation each of these ranks computes."""
+        if op not in self.work:
+            self.work[op] = tuple(map(tuple, op.what.work(op)))
+        each = self.work[op]
+        same = all(e.is_const for extents in each for e in extents)
+        found = [max((_volume(extents, rank) for extents in each), default=0)
+                 for rank in ranks[: 1 if same else None]]
+        return found * len(ranks) if same else found
 
     def exchange(self, op: Op, what: Exchange, ranks: Sequence[Mapping[str, int]]) -> float:
         seconds = meeting(prod(self.sizes[a] for a in what.axes))
@@ -170,10 +181,6 @@ def _ranks(mesh: Mesh, sizes: Mapping[str, int]) -> Iterator[dict[str, int]]:
     ]
     for coords in product(*along):
         yield given | {a.coord_sym.name: k for a, k in zip(mesh.axes, coords, strict=True)}
-
-
-def _steps(op: Op, rank: Mapping[str, int]) -> int:
-    return max((_volume(extents, rank) for extents in op.what.work(op)), default=0)
 
 
 def _volume(extents: Sequence[Expr], rank: Mapping[str, int]) -> int:

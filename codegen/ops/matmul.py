@@ -312,7 +312,7 @@ class _Matrix(NamedTuple):
 
 def _least(lead: Expr) -> Expr:
     """A distance that BLAS takes where there is nothing too."""
-    return lead if expr.nonneg(lead - 1) else expr.maximum(lead, 1)
+    return lead if expr.nonneg(lead - 1) else expr.most(lead, 1)
 
 
 def _size(x: Value) -> Expr:

@@ -36,7 +36,7 @@ def fetched_ahead(split: Split, again: Callable[[Module], Split]) -> Split:
     demands, _ = split
     work = _Rewrite(demands)
     body = work.region(demands.graph.body, 1)
-    return again(replace(demands.graph, body=body)) if work.found else split
+    return again(demands.graph.with_body(body)) if work.found else split
 
 
 class _Rewrite(Builder):

@@ -31,7 +31,7 @@ ZERO, ONE = expr.const(0), expr.const(1)
 
 def in_blocks(graph: Module) -> Module:
     """The Graph, with such loops in blocks."""
-    return replace(graph, body=_Rewrite(graph).region(graph.body))
+    return graph.with_body(_Rewrite(graph).region(graph.body))
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ def in_pieces(graph: Module) -> Module:
     uses = Counter({v: len(found) for v, found in graph.def_use.uses.items()})
     body = _Rewrite(uses, same).run(graph.body, shown)
     outputs = tuple(replace(o, value=same.get(o.value, o.value)) for o in graph.outputs)
-    return replace(graph, body=body, outputs=outputs)
+    return replace(graph, body=body, outputs=outputs) if body is not graph.body else graph
 
 
 class _Rewrite(Builder):

@@ -19,6 +19,8 @@ def turned(program: Module) -> Module:
     """The Program, with its transpositions before the exchanges."""
     work = _Turning(program.def_use)
     made = program.mapped(work.region)
+    if made is program:
+        return program
     whose = {new: program.origins[old] for old, new in work.instead.items()
              if old in program.origins}
     return replace(made, origins={**program.origins, **whose})

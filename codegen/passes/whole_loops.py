@@ -17,7 +17,7 @@ from codegen.layouts.costs import Cost, Costs, a_few_and_many, bytes_of, gatheri
 from codegen.layouts.cuts import layout_of
 from codegen.layouts.demands import Demands
 from codegen.layouts.relaid import Inside, Laid, relaid
-from codegen.ops import Kernel, Loop, Relayout, ShardMap
+from codegen.ops import Exchange, Kernel, Loop, Relayout, ShardMap
 from codegen.symbolic.expr import Sym
 
 ROOM = 32 << 20  # bytes of the arrays that are gathered for a loop
@@ -36,6 +36,8 @@ Choices = dict[Sym, Laid]  # by the counters of loops
 def with_whole_loops(split: Split, again: Callable[[Module], Split]) -> Split:
     """again: makes a Split of a Graph."""
     demands, program = split
+    if not any(isinstance(o.what, Exchange) for op in program.body.ops for o in _inside(op)):
+        return split
     few = Costs(program, a_few_and_many(program.mesh)[0])
     if sum(cost.exchanging for cost in few.loops.values()) <= GAIN:
         return split
@@ -43,6 +45,8 @@ def with_whole_loops(split: Split, again: Callable[[Module], Split]) -> Split:
     if shared := search.shared():
         return with_whole_loops(again(relaid(demands.graph, shared)), again)
     found = search.choices(again)
+    if found and found == search.only_read:
+        return search.split
     return again(relaid(demands.graph, found)) if found else split
 
 
@@ -58,14 +62,15 @@ class _Search:
         self.before = [few, *(Costs(program, sizes) for sizes in self.meshes[1:])]
         self.alone = Costs(program, {a.name: 1 for a in program.mesh.axes}).loops
         self.only_read: Choices = {}
+        self.split = demands, program  # with what is only read gathered, once that is tried
         self.after: list[Costs] = []
 
     def choices(self, again: Callable[[Module], Split]) -> Choices:
         self.find_only_read(self.graph.body, frozenset())
         if self.only_read:
-            _, program = again(relaid(self.graph, self.only_read))
+            self.split = again(relaid(self.graph, self.only_read))
             known = self.before[0].loops
-            self.after = [Costs(program, sizes, known) for sizes in self.meshes]
+            self.after = [Costs(self.split[1], sizes, known) for sizes in self.meshes]
         return self.in_region(self.graph.body)
 
     def shared(self) -> Choices:

@@ -39,11 +39,26 @@ _TAKES = {
     "gemm": "int, int, int, int, int, int, one, const T *, int, const T *, int, one, T *, int",
     "syrk": "int, int, int, int, int, one, const T *, int, one, T *, int",
 }
-# What calls them: its numbers, and its text.
+# What calls them: its numbers, and its text. "sgemm_tt": a kernel of OpenBLAS for AVX-512 keeps
+# the distance of rows in static memory, for the last n % 4 columns of small results: of two threads
+# one takes the other's. So these columns are products with a copy, which another kernel makes.
 _CALLERS = {
     "gemm": ("m, n, k, lda, ldb, ldc", """\
 if (m > 0 && n > 0)
     <gemm>(SPMD_ROW_MAJOR, <a>, <b>, m, n, k, <alpha>, a, lda, b, ldb, <beta>, c, ldc);"""),
+    "sgemm_tt": ("m, n, k, lda, ldb, ldc", """\
+float some[3 * 256];
+int64_t even = (double)m * n * k < 1e7 ? n & ~(int64_t)3 : n;
+if (m > 0 && even > 0)
+    <gemm>(SPMD_ROW_MAJOR, <a>, <b>, m, even, k, <alpha>, a, lda, b, ldb, <beta>, c, ldc);
+for (int64_t l = 0; m > 0 && even < n && (l == 0 || l < k); l += 256) {
+    int64_t deep = k - l < 256 ? k - l : 256;
+    for (int64_t i = 0; i < deep; i++)
+        for (int64_t j = even; j < n; j++)
+            some[3 * i + j - even] = b[j * ldb + l + i];
+    <gemm>(SPMD_ROW_MAJOR, <a>, SPMD_PLAIN, m, n - even, deep, <alpha>, a + l * lda, lda,
+           some, 3, l ? 1 : <beta>, c + even, ldc);
+}"""),
     "gram": ("m, n, k, lda, ldb, ldc", """\
 if (m != n) {
     if (m > 0 && n > 0)
@@ -69,7 +84,9 @@ def blas(name: str, dtype: DType) -> Routine:
 
 def _caller(name: str, dtype: DType, turned: Sequence[bool]) -> Caller:
     """A C function for c = added * c + sign * a b, of operands that lie plain or transposed."""
-    numbers, text = _CALLERS[name]
+    ways = "".join("t" if t else "n" for t in turned)
+    called = f"{LETTERS[dtype.name]}{name}_{ways}"
+    numbers, text = _CALLERS.get(called, _CALLERS[name])
     c, pointers = dtype.c, dtype.kind == "c"
     routines = [blas(r, dtype) for r in _TAKES if f"<{r}>" in text]
     said = {f"<{r.name[1:]}>": r.called for r in routines}
@@ -81,9 +98,7 @@ def _caller(name: str, dtype: DType, turned: Sequence[bool]) -> Caller:
         text = f"const {c} one = sign, kept = added;\n{text}"
     parameters = [*(f"int64_t {x}" for x in (*numbers.split(", "), "sign", "added")),
                   f"const {c} *a", f"const {c} *b", f"{c} *c"]
-    ways = "".join("t" if t else "n" for t in turned)
-    return Caller(f"{LETTERS[dtype.name]}{name}_{ways}", ", ".join(parameters), text,
-                  tuple(routines))
+    return Caller(called, ", ".join(parameters), text, tuple(routines))
 
 
 def added_to(call: LibraryCall[Value], sign: int, into: Value, offset: Expr, row: Expr

@@ -335,6 +335,29 @@ def test_products_of_any_extents():
     assert "all-gather along dim 0 of w," not in str(image.layouts(ranks=3)), "sums are fewer"
 
 
+def test_threads_multiply_transposed_matrices_of_other_sizes_at_once() -> None:
+    """A kernel of OpenBLAS gave one the other's distance of rows, in one call of a hundred."""
+    draw = np.random.default_rng(6)
+    given = {f"{name}{k}": draw.integers(-9, 9, shape).astype(np.float32)
+             for k in (0, 13, 600) for name, shape in (("a", (k, 9)), ("b", (27, k)))}
+
+    def products(x):
+        more = {"sum": x["a600"][:, :5].T @ x["b600"].T}
+        more["sum"] -= x["a13"][:, 4:].T @ x["b13"].T
+        return {str(k): x[f"a{k}"].T @ x[f"b{k}"].T for k in (0, 13, 600)} | more
+
+    @spmd.program(mesh=("r",))
+    def program():
+        return products({n: spmd.input(n, x.shape, x.dtype, layout=("r", None) if n[0] == "b"
+                                       else (None, None)) for n, x in given.items()})
+
+    want = products(given)
+    with spmd.build(program).open(ranks=2) as job:
+        for _ in range(500):
+            for name, value in job(**given).items():
+                np.testing.assert_array_equal(value, want[name], err_msg=name)
+
+
 def test_batches_of_products_by_one_matrix_are_one_product() -> None:
     """Along the dims of a batch that lie next to the rows, whichever operand has them; nothing is
     repeated in memory."""

@@ -97,7 +97,9 @@ def _found(op: Op, loop: Loop) -> _Rows | None:
     defs = {v: o for o in body.ops for v in o.results}
     for x, (arg, end) in enumerate(zip(body.args, body.results, strict=True)):
         update = defs.get(end)
-        if update is not None and _writes_row(update, arg, loop.counter, n):
+        if update is not None and _writes_row(update, arg, loop.counter, n) and (
+            _rows_alone(body, end, loop.counter)
+        ):
             found = _product(body, arg, defs, loop.counter, forward)
             if found is not None:
                 product, a, gone = found
@@ -125,6 +127,13 @@ def _writes_row(op: Op, arg: Value, i: Sym, n: int) -> bool:
     return (whole and _is_row(op.what, op.operands[1].type.shape, i) and shape[0] == n
             and all(e.is_const for e in shape) and not any(entries[1:])
             and arg.type.dtype.name in LETTERS)
+
+
+def _rows_alone(body: Region, end: Value, i: Sym) -> bool:
+    """Whether of what a turn has written only its own row is read, by that turn."""
+    readers = [o for o in body.ops if end in o.operands]
+    return Counter(used_values(body))[end] == len(readers) + 1 and all(
+        isinstance(o.what, Slice) and _is_row(o.what, o.what.shape, i) for o in readers)
 
 
 def _product(
@@ -270,10 +279,11 @@ class _Blocks:
             to.add(Map("add"), (old, new), o.results)
         elif o is rows.update:
             to.add(o.what.but(start=(self.at, *zeros)), (x, o.operands[1]), (made,))
-        elif arg in o.operands and o not in rows.gone:
+        elif o not in rows.gone and (arg in o.operands or rows.update.result in o.operands):
             if uses[o.result]:
                 assert isinstance(o.what, Slice)
-                to.add(o.what.but(start=(self.at, *o.what.start[1:])), (x,), o.results)
+                to.add(o.what.but(start=(self.at, *o.what.start[1:])),
+                       (x if arg in o.operands else made,), o.results)
         elif o not in rows.gone:
             self.other(o)
 

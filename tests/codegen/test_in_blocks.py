@@ -18,27 +18,32 @@ N = 41  # no multiple of the rows of a block
 
 
 def solved(a, b, turns=range):
-    """Forward and back substitution; a, which lies in rows, is only read."""
-    n = a.shape[0]
+    """Forward and back substitution; a, which lies in rows, is only read, and of what a turn has
+    written only its own row."""
+    n, most = a.shape[0], 0.0
     y, z = np.zeros(n), np.zeros_like(b)
     for i in turns(n):
         y[i] = (b[i, 0] - a[i, :i] @ y[:i]) / a[i, i]
+        most = np.maximum(most, i * y[i])
     x = y.copy()
     for i in turns(n - 1, -1, -1):
         x[i] -= i * (a[i, i + 1 :] @ x[i + 1 :]) / n
     for i in turns(n):
         z[i] = b[i] - a[i, :i] @ z[:i]
-    return y, x, z
+    return y, x, z, most
 
 
 def others(a, b, turns=range):
     """Rows that meet more than those before them, or are written in another order."""
-    n, x, y = a.shape[0], b[:, 0].copy(), b[:, 0].copy()
+    n, x, y, z = a.shape[0], b[:, 0].copy(), b[:, 0].copy(), b[:, 0].copy()
     for i in turns(1, n):
         x[i] = b[i, 0] - a[i, :i] @ x[:i] + x[i - 1]
     for i in turns(n):
         y[n - 1 - i] = b[i, 0] - a[i, :i] @ y[:i]
-    return x, y
+    for i in turns(n):
+        z[i] = z[i] - a[i, :i] @ z[:i]
+        y[i] += z[0] - z[n - 1]
+    return x, y, z
 
 
 def program(of: Any, split: str | None = "r") -> Any:

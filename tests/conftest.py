@@ -23,6 +23,7 @@ from pathlib import Path
 
 import pytest
 
+from codegen.errors import EnvironmentFault
 from codegen.image import link
 from spmd import cli
 
@@ -34,6 +35,8 @@ LAST = ("alone", "mpi", "slow")  # the marks of tests that run last, the very la
 SHARED = Path("/dev/shm")
 MPIS = ("mpich_", "sm_segment.", "ucx_")  # what files of MPI's are called there
 MARK = "SPMD_TEST_LAUNCH"  # in the environment of everything a test starts
+USERS_CC = "SPMD_TEST_USERS_CC"  # what CC was before images were compiled with less effort
+LIGHT = "-O1 -ftree-vectorize -fstrict-aliasing"
 
 # Open MPI refuses root and more ranks than cores unless told; MPICH does not read these.
 LAUNCH_ENVIRONMENT = {
@@ -285,7 +288,8 @@ def built(once: Callable[..., Path]) -> Callable[..., Path]:
 
     def build(program: Path | str, **parameters: object) -> Path:
         text = program.read_text() if isinstance(program, Path) else program
-        key = hashlib.sha256(repr((text, sorted(parameters.items()))).encode()).hexdigest()[:12]
+        parts = text, sorted(parameters.items()), os.environ.get("CC")
+        key = hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
         settings = [x for k, v in parameters.items() for x in ("--set", f"{k}={v}")]
 
         def make(image: Path) -> None:
@@ -300,28 +304,16 @@ def built(once: Callable[..., Path]) -> Callable[..., Path]:
     return build
 
 
-@pytest.fixture(scope="session")
-def cc_with(once: Callable[..., Path]) -> Callable[[str], str]:
-    """cc_with("-O0"): the C compiler of images, with options behind those that it is given."""
-
-    def get(options: str) -> str:
-        def make(path: Path) -> None:
-            path.write_text(f'#!/bin/sh\nexec {" ".join(link.compiler())} "$@" {options}\n')
-            path.chmod(0o755)
-
-        return str(once(f"cc{options.replace(' ', '')}", make))
-
-    return get
-
-
-@pytest.fixture
-def light_cc(
-    cc_with: Callable[[str], str], monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
-    """For large images: half the time. What code promises is still relied on, of memory that is
-    shared and of turns in any order; `make random` compiles as users do."""
-    if request.config.getoption("--hypothesis-profile", default=None) is None:
-        monkeypatch.setenv("CC", cc_with("-O1 -ftree-vectorize -fstrict-aliasing"))
+@pytest.fixture(scope="module")
+def users_cc() -> Iterator[None]:
+    """Images are compiled as users' are: where that is what a test is about."""
+    with pytest.MonkeyPatch.context() as patch:
+        named = os.environ.get(USERS_CC)
+        if named:
+            patch.setenv("CC", named)
+        elif named is not None:
+            patch.delenv("CC", raising=False)
+        yield
 
 
 @pytest.fixture
@@ -366,6 +358,19 @@ def _swept(before: set[Path]) -> None:
             continue
 
 
+def _compile_light(path: Path) -> None:
+    """Images take half the time of the C compiler. What code promises is still relied on, of memory
+    that is shared and of turns in any order; `make random` compiles as users do."""
+    try:
+        command = link.compiler()
+    except EnvironmentFault:  # tests will say so
+        return
+    path.write_text(f'#!/bin/sh\nexec {" ".join(command)} "$@" {LIGHT}\n')
+    path.chmod(0o755)
+    os.environ[USERS_CC] = os.environ.get("CC", "")
+    os.environ["CC"] = str(path)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Profiles of hypothesis: short by default, `--hypothesis-profile=long` for `make random`.
 
@@ -377,7 +382,10 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["SPMD_CALIBRATION"] = "off"
     if "PYTEST_XDIST_WORKER" not in os.environ:  # workers use that of the session that starts them
         folder = tempfile.TemporaryDirectory(prefix="builds-", ignore_cleanup_errors=True)
-        os.environ["SPMD_CACHE"] = folder.name
+        os.environ["SPMD_CACHE"] = os.path.join(folder.name, "cache")
+        as_users = config.getoption("--hypothesis-profile", default=None)
+        if not as_users and USERS_CC not in os.environ:
+            _compile_light(Path(folder.name, "cc"))
         config.add_cleanup(folder.cleanup)
         before = set(SHARED.glob("*"))
         config.add_cleanup(lambda: _swept(before))

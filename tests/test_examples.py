@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import runpy
 import sys
 
 import numpy as np
 import pytest
 
-from tests.conftest import EXAMPLES, run
+from tests.conftest import EXAMPLES
 
+pytestmark = pytest.mark.usefixtures("users_cc")
 RESULTS = ("losses", "accuracy", "w1")
 ALL = sorted(p.name for p in EXAMPLES.glob("*.py"))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("example", ALL)
-def test_checks_itself(example, tmp_path):
-    run([sys.executable, EXAMPLES / example], cwd=tmp_path, timeout=240).expect(0)
+def test_checks_itself(example, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", [example])
+    runpy.run_path(str(EXAMPLES / example), run_name="__main__")
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 5, 16])
+@pytest.mark.parametrize("n", [1, 5])
 def test_ring_under_mpirun(mpirun, built, tmp_path, n):
     image = built(EXAMPLES / "ring_allreduce.py", count=10)
     out = tmp_path / "sum.npy"
@@ -28,7 +32,7 @@ def test_ring_under_mpirun(mpirun, built, tmp_path, n):
     np.testing.assert_array_equal(np.load(out), np.tile(part.sum(axis=0), (n, 1)))
 
 
-@pytest.mark.parametrize("n", [1, 4, 6])
+@pytest.mark.parametrize("n", [6])
 def test_heat_under_mpirun(mpirun, built, tmp_path, n):
     u = np.random.default_rng(1).random((40, 40)).astype(np.float32)
     np.save(tmp_path / "start.npy", u)
@@ -102,12 +106,12 @@ def _agree(got, alone):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [7, 64, 1000])
+@pytest.mark.parametrize("ranks", [7, 1000])
 def test_digits_in_one_process(digits, digits_alone, spmd_command, tmp_path, ranks):
     _agree(_train(digits, tmp_path, spmd_command, "--ranks", ranks), digits_alone)
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 5, 16])
+@pytest.mark.parametrize("n", [2, 3, 16])
 def test_digits_under_mpirun(mpirun, digits, digits_alone, tmp_path, n):
     def start(*args, **keywords):
         return mpirun(n, "-m", "spmd", *args, **keywords)

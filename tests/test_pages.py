@@ -22,11 +22,9 @@ def name(page: Path) -> str:
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch, cc_with):
-    """A reader's own folder; what is imported from it does not stay. Pages claim what comes out,
-    not how fast: the C compiler optimises nothing."""
+def folder(tmp_path, monkeypatch):
+    """A reader's own folder; what is imported from it does not stay."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("CC", cc_with("-O0"))
     monkeypatch.syspath_prepend(str(tmp_path))
     yield tmp_path
     for path in tmp_path.glob("*.py"):

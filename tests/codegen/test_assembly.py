@@ -15,7 +15,10 @@ from tests.codegen import sample_programs
 
 PROGRAMS = ("ring_allreduce", "branches", "halo", "in_place")
 
-pytestmark = pytest.mark.skipif(not shutil.which("objdump"), reason="objdump is not installed")
+pytestmark = [
+    pytest.mark.skipif(not shutil.which("objdump"), reason="objdump is not installed"),
+    pytest.mark.usefixtures("users_cc"),
+]
 
 
 def functions(text):

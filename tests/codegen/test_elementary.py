@@ -38,7 +38,7 @@ PARTS = {"ldexp": "spmd_ldexp_{}(a[i], (int64_t)b[i])", "mantissa": "spmd_mantis
 
 
 @pytest.fixture(scope="module")
-def libraries(once: Callable[..., Path]) -> dict[str, ctypes.CDLL]:
+def libraries(once: Callable[..., Path], users_cc: None) -> dict[str, ctypes.CDLL]:
     """By instruction set: a library of loops over all functions, under the flags of images."""
     headers = {"spmd_support.h", "spmd_special.h", *(FUNCTIONS[name].header for name in NAMES)}
     includes = "".join(f'#include "{h}"\n' for h in sorted(headers - {""}))

@@ -134,7 +134,7 @@ static int64_t check_all(int which_program, int which_shape, int64_t elements, i
 
 int main(void)
 {
-    static const int64_t elements[] = {1, 3, 5, 130};
+    static const int64_t elements[] = {1, 5, 130};
     int64_t wrong = 0;
     int mixed = 0;
 
@@ -142,8 +142,8 @@ int main(void)
         mixed++;
     for (int k = 0; k < (int)(sizeof program / sizeof *program); k++)
         for (int s = 0; s < (int)(sizeof shape / sizeof *shape); s++)
-            for (int e = 0; e < 4; e++)
-                wrong += check_all(k, s, elements[e], e % 2 ? 77 : 0);
+            for (int e = 0; e < 3; e++)
+                wrong += check_all(k, s, elements[e], e ? 77 : 0);
     for (int s = 0; s < 4; s++) /* several chunks to each block */
         wrong += check_all(3, s, 9001, 0);
     for (int seed = 1; seed < 9; seed++) /* in slots, in place, given, in blocks */

@@ -249,7 +249,7 @@ def test_an_image_with_checks_and_one_without():
         type(plain)(plain._checked).run(check="overflow")
 
 
-def test_which_checks_are_meant(tmp_path, spmd_command):
+def test_which_checks_are_meant(tmp_path, spmd_here):
     def of(*words: str) -> tuple[str, ...]:
         found: tuple[str, ...] = parsed(["run", *words]).check
         return found
@@ -268,16 +268,16 @@ def test_which_checks_are_meant(tmp_path, spmd_command):
         "    u = spmd.input('u', (6,), layout=('r',), default=lambda i: i)\n"
         "    return u[spmd.scalar('k', 6)]\n"
     )
-    found = spmd_command("run", source, "--check", "--ranks", 2)
+    found = spmd_here("run", source, "--check", "--ranks", 2)
     assert "spmd: checks on: 1 of bounds, 0 of nan, " in found.text
     assert found.code == 65 and "p.py:7: index of dim 0 is out of bounds: 6" in found.text
-    found = spmd_command("run", source, "--check", "--set", "k=5")
+    found = spmd_here("run", source, "--check", "--set", "k=5")
     assert found.code == 0 and "spmd: all checks held; they took about " in found.text
     with pytest.raises(UsageError, match="--eager runs NumPy itself"):
         run_eager(parsed(["run", str(source), "--eager", "--check"]), Processes())
     image = tmp_path / "p.img"
-    assert spmd_command("build", source, "-o", image).code == 0
-    found = spmd_command("run", image, "--check", "--ranks", 2)
+    assert spmd_here("build", source, "-o", image).code == 0
+    found = spmd_here("run", image, "--check", "--ranks", 2)
     assert found.code == 65 and "p.py:7: index of dim 0 is out of bounds: 6" in found.text
     assert f"p.img has no such checks; built again with them from {source}" in found.text
     loaded = spmd.load(image)
@@ -289,7 +289,7 @@ def test_which_checks_are_meant(tmp_path, spmd_command):
     source.write_text(source.read_text().replace("i)", "i + 1)"))  # no longer its program
     with pytest.raises(UsageError, match="does not check bounds, nan, equal"):
         spmd.load(image).run(check=True)
-    found = spmd_command("run", image, "--check")
+    found = spmd_here("run", image, "--check")
     assert found.code == 2 and "spmd build FILE.py --check" in found.text
 
 

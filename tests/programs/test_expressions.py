@@ -193,7 +193,7 @@ def test_expressions_agree_with_numpy(k: int, tmp_path: Path) -> None:
     given = {i.name: GIVEN[i.name] for i in graph.inputs}
     agree(interpret.run(graph, {"r": 2}, given), texts, expected, "the Graph")
     lowered = check(partition(graph))
-    for ranks in range(1, 9):
+    for ranks in range(1, 9) if LONG else (1, 2, 3, 5, 8):
         agree(interpret.run(lowered, {"r": ranks}, given), texts, expected, f"{ranks} ranks")
     if LONG:
         image = spmd.build(case)
@@ -202,7 +202,6 @@ def test_expressions_agree_with_numpy(k: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.usefixtures("light_cc")
 def test_an_image_of_what_is_new_in_c(tmp_path: Path) -> None:
     names = ("max", "argmin", "sort", "argsort", "histogram", "searchsorted", "interp", "digitize",
              "bitwise_count", "nanmedian", "frexp", "vectorize")

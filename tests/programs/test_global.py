@@ -57,8 +57,7 @@ def search(part: int, count: int, body: Callable[..., None], *drawn: Any) -> Non
 
 @pytest.mark.parametrize("part", range(PARTS))
 def test_recipes(part: int) -> None:
-    count = EXAMPLES * (20 if SHORT else 10)
-    search(part, count, interpreted, recipes.recipes(), RANKS, CHOICE)
+    search(part, EXAMPLES * 10, interpreted, recipes.recipes(), RANKS, CHOICE)
 
 
 def interpreted(recipe: Any, ranks: int, choice: int) -> None:
@@ -73,7 +72,6 @@ def interpreted(recipe: Any, ranks: int, choice: int) -> None:
     same(run(lowered, mesh, inputs), expected, f"the Program over {mesh}")
 
 
-@pytest.mark.usefixtures("light_cc")
 @pytest.mark.parametrize("part", range(PARTS))
 def test_recipes_as_images(part: int) -> None:
     several = st.lists(RANKS, min_size=3, max_size=3, unique=True)

@@ -88,7 +88,6 @@ def every() -> Any:
 SHAPES = {"a": (6, 6), "b": (6, 2), "t": (9, 5)}
 
 
-@pytest.mark.usefixtures("light_cc")
 @pytest.mark.filterwarnings("ignore:invalid value encountered in slogdet")
 def test_every_function_on_every_kind() -> None:
     arrays = {f"{name}_{kind}": drawn(kind, 4 if kind in SPLIT else 1, *shape)
@@ -162,7 +161,6 @@ def test_numbers_that_are_no_ints_of_c() -> None:
     assert 'ceil(3000000000 / axis_size("r")) < 2147483648' in conditions[0].text
 
 
-@pytest.mark.usefixtures("light_cc")
 def test_what_lapack_does_not_take_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spectra, "_BLOCK", 0)  # no workspace
     image = spmd.build(factored(lambda x: np.linalg.qr(x).R, 5, 3))
@@ -202,7 +200,6 @@ def blocks(n: int = 17) -> Any:
     }
 
 
-@pytest.mark.usefixtures("light_cc")
 def test_split_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
     """Block by block, with pivots, and with the signs that LAPACK gives the whole matrix, also of
     more columns than rows, and where columns depend on others; no rank gets a whole one."""

@@ -72,7 +72,6 @@ CASES = {  # the first two as images, too
 }
 
 
-@pytest.mark.usefixtures("light_cc")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("case", CASES)
 def test_agrees_with_numpy(case: str) -> None:

@@ -23,6 +23,7 @@ from codegen.passes.partition import partition
 from tests.programs.generate import Program
 from tests.programs.whole import programs
 
+pytestmark = pytest.mark.usefixtures("users_cc")
 SIZE = int(os.environ.get("SPMD_RANDOM_SIZE", "22"))
 RTOL = {"float16": 2e-2, "float32": 2e-3, "float64": 1e-7, "complex64": 2e-3, "complex128": 1e-7}
 _numbers = itertools.count()

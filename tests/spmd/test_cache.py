@@ -227,7 +227,7 @@ def test_many_at_once():
     assert wrong == []
 
 
-def test_it_can_be_left_out(folder, monkeypatch, spmd_command, tmp_path):
+def test_it_can_be_left_out(folder, monkeypatch, spmd_here, tmp_path):
     spmd.build(scaled, cache=False)
     assert entries(folder) == []
     path = tmp_path / "p.py"
@@ -235,9 +235,9 @@ def test_it_can_be_left_out(folder, monkeypatch, spmd_command, tmp_path):
         "import numpy as np, spmd\n\n\n@spmd.program\ndef p():\n"
         '    return spmd.input("u", (4,), np.int32, layout=("x",), default=lambda i: i) + 1\n'
     )
-    spmd_command("run", path, "--no-cache", "--ranks", 2).expect(0, "[1 2 3 4]")
+    spmd_here("run", path, "--no-cache", "--ranks", 2).expect(0, "[1 2 3 4]")
     assert entries(folder) == []
-    spmd_command("build", path).expect(0, "built in")
-    spmd_command("build", path).expect(0, "from the cache")
+    spmd_here("build", path).expect(0, "built in")
+    spmd_here("build", path).expect(0, "from the cache")
     monkeypatch.setenv("SPMD_CACHE", "off")
     assert Cache().folder == "" and Cache().get("k" * 64) is None

@@ -86,18 +86,18 @@ def test_files_in_and_out(
 
 
 def test_parameters_and_scalars_of_a_python_file(
-    spmd_command: Callable[..., Finished], tmp_path: Path
+    spmd_here: Callable[..., Finished], tmp_path: Path
 ) -> None:
     (tmp_path / "p.py").write_text(PROGRAM)
     arguments = ("--ranks", "4", "--set", "n=3", "--set", "weight=1")
-    done = spmd_command("run", tmp_path / "p.py", *arguments).expect(0, "on 4 ranks")
+    done = spmd_here("run", tmp_path / "p.py", *arguments).expect(0, "on 4 ranks")
     assert "rows: float32 (3,) [100. 105. 110.]" in done.out
-    done = spmd_command("run", f"{tmp_path}/p.py:smooth", "--mesh", "x=2,y=3").expect(0)
+    done = spmd_here("run", f"{tmp_path}/p.py:smooth", "--mesh", "x=2,y=3").expect(0)
     assert "on 6 ranks" in done.out
-    spmd_command("run", tmp_path / "p.py", "--set", "m=3").expect(2, "m", "weight")
-    spmd_command("build", tmp_path / "p.py", "--set", "n=2.0").expect(65, '"n"', "int", "n=2")
-    spmd_command("run", f"{tmp_path}/p.py:other").expect(2, "other", "smooth")
-    eager = spmd_command("run", tmp_path / "p.py", *arguments[2:], "--eager").expect(0)
+    spmd_here("run", tmp_path / "p.py", "--set", "m=3").expect(2, "m", "weight")
+    spmd_here("build", tmp_path / "p.py", "--set", "n=2.0").expect(65, '"n"', "int", "n=2")
+    spmd_here("run", f"{tmp_path}/p.py:other").expect(2, "other", "smooth")
+    eager = spmd_here("run", tmp_path / "p.py", *arguments[2:], "--eager").expect(0)
     assert "rows: float32 (3,) [100. 105. 110.]" in eager.out
 
 

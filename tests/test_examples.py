@@ -23,7 +23,7 @@ def test_checks_itself(example, tmp_path, monkeypatch):
     runpy.run_path(str(EXAMPLES / example), run_name="__main__")
 
 
-@pytest.mark.parametrize("n", [1, 5])
+@pytest.mark.parametrize("n", [1, 16])
 def test_ring_under_mpirun(mpirun, built, tmp_path, n):
     image = built(EXAMPLES / "ring_allreduce.py", count=10)
     out = tmp_path / "sum.npy"
@@ -32,6 +32,7 @@ def test_ring_under_mpirun(mpirun, built, tmp_path, n):
     np.testing.assert_array_equal(np.load(out), np.tile(part.sum(axis=0), (n, 1)))
 
 
+@pytest.mark.one_mpi
 @pytest.mark.parametrize("n", [6])
 def test_heat_under_mpirun(mpirun, built, tmp_path, n):
     u = np.random.default_rng(1).random((40, 40)).astype(np.float32)
@@ -62,6 +63,7 @@ GLOBAL = {
 }
 
 
+@pytest.mark.one_mpi
 @pytest.mark.parametrize("name", GLOBAL)
 def test_global_arrays_under_mpirun(mpirun, built, spmd_command, tmp_path, name):
     parameters, output = GLOBAL[name]
@@ -111,7 +113,8 @@ def test_digits_in_one_process(digits, digits_alone, spmd_command, tmp_path, ran
     _agree(_train(digits, tmp_path, spmd_command, "--ranks", ranks), digits_alone)
 
 
-@pytest.mark.parametrize("n", [2, 3, 16])
+@pytest.mark.one_mpi
+@pytest.mark.parametrize("n", [3, 5])
 def test_digits_under_mpirun(mpirun, digits, digits_alone, tmp_path, n):
     def start(*args, **keywords):
         return mpirun(n, "-m", "spmd", *args, **keywords)

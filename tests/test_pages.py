@@ -36,6 +36,7 @@ def test_page_does_what_it_says(page, folder):
     Reader(folder).read(page)
 
 
+@pytest.mark.one_mpi
 @pytest.mark.mpi
 @pytest.mark.parametrize("page", [p for p in WITH_CODE if name(p) in REAL], ids=name)
 def test_page_does_what_it_says_under_mpirun(page, folder):

@@ -311,6 +311,7 @@ def waves(n: int = 50, m: int = 700):
 """
 
 
+@pytest.mark.one_mpi
 @pytest.mark.parametrize("transport", ["auto", "mpi"])
 def test_under_mpirun(mpirun, built, tmp_path, transport):
     out = tmp_path / "out.npz"

@@ -66,6 +66,7 @@ def test_flipped_bit(image, damaged, spmd_command, part):
     spmd_command("run", damaged(flip), "--ranks", "2").expect(65, "digest mismatch")
 
 
+@pytest.mark.one_mpi
 def test_flipped_bit_under_mpirun(damaged, mpirun):
     def flip(data):
         data[len(data) // 2] ^= 1
@@ -203,10 +204,12 @@ def _processes(mpirun, *images):
     return mpirun(1, "-m", "spmd", "run", images[0], *rest)
 
 
+@pytest.mark.one_mpi
 def test_local_programs_of_one_job(local, mpirun):
     _processes(mpirun, local(0, 2), local(1, 2)).expect(0, "42")
 
 
+@pytest.mark.one_mpi
 def test_duplicate_index_words(local, mpirun):
     done = _processes(mpirun, local(1, 2), local(1, 2))
     assert done.code == 65, done.text

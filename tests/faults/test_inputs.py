@@ -103,6 +103,7 @@ def test_converted_or_named(give, tmp_path, change):
         done.expect(65, "x.npy", change)
 
 
+@pytest.mark.one_mpi
 @pytest.mark.parametrize("change", ["cut", "longer", "overlap", "type", "twice"])
 @pytest.mark.parametrize("suffix", ["npz", "safetensors"])
 def test_archives_that_are_damaged(built, spmd_command, mpirun, tmp_path, suffix, change):
@@ -131,6 +132,7 @@ def test_archives_that_are_damaged(built, spmd_command, mpirun, tmp_path, suffix
     assert sorted(p.name for p in tmp_path.iterdir()) == [path.name]
 
 
+@pytest.mark.one_mpi
 def test_a_compressed_member_that_is_damaged(built, mpirun, tmp_path):
     """Noticed while it is inflated, in every process at once: told once, and nothing is left."""
     path = tmp_path / "x.npz"
@@ -205,6 +207,7 @@ def test_an_output_that_cannot_be_written(built, spmd_command, tmp_path):
     done.expect(74, "folder.npy")
 
 
+@pytest.mark.one_mpi
 @pytest.mark.mpi
 def test_another_file_on_one_rank(built, tmp_path):
     """A copy of the file is the same input; a file of other elements is none."""

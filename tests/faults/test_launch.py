@@ -72,6 +72,7 @@ def test_a_condition_on_sizes(built, spmd_command):
     )
 
 
+@pytest.mark.one_mpi
 def test_a_condition_under_mpirun(built, mpirun):
     done = mpirun(3, "-m", "spmd", "run", built(SQUARE))
     assert done.code == 78, done.text
@@ -145,6 +146,7 @@ def test_one_process_was_started_with_a_wrong_option(built):
     assert done.err.count("spmd: ") == 1, done.text
 
 
+@pytest.mark.one_mpi
 @pytest.mark.mpi
 def test_another_image_on_one_rank(built):
     """One agreement at the start (11)."""
@@ -154,6 +156,7 @@ def test_another_image_on_one_rank(built):
     assert done.err.count("spmd: ") == 1, done.text
 
 
+@pytest.mark.one_mpi
 @pytest.mark.mpi
 @pytest.mark.parametrize(("option", "one", "other"), [
     ("--time-limit", "200.0", "1.0"), ("--algorithm", "'ring'", "'flat'"),
@@ -168,6 +171,7 @@ def test_other_options_on_one_rank(built, option, one, other):
     assert done.err.count("spmd: ") == 1, done.text
 
 
+@pytest.mark.one_mpi
 @pytest.mark.parametrize("transport", ["auto", "mpi"])
 def test_more_memory_than_there_is(built, mpirun, spmd_command, transport):
     """Refused before it is taken (19): no late bus error."""

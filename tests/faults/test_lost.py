@@ -144,6 +144,7 @@ def test_a_rank_that_computes_for_long(built, mpirun, options):
     assert "ran operation" in done.err
 
 
+@pytest.mark.one_mpi
 def test_a_limit_of_0_waits_for_ever(built, mpirun):
     with start(["mpirun"], 2, built(TURNS), "--time-limit", 0) as launch:
         victim = launch.ranks(2)[1]
@@ -157,6 +158,7 @@ def test_a_limit_of_0_waits_for_ever(built, mpirun):
     assert "spmd:" not in done.err, done.err
 
 
+@pytest.mark.one_mpi
 def test_all_stopped_together_is_nobodys_fault(built, mpirun):
     """As Ctrl-Z does, or a laptop that is closed."""
     with start(["mpirun"], 2, built(TURNS), "--time-limit", 1) as launch:

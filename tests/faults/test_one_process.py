@@ -104,6 +104,7 @@ def test_other_options_on_one_process(built, options, code, text):
     assert done.err.count("spmd:") == 1, done.err
 
 
+@pytest.mark.one_mpi
 @pytest.mark.mpi
 def test_a_program_on_one_process_and_an_image_on_the_others(built, tmp_path):
     (tmp_path / "turns.py").write_text(TURNS)

@@ -143,6 +143,7 @@ def several():
 """
 
 
+@pytest.mark.one_mpi
 @pytest.mark.parametrize("transport", ["auto", "mpi"])
 def test_under_mpirun(mpirun, built, tmp_path, transport):
     """Also where a row of ghost cells is too long for a slot; one rank and several in a process."""

@@ -6,6 +6,7 @@ import os
 import pickle
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
 import spmd
@@ -31,6 +32,7 @@ def drawn(folder: Path) -> list[tuple[bytes, Program]]:
     return made
 
 
+@pytest.mark.one_mpi
 def test_random_programs_on_every_transport(mpirun, tmp_path) -> None:
     """They are built before there are processes, which would wait for them on all cores."""
     made = tmp_path / "programs"

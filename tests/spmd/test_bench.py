@@ -62,6 +62,7 @@ def test_what_is_refused(spmd_command, options, code, text):
     spmd_command("bench", *options).expect(code, text)
 
 
+@pytest.mark.one_mpi
 @pytest.mark.mpi
 def test_one_process_says_what_is_refused(mpirun):
     done = mpirun(3, "-m", "spmd", "bench", "all-reduc").expect(2, "no collective 'all-reduc'")
@@ -105,6 +106,7 @@ def test_what_mpi_gives_is_checked(tmp_path):
 # ---- the floor
 
 
+@pytest.mark.one_mpi
 @pytest.mark.mpi
 def test_the_floor(mpirun):
     """What machines allow and every collective by hand; at sizes of each way to move data."""
@@ -121,6 +123,7 @@ def test_the_floor(mpirun):
     assert all(len(found) == (1 if name in bench.UNSIZED else 2) for name, found in sizes.items())
 
 
+@pytest.mark.one_mpi
 @pytest.mark.mpi
 def test_beside_the_floor_and_mpi(mpirun):
     """Ranks that share processes too; columns in one order, whatever was asked for first."""

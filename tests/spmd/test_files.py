@@ -89,6 +89,7 @@ def test_whole_files(
     assert ("ml_dtypes" in done.err) == (suffix == "npz")
 
 
+@pytest.mark.one_mpi
 @pytest.mark.parametrize("processes, ranks, mesh", [(2, 6, "x=3,y=2"), (4, 18, "x=9,y=2")])
 @pytest.mark.parametrize("suffix", ["npz", "safetensors"])
 def test_under_mpirun(
@@ -117,6 +118,7 @@ def test_under_mpirun(
         assert sorted(np.load(out)) == ["a", "d", "v"]
 
 
+@pytest.mark.one_mpi
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
 def test_what_numpy_writes(
     built: Callable[..., Path], mpirun: Start, tmp_path: Path, save: Callable[..., None]
@@ -130,6 +132,7 @@ def test_what_numpy_writes(
     check(tmp_path / "out.npz", given)
 
 
+@pytest.mark.one_mpi
 def test_between_hosts(built: Callable[..., Path], mpirun: Start, tmp_path: Path) -> None:
     """Processes that share no memory, only the files; one of them has empty parts only."""
     given = inputs(2, 3)
@@ -260,6 +263,7 @@ sys.exit(code)
 """
 
 
+@pytest.mark.one_mpi
 @pytest.mark.parametrize(
     "save, file, more, never",
     [

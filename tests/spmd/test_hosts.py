@@ -36,6 +36,7 @@ def test_examples_on_hosts_that_share_no_memory(
     assert second.out.replace("apart", "alone") == first.out
 
 
+@pytest.mark.one_mpi
 def test_printed_outputs_come_from_all_hosts(built, mpirun, spmd_command):
     image = built(EXAMPLES / "ring_allreduce.py", count=20)
     one = spmd_command("run", image, "--ranks", 4).expect(0)
@@ -59,6 +60,7 @@ def parts(n: int = 37, m: int = 23):
 '''
 
 
+@pytest.mark.one_mpi
 @pytest.mark.parametrize("hosts", ["a,a,b,b,b,b", "a,b,c,a,b,c"])
 def test_every_host_writes_its_parts_of_a_file(built, mpirun, spmd_command, tmp_path, hosts):
     """Runs of a few bytes, whole rows, empty shards, and what several ranks hold alike."""

@@ -105,6 +105,7 @@ def total(done: Finished, path: Path) -> bytes:
     return np.load(path).tobytes()
 
 
+@pytest.mark.one_mpi
 @pytest.mark.mpi
 def test_process_0_decides(built: Callable[..., Path], tmp_path: Path, spmd_command):
     """A ring adds in another order: the last bits say which way the data went."""

@@ -67,11 +67,13 @@ def test_they_differ_in_the_index_words_only(built, programs):
     assert sorted(w.first for w in found) == [0, 1, 2] and {w.count for w in found} == {1}
 
 
+@pytest.mark.one_mpi
 @pytest.mark.mpi
 def test_they_run_as_one_job_with_what_was_patched_in(programs):
     run(job(*programs)).expect(0, "total: float64 42.0")
 
 
+@pytest.mark.one_mpi
 @pytest.mark.mpi
 def test_a_local_program_in_the_wrong_place(programs):
     done = run(job(programs[0], programs[0], programs[2])).expect(

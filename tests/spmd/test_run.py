@@ -122,6 +122,7 @@ def test_under_mpirun(
     assert os.listdir(tmp_path) == ["v.npy"]
 
 
+@pytest.mark.one_mpi
 def test_a_python_file_is_built_once(mpirun: Callable[..., Finished], tmp_path: Path) -> None:
     text = "from spmd.launch.launchers import launcher\nprint('read by', launcher()[0])\n" + PROGRAM
     (tmp_path / "p.py").write_text(text)
@@ -129,6 +130,7 @@ def test_a_python_file_is_built_once(mpirun: Callable[..., Finished], tmp_path: 
     assert done.out.count("read by") == 1 and "read by 0" in done.out
 
 
+@pytest.mark.one_mpi
 def test_one_error_is_told_once(
     built: Callable[..., Path], mpirun: Callable[..., Finished], tmp_path: Path
 ) -> None:
@@ -193,6 +195,7 @@ sys.exit(code)
 """
 
 
+@pytest.mark.one_mpi
 def test_what_a_rank_imports(
     built: Callable[..., Path], tmp_path: Path, mpirun: Callable[..., Finished]
 ) -> None:

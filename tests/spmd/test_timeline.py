@@ -31,6 +31,7 @@ def line_of(text: str) -> int:
     return 1 + next(k for k, line in enumerate(lines) if text in line)
 
 
+@pytest.mark.one_mpi
 @pytest.mark.mpi
 @pytest.mark.parametrize(("options", "hosts"), [
     ((), ""), (("--transport", "mpi"), ""), ((), "a,a,b"),
@@ -137,6 +138,7 @@ def lopsided():
 '''
 
 
+@pytest.mark.one_mpi
 def test_where_the_time_goes(built, mpirun):
     """One rank computes, the others wait for it: the profile says so."""
     done = mpirun(3, "-m", "spmd", "run", built(LOPSIDED), "--profile", "--json").expect(0)

@@ -182,8 +182,8 @@ def _tile(work: Work, begin: Sym, extent: Expr, width: int) -> Work:
         return replace(mapped(work, lambda e: e.subst(change)), loops=loops)
     assert isinstance(work, Nest)
     if _long(work.loops):
-        loops = within(work.loops)
-        return replace(mapped(work, lambda e: e.subst(change)), loops=loops)
+        loops, work = within(work.loops), mapped(work, lambda e: e.subst(change))
+        return replace(work, loops=loops, together=work.together if width > 1 else 1)
     made = [within(sweep.loops) for sweep in work.sweeps]
     sweeps = mapped(work.sweeps, lambda e: e.subst(change))
     return replace(work, sweeps=tuple(

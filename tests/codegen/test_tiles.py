@@ -15,7 +15,7 @@ N, K = 600, 21
 _DRAW = np.random.default_rng(8)
 GIVEN: dict[str, Any] = {
     "a": _DRAW.normal(size=(N, K)), "w": _DRAW.normal(size=(N + 1, K)),
-    "wide": _DRAW.normal(size=(9, 1500)),
+    "wide": _DRAW.normal(size=(9, 2500)),
     "z": _DRAW.normal(size=5000) + 1j * _DRAW.normal(size=5000),
 }
 
@@ -31,12 +31,16 @@ def columns(a: Any, w: Any, wide: Any, z: Any, turns: Any) -> Any:
     long = wide.copy()
     for k in turns(5):  # a tile is one row
         long[::2] = long[::2] * 0.5 + wide[1] + k
+    rows, sums = wide.copy(), np.zeros(9)
+    for k in turns(5):
+        rows = rows * 0.5 + k
+        sums = sums * 0.5 + rows @ wide[1]
     point, n = z.copy(), np.zeros(z.shape, np.int64)
     for t in turns(12):
         near = np.abs(point) < 2.0
         n[near] = t
         point[near] = point[near] ** 2 + z[near]
-    return {"down": down, "up": up, "long": long, "point": point, "n": n}
+    return {"down": down, "up": up, "long": long, "sums": sums, "point": point, "n": n}
 
 
 def across(a: Any, turns: Any) -> Any:
@@ -65,7 +69,7 @@ def case(rows: str = "") -> Any:
 def test_turns_that_keep_points_apart_run_in_tiles() -> None:
     steps = list(walk_steps(lower(case.graph({"rows": "x"}, ())).plan.steps))
     tiles = [w for s in steps if isinstance(s, Phase) for w in s.work if isinstance(w, Turns)]
-    assert [w.step.value for w in tiles] == [64, 64, 1, 256]
+    assert [w.step.value for w in tiles] == [64, 64, 1, 1, 256]
     loops = [s for s in steps if isinstance(s, Loop)]
     assert len(loops) == 3  # those of `across`
     inside = [s for loop in loops[:2] for s in walk_steps(loop.body)]

@@ -158,7 +158,7 @@ def _product(
         return said == (start, shape)
 
     product = next((o for o in body.ops if isinstance(o.what, MatMul)
-                    and _seen(o.operands[1], defs)[-1] is rows[0]), None)
+                    and rows[0] in _seen(o.operands[1], defs)), None)
     if product is None or not is_box(rows[0], (low, *(ZERO for _ in rest)), (count, *rest)):
         return None
     gone = [o for v in product.operands for o in _seen(v, defs)]

@@ -43,7 +43,9 @@ def others(a, b, turns=range):
     for i in turns(n):
         z[i] = z[i] - a[i, :i] @ z[:i]
         y[i] += z[0] - z[n - 1]
-    return x, y, z
+    for i in turns(n):
+        b[i] = b[n - 1 - i] @ a[:3, :3]
+    return x, y, z, b
 
 
 def program(of: Any, split: str | None = "r") -> Any:
@@ -69,7 +71,7 @@ def same(of: Any) -> Levels:
     a, b = np.random.default_rng(1).normal(size=(2, N, N))
     a += 8 * np.eye(N)
     b = b[:, :3].copy()
-    made, want = program(of), of(a, b)
+    made, want = program(of), of(a, b.copy())
     levels, image = lower(made.graph({})), spmd.build(made)
     outs = [run(level, {"r": 3}, {"a": a, "b": b}) for level in (levels.graph, levels.program)]
     for found in (*outs, *(image.run(ranks=ranks, a=a, b=b) for ranks in (1, 2, 3, 5))):

@@ -126,19 +126,27 @@ class ControlWriter:
         self.cases += 1
         self.f.quote(x.place)
         self.f.line(f"spmd_enter(r, {self.numbers[id(x)]});")
-        if x.shifts and x.pull_into is not None:
-            into, f = self.places.number(x.pull_into.buffer), self.f
-            f.open(f"if ({f.integer(self.plan.mesh.size(x.axes), Binds.SUM)} == 1) {{")
-            f.line("spmd_box from, into;")
-            f.line(f"pull_{x.site}(r, 0, &from, &into);")
-            f.line(f"r->buffer[{into}] += from.offset - into.offset;")
-            f.close()
-            f.open("else {")
+        if x.shifts or x.swaps:
+            self.without_copy(x)
         self.f.line(f"exchange_{x.site}(r);")
         self.resume(self.cases)
         self.f.line("if (!r->engine->exchange(r)) return SPMD_WAITS;")
-        if x.shifts:
+        if x.shifts or x.swaps:
             self.f.close()
+
+    def without_copy(self, x: Exchange) -> None:
+        """What a member does that is alone; else:"""
+        assert x.pull_from is not None and x.pull_into is not None
+        into, f = self.places.number(x.pull_into.buffer), self.f
+        f.open(f"if ({f.integer(self.plan.mesh.size(x.axes), Binds.SUM)} == 1) {{")
+        if x.swaps:
+            f.line(f"spmd_swap(r, {self.places.number(x.pull_from.buffer)}, {into});")
+        else:
+            f.line("spmd_box from, into;")
+            f.line(f"pull_{x.site}(r, 0, &from, &into);")
+            f.line(f"r->buffer[{into}] += from.offset - into.offset;")
+        f.close()
+        f.open("else {")
 
     def loop(self, loop: Loop) -> None:
         self.f.quote(loop.place)

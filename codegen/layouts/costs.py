@@ -15,13 +15,14 @@ from math import log2, prod
 
 from codegen.ir import Module, Op, Region, Shape, Value, free_counters, walk
 from codegen.mesh import Mesh
-from codegen.ops import Branch, Exchange, Fold, Loop
+from codegen.ops import Branch, Exchange, Fold, Loop, Move
+from codegen.ops.group import each
 from codegen.symbolic.expr import Expr, Sym
 
 OP = 3e-9  # seconds: what an op costs beside its elements
 STEP = 0.125e-9  # for an element of one operation
 MEET = 0.7e-6  # two ranks exchange something short
-BYTE = 1 / 4e9  # that is exchanged
+BYTE = 1 / 4e9  # that comes from another rank
 SAMPLED = 4  # ranks of a mesh that are looked at, along an axis
 MOST_POINTS = 16  # at which a loop nest is looked at
 
@@ -48,8 +49,8 @@ def meeting(ranks: int) -> float:
 
 
 def gathering(ranks: int, amount: int) -> float:
-    """Seconds for so many bytes of which every rank gets all."""
-    return meeting(ranks) + amount * BYTE if ranks > 1 else 0.0
+    """Seconds for so many bytes of which every rank gets what it lacks."""
+    return meeting(ranks) + amount * (1 - 1 / ranks) * BYTE if ranks > 1 else 0.0
 
 
 def bytes_of(value: Value) -> int | None:
@@ -118,7 +119,8 @@ class Costs:
         if seconds and op.results and not what.in_place:
             given = op.operands[0] if isinstance(what, Fold) else op.results[0]
             least = min(_volume(given.type.shape, rank) for rank in ranks)  # that all of them get
-            seconds += least * given.type.dtype.size * BYTE
+            own = min(_own(op, what, rank) for rank in ranks) if isinstance(what, Move) else 0
+            seconds += max(0, least - own) * given.type.dtype.size * BYTE
         origin = self.origins.get(op.results[0]) if op.results else None
         for cost in self.around:
             cost.exchanges += self.often
@@ -188,6 +190,22 @@ def _volume(extents: Sequence[Expr], rank: Mapping[str, int]) -> int:
         return prod(max(0, _value(e, rank)) for e in extents)
     except Unknown:
         return 1
+
+
+def _own(op: Op, what: Move, rank: Mapping[str, int]) -> int:
+    """The elements of what a rank gets that it holds itself."""
+    (x,), made, total = op.operands, op.result.type, 1
+    bounds = each(what.have, made.ndim), each(what.want, made.ndim)
+    try:
+        for d, (have, want) in enumerate(zip(*bounds, strict=True)):
+            if have is None or want is None:
+                total *= _value((made if have is None else x.type).shape[d], rank)
+            else:
+                low, high = ([_value(e, rank) for e in ends] for ends in zip(have, want))
+                total *= max(0, min(high) - max(low))
+    except Unknown:
+        return 0
+    return total
 
 
 def _value(e: Expr, rank: Mapping[str, int]) -> int:

@@ -19,7 +19,7 @@ from codegen.layouts.cuts import Cut, Window, home, layout_of
 from codegen.layouts.localize import Localizer
 from codegen.layouts.rooms import Rooms
 from codegen.mesh import LayoutEntry
-from codegen.ops import Branch, Loop, Map, Roll, ShardMap
+from codegen.ops import Branch, Loop, Map, Relayout, Roll, ShardMap
 from codegen.symbolic import expr
 from codegen.symbolic.estimate import lower_bound, upper_bound
 from codegen.symbolic.expr import Sym
@@ -118,7 +118,10 @@ class Demands:
                     return None
                 cut = cuts.fixed(lower_bound(cut.first, away), upper_bound(cut.last, away))
             wide.append(cut)
-        return None if cuts.inside(tuple(wide), home(value)) else tuple(wide)
+        if not cuts.inside(tuple(wide), home(value)):
+            return tuple(wide)
+        op = self.defs.get(value)  # what is laid out anew is so in one exchange, ghost cells too
+        return home(value) if op and isinstance(op.what, Relayout) and not op.what.held else None
 
     def is_view(self, op: Op) -> bool:
         """Whether it is made anew wherever a part is wanted."""
@@ -197,7 +200,7 @@ class Demands:
         if not held and not wanted and value not in self.from_home:
             return  # nobody uses it
         if not held and value not in self.from_home:
-            one = cuts.gather(list(wanted)) if op and isinstance(op.what, Map) else list(wanted)
+            one = cuts.gather(list(wanted)) if _in_one(op) else list(wanted)
             if len(one) == 1 or all(cuts.inside(w, one[0]) for w in one):
                 demand.made = one[:1]
                 demand.of = dict.fromkeys((*wanted, *self.in_turns.get(value, ())), one[0])
@@ -232,3 +235,8 @@ class Demands:
             isinstance(op.what, Map)
             and all(self.rules.goes_on(v, d) for v in op.operands for d in around)
         )
+
+
+def _in_one(op: Op | None) -> bool:
+    """Whether one part that has all that is wanted is made at no more cost for each element."""
+    return op is not None and isinstance(op.what, Map | Relayout)

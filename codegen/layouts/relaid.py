@@ -42,7 +42,7 @@ Choices = Mapping[Sym, Laid]  # by the counters of loops
 
 def relaid(graph: Module, choices: Choices, inside: Inside = Inside.SAME) -> Module:
     """inside: of what is around these loops, and behind them."""
-    work = _Relaid(choices)
+    work = _Relaid(choices, graph)
     body = work.region(graph.body, inside, [v.type for v in graph.body.args])
     outputs = tuple(
         o if (v := work.now.get(o.value, o.value)) is o.value
@@ -54,9 +54,10 @@ def relaid(graph: Module, choices: Choices, inside: Inside = Inside.SAME) -> Mod
 class _Relaid(Builder):
     """now: what stands for a value."""
 
-    def __init__(self, choices: Choices) -> None:
+    def __init__(self, choices: Choices, graph: Module) -> None:
         super().__init__()
-        self.choices = choices
+        self.choices, self.uses = choices, graph.def_use.uses
+        self.chosen: frozenset[Value] = frozenset()  # of what the next loop is given
         self.now: dict[Value, Value] = {}
         self.known: dict[tuple[Value, Layout], Value] = {}  # changes of layout in this region
 
@@ -91,15 +92,18 @@ class _Relaid(Builder):
         if choice is None:
             self.again(op, inside)
             return
-        self.place, before = op.place, dict(self.now)
-        for k, (v, layout) in enumerate(choice.before):
-            self.now[v] = self.laid(self.now.get(v, v), layout, "" if k else choice.because)
+        self.place, before, because = op.place, dict(self.now), choice.because
+        for v, layout in choice.before:
+            now = self.now.get(v, v)
+            self.now[v] = self.laid(now, layout, because)
+            because = because if self.now[v] is now else ""
+        self.chosen = frozenset(v for v, _ in choice.before)
         self.again(op, choice.inside)
         self.place = op.place
         ends = [self.now.get(v, v) for v in op.results]
         self.now = before
         for old, new in zip(op.results, ends):
-            if old is new:
+            if old is new or old not in self.uses:
                 continue
             if inside is Inside.FOLLOWS:
                 self.now[old] = new
@@ -110,7 +114,9 @@ class _Relaid(Builder):
         """The op on what stands for its operands."""
         what, self.place = op.what, op.place
         operands = [self.now.get(v, v) for v in op.operands]
-        if inside is Inside.WHOLE and isinstance(what, Relayout):
+        if isinstance(what, Relayout) and (
+            inside is Inside.WHOLE or (inside is Inside.FOLLOWS and not what.asked)
+        ):
             self.now[op.result] = operands[0]
             return
         if isinstance(what, ShardMap):
@@ -142,7 +148,9 @@ class _Relaid(Builder):
         was = [v.type for v in op.regions[-1].args]
         types = was if inside is Inside.SAME else [_whole(t) for t in was]
         if inside is Inside.FOLLOWS:
-            types = [met(a, v.type) if a.free else a for a, v in zip(was, operands)]
+            types = [v.type if old in self.chosen else met(a, v.type) if a.free else a
+                     for a, old, v in zip(was, op.operands, operands)]
+        self.chosen = frozenset()
         while True:
             before = dict(self.now)
             regions = tuple(

@@ -76,11 +76,14 @@ class Relayout(Kind):
     compiler does it, where that is its own choice."""
 
     name = "relayout"
-    held = True
     lays_out = True
     to: Layout
     asked: bool = False
     because: str = ""
+
+    @property
+    def held(self) -> bool:  # type: ignore[override]
+        return self.asked
 
     def layout(self, operands: Types, result: ArrayType) -> Iterable[tuple[str, ...]]:
         return self.to

@@ -1,67 +1,143 @@
-"""What a rank alone would copy to itself is read where it lies: exchanges that are then a shift.
+"""What a rank alone would copy to itself is read where it lies: exchanges that then copy nothing.
 
 Goes in: a Plan. Comes out: the same, with those exchanges marked that a group of one need not make:
-the buffer that one fills then begins where the elements stand that it would get.
-Always holds: from such an exchange on nothing else writes what it reads, or what it fills.
+the buffer that one fills begins where the elements stand, or changes places with theirs.
+Always holds: what is read is what a copy would have been.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
 from codegen.plan.grammar import Box, Exchange, Loop, Phase, Plan, Step
-from codegen.plan.steps import mapped_steps, memory_written, walk_steps, walk_works
+from codegen.plan.steps import (
+    inner_steps,
+    mapped_steps,
+    memory_written,
+    step_buffers,
+    walk_steps,
+    walk_works,
+)
 from codegen.symbolic import expr
+from codegen.symbolic.expr import Expr, Sym
 
 
 def alone(plan: Plan) -> Plan:
-    """With `shifts` of its exchanges."""
-    known = _Known({a.buffer.number for a in (*plan.inputs, *plan.outputs)})
-    steps: list[Step] = []
-    for step in reversed(plan.steps):  # a loop's turn is followed by the next one: at once
-        known.add(step)
-        steps += mapped_steps((step,), known.marked)
-    return replace(plan, steps=tuple(reversed(steps)))
+    """With `shifts` and `swaps` of its exchanges."""
+    known = _Known(plan)
+    return replace(plan, steps=mapped_steps(plan.steps, known.marked))
 
 
 class _Known:
-    """What is done from a step of the Plan on. written, exchanged: by how many, for each buffer."""
+    """copied: the sites of exchanges that copy a box to one of the same strides. touched, written:
+    the buffers of a step, with the steps in it. shown: those that only such exchanges fill, and
+    that may be where the elements are. fixed: those that keep their places."""
 
-    def __init__(self, kept: set[int]) -> None:
-        self.kept = kept
-        self.written: Counter[int] = Counter()
-        self.exchanged: Counter[int] = Counter()
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.touched: dict[int, set[int]] = {}
+        self.written: dict[int, set[int]] = {}
+        exchanges = [s for s in walk_steps(plan.steps) if isinstance(s, Exchange)]
+        self.copied = {x.site for x in exchanges if self.copies(x)}
+        self.shown = self.that_may(exchanges)
+        for step in plan.steps if self.shown else ():
+            self.look(step)
+        self.shown = {b for b in self.shown if self.shows(b, plan.steps)}
+        self.fixed = self.shown | {
+            x.pull_from.buffer.number for x in exchanges
+            if x.pull_from is not None and _filled(x) in self.shown}
 
-    def add(self, outer: Step) -> None:
-        for step in walk_steps((outer,)):
-            if isinstance(step, Exchange):
-                self.written.update({b.number for b in memory_written(step)})
-                self.exchanged.update({box.buffer.number for box in step.boxes})
-            elif isinstance(step, Phase):
-                self.written.update(b.number for w in walk_works(step.work)
-                                    for b in memory_written(w))
-            elif isinstance(step, Loop):  # what changes places is another's from then on
-                self.written.update(2 * [b.number for cycle in step.rotate for b in cycle])
+    def that_may(self, exchanges: Sequence[Exchange]) -> set[int]:
+        """What exchanges along the same axes fill, and no other exchange touches."""
+        others = {a.buffer.number for a in (*self.plan.inputs, *self.plan.outputs)}
+        axes: dict[int, tuple[str, ...]] = {}
+        for x in exchanges:
+            into = _filled(x)
+            others |= {b.number for b in step_buffers(x)} - {into}
+            if x.site not in self.copied or axes.setdefault(into, x.axes) != x.axes:
+                others.add(into)
+        return axes.keys() - others
 
     def marked(self, step: Step) -> Step:
-        if not isinstance(step, Exchange) or not _copies(step):
+        if not isinstance(step, Exchange) or step.site not in self.copied:
             return step
-        (a, b) = (box.buffer for box in (step.pull_from, step.pull_into) if box is not None)
-        free = b.number not in self.kept and a.data is None and not self.written[a.number]
-        only = self.written[b.number] == self.exchanged[b.number] == 1
-        return replace(step, shifts=True) if free and only else step
+        if _filled(step) in self.shown:
+            return replace(step, shifts=True)
+        return replace(step, swaps=True) if self.may_swap(step) else step
+
+    def may_swap(self, x: Exchange) -> bool:
+        """Whether two buffers that are alike may change places, as far as any rank sees."""
+        assert x.pull_from is not None and x.pull_into is not None
+        a, b = x.pull_from.buffer, x.pull_into.buffer
+        everywhere = all(axis.fixed == 1 or axis.name in x.axes for axis in self.plan.mesh.axes)
+        here = self.here(x)
+        like = [(box.buffer.dtype, box.buffer.capacity.subst(here), self.resolved(x, box)[0])
+                for box in (x.pull_from, x.pull_into)]
+        return (x.last and everywhere and {a.number, b.number}.isdisjoint(self.fixed)
+                and like[0] == like[1])
+
+    def look(self, step: Step) -> None:
+        touched, written = {b.number for b in step_buffers(step)}, set()
+        if isinstance(step, Exchange):
+            written = {b.number for b in memory_written(step)}
+        elif isinstance(step, Phase):
+            written = {b.number for w in walk_works(step.work) for b in memory_written(w)}
+        elif isinstance(step, Loop):  # what changes places is another's from then on
+            written = {b.number for cycle in step.rotate for b in cycle}
+        for inner in (s for steps in inner_steps(step) for s in steps):
+            self.look(inner)
+            touched |= self.touched[id(inner)]
+            written |= self.written[id(inner)]
+        self.touched[id(step)], self.written[id(step)] = touched, written
+
+    def shows(self, b: int, steps: Sequence[Step]) -> bool:
+        """Whether a buffer is filled among these steps before it is read there, and what it then
+        shows stays."""
+        source: int | None = None
+        for step in steps:
+            written = self.written[id(step)]
+            if isinstance(step, Exchange) and _filled(step) == b and step.pull_from is not None:
+                source = step.pull_from.buffer.number
+                continue
+            if b in written:
+                own = b in {one.number for one in step_buffers(step)}
+                if own or not all(self.shows(b, inner) for inner in inner_steps(step)):
+                    return False
+                source = None
+            elif source in written:
+                source = None
+            if b in self.touched[id(step)] and b not in written and source is None:
+                return False
+        return True
+
+    def copies(self, x: Exchange) -> bool:
+        """Whether a member that is alone copies one box, which lies in the same strides there."""
+        if x.pull_from is None or x.pull_into is None or x.in_place or x.wraps != 1:
+            return False
+        routed = (x.source, x.receives, x.dest, x.sends, x.root)
+        apart = x.pull_from.buffer != x.pull_into.buffer and x.pull_from.buffer.data is None
+        apart &= not x.fn and x.take is None
+        return apart and x.flow in ("all", "near") and routed == (None,) * 5 and (
+            self.resolved(x, x.pull_from)[1] == self.resolved(x, x.pull_into)[1])
+
+    def here(self, x: Exchange) -> dict[Sym, Expr]:
+        """What is known by a member that is alone."""
+        known: dict[Sym, Expr] = {x.member: expr.const(0)}
+        for name in x.axes:
+            axis = self.plan.mesh.axis(name)
+            known |= {axis.size_sym: expr.const(1), axis.coord_sym: expr.const(0)}
+        return known
+
+    def resolved(self, x: Exchange, box: Box) -> tuple[Expr, list[tuple[Expr, Expr]]]:
+        """The offset, extents and strides of a box, for a member that is alone."""
+        here = self.here(x)
+        for sym, e in box.names:
+            here[sym] = e.subst(here)
+        pairs = zip(box.extent, box.stride, strict=True)
+        known = ((e.subst(here), s.subst(here)) for e, s in pairs)
+        return box.offset.subst(here), [(e, s) for e, s in known if e != 1]
 
 
-def _copies(x: Exchange) -> bool:
-    """Whether a member that is alone copies one box, which lies in the same strides there."""
-    if x.pull_from is None or x.pull_into is None or x.fn or x.take or x.in_place or x.wraps != 1:
-        return False
-    routed = (x.source, x.receives, x.dest, x.sends, x.root)
-    return x.flow in ("all", "near") and routed == (None,) * 5 and (
-        _strides(x.pull_from) == _strides(x.pull_into))
-
-
-def _strides(box: Box) -> Sequence[tuple[expr.Expr, expr.Expr]]:
-    return [(e, s) for e, s in zip(box.extent, box.stride, strict=True) if e != 1]
+def _filled(x: Exchange) -> int:
+    return -1 if x.pull_into is None else x.pull_into.buffer.number

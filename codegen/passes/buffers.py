@@ -81,6 +81,7 @@ class _Liveness:
         self.needed: dict[Region, set[Value]] = {}
         self.across: dict[Op, frozenset[Value]] = {}
         self.exchanged: dict[Value, frozenset[str]] = {}
+        self.last: dict[Op, bool] = {}
 
     def run(self) -> None:
         inputs = {i.value for i in self.module.inputs}
@@ -171,6 +172,8 @@ class _Liveness:
             if isinstance(act, Exchange):
                 reusable |= {x for x, _ in begins}  # members write where nobody reads
                 reusable -= {box.buffer for box in act.boxes} - {x for x, _ in begins}
+                whose = act.pull_from.buffer if act.pull_from is not None else None
+                self.last[op] = whose not in live and self.last.get(op, True)
                 for v in reads.union(op.results):
                     self.exchanged[v] = self.exchanged.get(v, frozenset()) | set(act.axes)
         others = (live | (reads - reusable) | set(op.results)) - self.replaced_by(op, live)
@@ -435,7 +438,8 @@ def _number(loops: Loops, work: _Liveness, groups: _Groups) -> Placed:
         buffer = Buffer(len(buffers), names.name(hint), root.type.dtype, capacity(members[0]))
         buffers.append(buffer)
         of.update(dict.fromkeys(members, buffer))
-    return Placed(loops, tuple(buffers), of, work.across, work.exchanged)
+    last = frozenset(op for op, is_last in work.last.items() if is_last)
+    return Placed(loops, tuple(buffers), of, work.across, work.exchanged, last)
 
 
 # Names that say how a value came about, not what the user called it.

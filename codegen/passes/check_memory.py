@@ -9,6 +9,7 @@ step to step, through copies, branches and turns of loops, as verifiers of regis
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from codegen.errors import InternalError, Place
@@ -178,7 +179,9 @@ class _Check:
                 found = type(items.first).__name__
                 self.rule(_nothing(act, self.at), "what an op does is in the Plan", found)
                 continue
-            items.left.pop()
+            step = items.left.pop()
+            if isinstance(step, Exchange):
+                holds.own |= dict.fromkeys(_given_up(step), _NONE)
             store = act.take if isinstance(act, Exchange) else act
             if isinstance(store, Store) and not store.rows:
                 self.over_itself(store)
@@ -214,7 +217,9 @@ class _Check:
             else:
                 to.setdefault(v, b)
         new: Any = moved(act, to.__getitem__)
-        if not isinstance(new, Exchange | Print | Expect):
+        if isinstance(new, Exchange):
+            new = replace(new, last=item.last)
+        elif not isinstance(new, Print | Expect):
             new = flattened(new)
         return bool(new == item)
 
@@ -288,6 +293,7 @@ class _Check:
                 found.update(b.number for work in step.work for b in memory_written(work))
             elif isinstance(step, Exchange):
                 found.update(b.number for b in memory_written(step))
+                found |= _given_up(step)
             elif isinstance(step, Loop):
                 found.update(b.number for cycle in step.rotate for b in cycle)
             for inner in inner_steps(step):
@@ -312,3 +318,9 @@ def _nothing(act: Act, at: Mapping[Value, int]) -> bool:
     """Whether it copies an array into itself, as a reshape in place."""
     return (isinstance(act, Store) and isinstance(act.value, Load)
             and at.get(act.value.buffer) == at[act.buffer] and act.value.offset == act.offset)
+
+
+def _given_up(step: Exchange) -> set[int]:
+    """What nobody needs of what it reads, where the Plan says so."""
+    of = step.pull_from.buffer if step.pull_from is not None and step.last else None
+    return {of.number} if of is not None and of.data is None else set()

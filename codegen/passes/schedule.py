@@ -8,6 +8,7 @@ Always holds: between two exchanges there is at most one compute phase; no phase
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from codegen import ops
 from codegen.dtypes import DType
@@ -156,7 +157,11 @@ class _Scheduler:
         for v in op.what.scratch:
             self.spare[v] = self.new_buffer(v.name, v.type.dtype, capacity(v))
         for act in op.what.acts:
-            if isinstance(act, Exchange | Print | Expect):
+            if isinstance(act, Exchange):
+                self.flush()
+                last = op in self.placed.last
+                self.steps.append(replace(moved(act, self.buffer), last=last))
+            elif isinstance(act, Print | Expect):
                 self.flush()
                 self.steps.append(moved(act, self.buffer))
             elif not _is_there(work := moved(act, self.buffer)):

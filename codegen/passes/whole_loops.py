@@ -1,8 +1,8 @@
 """Loops whose turns are too short for exchanges: every rank computes them, of whole arrays.
 
 Goes in: a Graph with its Demands and Program, and what makes these of a Graph. Comes out: the same,
-or those of a Graph in which arrays are gathered before some loops: all that a loop reads, so that
-it is computed on every rank; or what it only reads, row by row say, so that no turn fetches a row.
+or those of a Graph in which arrays are gathered before some loops (all that a loop reads, so that
+every rank computes it; or what it only reads, row by row say), or laid out along other dims.
 Always holds: sizes and turns are known; arrays take at most ROOM; estimates say that it pays.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from math import prod
 
 from codegen.ir import Module, Op, Region, Value, free_values, walk
@@ -17,6 +18,7 @@ from codegen.layouts.costs import Cost, Costs, a_few_and_many, bytes_of, gatheri
 from codegen.layouts.cuts import layout_of
 from codegen.layouts.demands import Demands
 from codegen.layouts.relaid import Inside, Laid, relaid
+from codegen.layouts.walked import across
 from codegen.ops import Exchange, Kernel, Loop, Relayout, ShardMap
 from codegen.symbolic.expr import Sym
 
@@ -64,6 +66,8 @@ class _Search:
         self.only_read: Choices = {}
         self.split = demands, program  # with what is only read gathered, once that is tried
         self.after: list[Costs] = []
+        self.across: dict[Sym, Choices] = {}  # by the counters of outermost loops
+        self.turned: list[Costs] = []
 
     def choices(self, again: Callable[[Module], Split]) -> Choices:
         self.find_only_read(self.graph.body, frozenset())
@@ -71,6 +75,11 @@ class _Search:
             self.split = again(relaid(self.graph, self.only_read))
             known = self.before[0].loops
             self.after = [Costs(self.split[1], sizes, known) for sizes in self.meshes]
+        self.find_across()
+        if self.across:
+            every = {c: laid for inner in self.across.values() for c, laid in inner.items()}
+            _, program = again(relaid(self.graph, every))
+            self.turned = [Costs(program, sizes, every) for sizes in self.meshes]
         return self.in_region(self.graph.body)
 
     def shared(self) -> Choices:
@@ -93,6 +102,16 @@ class _Search:
             for counter in loops[v]:
                 found[counter].append(v)
         return {counter: gathered(values, Inside.SAME, "") for counter, values in found.items()}
+
+    def find_across(self) -> None:
+        """Of loops in which much is exchanged: how arrays lie along which inner loops do not go."""
+        for op in self.graph.body.ops:
+            counter = op.what.counts() if isinstance(op.what, Loop) else None
+            if counter is None or counter not in self.before[0].loops:
+                continue
+            cost = self.before[0].loops[counter]
+            if cost.exchanging > GAIN and (found := across(op)):
+                self.across[counter] = {counter: Laid((), Inside.FOLLOWS), **found}
 
     def in_region(self, region: Region) -> Choices:
         """For the outermost loops that are faster otherwise."""
@@ -133,6 +152,15 @@ class _Search:
                      for c, sizes in zip(self.after, self.meshes)]
             if _pays(before, spent, LESS):
                 options.append((spent[0], inside))
+        if counter in self.across and counter in self.turned[0].loops:
+            spent = [c.loops[counter].seconds for c in self.turned]
+            if _pays(before, spent, FACTOR):
+                because = (f"arrays are laid out anew before inner loops, so that these walk along "
+                           f"no split dim: about {_ms(spent[0])} instead of "
+                           f"{_ms(before[0].seconds)} on {prod(self.meshes[0].values())} ranks")
+                chosen = {c: replace(laid, because=because if k == 1 else "")
+                          for k, (c, laid) in enumerate(self.across[counter].items())}
+                options.append((spent[0], chosen))
         return min(options, key=lambda o: o[0])[1] if options else {}
 
     def words(self, before: Cost, after: float, size: int) -> str:

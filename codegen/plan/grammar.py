@@ -401,7 +401,9 @@ class Exchange(Generic[M]):
     do not tell. differs: send is another one for every member. give_into: where what I send goes in
     a member's view, where it may be written there. in_place: it is pulled into the buffer that
     members pull from. wraps: how many boxes a pair of members has; the symbol `wrap` says which.
-    shifts: a member that is alone moves the beginning of the buffer to what it would copy into it.
+    last: nobody needs what is pulled from any more. A member that is alone does not copy, where it
+    shifts: moves the beginning of the buffer to what it would copy into it; or swaps: lets the two
+    buffers change places.
     take: is done with every element that is pulled, once, instead of a copy: with ARRIVED, and with
     what stands at POINT, where a copy would go, in this and other buffers.
     """
@@ -427,7 +429,9 @@ class Exchange(Generic[M]):
     wraps: Expr = expr.const(1)
     fn: str = ""
     place: Place | None = None
+    last: bool = False
     shifts: bool = False
+    swaps: bool = False
     take: Store[M] | None = None
 
     @property

@@ -19,7 +19,7 @@ from codegen.ir import Module, Op, Value
 from codegen.ops.kind import Array, Kind
 from codegen.plan.grammar import Buffer, Exchange, Expect, Print, Routine, Work
 from codegen.symbolic import estimate, expr
-from codegen.symbolic.expr import Expr, Sym
+from codegen.symbolic.expr import Call, Expr, Sym
 
 Act = Work[Value] | Exchange[Value] | Print[Value] | Expect[Value]
 # The symbol of a kernel compiled for these parameters: the kernel, and them.
@@ -59,20 +59,25 @@ Cycle = tuple[Buffer, ...]
 @dataclass(frozen=True)
 class Placed:
     """Loops with the buffers of their values. across: what is needed all along a loop, in every
-    turn or after it. exchanged: the axes of the exchanges that touch a value. cycles: of a loop; as
-    a turn ends, each buffer of one takes what the one before it holds."""
+    turn or after it. exchanged: the axes of the exchanges that touch a value. last: exchanges after
+    which nobody needs what they read. cycles: of a loop; as a turn ends, each buffer of one takes
+    what the one before it holds."""
 
     loops: Loops
     buffers: tuple[Buffer, ...]
     of: Mapping[Value, Buffer]
     across: Mapping[Op, frozenset[Value]]
     exchanged: Mapping[Value, frozenset[str]]
+    last: frozenset[Op]
     cycles: Mapping[Op, tuple[Cycle, ...]] = field(default_factory=dict)
 
 
 def capacity(value: Value) -> Expr:
     """Elements that any rank needs at any time."""
-    elements = bounded(expr.product(value.type.shape))
+    extent = expr.product(value.type.shape)
+    elements = bounded(extent)
+    if elements.is_const and (open_ended := _unclipped(extent)) != extent:
+        elements = expr.minimum(elements, bounded(open_ended))
     # the bound of a counter whose loop has no turn may be below 0
     return elements if expr.nonneg(elements) else expr.maximum(elements, 0)
 
@@ -82,4 +87,17 @@ def bounded(e: Expr) -> Expr:
     # a counter's bound may name the counter of the loop around it
     while gone := {s for s in e.symbols() if s.kind not in ("size", "scalar")}:
         e = estimate.upper_bound(e, gone)
+    return e
+
+
+def _unclipped(e: Expr) -> Expr:
+    """What is no less, without the ends of the array: a rank's block, and what is around it."""
+    for atom in e.atoms():
+        slope, _ = expr.linear_in(e, atom)
+        if not isinstance(atom, Call) or slope is None or not slope.is_const:
+            continue
+        if atom.op == ("min" if slope.value > 0 else "max"):
+            moving = [a for a in atom.args if any(s.kind == "coord" for s in a.symbols())]
+            if len(moving) == 1:
+                e = expr.replace(e, {atom: moving[0]})
     return e

@@ -218,6 +218,8 @@ def _exchange(x: Exchange) -> str:
         text += f", each element by {work_text(x.take)}"
     if x.shifts:
         text += "; alone: read where it lies"
+    if x.swaps:
+        text += "; alone: both change places"
     return text
 
 

@@ -20,6 +20,13 @@ def program():
     before = x[::2].copy()  # once each
     shown = {"diff": np.diff(y), "joined": np.concatenate([y, y + 1]), "turned": y[::-1].copy(),
              "rows": np.diff(m, axis=0), "overlaps": np.convolve(y, np.array([1.0, 2, 3]))}
+    along = 2 * m
+    for k in spmd.range(1, N):
+        along[:, k] += 0.5 * along[:, k - 1]
+    down = along.relayout((None, "r"))  # nobody needs the other one any more
+    for k in spmd.range(1, 6):
+        down[k] += 0.5 * down[k - 1]
+    shown["added up"] = down.relayout(("r", None))
     for k in spmd.range(3):
         x[1:] = np.diff(x) + np.sum(np.diff(y))
         z[k] = np.sum(before) + np.max(np.diff(z))
@@ -36,11 +43,24 @@ def test_only_what_nobody_writes_is_shown() -> None:
 
     def written():
         x = spmd.input("x", (N,), layout=("r",))
+        before = x.copy()
+        x[3] = 1
+        return x, np.diff(before)  # what it reads is from before, and x has changed
+
+    def written_later():
+        x = spmd.input("x", (N,), layout=("r",))
         d = np.diff(x)
         x[3] = 1
-        for _ in spmd.range(2):  # what it reads is from before, and x has changed
+        for _ in spmd.range(2):
             x[1:] = d * 2
         return x, d[::-1]
+
+    def laid_out_anew():
+        m = spmd.input("m", (6, N), layout=("r", None))
+        for _ in spmd.range(2):
+            turned = m.relayout((None, "r"))
+            m[:] = np.cumsum(turned, axis=0)
+        return m
 
     def filled_again():
         x = spmd.input("x", (N,), layout=("r",))
@@ -49,7 +69,11 @@ def test_only_what_nobody_writes_is_shown() -> None:
         return x
 
     assert exchanges(read) == [True]
+    assert exchanges(written_later) == [True] * 3
     assert not all(exchanges(written)) and not any(exchanges(filled_again))
+    assert any(exchanges(laid_out_anew))
+    levels = lower(program.graph({}))
+    assert sum(s.swaps for s in walk_steps(levels.finished.steps) if isinstance(s, Exchange)) == 2
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])

@@ -11,6 +11,8 @@ import pytest
 import spmd
 from codegen.compile import Levels, lower, split
 from codegen.explain.reasons import tables
+from codegen.layouts.relaid import Inside, Laid, relaid
+from codegen.layouts.walked import across
 from codegen.oracle.interpret import run
 from codegen.passes import whole_loops
 from codegen.passes.whole_loops import with_whole_loops
@@ -96,6 +98,66 @@ def test_what_the_estimates_choose():
 def test_other_loops_stay_as_they_are(given: dict[str, Any]):
     levels = lower(one.graph(given))
     assert exchanges_in_loops(levels) > 0 and tables(levels)["chosen"] == []
+
+
+def swept(u, v, steps, turns=range):
+    """Sweeps along both dims in turn, each of which reads what lies beside it along the other."""
+    n = u.shape[0]
+    for _ in turns(steps):
+        for j in turns(1, n):
+            v[j, 1:-1] = np.tanh(v[j - 1, 1:-1]) + u[1:-1, j] - 0.25 * (u[:-2, j] + u[2:, j])
+        for j in turns(n - 2, -1, -1):
+            u[1:-1, j] = np.tanh(u[1:-1, j + 1]) + v[:-2, j] - 0.25 * v[2:, j]
+
+
+@spmd.program(mesh=("r",))
+def sweeps(n: int = 300, steps: int = 30):
+    u = spmd.input("a", (n, n), layout=("r", None))
+    v = np.zeros_like(u)
+    swept(u, v, steps, spmd.range)
+    return u
+
+
+def test_arrays_are_laid_out_anew_before_loops_that_walk_along_split_dims():
+    levels = lower(sweeps.graph({}))
+    inner = [s for s in walk_steps(levels.plan.steps) if isinstance(s, Loop)]
+    counts = [sum(isinstance(s, Exchange) for s in walk_steps(loop.body)) for loop in inner]
+    assert 0 < counts[0] <= 4 and not any(counts[1:])  # per step, and in a sweep
+    (told,) = tables(levels)["chosen"]
+    assert "walk along no split dim" in told["message"] and told["try"] == ""
+    a = arrays(12)["a"] / 12
+    levels = lower(sweeps.graph({"n": 12, "steps": 2}))
+    expected = a.copy()
+    swept(expected, np.zeros_like(a), 2)
+    few = split(sweeps.graph({"n": 12, "steps": 2}))
+    (outer,) = [op for op in few[0].graph.body.ops if op.what.counts()]
+    choices = {outer.what.counts(): Laid((), Inside.FOLLOWS), **across(outer)}
+    graph = relaid(few[0].graph, choices)
+    for ranks in (1, 2, 3, 5, 16):
+        for level in (few[1], graph, split(graph)[1]):
+            out = run(level, {"r": ranks}, {"a": a})
+            np.testing.assert_allclose(out["result"], expected, rtol=1e-12)
+
+
+def test_ghost_cells_of_what_a_loop_only_reads_are_fetched_once():
+    @spmd.program(mesh=("r",))
+    def columns(n: int = 20):
+        u = spmd.input("u", (n, n), layout=("r", None))
+        w = spmd.zeros((n, n), layout=("r", None))
+        for j in spmd.range(1, n):
+            w[1:-1, j] = 0.5 * w[1:-1, j - 1] + u[2:, j] - u[:-2, j - 1]
+        return w
+
+    levels = lower(columns.graph({}))
+    assert exchanges_in_loops(levels) == 0
+    assert sum(isinstance(s, Exchange) for s in walk_steps(levels.plan.steps)) == 1
+    u = arrays(20)["b"]
+    expected = np.zeros((20, 20))
+    for j in range(1, 20):
+        expected[1:-1, j] = 0.5 * expected[1:-1, j - 1] + u[2:, j] - u[:-2, j - 1]
+    for ranks in (1, 2, 3, 20, 23):
+        out = run(levels.program, {"r": ranks}, {"u": u})
+        np.testing.assert_array_equal(out["result"], expected)
 
 
 def test_a_loop_of_short_turns_does_not():

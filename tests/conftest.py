@@ -8,6 +8,7 @@ one of them runs, the other workers of pytest-xdist (`make test`) run nothing.
 from __future__ import annotations
 
 import fcntl
+import gc
 import hashlib
 import os
 import signal
@@ -403,6 +404,13 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     if not config.getoption("--hypothesis-profile", default=None):
         settings.load_profile("short")
+
+
+def pytest_collection_finish() -> None:
+    """What is imported by now stays: Python need not look for garbage in it again and again."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 20)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

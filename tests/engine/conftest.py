@@ -7,7 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.harness import HERE, Images, compile_c
+from tests.engine.harness import HERE, SOURCES, Images, compile_c
+
+
+@pytest.fixture(scope="session")
+def engine_object(once: Callable[..., Path]) -> str:
+    """The engine as one object file, as it is optimised for users."""
+    flags = ("-O2", "-r", "-nostdlib", *SOURCES)
+    return str(once("engine.o", lambda path: compile_c(path, *flags)))
 
 
 @pytest.fixture(scope="session")

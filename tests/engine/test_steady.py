@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import run
-from tests.engine.harness import HERE, SOURCES, compile_c, compile_hooked
+from tests.engine.harness import HERE, compile_c, compile_hooked
 
 pytestmark = pytest.mark.alone
 
@@ -24,8 +24,8 @@ DEFECTS = {"allocations": 4, "others": 5}
 
 
 @pytest.fixture(scope="module")
-def steady(once: Callable[..., Path]) -> Path:
-    return once("steady", lambda path: compile_c(path, "-O2", *FILES, *SOURCES))
+def steady(once: Callable[..., Path], engine_object: str) -> Path:
+    return once("steady", lambda path: compile_c(path, "-O2", *FILES, engine_object))
 
 
 @pytest.fixture(scope="module")

@@ -306,8 +306,8 @@ def growth(folder: Path, counts: tuple[int, ...] = (10, 100, 1000, 3000)) -> Non
 
 def fourier(folder: Path, rounds: int = 7) -> None:
     """Transforms beside NumPy's and SciPy's."""
-    done = run([sys.executable, Path(__file__).parent / "figures_fourier.py", rounds], timeout=900)
-    found = json.loads(done.expect(0).out.splitlines()[-1])
+    argv = [sys.executable, "-m", "tests.figures_fourier", rounds]
+    found = json.loads(run(argv, timeout=900).expect(0).out.splitlines()[-1])
     print(f"Fourier transforms, ms, and how often faster than SciPy's; median of {rounds}:\n")
     rows = [
         (name, *(f"{t[k] * 1e3:.1f}" for k in ("numpy", "scipy")),

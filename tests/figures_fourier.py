@@ -18,6 +18,7 @@ import numpy as np
 import scipy.fft
 
 import spmd
+from tests.figures_numpy import how_often
 
 
 def program(transform: Callable[[Any], Any], shape: tuple[int, ...], dtype: Any) -> Any:
@@ -74,8 +75,7 @@ def main(rounds: str) -> None:
                     times[k].append(r())
         out[name] = {k: statistics.median(t) for k, t in times.items()}
         for k in ("1 rank", "2 ranks"):
-            pairs = zip(times["scipy"], times[k], strict=True)
-            out[name][f"{k}, ratio"] = statistics.median(scipys / ours for scipys, ours in pairs)
+            out[name][f"{k}, ratio"] = how_often(times["scipy"], times[k])
     print(json.dumps(out))
 
 

@@ -66,6 +66,11 @@ def compiled(function: Any, given: dict[str, Any]) -> Callable[[], float] | None
     return once
 
 
+def how_often(slow: list[float], fast: list[float]) -> float:
+    """How many times as long: the median of the ratios of runs that were made in turn."""
+    return statistics.median(a / b for a, b in zip(slow, fast, strict=True))
+
+
 def measured(name: str, size: int, rounds: int, plainly: Any, by_numba: Any) -> dict[str, Any]:
     given, given_to_ours = arguments(name, size), inputs({name: size})
     image = spmd.build(program({name: size}))
@@ -87,8 +92,7 @@ def measured(name: str, size: int, rounds: int, plainly: Any, by_numba: Any) -> 
     row: dict[str, Any] = {k: statistics.median(t) for k, t in times.items()}
     for k, base in (("numpy", "1 rank"), ("numba", "1 rank"), ("1 rank", "2 ranks")):
         if k in times:
-            pairs = zip(times[k], times[base], strict=True)
-            row[f"{k}/{base}"] = statistics.median(a / b for a, b in pairs)
+            row[f"{k}/{base}"] = how_often(times[k], times[base])
     return row
 
 

@@ -263,8 +263,13 @@ def within_64(n: int) -> int:
 def bounded(n: int) -> int:
     """n, unless work on such numbers has no bound: then an ImageError."""
     if n.bit_length() > MOST_BITS:
-        raise damaged("larger ones", f"numbers of {MOST_BITS} bits in formulas")
+        raise too_large(f"numbers of {MOST_BITS} bits", f"{n.bit_length()} bits")
     return n
+
+
+def too_large(expected: str, found: str) -> ImageError:
+    return ImageError("a formula of the image is too large to be compared", expected=expected,
+                      found=found, remedy="extents and places of fewer factors and terms")
 
 
 # ---- index words ---------------------------------------------------------------------------------

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from codegen.image.elf import damaged
-from codegen.image.manifest import bounded
+from codegen.image.manifest import bounded, too_large
 from codegen.symbolic.meaning import MANY, OPERATIONS, evaluate, integers, rows_of, value
 
 if TYPE_CHECKING:
@@ -47,7 +46,8 @@ class Terms:
         found = self.numbers.get((op, args))
         if found is None:
             if len(args) > MOST_PARTS or len(self.table) > MOST_TERMS:
-                raise damaged("longer ones", f"formulas of {MOST_PARTS} parts")
+                raise too_large(f"{MOST_PARTS} parts in one, {MOST_TERMS} terms in all",
+                                f"{len(args)} parts, {len(self.table)} terms")
             found = self.numbers[op, args] = len(self.table)
             self.table.append((op, args))
             parts = args if op in LEAVES else [self.size[a] for a in args]

@@ -332,6 +332,14 @@ def formula(rng: random.Random, depth: int, most: int) -> Any:
     return [op, *(formula(rng, rng.randrange(depth), most) for _ in range(parts))]
 
 
+def test_formulas_that_are_too_large_are_not_called_damaged():
+    """A user's program may have them."""
+    terms = Terms()
+    large = terms.number(1 << 600)
+    with pytest.raises(ImageError, match="too large to be compared"):
+        terms.row("*", large, large)
+
+
 @pytest.mark.parametrize("most", [SMALL, HUGE])
 def test_terms_have_the_value_of_their_formulas(most):
     """At points exactly, in more than 64 bits where need be; bounds hold for all points."""

@@ -199,6 +199,8 @@ class Module:
     sync: str = "least"
     file: str = ""
     checks: tuple[str, ...] = ()  # of codegen.check_names: what is checked while it runs
+    # of a Graph: loops that are unrolled, since an extent in them depends on the counter
+    unrolled: tuple[Place, ...] = ()
     # of a Program, where that is: where in its array the part begins that a value is
     starts: Mapping[Value, Shape] = field(default_factory=dict)
     # of a Program: the value of the Graph that the result of an exchange is a part of

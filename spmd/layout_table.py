@@ -134,8 +134,9 @@ def text(image: reader.ImageFile, found: dict[str, Any]) -> Iterator[str]:
 
 def pointed_out(image: reader.ImageFile, loops: bool = True) -> Iterator[str]:
     """What to say at build of exchanges that give every rank a large array whole, once per line;
-    loops: and of those that every rank computes, before which products stand, or that are unrolled
-    into a long program."""
+    loops: and of those that every rank computes, before which products stand, or that are
+    unrolled.
+    """
     chosen = image.notes().get("chosen", []) if loops else []
     for row in (r for r in chosen if r["try"]):
         place = row["place"]

@@ -149,10 +149,12 @@ class Explained:
 
     def chosen(self) -> list[dict[str, Any]]:
         """What the compiler does before loops, and why: arrays laid out otherwise, products. What
-        to try where it gathers arrays, or products are large; and where Python's range made the
-        program long."""
+        to try where it gathers arrays, or products are large; and where loops are unrolled, by it
+        or by Python's range in a long program."""
         rows = [{"message": op.what.because, "place": place_row(op.place), "try": _instead(op)}
                 for op in self.ops if isinstance(op.what, Relayout | MatMul) and op.what.because]
+        rows += [{"message": advice.UNROLLED, "place": place_row(place), "try": advice.ONE_EXTENT}
+                 for place in self.graph.unrolled]
         if found := advice.unrolled(self.graph.body):
             place, often = found
             rows.append({"message": f"stands {often} times in the program, which is long to build",

@@ -290,6 +290,7 @@ class Program:
                       inputs=tuple(context.inputs.values()), body=body, outputs=tuple(outputs),
                       conditions=tuple(context.conditions), returns=returns, sync=self.sync,
                       file=self.file,
+                      unrolled=tuple(sorted(filter(None, context.unrolled), key=str)),
                       checks=tuple(name for name in CHECKS if name in context.checks))
 
     def _place_of_return(self, context: Context, function: Callable[..., Any]) -> Place:

@@ -65,6 +65,21 @@ def test_a_line_that_a_python_loop_copies_is_named() -> None:
     assert unrolled(program.capture(turns=100).body) is None
 
 
+def test_a_loop_that_is_unrolled_for_an_extent_is_named() -> None:
+    @spmd.program(mesh=("r",))
+    def program():
+        total = np.zeros(())
+        for i in spmd.range(1, 4):
+            total += np.arange(i).sum()
+        for _ in spmd.range(3):
+            total += 1
+        return total
+
+    (row,) = notes_of(lower(program.capture()))["chosen"]
+    assert row["message"] == "this loop is unrolled: an extent in it depends on its counter"
+    assert row["place"]["text"].strip() == "for i in spmd.range(1, 4):" and "mask" in row["try"]
+
+
 # ---- short names in the text of a Program ------------------------------------------------------
 
 

@@ -20,8 +20,8 @@ from codegen.ops.group import each
 from codegen.symbolic.expr import Expr, Sym
 
 OP = 3e-9  # seconds: what an op costs beside its elements
-STEP = 0.125e-9  # for an element of one operation
-MEET = 0.7e-6  # two ranks exchange something short
+STEP = 0.125e-9  # seconds for one operation on one element, as with vectors of 4 at 2 GHz
+MEET = 0.7e-6  # seconds for two ranks to exchange a few bytes
 BYTE = 1 / 4e9  # that comes from another rank
 SAMPLED = 4  # ranks of a mesh that are looked at, along an axis
 MOST_POINTS = 16  # at which a loop nest is looked at

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 INFO = dtypes.BY_NAME["int32"]
 KINDS = frozenset(LETTERS)  # the types that LAPACK computes with
-MANY = 32  # columns that are worth an exchange to solve for parts of them
+COLUMNS_LEAST = 32  # right sides: with fewer, sharing them among ranks is not worth an exchange
 
 
 def letter(dtype: DType) -> str:
@@ -239,7 +239,7 @@ class LuSolve(Factor):
     def layout(self, operands: Types, result: ArrayType) -> tuple[tuple[str, ...], ...]:
         """Where many columns lie in parts, each on several ranks, ranks get whole columns."""
         columns, within = layout_of(operands[2])[-2:]
-        many = all(e.is_const and e.value >= MANY for e in result.shape[-2:])
+        many = all(e.is_const and e.value >= COLUMNS_LEAST for e in result.shape[-2:])
         split = columns or (within if many else ())
         return (*super().layout(operands, result)[:-2], split, ())
 

@@ -211,8 +211,8 @@ class Gather(Kind):
         return build.emit(self, operands)
 
 
-_FEW = 4  # elements for each point
-_USUAL = 16  # ranks along an axis, where the number of points depends on that
+_ELEMENTS_A_POINT = 4  # of the result: with more for each point, points are few
+_USUAL_RANKS = 16  # ranks along an axis, where the number of points depends on that
 
 
 @dataclass(frozen=True)
@@ -254,8 +254,8 @@ class Scatter(Kind):
         everywhere: into a result of its own, which all then reduce. Of few points, each rank takes
         all, and combines those that fall in its part."""
         x, v, *index = op.operands
-        spare = expr.product(x.type.shape) - _FEW * expr.product(v.type.shape)
-        usual = {s: expr.const(_USUAL) for s in spare.symbols() if s.kind == "size"}
+        spare = expr.product(x.type.shape) - _ELEMENTS_A_POINT * expr.product(v.type.shape)
+        usual = {s: expr.const(_USUAL_RANKS) for s in spare.symbols() if s.kind == "size"}
         few = expr.nonneg(spare.subst(usual))
         if self.fn == "set" or index[0].type.ndim != 1 or few:
             return None

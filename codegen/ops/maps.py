@@ -38,7 +38,8 @@ _TITLES = {"cast": "a conversion", "select": "np.where"}
 # Functions that are computed again rather than stored.
 _CHEAP = frozenset("add sub mul neg cast eq ne lt le gt ge select logical_and logical_or".split())
 
-_STEPS, _MANY = const(4), const(40)  # of another one; of one that needs a header, as exp does
+_PLAIN_STEPS = const(4)  # operations that another function takes for an element
+_HEADER_STEPS = const(40)  # and one that needs a header, as exp does
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class Map(Kind):
         return [ArrayType(fn.result_dtype(types[0].dtype), shape)]
 
     def work(self, op: Op) -> Iterable[Shape]:
-        steps = _MANY if FUNCTIONS[self.fn].header else _STEPS
+        steps = _HEADER_STEPS if FUNCTIONS[self.fn].header else _PLAIN_STEPS
         return [op.result.type.shape if self.fn in _CHEAP else (*op.result.type.shape, steps)]
 
     def layout(self, operands: Types, result: ArrayType) -> Iterable[tuple[str, ...]]:

@@ -29,10 +29,16 @@ if TYPE_CHECKING:
 
 LETTERS = {"float32": "s", "float64": "d", "complex64": "c", "complex128": "z"}
 MOST = (1 << 31) - 1  # what BLAS and LAPACK count with: C's int
-_SMALL = 12  # the summed extent and another one, of products for which a call is too much
-_FOUR = 4  # rows of a matrix that loops read at once
-_LONG = 64  # the summed extent from which on half of a symmetric product is worth a copy
-_MORE = 2  # bytes of one exchange that another one is worth, which leaves sums to be added
+# A product whose summed extent and one other are at most this is written as loops: calling BLAS
+# takes longer than computing it.
+_LOOPS_MOST = 12
+_ROWS_AT_ONCE = 4  # of a matrix, in loops over products with vectors: a vector is read once for all
+# A matrix by its own transpose: syrk computes half of it and the other half is copied. With fewer
+# terms in each sum than this, the copy takes longer than that half.
+_GRAM_LEAST = 64
+# A product is computed as sums on each rank, added by a second exchange, only if the exchange that
+# is saved would move this many times the bytes.
+_TIMES_FEWER = 2
 
 # Routines of BLAS: their parameters, T of the elements' type, one for a number.
 _TAKES = {
@@ -124,9 +130,9 @@ def sources(call: LibraryCall[Value], of: Value) -> Iterator[tuple[Expr, Expr, E
 
 @dataclass(frozen=True)
 class MatMul(Kind):
-    """[…, m, k] x […, k, n]; equal leading dims. gram: one operand is the other's transpose, but
-    that a rank may have a part of the rows or of the columns. because: why it stands where it does,
-    where that is the compiler's own choice."""
+    """[…, m, k] x […, k, n]; equal leading dims. gram: one operand is the other's transpose, of
+    which a rank may have some rows or some columns only. because: the reason, in words, if the
+    compiler has moved it."""
 
     name = "matmul"
     rereads = True
@@ -168,9 +174,10 @@ class MatMul(Kind):
         return at.emit(self, at.floats(op))
 
     def between(self, op: Op, window: Window, at: Localizer) -> Cut:
-        """The part of the summed dim. Of what an axis splits there each rank has its own sums; if
-        that axis splits the result too, then only where less moves so: the other operand, and the
-        sums, instead of the operand that is split there."""
+        """The part of the summed dim that a rank takes. If an axis splits that dim, each rank sums
+        its own part, and the sums are added. If the axis splits the result too, that needs the
+        other operand whole: it is done only where moving that and the sums is less than moving the
+        operand that is split along the summed dim."""
         a, b = op.operands
         used = {axis for c in window for axis in c.axes}
         of_a, of_b = at.natural(a, a.type.ndim - 1), at.natural(b, b.type.ndim - 2)
@@ -183,13 +190,13 @@ class MatMul(Kind):
         sums, whole = 2 * _size(op.result), cuts.whole(a.type.shape[-1])
 
         def size(x: Value) -> Expr:
-            """Of what moves: the matrices of a batch may be one."""
+            """How many elements move: where a batch repeats one matrix, only those of that one."""
             by = at.defs.get(x)
             repeated = by is not None and isinstance(by.what, Broadcast)
             return _size(by.operands[0] if by is not None and repeated else x)
 
         return next((c for c, x, y in split
-                     if expr.nonneg(size(x) - _MORE * (size(y) + sums))), whole)
+                     if expr.nonneg(size(x) - _TIMES_FEWER * (size(y) + sums))), whole)
 
     def summed(self, op: Op, window: Window, at: Localizer) -> list[Cut] | None:
         return [self.between(op, window, at)]
@@ -238,7 +245,7 @@ class MatMul(Kind):
             x, m = wide, m * batch[-1].extent
             made = replace(made, offset=made.offset.subst({batch[-1].sym: 0}))
             batch = batch[:-1]
-        small = [e.is_const and e.value <= _SMALL for e in (m, n, k)]
+        small = [e.is_const and e.value <= _LOOPS_MOST for e in (m, n, k)]
         short = small[2] and any(small[:2])
         lies = x.lies(m, k), y.lies(k, n)
         if short or 1 in (m, n) or None in lies or dtype.name not in LETTERS:
@@ -247,22 +254,22 @@ class MatMul(Kind):
         (turned_x, lead_x), (turned_y, lead_y) = lies  # type: ignore[misc]
         name, numbers = "gemm", (m, n, k, lead_x, lead_y, n)
         if (self.gram or x == (y.buffer, y.offset, y.column, y.row)) and not (
-            k.is_const and k.value < _LONG
+            k.is_const and k.value < _GRAM_LEAST
         ):
             name = "gram"
         at.call(_caller(name, dtype, (turned_x, turned_y)), batch, (*numbers, one, zero),
                 (Part(x.buffer, x.offset), Part(y.buffer, y.offset), made), op)
 
     def by_loops(self, op: Op, rows: bool, at: Maker) -> None:
-        """Where that is faster than a library, or there is none. rows: a row or a column of the
-        result is summed up at once. Loops are named in the order in which they go into each other:
-        what reads a matrix along its rows in memory has the same loops as others that do."""
+        """The product as loops. rows: a whole row (or column) of the result is summed up in the
+        inner loop. Loops are named in the order in which they nest, so that two products that read
+        one matrix along its rows have equal loops, and are fused."""
         (a, b), made = op.operands, op.result.type
         extents = (*made.shape, a.type.shape[-1])
         *batch, i, j, k = range(len(extents))
         across, along = (j, i) if extents[j] == 1 else (i, j)
         rows = rows and extents[k] != 1
-        few = extents[along].is_const and extents[along].value <= _SMALL
+        few = extents[along].is_const and extents[along].value <= _LOOPS_MOST
         order = [*batch, across, k, along] if rows else [*batch, across, along, k]
         named = sorted(order, key=lambda d: extents[d] == 1)
         loops = dict(zip(named, loop_vars(tuple(extents[d] for d in named))))
@@ -274,7 +281,7 @@ class MatMul(Kind):
             ravel((*lead, row, column), made.shape),
             plan.Apply("mul", made.dtype, factors, made.dtype), fn, made.dtype, op.place,
             None if made.dtype.size == 2 else made.dtype,  # as libraries have it
-            _FOUR if rows or (extents[across] == 1 and not few) else 1,
+            _ROWS_AT_ONCE if rows or (extents[across] == 1 and not few) else 1,
         ))
 
 
@@ -326,7 +333,7 @@ class _Matrix(NamedTuple):
 
 
 def _least(lead: Expr) -> Expr:
-    """A distance that BLAS takes where there is nothing too."""
+    """A distance of rows that BLAS accepts: at least 1, also where a rank has no rows."""
     return lead if expr.nonneg(lead - 1) else expr.most(lead, 1)
 
 

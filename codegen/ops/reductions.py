@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from codegen.passes.to_loops import Maker
 
 
-_MANY = expr.const(512)  # steps for an element that is sorted, say
+_SORT_STEPS = expr.const(512)  # steps for an element that is sorted, say
 _TOTALS = ("add", "mul")  # what may leave the range of a type
 
 
@@ -189,7 +189,7 @@ class Lane(Kind):
     dim: int
 
     def work(self, op: Op) -> Iterable[Shape]:
-        return [(*op.operands[0].type.shape, _MANY)]
+        return [(*op.operands[0].type.shape, _SORT_STEPS)]
 
     def layout(self, operands: Types, result: ArrayType) -> Iterable[tuple[str, ...]]:
         entries = enumerate(layout_of(operands[0]))

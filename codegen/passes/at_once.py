@@ -25,7 +25,7 @@ from codegen.symbolic.expr import Expr, Sym
 ROOM = 32 << 20  # bytes that a product may take, or as many as the largest array of the loop
 TURNS = 8  # with fewer, rows are no matrix
 WORK = 1 << 11  # products of elements in all turns: with less there is little to gain
-FASTER = 2.5  # so often as many of them may be made by a product of matrices
+EXTRA = 2.5  # a product of matrices may make so many times the products that turns want
 
 
 def at_once(graph: Module) -> Module:
@@ -321,7 +321,7 @@ class _Product:
         after = rows * columns // (2 if self.is_symmetric else 1)
         if often < TURNS or before * k < WORK:
             return False
-        return after <= before * (FASTER if rows >= TURNS else 1)
+        return after <= before * (EXTRA if rows >= TURNS else 1)
 
 
 # ---- the Graph -----------------------------------------------------------------------------------

@@ -34,8 +34,9 @@ from codegen.ops import (
     Transpose,
 )
 
-LONG = (ArgReduce, ArgSort, Cumulative, Gather, MatMul, Reduce, SearchSorted, Sort)
-SHORT = (Broadcast, Full, Iota, Reshape, Roll, Slice, Symbolic, Transpose)
+# Kinds that take long, and those that take next to nothing and follow from them.
+TAKES_LONG = (ArgReduce, ArgSort, Cumulative, Gather, MatMul, Reduce, SearchSorted, Sort)
+FOLLOWS = (Broadcast, Full, Iota, Reshape, Roll, Slice, Symbolic, Transpose)
 
 
 def without_common(graph: Module) -> Module:
@@ -55,10 +56,10 @@ class _Sharing:
         gone: set[Op] = set()
         for op in region.ops:
             what = op.what
-            if not isinstance(what, (*LONG, *SHORT, Map)):
+            if not isinstance(what, (*TAKES_LONG, *FOLLOWS, Map)):
                 continue
             # a compiler of C sees functions that are computed twice in one loop
-            long = isinstance(what, LONG) or not dear.isdisjoint(op.operands)
+            long = isinstance(what, TAKES_LONG) or not dear.isdisjoint(op.operands)
             if long and what.inline:  # in each loop that reads it
                 dear.add(op.result)
             other = same[op.result] = first.setdefault(_key(op, same), op.result)
@@ -99,7 +100,7 @@ def _needed(region: Region) -> list[Op]:
     used = Counter(used_values(region))
     ops = []
     for op in reversed(region.ops):
-        if isinstance(op.what, (*SHORT, Map)) and not used[op.result]:
+        if isinstance(op.what, (*FOLLOWS, Map)) and not used[op.result]:
             used.subtract(op.operands)
         else:
             ops.append(op)

@@ -37,10 +37,10 @@ from codegen.symbolic.estimate import upper_bound
 from codegen.symbolic.expr import Expr, Sym
 from codegen.symbolic.facts import with_bounds
 
-SMALL = 16  # points of a work for which what is around it counts
+FEW_POINTS = 16  # points of a work for which what is around it counts
 LONGEST = 2**27  # points of a phase: it takes a fraction of a second
-MANY = 2**20  # ranks along an axis
-MOST = 64  # works in one function: compilers take more than linear time for it
+LONGEST_AXIS = 2**20  # ranks along an axis for which bounds are looked at
+MOST_WORKS = 64  # works in one function: compilers take more than linear time for it
 
 
 def enclosed(plan: Plan) -> Plan:
@@ -58,8 +58,8 @@ class _Enclosing:
 
     def step(self, step: Step) -> Step:
         if isinstance(step, Loop):
-            near = 0 < self.points(step, LONGEST) <= LONGEST and 0 < _works(step) <= MOST
-            if near and self.points(step, SMALL):
+            near = 0 < self.points(step, LONGEST) <= LONGEST and 0 < _works(step) <= MOST_WORKS
+            if near and self.points(step, FEW_POINTS):
                 return self.phase(step)
             if near and (tiled := self.tiled(step)):
                 return tiled
@@ -109,7 +109,7 @@ class _Enclosing:
             inside = with_bounds(e.symbols())
             most = upper_bound(e, (s for s in inside if s.kind not in ("size", "scalar")))
             sizes = [s for s in most.symbols() if s.kind == "size"]
-            ends = [most.subst({s: expr.const(n) for s in sizes}) for n in (1, MANY)]
+            ends = [most.subst({s: expr.const(n) for s in sizes}) for n in (1, LONGEST_AXIS)]
             known = all(end.is_const for end in ends)
             self.most[e] = max(1, *(end.value for end in ends)) if known else LONGEST + 1
         return self.most[e]

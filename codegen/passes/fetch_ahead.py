@@ -22,7 +22,7 @@ from codegen.ops import Full, Loop, Relayout, ShardMap, Slice, Update
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr, Sym
 
-PART = 4  # times the bytes of all parts that the array has at least
+ARRAY_LEAST = 4  # times the bytes of all parts: of a smaller array much would be fetched
 ROOM = 32 << 20  # bytes of all parts
 PICK = 10e-9  # seconds: to pick one out of a rank's rows
 GAIN = 0.1e-3  # seconds: for less nothing is fetched before a loop
@@ -109,7 +109,7 @@ class _Rewrite(Builder):
             return False
         all_parts = one * extent.value
         spent = gathering(RANKS, all_parts) + turns * PICK
-        return (PART * all_parts <= amount and all_parts <= ROOM
+        return (ARRAY_LEAST * all_parts <= amount and all_parts <= ROOM
                 and times * (turns * meeting(RANKS) - spent) > GAIN)
 
     def parts(self, op: Op, what: Slice, loop: Loop, dim: int) -> Value:

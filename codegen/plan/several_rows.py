@@ -29,7 +29,7 @@ from codegen.symbolic.expr import Expr, Sym
 
 _Change = Mapping[Sym, Expr]
 _Part = Keep | Store | Reduce
-_LONG = 1 << 14  # bytes of a row from which on several rows are read faster than one by one
+_LONG_ROW = 1 << 14  # bytes of a row from which on several rows are read faster than one by one
 
 
 def together(nest: Nest) -> Iterator[Nest]:
@@ -66,7 +66,7 @@ def _is_plain(nest: Nest) -> bool:
 
 def _is_long(sweep: Sweep) -> bool:
     row = sweep.long[-1].extent if sweep.long else expr.const(1)
-    return row.is_const and any(row.value * f.dtype.size >= _LONG for f in sweep.folds)
+    return row.is_const and any(row.value * f.dtype.size >= _LONG_ROW for f in sweep.folds)
 
 
 def _one_by_one(sweep: Sweep) -> bool:

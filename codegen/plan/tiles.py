@@ -21,9 +21,9 @@ from codegen.symbolic.estimate import lower_bound, upper_bound
 from codegen.symbolic.expr import Expr, Sym
 
 LINE = 64  # bytes of a line of the cache
-NEAR = 2**15  # bytes that the nearest cache holds
-FAR = 2**17  # bytes of a point that no cache near enough holds beside others
-MOST = 1024  # points of a tile
+NEAR_CACHE = 2**15  # bytes that the cache next to a core holds, at least
+LARGE_POINT = 2**17  # bytes that all turns touch at one point: of more, a cache holds few points
+MOST_POINTS = 1024  # points of a tile
 
 _Most = Callable[[Expr], int]
 
@@ -52,9 +52,9 @@ def in_tiles(turns: Turns, name: str, most: _Most) -> Turns | None:
     if extent.symbols() & counters or not _apart(accesses, counters):
         return None
     each = _bytes(accesses, most)
-    if each * most(extent) <= NEAR or each > FAR:
+    if each * most(extent) <= NEAR_CACHE or each > LARGE_POINT:
         return None
-    width = max(1, min(MOST, NEAR // 2 // each))
+    width = max(1, min(MOST_POINTS, NEAR_CACHE // 2 // each))
     width = 2 ** (width.bit_length() - 1)
     begin = Sym(name, "var", expr.const(0), extent - 1)
     body = (_tile(turns, begin, extent, width),)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Column: TypeAlias = tuple[int | None, ...]  # a value for each point
 
 POINTS, _ENDS = 16, 14
-_LARGE = 1500
+_LARGE_SIZE = 1500  # of an axis without a bound
 _SIZES = (1, 2, 3, 4, 1, 5, 7, 2, 8, 3, 16, 6, 1500, 40)
 _FREE = (0, 1, -1, 2, -5, 7, 3, -2, 100, 4, 13, -37, 5000, -5000)
 _ABOVE = (0, 9, 1, 0, 2, 30, 4, 3, 17, 1, 5, 100, 5000, 64)
@@ -73,7 +73,7 @@ def _sample(sym: Sym, point: int) -> int | None:
         return (lo, hi, lo, hi)[point] if point < 4 else (
             (lo, hi, lo + mixed % (hi - lo + 1), lo + mixed % (hi - lo + 1))[mixed >> 20 & 3])
     if point >= _ENDS and sym.kind == "size" and lo is not None and hi is None:
-        return max(_LARGE, lo)
+        return max(_LARGE_SIZE, lo)
     if sym.kind == "size" and sym.lo is not None:
         at = _SIZES[point] if point < 4 else _SIZES[mixed % _ENDS]
         return max(at, lo or 0)

@@ -21,7 +21,7 @@ Route = tuple[Expr, Expr, Expr, Expr]  # to, sends; source, receives
 
 _POINTS = 2000  # samples of one claim
 _LIMITS = {0: 1, 1: LIMIT, 2: 24}  # members, by how many axis sizes vary
-_MANY = 12
+_LIMIT_OF_MORE = 12  # and where more of them vary
 _ROUTES = 16  # members up to which every route is followed
 
 _TRUE = {
@@ -48,7 +48,7 @@ def first_failure(claim: Claim, facts: Facts, unless: Facts) -> Failure | None:
 def _first(kind: str, e: Expr, facts: Facts, unless: Facts) -> Failure | None:
     used = e.symbols().union(*(f.symbols() for f in (*facts, *unless)))
     sizes = sum(s.kind == "size" for s in with_bounds(used))
-    places = islice(environments(used, None, _LIMITS.get(sizes, _MANY)), _POINTS)
+    places = islice(environments(used, None, _LIMITS.get(sizes, _LIMIT_OF_MORE)), _POINTS)
     for values, (value, *extents) in tried(places, (e, *unless), facts):
         if not any(extent() <= 0 for extent in extents) and not _TRUE[kind](value()):
             return tuple((n, values[n]) for n in sorted(s.name for s in used))

@@ -20,7 +20,7 @@ from codegen.symbolic.expr import Expr
 from codegen.trace.array import Array, Number
 
 _MISTAKES = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError)
-_LARGE = 1 << 20  # elements; larger arrays that stand in are read-only and need no memory
+_LARGE_STAND_IN = 1 << 20  # elements; larger arrays that stand in are read-only and need no memory
 
 
 def asked(name: str, ours: Callable[..., Any], theirs: Any) -> Callable[..., Any]:
@@ -73,7 +73,7 @@ def _stand_in(x: Any) -> Any:
     if isinstance(x, Array):
         shape = tuple(map(_extent, x.extents))
         zero = np.ones((), x.dtype)
-        large = math.prod(shape) > _LARGE
+        large = math.prod(shape) > _LARGE_STAND_IN
         return np.broadcast_to(zero, shape) if large else np.ones(shape, x.dtype)
     if type(x) in (list, tuple):
         return type(x)(map(_stand_in, x))

@@ -47,13 +47,13 @@ def constant_value(context: Context, data: np.ndarray[Any, Any]) -> Value:
         return full_value(context, data.flat[0].item(), dtype, shape)
     if not data.size:
         return full_value(context, 0, dtype, shape)
-    if data.size > _SMALL and (steps := _affine(data)) is not None:
+    if data.size > _FORMULA_LEAST and (steps := _affine(data)) is not None:
         return _affine_value(context, data, steps, dtype)
     kept = np.ascontiguousarray(data).reshape(data.shape).astype(dtypes.numpy_dtype(dtype))
     return context.emit_one(Const(data=kept))
 
 
-_SMALL = 64  # elements; smaller constants stay data, which is easier to read
+_FORMULA_LEAST = 64  # elements; smaller constants stay data, which is easier to read
 
 
 def _affine(data: np.ndarray[Any, Any]) -> tuple[int, ...] | None:

@@ -48,7 +48,7 @@ class Block:
         return Region(self.args, tuple(self.ops), tuple(results))
 
 
-_FEW = 64  # turns of a loop that Python may run while building
+_UNROLLED_TURNS = 64  # turns of a loop that Python may run while building
 
 
 class Context:
@@ -321,5 +321,5 @@ def extent_unknown() -> None:
     program is captured again, with the innermost loop of few turns run by Python."""
     if (context := Context.current()) is not None:
         loops = reversed(context.loops)
-        short = [x.place for x in loops if x.turns is not None and x.turns <= _FEW]
+        short = [x.place for x in loops if x.turns is not None and x.turns <= _UNROLLED_TURNS]
         context.to_unroll += short[:1]

@@ -20,7 +20,7 @@ from codegen.trace.context import Context
 from codegen.trace.storage import Known, Storage
 from codegen.user import tree
 
-_HUGE = 1 << 22  # elements; formulas of larger arrays are not computed while building
+_COMPUTED_MOST = 1 << 22  # elements; formulas of larger arrays are not computed while building
 
 
 # ---- arrays of known content ---------------------------------------------------------------------
@@ -52,7 +52,9 @@ def is_known(x: Any) -> bool:
 def is_huge(x: Any) -> bool:
     """Whether x is a formula of so many elements that what is computed of it stays one."""
     content = x.storage.content if is_known(x) else None
-    return content is not None and bool(content.formula) and math.prod(content.shape) > _HUGE
+    if content is None:
+        return False
+    return bool(content.formula) and math.prod(content.shape) > _COMPUTED_MOST
 
 
 def plain(x: Any, may_write: bool = False) -> Any:

@@ -23,8 +23,8 @@ from codegen.trace.constants import array_value, broadcast_value, constant_value
 from codegen.trace.context import Context
 from codegen.trace.view import View
 
-_WRITES = 8  # writes that are kept beside a formula; with more, the elements are data
-_LARGE = 1 << 16  # elements; of larger arrays more writes are kept, since data fill the image
+_KEPT_WRITES = 8  # writes that are kept beside a formula; with more, the elements are data
+_LARGE_DATA = 1 << 16  # elements; of larger arrays more writes are kept, since data fill the image
 _MANY_WRITES = 64
 _MOST_WRITTEN = 1 << 14  # elements of a write that is kept
 
@@ -128,7 +128,7 @@ class Known:
     def wrote(self, seen: View | None, value: Any) -> None:
         """Elements seen so have been replaced by `value`; None: nobody can say which ones."""
         self.version += 1
-        most = _MANY_WRITES if self.data.size > _LARGE else _WRITES
+        most = _MANY_WRITES if self.data.size > _LARGE_DATA else _KEPT_WRITES
         if self.formula is None or seen is None or len(self.writes) >= most or (
             np.size(value) > _MOST_WRITTEN
         ):

@@ -21,9 +21,9 @@ from codegen.verify.exchange_table import ExchangeTable, Mismatch
 from codegen.verify.rows import conditions_of, routes_of, table_of
 from codegen.verify.small import check
 
-RANKS = 8  # all meshes of up to so many
-LARGEST = 64  # ranks of other meshes, where there are not even so FEW that a launch accepts
-FEW = 3
+ALL_UP_TO = 8  # ranks: all meshes of so many are looked at
+ACCEPTED = 3  # meshes that a launch accepts: if those are fewer, larger ones are looked at too,
+LARGEST = 64  # of up to so many ranks
 PAIRS = 1 << 16  # of members of one exchange on all these meshes; of more, a sample
 
 
@@ -52,7 +52,7 @@ def sample(plan: Plan, table: ExchangeTable) -> Iterator[Values]:
     numbers = [sym for sym in (*scalars, *lets) if sym.name in used]
     accepted = tried = 0
     for sizes in _meshes(plan):
-        if accepted >= FEW and prod(sizes[a.size_name] for a in plan.mesh.axes) > RANKS:
+        if accepted >= ACCEPTED and prod(sizes[a.size_name] for a in plan.mesh.axes) > ALL_UP_TO:
             return
         for turn in range(2 if numbers else 1):
             values = {**sizes, **{s.name: d for s, d in scalars.items() if isinstance(d, int)}}

@@ -34,8 +34,8 @@ _PLAIN = (
 _CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque, bytearray)
 _OPEN = (types.SimpleNamespace, argparse.Namespace)  # objects of anybody, as a user's own
 _LEN = "number of items"
-_MANY = 10_000  # items of a container that are compared
-_WHOLE = 1 << 24  # bytes of an array that are compared; of a larger one, every so many
+_COMPARED_ITEMS = 10_000  # items of a container that are compared
+_COMPARED_BYTES = 1 << 24  # bytes of an array that are compared; of a larger one, every so many
 
 
 def is_iterator(x: Any) -> bool:
@@ -326,7 +326,7 @@ def _restore(thing: Any, before: dict[Any, Any], now: dict[Any, Any]) -> None:
     if isinstance(thing, Variable):
         thing.restore(before)
     elif isinstance(thing, (list, collections.deque)):
-        if before[_LEN] <= _MANY:  # else it is not known what it held
+        if before[_LEN] <= _COMPARED_ITEMS:  # else it is not known what it held
             thing.clear()
             thing.extend(v for k, v in before.items() if k != _LEN)
     elif isinstance(thing, dict):
@@ -356,11 +356,11 @@ def items_of(thing: Any) -> dict[Any, Any] | None:
     if isinstance(thing, GENERATORS):
         return {"state": _state_of(thing)}
     if isinstance(thing, dict):
-        return dict(islice(thing.items(), _MANY))
+        return dict(islice(thing.items(), _COMPARED_ITEMS))
     if isinstance(thing, (set, frozenset)):
         return {id(x): x for x in thing}
     if isinstance(thing, (list, tuple, collections.deque)):
-        return dict(enumerate(islice(thing, _MANY))) | {_LEN: len(thing)}
+        return dict(enumerate(islice(thing, _COMPARED_ITEMS))) | {_LEN: len(thing)}
     if isinstance(thing, bytearray):
         return {"data": bytes(thing)}
     if isinstance(thing, type):
@@ -403,8 +403,8 @@ def _called_by(thing: Any) -> list[Any]:
 def _print(array: np.ndarray[Any, Any]) -> Any:
     if array.dtype.hasobject:
         return array.shape
-    if array.nbytes > _WHOLE:
-        array = array.reshape(-1)[:: array.nbytes // _WHOLE + 1]
+    if array.nbytes > _COMPARED_BYTES:
+        array = array.reshape(-1)[:: array.nbytes // _COMPARED_BYTES + 1]
     return array.shape, zlib.crc32(np.ascontiguousarray(array).view(np.uint8).reshape(-1).data)
 
 

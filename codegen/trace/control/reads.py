@@ -54,7 +54,7 @@ _MADE = frozenset(
 )
 _PLAIN = (bool, int, str, bytes, float, complex, type(None), type(...), type(NotImplemented))
 _BASES = (object, tuple, list, dict, int, str, float, complex, types.SimpleNamespace)
-_MOST = 200_000  # objects: a capture may be faster than looking at more of them
+_MOST_OBJECTS = 200_000  # objects: a capture may be faster than looking at more of them
 
 _Uses = list[tuple[str, tuple[str, ...]]]  # a global name and the attributes read of it at once
 _codes: dict[int, tuple[types.CodeType, bytes, _Uses]] = {}
@@ -114,7 +114,7 @@ class _Walk:
         elif name := _known_name(x):
             self.put("known", name)
         else:
-            if len(self.seen) == _MOST:
+            if len(self.seen) == _MOST_OBJECTS:
                 raise _Unknown
             self.seen[id(x)] = len(self.seen)
             self.kept.append(x)

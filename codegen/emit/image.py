@@ -105,13 +105,13 @@ def emit(plan: Plan) -> CSource:
 def _headers(plan: Plan, body: str) -> list[str]:
     steps = list(walk_steps(plan.steps))
     work = [w for s in steps if isinstance(s, Phase) for w in simple_works(s)]
+    compiled = {symbol for symbol, _ in plan.kernels}
     wanted = {
         "spmd_image.h": True,
         "spmd_fold.h": any(isinstance(s, Exchange) and s.fn for s in steps),
         "spmd_print.h": any(isinstance(s, (Print, Expect)) for s in steps),
         "spmd_simd.h": "reduction(spmd_" in body,
-        "spmd_rows.h": any(isinstance(w, KernelCall) and w.symbol.startswith("spmd_")
-                           for w in work),
+        "spmd_rows.h": any(isinstance(w, KernelCall) and w.symbol not in compiled for w in work),
         "spmd_sort.h": any(isinstance(w, Lane) and w.scratch for w in work),
         "spmd_support.h": True,
         **{f.header: True for f in FUNCTIONS.values()

@@ -106,24 +106,24 @@ def scalar(name: str, default: Any = None, dtype: Any = None) -> Any:
         print(scaled.eager(x=np.ones(4), factor=3.0))    # [3. 3. 3. 3.]
     """
     context = require_context("spmd.scalar")
-    kind = _scalar_dtype(default, dtype)
-    _check_default(default, kind, name)
+    element = _scalar_dtype(default, dtype)
+    _check_default(default, element, name)
     known = context.scalars.get(name)
-    said = {"dtype": (kind.name, kind.name), "default": text_and_form(default, _simpler)}
+    said = {"dtype": (element.name, element.name), "default": text_and_form(default, _simpler)}
     if known is None:
         _check_name(context, name, "scalar")
         context.said[name] = said
         low, high = context.limits.get(name, (None, None))
-        plain_int = kind is dtypes.INT64
+        plain_int = element is dtypes.INT64
         sym = Sym(_own_name(context, name), "scalar", low, high) if plain_int else None
         held = default if default is None else _held(default, plain_int)
-        known = context.scalars[name] = Scalar(name, kind, held, sym, user_place())
+        known = context.scalars[name] = Scalar(name, element, held, sym, user_place())
     else:
         check_same(name, "scalar", (known.place, context.said[name]), (user_place(), said))
     if known.sym is not None:
         plain = Number(expr.symbol(known.sym))
         return plain != 0 if isinstance(default, bool) else plain
-    value = context.emit(RunScalar(scalar=name, dtype=kind), (), names=(name,))[0]
+    value = context.emit(RunScalar(scalar=name, dtype=element), (), names=(name,))[0]
     return wrap(context, value, weak=True)
 
 
@@ -181,10 +181,10 @@ def _said(
 ) -> dict[str, tuple[str, Any]]:
     """By part of an input's declaration: its text in messages, and a form that compares."""
     extents = shape_of(shape, f'input "{name}"')
-    kind = element_type(dtype).name
+    element = element_type(dtype).name
     where = layout_of(context, by_rules(context, shape, layout), len(extents), f'input "{name}"')
     return {
-        "dtype": (kind, kind),
+        "dtype": (element, element),
         "shape": (elementwise.shape_text(extents), extents),
         "layout": (repr(layout), (layout is None, where)),
         "default": text_and_form(_uniform(context, known.plain(default), extents), _simpler),
@@ -251,17 +251,17 @@ def input_(
                            expected="inputs declared in the program, outside shard_map",
                            remedy="pass the input to the function as an argument")
     extents = shape_of(shape, f'input "{name}"')
-    kind = element_type(dtype)
+    element = element_type(dtype)
     given, layout = layout, by_rules(context, shape, layout)
     chosen = layout_of(context, layout, len(extents), f'input "{name}"')
     if layout is None:
         context.auto.append(name)
         chosen = context.layouts.get(name, chosen)
     _check_split(extents, chosen, name)
-    value = Value(name, ArrayType(kind, extents, chosen))
+    value = Value(name, ArrayType(element, extents, chosen))
     region = None
     if default is not None:
-        region = _default_region(context, name, default, extents, kind, chosen)
+        region = _default_region(context, name, default, extents, element, chosen)
     origin = "chosen" if layout is None else "given" if layout is given else "rules"
     context.said[name] = _said(context, name, shape, dtype, given, default)
     context.inputs[name] = Input(value, chosen, extents, region, user_place(), origin)

@@ -143,10 +143,11 @@ def created(function: Function, ours: Function, args: Any, kwargs: dict[str, Any
         if dtype is None and function is np.full:
             dtype = np.asarray(args[1]).dtype
         like = np.broadcast_to(np.empty((), dtype), args[0])
-    kind = dtypes.from_numpy(like.dtype)
-    if kind is None:
+    element = dtypes.from_numpy(like.dtype)
+    if element is None:
         return make()
-    return known.made_lazily(context, like.shape, kind, make, lambda: ours(*args, **kwargs).read())
+    return known.made_lazily(
+        context, like.shape, element, make, lambda: ours(*args, **kwargs).read())
 
 
 def _check_fill(function: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from codegen import dtypes
 from codegen.trace.array import Array, as_array, unsupported
-from codegen.trace.numpy import ordering, products
+from codegen.trace.numpy import order_keys, products
 from codegen.trace.numpy.elementwise import (
     apply,
     loop_dtypes,
@@ -73,8 +73,8 @@ def _next_half(a: Any, b: Any) -> Any:
     """A step of 2**13 between the keys of float32, of 2**-24 among the least numbers."""
     a, b = (as_array(as_array(x, np.float16), np.float32) for x in (a, b))
     up = select(b > a, np.float32(1), np.float32(-1))
-    keys = ordering.keys_of(a)
-    far = ordering.of_keys(keys + as_array(up * 2**13, keys.dtype), a.type.dtype)
+    keys = order_keys.keys_of(a)
+    far = order_keys.of_keys(keys + as_array(up * 2**13, keys.dtype), a.type.dtype)
     near = apply(np.copysign, a + up * 2.0**-24, select(a == 0, up, a))
     made = select(apply(np.absolute, a) <= 2.0**-14, near,
                   select(apply(np.isinf, a), apply(np.copysign, np.float32(65504), a), far))
@@ -82,8 +82,8 @@ def _next_half(a: Any, b: Any) -> Any:
 
 
 def _heaviside(x: Any, at_zero: Any) -> Any:
-    kind = loop_dtypes(np.heaviside, [normal(x), normal(at_zero)], None)[0]
-    x, at_zero = as_array(x, kind), as_array(at_zero, kind)
+    dtype = loop_dtypes(np.heaviside, [normal(x), normal(at_zero)], None)[0]
+    x, at_zero = as_array(x, dtype), as_array(at_zero, dtype)
     step = select(apply(np.less, x, 0), 0.0, select(apply(np.equal, x, 0), at_zero, 1.0))
     return select(apply(np.isnan, x), x, step)
 

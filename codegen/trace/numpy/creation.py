@@ -67,13 +67,13 @@ def full(shape: Any, value: Any, dtype: Any = None, layout: Any = None) -> Array
     [7. 7.], [7. 7.], [7. 7.], [7. 7.]
     """
     context = require_context("full")
-    kind = element_type(dtype) if dtype is not None else _default_type(value)
+    element = element_type(dtype) if dtype is not None else _default_type(value)
     extents = shape_of(shape, "the shape of an array")
     layout = by_rules(context, shape, layout)
 
     def make(local: Shape, _: Sequence[Expr]) -> Array:
         if isinstance(value, (bool, int, float, complex)):
-            return wrap(context, full_value(context, value, kind, local), scalar=False)
+            return wrap(context, full_value(context, value, element, local), scalar=False)
         operand = elementwise.normal(value)
         given = elementwise.extents_of(operand)
         joined = elementwise.broadcast_shapes([given, local], "np.full")
@@ -81,7 +81,7 @@ def full(shape: Any, value: Any, dtype: Any = None, layout: Any = None) -> Array
             raise ShapeError("np.full: the value does not fit into the shape",
                              expected=elementwise.shape_text(local),
                              found=elementwise.shape_text(given))
-        made = elementwise.operand_value(context, operand, kind, local)
+        made = elementwise.operand_value(context, operand, element, local)
         return wrap(context, made, scalar=False)
 
     return _make("spmd.full", extents, layout, make)
@@ -130,8 +130,9 @@ def full_like(x: Any, value: Any, dtype: Any = None, layout: Any = None, **other
     shape = other.get("shape")
     if isinstance(x, Array):
         wide = x.is_global and layout is None and shape is None
-        kind = x.type.dtype if dtype is None else dtype
-        return full(x.shape if shape is None else shape, value, kind, x.layout if wide else layout)
+        element = x.type.dtype if dtype is None else dtype
+        layout = x.layout if wide else layout
+        return full(x.shape if shape is None else shape, value, element, layout)
     data = np.asarray(x) if not isinstance(x, Number) else np.zeros((), x.dtype)
     return full(data.shape if shape is None else shape, value, dtype or data.dtype, layout)
 
@@ -182,13 +183,13 @@ def arange(
     size = abs(by.value)
     span = last - first if by.value > 0 else first - last
     extents = shape_of(Number(expr.maximum((span + (size - 1)) // size, 0)), "the extent of arange")
-    kind = dtypes.INT64 if dtype is None else element_type(dtype)
+    element = dtypes.INT64 if dtype is None else element_type(dtype)
 
     def make(local: Shape, offsets: Sequence[Expr]) -> Array:
         grid = global_indices(context, local[0], offsets[0], 0, 1)
         made = grid * by.value if by != 1 else grid
         made = made + Number(first) if first != 0 else made
-        return wrap(context, as_value(context, made, kind), scalar=False)
+        return wrap(context, as_value(context, made, element), scalar=False)
 
     return _make("spmd.arange", extents, layout, make)
 
@@ -219,9 +220,9 @@ def linspace(
             moveaxis: Any = np.moveaxis
             values = moveaxis(values, 0, axis)
         if dtype is not None:
-            kind = element_type(dtype)
-            values = elementwise.apply(np.floor, values) if kind.kind in "iu" else values
-            values = values.astype(kind.name)
+            element = element_type(dtype)
+            values = elementwise.apply(np.floor, values) if element.kind in "iu" else values
+            values = values.astype(element.name)
     return (values, step) if retstep else values
 
 
@@ -229,18 +230,18 @@ def _evenly(start: Any, stop: Any, count: Expr, endpoint: bool, layout: Any) -> 
     """The numbers along dim 0, and their distance. The last one is `stop` to the bit."""
     apply = elementwise.apply
     start, stop = (elementwise.normal(x) for x in (start, stop))
-    kind = elementwise.result_type(start, stop, 0.0)
-    first, last = as_array(start, kind), as_array(stop, kind)
-    parts = as_array(number(expr.maximum(count - 1, 1) if endpoint else count), kind)
+    dtype = elementwise.result_type(start, stop, 0.0)
+    first, last = as_array(start, dtype), as_array(stop, dtype)
+    parts = as_array(number(expr.maximum(count - 1, 1) if endpoint else count), dtype)
     span = apply(np.subtract, last, first)
     step = apply(np.divide, span, parts)
-    at = as_array(arange(number(count), layout=layout), kind)
+    at = as_array(arange(number(count), layout=layout), dtype)
     at = at.reshape((at.shape[0], *[1] * step.ndim))
     tiny = apply(np.multiply, apply(np.divide, at, parts), span)  # where step rounds to 0
     made = elementwise.select(apply(np.equal, step, 0), tiny, apply(np.multiply, at, step))
     made = as_array(apply(np.add, made, first))
     if endpoint:
-        is_last = apply(np.equal, at, as_array(number(expr.maximum(count - 1, 1)), kind))
+        is_last = apply(np.equal, at, as_array(number(expr.maximum(count - 1, 1)), dtype))
         made = elementwise.select(is_last, last, made)
     return made, step
 
@@ -264,13 +265,13 @@ def geomspace(
     start: Any, stop: Any, num: int = 50, endpoint: bool = True, dtype: Any = None, axis: int = 0
 ) -> Any:
     """Numbers of which each is a fixed multiple of the one before; both ends of one sign."""
-    kind = elementwise.result_type(as_array(start), as_array(stop), np.float64(num))
-    first, last = as_array(start, kind), as_array(stop, kind)
+    element = elementwise.result_type(as_array(start), as_array(stop), np.float64(num))
+    first, last = as_array(start, element), as_array(stop, element)
     sign = elementwise.apply(np.sign, first)
     ends = elementwise.apply(np.divide, first, sign), elementwise.apply(np.divide, last, sign)
     first, last = (elementwise.apply(np.log10, e) for e in ends)
     made = logspace(first, last, num, endpoint)
-    made = as_array(made, kind)
+    made = as_array(made, element)
     if num > 0:
         made[0] = ends[0]
     if num > 1 and endpoint:
@@ -289,12 +290,12 @@ def eye(n: Any, m: Any = None, k: int = 0, dtype: Any = None, layout: Any = None
     """
     context = require_context("eye")
     extents = shape_of((n, n if m is None else m), "the shape of eye")
-    kind = element_type(dtype or np.float64)
+    element = element_type(dtype or np.float64)
 
     def make(local: Shape, offsets: Sequence[Expr]) -> Array:
         rows, columns = (global_indices(context, local[d], offsets[d], d, 2) for d in (0, 1))
         ones = elementwise.apply(np.equal, rows + k, columns)
-        return wrap(context, as_value(context, ones, kind))
+        return wrap(context, as_value(context, ones, element))
 
     return _make("spmd.eye", extents, layout, make)
 
@@ -350,9 +351,9 @@ def _local_array(x: Any, dtype: Any) -> Array:
         made = as_array(x, dtype)
         return wrap(made.context, made.read(), scalar=False)
     parts = [_local_array(i, None) if isinstance(i, (list, tuple)) else i for i in x]
-    kind = element_type(dtype) if dtype is not None else elementwise.joined_type(parts)
+    element = element_type(dtype) if dtype is not None else elementwise.joined_type(parts)
     stack: Any = np.stack
-    return as_array(stack([as_array(p, kind) for p in parts]))
+    return as_array(stack([as_array(p, element) for p in parts]))
 
 
 # ---- boxes at run-time places ----------------------------------------------------------------

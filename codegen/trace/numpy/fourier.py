@@ -50,8 +50,8 @@ def _scale(fn: str, norm: Any) -> str:
 
 def _real_type(array: Array) -> tuple[DType, np.dtype[Any]]:
     """What real numbers are computed in, and what NumPy has them in: of float16, its own."""
-    kind = dtypes.numpy_dtype(array.type.dtype)
-    made = np.empty(0, kind).real.dtype if array.type.dtype.kind == "c" else kind
+    dtype = dtypes.numpy_dtype(array.type.dtype)
+    made = np.empty(0, dtype).real.dtype if array.type.dtype.kind == "c" else dtype
     theirs = made if made.kind == "f" else np.dtype(np.float64)
     return dtypes.FLOAT64 if theirs.itemsize == 8 else dtypes.FLOAT32, theirs
 

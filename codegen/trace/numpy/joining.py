@@ -60,18 +60,18 @@ def concatenate(arrays: Any, axis: Any = 0, out: Any = None, *, dtype: Any = Non
                 found=shape_text(p.extents),
             )
     own = joined_type(parts)
-    kind = own if dtype is None else element_type(dtype)
-    check_casting(own, kind, casting)
+    element = own if dtype is None else element_type(dtype)
+    check_casting(own, element, casting)
     total = expr.const(0)
     for p in parts:
         total = total + p.extents[d]
     shape = (*first.extents[:d], total, *first.extents[d + 1 :])
-    value = blank_value(context, kind, shape)
+    value = blank_value(context, element, shape)
     at = ZERO
     for p in parts:
         start = tuple(at if k == d else ZERO for k in range(len(shape)))
         inner = (*first.extents[:d], p.extents[d], *first.extents[d + 1 :])
-        piece = operand_value(context, p, kind, inner)
+        piece = operand_value(context, p, element, inner)
         if p.extents[d] != 0:
             value = context.emit_one(Update(start=start, step=(1,) * len(shape)), value, piece)
         at = at + p.extents[d]
@@ -181,9 +181,9 @@ class Joiner:
 
     def _typed(self, parts: list[Array], items: Any) -> list[Array]:
         """Numbers promote weakly."""
-        kind = result_type(*(normal(i) if not isinstance(i, slice) else p
+        dtype = result_type(*(normal(i) if not isinstance(i, slice) else p
                              for i, p in zip(items, parts)))
-        return [as_array(p, kind) for p in parts]
+        return [as_array(p, dtype) for p in parts]
 
 
 def _stretch(item: slice) -> Array:

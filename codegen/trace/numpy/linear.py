@@ -29,7 +29,8 @@ from codegen.trace.numpy.elementwise import (
     store,
 )
 
-# By codegen/trace/blocked.py: functions of split matrices; None where those are gathered.
+# Functions for split matrices, which codegen/trace/blocked.py enters: it is written with those
+# below. Each gives None where a matrix is gathered.
 BLOCKED: dict[str, Callable[..., Any]] = {}
 
 SINGULAR = ("np.linalg.{}: the matrix is singular\n  expected: one that can be inverted\n"
@@ -54,13 +55,13 @@ def _matrix(what: str, x: Any, square: bool = False) -> Array:
 
 
 def _numbers(what: str, array: Array) -> Array:
-    kind = array.type.dtype
-    if kind.kind in "iub":
+    dtype = array.type.dtype
+    if dtype.kind in "iub":
         return as_array(array, np.float64)
-    if kind.name not in KINDS:
-        raise UnsupportedError(f"np.linalg.{what} of {kind}",
+    if dtype.name not in KINDS:
+        raise UnsupportedError(f"np.linalg.{what} of {dtype}",
                                expected="float32, float64, complex64 or complex128",
-                               found=str(kind), remedy="x.astype(np.float32)")
+                               found=str(dtype), remedy="x.astype(np.float32)")
     return array
 
 
@@ -72,7 +73,7 @@ def emitted(what: Kind, *operands: Array) -> list[Array]:
 
 
 def _blocked(of: str, x: Array, *more: Any) -> Any:
-    """What a function of split matrices makes of one; None where it is gathered."""
+    """What a function for split matrices makes of one; None where it is gathered."""
     return BLOCKED[of](x, *more)
 
 
@@ -243,12 +244,12 @@ def _solution(what: str, x: Array, b: Array) -> Array:
 def _pair(what: str, a: Any, b: Any) -> tuple[Array, Array]:
     """A square matrix, and what it is solved for, of one element type."""
     x, y = _matrix(what, a, square=what == "solve"), as_array(b)
-    kind = dtypes.numpy_dtype(result_type(x, _numbers(what, y)))
+    dtype = dtypes.numpy_dtype(result_type(x, _numbers(what, y)))
     vector = y.ndim == 1
     if y.ndim == 0 or not same_extent(x.extents[-2], y.extents[-1 if vector else -2]):
         raise ShapeError(f"np.linalg.{what}: a and b have unequal numbers of rows",
                          expected=f"{x.extents[-2]} rows", found=str(y.type))
-    return as_array(x, kind), as_array(column(y) if vector else y, kind)
+    return as_array(x, dtype), as_array(column(y) if vector else y, dtype)
 
 
 def solve(a: Any, b: Any) -> Any:

@@ -1,63 +1,39 @@
 """Sorting: sort, argsort, partition, and the elements that stand at given places of sorted lanes.
 
-Along a split dim ranks sort their blocks, then merge them pairwise: Batcher's odd-even merge sort
-(Knuth, The Art of Computer Programming, 5.2.2), whose exchanges depend on the index alone. Elements
-at given places are found by counting digits. Floats are sorted as integers (`order_key`).
-Always holds: no rank holds more of a split dim than its block and another rank's.
+Along a split dim ranks merge their blocks (merging.py); elements at given places are found by
+counting digits. Always holds: no rank holds more of a split dim than its block and another rank's.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from codegen import dtypes
-from codegen.dtypes import DType
 from codegen.errors import ShapeError
 from codegen.mesh import as_written, local_offset
-from codegen.ops import ArgSort, Count, Fold, Kind, Map, Merge, Partition, Sort
+from codegen.ops import Count, Fold, Partition, Sort
 from codegen.symbolic import expr
-from codegen.symbolic.expr import Expr
-from codegen.trace.array import Array, as_array, as_value, number, unsupported, wrap
-from codegen.trace.control.functional import fori_loop, while_loop
-from codegen.trace.control.letting import as_symbol
-from codegen.trace.number import expr_of
+from codegen.trace.array import Array, as_array, number, unsupported
+from codegen.trace.control.functional import fori_loop
 from codegen.trace.numpy import creation, joining, picking, reducing, shaping
 from codegen.trace.numpy.elementwise import apply, select
+from codegen.trace.numpy.merging import by_tuples, over_ranks
+from codegen.trace.numpy.order_keys import (
+    filled,
+    keys_of,
+    made,
+    of_keys,
+    order_by,
+    order_of,
+    pair_of,
+    part_type,
+    split_over,
+    whole_key,
+)
 from codegen.trace.ranks import communicate, mapping
-
-_LAST = 2**63 - 1  # the place of what fills blocks up: behind all others
-
-# ---- elements as integers ------------------------------------------------------------------------
-
-
-def made(x: Array, what: Kind, *more: Array) -> Array:
-    """The result of an op of this kind, of x and more operands."""
-    value = x.context.emit_one(what, x.read(), *(y.read() for y in more))
-    return wrap(x.context, value, scalar=False)
-
-
-def keys_of(array: Array, one_zero: bool = False) -> Array:
-    """Integers in the order of the elements, none of them complex. one_zero: -0.0 is 0.0."""
-    if array.type.dtype.kind != "f":
-        return array
-    wide = as_array(array, np.float64 if array.type.dtype.size == 8 else np.float32)
-    return made(as_array(wide + 0.0) if one_zero else wide, Map("order_key"))
-
-
-def of_keys(keys: Array, dtype: DType) -> Array:
-    """The elements of which these are the keys."""
-    return as_array(made(keys, Map("of_order_key")), dtype) if dtype.kind == "f" else keys
-
-
-def split_over(array: Array, d: int) -> tuple[str, ...]:
-    """The axes that split a dim; () for a local array."""
-    layout = array.read().type.layout
-    return layout[d] if layout and not array.read().type.free else ()
-
 
 # ---- sorted --------------------------------------------------------------------------------------
 
@@ -69,19 +45,19 @@ def sort(x: Any, axis: Any = -1, kind: Any = None, order: Any = None, *,
     axes, dtype = split_over(array, d), array.type.dtype
     if axes and dtype.kind == "c":
         parts = [keys_of(part(array)) for part in (picking.real, picking.imag)]
-        _, *found = _by_tuples(_pair(array), d, axes, parts)
+        _, *found = by_tuples(pair_of(array), d, axes, parts)
         made = creation.zeros_like(array)
-        made.real, made.imag = (of_keys(as_array(x, k.type.dtype), _part(dtype))
+        made.real, made.imag = (of_keys(as_array(x, k.type.dtype), part_type(dtype))
                                 for x, k in zip(found, parts))
         return made
     if (stable or kind in ("stable", "mergesort")) and dtype.kind in "fc":
         if not axes:
             return picking.take_along_axis(array, argsort(array, d), d)
-        keys, places = _over_ranks(array, d, axes, True)
+        keys, places = over_ranks(array, d, axes, True)
         value = of_keys(keys, dtype)
         return select((value == 0) & (places % 2 == 1), -value, value)
     if axes:
-        return of_keys(_over_ranks(array, d, axes, None)[0], dtype)
+        return of_keys(over_ranks(array, d, axes, None)[0], dtype)
     return array if dtype.kind == "c" and not array.ndim else _sorted(array, d)
 
 
@@ -97,10 +73,9 @@ def argsort(x: Any, axis: Any = -1, kind: Any = None, order: Any = None, *,
     array, d = _lane(x, axis, order, "np.argsort", kind)
     if axes := split_over(array, d):
         if array.type.dtype.kind == "c":
-            return _by_tuples(_pair(array), d, axes)[0]
-        return _over_ranks(array, d, axes, False)[1]
-    keys = array if array.type.dtype.kind == "c" else keys_of(array, one_zero=True)
-    return made(keys, ArgSort(dim=d))
+            return by_tuples(pair_of(array), d, axes)[0]
+        return over_ranks(array, d, axes, False)[1]
+    return order_of(array, d)
 
 
 def _lane(x: Any, axis: Any, order: Any, what: str, kind: Any = None) -> tuple[Array, int]:
@@ -121,21 +96,17 @@ def lexsort(keys: Any, axis: Any = -1) -> Array:
     d = reducing.dim_of(axis, rows[0].ndim, "np.lexsort")
     if axes := next((a for row in rows if (a := split_over(row, d))), ()):
         flat = [key for row in reversed(rows) for key in (
-            _pair(row) if row.type.dtype.kind == "c" else [_whole_key(row)])]
-        return _by_tuples(flat, d, axes)[0]
-    order = argsort(rows[0], axis)
-    for key in rows[1:]:
-        placed = argsort(picking.take_along_axis(key, order, axis), axis)
-        order = picking.take_along_axis(order, placed, axis)
-    return as_array(order)
+            pair_of(row) if row.type.dtype.kind == "c" else [whole_key(row)])]
+        return by_tuples(flat, d, axes)[0]
+    return order_by(rows, d)
 
 
 def sort_complex(a: Any) -> Any:
     found = sort(a)
-    kind = found.type.dtype
-    if kind.kind == "c":
+    dtype = found.type.dtype
+    if dtype.kind == "c":
         return found
-    narrow = kind.name in ("int8", "uint8", "int16", "uint16")
+    narrow = dtype.name in ("int8", "uint8", "int16", "uint16")
     return found.astype(np.complex64 if narrow else np.complex128)
 
 
@@ -200,158 +171,6 @@ def _largest_of_ranks(array: Array, d: int, axes: tuple[str, ...], k: int) -> An
 
     spec = (*as_written((*layout[:d], *layout[d + 1 :])), None)
     return mapping.call(context, found, (array,), {}, None, None, (spec, spec))
-
-
-# ---- over ranks ----------------------------------------------------------------------------------
-
-
-def _over_ranks(array: Array, d: int, axes: tuple[str, ...], signed: bool | None) -> list[Array]:
-    """The keys sorted along a split dim, and unless signed is None the places that they had; if it
-    is true, twice the place, and 1 more for an element with a sign."""
-    context = array.context
-    mesh, n = context.mesh, array.extents[d]
-    size = mesh.size(axes)
-    most = expr.floordiv(n + size - 1, size)  # how long the longest block is
-    begin = local_offset(mesh, n, axes)
-    layout = array.read().type.layout
-    assert layout is not None
-
-    def blocks(part: Array) -> Any:
-        mine = shaping.moveaxis(part, d, -1)
-        block = filled(keys_of(mine, signed is not None), most)
-        if signed is None:
-            rows = [made(block, Sort(dim=block.ndim - 1))]
-        else:
-            order = made(block, ArgSort(dim=block.ndim - 1))
-            place = order + number(begin)
-            if signed:
-                signs = filled(as_array(keys_of(mine) < 0, dtypes.INT64), most)
-                place = 2 * place + picking.take_along_axis(signs, order, -1)
-            there = apply(np.less, order, part.shape[d])
-            place = as_array(select(there, place, _LAST))
-            rows = [picking.take_along_axis(block, order, -1), place]
-        merged = tuple(shaping.moveaxis(x, -1, d) for x in _merged(axes, rows, Merge()))
-        return merged if len(merged) > 1 else merged[0]
-
-    blocks.__name__ = "sorted"
-    spec = as_written(layout)
-    found = mapping.call(context, blocks, (array,), {}, None, None,
-                         spec if signed is None else (spec, spec))
-    whole = (slice(None),) * d
-    return [x[(*whole, slice(0, number(n)))] for x in (found if signed is not None else (found,))]
-
-
-def _whole_key(array: Array) -> Array:
-    """Keys as int64; zeros of both signs are equal."""
-    keys = keys_of(array, one_zero=True)
-    whole = as_array(keys, dtypes.INT64)
-    return whole ^ -(2**63) if keys.type.dtype.name == "uint64" else whole
-
-
-def _part(dtype: DType) -> DType:
-    """The type of the real and the imaginary part."""
-    return dtypes.BY_NAME[f"float{4 * dtype.size}"]
-
-
-def _pair(array: Array) -> list[Array]:
-    """Complex numbers as two keys: numbers first, then x + nan j, nan + y j, and nan + nan j."""
-    parts = [part(array) for part in (picking.real, picking.imag)]
-    (re, im), (no_re, no_im) = ([f(x) for x in parts] for f in (
-        _whole_key, lambda x: apply(np.isnan, x)))
-    nan = as_array(_NAN[_part(array.type.dtype).size], dtypes.INT64)
-    first = select(no_re | no_im, nan + 2 * no_re + no_im - 1, re)
-    return [as_array(first), as_array(select(no_re, select(no_im, 0, im), select(no_im, re, im)))]
-
-
-_NAN = {4: 0x7FC00000, 8: 0x7FF8000000000000}  # its key
-
-
-def _by_tuples(
-    keys: list[Array], d: int, axes: tuple[str, ...], carried: Sequence[Array] = (),
-) -> list[Array]:
-    """The places of elements sorted along a split dim, by the first key, then by the next; and
-    what is carried along. Equal ones stay in their order."""
-    context = keys[0].context
-    mesh, n = context.mesh, keys[0].extents[d]
-    size = mesh.size(axes)
-    most = expr.floordiv(n + size - 1, size)
-    split = next(x for x in keys if split_over(x, d) == axes).read().type.layout
-    assert split is not None
-
-    def blocks(*parts: Array) -> Any:
-        rows = [filled(as_array(shaping.moveaxis(p, d, -1), dtypes.INT64), most) for p in parts]
-        order = lexsort(rows[: len(keys)][::-1])
-        there = apply(np.less, order, parts[0].shape[d])
-        place = select(there, order + number(local_offset(mesh, n, axes)), _LAST)
-        column = [picking.take_along_axis(row, order, -1) for row in rows]
-        column.insert(len(keys), as_array(place))
-        (merged,) = _merged(axes, [joining.stack(column, -2)], Merge(tuples=True))
-        return tuple(shaping.moveaxis(merged[..., k, :], -1, d)
-                     for k in range(len(keys), len(column)))
-
-    spec = as_written(split)
-    given = (*keys, *carried)
-    found = mapping.call(context, blocks, given, {}, None, (spec,) * len(given),
-                         (spec,) * (1 + len(carried)))
-    whole = (slice(None),) * d
-    return [x[(*whole, slice(0, number(n)))] for x in found]
-
-
-def filled(rows: Array, n: Expr) -> Array:
-    """Rows made n long by what stands behind all keys."""
-    kind = rows.type.dtype
-    last = True if kind.kind == "b" else int(np.iinfo(kind.name).max)
-    block = creation.full((*rows.shape[:-1], number(n)), last, dtypes.numpy_dtype(kind))
-    block[..., : rows.shape[-1]] = rows
-    return block
-
-
-def _merged(axes: tuple[str, ...], rows: list[Array], what: Merge) -> list[Array]:
-    """Blocks of one length, sorted on each rank, to blocks that are sorted from rank to rank."""
-    context = rows[0].context
-    mesh, n = context.mesh, context.mesh.size(axes)
-    p = communicate.member_of(context, axes)
-    at = expr.symbol(p)
-
-    def exchanged(rows: Sequence[Array], to: Expr, sends: Expr) -> list[Array]:
-        """The one of two partners that stands first keeps the first half of both blocks."""
-        theirs = communicate.send_by(context, axes, p, to, sends, rows)
-        side = (sends * (1 + expr.lt(to, at))).subst({p: mesh.position(axes)})
-        values = [x.read() for pair in zip(rows, theirs, strict=True) for x in pair]
-        values.append(as_value(context, number(side), dtypes.INT64))
-        return [wrap(context, v, scalar=False) for v in context.emit(what, values)]
-
-    def swapped(distance: Expr, down: int) -> Expr:
-        """The partner at a distance: the one above or, if there is an odd number of times the
-        distance before a member, below; down 1: the other way round."""
-        odd = expr.eq(expr.mod(expr.floordiv(at, distance), expr.const(2)), 1)
-        return at + distance * ((1 - 2 * odd) * (1 - 2 * down))
-
-    def stage(state: Any) -> Any:
-        rows, length = state
-        half = _symbol(length)
-        to = swapped(half, 0)
-        rows = exchanged(rows, to, expr.lt(to, n))
-
-        def finer(state: Any) -> Any:
-            rows, distance = state
-            to = swapped(_symbol(apply(np.maximum, distance, 1)), 1)
-            together = expr.eq(expr.floordiv(to, 2 * half), expr.floordiv(at, 2 * half))
-            sends = expr.ge0(to) * expr.lt(to, n) * together
-            return exchanged(rows, to, sends), distance // 2
-
-        rows, _ = while_loop(lambda state: state[1] > 0, finer, (rows, length // 2))
-        return rows, length * 2
-
-    one = as_array(1, dtypes.INT64)
-    merged, _ = while_loop(lambda state: state[1] < number(n), stage, (rows, one))
-    return list(merged)
-
-
-def _symbol(x: Any) -> Expr:
-    found = expr_of(as_symbol(x))
-    assert found is not None
-    return found
 
 
 # ---- elements at places --------------------------------------------------------------------------
@@ -434,8 +253,8 @@ def _counted(array: Array, d: int, axes: tuple[str, ...], places: Any) -> Array:
 
     def found(part: Array, left: Array) -> Array:
         keys = keys_of(shaping.moveaxis(part, d, -1))
-        kind = keys.type.dtype
-        width = 8 * kind.size
+        dtype = keys.type.dtype
+        width = 8 * dtype.size
         bits = 16 if wide and width > 8 else 8
 
         def digit(step: Any, state: Any) -> Any:
@@ -450,9 +269,9 @@ def _counted(array: Array, d: int, axes: tuple[str, ...], places: Any) -> Array:
 
         zero = creation.zeros(left.shape, np.int64)
         leading, _ = fori_loop(0, width // bits, digit, (zero, left))
-        if kind.kind == "i":
+        if dtype.kind == "i":
             leading = apply(np.bitwise_xor, leading, -(2**63) if width == 64 else 2 ** (width - 1))
-        return as_array(as_array(leading), kind)
+        return as_array(as_array(leading), dtype)
 
     spec = (*rest, None)
     keys = mapping.call(array.context, found, (array, wanted), {}, None,

@@ -37,10 +37,10 @@ def select_(conditions: Any, choices: Any, default: Any = 0) -> Array:
         raise ShapeError("np.select: as many conditions as choices",
                          expected=f"{len(conditions)} choices",
                          found=str(len(choices)))
-    kind = result_type(*[normal(x) for x in (*choices, default)])
-    out: Any = as_array(default, kind)
+    dtype = result_type(*[normal(x) for x in (*choices, default)])
+    out: Any = as_array(default, dtype)
     for mask, choice in reversed(list(zip(conditions, choices))):
-        out = select(mask, as_array(choice, kind), out)
+        out = select(mask, as_array(choice, dtype), out)
     return as_array(out)
 
 

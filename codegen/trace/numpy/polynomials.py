@@ -247,8 +247,8 @@ def _series(several: Any, trim: bool = True) -> list[Array]:
         if a.ndim != 1 or a.extents[0] == 0:
             raise ShapeError("coefficients of a polynomial stand in one dim",
                              expected="1 dim, one element at least", found=str(a.type))
-    kind = np.common_type(*(np.empty(0, a.dtype) for a in arrays))
-    return [as_array(asarray(a, kind).copy()) for a in arrays]
+    dtype = np.common_type(*(np.empty(0, a.dtype) for a in arrays))
+    return [as_array(asarray(a, dtype).copy()) for a in arrays]
 
 
 def _fitted(vander_f: Any, x: Any, y: Any, deg: Any, rcond: Any = None, full: bool = False,

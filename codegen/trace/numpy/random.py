@@ -40,10 +40,10 @@ def bits(
     >>> spmd.random.bits(1, 3, np.uint8)
     array([112,  27, 240], dtype=uint8)
     """
-    kind = np.dtype(dtype)
-    if kind.kind not in "iu":
+    element = np.dtype(dtype)
+    if element.kind not in "iu":
         raise _wrong_type("bits", dtype, "an integer type")
-    return _laid_out(_first(seed, shape, stream, start).astype(kind), layout, shape)
+    return _laid_out(_first(seed, shape, stream, start).astype(element), layout, shape)
 
 
 def uniform(
@@ -56,11 +56,11 @@ def uniform(
     array([[0.895, 0.874],
            [0.557, 0.037]])
     """
-    kind = _float_type("uniform", dtype)
-    made = _fraction(_first(seed, shape, stream, start), kind)
+    element = _float_type("uniform", dtype)
+    made = _fraction(_first(seed, shape, stream, start), element)
     if not (_is(low, 0) and _is(high, 1)):
         made = low + (high - low) * made
-    return _laid_out(made.astype(kind), layout, shape)
+    return _laid_out(made.astype(element), layout, shape)
 
 
 def normal(
@@ -74,14 +74,14 @@ def normal(
     >>> spmd.random.normal(1, 3).round(3)
     array([-0.114, -0.289,  0.954])
     """
-    kind = _float_type("normal", dtype)
+    element = _float_type("normal", dtype)
     first = _first(seed, shape, stream, start)
     second = _random("philox_second", _positions(shape, start), stream, seed)
-    radius = np.sqrt(-2 * np.log(_fraction(first, kind, least=1)))  # of (0, 1]: never log(0)
-    made = radius * np.cos(2 * math.pi * _fraction(second, kind))
+    radius = np.sqrt(-2 * np.log(_fraction(first, element, least=1)))  # of (0, 1]: never log(0)
+    made = radius * np.cos(2 * math.pi * _fraction(second, element))
     if not (_is(loc, 0) and _is(scale, 1)):
         made = loc + scale * made
-    return _laid_out(made.astype(kind), layout, shape)
+    return _laid_out(made.astype(element), layout, shape)
 
 
 def randint(
@@ -96,10 +96,10 @@ def randint(
     array([6, 6, 4, 1, 4, 2])
     """
     first, end = (0, low) if high is None else (low, high)
-    kind = np.dtype(dtype)
-    if kind.kind not in "iu":
+    element = np.dtype(dtype)
+    if element.kind not in "iu":
         raise _wrong_type("randint", dtype, "an integer type")
-    info = np.iinfo(kind)
+    info = np.iinfo(element)
     if is_traced(first) or is_traced(end):
         raise TracedValueError(
             "the bounds of randint must be known while building", place=user_place(),
@@ -117,7 +117,7 @@ def randint(
     made = _scaled(lower & _LOW, upper >> 32, int(end) - int(first))
     if first:  # uint64 wraps around, so that low may be negative
         made = made + int(first) % 2**64
-    return _laid_out(made.astype(kind), layout, shape)
+    return _laid_out(made.astype(element), layout, shape)
 
 
 def permutation(seed: Any, x: Any, layout: Any = None, *, stream: Any = 0) -> Any:

@@ -64,13 +64,13 @@ def reduce(
     """COMBINE[fn] over dims; with where=, elements outside the mask do not count."""
     array = as_array(x)
     dims = dims_of(axis, array.ndim, what)
-    kind = dtype or array.type.dtype
-    array = as_array(array, kind)
+    element = dtype or array.type.dtype
+    array = as_array(array, element)
     if where is not True:
         # initial counts once; for min and max it may stand for every element left out
         once = initial is None or fn not in ("min", "max")
-        start = neutral(fn, kind) if once else initial
-        array = as_array(select(where, array, as_array(start, kind)), kind)
+        start = neutral(fn, element) if once else initial
+        array = as_array(select(where, array, as_array(start, element)), element)
     value = array.read()
     empty = any(array.extents[d] == 0 for d in dims)
     if empty and initial is None and fn in ("min", "max", "fmin", "fmax", "lcm"):
@@ -82,7 +82,7 @@ def reduce(
     result = _finish(array, value, dims, keepdims, None)
     if initial is not None:
         combine = FUNCTIONS[COMBINE[fn]].ufunc
-        result = apply(getattr(np, combine), result, as_array(initial, kind))
+        result = apply(getattr(np, combine), result, as_array(initial, element))
     return store(result, out)
 
 
@@ -90,10 +90,10 @@ def sum_dtype(x: Any, dtype: Any) -> DType:
     """Bools and small integers are summed as NumPy sums them: int64 or uint64."""
     if dtype is not None:
         return element_type(dtype)
-    kind = as_array(x).type.dtype
-    if kind.kind in "bi":
+    element = as_array(x).type.dtype
+    if element.kind in "bi":
         return dtypes.INT64
-    return dtypes.BY_NAME["uint64"] if kind.kind == "u" else kind
+    return dtypes.BY_NAME["uint64"] if element.kind == "u" else element
 
 
 def _summing(fn: str, what: str) -> Callable[..., Any]:
@@ -148,22 +148,24 @@ def _count(array: Array, axis: Any, keepdims: Any, where: Any) -> Any:
     return sum_(stretched(as_array(where, dtypes.BOOL), array), axis, keepdims=keepdims)
 
 
-def _summed_in(kind: DType, dtype: Any) -> DType:
+def _summed_in(element: DType, dtype: Any) -> DType:
     """What NumPy sums elements in for a mean: integers in float64, half types in float32."""
     if dtype is not None:
         return element_type(dtype)
-    return dtypes.FLOAT64 if kind.kind in "biu" else dtypes.FLOAT32 if kind.size == 2 else kind
+    if element.kind in "biu":
+        return dtypes.FLOAT64
+    return dtypes.FLOAT32 if element.size == 2 else element
 
 
 def mean(x: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: Any = False, *,
          where: Any = True) -> Any:
     array = as_array(x)
-    kind = array.type.dtype
-    wide = _summed_in(kind, dtype)
+    element = array.type.dtype
+    wide = _summed_in(element, dtype)
     total = reduce("add", "np.mean", array, axis, wide, None, keepdims, None, where)
     result = apply(np.divide, total, _count(array, axis, keepdims, where))
-    if dtype is None and kind.kind in "fc" and result.type.dtype != kind:
-        result = as_array(result, kind)
+    if dtype is None and element.kind in "fc" and result.type.dtype != element:
+        result = as_array(result, element)
     return store(result, out)
 
 
@@ -174,8 +176,8 @@ def var(x: Any, axis: Any = None, dtype: Any = None, out: Any = None, ddof: Any 
     array = as_array(x)
     dims_of(axis, array.ndim, "np.var")  # refused under this name, not as a mean
     ddof = ddof if correction is None else correction
-    kind = array.type.dtype
-    wide = _summed_in(kind, dtype)
+    element = array.type.dtype
+    wide = _summed_in(element, dtype)
     array = as_array(array, wide)
     centre = _mean(array, axis, keepdims=True, where=where) if mean is None else mean
     distance = apply(np.subtract, array, centre)
@@ -187,8 +189,8 @@ def var(x: Any, axis: Any = None, dtype: Any = None, out: Any = None, ddof: Any 
     if ddof:
         count = operate(np.maximum, operate(np.subtract, count, ddof), 0)
     result = apply(np.divide, squares, count)
-    if kind.kind in "fc" or wide.kind == "c":
-        own = squares.type.dtype if kind.kind == "c" else kind
+    if element.kind in "fc" or wide.kind == "c":
+        own = squares.type.dtype if element.kind == "c" else element
         result = as_array(result, wide if dtype is not None else own)
     return store(result, out)
 
@@ -217,9 +219,9 @@ def average(x: Any, axis: Any = None, weights: Any = None, returned: bool = Fals
         shape = [1] * array.ndim
         shape[axis] = weights.shape[0]
         weights = weights.reshape(tuple(shape))
-    kind = _average_type(array, weights)
-    wide = apply(np.multiply, as_array(array, kind), as_array(weights, kind))
-    total = sum_(stretched(weights, array), axis, kind, keepdims=keepdims)
+    dtype = _average_type(array, weights)
+    wide = apply(np.multiply, as_array(array, dtype), as_array(weights, dtype))
+    total = sum_(stretched(weights, array), axis, dtype, keepdims=keepdims)
     made = apply(np.divide, sum_(wide, axis, keepdims=keepdims), total)
     return (made, total) if returned else made
 
@@ -281,8 +283,8 @@ argmin, argmax = _arg("min"), _arg("max")
 
 def _cumulative(fn: str, what: str) -> Callable[..., Any]:
     def call(x: Any, axis: Any = None, dtype: Any = None, out: Any = None) -> Any:
-        kind = sum_dtype(x, dtype)
-        array, d = flat_or(as_array(x, kind), axis, what)
+        element = sum_dtype(x, dtype)
+        array, d = flat_or(as_array(x, element), axis, what)
         if array.ndim == 0:
             array = array.reshape(1)
         value = array.context.emit_one(Cumulative(fn=fn, dim=d), array.read())

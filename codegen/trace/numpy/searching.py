@@ -32,6 +32,7 @@ from codegen.trace.numpy import joining, ordering, picking, reducing, shaping
 from codegen.trace.numpy.creation import linspace, zeros
 from codegen.trace.numpy.elementwise import apply, result_type, same_extent, select
 from codegen.trace.numpy.index import combine_at
+from codegen.trace.numpy.order_keys import filled, keys_of, made, split_over
 from codegen.trace.ranks import communicate, mapping
 from codegen.user.numbers import element_type
 
@@ -66,11 +67,11 @@ def searchsorted(a: Any, v: Any, side: str = "left", sorter: Any = None) -> Arra
     if side not in ("left", "right"):
         raise unsupported(f"np.searchsorted with side={side!r}", "side='left' or side='right'")
     _line(a, "np.searchsorted: what is searched is")
-    kind = element_type(np.result_type(_strong(a), _strong(v)))
-    ordered = as_array(as_array(a) if sorter is None else as_array(a)[sorter], kind)
-    values = as_array(v, kind)
+    dtype = element_type(np.result_type(_strong(a), _strong(v)))
+    ordered = as_array(as_array(a) if sorter is None else as_array(a)[sorter], dtype)
+    values = as_array(v, dtype)
     n = ordered.extents[0]
-    few = n.is_const and n.value <= _FEW and not ordering.split_over(ordered, 0)
+    few = n.is_const and n.value <= _COMPARED_WITH_ALL and not split_over(ordered, 0)
     if few or values.type.dtype.kind == "c":
         wide = shaping.expand_dims(values, values.ndim)
         if side == "left":
@@ -78,21 +79,21 @@ def searchsorted(a: Any, v: Any, side: str = "left", sorter: Any = None) -> Arra
         else:
             before = apply(np.logical_not, sorts_before(wide, ordered))
         return as_array(reducing.sum_(before, axis=-1))
-    row, keys = (ordering.keys_of(x, one_zero=True) for x in (ordered, values))
+    row, keys = (keys_of(x, one_zero=True) for x in (ordered, values))
     if not keys.ndim:
         return as_array(_searched(row, keys.reshape(1), side == "right")[0])
     return _searched(row, keys, side == "right")
 
 
-_FEW = 16  # with so many, a value is faster compared with all
+_COMPARED_WITH_ALL = 16  # with so many, a value is faster compared with all
 
 
 def _searched(row: Array, values: Array, right: bool) -> Array:
     """A binary search for each value. Of a split row each rank searches its block, and the ranks
     add what they find; values that are split alike go from rank to rank."""
-    axes = ordering.split_over(row, 0)
+    axes = split_over(row, 0)
     if not axes:
-        return ordering.made(row, SearchSorted(right), values)
+        return made(row, SearchSorted(right), values)
     context = row.context
     n = context.mesh.size(axes)
     kept = [entry if entry == axes or not set(entry) & set(axes) else ()
@@ -102,13 +103,13 @@ def _searched(row: Array, values: Array, right: bool) -> Array:
 
     def found(part: Array, mine: Array) -> Array:
         if d is None:
-            return ordering.made(ordering.made(part, SearchSorted(right), mine), Fold(axes, "add"))
+            return made(made(part, SearchSorted(right), mine), Fold(axes, "add"))
         rows = shaping.moveaxis(mine, d, -1)
-        block = ordering.filled(rows, longest)
+        block = filled(rows, longest)
 
         def turn(_: Any, state: Any) -> Any:
             block, total = state
-            total = total + ordering.made(part, SearchSorted(right), block)
+            total = total + made(part, SearchSorted(right), block)
             return communicate.ppermute((block, total), axes, shift=1)
 
         _, total = fori_loop(0, number(n), turn, (block, zeros(block.shape, np.int64)))
@@ -123,7 +124,7 @@ def isin(element: Any, test_elements: Any, invert: bool = False, **_: Any) -> Ar
     """x is in tests if fewer sorted tests are less than x than are up to x. NaN equals nothing."""
     array, tests = as_array(element), shaping.ravel(test_elements)
     n = tests.extents[0]
-    if n.is_const and n.value <= _FEW and not ordering.split_over(tests, 0):
+    if n.is_const and n.value <= _COMPARED_WITH_ALL and not split_over(tests, 0):
         same = apply(np.equal, shaping.expand_dims(array, array.ndim), tests)
         found = reducing.any_(same, axis=-1)
     else:
@@ -171,8 +172,8 @@ def interp(
     reducing.no_complex(x, "np.interp")
     reducing.no_complex(xp, "np.interp")
     at, xs = as_array(x, np.float64), as_array(xp, np.float64)
-    kind = dtypes.BY_NAME["complex128"] if as_array(fp).type.dtype.kind == "c" else dtypes.FLOAT64
-    ys = as_array(fp, kind)
+    dtype = dtypes.BY_NAME["complex128"] if as_array(fp).type.dtype.kind == "c" else dtypes.FLOAT64
+    ys = as_array(fp, dtype)
     _line(xs, "np.interp: xp is")
     if ys.ndim != 1 or not same_extent(xs.extents[0], ys.extents[0]):
         raise _wrong("np.interp: fp and xp are not of the same length", str(ys.shape),
@@ -185,8 +186,8 @@ def interp(
         xs, ys = xs[order], ys[order]
         xs = joining.concatenate([xs[-1:] - period, xs, xs[:1] + period])
         ys = joining.concatenate([ys[-1:], ys, ys[:1]])
-    ends = [None if e is None else as_array(e, kind) for e in (left, right)]
-    if kind.kind != "c":
+    ends = [None if e is None else as_array(e, dtype) for e in (left, right)]
+    if dtype.kind != "c":
         return _interpolated(at, xs, ys, *ends)
     made = zeros(at.shape, np.complex128)
     made.real = _interpolated(at, xs, ys.real, *[e if e is None else picking.real(e) for e in ends])
@@ -282,8 +283,8 @@ def _is_count(bins: Any) -> bool:
 
 
 def _counted_type(array: Array, low: Any, high: Any) -> DType:
-    kind = result_type(low, high, array)
-    return dtypes.FLOAT64 if kind.kind in "biu" else kind
+    dtype = result_type(low, high, array)
+    return dtypes.FLOAT64 if dtype.kind in "biu" else dtype
 
 
 def _numbers(x: Any) -> Array:
@@ -309,10 +310,10 @@ def histogram(x: Any, bins: Any = 10, range: Any = None, density: Any = None,
     if _is_count(bins):
         count = _count_of(bins)
         low, high = _ends(array, range)
-        kind = _counted_type(array, low, high)
-        edges = as_array(linspace(low, high, count + 1), kind)
+        dtype = _counted_type(array, low, high)
+        edges = as_array(linspace(low, high, count + 1), dtype)
         inside = apply(np.greater_equal, array, low) & apply(np.less_equal, array, high)
-        k = _place(array, inside, as_array(low, kind), as_array(high, kind), edges, count)
+        k = _place(array, inside, as_array(low, dtype), as_array(high, dtype), edges, count)
     else:
         edges = _given_edges(bins)
         count = edges.shape[0] - 1

@@ -162,8 +162,8 @@ def intersect1d(
 ) -> Any:
     """return_indices: where there is nothing, the length of the array."""
     x, y = _row(ar1), _row(ar2)
-    kind = np.result_type(x, y)
-    x, y = x.astype(kind), y.astype(kind)
+    dtype = np.result_type(x, y)
+    x, y = x.astype(dtype), y.astype(dtype)
     found = np.sort(x)
     mask = _firsts(found) & np.isin(found, y)
     made = _kept(found, mask, size, fill_value)

@@ -94,11 +94,11 @@ _FORMULAS: dict[str, Callable[..., Any]] = {
 
 def _of_floats(name: str, formula: Callable[..., Any]) -> Callable[..., Any]:
     def call(*operands: Any) -> Any:
-        kind = loop_dtypes(getattr(scipy_special(), name), operands, None)[-1]
-        if kind.kind == "c":
+        dtype = loop_dtypes(getattr(scipy_special(), name), operands, None)[-1]
+        if dtype.kind == "c":
             raise unsupported(f"scipy.special.{name} of complex numbers", "z.real, z.imag")
-        made = formula(*(as_array(x, kind) for x in operands))
-        return as_array(made, kind)
+        made = formula(*(as_array(x, dtype) for x in operands))
+        return as_array(made, dtype)
 
     return call
 

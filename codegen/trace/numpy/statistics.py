@@ -146,8 +146,8 @@ def _weighted(what: str, x: Any, q: Any, axis: Any, out: Any, keepdims: Any, cou
     expect(array.context, (apply(np.isfinite, total) & (total != 0)).read(),
            f"{what}: Weights included NaN, inf or were all zero.")
     expect(array.context, (given >= 0).read(), f"{what}: Weights must be non-negative.")
-    kind = array.type.dtype
-    share = as_array(share / total, kind if kind.kind == "f" and not np.ndim(q) else np.float64)
+    dtype = array.type.dtype
+    share = as_array(share / total, dtype if dtype.kind == "f" and not np.ndim(q) else np.float64)
     share = select(share == 0, -1, share)
     found, most = ordering.sort(array, d), array.shape[d] - 1
 
@@ -159,7 +159,7 @@ def _weighted(what: str, x: Any, q: Any, axis: Any, out: Any, keepdims: Any, cou
         made = made if lacks is None else select(lacks, np.nan, made)
         return made.reshape(wide) if keepdims else made
 
-    parts = [as_array(one(float(p)), kind) for p in np.ravel(q)]
+    parts = [as_array(one(float(p)), dtype) for p in np.ravel(q)]
     made = parts[0] if not np.ndim(q) else joining.stack(parts).reshape(
         (*np.shape(q), *parts[0].shape))
     return store(made if made.ndim else made[()], out)
@@ -240,13 +240,13 @@ def nanmedian(x: Any, axis: Any = None, out: Any = None, overwrite_input: bool =
 def _middle(found: Array, single: Any) -> Any:
     """The mean of two elements; of a `single` one, itself: twice of it may be too large. A mean of
     -0.0 is 0.0."""
-    kind = found.type.dtype
-    wide = as_array(found, dtypes.FLOAT32 if kind.size == 2 else kind) + 0.0
+    dtype = found.type.dtype
+    wide = as_array(found, dtypes.FLOAT32 if dtype.size == 2 else dtype) + 0.0
     return select(single, wide[..., 0], (wide[..., 0] + wide[..., 1]) * 0.5)
 
 
-def _shaped(made: Any, kind: DType, wide: tuple[Any, ...] | None, out: Any) -> Any:
-    array = as_array(made, kind)
+def _shaped(made: Any, dtype: DType, wide: tuple[Any, ...] | None, out: Any) -> Any:
+    array = as_array(made, dtype)
     if wide is not None:
         array = array.reshape(wide)
     return store(array if array.ndim else array[()], out)
@@ -344,14 +344,14 @@ def unwrap(p: Any, discont: Any = None, axis: int = -1, *, period: Any = 2 * np.
     array = as_array(p)
     d = reducing.dim_of(axis, array.ndim, "np.unwrap")
     steps = picking.diff(array, axis=d)
-    kind = result_type(steps, period)
-    half = period // 2 if kind.kind in "iu" else period / 2
+    dtype = result_type(steps, period)
+    half = period // 2 if dtype.kind in "iu" else period / 2
     turned = apply(np.remainder, steps + half, period) - half
-    if kind.kind not in "iu" or period % 2 == 0:
+    if dtype.kind not in "iu" or period % 2 == 0:
         turned = select((turned == -half) & (steps > 0), half, turned)
     small = apply(np.less, apply(np.absolute, steps), period / 2 if discont is None else discont)
     moved = reducing.cumsum(select(small, 0, turned - steps), d)
-    made = as_array(array, kind).copy()
+    made = as_array(array, dtype).copy()
     rest = (*[slice(None)] * d, slice(1, None))
     made[rest] = array[rest] + moved
     return made

@@ -40,11 +40,11 @@ def _combining(ufunc: np.ufunc, x: Any, dtype: Any) -> tuple[str, Array, DType]:
     """The row of COMBINE; x, and the type that NumPy's loop combines it in."""
     name = ufunc.__name__
     array = as_array(x)
-    kind = loop_dtypes(ufunc, [array] * 2, dtype)[-1]
+    element = loop_dtypes(ufunc, [array] * 2, dtype)[-1]
     if name in _SUMS:
-        kind = reducing.sum_dtype(array, dtype)
+        element = reducing.sum_dtype(array, dtype)
     fn = _ROW[name]
-    return fn[1:] if fn in ("fmin", "fmax") and kind.kind not in "fc" else fn, array, kind
+    return fn[1:] if fn in ("fmin", "fmax") and element.kind not in "fc" else fn, array, element
 
 
 def reduce(ufunc: np.ufunc, x: Any, axis: Any = 0, dtype: Any = None, out: Any = None,
@@ -126,12 +126,15 @@ def _reduced(ufunc: np.ufunc, x: Any, axis: Any, dtype: Any, initial: Any, where
         raise ShapeError(f"{what}: zero-size array to a reduction which has no identity",
                          expected="at least one element along the reduced dim", found="none")
     lanes = _lanes(ufunc, array, d, dtype)
-    kind = lanes.type.dtype
+    element = lanes.type.dtype
     first = lanes[0] if initial is None else shaping.broadcast_to(
-        as_array(initial, kind), lanes.shape[1:])
-    made = fori_loop(0 if initial is not None else 1, lanes.shape[0],
-                     lambda k, t: as_array(apply(ufunc, t, lanes[k]), kind), as_array(first.copy()))
-    return made, d
+        as_array(initial, element), lanes.shape[1:])
+
+    def turn(k: Any, total: Any) -> Array:
+        return as_array(apply(ufunc, total, lanes[k]), element)
+
+    begin = 0 if initial is not None else 1
+    return fori_loop(begin, lanes.shape[0], turn, as_array(first.copy())), d
 
 
 def _running(ufunc: np.ufunc, x: Any, d: int, dtype: Any) -> Any:
@@ -245,9 +248,9 @@ def _segments(at: Array, array: Array, d: int) -> Array:
 
 def _combined(fn: str, array: Array, d: int, segments: Array, count: Any) -> Array:
     """What belongs to each segment of a dim, combined; -1 belongs to none."""
-    kind = array.type.dtype
+    dtype = array.type.dtype
     shape = (*array.shape[:d], count, *array.shape[d + 1 :])
-    made = full(shape, neutral_sign(fn, kind), dtypes.numpy_dtype(kind))
+    made = full(shape, neutral_sign(fn, dtype), dtypes.numpy_dtype(dtype))
     Gather(array.context, (d,), d, (segments.read(),)).write(made, array, fn)
     return as_array(made)
 

@@ -71,21 +71,51 @@ class NestWriter(CFunction):
         opened = self.loops(nest.loops)
         for sweep in nest.sweeps:
             for f in sweep.folds:
-                self.start(f)
+                self.start(f, sweep.lanes)
             inside = self.loops(sweep.long[:-1])
-            if sweep.ahead:
-                inside += 1
-                ends = self.look_ahead(sweep)
-            if sweep.simd:
-                self.simd(*((f.fn, f.dtype, self.totals[f.name]) for f in sweep.folds))
-            for last in sweep.long[-1:]:
-                inside += 1
-                self.loop(last, ends if sweep.ahead else None)
-            self.parts(sweep)
+            if sweep.lanes:
+                self.in_lanes(sweep)
+            else:
+                inside += self.one_by_one(sweep)
             self.close(inside)
             for f in sweep.folds:
-                self.finish(f)
+                self.finish(f, sweep.lanes)
         self.close(opened)
+
+    def one_by_one(self, sweep: Sweep) -> int:
+        """The last loop of a sweep; how many loops it opens."""
+        inside = len(sweep.long[-1:])
+        if sweep.ahead:
+            inside += 1
+            ends = self.look_ahead(sweep)
+        if sweep.simd:
+            self.simd(*((f.fn, f.dtype, self.totals[f.name]) for f in sweep.folds))
+        for last in sweep.long[-1:]:
+            self.loop(last, ends if sweep.ahead else None)
+        self.parts(sweep)
+        return inside
+
+    def in_lanes(self, sweep: Sweep) -> None:
+        """The last loop of a sweep, in turns of so many elements as there are totals, then what is
+        left. Compilers see by themselves how complex numbers are taken at once."""
+        last, lanes = sweep.long[-1], sweep.lanes
+        j, n = last.sym.name, self.integer(last.extent, Binds.UNARY)
+        begin, whole = (self.names.name(f"{j}_{x}") for x in ("begin", "whole"))
+        totals = {f.name: self.totals[f.name] for f in sweep.folds}
+        self.line(f"const int64_t {whole} = {n} - {n} % {lanes};")
+        self.open(f"for (int64_t {begin} = 0; {begin} < {whole}; {begin} += {lanes}) {{")
+        if not any(f.dtype.kind == "c" for f in sweep.folds):
+            self.simd()
+        self.open(f"for (int64_t k = 0; k < {lanes}; k++) {{")
+        self.line(f"const int64_t {j} = {begin} + k;")
+        self.totals |= {name: f"{total}[k]" for name, total in totals.items()}
+        self.parts(sweep)
+        self.close(2)
+        self.loop(last, (whole, self.integer(last.extent)))
+        self.totals |= {name: f"{total}[{j} - {whole}]" for name, total in totals.items()}
+        self.parts(sweep)
+        self.close()
+        self.totals |= totals
 
     def look_ahead(self, sweep: Sweep) -> tuple[str, str]:
         """Opens the loop over pieces, and reads what is looked up in one: first where, then what.
@@ -146,17 +176,30 @@ class NestWriter(CFunction):
         self.kept[name] = self.names.name(identifier(name))
         return self.kept[name]
 
-    def start(self, f: Keep) -> None:
-        """The total of a fold before the first point."""
+    def start(self, f: Keep, lanes: int) -> None:
+        """The total of a fold before the first point, or those of its lanes."""
         name, dtype = self.keep(f.name), total_of(f)
-        self.totals[f.name] = name if dtype == f.dtype else self.names.name(f"{name}_wide")
         first = literal(neutral(f.fn, dtype), dtype)[0]
+        if lanes:
+            self.totals[f.name] = total = self.names.name(f"{name}_lanes")
+            self.line(f"{dtype.compute} {total}[{lanes}];")
+            self.line(f"for (int64_t k = 0; k < {lanes}; k++) {total}[k] = {first};")
+            return
+        self.totals[f.name] = name if dtype == f.dtype else self.names.name(f"{name}_wide")
         self.line(f"{dtype.compute} {self.totals[f.name]} = {first};")
 
-    def finish(self, f: Keep) -> None:
-        if (dtype := total_of(f)) != f.dtype:
-            total = converted(single(self.totals[f.name]), suffix(dtype), f.dtype)[0]
-            self.line(f"const {f.dtype.compute} {self.kept[f.name]} = {total};")
+    def finish(self, f: Keep, lanes: int) -> None:
+        dtype, total = total_of(f), self.totals[f.name]
+        if lanes:
+            halves = single(f"{total}[k]"), single(f"{total}[k + half]")
+            both = combined(f.fn, dtype, *halves)[0]
+            self.open(f"for (int64_t half = {lanes // 2}; half > 0; half /= 2) {{")
+            self.line(f"for (int64_t k = 0; k < half; k++) {total}[k] = {both};")
+            self.close()
+        if lanes or dtype != f.dtype:
+            found = single(f"{total}[0]" if lanes else total)
+            text = converted(found, suffix(dtype), f.dtype)[0]
+            self.line(f"const {f.dtype.compute} {self.kept[f.name]} = {text};")
 
     # ---- stores ----------------------------------------------------------------------------------
 

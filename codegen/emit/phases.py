@@ -105,8 +105,8 @@ class PhaseWriter(NestWriter):
         self.close(opened + 1)
 
     def along(self, work: Lane, make: Callable[[], str]) -> None:
-        """A statement for every position of a lane, also of a single one, or of a block of it."""
-        self.loop(work.along, ("begin", "end") if work.block else None)
+        """A statement for every position of a lane, also of a single one."""
+        self.loop(work.along)
         self.declared.clear()
         self.line(make())
         self.close()
@@ -128,30 +128,75 @@ class PhaseWriter(NestWriter):
         return combined(work.fn, work.dtype, total, self.value(value))[0]
 
     def argreduce(self, work: Lane, value: Node) -> None:
-        """The first extreme; NaN is more extreme than any number, as in NumPy. Of a long lane, the
-        extreme of each block is vectorised; where it is a new one, the block is looked through."""
-        j, compute, dtype = work.along.sym.name, work.dtype.compute, work.dtype
-        form = FUNCTIONS["lt" if work.fn == "min" else "gt"].form(dtype)
-
-        def better(than: str) -> str:
-            beyond = applied(form, (single(than), single("best")), suffix(dtype))[0]
-            nan = f" || ({than} != {than} && best == best)" if dtype.kind in "fc" else ""
-            return f"{beyond}{nan}"
-
+        """The first extreme; NaN is more extreme than any number, as in NumPy."""
+        if work.lanes:
+            self.argreduce_in_lanes(work, value)
+            return
+        j, compute = work.along.sym.name, work.dtype.compute
+        better = self.beyond(work, "best")
         self.line(f"{compute} best = 0;")
         self.line("int64_t where = 0;")
-        if work.block:
-            n, length = self.integer(work.along.extent), work.block
-            self.open(f"for (int64_t begin = 0; begin < {n}; begin += {length}) {{")
-            self.line(f"const int64_t end = spmd_min(begin + {length}, {n});")
-            self.line(f"{compute} most = {literal(neutral(work.fn, dtype), dtype)[0]};")
-            self.simd((work.fn, dtype, "most"))
-            self.along(work, lambda: f"most = {self.folded(work, value, single('most'))};")
-            self.open(f"if (begin == 0 || {better('most')}) {{")
-        take = f"if ({j} == 0 || {better('value')}) {{ best = value; where = {j}; }}"
+        take = f"if ({j} == 0 || {better}) {{ best = value; where = {j}; }}"
         self.along(work, lambda: f"const {compute} value = {self.value(value)[0]}; {take}")
-        self.close(2 if work.block else 0)
         self.line(self.put(work.buffer, work.offset, single("where")))
+
+    def beyond(self, work: Lane, than: str) -> str:
+        """Whether `value` is more extreme."""
+        form = FUNCTIONS["lt" if work.fn == "min" else "gt"].form(work.dtype)
+        more = applied(form, (single("value"), single(than)), suffix(work.dtype))[0]
+        if work.dtype.kind in "fc":
+            return f"({more}) | ((value != value) & ({than} == {than}))"
+        return more
+
+    def argreduce_in_lanes(self, work: Lane, value: Node) -> None:
+        """In a block that has something more extreme, every lane of so many finds its extreme, and
+        in which turn; then the first of those is taken."""
+        j, n, lanes = work.along.sym.name, self.integer(work.along.extent), work.lanes
+        dtype, compute = work.dtype, work.dtype.compute
+        number = "int64_t" if dtype.size == 8 else "int32_t"  # as wide as what is compared
+        first = literal(neutral(work.fn, dtype), dtype)[0]
+        self.line(f"{compute} best = 0;")
+        self.line("int64_t where = 0;")
+        self.open(f"for (int64_t block = 0; block < {n}; block += {_BLOCK}) {{")
+        self.line(f"const int64_t end = spmd_min(block + {_BLOCK}, {n});")
+        self.line(f"{number} found = block == 0;")
+        self.loop(work.along, ("found ? end : block", "end"))
+        within = "<=" if work.fn == "max" else ">="
+        self.line(f"found |= !({self.value(value)[0]} {within} best);")
+        self.close()
+        self.line("if (!found) continue;")
+        self.line(f"{compute} most[{lanes}];")
+        self.line(f"{number} turn = 0, at[{lanes}] = {{0}};")
+        self.line(f"for (int64_t k = 0; k < {lanes}; k++) most[k] = {first};")
+        self.line(f"const int64_t whole = end - (end - block) % {lanes};")
+        self.open(f"for (int64_t begin = block; begin < whole; begin += {lanes}, turn++) {{")
+        self.simd()
+        self.open(f"for (int64_t k = 0; k < {lanes}; k++) {{")
+        self.line(f"const int64_t {j} = begin + k;")
+        self.take(work, value, number, "k")
+        self.close(2)
+        self.loop(work.along, ("whole", "end"))
+        self.take(work, value, number, f"{j} - whole")
+        self.close()
+        self.open(f"for (int64_t k = 0; k < {lanes}; k++) {{")
+        self.line(f"const {compute} value = most[k];")
+        self.line(f"const int64_t here = block + at[k] * {lanes} + k;")
+        same = "value == best" + " || (value != value && best != best)" * (dtype.kind == "f")
+        better = f"block + k == 0 || {self.beyond(work, 'best')} || (here < where && ({same}))"
+        self.line(f"if ({better}) {{ best = value; where = here; }}")
+        self.close()
+        if dtype.kind == "f":
+            self.line("if (best != best) break;")
+        self.close()
+        self.line(self.put(work.buffer, work.offset, single("where")))
+
+    def take(self, work: Lane, value: Node, number: str, k: str) -> None:
+        """What a lane's extreme is after one more element."""
+        self.line(f"const {work.dtype.compute} value = {self.value(value)[0]};")
+        self.line(f"const int better = {self.beyond(work, f'most[{k}]')};")
+        for name, new, ending in (("most", "value", suffix(work.dtype)),
+                                  ("at", "turn", f"i{number[3:5]}")):
+            self.line(f"{name}[{k}] = spmd_select_{ending}(better, {new}, {name}[{k}]);")
 
     def sort(self, work: Lane, value: Node) -> None:
         j, n = work.along.sym.name, self.integer(work.along.extent)
@@ -196,3 +241,4 @@ class PhaseWriter(NestWriter):
 
 
 _TOTAL = single("total")
+_BLOCK = 512  # elements of a lane in which argreduce looks for something more extreme

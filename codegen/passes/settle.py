@@ -36,11 +36,11 @@ from codegen.plan.lookahead import PIECE, SHORT, read_ahead
 from codegen.plan.runs import in_runs
 from codegen.plan.several_rows import together
 from codegen.plan.steps import mapped_steps
-from codegen.plan.strips import in_strips
+from codegen.plan.strips import in_strips, is_quick
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Sym
 
-_BLOCK = 512  # elements of a lane whose extreme is found at once, before it is looked for
+_LANES = 256  # bytes of all totals of a sweep: registers hold them
 
 
 def settled(plan: Plan) -> Plan:
@@ -95,8 +95,8 @@ def _simple(work: Simple) -> Iterator[Work]:
         yield _looking(in_runs(in_strips(work)))
     elif isinstance(work, Lane):
         along = work.stride * expr.symbol(work.along.sym)
-        block = _BLOCK if work.kind == "argreduce" and _long(work) else 0
-        yield replace(work, offset=work.offset + along, stride=expr.const(0), block=block)
+        lanes = _extremes(work) if work.kind == "argreduce" else 0
+        yield replace(work, offset=work.offset + along, stride=expr.const(0), lanes=lanes)
     else:
         yield work
 
@@ -145,7 +145,8 @@ def _sweep(sweep: Sweep) -> Sweep:
     parts = tuple(map(_part, sweep.parts))
     made = Sweep(sweep.loops, parts)
     if made.folds:
-        return replace(made, simd=_reordered(made))
+        simd = _reordered(made)
+        return replace(made, simd=simd, lanes=_lanes(made) if simd else 0)
     return read_ahead(replace(in_runs(made), simd=_apart(made)))
 
 
@@ -175,12 +176,30 @@ def _reordered(sweep: Sweep) -> bool:
     return not short and any(f.dtype.kind in "fc" for f in sweep.folds)
 
 
+def _lanes(sweep: Sweep) -> int:
+    """How many totals each fold has: a processor adds several numbers in the time that it takes
+    until the first sum is there. Not where other work takes longer than that."""
+    if len(sweep.folds) < len(sweep.parts) or not all(is_quick(p.value) for p in sweep.parts):
+        return 0
+    if all(f.dtype.kind == "c" for f in sweep.folds):
+        return 8 if len(sweep.folds) == 1 else 0
+    size = sum(f.total.size for f in sweep.folds if f.total is not None)
+    lanes: int = 1 << (_LANES // size).bit_length() - 1
+    last = sweep.long[-1].extent
+    few = last.is_const and last.value < 16 * lanes
+    return lanes if lanes >= 16 and not few else 0
+
+
 def _apart(sweep: Sweep) -> bool:
     """Whether it writes several parts of one memory: they are apart, which no compiler can see."""
     buffers = [p.buffer.number for p in sweep.parts if isinstance(p, Store)]
     return len(set(buffers)) < len(buffers) and bool(sweep.long)
 
 
-def _long(lane: Lane) -> bool:
-    """Whether its blocks are worth it: not of complex numbers, which have no vectorised extreme."""
-    return lane.dtype.kind != "c" and not expr.nonneg(_BLOCK - lane.along.extent)
+def _extremes(lane: Lane) -> int:
+    """How many elements are compared at once: of complex numbers, which no instruction compares,
+    and where data decides what is read, one."""
+    lanes = _LANES // max(8, 2 * lane.dtype.size)
+    few = expr.nonneg(4 * lanes - lane.along.extent)
+    assert lane.value is not None
+    return lanes if lane.dtype.kind != "c" and is_quick(lane.value) and not few else 0

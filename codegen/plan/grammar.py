@@ -199,12 +199,14 @@ class Keep(Generic[M]):
 @dataclass(frozen=True)
 class Sweep(Generic[M]):
     """Its parts in order for every point of `loops` (within those of the nest). simd: turns of the
-    last loop may be taken at once: what is folded in any order, what is written lies apart. ahead:
-    values that are computed first, for a piece of the last loop (plan/lookahead.py)."""
+    last loop may be taken at once: what is folded in any order, what is written lies apart. lanes:
+    so many of them have a total each, which are folded at the end; 0: all have one. ahead: values
+    that are computed first, for a piece of the last loop (plan/lookahead.py)."""
 
     loops: tuple[Var, ...]
     parts: tuple[Keep[M] | Store[M] | Reduce[M], ...]
     simd: bool = False
+    lanes: int = 0
     ahead: tuple[Keep[M], ...] = ()
 
     @property
@@ -237,8 +239,8 @@ class Lane(Generic[M]):
     """One lane after the other: kind cumulative, argreduce, sort or argsort.
 
     `value` stands at position `along` of the lane; what comes out is stored at offset + stride * k
-    (argreduce: at offset). sort and argsort copy the lane into scratch[0] and work there. block:
-    of so many elements argreduce finds the extreme before it looks where that is; 0: of one.
+    (argreduce: at offset). sort and argsort copy the lane into scratch[0] and work there. lanes: so
+    many elements that argreduce compares at once, each with the extreme of its own; 0: one.
     """
 
     kind: str
@@ -252,7 +254,7 @@ class Lane(Generic[M]):
     value: Node[M] | None = None
     scratch: tuple[M, ...] = ()
     place: Place | None = None
-    block: int = 0
+    lanes: int = 0
 
 
 @dataclass(frozen=True)

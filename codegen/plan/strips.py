@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from codegen.plan.flatten import moved
-from codegen.plan.grammar import Apply, Load, Store, Var
+from codegen.plan.grammar import Apply, Load, Node, Store, Var
 from codegen.plan.indexing import affine, leaves
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr, Sym
@@ -18,7 +18,10 @@ from codegen.symbolic.expr import Expr, Sym
 LINE = 64  # bytes of a line of the cache
 NEAR = 8  # elements: what lies so far apart is in the same lines
 # A library's or a vector's function takes longer than memory does.
-_QUICK = frozenset("add sub mul neg cast conj real imag select minimum maximum abs".split())
+_QUICK = frozenset(
+    "add sub mul square neg cast conj real imag select minimum maximum abs eq ne lt le gt ge "
+    "logical_and logical_or logical_not bit_and bit_or invert".split()
+)
 
 
 def in_strips(work: Store) -> Store:
@@ -59,7 +62,7 @@ def _across(work: Store, long: list[Var]) -> tuple[Var, int] | None:
             beside = [v for v, stride in zip(long, strides) if stride in (1, -1)]
             if beside:
                 found = beside[-1], LINE // load.buffer.dtype.size
-    target = affine(work.offset, long) if found and _is_quick(work) else None
+    target = affine(work.offset, long) if found and is_quick(work.value) else None
     return found if target is not None and target[1][-1] == 1 else None
 
 
@@ -71,12 +74,8 @@ def _is_near(offset: Expr, v: Var) -> bool:
     return stride.is_const and abs(stride.value) <= NEAR
 
 
-def _is_quick(work: Store) -> bool:
-    """Whether moving elements takes longer than computing them, at positions known from loops."""
-
-    def quick(node: object) -> bool:
-        if isinstance(node, Apply):
-            return node.fn in _QUICK and all(map(quick, node.args))
-        return not getattr(node, "bounds", ())
-
-    return quick(work.value)
+def is_quick(node: Node) -> bool:
+    """Whether memory takes longer than computing it, at positions known from loops."""
+    if isinstance(node, Apply):
+        return node.fn in _QUICK and all(map(is_quick, node.args))
+    return not getattr(node, "bounds", ())

@@ -14,8 +14,8 @@ from codegen.errors import InternalError
 from codegen.passes.check_plan import check_finished
 from codegen.passes.settle import settled
 from codegen.plan.exprs import exprs, mapped
-from codegen.plan.grammar import Exchange, Loop, Nest, Phase, Plan, Step
-from codegen.plan.steps import mapped_steps, walk_steps
+from codegen.plan.grammar import Exchange, Lane, Loop, Nest, Phase, Plan, Step
+from codegen.plan.steps import mapped_steps, walk_steps, walk_works
 from codegen.plan.text import plan_text
 from codegen.symbolic import expr
 from codegen.symbolic.block_laws import BY_PARTS
@@ -63,6 +63,27 @@ def test_sums_of_integers_are_left_to_the_compiler(levels: Levels) -> None:
     said = {(f.dtype.name, f.fn): sweep.simd for n in nests for sweep in n.sweeps
             for f in sweep.folds}
     assert said["float32", "add"] and not said["int64", "add"]
+
+
+def test_long_folds_have_a_total_for_each_of_some_elements() -> None:
+    """Of complex numbers too; not where a row is short, or where computing takes longer."""
+
+    @spmd.program(mesh=("r",))
+    def long():
+        x = spmd.input("x", (5000,), np.float64, ("r",))
+        z = spmd.input("z", (5000,), np.complex128, ("r",))
+        y = spmd.input("y", (4000,), np.float64, ("r",))
+        w = spmd.input("w", (5000, 20), np.float32, ("r", None))
+        return (np.max(x), np.sum(np.exp(y)), np.vdot(z, z), np.sum(w, axis=1), np.argmax(x),
+                np.argmin(w, axis=1))
+
+    works = [w for s in walk_steps(lower(long.capture()).finished.steps) if isinstance(s, Phase)
+             for w in walk_works(s.work)]
+    said = {(f.dtype.name, f.fn, sweep.lanes) for w in works if isinstance(w, Nest)
+            for sweep in w.sweeps for f in sweep.folds}
+    assert said >= {("float64", "max", 32), ("float64", "add", 0), ("complex128", "add", 8),
+                    ("float32", "add", 0)}
+    assert [w.lanes for w in works if isinstance(w, Lane)] == [16, 0]
 
 
 PROGRAMS = {p.name: p for p in (decided, heat, branches, halo, in_place, ring_allreduce)}

@@ -10,7 +10,6 @@
 
 #include "spmd_image.h"
 #include "spmd_fold.h"
-#include "spmd_simd.h"
 #include "spmd_support.h"
 
 /* a buffer of a rank */
@@ -156,12 +155,24 @@ __attribute__((noinline))
 static void phase_5(const double *restrict u, double *restrict largest, const int64_t extent)
 {
     /* sample_programs.py:44: largest = spmd.pmax(np.max(np.abs(a), initial=0), "x") */
-    double largest_3 = -(double)INFINITY;
-#pragma omp simd \
-    reduction(spmd_maximum : largest_3)
-    for (int64_t j1 = 0; j1 < 4 * extent; j1++) {
-        largest_3 = spmd_maximum_f64(largest_3, spmd_abs_f64(u[j1]));
+    double largest_3_lanes[32];
+    for (int64_t k = 0; k < 32; k++) largest_3_lanes[k] = -(double)INFINITY;
+    const int64_t j1_whole = (4 * extent) - (4 * extent) % 32;
+    for (int64_t j1_begin = 0; j1_begin < j1_whole; j1_begin += 32) {
+#pragma omp simd
+        for (int64_t k = 0; k < 32; k++) {
+            const int64_t j1 = j1_begin + k;
+            largest_3_lanes[k] = spmd_maximum_f64(largest_3_lanes[k], spmd_abs_f64(u[j1]));
+        }
     }
+    for (int64_t j1 = j1_whole; j1 < 4 * extent; j1++) {
+        largest_3_lanes[j1 - j1_whole] = spmd_maximum_f64(largest_3_lanes[j1 - j1_whole],
+            spmd_abs_f64(u[j1]));
+    }
+    for (int64_t half = 16; half > 0; half /= 2) {
+        for (int64_t k = 0; k < half; k++) largest_3_lanes[k] = spmd_maximum_f64(largest_3_lanes[k], largest_3_lanes[k + half]);
+    }
+    const double largest_3 = largest_3_lanes[0];
     largest[0] = largest_3;
     largest[0] = spmd_maximum_f64(largest[0], 0.0);
 }

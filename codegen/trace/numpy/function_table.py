@@ -153,8 +153,7 @@ _OTHER: dict[str, Function] = {
     "apply_over_axes": _over_axes, "piecewise": picking.piecewise,
     "extract": lambda condition, arr: shaping.ravel(arr)[shaping.ravel(condition)],
     "geomspace": creation.geomspace,
-    "vdot": lambda x, y: products.matmul(
-        products.conjugate(shaping.ravel(x)), shaping.ravel(y)),
+    "vdot": lambda x, y: products.vdot(shaping.ravel(x), shaping.ravel(y)),
     "polyadd": lambda a1, a2: polynomials.aligned(np.add, a1, a2),
     "polysub": lambda a1, a2: polynomials.aligned(np.subtract, a1, a2),
     # of types and shapes

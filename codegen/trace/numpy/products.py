@@ -78,6 +78,13 @@ def vecdot(x: Any, y: Any, axis: int = -1) -> Any:
     return sum_(terms, axis=axis, dtype=terms.type.dtype)
 
 
+def vdot(x: Array, y: Array) -> Any:
+    """Of complex numbers in one loop: a product would want conjugates in memory."""
+    if x.shape == y.shape and x.type.dtype.kind == "c":
+        return vecdot(x, y)
+    return matmul(conjugate(x), y)
+
+
 def matvec(x: Any, y: Any) -> Any:
     """Matrices by vectors; leading dims broadcast."""
     return shaping.squeeze(matmul(x, shaping.expand_dims(y, -1)), -1)

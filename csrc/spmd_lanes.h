@@ -68,6 +68,10 @@ static inline double spmd_lost_f64(double a, double b, double near)
 #endif
 }
 
+/* The element of a table of 16 that the last 4 bits say; tables begin lines of the cache. */
+#define SPMD_TABLE(NAME) static const double NAME[16] __attribute__((aligned(64), unused))
+static inline double spmd_looked_up_f64(const double *table, uint64_t k) { return table[k & 15]; }
+
 #if !SPMD_HAS_LANES
 
 #define SPMD_LANES_F32(X, ...) SPMD_OF_f32(X, __VA_ARGS__)
@@ -157,6 +161,13 @@ SPMD_OF_e64(SPMD_MANY_LANES, pd, spmd_ie64, 0x1.8p52)
 static inline spmd_e64 spmd_lost_e64(spmd_e64 a, spmd_e64 b, spmd_e64 near)
 {
     return __builtin_ia32_vfmaddpd512_mask(a, b, -near, (uint8_t)-1, 4);
+}
+
+static inline spmd_e64 spmd_looked_up_e64(const double *table, spmd_ue64 k)
+{
+    spmd_e64 low, high;
+    memcpy(&low, table, sizeof low), memcpy(&high, table + 8, sizeof high);
+    return __builtin_ia32_vpermt2varpd512_mask((spmd_ie64)k, low, high, (uint8_t)-1);
 }
 
 /* The symbols by which loops call NAME for vectors of 64, 32 and 16 bytes, and for one number. */

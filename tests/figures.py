@@ -338,6 +338,19 @@ def numpy_kernels(folder: Path, rounds: int = 5) -> None:
            "numba / 1 rank", "1 rank / 2 ranks"], [*rows, ("geometric mean", *[""] * 5, *means)])
 
 
+def functions(folder: Path, rounds: int = 7) -> None:
+    """Functions of NumPy beside NumPy, on one core."""
+    argv = [sys.executable, "-W", "ignore", "-m", "tests.figures_functions", rounds]
+    one = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
+    lines = run(argv, timeout=900, env=one).expect(0).out.splitlines()
+    print(f"NumPy's time over ours, one core, median of {rounds}:\n")
+    types = ("float64", "float32", "complex128", "int64", "int32")
+    table(["function", *types], [
+        (r["name"], *(f"{r[t]:.1f}" if t in r else "" for t in types))
+        for r in map(json.loads, lines)
+    ])
+
+
 def beside_one_core(part: str, rounds: int = 5) -> None:
     """Factorisations of split matrices beside LAPACK, or sorting beside NumPy, with one thread."""
     one = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
@@ -387,6 +400,7 @@ FIGURES: dict[str, Callable[[Path], None]] = {
     "global": global_arrays,
     "growth": growth,
     "fourier": fourier,
+    "functions": functions,
     "numpy": numpy_kernels,
     "linear": linear,
     "sort": sorting,

@@ -1,7 +1,7 @@
 """Functions of NumPy beside NumPy on one core, each many times on arrays in the cache; JSON.
 
-In: how many rounds, names of functions or nothing for all. Both take turns in this process. Out, for
-each function and type: how often ours is faster, in seconds of the processor, a median.
+In: how many rounds, names of functions or nothing for all. Both take turns in this process. Out:
+for each function and type how often ours is faster, in seconds of the processor, a median.
 """
 
 from __future__ import annotations
@@ -22,6 +22,12 @@ import spmd
 N, TURNS = 50_000, 60
 FLOATS, INTEGERS = ("float64", "float32"), ("int64", "int32")
 ALL = (*FLOATS, "complex128")
+
+
+def of_one(name: str) -> Callable[..., Any]:
+    return lambda x, y: getattr(np, name)(x)
+
+
 # What is computed, of which types, of numbers between which.
 FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[str, ...], float, float]] = {
     "x + y": (lambda x, y: x + y, ALL, -5, 5),
@@ -33,7 +39,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[str, ...], float, float]] =
     "x[::2]": (lambda x, y: x[::2] + y[1::2], ALL, -5, 5),
     "abs": (lambda x, y: np.abs(x), ALL, -5, 5),
     "sqrt": (lambda x, y: np.sqrt(x), FLOATS, 0, 5),
-    **{name: (lambda x, y, f=getattr(np, name): f(x), FLOATS, low, high) for name, low, high in (
+    **{name: (of_one(name), FLOATS, low, high) for name, low, high in (
         ("exp", -5, 5), ("exp2", -5, 5), ("expm1", -5, 5), ("log", 0.01, 100), ("log2", 0.01, 100),
         ("log10", 0.01, 100), ("log1p", 0.01, 100), ("sin", -5, 5), ("cos", -5, 5), ("tan", -5, 5),
         ("sinh", -5, 5), ("cosh", -5, 5), ("tanh", -5, 5), ("arcsin", -1, 1), ("arccos", -1, 1),

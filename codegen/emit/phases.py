@@ -161,8 +161,9 @@ class PhaseWriter(NestWriter):
         self.line(f"const int64_t end = spmd_min(block + {_BLOCK}, {n});")
         self.line(f"{number} found = block == 0;")
         self.loop(work.along, ("found ? end : block", "end"))
-        within = "<=" if work.fn == "max" else ">="
-        self.line(f"found |= !({self.value(value)[0]} {within} best);")
+        no_more = "<=" if work.fn == "max" else ">="
+        within = applied(no_more, (self.value(value), single("best")), suffix(dtype))[0]
+        self.line(f"found |= !({within});")
         self.close()
         self.line("if (!found) continue;")
         self.line(f"{compute} most[{lanes}];")

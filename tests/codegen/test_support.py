@@ -94,28 +94,6 @@ def loops(compiled: Callable[..., ctypes.CDLL]) -> ctypes.CDLL:
     return compiled("loops", "\n".join(lines))
 
 
-@pytest.mark.parametrize("pragma", ["", '#pragma GCC target("avx2")\n'])
-def test_division_by_positive_constants(compiled: Callable[..., ctypes.CDLL], pragma: str) -> None:
-    kinds = {f"i{8 * size}": np.dtype(f"i{size}") for size in (1, 2, 4, 8)}
-    by = {kind: [c for c in (1, 7, 100, 641, 10**9 + 7, 2**63 - 1)
-                 if c <= np.iinfo(dtype).max] for kind, dtype in kinds.items()}
-    loops = [f"void {f}_{kind}_{c}(const int{kind[1:]}_t *a, int{kind[1:]}_t *out, int64_t n)\n"
-             f"{{ for (int64_t i = 0; i < n; i++) out[i] = spmd_{f}_{kind}(a[i], {c}); }}\n"
-             for kind, constants in by.items() for c in constants for f in ("floordiv", "mod")]
-    source = f'{pragma}#include "spmd_support.h"\n{"".join(loops)}'
-    library = compiled(f"constants_{len(pragma)}", source)
-    for kind, dtype in kinds.items():
-        info = np.iinfo(dtype)
-        any_number = np.random.default_rng(5).integers(info.min, info.max, 3000, dtype)
-        a = np.array([*any_number, *range(-128, 128), info.min, info.min + 1, info.max], dtype)
-        out = np.empty_like(a)
-        for c in by[kind]:
-            for name, exact in (("floordiv", np.floor_divide), ("mod", np.remainder)):
-                at = address(a), address(out), ctypes.c_int64(len(a))
-                getattr(library, f"{name}_{kind}_{c}")(*at)
-                np.testing.assert_array_equal(out, exact(a, np.array(c, dtype)), f"{name} {c}")
-
-
 def address(x: np.ndarray) -> ctypes.c_void_p:
     return ctypes.c_void_p(x.ctypes.data)
 

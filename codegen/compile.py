@@ -15,7 +15,7 @@ from codegen.describe import manifest_of, notes_of
 from codegen.emit.image import CSource, emit
 from codegen.image.target import resolve
 from codegen.ir import Module
-from codegen.layouts.demands import Demands
+from codegen.layouts.demands import Demands, Split
 from codegen.passes.accumulate import accumulated
 from codegen.passes.alone import alone
 from codegen.passes.arrivals import with_arrivals
@@ -99,7 +99,7 @@ def through(module: Module, *passes: Callable[[Module], Module]) -> Module:
     return module
 
 
-def split(graph: Module) -> tuple[Demands, Module]:
+def split(graph: Module) -> Split:
     """What ranks hold of a Graph's values, and its Program."""
     demands = Demands(check(graph))
     return demands, check(partition(graph, demands))

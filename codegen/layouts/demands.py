@@ -240,3 +240,6 @@ class Demands:
 def _in_one(op: Op | None) -> bool:
     """Whether one part that has all that is wanted is made at no more cost for each element."""
     return op is not None and isinstance(op.what, Map | Relayout)
+
+
+Split = tuple[Demands, Module]  # what ranks hold of a Graph's values, and the Program of it

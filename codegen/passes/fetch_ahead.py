@@ -17,7 +17,7 @@ from codegen.kit import Builder
 from codegen.layouts import cuts
 from codegen.layouts.costs import bytes_of, gathering, meeting
 from codegen.layouts.cuts import home, layout_of
-from codegen.layouts.demands import Demands
+from codegen.layouts.demands import Demands, Split
 from codegen.ops import Full, Loop, Relayout, ShardMap, Slice, Update
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr, Sym
@@ -27,8 +27,6 @@ ROOM = 32 << 20  # bytes of all parts
 PICK = 10e-9  # seconds: to pick one out of a rank's rows
 GAIN = 0.1e-3  # seconds: for less nothing is fetched before a loop
 RANKS = 2  # for which it pays: with more, each exchange takes longer
-
-Split = tuple[Demands, Module]  # and the Graph is that of the Demands
 
 
 def fetched_ahead(split: Split, again: Callable[[Module], Split]) -> Split:

@@ -13,7 +13,7 @@ from math import prod
 
 from codegen.ir import Module, Op, Region, Value, layout_text, walk
 from codegen.layouts.costs import Costs, a_few_and_many, bytes_of
-from codegen.layouts.demands import Demands
+from codegen.layouts.demands import Split
 from codegen.layouts.relaid import Inside, Laid, relaid
 from codegen.mesh import Layout, Mesh
 from codegen.ops import Kernel, Loop, ShardMap
@@ -21,8 +21,6 @@ from codegen.symbolic.expr import Sym
 
 FACTOR = 1.2  # so much faster must a program be for it
 GAIN = 0.5e-3  # seconds: for less no array is split
-
-Split = tuple[Demands, Module]  # and the Graph is that of the Demands
 
 
 def with_shared_loops(split: Split, again: Callable[[Module], Split]) -> Split:

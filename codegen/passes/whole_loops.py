@@ -16,21 +16,21 @@ from math import prod
 from codegen.ir import Module, Op, Region, Value, free_values, walk
 from codegen.layouts.costs import Cost, Costs, a_few_and_many, bytes_of, gathering
 from codegen.layouts.cuts import layout_of
-from codegen.layouts.demands import Demands
+from codegen.layouts.demands import Demands, Split
 from codegen.layouts.relaid import Inside, Laid, relaid
 from codegen.layouts.walked import across
 from codegen.ops import Exchange, Kernel, Loop, Relayout, ShardMap
 from codegen.symbolic.expr import Sym
 
 ROOM = 32 << 20  # bytes of the arrays that are gathered for a loop
-FACTOR = 1.2  # so much faster must a loop be that every rank computes, and its exchanges must take
-TWICE = 2.0  # times what is saved by computing parts
-LESS = 1.1  # so much faster one for which arrays are gathered that it only reads
+# How many times as fast estimates must be: where every rank computes a loop, or arrays are laid out
+# otherwise in it; and where only what it reads is gathered, which is less of a change.
+FACTOR = 1.2
+FACTOR_ONLY_READ = 1.1
+# Every rank computes a loop only if its exchanges take so many times what sharing it saves.
+EXCHANGES_OVER_SAVED = 2.0
 GAIN = 0.5e-3  # seconds: for less no array is gathered
-SAID = 1 << 20  # bytes: of fewer that are gathered for a loop that only reads them nobody is told
-
-Split = tuple[Demands, Module]  # and the Graph is that of the Demands
-
+SAID_LEAST = 1 << 20  # bytes: where fewer are gathered of what is only read, `build` says nothing
 
 Choices = dict[Sym, Laid]  # by the counters of loops
 
@@ -96,7 +96,7 @@ class _Search:
                     loops[v].append(counter)
                     fetching[v] += seconds
         paying = [v for v, counters in loops.items() if len(counters) > 1 and _size([v]) is not None
-                  and fetching[v] > GAIN + LESS * _gathered(self.meshes[0], [v])]
+                  and fetching[v] > GAIN + FACTOR_ONLY_READ * _gathered(self.meshes[0], [v])]
         found: dict[Sym, list[Value]] = defaultdict(list)
         for v in paying:
             for counter in loops[v]:
@@ -140,7 +140,7 @@ class _Search:
                      for sizes in self.meshes]
             saved = [a - (b.seconds - b.exchanging) for a, b in zip(spent, before)]
             if _pays(before, spent, FACTOR) and all(
-                b.exchanging >= TWICE * s for b, s in zip(before, saved)
+                b.exchanging >= EXCHANGES_OVER_SAVED * s for b, s in zip(before, saved)
             ):
                 because = self.words(before[0], spent[0], size)
                 options.append((spent[0], {counter: gathered(read, Inside.WHOLE, because)}))
@@ -150,7 +150,7 @@ class _Search:
             read = tuple(v for v, _ in inside[counter].before) if counter in inside else ()
             spent = [c.loops[counter].seconds + often * _gathered(sizes, read)
                      for c, sizes in zip(self.after, self.meshes)]
-            if _pays(before, spent, LESS):
+            if _pays(before, spent, FACTOR_ONLY_READ):
                 options.append((spent[0], inside))
         if counter in self.across and counter in self.turned[0].loops:
             spent = [c.loops[counter].seconds for c in self.turned]
@@ -185,7 +185,7 @@ class _Search:
                     because = (f"every rank gets {size / 2**20:.2g} MiB before this loop, which "
                                "only reads it: so no turn fetches parts of it")
                     self.only_read[counter] = gathered(
-                        fetched, Inside.SAME, because if size > SAID else "")
+                        fetched, Inside.SAME, because if size > SAID_LEAST else "")
             for inner in op.regions:
                 self.find_only_read(inner, known.union(fetched))
 

@@ -181,7 +181,7 @@ def test_results_are_numpys_on_any_number_of_ranks():
 def test_random_programs_with_every_loop_computed_whole(monkeypatch: pytest.MonkeyPatch):
     """Where the estimates say so of all loops in which something is exchanged."""
     monkeypatch.setattr(whole_loops, "GAIN", -1.0)
-    for name in ("FACTOR", "TWICE"):
+    for name in ("FACTOR", "EXCHANGES_OVER_SAVED"):
         monkeypatch.setattr(whole_loops, name, 0.0)
     changed = []
 

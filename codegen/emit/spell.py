@@ -96,8 +96,24 @@ def element(dtype: DType, place: str) -> Text:
 
 
 def stored(dtype: DType, value: Text) -> str:
-    """A value of the compute type as it is stored."""
-    return call(f"spmd_{dtype.name}_store", value)[0] if dtype.c.startswith("spmd_") else value[0]
+    """A value of the compute type as it is stored: of a half that was loaded, that half."""
+    if not dtype.c.startswith("spmd_"):
+        return value[0]
+    load = f"spmd_{dtype.name}_load("
+    inside = value[0].removeprefix(load).removesuffix(")")
+    if value[0] == f"{load}{inside})" and _closed(inside):
+        return inside
+    return call(f"spmd_{dtype.name}_store", value)[0]
+
+
+def _closed(text: str) -> bool:
+    """Whether every parenthesis is closed after it is opened."""
+    depth = 0
+    for c in text:
+        depth += (c == "(") - (c == ")")
+        if depth < 0:
+            return False
+    return depth == 0
 
 
 def combined(fn: str, dtype: DType, a: Text, b: Text) -> Text:

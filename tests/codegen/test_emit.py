@@ -50,6 +50,25 @@ def test_functions_that_ignore_their_operand():
     assert spmd.build(predicates_of_integers).run(ranks=2).all()
 
 
+def test_a_half_is_rounded_once():
+    """What is stored is rounded as it is; a copy changes no bits, a NaN's neither."""
+
+    @spmd.program(mesh=("r",))
+    def halves():
+        u = spmd.input("u", (6,), np.float16, layout=("r",))
+        return np.exp(u) * u, u[::-1]
+
+    text = lower(halves.capture()).source.text
+    line = next(found for found in text.splitlines() if " = spmd_float16_store(" in found)
+    assert line.count("store(") == 2  # of exp, of the product
+    u = np.array([0, 1, -2, 9, np.inf, np.nan], np.float16)
+    u[5:].view(np.uint16)[:] = 0x7E01
+    product, back = spmd.build(halves).run(ranks=2, u=u)
+    with np.errstate(all="ignore"):
+        np.testing.assert_array_equal(product, np.exp(u) * u)
+    assert back.tobytes() == u[::-1].tobytes()
+
+
 @spmd.program(mesh=("r",))
 def first_and_last(n: int = 3):
     """The first and the last row of every shard: there must be one, and launches are told so."""

@@ -7,7 +7,7 @@ it stands for, and so is a result. A batch may be split, a matrix is whole.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
@@ -355,11 +355,11 @@ class Triangular(Factor):
         said = "_".join(word.removeprefix("SPMD_").lower() for word in how)
         m.call(
             f"triangular_{said}",
-            "int64_t n, int64_t rows, int64_t columns, const <T> *a, <T> *x",
+            "int64_t n, int64_t rows, int64_t columns, int64_t row, const <T> *a, <T> *x",
             "if (rows && columns)\n"
             f"    <trsm>(SPMD_ROW_MAJOR, {', '.join(how)},\n"
-            f"        rows, columns, {one}, a, n, x, columns);",
+            f"        rows, columns, {one}, a, n, x, row);",
             [Routine(routine.source, routine.name, "void", routine.takes)],
-            (a.type.shape[-1], *made.type.shape[-2:]),
-            [m.part(a), m.part(made, writes=True)],
+            (a.type.shape[-1], *made.type.shape[-2:], made.type.shape[-1]),
+            [m.part(a), replace(m.part(made, writes=True), row=3)],
         )

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TypeGuard
 
 from codegen.ir import Op, Region, Value
 from codegen.ops.matmul import added_to, sources
 from codegen.plan.grammar import Apply, LibraryCall, Load, Node, Store
 from codegen.plan.indexing import affine, loads
-from codegen.plan.loops import Do, Loops
+from codegen.plan.loops import Act, Do, Loops
 from codegen.plan.steps import memory_read
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
@@ -34,7 +35,7 @@ class _Adding:
         ops: list[Op] = []
         products: dict[Value, Op] = {}
         for op in region.ops:
-            op = op.mapped(self.region)
+            op = self.in_place(op.mapped(self.region), ops)
             for load in _sums(op) if products else ():
                 if (product := products.get(load.buffer)) is None:
                     continue
@@ -47,6 +48,46 @@ class _Adding:
                 products.update(dict.fromkeys(op.results, op))
             ops.append(op)
         return region.with_ops(ops)
+
+    def in_place(self, op: Op, ops: list[Op]) -> Op:
+        """For an op that writes back what a routine made of a copy of the same elements, one that
+        has the routine work on them where they lie; the others are taken from ops."""
+        what = op.what
+        if not isinstance(what, Do) or len(what.acts) != 1 or len(what.begins) != 1:
+            return op
+        (store,), ((base, into),) = what.acts, what.begins
+        if not _plain(store) or not isinstance(store.value, Load):
+            return op
+        routine = self.only(store.value.buffer, ops)
+        if routine is None or len(routine[1].begins) != 1:
+            return op
+        (call,), ((copy, made),) = routine[1].acts, routine[1].begins
+        copied = self.only(copy, ops)
+        loops = tuple(v for v in store.loops if v.extent != 1)
+        to, row = affine(store.offset, loops), _row_of(call, made)
+        if copied is None or row is None or to is None or len(loops) != 2 or to[1][1] != 1:
+            return op
+        assert isinstance(call, LibraryCall)
+        (first,), by = copied[1].acts, (copied[0], routine[0])
+        if not _plain(first) or (first.value, first.offset) != (
+            Load(base, store.offset), store.value.offset
+        ) or by[1].results != (made,) or any(p.buffer is base for p in call.parts):
+            return op
+        numbers = (*call.numbers[:row], to[1][0], *call.numbers[row + 1 :])
+        parts = tuple(replace(p, buffer=into, offset=to[0]) if p.buffer is made else p
+                      for p in call.parts)
+        ops[:] = [o for o in ops if o not in by]
+        operands = (base, *(v for v in by[1].operands if v is not copy))
+        act = replace(call, numbers=numbers, parts=parts)
+        return replace(op, what=replace(routine[1], acts=(act,), begins=what.begins),
+                       operands=operands)
+
+    def only(self, value: Value, ops: Sequence[Op]) -> tuple[Op, Do] | None:
+        """The op that makes a value by one act, if nothing but one op reads it."""
+        by = next((o for o in ops if value in o.results), None)
+        if by is None or not isinstance(by.what, Do) or len(by.what.acts) != 1:
+            return None
+        return (by, by.what) if len(self.uses[value]) == 1 else None
 
     def added(self, op: Op, product: Op, load: Load[Value], between: Sequence[Op]) -> Op | None:
         """An op that adds a product to something, as one that needs no memory for it."""
@@ -103,6 +144,19 @@ class _Adding:
                        operands=operands)
 
 
+def _plain(act: Act) -> TypeGuard[Store[Value]]:
+    return isinstance(act, Store) and act.combine == "set" and not (act.rows or act.bounds)
+
+
+def _row_of(call: Act, made: Value) -> int | None:
+    """Which number of a call says how far rows of what it makes are apart, all of it from its first
+    element on."""
+    if not isinstance(call, LibraryCall) or call.loops:
+        return None
+    rows = [p.row for p in call.parts if p.buffer is made and p.offset == 0]
+    return rows[0] if len(rows) == 1 else None
+
+
 def _fusible(op: Op | None) -> bool:
     """Whether an op that reads a sum may share loops with it."""
     of = op.what.of if op is not None and isinstance(op.what, Do) else None
@@ -114,8 +168,7 @@ def _sums(op: Op) -> list[Load[Value]]:
     if not isinstance(op.what, Do) or len(op.what.acts) != 1:
         return []
     (store,) = op.what.acts
-    plain = isinstance(store, Store) and store.combine == "set" and not (store.rows or store.bounds)
-    if not plain or not isinstance(store, Store) or not isinstance(store.value, Apply):
+    if not _plain(store) or not isinstance(store.value, Apply):
         return []
     of = op.what.of
     if of is None or getattr(of.what, "apart", False):

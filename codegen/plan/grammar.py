@@ -286,11 +286,13 @@ class Caller:
 
 @dataclass(frozen=True)
 class Part(Generic[M]):
-    """Memory that a routine is given: from an element of a buffer on."""
+    """Memory that a routine is given: from an element of a buffer on. row: which of the numbers of
+    the call says how far rows of it are apart, where they may lie at any distance."""
 
     buffer: M
     offset: Expr
     writes: bool = False
+    row: int | None = None
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,16 @@ Always holds: no rank has more than its part, a few panels of about BLOCK rows, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
+from codegen.ir import ArrayType
 from codegen.mesh import block_extent, block_offset
-from codegen.ops import Lu, Qr, Relayout, Swapped, Triangular
+from codegen.ops import Full, Lu, Move, Qr, Relayout, Swapped, Triangular, Update
+from codegen.ops.group import Bounds
 from codegen.symbolic import expr
-from codegen.symbolic.expr import Expr
+from codegen.symbolic.expr import Expr, as_expr
 from codegen.trace.array import Array, as_array, number, wrap
+from codegen.trace.constants import blank_value
 from codegen.trace.control.functional import fori_loop
 from codegen.trace.number import expr_of
 from codegen.trace.numpy import joining, linear, picking, products, shaping
@@ -24,6 +26,7 @@ from codegen.trace.ranks.communicate import all_gather, axis_index, axis_size
 
 BLOCK = 128  # rows of a block, about
 MANY = 32  # blocks: of more, they are twice as large
+GROUP = 4  # blocks that Cholesky's products take together
 LEAST = 8  # blocks: a smaller matrix is gathered
 TALL = 8  # rows for each column: of a matrix with fewer, Q and R are made block by block
 
@@ -59,16 +62,10 @@ class Dealt:
         self.width = max(columns, -(-min(rows, columns) // self.block) * self.block)
         self.layout, self.turned_layout = (None, axis, None), (None, None, axis)
 
-    def deal(self, x: Array) -> Array:
-        """Of the matrix, in any layout."""
-        blocks = as_array(shaping.reshape(self.padded(x), (self.count, self.block, self.width)))
-        first = (self.axis, None, None) if _by_rows(x) else (None, None, self.axis)
-        return mapping.relayout(mapping.relayout(blocks, first), self.layout)
-
     def deal_turned(self, x: Array) -> Array:
         """Of the transpose of the matrix: its columns are dealt, and `turned` makes rows of what a
         rank has got."""
-        wide = self.padded(x, turned=True)
+        wide = self.padded(x)
         blocks = as_array(shaping.reshape(wide, (self.width, self.count, self.block)))
         first = (self.axis, None, None) if _by_rows(x) else (None, self.axis, None)
         return mapping.relayout(mapping.relayout(blocks, first), self.turned_layout)
@@ -77,14 +74,12 @@ class Dealt:
         rows = linear.turned(own.reshape(self.width, -1))
         return rows.reshape(self.count, -1, self.width)
 
-    def padded(self, x: Array, turned: bool = False) -> Array:
-        """Behind the last row and column stand zeros, or those of a unit matrix where the matrix is
-        square."""
-        shape, given = (self.count * self.block, self.width), (self.rows, self.columns)
+    def padded(self, x: Array) -> Array:
+        """Behind the last row and column of the transpose stand zeros, or those of a unit matrix
+        where the matrix is square."""
+        shape, given = (self.width, self.count * self.block), (self.columns, self.rows)
         if shape == given:
             return x
-        if turned:
-            shape, given = shape[::-1], given[::-1]
         wide = zeros(shape, x.dtype, layout=(self.axis, None))
         wide[: given[0], : given[1]] = x
         if self.rows != self.columns:
@@ -97,11 +92,6 @@ class Dealt:
         whole = as_array(mapping.relayout(blocks, (self.axis, None, None)))
         matrix = shaping.reshape(whole, (-1, self.width))
         return as_array(matrix[: rows or self.rows, : columns or self.columns])
-
-    def mapped(self, body: Callable[..., Any], *arrays: Array) -> Any:
-        """body of each rank's part of dealt arrays; its result is dealt, too."""
-        layouts = (self.layout,) * len(arrays)
-        return mapping.call(arrays[0].context, body, arrays, {}, None, layouts, self.layout)
 
     def own(self) -> tuple[Any, Any]:
         """The first row of a block that this rank has, and how many it has."""
@@ -125,28 +115,109 @@ class Dealt:
 
 
 def cholesky(x: Array) -> Array | None:
-    """Block after block: what the blocks before take from it, then its own factor."""
+    """By panels of GROUP blocks: what the panels before take from one, then its own factor."""
     axis = axis_of(x)
     if axis is None or not _large(x):
         return None
-    dealt = Dealt(x.shape[0], x.shape[1], axis)
+    rows, layout = x.shape[0], (axis, None)
+    made = mapping.call(x.context, lambda part: Panels(part, rows, axis).factor(), (x,), {}, None,
+                        (layout,), layout)
+    return as_array(made)
 
-    def factor(blocks: Array) -> Any:
-        return fori_loop(0, dealt.count, step, blocks)
 
-    def step(k: Any, blocks: Array) -> Array:
-        (offset, own), low, columns = dealt.own(), dealt.flat(blocks), dealt.columns_of(k)
-        here = slice(k * own, (k + 1) * own)
-        row = dealt.gathered(blocks[k : k + 1, :, : columns.start])
-        low[here.start :, columns] -= low[here.start :, : columns.start] @ adjoint(row)
-        done = linear.cholesky(dealt.gathered(blocks[k : k + 1, :, columns]))
-        right = Triangular(lower=True, right=True, adjoint=True)
-        low[here.stop :, columns] = emitted(right, low[here.stop :, columns], done)[0]
-        low[here, columns] = done[offset : offset + own]
-        low[here, columns.stop :] = 0
-        return blocks
+class Panels(Dealt):
+    """A matrix of which a rank has some rows, x, and its lower triangle, dealt; GROUP blocks are a
+    panel. Behind the last row stand those of a unit matrix."""
 
-    return dealt.collect(dealt.mapped(factor, dealt.deal(x)))
+    def __init__(self, x: Array, rows: int, axis: str) -> None:
+        super().__init__(rows, rows, axis)
+        self.x, self.panels = x, -(-rows // (GROUP * BLOCK))
+        self.count = self.panels * GROUP
+        self.block = -(-rows // self.count)
+        self.width = self.count * self.block
+        n, at = _expr(axis_size(axis)), _expr(axis_index(axis))
+        self.mine = block_offset(rows, n, at), block_offset(rows, n, at + 1)
+
+    def factor(self) -> Any:
+        return self.result(fori_loop(0, self.panels, self.panel, self.dealt()))
+
+    def blank(self, *shape: Any) -> Array:
+        """An array that is written before it is read."""
+        x, extents = self.x, tuple(_expr(e) for e in shape)
+        return wrap(x.context, blank_value(x.context, x.type.dtype, extents), scalar=False)
+
+    def fetched(self, x: Array, have: Bounds, want: Bounds, columns: Expr) -> Array:
+        """What this rank wants of an array that all have together, up to some column."""
+        zero = expr.const(0)
+        have, want = (*have, (zero, x.extents[-1])), (*want, (zero, columns))
+        shape = tuple(span[1] - span[0] for span in want if span is not None)
+        move = Move((self.axis,), have, want, (ArrayType(x.type.dtype, shape),))
+        return emitted(move, x)[0]
+
+    def dealt(self) -> Array:
+        """Rows up to the diagonal, and no further."""
+        offset, own = self.own()
+        blocks = self.blank(self.count, own, self.width)
+        if self.width != self.rows:
+            i = arange(self.count)[:, None, None] * self.block + arange(own)[:, None] + offset
+            blocks = as_array((i == arange(self.width)).astype(self.x.dtype))
+
+        def deal(k: Any, blocks: Array) -> Array:
+            at, zero = _expr(k * self.block), expr.const(0)
+            begin, end, columns = (expr.minimum(at + _expr(e), self.rows)
+                                   for e in (offset, offset + own, self.block))
+            part = self.fetched(self.x, (self.mine,), ((begin, end),), columns)
+            return _put(blocks, part[None], _expr(k), zero, zero)
+
+        return as_array(fori_loop(0, self.count, deal, blocks))
+
+    def panel(self, s: Any, blocks: Array) -> Any:
+        """What the panels before it take from a panel; then its own factor, block after block."""
+        first, behind, (offset, own) = s * GROUP, (s + 1) * GROUP, self.own()
+        low, start = self.flat(blocks), first * self.block
+        far = self.gathered(blocks[first:behind, :, :start])
+        low[behind * own :, start : behind * self.block] -= (
+            low[behind * own :, :start] @ adjoint(far))
+
+        def step(j: Any, blocks: Array) -> Array:
+            low, k = self.flat(blocks), first + j
+            columns, below = self.columns_of(k), low[(k + 1) * own :]
+            low[k * own : behind * own, columns] -= low[k * own : behind * own, :start] @ adjoint(
+                far[j * self.block : (j + 1) * self.block])
+            near = self.gathered(blocks[k : k + 1, :, start : columns.stop])
+            beside, square = near[:, : j * self.block], near[:, j * self.block :]
+            done = linear.cholesky(square - beside @ adjoint(beside))
+            below[:, columns] -= below[:, start : columns.start] @ adjoint(beside)
+            right = Triangular(lower=True, right=True, adjoint=True)
+            below[:, columns] = emitted(right, below[:, columns], done)[0]
+            low[k * own : (k + 1) * own, columns] = done[offset : offset + own]
+            return blocks
+
+        return fori_loop(0, GROUP, step, blocks)
+
+    def result(self, blocks: Array) -> Any:
+        """The rows that this rank has of the matrix, a part of a block in each turn, so that all
+        ranks have the same work; and zeros behind the diagonal."""
+        (low, high), (offset, own), zero = self.mine, self.own(), expr.const(0)
+        have = (zero, as_expr(self.count)), (_expr(offset), _expr(offset + own))
+
+        def turn(t: Any, out: Array) -> Array:
+            k = low // self.block + _expr(t)
+            at, columns = k * self.block, expr.minimum((k + 1) * self.block, self.rows)
+            first, last = (expr.maximum(expr.minimum(e - at, self.block), 0) for e in (low, high))
+            into = expr.minimum(at + first, high) - low
+            part = self.fetched(blocks, have, ((k, k + 1), (first, last)), columns)
+            nothing = Full(0, out.type.dtype, (last - first, self.rows - columns))
+            behind = wrap(out.context, out.context.emit_one(nothing), scalar=False)
+            return _put(_put(out, part[0], into, zero), behind, into, columns)
+
+        most = as_expr(self.rows) // _expr(axis_size(self.axis)) // self.block + 2
+        return fori_loop(0, number(most), turn, self.blank(*self.x.shape))
+
+
+def _put(x: Array, part: Array, *start: Expr) -> Array:
+    """x with a part at these positions, which are in bounds."""
+    return emitted(Update(start, (1,) * len(start), cut=True), x, part)[0]
 
 
 # ---- LU with partial pivoting --------------------------------------------------------------------
@@ -175,9 +246,8 @@ class Elimination:
     def less(self, part: Array, first: Any, columns: slice, lu: Array) -> Array:
         """U of its rows from the first on, and what that leaves of the columns behind."""
         upper, block = Triangular(lower=False, right=True, unit=True), self.dealt.block
-        made = emitted(upper, part[first:, columns], lu[:, :block])[0]
-        part[first:, columns] = made
-        part[first:, columns.stop :] -= made @ lu[:, block:]
+        part[first:, columns] = emitted(upper, part[first:, columns], lu[:, :block])[0]
+        part[first:, columns.stop :] -= part[first:, columns] @ lu[:, block:]
         return part
 
 
@@ -207,9 +277,9 @@ def solve(x: Array, what: str, b: Array) -> Array | None:
     def up(k: Any, cols: Array, side: Array) -> Array:
         columns = dealt.columns_of(k)
         row = dealt.gathered(cols[k : k + 1, :, : columns.stop])
-        made = emitted(Triangular(lower=True, right=True), side[:, columns], row[:, columns])[0]
-        side[:, columns] = made
-        side[:, : columns.start] -= made @ row[:, : columns.start]
+        lower = Triangular(lower=True, right=True)
+        side[:, columns] = emitted(lower, side[:, columns], row[:, columns])[0]
+        side[:, : columns.start] -= side[:, columns] @ row[:, : columns.start]
         return side
 
     layouts, rows = (dealt.turned_layout, (axis, None)), (axis, None)

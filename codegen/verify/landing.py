@@ -84,7 +84,8 @@ class Landing:
             meet = (owner[by:] == owner[:-by]) & (sent[:-by] == 0)
             known = clear[by:] & clear[:-by]
             for b, e, s in zip(begin, extent, values[2::2], strict=True):
-                known &= (s[by:] == s[:-by]) | (e[by:] <= 1) & (e[:-by] <= 1)
+                known &= (s[by:] == s[:-by]) | (e[by:] <= 1) & (e[:-by] <= 1) & (
+                    s[by:] * s[:-by] > 0)
                 meet &= ~known | ((b[by:] < b[:-by] + e[:-by]) & (b[:-by] < b[by:] + e[by:]))
             for k in np.flatnonzero(meet):
                 if known[k] or _share(_box(values, int(k)), _box(values, int(k) + by)):
@@ -120,17 +121,18 @@ class Landing:
 
 def _digits(values: list[Array]) -> tuple[list[Array], list[Array], Array]:
     """Of boxes (offset, then extent and stride of every dim) where each dim begins, and its extent;
-    and whether that is clear: dims nest as those of an array do."""
+    and whether that is clear: dims nest as those of an array do, but for those of one element that
+    have no stride."""
     left, clear, begin = values[0], np.ones(len(values[0]), dtype=bool), []
-    outer = None
+    outer = np.full(len(left), np.iinfo(np.int64).max)
     for extent, stride in zip(values[1::2], values[2::2], strict=True):
-        clear &= stride > 0
+        one = (stride == 0) & (extent <= 1)
+        clear &= one | (stride > 0)
         size = np.maximum(stride, 1)
-        first, left = left // size, left % size
-        if outer is not None:
-            clear &= (first + extent) * size <= outer
+        first, left = np.where(one, 0, left // size), np.where(one, left, left % size)
+        clear &= one | ((first + extent) * size <= outer)
         begin.append(first)
-        outer = size
+        outer = np.where(one, outer, size)
     return begin, values[1::2], clear & (left == 0)
 
 

@@ -190,7 +190,8 @@ def blocks(n: int = 17) -> Any:
     sign, size = np.linalg.slogdet(z)
     u, s, v = np.linalg.svd(tall, full_matrices=False)
     return {
-        "lower": np.linalg.cholesky(gram), "upper": np.linalg.cholesky(hermitian, upper=True),
+        "lower": np.linalg.cholesky(np.tril(gram) - np.maximum(a[0, 0] - 50, 0) * np.eye(n)),
+        "upper": np.linalg.cholesky(hermitian, upper=True),
         "solve": total, "vector": np.linalg.solve(z.T, z[0]), "r": np.linalg.qr(tall, "r"),
         "det": np.linalg.det(a), "sign": sign, "log": size, "zero": np.linalg.det(a * 0),
         "complex": q, "corner": r, "u": abs(u), "svd": (u * s) @ v,
@@ -218,6 +219,9 @@ def test_split_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
             np.testing.assert_allclose(found[name], x, rtol=1e-9, atol=1e-9, err_msg=where)
     with pytest.raises(CheckError, match="np.linalg.solve: the matrix is singular"):
         image.run(ranks=2, **arrays | {"a": np.zeros((17, 17))})
+    with pytest.raises(CheckError, match="np.linalg.cholesky: the matrix is not positive definite"):
+        first = np.arange(289).reshape(17, 17) == 0
+        image.run(ranks=3, **arrays | {"a": np.where(first, 1e6, arrays["a"])})
     lowered = partition(blocks.capture())
     meter = Meter(lowered.mesh)
     for op in walk(lowered.body):
@@ -226,6 +230,13 @@ def test_split_matrices(monkeypatch: pytest.MonkeyPatch) -> None:
             continue
         if (traffic := meter.of(op)).gathered:
             assert traffic.result.evaluate({"n_r": 4, "n_s": 1}) < 17 * 17 * 8, text
+
+
+def test_a_split_cholesky_copies_no_panel() -> None:
+    """Triangles are solved with where their right sides lie, and no rank has half of the matrix."""
+    plan = lower(factored(np.linalg.cholesky, 4096, 4096, layout=("r", None)).capture()).plan
+    assert not [b.name for b in plan.buffers if b.name.startswith(("triangular", "slice"))]
+    assert sum(b.capacity.evaluate({"n_r": 64}) for b in plan.buffers) < 4096 * 4096 // 4
 
 
 IN_PARTS = {  # beside functions of one matrix

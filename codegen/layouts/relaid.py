@@ -58,6 +58,7 @@ class _Relaid(Builder):
         super().__init__()
         self.choices, self.uses = choices, graph.def_use.uses
         self.chosen: frozenset[Value] = frozenset()  # of what the next loop is given
+        self.within = 0  # chosen loops
         self.now: dict[Value, Value] = {}
         self.known: dict[tuple[Value, Layout], Value] = {}  # changes of layout in this region
 
@@ -98,7 +99,9 @@ class _Relaid(Builder):
             self.now[v] = self.laid(now, layout, because)
             because = because if self.now[v] is now else ""
         self.chosen = frozenset(v for v, _ in choice.before)
+        self.within += 1
         self.again(op, choice.inside)
+        self.within -= 1
         self.place = op.place
         ends = [self.now.get(v, v) for v in op.results]
         self.now = before
@@ -115,7 +118,7 @@ class _Relaid(Builder):
         what, self.place = op.what, op.place
         operands = [self.now.get(v, v) for v in op.operands]
         if isinstance(what, Relayout) and (
-            inside is Inside.WHOLE or (inside is Inside.FOLLOWS and not what.asked)
+            inside is Inside.WHOLE or (self.within and inside is Inside.FOLLOWS and not what.asked)
         ):
             self.now[op.result] = operands[0]
             return
@@ -185,8 +188,8 @@ class _Relaid(Builder):
             return value
         if (value, layout) not in self.known:
             t = replace(value.type, layout=layout, free=False)
-            made = self.add(Relayout(layout, because=because), (value,), (Value(value.name, t),))
-            self.known[value, layout] = made.result
+            what = Relayout(layout, because=because, wanted=True)
+            self.known[value, layout] = self.add(what, (value,), (Value(value.name, t),)).result
         return self.known[value, layout]
 
 

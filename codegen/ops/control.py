@@ -73,17 +73,19 @@ class Branch(Stated, Control):
 @dataclass(frozen=True)
 class Relayout(Kind):
     """Graph level: the same elements, laid out otherwise. asked: by the user; because: why the
-    compiler does it, where that is its own choice."""
+    compiler does it, where that is its own choice; wanted: each rank gets the parts that it uses,
+    ghost cells too, at once."""
 
     name = "relayout"
     lays_out = True
     to: Layout
     asked: bool = False
     because: str = ""
+    wanted: bool = False
 
     @property
     def held(self) -> bool:  # type: ignore[override]
-        return self.asked
+        return not self.wanted
 
     def layout(self, operands: Types, result: ArrayType) -> Iterable[tuple[str, ...]]:
         return self.to

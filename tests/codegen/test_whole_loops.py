@@ -201,3 +201,16 @@ def test_random_programs_with_every_loop_computed_whole(monkeypatch: pytest.Monk
 
     search(7, COUNT, compared, recipes.recipes(4), RANKS, CHOICE)
     assert any(changed)
+
+
+def test_what_is_stored_is_computed_in_the_parts_in_which_the_array_lies():
+    @spmd.program(mesh=("r",))
+    def stages(n: int = 64):
+        y = spmd.input("y", (n,), layout=("r",))
+        for k in range(4):
+            parts = np.transpose(np.reshape(y, (2**k, 2, n >> (k + 1))), (1, 0, 2))
+            y[:] = np.reshape(np.array([[1.0, 1], [1, -1]]) @ np.reshape(parts, (2, n // 2)), (n,))
+        return y
+
+    # not by every rank, of what the first stage has gathered
+    assert sum(isinstance(s, Exchange) for s in walk_steps(lower(stages.graph({})).plan.steps)) >= 4

@@ -13,6 +13,7 @@ from dataclasses import replace
 from codegen.dtypes import FLOAT32, FLOAT64, DType
 from codegen.errors import Place
 from codegen.functions import OPENMP, neutral
+from codegen.plan.exprs import exprs
 from codegen.plan.grammar import (
     Choice,
     Integer,
@@ -29,6 +30,7 @@ from codegen.plan.grammar import (
     Store,
     Sweep,
     Turns,
+    Var,
     Work,
 )
 from codegen.plan.indexing import leaves, positions, ravel, waiting_room
@@ -178,8 +180,10 @@ def _reordered(sweep: Sweep) -> bool:
 
 def _lanes(sweep: Sweep) -> int:
     """How many totals each fold has: a processor adds several numbers in the time that it takes
-    until the first sum is there. Not where other work takes longer than that."""
+    until the first sum is there. Not where other work takes longer than that, or none is done."""
     if len(sweep.folds) < len(sweep.parts) or not all(is_quick(p.value) for p in sweep.parts):
+        return 0
+    if not _moves(sweep.parts, sweep.long[-1]):
         return 0
     if all(f.dtype.kind == "c" for f in sweep.folds):
         return 8 if len(sweep.folds) == 1 else 0
@@ -202,4 +206,10 @@ def _extremes(lane: Lane) -> int:
     lanes = _LANES // max(8, 2 * lane.dtype.size)
     few = expr.nonneg(4 * lanes - lane.along.extent)
     assert lane.value is not None
-    return lanes if lane.dtype.kind != "c" and is_quick(lane.value) and not few else 0
+    quick = lane.dtype.kind != "c" and is_quick(lane.value) and _moves(lane.value, lane.along)
+    return lanes if quick and not few else 0
+
+
+def _moves(computed: object, loop: Var) -> bool:
+    """Whether turns of a loop compute of other elements than each other."""
+    return any(loop.sym in e.symbols() for e in exprs(computed))

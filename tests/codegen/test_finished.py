@@ -66,7 +66,8 @@ def test_sums_of_integers_are_left_to_the_compiler(levels: Levels) -> None:
 
 
 def test_long_folds_have_a_total_for_each_of_some_elements() -> None:
-    """Of complex numbers too; not where a row is short, or where computing takes longer."""
+    """Of complex numbers too; not where a row is short, where computing takes longer, or where all
+    elements are one number."""
 
     @spmd.program(mesh=("r",))
     def long():
@@ -75,15 +76,16 @@ def test_long_folds_have_a_total_for_each_of_some_elements() -> None:
         y = spmd.input("y", (4000,), np.float64, ("r",))
         w = spmd.input("w", (5000, 20), np.float32, ("r", None))
         return (np.max(x), np.sum(np.exp(y)), np.vdot(z, z), np.sum(w, axis=1), np.argmax(x),
-                np.argmin(w, axis=1))
+                np.argmin(w, axis=1), np.min(spmd.full((5000,), 2, np.float32, ("r",))),
+                np.argmax(np.broadcast_to(x[0], (5000,))))
 
     works = [w for s in walk_steps(lower(long.capture()).finished.steps) if isinstance(s, Phase)
              for w in walk_works(s.work)]
     said = {(f.dtype.name, f.fn, sweep.lanes) for w in works if isinstance(w, Nest)
             for sweep in w.sweeps for f in sweep.folds}
     assert said >= {("float64", "max", 32), ("float64", "add", 0), ("complex128", "add", 8),
-                    ("float32", "add", 0)}
-    assert [w.lanes for w in works if isinstance(w, Lane)] == [16, 0]
+                    ("float32", "add", 0), ("float32", "min", 0)}
+    assert [w.lanes for w in works if isinstance(w, Lane)] == [16, 0, 0]
 
 
 PROGRAMS = {p.name: p for p in (decided, heat, branches, halo, in_place, ring_allreduce)}

@@ -140,41 +140,88 @@ def branch(n: int = 100_000):
     return ()
 
 
+@spmd.program(mesh=("r",))
+def synch_p2p(m: int = 1000, n: int = 1000):
+    """A wavefront: a rank has some columns, and goes on with a line where the one before it has."""
+    steps = spmd.scalar("steps", 1)
+    grid = spmd.input("grid", (n, m), np.float64, layout=(None, "r"),
+                      default=lambda j, i: np.where(j == 0, i, np.where(i == 0, j, 0)))
+
+    @spmd.shard_map(mesh="r", out_layouts=(None, "r"))
+    def piped(grid):
+        def passed_on(x):
+            return spmd.ppermute(x, "r", to=lambda i, n: i + 1 if i + 1 < n else None)
+
+        me, ranks = spmd.axis_index("r"), spmd.axis_size("r")
+        x = np.concatenate([passed_on(grid[:, -1])[:, None], grid], axis=1)
+        for _ in spmd.range(steps):
+            for turn in spmd.range(1, n + ranks - 1):
+                line = min(max(turn - me, 1), n - 1)
+                if line == turn - me:
+                    for i in spmd.range(1 + (me == 0), x.shape[1]):
+                        x[line, i] = x[line, i - 1] + x[line - 1, i] - x[line - 1, i - 1]
+                came = passed_on(x[line, -1])
+                following = min(max(turn - me + 1, 1), n - 1)
+                if following == turn - me + 1:
+                    x[following, 0] = came
+            corner = spmd.ppermute(-x[-1, -1], "r", to=lambda i, n: 0 if i == n - 1 else None)
+            if me == 0:
+                x[0, 1] = corner
+        return x[:, 1:]
+
+    corner = piped(grid)[-1, -1]
+    assert np.abs(corner / (steps * (m + n - 2.0)) - 1) < 1e-8, "the corner is known"
+    return ()
+
+
 @dataclass(frozen=True)
 class Kernel:
-    """Of the C: its folder, its first argument (steps, mostly) and the others; what a step
-    computes, or moves at least where every array is read and written once in each of its
-    statements, and in which unit that is a rate. That of nstream is the memory's: the bound of the
-    others."""
+    """Of the C: its folder, its first argument (steps, mostly; few for many ranks) and the others;
+    what a step computes, or moves at least where every array is read and written once in each of
+    its statements, and in which unit that is a rate. That of nstream is the memory's: the bound of
+    the others."""
 
     folder: str
     steps: int
+    few: int
     argv: tuple[Any, ...]
     work: float = 0.0
     unit: str = ""
+    binary: str = ""  # unless it is called as its folder
+
+    @property
+    def program(self) -> str:
+        return self.binary or self.folder.lower()
 
     def rate(self, seconds: float) -> str:
         return f"{self.work / seconds:.1f} {self.unit}" if self.work else ""
 
 
 KERNELS = {
-    "stencil": Kernel("Stencil", 40, (2000,), work=5 * 8 * 2000**2 / 1e9, unit="GB/s"),
-    "transpose": Kernel("Transpose", 20, (2048,), work=4 * 8 * 2048**2 / 1e9, unit="GB/s"),
-    "nstream": Kernel("Nstream", 20, (20_000_000, 0), work=4 * 8 * 0.02, unit="GB/s"),
-    "dgemm": Kernel("DGEMM", 3, (1024, 32, 1), work=2 * 1024**3 / 1e9, unit="Gflop/s"),
-    "reduce": Kernel("Reduce", 200, (100_000,)),
-    "random": Kernel("Random", 16, (20,)),
-    "branch": Kernel("Branch", 400, (100_000, "vector_stop")),
+    "stencil": Kernel("Stencil", 40, 10, (2000,), work=5 * 8 * 2000**2 / 1e9, unit="GB/s"),
+    "transpose": Kernel("Transpose", 20, 3, (2048,), work=4 * 8 * 2048**2 / 1e9, unit="GB/s"),
+    "nstream": Kernel("Nstream", 20, 5, (20_000_000, 0), work=4 * 8 * 0.02, unit="GB/s"),
+    "dgemm": Kernel("DGEMM", 3, 1, (1024, 32, 1), work=2 * 1024**3 / 1e9, unit="Gflop/s"),
+    "reduce": Kernel("Reduce", 200, 4, (100_000,)),
+    "random": Kernel("Random", 16, 1, (20,)),
+    "branch": Kernel("Branch", 400, 100, (100_000, "vector_stop")),
+    "synch_p2p": Kernel("Synch_p2p", 20, 2, (1000, 1000), binary="p2p"),
 }
 
 
 def steps_of(name: str, ranks: int) -> int:
-    """Of a call: C's argument of `random` is updates per element of the table, two rounds, in
-    groups of 1024; a step of `branch` is two of its iterations."""
+    """C's first argument: fewer where ranks wait for cores."""
     kernel = KERNELS[name]
+    return kernel.steps if ranks < 8 else kernel.few
+
+
+def turns_of(name: str, ranks: int) -> int:
+    """Of a call of ours: C's argument of `random` is updates per element of the table, two rounds,
+    in groups of 1024; a step of `branch` is two of its iterations."""
+    steps = steps_of(name, ranks)
     if name == "random":
-        return max(1, kernel.steps * (1 << kernel.argv[0]) // ranks // 2048)
-    return kernel.steps // 2 if name == "branch" else kernel.steps
+        return max(1, steps * (1 << KERNELS[name].argv[0]) // ranks // 2048)
+    return steps // 2 if name == "branch" else steps
 
 
 FETCH = """figures prk: PRK is not the folder of the Parallel Research Kernels
@@ -192,22 +239,22 @@ def built_c(source: Path, folder: Path) -> None:
     (folder / "common" / "make.defs").write_text(flags)
     for kernel in KERNELS.values():
         at = folder / "MPI1" / kernel.folder
-        run(["make", "-C", at, kernel.folder.lower()], timeout=600).expect(0)
+        run(["make", "-C", at, kernel.program], timeout=600).expect(0)
 
 
 def seconds_of_c(name: str, folder: Path, ranks: int) -> float:
     """Of a step."""
     kernel, launch = KERNELS[name], ["mpirun", "-n", ranks]
-    binary = folder / "MPI1" / kernel.folder / kernel.folder.lower()
-    out = run([*launch, binary, kernel.steps, *kernel.argv], timeout=300).expect(0).out
+    binary = folder / "MPI1" / kernel.folder / kernel.program
+    out = run([*launch, binary, steps_of(name, ranks), *kernel.argv], timeout=300).expect(0).out
     (found, *_) = re.findall(r"[tT]ime \(s\): ([0-9.]+)", out)
-    rounds = {"random": 2 * steps_of(name, ranks), "branch": steps_of(name, ranks)}
+    rounds = {"random": 2 * turns_of(name, ranks), "branch": turns_of(name, ranks)}
     return float(found) / rounds.get(name, 1)
 
 
 def seconds_of_ours(name: str, folder: Path, ranks: int) -> float:
     argv = ["mpirun", "-n", ranks, sys.executable, "-m", "tests.figures_prk"]
-    steps = steps_of(name, ranks)
+    steps = turns_of(name, ranks)
     done = run([*argv, folder / f"{name}.img", steps], timeout=300).expect(0)
     return float(done.out.split()[-1]) / (2 if name == "random" else 1)
 

@@ -311,7 +311,8 @@ class Update(Kind):
         into, shape = at.take_over(op), x.type.shape
         loops, index = at.plainest(v)
         node, target = at.node(v, index), ravel(at.within(self, index), shape)
-        rows = 0 if v in at.stored else rows_kept(node, x, target, shape, self.step)
+        one = all(e == 1 for e in v.type.shape)
+        rows = 0 if one or v in at.stored else rows_kept(node, x, target, shape, self.step)
         assert rows is not None, "what reads x where the order of rows does not help is stored"
         waiting = None
         if rows:

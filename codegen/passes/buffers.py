@@ -9,7 +9,7 @@ Always holds: two values in one buffer are never both needed at any point (Chait
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from codegen.fresh import Fresh
 from codegen.ir import Op, Region, Value
@@ -406,8 +406,13 @@ def _alone(op: Op) -> _Write | None:
     if not isinstance(op.what, Do) or len(op.what.acts) != 1:
         return None
     (act,), bases = op.what.acts, [x for x, _ in op.what.begins]
-    act = act.take or act if isinstance(act, Exchange) else act
-    return _write(0, act, None, bases[0] if bases else None) if isinstance(act, Store) else None
+    take = act.take if isinstance(act, Exchange) else None
+    store = take or act
+    if not isinstance(store, Store):
+        return None
+    found = _write(0, store, None, bases[0] if bases else None)
+    one = take is None and not store.bounds and all(v.extent == 1 for v in store.loops)
+    return replace(found, others=frozenset()) if one else found  # it is read before it is written
 
 
 def _nest(op: Op) -> Nest[Value] | None:

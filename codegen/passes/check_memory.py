@@ -182,9 +182,10 @@ class _Check:
             step = items.left.pop()
             if isinstance(step, Exchange):
                 holds.own |= dict.fromkeys(_given_up(step), _NONE)
-            store = act.take if isinstance(act, Exchange) else act
-            if isinstance(store, Store) and not store.rows:
-                self.over_itself(store)
+            if isinstance(act, Exchange) and act.take is not None:
+                self.over_itself(act.take)
+            elif isinstance(act, Store) and not act.rows and any(v.extent != 1 for v in act.loops):
+                self.over_itself(act)
             for v in memory_written(act):  # where two lie in one memory, the last one is there
                 if v in self.at:
                     written.add(v)

@@ -88,8 +88,8 @@ class _Hoisting:
         return step
 
     def phase(self, phase: Phase) -> Phase:
-        turns = (w.sym.name for w in walk_works(phase.work) if isinstance(w, Turns))
-        inside = _Inside((*self.buffers, *turns))
+        turns = [w.sym.name for w in walk_works(phase.work) if isinstance(w, Turns)]
+        inside = _Inside((*self.buffers, *turns), bool(turns))
         work = mapped(phase.work, inside)
         parameters = tuple(
             PhaseParameter(sym, e, self.once(e, f"{phase.name}_{sym.name}"))
@@ -154,9 +154,11 @@ class _Hoisting:
 
 
 class _Inside:
-    """What the formulas of a phase become. parameters: by what they are."""
+    """What the formulas of a phase become. parameters: by what they are. in_turn: turns of a loop
+    in it may read what those before them wrote."""
 
-    def __init__(self, taken: Collection[str]) -> None:
+    def __init__(self, taken: Collection[str], in_turn: bool) -> None:
+        self.in_turn = in_turn
         self.parameters: dict[Expr, Sym] = {}
         self.names = Fresh(taken)
 
@@ -172,6 +174,10 @@ class _Inside:
             name = _obvious_name(unit)
         if not name or (plus and name == "extent"):
             name, unit, times, plus = f"e{len(self.parameters)}", e, 1, 0
+        if self.in_turn and name == f"e{len(self.parameters)}":  # C sees what is a step apart
+            for known, sym in self.parameters.items():
+                if (e - known).is_const:
+                    return expr.symbol(sym) + (e - known)
         if unit not in self.parameters:
             self.parameters[unit] = Sym(self.names.name(name), "size")
         return expr.symbol(self.parameters[unit]) * times + plus

@@ -214,6 +214,8 @@ class _Storing:
         index = positions(loop_vars(v.type.shape))
         node = resolver.node(v, index)
         if isinstance(op.what, Update):
+            if all(e == 1 for e in v.type.shape):  # one element is read before it is written
+                return
             target = ravel(resolver.within(op.what, index), x.type.shape)
             kept = rows_kept(node, x, target, x.type.shape, op.what.step)
             if kept == 0 or (kept and not self.reshaped(v, x)):

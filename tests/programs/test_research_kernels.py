@@ -14,7 +14,7 @@ from tests import figures_prk
 SMALL = {
     "stencil": {"n": 23, "r": 2}, "transpose": {"n": 37}, "nstream": {"n": 1001},
     "dgemm": {"n": 24}, "reduce": {"n": 100}, "random": {"log2": 12, "ahead": 64},
-    "branch": {"n": 1000},
+    "branch": {"n": 1000}, "synch_p2p": {"m": 17, "n": 11},
 }
 
 
@@ -30,6 +30,12 @@ def test_few_points_go_to_all_ranks_and_the_table_stays() -> None:
     plan = plan_text(settled(lower(figures_prk.random.graph({})).plan))
     assert plan.count("all_gather") == plan.count("; 256 looked at before") == 2
     assert "reduce_scatter" not in plan
+
+
+def test_an_element_that_follows_from_another_one_is_one_statement() -> None:
+    """In place, and C sees that it reads what it wrote in the turn before."""
+    text = lower(figures_prk.synch_p2p.graph({})).source.text
+    assert "x_2[e2 + i_2 + 1] = x_2[e2 + i_2] + x_2[e3 + i_2] - x_2[e3 + i_2 - 1];" in text
 
 
 @spmd.program(mesh=("r",))

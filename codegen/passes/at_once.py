@@ -291,7 +291,7 @@ class _Product:
 
     @property
     def is_symmetric(self) -> bool:
-        x, y = (replace(m.shown, dims=()) for m in (self.rows, self.columns))
+        x, y = ((replace(m.shown, dims=()), m.along, m.summed) for m in (self.rows, self.columns))
         return self.rows.along is not None and x == y
 
     def symmetric(self) -> _Product:

@@ -33,6 +33,9 @@ def read(x, w, c, turns=range):
         both[i:, i] = both[i, i:] = x[:, i] @ x[:, i:] / (n - 1)
     for i in turns(m - 1):
         behind[i + 1:, i] = behind[i, i + 1:] = x[:, i] @ x[:, i + 1:m]
+    square = np.zeros((m, m))
+    for i in turns(m):
+        square[i] = w[i, :m] @ w[:m, :m]
     for i in turns(m - 1, -1, -2):
         down[i, 3:] = w[:m].T @ x[i]
     for j in turns(3):
@@ -45,7 +48,7 @@ def read(x, w, c, turns=range):
             q[:, j] -= q[:, k] * (q[:, k] @ q[:, j])
     for i in turns(m - 2, -1, -1):
         s[i] = s[i] @ both + s[i + 1]
-    return rows, sums, kept, turned, both, behind, down, dots, q, s
+    return rows, sums, kept, turned, both, behind, down, dots, q, s, square
 
 
 def written(a, b, turns=range):
@@ -118,7 +121,7 @@ def test_no_turn_makes_a_product_of_arrays_that_are_only_read():
         f"{M - 1} - k"]
     assert products(graph.body.ops) == sorted([
         (N, N, M), (N, N, M), (1, M, N), (N, N, M), (M, M, N), (M, M, N), (M // 2, N, M),
-        (M - 1, M, M)])
+        (M - 1, M, M), (M, M, M)])
 
 
 def test_products_stay_where_the_loop_writes_operands_or_few_want_them():

@@ -126,8 +126,12 @@ def _elsewhere(work: Store) -> bool:
 
 
 def _nests(nest: Nest) -> Iterator[Nest]:
+    """Turns that are taken together, and those that are left, sum up in the same order."""
     for part in together(nest):
-        yield replace(part, sweeps=tuple(map(_sweep, part.sweeps)))
+        sweeps = tuple(map(_sweep, part.sweeps))
+        if part.loops != nest.loops:
+            sweeps = tuple(replace(s, lanes=0) for s in sweeps)
+        yield replace(part, sweeps=sweeps)
 
 
 # ---- reductions ----------------------------------------------------------------------------------

@@ -116,7 +116,9 @@ class Demands:
             elif away:
                 if cut.axes or cut.given or cut.period:
                     return None
-                cut = cuts.fixed(lower_bound(cut.first, away), upper_bound(cut.last, away))
+                first, last = lower_bound(cut.first, away), upper_bound(cut.last, away)
+                # a turn whose branch asks for less than its counters could is nearer to the ends
+                cut = cuts.fixed(expr.most(first, have.first), expr.least(last, have.last))
             wide.append(cut)
         if not cuts.inside(tuple(wide), home(value)):
             return tuple(wide)

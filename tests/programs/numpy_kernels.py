@@ -402,6 +402,18 @@ def stages(x):
     return x
 
 
+def echoes(waves, near, weights, heard):
+    """What nodes hear in each band, at each time, of what neighbours sent some time before."""
+    for band in spmd.range(waves.shape[0]):
+        for t in spmd.range(waves.shape[1]):
+            for delay in spmd.range(weights.shape[0]):
+                for a in spmd.range(near.shape[0]):
+                    for b in spmd.range(near.shape[1]):
+                        if t - delay >= 0:
+                            sent = waves[band, t - delay, near[a, b]]
+                            heard[band, t, a] += sent @ weights[delay, a, b]
+
+
 def trace_of_tanh(a):
     trace = 0.0
     for i in spmd.range(a.shape[0]):
@@ -476,6 +488,9 @@ KERNELS: dict[str, Kernel] = {
     "mean_by_radius": Kernel(500000, 200, lambda n, r: dict(radius=r(n), data=r(n), bins=12)),
     "stages": Kernel(1 << 18, 16, lambda n, r: dict(
         x=(r(n) + 1j * r(n))[: 1 << (n.bit_length() - 1)])),
+    "echoes": Kernel(10, 6, lambda n, r: dict(
+        waves=r(n // 2, n, n, 3, 3), near=(n * r(n, 2)).astype(np.int64),
+        weights=r(n // 2, n, 2, 3, 3), heard=r(n // 2, n, n, 3, 3))),
     "trace_of_tanh": Kernel(2000, 7, lambda n, r: dict(a=r(n, n))),
 }
 

@@ -193,6 +193,9 @@ class KernelError(ProgramError):
     """A kernel that cannot be compiled, allocates or raises."""
 
 
+REPORT = "report this program: it is a defect of spmd"
+
+
 class InternalError(SpmdError):
     """A level of the compiler broke one of its own rules. Always a defect of spmd."""
 
@@ -205,7 +208,7 @@ class InternalError(SpmdError):
         """That a rule does not hold, which the checkers between the passes ask for."""
         return cls(
             f"the compiler broke a rule of its own: {rule}", place=place, found=found,
-            expected=expected, remedy="report this program: it is a defect of spmd",
+            expected=expected, remedy=REPORT,
         )
 
 

@@ -20,6 +20,7 @@ import numpy as np
 from codegen import kept
 from codegen.check_names import checks_of
 from codegen.errors import (
+    REPORT,
     InputError,
     InternalError,
     OutputError,
@@ -105,6 +106,9 @@ def _execute(module: Any, path: str, text: bytes) -> dict[str, Any]:
 _PUBLIC = ("spmd", "spmd.random", "spmd.numpy")  # modules in which users look for names
 
 
+_DEFECTS = (AssertionError, AttributeError, LookupError, TypeError, ValueError)  # of a pass
+
+
 def guarded(step: Any) -> Any:
     """The result of code that runs a user's Python; its exceptions become errors with a place."""
     try:
@@ -126,9 +130,11 @@ def guarded(step: Any) -> Any:
         if isinstance(error.__cause__, SpmdError):
             raise error.__cause__ from None  # NumPy said less about it
         where, ours = user_place(error)
-        if where is None:
-            raise
         text = f"{type(error).__name__}: {error}"
+        if where is None:
+            if isinstance(error, _DEFECTS):
+                raise InternalError(text, remedy=REPORT) from error
+            raise
         misspelt = any(getattr(error, "obj", 0) is sys.modules.get(name) for name in _PUBLIC)
         if ours and not misspelt:
             raise InternalError(text, place=where) from error

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from codegen.errors import EnvironmentFault, InternalError
+from codegen.errors import REPORT, EnvironmentFault, InternalError
 from codegen.image import commands, elf, elf_dynamic
 from codegen.image import manifest as reader
 
@@ -197,7 +197,7 @@ def _refused(
         return InternalError(
             "the C compiler refused what spmd generated",
             expected="code that compiles without a warning", found=found,
-            remedy="report this program: it is a defect of spmd",
+            remedy=REPORT,
         )
     return EnvironmentFault(
         f"{name} does not compile C as images need it", found=found,

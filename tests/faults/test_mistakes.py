@@ -10,6 +10,8 @@ import sys
 import numpy as np
 import pytest
 
+import spmd
+from codegen import compile as compiler
 from codegen import places
 from codegen.errors import InternalError, ProgramError, SpmdError
 from spmd import report, source
@@ -185,6 +187,17 @@ def test_in_helpers_of_other_modules_and_kernels(tmp_path, monkeypatch):
                     "    return twice(x, out=spmd.like(x))\n")
     found = said(lambda: source.find_program(str(path)).eager(ranks=1))
     assert found and "mistakes_helper.py:6:" in found and "IndexError" in found
+
+
+def test_what_a_pass_raises_is_a_defect_of_spmd(monkeypatch):
+    @spmd.program(mesh=("r",))
+    def program():
+        return spmd.ones((4,), layout=("r",)) + 1
+
+    for raises, text in ((().__getitem__, "TypeError: tuple indices"), ({}.pop, "KeyError: ")):
+        monkeypatch.setattr(compiler, "split", raises)
+        with pytest.raises(InternalError, match=f"{text}(.|\\n)*report this program"):
+            spmd.build(program, cache=False)
 
 
 def test_whose_a_file_is():

@@ -80,10 +80,9 @@ $(STAMP): pyproject.toml setup.py $(ENGINE) | $(PY)
 	@$(PY) -m compileall -q spmd codegen  # every rank imports them; PYTHONDONTWRITEBYTECODE or not
 	@touch $@
 
-# A worker for each core and one more, since some tests wait; 8 at most, since some start 16
-# processes.
+# A worker for each core, and 8 at most: what starts processes starts up to 16 of them.
 test: setup
-	$(RUN) python -m pytest --numprocesses=$$(($$(nproc) + 1)) --maxprocesses=8 $(ARGS) </dev/null
+	$(RUN) python -m pytest --numprocesses=auto --maxprocesses=8 $(ARGS) </dev/null
 
 # In an environment of its own: what does not start processes is the same under every MPI.
 test-openmpi:

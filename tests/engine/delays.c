@@ -127,6 +127,14 @@ void hook_flush(void)
         drain_one();
 }
 
+/* What comes next happens after others see all that I have written. They do not yet when it is
+ * drained: the processor has a store buffer of its own, where there are delays and where not. */
+static void publish(void)
+{
+    hook_flush();
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+}
+
 static void waste(void)
 {
     if (all.defect == DELAYS_ALLOCATES && one_in(100)) {
@@ -164,7 +172,9 @@ void hook_store(void *at, size_t size, uint64_t value, int order)
     if (mine.writes == PENDING)
         drain_one();
     mine.write[mine.writes++] = (pending){at, size, value};
-    if (order == __ATOMIC_SEQ_CST || !all.rate)
+    if (order == __ATOMIC_SEQ_CST)
+        publish();
+    else if (!all.rate)
         hook_flush();
     step();
 }
@@ -206,7 +216,7 @@ void hook_fence(int order)
 {
     hook_delay();
     if (order == __ATOMIC_SEQ_CST && all.defect != DELAYS_NO_FENCE)
-        hook_flush();
+        publish();
     hook_delay();
 }
 

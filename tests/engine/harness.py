@@ -42,12 +42,12 @@ def compile_c(output: Path, *arguments: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def compile_hooked(output: Path, *arguments: str) -> None:
-    """A test of the engine in C, with hooks.h in front of every file of it."""
+def compile_hooked(output: Path, *arguments: str, engine: bool = True) -> None:
+    """A test in C, of the engine or of the hooks alone, with hooks.h in front of every file."""
     delays = output.with_suffix(".delays.o")
     compile_c(delays, "-O1", "-c", str(HERE / "delays.c"))
     hooks = ["-include", str(HERE / "hooks.h"), f"-I{HERE}"]
-    compile_c(output, *hooks, *arguments, *SOURCES, str(delays))
+    compile_c(output, *hooks, *arguments, *(SOURCES if engine else ()), str(delays))
 
 
 class Images:

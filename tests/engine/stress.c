@@ -16,8 +16,8 @@
 #include <unistd.h>
 
 #include "delays.h"
-#include "engine.h"
 #include "images.h"
+#include "parts.h"
 
 static const struct {
     const char *name;
@@ -102,6 +102,16 @@ static spmd_job *job_make(const setup *drawn, int64_t process)
     return spmd_job_new(&settings, &job) == SPMD_OK ? job : NULL;
 }
 
+/* A process of the job, this one or another, is stopped by a signal. Whoever waits for it is right. */
+static bool is_stopped(const spmd_job *job, int64_t ranks)
+{
+    spmd_rank_state seen;
+    for (int64_t k = 0; k < ranks; k++)
+        if (spmd_job_watch(job, k, &seen) == SPMD_OK && spmd_process_is_stopped(seen.process))
+            return true;
+    return false;
+}
+
 /* Exchanges that all ranks of the job have completed in this run; also those of other processes. */
 static int64_t progress(const spmd_job *job, int64_t ranks)
 {
@@ -147,7 +157,8 @@ static int run_once(spmd_job *job, int64_t ranks, int64_t limit_ms)
         return FAILED;
     while ((ends = spmd_job_wait(job, WAIT_MS)) == SPMD_RUNNING) {
         int64_t sum = progress(job, ranks);
-        still_ms = sum == seen ? still_ms + WAIT_MS : 0;
+        bool still = sum == seen && !is_stopped(job, ranks);
+        still_ms = still ? still_ms + WAIT_MS : 0;
         seen = sum;
         if (still_ms >= limit_ms) {
             where_print(job, ranks);

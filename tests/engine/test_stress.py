@@ -1,19 +1,23 @@
 """The engine under random delays: random jobs, built with hooks at every access to a shared word.
 
 hooks.h, delays.c: what is done to the engine. stress.c: what runs. `make stress` runs it for long;
-STRESS_SECONDS, STRESS_SEED: for how long, and the first of the seeds (a job each).
+STRESS_SECONDS, STRESS_SEED: for how long, and the first of the seeds (a job each). fences.c: what
+the hooks make of a fence.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import signal
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from tests.conftest import run
+from tests.conftest import Launch, run
 from tests.engine.harness import CSRC, HERE, compile_hooked
 
 SECONDS = float(os.environ.get("STRESS_SECONDS", "5"))
@@ -42,6 +46,37 @@ def test_a_defect_is_found(stress, name):
     number, symptom = DEFECTS[name]
     done = run([stress, 60, 1, 1.5, number], timeout=120).expect(1)
     assert f"found {symptom} after" in done.out, done.out
+
+
+def test_a_stopped_process_is_no_hang(stress):
+    """A job whose three processes take a moment: one of them stands still for longer than STILL."""
+    with Launch([stress, 0.1, 109, 0.7]) as launch:
+        while len(found := launch.alive()) < 4:
+            assert launch.process.poll() is None
+        time.sleep(0.02)
+        os.kill(max(found), signal.SIGSTOP)
+        time.sleep(1.2)
+        with suppress(ProcessLookupError):  # the job was ended as one that hangs
+            os.kill(max(found), signal.SIGCONT)
+        launch.finish().expect(0, "nothing found")
+
+
+@pytest.fixture(scope="module")
+def fences(once: Callable[..., Path]) -> Path:
+    return once("fences", lambda path: compile_hooked(
+        path, "-O1", str(HERE / "fences.c"), engine=False))
+
+
+@pytest.mark.parametrize("rate", [0, 15])
+@pytest.mark.parametrize("what", ["fence", "store"])
+def test_a_hooked_fence_orders_what_the_processor_does(fences, what, rate):
+    """Or a thread looks for work before others see that it sleeps, and nobody wakes it."""
+    run([fences, what, 0.3, rate, 0]).expect(0)
+
+
+@pytest.mark.skipif(os.cpu_count() == 1, reason="one core sees all that it has written")
+def test_a_fence_that_does_nothing_is_found(fences):
+    run([fences, "fence", 40, 0, DEFECTS["no_fence"][0]]).expect(1)
 
 
 def test_every_access_to_a_shared_word_is_hooked():

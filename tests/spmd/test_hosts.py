@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
-import time
 
 import numpy as np
 import pytest
 
 from tests.conftest import EXAMPLES, ROOT, Launch, run
+from tests.faults.test_lost import LIMIT, TURNS, wait_for_text
 from tests.spmd.network import ADDRESSES, Network
 
 BY_MPI = ("--transport", "mpi")
@@ -155,15 +156,13 @@ def test_two_hosts_with_addresses_of_their_own(built, spmd_command, network, tmp
 @pytest.mark.parametrize("rank", [1, 2])
 def test_a_rank_stops_on_another_host(built, network, tmp_path, rank):
     """Named with its host, within the limit, by one process of the four."""
-    image = built(EXAMPLES / "heat.py")
-    argv = across(network, tmp_path, image, "--set", "steps=1000000000")
+    argv = across(network, tmp_path, built(TURNS))
     with Launch(argv, env=ENVIRONMENT) as launch:
         victim = launch.ranks(4)[rank]
-        time.sleep(3)
+        wait_for_text(launch)
         os.kill(victim, signal.SIGSTOP)
-        sent = time.monotonic()
         done = launch.finish(30)
-    assert time.monotonic() - sent < 6
     host = list(ADDRESSES)[rank // 2]
-    done.expect(75, f"spmd: rank {rank} on {host} lost in superstep", "heat.py:")
+    done.expect(75, f"spmd: rank {rank} on {host} lost in superstep", ".py:20: x = spmd.ppermute")
+    assert float(re.search(r"silent for ([\d.]+) s", done.err)[1]) < LIMIT + 1, done.err
     assert done.err.count("lost in superstep") == 1, done.err

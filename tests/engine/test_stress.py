@@ -49,14 +49,15 @@ def test_a_defect_is_found(stress, name):
 
 
 def test_a_stopped_process_is_no_hang(stress):
-    """A job whose three processes take a moment: one of them stands still for longer than STILL."""
-    with Launch([stress, 0.1, 109, 0.7]) as launch:
-        while len(found := launch.alive()) < 4:
+    """One of a job's processes stands still for longer than the others may. The first job takes a
+    moment; one that comes later does as well."""
+    with Launch([stress, 1, 109, 0.7]) as launch:
+        while len(found := launch.alive()) < 3:  # the test itself and two
             assert launch.process.poll() is None
         time.sleep(0.02)
-        os.kill(max(found), signal.SIGSTOP)
-        time.sleep(1.2)
-        with suppress(ProcessLookupError):  # the job was ended as one that hangs
+        with suppress(ProcessLookupError):  # it has ended; or was ended, as one that hangs
+            os.kill(max(found), signal.SIGSTOP)
+            time.sleep(1.2)
             os.kill(max(found), signal.SIGCONT)
         launch.finish().expect(0, "nothing found")
 
@@ -74,9 +75,8 @@ def test_a_hooked_fence_orders_what_the_processor_does(fences, what, rate):
     run([fences, what, 0.3, rate, 0]).expect(0)
 
 
-@pytest.mark.skipif(os.cpu_count() == 1, reason="one core sees all that it has written")
 def test_a_fence_that_does_nothing_is_found(fences):
-    run([fences, "fence", 40, 0, DEFECTS["no_fence"][0]]).expect(1)
+    run([fences, "fence", 40, 15, DEFECTS["no_fence"][0]]).expect(1)
 
 
 def test_every_access_to_a_shared_word_is_hooked():

@@ -44,6 +44,7 @@ from codegen.passes.row_wise import row_wise
 from codegen.passes.schedule import scheduled
 from codegen.passes.settle import settled
 from codegen.passes.shared_loops import with_shared_loops
+from codegen.passes.sums_at_once import sums_at_once
 from codegen.passes.to_loops import looped
 from codegen.passes.turn import turned
 from codegen.passes.uniform import check_uniform
@@ -73,8 +74,8 @@ class Levels:
 def lower(graph: Module) -> Levels:
     """All levels below a Graph. Raises the error classes of codegen.errors."""
     at("choosing what ranks hold, and what they send")
-    graph = through(check(graph), check_replicas, without_common, compared, at_once, in_pieces,
-                    in_blocks, row_wise)
+    graph = through(check(graph), check_replicas, without_common, compared, at_once, sums_at_once,
+                    in_pieces, in_blocks, row_wise)
     halves = with_shared_loops(split(graph), split)
     demands, program = with_whole_loops(fetched_ahead(halves, split), split)
     program = through(program, turned, check_uniform)

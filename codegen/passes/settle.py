@@ -35,6 +35,7 @@ from codegen.plan.grammar import (
 )
 from codegen.plan.indexing import leaves, positions, ravel, waiting_room
 from codegen.plan.lookahead import PIECE, SHORT, read_ahead
+from codegen.plan.row_tiles import in_row_tiles
 from codegen.plan.runs import in_runs
 from codegen.plan.several_rows import together
 from codegen.plan.steps import mapped_steps
@@ -125,8 +126,12 @@ def _elsewhere(work: Store) -> bool:
     return last[0].sym in read | added and any(s.kind == "coord" for s in added)
 
 
-def _nests(nest: Nest) -> Iterator[Nest]:
+def _nests(nest: Nest) -> Iterator[Store | Nest]:
     """Turns that are taken together, and those that are left, sum up in the same order."""
+    tiles = in_row_tiles(nest)
+    if tiles is not None:
+        begins, nest = tiles
+        yield from begins
     for part in together(nest):
         sweeps = tuple(map(_sweep, part.sweeps))
         if part.loops != nest.loops:

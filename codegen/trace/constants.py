@@ -50,9 +50,25 @@ def constant_value(context: Context, data: np.ndarray[Any, Any]) -> Value:
     if data.size > _FORMULA_LEAST and (steps := _affine(data)) is not None:
         return _affine_value(context, data, steps, dtype)
     kept = np.ascontiguousarray(data).reshape(data.shape).astype(dtypes.numpy_dtype(dtype))
-    return context.emit_one(Const(data=kept))
+    once = _once(kept) if data.size > _REPEATED_LEAST else kept
+    if once.shape == data.shape:
+        return context.emit_one(Const(data=kept))
+    dims = tuple(d for d, n in enumerate(once.shape) if n == data.shape[d])
+    value = context.emit_one(Const(data=once.reshape([data.shape[d] for d in dims])))
+    return context.emit_one(Broadcast(dims=dims, shape=shape), value)
 
 
+def _once(data: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The data with extent 1 along the dims along which they repeat, to the bit."""
+    for d in range(data.ndim):
+        one = np.ascontiguousarray(data.take([0], d))
+        bits = (x.view(np.uint8).reshape((*x.shape, -1)) for x in (data, one))
+        if data.shape[d] > 1 and np.equal(*bits).all():
+            data = one
+    return data
+
+
+_REPEATED_LEAST = 1 << 10  # elements; of smaller constants all are data, which is read faster
 _FORMULA_LEAST = 64  # elements; smaller constants stay data, which is easier to read
 
 

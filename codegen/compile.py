@@ -18,6 +18,7 @@ from codegen.ir import Module
 from codegen.layouts.demands import Demands, Split
 from codegen.passes.accumulate import accumulated
 from codegen.passes.alone import alone
+from codegen.passes.apart import with_apart
 from codegen.passes.arrivals import with_arrivals
 from codegen.passes.at_once import at_once
 from codegen.passes.buffers import placed
@@ -76,7 +77,7 @@ def lower(graph: Module) -> Levels:
     at("choosing what ranks hold, and what they send")
     graph = through(check(graph), check_replicas, without_common, compared, at_once, sums_at_once,
                     in_pieces, in_blocks, row_wise)
-    halves = with_shared_loops(split(graph), split)
+    halves = with_shared_loops(with_apart(split(graph), split), split)
     demands, program = with_whole_loops(fetched_ahead(halves, split), split)
     program = through(program, turned, check_uniform)
     at("proving that sends and receives match")

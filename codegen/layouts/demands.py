@@ -117,7 +117,8 @@ class Demands:
                 if cut.axes or cut.given or cut.period:
                     return None
                 first, last = lower_bound(cut.first, away), upper_bound(cut.last, away)
-                # a turn whose branch asks for less than its counters could is nearer to the ends
+                # Counters may go beyond the array where a branch keeps such turns from reading it:
+                # what all turns read ends where the array does.
                 cut = cuts.fixed(expr.most(first, have.first), expr.least(last, have.last))
             wide.append(cut)
         if not cuts.inside(tuple(wide), home(value)):

@@ -269,7 +269,9 @@ class Job:
         if status == lib.SPMD_SYSTEM:
             raise EnvironmentFault(f"{text}: {os.strerror(ffi.errno)}")
         if status == lib.SPMD_MISMATCH:
-            raise VersionError(f"image and engine do not fit: {text}", remedy="build it again")
+            raise VersionError(f"image and engine do not fit: {text}",
+                               remedy="build the image again; if that does not help, the engine is "
+                                      "old: `make setup` in a checkout, else install spmd again")
         raise InternalError(f"engine: {text}")
 
     def _check_array(self, status: int, name: str) -> None:

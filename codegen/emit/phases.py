@@ -201,14 +201,14 @@ class PhaseWriter(NestWriter):
 
     def sort(self, work: Lane, value: Node) -> None:
         j, n = work.along.sym.name, self.integer(work.along.extent)
-        lane = ordered = self.buffer(work.scratch[0], written=True)
-        place, ending = expr.symbol(work.along.sym), storage_suffix(work.dtype)
+        lane, *order = (self.buffer(memory, written=True) for memory in work.scratch)
+        place, called = expr.symbol(work.along.sym), f"spmd_{work.kind}_lane"
         self.along(work, lambda: self.put(work.scratch[0], place, self.value(value)))
-        if work.kind == "sort":
-            self.line(f"spmd_sort_lane_{ending}({lane}, {lane} + {n}, {n});")
-        else:
-            ordered = self.buffer(work.scratch[1], written=True)
-            self.line(f"spmd_argsort_lane_{ending}({lane}, {n}, {ordered}, {ordered} + {n});")
+        ordered, given = lane, [f"{lane} + {n}", n]
+        if order:  # of positions, with the room that merging them takes
+            (ordered,) = order
+            given = [n, ordered, f"{ordered} + {n}"]
+        self.line(f"{called}_{storage_suffix(work.dtype)}({', '.join([lane, *given])});")
         self.along(work, lambda: f"{self.target(work.buffer, work.offset)} = {ordered}[{j}];")
 
     # ---- libraries and kernels -------------------------------------------------------------------

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from codegen import kept
 from codegen.describe import manifest_of, notes_of
@@ -57,6 +57,8 @@ from codegen.progress import at
 from codegen.verify.exchange_table import ExchangeTable
 from codegen.verify.sample import check_exchanges
 
+Level = TypeVar("Level", Module, Loops, Plan)
+
 
 @dataclass(frozen=True)
 class Levels:
@@ -75,30 +77,33 @@ class Levels:
 def lower(graph: Module) -> Levels:
     """All levels below a Graph. Raises the error classes of codegen.errors."""
     at("choosing what ranks hold, and what they send")
-    graph = through(check(graph), check_replicas, without_common, compared, at_once, sums_at_once,
-                    in_pieces, in_blocks, row_wise)
+    graph = through(check, check(graph), check_replicas, without_common, compared, at_once,
+                    sums_at_once, in_pieces, in_blocks, row_wise)
     halves = with_shared_loops(with_apart(split(graph), split), split)
     demands, program = with_whole_loops(fetched_ahead(halves, split), split)
-    program = through(program, turned, check_uniform)
+    program = through(check, program, turned, check_uniform)
     at("proving that sends and receives match")
-    program = through(program, check_matching, instrumented, at_one_place)
+    program = through(check, program, check_matching, instrumented, at_one_place)
     at("choosing loops and buffers")
     loops = check_loops(looped(program, stored_values(program)))
-    loops = check_loops(with_arrivals(check_loops(fused(check_loops(accumulated(loops))))))
+    loops = through(check_loops, loops, accumulated, fused, with_arrivals)
     memory = rotated(placed(loops))
-    plan = check_plan(enclosed(check_memory(memory, check_plan(narrowed(scheduled(memory))))))
+    plan = check_memory(memory, check_plan(narrowed(scheduled(memory))))
+    plan = through(check_plan, plan, enclosed)
     exchanges = check_exchanges(plan)
     finished = check_finished(hoisted(settled(alone(plan))))
     at("writing C")
     return Levels(demands.graph, demands, program, loops, plan, exchanges, finished, emit(finished))
 
 
-def through(module: Module, *passes: Callable[[Module], Module]) -> Module:
-    """What passes make of a module, one after the other, checked where one has changed it."""
+def through(
+    check: Callable[[Level], Level], level: Level, *passes: Callable[[Level], Level]
+) -> Level:
+    """What passes make of a level, one after the other, checked where one has changed it."""
     for of in passes:
-        made = of(module)
-        module = module if made is module else check(made)
-    return module
+        made = of(level)
+        level = level if made is level else check(made)
+    return level
 
 
 def split(graph: Module) -> Split:

@@ -8,8 +8,9 @@ that share one host's memory; between hosts, exchanges take longer.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import product
 from math import log2, prod
 
@@ -25,6 +26,8 @@ MEET = 0.7e-6  # seconds for two ranks to exchange a few bytes
 BYTE = 1 / 4e9  # that comes from another rank
 SAMPLED = 4  # ranks of a mesh that are looked at, along an axis
 MOST_POINTS = 16  # at which a loop nest is looked at
+
+Formulas = Sequence[Shape]
 
 
 @dataclass
@@ -71,7 +74,8 @@ class Costs:
         self.mesh, self.origins = program.mesh, program.origins
         self.sizes = sizes
         self.loops: dict[Sym, Cost] = {}
-        self.work: dict[Op, tuple[Shape, ...]] = {}  # of ops that were met
+        self.work: dict[Op, _AtRank] = {}  # of ops that were met: steps, or elements
+        self.own: dict[Op, _AtRank] = {}  # of exchanges: the elements that a rank holds itself
         self.around: list[Cost] = []  # of the open loops
         self.often = 1.0  # how often their innermost one turns, with all around it
         self.samples = 1
@@ -107,19 +111,17 @@ class Costs:
     def steps(self, op: Op, ranks: Sequence[Mapping[str, int]]) -> list[int]:
         """How many elements of one operation each of these ranks computes."""
         if op not in self.work:
-            self.work[op] = tuple(map(tuple, op.what.work(op)))
-        each = self.work[op]
-        same = all(e.is_const for extents in each for e in extents)
-        found = [max((_volume(extents, rank) for extents in each), default=0)
-                 for rank in ranks[: 1 if same else None]]
-        return found * len(ranks) if same else found
+            self.work[op] = _AtRank(_longest, tuple(map(tuple, op.what.work(op))))
+        return list(map(self.work[op], ranks))
 
     def exchange(self, op: Op, what: Exchange, ranks: Sequence[Mapping[str, int]]) -> float:
         seconds = meeting(prod(self.sizes[a] for a in what.axes))
         if seconds and op.results and not what.in_place:
             given = op.operands[0] if isinstance(what, Fold) else op.results[0]
-            least = min(_volume(given.type.shape, rank) for rank in ranks)  # that all of them get
-            own = min(_own(op, what, rank) for rank in ranks) if isinstance(what, Move) else 0
+            if op not in self.work:
+                self.work[op] = _AtRank(_longest, (given.type.shape,))
+            least = min(map(self.work[op], ranks))  # that all of them get
+            own = min(map(self.owned(op, what), ranks)) if isinstance(what, Move) else 0
             seconds += max(0, least - own) * given.type.dtype.size * BYTE
         origin = self.origins.get(op.results[0]) if op.results else None
         for cost in self.around:
@@ -128,6 +130,12 @@ class Costs:
             if origin is not None:
                 cost.fetching[origin] += self.often * seconds
         return seconds
+
+    def owned(self, op: Op, what: Move) -> _AtRank:
+        if op not in self.own:
+            shapes = [v.type.shape for v in (*op.operands, op.result)]
+            self.own[op] = _AtRank(partial(_own, op, what), (*shapes, tuple(what.exprs())))
+        return self.own[op]
 
     def loop(self, op: Op, what: Loop, ranks: Sequence[Mapping[str, int]]) -> list[float]:
         """At one turn in the middle, or at two where the body depends on the counter."""
@@ -162,6 +170,26 @@ class Costs:
         return spent
 
 
+class _AtRank:
+    """What follows from formulas at a rank: computed once for all values of their symbols."""
+
+    def __init__(self, of: Callable[[Formulas, Mapping[str, int]], int], what: Formulas) -> None:
+        self.of, self.what = of, what
+        self.names = {s.name for some in what for e in some for s in e.symbols()}
+        self.known: dict[tuple[int | None, ...], int] = {}
+
+    def __call__(self, rank: Mapping[str, int]) -> int:
+        at = tuple(map(rank.get, self.names))
+        if at not in self.known:
+            self.known[at] = self.of(self.what, rank)
+        return self.known[at]
+
+
+def _longest(loops: Formulas, rank: Mapping[str, int]) -> int:
+    """The steps of the longest of some loops, given by their extents."""
+    return max((_volume(extents, rank) for extents in loops), default=0)
+
+
 def a_few_and_many(mesh: Mesh) -> list[dict[str, int]]:
     """Sizes of a small mesh and of a larger one."""
     found = []
@@ -192,7 +220,7 @@ def _volume(extents: Sequence[Expr], rank: Mapping[str, int]) -> int:
         return 1
 
 
-def _own(op: Op, what: Move, rank: Mapping[str, int]) -> int:
+def _own(op: Op, what: Move, _: Formulas, rank: Mapping[str, int]) -> int:
     """The elements of what a rank gets that it holds itself."""
     (x,), made, total = op.operands, op.result.type, 1
     bounds = each(what.have, made.ndim), each(what.want, made.ndim)

@@ -23,7 +23,7 @@ from codegen.symbolic.expr import Expr
 
 def accumulated(loops: Loops) -> Loops:
     """The Loops, with products added where they are wanted."""
-    return replace(loops, module=loops.module.mapped(_Adding(loops).region))
+    return loops.with_module(loops.module.mapped(_Adding(loops).region))
 
 
 class _Adding:

@@ -29,7 +29,7 @@ from codegen.symbolic import expr
 
 def with_arrivals(loops: Loops) -> Loops:
     """The Loops, with statements where what they read arrives."""
-    return replace(loops, module=loops.module.mapped(_Arrivals(loops).region))
+    return loops.with_module(loops.module.mapped(_Arrivals(loops).region))
 
 
 class _Arrivals:

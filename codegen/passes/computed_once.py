@@ -66,7 +66,9 @@ class _Sharing:
             if other is not op.result and long and self.free(op.result, other):
                 self.instead[op.result] = other
                 gone.add(op)
-        region = replace(region, results=tuple(map(self.of, region.results)))
+        results = tuple(map(self.of, region.results))
+        if results != region.results:
+            region = replace(region, results=results)
         ops = [self.renamed(op) for op in region.ops if op not in gone]
         return region.with_ops(_needed(region.with_ops(ops)) if gone else ops)
 

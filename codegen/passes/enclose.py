@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
+from operator import is_
 
 from codegen.fresh import Fresh
 from codegen.plan.exprs import mapped
@@ -45,7 +46,8 @@ MOST_WORKS = 64  # works in one function: compilers take more than linear time f
 
 def enclosed(plan: Plan) -> Plan:
     """The Plan with its small loops in phases."""
-    return replace(plan, steps=_Enclosing(plan).steps(plan.steps))
+    steps = _Enclosing(plan).steps(plan.steps)
+    return plan if steps is plan.steps else replace(plan, steps=steps)
 
 
 class _Enclosing:
@@ -53,8 +55,10 @@ class _Enclosing:
         self.taken = Fresh(buffer_names(plan).values())
         self.most: dict[Expr, int] = {}
 
-    def steps(self, steps: Sequence[Step]) -> tuple[Step, ...]:
-        return tuple(map(self.step, steps))
+    def steps(self, steps: tuple[Step, ...]) -> tuple[Step, ...]:
+        """What becomes of steps; themselves, if they stay."""
+        made = tuple(map(self.step, steps))
+        return steps if all(map(is_, made, steps)) else made
 
     def step(self, step: Step) -> Step:
         if isinstance(step, Loop):
@@ -63,9 +67,11 @@ class _Enclosing:
                 return self.phase(step)
             if near and (tiled := self.tiled(step)):
                 return tiled
-            return replace(step, body=self.steps(step.body))
+            body = self.steps(step.body)
+            return step if body is step.body else replace(step, body=body)
         if isinstance(step, Branch):
-            return replace(step, arms=tuple(map(self.steps, step.arms)))
+            arms = tuple(map(self.steps, step.arms))
+            return step if all(map(is_, arms, step.arms)) else replace(step, arms=arms)
         return step
 
     # ---- how much it is --------------------------------------------------------------------------

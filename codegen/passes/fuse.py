@@ -189,7 +189,7 @@ def _apart(a: Op | None, b: Op | None) -> bool:
 
 def fused(loops: Loops) -> Loops:
     """The Loops, those that go together in one nest."""
-    return replace(loops, module=loops.module.mapped(_Fusing(loops).region))
+    return loops.with_module(loops.module.mapped(_Fusing(loops).region))
 
 
 def _of(op: Op) -> Op | None:

@@ -24,11 +24,13 @@ def narrowed(plan: Plan) -> Plan:
     """Raises UnsupportedError at the first call for which a number is too large on every mesh."""
     known = {c.holds for c in plan.conditions}
     new: dict[Expr, Condition] = {}
+    seen: set[Expr] = set()
     for step in walk_steps(plan.steps):
         for call in simple_works(step) if isinstance(step, Phase) else ():
             if isinstance(call, LibraryCall) and _counts_in_ints(call):
                 for e in call.numbers:
-                    found = _condition(call, e.subst(plan.named), plan.mesh)
+                    found = None if e in seen else _condition(call, e.subst(plan.named), plan.mesh)
+                    seen.add(e)
                     if found is not None and found.holds not in known:
                         new.setdefault(found.holds, found)
     return replace(plan, conditions=(*plan.conditions, *new.values())) if new else plan

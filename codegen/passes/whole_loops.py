@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from math import prod
 
 from codegen.ir import Module, Op, Region, Value, free_values, walk
@@ -56,24 +57,35 @@ def with_whole_loops(split: Split, again: Callable[[Module], Split]) -> Split:
 
 
 class _Search:
-    """before: what the loops of the Graph cost as they are, on meshes of several sizes."""
+    """few: what the loops of the Graph cost as they are, on a small mesh."""
 
     def __init__(self, demands: Demands, program: Module, few: Costs) -> None:
-        self.demands, self.graph = demands, demands.graph
+        self.demands, self.program, self.few = demands, program, few
+        self.graph = demands.graph
         self.meshes = a_few_and_many(program.mesh)
-        self.before = [few, *(Costs(program, sizes) for sizes in self.meshes[1:])]
-        self.alone = Costs(program, {a.name: 1 for a in program.mesh.axes}).loops
         self.only_read: Choices = {}
         self.split = demands, program  # with what is only read gathered, once that is tried
         self.after: list[Costs] = []
         self.across: dict[Sym, Choices] = {}  # by the counters of outermost loops
         self.turned: list[Costs] = []
 
+    @cached_property
+    def before(self) -> list[Costs]:
+        """What the loops cost as they are, on every mesh."""
+        return [self.few, *(Costs(self.program, sizes) for sizes in self.meshes[1:])]
+
+    @cached_property
+    def alone(self) -> Mapping[Sym, Cost]:
+        """What they cost a rank that is alone."""
+        return Costs(self.program, {a.name: 1 for a in self.graph.mesh.axes}).loops
+
     def choices(self, again: Callable[[Module], Split]) -> Choices:
+        if all(cost.exchanging <= GAIN for cost in self.few.loops.values()):
+            return {}
         self.find_only_read(self.graph.body, frozenset())
         if self.only_read:
             self.split = again(relaid(self.graph, self.only_read))
-            known = self.before[0].loops
+            known = self.few.loops
             self.after = [Costs(self.split[1], sizes, known) for sizes in self.meshes]
         self.find_across()
         if self.across:
@@ -88,7 +100,7 @@ class _Search:
         fetching: dict[Value, float] = defaultdict(float)
         for op in self.graph.body.ops:
             counter = op.what.counts() if isinstance(op.what, Loop) else None
-            cost = self.before[0].loops.get(counter) if counter else None
+            cost = self.few.loops.get(counter) if counter else None
             if cost is None or counter is None or any(map(_as_asked, _inside(op))):
                 continue
             for v in _read_by(op, carried=False):
@@ -107,9 +119,9 @@ class _Search:
         """Of loops in which much is exchanged: how arrays lie along which inner loops do not go."""
         for op in self.graph.body.ops:
             counter = op.what.counts() if isinstance(op.what, Loop) else None
-            if counter is None or counter not in self.before[0].loops:
+            if counter is None or counter not in self.few.loops:
                 continue
-            cost = self.before[0].loops[counter]
+            cost = self.few.loops[counter]
             if cost.exchanging > GAIN and (found := across(op)):
                 self.across[counter] = {counter: Laid((), Inside.FOLLOWS), **found}
 
@@ -128,6 +140,8 @@ class _Search:
 
     def of_loop(self, loop: Op, counter: Sym) -> Choices:
         """For a loop, and those in it: nothing, where it is well as it is."""
+        if counter not in self.few.loops or self.few.loops[counter].exchanging <= GAIN:
+            return {}
         if not all(counter in c.loops for c in (*self.before, *self.after)):
             return {}
         if any(map(_as_asked, _inside(loop))):
@@ -176,7 +190,7 @@ class _Search:
             if isinstance(op.what, ShardMap):
                 continue
             counter = op.what.counts() if isinstance(op.what, Loop) else None
-            cost = self.before[0].loops.get(counter) if counter else None
+            cost = self.few.loops.get(counter) if counter else None
             fetched: list[Value] = []
             if cost is not None and counter is not None:
                 fetched = [v for v in _read_by(op, carried=False)

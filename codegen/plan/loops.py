@@ -11,7 +11,7 @@ Every value of the module lies in memory of its own; buffers are then a substitu
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from codegen.image.gufunc import Parameter
@@ -51,6 +51,10 @@ class Loops:
     kernels: Kernels
     sites: int
     apart: Mapping[Value, frozenset[str]]
+
+    def with_module(self, module: Module) -> Loops:
+        """The Loops with another module; themselves, if it is their own."""
+        return self if module is self.module else replace(self, module=module)
 
 
 Cycle = tuple[Buffer, ...]

@@ -94,7 +94,9 @@ def part_of(key: slice, extent: Expr) -> Part:
     step_expr = expr.const(1) if key.step is None else expr_of(key.step)
     if step_expr is None or not step_expr.is_const or step_expr == 0:
         raise index_error("the step of a slice must be known while building",
-                           "an integer that is not 0", repr(key.step))
+                           "an integer that is not 0", repr(key.step),
+                           "a mask: x[(i >= start) & ((i - start) % step == 0)] of "
+                           "i = np.arange(x.shape[0])")
     step = step_expr.value
     start, stop = _bound(key.start, extent), _bound(key.stop, extent)
     if step > 0:

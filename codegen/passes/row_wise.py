@@ -43,8 +43,8 @@ class _Rewrite(Builder):
         return region.with_ops(ops)
 
     def drops_rows(self, whole: Value, value: Value, here: set[Value]) -> bool:
-        """Whether rows of a split dim are written that are a reshape of what is computed, for them
-        alone, of rows of that very shape."""
+        """Whether rows of a split dim are written that are a reshape of rows of that very shape, or
+        of what is computed of such rows for them alone."""
         op, split = self.defs.get(value), zip(layout_of(whole), value.type.shape)
         if not any(axes and e == 1 for axes, e in split):
             return False
@@ -52,7 +52,10 @@ class _Rewrite(Builder):
             return False
         made = op.operands[0]
         alike = _long(made.type.shape) == _long(value.type.shape)
-        return alike and self.alone(made, here) and self.has_row(made, value.type.shape, DEEPEST)
+        by = self.defs.get(made)
+        copied = by is not None and isinstance(by.what, Reshape)  # p[-1, :] = p[-2, :]
+        return alike and (copied or self.alone(made, here)) and (
+            self.has_row(made, value.type.shape, DEEPEST))
 
     def alone(self, value: Value, here: set[Value]) -> bool:
         """Whether it is computed element by element, in this region and for one use."""

@@ -52,6 +52,32 @@ def test_a_row_is_computed_where_it_lies():
     assert sum(isinstance(s, Exchange) for s in walk_steps(down.body)) == 2
 
 
+def edges(u, turns=range):
+    """Rows that are copies of others, beside them and far away."""
+    for _ in turns(4):
+        u[1:-1, 1:-1] += 0.1 * (u[:-2, 1:-1] + u[2:, 1:-1] - 2 * u[1:-1, 1:-1])
+        u[-1, :] = u[-2, :]
+        u[0, :] = u[-3, :]
+        u[3, :] = u[7, :]
+
+
+@spmd.program(mesh=("r",))
+def rimmed():
+    u = spmd.input("u", ROWS.shape, layout=("r", None))
+    edges(u, spmd.range)
+    return u
+
+
+def test_a_row_that_is_copied_goes_to_its_new_owner_alone():
+    levels = lower(rimmed.graph({}))
+    exchanges = [s for s in walk_steps(levels.plan.steps) if isinstance(s, Exchange)]
+    assert len(exchanges) == 4 and {x.flow for x in exchanges} == {"near"}
+    u, image = ROWS.copy(), spmd.build(rimmed)
+    edges(u)
+    for ranks in (1, 2, 3, 5, 12):
+        assert (image.run(ranks=ranks, u=ROWS) == u).all()
+
+
 def triangles(x, a, first, last, turns=range):
     """Parts of rows, whose lengths are counters; loops may have no turn."""
     for i in turns(first):

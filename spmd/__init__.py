@@ -15,12 +15,12 @@ __version__ = "0.1.0"
 # Names of the language, defined in codegen.trace.api.
 _LANGUAGE = frozenset(
     """Array Dim all_gather all_ranks all_to_all any_ranks arange array asarray axis_index
-    axis_size barrier blocks cond dynamic_slice dynamic_update_slice empty empty_like eye
-    fori_loop full full_like identity index input kernel like linspace mesh ones ones_like
+    axis_size barrier blocks cond custom_vjp dynamic_slice dynamic_update_slice empty empty_like eye
+    fori_loop full full_like grad identity index input jvp kernel like linspace mesh ones ones_like
     pand pargmax pargmin parse_parameter pbroadcast pexscan pgather pmax pmean pmin por
     ppermute pprod preduce print program Program pscan pscatter psum psum_scatter pxor range
-    ranks replicated require scalar scan shard_map start switch top_k while_loop zeros
-    zeros_like""".split()
+    ranks remat replicated require scalar scan shard_map start stop_gradient switch top_k
+    value_and_grad vjp while_loop zeros zeros_like""".split()
 )
 
 # Names of the runtime, defined in spmd.image and spmd.building.
@@ -72,12 +72,16 @@ if TYPE_CHECKING:  # for editors and type checkers: where every name has its doc
     from codegen.errors import *  # noqa: F403
     from codegen.trace.api import Dim as Dim
     from codegen.trace.api import Program as Program
+    from codegen.trace.api import custom_vjp as custom_vjp
+    from codegen.trace.api import grad as grad
     from codegen.trace.api import kernel as kernel
     from codegen.trace.api import parse_parameter as parse_parameter
     from codegen.trace.api import program as program
+    from codegen.trace.api import remat as remat
     from codegen.trace.api import replicated as replicated
     from codegen.trace.api import shard_map as shard_map
     from codegen.trace.api import start as start
+    from codegen.trace.api import value_and_grad as value_and_grad
     from codegen.trace.array import Array as Array
     from codegen.trace.control.blocks import Blocks as _blocks
     from codegen.trace.control.functional import cond as cond
@@ -91,6 +95,9 @@ if TYPE_CHECKING:  # for editors and type checkers: where every name has its doc
     from codegen.trace.declare import number_of_ranks as _ranks
     from codegen.trace.declare import require as require
     from codegen.trace.declare import scalar as scalar
+    from codegen.trace.derive.derivatives import jvp as jvp
+    from codegen.trace.derive.derivatives import stop_gradient as stop_gradient
+    from codegen.trace.derive.derivatives import vjp as vjp
     from codegen.trace.messages import print_ as _print
     from codegen.trace.numpy.creation import *  # noqa: F403
     from codegen.trace.numpy.ordering import top_k as top_k

@@ -23,6 +23,7 @@ GROUPS = (
     ("Source to Graph: Python's control flow and state", ("codegen/trace/control/*.py",),
      "source hooks"),
     ("Source to Graph: NumPy", ("codegen/trace/numpy/*.py",), "dispatch"),
+    ("Source to Graph: derivatives", ("codegen/trace/derive/*.py",), "derivatives reverse"),
     ("Source to Graph: what ranks do together", ("codegen/trace/ranks/*.py",), ""),
     ("Where arrays lie, and what it costs",
      ("codegen/layouts/*.py", "codegen/explain/*.py"), "cuts demands localize"),

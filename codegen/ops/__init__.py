@@ -6,7 +6,7 @@ the rule may use (Maker, Localizer, Instrument).
 
 from __future__ import annotations
 
-from codegen.ops.control import Branch, Control, Let, Loop, Relayout, ShardMap
+from codegen.ops.control import Branch, Control, Defined, Let, Loop, Relayout, ShardMap
 from codegen.ops.edges import Edge
 from codegen.ops.effects import POSITION, Expect, Print
 from codegen.ops.exchanges import Barrier, Exchange, Fold, Move, Permute
@@ -18,29 +18,29 @@ from codegen.ops.maps import Map
 from codegen.ops.matmul import MatMul
 from codegen.ops.order import Count, Merge, Partition, SearchSorted
 from codegen.ops.reductions import ArgReduce, ArgSort, Cumulative, Reduce, Sort
-from codegen.ops.reshapes import Reshape
+from codegen.ops.reshapes import Again, Constant, Reshape
 from codegen.ops.sources import Const, Full, Iota, RunScalar, Symbolic
 from codegen.ops.spectra import Eig, Eigh, Qr, Svd
 from codegen.ops.transforms import Fourier
 from codegen.ops.views import Broadcast, Roll, Slice, Transpose, Update
 
 __all__ = [
-    "OPS", "POSITION", "ArgReduce", "ArgSort", "Barrier", "Branch", "Broadcast", "Cholesky",
-    "Const", "Control", "Count", "Cumulative", "DynamicSlice", "DynamicUpdate", "Edge", "Eig",
-    "Eigh", "Exchange", "Expect", "Fold", "Fourier", "Full", "Gather", "Iota", "Kernel", "Kind",
-    "Let", "Loop", "Lu", "LuSolve", "Map", "MatMul", "Merge", "Move",
-    "Partition", "Permute", "Print", "Qr", "Reduce", "Relayout", "Reshape", "Roll", "RunScalar",
-    "Scatter", "SearchSorted", "ShardMap", "Slice", "Sort", "Svd", "Swapped", "Symbolic",
-    "Transpose", "Triangular", "Update",
+    "OPS", "POSITION", "Again", "ArgReduce", "ArgSort", "Barrier", "Branch", "Broadcast",
+    "Cholesky", "Const", "Constant", "Control", "Count", "Cumulative", "Defined", "DynamicSlice",
+    "DynamicUpdate", "Edge", "Eig", "Eigh", "Exchange", "Expect", "Fold", "Fourier", "Full",
+    "Gather", "Iota", "Kernel", "Kind", "Let", "Loop", "Lu", "LuSolve", "Map", "MatMul", "Merge",
+    "Move", "Partition", "Permute", "Print", "Qr", "Reduce", "Relayout", "Reshape", "Roll",
+    "RunScalar", "Scatter", "SearchSorted", "ShardMap", "Slice", "Sort", "Svd", "Swapped",
+    "Symbolic", "Transpose", "Triangular", "Update",
 ]
 
 OPS: dict[str, type[Kind]] = {
     kind.name: kind
     for kind in (
-        Const, Full, Iota, Symbolic, RunScalar, Map, Broadcast, Slice, Transpose, Reshape, Roll,
-        Update, DynamicSlice, DynamicUpdate, Gather, Scatter, Reduce, Edge, ArgReduce,
-        Cumulative, MatMul, Sort, ArgSort, Merge, Partition, Count, SearchSorted, Cholesky,
-        Lu, LuSolve, Swapped, Triangular, Qr, Svd, Eigh, Eig, Fourier, Kernel,
-        Permute, Move, Fold, Barrier, Print, Expect, Loop, Let, Branch, Relayout, ShardMap,
+        Const, Full, Iota, Symbolic, RunScalar, Map, Broadcast, Slice, Transpose, Reshape,
+        Constant, Again, Roll, Update, DynamicSlice, DynamicUpdate, Gather, Scatter, Reduce, Edge,
+        ArgReduce, Cumulative, MatMul, Sort, ArgSort, Merge, Partition, Count, SearchSorted,
+        Cholesky, Lu, LuSolve, Swapped, Triangular, Qr, Svd, Eigh, Eig, Fourier, Kernel,
+        Permute, Move, Fold, Barrier, Print, Expect, Loop, Let, Branch, Relayout, ShardMap, Defined,
     )
 }

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from codegen.ir import ArrayType, Op, Value
 from codegen.layouts.cuts import Window
@@ -15,6 +15,7 @@ from codegen.symbolic.expr import Expr, Sym
 if TYPE_CHECKING:
     from codegen.kit import Builder
     from codegen.layouts.localize import Localizer
+    from codegen.trace.derive.reverse import Reverse
 
 
 class Control(Kind):
@@ -70,6 +71,16 @@ class Branch(Stated, Control):
     types: tuple[ArrayType, ...]
 
 
+@dataclass(frozen=True, eq=False)
+class Defined(Stated, Control):
+    """While tracing only: what the region computes, whose derivative somebody has written. back:
+    from operands, results and the cotangents of these, as arrays, to those of the operands."""
+
+    name = "defined"
+    back: Callable[..., Any]
+    types: tuple[ArrayType, ...]
+
+
 @dataclass(frozen=True)
 class Relayout(Kind):
     """Graph level: the same elements, laid out otherwise. asked: by the user; because: why the
@@ -92,6 +103,9 @@ class Relayout(Kind):
 
     def reference(self, operands: Sequence[Array], value: Eval) -> list[Array]:
         return [operands[0]]
+
+    def vjp(self, op: Op, given: Sequence[Value | None], at: Reverse) -> Sequence[Value | None]:
+        return given
 
     def needs(self, op: Op, window: Window, at: Localizer) -> list[Window]:
         return [window]

@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # what rules are given; it asks kinds in turn
     from codegen.passes.instrument import Instrument
     from codegen.passes.to_loops import Maker
     from codegen.plan.access import At, Resolver
+    from codegen.trace.derive.reverse import Reverse
 
 Types = Sequence[ArrayType]
 Array = NDArray[Any]
@@ -42,7 +43,7 @@ class Kind:
     one batch. fuses: a Store or Reduce that is all of its `steps` may share loops. fence:
     nothing that comes later is computed before it. at_home: a rank's blocks of its operands are
     what it works on. has_room: its result may lie in an array with room for ghost cells. lays_out:
-    it says how arrays lie."""
+    it says how arrays lie. flat: its results are steps: they have no derivative but 0."""
 
     name: ClassVar[str]
     inline: ClassVar[bool] = False
@@ -56,6 +57,7 @@ class Kind:
     at_home: ClassVar[bool] = False
     has_room: ClassVar[bool] = True
     lays_out: ClassVar[bool] = False
+    flat: ClassVar[bool] = False
 
     @property
     def called(self) -> str:
@@ -95,6 +97,14 @@ class Kind:
 
     def claims(self, op: Op, at: Claims) -> None:
         """What must hold of an op of a Program, on every rank and for all sizes."""
+
+    # ---- derivatives ---------------------------------------------------------------------------
+
+    def vjp(self, op: Op, given: Sequence[Value | None], at: Reverse) -> Sequence[Value | None]:
+        """What the cotangents of the results (None: zeros) add to those of the operands: the
+        transpose of the derivative, applied. Called where an operand matters to what is
+        differentiated; UnsupportedError where nobody has written it."""
+        raise at.none(op)
 
     # ---- what is checked while a program runs ----------------------------------------------------
 

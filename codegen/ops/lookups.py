@@ -15,8 +15,8 @@ from codegen.layouts.cuts import Cut, Window, whole
 from codegen.ops.group import combine
 from codegen.ops.kind import Array, Eval, Kind, Types, dropped, extents, layout_of
 from codegen.ops.maps import Map
-from codegen.ops.sources import Full
-from codegen.ops.views import Broadcast
+from codegen.ops.sources import Full, Iota
+from codegen.ops.views import Broadcast, Update
 from codegen.plan.grammar import Bound, Store
 from codegen.plan.indexing import Index, loop_vars, or_zero, positions, ravel, with_bounds
 from codegen.symbolic import expr
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from codegen.layouts.localize import Localizer
     from codegen.passes.to_loops import Maker
     from codegen.plan.access import At, Resolver
+    from codegen.trace.derive.reverse import Reverse
 
 
 
@@ -65,6 +66,13 @@ class DynamicSlice(Kind):
             )
         )
         return [x[box]]
+
+    def vjp(self, op: Op, given: Sequence[Value | None], at: Reverse) -> Sequence[Value | None]:
+        (x, *starts), (g,) = op.operands, given
+        assert g is not None
+        nothing = [None] * len(starts)
+        places = [at.clipped(s, e - m) for s, e, m in zip(starts, x.type.shape, self.shape)]
+        return [at.emit(DynamicUpdate(), at.zeros(x.type, g.type.dtype), g, *places), *nothing]
 
     def element(self, op: Op, index: Index, at: Resolver) -> At:
         x, *starts = op.operands
@@ -122,6 +130,22 @@ class DynamicUpdate(Kind):
             part.append(slice(low - first, high - first))
         out[tuple(into)] = v[tuple(part)]
         return [out]
+
+    def vjp(self, op: Op, given: Sequence[Value | None], at: Reverse) -> Sequence[Value | None]:
+        (x, v, *starts), (g,) = op.operands, given
+        assert g is not None
+        nothing = [None] * len(starts)
+        kept, part = None, None
+        if x in at.active:
+            kept = at.emit(self, g, at.zeros(v.type, g.type.dtype), *starts)
+        if v in at.active:  # of an array with room around it, which takes what fell outside
+            room = v.type.shape
+            wide = tuple(e + 2 * m for e, m in zip(x.type.shape, room))
+            around = at.zeros(ArrayType(g.type.dtype, wide))
+            around = at.emit(Update(room, (1,) * len(room)), around, g)
+            moved = [at.map("add", s, at.integer(m)) for s, m in zip(starts, room)]
+            part = at.emit(DynamicSlice(room), around, *moved)
+        return [kept, part, *nothing]
 
     def lies(self, op: Op, dim: int, at: Localizer) -> Cut | None:
         return at.natural(op.operands[0], dim)
@@ -192,6 +216,14 @@ class Gather(Kind):
         k = index[0].ndim
         return [np.moveaxis(picked, range(k), range(at, at + k))]
 
+    def vjp(self, op: Op, given: Sequence[Value | None], at: Reverse) -> Sequence[Value | None]:
+        (x, *index), (g,) = op.operands, given
+        assert g is not None
+        places = [at.clipped(k, x.type.shape[d] - 1) for k, d in zip(index, self.dims)]
+        nothing = at.zeros(x.type, g.type.dtype)
+        made = at.emit(Scatter(self.dims, self.at, "add"), nothing, g, *places)
+        return [made, *[None] * len(index)]
+
     def element(self, op: Op, index: Index, at: Resolver) -> At:
         x, *indices = op.operands
         inner, bounds = at.picked(indices, self, x.type.shape, index)
@@ -245,6 +277,44 @@ class Scatter(Kind):
         else:
             combine(self.fn).at(front, where, values[inside])
         return [out]
+
+    def vjp(self, op: Op, given: Sequence[Value | None], at: Reverse) -> Sequence[Value | None]:
+        (_, v, *index), (g,) = op.operands, given
+        assert g is not None
+        nothing = [None] * len(index)
+        if self.fn not in ("set", "add"):
+            raise at.none(op)
+        kept, part = g, None
+        if self.fn == "set":
+            kept = at.emit(self, g, at.zeros(v.type, g.type.dtype), *index)
+        if v in at.active:
+            part = at.emit(Gather(self.dims, self.at), g, *index)
+            counts = self._counts(op, at)
+            wide = tuple(range(self.at, self.at + index[0].type.ndim))
+            part = at.map("select", at.spread(counts, wide, v.type.shape), part, at.full(0, part))
+        return [kept, part, *nothing]
+
+    def _counts(self, op: Op, at: Reverse) -> Value:
+        """Per point, whether its value is in the result: it is inside; and of several at one place
+        that are set, the last one is."""
+        x, _, *index = op.operands
+        shape, one = index[0].type.shape, expr.const(1)
+        extents = [x.type.shape[d] for d in self.dims]
+        counts = at.full(True, at.map("eq", index[0], index[0]))
+        for k, e in zip(index, extents):
+            least = at.map("ge", k, at.integer(0, shape))
+            counts = at.map("logical_and", counts, least)
+            counts = at.map("logical_and", counts, at.map("lt", k, at.integer(e, shape)))
+        if self.fn == "set":
+            total = expr.product(shape) if shape else one
+            line = at.emit(Iota(0, dtypes.INT64, (total,)))
+            number = at.reshaped(line, shape)
+            table = at.zeros(ArrayType(dtypes.INT64, tuple(extents)))
+            dims = tuple(range(len(extents)))
+            table = at.emit(Scatter(dims, 0, "set"), table, number, *index)
+            last = at.map("eq", at.emit(Gather(dims, 0), table, *index), number)
+            counts = at.map("logical_and", counts, last)
+        return counts
 
     def lies(self, op: Op, dim: int, at: Localizer) -> Cut | None:
         return at.natural(op.operands[0], dim)

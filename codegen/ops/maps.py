@@ -17,6 +17,7 @@ from codegen.layouts.cuts import Cut, Window
 from codegen.mesh import joined_layout
 from codegen.ops.exchanges import Fold
 from codegen.ops.kind import Array, Eval, Kind, Types, layout_of
+from codegen.partials import FLAT, PARTIALS
 from codegen.plan.indexing import Index, apply
 from codegen.plan.magnitudes import compared
 from codegen.symbolic.expr import const
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from codegen.layouts.localize import Localizer
     from codegen.passes.instrument import Instrument
     from codegen.plan.access import At, Resolver
+    from codegen.trace.derive.reverse import Reverse
 
 
 # Functions that give a number for numbers, and a finite one for finite ones.
@@ -35,6 +37,7 @@ _SAFE = frozenset(
 )
 _COUNTED = frozenset("add sub mul neg abs pow square".split())  # those of integers that may wrap
 _TITLES = {"cast": "a conversion", "select": "np.where"}
+_PARTS = frozenset("conj real imag with_real with_imag".split())
 # Functions that are computed again rather than stored.
 _CHEAP = frozenset("add sub mul neg cast eq ne lt le gt ge select logical_and logical_or".split())
 
@@ -79,6 +82,46 @@ class Map(Kind):
         args = tuple(at.node(v, index) for v in op.operands)
         operand = op.operands[-1 if self.fn == "select" else 0].type.dtype
         return compared(self.fn, args) or apply(self.fn, op.result.type.dtype, args, operand)
+
+    @property
+    def flat(self) -> bool:  # type: ignore[override]
+        return self.fn in FLAT
+
+    def vjp(self, op: Op, given: Sequence[Value | None], at: Reverse) -> Sequence[Value | None]:
+        (g,), xs, fn = given, op.operands, self.fn
+        assert g is not None
+        if fn in ("select", "guard"):
+            nothing = at.full(0, g)
+            parts = [(g, nothing), (nothing, g)][: len(xs) - 1]
+            return [None, *(at.map("select", xs[0], a, b) for a, b in parts)]
+        if fn in ("cast", "order_key", "of_order_key"):
+            return [g]
+        if fn in _PARTS or (fn == "abs" and xs[0].type.dtype.kind == "c"):
+            return self._of_parts(op, g, at)
+        if fn not in PARTIALS:
+            raise at.none(op)
+        return [at.times(g, form, xs, op.result) if x in at.active else None
+                for x, form in zip(xs, PARTIALS[fn], strict=True)]
+
+    def _of_parts(self, op: Op, g: Value, at: Reverse) -> Sequence[Value | None]:
+        """Of functions of the parts of complex numbers, in JAX's convention: what is linear is
+        transposed, not conjugated."""
+        x, fn = op.operands[0], self.fn
+        if x.type.dtype.kind != "c":
+            return [g if fn in ("conj", "real") else None]
+        if fn == "conj":
+            return [at.map("conj", g)]
+        if fn == "with_real":
+            nothing = at.full(0, g)
+            return [at.map("with_real", g, nothing), at.map("with_imag", g, nothing)]
+        if fn == "with_imag":
+            raise at.none(op)
+        wide = at.cast(g, x.type.dtype)
+        if fn == "real":
+            return [wide]
+        if fn == "imag":
+            return [at.map("mul", wide, at.full(-1j, x))]
+        return [at.map("mul", wide, at.map("conj", at.map("sign", x)))]  # abs
 
     def title(self) -> str:
         return _TITLES.get(self.fn) or FUNCTIONS[self.fn].ufunc

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from codegen.layouts.localize import Localizer
     from codegen.passes.instrument import Instrument
     from codegen.passes.to_loops import Maker
+    from codegen.trace.derive.reverse import Reverse
 
 LETTERS = {"float32": "s", "float64": "d", "complex64": "c", "complex128": "z"}
 MOST = (1 << 31) - 1  # what BLAS and LAPACK count with: C's int
@@ -156,6 +157,16 @@ class MatMul(Kind):
     def reference(self, operands: Sequence[Array], value: Eval) -> list[Array]:
         product = np.asarray(np.matmul(operands[0], operands[1]))
         return [product.astype(operands[0].dtype)]  # of bfloat16, NumPy's is float32
+
+    def vjp(self, op: Op, given: Sequence[Value | None], at: Reverse) -> Sequence[Value | None]:
+        (a, b), (g,) = op.operands, given
+        assert g is not None
+        *batch, row, column = range(a.type.ndim)
+        turned = Transpose((*batch, column, row))
+        return [
+            at.emit(MatMul(), g, at.emit(turned, b)) if a in at.active else None,
+            at.emit(MatMul(), at.emit(turned, a), g) if b in at.active else None,
+        ]
 
     def title(self) -> str:
         return "a product of matrices"

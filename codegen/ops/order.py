@@ -85,6 +85,7 @@ class Partition(Lane):
     nothing larger and behind it nothing less."""
 
     name = "partition"
+    flat = True
     reads = "points"
     dim: int
 
@@ -118,6 +119,7 @@ class Count(Kind):
     Stands in shard_maps only."""
 
     name = "count"
+    flat = True
     bits: int
 
     def infer(self, types: Types) -> list[ArrayType]:
@@ -149,6 +151,7 @@ class SearchSorted(Kind):
     `right`, or equal."""
 
     name = "searchsorted"
+    flat = True
     right: bool
 
     def infer(self, types: Types) -> list[ArrayType]:

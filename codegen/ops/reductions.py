@@ -15,9 +15,11 @@ from codegen.layouts.cuts import Cut, Window, whole
 from codegen.ops.exchanges import Fold
 from codegen.ops.group import combine
 from codegen.ops.kind import Array, Eval, Kind, Types, dropped, layout_of
-from codegen.ops.lookups import Gather
+from codegen.ops.lookups import Gather, Scatter
 from codegen.ops.maps import Map
+from codegen.ops.sources import Iota
 from codegen.ops.views import Broadcast, Slice
+from codegen.partials import PARTIALS
 from codegen.plan import grammar as plan
 from codegen.plan.indexing import loop_vars, positions, ravel, strides
 from codegen.symbolic import expr
@@ -28,6 +30,7 @@ if TYPE_CHECKING:
     from codegen.layouts.localize import Localizer
     from codegen.passes.instrument import Instrument
     from codegen.passes.to_loops import Maker
+    from codegen.trace.derive.reverse import Reverse
 
 
 _SORT_STEPS = expr.const(512)  # steps for an element that is sorted, say
@@ -62,6 +65,34 @@ class Reduce(Kind):
         if ufunc in (np.logical_and, np.logical_or, np.logical_xor):
             return [np.asarray(ufunc.reduce(x, axis=dims)).astype(x.dtype)]
         return [np.asarray(ufunc.reduce(x, axis=dims, dtype=x.dtype))]
+
+    def vjp(self, op: Op, given: Sequence[Value | None], at: Reverse) -> Sequence[Value | None]:
+        (x,), (g,), shape = op.operands, given, op.operands[0].type.shape
+        assert g is not None
+        kept = tuple(d for d in range(len(shape)) if d not in self.dims)
+        wide = at.spread(g, kept, shape)
+        if self.fn == "add":
+            return [wide]
+        if self.fn == "mul":
+            return [at.map("mul", wide, self._others(x, kept, at))]
+        out = at.spread(op.result, kept, shape)
+        if self.fn in ("min", "max", "fmin", "fmax"):  # equal ones share it
+            same = at.cast(at.map("eq", x, out), g.type.dtype)
+            count = at.spread(at.sum(same, self.dims), kept, shape)
+            return [at.map("div", at.map("mul", wide, same), count)]
+        if self.fn not in ("hypot", "logaddexp"):
+            raise at.none(op)
+        return [at.times(wide, PARTIALS[self.fn][0], (x, out), out)]
+
+    def _others(self, x: Value, kept: tuple[int, ...], at: Reverse) -> Value:
+        """The product of all others, for each element; right where some are 0."""
+        shape, one = x.type.shape, at.full(1, x)
+        zero = at.map("eq", x, at.full(0, x))
+        safe = at.map("select", zero, one, x)
+        product = at.spread(at.emit(self, safe), kept, shape)
+        count = at.spread(at.sum(at.cast(zero, dtypes.INT64), self.dims), kept, shape)
+        alone = at.map("eq", count, at.cast(zero, dtypes.INT64))  # no zero but this one, if any
+        return at.map("select", alone, at.map("div", product, safe), at.full(0, x))
 
     def title(self) -> str:
         return "a sum" if self.fn == "add" else "a product"
@@ -111,6 +142,7 @@ class ArgReduce(Kind):
     """fn min or max: first position."""
 
     name = "argreduce"
+    flat = True
     reads = "points"
     fn: str
     dim: int
@@ -239,6 +271,24 @@ class Cumulative(Lane):
         (x,) = operands
         return [combine(self.fn).accumulate(x, axis=self.dim, dtype=x.dtype)]
 
+    def vjp(self, op: Op, given: Sequence[Value | None], at: Reverse) -> Sequence[Value | None]:
+        (x,), (g,) = op.operands, given
+        assert g is not None
+        back = self._turned(x.type.shape)
+        if self.fn == "mul":  # of numbers that are not 0
+            total = at.emit(Cumulative("add", self.dim), at.emit(back, at.map("mul", g, op.result)))
+            return [at.map("div", at.emit(back, total), x)]
+        if self.fn != "add":
+            raise at.none(op)
+        total = at.emit(Cumulative("add", self.dim), at.emit(back, g))
+        return [at.emit(back, total)]
+
+    def _turned(self, shape: Shape) -> Slice:
+        """From the last one to the first."""
+        starts = (e - 1 if d == self.dim else expr.const(0) for d, e in enumerate(shape))
+        steps = (-1 if d == self.dim else 1 for d in range(len(shape)))
+        return Slice(tuple(starts), tuple(steps), shape)
+
     def title(self) -> str:
         return "a running total"
 
@@ -324,6 +374,15 @@ class Sort(Lane):
     def reference(self, operands: Sequence[Array], value: Eval) -> list[Array]:
         return [np.sort(operands[0], axis=self.dim, kind="stable")]
 
+    def vjp(self, op: Op, given: Sequence[Value | None], at: Reverse) -> Sequence[Value | None]:
+        (x,), (g,), shape = op.operands, given, op.operands[0].type.shape
+        assert g is not None
+        order = at.emit(ArgSort(self.dim), x)
+        places = [order if d == self.dim else at.emit(Iota(d, dtypes.INT64, shape))
+                  for d in range(len(shape))]
+        into = at.zeros(x.type, g.type.dtype)
+        return [at.emit(Scatter(tuple(range(len(shape))), 0, "set"), into, g, *places)]
+
     def scratch(self, op: Op, at: Maker) -> tuple[Value, ...]:
         room = 2 * op.result.type.shape[self.dim]
         return (at.spare(f"{op.result.name}_lane", op.operands[0].type.dtype, room),)
@@ -334,6 +393,7 @@ class ArgSort(Lane):
     """The positions in which `sort` has the elements; stable."""
 
     name = "argsort"
+    flat = True
     dim: int
 
     def infer(self, types: Types) -> list[ArrayType]:

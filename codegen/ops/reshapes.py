@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from codegen.kit import Builder
     from codegen.layouts.localize import Localizer
     from codegen.plan.access import At, Resolver
+    from codegen.trace.derive.reverse import Reverse
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,11 @@ class Reshape(View):
         if int(np.prod(shape)) != operands[0].size:
             raise InternalError(f"reshape of {operands[0].shape} to {shape} changes the size")
         return [operands[0].reshape(shape)]
+
+    def vjp(self, op: Op, given: Sequence[Value | None], at: Reverse) -> Sequence[Value | None]:
+        (g,) = given
+        assert g is not None
+        return [at.reshaped(g, op.operands[0].type.shape)]
 
     def element(self, op: Op, index: Index, at: Resolver) -> At:
         x = op.operands[0]
@@ -156,3 +162,20 @@ def _cut_to_elements(
     x = build.emit(Reshape(shape=tuple(flat)), (x,))
     cut = Slice(tuple(start), (1,) * len(start), tuple(shape), cut=True)
     return build.emit(cut, (x,))
+
+
+@dataclass(frozen=True)
+class Constant(Reshape):
+    """The same elements, in their shape; nothing is differentiated through it."""
+
+    name = "constant"
+    flat = True
+
+
+@dataclass(frozen=True)
+class Again(Reshape):
+    """The same elements, in their shape, of which something is computed once more: no other one is
+    equal to it."""
+
+    name = "again"
+    number: int = 0

@@ -18,7 +18,7 @@ from codegen.errors import InternalError
 from codegen.ir import ArrayType, Op, Value
 from codegen.ops.kind import Array, Eval, Types, layout_of
 from codegen.ops.reductions import Lane
-from codegen.ops.views import Broadcast
+from codegen.ops.views import Broadcast, Slice, Update
 from codegen.plan.grammar import Caller, Load, Part, Routine
 from codegen.plan.indexing import affine, loop_vars, positions, strides
 from codegen.symbolic import expr
@@ -27,6 +27,7 @@ from codegen.symbolic.expr import Expr
 if TYPE_CHECKING:
     from codegen.passes.instrument import Instrument
     from codegen.passes.to_loops import Maker
+    from codegen.trace.derive.reverse import Reverse
 
 # Of the complex type of a real one, and the other way round.
 COMPLEX = {"float32": "complex64", "float64": "complex128"}
@@ -96,6 +97,25 @@ class Fourier(Lane):
         if x.size == 0 or n == 0:
             return [np.zeros(shape, dtypes.numpy_dtype(self.made(dtype)))]
         return [getattr(np.fft, self.fn)(x, n, self.dim, norm)]
+
+    def vjp(self, op: Op, given: Sequence[Value | None], at: Reverse) -> Sequence[Value | None]:
+        """The matrix of fft is its own transpose. rfft leaves out what is known by symmetry, irfft
+        counts that twice."""
+        (g,), d = given, self.dim
+        assert g is not None
+        if self.fn in ("fft", "ifft"):
+            return [at.emit(self, g)]
+        many = tuple(self.n if k == d else e for k, e in enumerate(g.type.shape))
+        zeros, ones = (expr.const(0),) * g.type.ndim, (1,) * g.type.ndim
+        if self.fn == "rfft":
+            whole = at.emit(Update(zeros, ones), at.zeros(ArrayType(g.type.dtype, many)), g)
+            return [at.map("real", at.emit(self.but(fn="fft"), whole))]
+        half = at.map("conj", at.emit(self.but(fn="rfft"), g))
+        inner = self.n - half.type.shape[d]  # those that stand for two, behind the first one
+        shape = tuple(inner if k == d else e for k, e in enumerate(half.type.shape))
+        start = tuple(expr.const(int(k == d)) for k in range(g.type.ndim))
+        twice = at.emit(Slice(start, ones, shape), half)
+        return [at.emit(Update(start, ones), half, at.map("add", twice, twice))]
 
     def title(self) -> str:
         return "a Fourier transform"

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from codegen.layouts.localize import Localizer
     from codegen.passes.to_loops import Maker
     from codegen.plan.access import At, Resolver
+    from codegen.trace.derive.reverse import Reverse
 
 
 
@@ -64,6 +65,13 @@ class Broadcast(View):
         for k, d in enumerate(self.dims):
             spread[d] = x.shape[k]
         return [np.broadcast_to(x.reshape(spread), shape)]
+
+    def vjp(self, op: Op, given: Sequence[Value | None], at: Reverse) -> Sequence[Value | None]:
+        (x,), (g,) = op.operands, given
+        assert g is not None
+        stretched = {d for d, e in zip(self.dims, x.type.shape) if e == 1 != self.shape[d]}
+        gone = tuple(d for d in range(len(self.shape)) if d not in self.dims or d in stretched)
+        return [at.reshaped(at.sum(g, gone), x.type.shape)]
 
     def element(self, op: Op, index: Index, at: Resolver) -> At:
         (x,) = op.operands
@@ -143,6 +151,12 @@ class Slice(View):
             return [np.empty(shape, x.dtype)]
         return [x[numpy_box(self, x.shape, value, shape)]]
 
+    def vjp(self, op: Op, given: Sequence[Value | None], at: Reverse) -> Sequence[Value | None]:
+        (g,) = given
+        assert g is not None
+        at.add_at(op.operands[0], self, g)
+        return [None]
+
     def element(self, op: Op, index: Index, at: Resolver) -> At:
         return at.node(op.operands[0], at.within(self, index))
 
@@ -186,6 +200,11 @@ class Transpose(View):
 
     def reference(self, operands: Sequence[Array], value: Eval) -> list[Array]:
         return [operands[0].transpose(self.perm)]
+
+    def vjp(self, op: Op, given: Sequence[Value | None], at: Reverse) -> Sequence[Value | None]:
+        (g,), back = given, (self.perm.index(d) for d in range(len(self.perm)))
+        assert g is not None
+        return [at.emit(Transpose(tuple(back)), g)]
 
     def element(self, op: Op, index: Index, at: Resolver) -> At:
         inner = list(index)
@@ -232,6 +251,13 @@ class Roll(View):
         extent = x.shape[d] if self.extent is None else value(self.extent)
         at = np.arange(extent) - value(self.shift)
         return [np.take(x, at % max(x.shape[d], 1), d)]
+
+    def vjp(self, op: Op, given: Sequence[Value | None], at: Reverse) -> Sequence[Value | None]:
+        (g,) = given
+        assert g is not None
+        if self.extent is not None:
+            raise at.none(op)
+        return [at.emit(Roll(self.dim, -self.shift), g)]
 
     def lies(self, op: Op, dim: int, at: Localizer) -> Cut | None:
         return at.natural(op.operands[0], dim) if dim != self.dim else None
@@ -287,6 +313,13 @@ class Update(Kind):
         if v.size:
             out[numpy_box(self, x.shape, value, v.shape)] = v
         return [out]
+
+    def vjp(self, op: Op, given: Sequence[Value | None], at: Reverse) -> Sequence[Value | None]:
+        (x, v), (g,) = op.operands, given
+        assert g is not None
+        part = at.emit(Slice(self.start, self.step, v.type.shape), g) if v in at.active else None
+        at.add_around(x, Slice(self.start, self.step, v.type.shape), g)
+        return [None, part]
 
     def lies(self, op: Op, dim: int, at: Localizer) -> Cut | None:
         return at.natural(op.operands[0], dim)

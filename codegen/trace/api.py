@@ -17,6 +17,7 @@ from codegen.places import user_place
 from codegen.trace.array import Array
 from codegen.trace.context import eager_current, require_context
 from codegen.trace.control.conversion import convert
+from codegen.trace.derive.derivatives import custom_vjp, grad, remat, value_and_grad
 from codegen.trace.kernel_call import Kernel
 from codegen.trace.program import Program, parse_parameter, program
 from codegen.trace.ranks import mapping
@@ -27,7 +28,8 @@ from codegen.user.windows import Start
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-__all__ = ["Array", "Dim", "Program", "parse_parameter", "program", "replicated"]
+__all__ = ["Array", "Dim", "Program", "custom_vjp", "grad", "parse_parameter", "program", "remat",
+           "replicated", "value_and_grad"]
 
 
 # JAX's names of arguments, and ours.
@@ -78,6 +80,7 @@ _MODULES = {
     "numpy.ordering": "top_k",
     "control.blocks": "blocks=Blocks",
     "control.ranges": "range=spmd_range",
+    "derive.derivatives": "vjp jvp stop_gradient",
     "control.functional": "fori_loop while_loop cond switch scan",
 }
 # name -> module, and the name there

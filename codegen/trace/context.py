@@ -36,11 +36,13 @@ Limits = dict[str, tuple[Expr | None, Expr | None]]
 
 @dataclass(eq=False)
 class Block:
-    """An open region. once: its code runs once, as a part of the code around it."""
+    """An open region. once: its code runs once, as a part of the code around it. apart: it uses
+    nothing that was computed around it but what it is given."""
 
     args: tuple[Value, ...] = ()
     ops: list[Op] = field(default_factory=list)
     once: bool = False
+    apart: bool = False
     # what was computed in this region already: views read, expressions, constants
     memo: dict[Any, Any] = field(default_factory=dict)
 
@@ -96,6 +98,8 @@ class Context:
         self.seeded: set[int] = set()  # ids of random generators that the program gives a seed
         # where a function of the user's last returned a value: its code, and where in it
         self.returned: tuple[types.CodeType, int, int] | None = None
+        self.differentiated = False  # much of what was recorded may be needed by nobody
+        self.recordings = 0  # how many functions that are differentiated are running
         self._serial = 0
         self._names = Fresh()
 
@@ -188,10 +192,12 @@ class Context:
     def remember(self, key: Any, make: Callable[[], T]) -> T:
         """What was computed under this key in an open region, or a new one made now."""
         key = (self.rank_view > 0, key)
-        for block in self.blocks:
+        for block in reversed(self.blocks):
             if key in block.memo:
                 found: T = block.memo[key]
                 return found
+            if block.apart:
+                break
         value = make()
         self.blocks[-1].memo[key] = value
         return value

@@ -33,6 +33,7 @@ from codegen.trace.control.conversion import convert
 from codegen.trace.control.letting import Bounds, bounds_of
 from codegen.trace.control.outside import Outside
 from codegen.trace.control.returned import outputs_of
+from codegen.trace.derive.needed import opened, pruned
 
 # The tracer's modules import downwards only; what those below need of those above they get here.
 conversion.runtime = control
@@ -285,6 +286,9 @@ class Program:
                 error.place = place  # the user's function has returned already
                 raise
         body = context.blocks[0].close([o.value for o in outputs])
+        if context.differentiated:
+            body = pruned(opened(body))
+            outputs = [replace(o, value=v) for o, v in zip(outputs, body.results, strict=True)]
         return Module(name=self.name, level="graph", mesh=context.mesh,
                       parameters=tuple(values.items()), scalars=tuple(context.scalars.values()),
                       inputs=tuple(context.inputs.values()), body=body, outputs=tuple(outputs),

@@ -19,8 +19,9 @@ from codegen.symbolic import expr
 from codegen.trace.array import Array, as_array, number, wrap
 from codegen.trace.constants import broadcast_value
 from codegen.trace.expecting import AT, expect
-from codegen.trace.numpy import ordering, picking, products, reducing, shaping
+from codegen.trace.numpy import linear_back, ordering, picking, products, reducing, shaping
 from codegen.trace.numpy.creation import arange, eye
+from codegen.trace.numpy.derived import derived
 from codegen.trace.numpy.elementwise import (
     apply,
     broadcast_shapes,
@@ -124,6 +125,7 @@ def column(x: Any) -> Any:
 # ---- factorisations ------------------------------------------------------------------------------
 
 
+@derived(linear_back.cholesky)
 def cholesky(a: Any, /, *, upper: bool = False) -> Array:
     """The factor of a matrix of which one triangle counts."""
     x = _matrix("cholesky", a, square=True)
@@ -138,6 +140,7 @@ def cholesky(a: Any, /, *, upper: bool = False) -> Array:
     return lower
 
 
+@derived(linear_back.qr)
 def qr(a: Any, mode: str = "reduced") -> Any:
     """By reflections, with LAPACK's signs: R may have negative numbers on its diagonal."""
     x = _matrix("qr", a)
@@ -155,6 +158,7 @@ def qr(a: Any, mode: str = "reduced") -> Any:
     return _named("qr")(turned(q[0]), r) if q else r
 
 
+@derived(linear_back.svd)
 def svd(a: Any, full_matrices: bool = True, compute_uv: bool = True,
         hermitian: bool = False) -> Any:
     """By LAPACK's gesdd, as NumPy's; of a hermitian matrix, by its eigenvalues."""
@@ -195,10 +199,12 @@ def _eigh(what: str, a: Any, UPLO: str, vectors: bool) -> list[Array]:
     return [w, *map(turned, v)]
 
 
+@derived(linear_back.eigh)
 def eigh(a: Any, UPLO: str = "L") -> Any:
     return _named("eigh")(*_eigh("eigh", a, UPLO, True))
 
 
+@derived(linear_back.eigvalsh)
 def eigvalsh(a: Any, UPLO: str = "L") -> Any:
     return _eigh("eigvalsh", a, UPLO, False)[0]
 
@@ -252,6 +258,7 @@ def _pair(what: str, a: Any, b: Any) -> tuple[Array, Array]:
     return as_array(x, dtype), as_array(column(y) if vector else y, dtype)
 
 
+@derived(linear_back.solve)
 def solve(a: Any, b: Any) -> Any:
     """By elimination with partial pivoting."""
     x, y = _pair("solve", a, b)
@@ -263,6 +270,7 @@ def _inverse(x: Array) -> tuple[Array, Array]:
     return _solved(x, as_array(eye(x.shape[-1], dtype=x.dtype)))
 
 
+@derived(linear_back.inv)
 def inv(a: Any) -> Any:
     x = _matrix("inv", a, square=True)
     return _solution("inv", x, as_array(eye(x.shape[-1], dtype=x.dtype)))
@@ -321,6 +329,7 @@ def _least(x: Array, of: Array | None = None) -> Any:
     return eps * longest.value if longest.is_const else as_array(number(longest), x.dtype) * eps
 
 
+@derived(linear_back.pinv)
 def pinv(a: Any, rcond: Any = None, hermitian: bool = False, *, rtol: Any = 0) -> Any:
     """By singular values; those up to rcond times the largest count as 0."""
     x = _matrix("pinv", a)
@@ -335,6 +344,7 @@ def pinv(a: Any, rcond: Any = None, hermitian: bool = False, *, rtol: Any = 0) -
 # ---- numbers that say something of a matrix ------------------------------------------------------
 
 
+@derived(linear_back.slogdet)
 def slogdet(a: Any) -> Any:
     """Of elimination: the sign of the determinant, and the logarithm of its size."""
     x = _matrix("slogdet", a, square=True)

@@ -19,6 +19,7 @@ from codegen.symbolic import expr
 from codegen.trace.array import Array, as_array, number, unsupported
 from codegen.trace.control.functional import fori_loop
 from codegen.trace.numpy import creation, joining, picking, reducing, shaping
+from codegen.trace.numpy.derived import derived
 from codegen.trace.numpy.elementwise import apply, select
 from codegen.trace.numpy.merging import by_tuples, over_ranks
 from codegen.trace.numpy.order_keys import (
@@ -38,6 +39,17 @@ from codegen.trace.ranks import communicate, mapping
 # ---- sorted --------------------------------------------------------------------------------------
 
 
+def _sort_back(args: Any, made: Any, given: Any, axis: Any = -1, **how: Any) -> Any:
+    """Each element where it came from."""
+    axis = args[1] if len(args) > 1 else axis
+    if axis is None:
+        return [shaping.reshape(_sort_back([shaping.ravel(args[0])], made, given)[0],
+                                args[0].shape)]
+    order = argsort(argsort(args[0], axis, stable=True), axis)
+    return [picking.take_along_axis(given[0], order, axis)]
+
+
+@derived(_sort_back)
 def sort(x: Any, axis: Any = -1, kind: Any = None, order: Any = None, *,
          stable: Any = None) -> Any:
     """Ascending, NaN last; -0.0 before 0.0, or as they stand where it is to be stable."""
@@ -180,7 +192,7 @@ def partition(x: Any, kth: Any, axis: Any = -1, kind: Any = None, order: Any = N
     """At each k what sorting puts there, nothing larger before it, nothing less behind it."""
     array, d = _lane(x, axis, order, "np.partition", kind)
     places = _places(array, d, kth, "np.partition")
-    if split_over(array, d) or array.type.dtype.kind == "c":
+    if split_over(array, d) or array.type.dtype.kind == "c" or array.context.recordings:
         return sort(array, d)
     rows = shaping.moveaxis(keys_of(array), d, -1)
     return of_keys(shaping.moveaxis(_partitioned(rows, places), -1, d), array.type.dtype)
@@ -221,6 +233,17 @@ def _of_rows(rows: Array, places: Any) -> Array:
     return shaping.broadcast_to(places, (*rows.shape[:-1], places.shape[-1]))
 
 
+def _at_places_back(args: Any, made: Any, given: Any) -> Any:
+    array, d, places = args
+    rows = shaping.moveaxis(argsort(array, d), d, -1)
+    at = picking.take_along_axis(rows, _of_rows(rows, places), -1)
+    lines = shaping.moveaxis(creation.zeros_like(array, given[0].dtype), d, -1)
+    where = [shaping.expand_dims(creation.arange(e), tuple(
+        j for j in range(at.ndim) if j != k)) for k, e in enumerate(at.shape[:-1])]
+    return [shaping.moveaxis(lines.at[(*where, at)].add(given[0]), -1, d), None, None]
+
+
+@derived(_at_places_back)
 def at_places(array: Array, d: int, places: Any) -> Array:
     """The elements that stand at these places when dim d is sorted, along a last dim. places: a
     list of numbers, or an array that has them along its last dim, the other ones as `array`."""

@@ -1,0 +1,109 @@
+"""Partial derivatives of scalar functions: a row each, read where programs are differentiated.
+
+A form is a number of an operand; OUT, the result; a float; or (function, *forms), of FUNCTIONS.
+Always holds: every function of FUNCTIONS has a row here, or stands in FLAT or in OTHERWISE.
+"""
+
+from __future__ import annotations
+
+import math
+
+OUT = "out"
+Form = int | float | str | tuple["Form", ...]
+
+_ROOT_PI = math.sqrt(math.pi)
+_SAFE = ("select", ("eq", 0, 0.0), 1.0, 0)  # the operand, and 1 where it is 0
+
+
+def _larger(first: str) -> tuple[Form, Form]:
+    """Of an extreme of two: where both are equal, each has half."""
+    half = ("select", ("eq", 0, 1), 0.5, 0.0)
+    second = "lt" if first == "gt" else "gt"
+    return ("select", (first, 0, 1), 1.0, half), ("select", (second, 0, 1), 1.0, half)
+
+
+def _number(first: str) -> tuple[Form, Form]:
+    """Of an extreme that passes over NaN."""
+    a, b = _larger(first)
+    return ("select", ("isnan", 1), 1.0, a), ("select", ("isnan", 0), 1.0, b)
+
+
+# By function, for each operand; None: steps, whose derivative is 0 where there is one.
+PARTIALS: dict[str, tuple[Form | None, ...]] = {
+    "add": (1.0, 1.0),
+    "sub": (1.0, -1.0),
+    "mul": (1, 0),
+    "div": (("reciprocal", 1), ("neg", ("div", OUT, 1))),
+    "mod": (1.0, ("neg", ("floordiv", 0, 1))),
+    "fmod": (1.0, ("neg", ("trunc", ("div", 0, 1)))),
+    "pow": (
+        ("select", ("eq", 1, 0.0), 0.0, ("mul", 1, ("pow", 0, ("sub", 1, 1.0)))),
+        ("mul", OUT, ("log", _SAFE)),
+    ),
+    "neg": (-1.0,),
+    "abs": (("sign", 0),),
+    "maximum": _larger("gt"),
+    "minimum": _larger("lt"),
+    "fmax": _number("gt"),
+    "fmin": _number("lt"),
+    "square": (("add", 0, 0),),
+    "reciprocal": (("neg", ("square", OUT)),),
+    "copysign": (("mul", ("sign", 0), ("copysign", 1.0, 1)), None),
+    "atan2": (
+        ("div", 1, ("add", ("square", 0), ("square", 1))),
+        ("neg", ("div", 0, ("add", ("square", 0), ("square", 1)))),
+    ),
+    "hypot": (("div", 0, OUT), ("div", 1, OUT)),
+    "logaddexp": (("exp", ("sub", 0, OUT)), ("exp", ("sub", 1, OUT))),
+    "exp": (OUT,),
+    "exp2": (("mul", OUT, math.log(2)),),
+    "expm1": (("add", OUT, 1.0),),
+    "sinh": (("cosh", 0),),
+    "cosh": (("sinh", 0),),
+    "tanh": (("sub", 1.0, ("square", OUT)),),
+    "log": (("reciprocal", 0),),
+    "log2": (("div", 1 / math.log(2), 0),),
+    "log10": (("div", 1 / math.log(10), 0),),
+    "log1p": (("reciprocal", ("add", 0, 1.0)),),
+    "asinh": (("reciprocal", ("sqrt", ("add", ("square", 0), 1.0))),),
+    "acosh": (("reciprocal", ("mul", ("sqrt", ("sub", 0, 1.0)), ("sqrt", ("add", 0, 1.0)))),),
+    "atanh": (("reciprocal", ("sub", 1.0, ("square", 0))),),
+    "sin": (("cos", 0),),
+    "cos": (("neg", ("sin", 0)),),
+    "tan": (("add", ("square", OUT), 1.0),),
+    "asin": (("reciprocal", ("sqrt", ("sub", 1.0, ("square", 0)))),),
+    "acos": (("neg", ("reciprocal", ("sqrt", ("sub", 1.0, ("square", 0))))),),
+    "atan": (("reciprocal", ("add", ("square", 0), 1.0)),),
+    "sqrt": (("div", 0.5, OUT),),
+    "cbrt": (("div", 1 / 3, ("square", OUT)),),
+    "ldexp": (("ldexp", 1.0, 1), None),
+    "mantissa": (("ldexp", 1.0, ("neg", ("exponent", 0))),),
+    "nextafter": (1.0, None),
+    "erf": (("mul", 2 / _ROOT_PI, ("exp", ("neg", ("square", 0)))),),
+    "erfc": (("mul", -2 / _ROOT_PI, ("exp", ("neg", ("square", 0)))),),
+    "erfinv": (("mul", _ROOT_PI / 2, ("exp", ("square", OUT))),),
+    "erfcinv": (("mul", -_ROOT_PI / 2, ("exp", ("square", OUT))),),
+    "gamma": (("mul", OUT, ("psi", 0)),),
+    "gammaln": (("psi", 0),),
+    "i0": (("i1", 0),),
+    "i0e": (("sub", ("i1e", 0), ("mul", ("sign", 0), OUT)),),
+    "i1": (("select", ("eq", 0, 0.0), 0.5, ("sub", ("i0", 0), ("div", OUT, _SAFE))),),
+    "i1e": (("select", ("eq", 0, 0.0), 0.5, ("sub", ("i0e", 0), ("mul", OUT, (
+        "add", ("sign", 0), ("reciprocal", _SAFE))))),),
+    "j0": (("neg", ("j1", 0)),),
+    "j1": (("select", ("eq", 0, 0.0), 0.5, ("sub", ("j0", 0), ("div", OUT, _SAFE))),),
+    "y0": (("neg", ("y1", 0)),),
+    "y1": (("sub", ("y0", 0), ("div", OUT, 0)),),
+}
+
+# Steps: their derivative is 0 wherever there is one.
+FLAT = frozenset(
+    "floordiv sign eq ne lt le gt ge logical_and logical_or logical_xor logical_not bit_and bit_or "
+    "bit_xor invert shl shr isnan isinf isfinite signbit floor ceil trunc rint gcd lcm exponent "
+    "philox_first philox_second".split()
+)
+# Those whose rule is more than a factor: maps.Map has them. And those without one.
+OTHERWISE = frozenset(
+    "select guard cast conj real imag with_real with_imag order_key of_order_key".split()
+)
+NONE = frozenset({"psi"})

@@ -1,0 +1,325 @@
+"""The way back through loops and branches: what they did is computed again, from what each turn
+began with, and gone through from its end.
+
+Always holds: a loop keeps, turn by turn, only those carried values that its way back reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from codegen import dtypes
+from codegen.copies import Copier
+from codegen.errors import ProgramError, UsageError
+from codegen.ir import ArrayType, Op, Region, Value, free_values
+from codegen.ops import (
+    Branch,
+    Defined,
+    Expect,
+    Full,
+    Let,
+    Loop,
+    Print,
+    Reshape,
+    Slice,
+    Symbolic,
+    Update,
+)
+from codegen.symbolic import estimate, expr
+from codegen.symbolic.expr import Expr, Sym
+from codegen.trace.array import as_value, wrap
+from codegen.trace.context import Context
+from codegen.trace.control.regions import laid_as
+from codegen.trace.derive.needed import pruned
+from codegen.trace.derive.reverse import ACTIVE, RULES, Reverse
+from codegen.trace.expecting import expect
+from codegen.trace.view import index_value
+
+
+def _again(copies: Copier, ops: Iterable[Op]) -> list[Op]:
+    """The ops once more, without what a user would see twice."""
+    return copies.ops(op for op in ops if not isinstance(op.what, (Print, Expect)))
+
+
+def _closure(at: Reverse, op: Op) -> list[Value]:
+    """What matters of the values that an op's regions read from around it."""
+    found = (v for region in op.regions for v in free_values(region))
+    return [v for v in dict.fromkeys(found) if v in at.active]
+
+
+def _plain(v: Value) -> ArrayType:
+    return replace(v.type, free=False)
+
+
+# ---- branches -----------------------------------------------------------------------------------
+
+
+def _branch_active(at: Reverse, op: Op) -> Iterable[Value]:
+    for arm in op.regions:
+        at.mark(arm.ops)
+    return [v for k, v in enumerate(op.results)
+            if any(arm.results[k] in at.active for arm in op.regions)]
+
+
+def _branch(at: Reverse, op: Op, given: Sequence[Value | None]) -> None:
+    around, context = _closure(at, op), at.context
+    arms = []
+    for arm in op.regions:
+        with context.block() as block:
+            inner = Reverse(context, around)
+            copies = Copier(context.unique, {}, {})
+            ops = _again(copies, arm.ops)
+            block.ops.extend(ops)
+            inner.mark(ops)
+            for v, g in zip(arm.results, given):
+                if g is not None and (again := copies.of(v)) in inner.active:
+                    inner.add(again, g)
+            inner.pull(ops)
+            found = [laid_as(context, inner.of(v), v.type.layout) for v in around]
+            arms.append(pruned(block.close(found)))
+    what = op.what
+    assert isinstance(what, Branch)
+    types = tuple(_plain(v) for v in around)
+    results = context.emit(replace(what, types=types), op.operands, arms)
+    for v, g in zip(around, results):
+        at.add(v, g)
+
+
+# ---- loops --------------------------------------------------------------------------------------
+
+
+def _loop_active(at: Reverse, op: Op) -> Iterable[Value]:
+    body, moving = op.regions[-1], {k for k, v in enumerate(op.operands) if v in at.active}
+    while True:
+        at.active.update(body.args[k] for k in moving)
+        at.mark(body.ops)
+        now = moving | {k for k, v in enumerate(body.results) if v in at.active}
+        if now == moving:
+            return [op.results[k] for k in sorted(moving)]
+        moving = now
+
+
+# Turns of a loop whose number only the run knows: its way back runs it again in parts, and these in
+# parts, on so many levels of so many parts, of which each keeps what it begins with.
+_LEVELS, _PARTS = 3, 64
+
+
+@dataclass
+class _Turns:
+    """How often a loop runs; most: at most, as an extent, None where only the run knows; number: of
+    a turn, counted from 0."""
+
+    what: Loop
+    counter: Sym
+    count: Expr
+    most: Expr | None
+
+    @property
+    def number(self) -> Expr:
+        return expr.floordiv(expr.symbol(self.counter) - self.what.start, self.what.step)
+
+    def at(self, number: Expr) -> Expr:
+        """The counter in the turn of this number."""
+        return self.what.start + number * self.what.step
+
+
+def _turns(at: Reverse, op: Op) -> _Turns:
+    what = op.what
+    assert isinstance(what, Loop) and what.counter is not None and what.step.is_const
+    step, count, most = what.step.value, None, None
+    if what.stop is not None:
+        room = what.stop - what.start if step > 0 else what.start - what.stop
+        count = expr.floordiv(room + (abs(step) - 1), expr.const(abs(step)))
+        count = expr.maximum(count, expr.const(0))
+        outer = {s for s in count.symbols() if s.kind == "counter"}
+        try:
+            most = estimate.upper_bound(count, outer) if outer else count
+        except ProgramError:
+            most = None
+        if most is not None and any(s.kind == "scalar" for s in most.symbols()):
+            most = None
+    if len(op.regions) == 2 or count is None:
+        count = _counted(at, op)
+    return _Turns(what, what.counter, count, most)
+
+
+def _counted(at: Reverse, op: Op) -> Expr:
+    """How many turns a loop with a condition makes: it counts them now."""
+    context, body, recorded = at.context, op.regions[-1], at.context.blocks[-1].ops
+    place = recorded.index(op)
+    with context.block() as before:
+        before.apart = True  # what stands further down is not there yet
+        begin = index_value(context, expr.const(0))
+    argument = [Value("turns", begin.type) for _ in op.regions]
+    with context.block() as block:
+        block.apart = True
+        block.ops.extend(body.ops)
+        end = at.map("add", argument[-1], index_value(context, expr.const(1)))
+        grown = Region((*body.args, argument[-1]), tuple(block.ops), (*body.results, end))
+    tests = [replace(r, args=(*r.args, a)) for r, a in zip(op.regions[:-1], argument)]
+    total = Value("turns", begin.type)
+    new = replace(op, operands=(*op.operands, begin), regions=(*tests, grown),
+                  results=(*op.results, total))
+    symbol = Sym(context.unique("turns"), "counter", expr.const(0), None)
+    let = Op(Let(symbol, f"turns {symbol.name}"), (total,), (), (), op.place)
+    recorded[place : place + 1] = [*before.ops, new, let]
+    at.replaced[op] = new
+    return expr.symbol(symbol)
+
+
+def _symbol(at: Reverse, value: Value, most: Expr) -> Expr:
+    """An integer that the program computes, as a symbol: formulas of it stay short."""
+    symbol = Sym(at.context.unique("turns"), "counter", expr.const(0), most)
+    at.context.emit(Let(symbol, f"turns {symbol.name}"), (value,))
+    return expr.symbol(symbol)
+
+
+def _in_parts(at: Reverse, op: Op, turns: _Turns) -> Op:
+    """The loop once more, as loops in each other of at most so many turns."""
+    context, most = at.context, _PARTS**_LEVELS
+    inside = expr.le(turns.count, most)
+    if inside != 1:
+        holds = context.emit_one(Symbolic(inside, dtypes.BOOL))
+        expect(context, holds, "a loop that is differentiated makes ",
+               index_value(context, turns.count), f" turns\n  expected: at most {most}\n"
+               "  try:      a loop over two loops of fewer turns")
+    body = op.regions[-1]
+
+    def level(k: int, operands: Sequence[Value], first: Expr) -> Sequence[Value]:
+        """The turns from `first` on, of those that one part of the level above has."""
+        size = _PARTS ** (_LEVELS - 1 - k)
+        left = at.map("sub", index_value(context, turns.count), index_value(context, first))
+        left = at.map("add", left, index_value(context, expr.const(size - 1)))
+        left = at.map("floordiv", left, index_value(context, expr.const(size)))
+        stop = _symbol(at, at.clipped(left, expr.const(_PARTS)), expr.const(_PARTS))
+        part = Sym(context.unique("part"), "counter", expr.const(0), expr.const(_PARTS - 1))
+        with context.block([_plain(a) for a in body.args], [a.name for a in body.args]) as block:
+            number = first + expr.symbol(part) * size
+            if k + 1 < _LEVELS:
+                ends = level(k + 1, block.args, number)
+            else:
+                copies = Copier(context.unique, dict(zip(body.args, block.args)),
+                                {turns.counter: turns.at(number)})
+                block.ops.extend(_again(copies, body.ops))
+                ends = [copies.of(v) for v in body.results]
+            ends = [laid_as(context, v, a.type.layout) for v, a in zip(ends, body.args)]
+            region = block.close(ends)
+        what = Loop(part, expr.const(0), stop, expr.const(1))
+        return context.emit(what, operands, [region])
+
+    begins = [laid_as(context, v, a.type.layout) for v, a in zip(op.operands, body.args)]
+    results = level(0, begins, expr.const(0))
+    made = context.blocks[-1].ops[-1]
+    assert made.results == tuple(results)
+    return made
+
+
+def _loop(at: Reverse, op: Op, given: Sequence[Value | None]) -> None:
+    turns, context = _turns(at, op), at.context
+    op = at.replaced.get(op, op)
+    if turns.most is None:
+        parts = _in_parts(at, op, turns)
+        at.mark([parts])
+        at.found.update((v, g) for v, g in zip(parts.results, given) if g is not None)
+        at.pull([parts])
+        return
+    body = op.regions[-1]
+    moving = [k for k, v in enumerate(body.args) if v in at.active]
+    around = _closure(at, op)
+    stacks = [_stack_of(context, a, turns.most) for a in body.args]
+    begins = [at.of_result(v, g) for v, g in ((op.results[k], given[k]) for k in moving)]
+    begins += [laid_as(context, at.of(v), v.type.layout) for v in around]
+    types = [_plain(body.args[k]) for k in moving] + [_plain(v) for v in around]
+    last = turns.count - 1
+    back = Sym(context.unique("back"), "counter", expr.const(0), turns.most - 1)
+    number = last - expr.symbol(back)
+    with context.block(types, ["ct_" + v.name for v in _both(body.args, moving, around)]) as block:
+        read = {a: _turn_of(at, s, number, a) for a, s in zip(body.args, stacks, strict=True)}
+        inner = Reverse(context, [*around, *(read[body.args[k]] for k in moving)])
+        copies = Copier(context.unique, read, {turns.counter: turns.at(number)})
+        ops = _again(copies, body.ops)
+        block.ops.extend(ops)
+        inner.mark(ops)
+        inner.found.update(zip(around, block.args[len(moving):], strict=True))
+        for k, g in zip(moving, block.args):
+            if (again := copies.of(body.results[k])) in inner.active:
+                inner.add(again, g)
+        inner.pull(ops)
+        ends = [inner.of(read[body.args[k]]) for k in moving] + [inner.of(v) for v in around]
+        ends = [laid_as(context, v, t.layout) for v, t in zip(ends, types)]
+        region = pruned(block.close(ends))
+    what = Loop(back, expr.const(0), turns.count, expr.const(1))
+    used = set(free_values(region))
+    _keep(at, op, turns, [(k, s) for k, s in enumerate(stacks) if s in used])
+    results = context.emit(what, begins, [region])
+    at.found.update(zip(around, results[len(moving):], strict=True))
+    for k, begin in zip(moving, results):  # a loop may begin with what it also reads
+        if op.operands[k] in at.active:
+            at.add(op.operands[k], begin)
+
+
+def _both(args: Sequence[Value], moving: Sequence[int], around: Sequence[Value]) -> list[Value]:
+    return [*(args[k] for k in moving), *around]
+
+
+def _stack_of(context: Context, a: Value, turns: Expr) -> Value:
+    """What a carried value was, turn after turn."""
+    layout = None if context.rank_view else ((), *(a.type.layout or ()))
+    return Value(a.name + "_turns", ArrayType(a.type.dtype, (turns, *a.type.shape), layout))
+
+
+def _turn_of(at: Reverse, stack: Value, number: Expr, a: Value) -> Value:
+    zeros, ones = (expr.const(0),) * a.type.ndim, (1,) * stack.type.ndim
+    row = at.emit(Slice((number, *zeros), ones, (expr.const(1), *a.type.shape)), stack)
+    return at.emit(Reshape(a.type.shape), row)
+
+
+def _keep(at: Reverse, op: Op, turns: _Turns, kept: Sequence[tuple[int, Value]]) -> None:
+    """The loop as it was recorded, which also keeps what these carried values are in each turn."""
+    if not kept:
+        return
+    context, body = at.context, op.regions[-1]
+    recorded = context.blocks[-1].ops
+    place = recorded.index(op)
+    with context.block() as before:
+        blank = [at.emit(Full(0, s.type.dtype, s.type.shape, blank=True)) for _, s in kept]
+        begin = [laid_as(context, v, s.type.layout) for v, (_, s) in zip(blank, kept)]
+    names = [s.name for _, s in kept]
+    with context.block([s.type for _, s in kept], names) as block:
+        block.ops.extend(body.ops)
+        ends = []
+        for (k, _), stack in zip(kept, block.args):
+            a = body.args[k]
+            row = at.emit(Reshape((expr.const(1), *a.type.shape)), a)
+            start = (turns.number, *(expr.const(0),) * a.type.ndim)
+            ends.append(at.emit(Update(start, (1,) * stack.type.ndim), stack, row))
+        region = Region((*body.args, *block.args), tuple(block.ops), (*body.results, *ends))
+    new = replace(op, operands=(*op.operands, *begin), regions=(*op.regions[:-1], region),
+                  results=(*op.results, *(s for _, s in kept)))
+    recorded[place : place + 1] = [*before.ops, new]
+
+
+# ---- what has a way back of its own --------------------------------------------------------------
+
+
+def _defined(at: Reverse, op: Op, given: Sequence[Value | None]) -> None:
+    context, what = at.context, op.what
+    assert isinstance(what, Defined)
+    if around := [v for v in _closure(at, op) if v not in op.operands]:
+        raise UsageError(
+            "a function with its own derivative reads what is differentiated by from around it",
+            place=op.place, expected="all of that as arguments",
+            found=", ".join(v.name for v in around))
+    operands, results = ([wrap(context, v) for v in values] for values in (op.operands, op.results))
+    cotangents = [None if g is None else wrap(context, g) for g in given]
+    for v, g in zip(op.operands, what.back(operands, results, cotangents), strict=True):
+        if g is not None and v in at.active:
+            at.add(v, as_value(context, g, v.type.dtype))
+
+
+RULES[Defined] = _defined
+RULES[Loop] = _loop
+RULES[Branch] = _branch
+ACTIVE[Loop] = _loop_active
+ACTIVE[Branch] = _branch_active

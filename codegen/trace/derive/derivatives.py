@@ -1,0 +1,421 @@
+"""Derivatives of functions, as jax has them: grad, value_and_grad, vjp, jvp; remat; stop_gradient.
+
+Always holds: what is differentiated runs once; its derivative is more ops of the same program, so
+that partitioning, proofs and layouts are those of any program.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from codegen import ops
+from codegen.errors import UnsupportedError, UsageError
+from codegen.ir import Value
+from codegen.places import user_place
+from codegen.trace.array import Array, as_array, as_value, is_traced, wrap
+from codegen.trace.context import Context, eager_current, require_context
+from codegen.trace.control.conversion import convert
+from codegen.trace.control.regions import laid_as
+from codegen.trace.derive import back_through
+from codegen.trace.derive.reverse import Reverse
+from codegen.trace.number import Number
+from codegen.trace.numpy.derived import defined
+from codegen.trace.state import Tree, fill, flatten
+
+assert back_through  # its rules
+
+
+def value_and_grad(
+    f: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False,
+) -> Callable[..., Any]:
+    """A function that gives f's value and its gradient: as f is called, so is this one.
+
+    - f returns one float, an array of shape (); with has_aux, a pair of that and anything else,
+      which is handed on: `(value, aux), gradient`.
+    - argnums: which arguments it is differentiated by: a number, or several. Each is an array of
+      floats, or any nest of tuples, lists and dicts of them, and the gradient has its structure.
+
+    UsageError where f returns something else, or where an argument is no float.
+
+    Example::
+
+        @spmd.program
+        def squares():
+            x = spmd.input("x", (4,), np.float64, layout=("x",), default=lambda i: i)
+            return spmd.value_and_grad(lambda x: np.sum(x**2))(x)
+
+        print(spmd.build(squares).run(ranks=2)[1])    # [0. 2. 4. 6.]
+    """
+    numbers = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        context = _capture("spmd.grad")
+        recording = _Recording(context, "spmd.grad", args, numbers)
+        returned = recording.run(f, kwargs)
+        value, aux = _pair(returned) if has_aux else (returned, None)
+        out = _scalar(context, value)
+        found = recording.back([(out, recording.at.full(1, out))])
+        gradient = found[0] if isinstance(argnums, int) else tuple(found)
+        return ((value, aux), gradient) if has_aux else (value, gradient)
+
+    call.__name__ = getattr(f, "__name__", "f")
+    call.__doc__ = getattr(f, "__doc__", None)
+    return call
+
+
+def grad(
+    f: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False,
+) -> Callable[..., Any]:
+    """The gradient alone: see value_and_grad. With has_aux: `gradient, aux`.
+
+    Example::
+
+        @spmd.program
+        def squares():
+            x = spmd.input("x", (4,), np.float64, layout=("x",), default=lambda i: i)
+            return spmd.grad(lambda x: np.sum(x**2))(x)
+
+        print(spmd.build(squares).run(ranks=2))    # [0. 2. 4. 6.]
+    """
+    both = value_and_grad(f, argnums, has_aux)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        value, gradient = both(*args, **kwargs)
+        return (gradient, value[1]) if has_aux else gradient
+
+    call.__name__ = getattr(f, "__name__", "f")
+    return call
+
+
+def vjp(f: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[[Any], tuple[Any, ...]]]:
+    """f's value, and a function that takes cotangents of it (arrays in the structure of what f
+    returns) to those of the arguments, as a tuple. It may be called once.
+
+    Example::
+
+        @spmd.program
+        def tripled():
+            x = spmd.input("x", (4,), np.float64, layout=("x",), default=lambda i: i)
+            y, back = spmd.vjp(lambda x: 3 * x, x)
+            return back(np.ones(4))[0]
+
+        print(spmd.build(tripled).run(ranks=2))    # [3. 3. 3. 3.]
+    """
+    context = require_context("spmd.vjp")
+    recording = _Recording(context, "spmd.vjp", primals, tuple(range(len(primals))))
+    returned = recording.run(f, {})
+    tree, leaves = flatten(returned)
+    outs = [as_value(context, leaf) for leaf in leaves]
+
+    def back(cotangents: Any) -> tuple[Any, ...]:
+        given_tree, given = flatten(cotangents)
+        if not given_tree.like(tree):
+            raise UsageError("the cotangents have another structure than what f returned",
+                             place=user_place(), expected=_shown(tree), found=_shown(given_tree))
+        pairs = [(v, as_value(context, g, v.type.dtype)) for v, g in zip(outs, given)]
+        for v, g in pairs:
+            if v.type.shape != g.type.shape:
+                raise UsageError("a cotangent has another shape than what it is one of",
+                                 place=user_place(), expected=str(v.type), found=str(g.type))
+        return tuple(recording.back(pairs))
+
+    return returned, back
+
+
+def jvp(
+    f: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]
+) -> tuple[Any, Any]:
+    """f(*primals), and by how much it changes where the primals change by the tangents: one each,
+    in the structure of the primals.
+
+    The way back is gone back again, which is the way forward; of grad(f) it gives the product of
+    the Hessian with a vector: `jvp(grad(f), (x,), (v,))[1]`.
+
+    Example::
+
+        @spmd.program
+        def cubes():
+            x = spmd.input("x", (4,), np.float64, layout=("x",), default=lambda i: i)
+            return spmd.jvp(lambda x: x**3, (x,), (np.ones(4),))[1]
+
+        print(spmd.build(cubes).run(ranks=2))    # [ 0.  3. 12. 27.]
+    """
+    context = require_context("spmd.jvp")
+    recording = _Recording(context, "spmd.jvp", primals, tuple(range(len(primals))))
+    returned = recording.run(f, {})
+    tree, leaves = flatten(returned)
+    outs = [as_value(context, leaf) for leaf in leaves]
+    nothing = [wrap(context, recording.at.zeros(v.type), scalar=False) for v in outs]
+    inner = _Recording(context, "spmd.jvp", [nothing], (0,))
+    found = recording.back(list(zip(outs, inner.begins)))
+    pairs = []
+    for back, given in zip(found, tangents, strict=True):
+        mine, theirs = flatten(back), flatten(given)
+        if not mine[0].like(theirs[0]):
+            raise UsageError("the tangents have another structure than the primals",
+                             place=user_place(), expected=_shown(mine[0]), found=_shown(theirs[0]))
+        values = [b.read() for b in mine[1]]
+        pairs += [(v, as_value(context, t, v.type.dtype)) for v, t in zip(values, theirs[1])]
+    (changes,) = inner.back(pairs)
+    made = [wrap(context, c.read()) for c in changes]
+    return returned, fill(tree, iter(made), fresh=True)
+
+
+def remat(f: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function, of which derivatives keep nothing but its arguments: what it did is
+    computed again on the way back. As jax.checkpoint.
+
+    Example::
+
+        @spmd.program
+        def layers():
+            x = spmd.input("x", (4,), np.float64, layout=("x",), default=lambda i: i)
+            layer = spmd.remat(lambda x: (x + 1) ** 2)
+            return spmd.grad(lambda x: np.sum(layer(layer(x))))(x)
+
+        print(spmd.build(layers).run(ranks=2))    # [  8.  40. 120. 272.]
+    """
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        context = Context.current()
+        if context is None:
+            return f(*args, **kwargs)
+        if not context.recordings:
+            return convert(f)(*args, **kwargs)
+        tree, leaves = flatten(args)
+        numbers = [k for k, x in enumerate(leaves) if isinstance(x, Array)
+                   and not x.is_known and x.type.dtype.kind == "f"]
+
+        def run(*given: Any) -> Any:
+            return convert(f)(*fill(tree, iter(given), fresh=True), **kwargs)
+
+        def back(given: Sequence[Any], made: Any, cotangents: Sequence[Any]) -> Sequence[Any]:
+            fresh = [_marked(context, x, _again) for x in given]
+            recording = _Recording(context, "spmd.remat", fresh, numbers)
+            outs = [as_value(context, x) for x in flatten(recording.run(run, {}))[1]]
+            pairs = [(v, as_value(context, g)) for v, g in zip(outs, cotangents) if g is not None]
+            found = dict(zip(numbers, recording.back(pairs)))
+            return [found.get(k) for k in range(len(leaves))]
+
+        return defined(context, run, back, leaves, {})
+
+    call.__name__ = getattr(f, "__name__", "f")
+    return call
+
+
+def _again(shape: Any) -> Any:
+    return ops.Again(shape, next(_numbers))
+
+
+_numbers = itertools.count()
+
+
+class custom_vjp:
+    """Decorator: a function whose way back you write, as jax.custom_vjp.
+
+    `f.defvjp(fwd, bwd)`: fwd takes f's arguments and returns a pair: what f returns, and what bwd
+    needs. bwd takes that and the cotangents of f's result, and returns a tuple of those of the
+    arguments (None where there is none).
+
+    Example::
+
+        @spmd.custom_vjp
+        def rounded(x):
+            return np.round(x)
+
+        rounded.defvjp(lambda x: (np.round(x), None), lambda _, g: (g,))
+
+        @spmd.program
+        def straight_through():
+            x = spmd.input("x", (4,), np.float64, layout=("x",), default=lambda i: i / 2)
+            return spmd.grad(lambda x: np.sum(rounded(x) ** 2))(x)
+
+        print(spmd.build(straight_through).run(ranks=2))    # [0. 0. 2. 4.]
+    """
+
+    def __init__(self, f: Callable[..., Any]) -> None:
+        self.f = f
+        self.fwd: Callable[..., Any] | None = None
+        self.bwd: Callable[..., Any] | None = None
+        functools.update_wrapper(self, f)
+
+    def defvjp(self, fwd: Callable[..., Any], bwd: Callable[..., Any]) -> None:
+        self.fwd, self.bwd = fwd, bwd
+
+    def __call__(self, *args: Any) -> Any:
+        context = Context.current()
+        if context is None:
+            return self.f(*args)
+        if not context.recordings:
+            return convert(self.f)(*args)
+        if self.fwd is None or self.bwd is None:
+            raise UsageError(f"{self.f.__name__} has no way back yet", place=user_place(),
+                             expected=f"{self.f.__name__}.defvjp(fwd, bwd) before it is "
+                             "differentiated")
+        tree, leaves = flatten(args)
+        leaves = [_marked(context, leaf, ops.Reshape) for leaf in leaves]  # no closure has these
+        fwd, bwd = convert(self.fwd), convert(self.bwd)
+
+        def forward(*given: Any) -> Any:
+            return _pair(fwd(*fill(tree, iter(given), fresh=True)), "fwd")
+
+        def back(given: Sequence[Any], made: Any, cotangents: Sequence[Any]) -> Sequence[Any]:
+            out_tree, outs = flatten(made[0])
+            full = [np.zeros_like(x) if g is None else g for x, g in zip(outs, cotangents)]
+            found = bwd(made[1], fill(out_tree, iter(full), fresh=True))
+            return _cotangents(self.f, tree, args, found)
+
+        return defined(context, forward, back, leaves, {})[0]
+
+
+def _cotangents(f: Any, tree: Tree, args: Sequence[Any], found: Any) -> list[Any]:
+    """What bwd returned, leaf by leaf of the arguments."""
+    name = getattr(f, "__name__", "f")
+    if not isinstance(found, tuple) or len(found) != len(args):
+        raise UsageError(f"bwd of {name} returns no cotangent for each argument",
+                         place=user_place(), expected=f"a tuple of {len(args)}",
+                         found=f"{len(found)}" if isinstance(found, tuple) else
+                         type(found).__name__)
+    leaves: list[Any] = []
+    for x, g in zip(args, found):
+        mine = flatten(x)
+        theirs = (mine[0], [None] * len(mine[1])) if g is None else flatten(g)
+        if not mine[0].like(theirs[0]):
+            raise UsageError(f"bwd of {name} returns another structure than its argument has",
+                             place=user_place(), expected=_shown(mine[0]), found=_shown(theirs[0]))
+        leaves += theirs[1]
+    return leaves
+
+
+def stop_gradient(x: Any) -> Any:
+    """The same, as a constant for derivatives: an array, or a nest of them.
+
+    Example::
+
+        @spmd.program
+        def halves():
+            x = spmd.input("x", (4,), np.float64, layout=("x",), default=lambda i: i)
+            return spmd.grad(lambda x: np.sum(x * spmd.stop_gradient(x)))(x)
+
+        print(spmd.build(halves).run(ranks=2))    # [0. 1. 2. 3.]
+    """
+    context = require_context("spmd.stop_gradient")
+    tree, leaves = flatten(x)
+    return fill(tree, iter([_marked(context, leaf, ops.Constant) for leaf in leaves]), fresh=True)
+
+
+def _capture(what: str) -> Context:
+    if eager_current() is not None:
+        raise UsageError(f"{what} is not available in an eager run", place=user_place(),
+                         remedy="build the program and run the image")
+    return require_context(what)
+
+
+class _Recording:
+    """What f does, from arguments that are marked as those it is differentiated by."""
+
+    def __init__(
+        self, context: Context, what: str, args: Sequence[Any], numbers: Sequence[int]
+    ) -> None:
+        if context.rank_view:
+            raise UnsupportedError(
+                f"{what} inside a shard_map", place=user_place(),
+                expected="a function of global arrays, whose layouts say how ranks share it",
+                found="a function of one rank's arrays",
+                remedy=f"{what} outside of the shard_map: the compiler finds the exchanges")
+        self.context, self.block = context, context.blocks[-1]
+        self.args = list(args)
+        self.trees: list[tuple[Tree, list[Array]]] = []
+        for k in numbers:
+            if not -len(args) <= k < len(args):
+                raise UsageError(f"{what}: argnums {k} of {len(args)} arguments",
+                                 place=user_place(), expected=f"0 to {len(args) - 1}",
+                                 found=str(k))
+            tree, leaves = flatten(args[k])
+            fresh = [_marked(context, _float(leaf, what), ops.Reshape) for leaf in leaves]
+            self.trees.append((tree, fresh))
+            self.args[k] = fill(tree, iter(fresh), fresh=True)
+        self.begins = [leaf.read() for _, leaves in self.trees for leaf in leaves]
+        self.at = Reverse(context, self.begins)
+        self.last = self.block.ops[-1] if self.block.ops else None  # before what is recorded
+
+    def run(self, f: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
+        self.context.recordings += 1
+        try:
+            return convert(f)(*self.args, **kwargs)
+        finally:
+            self.context.recordings -= 1
+
+    def back(self, outs: Sequence[tuple[Value, Value]]) -> list[Any]:
+        """The cotangents of the marked arguments, in their structure."""
+        at, context = self.at, self.context
+        assert context.blocks[-1] is self.block, "what is differentiated leaves its block"
+        context.differentiated = True
+        every = self.block.ops  # loops in it may have been replaced
+        recorded = every[every.index(self.last) + 1 if self.last else 0 :]
+        at.mark(recorded)
+        for v, g in outs:
+            if v in at.active:
+                at.add(v, g)
+        at.pull(recorded)
+        begins, made = iter(self.begins), []
+        for tree, leaves in self.trees:
+            pairs = [(leaf, next(begins)) for leaf in leaves]
+            values = [wrap(context, laid_as(context, at.of(v), v.type.layout), leaf.weak)
+                      for leaf, v in pairs]
+            made.append(fill(tree, iter(values), fresh=True))
+        return made
+
+
+def _marked(context: Context, leaf: Any, kind: Any) -> Any:
+    """The leaf as a value of its own."""
+    if not (is_traced(leaf) or isinstance(leaf, (Array, np.ndarray, float, complex))):
+        return leaf
+    array = as_array(leaf)
+    value = array.read()
+    return wrap(context, context.emit_one(kind(value.type.shape), value), array.weak, array.scalar)
+
+
+def _float(leaf: Any, what: str) -> Any:
+    if isinstance(leaf, (Array, Number, np.ndarray, np.generic, int, float, complex)):
+        array = as_array(leaf)
+        if array.type.dtype.kind == "f":
+            return array
+        found = f"{array.type}"
+    else:
+        found = f"{leaf!r}, a {type(leaf).__name__}"
+    raise UsageError(f"{what}: an argument that is differentiated by is no float",
+                     place=user_place(), expected="arrays of floats, or nests of them",
+                     found=found, remedy="x.astype(np.float64), or other argnums")
+
+
+def _scalar(context: Context, value: Any) -> Value:
+    if isinstance(value, (Array, Number, float, int, np.generic)):
+        out = as_value(context, value)
+        if not out.type.shape and out.type.dtype.kind == "f":
+            return out
+        found = str(out.type)
+    else:
+        found = f"a {type(value).__name__}"
+    raise UsageError("a gradient is that of one float", place=user_place(),
+                     expected="a function that returns a float, an array of shape ()",
+                     found=found,
+                     remedy="np.sum(…) of it; has_aux=True where it returns more; spmd.vjp for "
+                     "several results")
+
+
+def _pair(returned: Any, what: str = "has_aux=True") -> tuple[Any, Any]:
+    if isinstance(returned, tuple) and len(returned) == 2:
+        return returned
+    second = "what bwd needs" if what == "fwd" else "aux"
+    raise UsageError(f"{what}: the function returns no pair", place=user_place(),
+                     expected=f"return value, {second}", found=type(returned).__name__)
+
+
+def _shown(tree: Tree) -> str:
+    return ", ".join(tree.paths()) or "nothing"

@@ -1,0 +1,210 @@
+"""Cotangents of values, backwards through ops: each kind says what it hands on to its operands.
+
+Goes in: ops that were recorded, and cotangents of some of their results. Comes out: more ops in the
+open block, and the cotangents of what the first ones began with.
+Always holds: a cotangent has the shape of its value; sums of cotangents are made in the order in
+which the ops are met, last one first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from codegen import dtypes, ops
+from codegen.dtypes import DType
+from codegen.errors import UnsupportedError
+from codegen.ir import ArrayType, Op, Shape, Value, free_values
+from codegen.ops import Kind
+from codegen.partials import OUT, Form
+from codegen.symbolic import expr
+from codegen.symbolic.expr import Expr, IntLike
+from codegen.trace.context import Context
+from codegen.trace.control.regions import laid_as
+from codegen.trace.view import index_value
+
+
+class Reverse:
+    """The way back through some ops. found: cotangents so far."""
+
+    def __init__(self, context: Context, active: Iterable[Value]) -> None:
+        self.context = context
+        self.active: set[Value] = set(active)
+        self.found: dict[Value, Value] = {}
+        # those that are an array but for a box of zeros: the box, and the array
+        self.emptied: dict[Value, tuple[ops.Slice, Value]] = {}
+        self.replaced: dict[Op, Op] = {}  # loops that count their turns, or keep them
+
+    # ---- what matters -------------------------------------------------------------------------
+
+    def mark(self, recorded: Iterable[Op]) -> None:
+        """Which values change with those that are active already."""
+        for op in recorded:
+            if op.what.flat or not any(v in self.active for v in read_by(op)):
+                continue
+            found = ACTIVE.get(type(op.what))
+            self.active.update(moving(op) if found is None else found(self, op))
+
+    def wants(self, value: Value) -> bool:
+        return value in self.active
+
+    # ---- back ---------------------------------------------------------------------------------
+
+    def pull(self, recorded: Sequence[Op]) -> None:
+        """From the cotangents of results to those of what the ops read, last op first."""
+        for op in reversed(recorded):
+            given = [self.taken(v) for v in op.results]
+            if all(g is None for g in given):
+                continue
+            if not any(v in self.active for v in read_by(op)):
+                continue
+            with self.context.standing_at(op.place):
+                rule = RULES.get(type(op.what))
+                if rule is not None:
+                    rule(self, op, given)
+                    continue
+                for v, g in zip(op.operands, op.what.vjp(op, given, self)):
+                    if g is not None and v in self.active:
+                        self.add(v, g)
+
+    def add(self, value: Value, part: Value) -> None:
+        """One more part of a cotangent."""
+        if part.type.dtype != value.type.dtype and value.type.dtype.kind in "fc":
+            part = self.cast(part, value.type.dtype)
+        before = self.found.get(value)
+        self.emptied.pop(value, None)
+        self.found[value] = part if before is None else self.map("add", before, part)
+
+    def add_at(self, value: Value, box: ops.Slice, part: Value) -> None:
+        """One more part of a cotangent, of the elements that a slice shows; in its memory."""
+        if value not in self.active:
+            return
+        whole = self.taken(value)
+        around = self.emptied.pop(value, None)
+        if around is not None and around[0] == box:
+            whole = around[1]
+        elif whole is None:
+            whole = self.zeros(value.type, part.type.dtype)
+        else:
+            part = self.map("add", self.emit(box, whole), part)
+        self.found[value] = self.emit(ops.Update(box.start, box.step), whole, part)
+
+    def add_around(self, value: Value, box: ops.Slice, whole: Value) -> None:
+        """One more part of a cotangent: `whole`, but 0 where a slice shows it."""
+        if value not in self.active:
+            return
+        alone = value not in self.found
+        nothing = self.emit(ops.Full(0, whole.type.dtype, box.shape))
+        self.add(value, self.emit(ops.Update(box.start, box.step), whole, nothing))
+        if alone:
+            self.emptied[value] = (box, whole)
+
+    def taken(self, value: Value) -> Value | None:
+        """The cotangent, which is not kept; None where nothing was found."""
+        return self.found.pop(value, None)
+
+    def of(self, value: Value) -> Value:
+        """The cotangent; zeros where nothing was found."""
+        return self.found.get(value) or self.zeros(value.type)
+
+    def of_result(self, value: Value, g: Value | None) -> Value:
+        """A cotangent that was found of a value, laid out as that is; zeros for None."""
+        g = self.zeros(value.type) if g is None else g
+        return laid_as(self.context, g, value.type.layout)
+
+    # ---- ops ----------------------------------------------------------------------------------
+
+    def emit(self, what: Kind, *operands: Value) -> Value:
+        return self.context.emit_one(what, *operands)
+
+    def map(self, fn: str, *operands: Value) -> Value:
+        return self.emit(ops.Map(fn), *operands)
+
+    def cast(self, x: Value, dtype: DType) -> Value:
+        """In another element type; of a complex number that becomes a real one, the real part."""
+        if x.type.dtype == dtype:
+            return x
+        if x.type.dtype.kind == "c" and dtype.kind != "c":
+            x = self.map("real", x)
+        return x if x.type.dtype == dtype else self.emit(ops.Map("cast", dtype=dtype), x)
+
+    def full(self, value: complex, like: Value) -> Value:
+        """A number everywhere, of the shape and type of a value."""
+        return self.emit(ops.Full(value, like.type.dtype, like.type.shape))
+
+    def zeros(self, t: ArrayType, dtype: DType | None = None) -> Value:
+        return self.emit(ops.Full(0, dtype or t.dtype, t.shape))
+
+    def integer(self, e: IntLike, shape: Shape = ()) -> Value:
+        """A symbolic integer, everywhere in a shape."""
+        return self.spread(index_value(self.context, expr.as_expr(e)), (), shape)
+
+    def spread(self, x: Value, dims: tuple[int, ...], shape: Shape) -> Value:
+        """Repeated along the dims of a shape that it does not have."""
+        return x if x.type.shape == shape else self.emit(ops.Broadcast(dims, shape), x)
+
+    def clipped(self, index: Value, most: Expr) -> Value:
+        """Indices, those beyond the ends moved to them."""
+        shape = index.type.shape
+        index = self.cast(index, dtypes.INT64)
+        least = self.map("maximum", index, self.integer(0, shape))
+        return self.map("minimum", least, self.integer(most, shape))
+
+    def sum(self, x: Value, dims: tuple[int, ...]) -> Value:
+        return self.emit(ops.Reduce("add", dims), x) if dims else x
+
+    def reshaped(self, x: Value, shape: Shape) -> Value:
+        return x if x.type.shape == shape else self.emit(ops.Reshape(shape), x)
+
+    def form(self, form: Form, operands: Sequence[Value], out: Value) -> Value:
+        """A form of codegen.partials, of these operands of a function and its result."""
+        if isinstance(form, int):
+            return operands[form]
+        if isinstance(form, float):
+            return self.full(form, out)
+        if form == OUT:
+            return out
+        assert isinstance(form, tuple)
+        fn, *parts = form
+        assert isinstance(fn, str)
+        return self.map(fn, *(self.form(part, operands, out) for part in parts))
+
+    def times(
+        self, g: Value, form: Form | None, operands: Sequence[Value], out: Value
+    ) -> Value | None:
+        """A cotangent times a partial derivative."""
+        if form is None:
+            return None
+        if isinstance(form, float) and abs(form) == 1.0:
+            return g if form > 0 else self.map("neg", g)
+        return self.map("mul", g, self.form(form, operands, out))
+
+    def none(self, op: Op) -> UnsupportedError:
+        called = op.what.title()
+        return UnsupportedError(
+            f"{called} has no derivative here", place=op.place,
+            expected="operations whose derivatives are known",
+            found=f"{called}, between what is differentiated and its argument",
+            remedy="spmd.stop_gradient(x) takes what it reads as a constant",
+        )
+
+
+def read_by(op: Op) -> Iterable[Value]:
+    """What an op reads, in its regions too."""
+    yield from op.operands
+    for region in op.regions:
+        yield from free_values(region)
+
+
+def moving(op: Op) -> Iterable[Value]:
+    """The results that change little where an operand does: floats, and their keys in sorting."""
+    keys = not isinstance(op.what, ops.Map) or op.what.fn == "order_key"
+    return (v for v in op.results if keys or differentiable(v.type))
+
+
+def differentiable(t: ArrayType) -> bool:
+    return t.dtype.kind in "fc"
+
+
+_Rule = Callable[[Reverse, Op, Sequence[Value | None]], None]
+RULES: dict[type[Kind], _Rule] = {}
+ACTIVE: dict[type[Kind], Callable[[Reverse, Op], Iterable[Value]]] = {}

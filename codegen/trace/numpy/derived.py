@@ -1,0 +1,73 @@
+"""Functions whose derivative is written down, as arrays, instead of that of what they do.
+
+Always holds: outside of what is differentiated such a function is just called.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+from codegen.ops import Defined
+from codegen.trace.array import Array, wrap
+from codegen.trace.context import Context
+from codegen.trace.state import fill, flatten
+
+F = TypeVar("F", bound=Callable[..., Any])
+# From operands, results, and cotangents of the results (None: zeros), and whatever else the
+# function was given by name, to the cotangents of the operands (None: zeros).
+Back = Callable[..., Sequence[Any]]
+
+
+def derived(back: Back) -> Callable[[F], F]:
+    """Decorator: `back` is the way back through a function of arrays, its first arguments."""
+
+    def decorate(f: F) -> F:
+        @functools.wraps(f)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            context = Context.current()
+            if context is None or not context.recordings:
+                return f(*args, **kwargs)
+            return defined(context, f, back, args, kwargs)
+
+        return call  # type: ignore[return-value]
+
+    return decorate
+
+
+def defined(
+    context: Context, f: Callable[..., Any], back: Back, args: Sequence[Any],
+    kwargs: dict[str, Any],
+) -> Any:
+    """What f gives, as one op, with its own way back. f has no effects."""
+    operands = [x.read() if _is_operand(x) else None for x in args]
+
+    def shown(arrays: Sequence[Any]) -> list[Any]:
+        """The arguments, with these arrays."""
+        given = iter(arrays)
+        return [next(given) if v is not None else x for x, v in zip(args, operands)]
+
+    with context.block() as block:
+        block.apart = True
+        taken = [wrap(context, v, x.weak, x.scalar) for x, v in zip(args, operands) if v]
+        tree, leaves = flatten(f(*shown(taken), **kwargs))
+        arrays = [leaf for leaf in leaves if isinstance(leaf, Array)]
+        region = block.close([a.read() for a in arrays])
+
+    def filled(results: Iterator[Any]) -> Any:
+        return fill(tree, iter([next(results) if isinstance(x, Array) else x for x in leaves]),
+                    fresh=True)
+
+    def way(given: Sequence[Array], made: Sequence[Array], cotangents: Sequence[Any]) -> Any:
+        found = back(shown(given), filled(iter(made)), cotangents, **kwargs)
+        return [g for v, g in zip(operands, found) if v is not None]
+
+    types = tuple(v.type for v in region.results)
+    read = [v for v in operands if v is not None]
+    results = context.emit(Defined(way, types), read, [region])
+    return filled(iter([wrap(context, v, a.weak, a.scalar) for v, a in zip(results, arrays)]))
+
+
+def _is_operand(x: Any) -> bool:
+    return isinstance(x, Array) and not x.is_known

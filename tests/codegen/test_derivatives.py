@@ -1,0 +1,306 @@
+"""Derivatives against differences and formulas, on several numbers of ranks; what is refused."""
+
+from __future__ import annotations
+
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import spmd
+from codegen.functions import FUNCTIONS, SPECIAL
+from codegen.ops import OPS, Defined, Exchange, Kind, Map
+from codegen.partials import FLAT, NONE, OTHERWISE, PARTIALS
+from codegen.trace.derive.back_through import RULES
+from tests.codegen import derived_cases
+from tests.codegen.derived_cases import CASES, POINTS, X
+
+# mypy: ignore-errors
+
+# Kinds that have no derivative, or none yet, or nothing to differentiate.
+WITHOUT = {
+    "no operand": {"const", "full", "iota", "expr", "scalar"},
+    "no result": {"print", "expect", "barrier", "let"},
+    "steps": {"argreduce", "argsort", "count", "searchsorted", "partition"},
+    "of one rank": {"shard_map", "permute", "move", "fold", "merge"},
+    "np.linalg has it": {"cholesky", "lu", "lu_solve", "swapped_columns", "triangular", "qr", "svd",
+                         "eigh", "eig"},
+    "none": {"kernel", "edge"},
+}
+
+
+def test_every_kind_has_a_way_back_or_says_why_not():
+    without = set().union(*WITHOUT.values())
+    for name, kind in OPS.items():
+        has = kind.vjp is not Kind.vjp or kind in RULES
+        assert has != (name in without), f"{name}: vjp, or a line in WITHOUT"
+        assert kind.flat is True or name not in WITHOUT["steps"], name
+    assert {n for n, k in OPS.items() if issubclass(k, Exchange)} < WITHOUT["of one rank"] | {
+        "barrier"}
+    assert OPS["constant"].flat and Defined in RULES and Map.vjp is not Kind.vjp
+
+
+def test_every_function_has_a_row():
+    rows = [set(PARTIALS), FLAT, OTHERWISE, NONE]
+    assert sorted(FUNCTIONS) == sorted(name for row in rows for name in row)
+    for name, partials in PARTIALS.items():
+        assert len(partials) == FUNCTIONS[name].arity, name
+
+
+def differences(f, x, step=1e-6):
+    at = [(f(x + h), f(x - h)) for h in np.eye(x.size) * step]
+    return np.array([(a - b) / (2 * step) for a, b in at])
+
+
+def plain():
+    """The cases with Python's range."""
+    module = types.ModuleType("plain_cases")
+    source = Path(derived_cases.__file__).read_text().replace("spmd.range(", "range(")
+    exec(compile(source, "plain_cases", "exec"), module.__dict__)
+    return module.CASES
+
+
+def close(found, wanted, name):
+    np.testing.assert_allclose(found, wanted, 2e-6, 2e-6 * max(1, np.abs(wanted).max()),
+                               err_msg=name)
+
+
+@pytest.mark.parametrize("names", [list(CASES)[k::3] for k in range(3)], ids=" ".join)
+def test_gradients_are_differences(names):
+    @spmd.program(mesh=("r",))
+    def gradients():
+        x = spmd.input("x", (POINTS,), np.float64, layout=("r",))
+        return {name: spmd.value_and_grad(CASES[name])(x) for name in names}
+
+    image, functions = spmd.build(gradients), plain()
+    wanted = {name: (functions[name](X), differences(functions[name], X)) for name in names}
+    for ranks in (1, 2, 5):
+        found = image.run(ranks=ranks, x=X)
+        for name in names:
+            close(found[name][0], wanted[name][0], name)
+            close(found[name][1], wanted[name][1], f"{name} on {ranks} ranks")
+
+
+UNARY = [n for n, f in FUNCTIONS.items() if n in PARTIALS and f.arity == 1 and n not in SPECIAL]
+BINARY = [n for n, f in FUNCTIONS.items() if n in PARTIALS and f.arity == 2
+          and n not in ("ldexp", "nextafter")]
+
+
+def test_partial_derivatives_are_differences():
+    special = pytest.importorskip("scipy.special")
+    given = {"acosh": 1.3, "erfinv": 0.4, "erfcinv": 0.7, "atanh": 0.3, "asin": 0.3, "acos": 0.3}
+    one = {n: getattr(np, FUNCTIONS[n].ufunc) for n in UNARY if FUNCTIONS[n].ufunc
+           and hasattr(np, FUNCTIONS[n].ufunc)}
+    one |= {n: getattr(special, n) for n in SPECIAL.split() if n in PARTIALS}
+    two = {n: getattr(np, FUNCTIONS[n].ufunc) for n in BINARY}
+    points = {n: np.array([given.get(n, 0.6), given.get(n, 0.6) + 0.1]) for n in one}
+    second = np.array([0.7, 0.31])
+
+    @spmd.program(mesh=("r",))
+    def partials():
+        out = {}
+        for n, f in one.items():
+            x = spmd.input(f"in_{n}", (2,), np.float64, layout=("r",))
+            out[n] = spmd.grad(lambda x, f=f: np.sum(f(x)))(x)
+        x = spmd.input("x", (2,), np.float64, layout=("r",))
+        y = spmd.input("y", (2,), np.float64, layout=("r",))
+        for n, f in two.items():
+            out[n] = spmd.grad(lambda x, y, f=f: np.sum(f(x, y)), (0, 1))(x, y)
+        return out
+
+    x = np.array([1.2, 0.9])
+    found = spmd.build(partials).run(ranks=2, x=x, y=second,
+                                     **{f"in_{n}": p for n, p in points.items()})
+    for n, f in one.items():
+        close(found[n], differences(lambda v, f=f: np.sum(f(v)), points[n]), n)
+    for n, f in two.items():
+        wanted = (differences(lambda v, f=f: np.sum(f(v, second)), x),
+                  differences(lambda v, f=f: np.sum(f(x, v)), second))
+        wanted = (wanted[0], wanted[1] * 0) if n == "copysign" else wanted
+        close(np.array(found[n]), np.array(wanted), n)
+
+
+@spmd.custom_vjp
+def clipped(x):
+    return np.clip(x, -1, 1)
+
+
+clipped.defvjp(lambda x: (np.clip(x, -1, 1), x), lambda x, g: (g * (np.abs(x) < 2),))
+
+
+def repeated(x):
+    for _ in spmd.range(4):
+        x = np.sin(x) * x
+    return x
+
+
+W = np.arange(36.0).reshape(6, 6) * 0.02
+
+
+def plain_repeated(x, steps=4, factor=None):
+    for _ in range(steps):
+        x = np.sin(x) * (x if factor is None else factor)
+    return x
+
+
+def layers(x):
+    for _ in range(2):
+        x = np.tanh(x @ W) @ W
+    return np.sum(x**2)
+
+
+def of_cubes(x):
+    return 3 * x**2 * x[::-1] + (x**3)[::-1]
+
+
+def test_what_is_built_from_gradients():
+    w = W
+    layer = spmd.remat(lambda x, w: np.tanh(x @ w) @ w)
+
+    @spmd.program(mesh=("r",))
+    def several():
+        steps = spmd.scalar("steps", 5)
+        x = spmd.input("x", (6,), np.float64, layout=("r",))
+        v = np.arange(6.0)
+
+        def counted(x):
+            for _ in spmd.range(steps):
+                x = np.sin(x) * 1.2
+            return np.sum(x)
+
+        y, back = spmd.vjp(lambda x, y: (x * y, np.sin(y)), x, x[::-1])
+        return {
+            "own": spmd.grad(lambda x: np.sum(clipped(x) ** 2 * v))(x),
+            "again": spmd.grad(lambda x: np.sum(layer(layer(x, w), w) ** 2))(x),
+            "forward": spmd.jvp(repeated, (x,), (v,))[1],
+            "hessian": spmd.jvp(spmd.grad(lambda x: np.sum(x**3 * x[::-1])), (x,), (v,))[1],
+            "second": spmd.grad(lambda x: np.sum(spmd.grad(lambda x: np.sum(x**4))(x) ** 2))(x),
+            "vjp": back((x, x)),
+            "counted": spmd.grad(counted)(x),
+            "tree": spmd.grad(lambda p: np.sum(p["w"] @ p["b"][0]))(
+                {"w": spmd.asarray(w), "b": (x,)}),
+            "unused": spmd.grad(lambda x, y: np.sum(x), 1)(x, x),
+            "aux": spmd.grad(lambda x: (np.sum(x**2), x + 1), has_aux=True)(x),
+            "stopped": spmd.grad(lambda x: np.sum(x * spmd.stop_gradient(x)))(x),
+        }
+
+    x, v = np.linspace(-1.4, 1.5, 6), np.arange(6.0)
+    image = spmd.build(several)
+
+    y = x[::-1]
+    for ranks in (1, 2, 3):
+        found = image.run(ranks=ranks, x=x)
+        close(found["own"], 2 * np.clip(x, -1, 1) * v * (np.abs(x) < 2), "own")
+        close(found["again"], differences(layers, x), "again")
+        h = 1e-6 * v
+        close(found["forward"], (plain_repeated(x + h) - plain_repeated(x - h)) / 2e-6, "forward")
+        close(found["hessian"], (of_cubes(x + h) - of_cubes(x - h)) / 2e-6, "hessian")
+        close(found["second"], 96 * x**5, "second")
+        close(found["vjp"][0], x * y, "vjp")
+        close(found["vjp"][1], x * x + np.cos(y) * x, "vjp")
+        close(found["tree"]["w"], np.ones((6, 1)) * x, "tree")
+        close(found["tree"]["b"][0], w.sum(0), "tree")
+        close(found["unused"], x * 0, "unused")
+        close(found["aux"][0], 2 * x, "aux")
+        close(found["aux"][1], x + 1, "aux")
+        close(found["stopped"], x, "stopped")
+    for steps in (0, 1, 200):
+        wanted = differences(lambda x, n=steps: np.sum(plain_repeated(x, n, 1.2)), x)
+        close(image.run(ranks=2, x=x, steps=steps)["counted"], wanted, f"{steps} turns")
+
+
+def test_a_loop_keeps_only_what_its_way_back_reads():
+    """Of a linear loop nothing, and the first loop is not there if only the gradient is wanted."""
+    from codegen.ir import walk
+    from codegen.ops import Loop
+
+    def program(f):
+        @spmd.program(mesh=("r",))
+        def made():
+            u = spmd.input("u", (40,), np.float64, layout=("r",))
+            return spmd.grad(f)(u)
+
+        return [op for op in walk(made.capture().body) if isinstance(op.what, Loop)]
+
+    def linear(u):
+        for _ in spmd.range(7):
+            u[1:-1] += 0.1 * (u[2:] - 2 * u[1:-1] + u[:-2])
+        return np.sum(u)
+
+    def squared(u):
+        for _ in spmd.range(7):
+            u = u * u + 1
+        return np.sum(u)
+
+    (back,) = program(linear)
+    assert len(back.operands) == 1
+    forward, back = program(squared)
+    assert [v.type.ndim for v in forward.operands] == [1, 2]
+
+
+@spmd.kernel
+def doubled(x: spmd.Array) -> spmd.Array:
+    return 2 * x
+
+
+MISTAKES = {
+    "an integer": (lambda x: spmd.grad(np.sum)(spmd.asarray(np.arange(3))), "is no float"),
+    "a vector loss": (lambda x: spmd.grad(np.sin)(x), "a gradient is that of one float"),
+    "no aux": (lambda x: spmd.grad(np.sum, has_aux=True)(x), "returns no pair"),
+    "argnums": (lambda x: spmd.grad(np.sum, 1)(x), "argnums 1 of 1 arguments"),
+    "another structure": (lambda x: spmd.vjp(np.sin, x)[1]((x, x)), "another structure"),
+    "another shape": (lambda x: spmd.vjp(np.sin, x)[1](x[1:]), "another shape"),
+    "too few": (lambda x: spmd.grad(lambda x: np.sum(few(x, x)))(x), "for each argument"),
+    "no way back": (lambda x: spmd.grad(lambda x: np.sum(none(x)))(x), "has no way back yet"),
+    "psi": (lambda x: spmd.grad(lambda x: np.sum(psi(x)))(x), "psi has no derivative here"),
+    "in a shard_map": (
+        lambda x: spmd.shard_map(lambda x: spmd.grad(np.sum)(x), mesh="r")(x),
+        "inside a shard_map"),
+    "through a shard_map": (
+        lambda x: spmd.grad(lambda x: np.sum(spmd.shard_map(lambda x: 2 * x, mesh="r")(x)))(x),
+        "shard_map has no derivative"),
+    "a closure": (
+        lambda x: spmd.grad(lambda x: np.sum(closing(x)(x)))(x), "reads what is differentiated"),
+}
+
+
+def psi(x):
+    from scipy import special
+
+    return special.psi(x)
+
+
+@spmd.custom_vjp
+def few(x, y):
+    return x
+
+
+few.defvjp(lambda x, y: (x, None), lambda _, g: (g,))
+
+
+@spmd.custom_vjp
+def none(x):
+    return x
+
+
+def closing(y):
+    @spmd.custom_vjp
+    def product(x):
+        return x * y
+
+    product.defvjp(lambda x: (x * y, None), lambda _, g: (g,))
+    return product
+
+
+@pytest.mark.parametrize("what", MISTAKES)
+def test_mistakes_are_explained(what):
+    function, text = MISTAKES[what]
+
+    @spmd.program(mesh=("r",))
+    def mistaken():
+        return function(spmd.input("x", (3,), np.float64, layout=("r",)))
+
+    with pytest.raises(spmd.SpmdError, match=text) as found:
+        mistaken.capture()
+    assert found.value.place is not None and "expected" in str(found.value)

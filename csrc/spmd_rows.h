@@ -157,20 +157,25 @@
             }                                                                                      \
         }                                                                                          \
     }                                                                                              \
-    /* How many of a sorted row are less than each value; right: or equal. */                      \
-    SPMD_ROUTINE void spmd_search_##S(const void *row, const void *values, int64_t right,          \
-                                       int64_t *out, int64_t n, int64_t many)                      \
+    static inline int64_t spmd_goes_on_##S(T element, T value, int64_t right)                      \
     {                                                                                              \
-        for (int64_t i = 0; i < many; i++) {                                                       \
-            const T *x = row, value = ((const T *)values)[i];                                      \
-            int64_t left = n;                                                                      \
-            while (left > 1) {                                                                     \
-                int64_t half = left / 2;                                                           \
-                x += ((x[half - 1] < value) | (right & (x[half - 1] == value))) * half;            \
-                left -= half;                                                                      \
-            }                                                                                      \
-            out[i] = x - (const T *)row +                                                          \
-                     (n > 0 && ((*x < value) | (right & (*x == value))));                          \
+        return (element < value) | (right & (element == value));                                   \
+    }                                                                                              \
+    /* How many of a sorted row are less than each value; right: or equal. Some values at a time   \
+     * take each step, so that none waits alone for memory. */                                     \
+    SPMD_ROUTINE void spmd_search_##S(const void *row, const void *values, int64_t right,          \
+                                       int64_t *restrict out, int64_t n, int64_t many)             \
+    {                                                                                              \
+        const T *x = row, *value = values;                                                         \
+        for (int64_t some; many > 0; many -= some, value += some, out += some) {                   \
+            some = spmd_min(many, 16);                                                             \
+            for (int64_t j = 0; j < some; j++)                                                     \
+                out[j] = 0;                                                                        \
+            for (int64_t left = n; left > 1; left -= left / 2)                                     \
+                for (int64_t j = 0, half = left / 2; j < some; j++)                                \
+                    out[j] += half * spmd_goes_on_##S(x[out[j] + half - 1], value[j], right);      \
+            for (int64_t j = 0; n > 0 && j < some; j++)                                            \
+                out[j] += spmd_goes_on_##S(x[out[j]], value[j], right);                            \
         }                                                                                          \
     }
 

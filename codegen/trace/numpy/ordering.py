@@ -15,6 +15,7 @@ from codegen import dtypes
 from codegen.errors import ShapeError
 from codegen.mesh import as_written, local_offset
 from codegen.ops import Count, Fold, Partition, Sort
+from codegen.ops.kind import layout_of
 from codegen.symbolic import expr
 from codegen.trace.array import Array, as_array, number, unsupported
 from codegen.trace.control.functional import fori_loop
@@ -254,12 +255,25 @@ def at_places(array: Array, d: int, places: Any) -> Array:
             return joining.concatenate([rows[..., k : k + 1] for k in places], -1)
         return picking.take_along_axis(rows, _of_rows(rows, places), -1)
     if axes := split_over(array, d):
-        return of_keys(_counted(array, d, axes, places), dtype)
+        other = _longer_dim(array, d)
+        if other is None:
+            return of_keys(_counted(array, d, axes, places), dtype)
+        layout = [() if e == d else axes if e == other else entry
+                  for e, entry in enumerate(layout_of(array.read().type))]
+        array = mapping.relayout(array, as_written(tuple(layout)))
     rows = shaping.moveaxis(keys_of(array), d, -1)
     parted = _partitioned(rows, places)
     if isinstance(places, list):  # the same of every row, which ranks then have where they lie
         return of_keys(joining.concatenate([parted[..., k : k + 1] for k in places], -1), dtype)
     return of_keys(picking.take_along_axis(parted, _of_rows(rows, places), -1), dtype)
+
+
+def _longer_dim(array: Array, d: int) -> int | None:
+    """A dim that each rank has whole, longer than split dim d: of many short lanes, ranks rather get
+    some each than count together, which takes 256 counts of each lane."""
+    layout, n = layout_of(array.read().type), array.extents
+    return next((e for e in range(array.ndim) if not layout[e] and n[e].is_const and n[d].is_const
+                 and n[e].value >= n[d].value), None)
 
 
 def _counted(array: Array, d: int, axes: tuple[str, ...], places: Any) -> Array:

@@ -102,8 +102,8 @@ typedef long long spmd_ie64 __attribute__((vector_size(64)));
 #define SPMD_LANES_F32(X, ...) SPMD_OF_f32(X, __VA_ARGS__) SPMD_OF_e32(X, __VA_ARGS__)
 #define SPMD_LANES_F64(X, ...) SPMD_OF_f64(X, __VA_ARGS__) SPMD_OF_e64(X, __VA_ARGS__)
 
-/* P: what builtins call the type; I: signed bits; 4: rounding as it is */
-#define SPMD_MANY_LANES(S, T, U, H, E, MANTISSA, BIAS, P, I, ROUNDS)                               \
+/* P: what builtins call the type; I: signed bits; KIND of mantissas; 4: rounding as it is */
+#define SPMD_MANY_LANES(S, T, U, H, E, MANTISSA, BIAS, P, I, ROUNDS, KIND)                         \
     static inline T spmd_all_##S(E x) { return x - (T){0}; }                                       \
     static inline U spmd_bits_##S(T x) { return (U)x; }                                            \
     static inline T spmd_from_bits_##S(U bits) { return (T)bits; }                                 \
@@ -142,11 +142,11 @@ typedef long long spmd_ie64 __attribute__((vector_size(64)));
     {                                                                                              \
         return __builtin_ia32_scalef##P##512_mask(p, sum - ROUNDS, p, (H)-1, 4);                   \
     }                                                                                              \
-    /* |x| = m 2^e, where 1 <= m < 2 */                                                            \
+    /* |x| = m 2^e, where 1 <= m < 2; of double 3/4 <= m < 3/2, and |x| = m 2^(e + (m < 1)) */     \
     static inline T spmd_split_##S(T x, T *e)                                                      \
     {                                                                                              \
         *e = __builtin_ia32_getexp##P##512_mask(x, x, (H)-1, 4);                                   \
-        return __builtin_ia32_getmant##P##512_mask(x, 8, x, (H)-1, 4);                             \
+        return __builtin_ia32_getmant##P##512_mask(x, KIND, x, (H)-1, 4);                          \
     }                                                                                              \
     /* x, or what the kind of `by` says: VFIXUPIMM of Intel's manual, a digit for each kind */     \
     static inline T spmd_fixed_##S(T x, T by, uint32_t kinds)                                      \
@@ -154,8 +154,8 @@ typedef long long spmd_ie64 __attribute__((vector_size(64)));
         I table = (I){0} + kinds;                                                                  \
         return __builtin_ia32_fixupimm##P##512_mask(x, by, table, 0, (H)-1, 4);                    \
     }
-SPMD_OF_e32(SPMD_MANY_LANES, ps, spmd_ie32, 0x1.8p23f)
-SPMD_OF_e64(SPMD_MANY_LANES, pd, spmd_ie64, 0x1.8p52)
+SPMD_OF_e32(SPMD_MANY_LANES, ps, spmd_ie32, 0x1.8p23f, 8)
+SPMD_OF_e64(SPMD_MANY_LANES, pd, spmd_ie64, 0x1.8p52, 11)
 
 /* a * b - near, exactly: what the product lost */
 static inline spmd_e64 spmd_lost_e64(spmd_e64 a, spmd_e64 b, spmd_e64 near)

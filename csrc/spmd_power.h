@@ -13,34 +13,42 @@
 #include "spmd_log.h"
 #include "spmd_rare.h"
 
+/* what spmd_log_at lacks */
+SPMD_TABLE(spmd_log_lost) = {
+    0, 0x1.29b616c6f7683p-61, -0x1.14277c58fbc5dp-64, -0x1.060808181de27p-67,
+    0x1.02cea50a31ba1p-61, -0x1.5081a0113da3p-64, 0x1.9cf9fe98078b2p-64, -0x1.3d21f072d51adp-63,
+    -0x1.540b22fdca7ep-63, 0x1.6ed3ff364414p-63, -0x1.3a7012c9b6956p-61, -0x1.722ec3eee9587p-62,
+    -0x1.82adca8660da8p-65, -0x1.83083537bead5p-63, 0x1.5a77e4519718fp-61, 0
+};
 /* |a|^b; a normal, b below 2^51. */
 #define SPMD_POWER(S, T, U, H, E, MANTISSA, BIAS, ROUNDS)                                          \
-    /* (log((1 + s) / (1 - s)) / s - 2 - 2/3 z) / z^2, where z = s^2 */                            \
-    static inline T spmd_log_rest_##S(T z)                                                         \
+    /* (log(1 + r) - r + r^2 / 2) / r^3 */                                                         \
+    static inline T spmd_log_rest_##S(T r)                                                         \
     {                                                                                              \
-        T square = z * z;                                                                          \
-        return SPMD_FOUR(z, square, 0x1.9999999999b30p-2, 0x1.2492492457c90p-2,                    \
-                         0x1.c71c722d78d2ep-3, 0x1.745ce9dccf742p-3)                               \
-             + square * square                                                                     \
-                   * (0x1.3b1eed44479a7p-3 + z * 0x1.0f7fcc0b5afd7p-3                              \
-                      + square * 0x1.0e43c85033715p-3);                                            \
+        T square = r * r, fourth = square * square;                                                \
+        T low = SPMD_FOUR(r, square, 0x1.5555555555555p-2, -0x1.000000000004bp-2,                  \
+                          0x1.999999999d521p-3, -0x1.55555554c9e9ap-3);                            \
+        T high = SPMD_FOUR(r, square, 0x1.249248f80c79fp-3, -0x1.0000015cbc00cp-3,                 \
+                           0x1.c71e1376f4a51p-4, -0x1.99a8231e35a50p-4);                           \
+        return low + fourth * (high + fourth * (0x1.720acc40f3eecp-4 + r * -0x1.2253195525b07p-4));\
     }                                                                                              \
     /* log(x) of a positive normal number; *more is smaller by 2^-32 at least */                   \
     static inline T spmd_log_twofold_##S(T x, T *more)                                             \
     {                                                                                              \
-        T k, f = spmd_log_normal_##S(x, &k);                                                       \
-        T d = 2 + f, one = 1 / d, s = f * one, near = s * d; /* s = f / (2 + f) */                 \
-        T sl = (((f - near) - spmd_lost_##S(s, d, near)) - s * (f - (d - 2))) * one;               \
-        T z = s * s, zl = spmd_lost_##S(s, s, z) + (s + s) * sl;                                   \
-        T cube = s * z, cl = spmd_lost_##S(s, z, cube) + (s * zl + sl * z);                        \
-        /* log(1 + f) = 2 s + s^3 v */                                                             \
-        T part = z * spmd_log_rest_##S(z), v = 0x1.5555555555555p-1 + part;                        \
-        T vl = ((0x1.5555555555555p-1 - v) + part) + 0x1.5555555555555p-55;                        \
-        T cubic = cube * v, pl = spmd_lost_##S(cube, v, cubic) + (cube * vl + cl * v);             \
-        T most = k * 0x1.62e42fefp-1, sum = most + 2 * s, all = sum + cubic;                       \
-        *more = ((most - sum) + 2 * s) + ((sum - all) + cubic)                                     \
-              + (2 * sl + pl + k * 0x1.473de6af278edp-34);                                         \
-        return all;                                                                                \
+        U e;                                                                                       \
+        T m = spmd_log_reduced_##S(x, &e), k = spmd_log_whole_##S(e) - BIAS;                       \
+        T c = spmd_looked_up_##S(spmd_log_inverse, spmd_bits_##S(m) >> 48);                        \
+        T high = spmd_from_bits_##S(spmd_bits_##S(m) & 0xfffffffff8000000);                        \
+        T near = high * c - 1, far = (m - high) * c, r = near + far, rl = (near - r) + far;        \
+        T half = -0.5 * r, bend = half * r, bl = spmd_lost_##S(half, r, bend) - r * rl;            \
+        T known = k * 0x1.62e42fefp-1 + spmd_looked_up_##S(spmd_log_at, spmd_bits_##S(m) >> 48);   \
+        T lost = spmd_looked_up_##S(spmd_log_lost, spmd_bits_##S(m) >> 48);                        \
+        T most = known + r, all = most + bend;                                                     \
+        T rest = (((known - most) + r) + ((most - all) + bend)) + (rl + bl);                       \
+        rest += (k * 0x1.473de6af278edp-34 + lost) - r * bend * 2 * spmd_log_rest_##S(r);          \
+        T log = all + rest;                                                                        \
+        *more = (all - log) + rest;                                                                \
+        return log;                                                                                \
     }                                                                                              \
     static inline T spmd_power_##S(T size, T b)                                                    \
     {                                                                                              \

@@ -53,8 +53,8 @@ def _mode(what: str, mode: Any) -> str:
 
 
 def convolve(a: Any, v: Any, mode: Any = "full") -> Any:
-    """By shifted products of the longer operand: where all of a short kernel overlaps, as one sum;
-    with a long kernel, by a sum for each result."""
+    """By shifted products of the longer operand: all of a kernel whose extent is known, in sums of
+    64 at most; else by a sum for each result."""
     mode = _mode("np.convolve", mode)
     x, kernel = _operands("np.convolve", shaping.atleast_1d(a), shaping.atleast_1d(v))
     if _shorter("np.convolve", x, kernel, mode) or not kernel.extents[0].is_const:
@@ -64,26 +64,36 @@ def convolve(a: Any, v: Any, mode: Any = "full") -> Any:
     whole = expr.nonneg(x.extents[0] - wide)
     if 0 < wide <= 64 and mode == "valid" and whole:
         return _overlapping(x, kernel, wide)
-    if 0 < wide <= 8 and whole:
-        out = zeros(n + wide - 1, result_type(x, kernel))
-        out[wide - 1 : n] = _overlapping(x, kernel, wide)
-        for k in range(wide - 1):  # at the ends
-            out[k : wide - 1] += x[: wide - 1 - k] * kernel[k]
-            out[n : n + k + 1] += x[n - k - 1 :] * kernel[k + 1]
-    elif 0 < wide <= 64:
-        out = zeros(n + count - 1, result_type(x, kernel))
-        for k in range(count):
-            out[k : k + n] += x * kernel[k]
-    else:
-        around = zeros(n + 2 * (count - 1), result_type(x, kernel))
-        around[count - 1 : count - 1 + n] = x
-        at = arange(n + count - 1)[:, None] + arange(count)
-        out = sum_(around[at] * kernel[::-1], axis=1, dtype=around.dtype)
+    out = _everywhere(x, kernel, wide)
     if mode == "full":
         return out
     if mode == "same":
         return out[(count - 1) // 2 : (count - 1) // 2 + n]
     return out[count - 1 : n]
+
+
+_SUMMED = 128  # with a longer kernel, C would be long
+
+
+def _everywhere(x: Array, kernel: Array, wide: int) -> Any:
+    """Also where a part of the kernel overlaps; wide: its known extent, or 0."""
+    count, n = kernel.shape[0], x.shape[0]
+    if 0 < wide <= 8 and expr.nonneg(x.extents[0] - wide):
+        out = zeros(n + wide - 1, result_type(x, kernel))
+        out[wide - 1 : n] = _overlapping(x, kernel, wide)
+        for k in range(wide - 1):  # at the ends
+            out[k : wide - 1] += x[: wide - 1 - k] * kernel[k]
+            out[n : n + k + 1] += x[n - k - 1 :] * kernel[k + 1]
+        return out
+    around = zeros(n + 2 * (count - 1), result_type(x, kernel))
+    around[count - 1 : count - 1 + n] = x
+    if not 0 < wide <= _SUMMED:
+        at = arange(n + count - 1)[:, None] + arange(count)
+        return sum_(around[at] * kernel[::-1], axis=1, dtype=around.dtype)
+    ends = [*range(64, wide, 64), wide]
+    parts = [_overlapping(around[wide - end : n + 2 * wide - 2 - k], kernel[k:end], end - k)
+             for k, end in zip([0, *ends], ends)]
+    return reduce(lambda total, part: apply(np.add, total, part), parts)
 
 
 def _overlapping(x: Array, kernel: Array, wide: int) -> Any:

@@ -215,11 +215,40 @@ def reduceat(ufunc: np.ufunc, x: Any, indices: Any, axis: Any = 0, dtype: Any = 
         return store(as_array(select(alone, along(array, d, at), made), kind), out)
     begin, n = _checked(ufunc, indices, array, d), array.extents[d].value
     counts = np.maximum(np.append(begin[1:], n) - begin, 1) if begin.size else begin
+    if (made := _of_slices(fn, array, d, begin, counts)) is not None:
+        return store(made, out)
     segments = np.repeat(np.arange(len(begin)), counts)
     places = np.repeat(begin, counts) + np.arange(len(segments)) - np.repeat(
         np.cumsum(counts) - counts, counts)
     picked = array if np.array_equal(places, np.arange(n)) else along(array, d, places)
     return store(_combined(fn, picked, d, as_array(segments), len(begin)), out)
+
+
+def _of_slices(fn: str, array: Array, d: int, begin: Any, counts: Any) -> Any:
+    """Segments that are few, or equally long but for the last one, as slices; None: others."""
+    if not len(begin) or np.any(begin[1:] <= begin[:-1]):
+        return None
+    many = 0 if len(begin) <= _FEW or np.any(counts[:-1] != counts[0]) else len(begin) - 1
+    if many == 0 and len(begin) > _FEW:
+        return None
+
+    def combined(x: Array, axis: int, keepdims: bool) -> Any:
+        what = "np.ufunc.reduceat"
+        return reducing.reduce(fn, what, x, axis, x.type.dtype, None, keepdims, None, True)
+
+    def part(first: int, end: int) -> Array:
+        return as_array(array[(*[slice(None)] * d, slice(int(first), int(end)))])
+
+    found = []
+    if many:
+        rows = part(begin[0], begin[many])
+        shape = (*array.shape[:d], many, int(counts[0]), *array.shape[d + 1 :])
+        found.append(combined(rows.reshape(shape), d + 1, False))
+    found += [combined(part(b, b + c), d, True) for b, c in zip(begin[many:], counts[many:])]
+    return joining.concatenate(found, d) if found[1:] else found[0]
+
+
+_FEW = 16
 
 
 def _checked(ufunc: np.ufunc, indices: Any, array: Array, d: int) -> Any:

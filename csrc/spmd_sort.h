@@ -176,7 +176,8 @@ SPMD_SORTED(SPMD_ARGSORT)
 
 /* ---- integers: long lanes by digits of eight bits, the last one first ---- */
 
-enum { SPMD_SHORT_LANE = 1024 };
+/* shorter ones are compared */
+enum { SPMD_SHORT_LANE = 512, SPMD_SHORT_ORDER = 128 };
 
 #define SPMD_DIGIT(key, d) ((key) >> 8 * (d) & 255)
 
@@ -242,7 +243,7 @@ static inline int spmd_digit_begins(int64_t counts[256], int64_t n)
     SPMD_ROUTINE void spmd_argsort_lane_##S(const void *lane, int64_t n, int64_t *out,             \
                                              void *scratch)                                        \
     {                                                                                              \
-        if (n < SPMD_SHORT_LANE) {                                                                 \
+        if (n < SPMD_SHORT_ORDER) {                                                                \
             spmd_argsort_##S(lane, n, out, scratch);                                               \
             return;                                                                                \
         }                                                                                          \

@@ -455,6 +455,7 @@ EXPRESSIONS: dict[str, str] = {
                       "| np.add.reduceat(v, [0, 3]) | np.multiply.reduceat(x, [0, 3, 3, 1]) "
                       "| np.add.reduceat(x * q[0], np.sort(j), axis=0) "
                       "| np.add.reduceat(b, [0, 2], 1) "
+                      "| np.add.reduceat(np.tile(v, 12), np.arange(2, 60, 3)) "
                       "| np.maximum.reduceat(i, np.sort(j)) "
                       "| np.logaddexp.reduceat(x, [2, 0], axis=1) "
                       "| np.subtract.reduceat(x, [0, 2, 1, 5]) "

@@ -269,8 +269,8 @@ def at_places(array: Array, d: int, places: Any) -> Array:
 
 
 def _longer_dim(array: Array, d: int) -> int | None:
-    """A dim that each rank has whole, longer than split dim d: of many short lanes, ranks rather get
-    some each than count together, which takes 256 counts of each lane."""
+    """A dim that each rank has whole, as long as split dim d or longer: of many short lanes, ranks
+    rather get some each than count together, which takes 256 counts of each lane."""
     layout, n = layout_of(array.read().type), array.extents
     return next((e for e in range(array.ndim) if not layout[e] and n[e].is_const and n[d].is_const
                  and n[e].value >= n[d].value), None)

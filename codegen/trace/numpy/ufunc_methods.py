@@ -226,7 +226,8 @@ def reduceat(ufunc: np.ufunc, x: Any, indices: Any, axis: Any = 0, dtype: Any = 
 
 def _of_slices(fn: str, array: Array, d: int, begin: Any, counts: Any) -> Any:
     """Segments that are few, or equally long but for the last one, as slices; None: others."""
-    if not len(begin) or np.any(begin[1:] <= begin[:-1]):
+    kind = array.type.dtype.kind
+    if not len(begin) or np.any(begin[1:] <= begin[:-1]) or kind == "c":
         return None
     many = 0 if len(begin) <= _FEW or np.any(counts[:-1] != counts[0]) else len(begin) - 1
     if many == 0 and len(begin) > _FEW:
@@ -234,7 +235,11 @@ def _of_slices(fn: str, array: Array, d: int, begin: Any, counts: Any) -> Any:
 
     def combined(x: Array, axis: int, keepdims: bool) -> Any:
         what = "np.ufunc.reduceat"
-        return reducing.reduce(fn, what, x, axis, x.type.dtype, None, keepdims, None, True)
+        total = reducing.reduce(fn, what, x, axis, x.type.dtype, None, keepdims)
+        if fn != "add" or kind != "f":
+            return total
+        minus = reducing.all_(apply(np.signbit, x), axis, keepdims=keepdims)  # of -0.0 alone: -0.0
+        return as_array(select(minus & (total == 0), -0.0, total), x.type.dtype)
 
     def part(first: int, end: int) -> Array:
         return as_array(array[(*[slice(None)] * d, slice(int(first), int(end)))])

@@ -55,11 +55,13 @@ def in_row_tiles(nest: Nest) -> tuple[list[Store], Nest] | None:
 def _width(sweep: Sweep, outer: set[Sym], row: Var) -> int | None:
     """Points of a tile; None where results read rows of their own, or the row is short."""
     each = 0
-    for load in {x for part in sweep.parts for x in leaves(part.value)}:
-        if not isinstance(load, Load):
-            continue
+    loads = [x for part in sweep.parts for x in leaves(part.value) if isinstance(x, Load)]
+    if any(load.bounds for load in loads):
+        return None
+    # a constant holds an array, which is no key
+    for load in {(id(load.buffer), load.offset): load for load in loads}.values():
         symbols = load.offset.symbols()
-        if load.bounds or (row.sym in symbols and outer & symbols):
+        if row.sym in symbols and outer & symbols:
             return None
         if row.sym in symbols:
             each += load.buffer.dtype.size

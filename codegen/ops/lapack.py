@@ -162,34 +162,39 @@ class Members:
 
 @dataclass(frozen=True)
 class Cholesky(Factor):
-    """Of a matrix of which the lower triangle counts, row by row: the lower factor, row by row too,
-    and 0, or the order of the first leading minor that is not positive."""
+    """Of a matrix of which the lower triangle counts, or the upper one, row by row: the factor of
+    that triangle, row by row too, and 0, or the order of the first leading minor that is not
+    positive."""
 
     name = "cholesky"
+    upper: bool = False
 
     def made(self, cores: Sequence[Shape], dtype: DType) -> list[tuple[DType, Shape]]:
         return [(dtype, cores[0]), (INFO, ())]
 
     def alone(self, *operands: Array) -> list[Any]:
         (x,) = operands
+        x = x.conj().T if self.upper else x
         lower = x
         for k in range(1, len(x) + 1):
             try:
                 lower = np.linalg.cholesky(x[:k, :k])
             except np.linalg.LinAlgError:
                 return [np.zeros_like(x), k]
-        return [lower, 0]
+        return [lower.conj().T if self.upper else lower, 0]
 
     def steps(self, op: Op, at: Maker) -> None:
-        m, (lower, _) = Members(self, op, at), op.results
+        m, (factor, _) = Members(self, op, at), op.results
+        which, triangle = ("L", "upper") if self.upper else ("U", "lower")
+        others = "j = 0; j < i" if self.upper else "j = i + 1; j < n"
         m.call(
-            "cholesky", "int64_t n, <T> *l, int32_t *info",
-            "*info = n ? <potrf>(SPMD_BY_COLUMNS, 'U', n, l, n) : 0;\n"
+            f"cholesky_{triangle}", "int64_t n, <T> *x, int32_t *info",
+            f"*info = n ? <potrf>(SPMD_BY_COLUMNS, '{which}', n, x, n) : 0;\n"
             "for (int64_t i = 0; i < n; i++)\n"
-            "    for (int64_t j = i + 1; j < n; j++)\n"
-            "        l[i * n + j] = 0;",
+            f"    for (int64_t {others}; j++)\n"
+            "        x[i * n + j] = 0;",
             [lapack("potrf", m.dtype, "int, char, int, T *, int")],
-            op.operands[0].type.shape[-1:], [m.copied(op.operands[0], lower), *m.results(1)],
+            op.operands[0].type.shape[-1:], [m.copied(op.operands[0], factor), *m.results(1)],
         )
 
 

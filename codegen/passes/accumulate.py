@@ -211,6 +211,8 @@ def _apart(call: LibraryCall[Value], base: Value, offset: Expr, row: Expr,
     to: they stand beside them in rows of one length, or all before or all behind them."""
     rows, columns = shape
     for first, width, lead, height in sources(call, base):
+        if lead == expr.most(row, 1) and expr.nonneg(row - width):
+            lead = row  # where it is 0, nothing is read
         right, left = offset - first, first - offset
         beside = lead == row and (
             (expr.nonneg(right - width) and expr.nonneg(row - right - columns))

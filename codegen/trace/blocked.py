@@ -1,7 +1,7 @@
 """Linear algebra on split matrices, block by block: programs in the language itself.
 
 Each block of rows is split over the ranks along one axis: then all have work to the end.
-Always holds: no rank has more than its part, a few panels of about BLOCK rows, and messages.
+Always holds: no rank has more than its part, a few blocks of about BLOCK rows, and messages.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from codegen.trace.ranks.communicate import all_gather, axis_index, axis_size
 
 BLOCK = 128  # rows of a block, about
 MANY = 32  # blocks: of more, they are twice as large
-GROUP = 4  # blocks that Cholesky's products take together
 LEAST = 8  # blocks: a smaller matrix is gathered
 TALL = 8  # rows for each column: of a matrix with fewer, Q and R are made block by block
 
@@ -53,9 +52,11 @@ class Dealt:
     of them have the same work from the first block to the last, and a block is gathered from all.
     The array has the dims (block, row of a block, column)."""
 
+    many = MANY
+
     def __init__(self, rows: int, columns: int, axis: str) -> None:
         self.rows, self.columns, self.axis = rows, columns, axis
-        block = BLOCK * 2 if rows >= MANY * BLOCK else BLOCK  # a product wants many columns
+        block = BLOCK * 2 if rows >= self.many * BLOCK else BLOCK  # a product wants many columns
         sizes = range(block - block // 4, block + block // 4 + 1)
         self.block = min(sizes, key=lambda size: (-rows % size, abs(size - block)))
         self.count = -(-rows // self.block)
@@ -114,102 +115,101 @@ class Dealt:
 # ---- Cholesky ------------------------------------------------------------------------------------
 
 
-def cholesky(x: Array) -> Array | None:
-    """By panels of GROUP blocks: what the panels before take from one, then its own factor."""
+def cholesky(x: Array, upper: bool) -> Array | None:
+    """By blocks of rows: what those before take from one, then its own factor."""
     axis = axis_of(x)
     if axis is None or not _large(x):
         return None
+    if upper:
+        return adjoint(cholesky(adjoint(x), False))
     rows, layout = x.shape[0], (axis, None)
-    made = mapping.call(x.context, lambda part: Panels(part, rows, axis).factor(), (x,), {}, None,
+    made = mapping.call(x.context, lambda part: Lower(part, rows, axis).factor(), (x,), {}, None,
                         (layout,), layout)
     return as_array(made)
 
 
-class Panels(Dealt):
-    """A matrix of which a rank has some rows, x, and its lower triangle, dealt; GROUP blocks are a
-    panel. Behind the last row stand those of a unit matrix."""
+class Lower(Dealt):
+    """A matrix of which a rank has some rows, x, and its lower triangle, dealt. A row lies as a
+    column: products with few rows are faster so, and what solves with a triangle. Behind the last
+    row stand those of a unit matrix."""
+
+    many = 2 * MANY
 
     def __init__(self, x: Array, rows: int, axis: str) -> None:
         super().__init__(rows, rows, axis)
-        self.x, self.panels = x, -(-rows // (GROUP * BLOCK))
-        self.count = self.panels * GROUP
-        self.block = -(-rows // self.count)
-        self.width = self.count * self.block
+        self.x = x
         n, at = _expr(axis_size(axis)), _expr(axis_index(axis))
         self.mine = block_offset(rows, n, at), block_offset(rows, n, at + 1)
 
     def factor(self) -> Any:
-        return self.result(fori_loop(0, self.panels, self.panel, self.dealt()))
+        return self.result(fori_loop(0, self.count, self.step, self.dealt()))
 
     def blank(self, *shape: Any) -> Array:
         """An array that is written before it is read."""
         x, extents = self.x, tuple(_expr(e) for e in shape)
         return wrap(x.context, blank_value(x.context, x.type.dtype, extents), scalar=False)
 
-    def fetched(self, x: Array, have: Bounds, want: Bounds, columns: Expr) -> Array:
-        """What this rank wants of an array that all have together, up to some column."""
-        zero = expr.const(0)
-        have, want = (*have, (zero, x.extents[-1])), (*want, (zero, columns))
+    def flat(self, blocks: Array) -> Any:
+        """A view of this rank's columns of all blocks, one block after the other, as a matrix."""
+        return blocks.reshape(self.width, -1)
+
+    def gathered(self, part: Array) -> Any:
+        """All columns of blocks, as a matrix, of this rank's columns of them."""
+        whole = all_gather(part, self.axis, 2, tiled=True)
+        return whole.reshape(part.shape[0], -1)
+
+    def fetched(self, x: Array, have: Bounds, want: Bounds) -> Array:
+        """What this rank wants of an array that all have together."""
         shape = tuple(span[1] - span[0] for span in want if span is not None)
         move = Move((self.axis,), have, want, (ArrayType(x.type.dtype, shape),))
         return emitted(move, x)[0]
 
     def dealt(self) -> Array:
         """Rows up to the diagonal, and no further."""
-        offset, own = self.own()
-        blocks = self.blank(self.count, own, self.width)
+        (offset, own), zero, columns = self.own(), expr.const(0), arange(self.width)
+        blocks = self.blank(self.width, self.count, own)
         if self.width != self.rows:
-            i = arange(self.count)[:, None, None] * self.block + arange(own)[:, None] + offset
-            blocks = as_array((i == arange(self.width)).astype(self.x.dtype))
+            i = arange(self.count)[:, None] * self.block + arange(own) + offset
+            blocks = as_array((columns[:, None, None] == i).astype(self.x.dtype))
 
         def deal(k: Any, blocks: Array) -> Array:
-            at, zero = _expr(k * self.block), expr.const(0)
-            begin, end, columns = (expr.minimum(at + _expr(e), self.rows)
-                                   for e in (offset, offset + own, self.block))
-            part = self.fetched(self.x, (self.mine,), ((begin, end),), columns)
-            return _put(blocks, part[None], _expr(k), zero, zero)
+            at = _expr(k * self.block)
+            begin, end, behind = (expr.minimum(at + _expr(e), self.rows)
+                                  for e in (offset, offset + own, self.block))
+            have = self.mine, (zero, self.x.extents[1])
+            part = self.fetched(self.x, have, ((begin, end), (zero, behind)))
+            return _put(blocks, part.T[:, None, :], zero, _expr(k), zero)
 
         return as_array(fori_loop(0, self.count, deal, blocks))
 
-    def panel(self, s: Any, blocks: Array) -> Any:
-        """What the panels before it take from a panel; then its own factor, block after block."""
-        first, behind, (offset, own) = s * GROUP, (s + 1) * GROUP, self.own()
-        low, start = self.flat(blocks), first * self.block
-        far = self.gathered(blocks[first:behind, :, :start])
-        low[behind * own :, start : behind * self.block] -= (
-            low[behind * own :, :start] @ adjoint(far))
-
-        def step(j: Any, blocks: Array) -> Array:
-            low, k = self.flat(blocks), first + j
-            columns, below = self.columns_of(k), low[(k + 1) * own :]
-            low[k * own : behind * own, columns] -= low[k * own : behind * own, :start] @ adjoint(
-                far[j * self.block : (j + 1) * self.block])
-            near = self.gathered(blocks[k : k + 1, :, start : columns.stop])
-            beside, square = near[:, : j * self.block], near[:, j * self.block :]
-            done = linear.cholesky(square - beside @ adjoint(beside))
-            below[:, columns] -= below[:, start : columns.start] @ adjoint(beside)
-            right = Triangular(lower=True, right=True, adjoint=True)
-            below[:, columns] = emitted(right, below[:, columns], done)[0]
-            low[k * own : (k + 1) * own, columns] = done[offset : offset + own]
-            return blocks
-
-        return fori_loop(0, GROUP, step, blocks)
+    def step(self, k: Any, blocks: Array) -> Array:
+        """What the blocks before it take from a block, above its diagonal too; then its factor."""
+        low, start, (offset, own) = self.flat(blocks), k * self.block, self.own()
+        rows = self.columns_of(k)
+        before = self.gathered(blocks[:start, k : k + 1])
+        low[rows, k * own :] -= adjoint(before) @ low[:start, k * own :]
+        done = linear.cholesky(self.gathered(blocks[rows, k : k + 1]), upper=True)
+        below = low[:, (k + 1) * own :]
+        below[rows] = emitted(Triangular(lower=False, adjoint=True), below[rows], done)[0]
+        low[rows, k * own : (k + 1) * own] = done[:, offset : offset + own]
+        return blocks
 
     def result(self, blocks: Array) -> Any:
         """The rows that this rank has of the matrix, a part of a block in each turn, so that all
         ranks have the same work; and zeros behind the diagonal."""
         (low, high), (offset, own), zero = self.mine, self.own(), expr.const(0)
-        have = (zero, as_expr(self.count)), (_expr(offset), _expr(offset + own))
+        have = ((zero, as_expr(self.width)), (zero, as_expr(self.count)),
+                (_expr(offset), _expr(offset + own)))
 
         def turn(t: Any, out: Array) -> Array:
             k = low // self.block + _expr(t)
             at, columns = k * self.block, expr.minimum((k + 1) * self.block, self.rows)
             first, last = (expr.maximum(expr.minimum(e - at, self.block), 0) for e in (low, high))
             into = expr.minimum(at + first, high) - low
-            part = self.fetched(blocks, have, ((k, k + 1), (first, last)), columns)
+            part = self.fetched(blocks, have, ((zero, columns), (k, k + 1), (first, last)))
             nothing = Full(0, out.type.dtype, (last - first, self.rows - columns))
             behind = wrap(out.context, out.context.emit_one(nothing), scalar=False)
-            return _put(_put(out, part[0], into, zero), behind, into, columns)
+            return _put(_put(out, part[:, 0].T, into, zero), behind, into, columns)
 
         most = as_expr(self.rows) // _expr(axis_size(self.axis)) // self.block + 2
         return fori_loop(0, number(most), turn, self.blank(*self.x.shape))

@@ -129,15 +129,13 @@ def column(x: Any) -> Any:
 def cholesky(a: Any, /, *, upper: bool = False) -> Array:
     """The factor of a matrix of which one triangle counts."""
     x = _matrix("cholesky", a, square=True)
-    if upper:
-        return adjoint(cholesky(adjoint(x)))
-    if (made := _blocked("cholesky", x)) is not None:
+    if (made := _blocked("cholesky", x, upper)) is not None:
         return as_array(made)
-    lower, info = emitted(Cholesky(), x)
+    factor, info = emitted(Cholesky(upper), x)
     hold(info, "np.linalg.cholesky: the matrix is not positive definite\n"
          "  expected: one whose eigenvalues are all more than 0\n"
          "  try:      add eps * np.eye(n) to the matrix, or np.linalg.eigh")
-    return lower
+    return factor
 
 
 @derived(linear_back.qr)

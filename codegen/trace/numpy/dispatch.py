@@ -177,7 +177,7 @@ _UNDISPATCHED = (
     np.zeros, np.ones, np.empty, np.full, np.arange, np.eye, np.identity, np.linspace, np.array,
     np.asarray, np.ascontiguousarray, np.asfortranarray, np.asanyarray, np.require,
     np.asarray_chkfinite, np.from_dlpack, np.lib.stride_tricks.as_strided, np.nested_iters,
-    np.asmatrix, np.bmat, np.fft.fftfreq, np.fft.rfftfreq,
+    np.asmatrix, np.bmat, np.fft.fftfreq, np.fft.rfftfreq, np.empty_like,
 )
 
 

@@ -129,8 +129,8 @@ def created(function: Function, ours: Function, args: Any, kwargs: dict[str, Any
     context = Context.current()
     if context is not None and function in (np.full, np.full_like):
         _check_fill(function, args, kwargs)
-    if context is not None:  # an empty array may hold anything; zeros are the same in every build
-        function = {np.empty: np.zeros, np.empty_like: np.zeros_like}.get(function, function)
+    if context is not None and function in (np.empty, np.empty_like):  # which may hold anything:
+        function = np.zeros if function is np.empty else np.zeros_like  # the same in every build
     if context is None or function not in _FORMULAS or not _is_simple(args, kwargs):
         return known.evaluate(function, ours, args, kwargs)
     make: Callable[[], Any] = lambda: function(*args, **kwargs)  # noqa: E731

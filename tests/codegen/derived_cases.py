@@ -69,6 +69,7 @@ def looked_up(x):
 def sorted_(x):
     y = np.sin(9 * x)
     return (np.sum(np.sort(y) * np.arange(1.0, POINTS + 1)) + np.median(y)
+            + np.sum(np.sort(y.reshape(3, 4), 0) * y.reshape(3, 4))
             + np.sum(np.percentile(y.reshape(3, 4), 30.0, axis=1) ** 2))
 
 
@@ -93,15 +94,17 @@ def solved(x):
     s = a @ a.T + np.eye(3)
     return (np.sum(np.linalg.cholesky(s)) + np.linalg.det(s) + np.sum(np.linalg.inv(s))
             + np.sum(np.linalg.solve(s, a) ** 2) + np.linalg.norm(a)
-            + np.sum(np.linalg.pinv(x.reshape(4, 3)) ** 2))
+            + np.sum(np.linalg.pinv(x.reshape(4, 3)) ** 2)
+            + np.sum(np.linalg.solve(a=x.reshape(3, 2, 2) + np.eye(2), b=x[:2]) ** 2)
+            + np.sum(np.linalg.solve(x.reshape(3, 2, 2) + np.eye(2), x[:4].reshape(1, 2, 2)) ** 2))
 
 
 @case
 def spectra(x):
     a = x.reshape(4, 3)
     s = a[:3] + a[:3].T
-    u, d, vt = np.linalg.svd(a, full_matrices=False)
-    q, r = np.linalg.qr(a)
+    u, d, vt = np.linalg.svd(a, False)
+    q, r = np.linalg.qr(a, "reduced")
     w, v = np.linalg.eigh(s)
     k = np.arange(9.0).reshape(3, 3)
     return (np.sum(d**3) + np.sum((u @ vt) ** 3) + np.sum(q**3) + np.sum(r**2 * k)
@@ -128,6 +131,17 @@ def recurrences(x):
     for k in spmd.range(POINTS - 1, 0, -3):
         s = s + x[k] * x[k - 1] ** 2
     return np.sum(y * y) + np.sum(z**2) + s
+
+
+@case
+def taken_over(x):
+    """What a loop reads is read in a box before it, and written in that box after it."""
+    u = x * 2
+    s = np.sum(u[1:-1] ** 3)
+    for k in spmd.range(1, POINTS):
+        s = s + u[k] * u[k - 1]
+    u[1:-1] = x[1:-1] ** 2
+    return s + np.sum(u * u)
 
 
 @case

@@ -484,3 +484,21 @@ def test_what_a_cache_keeps_is_a_constant_of_the_next_build():
         np.testing.assert_array_equal(KEPT[6] + 1, np.hanning(6) + 1)
     with pytest.raises(SpmdError, match="kept from another build"):
         capture(lambda x, k, t: table(6).__setitem__(0, x[0])).capture()
+
+
+def test_empty_arrays_that_python_writes_are_zeros():
+    """What was in memory would be in the image."""
+    data = np.ones((9, 40))
+
+    @spmd.program(mesh=("r",))
+    def written():
+        made = np.empty([9, 40]), np.empty_like(data)
+        for array in made:
+            for k in range(0, 9, 2):
+                array[k] = np.arange(40) ** 2 + k
+        return made
+
+    kept = [np.full((9, 40), 7.0) for _ in range(50)]
+    del kept  # what is free is not zero
+    for found in spmd.build(written).run(ranks=2):
+        np.testing.assert_array_equal(found[1::2], 0)

@@ -253,7 +253,8 @@ def _loop(at: Reverse, op: Op, given: Sequence[Value | None]) -> None:
     used = set(free_values(region))
     _keep(at, op, turns, [(k, s) for k, s in enumerate(stacks) if s in used])
     results = context.emit(what, begins, [region])
-    at.found.update(zip(around, results[len(moving):], strict=True))
+    for v, g in zip(around, results[len(moving):], strict=True):
+        at.put(v, g)
     for k, begin in zip(moving, results):  # a loop may begin with what it also reads
         if op.operands[k] in at.active:
             at.add(op.operands[k], begin)

@@ -44,9 +44,6 @@ class Reverse:
             found = ACTIVE.get(type(op.what))
             self.active.update(moving(op) if found is None else found(self, op))
 
-    def wants(self, value: Value) -> bool:
-        return value in self.active
-
     # ---- back ---------------------------------------------------------------------------------
 
     def pull(self, recorded: Sequence[Op]) -> None:
@@ -71,8 +68,12 @@ class Reverse:
         if part.type.dtype != value.type.dtype and value.type.dtype.kind in "fc":
             part = self.cast(part, value.type.dtype)
         before = self.found.get(value)
+        self.put(value, part if before is None else self.map("add", before, part))
+
+    def put(self, value: Value, whole: Value) -> None:
+        """A cotangent in the place of what was found."""
         self.emptied.pop(value, None)
-        self.found[value] = part if before is None else self.map("add", before, part)
+        self.found[value] = whole
 
     def add_at(self, value: Value, box: ops.Slice, part: Value) -> None:
         """One more part of a cotangent, of the elements that a slice shows; in its memory."""

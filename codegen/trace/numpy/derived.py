@@ -6,7 +6,9 @@ Always holds: outside of what is differentiated such a function is just called.
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Iterator, Sequence
+from itertools import zip_longest
 from typing import Any, TypeVar
 
 from codegen.ops import Defined
@@ -15,8 +17,9 @@ from codegen.trace.context import Context
 from codegen.trace.state import fill, flatten
 
 F = TypeVar("F", bound=Callable[..., Any])
-# From operands, results, and cotangents of the results (None: zeros), and whatever else the
-# function was given by name, to the cotangents of the operands (None: zeros).
+# From all arguments that may stand by position, in their order, results, and cotangents of the
+# results (None: zeros), and what is given by name only, to the cotangents of the first of those
+# (None: zeros).
 Back = Callable[..., Sequence[Any]]
 
 
@@ -24,12 +27,16 @@ def derived(back: Back) -> Callable[[F], F]:
     """Decorator: `back` is the way back through a function of arrays, its first arguments."""
 
     def decorate(f: F) -> F:
+        signature = inspect.signature(f)
+
         @functools.wraps(f)
         def call(*args: Any, **kwargs: Any) -> Any:
             context = Context.current()
             if context is None or not context.recordings:
                 return f(*args, **kwargs)
-            return defined(context, f, back, args, kwargs)
+            given = signature.bind(*args, **kwargs)
+            given.apply_defaults()
+            return defined(context, f, back, given.args, given.kwargs)
 
         return call  # type: ignore[return-value]
 
@@ -50,7 +57,8 @@ def defined(
 
     with context.block() as block:
         block.apart = True
-        taken = [wrap(context, v, x.weak, x.scalar) for x, v in zip(args, operands) if v]
+        taken = [wrap(context, v, x.weak, x.scalar) for x, v in zip(args, operands)
+                 if v is not None]
         tree, leaves = flatten(f(*shown(taken), **kwargs))
         arrays = [leaf for leaf in leaves if isinstance(leaf, Array)]
         region = block.close([a.read() for a in arrays])
@@ -61,7 +69,7 @@ def defined(
 
     def way(given: Sequence[Array], made: Sequence[Array], cotangents: Sequence[Any]) -> Any:
         found = back(shown(given), filled(iter(made)), cotangents, **kwargs)
-        return [g for v, g in zip(operands, found) if v is not None]
+        return [g for v, g in zip_longest(operands, found) if v is not None]
 
     types = tuple(v.type for v in region.results)
     read = [v for v in operands if v is not None]

@@ -40,19 +40,20 @@ def _apart(x: Any) -> Any:
 
 
 def solve(args: Any, x: Any, given: Any) -> Found:
-    a, b = args[:2]
-    (g,) = given
-    vector = b.ndim == 1
+    (a, b), (g,) = args, given
+    if b.ndim == 1:
+        x, g = x[..., None], g[..., None]
     gb = np.linalg.solve(_t(a), g)
-    ga = -(gb[..., :, None] * x[..., None, :] if vector else gb @ _t(x))
-    return [_as(ga, a), _as(gb, b)]
+    ga = -(gb @ _t(x))
+    return [_as(ga, a), _as(gb[..., 0] if b.ndim == 1 else gb, b)]
 
 
 def _as(g: Any, x: Any) -> Any:
-    """A cotangent with leading dims summed where the operand was repeated along them."""
+    """A cotangent, summed along the dims along which the operand was repeated."""
     while g.ndim > x.ndim:
         g = np.sum(g, axis=0)
-    return g
+    repeated = tuple(d for d in range(x.ndim) if x.extents[d] == 1 and g.extents[d] != 1)
+    return np.sum(g, axis=repeated, keepdims=True) if repeated else g
 
 
 def inv(args: Any, x: Any, given: Any) -> Found:
@@ -60,10 +61,10 @@ def inv(args: Any, x: Any, given: Any) -> Found:
     return [-(_t(x) @ g @ _t(x))]
 
 
-def cholesky(args: Any, lower: Any, given: Any, **how: Any) -> Found:
+def cholesky(args: Any, lower: Any, given: Any, upper: bool) -> Found:
     _real("cholesky", lower)
     (g,) = given
-    if how.get("upper"):
+    if upper:
         lower, g = _t(lower), _t(g)
     inner = np.tril(_t(lower) @ g)
     half = 1 - 0.5 * np.eye(lower.shape[-1], dtype=lower.dtype)
@@ -77,7 +78,7 @@ def slogdet(args: Any, made: Any, given: Any) -> Found:
     return [None if g is None else g[..., None, None] * _t(np.linalg.inv(a))]
 
 
-def eigh(args: Any, made: Any, given: Any, **how: Any) -> Found:
+def eigh(args: Any, made: Any, given: Any) -> Found:
     (w, v), (gw, gv) = made, given
     _real("eigh", v)
     inner = 0 if gv is None else _apart(w) * (_t(v) @ gv)
@@ -86,21 +87,21 @@ def eigh(args: Any, made: Any, given: Any, **how: Any) -> Found:
     return [_symmetric(v @ inner @ _t(v))]
 
 
-def eigvalsh(args: Any, w: Any, given: Any, **how: Any) -> Found:
-    v = np.linalg.eigh(args[0], **how)[1]
+def eigvalsh(args: Any, w: Any, given: Any) -> Found:
+    v = np.linalg.eigh(*args)[1]
     _real("eigvalsh", v)
     return [v * given[0][..., None, :] @ _t(v)]
 
 
-def svd(args: Any, made: Any, given: Any, **how: Any) -> Found:
-    a, vectors = args[0], how.get("compute_uv", True)
+def svd(args: Any, made: Any, given: Any) -> Found:
+    a, whole, vectors, _ = args
     _real("svd", a)
     if not vectors:
         u, _, vt = np.linalg.svd(a, full_matrices=False)
         return [u * given[0][..., None, :] @ vt]
     (u, s, vt), (gu, gs, gvt) = made, given
     square = u.shape[-1] == u.shape[-2] and vt.shape[-1] == vt.shape[-2]
-    if how.get("full_matrices", True) and not square:
+    if whole and not square:
         raise UnsupportedError("np.linalg.svd with full_matrices=True has no derivative here",
                                place=user_place(), expected="full_matrices=False",
                                found=str(a.type))
@@ -119,12 +120,12 @@ def svd(args: Any, made: Any, given: Any, **how: Any) -> Found:
     return [found]
 
 
-def qr(args: Any, made: Any, given: Any, **how: Any) -> Found:
-    a = args[0]
+def qr(args: Any, made: Any, given: Any) -> Found:
+    a, mode = args
     _real("qr", a)
-    if (how.get("mode") or (args[1:] or ["reduced"])[0]) != "reduced":
+    if mode != "reduced":
         raise UnsupportedError("np.linalg.qr has a derivative where mode is reduced",
-                               place=user_place(), expected='mode="reduced"')
+                               place=user_place(), expected='mode="reduced"', found=repr(mode))
     (q, r), (gq, gr) = made, given
     if r.shape[-1] != r.shape[-2]:
         raise UnsupportedError("np.linalg.qr of a wide matrix has no derivative here",
@@ -137,7 +138,7 @@ def qr(args: Any, made: Any, given: Any, **how: Any) -> Found:
     return [_t(np.linalg.solve(r, _t(right)))]
 
 
-def pinv(args: Any, p: Any, given: Any, **how: Any) -> Found:
+def pinv(args: Any, p: Any, given: Any, rtol: Any) -> Found:
     a, (g,) = args[0], given
     _real("pinv", a)
     gt = _t(g)

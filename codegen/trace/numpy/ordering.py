@@ -40,13 +40,12 @@ from codegen.trace.ranks import communicate, mapping
 # ---- sorted --------------------------------------------------------------------------------------
 
 
-def _sort_back(args: Any, made: Any, given: Any, axis: Any = -1, **how: Any) -> Any:
+def _sort_back(args: Any, made: Any, given: Any, stable: Any) -> Any:
     """Each element where it came from."""
-    axis = args[1] if len(args) > 1 else axis
+    x, axis = args[:2]
     if axis is None:
-        return [shaping.reshape(_sort_back([shaping.ravel(args[0])], made, given)[0],
-                                args[0].shape)]
-    order = argsort(argsort(args[0], axis, stable=True), axis)
+        return [shaping.reshape(_sort_back((shaping.ravel(x), 0), made, given, stable)[0], x.shape)]
+    order = argsort(argsort(x, axis, stable=True), axis)
     return [picking.take_along_axis(given[0], order, axis)]
 
 

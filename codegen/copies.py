@@ -19,19 +19,21 @@ T = TypeVar("T")
 
 class Copier:
     """instead: of values that are named outside of what is copied, and then of those that it
-    makes. symbols: of counters. fresh: a name that no symbol has, from a hint."""
+    makes. symbols: of counters. fresh: a name that no symbol has, from a hint. without: kinds that
+    are left out."""
 
     def __init__(
         self, fresh: Callable[[str], str], instead: Mapping[Value, Value],
-        symbols: Mapping[Sym, IntLike],
+        symbols: Mapping[Sym, IntLike], without: tuple[type[Kind], ...] = (),
     ) -> None:
+        self.without = without
         self.fresh, self.instead, self.symbols = fresh, dict(instead), dict(symbols)
 
     def of(self, value: Value) -> Value:
         return self.instead.get(value, value)
 
     def ops(self, ops: Iterable[Op]) -> list[Op]:
-        return [self.op(op) for op in ops]
+        return [self.op(op) for op in ops if not isinstance(op.what, self.without)]
 
     def op(self, op: Op) -> Op:
         operands = tuple(map(self.of, op.operands))
@@ -79,4 +81,3 @@ def _said(what: Any, symbols: Mapping[Sym, IntLike], counter: Sym | None) -> Any
         new = {k: _said(v, symbols, counter if k == "counter" else None) for k, v in now.items()}
         return what.but(**new) if any(new[k] is not now[k] for k in now) else what
     return what
-

@@ -89,6 +89,14 @@ def as_numpy(x: Any) -> Any:
     return np.asarray(x)
 
 
+def totalled_in(fn: str, dtype: DType) -> DType:
+    """What a rank computes in as it combines elements by a row of COMBINE: sums of float32 in
+    float64, all of 16 bits in float32."""
+    if dtype == FLOAT32 and fn == "add":
+        return FLOAT64
+    return FLOAT32 if dtype.kind == "f" and dtype.size == 2 else dtype
+
+
 def folded_in(dtype: DType) -> DType:
     """What elements of several ranks are folded in: half types in float32."""
     return dtype if dtype.c == dtype.compute else FLOAT32

@@ -98,12 +98,12 @@ PARTIALS: dict[str, tuple[Form | None, ...]] = {
 
 # Steps: their derivative is 0 wherever there is one.
 FLAT = frozenset(
-    "floordiv sign eq ne lt le gt ge logical_and logical_or logical_xor logical_not bit_and bit_or "
+    "floordiv eq ne lt le gt ge logical_and logical_or logical_xor logical_not bit_and bit_or "
     "bit_xor invert shl shr isnan isinf isfinite signbit floor ceil trunc rint gcd lcm exponent "
     "philox_first philox_second".split()
 )
 # Those whose rule is more than a factor: maps.Map has them. And those without one.
 OTHERWISE = frozenset(
-    "select guard cast conj real imag with_real with_imag order_key of_order_key".split()
+    "sign select guard cast conj real imag with_real with_imag order_key of_order_key".split()
 )
 NONE = frozenset({"psi"})

@@ -74,10 +74,11 @@ class Branch(Stated, Control):
 @dataclass(frozen=True, eq=False)
 class Defined(Stated, Control):
     """While tracing only: what the region computes, whose derivative somebody has written. back:
-    from operands, results and the cotangents of these, as arrays, to those of the operands."""
+    from operands, results and the cotangents of these, as arrays, to those of the operands; None:
+    it is computed again for that."""
 
     name = "defined"
-    back: Callable[..., Any]
+    back: Callable[..., Any] | None
     types: tuple[ArrayType, ...]
 
 

@@ -96,6 +96,8 @@ class Map(Kind):
             return [None, *(at.map("select", xs[0], a, b) for a, b in parts)]
         if fn in ("cast", "order_key", "of_order_key"):
             return [g]
+        if fn == "sign" and xs[0].type.dtype.kind != "c":
+            return [None]
         if fn in _PARTS or (fn == "abs" and xs[0].type.dtype.kind == "c"):
             return self._of_parts(op, g, at)
         if fn not in PARTIALS:

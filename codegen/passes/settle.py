@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from codegen.dtypes import FLOAT32, FLOAT64, DType
+from codegen.dtypes import totalled_in
 from codegen.errors import Place
 from codegen.functions import OPENMP, neutral
 from codegen.plan.exprs import exprs
@@ -164,15 +164,9 @@ def _sweep(sweep: Sweep) -> Sweep:
 def _part(part: Keep | Store | Reduce) -> Keep | Store:
     """At one point of its sweep."""
     if isinstance(part, Keep):
-        return replace(part, total=part.total or _total(part)) if part.fn else part
+        total = part.total or (totalled_in(part.fn, part.dtype) if part.fn else None)
+        return replace(part, total=total)
     return replace(_combined(part) if isinstance(part, Reduce) else part, loops=())
-
-
-def _total(fold: Keep) -> DType:
-    """What it is computed in: of float32 sums are float64, of 16 bits all are float32."""
-    if fold.dtype == FLOAT32 and fold.fn == "add":
-        return FLOAT64
-    return FLOAT32 if fold.dtype.kind == "f" and fold.dtype.size == 2 else fold.dtype
 
 
 def _reordered(sweep: Sweep) -> bool:

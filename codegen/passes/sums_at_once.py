@@ -51,9 +51,9 @@ def sums_at_once(graph: Module) -> Module:
 @dataclass
 class _Turns:
     """Of a loop: its counter is first + step * turn. made: the ops of its body, by what they make.
-    inside: all that is made there, or carried. before: what stands before the loop for a value,
-    with a dim of turns in front where the flag says so.
-    known: what depends on the counter."""
+    inside: all that is made there, or carried. computed: integers that it names. before: what
+    stands before the loop for a value, with a dim of turns in front where the flag says so.
+    moving: what depends on the counter."""
 
     counter: Sym
     first: Expr
@@ -61,8 +61,9 @@ class _Turns:
     count: int
     made: dict[Value, Op]
     inside: set[Value]
+    computed: frozenset[Sym]
     before: dict[Value, tuple[Value, bool]] = field(default_factory=dict)
-    known: dict[Value, bool] = field(default_factory=dict)
+    moving: set[Value] = field(default_factory=set)
 
     @classmethod
     def of(cls, op: Op) -> _Turns | None:
@@ -78,16 +79,16 @@ class _Turns:
         (body,) = op.regions
         made = {o.result: o for o in body.ops if len(o.results) == 1}
         inside = {*body.args, *(v for o in body.ops for v in o.results)}
-        return cls(loop.counter, loop.start, step, count, made, inside)
+        computed = frozenset(s for o in body.ops if (s := o.what.counts()) is not None)
+        turns = cls(loop.counter, loop.start, step, count, made, inside, computed)
+        for o in body.ops:
+            if turns.counts(o) or not turns.moving.isdisjoint(o.operands):
+                turns.moving.update(o.results)
+        return turns
 
     def depends(self, value: Value) -> bool:
         """On the counter."""
-        op = self.made.get(value)
-        if op is None:
-            return False
-        if value not in self.known:
-            self.known[value] = self.counts(op) or any(map(self.depends, op.operands))
-        return self.known[value]
+        return value in self.moving
 
     def counts(self, op: Op) -> bool:
         return any(self.counter in e.symbols() for e in op.what.exprs())
@@ -107,6 +108,14 @@ class _Turns:
         return total
 
     def may_leave(self, op: Op) -> bool:
+        """Whether it may stand before the loop; what would be kept of it for all turns is one
+        number for each."""
+        if any(not self.computed.isdisjoint(e.symbols()) for e in op.what.exprs()):
+            return False
+        kept = isinstance(op.what, Reduce) and bool(op.result.type.ndim)
+        spread = isinstance(op.what, Broadcast) and any(v.type.ndim for v in op.operands)
+        if (kept or spread) and any(map(self.depends, op.operands)):
+            return False
         if isinstance(op.what, Symbolic):
             by, rest = expr.linear_in(op.what.value, self.counter)
             return by is not None and by.is_const and self.counter not in rest.symbols()
@@ -205,4 +214,4 @@ def _pays(op: Op, turns: _Turns) -> bool:
     shape = op.operands[0].type.shape
     if not all(e.is_const for e in shape) or prod(e.value for e in shape) < ELEMENTS:
         return False
-    return turns.depends(op.result) and turns.size(op.result) <= MOST_OPS
+    return turns.size(op.result) <= MOST_OPS and turns.depends(op.result)

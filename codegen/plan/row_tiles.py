@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from codegen.dtypes import totalled_in
 from codegen.functions import neutral
 from codegen.plan.exprs import mapped
 from codegen.plan.grammar import Kept, Literal, Load, Nest, Store, Sweep, Var
@@ -31,7 +32,7 @@ def in_row_tiles(nest: Nest) -> tuple[list[Store], Nest] | None:
               if isinstance(p, Store) and isinstance(p.value, Kept) and not p.bounds}
     if len(stored) != len(storing.parts) or stored.keys() != folds.keys():
         return None
-    if any(f.total not in (None, f.dtype) or f.dtype.size == 2 for f in folds.values()):
+    if any((f.total or totalled_in(f.fn, f.dtype)) != f.dtype for f in folds.values()):
         return None  # a tile's total would be rounded
     row = folding.long[0]
     width = _width(folding, {v.sym for v in nest.loops}, row)

@@ -174,4 +174,9 @@ def ended(x):
             break
     while t > 1:
         t = t * 0.7 * np.cos(0.1 * t)
-    return s + t
+    u = x[0] * 1
+    for k in spmd.range(POINTS):
+        u = u * u * 0.5 + x[k]
+        if u > 1.5:
+            break
+    return s + t + u

@@ -150,41 +150,66 @@ def layers(x):
     return np.sum(x**2)
 
 
+def turned(x):
+    """A layer that reads the turn's number, and what the turn has made."""
+    for k in spmd.range(4):
+        c = x * 0.5 + k
+        x = spmd.remat(lambda x, k, c=c: np.sin(x) * c * (k + 1))(x, k)
+    return np.sum(x)
+
+
+def plain_turned(x):
+    for k in range(4):
+        x = np.sin(x) * (x * 0.5 + k) * (k + 1)
+    return np.sum(x)
+
+
 def of_cubes(x):
     return 3 * x**2 * x[::-1] + (x**3)[::-1]
 
 
+REPEATED = spmd.remat(lambda x, w: np.tanh(x @ w) @ w)
+
+
+def counted(steps):
+    def f(x):
+        for _ in spmd.range(steps):
+            x = np.sin(x) * 1.2
+        return np.sum(x)
+
+    return f
+
+
+@spmd.program(mesh=("r",))
+def several():
+    steps = spmd.scalar("steps", 5)
+    x = spmd.input("x", (6,), np.float64, layout=("r",))
+    v, w = np.arange(6.0), W
+    y, back = spmd.vjp(lambda x, y: (x * y, np.sin(y)), x, x[::-1])
+    return {
+        "own": spmd.grad(lambda x: np.sum(clipped(x) ** 2 * v))(x),
+        "again": spmd.grad(lambda x: np.sum(REPEATED(REPEATED(x, w), w) ** 2))(x),
+        "forward": spmd.jvp(repeated, (x,), (v,))[1],
+        "hessian": spmd.jvp(spmd.grad(lambda x: np.sum(x**3 * x[::-1])), (x,), (v,))[1],
+        "second": spmd.grad(lambda x: np.sum(spmd.grad(lambda x: np.sum(x**4))(x) ** 2))(x),
+        "vjp": back((x, x)),
+        "counted": spmd.grad(counted(steps))(x),
+        "tree": spmd.grad(lambda p: np.sum(p["w"] @ p["b"][0]))(
+            {"w": spmd.asarray(w), "b": (x,)}),
+        "unused": spmd.grad(lambda x, y: np.sum(x), 1)(x, x),
+        "aux": spmd.grad(lambda x: (np.sum(x**2), x + 1), has_aux=True)(x),
+        "twice": (back((x, x))[0] * 0 + back((x, x * 0))[0]),
+        "numbers": spmd.grad(lambda x: np.sum(spmd.remat(lambda x: (0.5, x * x))(x)[1]))(x),
+        "complex": spmd.grad(lambda x: np.sum(spmd.remat(lambda z: z * z)(x + 1j * x).imag))(x),
+        "turned": spmd.grad(turned)(x),
+        "solved": spmd.jvp(lambda x: np.linalg.solve(W + np.eye(6), x), (x,), (v,))[1],
+        "right": spmd.grad(lambda x: np.sum(
+            np.linalg.solve(W * x + np.eye(6), [1.0, 2, 3, 4, 5, 6])))(x),
+        "stopped": spmd.grad(lambda x: np.sum(x * spmd.stop_gradient(x)))(x),
+    }
+
+
 def test_what_is_built_from_gradients():
-    w = W
-    layer = spmd.remat(lambda x, w: np.tanh(x @ w) @ w)
-
-    @spmd.program(mesh=("r",))
-    def several():
-        steps = spmd.scalar("steps", 5)
-        x = spmd.input("x", (6,), np.float64, layout=("r",))
-        v = np.arange(6.0)
-
-        def counted(x):
-            for _ in spmd.range(steps):
-                x = np.sin(x) * 1.2
-            return np.sum(x)
-
-        y, back = spmd.vjp(lambda x, y: (x * y, np.sin(y)), x, x[::-1])
-        return {
-            "own": spmd.grad(lambda x: np.sum(clipped(x) ** 2 * v))(x),
-            "again": spmd.grad(lambda x: np.sum(layer(layer(x, w), w) ** 2))(x),
-            "forward": spmd.jvp(repeated, (x,), (v,))[1],
-            "hessian": spmd.jvp(spmd.grad(lambda x: np.sum(x**3 * x[::-1])), (x,), (v,))[1],
-            "second": spmd.grad(lambda x: np.sum(spmd.grad(lambda x: np.sum(x**4))(x) ** 2))(x),
-            "vjp": back((x, x)),
-            "counted": spmd.grad(counted)(x),
-            "tree": spmd.grad(lambda p: np.sum(p["w"] @ p["b"][0]))(
-                {"w": spmd.asarray(w), "b": (x,)}),
-            "unused": spmd.grad(lambda x, y: np.sum(x), 1)(x, x),
-            "aux": spmd.grad(lambda x: (np.sum(x**2), x + 1), has_aux=True)(x),
-            "stopped": spmd.grad(lambda x: np.sum(x * spmd.stop_gradient(x)))(x),
-        }
-
     x, v = np.linspace(-1.4, 1.5, 6), np.arange(6.0)
     image = spmd.build(several)
 
@@ -200,14 +225,37 @@ def test_what_is_built_from_gradients():
         close(found["vjp"][0], x * y, "vjp")
         close(found["vjp"][1], x * x + np.cos(y) * x, "vjp")
         close(found["tree"]["w"], np.ones((6, 1)) * x, "tree")
-        close(found["tree"]["b"][0], w.sum(0), "tree")
+        close(found["tree"]["b"][0], W.sum(0), "tree")
         close(found["unused"], x * 0, "unused")
         close(found["aux"][0], 2 * x, "aux")
         close(found["aux"][1], x + 1, "aux")
         close(found["stopped"], x, "stopped")
+        close(found["twice"], x * y, "twice")
+        close(found["numbers"], 2 * x, "numbers")
+        close(found["complex"], 4 * x, "complex")
+        close(found["turned"], differences(plain_turned, x), "turned")
+        close(found["solved"], np.linalg.solve(W + np.eye(6), v), "solved")
+        right = differences(lambda x: np.sum(np.linalg.solve(W * x + np.eye(6), v + 1)), x)
+        close(found["right"], right, "right")
     for steps in (0, 1, 200):
         wanted = differences(lambda x, n=steps: np.sum(plain_repeated(x, n, 1.2)), x)
         close(image.run(ranks=2, x=x, steps=steps)["counted"], wanted, f"{steps} turns")
+
+
+def test_what_is_differentiated_prints_once(capfd):
+    def told(x):
+        for k in spmd.range(3):
+            if k == 1:
+                spmd.print("turn {}", k)
+            x = x * x
+        return np.sum(x)
+
+    @spmd.program(mesh=("r",))
+    def telling():
+        return spmd.grad(told)(spmd.input("x", (3,), np.float64, layout=("r",)))
+
+    spmd.build(telling).run(ranks=1, x=X[:3])
+    assert capfd.readouterr().out.count("turn 1") == 1
 
 
 def test_a_loop_keeps_only_what_its_way_back_reads():
@@ -260,6 +308,12 @@ MISTAKES = {
     "through a shard_map": (
         lambda x: spmd.grad(lambda x: np.sum(spmd.shard_map(lambda x: 2 * x, mesh="r")(x)))(x),
         "shard_map has no derivative"),
+    "argnums twice": (lambda x: spmd.grad(np.sum, (0, 0))(x), "an argument twice"),
+    "a write": (lambda x: spmd.grad(lambda x: np.sum(spmd.remat(written)(x)))(x), "writes into"),
+    "another cotangent": (
+        lambda x: spmd.grad(lambda x: np.sum(scaled(x)))(x), "another shape than"),
+    "a sign": (
+        lambda x: spmd.grad(lambda x: np.sum(np.sign(x + 1j).real))(x), "sign has no derivative"),
     "a closure": (
         lambda x: spmd.grad(lambda x: np.sum(closing(x)(x)))(x), "reads what is differentiated"),
 }
@@ -282,6 +336,19 @@ few.defvjp(lambda x, y: (x, None), lambda _, g: (g,))
 @spmd.custom_vjp
 def none(x):
     return x
+
+
+def written(x):
+    x[0] = 1
+    return x
+
+
+@spmd.custom_vjp
+def scaled(x):
+    return 2 * x
+
+
+scaled.defvjp(lambda x: (2 * x, None), lambda _, g: (g[1:],))
 
 
 def closing(y):

@@ -86,3 +86,34 @@ def test_results_are_numpys_on_any_number_of_ranks(body: Any):
     for ranks in (1, 2, 3, 5, 16, 200):
         for found, e in zip(image.run(ranks=ranks, **given), wanted, strict=True):
             np.testing.assert_allclose(found, e, rtol=1e-12)
+
+
+def test_sums_of_float32_are_rounded_once():
+    """A tile's sum would be rounded as it is added to the one before."""
+    n = 200_000
+    w = np.ones(n, np.float32)
+    w[0], w[-1] = 1e8, -1e8
+
+    @spmd.program(mesh=("r",))
+    def sums():
+        w = spmd.input("w", (n,), np.float32, layout=("r",))
+        made = np.zeros(8, np.float32)
+        for t in spmd.range(8):
+            made[t] = np.sum(w * (t + 1))
+        return made
+
+    found = spmd.build(sums).run(ranks=1, w=w)
+    np.testing.assert_allclose(found, (n - 2) * np.arange(1.0, 9), 1e-6)
+
+
+def test_what_would_take_an_array_for_each_turn_stays():
+    @spmd.program(mesh=("r",))
+    def far():
+        a = spmd.input("a", (5000, 4), np.float64, layout=("r", None))
+        made = np.zeros(50)
+        for t in spmd.range(50):
+            made[t] = np.sum(np.max(np.abs(a - t), axis=1))
+        return made
+
+    graph = far.capture()
+    assert sums_at_once.sums_at_once(graph) is graph

@@ -328,7 +328,8 @@ EXPRESSIONS: dict[str, str] = {
                 "| np.gradient(x, 2, axis=0, edge_order=2)",
     "convolve": "np.convolve(v, [1, 2.0]) | np.convolve(v, [1, 0, -1], 'same') "
                 "| np.convolve(v, j, 'valid') | np.convolve(v, j, 1) "
-                "| np.convolve(x.ravel(), np.arange(70) - 30, 'same')",
+                "| np.convolve(x.ravel(), np.arange(70) - 30, 'same') "
+                "| np.convolve(x.ravel(), [1.0] * 9 + [np.inf])",
     "correlate": "np.correlate(v, [1, 2.0]) | np.correlate(v, j, 'full') "
                  "| np.correlate(z[:, 0], z[:3, 0], 'same') | np.correlate(z[:2, 0], z[:, 0])",
     "polyval": "np.polyval([1.0, 2, 3], x) | np.polyval(v, x) | np.polyval([1, 2], i)",

@@ -6,14 +6,16 @@ Always holds: a loop keeps, turn by turn, only those carried values that its way
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from codegen import dtypes
 from codegen.copies import Copier
-from codegen.errors import ProgramError, UsageError
+from codegen.errors import ProgramError, UnsupportedError, UsageError
 from codegen.ir import ArrayType, Op, Region, Value, free_values
 from codegen.ops import (
+    Again,
     Branch,
     Defined,
     Expect,
@@ -37,9 +39,11 @@ from codegen.trace.expecting import expect
 from codegen.trace.view import index_value
 
 
-def _again(copies: Copier, ops: Iterable[Op]) -> list[Op]:
-    """The ops once more, without what a user would see twice."""
-    return copies.ops(op for op in ops if not isinstance(op.what, (Print, Expect)))
+def _copier(
+    at: Reverse, instead: Mapping[Value, Value], symbols: Mapping[Sym, Expr] | None = None
+) -> Copier:
+    """Of ops once more, without what a user would see twice."""
+    return Copier(at.context.unique, instead, symbols or {}, (Print, Expect))
 
 
 def _closure(at: Reverse, op: Op) -> list[Value]:
@@ -68,8 +72,8 @@ def _branch(at: Reverse, op: Op, given: Sequence[Value | None]) -> None:
     for arm in op.regions:
         with context.block() as block:
             inner = Reverse(context, around)
-            copies = Copier(context.unique, {}, {})
-            ops = _again(copies, arm.ops)
+            copies = _copier(at, {})
+            ops = copies.ops(arm.ops)
             block.ops.extend(ops)
             inner.mark(ops)
             for v, g in zip(arm.results, given):
@@ -119,14 +123,18 @@ class _Turns:
     def number(self) -> Expr:
         return expr.floordiv(expr.symbol(self.counter) - self.what.start, self.what.step)
 
-    def at(self, number: Expr) -> Expr:
+    def counter_in(self, number: Expr) -> Expr:
         """The counter in the turn of this number."""
         return self.what.start + number * self.what.step
 
 
 def _turns(at: Reverse, op: Op) -> _Turns:
     what = op.what
-    assert isinstance(what, Loop) and what.counter is not None and what.step.is_const
+    assert isinstance(what, Loop) and what.counter is not None
+    if not what.step.is_const:
+        raise UnsupportedError("the gradient of a loop whose step only the launch knows",
+                               place=op.place, expected="a step that is a Python integer",
+                               found=str(what.step), remedy="spmd.range(n), and k * step in it")
     step, count, most = what.step.value, None, None
     if what.stop is not None:
         room = what.stop - what.start if step > 0 else what.start - what.stop
@@ -140,12 +148,12 @@ def _turns(at: Reverse, op: Op) -> _Turns:
         if most is not None and any(s.kind == "scalar" for s in most.symbols()):
             most = None
     if len(op.regions) == 2 or count is None:
-        count = _counted(at, op)
+        count = _counted(at, op, most)
     return _Turns(what, what.counter, count, most)
 
 
-def _counted(at: Reverse, op: Op) -> Expr:
-    """How many turns a loop with a condition makes: it counts them now."""
+def _counted(at: Reverse, op: Op, most: Expr | None) -> Expr:
+    """How many turns a loop with a condition makes, at most so many: it counts them now."""
     context, body, recorded = at.context, op.regions[-1], at.context.blocks[-1].ops
     place = recorded.index(op)
     with context.block() as before:
@@ -161,7 +169,7 @@ def _counted(at: Reverse, op: Op) -> Expr:
     total = Value("turns", begin.type)
     new = replace(op, operands=(*op.operands, begin), regions=(*tests, grown),
                   results=(*op.results, total))
-    symbol = Sym(context.unique("turns"), "counter", expr.const(0), None)
+    symbol = Sym(context.unique("turns"), "counter", expr.const(0), most)
     let = Op(Let(symbol, f"turns {symbol.name}"), (total,), (), (), op.place)
     recorded[place : place + 1] = [*before.ops, new, let]
     at.replaced[op] = new
@@ -199,17 +207,16 @@ def _in_parts(at: Reverse, op: Op, turns: _Turns) -> Op:
             if k + 1 < _LEVELS:
                 ends = level(k + 1, block.args, number)
             else:
-                copies = Copier(context.unique, dict(zip(body.args, block.args)),
-                                {turns.counter: turns.at(number)})
-                block.ops.extend(_again(copies, body.ops))
+                copies = _copier(at, dict(zip(body.args, block.args)),
+                                 {turns.counter: turns.counter_in(number)})
+                block.ops.extend(copies.ops(body.ops))
                 ends = [copies.of(v) for v in body.results]
             ends = [laid_as(context, v, a.type.layout) for v, a in zip(ends, body.args)]
             region = block.close(ends)
         what = Loop(part, expr.const(0), stop, expr.const(1))
         return context.emit(what, operands, [region])
 
-    begins = [laid_as(context, v, a.type.layout) for v, a in zip(op.operands, body.args)]
-    results = level(0, begins, expr.const(0))
+    results = level(0, op.operands, expr.const(0))
     made = context.blocks[-1].ops[-1]
     assert made.results == tuple(results)
     return made
@@ -237,8 +244,8 @@ def _loop(at: Reverse, op: Op, given: Sequence[Value | None]) -> None:
     with context.block(types, ["ct_" + v.name for v in _both(body.args, moving, around)]) as block:
         read = {a: _turn_of(at, s, number, a) for a, s in zip(body.args, stacks, strict=True)}
         inner = Reverse(context, [*around, *(read[body.args[k]] for k in moving)])
-        copies = Copier(context.unique, read, {turns.counter: turns.at(number)})
-        ops = _again(copies, body.ops)
+        copies = _copier(at, read, {turns.counter: turns.counter_in(number)})
+        ops = copies.ops(body.ops)
         block.ops.extend(ops)
         inner.mark(ops)
         inner.found.update(zip(around, block.args[len(moving):], strict=True))
@@ -296,7 +303,9 @@ def _keep(at: Reverse, op: Op, turns: _Turns, kept: Sequence[tuple[int, Value]])
             start = (turns.number, *(expr.const(0),) * a.type.ndim)
             ends.append(at.emit(Update(start, (1,) * stack.type.ndim), stack, row))
         region = Region((*body.args, *block.args), tuple(block.ops), (*body.results, *ends))
-    new = replace(op, operands=(*op.operands, *begin), regions=(*op.regions[:-1], region),
+    tests = [replace(r, args=(*r.args, *(Value(s.name, s.type) for _, s in kept)))
+             for r in op.regions[:-1]]
+    new = replace(op, operands=(*op.operands, *begin), regions=(*tests, region),
                   results=(*op.results, *(s for _, s in kept)))
     recorded[place : place + 1] = [*before.ops, new]
 
@@ -307,6 +316,9 @@ def _keep(at: Reverse, op: Op, turns: _Turns, kept: Sequence[tuple[int, Value]])
 def _defined(at: Reverse, op: Op, given: Sequence[Value | None]) -> None:
     context, what = at.context, op.what
     assert isinstance(what, Defined)
+    if what.back is None:
+        _once_more(at, op, given)
+        return
     if around := [v for v in _closure(at, op) if v not in op.operands]:
         raise UsageError(
             "a function with its own derivative reads what is differentiated by from around it",
@@ -315,8 +327,35 @@ def _defined(at: Reverse, op: Op, given: Sequence[Value | None]) -> None:
     operands, results = ([wrap(context, v) for v in values] for values in (op.operands, op.results))
     cotangents = [None if g is None else wrap(context, g) for g in given]
     for v, g in zip(op.operands, what.back(operands, results, cotangents), strict=True):
-        if g is not None and v in at.active:
-            at.add(v, as_value(context, g, v.type.dtype))
+        if g is None or v not in at.active:
+            continue
+        value = as_value(context, g, v.type.dtype)
+        if value.type.shape != v.type.shape:
+            raise UsageError("a cotangent has another shape than what it is one of",
+                             place=op.place, expected=str(v.type), found=str(value.type))
+        at.add(v, value)
+
+
+_numbers = itertools.count()
+
+
+def _once_more(at: Reverse, op: Op, given: Sequence[Value | None]) -> None:
+    """What keeps nothing but its operands is computed again, and gone back through."""
+    (region,), context = op.regions, at.context
+    fresh = {v: at.emit(Again(v.type.shape, next(_numbers)), v) for v in op.operands}
+    copies = _copier(at, fresh)
+    ops = copies.ops(region.ops)
+    context.blocks[-1].ops.extend(ops)
+    read = {v: v for v in _closure(at, op)} | {v: x for v, x in fresh.items() if v in at.active}
+    inner = Reverse(context, read.values())
+    inner.mark(ops)
+    for v, g in zip(region.results, given):
+        if g is not None and (again := copies.of(v)) in inner.active:
+            inner.add(again, g)
+    inner.pull(ops)
+    for v, x in read.items():
+        if (found := inner.taken(x)) is not None:
+            at.add(v, found)
 
 
 RULES[Defined] = _defined

@@ -7,7 +7,6 @@ that partitioning, proofs and layouts are those of any program.
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -94,7 +93,7 @@ def grad(
 
 def vjp(f: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[[Any], tuple[Any, ...]]]:
     """f's value, and a function that takes cotangents of it (arrays in the structure of what f
-    returns) to those of the arguments, as a tuple. It may be called once.
+    returns) to those of the arguments, as a tuple.
 
     Example::
 
@@ -130,8 +129,8 @@ def vjp(f: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[[Any], tupl
 def jvp(
     f: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]
 ) -> tuple[Any, Any]:
-    """f(*primals), and by how much it changes where the primals change by the tangents: one each,
-    in the structure of the primals.
+    """What f gives of the primals, and by how much that changes where they change by the tangents:
+    one each, in the structure of the primals.
 
     The way back is gone back again, which is the way forward; of grad(f) it gives the product of
     the Hessian with a vector: `jvp(grad(f), (x,), (v,))[1]`.
@@ -152,7 +151,11 @@ def jvp(
     outs = [as_value(context, leaf) for leaf in leaves]
     nothing = [wrap(context, recording.at.zeros(v.type), scalar=False) for v in outs]
     inner = _Recording(context, "spmd.jvp", [nothing], (0,))
-    found = recording.back(list(zip(outs, inner.begins)))
+    context.recordings += 1
+    try:
+        found = recording.back(list(zip(outs, inner.begins)))
+    finally:
+        context.recordings -= 1
     pairs = []
     for back, given in zip(found, tangents, strict=True):
         mine, theirs = flatten(back), flatten(given)
@@ -188,31 +191,15 @@ def remat(f: Callable[..., Any]) -> Callable[..., Any]:
         if not context.recordings:
             return convert(f)(*args, **kwargs)
         tree, leaves = flatten(args)
-        numbers = [k for k, x in enumerate(leaves) if isinstance(x, Array)
-                   and not x.is_known and x.type.dtype.kind == "f"]
+        leaves = [_marked(context, x, ops.Reshape) if isinstance(x, Number) else x for x in leaves]
 
         def run(*given: Any) -> Any:
             return convert(f)(*fill(tree, iter(given), fresh=True), **kwargs)
 
-        def back(given: Sequence[Any], made: Any, cotangents: Sequence[Any]) -> Sequence[Any]:
-            fresh = [_marked(context, x, _again) for x in given]
-            recording = _Recording(context, "spmd.remat", fresh, numbers)
-            outs = [as_value(context, x) for x in flatten(recording.run(run, {}))[1]]
-            pairs = [(v, as_value(context, g)) for v, g in zip(outs, cotangents) if g is not None]
-            found = dict(zip(numbers, recording.back(pairs)))
-            return [found.get(k) for k in range(len(leaves))]
-
-        return defined(context, run, back, leaves, {})
+        return defined(context, run, None, leaves, {})
 
     call.__name__ = getattr(f, "__name__", "f")
     return call
-
-
-def _again(shape: Any) -> Any:
-    return ops.Again(shape, next(_numbers))
-
-
-_numbers = itertools.count()
 
 
 class custom_vjp:
@@ -266,7 +253,9 @@ class custom_vjp:
 
         def back(given: Sequence[Any], made: Any, cotangents: Sequence[Any]) -> Sequence[Any]:
             out_tree, outs = flatten(made[0])
-            full = [np.zeros_like(x) if g is None else g for x, g in zip(outs, cotangents)]
+            parts = iter(cotangents)
+            full = [next(parts) if isinstance(x, Array) else 0.0 for x in outs]
+            full = [np.zeros_like(x) if g is None else g for x, g in zip(outs, full)]
             found = bwd(made[1], fill(out_tree, iter(full), fresh=True))
             return _cotangents(self.f, tree, args, found)
 
@@ -331,6 +320,9 @@ class _Recording:
         self.context, self.block = context, context.blocks[-1]
         self.args = list(args)
         self.trees: list[tuple[Tree, list[Array]]] = []
+        if len({k % max(len(args), 1) for k in numbers}) < len(numbers):
+            raise UsageError(f"{what}: argnums name an argument twice", place=user_place(),
+                             expected="different ones", found=str(tuple(numbers)))
         for k in numbers:
             if not -len(args) <= k < len(args):
                 raise UsageError(f"{what}: argnums {k} of {len(args)} arguments",
@@ -354,8 +346,13 @@ class _Recording:
     def back(self, outs: Sequence[tuple[Value, Value]]) -> list[Any]:
         """The cotangents of the marked arguments, in their structure."""
         at, context = self.at, self.context
-        assert context.blocks[-1] is self.block, "what is differentiated leaves its block"
+        if context.blocks[-1] is not self.block:
+            raise UsageError("a way back begins where its function was not called",
+                             place=user_place(), found="a loop or a branch between the two",
+                             expected="both in the same loop or branch, or outside of all")
         context.differentiated = True
+        at.found.clear()
+        at.emptied.clear()
         every = self.block.ops  # loops in it may have been replaced
         recorded = every[every.index(self.last) + 1 if self.last else 0 :]
         at.mark(recorded)

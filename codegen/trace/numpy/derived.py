@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import zip_longest
 from typing import Any, TypeVar
 
+from codegen.errors import UsageError
+from codegen.ir import Value
 from codegen.ops import Defined
+from codegen.places import user_place
 from codegen.trace.array import Array, wrap
 from codegen.trace.context import Context
 from codegen.trace.state import fill, flatten
+from codegen.trace.storage import Storage
 
 F = TypeVar("F", bound=Callable[..., Any])
 # From all arguments that may stand by position, in their order, results, and cotangents of the
@@ -44,10 +48,12 @@ def derived(back: Back) -> Callable[[F], F]:
 
 
 def defined(
-    context: Context, f: Callable[..., Any], back: Back, args: Sequence[Any],
+    context: Context, f: Callable[..., Any], back: Back | None, args: Sequence[Any],
     kwargs: dict[str, Any],
 ) -> Any:
-    """What f gives, as one op, with its own way back. f has no effects."""
+    """What f gives, as one op, with its own way back. UsageError where f writes into arrays that
+    were there before."""
+    context.differentiated = True
     operands = [x.read() if _is_operand(x) else None for x in args]
 
     def shown(arrays: Sequence[Any]) -> list[Any]:
@@ -55,26 +61,42 @@ def defined(
         given = iter(arrays)
         return [next(given) if v is not None else x for x, v in zip(args, operands)]
 
-    with context.block() as block:
-        block.apart = True
+    with context.block() as block, context.watching_writes() as log:
+        block.apart, before = True, context.next_serial()
         taken = [wrap(context, v, x.weak, x.scalar) for x, v in zip(args, operands)
                  if v is not None]
         tree, leaves = flatten(f(*shown(taken), **kwargs))
         arrays = [leaf for leaf in leaves if isinstance(leaf, Array)]
         region = block.close([a.read() for a in arrays])
+        _check_writes(log, before, taken, [v for v in operands if v is not None])
 
     def filled(results: Iterator[Any]) -> Any:
         return fill(tree, iter([next(results) if isinstance(x, Array) else x for x in leaves]),
                     fresh=True)
 
     def way(given: Sequence[Array], made: Sequence[Array], cotangents: Sequence[Any]) -> Any:
+        assert back is not None
         found = back(shown(given), filled(iter(made)), cotangents, **kwargs)
         return [g for v, g in zip_longest(operands, found) if v is not None]
 
+    how = None if back is None else way
     types = tuple(v.type for v in region.results)
     read = [v for v in operands if v is not None]
-    results = context.emit(Defined(way, types), read, [region])
+    results = context.emit(Defined(how, types), read, [region])
     return filled(iter([wrap(context, v, a.weak, a.scalar) for v, a in zip(results, arrays)]))
+
+
+def _check_writes(
+    log: Iterable[Storage], before: int, taken: Sequence[Array], given: Sequence[Value]
+) -> None:
+    own = [x.storage for x in taken]
+    into = ["an array from around it" for s in log if s.serial < before]
+    into += ["its argument" for s, v in zip(own, given) if s.value is not v]
+    if into:
+        raise UsageError("a function that is differentiated as one writes into an array that it "
+                         "did not make", place=user_place(), found=into[0],
+                         expected="a function that returns what it makes",
+                         remedy="write into a copy: y = x.copy()")
 
 
 def _is_operand(x: Any) -> bool:

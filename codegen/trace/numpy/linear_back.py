@@ -14,6 +14,7 @@ import numpy as np
 
 from codegen.errors import UnsupportedError
 from codegen.places import user_place
+from codegen.trace.array import as_array
 
 Found = Sequence[Any]
 
@@ -22,6 +23,13 @@ def _real(what: str, x: Any) -> None:
     if x.dtype.kind == "c":
         raise UnsupportedError(f"np.linalg.{what} of complex matrices has no derivative here",
                                place=user_place(), expected="real matrices", found=str(x.type))
+
+
+def _any_matrix(what: str, hermitian: bool) -> None:
+    if hermitian:
+        raise UnsupportedError(f"np.linalg.{what} with hermitian=True has no derivative here",
+                               place=user_place(), expected="hermitian=False",
+                               remedy="np.linalg.eigh(a)")
 
 
 def _t(x: Any) -> Any:
@@ -40,7 +48,7 @@ def _apart(x: Any) -> Any:
 
 
 def solve(args: Any, x: Any, given: Any) -> Found:
-    (a, b), (g,) = args, given
+    (a, b), (g,) = map(as_array, args), given
     if b.ndim == 1:
         x, g = x[..., None], g[..., None]
     gb = np.linalg.solve(_t(a), g)
@@ -94,8 +102,9 @@ def eigvalsh(args: Any, w: Any, given: Any) -> Found:
 
 
 def svd(args: Any, made: Any, given: Any) -> Found:
-    a, whole, vectors, _ = args
+    a, whole, vectors, hermitian = args
     _real("svd", a)
+    _any_matrix("svd", hermitian)
     if not vectors:
         u, _, vt = np.linalg.svd(a, full_matrices=False)
         return [u * given[0][..., None, :] @ vt]
@@ -141,6 +150,7 @@ def qr(args: Any, made: Any, given: Any) -> Found:
 def pinv(args: Any, p: Any, given: Any, rtol: Any) -> Found:
     a, (g,) = args[0], given
     _real("pinv", a)
+    _any_matrix("pinv", args[2])
     gt = _t(g)
     left = gt - a @ (p @ gt)
     right = gt - (gt @ p) @ a

@@ -62,7 +62,7 @@ def convolve(a: Any, v: Any, mode: Any = "full") -> Any:
     count, n = kernel.shape[0], x.shape[0]
     wide = kernel.extents[0].value if kernel.extents[0].is_const else 0
     whole = expr.nonneg(x.extents[0] - wide)
-    if 0 < wide <= 64 and mode == "valid" and whole:
+    if 0 < wide <= _AT_ONCE and mode == "valid" and whole:
         return _overlapping(x, kernel, wide)
     out = _everywhere(x, kernel, wide)
     if mode == "full":
@@ -73,6 +73,7 @@ def convolve(a: Any, v: Any, mode: Any = "full") -> Any:
 
 
 _SUMMED = 128  # with a longer kernel, C would be long
+_AT_ONCE = 64  # elements of a kernel that one loop sums up
 
 
 def _everywhere(x: Array, kernel: Array, wide: int) -> Any:
@@ -85,15 +86,29 @@ def _everywhere(x: Array, kernel: Array, wide: int) -> Any:
             out[k : wide - 1] += x[: wide - 1 - k] * kernel[k]
             out[n : n + k + 1] += x[n - k - 1 :] * kernel[k + 1]
         return out
-    around = zeros(n + 2 * (count - 1), result_type(x, kernel))
-    around[count - 1 : count - 1 + n] = x
-    if not 0 < wide <= _SUMMED:
-        at = arange(n + count - 1)[:, None] + arange(count)
-        return sum_(around[at] * kernel[::-1], axis=1, dtype=around.dtype)
-    ends = [*range(64, wide, 64), wide]
-    parts = [_overlapping(around[wide - end : n + 2 * wide - 2 - k], kernel[k:end], end - k)
-             for k, end in zip([0, *ends], ends)]
-    return reduce(lambda total, part: apply(np.add, total, part), parts)
+    if not expr.nonneg(x.extents[0] - kernel.extents[0]):
+        return _overlaps(x, kernel, 0, n + count - 1)
+    out = zeros(n + count - 1, result_type(x, kernel))
+    out[: count - 1] = _overlaps(x, kernel, 0, count - 1)
+    out[n:] = _overlaps(x, kernel, n, n + count - 1)
+    if 0 < wide <= _SUMMED:
+        ends = [*range(_AT_ONCE, wide, _AT_ONCE), wide]
+        parts = [_overlapping(x[wide - end : n - k], kernel[k:end], end - k)
+                 for k, end in zip([0, *ends], ends)]
+        out[count - 1 : n] = reduce(lambda total, part: apply(np.add, total, part), parts)
+    else:
+        at = arange(count - 1, n)[:, None] - arange(count)
+        out[count - 1 : n] = sum_(x[at] * kernel, axis=1, dtype=out.dtype)
+    return out
+
+
+def _overlaps(x: Array, kernel: Array, begin: Any, end: Any) -> Any:
+    """Results from `begin` to `end`, each of what of the kernel lies over x."""
+    at = (arange(end - begin) + begin)[:, None] - arange(kernel.shape[0])
+    inside = (at >= 0) & (at < x.shape[0])
+    made = result_type(x, kernel)
+    parts = x[picking.clip(at, 0, x.shape[0] - 1)] * kernel
+    return sum_(picking.where(inside, parts, 0), axis=1, dtype=made)
 
 
 def _overlapping(x: Array, kernel: Array, wide: int) -> Any:

@@ -112,15 +112,7 @@ def vjp(f: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[[Any], tupl
     outs = [as_value(context, leaf) for leaf in leaves]
 
     def back(cotangents: Any) -> tuple[Any, ...]:
-        given_tree, given = flatten(cotangents)
-        if not given_tree.like(tree):
-            raise UsageError("the cotangents have another structure than what f returned",
-                             place=user_place(), expected=_shown(tree), found=_shown(given_tree))
-        pairs = [(v, as_value(context, g, v.type.dtype)) for v, g in zip(outs, given)]
-        for v, g in pairs:
-            if v.type.shape != g.type.shape:
-                raise UsageError("a cotangent has another shape than what it is one of",
-                                 place=user_place(), expected=str(v.type), found=str(g.type))
+        pairs = _paired(context, "cotangents", tree, outs, cotangents)
         return tuple(recording.back(pairs))
 
     return returned, back
@@ -158,15 +150,28 @@ def jvp(
         context.recordings -= 1
     pairs = []
     for back, given in zip(found, tangents, strict=True):
-        mine, theirs = flatten(back), flatten(given)
-        if not mine[0].like(theirs[0]):
-            raise UsageError("the tangents have another structure than the primals",
-                             place=user_place(), expected=_shown(mine[0]), found=_shown(theirs[0]))
-        values = [b.read() for b in mine[1]]
-        pairs += [(v, as_value(context, t, v.type.dtype)) for v, t in zip(values, theirs[1])]
+        mine, leaves = flatten(back)
+        values = [leaf.read() for leaf in leaves]
+        pairs += _paired(context, "tangents", mine, values, given)
     (changes,) = inner.back(pairs)
     made = [wrap(context, c.read()) for c in changes]
     return returned, fill(tree, iter(made), fresh=True)
+
+
+def _paired(
+    context: Context, what: str, tree: Tree, values: Sequence[Value], given: Any
+) -> list[tuple[Value, Value]]:
+    """Each value, with what the user gives for it in the same structure."""
+    given_tree, leaves = flatten(given)
+    if not given_tree.like(tree):
+        raise UsageError(f"the {what} have another structure than what they are of",
+                         place=user_place(), expected=_shown(tree), found=_shown(given_tree))
+    pairs = [(v, as_value(context, g, v.type.dtype)) for v, g in zip(values, leaves, strict=True)]
+    for v, g in pairs:
+        if v.type.shape != g.type.shape:
+            raise UsageError(f"one of the {what} has another shape than what it is of",
+                             place=user_place(), expected=str(v.type), found=str(g.type))
+    return pairs
 
 
 def remat(f: Callable[..., Any]) -> Callable[..., Any]:

@@ -25,6 +25,14 @@ def u(layout: Any = ("x", None)) -> Any:
     return spmd.input("u", (8, 6), np.float64, layout=layout, default=lambda i, j: i + j)
 
 
+def counter_of_an_arrays_name():
+    k, x = spmd.zeros(3), spmd.zeros(8)
+    for _ in spmd.range(2):
+        for k in spmd.range(8):
+            x[k] = k
+    return x
+
+
 def carried_shape() -> Any:
     x = u()
     for _ in spmd.range(3):
@@ -129,6 +137,8 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[SpmdError], tuple[str, ...]]] 
     "nonzero": (lambda: np.nonzero(u()), UnsupportedError, ("shape",)),
     "unique": (lambda: np.unique(u()), UnsupportedError, ()),
     "a shape that changes in a loop": (carried_shape, SpmdError, ("loop", "shape")),
+    "a counter with the name of an array": (
+        counter_of_an_arrays_name, SpmdError, ("another name",)),
     "a constant that gets an element": (
         lambda: guarded(element_into_constant), SpmdError, ("not known", "w = table.copy()")),
     "an imaginary part of real numbers": (imaginary_part, DtypeError, ("complex128",)),

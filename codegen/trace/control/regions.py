@@ -22,7 +22,15 @@ from codegen.trace.array import Array, as_value, wrap
 from codegen.trace.context import Block, Context
 from codegen.trace.control.outside import of_piece
 from codegen.trace.number import condition_of
-from codegen.trace.state import Code, LeafType, Variables, capture, describe, restore
+from codegen.trace.state import (
+    UNDEFINED,
+    Code,
+    LeafType,
+    Variables,
+    capture,
+    describe,
+    restore,
+)
 from codegen.trace.storage import Known, Storage
 
 
@@ -199,6 +207,8 @@ def carry_error(
         remedy = f"convert it: {name}{path}.astype({expected.dtype}), or start with {found.dtype}"
     elif both and what == "loop":
         remedy = f"make it an array of that shape before the loop: {name} = spmd.zeros(…)"
+    elif found is UNDEFINED:
+        remedy = f"{name} means two things here: give one of them another name"
     elif not both:
         remedy = "only arrays and numbers may depend on what is known at run time"
     owner = f'"{name}{path}"' if not name.startswith("__") else "the returned value"

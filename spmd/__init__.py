@@ -19,7 +19,7 @@ _LANGUAGE = frozenset(
     fori_loop full full_like grad identity index input jvp kernel like linspace mesh ones ones_like
     pand pargmax pargmin parse_parameter pbroadcast pexscan pgather pmax pmean pmin por
     ppermute pprod preduce print program Program pscan pscatter psum psum_scatter pxor range
-    ranks remat replicated require scalar scan shard_map start stop_gradient switch top_k
+    ranks remat replicated require scalar scan shard_map spec start stop_gradient switch top_k
     value_and_grad vjp while_loop zeros zeros_like""".split()
 )
 
@@ -80,6 +80,7 @@ if TYPE_CHECKING:  # for editors and type checkers: where every name has its doc
     from codegen.trace.api import remat as remat
     from codegen.trace.api import replicated as replicated
     from codegen.trace.api import shard_map as shard_map
+    from codegen.trace.api import spec as spec
     from codegen.trace.api import start as start
     from codegen.trace.api import value_and_grad as value_and_grad
     from codegen.trace.array import Array as Array

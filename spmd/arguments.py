@@ -10,6 +10,7 @@ import struct
 
 from codegen.errors import InputError, UsageError
 from codegen.image.manifest import IndexWords, scalar_value
+from codegen.user import named
 from spmd.files.npy import element_count
 
 TYPE_CHECKING = False
@@ -120,13 +121,18 @@ def patched_in(
     return {**values, **others}, {**sizes, **unknown}, product
 
 
+def names_of(arrays: list[dict[str, Any]]) -> list[str]:
+    return [array["name"] for array in arrays]
+
+
 def check_names(arrays: list[dict[str, Any]], given: Any, what: str, option: str) -> None:
-    known = [array["name"] for array in arrays]
+    """Every name is that of an array, or of a tree of them."""
+    known = names_of(arrays)
     for name in given:
-        if name not in known:
+        if name not in known and not named.of_tree(name, known):
             raise UsageError(
                 f"{option} {name}: the program has no {what} {name!r}",
-                expected=", ".join(known) or f"no {what}s",
+                expected=named.listed(known) or f"no {what}s",
             )
 
 
@@ -134,10 +140,11 @@ def check_given(manifest: dict[str, Any], given: Any) -> None:
     """Every input without a default was given."""
     for array in manifest["inputs"]:
         if array["name"] not in given and not array["default"]:
-            name = array["name"]
+            name, root = array["name"], array["name"].partition(".")[0]
+            file, value = ("safetensors", "TREE") if root != name else ("npy", "ARRAY")
             raise UsageError(
                 f"input {name} was not given, and the program declares no default for it",
-                remedy=f"-i {name}=FILE.npy, or {name}=ARRAY from Python",
+                remedy=f"-i {root}=FILE.{file}, or {root}={value} from Python",
             )
 
 

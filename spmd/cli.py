@@ -124,7 +124,8 @@ def _run_options(run: Parser) -> None:
     )
     files = {
         ("-i", "--input"): "a .npy, .npz or .safetensors file for an input, also FILE.npz:MEMBER; "
-        "FILE.npz alone: for all inputs it has; each process reads its own part",
+        "FILE.npz alone: for all inputs it has; for a tree of inputs: -i w=FILE.safetensors; each "
+        "process reads its own part",
         ("-o", "--output"): "a file for an output; several may share one .npz or .safetensors; "
         "FILE.npz alone: for all; those without one are printed",
     }

@@ -15,6 +15,7 @@ from codegen.check_names import checks_of
 from codegen.errors import LayoutWarning, UsageError
 from codegen.image.elf import printable
 from codegen.mesh import checked_count, checked_sizes
+from codegen.user.named import together
 from spmd import layout_table, show, tables
 from spmd.arguments import check_checks
 from spmd.distributed import Distributed as Distributed
@@ -227,10 +228,12 @@ class Image:
 
     def _repr_html_(self) -> str:
         m = self.manifest
-        rows = [("scalar", s["name"], s["dtype"], f"default {s['default']}") for s in m["scalars"]]
+        rows: list[tuple[str, ...]] = [
+            ("scalar", s["name"], s["dtype"], f"default {s['default']}") for s in m["scalars"]]
         for kind, arrays in (("input", m["inputs"]), ("output", m["outputs"])):
-            rows += [(kind, a["name"], f"{a['dtype']}[{show.shape_text(a)}]",
-                      layout_text(a["layout"])) for a in arrays]
+            rows += [(kind, *row) for row in together(
+                (a["name"], f"{a['dtype']}[{show.shape_text(a)}]", layout_text(a["layout"]))
+                for a in arrays)]
         axes = ", ".join(show.axis_text(axis) for axis in m["mesh"])
         title = f"spmd image {m['program']}, mesh ({axes}), {len(self.data)} bytes, "
         return tables.rows_html(printable(title + self.digest[:12]),

@@ -11,6 +11,7 @@ from typing import Any
 
 from codegen.errors import ImageError, under
 from codegen.image import manifest as reader
+from codegen.user.named import together
 from codegen.verify import exchange_table as exchanges
 from spmd import ledger
 from spmd.files.npy import SIZES, element_count
@@ -101,11 +102,11 @@ def text(image: reader.ImageFile, found: dict[str, Any]) -> Iterator[str]:
         f"for any mesh of {axes}")
     yield ""
     yield "arrays, and the bytes of the largest shard"
-    rows = [
+    rows = together(
         (f"{r['name']}", f"{r['dtype']}[{_shape(r['shape'])}]", layout_text(r["layout"]),
          amount(r), f"{r['because']} ({', '.join(r['what'])})")
         for r in found["arrays"]
-    ]
+    )
     widths = [max((len(row[k]) for row in rows), default=0) for k in range(4)]
     for row in rows:
         cells = (cell.ljust(width) for cell, width in zip(row, widths))

@@ -21,6 +21,7 @@ import numpy as np
 from codegen import dtypes
 from codegen.errors import EnvironmentFault, InputError, UsageError
 from codegen.mesh import checked_count, checked_sizes
+from codegen.user import named
 from spmd import report, tables, timeline
 from spmd.arguments import check_array
 from spmd.arrays import numpy_dtype
@@ -201,11 +202,12 @@ class Opened:
         manifest = self._manifest
         known = [array["name"] for array in manifest["inputs"]]
         names = [scalar["name"] for scalar in manifest["scalars"]]
+        arguments = named.spread(arguments, known)
         for name in arguments:
             if name not in known + names and name not in manifest["parameters"]:
                 raise UsageError(
                     f"the program has no input or scalar {name!r}",
-                    expected=", ".join(known + names) or "no inputs and no scalars",
+                    expected=named.listed(known + names) or "no inputs and no scalars",
                 )
         given = {name: value for name, value in arguments.items() if name in known}
         setup = self._launch.bound({k: v for k, v in arguments.items() if k not in known}, given)
@@ -313,12 +315,14 @@ def _kept(manifest: dict[str, Any], keep: Any) -> tuple[str, ...]:
     known = [output["name"] for output in manifest["outputs"]]
     if isinstance(keep, bool):
         return tuple(known) if keep else ()
-    names = (keep,) if isinstance(keep, str) else tuple(keep)
-    for name in names:
-        if name not in known:
+    found: list[str] = []
+    for name in (keep,) if isinstance(keep, str) else tuple(keep):
+        leaves = [name] if name in known else named.of_tree(name, known)
+        if not leaves:
             raise UsageError(f"keep={name!r}: the program has no output {name!r}",
-                             expected=", ".join(map(str, known)) or "no outputs")
-    return names
+                             expected=named.listed(known) or "no outputs")
+        found += leaves
+    return tuple(found)
 
 
 def _moves(job: Job, value: Distributed, number: int) -> list[tuple[int, int, int]] | None:

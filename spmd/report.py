@@ -20,6 +20,14 @@ def output_bytes(dtype: str, shape: tuple[int, ...]) -> int:
     return SIZES[dtype] * element_count(shape)
 
 
+def tree_text(root: str, arrays: list[tuple[str, tuple[int, ...]]], files: str = "") -> str:
+    """One line for all arrays (dtype, shape) of a tree."""
+    count = sum(element_count(shape) for _, shape in arrays)
+    kinds = ", ".join(dict.fromkeys(dtype for dtype, _ in arrays))
+    text = f"{root}: {len(arrays)} arrays, {count} elements of {kinds}"
+    return f"{text} in {files}" if files else f"{text}; use -o {root}=FILE.safetensors"
+
+
 def debugging() -> bool:
     return os.environ.get("SPMD_DEBUG", "") not in ("", "0")
 

@@ -16,6 +16,7 @@ from codegen.errors import ImageError, MeshError, UsageError
 from codegen.image import manifest as reader
 from codegen.image.elf import printable
 from codegen.image.manifest import evaluate
+from codegen.user.named import together
 from spmd import layout_table, report
 from spmd.launch import loader, memory, sizes
 from spmd.launch.processes import Processes
@@ -112,12 +113,8 @@ def summary(image: reader.ImageFile) -> Iterator[str]:
     for s in m["scalars"]:
         yield f"scalar      {s['name']}: {s['dtype']} = {s['default']}"
     for kind, arrays in (("input", m["inputs"]), ("output", m["outputs"])):
-        for a in arrays:
-            given = ", has a default" if a.get("default") else ""
-            yield (
-                f"{kind:<12}{a['name']}: {a['dtype']}[{shape_text(a)}] "
-                f"over {layout_text(a['layout'])}, buffer {a['buffer']}{given}"
-            )
+        for name, what, last in together(_array_row(a) for a in arrays):
+            yield f"{kind:<12}{name}: {what}{last}"
     for c in m["conditions"]:
         yield f"condition   {c['text']}  ({c['place']})"
     if m["checks"]:
@@ -142,6 +139,13 @@ def summary(image: reader.ImageFile) -> Iterator[str]:
     sections = _sections(image)
     code = sections.get(".text", 0)
     yield f"file        {len(image.data)} bytes, of which {code} machine code"
+
+
+def _array_row(a: dict[str, Any]) -> tuple[str, ...]:
+    """Its name; what it is; those of a tree are many: which buffers they have is left out."""
+    given = ", has a default" if a.get("default") else ""
+    what = f"{a['dtype']}[{shape_text(a)}] over {layout_text(a['layout'])}"
+    return a["name"], what, ("" if "." in a["name"] else f", buffer {a['buffer']}") + given
 
 
 # ---- sizes -------------------------------------------------------------------------------------

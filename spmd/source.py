@@ -11,6 +11,7 @@ import builtins
 import os
 import sys
 import time
+from collections.abc import Iterator
 from difflib import get_close_matches
 from types import ModuleType
 from typing import Any
@@ -33,6 +34,7 @@ from codegen.image import manifest as reader
 from codegen.image.target import resolve
 from codegen.places import HERE, is_ours, is_user_file, last, place_at
 from codegen.trace.program import Program
+from codegen.user.named import MANY, named, roots
 from spmd.arguments import read
 from spmd.arrays import numpy_dtype, output_text
 from spmd.cache import Cache
@@ -43,6 +45,7 @@ from spmd.launch.loader import Checked
 from spmd.launch.processes import Processes
 from spmd.layout_table import pointed_out
 from spmd.progress import shown
+from spmd.report import tree_text
 
 # What only hands calls of the user on to Python and NumPy: what they raise is the user's mistake.
 HANDING_ON = tuple(
@@ -302,21 +305,24 @@ def run_eager(options: argparse.Namespace, _: Processes) -> int:
                          "indices out of bounds, and warns of NaN and overflow")
     check_apart(options)
     program = find_program(options.image)
+    parameters = parameters_of(program, options.set)
     inputs = {}
-    for name, given in open_inputs(options.input, options.input_all).items():
+    known = _inputs_of(program, parameters) if options.input else None
+    for name, given in open_inputs(options.input, options.input_all, known).items():
         dtype = numpy_dtype(given.dtype).newbyteorder(">" if given.swapped else "=")
         inputs[name] = np.ndarray(given.shape, dtype, given.buffer, given.start, given.strides)
-    parameters = parameters_of(program, options.set)
     values = {**read(options.set), **parameters}
     where = {"ranks": options.ranks or 1, "mesh": options.mesh or None}
     result = guarded(lambda: program.eager(**where, **values, **inputs))
-    arrays = {name: np.asarray(value) for name, value in named(result).items()}
+    arrays = {name or "result": np.asarray(value) for name, value in named(result)
+              if value is not None}
     rows = [(name, str(array.dtype), array.shape) for name, array in arrays.items()]
     files = open_outputs(options.output, options.output_all, rows)
     try:
+        for text in _texts(arrays, [row[0] for row, file in zip(rows, files) if file is None]):
+            print(text)
         for file, (name, array) in zip(files, arrays.items()):
             if file is None:
-                print(output_text(name, str(array.dtype), array))
                 continue
             file.check()
             start, data = file.starts[name], array.tobytes()
@@ -332,10 +338,18 @@ def run_eager(options: argparse.Namespace, _: Processes) -> int:
     return 0
 
 
-def named(result: Any) -> dict[str, Any]:
-    """What a program returned, by name: as the outputs of its image are named."""
-    if isinstance(result, dict):
-        return result
-    if isinstance(result, tuple | list):
-        return {str(number): value for number, value in enumerate(result)}
-    return {} if result is None else {"result": result}
+def _inputs_of(program: Any, parameters: dict[str, Any]) -> list[str] | None:
+    """The names of a program's inputs, which its graph has; None where it does not build."""
+    try:
+        return [given.name for given in program.graph(parameters).inputs]
+    except SpmdError:
+        return None
+
+
+def _texts(arrays: dict[str, np.ndarray], names: list[str]) -> Iterator[str]:
+    for root, leaves in roots(names).items():
+        found = [(str(arrays[name].dtype), arrays[name].shape) for name in leaves]
+        if len(leaves) > MANY:
+            yield tree_text(root, found)
+        else:
+            yield from (output_text(name, row[0], arrays[name]) for name, row in zip(leaves, found))

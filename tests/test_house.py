@@ -78,7 +78,7 @@ LIGHT = (
     "codegen.errors", "codegen.image.conditions", "codegen.image.manifest",
     "codegen.image.schema", "codegen.image.target",
     "codegen.places", "codegen.progress", "codegen.symbolic.meaning",
-    "codegen.verify.exchange_table",
+    "codegen.user.named", "codegen.verify.exchange_table",
 )
 
 # A grammar stands on one page, in the docstring of its module.

@@ -28,6 +28,7 @@ from codegen.oracle.local import EagerArray, whole
 from codegen.oracle.ranks import EagerRank, Shards
 from codegen.oracle.threads import Crew
 from codegen.places import put_place, user_place
+from codegen.user import named, spec
 from codegen.user.eager_runs import running_eagerly
 from codegen.user.layout_trees import MeshName, spread
 from codegen.user.numbers import element_type, rounded
@@ -54,12 +55,12 @@ def run(
     except SpmdError as error:
         put_place(error)
         raise
-    if unknown := set(world.given) - world.declared.keys():
+    if unknown := [name for name in world.given if not world.knows(name)]:
         raise UsageError(
             f"the program has no {sorted(unknown)[0]!r}",
-            expected=f"one of {', '.join(sorted({*parameters, *world.declared}))}",
+            expected=f"one of {named.listed(sorted({*parameters, *world.declared}))}",
         )
-    return map_tree(whole, result)
+    return named.renamed(lambda _, leaf: None if leaf is None else whole(leaf), result)
 
 
 def mesh_sizes(names: Sequence[str], fixed: Mapping[str, int | None], ranks: int) -> dict[str, int]:
@@ -102,13 +103,25 @@ class World(Common):
 
     # ---- declarations ----------------------------------------------------------------------------
 
-    def input(self, name: str, shape: Any, dtype: Any = np.float64, layout: Any = None,
-              default: Any = None) -> EagerArray:
+    def input(self, name: str, shape: Any, dtype: Any = None, layout: Any = None,
+              default: Any = None) -> Any:
+        tree, leaves = spec.declared(name, shape, dtype, layout)
+        given = named.spread({k: x for k, x in self.given.items()
+                              if k == name or named.is_in(k, name)}, leaves)
+        defaults = {} if default is None else named.spread({name: default}, leaves, "default of")
+        return named.renamed(lambda leaf, what: self._input(
+            leaf, what, given.get(leaf), defaults.get(leaf, what.default)), tree, name)
+
+    def knows(self, name: str) -> bool:
+        """Whether it is declared, or a tree of what is."""
+        return name in self.declared or bool(named.of_tree(name, self.declared))
+
+    def _input(self, name: str, what: spec.Spec, given: Any, default: Any) -> EagerArray:
+        shape, layout, dtype = what.shape, what.layout, element_type(what.dtype)
         extents = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
-        self._declare("input", name, shape=extents, dtype=element_type(dtype), layout=layout,
-                      default=default)
-        if name in self.given:
-            array = dtypes.as_numpy(self.given[name])
+        self._declare("input", name, shape=extents, dtype=dtype, layout=layout, default=default)
+        if given is not None:
+            array = dtypes.as_numpy(given)
             if array.shape != extents:
                 raise InputError(f"input {name} has another shape", expected=str(extents),
                                  found=str(array.shape))
@@ -120,8 +133,8 @@ class World(Common):
         else:
             array = dtypes.as_numpy(default)
             if not array.ndim and array.dtype.kind in "iuf":
-                rounded(array.item(), element_type(dtype))  # of a NaN NumPy makes an integer
-        return self.made(np.broadcast_to(array, extents).astype(dtype), layout)
+                rounded(array.item(), dtype)  # of a NaN NumPy makes an integer
+        return self.made(np.broadcast_to(array, extents).astype(what.dtype), layout)
 
     def _declare(self, what: str, name: str, **parts: Any) -> None:
         """Raises ProgramError where a name means something else already."""

@@ -24,12 +24,13 @@ from codegen.trace.ranks import mapping
 from codegen.trace.ranks.layout_forms import Dim
 from codegen.user.layout_trees import replicated
 from codegen.user.signatures import check_call
+from codegen.user.spec import spec
 from codegen.user.windows import Start
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 __all__ = ["Array", "Dim", "Program", "custom_vjp", "grad", "parse_parameter", "program", "remat",
-           "replicated", "value_and_grad"]
+           "replicated", "spec", "value_and_grad"]
 
 
 # JAX's names of arguments, and ours.

@@ -7,7 +7,7 @@ gives the same thing.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 
@@ -35,6 +35,7 @@ from codegen.trace.number import DEEPEST, condition_of, expr_of
 from codegen.trace.numpy import elementwise
 from codegen.trace.ranks import mapping
 from codegen.trace.ranks.layout_forms import by_rules, layout_of
+from codegen.user import named, spec
 from codegen.user.layout_trees import MeshName
 from codegen.user.numbers import element_type, rounded
 from codegen.user.sameness import check_same, declared_twice, text_and_form
@@ -208,28 +209,45 @@ def _check_name(context: Context, name: Any, what: str) -> None:
         )
     known: list[Scalar | Input] = [*context.scalars.values(), *context.inputs.values()]
     for declared in known:
-        if declared.name == name:
+        if declared.name == name or named.is_in(declared.name, name):
             raise declared_twice(name, what, declared.place, user_place())
 
 
 # ---- inputs ----------------------------------------------------------------------------------
 
 
+@overload
 def input_(
-    name: str, shape: Any, dtype: Any = np.float64, layout: Any = None, default: Any = None
-) -> Array:
+    name: str, shape: tuple[Any, ...] | int, dtype: Any = ..., layout: Any = ..., default: Any = ...
+) -> Array: ...
+
+
+@overload
+def input_(
+    name: str, shape: Any, dtype: Any = ..., layout: Any = ..., default: Any = ...
+) -> Any: ...
+
+
+def input_(
+    name: str, shape: Any, dtype: Any = None, layout: Any = None, default: Any = None
+) -> Any:
     """An array that is given when the image runs: `-i u=u.npy`, or `image.run(u=array)`.
 
     - shape: of the whole array. Extents are integers, named dims (spmd.Dim), or formulas in axis
-      sizes.
+      sizes. Or a tree: dicts, lists, tuples and dataclasses of spmd.spec(shape, dtype, layout).
     - dtype: float64 unless you say otherwise.
     - layout: for each dim the mesh axis that splits it, a tuple of axes, or None. Left out, it
       follows from the arrays that the input meets.
     - default: an array, or a function of the global indices (one argument for each dim: arrays that
       broadcast). Without it, every run has to give the input.
 
+    Of a tree each leaf is one input, whose name has dots, such as `w.blocks.0.query`; the same tree
+    of arrays is returned. Runs take it whole: `image.run(w=tree)`, `-i w=FILE.safetensors`. A
+    default may be a tree too.
+
     LayoutError for an illegal layout, ShapeError for a default of another shape, ProgramError for a
-    name that is declared twice or inside a shard_map.
+    name that is declared twice or inside a shard_map, InputError for a tree of defaults that lacks
+    leaves.
 
     Example::
 
@@ -240,12 +258,25 @@ def input_(
         print(table.eager().tolist())    # [[0, -1], [1, 0], [2, 1]]
     """
     context = require_context("spmd.input")
+    tree, leaves = spec.declared(name, known.plain(shape), dtype, layout)
+    if {name, *leaves} != {name, *named.of_tree(name, context.inputs)} or (
+        name in leaves and name not in context.inputs
+    ):
+        _check_name(context, name, "input")
+    given = named.spread({name: default}, leaves, "default of") if default is not None else {}
+    return named.renamed(lambda leaf, what: _one_input(
+        context, leaf, what.shape, what.dtype, what.layout, given.get(leaf, what.default)
+    ), tree, name)
+
+
+def _one_input(
+    context: Context, name: str, shape: Any, dtype: Any, layout: Any, default: Any
+) -> Array:
     before = context.inputs.get(name)
     if before is not None:
         said = _said(context, name, shape, dtype, layout, default)
         check_same(name, "input", (before.place, context.said[name]), (user_place(), said))
         return wrap(context, before.value, scalar=False)
-    _check_name(context, name, "input")
     if context.rank_view:
         raise ProgramError("spmd.input stands inside a shard_map",
                            expected="inputs declared in the program, outside shard_map",

@@ -12,6 +12,7 @@ import os
 
 from codegen.errors import EnvironmentFault, InputError, OutputError, UsageError
 from codegen.image.manifest import hashed
+from codegen.user.named import listed, of_tree, some
 from spmd.files import ARCHIVES, npy, npz, safetensors
 from spmd.files.npy import AT_ONCE
 from spmd.launch.memory import available_memory, bytes_text
@@ -77,7 +78,14 @@ class InputFile:
         except InputError:
             os.close(fd)
             raise
-        self._fd = fd
+        self._fd, self._users = fd, [1]
+
+    def shared(self, name: str) -> InputFile:
+        """The same file for another input: it is closed when all of them are."""
+        other = object.__new__(InputFile)
+        other.__dict__.update(self.__dict__, name=name, label=self.path)
+        self._users[0] += 1
+        return other
 
     def read(self, at: int, count: int) -> bytes:
         """These bytes, as far as there are so many. Not from the mapping: another process may have
@@ -111,11 +119,12 @@ class InputFile:
                                    remedy=remedy) from None
 
     def close(self) -> None:
-        if isinstance(self.data, mmap.mmap):
-            self.data.close()
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        fd, self._fd = self._fd, -1
+        self._users[0] -= fd >= 0
+        if fd >= 0 and not self._users[0]:
+            if isinstance(self.data, mmap.mmap):
+                self.data.close()
+            os.close(fd)
 
     def wrong(self, what: str, expected: str, found: str) -> InputError:
         title = f"input {self.name}: " if self.name else "input "
@@ -199,71 +208,115 @@ class InputArray:
         self._file.close()
 
 
-def _open(path: str, member: str, name: str) -> InputArray:
+def _open(file: InputFile, members: dict[str, Any], member: str, name: str) -> InputArray:
     """The array for input `name` in FILE.npy, or a member of FILE.npz or FILE.safetensors.
 
     Member "": that of the input's name, or the only one. Raises InputError for whatever is
-    wrong with the file, OutputError where it cannot be opened.
+    wrong with the file.
     """
-    archive = archive_format(path)
-    file = InputFile(path, name)
-    try:
-        if archive is None:
-            return InputArray(file, npy.elements(file.read, 0, file.length, file.wrong))
-        members = archive.members(file)
-        if not member:
-            member = next(iter(members)) if len(members) == 1 else name
-        if member not in members:
-            raise _no_member(file, member, list(members))
-        file.label = f"{path}:{listed([member])}"
-        return InputArray(file, archive.elements(file, members[member]))
-    except BaseException:
-        file.close()
-        raise
+    archive = archive_format(file.path)
+    if archive is None:
+        return InputArray(file, npy.elements(file.read, 0, file.length, file.wrong))
+    if not member:
+        member = next(iter(members)) if len(members) == 1 else name
+    if member not in members:
+        raise _no_member(file, member, list(members))
+    file.label = f"{file.path}:{some([member])}"
+    return InputArray(file, archive.elements(file, members[member]))
 
 
 def _no_member(file: InputFile, member: str, known: list[str]) -> InputError:
-    error = file.wrong(f"has no member {member!r}", listed(known) or "any member", "none of them")
+    error = file.wrong(f"has no member {member!r}", some(known) if known else "any member",
+                       "none of them")
     if known:
-        error.remedy = f"-i {file.name}={file.path}:{listed(known[:1])}"
+        error.remedy = f"-i {file.name}={file.path}:{some(known[:1])}"
     return error
 
 
-def listed(names: list[str], most: int = 20) -> str:
-    """Names as messages list them; those of a file may hold anything."""
-    shown = [name if name.isprintable() else ascii(name) for name in names[:most]]
-    return ", ".join(shown) + (", …" if len(names) > most else "")
+class _Archives:
+    """Files that are open, and the members of those that have some: each is read once."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, tuple[InputFile, dict[str, Any]]] = {}
+
+    def file(self, path: str, name: str) -> tuple[InputFile, dict[str, Any]]:
+        """For input `name`. InputError for a damaged one, OutputError for one that is not there."""
+        if path not in self.files:
+            file, archive = InputFile(path, name), archive_format(path)
+            self.files[path] = file, {}
+            if archive is not None:
+                self.files[path] = file, archive.members(file)
+        file, members = self.files[path]
+        return file.shared(name), members
+
+    def close(self) -> None:
+        for file, _ in self.files.values():
+            file.close()
 
 
 def open_inputs(
     named: dict[str, str], whole: list[str], known: list[str] | None = None
 ) -> dict[str, InputArray]:
-    """The inputs that were given, by name: files for one input, and files for all their members.
+    """The inputs that were given, by name: files for one input, for a tree of them, and files for
+    all their members.
 
     An input that is named takes its own file. known: the inputs there are; None: any.
     """
-    chosen = {name: split(path, existing=True) for name, path in named.items()}
-    for path in whole:
-        file = InputFile(path, "")
-        try:
-            members = list(archive_format(path).members(file))
-        finally:
-            file.close()
-        for member in members:
-            if known is not None and member not in known:
-                error = file.wrong(
-                    f"has a member that is not an input of the program: {listed([member])}",
-                    f"inputs {listed(known)}" if known else "no inputs",
-                    f"members {listed(members)}",
-                )
-                if known:
-                    error.remedy = f"-i {known[0]}={path}:MEMBER for each input"
-                raise error
-            if member in chosen and member not in named:
-                raise UsageError(
-                    f"input {member} is given twice",
-                    found=f"{chosen[member][0]} and {path}",
-                    remedy=f"-i {member}=FILE for one of them",
-                )
-            chosen.setdefault(member, (path, member))
-    return {name: _open(path, member, name) for name, (path, member) in chosen.items()}
+    archives, chosen = _Archives(), dict[str, tuple[str, str]]()
+    try:
+        for name, path in named.items():
+            leaves = [] if known is None or name in known else of_tree(name, known)
+            found = {name: split(path, existing=True)}
+            if leaves:
+                found = _members_of_tree(archives, name, *found[name], leaves)
+            _choose(chosen, found)
+        mine = set(chosen)
+        for path in whole:
+            file, members = archives.file(path, "")
+            for member in members:
+                if known is not None and member not in known:
+                    raise _no_input(file, member, list(members), known)
+            _choose(chosen, {member: (path, member) for member in members if member not in mine})
+        return {name: _open(*archives.file(path, name), member, name)
+                for name, (path, member) in chosen.items()}
+    finally:
+        archives.close()
+
+
+def _choose(chosen: dict[str, tuple[str, str]], found: dict[str, tuple[str, str]]) -> None:
+    for name, (path, member) in found.items():
+        if name in chosen:
+            raise UsageError(f"input {name} is given twice", found=f"{chosen[name][0]} and {path}",
+                             remedy=f"-i {name}=FILE for one of them")
+        chosen[name] = path, member
+
+
+def _no_input(file: InputFile, member: str, members: list[str], known: list[str]) -> InputError:
+    error = file.wrong(
+        f"has a member that is not an input of the program: {some([member])}",
+        f"inputs {listed(known)}" if known else "no inputs", f"members {some(members)}",
+    )
+    if known:
+        error.remedy = f"-i {known[0]}={file.path}:MEMBER for each input"
+    return error
+
+
+def _members_of_tree(
+    archives: _Archives, name: str, path: str, prefix: str, leaves: list[str]
+) -> dict[str, tuple[str, str]]:
+    """The members of a file for the inputs of a tree: those named like them, or like what stands
+    behind the tree's name; with a prefix those that have it instead. Neither more nor less."""
+    if archive_format(path) is None:
+        raise UsageError(f"input {name} is a tree of {len(leaves)} arrays", found=path,
+                         expected="a .safetensors or .npz file")
+    file, members = archives.file(path, name)
+    inside = of_tree(prefix or name, members)
+    begin = len(prefix or name) + 1 if inside or prefix else 0
+    found = {member[begin:]: member for member in inside or ([] if prefix else members)}
+    wanted = {leaf[len(name) + 1 :]: leaf for leaf in leaves}
+    for missing in (k for k in wanted if k not in found):
+        raise file.wrong(f"has nothing for {wanted[missing]}", some(wanted), some(found))
+    for other in (k for k in found if k not in wanted):
+        raise file.wrong(f"has {some([other])}, of which the program knows nothing", some(wanted),
+                         some(found))
+    return {leaf: (path, found[rest]) for rest, leaf in wanted.items()}

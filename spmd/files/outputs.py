@@ -12,6 +12,7 @@ import os
 from zlib import crc32
 
 from codegen.errors import OutputError, UsageError
+from codegen.user.named import of_tree
 from spmd.files import npy
 from spmd.files.inputs import archive_format, split
 from spmd.files.inputs import open_inputs as open_inputs  # for who needs both
@@ -58,6 +59,7 @@ def open_outputs(
         raise UsageError(f"-o {whole[0]}: the program has no outputs")
     places: dict[str, str] = {}  # of files as given, by their real path
     members: dict[str, dict[str, Array]] = {}
+    named = _of_leaves(named, [name for name, _, _ in outputs])
     for name, dtype, shape in outputs:
         if name not in named and not whole:
             continue
@@ -79,6 +81,26 @@ def open_outputs(
         for array in inside.values()
     }
     return [files.get(name) for name, _, _ in outputs]
+
+
+def _of_leaves(named: dict[str, str], known: list[str]) -> dict[str, str]:
+    """Files of single outputs, where they are given for trees: members are called like these."""
+    found: dict[str, str] = {}
+    for name, given in named.items():
+        leaves = [] if name in known else of_tree(name, known)
+        if not leaves:
+            found[name] = given
+            continue
+        path, prefix = split(given, existing=False)
+        if archive_format(path) is None:
+            raise UsageError(f"output {name} is a tree of {len(leaves)} arrays", found=path,
+                             expected="a .safetensors or .npz file")
+        for leaf in leaves:
+            if leaf in named:
+                raise UsageError(f"output {leaf} is given twice", found=f"{name} and {leaf}",
+                                 remedy="a file for one of them")
+            found[leaf] = f"{path}:{(prefix or name) + leaf[len(name) :]}"
+    return found
 
 
 def _taken(one: str, other: str, what: str, found: str) -> UsageError:

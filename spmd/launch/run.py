@@ -13,6 +13,7 @@ import os
 import sys
 
 from codegen.errors import EnvironmentFault, UsageError
+from codegen.user import named
 from spmd import report
 from spmd.arguments import check_array, check_checks, check_names, read
 from spmd.files.npy import SIZES, contiguous_strides
@@ -264,23 +265,38 @@ class Run(Launch):
         """Process 0 names the files and prints the outputs that no file takes."""
         if not self.first:
             return
-        for number, output in enumerate(self.manifest["outputs"]):
-            file = self.files[number]
-            name, dtype, shape = output["name"], output["dtype"], self.shapes[number]
-            if file is not None:
-                if file.part:  # the first of its outputs: all of them are whole
-                    file.commit()
-                extents = ", ".join(map(str, shape)) + ("," if len(shape) == 1 else "")
-                print(f"{name}: {dtype} ({extents}) in {file.given}", flush=True)
-                if how := file.reading(name, dtype):
-                    print(f"spmd: output {name} is {dtype}: read it by {how}", file=sys.stderr)
-            elif number in self.views:
-                from spmd import arrays  # NumPy, in the process that prints
-
-                array = arrays.as_array(self.views[number], dtype, shape)
-                print(arrays.output_text(name, dtype, array), flush=True)
+        for file in self.files:
+            if file is not None and file.part:  # all of its outputs are whole
+                file.commit()
+        numbers = {o["name"]: k for k, o in enumerate(self.manifest["outputs"])}
+        for root, names in named.roots(numbers).items():
+            mine = [numbers[name] for name in names]
+            if len(mine) > named.MANY:
+                self._say_tree(root, mine)
             else:
-                print(f"{name}: {dtype} {shape} too large to summarise; use -o {name}=FILE.npy")
+                for number in mine:
+                    self._say(number)
+
+    def _say_tree(self, root: str, numbers: list[int]) -> None:
+        files = dict.fromkeys(file.given for n in numbers if (file := self.files[n]) is not None)
+        arrays = [(self.manifest["outputs"][n]["dtype"], self.shapes[n]) for n in numbers]
+        print(report.tree_text(root, arrays, ", ".join(files)), flush=True)
+
+    def _say(self, number: int) -> None:
+        output, file = self.manifest["outputs"][number], self.files[number]
+        name, dtype, shape = output["name"], output["dtype"], self.shapes[number]
+        if file is not None:
+            extents = ", ".join(map(str, shape)) + ("," if len(shape) == 1 else "")
+            print(f"{name}: {dtype} ({extents}) in {file.given}", flush=True)
+            if how := file.reading(name, dtype):
+                print(f"spmd: output {name} is {dtype}: read it by {how}", file=sys.stderr)
+        elif number in self.views:
+            from spmd import arrays  # NumPy, in the process that prints
+
+            array = arrays.as_array(self.views[number], dtype, shape)
+            print(arrays.output_text(name, dtype, array), flush=True)
+        else:
+            print(f"{name}: {dtype} {shape} too large to summarise; use -o {name}=FILE.npy")
 
     def say_times(self, job: Job, document: TextIO | None) -> None:
         """Process 0 says what checks took, writes the timeline, prints the profile; as JSON into

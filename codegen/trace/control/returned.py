@@ -19,6 +19,7 @@ from codegen.trace.context import Context
 from codegen.trace.numpy.masks import Chosen
 from codegen.trace.numpy.subscripts import refused
 from codegen.trace.ranks import mapping
+from codegen.user.named import below, held
 
 
 def outputs_of(context: Context, returned: Any, place: Place) -> tuple[list[Output], Returned]:
@@ -34,17 +35,14 @@ def _tree(x: Any, name: str, leaves: dict[str, Any], place: Place, depth: int = 
     """Leaves by name: what is nested has names with dots, as files and `-o` know it."""
     if depth > MOST_NESTED:
         raise _returned_error(f"containers nested more than {MOST_NESTED} deep", place)
-    if isinstance(x, dict):
-        kind: tuple[Any, ...] = ("dict",)
-        pairs = [(_key(key, place), inner) for key, inner in x.items()]
-    elif isinstance(x, (tuple, list)):
-        fields = getattr(x, "_fields", None) if isinstance(x, tuple) else None
-        kind = ("list" if isinstance(x, list) else "tuple",)
-        if fields is not None:
+    inside = held(x)
+    if inside is not None:
+        kind: tuple[Any, ...] = ("list" if isinstance(x, list) else "tuple",)
+        if isinstance(x, dict):
+            kind = ("dict",)
+            inside = [(_key(key, place), inner) for key, inner in inside]
+        elif not isinstance(x, (tuple, list)) or hasattr(x, "_fields"):
             kind = ("named", type(x).__name__)
-        pairs = [(str(k), inner) for k, inner in enumerate(x)]
-        if fields is not None:
-            pairs = list(zip(fields, x, strict=True))
     else:
         name = name or "result"
         if name in leaves:
@@ -54,10 +52,10 @@ def _tree(x: Any, name: str, leaves: dict[str, Any], place: Place, depth: int = 
         leaves[name] = x
         return len(leaves) - 1
     trees = []
-    for key, inner in pairs:
+    for key, inner in inside:
         part = printable(key) or '""'
-        below = _tree(inner, f"{name}.{part}" if name else part, leaves, place, depth + 1)
-        trees.append(below if kind[0] in ("list", "tuple") else (key, below))
+        found = _tree(inner, below(name, part), leaves, place, depth + 1)
+        trees.append(found if kind[0] in ("list", "tuple") else (key, found))
     return (*kind, *trees)
 
 

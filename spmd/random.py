@@ -8,7 +8,7 @@ from typing import Any
 from codegen.trace.numpy import random
 from codegen.trace.numpy.refused import RANDOM
 
-_NAMES = "bits normal permutation randint uniform".split()
+_NAMES = "bits categorical normal permutation randint uniform".split()
 
 
 def __getattr__(name: str) -> Any:

@@ -77,6 +77,7 @@ def numbers(n: int = 37):
         "wide": spmd.random.randint(seed, (n,), -(2**63), 2**63 - 1, layout="x"),
         "order": spmd.random.permutation(seed, n, layout="x"),
         "shuffled": spmd.random.permutation(seed, spmd.random.bits(1, (n, 2), layout=("x", None))),
+        "drawn": spmd.random.categorical(seed, np.ones((n, 6)) * np.arange(6), layout="x"),
         "scalar": spmd.random.uniform(seed, ()),
         "one": spmd.random.uniform(seed, (n, 4), layout=("x", None))[n // 2],
         "none": spmd.random.normal(seed, (0, 3), layout=("x", None)),
@@ -154,7 +155,7 @@ def test_one_loop_and_no_memory():
 def test_examples_of_the_docstrings():
     known = {"spmd": spmd, "np": np}
     found = doctest.testmod(random, extraglobs=known, optionflags=doctest.NORMALIZE_WHITESPACE)
-    assert found.failed == 0 and found.attempted == 5
+    assert found.failed == 0 and found.attempted == 6
 
 
 # ---- moments: of so many numbers, each bound is five standard deviations of the mean ----
@@ -187,6 +188,15 @@ def test_randint_is_even():
     assert (abs(counts - COUNT / 7) < 5 * np.sqrt(COUNT * 6 / 49)).all()
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_categorical_draws_by_chance(dtype):
+    chances = np.array([0.1, 0.2, 0.3, 0.4, 0.0])
+    logits = np.log(chances, out=np.full(5, -np.inf), where=chances > 0).astype(dtype)
+    drawn = spmd.random.categorical(1, np.broadcast_to(logits + 7, (COUNT, 5)))
+    counts = np.bincount(drawn, minlength=5)
+    assert (abs(counts - COUNT * chances) <= 5 * np.sqrt(COUNT * chances * (1 - chances))).all()
+
+
 def test_seeds_and_streams_are_unrelated():
     rows = [spmd.random.uniform(s, COUNT, stream=k) for s in (0, 1, 2**32) for k in (0, 1, 2**32)]
     related = np.corrcoef(rows) - np.eye(len(rows))
@@ -203,6 +213,7 @@ def test_seeds_and_streams_are_unrelated():
         (lambda: spmd.random.uniform(1, 3, stream=np.arange(3)), spmd.UsageError),
         (lambda: spmd.random.uniform(1, 3, dtype=np.int64), spmd.DtypeError),
         (lambda: spmd.random.bits(1, 3, np.float64), spmd.DtypeError),
+        (lambda: spmd.random.categorical(1, np.arange(3)), spmd.DtypeError),
         (lambda: spmd.random.randint(1, 3, 5, 5), spmd.UsageError),
         (lambda: spmd.random.randint(1, 3, 0, 300, np.uint8), spmd.UsageError),
     ],

@@ -132,6 +132,29 @@ def permutation(seed: Any, x: Any, layout: Any = None, *, stream: Any = 0) -> An
     return _laid_out(array[np.argsort(_first(seed, array.shape[:1], stream, 0))], layout)
 
 
+def categorical(
+    seed: Any, logits: Any, layout: Any = None, *, stream: Any = 0, start: Any = 0,
+) -> Any:
+    """Indices along the last dim of logits: i is drawn with a chance that is as exp(logits[i]).
+
+    - logits: floats, not all of a lane -inf; what is -inf is not drawn. The result has the other
+      dims. It is the largest of logits plus noise (E. Gumbel, 1954); the rest as in `bits`.
+
+    >>> spmd.random.categorical(1, np.log([[0.1, 0.9]] * 8))
+    array([1, 1, 1, 1, 1, 1, 0, 0])
+    """
+    lanes = as_array(logits) if Context.current() is not None else np.asarray(logits)
+    if lanes.dtype.kind != "f" or not lanes.ndim:
+        raise DtypeError("spmd.random.categorical draws by logits", place=user_place(),
+                         expected="floats with a dim at least",
+                         found=f"{lanes.dtype} of {lanes.ndim} dims",
+                         remedy="the logarithms of what is known of the chances: np.log(p)")
+    element: Any = np.dtype(np.float64 if lanes.dtype == np.float64 else np.float32)
+    drawn = _inside(_first(seed, lanes.shape, stream, start), element)
+    made = np.argmax(lanes.astype(element) - np.log(-np.log(drawn)), axis=-1)
+    return _laid_out(made, layout)
+
+
 # ---- bits of an element ----------------------------------------------------------------------
 
 
@@ -181,6 +204,12 @@ def _fraction(bits: Any, kind: np.dtype[Any], least: int = 0) -> Any:
     count = 53 if kind == np.float64 else 24
     kept = bits >> (64 - count)
     return ((kept + least) if least else kept).astype(kind) * kind.type(2.0**-count)
+
+
+def _inside(bits: Any, kind: np.dtype[Any]) -> Any:
+    """The first of 64 bits as an odd multiple of 2**-53 (2**-24): between 0 and 1, never either."""
+    count = 53 if kind == np.float64 else 24
+    return ((bits >> (65 - count)) * 2 + 1).astype(kind) * kind.type(2.0**-count)
 
 
 def _scaled(lower: Any, upper: Any, span: int) -> Any:

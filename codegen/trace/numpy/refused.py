@@ -113,7 +113,8 @@ RANDOM: dict[str, str] = {
     **dict.fromkeys("integers randint random_integers".split(),
                     "spmd.random.randint(seed, shape, low, high)"),
     "bytes": "spmd.random.bits(seed, shape, np.uint8)",
-    "choice": "x[spmd.random.randint(seed, shape, 0, n)] draws from n elements",
+    "choice": "x[spmd.random.randint(seed, shape, 0, n)] draws from n elements; with chances p: "
+    "spmd.random.categorical(seed, np.log(p) * np.ones((count, 1)))",
     **dict.fromkeys("shuffle permutation permuted".split(), "x[spmd.random.permutation(seed, n)]"),
     **dict.fromkeys("bernoulli binomial".split(), f"{_U} < p; the sum of n of them"),
     **dict.fromkeys("exponential standard_exponential".split(), f"-scale * np.log1p(-{_U})"),

@@ -63,7 +63,7 @@ _INSTEAD = {
     **dict.fromkeys("doctor bench show patch calibrate".split(), "a command of the shell: spmd"),
 }
 
-__all__ = sorted(_LANGUAGE | _RUNTIME | _ERRORS | _WARNINGS | {"numpy", "random"})
+__all__ = sorted(_LANGUAGE | _RUNTIME | _ERRORS | _WARNINGS | {"numpy", "optim", "random"})
 
 TYPE_CHECKING = False  # typing costs every rank more time than this package
 if TYPE_CHECKING:  # for editors and type checkers: where every name has its docstring and its types
@@ -114,6 +114,7 @@ if TYPE_CHECKING:  # for editors and type checkers: where every name has its doc
     from codegen.trace.ranks.rooted import pgather as pgather
     from codegen.trace.ranks.rooted import pscatter as pscatter
     from spmd import numpy as numpy
+    from spmd import optim as optim
     from spmd import random as random
     from spmd.building import build as build
     from spmd.image import Distributed as Distributed
@@ -173,7 +174,7 @@ def _find(name: str) -> Any:
             import_module("spmd.mistakes")  # how IPython shows those of a program
             globals()[name] = value
         return value
-    if name in ("numpy", "random"):
+    if name in ("numpy", "optim", "random"):
         return import_module(f"spmd.{name}")
     if name in _LATER:
         raise _find("UnsupportedError")(f"spmd.{name} is not available yet", remedy=_LATER[name])

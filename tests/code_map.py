@@ -35,6 +35,7 @@ GROUPS = (
     ("The image as a file", ("codegen/image/*.py",), "manifest"),
     ("Oracles", ("codegen/oracle/*.py",), "eager interpret"),
     ("What users import and run", ("spmd/*.py",), "__main__ cli"),
+    ("Optimizers", ("spmd/optim/*.py",), "__init__ transformation optimizers"),
     ("Launching", ("spmd/launch/*.py", "spmd/engine/*.py"),
      "course run options job processes hosts"),
     ("Files of arrays", ("spmd/files/*.py",), "inputs"),

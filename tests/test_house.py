@@ -71,7 +71,11 @@ HEAVY = (
     "spmd.arrays", "spmd.bench.calibrate", "spmd.bench.programs", "spmd.building",
     "spmd.distributed", "spmd.doctor", "spmd.doctor_check", "spmd.doctor_engine",
     "spmd.doctor_mpi", "spmd.files.convert", "spmd.image", "spmd.numpy", "spmd.opened",
-    "spmd.output_parts", "spmd.random", "spmd.show", "spmd.source", "spmd.verify.images",
+    "spmd.optim.__init__", "spmd.optim.averages", "spmd.optim.clipping", "spmd.optim.chaining",
+    "spmd.optim.factored", "spmd.optim.loss_scales", "spmd.optim.optimizers",
+    "spmd.optim.scaling", "spmd.optim.schedules", "spmd.optim.split_states", "spmd.optim.some_steps",
+    "spmd.optim.transformation", "spmd.output_parts", "spmd.random", "spmd.show", "spmd.source",
+    "spmd.verify.images",
 )
 LIGHT = (
     "codegen", "codegen.check_names", "codegen.image.elf", "codegen.image.elf_dynamic",

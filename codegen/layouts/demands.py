@@ -45,7 +45,8 @@ class Demands:
         self.begins, self.uses = graph.def_use.begins, graph.def_use.uses
         self.of: dict[Value, Demand] = {}
         self.wanted: dict[Value, dict[Window, Place | None]] = {}
-        self.from_home: set[Value] = set()  # wanted in parts that only a use can name
+        # wanted in parts that only a use can name, or laid out otherwise by the user
+        self.from_home: set[Value] = set()
         self.passed: set[tuple[Value, Window]] = set()
         self.in_turns: dict[Value, dict[Window, Window]] = {}  # wanted by a turn: by all of them
         self.cut_short: set[Value] = set()  # views that are made: their ends are wanted rolled on
@@ -83,13 +84,19 @@ class Demands:
 
     # ---- backwards -------------------------------------------------------------------------------
 
-    def want(self, value: Value, window: Window, place: Place | None) -> None:
+    def want(
+        self, value: Value, window: Window, place: Place | None, relaid: bool = False
+    ) -> None:
+        """relaid: by the user, who says with it that the value is computed as it lies, and then
+        exchanged: in one exchange, whatever it is made of."""
         op = self.defs.get(value)
         if op is not None and self.is_view(op):
             if (value, window) not in self.passed:
                 self.passed.add((value, window))
-                self.want_operands(op, window, place or op.place)
+                self.want_operands(op, window, place or op.place, relaid)
             return
+        if relaid and any(b.axes and c != b for c, b in zip(window, home(value), strict=True)):
+            self.from_home.add(value)
         at = self.begins.get(value, 0)
         late = {s for s in cuts.symbols(window) if self.begins.get(s, 0) > at}
         if late:
@@ -136,9 +143,11 @@ class Demands:
             value = op.operands[0]
         return value
 
-    def want_operands(self, op: Op, window: Window, place: Place | None) -> None:
+    def want_operands(
+        self, op: Op, window: Window, place: Place | None, relaid: bool = False
+    ) -> None:
         for operand, needed in zip(op.operands, self.rules.needs(op, window), strict=True):
-            self.want(operand, needed, place)
+            self.want(operand, needed, place, relaid)
 
     def region(self, region: Region) -> None:
         for op in reversed(region.ops):
@@ -169,8 +178,9 @@ class Demands:
                 self.want(operand, home(operand), op.place)
         else:
             # all that an op makes is of one batch: what its first result needs is what all need
+            relaid = isinstance(what, Relayout) and what.asked
             for window in self.of[op.results[0]].made:
-                self.want_operands(op, window, op.place)
+                self.want_operands(op, window, op.place, relaid)
 
     def sums(self, region: Region) -> None:
         """Sums that are added to each other are added first and reduced once."""

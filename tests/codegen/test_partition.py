@@ -195,6 +195,9 @@ CASES: dict[str, tuple[Callable[[], Any], dict[str, int], Exchanged]] = {
     "a sum that is wanted split": (
         lambda: np.sum(source("a", (N, N), ("x", None)), axis=0).relayout(("x",)), X,
         [("reduce_scatter", ("x",), N // 4 * EIGHT)]),
+    "what the user lays out otherwise is computed as it lies": (
+        lambda: (source("a", (N,), ("x",)) * source("b", (N,), ("x",))).relayout((None,)), X,
+        [("all_gather", ("x",), N * 3 // 4 * EIGHT)]),
     "five points, rows split": (five_points(("x", None)), X,
                                 [("halo", ("x",), 2 * (N - 2) * EIGHT)]),
     "five points, both split": (five_points(("x", "y")), XY,

@@ -38,8 +38,8 @@ def examples():
 
 def documented() -> Iterator[tuple[str, str]]:
     """Public names, with the methods of classes, and their docstrings."""
-    for name in spmd.__all__:
-        what = getattr(spmd, name)
+    inside = [(f"optim.{n}", getattr(spmd.optim, n)) for n in spmd.optim.__all__]
+    for name, what in [*((n, getattr(spmd, n)) for n in spmd.__all__), *inside]:
         yield name, inspect.getdoc(what) or ""
         if inspect.isclass(what) and not issubclass(what, BaseException | Warning):
             for inner, method in vars(what).items():
@@ -87,4 +87,5 @@ def test_programs_are_true(name: str, text: str, tmp_path: Path, capsys: Any) ->
 
 def test_there_are_examples() -> None:
     assert {"ppermute", "psum", "all_gather", "blocks"} <= {name for name, _, _ in SHOWN}
-    assert {"program", "input", "shard_map"} <= {name for name, _ in PROGRAMS}
+    assert {"program", "input", "shard_map", "optim.adam"} <= {name for name, _ in PROGRAMS}
+    assert all(len((getattr(spmd.optim, n).__doc__ or "").split()) > 3 for n in spmd.optim.__all__)

@@ -1,0 +1,110 @@
+"""Running averages: moments of gradients, momentum, and averages of weights."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from spmd.optim.transformation import (
+    GradientTransformation,
+    counted,
+    counter,
+    in_type,
+    map_trees,
+    squared,
+)
+
+
+class TraceState(NamedTuple):
+    """The sum of updates, older ones less."""
+
+    trace: Any
+
+
+class EmaState(NamedTuple):
+    """An average, and how many steps it is of."""
+
+    count: Any
+    ema: Any
+
+
+def zeros(params: Any, dtype: Any = None) -> Any:
+    """Zeros in the shape and the layout of each parameter."""
+    return map_trees(lambda p: np.zeros_like(p, dtype=dtype), params)
+
+
+def cast(tree: Any, dtype: Any) -> Any:
+    return tree if dtype is None else map_trees(lambda x: in_type(x, dtype), tree)
+
+
+def first_moment(updates: Any, before: Any, decay: Any) -> Any:
+    return map_trees(lambda u, m: (1 - decay) * u + decay * m, updates, before)
+
+
+def second_moment(updates: Any, before: Any, decay: Any) -> Any:
+    return map_trees(lambda u, m: (1 - decay) * squared(u) + decay * m, updates, before)
+
+
+def unbiased(moment: Any, decay: Any, count: Any) -> Any:
+    """A moment that began with zeros, over the sum of its weights: Adam, section 3 (2014)."""
+    weight = 1 - decay**count
+    return map_trees(lambda m: m / in_type(weight, m.dtype), moment)
+
+
+def trace(decay: Any, nesterov: bool = False, accumulator_dtype: Any = None
+          ) -> GradientTransformation:
+    """Momentum: the updates, plus `decay` times the sum before.
+
+    - nesterov: looks a step ahead (Sutskever et al., 2013).
+    - accumulator_dtype: the element type of the sum; that of the parameter by default.
+    """
+
+    def init(params: Any) -> TraceState:
+        return TraceState(zeros(params, accumulator_dtype))
+
+    def update(updates: Any, state: TraceState, params: Any = None) -> Any:
+        now = map_trees(lambda u, t: u + decay * t, updates, state.trace)
+        found = map_trees(lambda u, t: u + decay * t, updates, now) if nesterov else now
+        return found, TraceState(cast(now, accumulator_dtype))
+
+    return GradientTransformation(init, update)
+
+
+def ema(decay: Any, debias: bool = True, accumulator_dtype: Any = None) -> GradientTransformation:
+    """The exponential moving average of updates; or of weights: `average.update(params, state)`.
+
+    - decay: how much of the average stays, 0 to 1.
+    - debias: divides by the sum of the weights so far, as the average begins with zeros.
+    - accumulator_dtype: the element type of the average; that of the parameter by default.
+
+    Example::
+
+        @spmd.program
+        def averaged():
+            w = spmd.input("w", (3,), np.float64, layout=("x",), default=lambda i: i)
+            average = spmd.optim.ema(0.9)
+            state = average.init(w)
+            for _ in spmd.range(4):
+                w = w + 1
+                mean, state = average.update(w, state)
+            return np.round(mean, 3)
+
+        print(spmd.build(averaged).run(ranks=2))    # [2.631 3.631 4.631]
+    """
+
+    def init(params: Any) -> EmaState:
+        return EmaState(counter(), zeros(params, accumulator_dtype))
+
+    def update(updates: Any, state: EmaState, params: Any = None) -> Any:
+        count, now = counted(state.count), first_moment(updates, state.ema, decay)
+        found = unbiased(now, decay, count) if debias else now
+        return found, EmaState(count, cast(now, accumulator_dtype))
+
+    return GradientTransformation(init, update)
+
+
+def incremental_update(new_tensors: Any, old_tensors: Any, step_size: Any) -> Any:
+    """A step from the old tree towards the new one: `step_size * new + (1 - step_size) * old`."""
+    return map_trees(lambda new, old: step_size * new + (1.0 - step_size) * old,
+                     new_tensors, old_tensors)

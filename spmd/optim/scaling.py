@@ -1,0 +1,211 @@
+"""Transformations that scale updates: by numbers and schedules, by moments, by norms of weights."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from codegen.trace.control.conversion import convert
+from spmd.optim.averages import cast, first_moment, second_moment, unbiased, zeros
+from spmd.optim.chaining import empty, identity
+from spmd.optim.transformation import (
+    CountState,
+    GradientTransformation,
+    counted,
+    counter,
+    in_type,
+    map_trees,
+    needs_params,
+    squared,
+)
+
+
+class MomentsState(NamedTuple):
+    """The number of steps, and averages of updates (mu) and of their squares (nu)."""
+
+    count: Any
+    mu: Any
+    nu: Any
+
+
+class FirstMomentState(NamedTuple):
+    """The number of steps, and the average of updates."""
+
+    count: Any
+    mu: Any
+
+
+class SecondMomentState(NamedTuple):
+    """The number of steps, and the average, or the sum, of squares of updates."""
+
+    count: Any
+    nu: Any
+
+
+def scale(step_size: Any) -> GradientTransformation:
+    """Updates times a number."""
+
+    def update(updates: Any, state: Any, params: Any = None) -> Any:
+        return map_trees(lambda u: in_type(step_size, u.dtype) * u, updates), state
+
+    return GradientTransformation(empty, update)
+
+
+def scale_by_schedule(step_size_fn: Any) -> GradientTransformation:
+    """Updates times what a schedule says, a function of the number of steps so far."""
+
+    def init(params: Any) -> CountState:
+        return CountState(counter())
+
+    def update(updates: Any, state: CountState, params: Any = None) -> Any:
+        size = convert(step_size_fn)(state.count)
+        new = CountState(counted(state.count))
+        return map_trees(lambda u: in_type(size, u.dtype) * u, updates), new
+
+    return GradientTransformation(init, update)
+
+
+def scale_by_learning_rate(learning_rate: Any = None, *, flip_sign: bool = True
+                           ) -> GradientTransformation:
+    """Updates times the learning rate, a number or a schedule; and by -1 unless flip_sign=False."""
+    sign = -1 if flip_sign else 1
+    if learning_rate is None:
+        return identity()
+    if callable(learning_rate):
+        return scale_by_schedule(lambda count: sign * convert(learning_rate)(count))
+    return scale(sign * learning_rate)
+
+
+def scale_by_sign() -> GradientTransformation:
+    """The sign of each update."""
+    return GradientTransformation(
+        empty, lambda updates, state, params=None: (map_trees(np.sign, updates), state))
+
+
+def scale_by_adam(
+    b1: Any = 0.9, b2: Any = 0.999, eps: Any = 1e-8, eps_root: Any = 0.0, mu_dtype: Any = None, *,
+    nesterov: bool = False,
+) -> GradientTransformation:
+    """Updates as Adam's (Kingma and Ba, 2014); nesterov: as NAdam's (Dozat, 2016)."""
+
+    def init(params: Any) -> MomentsState:
+        return MomentsState(counter(), zeros(params, mu_dtype), zeros(params))
+
+    def update(updates: Any, state: MomentsState, params: Any = None) -> Any:
+        mu, nu = first_moment(updates, state.mu, b1), second_moment(updates, state.nu, b2)
+        count = counted(state.count)
+        if nesterov:
+            ahead = unbiased(mu, b1, counted(count))
+            now = unbiased(updates, b1, count)
+            mean = map_trees(lambda m, g: b1 * m + (1 - b1) * g, ahead, now)
+        else:
+            mean = unbiased(mu, b1, count)
+        square = unbiased(nu, b2, count)
+        found = map_trees(lambda m, v: m / (np.sqrt(v + eps_root) + eps), mean, square)
+        nu = map_trees(lambda new, old: in_type(new, old.dtype), nu, state.nu)
+        return found, MomentsState(count, cast(mu, mu_dtype), nu)
+
+    return GradientTransformation(init, update)
+
+
+def scale_by_lion(b1: Any = 0.9, b2: Any = 0.99, mu_dtype: Any = None) -> GradientTransformation:
+    """Updates as Lion's: signs (Chen et al., 2023)."""
+
+    def init(params: Any) -> FirstMomentState:
+        return FirstMomentState(counter(), zeros(params, mu_dtype))
+
+    def update(updates: Any, state: FirstMomentState, params: Any = None) -> Any:
+        found = map_trees(np.sign, first_moment(updates, state.mu, b1))
+        mu = cast(first_moment(updates, state.mu, b2), mu_dtype)
+        return found, FirstMomentState(counted(state.count), mu)
+
+    return GradientTransformation(init, update)
+
+
+def scale_by_rss(initial_accumulator_value: Any = 0.1, eps: Any = 1e-7) -> GradientTransformation:
+    """Updates over the root of the sum of all their squares so far (Duchi et al., 2011)."""
+
+    def init(params: Any) -> SecondMomentState:
+        return SecondMomentState(counter(), filled(params, initial_accumulator_value))
+
+    def update(updates: Any, state: SecondMomentState, params: Any = None) -> Any:
+        nu = map_trees(lambda u, t: squared(u) + t, updates, state.nu)
+        found = map_trees(lambda u, t: np.where(t > 0, 1 / np.sqrt(t + eps), 0.0) * u, updates, nu)
+        return found, SecondMomentState(counted(state.count), nu)
+
+    return GradientTransformation(init, update)
+
+
+def filled(params: Any, value: Any) -> Any:
+    return map_trees(lambda p: np.full_like(p, value), params)
+
+
+def scale_by_rms(
+    decay: Any = 0.9, eps: Any = 1e-8, initial_scale: Any = 0.0, eps_in_sqrt: bool = True,
+    bias_correction: bool = False,
+) -> GradientTransformation:
+    """Updates over the root of the average of their squares (Tieleman and Hinton, 2012)."""
+
+    def init(params: Any) -> SecondMomentState:
+        return SecondMomentState(counter(), filled(params, initial_scale))
+
+    def update(updates: Any, state: SecondMomentState, params: Any = None) -> Any:
+        nu, count = second_moment(updates, state.nu, decay), counted(state.count)
+        mean = unbiased(nu, decay, count) if bias_correction else nu
+        found = map_trees(lambda u, v: u * _over_root(v, eps, eps_in_sqrt), updates, mean)
+        return found, SecondMomentState(count, nu)
+
+    return GradientTransformation(init, update)
+
+
+def _over_root(v: Any, eps: Any, inside: bool) -> Any:
+    return 1 / np.sqrt(v + eps) if inside else 1 / (np.sqrt(v) + eps)
+
+
+def scale_by_stddev(
+    decay: Any = 0.9, eps: Any = 1e-8, initial_scale: Any = 0.0, eps_in_sqrt: bool = True,
+    bias_correction: bool = False,
+) -> GradientTransformation:
+    """Updates over their running standard deviation (Graves, 2013)."""
+
+    def init(params: Any) -> MomentsState:
+        return MomentsState(counter(), zeros(params), filled(params, initial_scale))
+
+    def update(updates: Any, state: MomentsState, params: Any = None) -> Any:
+        mu, nu = first_moment(updates, state.mu, decay), second_moment(updates, state.nu, decay)
+        count = counted(state.count)
+        means = [unbiased(t, decay, count) if bias_correction else t for t in (mu, nu)]
+        found = map_trees(lambda u, m, v: u * _over_root(v - squared(m), eps, eps_in_sqrt),
+                          updates, *means)
+        return found, MomentsState(count, mu, nu)
+
+    return GradientTransformation(init, update)
+
+
+def scale_by_trust_ratio(min_norm: Any = 0.0, trust_coefficient: Any = 1.0, eps: Any = 0.0
+                         ) -> GradientTransformation:
+    """Each array of updates times the norm of its parameter over its own (You et al., 2019)."""
+
+    def scaled(u: Any, p: Any) -> Any:
+        mine, theirs = (np.maximum(np.sqrt(np.sum(squared(x))), min_norm) for x in (u, p))
+        none = np.logical_or(theirs == 0.0, mine == 0.0)
+        return u * np.where(none, 1.0, trust_coefficient * theirs / (mine + eps)).astype(mine.dtype)
+
+    def update(updates: Any, state: Any, params: Any = None) -> Any:
+        needs_params(params, "scale_by_trust_ratio")
+        return map_trees(scaled, updates, params), state
+
+    return GradientTransformation(empty, update)
+
+
+def scale_by_param_block_rms(min_scale: Any = 1e-3) -> GradientTransformation:
+    """Each array of updates times the root of the mean square of its parameter."""
+
+    def update(updates: Any, state: Any, params: Any = None) -> Any:
+        needs_params(params, "scale_by_param_block_rms")
+        found = map_trees(
+            lambda u, p: u * np.maximum(np.sqrt(np.mean(squared(p))), min_scale), updates, params)
+        return found, state
+
+    return GradientTransformation(empty, update)

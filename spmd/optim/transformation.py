@@ -1,0 +1,126 @@
+"""What a transformation of gradients is, and what all of them do with trees of arrays.
+
+Always holds: a leaf that is None stays None, and nothing is computed for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import reduce
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import spmd
+from codegen.errors import UsageError
+from codegen.places import user_place
+from codegen.trace.control.conversion import convert
+from codegen.trace.state import fill, flatten
+
+Schedule = Callable[[Any], Any]
+
+
+class GradientTransformation(NamedTuple):
+    """A pair of functions that makes updates of gradients.
+
+    - init: `init(params)` gives the state before the first step.
+    - update: `update(updates, state, params)` gives the new updates and the next state. params may
+      be left out where nothing asks for them.
+    """
+
+    init: Callable[..., Any]
+    update: Callable[..., Any]
+
+
+class EmptyState(NamedTuple):
+    """The state of what remembers nothing."""
+
+
+class CountState(NamedTuple):
+    """The number of steps so far."""
+
+    count: Any
+
+
+def map_trees(f: Callable[..., Any], first: Any, *rest: Any) -> Any:
+    """The structure of the first tree, with f(leaf, ...) of the leaves of all of them."""
+    return map_to(1, lambda *leaves: (f(*leaves),), first, *rest)[0]
+
+
+def map_to(n: int, f: Callable[..., Sequence[Any]], first: Any, *rest: Any) -> list[Any]:
+    """n such trees: f gives n values. UsageError where the trees differ in structure."""
+    tree, leaves = flatten(first)
+    columns = [leaves]
+    for other in rest:
+        other_tree, others = flatten(other)
+        mine, theirs = list(tree.paths()), list(other_tree.paths())
+        if mine != theirs:
+            raise UsageError(
+                "two trees of arrays differ: updates, state and parameters have one structure",
+                place=user_place(), expected=f"leaves at {_shown(mine)}",
+                found=f"leaves at {_shown(theirs)}",
+                remedy="the gradient of all that init(params) got, and its state")
+        columns.append(others)
+    made = [None if row[0] is None else f(*row) for row in zip(*columns)]
+    return [fill(tree, iter([None if m is None else m[k] for m in made]), fresh=True)
+            for k in range(n)]
+
+
+def _shown(paths: Sequence[str]) -> str:
+    return ", ".join(p or "the tree itself" for p in paths) or "nothing"
+
+
+def leaves_of(tree: Any) -> list[Any]:
+    return [x for x in flatten(tree)[1] if x is not None]
+
+
+def in_type(x: Any, dtype: Any) -> Any:
+    """A number or an array in an element type; Python's numbers adapt anyway."""
+    return x.astype(dtype) if hasattr(x, "astype") else x
+
+
+def squared(x: Any) -> Any:
+    """|x|², a float of complex numbers too."""
+    return x.real * x.real + x.imag * x.imag if x.dtype.kind == "c" else x * x
+
+
+def counter() -> Any:
+    return np.zeros((), np.int32)
+
+
+def counted(count: Any) -> Any:
+    """One more; the greatest int32 stays."""
+    return np.minimum(count, np.int32(2**31 - 2)) + np.int32(1)
+
+
+def value_at(x: Any, count: Any) -> Any:
+    """A number, or what a schedule says of it at a step."""
+    return convert(x)(count) if callable(x) else x
+
+
+def needs_params(params: Any, what: str) -> None:
+    if params is None:
+        raise UsageError(f"{what} needs the parameters", place=user_place(),
+                         expected="tx.update(grads, state, params)", found="params=None")
+
+
+def either(condition: Any, f: Callable[[], Any], g: Callable[[], Any]) -> Any:
+    """f() where the condition holds, else g(); a branch of the program where only the run knows."""
+    if isinstance(condition, (bool, np.bool_, np.ndarray)):
+        return f() if condition else g()
+    return spmd.cond(condition, f, g)
+
+
+def apply_updates(params: Any, updates: Any) -> Any:
+    """Parameters plus updates, in the element types of the parameters."""
+    return map_trees(lambda p, u: p if u is None else in_type(p + u, _dtype_of(p)), params, updates)
+
+
+def _dtype_of(x: Any) -> Any:
+    return x.dtype if hasattr(x, "dtype") else np.result_type(x)
+
+
+def global_norm(updates: Any) -> Any:
+    """The square root of the sum of the squares of all elements of all arrays in a tree."""
+    parts = [np.sum(squared(x)) for x in leaves_of(updates)]
+    return np.sqrt(reduce(lambda a, b: a + b, parts)) if parts else 0.0

@@ -73,7 +73,8 @@ HEAVY = (
     "spmd.doctor_mpi", "spmd.files.convert", "spmd.image", "spmd.numpy", "spmd.opened",
     "spmd.optim.__init__", "spmd.optim.averages", "spmd.optim.clipping", "spmd.optim.chaining",
     "spmd.optim.factored", "spmd.optim.loss_scales", "spmd.optim.optimizers",
-    "spmd.optim.scaling", "spmd.optim.schedules", "spmd.optim.split_states", "spmd.optim.some_steps",
+    "spmd.optim.scaling", "spmd.optim.schedules", "spmd.optim.some_steps",
+    "spmd.optim.split_states",
     "spmd.optim.transformation", "spmd.output_parts", "spmd.random", "spmd.show", "spmd.source",
     "spmd.verify.images",
 )

@@ -9,7 +9,8 @@ from codegen.errors import UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
+    from typing import Any
 
 CHECKS = {
     "bounds": "indices lie within their dims, powers of integers are not negative, divisors not 0",
@@ -17,6 +18,7 @@ CHECKS = {
     "equal": "what all ranks hold is the same on all of them",
     "overflow": "integers do not overflow, and are not divided by zero",
 }
+POINTS = "points"  # no check: an image whose outermost loops can be kept, and gone on with
 USUAL = ("bounds", "nan", "equal")  # `--check`, `check=True`; overflow is checked on request
 
 
@@ -37,10 +39,15 @@ def checks_of(given: object) -> tuple[str, ...]:
     if asked == ["all"]:
         return tuple(CHECKS)
     for name in asked:
-        if name not in CHECKS:
+        if name not in CHECKS and name != POINTS:
             raise UsageError(
                 f"there is no check {name!r}",
                 expected=f"all, or some of {', '.join(CHECKS)}",
                 remedy=f"--check is {','.join(USUAL)}",
             )
-    return tuple(name for name in CHECKS if name in asked)
+    return tuple(name for name in (*CHECKS, POINTS) if name in asked)
+
+
+def built_with(manifest: Mapping[str, Any]) -> tuple[str, ...]:
+    """What an image was built with: its checks, and POINTS."""
+    return (*manifest["checks"], *(() if manifest["points"] is None else (POINTS,)))

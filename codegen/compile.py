@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from codegen import kept
+from codegen.check_names import POINTS
 from codegen.describe import manifest_of, notes_of
 from codegen.emit.image import CSource, emit
 from codegen.image.target import resolve
@@ -39,6 +40,7 @@ from codegen.passes.matching import check as check_matching
 from codegen.passes.narrow import narrowed
 from codegen.passes.partition import partition
 from codegen.passes.pieces import in_pieces
+from codegen.passes.points import with_points
 from codegen.passes.replicas import check_replicas
 from codegen.passes.rotate import rotated
 from codegen.passes.row_wise import row_wise
@@ -119,12 +121,13 @@ def build(
     """The image of a program (an ELF shared object) for a target instruction set.
 
     store: where machine code of earlier builds may be, and that of this one goes. checks: names of
-    codegen.check_names, of what the image checks while it runs.
+    codegen.check_names, of what the image checks while it runs; POINTS: it can be kept and resumed.
     """
     target = resolve(target)
     store = store or kept.Nothing()
     at(f"tracing {program.name}")
-    levels = lower(program.graph(parameters, checks))
+    graph = program.graph(parameters, checks)
+    levels = lower(with_points(graph) if POINTS in checks else graph)
     at("describing the image")
     return kept.linked(
         store,

@@ -57,6 +57,8 @@ def manifest_of(plan: Plan, target: str) -> dict[str, Any]:
         ],
         "inputs": [{**_array(a), "default": a.default} for a in plan.inputs],
         "outputs": [_array(a) for a in plan.outputs],
+        "points": None if plan.points is None else [
+            [_carried(a) for a in carried] for carried in plan.points],
         "returns": plan.returns,
         "conditions": conditions_of(plan),
         "routes": routes_of(plan),
@@ -123,6 +125,12 @@ def _array(a: Array) -> dict[str, Any]:
         "layout": [list(entry) for entry in a.layout],
         "buffer": a.buffer.number,
     }
+
+
+def _carried(a: Array) -> dict[str, Any]:
+    """What a loop carries; without a shape and a layout, if it is a rank's alone."""
+    row = _array(a)
+    return {**row, "shape": None, "layout": None} if a.own else row
 
 
 def _buffer(b: Buffer, uses: dict[int, list[int]]) -> dict[str, Any]:

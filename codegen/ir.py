@@ -198,6 +198,7 @@ class Module:
     # barriers around exchange phases: "least", "before", "after" or "both"
     sync: str = "least"
     file: str = ""
+    kept: bool = False  # whether its outermost loops have points
     checks: tuple[str, ...] = ()  # of codegen.check_names: what is checked while it runs
     # of a Graph: loops that are unrolled, since an extent in them depends on the counter
     unrolled: tuple[Place, ...] = ()

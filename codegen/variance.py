@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from codegen.errors import Place
 from codegen.ir import DefUse, Module, Op, Region, Value, walk
 from codegen.mesh import Layout, Mesh
-from codegen.ops import Branch, Exchange, Let, Loop
+from codegen.ops import Branch, Exchange, Let, Loop, Point
 from codegen.symbolic.expr import Expr
 
 Axes = frozenset[str]
@@ -43,6 +43,8 @@ class Variance:
             self.branch(op, what)
         elif isinstance(what, Let):
             self.counters[what.counter.name] = self.values(op.operands)
+        elif isinstance(what, Point):
+            self.of.update((v, self.values([x])) for x, v in zip(op.operands, op.results))
         else:
             given = self.values(op.operands)
             if isinstance(what, Exchange):

@@ -246,6 +246,35 @@ void spmd_job_abort(spmd_job *job, int64_t code, int64_t rank, const char *text)
 int spmd_job_failure(const spmd_job *job, spmd_failure *failure); /* 1: there is one */
 int spmd_job_watch(const spmd_job *job, int64_t rank, spmd_rank_state *state);
 
+/* ---- checkpoints: what the image's points carry, kept while it runs. */
+
+/* From the next run on a set is kept every so many turns of an outermost loop; or, where that is 0,
+ * about every so many nanoseconds, of one arena only; both 0: never. */
+int spmd_job_keep(spmd_job *job, int64_t every, int64_t nanoseconds);
+
+/* A set of which every hosted rank has put its part into its room, for whoever writes it. */
+typedef struct spmd_set {
+    int64_t point, turn, counter;
+} spmd_set;
+int spmd_job_set(const spmd_job *job, spmd_set *set); /* 1: there is one */
+void spmd_job_release(spmd_job *job); /* its rooms may be written to again */
+
+/* Where a hosted rank's part of an array lies: in the array, in its room, of how many bytes. */
+int spmd_job_room(const spmd_job *job, int64_t array, int64_t rank, int64_t *offset,
+                  int64_t *extent, void **address, int64_t *bytes);
+
+int64_t spmd_job_dims(const spmd_job *job, int64_t array);
+
+/* The next run goes on from this set: then each room is filled. point -1: it begins. */
+int spmd_job_resume(spmd_job *job, const spmd_set *set);
+/* Puts into a hosted rank's room what it has of a part of an array: contiguous, row-major. */
+int spmd_job_refill(spmd_job *job, int64_t array, int64_t rank, const int64_t *offset,
+                    const int64_t *extent, const void *from);
+int spmd_job_resumed(const spmd_job *job); /* 1: the latest run of all hosted ranks went on from it */
+/* Nanoseconds that hosted ranks were held up in the latest run, by the one who was most; and of it,
+ * what copying took. */
+void spmd_job_held(const spmd_job *job, int64_t *held, int64_t *copied);
+
 /* A board: a little memory that all processes of a host see, whatever carries their data. There
  * each of them shows that it is alive. The first one makes it, as an arena; the others attach. */
 int64_t spmd_board_bytes(int64_t processes);

@@ -179,6 +179,8 @@ static int tables_fill(spmd_job *job, const spmd_settings *settings)
     job->engine.exchange = spmd_exchange_advance;
     job->engine.print = spmd_rank_print;
     job->engine.fail = spmd_rank_end;
+    job->engine.point = spmd_rank_point;
+    job->keeping.resume = -1;
     job->engine.library = job->library;
     job->engine.vectors = vectors();
     int status = spmd_processes_take(job, settings);
@@ -366,6 +368,7 @@ int spmd_job_free(spmd_job *job)
         spmd_teams_free(&job->hosted[k], job->image->sites);
         spmd_packets_free(&job->hosted[k]);
         spmd_timeline_free(&job->hosted[k]);
+        free(job->hosted[k].turns.room);
         free(job->hosted[k].routes);
     }
     free((void *)job->processes.first);

@@ -20,6 +20,7 @@
  *   start.c       processes that do not come
  *   timeline.c    what ranks did when
  *   probe.c       an image's plan functions alone
+ *   point.c       what outermost loops carry, kept and put back
  *   print.c       lines of text on their way to the host language
  *   library.c     the dynamic linker
  */
@@ -117,6 +118,7 @@ typedef struct spmd_record {
     _Atomic int64_t bell_at; /* the rank whose bell wakes this one */
     _Atomic int64_t runs; /* completed */
     _Atomic int64_t done; /* with the latest run */
+    _Atomic int64_t heard; /* agreements on when a set is kept */
     _Alignas(SPMD_LINE) char sites[];
 } spmd_record;
 
@@ -128,6 +130,8 @@ typedef struct spmd_header {
     _Atomic int64_t threads;  /* of all processes: more than cores means that nobody spins */
     _Alignas(SPMD_LINE) _Atomic uint32_t abort; /* SPMD_FINE, then _CLAIMED, then _SAID */
     _Alignas(SPMD_LINE) spmd_failure failure;   /* valid once SAID */
+    _Alignas(SPMD_LINE) _Atomic int64_t agreed; /* how often rank 0 has said when a set is kept */
+    int64_t next, due; /* what it said last */
     _Alignas(SPMD_LINE) _Atomic int32_t core[SPMD_CORES]; /* who was there last: see core.c */
 } spmd_header;
 
@@ -226,6 +230,22 @@ typedef struct spmd_packets {
     bool under_way;
 } spmd_packets;
 
+/* Where a rank is among the turns of the outermost loops, and its part of a set that is kept, or
+ * that the run goes on from: what a point carries, array after array, each at a whole line. */
+typedef struct spmd_course {
+    char *room;
+    int64_t bytes;          /* of the room */
+    int64_t point, turn;    /* point -1: in no loop yet */
+    int64_t sets;           /* that it has put its part to, over all runs */
+    int64_t next;           /* agreement, at this turn; with `due`: and a set */
+    int64_t agreements;     /* over all runs */
+    int64_t since, since_turn, last; /* of rank 0: when it came to that turn; the last set */
+    int64_t held, copied;   /* nanoseconds, and since when it is held up now */
+    int64_t held_since;
+    int stage;
+    bool due, resumed, again;
+} spmd_course;
+
 /* What the engine knows of a rank that it hosts, beside the record in the arena. */
 typedef struct spmd_hosted {
     spmd_record *record;
@@ -253,7 +273,18 @@ typedef struct spmd_hosted {
     const spmd_near *near; /* of the exchange under way, where its flow is SPMD_NEAR */
     spmd_near **nears;     /* by site, made when first needed */
     struct spmd_timeline *timeline; /* NULL: none is kept */
+    spmd_course turns;
 } spmd_hosted;
+
+/* every: turns between two sets; 0: they are `after` nanoseconds apart; both 0: none is kept.
+ * resume: the point that this run goes on from; -1: it does not. */
+typedef struct spmd_keeping {
+    int64_t every, after;
+    int64_t resume, turn, counter;
+    int64_t set_point, set_turn, set_counter; /* of the set at hand */
+    _Atomic int64_t staged;   /* parts of hosted ranks */
+    _Atomic int64_t released; /* sets */
+} spmd_keeping;
 
 typedef struct spmd_text {
     pthread_mutex_t lock;
@@ -300,6 +331,7 @@ struct spmd_job {
     spmd_arena *board;
     struct spmd_watch *watch;
     spmd_text text;
+    spmd_keeping keeping;
 };
 
 /* arena.c */
@@ -335,6 +367,12 @@ void spmd_wait(spmd_worker *worker);
 void spmd_wait_over(spmd_worker *worker);
 void spmd_span_ring(const spmd_hosted *me, const spmd_exchange *exchange, spmd_span span);
 void spmd_job_ring(const spmd_job *job);
+void spmd_rank_ring(const spmd_job *job, int64_t rank);
+
+/* point.c */
+int spmd_rank_point(spmd_rank *rank, uint32_t number, int64_t *counter);
+void spmd_turns_reset(spmd_hosted *hosted);
+bool spmd_set_waits(const spmd_job *job);
 
 /* core.c */
 void spmd_core_choose(spmd_worker *worker);

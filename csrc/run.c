@@ -22,7 +22,7 @@
  * number of advances was fruitless: nothing can ever change. Say so instead of waiting for ever. */
 static void stillness_check(spmd_job *job, uint64_t advances)
 {
-    if (job->count != job->world.ranks)
+    if (job->count != job->world.ranks || spmd_set_waits(job))
         return;
     for (int64_t k = 0; k < job->threads; k++) {
         uint64_t still = atomic_load(&job->worker[k].still);
@@ -219,6 +219,7 @@ static void rank_reset(const spmd_job *job, spmd_hosted *hosted)
     spmd_rank *rank = &record->rank;
 
     spmd_timeline_begin(hosted);
+    spmd_turns_reset(hosted);
     if (job->image->counters)
         memset(rank->counter, 0, job->image->counters * sizeof *rank->counter);
     spmd_buffers_reset(job, rank);
@@ -268,7 +269,7 @@ int spmd_job_wait(spmd_job *job, int64_t timeout_ms)
     int64_t end = spmd_now() + (timeout_ms < LONGEST_MS ? timeout_ms : LONGEST_MS) * 1000000;
     pthread_mutex_lock(&job->lock);
     int state = job_state(job);
-    while (state == SPMD_RUNNING && !spmd_text_waits(&job->text)) {
+    while (state == SPMD_RUNNING && !spmd_text_waits(&job->text) && !spmd_set_waits(job)) {
         int64_t now = spmd_now();
         if (now >= end)
             break;

@@ -9,7 +9,7 @@
 
 #include <stdint.h>
 
-#define SPMD_INTERFACE 9
+#define SPMD_INTERFACE 10
 #define SPMD_AXES 3 /* axes of a mesh, at most */
 #define SPMD_DIMS 8 /* dims of an array, at most */
 
@@ -128,6 +128,9 @@ typedef struct spmd_engine {
     uint32_t vectors;
     /* Sets rank->operation, and the time. NULL: nobody wants to know when. */
     void (*enter)(spmd_rank *rank, uint32_t operation);
+    /* A turn of an outermost loop begins; counter: NULL where it has none. Returns an
+     * spmd_point_result. */
+    int (*point)(spmd_rank *rank, uint32_t number, int64_t *counter);
 } spmd_engine;
 
 /* One rank: everything that generated code may read, and where it resumes. */
@@ -168,15 +171,24 @@ static inline void spmd_swap(spmd_rank *rank, int a, int b)
     rank->buffer[b] = at;
 }
 
+enum spmd_point_result {
+    SPMD_HELD = 0,  /* call again */
+    SPMD_GO_ON = 1,
+    SPMD_AGAIN = 2, /* what is carried, and the counter, are those of a checkpoint: whether there is
+                     * another turn is asked again */
+};
+
 enum spmd_step_result { SPMD_DONE = 0, SPMD_WAITS = 1 };
 
 /* What an image offers to the engine; exported as `spmd_image_table`. Arrays are numbered inputs
- * first, then outputs. */
+ * first, then outputs, then what each point carries. */
 typedef struct spmd_image {
     uint32_t interface_version;
-    uint32_t axes, scalars, inputs, outputs, buffers, at_load, counters, sites;
-    const uint32_t *array_buffer; /* the buffer of each input, then of each output */
+    uint32_t axes, scalars, inputs, outputs, buffers, at_load, counters, sites, points;
+    const uint32_t *array_buffer; /* the buffer of each array */
     const uint32_t *array_dims;
+    const uint32_t *array_size;  /* bytes of an element */
+    const uint32_t *point_first; /* array of each point; behind the last one, of all */
     /* Bytes of each buffer: the most any rank needs, for these sizes and scalars. */
     void (*reserve)(const spmd_world *world, int64_t *bytes);
     /* Fills rank->at_load. */

@@ -62,6 +62,12 @@ void spmd_span_ring(const spmd_hosted *me, const spmd_exchange *exchange, spmd_s
     }
 }
 
+void spmd_rank_ring(const spmd_job *job, int64_t rank)
+{
+    atomic_thread_fence(memory_order_seq_cst);
+    bell_ring(rank_bell(job, rank));
+}
+
 /* All threads of the arena look up. */
 void spmd_job_ring(const spmd_job *job)
 {

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 
+from codegen.check_names import POINTS, built_with
 from codegen.errors import InputError, UsageError
 from codegen.image.manifest import IndexWords, scalar_value
 from codegen.user import named
@@ -58,7 +59,14 @@ def scalars_of(manifest: dict[str, Any], settings: dict[str, Any]) -> dict[str, 
 
 def check_checks(manifest: dict[str, Any], checks: tuple[str, ...], remedy: str) -> None:
     """The image has the checks that are asked for. Raises UsageError."""
-    has = manifest["checks"]
+    has = built_with(manifest)
+    if POINTS in checks and POINTS not in has:
+        raise UsageError(
+            "the image was built without points at which a run can be kept",
+            expected="an image for checkpoints: build puts their code in", found="one without",
+            remedy="spmd build FILE.py --checkpoint, spmd.build(program, checkpoint=True), or run "
+            "FILE.py; a FILE.img whose FILE.py is beside it is built again by itself",
+        )
     if missing := [name for name in checks if name not in has]:
         raise UsageError(
             f"the image does not check {', '.join(missing)}",

@@ -10,7 +10,7 @@ import os
 import warnings
 from typing import Any
 
-from codegen.check_names import checks_of
+from codegen.check_names import POINTS, checks_of
 from codegen.errors import LayoutWarning, UsageError
 from spmd import source
 from spmd.cache import Cache
@@ -22,7 +22,7 @@ from spmd.mistakes import cells, plainly
 @plainly
 def build(
     program: Any, *, target: str = "native", cache: bool = True, check: Any = False,
-    **parameters: Any,
+    checkpoint: bool = False, **parameters: Any,
 ) -> Image:
     """The image of a program, or of the one in "FILE.py[:NAME]", with these parameters.
 
@@ -31,6 +31,9 @@ def build(
       that the program reads has changed. False builds it in any case, as SPMD_CACHE=off does.
     - check: what the image checks whenever it runs: True, "all", or names such as "bounds,nan"
       (see `run --check`). What is found wrong ends the run in a CheckError, with the line.
+
+    - checkpoint: the image can be kept while it runs (`run --checkpoint`). One built without is built
+      again where that is asked for.
 
     Raises ProgramError and its kin, with the line, for what cannot be compiled; EnvironmentFault
     without a C compiler. Warns of layouts (LayoutWarning) with which every rank gets a large array
@@ -50,7 +53,7 @@ def build(
                 f"the program has no parameter {name!r}",
                 expected=", ".join(program.parameters) or "no parameters",
             )
-    checks = checks_of(check)
+    checks = (*checks_of(check), *((POINTS,) if checkpoint else ()))
     store = None if cache else Cache("")
     data = source.build_program(program, parameters, target, store, checks)
     for text in source.warnings_of(data, loops=False):

@@ -113,6 +113,8 @@ def _build_options(build: Parser) -> None:
     _add_set(build, "a parameter of the program")
     build.add_argument("--check", metavar="CHECKS", type=checks_of, default=(),
                        help="what the image checks whenever it runs: see run --help")
+    build.add_argument("--checkpoint", action="store_true",
+                       help="for run --checkpoint where FILE.py is not beside the image")
     build.add_argument("--target", default="native",
                        help="the instruction set; default: that of this machine")
     _add_no_cache(build)
@@ -135,6 +137,10 @@ def _run_options(run: Parser) -> None:
     _add_set(run, "a run-time scalar; for a FILE.py also a parameter")
     _add_mesh(run)
     _add_how(run)
+    for name in ("checkpoint", "every", "resume"):
+        row = OPTIONS[name]
+        run.add_argument(flag(name), metavar=row.metavar, type=row.read, default=row.default,
+                         help=row.help)
     run.add_argument("--timeline", metavar="FILE.json",
                      help="what every rank did when, for ui.perfetto.dev")
     run.add_argument("--profile", action="store_true",

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from codegen.check_names import checks_of
+from codegen.check_names import POINTS, built_with, checks_of
 from codegen.errors import LayoutWarning, UsageError
 from codegen.image.elf import printable
 from codegen.mesh import checked_count, checked_sizes
@@ -72,7 +72,7 @@ class Image:
         program has changed meanwhile.
         """
         checks = checks_of(check)
-        if set(checks) <= set(self.manifest["checks"]):
+        if set(checks) <= set(built_with(self.manifest)):
             return self
         if checks not in self._with_checks:
             with warnings.catch_warnings():
@@ -82,7 +82,7 @@ class Image:
 
     def _built_again(self, checks: tuple[str, ...]) -> Image:
         if self._again is not None:
-            if self._again(check=self.manifest["checks"]).digest != self.digest:
+            if self._again(check=built_with(self.manifest)).digest != self.digest:
                 raise UsageError(
                     "the program, or what it reads, has changed since this image was built",
                     expected="the same program, which is built again with checks",
@@ -139,7 +139,10 @@ class Image:
         return self._opened(options)
 
     def _opened(self, options: Options) -> Opened:
-        return Opened(self.checking(options.check)._checked, options)
+        checks = checks_of(options.check)
+        if options.checkpoint or options.resume:
+            checks = (*checks, POINTS)
+        return Opened(self.checking(checks)._checked, options)
 
     # ---- looked at
 

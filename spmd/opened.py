@@ -188,6 +188,7 @@ class Opened:
         job = self._launch.loaded(setup)
         try:
             self.processes.together(lambda: self._compute(job))
+            self._launch.kept()
         except BaseException:
             self._launch.end()
             raise

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from codegen import kept
-from codegen.check_names import checks_of
+from codegen.check_names import POINTS, built_with, checks_of
 from codegen.errors import (
     REPORT,
     InputError,
@@ -216,7 +216,7 @@ def checked_twin(
     manifest, file = checked.manifest, program_beside(path)
     if not os.path.isfile(file) or reader.IndexWords(checked.image.section(".spmd.index")).patched:
         return None
-    has = tuple(manifest["checks"])
+    has = built_with(manifest)
     try:
         program = find_program(f"{file}:{manifest['program']}")
         texts = {k: v for k, v in manifest["parameters"].items() if isinstance(v, str)}
@@ -241,7 +241,8 @@ def image_for_run(
     if opened is not None:
         twin = checked_twin(opened, asked.image, asked.check, cache)
         if twin is not None:
-            print(f"spmd: {asked.image} has no such checks; built again with them from "
+            missing = "points to keep it at" if asked.check == (POINTS,) else "such checks"
+            print(f"spmd: {asked.image} has no {missing}; built again with them from "
                   f"{program_beside(asked.image)}, which gives this image", file=sys.stderr)
         return twin or b"", {}
     program = find_program(asked.image)
@@ -271,7 +272,8 @@ def build_file(options: argparse.Namespace, _: Processes) -> int:
             )
     cache = chosen_cache(options)
     started = time.perf_counter()
-    data = build_program(program, parameters, options.target, cache, options.check)
+    checks = (*options.check, POINTS) if options.checkpoint else options.check
+    data = build_program(program, parameters, options.target, cache, checks)
     seconds = time.perf_counter() - started
     point_out(data)
     write_whole(image, data)

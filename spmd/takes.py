@@ -32,6 +32,9 @@ def call(
     time_limit: float = TIME_LIMIT,
     comm: Any = None,
     check: Any = False,
+    checkpoint: str | None = None,
+    every: int | str | None = None,
+    resume: str | None = None,
     **arguments: Any,
 ) -> None:
     """The options of one run, and its inputs and scalars: no type has room for both by name.

@@ -97,6 +97,14 @@ def rivals(text: str) -> list[str]:
     return names
 
 
+def every(text: str) -> int | str:
+    """100 (turns), or 30s."""
+    if text.endswith("s"):
+        seconds(text[:-1])
+        return text
+    return count(text)
+
+
 def seconds(text: str) -> float:
     try:
         number = float(text)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from textwrap import indent
 
 from codegen.dtypes import DType
@@ -208,7 +209,7 @@ def _fold(fn: str, dtype: DType, name: str) -> str:
 
 
 def _arrays(plan: Plan) -> tuple[Array, ...]:
-    return (*plan.inputs, *plan.outputs)
+    return (*plan.inputs, *plan.outputs, *(a for carried in plan.points or () for a in carried))
 
 
 def _shard(plan: Plan, places: Places) -> str:
@@ -268,6 +269,9 @@ def _tables(plan: Plan, places: Places) -> str:
     arrays = _arrays(plan)
     numbers = ", ".join(places.number(a.buffer) for a in arrays) or "0"
     dims = ", ".join(str(len(a.shape)) for a in arrays) or "0"
+    sizes = ", ".join(str(a.dtype.size) for a in arrays) or "0"
+    first = accumulate((len(carried) for carried in plan.points or ()),
+                       initial=len(plan.inputs) + len(plan.outputs))
     fields = (
         ("interface_version", "SPMD_INTERFACE"),
         ("axes", len(plan.mesh.axes)),
@@ -278,8 +282,11 @@ def _tables(plan: Plan, places: Places) -> str:
         ("at_load", len(plan.at_load)),
         ("counters", plan.counters),
         ("sites", plan.sites),
+        ("points", len(plan.points or ())),
         ("array_buffer", "array_buffer"),
         ("array_dims", "array_dims"),
+        ("array_size", "array_size"),
+        ("point_first", "point_first"),
         ("reserve", "reserve"),
         ("load", "load"),
         ("shard", "shard"),
@@ -288,7 +295,9 @@ def _tables(plan: Plan, places: Places) -> str:
     rows = "".join(f"    .{name} = {value},\n" for name, value in fields)
     return (
         f"static const uint32_t array_buffer[] = {{{numbers}}};\n"
-        f"static const uint32_t array_dims[] = {{{dims}}};\n\n"
+        f"static const uint32_t array_dims[] = {{{dims}}};\n"
+        f"static const uint32_t array_size[] = {{{sizes}}};\n"
+        f"static const uint32_t point_first[] = {{{', '.join(map(str, first))}}};\n\n"
         '__attribute__((visibility("default"))) extern const spmd_image spmd_image_table;\n'
         f"const spmd_image spmd_image_table = {{\n{rows}}};\n"
     )

@@ -29,10 +29,12 @@ from codegen.plan.grammar import (
     Loop,
     Phase,
     Plan,
+    Point,
     Print,
     Step,
 )
-from codegen.plan.steps import operations
+from codegen.plan.steps import operations, walk_steps
+from codegen.symbolic.expr import Expr
 from codegen.symbolic.spelling import Binds
 
 
@@ -45,6 +47,7 @@ class ControlWriter:
         self.exchanges: list[str] = []
         self.parts: list[str] = []  # of step()
         self.numbers = {id(s): k for k, s in enumerate(operations(plan.steps))}
+        self.points = [s.number for s in walk_steps(plan.steps) if isinstance(s, Point)]
         self.cuts = Cuts(plan.steps)
         self.cases = 0
         self.f = self.new_function()
@@ -107,6 +110,8 @@ class ControlWriter:
                 self.print(step)
             case Expect():
                 self.expect(step)
+            case Point():
+                raise AssertionError("a point is the first step of a turn")
 
     def phase(self, phase: Phase) -> None:
         writer, f = PhaseWriter(phase, self.places.names), self.f
@@ -148,6 +153,22 @@ class ControlWriter:
         f.close()
         f.open("else {")
 
+    def point(self, point: Point, step: Expr) -> None:
+        """In the loop itself: from here a turn may begin again."""
+        counter = "NULL" if point.counter is None else f"&{self.f.integer(point.counter)}"
+        self.cases += 1
+        self.f.quote(point.place, "a turn begins: ")
+        self.resume(self.cases)
+        number = self.points.index(point.number)
+        self.f.open(f"switch (r->engine->point(r, {number}, {counter})) {{")
+        self.f.line("case SPMD_HELD:")
+        self.f.line("    return SPMD_WAITS;")
+        self.f.line("case SPMD_AGAIN:")
+        if point.counter is not None:
+            self.f.line(f"    {counter[1:]} -= {self.f.integer(step, Binds.CHOICE)};")
+        self.f.line("    continue;")
+        self.f.close()
+
     def loop(self, loop: Loop) -> None:
         self.f.quote(loop.place)
         counter = None if loop.counter is None else self.places.symbol(loop.counter)
@@ -155,7 +176,11 @@ class ControlWriter:
         if loop.flag is not None:
             self.steps(loop.condition)
             self.f.line(f"if (!{self.f.value(loop.flag)[0]}) break;")
-        self.steps(loop.body)
+        body = loop.body
+        if body and isinstance(body[0], Point):
+            self.point(body[0], loop.step)
+            body = body[1:]
+        self.steps(body)
         for cycle in loop.rotate:
             for a, b in reversed(list(pairwise(cycle))):
                 self.f.line(f"spmd_swap(r, {self.places.number(a)}, {self.places.number(b)});")

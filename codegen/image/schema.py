@@ -214,6 +214,9 @@ _MANIFEST = table(
     mesh=every(table(name=text, size=maybe(integer(1, 2**31 - 1))), AXES),
     scalars=every(table(name=text, dtype=word("int64", "float64"), default=scalar_default)),
     inputs=every(both(_ARRAY, table(default=truth))), outputs=every(_ARRAY),
+    points=maybe(every(every(table(
+        name=text, dtype=word(*DTYPES), shape=maybe(every(formula, DIMS)),
+        layout=maybe(every(every(text, AXES), DIMS)), buffer=_COUNT)))),
     returns=returned,
     conditions=every(table(holds=formula, text=text, place=text)),
     routes=every(table(member=text, to=formula, sends=formula, size=formula, text=text,
@@ -279,6 +282,10 @@ def check_manifest(m: dict[str, Any]) -> None:
     for kind in ("inputs", "outputs"):
         for k, array in enumerate(m[kind]):
             _check_array(array, f"{kind}[{k}]", axes, known, m["buffers"])
+    for k, carried in enumerate(m["points"] or ()):
+        for j, array in enumerate(carried):
+            whole = {**array, "shape": array["shape"] or [], "layout": array["layout"] or []}
+            _check_array(whole, f"points[{k}][{j}]", axes, known, m["buffers"])
     for kind, part in (("conditions", "holds"), ("buffers", "bytes")):
         for k, one in enumerate(m[kind]):
             check_names(one[part], known, f"{kind}[{k}].{part}")

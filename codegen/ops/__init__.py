@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from codegen.ops.control import Branch, Control, Defined, Let, Loop, Relayout, ShardMap
 from codegen.ops.edges import Edge
-from codegen.ops.effects import POSITION, Expect, Print
+from codegen.ops.effects import POSITION, Expect, Point, Print
 from codegen.ops.exchanges import Barrier, Exchange, Fold, Move, Permute
 from codegen.ops.kernels import Kernel
 from codegen.ops.kind import Kind
@@ -29,7 +29,7 @@ __all__ = [
     "Cholesky", "Const", "Constant", "Control", "Count", "Cumulative", "Defined", "DynamicSlice",
     "DynamicUpdate", "Edge", "Eig", "Eigh", "Exchange", "Expect", "Fold", "Fourier", "Full",
     "Gather", "Iota", "Kernel", "Kind", "Let", "Loop", "Lu", "LuSolve", "Map", "MatMul", "Merge",
-    "Move", "Partition", "Permute", "Print", "Qr", "Reduce", "Relayout", "Reshape", "Roll",
+    "Move", "Partition", "Permute", "Point", "Print", "Qr", "Reduce", "Relayout", "Reshape", "Roll",
     "RunScalar", "Scatter", "SearchSorted", "ShardMap", "Slice", "Sort", "Svd", "Swapped",
     "Symbolic", "Transpose", "Triangular", "Update",
 ]
@@ -41,6 +41,6 @@ OPS: dict[str, type[Kind]] = {
         Constant, Again, Roll, Update, DynamicSlice, DynamicUpdate, Gather, Scatter, Reduce, Edge,
         ArgReduce, Cumulative, MatMul, Sort, ArgSort, Merge, Partition, Count, SearchSorted,
         Cholesky, Lu, LuSolve, Swapped, Triangular, Qr, Svd, Eigh, Eig, Fourier, Kernel,
-        Permute, Move, Fold, Barrier, Print, Expect, Loop, Let, Branch, Relayout, ShardMap, Defined,
+        Permute, Move, Fold, Barrier, Print, Expect, Point, Loop, Let, Branch, Relayout, ShardMap, Defined,
     )
 }

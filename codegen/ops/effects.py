@@ -1,13 +1,16 @@
-"""Ops that a user sees: texts, and conditions that end the run."""
+"""Ops that a user sees: texts, conditions that end the run, and points at which it can be kept."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from codegen.ir import ArrayType, Op, Shape
-from codegen.ops.kind import Kind, Types
+from codegen.mesh import Layout
+from codegen.ops.kind import Array, Eval, Kind, Types
 from codegen.plan import grammar as plan
+from codegen.symbolic.expr import Expr
 
 if TYPE_CHECKING:
     from codegen.passes.to_loops import Maker
@@ -53,3 +56,39 @@ class Expect(Effect):
     def steps(self, op: Op, at: Maker) -> None:
         holds, *shown = (at.node(v, ()) for v in op.operands)
         at.add(plan.Expect(holds, self.parts, tuple(shown), self.check, op.place))
+
+
+@dataclass(frozen=True)
+class Point(Kind):
+    """The head of a turn of an outermost loop: its results are what the loop carries; in a run that
+    goes on from a checkpoint, what that one holds, and then the counter is that one's too. homes:
+    per operand, in a Program, shape and layout of the array whose part it is; None: a rank's own.
+    """
+
+    name = "point"
+    fence = True
+    held = True
+    at_home = True
+    has_room = False
+    number: int
+    counter: Expr | None = None
+    homes: tuple[tuple[Shape, Layout] | None, ...] = ()
+
+    def infer(self, types: Types) -> list[ArrayType]:
+        return list(types)
+
+    def reference(self, operands: Sequence[Array], value: Eval) -> list[Array]:
+        return list(operands)
+
+    def work(self, op: Op) -> Iterable[Shape]:
+        return ()
+
+    def steps(self, op: Op, at: Maker) -> None:
+        homes = []
+        for k, v in enumerate(op.operands):
+            home = self.homes[k] if self.homes else None
+            if home is None and at.is_everywhere(v):
+                home = v.type.shape, ((),) * v.type.ndim
+            homes.append(plan.Home(v.name, v.type.dtype, v.type.shape, home))
+        at.begins += zip(op.operands, op.results, strict=True)
+        at.add(plan.Point(self.number, self.counter, op.results, tuple(homes), op.place))

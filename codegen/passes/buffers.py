@@ -26,6 +26,7 @@ from codegen.plan.grammar import (
     Store,
 )
 from codegen.plan.indexing import loads
+from codegen.plan.grammar import Point as PointStep
 from codegen.plan.loops import Do, Loops, Placed, capacity
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
@@ -156,6 +157,8 @@ class _Liveness:
                 live = self.branch(op, live, depth)
             elif (nest := _nest(op)) is not None:
                 live = self.nest(op, nest, live, depth)
+            elif isinstance(op.what, Do) and any(isinstance(a, PointStep) for a in op.what.acts):
+                live = self.point(op, live, depth)
             elif self.blank.isdisjoint(op.results):
                 live = self.op(op, live, depth)
         return live
@@ -180,6 +183,15 @@ class _Liveness:
         for v in op.results:
             self.define(v, others)
             self.wish(depth + 3 * bool(begins), reusable, v)
+        return (live - set(op.results)) | reads
+
+    def point(self, op: Op, live: set[Value], depth: int) -> set[Value]:
+        """What is carried stays where it lies."""
+        assert isinstance(op.what, Do)
+        reads = self.reads(op)
+        for x, v in op.what.begins:
+            self.define(v, live | (reads - {x}) | set(op.results))
+            self.wish(depth + 3, {x}, v)
         return (live - set(op.results)) | reads
 
     def wish(self, depth: int, reusable: set[Value], v: Value) -> None:

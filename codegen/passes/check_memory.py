@@ -29,6 +29,7 @@ from codegen.plan.grammar import (
     Loop,
     Phase,
     Plan,
+    Point,
     Print,
     Step,
     Store,
@@ -220,7 +221,7 @@ class _Check:
         new: Any = moved(act, to.__getitem__)
         if isinstance(new, Exchange):
             new = replace(new, last=item.last)
-        elif not isinstance(new, Print | Expect):
+        elif not isinstance(new, Print | Expect | Point):
             new = flattened(new)
         return bool(new == item)
 

@@ -21,6 +21,7 @@ from codegen.plan.grammar import (
     Nest,
     Phase,
     Plan,
+    Point,
     Print,
     Reduce,
     Step,
@@ -51,6 +52,8 @@ def check_plan(plan: Plan) -> Plan:
             _rule(id(buffer) in known, place, f"buffer {buffer.name} is in the table")
         if isinstance(step, Loop):
             _rotations(step)
+            late = any(isinstance(s, Point) for s in walk_steps(step.body[1:]))
+            _rule(not late, place, "a point is the first step of a turn of an outermost loop")
         if isinstance(step, Exchange):
             near = len(step.axes) if step.flow == "near" else 0
             _rule(len(step.near) == near, place, "neighbours have a range along every axis")

@@ -46,9 +46,12 @@ _HINTS = {"receives": "source", "source": "source", "sends": "dest", "dest": "de
 def hoisted(plan: Plan) -> Plan:
     work = _Hoisting(plan)
     inputs, outputs = (tuple(map(work.array, some)) for some in (plan.inputs, plan.outputs))
+    points = None if plan.points is None else tuple(
+        tuple(map(work.array, carried)) for carried in plan.points)
     steps = mapped_steps(plan.steps, work.step)
     at_load = {s: e for e, s in work.entries.items()}
-    return replace(plan, inputs=inputs, outputs=outputs, steps=steps, named={}, at_load=at_load)
+    return replace(plan, inputs=inputs, outputs=outputs, steps=steps, named={}, at_load=at_load,
+                   points=points)
 
 
 class _Hoisting:

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from codegen.ir import ArrayType, Module, Op, Output, Region, Value
 from codegen.layouts import cuts
-from codegen.layouts.cuts import Window, home
+from codegen.layouts.cuts import Window, home, layout_of
 from codegen.layouts.demands import Demands
 from codegen.layouts.parts import Parts
 from codegen.ops import (
@@ -24,6 +24,7 @@ from codegen.ops import (
     Kernel,
     Kind,
     Loop,
+    Point,
     ShardMap,
     Update,
 )
@@ -86,6 +87,9 @@ class _Partition(Parts):
             results = tuple(Value(v.name, self.local_type(v)) for v in op.results)
             if isinstance(what, Expect):
                 what = what.but(start=cuts.lows(self.mesh, home(op.operands[0])))
+            if isinstance(what, Point):
+                homes = tuple((v.type.shape, layout_of(v)) for v in op.operands)
+                what = what.but(homes=homes)
             self.place = op.place
             self.add(what, operands, results)
             for value, local in zip(op.results, results):

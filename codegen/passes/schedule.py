@@ -28,6 +28,7 @@ from codegen.plan.grammar import (
     Loop,
     Phase,
     Plan,
+    Point,
     Print,
     Step,
     Store,
@@ -63,6 +64,7 @@ def scheduled(placed: Placed) -> Plan:
         tuple(work.buffers), tuple(work.constants.values()), inputs, outputs, program.returns,
         tuple(steps), program.conditions, work.counters, loops.sites, program.routes,
         loops.libraries, tuple(loops.kernels.items()), program.checks, dict(loops.named),
+        points=tuple(work.points) if program.kept else None,
     )
 
 
@@ -78,6 +80,7 @@ class _Scheduler:
         self.spare: dict[Value, Buffer] = {}  # what the op at hand needs meanwhile
         self.phases = self.counters = 0
         self.pending: list[Work] = []
+        self.points: list[tuple[Array, ...]] = []
         self.steps: list[Step] = []
         self.here: Place | None = None  # of the last op: the place of copies that no op asks for
 
@@ -125,6 +128,17 @@ class _Scheduler:
         offset = ravel(positions(loops), value.type.shape)
         self.add(Store(loops, into, offset, Load(source, offset)))
 
+    def arrays(self, point: Point) -> tuple[Array, ...]:
+        """What is carried through it."""
+        named, made = self.placed.loops.named, []
+        for buffer, home in zip(point.carried, point.homes, strict=True):
+            shape, layout = home.array or (home.part, ((),) * len(home.part))
+            shape = tuple(e.subst(named) for e in shape)
+            name = buffer.name if home.name == "memory" else home.name  # of what is written in place
+            made.append(Array(name, buffer, home.dtype, shape, layout,
+                              own=home.array is None))
+        return tuple(made)
+
     # ---- regions and control ---------------------------------------------------------------------
 
     def region(self, region: Region, copies: Sequence[_Copy]) -> tuple[Step, ...]:
@@ -164,6 +178,10 @@ class _Scheduler:
             elif isinstance(act, Print | Expect):
                 self.flush()
                 self.steps.append(moved(act, self.buffer))
+            elif isinstance(act, Point):
+                self.flush()
+                self.steps.append(point := moved(act, self.buffer))
+                self.points.append(self.arrays(point))
             elif not _is_there(work := moved(act, self.buffer)):
                 self.add(work)
 

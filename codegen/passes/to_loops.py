@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 from codegen import ops
@@ -23,7 +24,7 @@ from codegen.plan.loops import Act, Do, Loops
 from codegen.plan.steps import memory_read
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr, Sym
-from codegen.variance import turns_apart
+from codegen.variance import Variance, analysed, turns_apart
 
 
 def looped(program: Module, stored: Container[Value]) -> Loops:
@@ -41,6 +42,7 @@ class Maker(Resolver):
 
     def __init__(self, program: Module, stored: Container[Value]) -> None:
         super().__init__(program, stored)
+        self.program = program
         self.mesh, self.sync = program.mesh, program.sync
         self.sides = Sides(program.mesh, self)
         self.libraries: list[Routine] = []
@@ -66,7 +68,16 @@ class Maker(Resolver):
         operands = tuple(v for v in read if v not in self.constants and v not in op.results)
         return Op(what, operands, op.results, (), op.place)
 
-    # ---- what rules of kinds say -----------------------------------------------------------------
+    # ---- what rules of kinds ask, and say -----------------------------------------------------------------
+
+    @cached_property
+    def variance(self) -> Variance:
+        return analysed(self.program)
+
+    def is_everywhere(self, value: Value) -> bool:
+        """Whether all ranks have the same, on every mesh of the same extents."""
+        return not self.variance.values([value]) and all(
+            s.kind in ("size", "scalar") for e in value.type.shape for s in e.symbols())
 
     def add(self, act: Act) -> None:
         self.acts.append(act)

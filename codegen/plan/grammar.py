@@ -2,7 +2,7 @@
 
     Plan     = buffers, steps, exchanges, arrays in and out, conditions, routes, libraries,
                kernels
-    Step     = Phase | Exchange | Loop | Let | Branch | Default | Print | Expect
+    Step     = Phase | Exchange | Loop | Let | Branch | Default | Print | Expect | Point
     Phase    = a compute phase: Work in order
     Work     = Store | Reduce | Nest | Lane | LibraryCall | KernelCall
                over loop variables; Turns | Choice of Work: loops and branches that only compute
@@ -517,13 +517,36 @@ class Expect(Generic[M]):
     place: Place | None = None
 
 
-Step = Phase | Exchange | Loop | Let | Branch | Default | Print | Expect
+@dataclass(frozen=True)
+class Home:
+    """Of what a loop carries: the extents of a rank's part, and shape and layout of the array that
+    it is a part of. None: no other rank has anything to do with it."""
+
+    name: str
+    dtype: DType
+    part: Shape
+    array: tuple[Shape, Layout] | None
+
+
+@dataclass(frozen=True)
+class Point(Generic[M]):
+    """The first step of a turn of an outermost loop: here what it carries is kept, and, in a run
+    that goes on from a checkpoint, replaced; then its counter is set too."""
+
+    number: int
+    counter: Expr | None
+    carried: tuple[M, ...]
+    homes: tuple[Home, ...]
+    place: Place | None = None
+
+
+Step = Phase | Exchange | Loop | Let | Branch | Default | Print | Expect | Point
 
 
 @dataclass(frozen=True)
 class Array:
-    """An input or output: which buffer, and its place in the global array. part: offset and extent
-    of a rank's part along every dim."""
+    """An input or output, or what a loop carries: which buffer, and its place in the global array.
+    part: offset and extent of a rank's part along every dim. own: the array is a rank's alone."""
 
     name: str
     buffer: Buffer
@@ -532,6 +555,7 @@ class Array:
     layout: Layout
     default: bool = False
     part: tuple[tuple[Expr, Expr], ...] = ()
+    own: bool = False
 
 
 @dataclass(frozen=True)
@@ -556,3 +580,5 @@ class Plan:
     checks: tuple[str, ...] = ()
     named: dict[Sym, Expr] = field(default_factory=dict)  # symbols that stand for formulas
     at_load: dict[Sym, Expr] = field(default_factory=dict)  # those evaluated once, in this order
+    # what the outermost loops carry, by their numbers; None: they have no points
+    points: tuple[tuple[Array, ...], ...] | None = None

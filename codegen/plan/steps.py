@@ -31,6 +31,7 @@ from codegen.plan.grammar import (
     Nest,
     Node,
     Phase,
+    Point,
     Print,
     Reduce,
     Runtime,
@@ -44,6 +45,7 @@ from codegen.plan.indexing import loads
 from codegen.symbolic.expr import Expr
 
 N = TypeVar("N")
+Act = Work[M] | Exchange[M] | Print[M] | Expect[M] | Point[M]
 
 
 def walk_steps(steps: Sequence[Step]) -> Iterator[Step]:
@@ -124,6 +126,8 @@ def step_buffers(step: Step) -> Iterator[Buffer]:
         yield step.on.buffer
     elif isinstance(step, (Print, Expect)):
         yield from memory_read(step)
+    elif isinstance(step, Point):
+        yield from step.carried
 
 
 def work_buffers(work: Work[M]) -> Iterator[M]:
@@ -132,7 +136,7 @@ def work_buffers(work: Work[M]) -> Iterator[M]:
     yield from memory_written(work)
 
 
-def memory_read(act: Work[M] | Exchange[M] | Print[M] | Expect[M]) -> Iterator[M]:
+def memory_read(act: Act[M]) -> Iterator[M]:
     """What is read. In Loops: constants too."""
     for node in nodes(act):
         yield from (load.buffer for load in loads(node))
@@ -146,11 +150,11 @@ def memory_read(act: Work[M] | Exchange[M] | Print[M] | Expect[M]) -> Iterator[M
         yield act.on.buffer
 
 
-def memory_written(
-    work: Work[M] | Keep[M] | Exchange[M] | Print[M] | Expect[M]
-) -> Iterator[M]:
+def memory_written(work: Act[M] | Keep[M]) -> Iterator[M]:
     """What is written, memory that is needed meanwhile too."""
-    if isinstance(work, Exchange):
+    if isinstance(work, Point):
+        yield from work.carried
+    elif isinstance(work, Exchange):
         yield from (box.buffer for box in (work.pull_into, work.give_into) if box is not None)
     elif isinstance(work, Nest):
         for part in work.parts:
@@ -167,6 +171,8 @@ def memory_written(
             yield from work.scratch
 
 
+@overload
+def moved(act: Point[N], of: Callable[[N], M]) -> Point[M]: ...
 @overload
 def moved(act: Work[N], of: Callable[[N], M]) -> Work[M]: ...
 @overload
@@ -206,7 +212,7 @@ def array_of(argument: Argument[M]) -> M | None:
 _NODES = (Apply, Integer, Literal, Load, Kept, Runtime)
 
 
-def nodes(act: Work[M] | Keep[M] | Exchange[M] | Print[M] | Expect[M]) -> Iterator[Node[M]]:
+def nodes(act: Act[M] | Keep[M]) -> Iterator[Node[M]]:
     """What is computed at a point: the trees of an act, in their order."""
     if isinstance(act, Nest):
         for part in act.parts:

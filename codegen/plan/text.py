@@ -31,6 +31,7 @@ from codegen.plan.grammar import (
     Node,
     Phase,
     Plan,
+    Point,
     Print,
     Reduce,
     Runtime,
@@ -84,7 +85,7 @@ def loops_text(loops: Loops) -> str:
                             for x, v in op.what.begins)
                 yield from (f"{indent}  meanwhile {called(v)}" for v in op.what.scratch)
                 for act in op.what.acts:
-                    if isinstance(act, Exchange | Print | Expect):
+                    if isinstance(act, Exchange | Print | Expect | Point):
                         yield from _steps([moved(act, of)], f"{indent}  ")
                     else:
                         yield from _work(moved(act, of), f"{indent}  ")
@@ -157,6 +158,9 @@ def _steps(steps: Sequence[Step], indent: str) -> Iterator[str]:
         elif isinstance(step, Expect):
             text = "{}".join(step.parts[::2])
             yield f"{indent}expect {node_text(step.holds)}, else {text!r}{where}"
+        elif isinstance(step, Point):
+            carried = ", ".join(b.name for b in step.carried)
+            yield f"{indent}point {step.number} of {carried}{where}"
 
 
 def _work(work: Work, indent: str) -> Iterator[str]:

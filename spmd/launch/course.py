@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from spmd.launch.hosts import Hosts
+    from spmd.launch.keeping import Keeping
     from spmd.launch.loader import Checked
     from spmd.launch.options import Options
     from spmd.launch.processes import Processes
@@ -36,6 +37,11 @@ class Launch:
         self.checked, self.options, self.processes = checked, options, processes
         self.manifest = checked.manifest
         self.job: Job | None = None
+        self.keeping: Keeping | None = None
+        if options.checkpoint or options.every or options.resume:
+            from spmd.launch.keeping import Keeping  # zlib: most runs keep nothing
+
+            self.keeping = Keeping(self)
 
     def bound(self, settings: dict[str, Any], given: Collection[str]) -> Setup:
         """What these scalars, and inputs of these names, make of the image on its mesh."""
@@ -72,6 +78,8 @@ class Launch:
             if self.times is not None:
                 events = MOST_EVENTS // setup.ranks if self.times else 0
                 self.processes.together(lambda: job.keep_times(events))
+        if self.keeping is not None:
+            self.keeping.begin(self.job)
         return self.job
 
     def run(
@@ -85,8 +93,15 @@ class Launch:
             raise
         job.run(told)
 
+    def kept(self) -> None:
+        """What there is to do for checkpoints once the ranks of all processes have run."""
+        if self.keeping is not None:
+            self.keeping.finish()
+
     def end(self) -> None:
         """Gives the job's memory back."""
+        if self.keeping is not None:
+            self.keeping.close()
         if self.job is not None:
             self.job.close()
             self.job = None

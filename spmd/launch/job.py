@@ -119,6 +119,7 @@ class Job:
         self.broken = False  # nobody may wait for the other processes any more
         self.watch: Any = None
         self.events = 0  # of every rank, that are kept
+        self.look: Callable[[], None] | None = None  # while it runs: whether a checkpoint waits
         self.turns = 0  # runs, and the end: what outputs lie in its memory are of the latest
         self._job = self._arena = self._board = ffi.NULL
         try:
@@ -353,6 +354,8 @@ class Job:
                     told("")
                 sys.stdout.write(ffi.buffer(text, length)[:].decode("utf-8", "replace"))
                 sys.stdout.flush()
+            if self.look is not None and state != lib.SPMD_ABORTED:
+                self.look()
             if state != lib.SPMD_RUNNING:
                 return int(state)
             if told:

@@ -92,6 +92,19 @@ class Options(_Declared):
         "indices), nan (or an infinity made), equal (what all ranks hold), overflow (of integers), "
         "or all",
     )
+    checkpoint: str | None = option(
+        default=None, metavar="FOLDER",
+        help="keep there what the outermost loop carries, again and again; needs every",
+    )
+    every: int | str | None = option(
+        default=None, read=texts.every, metavar="TURNS|SECONDSs", form='100, or "30s"',
+        help="how often a checkpoint is kept: every so many turns of the outermost loop, or about "
+        "every so many seconds",
+    )
+    resume: str | None = option(
+        default=None, metavar="FOLDER",
+        help="go on from the last checkpoint there, on any number of ranks",
+    )
     keep: Iterable[str] | str | bool = option(
         default=(),
         help="names of outputs that stay with the ranks, True for all of them; they come as "
@@ -105,7 +118,7 @@ class Options(_Declared):
 
     def agreed(self, spelling: Callable[[str], str] = str) -> dict[str, Any]:
         """What all processes of a job must be given alike, by name."""
-        names = ("algorithm", "barrier", "transport", "time_limit")
+        names = ("algorithm", "barrier", "transport", "time_limit", "checkpoint", "every", "resume")
         return {spelling(name): getattr(self, name) for name in names}
 
 

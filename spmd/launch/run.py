@@ -12,6 +12,7 @@ import mmap
 import os
 import sys
 
+from codegen.check_names import POINTS, built_with
 from codegen.errors import EnvironmentFault, UsageError
 from codegen.user import named
 from spmd import report
@@ -55,6 +56,8 @@ def run(asked: argparse.Namespace, processes: Processes) -> int:
 
 def _run(asked: argparse.Namespace, processes: Processes, document: TextIO | None) -> int:
     """document: what takes the profile as JSON, and nothing else."""
+    if asked.checkpoint or asked.resume:
+        asked.check = (*asked.check, POINTS)
     checked, parameters = _image(asked, processes)
     settings = {k: v for k, v in read(asked.set).items() if k not in parameters}
     this = Run(asked, settings, checked, processes)
@@ -63,6 +66,7 @@ def _run(asked: argparse.Namespace, processes: Processes, document: TextIO | Non
     job = this.loaded(setup)
     try:
         rooms = processes.meet(lambda: this.compute(job))[0]
+        this.kept()
         if rooms:
             this.collect(job, rooms)
             processes.together(this.finish)
@@ -84,7 +88,7 @@ def _image(
 
         return source.image_for_run(asked, opened)
 
-    if opened is not None and not set(asked.check) - set(opened.manifest["checks"]):
+    if opened is not None and not set(asked.check) - set(built_with(opened.manifest)):
         return opened, {}
     data, parameters = processes.from_first(build)
     if data:

@@ -1,0 +1,381 @@
+/* What outermost loops carry, kept and put back. A turn's point is a consistent cut of all ranks
+ * without a barrier: a rank's part follows from what it has exchanged before. Parts are copied to
+ * rooms; the host language writes them to files while the ranks go on. */
+#define _GNU_SOURCE
+#include "parts.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { NEW = 0, COUNTED, STAGED }; /* how far a rank is with a point */
+
+/* The part of an array on a hosted rank: dims, elements, where it lies. */
+typedef struct spmd_piece_of {
+    int64_t dims, size, bytes;
+    int64_t offset[SPMD_DIMS], extent[SPMD_DIMS];
+    char *memory;
+} spmd_piece_of;
+
+static spmd_piece_of piece_of(const spmd_rank *rank, const spmd_image *image, uint32_t array)
+{
+    spmd_piece_of piece = {.dims = image->array_dims[array], .size = image->array_size[array]};
+    image->shard(rank, array, piece.offset, piece.extent);
+    piece.bytes = piece.size;
+    for (int64_t d = 0; d < piece.dims; d++)
+        piece.bytes *= piece.extent[d] > 0 ? piece.extent[d] : 0;
+    piece.memory = rank->memory + rank->buffer[image->array_buffer[array]];
+    return piece;
+}
+
+/* Where the part of an array stands in the room of its point; behind the last one: how long that
+ * is. */
+static int64_t place_in_room(const spmd_rank *rank, const spmd_image *image, uint32_t point,
+                             uint32_t array)
+{
+    int64_t at = 0;
+    for (uint32_t k = image->point_first[point]; k < array; k++)
+        at += spmd_round_up(piece_of(rank, image, k).bytes, SPMD_LINE);
+    return at;
+}
+
+static bool room_take(spmd_hosted *me, uint32_t point)
+{
+    const spmd_image *image = me->job->image;
+    spmd_course *turns = &me->turns;
+    int64_t bytes = place_in_room(&me->record->rank, image, point, image->point_first[point + 1]);
+    if (bytes <= turns->bytes)
+        return true;
+    free(turns->room);
+    turns->room = aligned_alloc(SPMD_LINE, (size_t)bytes);
+    turns->bytes = turns->room ? bytes : 0;
+    return turns->room != NULL;
+}
+
+/* Between a rank's buffers, where they are now, and its room. */
+static void room_copy(spmd_hosted *me, uint32_t point, bool into_room)
+{
+    const spmd_image *image = me->job->image;
+    char *at = me->turns.room;
+    for (uint32_t k = image->point_first[point]; k < image->point_first[point + 1]; k++) {
+        spmd_piece_of piece = piece_of(&me->record->rank, image, k);
+        if (piece.bytes > 0)
+            memcpy(into_room ? at : piece.memory, into_room ? piece.memory : at,
+                   (size_t)piece.bytes);
+        at += spmd_round_up(piece.bytes, SPMD_LINE);
+    }
+}
+
+/* ---- when a set is kept ----------------------------------------------------------------------- */
+
+/* Rank 0 has seen how long turns take, and says at which one all will meet again: where a set is
+ * due, or where it will know better. */
+static void announce(spmd_job *job, spmd_course *turns)
+{
+    spmd_header *header = job->arena->header;
+    int64_t now = spmd_now(), left = job->keeping.after - (now - turns->last);
+    int64_t seen = turns->turn > turns->since_turn ? turns->turn - turns->since_turn : 1;
+    int64_t each = (now - turns->since) / seen + 1;
+    int64_t turns_left = left > 0 ? left / each + 1 : 1;
+
+    header->due = turns_left <= seen;
+    header->next = turns->turn + (header->due ? turns_left : seen);
+    if (turns->last > turns->since) { /* a set was kept: from here on it is measured anew */
+        turns->since = turns->last;
+        turns->since_turn = turns->turn;
+    }
+}
+
+static bool all_heard(const spmd_job *job, int64_t agreements)
+{
+    for (int64_t rank = job->lowest; rank <= job->highest; rank++)
+        if (atomic_load_explicit(&spmd_job_record(job, rank)->heard, memory_order_acquire) <
+            agreements)
+            return false;
+    return true;
+}
+
+/* All ranks meet what rank 0 says, in the order in which it says it. */
+static bool agree(spmd_hosted *me)
+{
+    spmd_job *job = me->job;
+    spmd_course *turns = &me->turns;
+    spmd_header *header = job->arena->header;
+    bool speaks = me->record->rank.index == 0;
+
+    if (speaks) {
+        if (!all_heard(job, turns->agreements))
+            return false;
+        announce(job, turns);
+        atomic_store_explicit(&header->agreed, turns->agreements + 1, memory_order_release);
+        spmd_job_ring(job);
+    } else if (atomic_load_explicit(&header->agreed, memory_order_acquire) <= turns->agreements) {
+        return false;
+    }
+    turns->next = header->next;
+    turns->due = header->due != 0;
+    turns->agreements++;
+    atomic_store_explicit(&me->record->heard, turns->agreements, memory_order_release);
+    if (!speaks)
+        spmd_rank_ring(job, 0);
+    return true;
+}
+
+/* ---- a rank at its point ---------------------------------------------------------------------- */
+
+static void begin_turn(spmd_hosted *me, uint32_t point)
+{
+    spmd_course *turns = &me->turns;
+    if (turns->again) {
+        turns->again = false;
+    } else if (turns->point == point) {
+        turns->turn++;
+    } else {
+        turns->point = point;
+        turns->turn = 0;
+        turns->next = 1;
+        turns->due = false;
+        turns->since = spmd_now();
+        turns->since_turn = 0;
+    }
+    turns->stage = COUNTED;
+}
+
+static int put_back(spmd_hosted *me, uint32_t point, int64_t *counter)
+{
+    const spmd_keeping *keeping = &me->job->keeping;
+    spmd_course *turns = &me->turns;
+    room_copy(me, point, false);
+    if (counter)
+        *counter = keeping->counter;
+    turns->turn = turns->since_turn = keeping->turn;
+    turns->next = keeping->turn + 1;
+    turns->since = turns->last = spmd_now();
+    turns->resumed = turns->again = true;
+    turns->stage = NEW;
+    me->worker->advances++;
+    return SPMD_AGAIN;
+}
+
+/* Not while the last set is being written. */
+static bool stage(spmd_hosted *me, uint32_t point, const int64_t *counter)
+{
+    spmd_keeping *keeping = &me->job->keeping;
+    spmd_course *turns = &me->turns;
+    if (atomic_load_explicit(&keeping->released, memory_order_acquire) < turns->sets)
+        return false;
+    int64_t begin = spmd_now();
+    if (!room_take(me, point)) {
+        spmd_rank_fail(&me->record->rank, 69, "no memory for what a checkpoint holds");
+        return false;
+    }
+    room_copy(me, point, true);
+    turns->copied += spmd_now() - begin;
+    turns->sets++;
+    turns->last = begin;
+    pthread_mutex_lock(&me->job->lock);
+    keeping->set_point = point;
+    keeping->set_turn = turns->turn;
+    keeping->set_counter = counter ? *counter : 0;
+    atomic_fetch_add(&keeping->staged, 1);
+    pthread_cond_broadcast(&me->job->news);
+    pthread_mutex_unlock(&me->job->lock);
+    return true;
+}
+
+static bool keeps(spmd_hosted *me, uint32_t point, const int64_t *counter)
+{
+    const spmd_keeping *keeping = &me->job->keeping;
+    spmd_course *turns = &me->turns;
+    bool by_time = keeping->every == 0 && keeping->after > 0;
+    bool due = by_time ? turns->due && turns->turn == turns->next
+                       : keeping->every > 0 && turns->turn > 0 &&
+                             turns->turn % keeping->every == 0;
+    if (keeping->resume == point && turns->turn == keeping->turn)
+        due = false; /* it is kept already */
+    if (turns->stage == COUNTED) {
+        if (due && !stage(me, point, counter))
+            return false;
+        turns->stage = STAGED;
+    }
+    return !by_time || turns->turn != turns->next || agree(me);
+}
+
+int spmd_rank_point(spmd_rank *rank, uint32_t number, int64_t *counter)
+{
+    spmd_hosted *me = rank->engine_data;
+    const spmd_keeping *keeping = &me->job->keeping;
+    spmd_course *turns = &me->turns;
+
+    if (keeping->every == 0 && keeping->after == 0 && keeping->resume < 0)
+        return SPMD_GO_ON;
+    if (turns->stage == NEW)
+        begin_turn(me, number);
+    if (keeping->resume >= 0 && !turns->resumed) {
+        if (keeping->resume == number)
+            return put_back(me, number, counter);
+        turns->stage = NEW;
+        return SPMD_GO_ON; /* an earlier loop, which is run again */
+    }
+    int64_t begin = spmd_now();
+    bool passes = keeps(me, number, counter);
+    if (turns->held_since)
+        turns->held += begin - turns->held_since;
+    turns->held += spmd_now() - begin;
+    turns->held_since = passes ? 0 : spmd_now();
+    if (!passes)
+        return SPMD_HELD;
+    turns->stage = NEW;
+    me->worker->advances++;
+    return SPMD_GO_ON;
+}
+
+void spmd_turns_reset(spmd_hosted *hosted)
+{
+    spmd_course *turns = &hosted->turns;
+    turns->point = -1;
+    turns->turn = turns->held = turns->copied = turns->held_since = 0;
+    turns->stage = NEW;
+    turns->resumed = turns->again = false;
+    turns->last = spmd_now();
+}
+
+/* ---- for the host language -------------------------------------------------------------------- */
+
+bool spmd_set_waits(const spmd_job *job)
+{
+    int64_t released = atomic_load(&job->keeping.released);
+    return atomic_load(&job->keeping.staged) == (released + 1) * job->count;
+}
+
+int spmd_job_keep(spmd_job *job, int64_t every, int64_t nanoseconds)
+{
+    if (every < 0 || nanoseconds < 0 || (every == 0 && nanoseconds > 0 && job->parted))
+        return SPMD_RANGE;
+    job->keeping.every = every;
+    job->keeping.after = nanoseconds;
+    return SPMD_OK;
+}
+
+int spmd_job_set(const spmd_job *job, spmd_set *set)
+{
+    if (!spmd_set_waits(job))
+        return 0;
+    *set = (spmd_set){.point = job->keeping.set_point,
+                      .turn = job->keeping.set_turn,
+                      .counter = job->keeping.set_counter};
+    return 1;
+}
+
+void spmd_job_release(spmd_job *job)
+{
+    atomic_fetch_add(&job->keeping.released, 1);
+    spmd_job_ring(job);
+}
+
+/* The point that carries an array; -1: none does. */
+static int64_t point_of(const spmd_image *image, int64_t array)
+{
+    for (uint32_t k = 0; k < image->points; k++)
+        if (array >= image->point_first[k] && array < image->point_first[k + 1])
+            return k;
+    return -1;
+}
+
+static spmd_hosted *hosted_rank(const spmd_job *job, int64_t rank)
+{
+    bool here = job->hosted && rank >= job->first && rank < job->first + job->count;
+    return here ? &job->hosted[rank - job->first] : NULL;
+}
+
+int spmd_job_room(const spmd_job *job, int64_t array, int64_t rank, int64_t *offset,
+                  int64_t *extent, void **address, int64_t *bytes)
+{
+    const spmd_image *image = job->image;
+    int64_t point = point_of(image, array);
+    spmd_hosted *me = hosted_rank(job, rank);
+    if (!me || point < 0)
+        return SPMD_RANGE;
+    const spmd_rank *record = &me->record->rank;
+    spmd_piece_of piece = piece_of(record, image, (uint32_t)array);
+    memcpy(offset, piece.offset, sizeof piece.offset);
+    memcpy(extent, piece.extent, sizeof piece.extent);
+    *bytes = piece.bytes;
+    *address = NULL;
+    if (me->turns.room)
+        *address = me->turns.room +
+                   place_in_room(record, image, (uint32_t)point, (uint32_t)array);
+    return SPMD_OK;
+}
+
+int64_t spmd_job_dims(const spmd_job *job, int64_t array)
+{
+    return job->image->array_dims[array];
+}
+
+int spmd_job_resume(spmd_job *job, const spmd_set *set)
+{
+    if (!job->hosted || set->point >= (int64_t)job->image->points)
+        return SPMD_RANGE;
+    for (int64_t k = 0; set->point >= 0 && k < job->count; k++) {
+        spmd_course *turns = &job->hosted[k].turns;
+        if (!room_take(&job->hosted[k], (uint32_t)set->point))
+            return SPMD_NO_MEMORY;
+        memset(turns->room, 0, (size_t)turns->bytes);
+    }
+    job->keeping.resume = set->point;
+    job->keeping.turn = set->turn;
+    job->keeping.counter = set->counter;
+    return SPMD_OK;
+}
+
+int spmd_job_refill(spmd_job *job, int64_t array, int64_t rank, const int64_t *offset,
+                    const int64_t *extent, const void *from)
+{
+    int64_t own_offset[SPMD_DIMS], own_extent[SPMD_DIMS], bytes;
+    int64_t into_stride[SPMD_DIMS], from_stride[SPMD_DIMS], common[SPMD_DIMS];
+    void *address;
+    int status = spmd_job_room(job, array, rank, own_offset, own_extent, &address, &bytes);
+    if (status != SPMD_OK || bytes == 0)
+        return status;
+    if (!address)
+        return SPMD_RANGE;
+    int64_t size = job->image->array_size[array], dims = job->image->array_dims[array];
+    int64_t into_next = size, from_next = size;
+    char *into = address;
+    const char *source = from;
+    for (int64_t d = dims - 1; d >= 0; d--) {
+        int64_t low = own_offset[d] > offset[d] ? own_offset[d] : offset[d];
+        int64_t end = spmd_least(own_offset[d] + own_extent[d], offset[d] + extent[d]);
+        if (low >= end)
+            return SPMD_OK;
+        common[d] = end - low;
+        into += (low - own_offset[d]) * into_next;
+        source += (low - offset[d]) * from_next;
+        into_stride[d] = into_next;
+        from_stride[d] = from_next;
+        into_next *= own_extent[d];
+        from_next *= extent[d];
+    }
+    spmd_array_copy(into, into_stride, source, from_stride, common, dims, size, 0);
+    return SPMD_OK;
+}
+
+int spmd_job_resumed(const spmd_job *job)
+{
+    for (int64_t k = 0; k < job->count; k++)
+        if (!job->hosted[k].turns.resumed)
+            return 0;
+    return 1;
+}
+
+void spmd_job_held(const spmd_job *job, int64_t *held, int64_t *copied)
+{
+    *held = *copied = 0;
+    for (int64_t k = 0; k < job->count; k++) {
+        const spmd_course *turns = &job->hosted[k].turns;
+        if (turns->held > *held) {
+            *held = turns->held;
+            *copied = turns->copied;
+        }
+    }
+}

@@ -1,0 +1,247 @@
+"""Sets of files that a run is kept in: a folder each, which is complete once its index is there.
+
+In: a folder of sets, parts of arrays. Out: a .safetensors file per process, checkpoint.json last.
+Always holds: a set without checkpoint.json is none; that one comes in one step, when all parts are
+on the disk; a part that is not what it was is refused by its name.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from zlib import crc32
+
+from codegen.errors import InputError, OutputError, UsageError
+from spmd.files import npy
+from spmd.files.inputs import InputFile
+from spmd.files.safetensors import ALIGNMENT, CODES, METADATA, members
+from spmd.files.whole import whole
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+INDEX, LOCK, FORMAT = "checkpoint.json", ".lock", 1
+KEPT = 2  # sets: the last one, and the one before it
+LOCK_SECONDS = 5.0  # for which a run that ends may still hold the folder
+AT_ONCE = 1 << 26
+
+
+def part_name(process: int) -> str:
+    return f"part-{process}.safetensors"
+
+
+def set_name(point: int, turn: int, nonce: str) -> str:
+    return f"loop{point}-turn{turn:012d}-{nonce}"
+
+
+def complete(folder: str) -> list[str]:
+    """The names of the complete sets of a folder, from the first to the last."""
+    try:
+        names = os.listdir(folder)
+    except OSError as error:
+        raise OutputError(f"cannot read checkpoints in {folder}: {error.strerror}") from None
+    return sorted(n for n in names if os.path.isfile(os.path.join(folder, n, INDEX)))
+
+
+def remove(folder: str, name: str) -> None:
+    """A set: first of all it is no complete one any more."""
+    path = os.path.join(folder, name)
+    try:
+        inside = os.listdir(path)
+        for one in sorted(inside, key=lambda n: n != INDEX):
+            os.unlink(os.path.join(path, one))
+        os.rmdir(path)
+    except OSError:
+        pass  # somebody else removes it too, or may not
+
+
+def is_set(name: str) -> bool:
+    return name.startswith("loop") and "-turn" in name
+
+
+class Folder:
+    """A folder that this process alone may add sets to, until it is closed."""
+
+    def __init__(self, path: str) -> None:
+        self.path = os.path.realpath(path)
+        try:
+            os.makedirs(self.path, exist_ok=True)
+            self.fd = os.open(os.path.join(self.path, LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC,
+                              0o666)
+        except OSError as error:
+            raise OutputError(f"checkpoint: cannot write to {path}: {error.strerror}") from None
+        end = time.monotonic() + LOCK_SECONDS
+        while True:
+            try:
+                fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError:
+                if time.monotonic() > end:
+                    self.close()
+                    raise UsageError(
+                        f"another run keeps its checkpoints in {path}", found="the folder is locked",
+                        expected="a folder for each run", remedy="another folder, or end that run",
+                    ) from None
+                time.sleep(0.05)
+        for name in os.listdir(self.path):  # what was not completed
+            if is_set(name) and not os.path.isfile(os.path.join(self.path, name, INDEX)):
+                remove(self.path, name)
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+# ---- writing -------------------------------------------------------------------------------------
+
+
+class Piece:
+    """A rank's part of an array: its elements, and where they lie in it."""
+
+    def __init__(self, name: str, dtype: str, rank: int, offset: list[int], extent: list[int],
+                 data: Any) -> None:
+        self.name, self.dtype, self.rank = name, dtype, rank
+        self.offset, self.extent, self.data = offset, extent, data
+
+
+def write_part(path: str, process: int, pieces: list[Piece]) -> None:
+    """The part of a process: under another name until all of it is on the disk. OutputError."""
+    pieces = sorted(pieces, key=lambda p: -npy.SIZES[p.dtype])
+    header: dict[str, Any] = {}
+    rows, at, crc = [], 0, 0
+    for piece in pieces:
+        size = len(piece.data)
+        shape = [*piece.extent, 2] if piece.dtype == "complex128" else piece.extent
+        key = f"{piece.name}@{piece.rank}"
+        code = CODES.get(piece.dtype, "F64")
+        header[key] = {"dtype": code, "shape": shape, "data_offsets": [at, at + size]}
+        rows.append([key, piece.name, piece.rank, piece.offset, piece.extent])
+        for k in range(0, size, AT_ONCE):
+            crc = crc32(piece.data[k : k + AT_ONCE], crc)
+        at += size
+    header[METADATA] = {"spmd": json.dumps({"pieces": rows, "crc": crc})}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    base = -(-(8 + len(text)) // ALIGNMENT) * ALIGNMENT
+    final, part = (os.path.join(path, n + part_name(process)) for n in ("", "."))
+    try:
+        os.makedirs(path, exist_ok=True)
+        with open(part, "wb", buffering=0) as file:
+            os.posix_fallocate(file.fileno(), 0, base + at)
+            _all(file, (base - 8).to_bytes(8, "little") + text.ljust(base - 8))
+            for piece in pieces:
+                _all(file, piece.data)
+            os.fsync(file.fileno())
+        os.replace(part, final)
+    except OSError as error:
+        try:
+            os.unlink(part)
+        except OSError:
+            pass
+        raise OutputError(
+            f"checkpoint: cannot write {final}: {error.strerror}",
+            expected=f"room for {base + at} bytes", found="less, or no right to write",
+            remedy="free some, then --resume: the last complete checkpoint is as it was",
+        ) from None
+
+
+def _all(file: Any, data: Any) -> None:
+    view = memoryview(data).cast("B")
+    at = 0
+    while at < len(view):
+        at += file.write(view[at : at + AT_ONCE])
+
+
+def complete_set(path: str, processes: int, said: dict[str, Any]) -> bool:
+    """Writes the index, if the parts of all processes are there: from then on the set is one."""
+    names = [part_name(k) for k in range(processes)]
+    if not all(os.path.isfile(os.path.join(path, name)) for name in names):
+        return False
+    try:
+        parts = []
+        for name in names:
+            file = os.path.join(path, name)
+            parts.append([name, os.stat(file).st_size, _metadata(InputFile(file, ""))["crc"]])
+        with whole(os.path.join(path, INDEX)) as index:
+            index.write(json.dumps({"format": FORMAT, **said, "parts": parts}).encode())
+        for folder in (path, os.path.dirname(path)):
+            _sync(folder)
+    except OSError as error:
+        raise OutputError(f"checkpoint: cannot write {path}/{INDEX}: {error.strerror}") from None
+    return True
+
+
+def _sync(folder: str) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+# ---- reading -------------------------------------------------------------------------------------
+
+
+def read_index(path: str) -> dict[str, Any]:
+    """What a complete set says of itself. InputError for one that is damaged."""
+    file = os.path.join(path, INDEX)
+    try:
+        with open(file, "rb") as opened:
+            found = json.load(opened)
+        if found["format"] != FORMAT:
+            raise InputError(f"{file} is of another format", expected=f"format {FORMAT}",
+                             found=str(found["format"]), remedy="resume with the spmd that wrote it")
+        parts = [(str(n), int(size), int(crc)) for n, size, crc in found["parts"]]
+        return {**found, "parts": parts, "turn": int(found["turn"]), "point": int(found["point"])}
+    except OSError as error:
+        raise OutputError(f"cannot read {file}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError):
+        raise _damaged(file, "the index of a checkpoint", "something else") from None
+
+
+def _damaged(file: str, expected: str, found: str) -> InputError:
+    return InputError(
+        f"the checkpoint is damaged: {file}", expected=expected, found=found,
+        remedy=f"remove the folder {os.path.dirname(file)}: the checkpoint before it is taken then",
+    )
+
+
+def _metadata(file: InputFile) -> dict[str, Any]:
+    header = json.loads(file.read(8, int.from_bytes(file.read(0, 8), "little")))
+    found: dict[str, Any] = json.loads(header[METADATA]["spmd"])
+    return found
+
+
+class Part:
+    """The part of one process, mapped. pieces: name, rank, offset, extent, first byte."""
+
+    def __init__(self, path: str, name: str, size: int, crc: int) -> None:
+        file = os.path.join(path, name)
+        try:
+            self.file = InputFile(file, "")
+            if self.file.length != size:
+                raise _damaged(file, f"{size} bytes", f"{self.file.length} bytes")
+            found, said = members(self.file), _metadata(self.file)
+            self.pieces = [(name, rank, offset, extent, found[key].start)
+                           for key, name, rank, offset, extent in said["pieces"]]
+            first = min((one.start for one in found.values()), default=size)
+        except OutputError:
+            raise _damaged(file, "a part of the checkpoint", "it cannot be opened") from None
+        except InputError as error:
+            if "checkpoint" in str(error):
+                raise
+            raise _damaged(file, "a part of the checkpoint", str(error)) from None
+        except (ValueError, KeyError, TypeError):
+            raise _damaged(file, "a part of the checkpoint", "another header") from None
+        self._check(file, first, crc)
+
+    def _check(self, file: str, first: int, crc: int) -> None:
+        has = 0
+        with memoryview(self.file.data) as data:
+            for at in range(first, len(data), AT_ONCE):
+                has = crc32(data[at : at + AT_ONCE], has)
+        if has != crc:
+            raise _damaged(file, f"elements with the check sum {crc:08x}", f"{has:08x}")

@@ -1,0 +1,355 @@
+"""Checkpoints of a run: when they are taken, who writes what of them, how a run goes on from one.
+
+In: the options checkpoint, every, resume; a loaded job. Out: sets of files, while the ranks run.
+Always holds: ranks wait only for their copies; what they put in their rooms this process' main
+thread writes; process 0 completes a set once it sees the parts of all.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+from codegen.errors import InputError, MeshError, OutputError, UsageError
+from codegen.image.manifest import evaluate
+from spmd.engine import ffi, lib
+from spmd.files.checkpoints import (
+    KEPT,
+    Folder,
+    Part,
+    Piece,
+    complete,
+    complete_set,
+    read_index,
+    remove,
+    set_name,
+    write_part,
+)
+from spmd.launch.memory import bytes_text
+from spmd.texts import MOST_SECONDS, is_number
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from spmd.launch.course import Launch
+    from spmd.launch.job import Job
+
+NS = 1e9
+SEE_SECONDS = 5.0  # until a file of one host is seen by another
+
+
+def interval(every: Any) -> tuple[int, int]:
+    """Turns, or nanoseconds, that `every` means; the other one is 0. Raises UsageError."""
+    if type(every) is int and every > 0:
+        return every, 0
+    if isinstance(every, str):
+        number = every.removesuffix("s")
+        if is_number(every) and int(every) > 0:
+            return int(every), 0
+        try:
+            seconds = float(number) if number != every else 0.0
+        except ValueError:
+            seconds = 0.0
+        if 0 < seconds < MOST_SECONDS:
+            return 0, max(1, int(seconds * NS))
+    raise UsageError(f"every {every!r} is no distance between checkpoints",
+                     expected="a number of turns from 1, or seconds: 100, 30s, 0.5s",
+                     found=repr(every), remedy="--every 100, or every=100")
+
+
+class Keeping:
+    """What a launch does for checkpoints, in one process."""
+
+    def __init__(self, launch: Launch) -> None:
+        options = launch.options
+        self.launch, self.processes = launch, launch.processes
+        self.to, self.source, self.every = options.checkpoint, options.resume, options.every
+        self.first = launch.processes.number == 0
+        self.folder: Folder | None = None
+        self.job: Job | None = None
+        self.path = self.nonce = ""
+        self.waiting: list[tuple[str, dict[str, Any]]] = []  # sets without an index so far
+        self.sets, self.seconds, self.bytes, self.last_turn = 0, 0.0, 0, 0
+        self.resumed: dict[str, Any] | None = None
+        self.runs = 0
+
+    # ---- before a run ----------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Refuses, before anything is loaded, what can be refused."""
+        if self.to and self.every is None:
+            raise UsageError("--checkpoint does not say how often", expected="--every TURNS, or "
+                             "--every SECONDSs", found="no --every",
+                             remedy="--every 100, --every 60s; every=100 from Python")
+        if self.every is not None and not self.to:
+            raise UsageError("--every says how often checkpoints are kept, and none are",
+                             expected="--checkpoint FOLDER with it", found="no --checkpoint",
+                             remedy="--checkpoint FOLDER")
+        if self.every is not None:
+            interval(self.every)
+        if not self.launch.manifest["points"]:
+            raise UsageError("the program has no loop that could be kept",
+                             expected="a loop of spmd.range, or while, that carries something",
+                             found="none outside of branches", remedy="leave --checkpoint out")
+
+    def begin(self, job: Job) -> None:
+        """Before each run; in all processes together."""
+        self.job, self.runs = job, self.runs + 1
+        self.processes.together(self.check)
+        turns, nanoseconds = interval(self.every) if self.every is not None else (0, 0)
+        if nanoseconds and job.setup.hosts.parted:
+            self.processes.refuse(UsageError(
+                f"every {self.every!r}: the ranks share no memory in which they could agree on when",
+                expected="a number of turns, where ranks are on several hosts",
+                found="seconds", remedy="--every 100",
+            ))
+        found = self.processes.from_first(self._open)
+        self.path, self.nonce, chosen = found
+        self.processes.together(lambda: self._see(self.path))
+        job._check(lib.spmd_job_keep(job._job, turns, nanoseconds))
+        if chosen:
+            self.processes.together(lambda: self._fill(job, chosen))
+        else:
+            self.resumed = None
+            job._check(lib.spmd_job_resume(job._job, ffi.new("spmd_set *", {"point": -1})))
+        job.look = self.look
+        self.sets, self.seconds = 0, 0.0
+
+    def _open(self) -> tuple[str, str, str]:
+        """Process 0: where sets go, what they are called by, and the one to go on from."""
+        chosen = ""
+        again = bool(self.to and self.source
+                     and os.path.realpath(self.to) == os.path.realpath(self.source))
+        if self.to and self.folder is None:
+            self.folder = Folder(self.to)
+        if self.source and self.runs == 1:
+            chosen = self._newest(again)
+        if self.folder is None:
+            return "", "", chosen
+        if self.runs == 1 and not again and (old := complete(self.folder.path)):
+            raise UsageError(
+                f"there are checkpoints of another run in {self.to}",
+                expected="an empty folder, or one to go on from", found=f"{len(old)}: {old[-1]}",
+                remedy=f"--resume {self.to} with it goes on from there; or another folder",
+            )
+        return self.folder.path, os.urandom(4).hex(), chosen
+
+    def _newest(self, again: bool) -> str:
+        """The last complete set, by its path."""
+        assert self.source is not None
+        names = complete(self.source)
+        if names:
+            return os.path.join(os.path.realpath(self.source), names[-1])
+        if not again:
+            raise InputError(f"there is no complete checkpoint in {self.source}",
+                             expected="what run --checkpoint FOLDER has kept", found="none",
+                             remedy="run without --resume")
+        print(f"spmd: no checkpoint in {self.source} yet: the run begins", file=sys.stderr)
+        return ""
+
+    def _see(self, path: str) -> None:
+        """All hosts write to one folder."""
+        end = time.monotonic() + SEE_SECONDS
+        while path and not os.path.isdir(path):
+            if time.monotonic() > end:
+                raise OutputError(f"checkpoint: there is no folder {path} on this host",
+                                  expected="a folder that all hosts share", found="none",
+                                  remedy="--checkpoint FOLDER on a shared file system")
+            time.sleep(0.05)
+
+    # ---- going on --------------------------------------------------------------------------------
+
+    def _fill(self, job: Job, path: str) -> None:
+        index = read_index(path)
+        self._compare(job, path, index)
+        carried = self._arrays(job, index["point"])
+        now = {"point": index["point"], "turn": index["turn"], "counter": index["counter"]}
+        job._check(lib.spmd_job_resume(job._job, ffi.new("spmd_set *", now)))
+        hosted = range(job.setup.first, job.setup.first + job.setup.count)
+        for name, size, crc in index["parts"]:
+            part = Part(path, name, size, crc)
+            base = ffi.from_buffer("char[]", part.file.data) if part.file.length else None
+            try:
+                for array, rank, offset, extent, start in part.pieces:
+                    number, row = carried[array]
+                    own = row["shape"] is None
+                    box = [ffi.new("int64_t[8]", numbers) for numbers in (offset, extent)]
+                    for mine in hosted:
+                        if not own or mine == rank:
+                            status = lib.spmd_job_refill(job._job, number, mine, *box, base + start)
+                            job._check_array(status, array)
+            finally:
+                if base is not None:
+                    ffi.release(base)
+                part.file.close()
+        self.resumed = index
+        if self.first:
+            print(f"spmd: goes on from turn {index['turn']} of {path}", file=sys.stderr)
+
+    def _compare(self, job: Job, path: str, index: dict[str, Any]) -> None:
+        """The set is of this image, and has a meaning on this mesh."""
+        if index["image"] != self.launch.checked.digest:
+            raise InputError(
+                f"{path} was kept by another image", expected=f"image {index['image'][:16]}",
+                found=f"image {self.launch.checked.digest[:16]}",
+                remedy="the program, its parameters and the target with which it was kept",
+            )
+        mesh = [[a["name"], n] for a, n in zip(self.launch.manifest["mesh"], job.setup.sizes)]
+        rows = self.launch.manifest["points"][index["point"]]
+        own = [row["name"] for row in rows if row["shape"] is None]
+        if own and mesh != index["mesh"]:
+            raise MeshError(
+                f"{path} can be gone on from on its own mesh only: the loop stands in a shard_map, "
+                f"and {', '.join(dict.fromkeys(own))} differ{'s' * (len(own) == 1)} between ranks",
+                expected=_mesh_text(index["mesh"]), found=_mesh_text(mesh),
+                remedy="--mesh " + ",".join(f"{n}={k}" for n, k in index["mesh"])
+                + "; or carry what all ranks have alike, or whole arrays outside of shard_map",
+            )
+        shapes = {name: list(row["shape"]) for name, row in self._said(job, index["point"]).items()
+                  if row["shape"] is not None}
+        had = {name: row["shape"] for name, row in index["arrays"].items()
+               if row["shape"] is not None}
+        for name, shape in shapes.items():
+            if shape != had.get(name):
+                raise MeshError(f"{path}: {name} has another shape on this mesh",
+                                expected=f"{had.get(name)}", found=f"{shape}",
+                                remedy="the mesh and the scalars with which it was kept")
+        self._notes(index)
+
+    def _notes(self, index: dict[str, Any]) -> None:
+        """What is not as it was, and may be meant."""
+        if not self.first:
+            return
+        for name, value in self.launch.scalars.items():
+            if (was := index["scalars"].get(name)) != value:
+                print(f"spmd: scalar {name} was {was} when it was kept, now it is {value}",
+                      file=sys.stderr)
+
+    def _arrays(self, job: Job, point: int) -> dict[str, tuple[int, dict[str, Any]]]:
+        """What a point carries, by names that differ: the number of each for the engine."""
+        manifest = self.launch.manifest
+        points = manifest["points"]
+        number = len(manifest["inputs"]) + len(manifest["outputs"])
+        number += sum(len(carried) for carried in points[:point])
+        found: dict[str, tuple[int, dict[str, Any]]] = {}
+        for k, row in enumerate(points[point]):
+            name, more = row["name"], 2
+            while name in found:
+                name, more = f"{row['name']}_{more}", more + 1
+            found[name] = number + k, row
+        return found
+
+    def _said(self, job: Job, point: int) -> dict[str, dict[str, Any]]:
+        return {
+            name: {"dtype": row["dtype"], "layout": row["layout"],
+                   "shape": None if row["shape"] is None else
+                   [int(evaluate(e, job.setup.values)) for e in row["shape"]]}
+            for name, (_, row) in self._arrays(job, point).items()
+        }
+
+    # ---- while it runs ---------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Writes a set that waits; completes those of which all parts are there."""
+        job = self.job
+        assert job is not None
+        found = ffi.new("spmd_set *")
+        while lib.spmd_job_set(job._job, found):
+            begin = time.monotonic()
+            path = os.path.join(self.path, set_name(found.point, found.turn, self.nonce))
+            pieces = self._pieces(job, found.point)
+            write_part(path, self.processes.number, pieces)
+            said = self._index(job, found)
+            lib.spmd_job_release(job._job)
+            self.waiting.append((path, said))
+            self.seconds += time.monotonic() - begin
+            self.sets, self.last_turn = self.sets + 1, found.turn
+            self.bytes = sum(len(p.data) for p in pieces)
+        if self.first:
+            self._complete()
+
+    def _pieces(self, job: Job, point: int) -> list[Piece]:
+        """What this process has to write of a set: of what several ranks have, the first of them
+        writes it."""
+        made = []
+        offset, extent = ffi.new("int64_t[8]"), ffi.new("int64_t[8]")
+        address, size = ffi.new("void **"), ffi.new("int64_t *")
+        hosted = range(job.setup.first, job.setup.first + job.setup.count)
+        for name, (number, row) in self._arrays(job, point).items():
+            dims = 0
+            ranks = hosted if row["shape"] is None else self._owners(job, row["layout"])
+            for rank in ranks:
+                job._check(lib.spmd_job_room(job._job, number, rank, offset, extent, address, size))
+                dims = lib.spmd_job_dims(job._job, number)
+                data = ffi.buffer(address[0], size[0]) if size[0] else b""
+                made.append(Piece(name, row["dtype"], rank, list(offset[0:dims]),
+                                  list(extent[0:dims]), data))
+        return made
+
+    def _owners(self, job: Job, layout: list[list[str]]) -> list[int]:
+        ranks = job.setup.owners(layout)
+        if ranks == [lib.SPMD_EVERY_RANK]:
+            return list(range(job.setup.first, job.setup.first + job.setup.count))
+        return ranks
+
+    def _index(self, job: Job, found: Any) -> dict[str, Any]:
+        mesh = [[a["name"], n] for a, n in zip(self.launch.manifest["mesh"], job.setup.sizes)]
+        return {
+            "program": self.launch.manifest["program"], "image": self.launch.checked.digest,
+            "point": found.point, "turn": found.turn, "counter": found.counter,
+            "ranks": job.setup.ranks, "mesh": mesh, "scalars": self.launch.scalars,
+            "arrays": self._said(job, found.point),
+        }
+
+    def _complete(self) -> None:
+        while self.waiting:
+            path, said = self.waiting[0]
+            if not complete_set(path, self.processes.count, said):
+                return
+            self.waiting.pop(0)
+            names = complete(self.path)
+            for old in names[:-KEPT]:
+                remove(self.path, old)
+
+    # ---- after it --------------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        """All processes have run: the last set is completed, and what it took is said."""
+        job = self.job
+        assert job is not None
+        job.look = None
+        self.processes.together(self.look)
+        if self.first:
+            end = time.monotonic() + SEE_SECONDS
+            while self.waiting and time.monotonic() < end:
+                self._complete()
+                time.sleep(0.01)
+        if self.resumed is not None and not lib.spmd_job_resumed(job._job):
+            raise InputError("the run ended before it came to the loop of the checkpoint",
+                             expected=f"loop {self.resumed['point']} of the program to be reached",
+                             found="no turn of it", remedy="the scalars with which it was kept")
+        held, copied = ffi.new("int64_t *"), ffi.new("int64_t *")
+        lib.spmd_job_held(job._job, held, copied)
+        self.cost = {"checkpoints": self.sets, "bytes": self.bytes, "held": held[0] / NS,
+                     "copied": copied[0] / NS, "written": self.seconds}
+        if self.first and self.sets:
+            print(f"spmd: {self.cost_text()}", file=sys.stderr)
+
+    def cost_text(self) -> str:
+        each = self.sets or 1
+        return (f"{self.sets} checkpoint{'s' * (self.sets > 1)}, the last of turn {self.last_turn}: "
+                f"{bytes_text(self.bytes)} of this process each; "
+                f"ranks were held up {self.cost['held'] / each * 1e3:.2f} ms each (copying "
+                f"{self.cost['copied'] / each * 1e3:.2f} ms), "
+                f"writing took {self.seconds / each * 1e3:.1f} ms meanwhile")
+
+    def close(self) -> None:
+        if self.folder is not None:
+            self.folder.close()
+            self.folder = None
+
+
+def _mesh_text(mesh: list[Any]) -> str:
+    return "mesh " + ", ".join(f"{name}={size}" for name, size in mesh)

@@ -115,7 +115,8 @@ random: setup
 	$(RUN) python -m pytest tests/programs --hypothesis-profile=long $(ARGS) </dev/null
 
 kills: setup
-	$(RUN) SPMD_TEST_KILLS=100 python -m pytest tests/faults/test_lost.py -k random_moment $(ARGS) </dev/null
+	$(RUN) SPMD_TEST_KILLS=100 python -m pytest tests/faults/test_lost.py \
+	  tests/spmd/test_checkpoints.py -k random_moment $(ARGS) </dev/null
 
 STRESS_SECONDS ?= 300
 STRESS_SEED ?= $(shell date +%s)

@@ -15,7 +15,7 @@ typedef struct spmd_shard {
 static int shard_find(const spmd_job *job, int64_t array, int64_t rank, spmd_shard *shard)
 {
     const spmd_image *image = job->image;
-    if (!job->hosted || array < 0 || array >= (int64_t)image->point_first[image->points] ||
+    if (!job->hosted || array < 0 || array >= (int64_t)spmd_image_arrays(image) ||
         rank < job->first || rank >= job->first + job->count)
         return SPMD_RANGE;
     const spmd_rank *record = &job->hosted[rank - job->first].record->rank;

@@ -270,7 +270,7 @@ int spmd_job_resume(spmd_job *job, const spmd_set *set);
 /* Puts into a hosted rank's room what it has of a part of an array: contiguous, row-major. */
 int spmd_job_refill(spmd_job *job, int64_t array, int64_t rank, const int64_t *offset,
                     const int64_t *extent, const void *from);
-int spmd_job_resumed(const spmd_job *job); /* 1: the latest run of all hosted ranks went on from it */
+int spmd_job_resumed(const spmd_job *job); /* 1: all hosted ranks went on from it */
 /* Nanoseconds that hosted ranks were held up in the latest run, by the one who was most; and of it,
  * what copying took. */
 void spmd_job_held(const spmd_job *job, int64_t *held, int64_t *copied);

@@ -373,6 +373,7 @@ void spmd_rank_ring(const spmd_job *job, int64_t rank);
 int spmd_rank_point(spmd_rank *rank, uint32_t number, int64_t *counter);
 void spmd_turns_reset(spmd_hosted *hosted);
 bool spmd_set_waits(const spmd_job *job);
+bool spmd_set_held(spmd_job *job);
 
 /* core.c */
 void spmd_core_choose(spmd_worker *worker);

@@ -65,7 +65,7 @@ static void room_copy(spmd_hosted *me, uint32_t point, bool into_room)
     }
 }
 
-/* ---- when a set is kept ----------------------------------------------------------------------- */
+/* ---- when a set is kept --------------------------------------------------------------------- */
 
 /* Rank 0 has seen how long turns take, and says at which one all will meet again: where a set is
  * due, or where it will know better. */
@@ -120,7 +120,7 @@ static bool agree(spmd_hosted *me)
     return true;
 }
 
-/* ---- a rank at its point ---------------------------------------------------------------------- */
+/* ---- a rank at its point -------------------------------------------------------------------- */
 
 static void begin_turn(spmd_hosted *me, uint32_t point)
 {
@@ -239,12 +239,22 @@ void spmd_turns_reset(spmd_hosted *hosted)
     turns->last = spmd_now();
 }
 
-/* ---- for the host language -------------------------------------------------------------------- */
+/* ---- for the host language ------------------------------------------------------------------ */
 
 bool spmd_set_waits(const spmd_job *job)
 {
     int64_t released = atomic_load(&job->keeping.released);
     return atomic_load(&job->keeping.staged) == (released + 1) * job->count;
+}
+
+/* The same, for whoever asks whether ranks can still advance: a set that is released lets some, and
+ * counts as an advance at once. */
+bool spmd_set_held(spmd_job *job)
+{
+    pthread_mutex_lock(&job->lock);
+    bool waits = spmd_set_waits(job);
+    pthread_mutex_unlock(&job->lock);
+    return waits;
 }
 
 int spmd_job_keep(spmd_job *job, int64_t every, int64_t nanoseconds)
@@ -268,7 +278,10 @@ int spmd_job_set(const spmd_job *job, spmd_set *set)
 
 void spmd_job_release(spmd_job *job)
 {
+    pthread_mutex_lock(&job->lock); /* see spmd_set_held */
     atomic_fetch_add(&job->keeping.released, 1);
+    atomic_fetch_add(&job->advances, 1);
+    pthread_mutex_unlock(&job->lock);
     spmd_job_ring(job);
 }
 

@@ -8,7 +8,7 @@ int spmd_job_probe(const spmd_job *job, int64_t index, const spmd_plan *into)
     int64_t rest = index;
 
     if (index < 0 || index >= job->world.ranks || into->buffers != image->buffers ||
-        into->at_loads != image->at_load || into->arrays != image->point_first[image->points])
+        into->at_loads != image->at_load || into->arrays != image->inputs + image->outputs)
         return SPMD_RANGE;
     spmd_rank rank = {
         .index = index, .world = &job->world, .engine = &job->engine, .at_load = into->at_load};
@@ -18,7 +18,7 @@ int spmd_job_probe(const spmd_job *job, int64_t index, const spmd_plan *into)
     }
     image->reserve(&job->world, into->bytes);
     image->load(&rank);
-    for (uint32_t array = 0; array < image->point_first[image->points]; array++)
+    for (uint32_t array = 0; array < image->inputs + image->outputs; array++)
         image->shard(&rank, array, into->offset + array * SPMD_DIMS,
                      into->extent + array * SPMD_DIMS);
     return SPMD_OK;

@@ -22,7 +22,7 @@
  * number of advances was fruitless: nothing can ever change. Say so instead of waiting for ever. */
 static void stillness_check(spmd_job *job, uint64_t advances)
 {
-    if (job->count != job->world.ranks || spmd_set_waits(job))
+    if (job->count != job->world.ranks || spmd_set_held(job))
         return;
     for (int64_t k = 0; k < job->threads; k++) {
         uint64_t still = atomic_load(&job->worker[k].still);

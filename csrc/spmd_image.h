@@ -211,6 +211,12 @@ typedef struct spmd_index_words {
     int64_t scalar[];
 } spmd_index_words;
 
+/* Inputs, outputs, and what points carry. */
+static inline uint32_t spmd_image_arrays(const spmd_image *image)
+{
+    return image->points ? image->point_first[image->points] : image->inputs + image->outputs;
+}
+
 #define SPMD_INDEX_MAGIC 0x78646e69646d7073 /* "spmdindx" */
 
 #endif

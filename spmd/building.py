@@ -32,8 +32,8 @@ def build(
     - check: what the image checks whenever it runs: True, "all", or names such as "bounds,nan"
       (see `run --check`). What is found wrong ends the run in a CheckError, with the line.
 
-    - checkpoint: the image can be kept while it runs (`run --checkpoint`). One built without is built
-      again where that is asked for.
+    - checkpoint: the image can be kept while it runs (`run --checkpoint`). One built without is
+      built again where that is asked for.
 
     Raises ProgramError and its kin, with the line, for what cannot be compiled; EnvironmentFault
     without a C compiler. Warns of layouts (LayoutWarning) with which every rank gets a large array

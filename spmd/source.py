@@ -301,6 +301,9 @@ def run_eager(options: argparse.Namespace, _: Processes) -> int:
     """`run FILE.py --eager`: the program as plain NumPy, its outputs printed or saved."""
     if ".py" not in options.image:
         raise UsageError("--eager runs a program, not an image", remedy="run FILE.py --eager")
+    if options.checkpoint or options.resume:
+        raise UsageError("--eager keeps no checkpoints", expected="an image for --checkpoint and "
+                         "--resume", remedy="leave --eager out")
     if options.check:
         raise UsageError("--check is of images; --eager runs NumPy itself",
                          expected="one of the two", remedy="leave --check out: NumPy refuses "

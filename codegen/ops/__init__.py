@@ -41,6 +41,7 @@ OPS: dict[str, type[Kind]] = {
         Constant, Again, Roll, Update, DynamicSlice, DynamicUpdate, Gather, Scatter, Reduce, Edge,
         ArgReduce, Cumulative, MatMul, Sort, ArgSort, Merge, Partition, Count, SearchSorted,
         Cholesky, Lu, LuSolve, Swapped, Triangular, Qr, Svd, Eigh, Eig, Fourier, Kernel,
-        Permute, Move, Fold, Barrier, Print, Expect, Point, Loop, Let, Branch, Relayout, ShardMap, Defined,
+        Permute, Move, Fold, Barrier, Print, Expect, Point, Loop, Let, Branch, Relayout, ShardMap,
+        Defined,
     )
 }

@@ -25,8 +25,8 @@ from codegen.plan.grammar import (
     Reduce,
     Store,
 )
-from codegen.plan.indexing import loads
 from codegen.plan.grammar import Point as PointStep
+from codegen.plan.indexing import loads
 from codegen.plan.loops import Do, Loops, Placed, capacity
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr

@@ -134,7 +134,7 @@ class _Scheduler:
         for buffer, home in zip(point.carried, point.homes, strict=True):
             shape, layout = home.array or (home.part, ((),) * len(home.part))
             shape = tuple(e.subst(named) for e in shape)
-            name = buffer.name if home.name == "memory" else home.name  # of what is written in place
+            name = buffer.name if home.name == "memory" else home.name  # written in place
             made.append(Array(name, buffer, home.dtype, shape, layout,
                               own=home.array is None))
         return tuple(made)

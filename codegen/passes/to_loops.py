@@ -68,7 +68,7 @@ class Maker(Resolver):
         operands = tuple(v for v in read if v not in self.constants and v not in op.results)
         return Op(what, operands, op.results, (), op.place)
 
-    # ---- what rules of kinds ask, and say -----------------------------------------------------------------
+    # ---- what rules of kinds ask, and say --------------------------------------------------------
 
     @cached_property
     def variance(self) -> Variance:

@@ -23,7 +23,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-INDEX, LOCK, FORMAT = "checkpoint.json", ".lock", 1
+INDEX, LOCK, MARK, FORMAT = "checkpoint.json", ".lock", ".run-", 1
 KEPT = 2  # sets: the last one, and the one before it
 LOCK_SECONDS = 5.0  # for which a run that ends may still hold the folder
 AT_ONCE = 1 << 26
@@ -31,6 +31,10 @@ AT_ONCE = 1 << 26
 
 def part_name(process: int) -> str:
     return f"part-{process}.safetensors"
+
+
+def mark_of(folder: str, nonce: str) -> str:
+    return os.path.join(folder, MARK + nonce)
 
 
 def set_name(point: int, turn: int, nonce: str) -> str:
@@ -82,15 +86,32 @@ class Folder:
                 if time.monotonic() > end:
                     self.close()
                     raise UsageError(
-                        f"another run keeps its checkpoints in {path}", found="the folder is locked",
-                        expected="a folder for each run", remedy="another folder, or end that run",
+                        f"another run keeps its checkpoints in {path}",
+                        expected="a folder for each run", found="the folder is locked",
+                        remedy="another folder, or end that run",
                     ) from None
                 time.sleep(0.05)
         for name in os.listdir(self.path):  # what was not completed
             if is_set(name) and not os.path.isfile(os.path.join(self.path, name, INDEX)):
                 remove(self.path, name)
 
+    def mark(self, nonce: str) -> None:
+        """Makes a file by which others know that they see this folder."""
+        self._unmark()
+        try:
+            os.close(os.open(mark_of(self.path, nonce), os.O_WRONLY | os.O_CREAT, 0o666))
+        except OSError as error:
+            raise OutputError(
+                f"checkpoint: cannot write to {self.path}: {error.strerror}") from None
+
+    def _unmark(self) -> None:
+        for name in os.listdir(self.path):
+            if name.startswith(MARK):
+                os.unlink(os.path.join(self.path, name))
+
     def close(self) -> None:
+        if self.fd >= 0 and os.path.isdir(self.path):
+            self._unmark()
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
@@ -193,7 +214,7 @@ def read_index(path: str) -> dict[str, Any]:
             found = json.load(opened)
         if found["format"] != FORMAT:
             raise InputError(f"{file} is of another format", expected=f"format {FORMAT}",
-                             found=str(found["format"]), remedy="resume with the spmd that wrote it")
+                             found=str(found["format"]), remedy="the spmd that wrote it")
         parts = [(str(n), int(size), int(crc)) for n, size, crc in found["parts"]]
         return {**found, "parts": parts, "turn": int(found["turn"]), "point": int(found["point"])}
     except OSError as error:
@@ -215,7 +236,7 @@ def _metadata(file: InputFile) -> dict[str, Any]:
     return found
 
 
-class Part:
+class MappedPart:
     """The part of one process, mapped. pieces: name, rank, offset, extent, first byte."""
 
     def __init__(self, path: str, name: str, size: int, crc: int) -> None:

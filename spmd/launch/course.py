@@ -51,6 +51,8 @@ class Launch:
         )
         self.scalars = scalars_of(self.manifest, settings)
         check_given(self.manifest, given)
+        if self.keeping is not None:
+            self.keeping.check()
         count = self.processes.count
         self.sizes = bind_mesh(self.manifest, ranks, mesh, self.scalars, count)
         return self.setup()

@@ -17,10 +17,11 @@ from spmd.engine import ffi, lib
 from spmd.files.checkpoints import (
     KEPT,
     Folder,
-    Part,
+    MappedPart,
     Piece,
     complete,
     complete_set,
+    mark_of,
     read_index,
     remove,
     set_name,
@@ -97,17 +98,16 @@ class Keeping:
     def begin(self, job: Job) -> None:
         """Before each run; in all processes together."""
         self.job, self.runs = job, self.runs + 1
-        self.processes.together(self.check)
         turns, nanoseconds = interval(self.every) if self.every is not None else (0, 0)
         if nanoseconds and job.setup.hosts.parted:
             self.processes.refuse(UsageError(
-                f"every {self.every!r}: the ranks share no memory in which they could agree on when",
+                f"every {self.every!r}: the ranks share no memory in which to agree on when",
                 expected="a number of turns, where ranks are on several hosts",
                 found="seconds", remedy="--every 100",
             ))
         found = self.processes.from_first(self._open)
         self.path, self.nonce, chosen = found
-        self.processes.together(lambda: self._see(self.path))
+        self.processes.together(self._see)
         job._check(lib.spmd_job_keep(job._job, turns, nanoseconds))
         if chosen:
             self.processes.together(lambda: self._fill(job, chosen))
@@ -134,7 +134,9 @@ class Keeping:
                 expected="an empty folder, or one to go on from", found=f"{len(old)}: {old[-1]}",
                 remedy=f"--resume {self.to} with it goes on from there; or another folder",
             )
-        return self.folder.path, os.urandom(4).hex(), chosen
+        nonce = os.urandom(4).hex()
+        self.folder.mark(nonce)
+        return self.folder.path, nonce, chosen
 
     def _newest(self, again: bool) -> str:
         """The last complete set, by its path."""
@@ -149,13 +151,13 @@ class Keeping:
         print(f"spmd: no checkpoint in {self.source} yet: the run begins", file=sys.stderr)
         return ""
 
-    def _see(self, path: str) -> None:
-        """All hosts write to one folder."""
+    def _see(self) -> None:
+        """All hosts write to one folder: what process 0 has marked."""
         end = time.monotonic() + SEE_SECONDS
-        while path and not os.path.isdir(path):
+        while self.path and not os.path.isfile(mark_of(self.path, self.nonce)):
             if time.monotonic() > end:
-                raise OutputError(f"checkpoint: there is no folder {path} on this host",
-                                  expected="a folder that all hosts share", found="none",
+                raise OutputError(f"checkpoint: {self.path} is not on this host what it is on the "
+                                  "first one", expected="a folder that all hosts share",
                                   remedy="--checkpoint FOLDER on a shared file system")
             time.sleep(0.05)
 
@@ -169,8 +171,8 @@ class Keeping:
         job._check(lib.spmd_job_resume(job._job, ffi.new("spmd_set *", now)))
         hosted = range(job.setup.first, job.setup.first + job.setup.count)
         for name, size, crc in index["parts"]:
-            part = Part(path, name, size, crc)
-            base = ffi.from_buffer("char[]", part.file.data) if part.file.length else None
+            part = MappedPart(path, name, size, crc)
+            base = ffi.from_buffer("char[]", part.file.data)
             try:
                 for array, rank, offset, extent, start in part.pieces:
                     number, row = carried[array]
@@ -181,8 +183,7 @@ class Keeping:
                             status = lib.spmd_job_refill(job._job, number, mine, *box, base + start)
                             job._check_array(status, array)
             finally:
-                if base is not None:
-                    ffi.release(base)
+                ffi.release(base)
                 part.file.close()
         self.resumed = index
         if self.first:
@@ -310,7 +311,8 @@ class Keeping:
                 return
             self.waiting.pop(0)
             names = complete(self.path)
-            for old in names[:-KEPT]:
+            mine = [name for name in names if self.runs == 1 or name.endswith(self.nonce)]
+            for old in set(names) - set(mine[-KEPT:]):
                 remove(self.path, old)
 
     # ---- after it --------------------------------------------------------------------------------
@@ -326,6 +328,10 @@ class Keeping:
             while self.waiting and time.monotonic() < end:
                 self._complete()
                 time.sleep(0.01)
+            if self.waiting:
+                raise OutputError(f"checkpoint: parts of other processes are missing in "
+                                  f"{self.waiting[0][0]}", expected="a folder that all hosts share",
+                                  remedy="--checkpoint FOLDER on a shared file system")
         if self.resumed is not None and not lib.spmd_job_resumed(job._job):
             raise InputError("the run ended before it came to the loop of the checkpoint",
                              expected=f"loop {self.resumed['point']} of the program to be reached",
@@ -339,8 +345,8 @@ class Keeping:
 
     def cost_text(self) -> str:
         each = self.sets or 1
-        return (f"{self.sets} checkpoint{'s' * (self.sets > 1)}, the last of turn {self.last_turn}: "
-                f"{bytes_text(self.bytes)} of this process each; "
+        return (f"{self.sets} checkpoint{'s' * (self.sets > 1)}, the last of turn "
+                f"{self.last_turn}: {bytes_text(self.bytes)} of this process each; "
                 f"ranks were held up {self.cost['held'] / each * 1e3:.2f} ms each (copying "
                 f"{self.cost['copied'] / each * 1e3:.2f} ms), "
                 f"writing took {self.seconds / each * 1e3:.1f} ms meanwhile")

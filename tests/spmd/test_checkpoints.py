@@ -1,0 +1,218 @@
+"""Runs that are kept, killed and gone on from: to the same bits, on other ranks and meshes."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import spmd
+from tests.conftest import Launch, here
+
+KILLS = int(os.environ.get("SPMD_TEST_KILLS", "1"))  # `make kills` sets it to 100
+
+TURNS = '''
+import numpy as np
+import spmd
+
+@spmd.program(mesh=("x", "y"))
+def turns(n: int = 12):
+    steps, least = spmd.scalar("steps", 20), spmd.scalar("least", 1100)
+    u = spmd.input("u", (n, n + 1), np.int64, layout=("x", "y"), default=lambda i, j: 7 * i + j)
+    w = spmd.zeros(n, np.complex128, layout=("y",))
+    last = spmd.asarray(0)
+    for _ in spmd.range(3):                        # an earlier loop, which is run again
+        u = u + 1
+    for k in spmd.range(steps):
+        u = (np.roll(u, 1, axis=0) * 3 + np.roll(u, -1, axis=1) + k) % 1009
+        w = w + u[:, 0] * 1j
+        last = np.max(u) + k
+    while np.max(u) < least:                        # what a while carries
+        u = u + 1 + last % 2
+    return {"u": u, "w": w, "last": last}
+'''
+
+
+@pytest.fixture(scope="module")
+def turns(tmp_path_factory):
+    file = tmp_path_factory.mktemp("checkpoints") / "keeps_turns.py"
+    file.write_text(TURNS)
+    return spmd.build(file, checkpoint=True)
+
+
+def keepable(once, name: str, text: str) -> Path:
+    """The image of a program, for checkpoints."""
+    def make(path: Path) -> None:
+        source = path.with_name(f"{name}_program.py")
+        source.write_text(text)
+        assert here("build", source, "--checkpoint", "-o", path) == 0
+
+    return once(f"{name}.img", make)
+
+
+def same(a, b) -> None:
+    for name in a:
+        assert np.asarray(a[name]).tobytes() == np.asarray(b[name]).tobytes(), name
+
+
+def sets(folder: Path) -> list[Path]:
+    return sorted(p.parent for p in folder.glob("*/checkpoint.json"))
+
+
+@pytest.mark.parametrize("every", [1, 7, "0.001s"])
+def test_it_goes_on_where_it_was_on_other_ranks(turns, tmp_path, every):
+    whole = turns.run(ranks=4)
+    same(whole, turns.run(ranks=3, checkpoint=str(tmp_path), every=every))
+    assert len(sets(tmp_path)) <= 2
+    for more in sets(tmp_path):  # each of those that are there
+        for where in ({"ranks": 1}, {"mesh": {"x": 2, "y": 3}}, {"ranks": 7}):
+            same(whole, turns.run(resume=str(tmp_path), **where))
+        shutil.rmtree(max(sets(tmp_path)))
+
+
+def test_a_run_goes_on_with_more_turns(turns, tmp_path):
+    turns.run(ranks=2, steps=9, least=0, checkpoint=str(tmp_path), every=4)
+    assert [p.name[:22] for p in sets(tmp_path)] == [f"loop1-turn{k:012d}" for k in (4, 8)]
+    for steps in (30, 8):  # the last one ended after as many turns as were kept
+        same(turns.run(ranks=2, steps=steps), turns.run(ranks=5, steps=steps, resume=str(tmp_path)))
+
+
+@spmd.program(mesh=("r",))
+def own(n: int = 8, size: int = 1 << 18):
+    @spmd.shard_map(mesh="r", out_layouts=("r",))
+    def body():
+        mine = np.zeros(size) + spmd.axis_index("r")
+        for k in spmd.range(n):
+            mine = mine + k * spmd.axis_index("r")
+        return mine
+
+    return {"mine": body()}
+
+
+@pytest.fixture(scope="module")
+def own_image():
+    return spmd.build(own, checkpoint=True)
+
+
+def test_what_ranks_have_of_their_own_stays_on_its_mesh(own_image, tmp_path):
+    image = own_image
+    whole = image.run(ranks=3, checkpoint=str(tmp_path), every=3)
+    same(whole, image.run(ranks=3, resume=str(tmp_path)))
+    with pytest.raises(spmd.MeshError, match="on its own mesh only.*mine differs between ranks"):
+        image.run(ranks=2, resume=str(tmp_path))
+
+
+def test_what_is_damaged_or_of_another_image_is_refused_by_its_name(turns, own_image, tmp_path):
+    turns.run(ranks=2, steps=30, checkpoint=str(tmp_path), every=10)
+    *_, before, last = sets(tmp_path)
+    part = last / "part-0.safetensors"
+    data = bytearray(part.read_bytes())
+    for wrong in (data[:-8], data[:-1] + bytes([data[-1] ^ 1]), data[:3]):
+        part.write_bytes(wrong)
+        with pytest.raises(spmd.InputError, match=f"damaged: {part}"):
+            turns.run(ranks=2, resume=str(tmp_path))
+    part.unlink()
+    with pytest.raises(spmd.InputError, match=f"damaged: {part}"):
+        turns.run(ranks=2, resume=str(tmp_path))
+    shutil.rmtree(last)
+    with pytest.raises(spmd.InputError, match=f"{before} was kept by another image"):
+        own_image.run(ranks=2, resume=str(tmp_path))
+    index = before / "checkpoint.json"
+    index.write_text(index.read_text()[:-20])
+    with pytest.raises(spmd.InputError, match=f"damaged: {index}"):
+        turns.run(ranks=2, resume=str(tmp_path))
+
+
+def test_mistakes(turns, tmp_path):
+    here = str(tmp_path)
+    for every in (0, -3, "0s", "soon", True, 2.5):
+        with pytest.raises(spmd.UsageError, match="is no distance between checkpoints"):
+            turns.run(ranks=2, checkpoint=here, every=every)
+    with pytest.raises(spmd.UsageError, match="does not say how often"):
+        turns.run(ranks=2, checkpoint=here)
+    with pytest.raises(spmd.UsageError, match="and none are"):
+        turns.run(ranks=2, every=3)
+    with pytest.raises(spmd.InputError, match="there is no complete checkpoint"):
+        turns.run(ranks=2, resume=here)
+    turns.run(ranks=2, checkpoint=here, every=9)
+    with pytest.raises(spmd.UsageError, match="there are checkpoints of another run"):
+        turns.run(ranks=2, checkpoint=here, every=9)
+    with pytest.raises(spmd.InputError, match="before it came to the loop"):
+        turns.run(ranks=2, resume=here, least=0)
+
+
+def test_a_full_disk_leaves_the_set_before(own_image, tmp_path):
+    whole = own_image.run(ranks=2, checkpoint=str(tmp_path), every=5)
+    (had,) = sets(tmp_path)[-1:]
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, limits[1]))
+        with pytest.raises(spmd.OutputError, match="checkpoint: cannot write"):
+            own_image.run(ranks=2, resume=str(tmp_path), checkpoint=str(tmp_path), every=1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, before)
+    assert had in sets(tmp_path)
+    same(whole, own_image.run(ranks=2, resume=str(tmp_path)))
+
+
+def test_calls_of_an_open_image_each_keep_their_own(turns, tmp_path):
+    with turns.open(ranks=2, checkpoint=str(tmp_path), every=5) as job:
+        job(steps=40)
+        whole = job(steps=12)
+    turn = json.loads((sets(tmp_path)[-1] / "checkpoint.json").read_text())
+    assert turn["scalars"]["steps"] == 12
+    same(whole, turns.run(ranks=4, steps=12, resume=str(tmp_path)))
+
+
+@pytest.mark.mpi
+def test_processes_write_their_parts(once, mpirun, tmp_path, spmd_command):
+    image = keepable(once, "kept_turns", TURNS)
+    whole = tmp_path / "whole.npy"
+    mpirun(3, "-m", "spmd", "run", image, "--checkpoint", tmp_path, "--every", "6", "-o", f"u={whole}").expect(
+        0, "checkpoints, the last of turn", "ranks were held up")
+    assert len(list(sets(tmp_path)[-1].glob("part-*.safetensors"))) == 3
+    again = tmp_path / "again.npy"
+    for ranks, how in ((2, ()), (4, ("--transport", "mpi"))):
+        mpirun(ranks, "-m", "spmd", "run", image, "--resume", tmp_path, *how, "-o", f"u={again}").expect(
+            0, "goes on from turn")
+        assert whole.read_bytes() == again.read_bytes()
+    spmd_command("run", image, "--checkpoint", tmp_path, "--every", "0").expect(2, "--every")
+
+
+LONG = TURNS.replace('"steps", 20', '"steps", 30000')
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("seed", range(KILLS))
+def test_killed_at_a_random_moment_it_goes_on(mpirun, seed, tmp_path, once):
+    """A rank, or the launcher: again and again, on 1 to 4 ranks, until it comes to its end."""
+    image, chance = keepable(once, "kept_long", LONG), random.Random(seed)
+    whole = once("checkpoints-whole", lambda path: path.mkdir() or mpirun(
+        2, "-m", "spmd", "run", image, "-o", f"u={path}/u.npy").expect(0) and path)
+    options = ["--checkpoint", tmp_path / "kept", "--resume", tmp_path / "kept", "--every",
+               chance.choice(["100", "0.05s"]), "-o", f"u={tmp_path}/u.npy"]
+    for turn in range(4):
+        argv = ["mpirun", "-n", chance.randint(1, 4), sys.executable, "-m", "spmd", "run", image]
+        with Launch([*argv, *options]) as launch:
+            if turn < 3:
+                time.sleep(chance.uniform(0.4, 1.2))
+                pids = [launch.process.pid] if chance.random() < 0.3 else launch.alive()
+                try:
+                    os.kill(chance.choice(pids or [launch.process.pid]), signal.SIGKILL)
+                except ProcessLookupError:
+                    pass  # it was over
+            done = launch.finish(30)
+        assert "Traceback" not in done.err and "damaged" not in done.err, done.err
+    assert done.code == 0, done.text
+    assert (tmp_path / "u.npy").read_bytes() == (whole / "u.npy").read_bytes()

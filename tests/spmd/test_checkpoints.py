@@ -73,7 +73,7 @@ def test_it_goes_on_where_it_was_on_other_ranks(turns, tmp_path, every):
     whole = turns.run(ranks=4)
     same(whole, turns.run(ranks=3, checkpoint=str(tmp_path), every=every))
     assert len(sets(tmp_path)) <= 2
-    for more in sets(tmp_path):  # each of those that are there
+    for _ in sets(tmp_path):  # each of those that are there
         for where in ({"ranks": 1}, {"mesh": {"x": 2, "y": 3}}, {"ranks": 7}):
             same(whole, turns.run(resume=str(tmp_path), **where))
         shutil.rmtree(max(sets(tmp_path)))
@@ -179,12 +179,13 @@ def test_calls_of_an_open_image_each_keep_their_own(turns, tmp_path):
 def test_processes_write_their_parts(once, mpirun, tmp_path, spmd_command):
     image = keepable(once, "kept_turns", TURNS)
     whole = tmp_path / "whole.npy"
-    mpirun(3, "-m", "spmd", "run", image, "--checkpoint", tmp_path, "--every", "6", "-o", f"u={whole}").expect(
+    run = ("-m", "spmd", "run", image)
+    mpirun(3, *run, "--checkpoint", tmp_path, "--every", "6", "-o", f"u={whole}").expect(
         0, "checkpoints, the last of turn", "ranks were held up")
     assert len(list(sets(tmp_path)[-1].glob("part-*.safetensors"))) == 3
     again = tmp_path / "again.npy"
     for ranks, how in ((2, ()), (4, ("--transport", "mpi"))):
-        mpirun(ranks, "-m", "spmd", "run", image, "--resume", tmp_path, *how, "-o", f"u={again}").expect(
+        mpirun(ranks, *run, "--resume", tmp_path, *how, "-o", f"u={again}").expect(
             0, "goes on from turn")
         assert whole.read_bytes() == again.read_bytes()
     spmd_command("run", image, "--checkpoint", tmp_path, "--every", "0").expect(2, "--every")

@@ -63,7 +63,7 @@ _INSTEAD = {
     **dict.fromkeys("doctor bench show patch calibrate".split(), "a command of the shell: spmd"),
 }
 
-__all__ = sorted(_LANGUAGE | _RUNTIME | _ERRORS | _WARNINGS | {"numpy", "optim", "random"})
+__all__ = sorted(_LANGUAGE | _RUNTIME | _ERRORS | _WARNINGS | {"nn", "numpy", "optim", "random"})
 
 TYPE_CHECKING = False  # typing costs every rank more time than this package
 if TYPE_CHECKING:  # for editors and type checkers: where every name has its docstring and its types
@@ -113,6 +113,7 @@ if TYPE_CHECKING:  # for editors and type checkers: where every name has its doc
     from codegen.trace.ranks.rooted import pbroadcast as pbroadcast
     from codegen.trace.ranks.rooted import pgather as pgather
     from codegen.trace.ranks.rooted import pscatter as pscatter
+    from spmd import nn as nn
     from spmd import numpy as numpy
     from spmd import optim as optim
     from spmd import random as random
@@ -174,7 +175,7 @@ def _find(name: str) -> Any:
             import_module("spmd.mistakes")  # how IPython shows those of a program
             globals()[name] = value
         return value
-    if name in ("numpy", "optim", "random"):
+    if name in ("nn", "numpy", "optim", "random"):
         return import_module(f"spmd.{name}")
     if name in _LATER:
         raise _find("UnsupportedError")(f"spmd.{name} is not available yet", remedy=_LATER[name])

@@ -36,6 +36,7 @@ GROUPS = (
     ("Oracles", ("codegen/oracle/*.py",), "eager interpret"),
     ("What users import and run", ("spmd/*.py",), "__main__ cli"),
     ("Optimizers", ("spmd/optim/*.py",), "__init__ transformation optimizers"),
+    ("Networks", ("spmd/nn/*.py",), "__init__"),
     ("Launching", ("spmd/launch/*.py", "spmd/engine/*.py"),
      "course run options job processes hosts"),
     ("Files of arrays", ("spmd/files/*.py",), "inputs"),

@@ -75,8 +75,7 @@ def emit(plan: Plan) -> CSource:
     constants, table = _constants(plan)
     if places.constants:
         parts.append(table)
-    if plan.libraries:
-        parts += _routines(plan)
+    parts += _routines(plan)
     parts += _kernels(plan)
     if any(s.sym is None for s in plan.scalars):
         parts.append(
@@ -169,9 +168,10 @@ def _routines(plan: Plan) -> list[str]:
     )
     called = {w.function.name: w.function for s in walk_steps(plan.steps) if isinstance(s, Phase)
               for w in simple_works(s) if isinstance(w, LibraryCall)}
-    return [_BLAS + names, *(
+    return [*([_BLAS + names] if names else []), *(
         wrapped(f"static void {f.name}(", ["void *const *library", f.parameters], ")")
-        + f"\n{{\n{indent(f.text.strip(), '    ')}\n}}\n" for f in called.values()
+        + "\n{\n" + "    (void)library;\n" * (not f.routines)
+        + f"{indent(f.text.strip(), '    ')}\n}}\n" for f in called.values()
     )]
 
 

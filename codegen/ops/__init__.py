@@ -7,6 +7,7 @@ the rule may use (Maker, Localizer, Instrument).
 from __future__ import annotations
 
 from codegen.ops.control import Branch, Control, Defined, Let, Loop, Relayout, ShardMap
+from codegen.ops.convolutions import Convolve
 from codegen.ops.edges import Edge
 from codegen.ops.effects import POSITION, Expect, Point, Print
 from codegen.ops.exchanges import Barrier, Exchange, Fold, Move, Permute
@@ -26,22 +27,21 @@ from codegen.ops.views import Broadcast, Roll, Slice, Transpose, Update
 
 __all__ = [
     "OPS", "POSITION", "Again", "ArgReduce", "ArgSort", "Barrier", "Branch", "Broadcast",
-    "Cholesky", "Const", "Constant", "Control", "Count", "Cumulative", "Defined", "DynamicSlice",
-    "DynamicUpdate", "Edge", "Eig", "Eigh", "Exchange", "Expect", "Fold", "Fourier", "Full",
-    "Gather", "Iota", "Kernel", "Kind", "Let", "Loop", "Lu", "LuSolve", "Map", "MatMul", "Merge",
-    "Move", "Partition", "Permute", "Point", "Print", "Qr", "Reduce", "Relayout", "Reshape", "Roll",
-    "RunScalar", "Scatter", "SearchSorted", "ShardMap", "Slice", "Sort", "Svd", "Swapped",
-    "Symbolic", "Transpose", "Triangular", "Update",
+    "Cholesky", "Const", "Constant", "Control", "Convolve", "Count", "Cumulative", "Defined",
+    "DynamicSlice", "DynamicUpdate", "Edge", "Eig", "Eigh", "Exchange", "Expect", "Fold", "Fourier",
+    "Full", "Gather", "Iota", "Kernel", "Kind", "Let", "Loop", "Lu", "LuSolve", "Map", "MatMul",
+    "Merge", "Move", "Partition", "Permute", "Point", "Print", "Qr", "Reduce", "Relayout",
+    "Reshape", "Roll", "RunScalar", "Scatter", "SearchSorted", "ShardMap", "Slice", "Sort", "Svd",
+    "Swapped", "Symbolic", "Transpose", "Triangular", "Update",
 ]
 
 OPS: dict[str, type[Kind]] = {
     kind.name: kind
     for kind in (
-        Const, Full, Iota, Symbolic, RunScalar, Map, Broadcast, Slice, Transpose, Reshape,
-        Constant, Again, Roll, Update, DynamicSlice, DynamicUpdate, Gather, Scatter, Reduce, Edge,
-        ArgReduce, Cumulative, MatMul, Sort, ArgSort, Merge, Partition, Count, SearchSorted,
-        Cholesky, Lu, LuSolve, Swapped, Triangular, Qr, Svd, Eigh, Eig, Fourier, Kernel,
-        Permute, Move, Fold, Barrier, Print, Expect, Point, Loop, Let, Branch, Relayout, ShardMap,
-        Defined,
+        Const, Full, Iota, Symbolic, RunScalar, Map, Broadcast, Slice, Transpose, Reshape, Constant,
+        Again, Roll, Update, DynamicSlice, DynamicUpdate, Gather, Scatter, Reduce, Edge, ArgReduce,
+        Cumulative, MatMul, Convolve, Sort, ArgSort, Merge, Partition, Count, SearchSorted,
+        Cholesky, Lu, LuSolve, Swapped, Triangular, Qr, Svd, Eigh, Eig, Fourier, Kernel, Permute,
+        Move, Fold, Barrier, Print, Expect, Point, Loop, Let, Branch, Relayout, ShardMap, Defined,
     )
 }

@@ -190,24 +190,7 @@ class MatMul(Kind):
         other operand whole: it is done only where moving that and the sums is less than moving the
         operand that is split along the summed dim."""
         a, b = op.operands
-        used = {axis for c in window for axis in c.axes}
-        of_a, of_b = at.natural(a, a.type.ndim - 1), at.natural(b, b.type.ndim - 2)
-        if of_a == of_b:
-            return of_a
-        split = [(c, x, y) for c, x, y in ((of_a, a, b), (of_b, b, a)) if c.axes]
-        free = [c for c, _, _ in split if not used & set(c.axes)]
-        if free:
-            return free[0]
-        sums, whole = 2 * _size(op.result), cuts.whole(a.type.shape[-1])
-
-        def size(x: Value) -> Expr:
-            """How many elements move: where a batch repeats one matrix, only those of that one."""
-            by = at.defs.get(x)
-            repeated = by is not None and isinstance(by.what, Broadcast)
-            return _size(by.operands[0] if by is not None and repeated else x)
-
-        return next((c for c, x, y in split
-                     if expr.nonneg(size(x) - _TIMES_FEWER * (size(y) + sums))), whole)
+        return shared(op, window, at, a.type.ndim - 1, b.type.ndim - 2)
 
     def summed(self, op: Op, window: Window, at: Localizer) -> list[Cut] | None:
         return [self.between(op, window, at)]
@@ -341,6 +324,29 @@ class _Matrix(NamedTuple):
             lead = rows if columns == 1 or self.column == 0 else self.column
             return True, _least(lead)
         return None
+
+
+def shared(op: Op, window: Window, at: Localizer, of_first: int, of_second: int) -> Cut:
+    """The part of a dim that a rank takes, over which products of two operands are summed: where it
+    stands in each of them."""
+    (a, b), used = op.operands, {axis for c in window for axis in c.axes}
+    of_a, of_b = at.natural(a, of_first), at.natural(b, of_second)
+    if of_a == of_b:
+        return of_a
+    split = [(c, x, y) for c, x, y in ((of_a, a, b), (of_b, b, a)) if c.axes]
+    free = [c for c, _, _ in split if not used & set(c.axes)]
+    if free:
+        return free[0]
+    sums, whole = 2 * _size(op.result), cuts.whole(a.type.shape[of_first])
+
+    def size(x: Value) -> Expr:
+        """How many elements move: where a batch repeats one matrix, only those of that one."""
+        by = at.defs.get(x)
+        repeated = by is not None and isinstance(by.what, Broadcast)
+        return _size(by.operands[0] if by is not None and repeated else x)
+
+    return next((c for c, x, y in split
+                 if expr.nonneg(size(x) - _TIMES_FEWER * (size(y) + sums))), whole)
 
 
 def _least(lead: Expr) -> Expr:

@@ -15,9 +15,12 @@ import numpy as np
 from codegen import dtypes
 from codegen.errors import LayoutError, MeshError, ProgramError
 from codegen.mesh import checked_text
+from codegen.ops import Convolve
 from codegen.oracle import kernel_calls
 from codegen.oracle.local import Blocks, EagerArray, local
 from codegen.places import user_place
+from codegen.symbolic import expr
+from codegen.symbolic.expr import as_expr
 from codegen.user.layout_trees import MeshName
 from codegen.user.numbers import element_type, rounded
 from codegen.user.tree import leaves, map_tree
@@ -144,6 +147,13 @@ class Common:
         turned = np.flip(np.argsort(np.flip(x, axis), axis, kind="stable"), axis)
         at = np.take(np.shape(x)[axis] - 1 - turned, range(k), axis)
         return local(np.take_along_axis(x, at, axis)), local(at)
+
+    def convolve(self, gives: str, a: Any, b: Any, start: Any, stride: Any, dilation: Any,
+                 shape: Any) -> EagerArray:
+        what = Convolve(gives, tuple(map(expr.const, start)), tuple(stride), tuple(dilation),
+                        tuple(map(expr.const, shape)))
+        x, y = (np.asarray(v, np.result_type(a, b)) for v in (a, b))
+        return local(what.reference([x, y], lambda e: as_expr(e).value)[0])
 
     # ---- control flow: Python's own --------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from codegen.ops import (
     ArgReduce,
     ArgSort,
     Broadcast,
+    Convolve,
     Cumulative,
     Full,
     Gather,
@@ -35,7 +36,7 @@ from codegen.ops import (
 )
 
 # Kinds that take long, and those that take next to nothing and follow from them.
-TAKES_LONG = (ArgReduce, ArgSort, Cumulative, Gather, MatMul, Reduce, SearchSorted, Sort)
+TAKES_LONG = (ArgReduce, ArgSort, Convolve, Cumulative, Gather, MatMul, Reduce, SearchSorted, Sort)
 FOLLOWS = (Broadcast, Full, Iota, Reshape, Roll, Slice, Symbolic, Transpose)
 
 

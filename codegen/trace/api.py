@@ -79,6 +79,7 @@ _MODULES = {
     "numpy.creation": "zeros ones empty full arange eye identity linspace asarray array "
     "zeros_like ones_like empty_like full_like like dynamic_slice dynamic_update_slice",
     "numpy.ordering": "top_k",
+    "numpy.convolving": "convolve",
     "control.blocks": "blocks=Blocks",
     "control.ranges": "range=spmd_range",
     "derive.derivatives": "vjp jvp stop_gradient",

@@ -1,8 +1,61 @@
-"""Parts of networks, as functions of arrays: parameters are arguments."""
+"""Parts of networks as functions: parameters are arguments, dims lie as their layouts say.
+
+Always holds: they are written in the language itself, so that programs, eager runs and derivatives
+have them.
+"""
 
 from __future__ import annotations
 
+from spmd.nn.activations import (
+    celu,
+    elu,
+    gelu,
+    glu,
+    hard_sigmoid,
+    hard_silu,
+    hard_swish,
+    hard_tanh,
+    leaky_relu,
+    log_sigmoid,
+    log_softmax,
+    logsumexp,
+    mish,
+    one_hot,
+    relu,
+    relu6,
+    selu,
+    sigmoid,
+    silu,
+    soft_sign,
+    softmax,
+    softplus,
+    swish,
+)
 from spmd.nn.convolution import conv, conv_transpose
+from spmd.nn.layers import dense, dropout, embedding
+from spmd.nn.losses import (
+    cosine_distance,
+    cosine_similarity,
+    hinge_loss,
+    huber_loss,
+    kl_divergence,
+    l2_loss,
+    log_cosh,
+    sigmoid_binary_cross_entropy,
+    smooth_labels,
+    softmax_cross_entropy,
+    softmax_cross_entropy_with_integer_labels,
+    squared_error,
+)
 from spmd.nn.pooling import adaptive_avg_pool, avg_pool, max_pool
 
-__all__ = ["adaptive_avg_pool", "avg_pool", "conv", "conv_transpose", "max_pool"]
+__all__ = [
+    "adaptive_avg_pool", "avg_pool", "celu", "conv", "conv_transpose", "cosine_distance",
+    "cosine_similarity", "dense", "dropout", "elu", "embedding", "gelu",
+    "glu", "hard_sigmoid", "hard_silu", "hard_swish", "hard_tanh", "hinge_loss", "huber_loss",
+    "kl_divergence", "l2_loss", "leaky_relu", "log_cosh", "log_sigmoid", "log_softmax",
+    "logsumexp", "max_pool", "mish", "one_hot", "relu", "relu6", "selu", "sigmoid",
+    "sigmoid_binary_cross_entropy", "silu", "smooth_labels", "soft_sign", "softmax",
+    "softmax_cross_entropy", "softmax_cross_entropy_with_integer_labels", "softplus",
+    "squared_error", "swish",
+]

@@ -1,0 +1,115 @@
+"""Layers: dense, embedding, dropout. Parameters are arguments; dims lie as their layouts say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import spmd
+from codegen.errors import DtypeError, ShapeError, UsageError
+from codegen.places import user_place
+from codegen.trace.array import Array
+from codegen.trace.derive.derivatives import custom_vjp
+from spmd import random
+from spmd.nn.shared import check_dim
+
+
+def dense(x: Any, w: Any, b: Any = None, axes: int = 1) -> Any:
+    """x @ w + b: a linear layer.
+
+    - x: (…, in). w: (in, out), or any more dims: (in, heads, size) gives (…, heads, size).
+    - b: what is added, of w's later dims.
+    - axes: how many dims of x, its last, are summed over with w's first: 2 for a w of
+      (heads, size, out).
+
+    ShapeError where dims do not fit. Where w's second dim is split over an axis, so is the result,
+    and nothing is exchanged; where its first is, ranks sum up their results.
+
+    >>> spmd.nn.dense(np.ones((3, 2)), np.eye(2), np.array([0.0, 1.0]))[0]
+    array([1., 2.])
+    """
+    for k in range(axes):
+        if k >= min(x.ndim, w.ndim):
+            raise ShapeError("spmd.nn.dense sums over dims that are not there", place=user_place(),
+                             expected=f"{axes} dims of x and of w", found=f"{x.ndim} and {w.ndim}")
+        check_dim("dense", f"dim {k - axes} of x", x.shape[k - axes], w.shape[k], f"dim {k} of w")
+    made = x @ w if axes == 1 and w.ndim == 2 else np.tensordot(x, w, axes)
+    return made if b is None else made + b
+
+
+def embedding(ids: Any, table: Any) -> Any:
+    """Rows of a table: table[ids], of shape (…, features) for ids (…) and a table (rows, features).
+
+    Where the table's rows are split over ranks, each looks up those that it has, and one all-reduce
+    of the result brings them together; the gradient exchanges nothing for that. Ids beyond the ends
+    are clamped, as indices are; negative ones count from the end. DtypeError for ids that are no
+    integers.
+
+    >>> spmd.nn.embedding(np.array([1, 1, 0]), np.array([[0.0, 1.0], [2.0, 3.0]]))
+    array([[2., 3.],
+           [2., 3.],
+           [0., 1.]])
+    """
+    ids = ids if hasattr(ids, "ndim") else np.asarray(ids)
+    if ids.dtype.kind not in "iu":
+        raise DtypeError("spmd.nn.embedding takes integers", place=user_place(),
+                         expected="the numbers of rows", found=str(ids.dtype),
+                         remedy="ids.astype(np.int32)")
+    if not isinstance(table, Array) or table.context.rank_view:
+        return table[ids]
+    axes = (table.layout or ((),))[0]
+    axes = (axes,) if isinstance(axes, str) else axes
+    if not axes or isinstance(ids, Array) and set(axes) & _axes(ids):
+        return table[ids]
+    return _of_split(ids, table, axes)
+
+
+def _axes(x: Array) -> set[str]:
+    entries = (() if e is None else (e,) if isinstance(e, str) else e for e in x.layout or ())
+    return {axis for entry in entries for axis in entry}
+
+
+def _of_split(ids: Any, table: Array, axes: tuple[str, ...]) -> Any:
+    """Of a table whose rows are split over these axes: what each rank has, and 0, summed up."""
+    rows, layout = table.shape[0], table.layout
+    at = np.where(ids < 0, ids + rows, ids).clip(0, rows - 1)
+    own = at.layout if isinstance(at, Array) else (None,) * at.ndim
+
+    @spmd.shard_map(out_layouts=(*own, layout[1]))
+    def look(at: Any, part: Any, numbers: Any) -> Any:
+        local = at - numbers[0]
+        here = (local >= 0) & (local < part.shape[0])
+        found = part[np.where(here, local, 0)]
+        return spmd.psum(np.where(here[..., None], found, 0), axes)
+
+    def looked_up(table: Any) -> Any:
+        return look(at, table, spmd.arange(rows, layout=(axes,)))
+
+    def back(_: Any, g: Any) -> tuple[Any]:
+        return (spmd.zeros(table.shape, table.dtype, layout=layout).at[at].add(g),)
+
+    function = custom_vjp(looked_up)
+    function.defvjp(lambda table: (looked_up(table), None), back)
+    return function(table)
+
+
+def dropout(x: Any, rate: float, seed: Any, stream: Any = 0) -> Any:
+    """x with some of its elements 0, each with the chance `rate`; the others are divided by
+    1 - rate (N. Srivastava et al., 2014).
+
+    - seed, stream: integers, as of spmd.random: another stream (a step's number, say) gives other
+      zeros. They are the same on any mesh and in any layout.
+
+    In inference, leave it out. UsageError for a rate that is not from 0 to below 1.
+
+    >>> spmd.nn.dropout(np.ones(6), 0.5, seed=1)
+    array([2., 2., 2., 0., 2., 0.])
+    """
+    if not 0 <= rate < 1:
+        raise UsageError("the rate of spmd.nn.dropout is a chance", place=user_place(),
+                         expected="0 <= rate < 1", found=str(rate))
+    if rate == 0:
+        return x
+    kept = random.uniform(seed, x.shape, dtype=np.float32, stream=stream) >= rate
+    return np.where(kept, x * (1 / (1 - rate)), 0)

@@ -6,6 +6,8 @@ listener with the same. Always holds: without a listener it costs a look at a li
 
 from __future__ import annotations
 
+import time
+
 TYPE_CHECKING = False  # typing costs every rank more time than this file
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator
@@ -45,3 +47,61 @@ class told:
 
 def is_heard() -> bool:
     return bool(_listeners)
+
+
+# ---- spmd.progress ------------------------------------------------------------------------------
+
+MARK = "\x1e"  # begins a line of what a program says of its steps; TAB is between its parts
+AGAIN_S = 5.0  # between lines, where they stay
+
+
+class Steps:
+    """What a program says of its steps, as lines: which one, values, amounts per second, time left.
+
+    live: a line takes the place of the one before, so there may be many.
+    """
+
+    def __init__(self, live: bool) -> None:
+        self.live = live
+        self.begun = self.last = 0.0
+        self.first = self.seen = 0
+        self.ended = False
+
+    def line(self, said: str, now: float | None = None) -> str:
+        """The text for what stands between MARK and the end of a line; "": not yet."""
+        now = time.monotonic() if now is None else now
+        number, total, *parts = said.split("\t")
+        step, steps = int(number), int(total)
+        if not self.begun or step <= self.seen:  # another loop
+            self.begun = self.last = now
+            self.first = self.seen = step
+            if step < steps:
+                return ""
+        self.ended = ends = step >= steps
+        if not ends and not self.live and now - self.last < AGAIN_S:
+            return ""
+        done, seconds = step - self.first, now - self.begun
+        rate = (step - self.seen) / (now - self.last) if now > self.last else 0.0
+        if ends:
+            rate = done / seconds if seconds > 0 else 0.0
+        texts = [f"step {step:,} of {steps:,}"]
+        for part in parts:
+            name, _, text = part.partition("=")
+            if name.startswith("/"):
+                texts += [f"{float(text) * rate:,.4g} {name[1:]}/s"] * (rate > 0)
+            else:
+                texts.append(f"{name} {text}")
+        if ends:
+            texts.append(f"in {clock_text(seconds)}")
+        elif done > 0:
+            texts.append(f"{clock_text(seconds / done * (steps - step))} left")
+        self.last, self.seen = now, step
+        return ", ".join(texts)
+
+
+def clock_text(seconds: float) -> str:
+    """1:02:03, 2:03, 0:03."""
+    whole = round(seconds)
+    hours, rest = divmod(whole, 3600)
+    text = f"{rest // 60}:{rest % 60:02d}"
+    return f"{hours}:{text.zfill(5)}" if hours else text

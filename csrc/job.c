@@ -178,6 +178,7 @@ static int tables_fill(spmd_job *job, const spmd_settings *settings)
     job->engine.interface_version = SPMD_INTERFACE;
     job->engine.exchange = spmd_exchange_advance;
     job->engine.print = spmd_rank_print;
+    job->engine.due = spmd_rank_due;
     job->engine.fail = spmd_rank_end;
     job->engine.point = spmd_rank_point;
     job->keeping.resume = -1;

@@ -290,6 +290,7 @@ typedef struct spmd_text {
     pthread_mutex_t lock;
     char *bytes;
     int64_t begin, end, capacity;
+    int64_t due; /* for rank 0 alone */
 } spmd_text;
 
 struct spmd_job {
@@ -515,6 +516,7 @@ void spmd_array_copy(char *into, const int64_t *into_stride, const char *from,
 /* print.c */
 int spmd_text_open(spmd_text *text);
 void spmd_text_close(spmd_text *text);
+int spmd_rank_due(spmd_rank *rank);
 void spmd_rank_print(spmd_rank *rank, const char *line, int64_t length);
 void spmd_rank_end(spmd_rank *rank, uint32_t operation, const char *text, int64_t length);
 bool spmd_text_waits(spmd_text *text);

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #define TEXT_BYTES (64 * 1024)
+#define PACE_NS 100000000 /* between texts that are not wanted each time */
 
 int spmd_text_open(spmd_text *text)
 {
@@ -69,6 +70,16 @@ void spmd_rank_print(spmd_rank *rank, const char *line, int64_t length)
         pthread_cond_broadcast(&job->news);
         pthread_mutex_unlock(&job->lock);
     }
+}
+
+int spmd_rank_due(spmd_rank *rank)
+{
+    spmd_text *text = &((spmd_hosted *)rank->engine_data)->job->text;
+    int64_t now = spmd_now();
+    if (now < text->due)
+        return 0;
+    text->due = now + PACE_NS;
+    return 1;
 }
 
 bool spmd_text_waits(spmd_text *text)

@@ -245,6 +245,7 @@ int spmd_job_start(spmd_job *job, const uint8_t *given)
         for (int64_t k = 0; k < job->threads; k++)
             spmd_core_choose(&job->worker[k]);
         job->active = job->threads;
+        job->text.due = 0;
         job->run++;
         pthread_cond_broadcast(&job->go);
     }

@@ -119,6 +119,8 @@ typedef struct spmd_engine {
     int (*exchange)(spmd_rank *rank);
     /* One line of text from the program, in order, while it runs. */
     void (*print)(spmd_rank *rank, const char *text, int64_t length);
+    /* 1: it is time again for text that is not wanted each time. */
+    int (*due)(spmd_rank *rank);
     /* Ends the run of all ranks with this text; what the program expects does not hold. The rank
      * returns from step() and is not called again. */
     void (*fail)(spmd_rank *rank, uint32_t operation, const char *text, int64_t length);

@@ -18,9 +18,9 @@ _LANGUAGE = frozenset(
     axis_size barrier blocks cond custom_vjp dynamic_slice dynamic_update_slice empty empty_like eye
     fori_loop full full_like grad identity index input jvp kernel like linspace mesh ones ones_like
     pand pargmax pargmin parse_parameter pbroadcast pexscan pgather pmax pmean pmin por
-    ppermute pprod preduce print program Program pscan pscatter psum psum_scatter pxor range
-    ranks remat replicated require scalar scan shard_map spec start stop_gradient switch top_k
-    value_and_grad vjp while_loop zeros zeros_like""".split()
+    ppermute pprod preduce print program Program progress pscan pscatter psum psum_scatter pxor
+    range ranks remat replicated require scalar scan shard_map spec start stop_gradient switch
+    top_k value_and_grad vjp while_loop zeros zeros_like""".split()
 )
 
 # Names of the runtime, defined in spmd.image and spmd.building.
@@ -100,6 +100,7 @@ if TYPE_CHECKING:  # for editors and type checkers: where every name has its doc
     from codegen.trace.derive.derivatives import stop_gradient as stop_gradient
     from codegen.trace.derive.derivatives import vjp as vjp
     from codegen.trace.messages import print_ as _print
+    from codegen.trace.messages import progress as progress
     from codegen.trace.numpy.creation import *  # noqa: F403
     from codegen.trace.numpy.ordering import top_k as top_k
     from codegen.trace.ranks.combining import *  # noqa: F403

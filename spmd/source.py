@@ -44,8 +44,8 @@ from spmd.files.whole import refuse_replacing, write_whole
 from spmd.launch.loader import Checked
 from spmd.launch.processes import Processes
 from spmd.layout_table import pointed_out
-from spmd.progress import shown
 from spmd.report import tree_text
+from spmd.showing import shown
 
 # What only hands calls of the user on to Python and NumPy: what they raise is the user's mistake.
 HANDING_ON = tuple(

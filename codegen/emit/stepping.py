@@ -208,9 +208,12 @@ class ControlWriter:
         self.f.quote(step.place)
         self.f.open("{" if step.every_rank else "if (r->index == 0) {")
         self.f.declared.clear()
+        if step.paced:
+            number, total = (self.f.value(node)[0] for node in step.operands[:2])
+            self.f.open(f"if ({number} == {total} || r->engine->due(r)) {{")
         self.text(step, ("rank ", ": ") if step.every_rank else ())
         self.f.line("r->engine->print(r, text, at - text);")
-        self.f.close()
+        self.f.close(1 + step.paced)
 
     def expect(self, step: Expect) -> None:
         self.f.quote(step.place)

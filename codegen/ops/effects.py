@@ -30,15 +30,17 @@ class Effect(Kind):
 
 @dataclass(frozen=True)
 class Print(Effect):
-    """parts: texts and format specs in turn, one spec per operand."""
+    """parts: texts and format specs in turn, one spec per operand. paced: not each time; the first
+    operand is the number of a step, the second how many there are: the last one is printed."""
 
     name = "print"
     parts: tuple[str, ...]
     every_rank: bool
+    paced: bool = False
 
     def steps(self, op: Op, at: Maker) -> None:
         nodes = tuple(at.node(v, ()) for v in op.operands)
-        at.add(plan.Print(self.parts, nodes, self.every_rank, op.place))
+        at.add(plan.Print(self.parts, nodes, self.every_rank, op.place, self.paced))
 
 
 @dataclass(frozen=True)

@@ -369,6 +369,7 @@ class Barrier(Exchange):
 
     name = "barrier"
     fence = True
+    at_home = True
     axes: Axes
 
     def infer(self, types: Types) -> list[ArrayType]:

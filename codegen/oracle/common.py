@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import builtins
 import string
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,8 +22,9 @@ from codegen.oracle.local import Blocks, EagerArray, local
 from codegen.places import user_place
 from codegen.symbolic import expr
 from codegen.symbolic.expr import as_expr
+from codegen.progress import Steps
 from codegen.user.layout_trees import MeshName
-from codegen.user.numbers import element_type, rounded
+from codegen.user.numbers import element_type, pace_spec, rounded
 from codegen.user.tree import leaves, map_tree
 
 Axes = Any  # as the user writes them: a name, several, a MeshName, or None for all
@@ -45,6 +47,7 @@ class Common:
     def __init__(self, axes: Mapping[str, int], prints: list[str] | None) -> None:
         self.axes = dict(axes)
         self.prints = prints
+        self.steps = Steps(live=False)
 
     # ---- the mesh --------------------------------------------------------------------------------
 
@@ -212,6 +215,17 @@ class Common:
             builtins.print(line)
         else:
             self.prints.append(line)
+
+
+    def progress(
+        self, step: Any, steps: Any, /, *, per_step: Mapping[str, float] | None = None, **shown: Any
+    ) -> None:
+        if self.index_:
+            return
+        parts = [f"/{name}={float(x)}" for name, x in (per_step or {}).items()]
+        parts += [f"{name}={value_text(x, pace_spec(x))}" for name, x in shown.items()]
+        if line := self.steps.line("\t".join([str(int(step) + 1), str(int(steps)), *parts])):
+            builtins.print(line, file=sys.stderr)
 
 
 def rank_prefix(index: int) -> str:

@@ -176,7 +176,7 @@ class _Rank:
         raise CheckError(text, str(op.place or ""), line, where)
 
     def print(self, what: Print, operands: list[Array]) -> None:
-        if self.index and not what.every_rank:
+        if (self.index and not what.every_rank) or what.paced:
             return
         text = _text(what, operands)
         if what.every_rank and self.index is not None:

@@ -500,10 +500,13 @@ class Default:
 
 @dataclass(frozen=True)
 class Print(Generic[M]):
+    """paced: only when it is time again, or where the first operand is the second."""
+
     parts: tuple[str, ...]
     operands: tuple[Node[M], ...]
     every_rank: bool
     place: Place | None = None
+    paced: bool = False
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,7 @@ def _public(name: str, module: str, attribute: str) -> Callable[..., Any]:
 # module of codegen.trace -> names in it; name=attribute where the two differ
 _MODULES = {
     "declare": "input=input_ scalar require mesh ranks=number_of_ranks",
-    "messages": "print=print_",
+    "messages": "print=print_ progress",
     "ranks.communicate": "axis_index axis_size index=axis_index ppermute all_gather all_to_all "
     "barrier",
     "ranks.combining": "psum pprod pmax pmin pmean psum_scatter pand por pxor preduce pscan "

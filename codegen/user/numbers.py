@@ -50,3 +50,8 @@ def rounded(value: Any, dtype: DType) -> int | float | complex | bool:
                          found=f"an integer of {value.bit_length()} bits")
     kept = np.asarray(value).astype(dtypes.numpy_dtype(dtype))
     return complex(kept) if dtype.kind == "c" else float(kept)
+
+
+def pace_spec(value: Any) -> str:
+    """How spmd.progress writes a value."""
+    return ".4g" if np.asarray(value).dtype.kind in "fc" else ""

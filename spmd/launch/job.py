@@ -8,7 +8,6 @@ it is taken, and nothing is left when the last process is gone.
 from __future__ import annotations
 
 import os
-import sys
 
 from codegen.errors import (
     EXIT_PEER,
@@ -31,6 +30,7 @@ from spmd.launch.hosts import Hosts, hosted, mine
 from spmd.launch.memory import address_space, available_memory, bytes_text
 from spmd.launch.options import OPTIONS
 from spmd.launch.processes import Elsewhere, end_with_the_job
+from spmd.launch.saying import Saying
 from spmd.launch.sizes import mesh_symbols
 from spmd.launch.transport import Transport
 from spmd.launch.watch import Watch
@@ -346,19 +346,19 @@ class Job:
             raise self._failure()
 
     def _wait(self, told: Callable[[str], None] | None) -> int:
-        text = ffi.new("char[]", 1 << 16)
+        text, say = ffi.new("char[]", 1 << 16), Saying()
         while True:
             state = lib.spmd_job_wait(self._job, WAIT_MS)
             while length := lib.spmd_job_text(self._job, text, len(text)):
                 if told:
                     told("")
-                sys.stdout.write(ffi.buffer(text, length)[:].decode("utf-8", "replace"))
-                sys.stdout.flush()
+                say(ffi.buffer(text, length)[:].decode("utf-8", "replace"))
             if self.look is not None and state != lib.SPMD_ABORTED:
                 self.look()
             if state != lib.SPMD_RUNNING:
+                say.close()
                 return int(state)
-            if told:
+            if told and not say.shown:
                 told(f"superstep {self.superstep()}")
 
     def abort(self, code: int, text: str) -> None:

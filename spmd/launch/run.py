@@ -204,7 +204,7 @@ class Run(Launch):
             if self.times is None:
                 job.keep_times(0)  # from here on it is measured what that costs
         if self.first and sys.stderr.isatty():
-            from spmd.progress import at, shown  # threads, for one process on a terminal
+            from spmd.showing import at, shown  # threads, for one process on a terminal
 
             with shown():
                 self.run(job, self._put, at)

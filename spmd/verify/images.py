@@ -23,7 +23,7 @@ from spmd.launch import loader, sizes
 from spmd.launch.memory import bytes_text
 from spmd.launch.processes import Processes
 from spmd.ledger import Ledger
-from spmd.progress import shown
+from spmd.showing import shown
 
 RANKS = range(1, 65)
 AT_ONCE = 64  # ranks up to which all pairs are compared, of all meshes together

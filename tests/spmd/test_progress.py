@@ -14,8 +14,8 @@ import pytest
 
 import spmd
 from codegen import progress as told
-from spmd import cli, engine, progress
-from spmd.launch import job
+from spmd import cli, engine, showing
+from spmd.launch import job, saying
 from spmd.launch.processes import Processes
 from spmd.verify import images as verify
 
@@ -48,7 +48,7 @@ def heard(monkeypatch):
         def close(self) -> None:
             lines.append("closed")
 
-    monkeypatch.setattr(progress, "display", Listener)
+    monkeypatch.setattr(showing, "display", Listener)
     return lines
 
 
@@ -70,7 +70,7 @@ def test_a_build_and_a_check_say_what_they_are_at(heard, tmp_path, monkeypatch):
 
 def test_the_line_comes_late_and_goes():
     stream = Terminal()
-    line = progress.Line(stream, after_s=0.0)
+    line = showing.Line(stream, after_s=0.0)
     with told.told(line):
         for number in told.each("checking é", [1, 2]):
             until = time.monotonic() + 20
@@ -82,7 +82,7 @@ def test_the_line_comes_late_and_goes():
     assert "spmd: checking ?, 2 of 2 (" in stream.getvalue()
     assert stream.getvalue().endswith(" s)\r\x1b[K")
     quick = Terminal()
-    line = progress.Line(quick, after_s=1000.0)
+    line = showing.Line(quick, after_s=1000.0)
     line("compiling C", 0, 0)
     line.close()
     assert quick.getvalue() == ""
@@ -93,8 +93,8 @@ def test_the_line_comes_late_and_goes():
 ])
 def test_only_on_a_terminal_of_the_first_rank(monkeypatch, stream, rank, shows):
     monkeypatch.setattr(sys, "stderr", stream)
-    monkeypatch.setattr(progress, "launcher", lambda: (rank, 2))
-    line = progress.on_terminal()
+    monkeypatch.setattr(showing, "launcher", lambda: (rank, 2))
+    line = showing.on_terminal()
     assert (line is not None) == shows
     if line:
         line.close()
@@ -118,12 +118,12 @@ def test_in_a_kernel_of_jupyter(monkeypatch):
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
     monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=display))
     monkeypatch.setattr(sys, "stderr", io.StringIO())
-    monkeypatch.setattr(progress, "AFTER_S", 0.0)
+    monkeypatch.setattr(showing, "AFTER_S", 0.0)
     CELL.set("this one")
-    assert progress.display() is None  # IPython in a terminal that is none
+    assert showing.display() is None  # IPython in a terminal that is none
     shell.kernel = "a kernel"
-    line = progress.display()
-    assert type(line) is progress.Cell
+    line = showing.display()
+    assert type(line) is showing.Cell
     line("checking <b>", 1, 2)
     until = time.monotonic() + 20
     while len(shown) < 2 and time.monotonic() < until:
@@ -138,7 +138,7 @@ def test_a_terminal_that_goes():
     read, write = os.pipe()
     stream = os.fdopen(write, "w", buffering=1)
     os.close(read)
-    line = progress.Line(stream, after_s=0.0)
+    line = showing.Line(stream, after_s=0.0)
     line("compiling C", 0, 0)
     time.sleep(0.3)
     line.close()
@@ -174,3 +174,70 @@ def test_a_run_says_its_superstep_on_a_terminal(heard, tmp_path, monkeypatch, ca
         assert "made 4" in capsys.readouterr().out
         assert heard[-1:] == ["closed"] * says and (" 0/0" in heard) == says
         assert any(line.startswith("superstep ") for line in heard) == says
+
+
+# ---- spmd.progress -------------------------------------------------------------------------------
+
+
+@spmd.program(mesh=("r",))
+def steps(n: int = 7):
+    w = spmd.zeros(4, np.float32, layout=("r",))
+    for step in spmd.range(n):
+        w = w + step
+        spmd.barrier()
+        spmd.print("at {}", step)
+        spmd.progress(step, n, per_step={"tokens": 64}, loss=np.mean(w), odd=step % 2)
+    return w
+
+
+def test_a_program_says_how_far_it_is(capfd):
+    """The last step in any case, from index 0 alone; the others now and then."""
+    image = spmd.build(steps)
+    for run in (lambda: image.run(ranks=3), steps.eager):
+        run()
+        out, err = capfd.readouterr()
+        assert out == "".join(f"at {k}\n" for k in range(7))
+        begin, _, end = err.partition(" tokens/s, ")
+        assert begin.startswith("step 7 of 7, ") and end == "loss 21, odd 0, in 0:00\n", err
+        assert float(begin.removeprefix("step 7 of 7, ").replace(",", "")) > 0
+
+
+def test_lines_of_steps_come_when_they_are_wanted():
+    now, there = told.Steps(live=True), told.Steps(live=False)
+    said = "\tloss=2.5\t/tokens=100"
+    assert [s.line(f"1\t1000{said}", 10.0) for s in (now, there)] == ["", ""]
+    assert now.line(f"21\t1000{said}", 11.0) == (
+        "step 21 of 1,000, loss 2.5, 2,000 tokens/s, 0:49 left")
+    assert there.line(f"21\t1000{said}", 11.0) == ""
+    assert there.line(f"101\t1000{said}", 20.0) == (
+        "step 101 of 1,000, loss 2.5, 1,000 tokens/s, 1:30 left")
+    assert there.line(f"1000\t1000{said}", 10.0 + 3999.6) == (
+        "step 1,000 of 1,000, loss 2.5, 24.98 tokens/s, in 1:06:40")
+    assert there.line("1\t2", 5000.0) == ""  # the next loop
+
+
+def test_a_line_of_steps_gives_way_to_text(monkeypatch, capsys):
+    stream = Terminal()
+    monkeypatch.setattr(sys, "stderr", stream)
+    say = saying.Saying()
+    say("first\n")
+    say(f"{told.MARK}1\t9\n{told.MARK}2\t9\n")
+    say(f"between\n{told.MARK}no number\n")
+    say(f"{told.MARK}3\t9\n")
+    say.close()
+    shown = [line.split(",")[0] for line in stream.getvalue().split("\r\x1b[K")]
+    assert shown == ["", "step 2 of 9", "", "step 3 of 9"] and stream.getvalue().endswith("\n")
+    assert capsys.readouterr().out == f"first\nbetween\n{told.MARK}no number\n"
+
+
+def test_only_numbers_are_shown():
+    @spmd.program(mesh=("r",))
+    def wrong():
+        u = spmd.zeros(4)
+        for k in spmd.range(3):
+            u = u + 1
+            spmd.progress(k, 3, u=u)
+        return u
+
+    with pytest.raises(spmd.UsageError, match="spmd.progress takes numbers"):
+        spmd.build(wrong)

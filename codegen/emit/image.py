@@ -269,9 +269,11 @@ def _tables(plan: Plan, places: Places) -> str:
     arrays = _arrays(plan)
     numbers = ", ".join(places.number(a.buffer) for a in arrays) or "0"
     dims = ", ".join(str(len(a.shape)) for a in arrays) or "0"
-    sizes = ", ".join(str(a.dtype.size) for a in arrays) or "0"
-    first = accumulate((len(carried) for carried in plan.points or ()),
-                       initial=len(plan.inputs) + len(plan.outputs))
+    lists = {"array_buffer": numbers, "array_dims": dims}
+    if plan.points:
+        first = accumulate(map(len, plan.points), initial=len(plan.inputs) + len(plan.outputs))
+        lists["array_size"] = ", ".join(str(a.dtype.size) for a in arrays)
+        lists["point_first"] = ", ".join(map(str, first))
     fields = (
         ("interface_version", "SPMD_INTERFACE"),
         ("axes", len(plan.mesh.axes)),
@@ -282,11 +284,8 @@ def _tables(plan: Plan, places: Places) -> str:
         ("at_load", len(plan.at_load)),
         ("counters", plan.counters),
         ("sites", plan.sites),
-        ("points", len(plan.points or ())),
-        ("array_buffer", "array_buffer"),
-        ("array_dims", "array_dims"),
-        ("array_size", "array_size"),
-        ("point_first", "point_first"),
+        *([("points", len(plan.points))] if plan.points else []),
+        *((name, name) for name in lists),
         ("reserve", "reserve"),
         ("load", "load"),
         ("shard", "shard"),
@@ -294,10 +293,7 @@ def _tables(plan: Plan, places: Places) -> str:
     )
     rows = "".join(f"    .{name} = {value},\n" for name, value in fields)
     return (
-        f"static const uint32_t array_buffer[] = {{{numbers}}};\n"
-        f"static const uint32_t array_dims[] = {{{dims}}};\n"
-        f"static const uint32_t array_size[] = {{{sizes}}};\n"
-        f"static const uint32_t point_first[] = {{{', '.join(map(str, first))}}};\n\n"
-        '__attribute__((visibility("default"))) extern const spmd_image spmd_image_table;\n'
+        "".join(f"static const uint32_t {k}[] = {{{text}}};\n" for k, text in lists.items())
+        + '\n__attribute__((visibility("default"))) extern const spmd_image spmd_image_table;\n'
         f"const spmd_image spmd_image_table = {{\n{rows}}};\n"
     )

@@ -20,9 +20,9 @@ from codegen.ops import Convolve
 from codegen.oracle import kernel_calls
 from codegen.oracle.local import Blocks, EagerArray, local
 from codegen.places import user_place
+from codegen.progress import Steps
 from codegen.symbolic import expr
 from codegen.symbolic.expr import as_expr
-from codegen.progress import Steps
 from codegen.user.layout_trees import MeshName
 from codegen.user.numbers import element_type, pace_spec, rounded
 from codegen.user.tree import leaves, map_tree

@@ -13,17 +13,27 @@ enum { NEW = 0, COUNTED, STAGED }; /* how far a rank is with a point */
 typedef struct spmd_piece_of {
     int64_t dims, size, bytes;
     int64_t offset[SPMD_DIMS], extent[SPMD_DIMS];
+    int64_t stride[SPMD_DIMS], packed[SPMD_DIMS]; /* in memory, and without room around */
     char *memory;
 } spmd_piece_of;
 
 static spmd_piece_of piece_of(const spmd_rank *rank, const spmd_image *image, uint32_t array)
 {
     spmd_piece_of piece = {.dims = image->array_dims[array], .size = image->array_size[array]};
+    int64_t before[SPMD_DIMS] = {0}, around[SPMD_DIMS], next = piece.size;
     image->shard(rank, array, piece.offset, piece.extent);
+    memcpy(around, piece.extent, sizeof around);
+    if (image->room)
+        image->room(rank, array, before, around);
     piece.bytes = piece.size;
-    for (int64_t d = 0; d < piece.dims; d++)
-        piece.bytes *= piece.extent[d] > 0 ? piece.extent[d] : 0;
     piece.memory = rank->memory + rank->buffer[image->array_buffer[array]];
+    for (int64_t d = piece.dims - 1; d >= 0; d--) {
+        piece.packed[d] = piece.bytes;
+        piece.bytes *= piece.extent[d] > 0 ? piece.extent[d] : 0;
+        piece.stride[d] = next;
+        piece.memory += before[d] * next;
+        next *= around[d];
+    }
     return piece;
 }
 
@@ -58,9 +68,12 @@ static void room_copy(spmd_hosted *me, uint32_t point, bool into_room)
     char *at = me->turns.room;
     for (uint32_t k = image->point_first[point]; k < image->point_first[point + 1]; k++) {
         spmd_piece_of piece = piece_of(&me->record->rank, image, k);
-        if (piece.bytes > 0)
-            memcpy(into_room ? at : piece.memory, into_room ? piece.memory : at,
-                   (size_t)piece.bytes);
+        if (piece.bytes > 0 && into_room)
+            spmd_array_copy(at, piece.packed, piece.memory, piece.stride, piece.extent, piece.dims,
+                            piece.size, 0);
+        else if (piece.bytes > 0)
+            spmd_array_copy(piece.memory, piece.stride, at, piece.packed, piece.extent, piece.dims,
+                            piece.size, 0);
         at += spmd_round_up(piece.bytes, SPMD_LINE);
     }
 }

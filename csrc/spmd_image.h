@@ -197,6 +197,9 @@ typedef struct spmd_image {
     void (*load)(spmd_rank *rank);
     /* Where this rank's part of an array lies in the global array. */
     void (*shard)(const spmd_rank *rank, uint32_t array, int64_t *offset, int64_t *extent);
+    /* Where its part of an array begins in memory, per dim, and the extents of that; it leaves them
+     * alone where nothing stands around the part. NULL: nothing ever does. */
+    void (*room)(const spmd_rank *rank, uint32_t array, int64_t *before, int64_t *around);
     /* Runs until the rank must wait (SPMD_WAITS: call again) or has finished (SPMD_DONE). */
     int (*step)(spmd_rank *rank);
 } spmd_image;

@@ -90,6 +90,9 @@ def emit(plan: Plan) -> CSource:
     parts.append("/* the program of one rank */\n" + step)
     parts.append("/* this rank's part of an array: offset and extent in each dim */\n"
                  + _shard(plan, places))
+    if any(a.room for a in _arrays(plan)):
+        parts.append("/* where a part begins in memory, with room around it, and all of that */\n"
+                     + _room(plan, places))
     parts.append("/* what stays while the program runs: divisions of the index and the sizes */\n"
                  + _load(plan, places))
     parts.append("/* bytes of each buffer, the same on all ranks */\n" + _reserve(plan, places))
@@ -232,6 +235,22 @@ def _shard(plan: Plan, places: Places) -> str:
     )
 
 
+def _room(plan: Plan, places: Places) -> str:
+    f = RankFunction(places)
+    f.line("switch (array) {")
+    for k, a in enumerate(_arrays(plan)):
+        if a.room:
+            f.line(f"case {k}: /* {a.name} */")
+            for d, (before, around) in enumerate(a.room):
+                f.line(f"    before[{d}] = {f.integer(before, Binds.CHOICE)};")
+                f.line(f"    around[{d}] = {f.integer(around, Binds.CHOICE)};")
+            f.line("    break;")
+    f.line("default:\n        break;\n    }")
+    unused = "" if f.variables else "    (void)r;\n"
+    head = "static void room(const spmd_rank *r, uint32_t array, int64_t *before, int64_t *around)"
+    return f"{head}\n{{\n{unused}{f.body()}\n}}\n"
+
+
 def _load(plan: Plan, places: Places) -> str:
     """Every expression of the index that does not change while the program runs."""
     entries = list(plan.at_load.items())
@@ -289,6 +308,7 @@ def _tables(plan: Plan, places: Places) -> str:
         ("reserve", "reserve"),
         ("load", "load"),
         ("shard", "shard"),
+        *([("room", "room")] if any(a.room for a in arrays) else []),
         ("step", "step"),
     )
     rows = "".join(f"    .{name} = {value},\n" for name, value in fields)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from codegen.ir import Op, Region, Value, used_values
 from codegen.layouts import cuts
 from codegen.layouts.cuts import Window, home
-from codegen.ops import Branch, Loop, Map, Update
+from codegen.ops import Branch, Loop, Map, Point, Update
 
 if TYPE_CHECKING:  # it reads the other way round while running
     from codegen.layouts.demands import Demands
@@ -29,6 +29,7 @@ class Rooms:
         self.able: dict[Value, None] = {}  # in program order
         self.carried: list[tuple[Value, Value, Value]] = []  # argument, what it becomes, result
         self.in_place: dict[Value, Value] = {}
+        self.points: dict[Value, Value] = {}  # what goes into a point, and comes out
         self.of: dict[Value, Window] = {}
         self.ghosts: dict[Value, Window] = {}
         self.region(demands.graph.body)
@@ -57,6 +58,8 @@ class Rooms:
         for op in region.ops:
             if isinstance(op.what, Update):
                 self.join(op.result, op.operands[0])
+            if isinstance(op.what, Point):
+                self.point(op)
             if isinstance(op.what, Loop):
                 self.loop(op)
             if isinstance(op.what, Loop | Branch):
@@ -65,8 +68,17 @@ class Rooms:
             elif self.makes(op):
                 self.able[op.result] = None
 
+    def point(self, op: Op) -> None:
+        for x, v in zip(op.operands, op.results, strict=True):
+            self.join(v, x)
+            if v.type.layout:
+                self.able[v] = None
+                self.points[x] = v
+
     def loop(self, op: Op) -> None:
         body = op.regions[-1]
+        first = body.ops[0] if body.ops and isinstance(body.ops[0].what, Point) else None
+        begins = dict(zip(first.operands, first.results, strict=True)) if first else {}
         for x, arg, y, result in zip(op.operands, body.args, body.results, op.results, strict=True):
             for v in (x, y, result):
                 self.join(arg, v)
@@ -76,8 +88,9 @@ class Rooms:
             made = self.demands.defs.get(y)
             once = body.results.count(y) == 1 and y not in body.args
             if once and made in body.ops and isinstance(made.what, Map):
-                if _overwrites(body, arg, y):
-                    self.in_place[y] = arg
+                begin = begins.get(arg, arg)
+                if _overwrites(body, begin, y):
+                    self.in_place[y] = begin
 
     def makes(self, op: Op) -> bool:
         if len(op.results) != 1 or not op.what.has_room or self.demands.is_view(op):
@@ -90,6 +103,10 @@ class Rooms:
         again = True
         while again:
             again = False
+            for x, v in self.points.items():
+                if not (x in self.able and v in self.able):
+                    for one in (x, v):
+                        again |= self.able.pop(one, 0) is None
             for arg, y, result in self.carried:
                 have = [v in self.able for v in (arg, y, result)]
                 if not all(have) or self.find(y) is not self.find(arg):

@@ -64,7 +64,8 @@ class Expect(Effect):
 class Point(Kind):
     """The head of a turn of an outermost loop: its results are what the loop carries; in a run that
     goes on from a checkpoint, what that one holds, and then the counter is that one's too. homes:
-    per operand, in a Program, shape and layout of the array whose part it is; None: a rank's own.
+    per operand, in a Program, shape and layout of the array whose part it is, and how far from its
+    beginning that part stands in it, where it has room around; None: a rank's own.
     """
 
     name = "point"
@@ -74,7 +75,7 @@ class Point(Kind):
     has_room = False
     number: int
     counter: Expr | None = None
-    homes: tuple[tuple[Shape, Layout] | None, ...] = ()
+    homes: tuple[tuple[Shape, Layout, Shape | None] | None, ...] = ()
 
     def infer(self, types: Types) -> list[ArrayType]:
         return list(types)
@@ -90,7 +91,7 @@ class Point(Kind):
         for k, v in enumerate(op.operands):
             home = self.homes[k] if self.homes else None
             if home is None and at.is_everywhere(v):
-                home = v.type.shape, ((),) * v.type.ndim
+                home = v.type.shape, ((),) * v.type.ndim, None
             homes.append(plan.Home(v.name, v.type.dtype, v.type.shape, home))
         at.begins += zip(op.operands, op.results, strict=True)
         at.add(plan.Point(self.number, self.counter, op.results, tuple(homes), op.place))

@@ -69,7 +69,9 @@ class _Hoisting:
             offset, extent = local_offset(mesh, extent, entry), local_extent(mesh, extent, entry)
             offset = self.once(offset, f"{name}_offset_{d}")
             part.append((offset, self.once(extent, f"{name}_extent_{d}")))
-        return replace(a, part=tuple(part))
+        room = tuple((self.once(own, f"{name}_before_{d}"), self.once(around, f"{name}_around_{d}"))
+                     for d, (own, around) in enumerate(a.room))
+        return replace(a, part=tuple(part), room=room)
 
     def step(self, step: Step) -> Step:
         match step:

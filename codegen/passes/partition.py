@@ -82,14 +82,13 @@ class _Partition(Parts):
             self.control(op)
         elif isinstance(what, Kernel):
             self.kernel(op, what)
+        elif isinstance(what, Point):
+            self.point(op, what)
         elif what.at_home:
             operands = tuple(self.need(v, home(v)) for v in op.operands)
             results = tuple(Value(v.name, self.local_type(v)) for v in op.results)
             if isinstance(what, Expect):
                 what = what.but(start=cuts.lows(self.mesh, home(op.operands[0])))
-            if isinstance(what, Point):
-                homes = tuple((v.type.shape, layout_of(v)) for v in op.operands)
-                what = what.but(homes=homes)
             self.place = op.place
             self.add(what, operands, results)
             for value, local in zip(op.results, results):
@@ -104,6 +103,24 @@ class _Partition(Parts):
             for window in self.demands.of[value].made:
                 self.parts[-1][value, window] = self.make(op, window)
             self.fetch_wanted(value)
+
+    def point(self, op: Op, what: Point) -> None:
+        """Balanced blocks; of what lies in an array with room, all of that."""
+        rooms = [self.rooms.of.get(v) for v in op.results]
+        operands, results, homes = [], [], []
+        for x, v, room in zip(op.operands, op.results, rooms, strict=True):
+            operands.append(self.need(x, home(x)) if room is None else self.roomy(x, room))
+            results.append(Value(v.name, operands[-1].type))
+            lows = zip(cuts.lows(self.mesh, home(v)), cuts.lows(self.mesh, room or home(v)))
+            before = tuple(own - first for own, first in lows)
+            homes.append((v.type.shape, layout_of(v), None if room is None else before))
+        self.place = op.place
+        self.add(what.but(homes=tuple(homes)), operands, results)
+        for v, local, room in zip(op.results, results, rooms, strict=True):
+            if room is None:
+                self.have(v, local)
+            else:
+                self.lies(v, local)
 
     def several(self, op: Op) -> None:
         """Blocks of all that an op makes, which are of one batch."""

@@ -132,11 +132,12 @@ class _Scheduler:
         """What is carried through it."""
         named, made = self.placed.loops.named, []
         for buffer, home in zip(point.carried, point.homes, strict=True):
-            shape, layout = home.array or (home.part, ((),) * len(home.part))
+            shape, layout, before = home.array or (home.part, ((),) * len(home.part), None)
+            room = () if before is None else tuple(zip(before, home.part, strict=True))
             shape = tuple(e.subst(named) for e in shape)
             name = buffer.name if home.name == "memory" else home.name  # written in place
             made.append(Array(name, buffer, home.dtype, shape, layout,
-                              own=home.array is None))
+                              own=home.array is None, room=room))
         return tuple(made)
 
     # ---- regions and control ---------------------------------------------------------------------

@@ -522,13 +522,14 @@ class Expect(Generic[M]):
 
 @dataclass(frozen=True)
 class Home:
-    """Of what a loop carries: the extents of a rank's part, and shape and layout of the array that
-    it is a part of. None: no other rank has anything to do with it."""
+    """Of what a loop carries: the extents of memory, and shape and layout of the array that it is a
+    part of, and how far from its beginning that part stands in it, where it has room around. None:
+    no other rank has anything to do with it."""
 
     name: str
     dtype: DType
     part: Shape
-    array: tuple[Shape, Layout] | None
+    array: tuple[Shape, Layout, Shape | None] | None
 
 
 @dataclass(frozen=True)
@@ -549,7 +550,8 @@ Step = Phase | Exchange | Loop | Let | Branch | Default | Print | Expect | Point
 @dataclass(frozen=True)
 class Array:
     """An input or output, or what a loop carries: which buffer, and its place in the global array.
-    part: offset and extent of a rank's part along every dim. own: the array is a rank's alone."""
+    part: offset and extent of a rank's part along every dim. own: the array is a rank's alone.
+    room: where the part begins in memory, along every dim, and the extents of that."""
 
     name: str
     buffer: Buffer
@@ -559,6 +561,7 @@ class Array:
     default: bool = False
     part: tuple[tuple[Expr, Expr], ...] = ()
     own: bool = False
+    room: tuple[tuple[Expr, Expr], ...] = ()
 
 
 @dataclass(frozen=True)

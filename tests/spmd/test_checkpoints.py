@@ -28,6 +28,7 @@ import spmd
 def turns(n: int = 12):
     steps, least = spmd.scalar("steps", 20), spmd.scalar("least", 1100)
     u = spmd.input("u", (n, n + 1), np.int64, layout=("x", "y"), default=lambda i, j: 7 * i + j)
+    v = u + 1
     w = spmd.zeros(n, np.complex128, layout=("y",))
     last = spmd.asarray(0)
     for _ in spmd.range(3):                        # an earlier loop, which is run again
@@ -35,10 +36,11 @@ def turns(n: int = 12):
     for k in spmd.range(steps):
         u = (np.roll(u, 1, axis=0) * 3 + np.roll(u, -1, axis=1) + k) % 1009
         w = w + u[:, 0] * 1j
+        v[1:-1, 1:] += v[:-2, 1:] // 2 + v[2:, :-1]    # in an array with room for ghost cells
         last = np.max(u) + k
     while np.max(u) < least:                        # what a while carries
         u = u + 1 + last % 2
-    return {"u": u, "w": w, "last": last}
+    return {"u": u, "v": v, "w": w, "last": last}
 '''
 
 
@@ -70,6 +72,7 @@ def sets(folder: Path) -> list[Path]:
 
 @pytest.mark.parametrize("every", [1, 7, "0.001s"])
 def test_it_goes_on_where_it_was_on_other_ranks(turns, tmp_path, every):
+    assert "static void room(" in turns._checked.image.notes()["c"]
     whole = turns.run(ranks=4)
     same(whole, turns.run(ranks=3, checkpoint=str(tmp_path), every=every))
     assert len(sets(tmp_path)) <= 2

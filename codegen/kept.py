@@ -103,13 +103,15 @@ def _state(path: str | None) -> tuple[Any, ...]:
 
 @functools.cache
 def _ourselves() -> str:
-    """The compiler's own files, and the headers of images: an edited one gives other keys.
+    """The compiler's own files, those beside it in which programs find functions, and the headers
+    of images: an edited one gives other keys.
 
     What was edited while this process ran may or may not be what it imported: then no other process
     finds these keys.
     """
     rows: list[tuple[Any, ...]] = []
-    for top in (os.path.dirname(__file__), link.include_dir()):
+    here = os.path.dirname(__file__)
+    for top in (here, os.path.join(os.path.dirname(here), "spmd"), link.include_dir()):
         for folder, _, names in os.walk(top):
             for name in names:
                 if name.endswith((".py", ".h")):

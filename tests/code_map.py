@@ -35,7 +35,6 @@ GROUPS = (
     ("The image as a file", ("codegen/image/*.py",), "manifest"),
     ("Oracles", ("codegen/oracle/*.py",), "eager interpret"),
     ("What users import and run", ("spmd/*.py",), "__main__ cli"),
-    ("Networks", ("spmd/nn/*.py",), "layers"),
     ("Optimizers", ("spmd/optim/*.py",), "__init__ transformation optimizers"),
     ("Networks", ("spmd/nn/*.py",), "__init__"),
     ("Launching", ("spmd/launch/*.py", "spmd/engine/*.py"),

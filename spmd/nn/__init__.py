@@ -6,6 +6,7 @@ have them.
 
 from __future__ import annotations
 
+from spmd.nn import init
 from spmd.nn.activations import (
     celu,
     elu,
@@ -32,6 +33,7 @@ from spmd.nn.activations import (
     swish,
 )
 from spmd.nn.convolution import conv, conv_transpose
+from spmd.nn.experts import mixture_of_experts
 from spmd.nn.layers import dense, dropout, embedding
 from spmd.nn.losses import (
     cosine_distance,
@@ -47,9 +49,19 @@ from spmd.nn.losses import (
     softmax_cross_entropy_with_integer_labels,
     squared_error,
 )
+from spmd.nn.normalization import (
+    batch_norm,
+    batch_norm_inference,
+    layer_norm,
+    rms_norm,
+    update_statistics,
+)
 from spmd.nn.pooling import adaptive_avg_pool, avg_pool, max_pool
+from spmd.nn.recurrent import gru_cell, lstm_cell, recurrent, rnn_cell
 
 __all__ = [
+    "batch_norm", "batch_norm_inference", "gru_cell", "init", "layer_norm", "lstm_cell",
+    "mixture_of_experts", "recurrent", "rms_norm", "rnn_cell", "update_statistics",
     "adaptive_avg_pool", "avg_pool", "celu", "conv", "conv_transpose", "cosine_distance",
     "cosine_similarity", "dense", "dropout", "elu", "embedding", "gelu",
     "glu", "hard_sigmoid", "hard_silu", "hard_swish", "hard_tanh", "hinge_loss", "huber_loss",

@@ -31,7 +31,7 @@ def softmax_cross_entropy(logits: Any, labels: Any) -> Any:
     labels = _array(labels)
     if labels.ndim == logits.ndim - 1:
         return softmax_cross_entropy_with_integer_labels(logits, labels)
-    if labels.ndim != logits.ndim:
+    if labels.ndim != logits.ndim or labels.shape[-1] != logits.shape[-1]:
         raise _other_shapes("softmax_cross_entropy", logits, labels)
     return -np.sum(labels * log_softmax(logits), -1)
 

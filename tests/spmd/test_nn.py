@@ -79,3 +79,272 @@ def test_activations_and_their_gradients():
         got_value, got_slope = found[name]
         np.testing.assert_allclose(got_value, value, 1e-12, 1e-13, err_msg=name)
         np.testing.assert_allclose(got_slope, slope, 1e-11, 1e-12, err_msg=name)
+
+
+# ---- layers under layouts ------------------------------------------------------------------------
+
+LAYOUTS = {"data": {"batch": "x"}, "model": {"hidden": "y", "classes": "y"},
+           "both": {"batch": "x", "hidden": "y", "classes": "y"}}  # fmt: skip
+
+
+def numeric(f: Any, x: np.ndarray, step: float = 1e-6) -> np.ndarray:
+    """The gradient of f at x by central differences."""
+    found = np.zeros_like(x)
+    for at in np.ndindex(x.shape):
+        d = np.zeros_like(x)
+        d[at] = step
+        found[at] = (f(x + d) - f(x - d)) / (2 * step)
+    return found
+
+
+def softmax_of(x: np.ndarray) -> np.ndarray:
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
+
+
+@pytest.mark.parametrize("rules", LAYOUTS)
+def test_a_classifier_with_an_embedding(rules):
+    """Loss and gradients beside closed formulas; one all-reduce for the split embedding."""
+    @spmd.program(mesh=("x", "y"), layout=LAYOUTS[rules])
+    def network():
+        batch, vocabulary = spmd.Dim("batch", 6), spmd.Dim("classes", 7)
+        w = spmd.input("w", {
+            "table": spmd.spec((vocabulary, 4), np.float64),
+            "out": spmd.spec((4, vocabulary), np.float64), "b": spmd.spec(vocabulary, np.float64),
+        })
+        ids = spmd.input("ids", (batch,), np.int32)
+        labels = spmd.input("labels", (batch,), np.int32)
+
+        def loss(w):
+            h = nn.embedding(ids, w["table"])
+            return np.sum(nn.softmax_cross_entropy(nn.dense(h, w["out"], w["b"]), labels))
+
+        return spmd.value_and_grad(loss)(w)
+
+    ids, labels = np.int32([0, 3, 6, -1, 3, 9]), np.int32([1, 0, 6, 2, 5, 5])
+    w = {"table": RNG.normal(size=(7, 4)) * 30, "out": RNG.normal(size=(4, 7)) * 30,
+         "b": RNG.normal(size=7)}
+    rows = np.where(ids < 0, ids + 7, ids).clip(0, 6)
+    h = w["table"][rows]
+    logits = h @ w["out"] + w["b"]
+    error = softmax_of(logits) - np.eye(7)[labels]
+    table = np.zeros((7, 4))
+    np.add.at(table, rows, error @ w["out"].T)
+    most = logits.max(-1)
+    wanted = np.log(np.exp(logits.T - most).sum(0)) + most - logits[np.arange(6), labels]
+    image = spmd.build(network)
+    for mesh in ({"x": 1, "y": 1}, {"x": 2, "y": 1}, {"x": 2, "y": 3}, {"x": 1, "y": 9}):
+        value, got = image.run(mesh=mesh, w=w, ids=ids, labels=labels)
+        np.testing.assert_allclose(value, wanted.sum(), 1e-12)
+        for name, part in {"table": table, "out": h.T @ error, "b": error.sum(0)}.items():
+            np.testing.assert_allclose(got[name], part, 1e-9, 1e-9, err_msg=f"{name} {mesh}")
+    largest = max((row["rank_bytes"] for row in image.layouts(mesh={"x": 1, "y": 3}).exchanges),
+                  default=0)
+    assert largest <= 6 * 4 * 8 * 2  # rows of the embedding: never the table nor the logits
+
+
+def test_two_layers_as_megatron_has_them():
+    """M. Shoeybi et al., 2019: one all-reduce forward, one backward, of activations."""
+    @spmd.program(mesh=("x",), layout={"hidden": "x"})
+    def block():
+        hidden = spmd.Dim("hidden", 64)
+        x = spmd.input("x", (8, 16), np.float32, layout=spmd.replicated)
+        w = spmd.input("w", {"a": spmd.spec((16, hidden)), "b": spmd.spec((hidden, 16))})
+
+        def loss(x, w):
+            return np.sum(nn.dense(nn.gelu(nn.dense(x, w["a"])), w["b"]) ** 2)
+
+        return spmd.grad(loss, argnums=(0, 1))(x, w)
+
+    rows = spmd.build(block).layouts(ranks=4).exchanges
+    assert [(row["kind"], row["rank_bytes"]) for row in rows] == [("all-reduce", 8 * 16 * 4)] * 2
+
+
+def test_labels_that_are_no_classes_and_wrong_shapes():
+    logits = np.zeros((2, 3))
+    assert np.isnan(nn.softmax_cross_entropy(logits, np.array([0, 3]))).tolist() == [False, True]
+    for labels, error in ((np.zeros((3, 2)), "labels do not fit"), (np.zeros((1, 2)), "are integers")):
+        with pytest.raises(spmd.SpmdError, match=error):
+            nn.softmax_cross_entropy(logits, labels[0] if "integers" in error else labels)
+    with pytest.raises(spmd.ShapeError, match="dim -1 of x does not fit dim 0 of w"):
+        nn.dense(np.ones((2, 3)), np.ones((2, 3)))
+
+
+@pytest.mark.parametrize("layout", [("x", None), (None, "x")])
+def test_normalisation(layout):
+    given = RNG.normal(size=(6, 4)) * 3 + 2
+
+    @spmd.program(mesh=("x",))
+    def normed():
+        x = spmd.input("x", (6, 4), np.float64, layout=layout)
+        scale = np.arange(4.0) + 1
+
+        def loss(x):
+            y, statistics = nn.batch_norm(x, scale, scale)
+            return np.sum(y**3) + np.sum(nn.layer_norm(x, scale) ** 3) + np.sum(
+                nn.rms_norm(x, scale) ** 3), statistics
+
+        return spmd.value_and_grad(loss, has_aux=True)(x)
+
+    def plain(x: np.ndarray) -> Any:
+        scale = np.arange(4.0) + 1
+        b = (x - x.mean(0)) / np.sqrt(x.var(0) + 1e-5) * scale + scale
+        y = (x - x.mean(1, keepdims=True)) / np.sqrt(x.var(1, keepdims=True) + 1e-5) * scale
+        r = x / np.sqrt((x * x).mean(1, keepdims=True) + 1e-6) * scale
+        return (b**3).sum() + (y**3).sum() + (r**3).sum()
+
+    for ranks in (1, 3, 9):
+        (value, statistics), slope = spmd.build(normed).run(ranks=ranks, x=given)
+        np.testing.assert_allclose(value, plain(given), 1e-12)
+        np.testing.assert_allclose(slope, numeric(plain, given), 1e-6, 1e-6)
+        np.testing.assert_allclose(statistics["variance"], given.var(0), 1e-12)
+
+
+def test_batch_norm_on_one_rank_s_part_sees_the_whole_batch():
+    given = RNG.normal(size=(7, 3))
+
+    @spmd.program(mesh=("x",))
+    def normed():
+        x = spmd.input("x", (7, 3), np.float64, layout=("x", None))
+        return spmd.shard_map(lambda x: nn.batch_norm(x, ranks="x")[0], mesh="x",
+                              out_layouts=("x", None))(x)
+
+    wanted = nn.batch_norm(given)[0]
+    np.testing.assert_allclose(spmd.build(normed).run(ranks=3, x=given), wanted, 1e-12, 1e-13)
+
+
+# ---- recurrent networks --------------------------------------------------------------------------
+
+
+def steps_of(kind: str, p: dict[str, np.ndarray], x: np.ndarray) -> np.ndarray:
+    """The outputs of a cell, step by step, in plain NumPy."""
+    s = lambda z: 1 / (1 + np.exp(-z))
+    h = c = np.zeros((x.shape[1], p["u"].shape[0]))
+    out = []
+    for now in x:
+        a, b = np.tensordot(now, p["w"], 1), np.tensordot(h, p["u"], 1)
+        if kind == "rnn_cell":
+            h = np.tanh(a + b + p["b"])
+        elif kind == "gru_cell":
+            a, b = a + p["b"], b + p["c"]
+            z = s(a[:, 1] + b[:, 1])
+            h = (1 - z) * np.tanh(a[:, 2] + s(a[:, 0] + b[:, 0]) * b[:, 2]) + z * h
+        else:
+            g, q = a + b + p["b"], p["peepholes"]
+            c, old = s(g[:, 1] + q[1] * c) * c + s(g[:, 0] + q[0] * c) * np.tanh(g[:, 2]), c
+            h = s(g[:, 3] + q[2] * c) * np.tanh(c)
+        out.append(h)
+    return np.array(out)
+
+
+@pytest.mark.parametrize("kind, gates", [("rnn_cell", ()), ("gru_cell", (3,)), ("lstm_cell", (4,))])
+def test_recurrent_networks(kind, gates):
+    n, hidden = 3, 4
+    shapes = {"w": (n, *gates, hidden), "u": (hidden, *gates, hidden), "b": (*gates, hidden)}
+    if kind == "gru_cell":
+        shapes["c"] = (3, hidden)
+    if kind == "lstm_cell":
+        shapes["peepholes"] = (3, hidden)
+    p = {name: RNG.normal(size=shape) for name, shape in shapes.items()}
+    x = RNG.normal(size=(5, 2, n))
+
+    @spmd.program(mesh=("x",), layout={"hidden": "x"})
+    def network():
+        wide = spmd.Dim("hidden", hidden)
+        specs = {name: spmd.spec((*shape[:-1], wide), np.float64) for name, shape in shapes.items()}
+        p, x = spmd.input("p", specs), spmd.input("x", (5, 2, n), np.float64)
+
+        def loss(p):
+            _, out = nn.recurrent(getattr(nn, kind), p, x)
+            return np.sum(out**2), out
+
+        return spmd.value_and_grad(loss, has_aux=True)(p)
+
+    wanted = steps_of(kind, p, x)
+    image = spmd.build(network)
+    for found in (image.run(ranks=1, p=p, x=x), image.run(ranks=3, p=p, x=x)):
+        np.testing.assert_allclose(found[0][1], wanted, 1e-12, 1e-13)
+        for name in p:
+            slope = numeric(lambda w: (steps_of(kind, {**p, name: w}, x) ** 2).sum(), p[name])
+            np.testing.assert_allclose(found[1][name], slope, 1e-6, 1e-7, err_msg=name)
+
+
+# ---- experts, dropout, initial values ------------------------------------------------------------
+
+
+def test_a_mixture_of_experts():
+    groups, tokens, n, experts, k, room = 2, 6, 3, 4, 2, 3
+    x, router = RNG.normal(size=(groups, tokens, n)), RNG.normal(size=(n, experts))
+    w = RNG.normal(size=(experts, n, n))
+
+    @spmd.program(mesh=("x",))
+    def network():
+        given = spmd.input("x", x.shape, np.float64, layout=("x", None, None))
+        v = spmd.input("w", w.shape, np.float64, layout=("x", None, None))
+
+        def loss(x, v):
+            y, told = nn.mixture_of_experts(x, router, lambda t: t @ v, k, room, axis="x")
+            return np.sum(y**2), (y, told)
+
+        return spmd.value_and_grad(loss, argnums=(0, 1), has_aux=True)(given, v)
+
+    def plain(x: np.ndarray, w: np.ndarray) -> np.ndarray:
+        out = np.zeros_like(x)
+        for g in range(groups):
+            chances = softmax_of(x[g] @ router)
+            chosen = np.argsort(-chances, -1)[:, :k]
+            taken = [0] * experts
+            for choice in range(k):
+                for t in range(tokens):
+                    e = chosen[t, choice]
+                    if taken[e] < room:
+                        gate = chances[t, e] / chances[t, chosen[t]].sum()
+                        out[g, t] += gate * (x[g, t] @ w[e])
+                    taken[e] += 1
+        return out
+
+    image = spmd.build(network)
+    for ranks in (1, 2, 3):
+        (_, (y, told)), slopes = image.run(ranks=ranks, x=x, w=w)
+        np.testing.assert_allclose(y, plain(x, w), 1e-12, 1e-13)
+        assert 0 < told["dropped"] < 0.5
+    wanted = (numeric(lambda x: (plain(x, w) ** 2).sum(), x),
+              numeric(lambda w: (plain(x, w) ** 2).sum(), w))  # fmt: skip
+    for got, slope in zip(slopes, wanted):
+        np.testing.assert_allclose(got, slope, 1e-5, 1e-6)
+    rows = image.layouts(mesh={"x": 2}).exchanges
+    moved = [row["rank_bytes"] for row in rows if row["rank_bytes"] > 100]
+    assert moved == [experts * room * n * 8 // 2] * 4  # there and back, forward and backward
+
+
+def test_dropout_has_the_same_bits_on_any_mesh():
+    @spmd.program(mesh=("x",))
+    def drops():
+        x = spmd.ones((30, 40), np.float32, layout=("x", None))
+        return nn.dropout(x, 0.25, 1, 2), spmd.grad(lambda x: np.sum(nn.dropout(x, 0.25, 1, 2)))(x)
+
+    kept = nn.dropout(np.ones((30, 40), np.float32), 0.25, 1, 2)
+    assert abs((kept == 0).mean() - 0.25) < 0.04 and np.unique(kept).size == 2
+    for part in spmd.build(drops).run(ranks=7):
+        assert np.array_equal(part, kept)
+
+
+def test_initial_values():
+    made = {name: getattr(nn.init, name) for name in (
+        "glorot_uniform", "glorot_normal", "he_uniform", "he_normal", "lecun_normal")}
+    fans = {"glorot": 2 / (300 + 200), "he": 2 / 300, "lecun": 1 / 300}
+
+    @spmd.program(mesh=("x",))
+    def drawn():
+        out = {name: f()(3, (300, 200), layout=("x", None)) for name, f in made.items()}
+        square = nn.init.orthogonal()(3, (6, 2, 4), np.float64, (None, None, "x"))
+        return {**out, "orthogonal": square}
+
+    found = spmd.build(drawn).run(ranks=3)
+    for name, f in made.items():
+        values, variance = found[name], fans[name.partition("_")[0]]
+        assert values.dtype == np.float32 and abs(values.mean()) < 4 * math.sqrt(variance / 60000)
+        np.testing.assert_allclose(values.var(), variance, 0.03)
+        np.testing.assert_allclose(f()(3, (300, 200)), values, 1e-5, 1e-7)  # plain NumPy
+    flat = found["orthogonal"].reshape(12, 4)
+    np.testing.assert_allclose(flat.T @ flat, np.eye(4), 1e-12, 1e-12)

@@ -1,0 +1,101 @@
+"""A mixture of experts: a router sends each token to a few of them, which are split over ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from codegen.errors import ShapeError, UsageError
+from codegen.places import user_place
+from codegen.trace.derive.derivatives import custom_vjp
+from spmd.nn.activations import one_hot, softmax
+from spmd.nn.shared import constant
+
+
+def mixture_of_experts(
+    x: Any, router: Any, expert: Callable[[Any], Any], k: int = 2, capacity: int | None = None,
+    axis: Any = None,
+) -> tuple[Any, dict[str, Any]]:
+    """Each token goes to the k experts that the router likes most (N. Shazeer et al., 2017; groups
+    and capacities as in GShard, D. Lepikhin et al., 2020).
+
+    - x: (groups, tokens, features); groups may be split over ranks. router: (features, experts).
+    - expert: a function of (experts, groups * capacity, features), such as two products with
+      weights (experts, features, hidden), that returns the like.
+    - capacity: how many tokens of a group an expert takes; 1.25 * k * tokens / experts unless you
+      say otherwise. What is more goes nowhere: its result is 0. Tokens come first by their choice,
+      then by their place.
+    - axis: the mesh axis over which the experts are split. Tokens go there and back by an
+      all-to-all each.
+
+    Returns (groups, tokens, features), and {"balance": what to add to a loss, 1 where all experts
+    get as much (W. Fedus et al., 2021), "dropped": the share of choices that found no room}.
+    """
+    groups, tokens, features = x.shape
+    experts = router.shape[1]
+    if not 1 <= k <= experts:
+        raise UsageError("spmd.nn.mixture_of_experts: k is a number of experts", found=str(k),
+                         place=user_place(), expected=f"1 to {experts}")
+    room = capacity if capacity is not None else -(-5 * k * tokens // (4 * experts))
+    if room < 1:
+        raise ShapeError("spmd.nn.mixture_of_experts: an expert takes no tokens",
+                         place=user_place(), expected="a capacity of 1 or more", found=str(room))
+    chances = softmax(x @ router)
+    gates, chosen = _best(chances, k)
+    gates = gates / np.sum(gates, 1, keepdims=True)
+    order = chosen.reshape(groups, k * tokens)  # first choices first
+    mine = one_hot(order, experts, np.int32)
+    place = np.sum((np.cumsum(mine, 1) - 1) * mine, -1)  # among those of the same expert
+    fits = place < room
+    # By slot and choice, whether it lies there: one-hot matrices, so that products move tokens.
+    slots = np.where(fits, order * room + place, -1)
+    lies = (slots[:, None, :] == np.arange(experts * room)[:, None]).astype(x.dtype)
+    lies = lies.reshape(groups, experts * room, k, tokens)
+    sent = np.sum(lies, 2) @ x
+    back = _back(expert(_there(sent, experts, axis)), groups, axis, x)
+    weights = np.sum(lies * gates[:, None], 2).swapaxes(1, 2)
+    result = weights @ back
+    first = np.mean(one_hot(chosen[:, 0], experts, x.dtype), (0, 1))
+    balance = experts * np.sum(first * np.mean(chances, (0, 1)))
+    return result, {"balance": balance, "dropped": 1 - np.mean(fits.astype(x.dtype))}
+
+
+def _best(chances: Any, k: int) -> tuple[Any, Any]:
+    """The k largest along the last dim, and where they are: (groups, k, tokens) each."""
+    gates, chosen, left = [], [], constant(chances)
+    for _ in range(k):
+        chosen.append(np.argmax(left, -1))
+        here = one_hot(chosen[-1], chances.shape[-1], np.bool_)
+        gates.append(np.sum(np.where(here, chances, 0), -1))
+        left = np.where(here, -np.inf, left)
+    return np.stack(gates, 1), np.stack(chosen, 1)
+
+
+def _there(sent: Any, experts: int, axis: Any) -> Any:
+    """(groups, slots, features) to (experts, groups * capacity, features), split over the axis."""
+    groups, slots, features = sent.shape
+    apart = sent.reshape(groups, experts, slots // experts, features)
+    if axis is not None:
+        apart = _relaid(apart, (None, axis, None, None), (_first(sent), None, None, None))
+    return apart.swapaxes(0, 1).reshape(experts, -1, features)
+
+
+def _back(made: Any, groups: int, axis: Any, like: Any) -> Any:
+    experts, features = made.shape[0], made.shape[-1]
+    apart = made.reshape(experts, groups, -1, features).swapaxes(0, 1)
+    if axis is not None:
+        apart = _relaid(apart, (_first(like), None, None, None), (None, axis, None, None))
+    return apart.reshape(groups, -1, features)
+
+
+def _first(x: Any) -> Any:
+    return x.layout[0] if x.layout else None
+
+
+def _relaid(x: Any, layout: Any, before: Any) -> Any:
+    """x in another layout; its cotangent goes back the same way."""
+    move = custom_vjp(lambda x: x.relayout(layout))
+    move.defvjp(lambda x: (x.relayout(layout), None), lambda _, g: (g.relayout(before),))
+    return move(x)

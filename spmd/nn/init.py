@@ -1,0 +1,163 @@
+"""Initial values of parameters, with the names of jax.nn.initializers: f(seed, shape, dtype).
+
+Always holds: the values follow from the seed and the shape; they are the same on any mesh.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from codegen.errors import UsageError
+from codegen.ops import Map
+from codegen.places import user_place
+from codegen.trace.array import Array, wrap
+from spmd import random
+
+Initializer = Callable[..., Any]
+
+
+def zeros(seed: Any, shape: Any, dtype: Any = np.float32, layout: Any = None) -> Any:
+    """Zeros, whatever the seed.
+
+    >>> spmd.nn.init.zeros(0, 2)
+    array([0., 0.], dtype=float32)
+    """
+    return random.uniform(0, shape, 0.0, 0.0, dtype, layout)
+
+
+def ones(seed: Any, shape: Any, dtype: Any = np.float32, layout: Any = None) -> Any:
+    """Ones, whatever the seed."""
+    return zeros(seed, shape, dtype, layout) + 1
+
+
+def constant(value: float) -> Initializer:
+    """This number everywhere."""
+    return lambda seed, shape, dtype=np.float32, layout=None: (
+        zeros(seed, shape, dtype, layout) + value)
+
+
+def normal(stddev: float = 1e-2) -> Initializer:
+    """Normally distributed, with mean 0.
+
+    >>> spmd.nn.init.normal(1.0)(1, 3).round(3)
+    array([-0.114, -0.289,  0.954], dtype=float32)
+    """
+    return lambda seed, shape, dtype=np.float32, layout=None: random.normal(
+        seed, shape, 0.0, stddev, dtype, layout)
+
+
+def uniform(scale: float = 1e-2) -> Initializer:
+    """Evenly distributed, from 0 to below scale."""
+    return lambda seed, shape, dtype=np.float32, layout=None: random.uniform(
+        seed, shape, 0.0, scale, dtype, layout)
+
+
+def truncated_normal(stddev: float = 1e-2, lower: float = -2.0, upper: float = 2.0) -> Initializer:
+    """Normally distributed between lower and upper standard deviations.
+
+    >>> made = spmd.nn.init.truncated_normal(1.0)(1, 1000)
+    >>> bool(abs(made).max() < 2)
+    True
+    """
+    low, high = (statistics.NormalDist().cdf(x) for x in (lower, upper))
+
+    def make(seed: Any, shape: Any, dtype: Any = np.float32, layout: Any = None) -> Any:
+        chance = random.uniform(seed, shape, low, high, np.float64, layout)
+        return (stddev * _quantile(chance)).clip(stddev * lower, stddev * upper).astype(dtype)
+
+    return make
+
+
+def _quantile(chance: Any) -> Any:
+    """Of the standard normal distribution."""
+    if isinstance(chance, Array):
+        return math.sqrt(2) * wrap(chance.context, chance.context.emit_one(
+            Map("erfinv"), (2 * chance - 1).read()))
+    return np.vectorize(statistics.NormalDist().inv_cdf, otypes=[np.float64])(chance)
+
+
+def variance_scaling(
+    scale: float, mode: str, distribution: str, in_axis: int | Sequence[int] = -2,
+    out_axis: int | Sequence[int] = -1,
+) -> Initializer:
+    """Variance scale / n, where n is the number of inputs ("fan_in"), of outputs ("fan_out"), or
+    their mean ("fan_avg") of a parameter.
+
+    - distribution: "truncated_normal", "normal" or "uniform".
+    - in_axis, out_axis: the dims of inputs and of outputs; all others are a receptive field.
+
+    UsageError for another mode or distribution.
+    """
+    modes, kinds = ("fan_in", "fan_out", "fan_avg"), ("truncated_normal", "normal", "uniform")
+    if mode not in modes or distribution not in kinds:
+        raise UsageError("spmd.nn.init.variance_scaling knows no such thing", place=user_place(),
+                         expected=f"mode {', '.join(modes)}; distribution {', '.join(kinds)}",
+                         found=f"{mode!r}, {distribution!r}")
+
+    def make(seed: Any, shape: Any, dtype: Any = np.float32, layout: Any = None) -> Any:
+        inputs, outputs = _fans(tuple(shape), in_axis, out_axis)
+        fan = {"fan_in": inputs, "fan_out": outputs, "fan_avg": (inputs + outputs) / 2}[mode]
+        deviation = math.sqrt(scale / max(fan, 1))
+        if distribution == "uniform":
+            most = math.sqrt(3) * deviation
+            return random.uniform(seed, shape, -most, most, dtype, layout)
+        if distribution == "normal":
+            return random.normal(seed, shape, 0.0, deviation, dtype, layout)
+        # what is cut off at two deviations has less variance
+        return truncated_normal(deviation / 0.87962566103423978)(seed, shape, dtype, layout)
+
+    return make
+
+
+def _fans(shape: tuple[int, ...], in_axis: Any, out_axis: Any) -> tuple[float, float]:
+    dims = [{d % len(shape) for d in (axis if isinstance(axis, Sequence) else (axis,))}
+            for axis in (in_axis, out_axis)] if len(shape) > 1 else [set(), set()]
+    field = math.prod(int(n) for d, n in enumerate(shape) if d not in dims[0] | dims[1])
+    inputs, outputs = (math.prod(int(shape[d]) for d in mine) for mine in dims)
+    return inputs * field, outputs * field
+
+
+def _named(scale: float, mode: str, distribution: str, source: str) -> Callable[..., Initializer]:
+    def named(in_axis: Any = -2, out_axis: Any = -1) -> Initializer:
+        return variance_scaling(scale, mode, distribution, in_axis, out_axis)
+
+    named.__doc__ = f"variance_scaling({scale}, {mode!r}, {distribution!r}) ({source})."
+    return named
+
+
+_GLOROT, _HE, _LECUN = "X. Glorot, Y. Bengio, 2010", "K. He et al., 2015", "Y. LeCun et al., 1998"
+glorot_uniform = xavier_uniform = _named(1.0, "fan_avg", "uniform", _GLOROT)
+glorot_normal = xavier_normal = _named(1.0, "fan_avg", "truncated_normal", _GLOROT)
+he_uniform = kaiming_uniform = _named(2.0, "fan_in", "uniform", _HE)
+he_normal = kaiming_normal = _named(2.0, "fan_in", "truncated_normal", _HE)
+lecun_uniform = _named(1.0, "fan_in", "uniform", _LECUN)
+lecun_normal = _named(1.0, "fan_in", "truncated_normal", _LECUN)
+
+
+def orthogonal(scale: float = 1.0, column_axis: int = -1) -> Initializer:
+    """A matrix with orthogonal columns, or rows where it is wide, times scale (A. Saxe et al.,
+    2014); other dims than column_axis are taken as one.
+
+    >>> made = spmd.nn.init.orthogonal()(1, (3, 2), np.float64)
+    >>> (made.T @ made).round(6) + 0.0
+    array([[1., 0.],
+           [0., 1.]])
+    """
+    def make(seed: Any, shape: Any, dtype: Any = np.float32, layout: Any = None) -> Any:
+        columns = int(shape[column_axis])
+        rows = math.prod(map(int, shape)) // columns
+        drawn = random.normal(seed, (max(rows, columns), min(rows, columns)))
+        q, r = np.linalg.qr(drawn)
+        q = q * np.where(np.diagonal(r) < 0, -1, 1)
+        q = q if rows >= columns else q.T
+        others = [int(n) for d, n in enumerate(shape) if d != column_axis % len(shape)]
+        made = np.moveaxis(q.reshape(*others, columns), -1, column_axis)
+        made = (scale * made).astype(dtype)
+        return made if layout is None or not isinstance(made, Array) else made.relayout(layout)
+
+    return make

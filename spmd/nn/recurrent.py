@@ -1,0 +1,98 @@
+"""Recurrent networks: cells, which take a state and an input, and what runs them over a sequence.
+
+Always holds: gates are a dim of their own, so that the hidden dim may be split over ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+import spmd
+from spmd.nn.activations import sigmoid
+from spmd.nn.layers import dense
+
+Parameters = Mapping[str, Any]
+
+
+def rnn_cell(p: Parameters, state: Any, x: Any, activation: Callable[..., Any] = np.tanh) -> Any:
+    """The next state, activation(x @ w + state @ u + b) (J. Elman, 1990).
+
+    - x: (…, in). state: (…, hidden).
+    - p: "w" (in, hidden), "u" (hidden, hidden), "b" (hidden).
+
+    Returns the state twice, as the carry and as the output.
+    """
+    made = activation(dense(x, p["w"]) + dense(state, p["u"], p["b"]))
+    return made, made
+
+
+def gru_cell(p: Parameters, state: Any, x: Any) -> Any:
+    """A gated recurrent unit (K. Cho et al., 2014), with its reset gate behind the product, as
+    cuDNN, PyTorch and Flax have it.
+
+    - x: (…, in). state: (…, hidden).
+    - p: "w" (in, 3, hidden), "u" (hidden, 3, hidden), "b" and "c" (3, hidden), added to products
+      with w and with u; gates are reset, update, new.
+
+    Returns the state twice, as the carry and as the output.
+    """
+    given, kept = dense(x, p["w"], p["b"]), dense(state, p["u"], p["c"])
+    reset = sigmoid(given[..., 0, :] + kept[..., 0, :])
+    update = sigmoid(given[..., 1, :] + kept[..., 1, :])
+    new = np.tanh(given[..., 2, :] + reset * kept[..., 2, :])
+    made = (1 - update) * new + update * state
+    return made, made
+
+
+def lstm_cell(p: Parameters, state: Any, x: Any) -> Any:
+    """Long short-term memory (S. Hochreiter, J. Schmidhuber, 1997), with peepholes where p has them
+    (F. Gers, J. Schmidhuber, 2000).
+
+    - x: (…, in). state: a pair (output, cell) of (…, hidden).
+    - p: "w" (in, 4, hidden), "u" (hidden, 4, hidden), "b" (4, hidden); gates are input, forget,
+      cell, output. With "peepholes" (3, hidden), the gates for input, forgetting and output see the
+      cell too.
+
+    Returns the state, and the output.
+    """
+    output, cell = state
+    gates = dense(x, p["w"], p["b"]) + dense(output, p["u"])
+    take, forget, new, show = (gates[..., k, :] for k in range(4))
+    if "peepholes" in p:
+        take, forget = take + cell * p["peepholes"][0], forget + cell * p["peepholes"][1]
+    cell = sigmoid(forget) * cell + sigmoid(take) * np.tanh(new)
+    if "peepholes" in p:
+        show = show + cell * p["peepholes"][2]
+    output = sigmoid(show) * np.tanh(cell)
+    return (output, cell), output
+
+
+def recurrent(
+    cell: Callable[..., Any], p: Parameters, x: Any, state: Any = None, reverse: bool = False
+) -> tuple[Any, Any]:
+    """A cell run over a sequence: for each x[t], `state, output = cell(p, state, x[t])`.
+
+    - x: (length, …, in). state: what the cell begins with; zeros unless you say otherwise.
+    - reverse: from the last to the first.
+
+    Returns the last state, and the outputs (length, …, hidden). One loop, which is compiled.
+
+    Example::
+
+        @spmd.program(mesh=("r",))
+        def counts():
+            x = spmd.input("x", (3, 2, 1), np.float64, default=lambda t, b, i: t + b)
+            p = {"w": np.ones((1, 1)), "u": np.ones((1, 1)), "b": np.zeros(1)}
+            add = lambda p, state, x: spmd.nn.rnn_cell(p, state, x, activation=lambda x: x)
+            return spmd.nn.recurrent(add, p, x)[0]
+
+        print(counts.eager().ravel())    # [3. 6.]
+    """
+    if state is None:
+        hidden = p["u"][(slice(None), *[0] * (p["u"].ndim - 2))]
+        zero = np.zeros_like(x[0][..., :1] * hidden[0])
+        state = (zero, zero.copy()) if cell is lstm_cell else zero
+    return spmd.scan(lambda state, now: cell(p, state, now), state, x, reverse=reverse)

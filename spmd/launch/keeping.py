@@ -323,15 +323,7 @@ class Keeping:
         assert job is not None
         job.look = None
         self.processes.together(self.look)
-        if self.first:
-            end = time.monotonic() + SEE_SECONDS
-            while self.waiting and time.monotonic() < end:
-                self._complete()
-                time.sleep(0.01)
-            if self.waiting:
-                raise OutputError(f"checkpoint: parts of other processes are missing in "
-                                  f"{self.waiting[0][0]}", expected="a folder that all hosts share",
-                                  remedy="--checkpoint FOLDER on a shared file system")
+        self.processes.from_first(self._complete_last)
         if self.resumed is not None and not lib.spmd_job_resumed(job._job):
             raise InputError("the run ended before it came to the loop of the checkpoint",
                              expected=f"loop {self.resumed['point']} of the program to be reached",
@@ -342,6 +334,16 @@ class Keeping:
                      "copied": copied[0] / NS, "written": self.seconds}
         if self.first and self.sets:
             print(f"spmd: {self.cost_text()}", file=sys.stderr)
+
+    def _complete_last(self) -> None:
+        end = time.monotonic() + SEE_SECONDS
+        while self.waiting and time.monotonic() < end:
+            self._complete()
+            time.sleep(0.01)
+        if self.waiting:
+            raise OutputError(f"checkpoint: parts of other processes are missing in "
+                              f"{self.waiting[0][0]}", expected="a folder that all hosts share",
+                              remedy="--checkpoint FOLDER on a shared file system")
 
     def cost_text(self) -> str:
         each = self.sets or 1

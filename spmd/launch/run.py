@@ -323,6 +323,8 @@ class Run(Launch):
                 if self.asked.profile:
                     rows, ranks = timeline.profile(job, times), job.setup.ranks
                     text = json.dumps(rows) if document else timeline.profile_text(ranks, rows)
+                    if self.keeping and self.keeping.sets and not document:
+                        text += f"\n{self.keeping.cost_text()}"
                     print(text, file=document, flush=True)
 
             self.processes.from_first(say)

@@ -45,6 +45,11 @@ class Variance:
             self.counters[what.counter.name] = self.values(op.operands)
         elif isinstance(what, Point):
             self.of.update((v, self.values([x])) for x, v in zip(op.operands, op.results))
+        elif op.regions:  # of what is said together, while a program is traced
+            for region in op.regions:
+                self.region(region)
+                for value, made in zip(op.results, region.results, strict=True):
+                    self.of[value] = self.values([made])
         else:
             given = self.values(op.operands)
             if isinstance(what, Exchange):
@@ -109,6 +114,45 @@ class Variance:
         self.trips[op] = bounds | test
         for value, axes in zip(op.results, carried, strict=True):
             self.of[value] = axes | self.trips[op]
+
+
+class Families(Variance):
+    """As Variance, of what is differentiated: a value counts as one per rank along the axes over
+    which it varies. What arms and turns make varies as who comes through them does.
+
+    said: of values, axes over which they vary whatever they are made of.
+    """
+
+    def __init__(
+        self, mesh: Mesh, given: Mapping[Value, Iterable[str]], said: Mapping[Value, Axes]
+    ) -> None:
+        super().__init__(mesh, given)
+        self.around = NONE
+        self.said = said
+
+    def values(self, values: Iterable[Value]) -> Axes:
+        return super().values(values) | self.around
+
+    def varies(self, value: Value) -> Axes:
+        return self.of.get(value, NONE)
+
+    def op(self, op: Op) -> None:
+        super().op(op)
+        for value in op.results:
+            if value in self.said:
+                self.of[value] |= self.said[value] - self.alone
+
+    def branch(self, op: Op, what: Branch) -> None:
+        before, self.around = self.around, self.around | self.on(op, what)
+        super().branch(op, what)
+        self.around = before
+
+    def loop(self, op: Op, what: Loop) -> None:
+        super().loop(op, what)
+        if more := self.trips[op] - self.around:
+            self.around |= more
+            super().loop(op, what)
+            self.around -= more
 
 
 class Received(Variance):

@@ -85,6 +85,11 @@ class Context:
         self.mesh_names: dict[str, tuple[str, ...]] = {}  # meshes named by spmd.mesh("ring")
         # global arrays that an open shard_map met by closure: innermost last
         self.captured: list[dict[Value, Value]] = []
+        # of the open shard_map's arguments, the axes that split them; of values, those over which
+        # they vary because it is said; of what open loops carry, those that were counted with
+        self.split: dict[Value, frozenset[str]] = {}
+        self.varying: dict[Value, frozenset[str]] = {}
+        self.assumed: dict[Value, frozenset[str]] = {}
         # what open bodies must leave as it is (outside.Outside), the program first; and where the
         # user's code changed a thing last, by its id
         self.bodies: list[Any] = []

@@ -7,7 +7,7 @@ Always holds: what a finished loop carries has one type at entry and at the end 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Any
@@ -52,6 +52,7 @@ from codegen.trace.state import (
     storage_of,
 )
 from codegen.trace.storage import Storage
+from codegen.trace.view import View
 
 _PASSES = 24  # more never settle: every pass carries more, or a wider type
 
@@ -182,6 +183,20 @@ class Loop(Capture):
         named = [(hint(n, self._path(n, j)), t.array) for (n, j), t in self.carried.items()]
         named += [("memory", t) for t in self.stored.values()]
         return Block(tuple(Value(name, t) for name, t in named))
+
+    def entering(self) -> Iterator[tuple[Value, Any, View]]:
+        """The arguments of the open pass, with what each is before the loop and how that is
+        seen."""
+        before = {s: content for s, content, _ in self.mark.storages}
+        begun: list[tuple[Any, View]] = []
+        for name, j in self.carried:
+            held = self.entry[name]
+            leaf = None if held is None else held.leaves[j]
+            begun.append((before.get(leaf.storage), leaf.seen) if isinstance(leaf, Array)
+                         else (leaf, ()))
+        begun += [(before.get(s), ()) for s in self.stored]
+        if self.open is not None:
+            yield from ((a, *b) for a, b in zip(self.open.args, begun))
 
     def _path(self, name: str, j: int) -> str:
         held = self.entry[name] or self.later.held[name]

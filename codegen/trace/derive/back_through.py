@@ -30,16 +30,16 @@ from codegen.ops import (
 )
 from codegen.symbolic import estimate, expr
 from codegen.symbolic.expr import Expr, Sym
-from codegen.trace.array import as_value, wrap
+from codegen.trace.array import Array, as_value, wrap
 from codegen.trace.context import Context
 from codegen.trace.control.regions import laid_as
 from codegen.trace.derive.needed import pruned
-from codegen.trace.derive.reverse import ACTIVE, RULES, Reverse
+from codegen.trace.derive.reverse import ACTIVE, RULES, Reverse, moving
 from codegen.trace.expecting import expect
 from codegen.trace.view import index_value
 
 
-def _copier(
+def copier(
     at: Reverse, instead: Mapping[Value, Value], symbols: Mapping[Sym, Expr] | None = None
 ) -> Copier:
     """Of ops once more, without what a user would see twice."""
@@ -71,14 +71,15 @@ def _branch(at: Reverse, op: Op, given: Sequence[Value | None]) -> None:
     arms = []
     for arm in op.regions:
         with context.block() as block:
-            inner = Reverse(context, around)
-            copies = _copier(at, {})
+            inner = Reverse(context, around, at.shares)
+            copies = copier(at, {})
             ops = copies.ops(arm.ops)
+            at.shares.same(copies.instead)
             block.ops.extend(ops)
             inner.mark(ops)
-            for v, g in zip(arm.results, given):
+            for v, r, g in zip(arm.results, op.results, given):
                 if g is not None and (again := copies.of(v)) in inner.active:
-                    inner.add(again, g)
+                    inner.add(again, g, at.shares.reach(r) - at.shares.varies(again))
             inner.pull(ops)
             found = [laid_as(context, inner.of(v), v.type.layout) for v in around]
             arms.append(pruned(block.close(found)))
@@ -87,7 +88,7 @@ def _branch(at: Reverse, op: Op, given: Sequence[Value | None]) -> None:
     types = tuple(_plain(v) for v in around)
     results = context.emit(replace(what, types=types), op.operands, arms)
     for v, g in zip(around, results):
-        at.add(v, g)
+        at.add(v, g, at.shares.of(v))
 
 
 # ---- loops --------------------------------------------------------------------------------------
@@ -203,18 +204,24 @@ def _in_parts(at: Reverse, op: Op, turns: _Turns) -> Op:
         stop = _symbol(at, at.clipped(left, expr.const(_PARTS)), expr.const(_PARTS))
         part = Sym(context.unique("part"), "counter", expr.const(0), expr.const(_PARTS - 1))
         with context.block([_plain(a) for a in body.args], [a.name for a in body.args]) as block:
+            for new, a in zip(block.args, body.args):
+                at.shares.passing(new, a, at.shares.after(a))
             number = first + expr.symbol(part) * size
             if k + 1 < _LEVELS:
                 ends = level(k + 1, block.args, number)
             else:
-                copies = _copier(at, dict(zip(body.args, block.args)),
+                copies = copier(at, dict(zip(body.args, block.args)),
                                  {turns.counter: turns.counter_in(number)})
                 block.ops.extend(copies.ops(body.ops))
+                at.shares.same(copies.instead)
                 ends = [copies.of(v) for v in body.results]
             ends = [laid_as(context, v, a.type.layout) for v, a in zip(ends, body.args)]
             region = block.close(ends)
         what = Loop(part, expr.const(0), stop, expr.const(1))
-        return context.emit(what, operands, [region])
+        made = context.emit(what, operands, [region])
+        for new, a in zip(made, body.args):
+            at.shares.passing(new, a, at.shares.after(a))
+        return made
 
     results = level(0, op.operands, expr.const(0))
     made = context.blocks[-1].ops[-1]
@@ -228,32 +235,35 @@ def _loop(at: Reverse, op: Op, given: Sequence[Value | None]) -> None:
     if turns.most is None:
         parts = _in_parts(at, op, turns)
         at.mark([parts])
-        at.found.update((v, g) for v, g in zip(parts.results, given) if g is not None)
+        for v, had, g in zip(parts.results, op.results, given):
+            if g is not None:
+                at.found[v] = at.brought(g, at.shares.after(had), at.shares.after(v))
         at.pull([parts])
         return
     body = op.regions[-1]
     moving = [k for k, v in enumerate(body.args) if v in at.active]
     around = _closure(at, op)
     stacks = [_stack_of(context, a, turns.most) for a in body.args]
-    begins = [at.of_result(v, g) for v, g in ((op.results[k], given[k]) for k in moving)]
+    begins = [_begun(at, op, k, given[k]) for k in moving]
     begins += [laid_as(context, at.of(v), v.type.layout) for v in around]
     types = [_plain(body.args[k]) for k in moving] + [_plain(v) for v in around]
     last = turns.count - 1
-    back = Sym(context.unique("back"), "counter", expr.const(0), turns.most - 1)
+    back = Sym(context.unique("back"), "counter", expr.const(0), last)
     number = last - expr.symbol(back)
     with context.block(types, ["ct_" + v.name for v in _both(body.args, moving, around)]) as block:
         read = {a: _turn_of(at, s, number, a) for a, s in zip(body.args, stacks, strict=True)}
-        inner = Reverse(context, [*around, *(read[body.args[k]] for k in moving)])
-        copies = _copier(at, read, {turns.counter: turns.counter_in(number)})
+        inner = Reverse(context, [*around, *(read[body.args[k]] for k in moving)], at.shares)
+        copies = copier(at, read, {turns.counter: turns.counter_in(number)})
         ops = copies.ops(body.ops)
+        at.shares.same(copies.instead)
         block.ops.extend(ops)
         inner.mark(ops)
         inner.found.update(zip(around, block.args[len(moving):], strict=True))
         for k, g in zip(moving, block.args):
             if (again := copies.of(body.results[k])) in inner.active:
-                inner.add(again, g)
+                inner.add(again, g, at.shares.reach(body.args[k]) - at.shares.varies(again))
         inner.pull(ops)
-        ends = [inner.of(read[body.args[k]]) for k in moving] + [inner.of(v) for v in around]
+        ends = [inner.all_of(read[body.args[k]]) for k in moving] + [inner.of(v) for v in around]
         ends = [laid_as(context, v, t.layout) for v, t in zip(ends, types)]
         region = pruned(block.close(ends))
     what = Loop(back, expr.const(0), turns.count, expr.const(1))
@@ -263,8 +273,15 @@ def _loop(at: Reverse, op: Op, given: Sequence[Value | None]) -> None:
     for v, g in zip(around, results[len(moving):], strict=True):
         at.put(v, g)
     for k, begin in zip(moving, results):  # a loop may begin with what it also reads
-        if op.operands[k] in at.active:
-            at.add(op.operands[k], begin)
+        if (v := op.operands[k]) in at.active:
+            at.add(v, begin, at.shares.reach(body.args[k]) - at.shares.varies(v))
+
+
+def _begun(at: Reverse, op: Op, k: int, g: Value | None) -> Value:
+    """What the way back through a loop begins with, of a carried value."""
+    g, value, a = at.of_result(op.results[k], g), op.results[k], op.regions[-1].args[k]
+    have = at.shares.reach(value) - at.shares.varies(a)
+    return at.brought(g, have, at.shares.after(a))
 
 
 def _both(args: Sequence[Value], moving: Sequence[int], around: Sequence[Value]) -> list[Value]:
@@ -326,14 +343,33 @@ def _defined(at: Reverse, op: Op, given: Sequence[Value | None]) -> None:
             found=", ".join(v.name for v in around))
     operands, results = ([wrap(context, v) for v in values] for values in (op.operands, op.results))
     cotangents = [None if g is None else wrap(context, g) for g in given]
-    for v, g in zip(op.operands, what.back(operands, results, cotangents), strict=True):
-        if g is None or v not in at.active:
+    families, before = at.shares.families, len(context.blocks[-1].ops)
+    families.of.update((g, at.shares.reach(v)) for v, g in zip(op.results, given) if g)
+    values = [_cotangent(at, op, v, g) for v, g in
+              zip(op.operands, what.back(operands, results, cotangents), strict=True)]
+    for made in context.blocks[-1].ops[before:] if context.rank_view else ():
+        families.op(made)
+    for v, value in zip(op.operands, values):
+        if value is None:
             continue
-        value = as_value(context, g, v.type.dtype)
-        if value.type.shape != v.type.shape:
-            raise UsageError("a cotangent has another shape than what it is one of",
-                             place=op.place, expected=str(v.type), found=str(value.type))
-        at.add(v, value)
+        have = families.varies(value) - families.varies(v)
+        if more := have - at.shares.of(v):
+            raise UsageError(
+                f"a cotangent varies over {', '.join(sorted(more))}, and nothing that its function "
+                "is given or gives does", place=op.place, found=f"the cotangent of {v.name}",
+                expected="a way back that reads its function's arguments and results only")
+        at.add(v, value, have)
+
+
+def _cotangent(at: Reverse, op: Op, v: Value, g: Array | None) -> Value | None:
+    """What a user's way back gives for an operand."""
+    if g is None or v not in at.active:
+        return None
+    value = as_value(at.context, g, v.type.dtype)
+    if value.type.shape != v.type.shape:
+        raise UsageError("a cotangent has another shape than what it is one of",
+                         place=op.place, expected=str(v.type), found=str(value.type))
+    return value
 
 
 _numbers = itertools.count()
@@ -343,23 +379,32 @@ def _once_more(at: Reverse, op: Op, given: Sequence[Value | None]) -> None:
     """What keeps nothing but its operands is computed again, and gone back through."""
     (region,), context = op.regions, at.context
     fresh = {v: at.emit(Again(v.type.shape, next(_numbers)), v) for v in op.operands}
-    copies = _copier(at, fresh)
+    copies = copier(at, fresh)
     ops = copies.ops(region.ops)
+    at.shares.same(copies.instead)
+    for v, x in fresh.items():
+        at.shares.passing(x, v, at.shares.of(v))
     context.blocks[-1].ops.extend(ops)
     read = {v: v for v in _closure(at, op)} | {v: x for v, x in fresh.items() if v in at.active}
-    inner = Reverse(context, read.values())
+    inner = Reverse(context, read.values(), at.shares)
     inner.mark(ops)
-    for v, g in zip(region.results, given):
+    for v, r, g in zip(region.results, op.results, given):
         if g is not None and (again := copies.of(v)) in inner.active:
-            inner.add(again, g)
+            inner.add(again, g, at.shares.reach(r) - at.shares.varies(again))
     inner.pull(ops)
     for v, x in read.items():
         if (found := inner.taken(x)) is not None:
-            at.add(v, found)
+            at.add(v, found, at.shares.of(v))
+
+
+def _defined_active(at: Reverse, op: Op) -> Iterable[Value]:
+    at.mark(op.regions[0].ops)
+    return moving(op)
 
 
 RULES[Defined] = _defined
 RULES[Loop] = _loop
 RULES[Branch] = _branch
+ACTIVE[Defined] = _defined_active
 ACTIVE[Loop] = _loop_active
 ACTIVE[Branch] = _branch_active

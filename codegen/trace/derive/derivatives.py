@@ -13,20 +13,23 @@ from typing import Any
 import numpy as np
 
 from codegen import ops
-from codegen.errors import UnsupportedError, UsageError
-from codegen.ir import Value
+from codegen.errors import UsageError
+from codegen.ir import Op, Value
 from codegen.places import user_place
 from codegen.trace.array import Array, as_array, as_value, is_traced, wrap
 from codegen.trace.context import Context, eager_current, require_context
 from codegen.trace.control.conversion import convert
 from codegen.trace.control.regions import laid_as
-from codegen.trace.derive import back_through
+from codegen.trace.derive import back_through, exchanged, mapped
 from codegen.trace.derive.reverse import Reverse
+from codegen.trace.derive.shares import Shares
 from codegen.trace.number import Number
 from codegen.trace.numpy.derived import defined
+from codegen.trace.ranks.varying import families
 from codegen.trace.state import Tree, fill, flatten
+from codegen.variance import NONE, Axes
 
-assert back_through  # its rules
+assert back_through and exchanged and mapped  # their rules
 
 
 def value_and_grad(
@@ -145,6 +148,7 @@ def jvp(
     inner = _Recording(context, "spmd.jvp", [nothing], (0,))
     context.recordings += 1
     try:
+        context.varying.update(_said(context, outs, inner.begins))
         found = recording.back(list(zip(outs, inner.begins)))
     finally:
         context.recordings -= 1
@@ -153,9 +157,17 @@ def jvp(
         mine, leaves = flatten(back)
         values = [leaf.read() for leaf in leaves]
         pairs += _paired(context, "tangents", mine, values, given)
-    (changes,) = inner.back(pairs)
+    (changes,) = inner.back(pairs, recording.begins)
     made = [wrap(context, c.read()) for c in changes]
     return returned, fill(tree, iter(made), fresh=True)
+
+
+def _said(
+    context: Context, outs: Sequence[Value], begins: Sequence[Value]
+) -> dict[Value, Axes]:
+    """Cotangents that are not known yet vary as that does which they are of."""
+    found = families(context) if context.rank_view else None
+    return {b: found.varies(v) for v, b in zip(outs, begins, strict=True)} if found else {}
 
 
 def _paired(
@@ -316,12 +328,6 @@ class _Recording:
     def __init__(
         self, context: Context, what: str, args: Sequence[Any], numbers: Sequence[int]
     ) -> None:
-        if context.rank_view:
-            raise UnsupportedError(
-                f"{what} inside a shard_map", place=user_place(),
-                expected="a function of global arrays, whose layouts say how ranks share it",
-                found="a function of one rank's arrays",
-                remedy=f"{what} outside of the shard_map: the compiler finds the exchanges")
         self.context, self.block = context, context.blocks[-1]
         self.args = list(args)
         self.trees: list[tuple[Tree, list[Array]]] = []
@@ -348,8 +354,9 @@ class _Recording:
         finally:
             self.context.recordings -= 1
 
-    def back(self, outs: Sequence[tuple[Value, Value]]) -> list[Any]:
-        """The cotangents of the marked arguments, in their structure."""
+    def back(self, outs: Sequence[tuple[Value, Value]], like: Sequence[Value] = ()) -> list[Any]:
+        """The cotangents of the marked arguments, in their structure. like: values that vary as
+        the cotangents do that it begins with, where these are not of the outs themselves."""
         at, context = self.at, self.context
         if context.blocks[-1] is not self.block:
             raise UsageError("a way back begins where its function was not called",
@@ -361,17 +368,41 @@ class _Recording:
         every = self.block.ops  # loops in it may have been replaced
         recorded = every[every.index(self.last) + 1 if self.last else 0 :]
         at.mark(recorded)
-        for v, g in outs:
+        begun = [v for v, _ in outs]
+        at.shares = self._shares(recorded, begun, like or begun, [g for _, g in outs])
+        for (v, g), x in zip(outs, like or begun, strict=True):
             if v in at.active:
-                at.add(v, g)
+                at.add(v, g, at.shares.varies(x) - at.shares.varies(v))
         at.pull(recorded)
         begins, made = iter(self.begins), []
         for tree, leaves in self.trees:
             pairs = [(leaf, next(begins)) for leaf in leaves]
-            values = [wrap(context, laid_as(context, at.of(v), v.type.layout), leaf.weak)
+            values = [wrap(context, laid_as(context, at.all_of(v), v.type.layout), leaf.weak)
                       for leaf, v in pairs]
             made.append(fill(tree, iter(values), fresh=True))
         return made
+
+
+    def _shares(
+        self, recorded: Sequence[Op], outs: Sequence[Value], like: Sequence[Value],
+        given: Sequence[Value],
+    ) -> Shares:
+        """In a rank's view: of what ranks have alike, which cotangents are in shares."""
+        at, context = self.at, self.context
+        if not context.rank_view:
+            return at.shares
+        found = families(context)
+        begins: dict[Value, Axes] = {}
+        for v, x, g in zip(outs, like, given, strict=True):
+            begins[v] = begins.get(v, NONE) | found.varies(x)
+            if more := found.varies(g) - found.varies(x):
+                axes = ", ".join(sorted(more))
+                raise UsageError(
+                    f"a cotangent differs between the ranks along {axes}, and what it is of does "
+                    "not", place=user_place(), expected=f"one cotangent on all ranks along {axes}",
+                    found=str(g.type),
+                    remedy=f'spmd.psum(…, "{sorted(more)[0]}") of it, if each rank has a part')
+        return Shares.planned(found, recorded, begins, self.begins, at.active)
 
 
 def _marked(context: Context, leaf: Any, kind: Any) -> Any:

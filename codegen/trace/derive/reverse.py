@@ -3,7 +3,7 @@
 Goes in: ops that were recorded, and cotangents of some of their results. Comes out: more ops in the
 open block, and the cotangents of what the first ones began with.
 Always holds: a cotangent has the shape of its value; sums of cotangents are made in the order in
-which the ops are met, last one first.
+which the ops are met, last one first. In a rank's view one may be in shares, as shares.py says.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from codegen import dtypes, ops
 from codegen.dtypes import DType
-from codegen.errors import UnsupportedError
+from codegen.errors import InternalError, UnsupportedError
 from codegen.ir import ArrayType, Op, Shape, Value, free_values
 from codegen.ops import Kind
 from codegen.partials import OUT, Form
@@ -20,14 +20,21 @@ from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr, IntLike
 from codegen.trace.context import Context
 from codegen.trace.control.regions import laid_as
+from codegen.trace.derive.shares import Shares
 from codegen.trace.view import index_value
+from codegen.variance import NONE, Axes
 
 
 class Reverse:
-    """The way back through some ops. found: cotangents so far."""
+    """The way back through some ops. found: cotangents so far. reach: over which axes those vary
+    that the op at hand is given, or their shares."""
 
-    def __init__(self, context: Context, active: Iterable[Value]) -> None:
+    def __init__(
+        self, context: Context, active: Iterable[Value], shares: Shares | None = None
+    ) -> None:
         self.context = context
+        self.shares = shares or Shares.none(context.mesh)
+        self.reach: Axes = NONE
         self.active: set[Value] = set(active)
         self.found: dict[Value, Value] = {}
         # those that are an array but for a box of zeros: the box, and the array
@@ -56,19 +63,70 @@ class Reverse:
                 continue
             with self.context.standing_at(op.place):
                 rule = RULES.get(type(op.what))
+                if not isinstance(op.what, ops.Exchange):
+                    given = [g and self.whole(v, g) for v, g in zip(op.results, given)]
                 if rule is not None:
                     rule(self, op, given)
                     continue
+                self.reach = NONE.union(
+                    *(self.shares.reach(v) for v, g in zip(op.results, given) if g))
+                given = [g and self.shared(g, self.shares.reach(v), self.reach)
+                         for v, g in zip(op.results, given)]
                 for v, g in zip(op.operands, op.what.vjp(op, given, self)):
                     if g is not None and v in self.active:
                         self.add(v, g)
 
-    def add(self, value: Value, part: Value) -> None:
-        """One more part of a cotangent."""
+    # ---- shares -------------------------------------------------------------------------------
+
+    def whole(self, value: Value, g: Value) -> Value:
+        """The cotangent of a value, all of it found, summed where that is planned."""
+        return self.summed(g, self.shares.sums(value))
+
+    def summed(self, g: Value, axes: Axes) -> Value:
+        """The sum of the shares along these axes."""
+        if not axes:
+            return g
+        names = tuple(a for a in self.context.mesh.names if a in axes)
+        dtype = g.type.dtype
+        wide = self.cast(g, dtypes.folded_in(dtype))
+        return self.cast(self.emit(ops.Fold(names, "add"), wide), dtype)
+
+    def shared(self, g: Value, have: Axes, want: Axes) -> Value:
+        """A cotangent that is in shares along axes where it was not: the first rank has all."""
+        if have - want:
+            raise InternalError(f"a cotangent in shares along {', '.join(sorted(have - want))}, "
+                                "where it was to be whole")
+        if not want - have:
+            return g
+        names = tuple(a for a in self.context.mesh.names if a in want - have)
+        first = expr.eq(self.context.mesh.position(names), 0)
+        return self.where(first, g)
+
+    def brought(self, g: Value, have: Axes, want: Axes) -> Value:
+        """From some shares to others, by a sum where that is needed."""
+        return self.shared(self.summed(g, have - want), have & want, want)
+
+    def where(self, holds: Expr, g: Value) -> Value:
+        """g on ranks for which this is 1, zeros on others."""
+        if holds == 1:
+            return g
+        mask = self.spread(self.emit(ops.Symbolic(holds, dtypes.BOOL)), (), g.type.shape)
+        return self.map("select", mask, g, self.full(0, g))
+
+    def add(self, value: Value, part: Value, have: Axes | None = None) -> None:
+        """One more part of a cotangent. have: along which axes it is in shares; None: as what the
+        op at hand is given."""
         if part.type.dtype != value.type.dtype and value.type.dtype.kind in "fc":
             part = self.cast(part, value.type.dtype)
+        part = self._as_value(value, part, have)
         before = self.found.get(value)
         self.put(value, part if before is None else self.map("add", before, part))
+
+    def _as_value(self, value: Value, part: Value, have: Axes | None = None) -> Value:
+        """A part in the shares that the cotangent of a value is in."""
+        if have is None:
+            have = self.reach - self.shares.varies(value)
+        return self.shared(part, have, self.shares.of(value))
 
     def put(self, value: Value, whole: Value) -> None:
         """A cotangent in the place of what was found."""
@@ -79,6 +137,7 @@ class Reverse:
         """One more part of a cotangent, of the elements that a slice shows; in its memory."""
         if value not in self.active:
             return
+        part = self._as_value(value, part)
         whole = self.taken(value)
         around = self.emptied.pop(value, None)
         if around is not None and around[0] == box:
@@ -94,8 +153,10 @@ class Reverse:
         if value not in self.active:
             return
         alone = value not in self.found
+        whole = self._as_value(value, whole)
         nothing = self.emit(ops.Full(0, whole.type.dtype, box.shape))
-        self.add(value, self.emit(ops.Update(box.start, box.step), whole, nothing))
+        self.add(value, self.emit(ops.Update(box.start, box.step), whole, nothing),
+                 self.shares.of(value))
         if alone:
             self.emptied[value] = (box, whole)
 
@@ -106,6 +167,10 @@ class Reverse:
     def of(self, value: Value) -> Value:
         """The cotangent; zeros where nothing was found."""
         return self.found.get(value) or self.zeros(value.type)
+
+    def all_of(self, value: Value) -> Value:
+        """The cotangent, summed where that is planned; zeros where nothing was found."""
+        return self.whole(value, self.found[value]) if value in self.found else self.of(value)
 
     def of_result(self, value: Value, g: Value | None) -> Value:
         """A cotangent that was found of a value, laid out as that is; zeros for None."""

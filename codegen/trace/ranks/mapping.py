@@ -29,6 +29,7 @@ from codegen.trace.numpy.masks import Chosen
 from codegen.trace.numpy.subscripts import refused
 from codegen.trace.ranks.default_layouts import computed_layouts
 from codegen.trace.ranks.layout_forms import axes_of, layout_of
+from codegen.trace.ranks.varying import axes_in, check
 from codegen.user import tree
 from codegen.user.layout_trees import spread
 from codegen.user.signatures import check_call
@@ -186,6 +187,7 @@ def _capture(
     context.bodies.append(outside)
     try:
         with context.block(types, names) as block:
+            context.split = dict(zip(block.args, map(axes_in, arguments.layouts)))
             made = iter([make(block.args) for make in arguments.makers])
             args, kwargs = _rebuild(inputs, made)
             returned = function(*args, **kwargs)
@@ -196,6 +198,8 @@ def _capture(
             operands = [*arguments.operands, *captured]
             block.args += tuple(captured.values())
             region = block.close(values)
+            check(context, region, dict(zip(block.args, (axes_in(lying(v.type))
+                                                         for v in operands))))
             if out_layouts is ...:
                 layouts = computed_layouts(context, returned, region, operands)
             else:

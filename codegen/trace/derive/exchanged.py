@@ -1,0 +1,185 @@
+"""The way back over exchanges: each has a transpose that is an exchange too, or none at all.
+
+Goes in: a cotangent of what ranks got, perhaps in shares. Comes out: that of what they gave. A sum
+that is planned where a gather or a broadcast ends is one exchange with it: a reduce-scatter, or a
+reduction to the root.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from codegen import dtypes
+from codegen.errors import UnsupportedError
+from codegen.ir import ArrayType, Op, Value
+from codegen.ops import Exchange, Fold, Full, Kind, Move, Permute, Slice, Update
+from codegen.ops.group import each
+from codegen.symbolic import expr
+from codegen.symbolic.expr import Expr
+from codegen.trace.derive.reverse import RULES, Reverse
+from codegen.variance import Axes
+
+
+class _Back:
+    """One exchange. members: axes along which there are several; alike: those along which what is
+    given is the same; inside: those of the members along which the cotangent is to be summed."""
+
+    def __init__(self, at: Reverse, op: Op, given: Sequence[Value | None]) -> None:
+        (self.x,), (self.y,), (g,) = op.operands, op.results, given
+        assert g is not None and isinstance(op.what, Exchange)
+        self.at, self.op, self.axes = at, op, op.what.axes
+        self.mesh = at.context.mesh
+        self.members: Axes = frozenset(self.axes) - at.shares.families.alone
+        self.alike = self.members - at.shares.varies(self.x)
+        self.inside = at.shares.sums(self.y) & self.members
+        self.g = at.summed(g, at.shares.sums(self.y) - self.members)
+
+    @property
+    def beside(self) -> Axes:
+        """The axes along which it is in shares whatever the exchange does."""
+        shares = self.at.shares
+        return shares.after(self.y) | shares.varies(self.y) - shares.varies(self.x) - self.members
+
+    @property
+    def me(self) -> Expr:
+        return self.mesh.position(self.axes)
+
+    def whole(self) -> Value:
+        """The cotangent, summed among the members where that is planned."""
+        return self.at.summed(self.g, self.inside)
+
+    def type(self) -> ArrayType:
+        """Of the cotangent of what is given."""
+        return ArrayType(self.g.type.dtype, self.x.type.shape)
+
+    def folded(self, what: Kind, x: Value) -> Value:
+        wide = self.at.emit(what, self.at.cast(x, dtypes.folded_in(x.type.dtype)))
+        return self.at.cast(wide, x.type.dtype)
+
+    def add(self, found: Value) -> None:
+        """To the cotangent of what is given, of which each member has its share."""
+        self.at.add(self.x, found, (self.beside - self.members) | self.alike)
+
+    def add_all(self, found: Value) -> None:
+        """To the cotangent of what is given, where all members' uses count: those that have the
+        same are as many as they are."""
+        at = self.at
+        names = tuple(a for a in self.mesh.names if a in self.alike)
+        if names:
+            size = at.cast(at.integer(self.mesh.size(names)), found.type.dtype)
+            found = at.map("mul", found, at.spread(size, (), found.type.shape))
+        at.add(self.x, found, self.beside)
+
+    def none(self, expected: str, remedy: str) -> UnsupportedError:
+        return UnsupportedError(f"{self.op.what.called} has no derivative here",
+                                place=self.op.place, expected=expected,
+                                found=f"{self.x.type} from {self.y.type}", remedy=remedy)
+
+
+# ---- what members combine -----------------------------------------------------------------------
+
+
+def _fold(at: Reverse, op: Op, given: Sequence[Value | None]) -> None:
+    back, what = _Back(at, op, given), op.what
+    assert isinstance(what, Fold)
+    if what.fn == "add" and what.flow == "all":
+        if what.differs():
+            gather = Move(what.axes, what.want, types=(back.type(),))
+            back.add_all(at.emit(gather, back.g))
+        else:
+            back.add_all(back.whole())
+    elif what.fn == "add" and what.flow == "to_root":
+        spread = Move(what.axes, types=(back.type(),), flow="from_root", root=what.root)
+        back.add_all(at.emit(spread, back.g))
+    elif what.fn == "add":
+        back.add(_from_last(back, Fold(what.axes, "add", what.flow), back.g))
+    elif what.fn in ("min", "max") and what.flow == "all" and not what.differs():
+        same = at.cast(at.map("eq", back.x, back.y), back.g.type.dtype)  # equal ones share it
+        count = back.folded(Fold(what.axes, "add"), same)
+        back.add(at.map("div", at.map("mul", back.whole(), same), count))
+    elif what.fn == "mul" and what.flow == "all" and not what.differs():
+        before = Fold(what.axes, "mul", "before")
+        others = at.map("mul", at.emit(before, back.x), _from_last(back, before, back.x))
+        back.add(at.map("mul", back.whole(), others))
+    else:
+        raise at.none(op)
+
+
+def _from_last(back: _Back, what: Fold, x: Value) -> Value:
+    """A scan from the last member to the first."""
+    p = expr.Sym("p", "var", expr.const(0), (n := back.mesh.size(back.axes)) - 1)
+    turned, one = n - 1 - expr.symbol(p), expr.const(1)
+    turn = Permute(back.axes, p, turned, one, turned, one, (x.type,))
+    return back.at.emit(turn, back.folded(what, back.at.emit(turn, x)))
+
+
+# ---- what members move --------------------------------------------------------------------------
+
+
+def _move(at: Reverse, op: Op, given: Sequence[Value | None]) -> None:
+    back, what = _Back(at, op, given), op.what
+    assert isinstance(what, Move)
+    if what.flow == "to_root":
+        scatter = Move(what.axes, want=what.have, types=(back.type(),), flow="from_root",
+                       root=what.root)
+        back.add(at.emit(scatter, back.g))
+    elif what.flow == "from_root":
+        back.add(_to_root(back, what))
+    elif what.differs():
+        inverse = Move(what.axes, what.want, what.have, (back.type(),))
+        back.add(at.emit(inverse, back.g))
+    elif back.inside and back.inside == back.members:
+        back.add(back.folded(Fold(what.axes, "add", want=what.have), back.g))
+    else:
+        ends = each(what.have, back.x.type.ndim)
+        start = tuple(expr.const(0) if part is None else part[0] for part in ends)
+        mine = Slice(start, (1,) * len(start), back.x.type.shape)
+        back.add(at.emit(mine, back.whole()))
+
+
+def _to_root(back: _Back, what: Move) -> Value:
+    """What members got of the root, back at it; zeros at others."""
+    at, root, shape = back.at, what.root, back.x.type.shape
+    assert root is not None
+    here = expr.eq(back.me, root)
+    if not what.differs():
+        if back.y.type.shape != shape:
+            raise back.none("one shape on all ranks", "pad to one shape")
+        if back.inside and back.inside == back.members:
+            return back.folded(Fold(what.axes, "add", "to_root", root), back.g)
+        return at.where(here, back.whole())
+    sent = tuple(e.subst(back.mesh.at(back.axes, root)) for e in shape)
+    cut = each(what.want, len(shape))
+    made = tuple(e * here if part is not None else e for e, part in zip(sent, cut))
+    gather = Move(what.axes, what.want, types=(ArrayType(back.g.type.dtype, made),),
+                  flow="to_root", root=root)
+    found = at.emit(gather, back.g)
+    if shape == made:
+        return found
+    if shape != sent:
+        raise back.none("the root's shape on all ranks, or what pgather gives them",
+                        "zeros of that shape where there is nothing")
+    zeros = at.emit(Full(0, found.type.dtype, shape))
+    return at.emit(Update((expr.const(0),) * len(shape), (1,) * len(shape)), zeros, found)
+
+
+def _permute(at: Reverse, op: Op, given: Sequence[Value | None]) -> None:
+    back, what = _Back(at, op, given), op.what
+    assert isinstance(what, Permute)
+    if what.source is None or what.receives is None:
+        raise back.none("a ppermute of which it is known who sends to whom",
+                        "shift=k, or to= as a formula of i and n that has an inverse")
+    if back.alike == back.members and back.x.type.shape == back.y.type.shape:
+        got = what.receives.subst({what.var: back.me})
+        back.add(at.where(got, back.g))
+        return
+    last = back.mesh.size(back.axes) - 1
+    receiver = expr.maximum(0, expr.minimum(what.to, last))  # a source is some member, always
+    turned = what.but(to=what.source, sends=what.receives, source=receiver, receives=what.sends,
+                      types=(back.type(),))
+    back.add(at.emit(turned, back.g))
+
+
+RULES[Fold] = _fold
+RULES[Move] = _move
+RULES[Permute] = _permute

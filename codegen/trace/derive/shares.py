@@ -1,0 +1,309 @@
+"""Cotangents in shares: of a value that ranks have alike, each of them may find a part only.
+
+A value that is the same on ranks along an axis is used by all of them, so its cotangent is a sum
+over them. Goes in: ops, and where their way back begins. Comes out: whose cotangents are in shares
+along which axes, and at which values the shares are summed: with the fewest sums, and of those
+with the fewest bytes (a minimum cut between where shares come to be and where a whole is needed).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from codegen.ir import Op, Value
+from codegen.mesh import Mesh
+from codegen.ops import Branch, Defined, Exchange, Fold, Loop
+from codegen.symbolic import expr
+from codegen.variance import NONE, Axes, Families
+
+_TURNS = 64  # of a loop, for what a sum in it costs
+_ONE = 1 << 44  # what a sum costs beside its bytes
+
+
+@dataclass(frozen=True)
+class _Edge:
+    """From the cotangent of a result to that of what it is made of. makes: the axes along which
+    that is in shares then; hands: those along which it is if the result's is."""
+
+    to: Value
+    makes: Axes
+    hands: Axes
+
+
+@dataclass
+class _Flow:
+    """The way back through some ops and the regions in them. needs: values whose cotangents are
+    needed whole along these axes; starts: those that begin in shares."""
+
+    families: Families
+    active: Collection[Value]
+    every: Axes
+    edges: dict[Value, list[_Edge]] = field(default_factory=dict)
+    needs: dict[Value, Axes] = field(default_factory=dict)
+    starts: dict[Value, Axes] = field(default_factory=dict)
+    depth: dict[Value, int] = field(default_factory=dict)
+
+    def ops(self, ops: Iterable[Op], depth: int = 0) -> None:
+        for op in ops:
+            for value in op.results:
+                self.depth[value] = depth
+            self.op(op, depth)
+
+    def op(self, op: Op, depth: int) -> None:
+        what = op.what
+        inner = [r.results for r in op.regions]
+        if isinstance(what, Loop):
+            body = op.regions[-1]
+            for k, a in enumerate(body.args):
+                self.depth[a] = depth + 1
+                self.edge(op.results[k], a)
+                self.edge(a, body.results[k])
+                self.edge(a, op.operands[k])
+            self.ops(body.ops, depth + 1)
+        elif isinstance(what, Branch) or (isinstance(what, Defined) and what.back is None):
+            for k, value in enumerate(op.results):
+                for results in inner:
+                    self.edge(value, results[k])
+            for region in op.regions:
+                self.ops(region.ops, depth)
+        elif isinstance(what, Exchange):
+            self.exchange(op, what)
+        else:
+            around = self.families.values([*op.operands, *op.results])
+            for value in op.results:
+                for x in op.operands:
+                    self.edge(value, x, around if isinstance(what, Defined) else NONE)
+                if isinstance(what, Defined):
+                    self.need(value, self.every - self.families.varies(value))
+
+    def exchange(self, op: Op, what: Exchange) -> None:
+        axes = frozenset(what.axes) - self.families.alone
+        for value in op.results:
+            made = self.families.varies(value)
+            for x in op.operands:
+                had = self.families.varies(x)
+                alike = axes - had
+                summed = isinstance(what, Fold) and what.fn == "add" and what.flow in (
+                    "all", "to_root")
+                through = alike if summed and not what.differs() else NONE
+                makes = (made - had - axes) | (NONE if summed else alike)
+                self._add(value, x, _Edge(x, makes, (self.every - axes) | through))
+                self.need(value, axes - made - through)
+
+    def edge(self, value: Value, x: Value, more: Axes = NONE) -> None:
+        varies = self.families.varies(x)
+        self._add(value, x, _Edge(x, (self.families.varies(value) | more) - varies,
+                                  self.every - varies))
+
+    def _add(self, value: Value, x: Value, edge: _Edge) -> None:
+        if value in self.active and x in self.active:
+            self.edges.setdefault(value, []).append(edge)
+
+    def need(self, value: Value, axes: Axes) -> None:
+        self.needs[value] = self.needs.get(value, NONE) | axes
+
+    def reached(self, begins: Iterable[Value]) -> set[Value]:
+        """What gets a cotangent."""
+        found = set(begins)
+        left = list(found)
+        while left:
+            for edge in self.edges.get(left.pop(), ()):
+                if edge.to not in found:
+                    found.add(edge.to)
+                    left.append(edge.to)
+        return found
+
+    def cost(self, value: Value) -> int:
+        size = expr.product(value.type.shape)
+        count = size.value if size.is_const else 1 << 20
+        bytes_ = min(count * value.type.dtype.size, _ONE - 1)
+        return (_ONE + int(bytes_)) * int(_TURNS ** self.depth.get(value, 0))
+
+
+class Shares:
+    """families: over which axes values vary. before: along which axes a value's cotangent is in
+    shares when all of it is found; summed: along which it is summed then."""
+
+    def __init__(self, families: Families) -> None:
+        self.families = families
+        self.before: dict[Value, Axes] = {}
+        self.summed: dict[Value, Axes] = {}
+
+    @classmethod
+    def none(cls, mesh: Mesh) -> Shares:
+        """Of global arrays: no cotangent is in shares."""
+        return cls(Families(mesh, {}, {}))
+
+    @classmethod
+    def planned(
+        cls, families: Families, ops: Sequence[Op], outs: Mapping[Value, Axes],
+        begins: Iterable[Value], active: Collection[Value],
+    ) -> Shares:
+        """outs: where the way back begins, with the axes over which what it begins with varies.
+        begins: what it ends at."""
+        found = cls(families)
+        every = frozenset(families.coords) and NONE.union(*families.coords.values())
+        flow = _Flow(families, active, every)
+        flow.ops(ops)
+        for v in begins:
+            flow.need(v, every - families.varies(v))
+        for v, axes in outs.items():
+            flow.starts[v] = axes - families.varies(v)
+        reached = flow.reached(v for v in outs if v in active)
+        for axis in sorted(every):
+            cut = _Cut(flow, axis, reached)
+            for table, values in ((found.summed, cut.summed()), (found.before, cut.shared)):
+                for v in values:
+                    table[v] = table.get(v, NONE) | {axis}
+        return found
+
+    def varies(self, value: Value) -> Axes:
+        return self.families.varies(value)
+
+    def of(self, value: Value) -> Axes:
+        return self.before.get(value, NONE)
+
+    def sums(self, value: Value) -> Axes:
+        return self.summed.get(value, NONE)
+
+    def after(self, value: Value) -> Axes:
+        """Along which axes a cotangent is in shares once it is summed as planned."""
+        return self.of(value) - self.sums(value)
+
+    def reach(self, value: Value) -> Axes:
+        """Over which axes there is one cotangent, or one share, per rank."""
+        return self.varies(value) | self.after(value)
+
+    def same(self, made: Mapping[Value, Value]) -> None:
+        """The values of a copy are as those that they copy. made: copies by what they are of."""
+        for old, new in made.items():
+            self.families.of[new] = self.varies(old)
+            self.before[new], self.summed[new] = self.of(old), self.sums(old)
+
+    def passing(self, new: Value, old: Value, shared: Axes) -> None:
+        """A value of the same family, whose cotangent is handed on in these shares."""
+        self.families.of[new] = self.varies(old)
+        self.before[new], self.summed[new] = shared, NONE
+
+
+class _Cut:
+    """Along one axis. shared: values whose cotangents are in shares before they are summed."""
+
+    def __init__(self, flow: _Flow, axis: str, reached: Collection[Value]) -> None:
+        self.flow, self.axis = flow, axis
+        alike = [v for v in reached if axis not in flow.families.varies(v)]
+        self.to = {v: [e.to for e in flow.edges.get(v, ()) if axis in e.hands] for v in alike}
+        begun = [v for v in alike if axis in flow.starts.get(v, NONE)]
+        for v in reached:
+            begun += [e.to for e in flow.edges.get(v, ()) if axis in e.makes]
+        self.begun = list(dict.fromkeys(v for v in begun if v in self.to))
+        self.ends = {v for v in alike if axis in flow.needs.get(v, NONE)}
+        self.shared = self._behind(self.begun, ())
+
+    def _behind(self, begun: Iterable[Value], cut: Collection[Value]) -> set[Value]:
+        found = set(begun)
+        left = list(found)
+        while left:
+            v = left.pop()
+            for x in () if v in cut else self.to[v]:
+                if x in self.to and x not in found:
+                    found.add(x)
+                    left.append(x)
+        return found
+
+    def summed(self) -> list[Value]:
+        """The minimum cut that is next to the ends; `shared` is what is left in shares before it.
+
+        By augmenting paths, shortest first (Edmonds and Karp 1972). A value has two nodes, in and
+        out, with what a sum there costs between them.
+        """
+        if not self.shared & self.ends:
+            return []
+        inside = self.shared
+        room = {v: self.flow.cost(v) for v in inside}
+        onto: dict[Value, dict[Value, int]] = {v: {} for v in inside}  # flow on edges
+        into: dict[Value, list[Value]] = {v: [] for v in inside}
+        for v in inside:
+            for x in self.to[v]:
+                if x in inside and x not in onto[v]:
+                    onto[v][x] = 0
+                    into[x].append(v)
+        used = dict.fromkeys(inside, 0)
+        while path := self._path(room, used, onto, into):
+            self._augment(path, room, used, onto)
+        left = self._from_ends(room, used, onto, into)
+        cut = [v for v in inside if (v, 1) in left and (v, 0) not in left]
+        self.shared = self._behind(self.begun, cut)
+        return [v for v in cut if v in self.shared]
+
+    def _steps(
+        self, node: _Node, room: _Room, used: _Room, onto: _Onto, into: _Into
+    ) -> Iterator[_Node]:
+        v, out = node
+        if out:
+            yield from ((x, 0) for x in onto[v])
+            if used[v]:
+                yield v, 0
+        else:
+            if used[v] < room[v]:
+                yield v, 1
+            yield from ((u, 1) for u in into[v] if onto[u][v])
+
+    def _path(self, room: _Room, used: _Room, onto: _Onto, into: _Into) -> list[_Node]:
+        first: list[_Node] = [(v, 0) for v in self.begun]
+        came: dict[_Node, _Node | None] = dict.fromkeys(first)
+        queue = deque(first)
+        while queue:
+            node = queue.popleft()
+            if node[1] and node[0] in self.ends:
+                path = [node]
+                while (before := came[path[-1]]) is not None:
+                    path.append(before)
+                return path[::-1]
+            for step in self._steps(node, room, used, onto, into):
+                if step not in came:
+                    came[step] = node
+                    queue.append(step)
+        return []
+
+    @staticmethod
+    def _augment(path: list[_Node], room: _Room, used: _Room, onto: _Onto) -> None:
+        pairs = list(zip(path, path[1:]))
+
+        def free(a: _Node, b: _Node) -> int:
+            if a[0] is b[0]:
+                return room[a[0]] - used[a[0]] if b[1] else used[a[0]]
+            return _ONE**8 if a[1] else onto[b[0]][a[0]]
+
+        much = min(free(a, b) for a, b in pairs)
+        for a, b in pairs:
+            if a[0] is b[0]:
+                used[a[0]] += much if b[1] else -much
+            elif a[1]:
+                onto[a[0]][b[0]] += much
+            else:
+                onto[b[0]][a[0]] -= much
+
+    def _from_ends(self, room: _Room, used: _Room, onto: _Onto, into: _Into) -> set[_Node]:
+        """From which nodes an end can still be reached."""
+        back: dict[_Node, list[_Node]] = {}
+        for v in room:
+            for node in ((v, 0), (v, 1)):
+                for step in self._steps(node, room, used, onto, into):
+                    back.setdefault(step, []).append(node)
+        found: set[_Node] = {(v, 1) for v in self.ends if v in room}
+        left = list(found)
+        while left:
+            for node in back.get(left.pop(), ()):
+                if node not in found:
+                    found.add(node)
+                    left.append(node)
+        return found
+
+
+_Node = tuple[Value, int]
+_Room = dict[Value, int]
+_Onto = dict[Value, dict[Value, int]]
+_Into = dict[Value, list[Value]]

@@ -1,0 +1,72 @@
+"""What of a rank's view varies over which axes, while it is captured.
+
+A loop that is open may carry what becomes another thing in its later turns. What is asked before
+its end counts with what it begins with, and is compared when the shard_map ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from codegen.errors import UnsupportedError
+from codegen.ir import Region, Value, walk
+from codegen.mesh import Layout
+from codegen.ops import Kind, Loop
+from codegen.trace.context import Context
+from codegen.trace.number import expr_of
+from codegen.trace.view import View
+from codegen.variance import NONE, Axes, Families
+
+
+def axes_in(layout: Layout | None) -> Axes:
+    return frozenset(a for entry in layout or () for a in entry)
+
+
+def families(context: Context) -> Families:
+    """Of all that is computed so far in the open regions."""
+    split: dict[Value, Iterable[str]] = dict(context.split)
+    for captured in context.captured:
+        split |= {v: axes_in(x.type.layout) for x, v in captured.items()}
+    found = Families(context.mesh, split, context.varying)
+    entering = {arg: leaf for loop in context.loops for arg, *leaf in loop.entering()}
+    for block in context.blocks:
+        for arg in block.args:
+            if arg in entering:
+                context.assumed[arg] = found.of[arg] = _begun(found, *entering[arg])
+        for op in block.ops:
+            found.op(op)
+    return found
+
+
+def _begun(found: Families, content: Any, seen: View) -> Axes:
+    """Of what a loop begins with: a value and how it is seen, or a number."""
+    steps = found.exprs(e for step in seen if isinstance(step, Kind) for e in step.exprs())
+    if isinstance(content, Value):
+        layout = content.type.layout
+        return steps | (found.varies(content) if layout is None else axes_in(layout))
+    e = expr_of(content)
+    return steps | (NONE if e is None else found.expr(e))
+
+
+def check(context: Context, region: Region, given: Mapping[Value, Iterable[str]]) -> None:
+    """Raises UnsupportedError where a loop of a rank's view that is complete now carries what
+    varies over more axes than was thought when a gradient was taken in it."""
+    if not context.assumed:
+        return
+    found = Families(context.mesh, given, context.varying)
+    found.region(region)
+    for op in walk(region):
+        if not isinstance(op.what, Loop):
+            continue
+        for arg in op.regions[-1].args:
+            if more := found.varies(arg) - context.assumed.get(arg, found.varies(arg)):
+                axes = ", ".join(sorted(more))
+                raise UnsupportedError(
+                    f'"{arg.name}" begins the same on all ranks along {axes}, and differs after a '
+                    "turn of this loop, in which a gradient is taken", place=op.place,
+                    expected="the same in every turn: the gradient by what ranks have alike is a "
+                    "sum over them", found=f"another {arg.name} on each rank",
+                    remedy=f'{arg.name} = spmd.pvary({arg.name}, "{sorted(more)[0]}") before the '
+                    "loop, where each rank has its own; spmd.psum or pmean of what changes it, "
+                    "where it is to stay one")

@@ -18,8 +18,8 @@ _LANGUAGE = frozenset(
     axis_size barrier blocks cond custom_vjp dynamic_slice dynamic_update_slice empty empty_like eye
     fori_loop full full_like grad identity index input jvp kernel like linspace mesh ones ones_like
     pand pargmax pargmin parse_parameter pbroadcast pexscan pgather pmax pmean pmin por
-    ppermute pprod preduce print program Program progress pscan pscatter psum psum_scatter pxor
-    range ranks remat replicated require scalar scan shard_map spec start stop_gradient switch
+    ppermute pprod preduce print program Program progress pscan pscatter psum psum_scatter pvary
+    pxor range ranks remat replicated require scalar scan shard_map spec start stop_gradient switch
     top_k value_and_grad vjp while_loop zeros zeros_like""".split()
 )
 

@@ -175,6 +175,10 @@ class EagerRank(Common):
                                 expected=f"0 to {n - 1}")
         return at
 
+    def pvary(self, x: Any, axis: Axes) -> Any:
+        self.names(axis)
+        return map_tree(np.array, x)
+
     # ---- reductions ------------------------------------------------------------------------------
 
     psum, pprod = _reducing("psum", "add"), _reducing("pprod", "mul")

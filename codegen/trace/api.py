@@ -76,6 +76,7 @@ _MODULES = {
     "ranks.combining": "psum pprod pmax pmin pmean psum_scatter pand por pxor preduce pscan "
     "pexscan pargmax pargmin all_ranks any_ranks",
     "ranks.rooted": "pbroadcast pgather pscatter",
+    "ranks.varying": "pvary",
     "numpy.creation": "zeros ones empty full arange eye identity linspace asarray array "
     "zeros_like ones_like empty_like full_like like dynamic_slice dynamic_update_slice",
     "numpy.ordering": "top_k",

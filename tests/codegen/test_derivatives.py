@@ -10,7 +10,7 @@ import pytest
 
 import spmd
 from codegen.functions import FUNCTIONS, SPECIAL
-from codegen.ops import OPS, Defined, Exchange, Kind, Map
+from codegen.ops import OPS, Defined, Kind, Map
 from codegen.partials import FLAT, NONE, OTHERWISE, PARTIALS
 from codegen.trace.derive.back_through import RULES
 from tests.codegen import derived_cases
@@ -23,7 +23,7 @@ WITHOUT = {
     "no operand": {"const", "full", "iota", "expr", "scalar"},
     "no result": {"print", "expect", "barrier", "let"},
     "steps": {"argreduce", "argsort", "count", "searchsorted", "partition"},
-    "of one rank": {"shard_map", "permute", "move", "fold", "merge"},
+    "after tracing": {"merge", "point"},
     "np.linalg has it": {"cholesky", "lu", "lu_solve", "swapped_columns", "triangular", "qr", "svd",
                          "eigh", "eig"},
     "none": {"kernel", "edge"},
@@ -36,8 +36,6 @@ def test_every_kind_has_a_way_back_or_says_why_not():
         has = kind.vjp is not Kind.vjp or kind in RULES
         assert has != (name in without), f"{name}: vjp, or a line in WITHOUT"
         assert kind.flat is True or name not in WITHOUT["steps"], name
-    assert {n for n, k in OPS.items() if issubclass(k, Exchange)} < WITHOUT["of one rank"] | {
-        "barrier"}
     assert OPS["constant"].flat and Defined in RULES and Map.vjp is not Kind.vjp
 
 
@@ -302,12 +300,6 @@ MISTAKES = {
     "too few": (lambda x: spmd.grad(lambda x: np.sum(few(x, x)))(x), "for each argument"),
     "no way back": (lambda x: spmd.grad(lambda x: np.sum(none(x)))(x), "has no way back yet"),
     "psi": (lambda x: spmd.grad(lambda x: np.sum(psi(x)))(x), "psi has no derivative here"),
-    "in a shard_map": (
-        lambda x: spmd.shard_map(lambda x: spmd.grad(np.sum)(x), mesh="r")(x),
-        "inside a shard_map"),
-    "through a shard_map": (
-        lambda x: spmd.grad(lambda x: np.sum(spmd.shard_map(lambda x: 2 * x, mesh="r")(x)))(x),
-        "shard_map has no derivative"),
     "argnums twice": (lambda x: spmd.grad(np.sum, (0, 0))(x), "an argument twice"),
     "a write": (lambda x: spmd.grad(lambda x: np.sum(spmd.remat(written)(x)))(x), "writes into"),
     "another cotangent": (

@@ -367,9 +367,11 @@ class _Recording:
         at.emptied.clear()
         every = self.block.ops  # loops in it may have been replaced
         recorded = every[every.index(self.last) + 1 if self.last else 0 :]
+        at.active, at.shares = set(self.begins), Shares.none(context.mesh)
         at.mark(recorded)
         begun = [v for v, _ in outs]
         at.shares = self._shares(recorded, begun, like or begun, [g for _, g in outs])
+        at.mark(())  # only what is reached from there
         for (v, g), x in zip(outs, like or begun, strict=True):
             if v in at.active:
                 at.add(v, g, at.shares.varies(x) - at.shares.varies(v))

@@ -1,5 +1,6 @@
 """The way back through a shard_map: another one, which is given what the first was given and the
 cotangents of what it gave, each laid out as that is, and gives those of what the first was given.
+The first also gives what ranks got in exchanges that the second would make again.
 
 Always holds: what a result's layout says is one value on several ranks has its cotangent once: the
 first of those ranks has it, where they may have made the value differently.
@@ -11,10 +12,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from codegen.ir import Op, Region, Value, free_values
+from codegen.copies import Copier
+from codegen.errors import ShapeError
+from codegen.ir import ArrayType, Op, Region, Value, free_values
 from codegen.mesh import Layout
-from codegen.ops import ShardMap
+from codegen.ops import Exchange, Reshape, ShardMap
 from codegen.ops.kind import layout_of
+from codegen.symbolic import expr
+from codegen.symbolic.expr import Expr
 from codegen.trace.array import local_type
 from codegen.trace.context import Block, Context
 from codegen.trace.control.regions import laid_as
@@ -22,6 +27,7 @@ from codegen.trace.derive.back_through import copier
 from codegen.trace.derive.needed import pruned
 from codegen.trace.derive.reverse import ACTIVE, RULES, Reverse
 from codegen.trace.derive.shares import Shares
+from codegen.trace.ranks.mapping import global_shape
 from codegen.trace.ranks.varying import axes_in
 from codegen.variance import NONE, Axes, Families
 
@@ -84,10 +90,11 @@ def _shard_map(at: Reverse, op: Op, given: Sequence[Value | None]) -> None:
             _begin(inner, copies.of(body.results[k]), g, axes_in(what.out_layouts[k]))
         inner.pull(ops)
         found = [inner.all_of(block.args[k]) for k in wanted]
-    region = pruned(block.close(found))
+    region, kept_values = _without_exchanges(at, op, families, copies, block.close(found))
+    operands = [*operands, *more, *kept_values]
     types = tuple(replace(op.operands[k].type, free=False) for k in wanted)
     used = {*free_values(Region((), region.ops, region.results))}
-    kept = [(v, a) for v, a in zip([*operands, *more], region.args, strict=True) if a in used]
+    kept = [(v, a) for v, a in zip(operands, region.args, strict=True) if a in used]
     region = replace(region, args=tuple(a for _, a in kept))
     lie = tuple(layout_of(v.type) for v, _ in kept)
     back = ShardMap(lie, tuple(map(layout_of, types)), types)
@@ -102,6 +109,65 @@ def _begin(inner: Reverse, value: Value, g: Value, split: Axes) -> None:
         varies, split = inner.shares.varies(value), split - inner.shares.families.alone
         g = inner.shared(g, split, split | varies)  # one of those that may have made it has all
         inner.add(value, g, split - varies)
+
+
+# ---- what is kept -------------------------------------------------------------------------------
+
+
+def _without_exchanges(
+    at: Reverse, op: Op, families: Families, copies: Copier, region: Region
+) -> tuple[Region, list[Value]]:
+    """The way back, given what ranks got in exchanges instead of making them again; and that, which
+    the first shard_map gives as well."""
+    context, what, (body,), region = at.context, op.what, op.regions, pruned(region)
+    assert isinstance(what, ShardMap)
+    known = list(dict.fromkeys(e for v in op.operands for e in v.type.shape))
+    made = {v for back in region.ops for v in back.results}
+    args, types, shown, ops, instead = [], [], [], [], {}
+    for first in body.ops:
+        again = [copies.of(v) for v in first.results]
+        if not isinstance(first.what, Exchange) or not made.intersection(again):
+            continue
+        (value,), (copy,) = first.results, again
+        wide, whole = _as_result(value, families, context, known)
+        if whole is None:
+            continue
+        types.append(whole)
+        shown.append(Value(value.name, wide))
+        args.append(Value(value.name, wide))
+        ops.append(Op(Reshape(wide.shape), (value,), (shown[-1],), (), first.place))
+        instead[copy] = Op(Reshape(copy.type.shape), (args[-1],), (copy,), (), first.place)
+    if not instead:
+        return region, []
+    grown = Region(body.args, (*body.ops, *ops), (*body.results, *shown))
+    results = tuple(Value(v.name, t) for v, t in zip(shown, types))
+    lie = (*what.out_layouts, *map(layout_of, types))
+    new = replace(op, what=what.but(out_layouts=lie, types=(*what.types, *types)),
+                  results=(*op.results, *results), regions=(grown,))
+    recorded = context.blocks[-1].ops
+    recorded[recorded.index(op)] = new
+    rest = [back for back in region.ops if not instead.keys() & set(back.results)]
+    region = Region((*region.args, *args), (*instead.values(), *rest), region.results)
+    return pruned(region), list(results)
+
+
+def _as_result(
+    value: Value, families: Families, context: Context, known: Sequence[Expr]
+) -> tuple[ArrayType, ArrayType | None]:
+    """A value as a result of a shard_map, on one rank and whole: with one more dim, which is split
+    over the axes that split no other. None: there is no such array."""
+    mesh, shape = context.mesh, value.type.shape
+    own = [tuple(a.name for a in mesh.axes if a.coord_sym in e.symbols()) for e in shape]
+    left = families.varies(value) - {a for entry in own for a in entry}
+    layout = (tuple(a for a in mesh.names if a in left), *own)
+    wide = ArrayType(value.type.dtype, (expr.const(1), *shape))
+    if len({a for entry in own for a in entry}) < sum(map(len, own)):
+        return wide, None
+    try:
+        rest = global_shape(context, shape, tuple(own), known, "")
+    except ShapeError:
+        return wide, None
+    return wide, ArrayType(value.type.dtype, (mesh.size(layout[0]), *rest), layout)
 
 
 RULES[ShardMap] = _shard_map

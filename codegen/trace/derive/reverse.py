@@ -50,6 +50,8 @@ class Reverse:
                 continue
             found = ACTIVE.get(type(op.what))
             self.active.update(moving(op) if found is None else found(self, op))
+        if self.shares.reached is not None:
+            self.active &= self.shares.reached
 
     # ---- back ---------------------------------------------------------------------------------
 

@@ -124,10 +124,12 @@ class _Flow:
 
 class Shares:
     """families: over which axes values vary. before: along which axes a value's cotangent is in
-    shares when all of it is found; summed: along which it is summed then."""
+    shares when all of it is found; summed: along which it is summed then. reached: what gets a
+    cotangent; None: not known."""
 
     def __init__(self, families: Families) -> None:
         self.families = families
+        self.reached: set[Value] | None = None
         self.before: dict[Value, Axes] = {}
         self.summed: dict[Value, Axes] = {}
 
@@ -151,7 +153,7 @@ class Shares:
             flow.need(v, every - families.varies(v))
         for v, axes in outs.items():
             flow.starts[v] = axes - families.varies(v)
-        reached = flow.reached(v for v in outs if v in active)
+        reached = found.reached = flow.reached(v for v in outs if v in active)
         for axis in sorted(every):
             cut = _Cut(flow, axis, reached)
             for table, values in ((found.summed, cut.summed()), (found.before, cut.shared)):
@@ -181,11 +183,17 @@ class Shares:
         for old, new in made.items():
             self.families.of[new] = self.varies(old)
             self.before[new], self.summed[new] = self.of(old), self.sums(old)
+            self._reach(new, old)
 
     def passing(self, new: Value, old: Value, shared: Axes) -> None:
         """A value of the same family, whose cotangent is handed on in these shares."""
         self.families.of[new] = self.varies(old)
         self.before[new], self.summed[new] = shared, NONE
+        self._reach(new, old)
+
+    def _reach(self, new: Value, old: Value) -> None:
+        if self.reached is not None and old in self.reached:
+            self.reached.add(new)
 
 
 class _Cut:

@@ -12,11 +12,36 @@ from typing import Any
 from codegen.errors import UnsupportedError
 from codegen.ir import Region, Value, walk
 from codegen.mesh import Layout
-from codegen.ops import Kind, Loop
+from codegen.ops import Kind, Loop, Reshape
+from codegen.trace.array import Array, as_array, wrap
 from codegen.trace.context import Context
 from codegen.trace.number import expr_of
+from codegen.trace.ranks.communicate import members
 from codegen.trace.view import View
+from codegen.user import tree
 from codegen.variance import NONE, Axes, Families
+
+
+def pvary(x: Any, axis: Any) -> Any:
+    """x, as what each rank along the axis (or axes) has its own of: in any nest.
+
+    It only matters for derivatives. What is the same on all ranks has one gradient, the sum of what
+    ranks find; what varies has one on each rank. So a loop that begins with one w for all, and
+    trains another on each rank, begins with pvary(w, axis). As jax.lax.pvary.
+
+    >>> pvary(x, "r")
+    [0.], [1.], [2.], [3.]
+    """
+    context, axes = members(axis, "pvary")
+
+    def one(leaf: Any) -> Array:
+        array = as_array(leaf)
+        value = array.read()
+        own = context.emit_one(Reshape(value.type.shape), value)
+        context.varying[own] = frozenset(axes)
+        return wrap(context, own, array.weak, array.scalar)
+
+    return tree.map_tree(one, x)
 
 
 def axes_in(layout: Layout | None) -> Axes:

@@ -43,6 +43,7 @@ from codegen.passes.pieces import in_pieces
 from codegen.passes.points import with_points
 from codegen.passes.replicas import check_replicas
 from codegen.passes.rotate import rotated
+from codegen.passes.row_by_row import row_by_row
 from codegen.passes.row_wise import row_wise
 from codegen.passes.schedule import scheduled
 from codegen.passes.settle import settled
@@ -91,7 +92,7 @@ def lower(graph: Module) -> Levels:
     loops = through(check_loops, loops, accumulated, fused, with_arrivals)
     memory = rotated(placed(loops))
     plan = check_memory(memory, check_plan(narrowed(scheduled(memory))))
-    plan = through(check_plan, plan, enclosed)
+    plan = through(check_plan, plan, enclosed, row_by_row)
     exchanges = check_exchanges(plan)
     finished = check_finished(hoisted(settled(alone(plan))))
     at("writing C")

@@ -96,6 +96,20 @@ PARTIALS: dict[str, tuple[Form | None, ...]] = {
     "y1": (("sub", ("y0", 0), ("div", OUT, 0)),),
 }
 
+
+
+def of_power(exponent: float) -> Form:
+    """Of x**exponent by x, where the exponent is known: with no second power where there is none.
+    Below 0, the result over x has the same zeros, infinities and NaN as the power has."""
+    if exponent == 0 or exponent == 1:
+        return exponent
+    less = exponent - 1
+    if exponent < 0:
+        return ("mul", exponent, ("div", OUT, 0))
+    powers: dict[float, Form] = {0.5: ("sqrt", 0), 1.0: 0, 2.0: ("square", 0)}
+    return ("mul", exponent, powers.get(less, ("pow", 0, less)))
+
+
 # Steps: their derivative is 0 wherever there is one.
 FLAT = frozenset(
     "floordiv eq ne lt le gt ge logical_and logical_or logical_xor logical_not bit_and bit_or "

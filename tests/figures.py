@@ -388,6 +388,18 @@ def research_kernels(folder: Path, rounds: int = 5) -> None:
     table(["kernel", "ranks", "C", "ours", "ours / C", "C's rate", "our rate"], rows)
 
 
+def derivatives(_: Path, rounds: int = 9) -> None:
+    """Gradients beside what they are of."""
+    argv = [sys.executable, "-m", "tests.figures_derivatives", rounds]
+    rows = []
+    for line in run(argv, timeout=600).expect(0).out.splitlines():
+        name, ranks, plain, gradient = json.loads(line)
+        times = (f"{1e3 * plain:.0f}", f"{1e3 * gradient:.0f}")
+        rows.append((name, ranks, *times, f"{gradient / plain:.2f}"))
+    print("100 steps in float64, and their gradient by all that they begin with, medians:\n")
+    table(["program", "ranks", "ms", "gradient, ms", "ratio"], rows)
+
+
 FIGURES: dict[str, Callable[[Path], None]] = {
     "start": start_up,
     "build": build_times,
@@ -404,6 +416,7 @@ FIGURES: dict[str, Callable[[Path], None]] = {
     "numpy": numpy_kernels,
     "linear": linear,
     "sort": sorting,
+    "derivatives": derivatives,
     "prk": research_kernels,
 }
 

@@ -108,6 +108,8 @@ class CFunction:
         """Opens each arm in turn; closes the last one."""
         last = len(branch.arms) - 1
         for k in range(last + 1):
+            if k == last and k and not branch.arms[k]:
+                break
             test = f"if ({self.chooses(branch.on, k)}) {{" if k < last else "{"
             if k:
                 self.depth -= 1
@@ -118,6 +120,8 @@ class CFunction:
     def chooses(self, on: Expr | Load, arm: int) -> str:
         """Whether this is the arm: the first one for all numbers up to 0."""
         if isinstance(on, Expr):
+            if not arm and len(on.terms) > 1 and expr.nonneg(on):  # a sum of what may be true
+                return f"!({self.integer(on)})"
             return self.integer(expr.eq(on, arm) if arm else expr.le(on, 0), Binds.CHOICE)
         value = self.load(on.buffer, on.offset)
         if on.buffer.dtype.kind == "b":

@@ -17,7 +17,7 @@ from codegen.layouts.cuts import Cut, Window
 from codegen.mesh import joined_layout
 from codegen.ops.exchanges import Fold
 from codegen.ops.kind import Array, Eval, Kind, Types, layout_of
-from codegen.partials import FLAT, PARTIALS
+from codegen.partials import FLAT, PARTIALS, of_power
 from codegen.plan.indexing import Index, apply
 from codegen.plan.magnitudes import compared
 from codegen.symbolic.expr import const
@@ -102,8 +102,11 @@ class Map(Kind):
             return self._of_parts(op, g, at)
         if fn not in PARTIALS:
             raise at.none(op)
+        forms = PARTIALS[fn]
+        if fn == "pow" and isinstance(exponent := at.numbers.get(xs[1]), float):
+            forms = (of_power(exponent), forms[1])
         return [at.times(g, form, xs, op.result) if x in at.active else None
-                for x, form in zip(xs, PARTIALS[fn], strict=True)]
+                for x, form in zip(xs, forms, strict=True)]
 
     def _of_parts(self, op: Op, g: Value, at: Reverse) -> Sequence[Value | None]:
         """Of functions of the parts of complex numbers, in JAX's convention: what is linear is

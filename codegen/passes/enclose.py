@@ -15,6 +15,7 @@ from operator import is_
 
 from codegen.fresh import Fresh
 from codegen.plan.exprs import mapped
+from codegen.plan.extents import most
 from codegen.plan.grammar import (
     Branch,
     Choice,
@@ -34,13 +35,10 @@ from codegen.plan.names import buffer_names, identifier
 from codegen.plan.steps import walk_steps
 from codegen.plan.tiles import in_tiles
 from codegen.symbolic import expr
-from codegen.symbolic.estimate import upper_bound
 from codegen.symbolic.expr import Expr, Sym
-from codegen.symbolic.facts import with_bounds
 
 FEW_POINTS = 16  # points of a work for which what is around it counts
 LONGEST = 2**27  # points of a phase: it takes a fraction of a second
-LONGEST_AXIS = 2**20  # ranks along an axis for which bounds are looked at
 MOST_WORKS = 64  # works in one function: compilers take more than linear time for it
 
 
@@ -53,7 +51,6 @@ def enclosed(plan: Plan) -> Plan:
 class _Enclosing:
     def __init__(self, plan: Plan) -> None:
         self.taken = Fresh(buffer_names(plan).values())
-        self.most: dict[Expr, int] = {}
 
     def steps(self, steps: tuple[Step, ...]) -> tuple[Step, ...]:
         """What becomes of steps; themselves, if they stay."""
@@ -92,7 +89,7 @@ class _Enclosing:
         some = [self.points(one, each) for one in step.body]
         size = abs(step.step.value)
         ahead = (step.stop - step.start) * (1 if step.step.value > 0 else -1)
-        return self.bound(ahead + size - 1) // size * sum(some) if some and all(some) else 0
+        return most(ahead + size - 1) // size * sum(some) if some and all(some) else 0
 
     def of_work(self, work: Work) -> int:
         match work:
@@ -107,18 +104,7 @@ class _Enclosing:
         return 0
 
     def of_loops(self, loops: Sequence[Var]) -> int:
-        return prod(self.bound(v.extent) for v in loops)
-
-    def bound(self, e: Expr) -> int:
-        """The most that it may be, and at least 1; beyond all limits where that is not known."""
-        if e not in self.most:
-            inside = with_bounds(e.symbols())
-            most = upper_bound(e, (s for s in inside if s.kind not in ("size", "scalar")))
-            sizes = [s for s in most.symbols() if s.kind == "size"]
-            ends = [most.subst({s: expr.const(n) for s in sizes}) for n in (1, LONGEST_AXIS)]
-            known = all(end.is_const for end in ends)
-            self.most[e] = max(1, *(end.value for end in ends)) if known else LONGEST + 1
-        return self.most[e]
+        return prod(most(v.extent) for v in loops)
 
     # ---- what it becomes -------------------------------------------------------------------------
 
@@ -136,7 +122,7 @@ class _Enclosing:
         phase = self.phase(loop)
         (turns,) = phase.work
         assert isinstance(turns, Turns)
-        tiles = in_tiles(turns, self.taken.name("tile"), self.bound)
+        tiles = in_tiles(turns, self.taken.name("tile"), most)
         if tiles is None:
             self.taken = before
             return None

@@ -223,11 +223,13 @@ class _Fusing:
             member = self.member(op)
             k = None
             if member is not None:
-                first = max((made[v] for v in member.needs if v in made), default=0)
-                first = max(first, segment if member.how == "point" else fence)
+                least = segment if member.how == "point" else fence
                 if member.base is not None:
-                    first = max(first, read.get(member.base, 0))
-                k = self.join(items, member, first)
+                    least = max(least, read.get(member.base, 0))
+                first = max((made[v] for v in member.needs if v in made), default=0)
+                k = self.join(items, member, max(first, least))
+                if k is None and member.base is None:
+                    k = self.join_later(items, member, max(least, segment), made, read)
             if k is None:
                 k = len(items)
                 item: Op | _Nest = op
@@ -284,6 +286,30 @@ class _Fusing:
             if isinstance(nest, _Nest) and (sweep := nest.sweep_for(member)) is not None:
                 nest.add(member, sweep)
                 return k
+        return None
+
+    def join_later(
+        self, items: list[Op | _Nest], member: _Member, least: int, made: dict[Value, int],
+        read: dict[Value, int],
+    ) -> int | None:
+        """The same, where the last item makes what it needs and may stand before that nest: as the
+        way back does, whose cotangents are made after what a turn has computed again."""
+        last = len(items) - 1
+        late = items[last] if items else None
+        if not isinstance(late, _Nest) or any(m.base is not None for m in late.members):
+            return None
+        needs = {v for m in late.members for v in m.needs}
+        first = max((made[v] for v in needs - late.made.keys() if v in made), default=-1) + 1
+        others = max((made[v] for v in member.needs if v in made and v not in late.made), default=0)
+        for k in range(max(first, others, least, last + 1 - NEAREST), last):
+            nest = items[k]
+            if isinstance(nest, _Nest) and (sweep := nest.sweep_for(member)) is not None:
+                items.insert(k, items.pop())
+                for at in (made, read):
+                    at.update((v, i + 1) for v, i in at.items() if k <= i < last)
+                made.update(dict.fromkeys(late.made, k))
+                nest.add(member, sweep)
+                return k + 1
         return None
 
     # ---- nests -----------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from codegen.fresh import Fresh
 from codegen.ir import ArrayType, Condition, Input, Op, Region, Scalar, Value
 from codegen.layouts import propagation
 from codegen.mesh import Axis, Layout, Mesh
-from codegen.ops import Kind
+from codegen.ops import Full, Kind
 from codegen.places import user_frame, user_place
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr, Sym
@@ -68,6 +68,7 @@ class Context:
         self.write_logs: list[dict[Storage, None]] = []
         self.scalars: dict[str, Scalar] = {}
         self.inputs: dict[str, Input] = {}
+        self.numbers: dict[Value, Any] = {}  # of those that are one number everywhere
         self.said: dict[str, dict[str, Any]] = {}  # of inputs and scalars: sameness.check_same
         self.conditions: list[Condition] = []
         self.learned: dict[str, Axis] = {}  # axes of which a condition says more
@@ -188,6 +189,8 @@ class Context:
         )
         op = Op(what, tuple(operands), results, tuple(regions), place)
         self.blocks[-1].ops.append(op)
+        if isinstance(what, Full):
+            self.numbers[op.result] = what.value
         return results
 
     def emit_one(self, what: Kind, *operands: Value) -> Value:

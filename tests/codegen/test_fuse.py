@@ -8,6 +8,7 @@ from codegen.compile import lower
 from codegen.passes.fuse import LARGEST
 from codegen.plan.grammar import Apply, Keep, Nest, Phase, Reduce, Store
 from codegen.plan.steps import walk_steps
+from codegen.plan.text import loops_text
 
 F64 = np.float64
 
@@ -410,3 +411,24 @@ def test_a_collision_of_nine_directions_is_one_loop():
     image = spmd.build(collide)
     for ranks in (1, 3):
         np.testing.assert_allclose(image.run(ranks=ranks), collide.eager(), rtol=1e-12)
+
+
+def test_the_way_back_of_pairs_is_one_nest_with_one_power():
+    @spmd.program(mesh=("r",))
+    def pairs(n: int = 40):
+        x = spmd.input("x", (n, 3), np.float64, layout=("r", None))
+
+        def energy(x):
+            for _ in spmd.range(5):
+                d = x[None, :, :] - x[:, None, :]
+                r2 = np.sum(d * d, axis=2) + 0.01
+                x = x + np.sum(d * (r2**-1.5)[:, :, None], axis=1)
+            return np.sum(x * x)
+
+        return spmd.grad(energy)(x)
+
+    loops = lower(pairs.graph({}, ())).loops
+    text = loops_text(loops)
+    assert text.count("pow(") == 2  # forward, and once again on the way back
+    back = text[text.rindex("  loop "):]
+    assert back.count("nest for j0") == 1  # of all that is needed of a pair

@@ -39,6 +39,7 @@ class Reverse:
         self.found: dict[Value, Value] = {}
         # those that are an array but for a box of zeros: the box, and the array
         self.emptied: dict[Value, tuple[ops.Slice, Value]] = {}
+        self.numbers = context.numbers
         self.replaced: dict[Op, Op] = {}  # loops that count their turns, or keep them
 
     # ---- what matters -------------------------------------------------------------------------
@@ -46,6 +47,8 @@ class Reverse:
     def mark(self, recorded: Iterable[Op]) -> None:
         """Which values change with those that are active already."""
         for op in recorded:
+            if isinstance(op.what, ops.Full):
+                self.numbers[op.result] = op.what.value
             if op.what.flat or not any(v in self.active for v in read_by(op)):
                 continue
             found = ACTIVE.get(type(op.what))

@@ -1,0 +1,468 @@
+"""Works that pass over the same arrays, one after the other, do so together, row by row.
+
+Goes in: a Plan. Comes out: the Plan in whose phases such works are Turns over rows: what one of
+them leaves in the cache, the next one finds there. Each may be some rows behind those before it.
+Always holds: of two works that touch one element, one of them to write it, the one that came first
+still does so first; what only such works touch needs memory for the rows that are read again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from operator import is_
+
+from codegen.fresh import Fresh
+from codegen.plan.columns import side_by_side
+from codegen.plan.exprs import mapped
+from codegen.plan.extents import most
+from codegen.plan.grammar import (
+    Buffer,
+    Choice,
+    Keep,
+    Load,
+    Nest,
+    Node,
+    Phase,
+    Plan,
+    Reduce,
+    Store,
+    Turns,
+    Var,
+    Work,
+)
+from codegen.plan.indexing import affine, loads, rewritten
+from codegen.plan.names import buffer_names
+from codegen.plan.steps import (
+    mapped_steps,
+    nodes,
+    step_buffers,
+    walk_steps,
+    walk_works,
+    work_buffers,
+)
+from codegen.symbolic import expr
+from codegen.symbolic.expr import Expr, Sym
+
+MOST_WORKS = 24  # works that go together
+FAR_CACHE = 2**18  # bytes: what all of the arrays take beyond it is not in the cache any more
+NEAR_CACHE = 2**17  # bytes: the rows that go together must fit
+SHORT = 32  # elements of a row that is not worth a turn
+LONGEST = 2**13  # characters of the formulas for the first turn and the last
+NEAREST = 4  # elements between those that follow each other in a row
+FEW = 8  # rows that a work has where it is no part of most turns
+FARTHEST = 8  # rows that a work may be behind
+
+
+@dataclass(frozen=True)
+class _Access:
+    """buffer[row * turn + first] and up to `reach` elements after it."""
+
+    buffer: Buffer
+    row: Expr
+    first: Expr
+    reach: Expr
+    writes: bool
+
+
+@dataclass(frozen=True)
+class _Member:
+    """A work by its outermost loop. begin: the turn at which it comes to its first row, if it does
+    not wait for `behind` turns. after: by other members, how many turns it must be behind them."""
+
+    origin: Work
+    work: Store | Nest  # the same without names for formulas
+    outer: Var
+    accesses: tuple[_Access, ...]
+    begin: Expr = expr.const(0)
+    behind: int = 0
+    after: tuple[int | None, ...] = ()
+
+    @property
+    def start(self) -> Expr:
+        return self.begin + self.behind
+
+    def outside(self, turn: Expr) -> Expr:
+        """0 where it has a row in a turn."""
+        return expr.lt(turn, self.start) + expr.ge(turn, self.start + self.outer.extent)
+
+    def at(self, a: _Access) -> Expr:
+        """Where an access begins in turn 0 of all, if it does not wait."""
+        return a.first - a.row * self.begin
+
+
+def row_by_row(plan: Plan) -> Plan:
+    """The Plan, with works in turns over rows."""
+    rows = _Rows(plan)
+    steps = mapped_steps(plan.steps, lambda s: rows.phase(s) if isinstance(s, Phase) else s)
+    if not rows.changed:
+        return plan
+    buffers = tuple(rows.smaller.get(id(b), b) for b in plan.buffers)
+    return replace(plan, steps=steps, buffers=buffers)
+
+
+class _Rows:
+    def __init__(self, plan: Plan) -> None:
+        self.names = Fresh(buffer_names(plan).values())
+        self.named = plan.named
+        self.changed = False
+        self.smaller: dict[int, Buffer] = {}  # by id
+        self.users: dict[int, set[int]] = {}  # by id of a buffer: ids of the steps that touch it
+        for step in walk_steps(plan.steps):
+            for b in step_buffers(step):
+                self.users.setdefault(id(b), set()).add(id(step))
+        for array in (*plan.inputs, *plan.outputs):
+            self.users.setdefault(id(array.buffer), set()).add(0)
+
+    def phase(self, phase: Phase) -> Phase:
+        works: list[Work] = []
+        group: list[_Member] = []
+
+        def close() -> None:
+            works.extend(self.together(_aligned(group), phase))
+            group.clear()
+
+        members = [self.member(work) for work in phase.work]
+        rows = {id(a.buffer): a.row for m in members if m for a in m.accesses if a.reach != 0}
+        for work, found in zip(phase.work, members):
+            found = found and _in_rows(found, rows)
+            joined = _joined(group, found) if found is not None else None
+            if joined is None:
+                close()
+                joined = found
+            if joined is None:
+                works.append(work)
+            else:
+                group.append(joined)
+        close()
+        return replace(phase, work=tuple(works)) if len(works) < len(phase.work) else phase
+
+    def member(self, work: Work) -> _Member | None:
+        if not isinstance(work, Store | Nest):
+            return None
+        return _member(work, mapped(work, lambda e: e.subst(self.named)))
+
+    def together(self, group: Sequence[_Member], phase: Phase) -> list[Work]:
+        """The works of a group, as one where that is quicker."""
+        if len(group) < 2 or not self.pays(group):
+            return [m.origin for m in group]
+        begins = [_if_any(m, m.start, group[0].start) for m in group]
+        ends = [_if_any(m, m.start + m.outer.extent, group[0].start) for m in group]
+        start, stop = _of(expr.least, begins), _of(expr.most, ends)
+        if len(start.key) + len(stop.key) > LONGEST:  # where ranks hold parts of many dims
+            return [m.origin for m in group]
+        self.changed = True
+        turn = Sym(self.names.name("turn"), "var")
+        rings = self.rings(group, phase)
+        body = _body(group, expr.symbol(turn), rings)
+        return [Turns(turn, start, stop, expr.const(1), body, group[0].work.place)]
+
+    def pays(self, group: Sequence[_Member]) -> bool:
+        """Whether rows are long, stay in a cache that does not hold all of them, and one work meets
+        there what another one has written, or writes what that one has read."""
+        rows: dict[int, int] = {}
+        every: dict[int, int] = {}
+        wide: list[int] = []
+        for k, m in enumerate(group):
+            longest = 0
+            for a in m.accesses:
+                size, number = a.buffer.dtype.size, id(a.buffer)
+                row, last = most(a.reach + 1), a.reach + a.row * (m.outer.extent - 1)
+                longest = max(longest, row)
+                rows[number] = max(rows.get(number, 0), row * size)
+                every[number] = max(every.get(number, 0), most(last + 1) * size)
+            if longest >= SHORT and most(m.outer.extent) > FEW:
+                wide.append(k)
+        meets = any(group[k].after[n] is not None for k in wide for n in wide if n < k)
+        return meets and sum(every.values()) > FAR_CACHE and 3 * sum(rows.values()) < NEAR_CACHE
+
+    # ---- memory that is needed for some rows only ------------------------------------------------
+
+    def rings(self, group: Sequence[_Member], phase: Phase) -> dict[int, _Ring]:
+        """By id, the buffers of which few rows are needed at once."""
+        found: dict[int, _Ring] = {}
+        every = [id(b) for w in walk_works(phase.work) for b in work_buffers(w)]
+        inside = [id(b) for m in group for b in work_buffers(m.work)]
+        for number in dict.fromkeys(inside):
+            alone = self.users.get(number) == {id(phase)}
+            alone = alone and inside.count(number) == every.count(number)
+            if alone and (ring := _ring(group, number)) is not None:
+                found[number] = ring
+                self.smaller[number] = ring.buffer
+        return found
+
+
+def _member(origin: Work, work: Store | Nest) -> _Member | None:
+    """A work that can be done row by row."""
+    sweeps: list[tuple[tuple[Var, ...], Sequence[Keep | Store | Reduce]]]
+    if isinstance(work, Store):
+        around, sweeps = work.loops, [((), (work,))]
+    elif work.together == 1:
+        around = work.loops if _long(work.loops) else work.sweeps[0].loops
+        if not _long(work.loops) and len(work.sweeps) > 1:
+            return None
+        sweeps = [(s.loops if around is work.loops else (), s.parts) for s in work.sweeps]
+        if around is not work.loops and work.sweeps[0].folds:
+            return None
+    else:
+        return None
+    if not _long(around):
+        return None
+    outer, *inner = _long(around)
+    accesses: list[_Access] = []
+    for loops, parts in sweeps:
+        for part in parts:
+            if not isinstance(part, Keep | Store) or isinstance(part, Store) and (
+                part.bounds or part.rows or part.sift or part.combine != "set"
+            ):
+                return None
+            each = [outer, *inner, *(_long(loops) if isinstance(work, Nest) else ())]
+            at = [(x, False) for node in nodes(part) for x in loads(node)]
+            if isinstance(part, Store):
+                at.append((Load(part.buffer, part.offset), True))
+            for load, writes in at:
+                if (access := _access(load, each, writes)) is None:
+                    return None
+                accesses.append(access)
+    return _Member(origin, work, outer, tuple(accesses))
+
+
+def _in_rows(m: _Member, rows: Mapping[int, Expr]) -> _Member:
+    """A work along memory without gaps, by the rows that others have of the same array."""
+    loops = _loops_of(m.work)
+    row = next((rows[id(a.buffer)] for a in m.accesses if id(a.buffer) in rows), None)
+    plain = len(loops) == 1 and all(a.row in (0, 1) for a in m.accesses)
+    if row is None or not expr.nonneg(row - 2) or not plain:
+        return m
+    (along,), count = loops, expr.floordiv(loops[0].extent, row)
+    if count * row != along.extent:
+        return m
+    inner = Var(Sym(along.sym.name, "var", expr.const(0), row - 1), row)
+    outer = Var(Sym(f"{along.sym.name}_row", "var", expr.const(0), count - 1), count)
+    there = {along.sym: row * expr.symbol(outer.sym) + expr.symbol(inner.sym)}
+    work = mapped(m.work, lambda e: e.subst(there))
+    if isinstance(work, Store):
+        work = replace(work, loops=(outer, inner))
+    elif _long(work.loops):
+        return m
+    else:
+        work = replace(work, sweeps=(replace(work.sweeps[0], loops=(outer, inner)),))
+    return _member(m.origin, work) or m
+
+
+def _access(load: Load, loops: Sequence[Var], writes: bool) -> _Access | None:
+    found = affine(load.offset, loops)
+    if load.bounds or found is None:
+        return None
+    first, (row, *strides) = found
+    along = strides[-1] if strides else expr.const(0)
+    if not along.is_const or abs(along.value) > NEAREST:  # strips are better (plan/strips.py)
+        return None
+    reach = expr.const(0)
+    for v, stride in zip(loops[1:], strides, strict=True):
+        if not expr.nonneg(stride):
+            first, stride = first + stride * (v.extent - 1), -stride
+        if not expr.nonneg(stride):
+            return None
+        reach += stride * (v.extent - 1)
+    return _Access(load.buffer, row, first, reach, writes)
+
+
+def _long(loops: Iterable[Var]) -> tuple[Var, ...]:
+    return tuple(v for v in loops if v.extent != 1)
+
+
+def _joined(group: Sequence[_Member], member: _Member) -> _Member | None:
+    """The member with its first turn, so that it may go together with others."""
+    if not group or len(group) >= MOST_WORKS:
+        return None
+    begin = next(_beginnings(group, member), None)
+    if begin is None:
+        return None
+    member, after = replace(member, begin=begin), list[int | None]()
+    for other in group:
+        some = [_rows_after(a, other, b, member) for a in other.accesses for b in member.accesses
+                if a.buffer is b.buffer and (a.writes or b.writes)]
+        if None in some:
+            return None
+        after.append(max((n for n in some if n is not None), default=None))
+    behind = max((n + m.behind for n, m in zip(after, group) if n is not None), default=0)
+    behind = max(behind, 0)
+    return replace(member, behind=behind, after=tuple(after)) if behind <= FARTHEST else None
+
+
+def _aligned(group: Sequence[_Member]) -> list[_Member]:
+    """The members, those that write into the same row at the same turn, where they may wait."""
+    group = list(group)
+    for k in reversed(range(len(group) - 1)):
+        m = group[k]
+        written = next(a for a in m.accesses if a.writes)
+        for later in group[k + 1 :]:
+            same = [a for a in later.accesses if a.writes and a.buffer is written.buffer]
+            if not same or later.behind <= m.behind or abs(_rows(later, same[0], m, written)) > 0:
+                continue
+            waits = [(q, q.after[k]) for q in group[k + 1 :]]
+            if all(n is None or q.behind >= later.behind + n for q, n in waits):
+                group[k] = replace(m, behind=later.behind)
+                break
+    return group
+
+
+def _rows(one: _Member, a: _Access, other: _Member, b: _Access) -> int:
+    """How many rows one access is ahead of another, about, where none waits."""
+    away = one.at(a) - other.at(b)
+    known = away.is_const and a.row.is_const and a.row == b.row
+    return round(away.value / a.row.value) if known else FARTHEST
+
+
+def _beginnings(group: Sequence[_Member], member: _Member) -> Iterator[Expr]:
+    """The turn in which a member comes first to the row of an array where others are then."""
+    for other in reversed(group):
+        for a in other.accesses:
+            for b in member.accesses:
+                if a.buffer is b.buffer and a.row == b.row and expr.nonneg(a.row - 1):
+                    away = b.first - other.at(a)
+                    rows = expr.floordiv(away, a.row)
+                    rest = away - rows * a.row
+                    if rest.is_const:  # that row, or the next one, where that is nearer
+                        yield rows + expr.nonneg(2 * rest - a.row)
+
+
+def _rows_after(a: _Access, one: _Member, b: _Access, other: _Member) -> int | None:
+    """So many turns at least the second access must come later, for each to come to an element
+    after the first one has."""
+    if a.row != b.row or not expr.nonneg(a.row - 1):
+        return None
+    last = other.at(b) - one.at(a) + b.reach
+    return next((rows for rows in range(-FARTHEST, FARTHEST + 1)
+                 if expr.nonneg((rows + 1) * a.row - 1 - last)), None)
+
+
+def _of(extreme: Callable[[Expr, Expr], Expr], some: Iterable[Expr]) -> Expr:
+    """The least, or the most, of some formulas."""
+    return reduce(extreme, dict.fromkeys(some))
+
+
+def _if_any(m: _Member, there: Expr, otherwise: Expr) -> Expr:
+    """One formula where a member has rows, another where this rank has none of them."""
+    if expr.nonneg(m.outer.extent - 1):
+        return there
+    return expr.select(expr.gt(m.outer.extent, 0), there, otherwise)
+
+
+@dataclass(frozen=True)
+class _Ring:
+    """Some rows of a buffer: row r lies in place r mod rows. first: where row 0 begins."""
+
+    buffer: Buffer
+    row: Expr
+    first: Expr
+    rows: int
+
+    def place(self, m: _Member, a: _Access) -> tuple[int, Expr]:
+        """How many rows an access is ahead of its turn, and how far into one."""
+        away = m.at(a) - a.row * m.behind - self.first
+        ahead = expr.floordiv(away, self.row)
+        return ahead.value if ahead.is_const else FARTHEST + 1, away - ahead * self.row
+
+
+def _ring(group: Sequence[_Member], number: int) -> _Ring | None:
+    """The rows of a buffer that are needed at once; None: that is not known, or something may be
+    read that was not written in this turn of the loops around."""
+    found = [(m, a) for m in group for a in m.accesses if id(a.buffer) == number]
+    m, a = found[0]
+    if not a.writes or any(x.row != a.row for _, x in found):
+        return None
+    ring = _Ring(a.buffer, a.row, m.at(a) - a.row * m.behind, 0)
+    ahead: list[int] = []
+    written: list[tuple[Expr, Expr]] = []  # in a row, from where to where
+    for m, x in found:
+        rows, rest = ring.place(m, x)
+        moves = {s.kind for e in (x.first, m.begin, m.outer.extent) for s in e.symbols()}
+        end = rest + x.reach
+        if abs(rows) > FARTHEST or "counter" in moves or not expr.nonneg(a.row - 1 - end):
+            return None
+        if x.writes:
+            written.append((rest, end))
+        elif not any(expr.nonneg(rest - b) and expr.nonneg(e - end) for b, e in written):
+            return None
+        ahead.append(rows)
+    rows = max(ahead) - min(ahead) + 1
+    small = replace(a.buffer, capacity=a.row * rows)
+    return replace(ring, buffer=small, rows=rows)
+
+
+def _body(group: Sequence[_Member], turn: Expr, rings: dict[int, _Ring]) -> tuple[Work, ...]:
+    """What is done in a turn: mostly all that is done in many turns, in few loops."""
+    rows = [_row(m, turn, rings) for m in group]
+    if len({(m.start, m.outer.extent) for m in group}) == 1:
+        return side_by_side(rows)
+    apart: list[Work] = []
+    for m, row in zip(group, rows, strict=True):
+        outside, last = m.outside(turn), apart[-1] if apart else None
+        if isinstance(last, Choice) and last.on == outside:
+            apart[-1] = replace(last, arms=((*last.arms[0], row), ()))
+        else:
+            apart.append(Choice(outside, ((row,), ()), m.work.place))
+    often = [most(m.outer.extent) > FEW for m in group]
+    usually = tuple(row for row, is_often in zip(rows, often, strict=True) if is_often)
+    joined = side_by_side(usually)
+    if len(joined) == len(usually) and all(map(is_, joined, usually)):
+        return tuple(apart)
+    usual = [m for m, is_often in zip(group, often, strict=True) if is_often]
+    begin = _of(expr.most, [m.start for m in usual])
+    end = _of(expr.least, [m.start + m.outer.extent for m in usual])
+    others = expr.lt(turn, begin) + expr.ge(turn, end)
+    for m, is_often in zip(group, often, strict=True):
+        others += 0 if is_often else expr.eq(m.outside(turn), 0)
+    return (Choice(others, (joined, tuple(apart)), group[0].work.place),)
+
+
+def _row(m: _Member, turn: Expr, rings: dict[int, _Ring]) -> Work:
+    """What a member does in a turn."""
+    work = _in_rings(m, turn, rings) if rings else m.work
+    here = {m.outer.sym: turn - m.start}
+    work = mapped(work, lambda e: e.subst(here))
+    if isinstance(work, Store) or _long(work.loops):
+        return replace(work, loops=_rest(work.loops, m.outer))
+    (sweep,) = work.sweeps
+    return replace(work, sweeps=(replace(sweep, loops=_rest(sweep.loops, m.outer)),))
+
+
+def _rest(loops: Sequence[Var], outer: Var) -> tuple[Var, ...]:
+    return tuple(v for v in _long(loops) if v.sym is not outer.sym)
+
+
+def _in_rings(m: _Member, turn: Expr, rings: dict[int, _Ring]) -> Store | Nest:
+    """The work of a member, over some rows of those buffers."""
+    loops = [v for v in _loops_of(m.work) if v.sym is not m.outer.sym]
+
+    def moved(x: Load) -> Load:
+        ring = rings[id(x.buffer)]
+        access = _access(x, [m.outer, *loops], False)
+        assert access is not None
+        ahead, rest = ring.place(m, access)
+        inner = x.offset - x.offset.subst({v.sym: 0 for v in loops})
+        at = expr.mod(turn + ahead, expr.const(ring.rows))
+        return replace(x, buffer=ring.buffer, offset=ring.row * at + rest + inner)
+
+    def change(x: Node) -> Node | None:
+        return moved(x) if isinstance(x, Load) and id(x.buffer) in rings else None
+
+    def store(s: Store) -> Store:
+        to = moved(Load(s.buffer, s.offset)) if id(s.buffer) in rings else s
+        return replace(s, buffer=to.buffer, offset=to.offset, value=rewritten(s.value, change))
+
+    if isinstance(m.work, Store):
+        return store(m.work)
+    return replace(m.work, sweeps=tuple(replace(s, parts=tuple(
+        store(p) if isinstance(p, Store) else replace(p, value=rewritten(p.value, change))
+        for p in s.parts)) for s in m.work.sweeps))
+
+
+def _loops_of(work: Store | Nest) -> list[Var]:
+    if isinstance(work, Store):
+        return list(_long(work.loops))
+    every = [*work.loops, *(v for s in work.sweeps for v in s.loops)]
+    return list(dict.fromkeys(_long(every)))

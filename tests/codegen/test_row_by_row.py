@@ -1,0 +1,101 @@
+"""Works that pass over the same arrays go row by row together (passes/row_by_row.py)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import spmd
+from codegen.compile import lower
+from codegen.passes import row_by_row
+from codegen.plan.grammar import Nest, Phase, Turns
+from codegen.plan.steps import walk_steps, walk_works
+
+
+def lap(u):
+    return u[:-2, 1:-1] + u[2:, 1:-1] + u[1:-1, :-2] + u[1:-1, 2:] - 4 * u[1:-1, 1:-1]
+
+
+def wave_loss(u, v, steps):
+    u, v = u.copy(), v.copy()
+    for _ in spmd.range(steps):
+        v[1:-1, 1:-1] += 0.1 * lap(u)
+        u += 0.5 * v
+    return np.sum(u * u)
+
+
+@spmd.program(mesh=("x",))
+def wave(n: int = 600, m: int = 500, steps: int = 3):
+    u = spmd.input("u", (n, m), np.float64, layout=("x", None))
+    v = spmd.input("v", (n, m), np.float64, layout=("x", None))
+    return spmd.grad(lambda u, v: wave_loss(u, v, steps), (0, 1))(u, v)
+
+
+@spmd.program(mesh=("x",))
+def fields(n: int = 9, m: int = 7, steps: int = 3):  # Maxwell's equations on a plane, as in NPBench
+    ex, ey, hz = (spmd.input(k, (n, m), np.float64, layout=("x", None)) for k in ("ex", "ey", "hz"))
+    for t in spmd.range(steps):
+        ey[0, :] = t
+        ey[1:, :] -= 0.5 * (hz[1:, :] - hz[:-1, :])
+        ex[:, 1:] -= 0.5 * (hz[:, 1:] - hz[:, :-1])
+        hz[:-1, :-1] -= 0.7 * (ex[:-1, 1:] - ex[:-1, :-1] + ey[1:, :-1] - ey[:-1, :-1])
+    return ex, ey, hz
+
+
+@spmd.program(mesh=("x",))
+def mixed(n: int = 9, m: int = 7, steps: int = 2):  # backwards, rows on, columns
+    a, b = (spmd.input(k, (n, m), np.float64, layout=("x", None)) for k in ("a", "b"))
+    for _ in spmd.range(steps):
+        c = np.where(a > 0, a, 2 * b)
+        b[2:, :] += 0.25 * c[:-2, :]
+        b[:, -1] = a[:, 0]
+        a[:, 1:-1] += c[:, 2:] - b[:, :-2]
+        a[::-1] *= 0.5
+        b[::-1] += a
+        a[:, ::-1] -= b
+        c[3:] -= b[:-3]
+        b[0, :] = c[-1, :]
+        a += c
+    return a, b
+
+
+def works(program, **parameters):
+    plan = lower(program.graph(parameters, ())).plan
+    return [w for s in walk_steps(plan.steps) if isinstance(s, Phase) for w in walk_works(s.work)]
+
+
+def test_the_way_back_of_a_stencil_is_one_pass():
+    loops = [[len(w.sweeps[0].parts) for w in turns.body[0].arms[0] if isinstance(w, Nest)]
+             for turns in works(wave) if isinstance(turns, Turns)]
+    forward, back = loops
+    assert forward == [2]  # u is a row behind v
+    assert back == [3, 5]  # what is added, and all additions
+    plan = lower(wave.graph({}, ())).plan
+    ring = next(b for b in plan.buffers if b.name == "u_part")
+    assert str(ring.capacity) == str(3 * 498)  # rows that are read again
+
+
+def test_short_and_small_loops_stay_apart():
+    assert not any(isinstance(w, Turns) for w in works(wave, n=60, m=50))
+    assert not any(isinstance(w, Turns) for w in works(wave, n=60000, m=20))
+
+
+@pytest.mark.parametrize("program", [wave, fields, mixed])
+def test_results_are_the_same_to_the_bit(program, monkeypatch):
+    rng = np.random.default_rng(5)
+    for n, m in ((9, 7), (4, 12), (3, 3)):
+        names = {wave: "uv", fields: ("ex", "ey", "hz"), mixed: "ab"}[program]
+        given = {k: rng.normal(size=(n, m)) for k in names}
+        plain = spmd.build(program, n=n, m=m)
+        with monkeypatch.context() as patch:
+            patch.setattr(row_by_row, "FAR_CACHE", 0)
+            patch.setattr(row_by_row, "SHORT", 1)
+            patch.setattr(row_by_row, "FEW", 1)
+            assert any(isinstance(w, Turns) for w in works(program, n=n, m=m))
+            rows = spmd.build(program, n=n, m=m)
+        for ranks in (1, 2, 3, 5):
+            wanted, found = (image.run(ranks=ranks, **given) for image in (plain, rows))
+            for a, b in zip(wanted, found, strict=True):
+                np.testing.assert_array_equal(a, b, err_msg=f"{n} x {m} on {ranks} ranks")
+
+

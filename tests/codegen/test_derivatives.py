@@ -363,3 +363,19 @@ def test_mistakes_are_explained(what):
     with pytest.raises(spmd.SpmdError, match=text) as found:
         mistaken.capture()
     assert found.value.place is not None and "expected" in str(found.value)
+
+
+def test_powers_with_known_exponents():
+    exponents = (-2.5, -1.0, -0.5, 0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0)
+    values = np.array([0.0, 0.25, 1.0, 3.0, np.inf])
+
+    @spmd.program(mesh=("r",))
+    def powers():
+        x = spmd.input("x", values.shape, np.float64, layout=("r",))
+        return [spmd.grad(lambda x, p=p: np.sum(np.power(x, p)))(x) for p in exponents]
+
+    with np.errstate(divide="ignore"):
+        wanted = [p * values ** (p - 1) if p else 0.0 for p in exponents]
+    found = spmd.build(powers).run(ranks=2, x=values)
+    for p, a, b in zip(exponents, found, wanted, strict=True):
+        np.testing.assert_allclose(a, np.broadcast_to(b, 5), rtol=1e-14, err_msg=f"x**{p}")

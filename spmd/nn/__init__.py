@@ -33,6 +33,7 @@ from spmd.nn.activations import (
     swish,
 )
 from spmd.nn.convolution import conv, conv_transpose
+from spmd.nn.decoding import beam_search, sample
 from spmd.nn.experts import mixture_of_experts
 from spmd.nn.layers import dense, dropout, embedding
 from spmd.nn.losses import (
@@ -60,14 +61,13 @@ from spmd.nn.pooling import adaptive_avg_pool, avg_pool, max_pool
 from spmd.nn.recurrent import gru_cell, lstm_cell, recurrent, rnn_cell
 
 __all__ = [
-    "batch_norm", "batch_norm_inference", "gru_cell", "init", "layer_norm", "lstm_cell",
-    "mixture_of_experts", "recurrent", "rms_norm", "rnn_cell", "update_statistics",
-    "adaptive_avg_pool", "avg_pool", "celu", "conv", "conv_transpose", "cosine_distance",
-    "cosine_similarity", "dense", "dropout", "elu", "embedding", "gelu",
-    "glu", "hard_sigmoid", "hard_silu", "hard_swish", "hard_tanh", "hinge_loss", "huber_loss",
-    "kl_divergence", "l2_loss", "leaky_relu", "log_cosh", "log_sigmoid", "log_softmax",
-    "logsumexp", "max_pool", "mish", "one_hot", "relu", "relu6", "selu", "sigmoid",
-    "sigmoid_binary_cross_entropy", "silu", "smooth_labels", "soft_sign", "softmax",
-    "softmax_cross_entropy", "softmax_cross_entropy_with_integer_labels", "softplus",
-    "squared_error", "swish",
+    "adaptive_avg_pool", "avg_pool", "batch_norm", "batch_norm_inference", "beam_search", "celu",
+    "conv", "conv_transpose", "cosine_distance", "cosine_similarity", "dense", "dropout", "elu",
+    "embedding", "gelu", "glu", "gru_cell", "hard_sigmoid", "hard_silu", "hard_swish", "hard_tanh",
+    "hinge_loss", "huber_loss", "init", "kl_divergence", "l2_loss", "layer_norm", "leaky_relu",
+    "log_cosh", "log_sigmoid", "log_softmax", "logsumexp", "lstm_cell", "max_pool", "mish",
+    "mixture_of_experts", "one_hot", "recurrent", "relu", "relu6", "rms_norm", "rnn_cell", "sample",
+    "selu", "sigmoid", "sigmoid_binary_cross_entropy", "silu", "smooth_labels", "soft_sign",
+    "softmax", "softmax_cross_entropy", "softmax_cross_entropy_with_integer_labels", "softplus",
+    "squared_error", "swish", "update_statistics",
 ]

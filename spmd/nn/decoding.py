@@ -1,0 +1,121 @@
+"""From logits to tokens: sampling of the likeliest, and beam search over what a network predicts.
+
+Always holds: the same tokens on any number of ranks, up to the rounding of the logits; the same
+source runs in programs, in eager runs and on NumPy's arrays (beam_search: in the first two).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import spmd
+from codegen.errors import ShapeError, UsageError
+from codegen.places import user_place
+from codegen.trace.control.conversion import given
+from codegen.user import tree
+from spmd.nn.activations import log_softmax, softmax
+from spmd.nn.shared import floats
+
+
+def sample(
+    seed: Any, logits: Any, temperature: Any = 1.0, top_k: int | None = None,
+    top_p: Any = None, *, stream: Any = 0,
+) -> Any:
+    """Tokens drawn by their logits: integers of shape (…).
+
+    - logits: (…, vocabulary), any floats.
+    - temperature: a number > 0 by which logits are divided: below 1 the likely ones are drawn more
+      often. The likeliest alone: `np.argmax(logits, -1)`.
+    - top_k: only the k likeliest are drawn, and what is as likely as the last of these.
+    - top_p: only the likeliest whose chances sum up to top_p are drawn, one at least (nucleus
+      sampling: A. Holtzman and others, 2020), and what is as likely as the last of these.
+    - seed, stream: as in spmd.random.bits; give each step another stream.
+
+    UsageError where top_k is no integer from 1 to the size of the vocabulary.
+
+    >>> logits = np.log(np.array([[0.5, 0.3, 0.15, 0.05]] * 6))
+    >>> spmd.nn.sample(1, logits, top_k=2)
+    array([1, 1, 0, 0, 0, 0])
+    """
+    logits = floats(logits, "sample") / temperature
+    if top_k is not None:
+        logits = _at_least(logits, _best(logits, _checked(top_k, logits.shape[-1])))
+    if top_p is not None:
+        falling = np.sort(logits, axis=-1)[..., ::-1]
+        chances = softmax(falling)
+        before = np.cumsum(chances, axis=-1) - chances
+        kept = (before < top_p) | (np.arange(falling.shape[-1]) == 0)
+        logits = _at_least(logits, np.min(np.where(kept, falling, np.inf), -1, keepdims=True))
+    return spmd.random.categorical(seed, logits, stream=stream)
+
+
+def _at_least(logits: Any, least: Any) -> Any:
+    return np.where(logits >= least, logits, -np.inf)
+
+
+def _best(logits: Any, k: int) -> Any:
+    """The k-th largest of each lane."""
+    return np.sort(logits, axis=-1)[..., -k:][..., :1]
+
+
+def _checked(k: Any, size: Any) -> int:
+    if not isinstance(k, (int, np.integer)) or k < 1 or (isinstance(size, int) and k > size):
+        raise UsageError("top_k is how many tokens may be drawn", place=user_place(),
+                         expected=f"an integer from 1 to {size}", found=repr(k))
+    return int(k)
+
+
+def beam_search(
+    step: Callable[[Any, Any, Any], tuple[Any, Any]], state: Any, first: Any, steps: int,
+    beams: int, end: int | None = None,
+) -> tuple[Any, Any]:
+    """The likeliest sequences that a search finds which keeps `beams` of them after each step.
+
+    - step: `logits, state = step(k, tokens, state)`: from the tokens (batch, beams) of step k to
+      the logits (batch, beams, vocabulary) of the next.
+    - state: any tree of arrays (batch, beams, …), such as a cache of keys and values: they go with
+      the sequences that are kept.
+    - first: (batch,), the tokens that sequences begin with. steps: how many tokens follow.
+    - end: a token after which a sequence is over: nothing but `end` follows, at no cost.
+
+    Returns tokens (batch, beams, steps) and the sums of their log probabilities (batch, beams), the
+    likeliest first. ShapeError where step returns other shapes.
+    """
+    step = given(step, "the step of spmd.nn.beam_search", "k", "tokens", "state")
+    batch = first.shape[0]
+    last = first[:, None] + np.zeros((1, beams), first.dtype)
+    done = last != last
+    scores = np.where(np.arange(beams) == 0, 0.0, -np.inf) + np.zeros((batch, 1))
+    found = spmd.zeros((batch, beams, steps), first.dtype)
+
+    def turn(k: Any, carried: Any) -> Any:
+        last, done, scores, found, state = carried
+        logits, state = step(k, last, state)
+        if tuple(logits.shape[:-1]) != (batch, beams):
+            raise ShapeError("the step of spmd.nn.beam_search returns other logits",
+                             place=user_place(), found=str(tuple(logits.shape)),
+                             expected=f"({batch}, {beams}, vocabulary)")
+        size = logits.shape[-1]
+        costs = log_softmax(logits).astype(scores.dtype)
+        if end is not None:
+            alone = np.where(np.arange(size) == end, 0.0, -np.inf)
+            costs = np.where(done[..., None], alone, costs)
+        totals = (scores[..., None] + costs).reshape((batch, beams * size))
+        scores, chosen = spmd.top_k(totals, beams)
+        parent, last = chosen // size, (chosen % size).astype(last.dtype)
+        state, done, found = tree.map_tree(lambda x: _followed(x, parent), (state, done, found))
+        found = np.where(np.arange(steps) == k, last[..., None], found)
+        done = done if end is None else done | (last == end)
+        return last, done, scores, found, state
+
+    _, _, scores, found, _ = spmd.fori_loop(0, steps, turn, (last, done, scores, found, state))
+    return found, scores
+
+
+def _followed(x: Any, parent: Any) -> Any:
+    """Of x (batch, beams, …) what belongs to the beam that each one follows."""
+    at = parent.reshape((*parent.shape, *[1] * (x.ndim - 2)))
+    return np.take_along_axis(x, at, axis=1)

@@ -55,7 +55,7 @@ def softplus(x: Any) -> Any:
 
 
 def soft_sign(x: Any) -> Any:
-    """x / (1 + |x|)."""
+    """x / (1 + abs(x))."""
     return x / (1 + np.abs(x))
 
 

@@ -23,14 +23,14 @@ def conv(x: Any, w: Any, b: Any = None, strides: Any = 1, padding: Any = "SAME",
          groups: int = 1) -> Any:
     """A convolution, as networks have it: w is not turned round.
 
-    - x: (batch, *spatial, in) with one, two or three spatial dims.
-    - w: (*window, in / groups, out); b: (out,), is added.
+    - x: `(batch, *spatial, in)` with one, two or three spatial dims.
+    - w: `(*window, in / groups, out)`; b: (out,), is added.
     - strides, dilation: a number, or one for each spatial dim.
     - padding: "SAME" (ceil(n / stride) places, zeros around x), "VALID" (no zeros), a number, or
       (before, behind) for each spatial dim.
     - groups: so many groups of channels are convolved apart; with groups=in each channel is.
 
-    Returns (batch, *places, out), as jax.lax.conv_general_dilated with NHWC, HWIO and NHWC. Memory
+    Returns `(batch, *places, out)`, as jax.lax.conv_general_dilated with NHWC, HWIO, NHWC. Memory
     beside x and the result does not grow with them. ShapeError where shapes do not fit, DtypeError
     for integers.
 

@@ -22,11 +22,11 @@ def max_pool(x: Any, window: Any, strides: Any = None, padding: Any = "VALID",
              dilation: Any = 1) -> Any:
     """The largest element of each window, in each channel; NaN where one is in it.
 
-    - x: (batch, *spatial, channels).
+    - x: `(batch, *spatial, channels)`.
     - window: a number, or one for each spatial dim; strides: the window's, unless you say them.
     - padding: "VALID", "SAME", a number, or (before, behind) for each spatial dim.
 
-    Returns (batch, *places, channels). The derivative goes to the first of several equal elements.
+    Returns `(batch, *places, channels)`. A gradient goes to the first of several equal elements.
     ShapeError where x has no spatial dim, DtypeError for complex numbers.
 
     Example::

@@ -36,6 +36,7 @@ from codegen.passes.fuse import fused
 from codegen.passes.hoist import hoisted
 from codegen.passes.in_blocks import in_blocks
 from codegen.passes.instrument import instrumented
+from codegen.passes.joined_sums import with_joined_sums
 from codegen.passes.matching import check as check_matching
 from codegen.passes.narrow import narrowed
 from codegen.passes.partition import partition
@@ -84,7 +85,7 @@ def lower(graph: Module) -> Levels:
                     sums_at_once, in_pieces, in_blocks, row_wise)
     halves = with_shared_loops(with_apart(split(graph), split), split)
     demands, program = with_whole_loops(fetched_ahead(halves, split), split)
-    program = through(check, program, turned, check_uniform)
+    program = through(check, program, turned, with_joined_sums, check_uniform)
     at("proving that sends and receives match")
     program = through(check, program, check_matching, instrumented, at_one_place)
     at("choosing loops and buffers")

@@ -89,8 +89,10 @@ class Localizer:
         if held == wanted:
             return value
         start = tuple(w - h for w, h in zip(self.lows(wanted), self.lows(held)))
-        cut = Slice(start, (1,) * len(start), self.shape(wanted), cut=True)
-        return build.emit(cut, (value,))
+        shape = self.shape(wanted)
+        if shape == value.type.shape and all(s == 0 for s in start):
+            return value
+        return build.emit(Slice(start, (1,) * len(start), shape, cut=True), (value,))
 
     def counted(
         self, shape: Shape, dim: int, low: Expr, period: Expr | None, dtype: DType, build: Builder

@@ -21,13 +21,15 @@ from codegen.layouts.cuts import Cut, Window
 from codegen.mesh import Mesh
 from codegen.ops.kind import Array, Eval, Types, extents, layout_of
 from codegen.ops.views import Slice, View
-from codegen.plan.indexing import Index, match_dims, ravel
+from codegen.plan.grammar import Store
+from codegen.plan.indexing import Index, loop_vars, match_dims, positions, ravel
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr, product
 
 if TYPE_CHECKING:
     from codegen.kit import Builder
     from codegen.layouts.localize import Localizer
+    from codegen.passes.to_loops import Maker
     from codegen.plan.access import At, Resolver
     from codegen.trace.derive.reverse import Reverse
 
@@ -63,6 +65,19 @@ class Reshape(View):
         if mapped is not None:
             return at.node(x, mapped)
         return at.at_offset(x, ravel(index, op.result.type.shape))
+
+    def steps(self, op: Op, at: Maker) -> None:
+        """In the loops of what it shows, which need no division: its memory has the same order."""
+        (x,) = op.operands
+        while x not in at.stored and isinstance(at.defs[x].what, Reshape):
+            (x,) = at.defs[x].operands
+        loops = loop_vars(x.type.shape)
+        index = positions(loops)
+        if match_dims(index, x.type.shape, op.result.type.shape) is not None:
+            super().steps(op, at)
+            return
+        offset = ravel(index, x.type.shape)
+        at.add(Store(loops, op.result, offset, at.node(x, index), place=op.place))
 
     def lies(self, op: Op, dim: int, at: Localizer) -> Cut | None:
         """Where the operand's leading dim of the group lies, if that one leads to this dim."""
@@ -159,6 +174,8 @@ def _cut_to_elements(
         inner = product(before[d] for d in plan.group.before[1:])
         start.append(low - plan.rows.bounds(mesh)[0] * inner)
         shape.append(high - low)
+    if flat == shape and all(s == 0 for s in start):
+        return x
     x = build.emit(Reshape(shape=tuple(flat)), (x,))
     cut = Slice(tuple(start), (1,) * len(start), tuple(shape), cut=True)
     return build.emit(cut, (x,))

@@ -194,6 +194,12 @@ class Transpose(View):
     def infer(self, types: Types) -> list[ArrayType]:
         return [ArrayType(types[0].dtype, tuple(types[0].shape[d] for d in self.perm))]
 
+    @property
+    def turns_matrices(self) -> bool:
+        """Whether it swaps the last two dims and leaves the others."""
+        *batch, row, column = range(max(2, len(self.perm)))
+        return self.perm == (*batch, column, row)
+
     def layout(self, operands: Types, result: ArrayType) -> Iterable[tuple[str, ...]]:
         entries = layout_of(operands[0])
         return (entries[d] for d in self.perm)

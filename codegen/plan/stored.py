@@ -102,10 +102,12 @@ class _Storing:
             self.stored.update(op.operands)
 
     def once(self, value: Value) -> Value:
-        """The matrices of a batch, as often as they are there: each may stand in it many times."""
+        """The matrices of a batch, as often as they are there: each may stand in it many times; and
+        not turned, as libraries read either way."""
         op = self.defs.get(value)
-        while value not in self.stored and op is not None and isinstance(op.what, Broadcast) and (
-            op.what.leading(op)
+        while value not in self.stored and op is not None and (
+            (isinstance(op.what, Broadcast) and op.what.leading(op))
+            or (isinstance(op.what, Transpose) and op.what.turns_matrices)
         ):
             (value,) = op.operands
             op = self.defs.get(value)

@@ -1,10 +1,9 @@
 """A language model of characters: a Transformer under data, model and mixed layouts.
 
-It reads the documentation that Python ships. Three rules turn one network from data to model
-parallel, or to both (`show both.img --layouts` counts the all-reduces: two forward and two
-backward for each block whose heads and hidden units are split).
-    python -m spmd build examples/transformer.py:data -o data.img
-    mpirun -n 2 python -m spmd run data.img -o losses=losses.npy
+Three rules turn one network from data to model parallel, or to both: `show model.img --layouts`
+counts two all-reduces forward and two backward for a block whose heads and hidden units are split.
+    python -m spmd build examples/transformer.py:model -o model.img
+    mpirun -n 2 python -m spmd run model.img -o losses=losses.npy
 """
 
 import math
@@ -112,11 +111,12 @@ def train(steps, batch, layers, heads, width, length):
         losses[k], g = spmd.value_and_grad(loss)(w, text[at], text[at + 1])
         m = tree_map(lambda _, m, g: np.float32(0.9) * m + np.float32(0.1) * g, m, g)
         v = tree_map(lambda _, v, g: np.float32(0.99) * v + np.float32(0.01) * g * g, v, g)
-        a, b = 1 / (1 - np.float32(0.9) ** (k + 1)), 1 / (1 - np.float32(0.99) ** (k + 1))
-        w = tree_map(
-            lambda _, w, m, v: w - rate * (a * m / (np.sqrt(b * v) + np.float32(1e-8)) + 0.1 * w),
-            w, m, v,
-        )
+        few, less = 1 - np.float32(0.9) ** (k + 1), 1 - np.float32(0.99) ** (k + 1)
+
+        def step(_, w, m, v, few=few, less=less):
+            return w - rate * (m / few / (np.sqrt(v / less) + np.float32(1e-8)) + 0.1 * w)
+
+        w = tree_map(step, w, m, v)
         if k % 100 == 99:
             spmd.print("step {} loss {:.4f}", k + 1, losses[k])
     return {"losses": losses}

@@ -67,8 +67,11 @@ class _Arrivals:
         if not isinstance(store, Store) or store.combine != "set" or store.bounds or store.rows:
             return None
         into = store.buffer
-        everywhere = ravel(positions(store.loops), into.type.shape)
-        alike = into.type.shape == arrived.type.shape and store.offset == everywhere
+        extents = tuple(v.extent for v in store.loops)
+        everywhere = ravel(positions(store.loops), extents)
+        alike = into.type.shape == arrived.type.shape and store.offset == everywhere and (
+            expr.product(extents) == expr.product(into.type.shape)
+        )
         if not alike or len(self.uses[arrived]) != 1 or isinstance(store.value, Load):
             return None
         if not all(_is_there(leaf, store, arrived) for leaf in leaves(store.value)):

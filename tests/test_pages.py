@@ -78,10 +78,11 @@ def test_readme_is_one_page():
 
 
 def test_reference_has_every_public_name_once():
-    pattern = re.compile(r"^\.\. auto\w+:: spmd\.(\w+)$", re.M)
+    pattern = re.compile(r"^\.\. auto(\w+):: spmd\.(\w+)$", re.M)
     pages = (ROOT / "docs" / "reference").glob("*.md")
     listed = [found for page in pages for found in pattern.findall(page.read_text())]
-    assert sorted([*listed, "numpy"]) == spmd.__all__
+    modules = {name for kind, name in listed if kind == "module"}  # in several lists, some
+    assert sorted([*(n for k, n in listed if k != "module"), *modules, "numpy"]) == spmd.__all__
 
 
 def test_figures_are_drawn_from_their_numbers():

@@ -16,9 +16,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable
+from importlib.util import find_spec
 from pathlib import Path
 
-from tests import figures_growth, figures_prk
+from tests import figures_growth, figures_prk, figures_training
 from tests.conftest import EXAMPLES, run
 
 EMPTY = """import spmd
@@ -375,6 +376,25 @@ def sorting(folder: Path) -> None:
     beside_one_core("sort")
 
 
+def training(folder: Path, rounds: int = 7) -> None:
+    """A step of training beside PyTorch, with as many threads as ranks."""
+    if not find_spec("torch"):
+        print("Training is measured beside PyTorch, which is not installed: pip install torch\n")
+        return
+    rows = []
+    for part in figures_training.PARTS:
+        one = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
+        argv = [sys.executable, "-m", "tests.figures_training", part, rounds]
+        found = json.loads(run(argv, timeout=900, env=one).expect(0).out.splitlines()[-1])
+        for n in (1, 2):
+            ours, *theirs = (found[f"{name} {n}"] for name in ("ours", "eager", "compiled"))
+            rows.append((part, n, *(f"{1e3 * t:.2f}" for t in (ours, *theirs)),
+                         f"{ours / min(theirs):.2f}", f"{ours / found['ours 1']:.2f}"))
+    print(f"A step of training, ms, median of {rounds}; as many threads as ranks:\n")
+    table(["network", "ranks", "ours", "PyTorch", "PyTorch, compiled", "ours / the faster",
+           "ours / 1 rank"], rows)
+
+
 def research_kernels(folder: Path, rounds: int = 5) -> None:
     """The Parallel Research Kernels beside the C with MPI, whose folder PRK names."""
     rows: list[tuple[object, ...]] = []
@@ -417,6 +437,7 @@ FIGURES: dict[str, Callable[[Path], None]] = {
     "linear": linear,
     "sort": sorting,
     "derivatives": derivatives,
+    "training": training,
     "prk": research_kernels,
 }
 

@@ -19,6 +19,7 @@ from codegen.symbolic.expr import Expr
 if TYPE_CHECKING:
     from codegen.kit import Builder
     from codegen.layouts.localize import Localizer
+    from codegen.trace.derive.reverse import Reverse
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,24 @@ class Edge(Kind):
 
     def reference(self, operands: Sequence[Array], value: Eval) -> list[Array]:
         return [np.pad(operands[0], self.widths, mode="edge")]
+
+    def vjp(self, op: Op, given: Sequence[Value | None], at: Reverse) -> Sequence[Value | None]:
+        """What lies before and behind is added to the first and the last element, dim by dim."""
+        (g,), (x,) = given, op.operands
+        assert g is not None
+        for d, (before, after) in enumerate(self.widths):
+            here = x.type.shape[d]
+            whole, g = g, _lines(at, g, d, expr.const(before), here)
+            for many, first, place in ((before, expr.const(0), expr.const(0)),
+                                       (after, here + before, here - 1)):
+                if many:
+                    rim = _lines(at, whole, d, first, expr.const(many))
+                    own = _lines(at, g, d, place, expr.const(1))
+                    total = at.map("add", own, at.reshaped(at.sum(rim, (d,)), own.type.shape))
+                    start = [expr.const(0)] * x.type.ndim
+                    start[d] = place
+                    g = at.emit(Update(tuple(start), (1,) * x.type.ndim), g, total)
+        return [g]
 
     def needs(self, op: Op, window: Window, at: Localizer) -> list[Window]:
         (x,) = op.operands
@@ -70,6 +89,13 @@ class Edge(Kind):
                 if many:
                     value = _line_again(value, d, source, count, target, build)
         return value
+
+
+def _lines(at: Reverse, x: Value, d: int, first: Expr, count: Expr) -> Value:
+    """So many lines along a dim, from one on."""
+    start, shape = [expr.const(0)] * x.type.ndim, [*x.type.shape]
+    start[d], shape[d] = first, count
+    return at.emit(Slice(tuple(start), (1,) * x.type.ndim, tuple(shape)), x)
 
 
 def _line_again(

@@ -48,6 +48,11 @@ class Kernel(Stated):
     def title(self) -> str:
         return f"kernel {self.kernel.name}"
 
+    @property
+    def without_vjp(self) -> str:  # type: ignore[override]
+        name = self.kernel.name
+        return f"{name}.defvjp(back) says its way back: back(*arguments, *cotangents)"
+
     def finite(self, op: Op, value: Value, at: Instrument) -> Value | None:
         holds = at.map("isfinite", value)
         for v in op.operands:

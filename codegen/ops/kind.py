@@ -43,7 +43,8 @@ class Kind:
     one batch. fuses: a Store or Reduce that is all of its `steps` may share loops. fence:
     nothing that comes later is computed before it. at_home: a rank's blocks of its operands are
     what it works on. has_room: its result may lie in an array with room for ghost cells. lays_out:
-    it says how arrays lie. flat: its results are steps: they have no derivative but 0."""
+    it says how arrays lie. flat: its results are steps: they have no derivative but 0.
+    without_vjp: what to do where it has no derivative."""
 
     name: ClassVar[str]
     inline: ClassVar[bool] = False
@@ -58,6 +59,7 @@ class Kind:
     has_room: ClassVar[bool] = True
     lays_out: ClassVar[bool] = False
     flat: ClassVar[bool] = False
+    without_vjp: ClassVar[str] = "spmd.stop_gradient(x) takes what it reads as a constant"
 
     @property
     def called(self) -> str:

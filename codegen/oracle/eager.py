@@ -23,6 +23,7 @@ from codegen.image.manifest import scalar_value
 from codegen.ir import Module, layout_text, walk
 from codegen.mesh import Layout, as_written
 from codegen.ops import ShardMap
+from codegen.oracle import interpret
 from codegen.oracle.common import Common
 from codegen.oracle.local import EagerArray, whole
 from codegen.oracle.ranks import EagerRank, Shards
@@ -38,17 +39,20 @@ from codegen.user.tree import leaves, map_tree
 
 def run(
     function: Callable[..., Any], axes: Mapping[str, int], given: Mapping[str, Any],
-    graph: Callable[[], Module], prints: list[str] | None = None,
+    graph: Callable[[], Module], of: Callable[[Callable[[], Any]], Module],
+    prints: list[str] | None = None,
 ) -> Any:
     """What the program's function returns, with whole NumPy arrays as leaves.
 
     axes: ranks along each mesh axis, in order. given: parameters, inputs and scalars by name.
     graph captures the program: for layouts of results that the compiler knows and plain NumPy does
-    not. prints collects what spmd.print says; by default it goes to standard output.
+    not; `of` does so with another function, for derivatives. prints collects what spmd.print says;
+    by default it goes to standard output.
     """
     parameters = inspect.signature(function).parameters
     own = {k: v for k, v in given.items() if k in parameters}
-    world = World(axes, {k: v for k, v in given.items() if k not in parameters}, graph, prints)
+    world = World(axes, {k: v for k, v in given.items() if k not in parameters}, graph, of,
+                  prints)
     try:
         with running_eagerly(world), np.errstate(all="ignore"):
             result = function(**own)
@@ -86,10 +90,10 @@ class World(Common):
 
     def __init__(
         self, axes: Mapping[str, int], given: Mapping[str, Any], graph: Callable[[], Module],
-        prints: list[str] | None,
+        of: Callable[[Callable[[], Any]], Module], prints: list[str] | None,
     ) -> None:
         super().__init__(axes, prints)
-        self.graph = functools.cache(graph)
+        self.graph, self.of = functools.cache(graph), of
         self.given = given
         # by name of an input or a scalar: where it is declared, and as what
         self.declared: dict[str, tuple[Place | None, Said]] = {}
@@ -162,6 +166,13 @@ class World(Common):
 
     def barrier(self, axis: Any = None) -> None:
         """Does nothing: the program's own code runs once, so there is nobody to wait for."""
+
+    def captured(self, function: Callable[[], Any]) -> list[EagerArray]:
+        """The arrays of a dict that a function returns, which is captured and interpreted."""
+        with running_eagerly(None):
+            module = self.of(function)
+        found = interpret.run(module, self.axes)
+        return [self.made(found[o.name], as_written(o.layout)) for o in module.outputs]
 
     # ---- shard_map -------------------------------------------------------------------------------
 

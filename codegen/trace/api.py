@@ -17,7 +17,15 @@ from codegen.places import user_place
 from codegen.trace.array import Array
 from codegen.trace.context import eager_current, require_context
 from codegen.trace.control.conversion import convert
-from codegen.trace.derive.derivatives import custom_vjp, grad, remat, value_and_grad
+from codegen.trace.derive.derivatives import (
+    custom_vjp,
+    grad,
+    jvp,
+    remat,
+    stop_gradient,
+    value_and_grad,
+    vjp,
+)
 from codegen.trace.kernel_call import Kernel
 from codegen.trace.program import Program, parse_parameter, program
 from codegen.trace.ranks import mapping
@@ -29,8 +37,10 @@ from codegen.user.windows import Start
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-__all__ = ["Array", "Dim", "Program", "custom_vjp", "grad", "parse_parameter", "program", "remat",
-           "replicated", "spec", "value_and_grad"]
+__all__ = [
+    "Array", "Dim", "Program", "custom_vjp", "grad", "jvp", "parse_parameter", "program",
+    "remat", "replicated", "spec", "stop_gradient", "value_and_grad", "vjp",
+]
 
 
 # JAX's names of arguments, and ours.
@@ -83,7 +93,6 @@ _MODULES = {
     "numpy.convolving": "convolve",
     "control.blocks": "blocks=Blocks",
     "control.ranges": "range=spmd_range",
-    "derive.derivatives": "vjp jvp stop_gradient",
     "control.functional": "fori_loop while_loop cond switch scan",
 }
 # name -> module, and the name there

@@ -24,6 +24,7 @@ from codegen.symbolic import expr
 from codegen.trace.array import Array, Number
 from codegen.trace.context import eager_current, require_context
 from codegen.trace.control.conversion import find
+from codegen.trace.kernel_back import emit_with_back
 from codegen.trace.kernel_op import emit
 from codegen.trace.kernel_trial import try_made_up
 from codegen.trace.numpy.elementwise import same_extent, shape_text
@@ -50,6 +51,7 @@ class Kernel:
         self.place = Place(code.co_filename, code.co_firstlineno, 0, -1, self.name)
         self.signature = None if signature is None else self._parsed(signature, place)
         self.reading = Reading(function, tree_of)
+        self.back: Callable[..., Any] | None = None
         self.tried: set[Any] = set()  # calls that gave the same on parts as on the whole
         self.__doc__ = function.__doc__
         self.__wrapped__ = function
@@ -89,6 +91,14 @@ class Kernel:
     def __repr__(self) -> str:
         return f"<spmd kernel {self.name}>"
 
+    def defvjp(self, back: Callable[..., Any]) -> None:
+        """Says the way back: `back` takes what the kernel takes, by its parameters, with
+        the results in the place of the outputs, then a cotangent of each output. It returns a tuple
+        of the cotangents of the inputs, None where there is none; it may call kernels. The page on
+        derivatives has an example.
+        """
+        self.back = back
+
     def read_parts(self) -> tuple[Any, ...]:
         """What its code depends on: see reads.py."""
         return self.function, self.name, self.signature and self.signature.text
@@ -109,6 +119,8 @@ class Kernel:
         assert context is not None
         if form.cut:
             try_made_up(self, form, bound)
+        if self.back is not None and context.recordings:
+            return emit_with_back(self, self.back, context, form, bound)
         return emit(self, context, form, bound)
 
     def _is_output(self, name: str, x: Any) -> bool:

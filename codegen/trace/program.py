@@ -7,6 +7,7 @@ Always holds: equal parameters give the same Module; every output is a global ar
 from __future__ import annotations
 
 import ast
+import copy
 import inspect
 import math
 import numbers
@@ -328,7 +329,14 @@ class Program:
         known = {k: v for k, v in given.items() if k in self.parameters}
         rest = {k: v for k, v in given.items() if k not in self.parameters}
         given = {**self.bind(known), **rest}
-        return eager.run(self.function, axes, given, lambda: self.graph(known))
+
+        def captured(function: Callable[[], Any]) -> Module:
+            """The Graph of another function, on the mesh of this run."""
+            other = copy.copy(self)
+            other.function, other.mesh = function, make_mesh(axes)
+            return other.graph({})
+
+        return eager.run(self.function, axes, given, lambda: self.graph(known), captured)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if Context.current() is not None:

@@ -26,7 +26,7 @@ WITHOUT = {
     "after tracing": {"merge", "point"},
     "np.linalg has it": {"cholesky", "lu", "lu_solve", "swapped_columns", "triangular", "qr", "svd",
                          "eigh", "eig"},
-    "none": {"kernel", "edge"},
+    "defvjp says it": {"kernel"},
 }
 
 

@@ -21,6 +21,7 @@ from codegen.trace.context import Context, eager_current, require_context
 from codegen.trace.control.conversion import convert
 from codegen.trace.control.regions import laid_as
 from codegen.trace.derive import back_through, exchanged, mapped
+from codegen.trace.derive.eagerly import eagerly
 from codegen.trace.derive.reverse import Reverse
 from codegen.trace.derive.shares import Shares
 from codegen.trace.number import Number
@@ -56,7 +57,12 @@ def value_and_grad(
     numbers = (argnums,) if isinstance(argnums, int) else tuple(argnums)
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        context = _capture("spmd.grad")
+        runtime = eager_current()
+        if runtime is not None:
+            returned = f(*args, **kwargs)
+            return returned, eagerly(runtime, lambda *a: grad(f, argnums, has_aux)(*a, **kwargs),
+                                     args, 0 if has_aux else None)
+        context = require_context("spmd.grad")
         recording = _Recording(context, "spmd.grad", args, numbers)
         returned = recording.run(f, kwargs)
         value, aux = _pair(returned) if has_aux else (returned, None)
@@ -108,6 +114,10 @@ def vjp(f: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[[Any], tupl
 
         print(spmd.build(tripled).run(ranks=2))    # [3. 3. 3. 3.]
     """
+    runtime = eager_current()
+    if runtime is not None:
+        return f(*primals), lambda cotangents: eagerly(
+            runtime, lambda *given: vjp(f, *given)[1](cotangents), primals)
     context = require_context("spmd.vjp")
     recording = _Recording(context, "spmd.vjp", primals, tuple(range(len(primals))))
     returned = recording.run(f, {})
@@ -139,6 +149,10 @@ def jvp(
 
         print(spmd.build(cubes).run(ranks=2))    # [ 0.  3. 12. 27.]
     """
+    runtime = eager_current()
+    if runtime is not None:
+        return f(*primals), eagerly(
+            runtime, lambda *given: jvp(f, given, tangents)[1], tuple(primals))
     context = require_context("spmd.jvp")
     recording = _Recording(context, "spmd.jvp", primals, tuple(range(len(primals))))
     returned = recording.run(f, {})
@@ -310,16 +324,11 @@ def stop_gradient(x: Any) -> Any:
 
         print(spmd.build(halves).run(ranks=2))    # [0. 1. 2. 3.]
     """
+    if eager_current() is not None:
+        return x
     context = require_context("spmd.stop_gradient")
     tree, leaves = flatten(x)
     return fill(tree, iter([_marked(context, leaf, ops.Constant) for leaf in leaves]), fresh=True)
-
-
-def _capture(what: str) -> Context:
-    if eager_current() is not None:
-        raise UsageError(f"{what} is not available in an eager run", place=user_place(),
-                         remedy="build the program and run the image")
-    return require_context(what)
 
 
 class _Recording:

@@ -255,7 +255,7 @@ class Reverse:
             f"{called} has no derivative here", place=op.place,
             expected="operations whose derivatives are known",
             found=f"{called}, between what is differentiated and its argument",
-            remedy="spmd.stop_gradient(x) takes what it reads as a constant",
+            remedy=op.what.without_vjp,
         )
 
 

@@ -71,6 +71,7 @@ class _Arguments:
         elif isinstance(x, Array):
             self.makers.append(lambda _: wrap(context, x.read(), x.weak, x.scalar))
         elif isinstance(x, np.ndarray):
+            spec = spec if given else getattr(x, "layout", None)  # of an eager run
             layout = layout_of(context, spec, x.ndim, "in_layouts", pad)
             self.makers.append(lambda _: shard_of_constant(context, x, layout))
         else:

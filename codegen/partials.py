@@ -104,8 +104,8 @@ def of_power(exponent: float) -> Form:
     if exponent == 0 or exponent == 1:
         return exponent
     less = exponent - 1
-    if exponent < 0:
-        return ("mul", exponent, ("div", OUT, 0))
+    if exponent < 0:  # of numbers below 0 there is no power, but -0.0 and -inf have one
+        return ("mul", exponent, ("div", OUT, 0 if exponent == int(exponent) else ("abs", 0)))
     powers: dict[float, Form] = {0.5: ("sqrt", 0), 1.0: 0, 2.0: ("square", 0)}
     return ("mul", exponent, powers.get(less, ("pow", 0, less)))
 

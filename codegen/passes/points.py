@@ -2,33 +2,44 @@
 
 Goes in: a Graph. Comes out: the same with a `point` as the first op of the body of each loop that
 carries anything and stands in no other loop and no branch, also inside of a shard_map.
-Always holds: what the Graph computes does not change.
+Always holds: what the Graph computes does not change; all ranks come through a point equally often.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain
 
 from codegen.ir import Module, Op, Region, Value
+from codegen.mesh import Mesh
 from codegen.ops import Loop, Point, ShardMap
 from codegen.symbolic import expr
+from codegen.variance import Variance
 
 
 def with_points(graph: Module) -> Module:
     """The Graph whose outermost loops have points, numbered in program order."""
-    return replace(graph, kept=True, body=_Numbering().region(graph.body))
+    return replace(graph, kept=True, body=_Numbering(graph.mesh).region(graph.body))
 
 
 class _Numbering:
-    def __init__(self) -> None:
-        self.count = 0
+    def __init__(self, mesh: Mesh) -> None:
+        self.mesh, self.count = mesh, 0
+        self.ranks: Variance | None = None
 
     def region(self, region: Region) -> Region:
         return region.with_ops(map(self.op, region.ops))
 
     def op(self, op: Op) -> Op:
         if isinstance(op.what, ShardMap):
-            return op.mapped(self.region)
+            args = zip(op.regions[0].args, op.what.in_layouts, strict=True)
+            self.ranks = Variance(self.mesh, {v: chain(*layout) for v, layout in args})
+            self.ranks.region(op.regions[0])
+            op = op.mapped(self.region)
+            self.ranks = None
+            return op
+        if self.ranks and isinstance(op.what, Loop) and self.ranks.trips[op]:
+            return op
         return self.loop(op, op.what) if isinstance(op.what, Loop) and op.operands else op
 
     def loop(self, op: Op, what: Loop) -> Op:

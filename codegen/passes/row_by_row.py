@@ -236,7 +236,7 @@ def _in_rows(m: _Member, rows: Mapping[int, Expr]) -> _Member:
     if row is None or not expr.nonneg(row - 2) or not plain:
         return m
     (along,), count = loops, expr.floordiv(loops[0].extent, row)
-    if count * row != along.extent:
+    if count * row != along.extent or count == 1:
         return m
     inner = Var(Sym(along.sym.name, "var", expr.const(0), row - 1), row)
     outer = Var(Sym(f"{along.sym.name}_row", "var", expr.const(0), count - 1), count)
@@ -374,6 +374,8 @@ def _ring(group: Sequence[_Member], number: int) -> _Ring | None:
     m, a = found[0]
     if not a.writes or any(x.row != a.row for _, x in found):
         return None
+    if any(s.kind not in ("size", "scalar") for s in a.row.symbols()):
+        return None  # a capacity is said in these alone
     ring = _Ring(a.buffer, a.row, m.at(a) - a.row * m.behind, 0)
     ahead: list[int] = []
     written: list[tuple[Expr, Expr]] = []  # in a row, from where to where
@@ -443,7 +445,7 @@ def _in_rings(m: _Member, turn: Expr, rings: dict[int, _Ring]) -> Store | Nest:
         access = _access(x, [m.outer, *loops], False)
         assert access is not None
         ahead, rest = ring.place(m, access)
-        inner = x.offset - x.offset.subst({v.sym: 0 for v in loops})
+        inner = x.offset - access.first - access.row * expr.symbol(m.outer.sym)
         at = expr.mod(turn + ahead, expr.const(ring.rows))
         return replace(x, buffer=ring.buffer, offset=ring.row * at + rest + inner)
 

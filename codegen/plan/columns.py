@@ -142,7 +142,7 @@ def _meets(a: _Line, b: _Line) -> set[int | None]:
 
 
 def _ends(lines: Sequence[_Line]) -> tuple[int, Expr] | None:
-    """The turns that all have: from the first one to where the first of them ends."""
+    """The turns that all have, two at least: from the first to where the first of them ends."""
     begin = max(line.shift for line in lines)
     last = [line.shift + line.count - lines[0].count for line in lines]
     if not all(e.is_const for e in last):
@@ -152,5 +152,5 @@ def _ends(lines: Sequence[_Line]) -> tuple[int, Expr] | None:
         begin - line.shift <= THIN and (line.shift + line.count - end).value <= THIN
         for line in lines
     )
-    return (begin, end) if thin and expr.nonneg(end - begin - 1) else None
+    return (begin, end) if thin and expr.nonneg(end - begin - 2) else None
 

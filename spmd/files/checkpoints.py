@@ -38,7 +38,7 @@ def mark_of(folder: str, nonce: str) -> str:
 
 
 def set_name(point: int, turn: int, nonce: str) -> str:
-    return f"loop{point}-turn{turn:012d}-{nonce}"
+    return f"loop{point:04d}-turn{turn:012d}-{nonce}"
 
 
 def complete(folder: str) -> list[str]:

@@ -92,7 +92,8 @@ class Keeping:
             interval(self.every)
         if not self.launch.manifest["points"]:
             raise UsageError("the program has no loop that could be kept",
-                             expected="a loop of spmd.range, or while, that carries something",
+                             expected="a loop of spmd.range, or while, that carries something, "
+                             "with as many turns on each rank",
                              found="none outside of branches", remedy="leave --checkpoint out")
 
     def begin(self, job: Job) -> None:

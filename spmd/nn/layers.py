@@ -73,15 +73,17 @@ def _axes(x: Array) -> set[str]:
 def _of_split(ids: Any, table: Array, axes: tuple[str, ...]) -> Any:
     """Of a table whose rows are split over these axes: what each rank has, and 0, summed up."""
     rows, layout = table.shape[0], table.layout
+    ids = ids.astype(np.int64)
     at = np.where(ids < 0, ids + rows, ids).clip(0, rows - 1)
     own = at.layout if isinstance(at, Array) else (None,) * at.ndim
+    wide = (1,) * (table.ndim - 1)
 
-    @spmd.shard_map(out_layouts=(*own, layout[1]))
+    @spmd.shard_map(out_layouts=(*own, *layout[1:]))
     def look(at: Any, part: Any, numbers: Any) -> Any:
         local = at - numbers[0]
         here = (local >= 0) & (local < part.shape[0])
         found = part[np.where(here, local, 0)]
-        return spmd.psum(np.where(here[..., None], found, 0), axes)
+        return spmd.psum(np.where(here.reshape(*here.shape, *wide), found, 0), axes)
 
     def looked_up(table: Any) -> Any:
         return look(at, table, spmd.arange(rows, layout=(axes,)))

@@ -55,6 +55,7 @@ def softmax_cross_entropy_with_integer_labels(logits: Any, labels: Any) -> Any:
         raise _other_shapes("softmax_cross_entropy_with_integer_labels", logits, labels)
     classes = logits.shape[-1]
     less = logits - np.max(constant(logits), -1, keepdims=True)
+    labels = labels.astype(np.result_type(labels.dtype, np.int32))  # classes beyond 127
     is_label = np.arange(classes, dtype=labels.dtype) == labels[..., None]
     loss = np.log(np.sum(np.exp(less), -1)) - np.sum(np.where(is_label, less, 0), -1)
     return np.where((labels >= 0) & (labels < classes), loss, np.nan)
@@ -76,6 +77,8 @@ def sigmoid_binary_cross_entropy(logits: Any, labels: Any) -> Any:
     >>> spmd.nn.sigmoid_binary_cross_entropy(np.array([0.0, 50.0]), np.array([1, 0])).round(4)
     array([ 0.6931, 50.    ])
     """
+    logits = floats(logits, "sigmoid_binary_cross_entropy")
+    labels = _array(labels).astype(logits.dtype)
     return -labels * log_sigmoid(logits) - (1 - labels) * log_sigmoid(-logits)
 
 

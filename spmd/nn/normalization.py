@@ -20,9 +20,10 @@ def layer_norm(
     array([-1.,  1.])
     """
     x = floats(x, "layer_norm")
-    less = x - np.mean(x, axis, keepdims=True)
+    wide = _wide(x)
+    less = wide - np.mean(wide, axis, keepdims=True)
     made = less / np.sqrt(np.mean(less * less, axis, keepdims=True) + epsilon)
-    return _scaled(made, scale, bias)
+    return _scaled(made.astype(x.dtype), scale, bias)
 
 
 def rms_norm(x: Any, scale: Any = None, axis: Any = -1, epsilon: float = 1e-6) -> Any:
@@ -33,8 +34,9 @@ def rms_norm(x: Any, scale: Any = None, axis: Any = -1, epsilon: float = 1e-6) -
     array([0.2, 1.4])
     """
     x = floats(x, "rms_norm")
-    made = x / np.sqrt(np.mean(x * x, axis, keepdims=True) + epsilon)
-    return _scaled(made, scale, None)
+    wide = _wide(x)
+    made = wide / np.sqrt(np.mean(wide * wide, axis, keepdims=True) + epsilon)
+    return _scaled(made.astype(x.dtype), scale, None)
 
 
 def batch_norm(
@@ -57,13 +59,14 @@ def batch_norm(
     x = floats(x, "batch_norm")
     kept = {a % x.ndim for a in (axis if isinstance(axis, tuple) else (axis,))}
     over = tuple(d for d in range(x.ndim) if d not in kept)
-    mean = _mean(x, over, ranks)
-    less = x - mean
+    wide = _wide(x)
+    mean = _mean(wide, over, ranks)
+    less = wide - mean
     variance = _mean(less * less, over, ranks)
     made = less / np.sqrt(variance + epsilon)
     scale, bias = (_spread(part, over) for part in (scale, bias))
     statistics = {"mean": np.squeeze(mean, over), "variance": np.squeeze(variance, over)}
-    return _scaled(made, scale, bias), statistics
+    return _scaled(made.astype(x.dtype), scale, bias), statistics
 
 
 def batch_norm_inference(
@@ -111,3 +114,8 @@ def _scaled(x: Any, scale: Any, bias: Any) -> Any:
     if scale is not None:
         x = x * scale
     return x if bias is None else x + bias
+
+
+def _wide(x: Any) -> Any:
+    """x, as float32 where its squares may be beyond what it can hold."""
+    return x.astype(np.float32) if x.dtype.itemsize == 2 else x

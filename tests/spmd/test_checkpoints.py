@@ -84,7 +84,7 @@ def test_it_goes_on_where_it_was_on_other_ranks(turns, tmp_path, every):
 
 def test_a_run_goes_on_with_more_turns(turns, tmp_path):
     turns.run(ranks=2, steps=9, least=0, checkpoint=str(tmp_path), every=4)
-    assert [p.name[:22] for p in sets(tmp_path)] == [f"loop1-turn{k:012d}" for k in (4, 8)]
+    assert [p.name[:25] for p in sets(tmp_path)] == [f"loop0001-turn{k:012d}" for k in (4, 8)]
     for steps in (30, 8):  # the last one ended after as many turns as were kept
         same(turns.run(ranks=2, steps=steps), turns.run(ranks=5, steps=steps, resume=str(tmp_path)))
 
@@ -220,3 +220,19 @@ def test_killed_at_a_random_moment_it_goes_on(mpirun, seed, tmp_path, once):
         assert "Traceback" not in done.err and "damaged" not in done.err, done.err
     assert done.code == 0, done.text
     assert (tmp_path / "u.npy").read_bytes() == (whole / "u.npy").read_bytes()
+
+
+def test_loops_of_which_ranks_make_unequal_turns_are_not_kept(tmp_path):
+    @spmd.program(mesh=("r",))
+    def unequal():
+        @spmd.shard_map(mesh="r", out_layouts=("r",))
+        def body():
+            u = np.ones(3)
+            for t in spmd.range(3 + 4 * spmd.axis_index("r")):
+                u = u + t
+            return u
+
+        return body()
+
+    with pytest.raises(spmd.UsageError, match="as many turns on each rank"):
+        spmd.build(unequal, checkpoint=True).run(ranks=2, checkpoint=str(tmp_path), every=2)

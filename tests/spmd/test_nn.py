@@ -350,3 +350,36 @@ def test_initial_values():
         np.testing.assert_allclose(f()(3, (300, 200)), values, 1e-5, 1e-7)  # plain NumPy
     flat = found["orthogonal"].reshape(12, 4)
     np.testing.assert_allclose(flat.T @ flat, np.eye(4), 1e-12, 1e-12)
+
+
+def test_a_split_table_of_matrices_and_small_ids():
+    table, ids = np.arange(540.0).reshape(180, 3), np.array([1, -1, 100], np.int8)
+
+    @spmd.program(mesh=("r",))
+    def looked_up():
+        flat = spmd.input("table", table.shape, layout=("r", None))
+        return nn.embedding(ids, flat), nn.embedding(ids, spmd.asarray(
+            table.reshape(180, 3, 1) * np.ones(2), layout=("r", None, None)))
+
+    for n in (1, 2):
+        rows, matrices = spmd.build(looked_up).run(ranks=n, table=table)
+        np.testing.assert_array_equal(rows, table[ids])
+        np.testing.assert_array_equal(matrices, table[ids][..., None] * np.ones(2))
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.int64])
+def test_labels_of_any_integer_type(kind):
+    logits = np.random.default_rng(2).normal(size=(3, 300)).astype(np.float32)
+    labels = np.array([5, 7, 100])
+    found = nn.softmax_cross_entropy(logits, labels.astype(kind))
+    np.testing.assert_allclose(found, nn.softmax_cross_entropy(logits, np.eye(300)[labels]), 1e-5)
+    found = nn.sigmoid_binary_cross_entropy(logits[:, 0], np.array([0, 1, 1], kind))
+    sign = np.where([True, False, False], 1, -1)
+    np.testing.assert_allclose(found, np.log1p(np.exp(sign * logits[:, 0])), 1e-5)
+
+
+def test_norms_of_short_floats_do_not_overflow():
+    x = np.array([[300.0, 400.0]], np.float16)
+    np.testing.assert_allclose(nn.rms_norm(x), [[0.8486, 1.131]], 1e-3)
+    np.testing.assert_allclose(nn.layer_norm(x * 2), [[-1, 1]], 1e-3)
+    assert nn.layer_norm(x).dtype == nn.batch_norm(x)[0].dtype == np.float16

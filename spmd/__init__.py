@@ -114,6 +114,7 @@ if TYPE_CHECKING:  # for editors and type checkers: where every name has its doc
     from codegen.trace.ranks.rooted import pbroadcast as pbroadcast
     from codegen.trace.ranks.rooted import pgather as pgather
     from codegen.trace.ranks.rooted import pscatter as pscatter
+    from codegen.trace.ranks.varying import pvary as pvary
     from spmd import nn as nn
     from spmd import numpy as numpy
     from spmd import optim as optim

@@ -37,8 +37,8 @@ def sample(
     UsageError where top_k is no integer from 1 to the size of the vocabulary.
 
     >>> logits = np.log(np.array([[0.5, 0.3, 0.15, 0.05]] * 6))
-    >>> spmd.nn.sample(1, logits, top_k=2)
-    array([1, 1, 0, 0, 0, 0])
+    >>> spmd.nn.sample(2, logits, top_k=2)
+    array([0, 0, 0, 0, 1, 0])
     """
     logits = floats(logits, "sample") / temperature
     if top_k is not None:

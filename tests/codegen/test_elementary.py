@@ -146,7 +146,8 @@ def test_loops_vectorise(libraries: dict[str, ctypes.CDLL]) -> None:
     if "x86-64-v" not in target.native() or not said:
         pytest.skip("what gcc says for x86-64 with SSE 4.2 or more")
     lines = {int(n) for n in re.findall(r"elementary_\S+?\.c:(\d+):\d+: .*loop vectorized", said)}
-    assert len(lines) == 2 * len(NAMES) + 2 * len(PARTS) + 1, said
+    alone = 0 if target.native() == "x86-64-v4" else 2  # int64 to floats: with AVX-512, of ldexp
+    assert len(lines) == 2 * len(NAMES) + 2 * len(PARTS) + 1 - alone, said
 
 
 @pytest.mark.parametrize("dtype", TYPES)

@@ -117,7 +117,7 @@ LINES = {
     "y = spmd.sum(x)": ("np.sum works on arrays", "np.sum works on arrays"),
     "y = spmd.Send(x)": ("spmd.ppermute sends", "spmd.ppermute sends"),
     "y = spmd.random.choice(3)": ("randint(seed, shape, 0, n)", "randint(seed, shape, 0, n)"),
-    "y = spmd.random.beta(3)": ("it has bits, normal, ", "it has bits, normal, "),
+    "y = spmd.random.beta(3)": ("it has bits, categorical, ", "it has bits, categorical, "),
     "y = spmd.shard_map(lambda v: spmd.ppermute(v, 'r', 1), out_layouts=('r',))(x)": (
         "shift=k sends", "not iterable"),
     "y = spmd.shard_map(lambda v: np.sum(v), out_layouts=('r',))(x)": (

@@ -59,6 +59,7 @@ class Parser(argparse.ArgumentParser):
     def print_help(self, file: Any = None) -> None:
         if launcher()[0] == 0:
             super().print_help(file)
+            sys.stdout.flush()
 
 
 def _read(read: Callable[[str], Any], word: str) -> Any:
@@ -76,7 +77,7 @@ class _Version(argparse.Action):
             reader = _loaded("codegen.image.manifest")
             python = ".".join(map(str, sys.version_info[:3]))
             print(f"spmd {__version__}, image format {reader.FORMAT}, engine interface "
-                  f"{reader.INTERFACE}, Python {python}")
+                  f"{reader.INTERFACE}, Python {python}", flush=True)
         top.exit()
 
 

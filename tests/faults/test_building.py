@@ -127,8 +127,10 @@ def test_letters_that_the_terminal_lacks(folder):
     done.expect(0, "\\u2026")
 
 
-def test_a_full_disk_is_named():
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_full_disk_is_named(unbuffered):
     with open("/dev/full", "w"):
         pass
     command = f"{sys.executable} -m spmd --version > /dev/full"
-    run(["sh", "-c", command]).expect(74, "standard output: No space left on device")
+    done = run(["sh", "-c", command], env={"PYTHONUNBUFFERED": unbuffered})
+    done.expect(74, "standard output: No space left on device")

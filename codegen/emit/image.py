@@ -217,38 +217,39 @@ def _arrays(plan: Plan) -> tuple[Array, ...]:
 
 def _shard(plan: Plan, places: Places) -> str:
     """Where a rank's part of each input and output lies in the global array."""
-    f = RankFunction(places)
-    f.line("switch (array) {")
-    for k, a in enumerate(_arrays(plan)):
-        if a.part:
-            f.line(f"case {k}: /* {a.name} */")
-            for d, (offset, extent) in enumerate(a.part):
-                f.line(f"    offset[{d}] = {f.integer(offset, Binds.CHOICE)};")
-                f.line(f"    extent[{d}] = {f.integer(extent, Binds.CHOICE)};")
-            f.line("    break;")
-    f.line("default:\n        break;\n    }")
-    unused = [] if f.variables else ["r"]
-    unused += [] if any(a.part for a in _arrays(plan)) else ["offset", "extent"]
-    return (
-        "static void shard(const spmd_rank *r, uint32_t array, int64_t *offset, int64_t *extent)\n"
-        "{\n" + "".join(f"    (void){name};\n" for name in reversed(unused)) + f.body() + "\n}\n"
-    )
+    return _per_array(places, "shard", [(a.name, a.part) for a in _arrays(plan)],
+                      ("offset", "extent"))
 
 
 def _room(plan: Plan, places: Places) -> str:
+    """Where it lies in the memory that has ghost cells around it."""
+    return _per_array(places, "room", [(a.name, a.room) for a in _arrays(plan)],
+                      ("before", "around"))
+
+
+def _per_array(
+    places: Places, name: str, rows: Sequence[tuple[str, Sequence[tuple[Expr, Expr]]]],
+    pair: tuple[str, str],
+) -> str:
+    """A function that gives two integers for each dim of one array, of those that have some."""
     f = RankFunction(places)
     f.line("switch (array) {")
-    for k, a in enumerate(_arrays(plan)):
-        if a.room:
-            f.line(f"case {k}: /* {a.name} */")
-            for d, (before, around) in enumerate(a.room):
-                f.line(f"    before[{d}] = {f.integer(before, Binds.CHOICE)};")
-                f.line(f"    around[{d}] = {f.integer(around, Binds.CHOICE)};")
+    for k, (array, dims) in enumerate(rows):
+        if dims:
+            f.line(f"case {k}: /* {array} */")
+            for d, values in enumerate(dims):
+                for word, value in zip(pair, values, strict=True):
+                    f.line(f"    {word}[{d}] = {f.integer(value, Binds.CHOICE)};")
             f.line("    break;")
     f.line("default:\n        break;\n    }")
-    unused = "" if f.variables else "    (void)r;\n"
-    head = "static void room(const spmd_rank *r, uint32_t array, int64_t *before, int64_t *around)"
-    return f"{head}\n{{\n{unused}{f.body()}\n}}\n"
+    unused = [] if f.variables else ["r"]
+    unused += [] if any(dims for _, dims in rows) else pair
+    first, second = pair
+    return (
+        f"static void {name}(const spmd_rank *r, uint32_t array, int64_t *{first}, "
+        f"int64_t *{second})\n"
+        "{\n" + "".join(f"    (void){one};\n" for one in reversed(unused)) + f.body() + "\n}\n"
+    )
 
 
 def _load(plan: Plan, places: Places) -> str:

@@ -319,34 +319,37 @@ class Scatter(Kind):
     def lies(self, op: Op, dim: int, at: Localizer) -> Cut | None:
         return at.natural(op.operands[0], dim)
 
-    def spread(self, op: Op, window: Window, at: Localizer) -> Cut | None:
-        """The part of the points that each rank combines, where that is less work than all of them
-        everywhere: into a result of its own, which all then reduce. Of few points, each rank takes
-        all, and combines those that fall in its part."""
+    def spread(self, op: Op, window: Window, at: Localizer) -> Window | None:
+        """The points that each rank combines, where that is less work than all of them everywhere:
+        into a result of its own, which all then reduce. Of few points, each rank takes all, and
+        combines those that fall in its part."""
         x, v, *index = op.operands
         spare = expr.product(x.type.shape) - _ELEMENTS_A_POINT * expr.product(v.type.shape)
         usual = {s: expr.const(_USUAL_RANKS) for s in spare.symbols() if s.kind == "size"}
-        few = expr.nonneg(spare.subst(usual))
-        if self.fn == "set" or index[0].type.ndim != 1 or few:
+        if self.fn == "set" or expr.nonneg(spare.subst(usual)):
             return None
-        cut = at.natural(index[0], 0)
-        cut = cut if cut.axes else at.natural(v, self.at)
         used = {a for d, c in enumerate(window) if d not in self.dims for a in c.axes}
-        return cut if cut.axes and not used & set(cut.axes) else None
+        found = []
+        for d, extent in enumerate(index[0].type.shape):
+            cut = at.natural(index[0], d)
+            cut = cut if cut.axes else at.natural(v, self.at + d)
+            cut = whole(extent) if used & set(cut.axes) else cut
+            used |= set(cut.axes)
+            found.append(cut)
+        return tuple(found) if any(cut.axes for cut in found) else None
 
     def needs(self, op: Op, window: Window, at: Localizer) -> list[Window]:
         x, v, *index = op.operands
-        cut = self.spread(op, window, at)
-        part = tuple(map(whole, index[0].type.shape)) if cut is None else (cut,)
+        part = self.spread(op, window, at) or tuple(map(whole, index[0].type.shape))
         rest = tuple(c for d, c in enumerate(window) if d not in self.dims)
         return [window, (*rest[: self.at], *part, *rest[self.at :]), *[part] * len(index)]
 
     def localize(
         self, op: Op, window: Window, operands: list[Value], build: Builder, at: Localizer
     ) -> Value:
-        cut = self.spread(op, window, at)
-        if cut is not None:
-            return self.combine(op, window, cut, operands, build, at)
+        points = self.spread(op, window, at)
+        if points is not None:
+            return self.combine(op, window, points, operands, build, at)
         lows = at.lows(window)
         local = list(operands)
         for k, d in enumerate(self.dims):
@@ -357,7 +360,7 @@ class Scatter(Kind):
         return build.emit(self, local)
 
     def combine(
-        self, op: Op, window: Window, cut: Cut, operands: list[Value], build: Builder,
+        self, op: Op, window: Window, points: Window, operands: list[Value], build: Builder,
         at: Localizer,
     ) -> Value:
         """Everybody's points are combined into nothing, then all of that into x."""
@@ -368,7 +371,7 @@ class Scatter(Kind):
         wide = dtypes.folded_in(dtype)
         nothing = build.emit(Full(neutral_sign(fn, wide), wide, at.shape(kept)))
         mine = build.emit(self, (nothing, build.cast(v, wide), *index))
-        total = at.over(cut.axes, op, kept, window, mine, fn, build)
+        total = at.over(at.axes_of(points), op, kept, window, mine, fn, build)
         made = build.emit(Map(COMBINE[fn]), (build.cast(x, wide), total))
         return build.cast(made, dtype)
 

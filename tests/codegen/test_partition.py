@@ -113,6 +113,11 @@ def all_pairs() -> Any:
     return np.sum(x - x[:, None], axis=1)
 
 
+def looked_up() -> Any:
+    ids = source("ids", (N, 2), ("x", None), np.int64) % 5
+    return spmd.grad(lambda table: np.sum(table[ids] ** 3))(source("table", (5, 3), (None, None)))
+
+
 def both_ways() -> Any:
     u = np.sqrt(source("u", (N, N), ("x", "y"))) + 1
     rows = np.roll(u, 1, 0) + u + np.roll(u, -1, 0)
@@ -248,6 +253,8 @@ CASES: dict[str, tuple[Callable[[], Any], dict[str, int], Exchanged]] = {
     "a histogram": (
         lambda: spmd.zeros((5,)).at[source("k", (N,), ("x",), np.int64) % 5].add(1), X,
         [("all_reduce", ("x",), 5 * EIGHT)]),
+    "rows of a table, and their gradient": (looked_up, X,
+                                            [("all_reduce", ("x",), 5 * 3 * EIGHT)]),
     "picked by indices that are split": (
         lambda: source("table", (7,), (None,))[source("k", (N,), ("x",), np.int64) % 7], X, []),
 }

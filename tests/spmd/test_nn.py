@@ -367,6 +367,23 @@ def test_a_split_table_of_matrices_and_small_ids():
         np.testing.assert_array_equal(matrices, table[ids][..., None] * np.ones(2))
 
 
+def test_rows_for_a_text_of_which_both_dims_are_split():
+    """Each rank adds up the gradient of its own tokens, into a table that all then reduce."""
+    @spmd.program(mesh=("x", "y"))
+    def learned():
+        ids = spmd.input("ids", (5, 7), np.int32, layout=("x", "y"))
+        tables = [spmd.input(f"t{k}", (6, 3), np.float64, layout=layout)
+                  for k, layout in enumerate([(None, None), ("x", None), (None, "y")])]
+        return [spmd.grad(lambda t: np.sum(nn.embedding(ids, t) ** 3))(t) for t in tables]
+
+    ids, table = RNG.integers(0, 6, (5, 7), np.int32), RNG.normal(size=(6, 3))
+    counts = np.bincount(ids.ravel(), minlength=6)
+    image = spmd.build(learned)
+    for mesh in ({"x": 1, "y": 1}, {"x": 3, "y": 2}, {"x": 7, "y": 4}):
+        for found in image.run(mesh=mesh, ids=ids, t0=table, t1=table, t2=table):
+            np.testing.assert_allclose(found, 3 * table**2 * counts[:, None], 1e-12)
+
+
 @pytest.mark.parametrize("kind", [np.uint8, np.int64])
 def test_labels_of_any_integer_type(kind):
     logits = np.random.default_rng(2).normal(size=(3, 300)).astype(np.float32)

@@ -249,7 +249,7 @@ int spmd_job_watch(const spmd_job *job, int64_t rank, spmd_rank_state *state);
 /* ---- checkpoints: what the image's points carry, kept while it runs. */
 
 /* From the next run on a set is kept every so many turns of an outermost loop; or, where that is 0,
- * about every so many nanoseconds, of one arena only; both 0: never. */
+ * about every so many nanoseconds; both 0: never. Alike in all processes. */
 int spmd_job_keep(spmd_job *job, int64_t every, int64_t nanoseconds);
 
 /* A set of which every hosted rank has put its part into its room, for whoever writes it. */

@@ -82,28 +82,69 @@ static void room_copy(spmd_hosted *me, uint32_t point, bool into_room)
 
 /* Rank 0 has seen how long turns take, and says at which one all will meet again: where a set is
  * due, or where it will know better. */
-static void announce(spmd_job *job, spmd_course *turns)
+static void announce(const spmd_job *job, spmd_course *turns)
 {
-    spmd_header *header = job->arena->header;
     int64_t now = spmd_now(), left = job->keeping.after - (now - turns->last);
     int64_t seen = turns->turn > turns->since_turn ? turns->turn - turns->since_turn : 1;
     int64_t each = (now - turns->since) / seen + 1;
     int64_t turns_left = left > 0 ? left / each + 1 : 1;
 
-    header->due = turns_left <= seen;
-    header->next = turns->turn + (header->due ? turns_left : seen);
+    turns->said[1] = turns_left <= seen;
+    turns->said[0] = turns->turn + (turns->said[1] ? turns_left : seen);
     if (turns->last > turns->since) { /* a set was kept: from here on it is measured anew */
         turns->since = turns->last;
         turns->since_turn = turns->turn;
     }
 }
 
+/* All ranks of this arena know the last agreement: the next may be written in its place. */
 static bool all_heard(const spmd_job *job, int64_t agreements)
 {
     for (int64_t rank = job->lowest; rank <= job->highest; rank++)
-        if (atomic_load_explicit(&spmd_job_record(job, rank)->heard, memory_order_acquire) <
-            agreements)
+        if (spmd_rank_near(job, rank) &&
+            atomic_load_explicit(&spmd_job_record(job, rank)->heard, memory_order_acquire) <
+                agreements)
             return false;
+    return true;
+}
+
+/* What rank 0 says travels to the first rank of each other arena, who says it there. */
+static void tell(spmd_hosted *me)
+{
+    const spmd_processes *processes = &me->job->processes;
+    int64_t told = 0; /* arenas are numbered in the order in which they appear */
+    for (int64_t k = 0; me->job->parted && k < processes->count; k++)
+        if (processes->arena[k] > told) {
+            told = processes->arena[k];
+            spmd_packet_send(me, processes->first[k], me->turns.said, sizeof me->turns.said);
+        }
+}
+
+/* The first rank of an arena. Returns whether all of its ranks can meet what was said. */
+static bool say(spmd_hosted *me)
+{
+    spmd_job *job = me->job;
+    spmd_course *turns = &me->turns;
+    spmd_header *header = job->arena->header;
+
+    if (!turns->says) {
+        if (!all_heard(job, turns->agreements))
+            return false;
+        if (me->record->rank.index == 0) {
+            announce(job, turns);
+            tell(me);
+        } else {
+            spmd_packet_receive(me, 0, turns->said, sizeof turns->said);
+        }
+        turns->says = true;
+    }
+    if (!spmd_packets_done(me))
+        return false;
+    turns->says = false;
+    header->next = turns->said[0];
+    header->due = turns->said[1];
+    atomic_store_explicit(&header->agreed, turns->agreements + 1, memory_order_release);
+    spmd_job_ring(job);
     return true;
 }
 
@@ -113,23 +154,17 @@ static bool agree(spmd_hosted *me)
     spmd_job *job = me->job;
     spmd_course *turns = &me->turns;
     spmd_header *header = job->arena->header;
-    bool speaks = me->record->rank.index == 0;
+    bool says = me->record->rank.index == job->lowest;
 
-    if (speaks) {
-        if (!all_heard(job, turns->agreements))
-            return false;
-        announce(job, turns);
-        atomic_store_explicit(&header->agreed, turns->agreements + 1, memory_order_release);
-        spmd_job_ring(job);
-    } else if (atomic_load_explicit(&header->agreed, memory_order_acquire) <= turns->agreements) {
+    if (says ? !say(me)
+             : atomic_load_explicit(&header->agreed, memory_order_acquire) <= turns->agreements)
         return false;
-    }
     turns->next = header->next;
     turns->due = header->due != 0;
     turns->agreements++;
     atomic_store_explicit(&me->record->heard, turns->agreements, memory_order_release);
-    if (!speaks)
-        spmd_rank_ring(job, 0);
+    if (!says)
+        spmd_rank_ring(job, job->lowest);
     return true;
 }
 
@@ -248,7 +283,7 @@ void spmd_turns_reset(spmd_hosted *hosted)
     turns->point = -1;
     turns->turn = turns->held = turns->copied = turns->held_since = 0;
     turns->stage = NEW;
-    turns->resumed = turns->again = false;
+    turns->resumed = turns->again = turns->says = false;
     turns->last = spmd_now();
 }
 
@@ -272,7 +307,7 @@ bool spmd_set_held(spmd_job *job)
 
 int spmd_job_keep(spmd_job *job, int64_t every, int64_t nanoseconds)
 {
-    if (every < 0 || nanoseconds < 0 || (every == 0 && nanoseconds > 0 && job->parted))
+    if (every < 0 || nanoseconds < 0)
         return SPMD_RANGE;
     job->keeping.every = every;
     job->keeping.after = nanoseconds;

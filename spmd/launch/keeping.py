@@ -94,18 +94,12 @@ class Keeping:
             raise UsageError("the program has no loop that could be kept",
                              expected="a loop of spmd.range, or while, that carries something, "
                              "with as many turns on each rank",
-                             found="none outside of branches", remedy="leave --checkpoint out")
+                             found="none", remedy="leave --checkpoint out")
 
     def begin(self, job: Job) -> None:
         """Before each run; in all processes together."""
         self.job, self.runs = job, self.runs + 1
         turns, nanoseconds = interval(self.every) if self.every is not None else (0, 0)
-        if nanoseconds and job.setup.hosts.parted:
-            self.processes.refuse(UsageError(
-                f"every {self.every!r}: the ranks share no memory in which to agree on when",
-                expected="a number of turns, where ranks are on several hosts",
-                found="seconds", remedy="--every 100",
-            ))
         found = self.processes.from_first(self._open)
         self.path, self.nonce, chosen = found
         self.processes.together(self._see)

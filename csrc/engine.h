@@ -234,6 +234,10 @@ int spmd_job_gather(spmd_job *job, int64_t array, int64_t rank, const spmd_globa
 int spmd_job_shard(spmd_job *job, int64_t array, int64_t rank, int64_t *offset, int64_t *extent,
                    void **address);
 
+/* A hosted rank's share of a check sum of all elements and their places, which may be added up in
+ * any order: the sum over the ranks that have each element once is that of the array. */
+int spmd_job_sum(spmd_job *job, int64_t array, int64_t rank, uint64_t *sum);
+
 /* Once all processes that share the arena have loaded. given: one byte per input, 1 when it was
  * scattered. May be called again after SPMD_FINISHED. */
 int spmd_job_start(spmd_job *job, const uint8_t *given);

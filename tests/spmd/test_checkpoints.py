@@ -90,6 +90,20 @@ def test_a_run_goes_on_with_more_turns(turns, tmp_path):
         same(turns.run(ranks=2, steps=steps), turns.run(ranks=5, steps=steps, resume=str(tmp_path)))
 
 
+def test_it_says_which_inputs_and_scalars_are_others(turns, tmp_path, capsys):
+    u = np.arange(12 * 13).reshape(12, 13)
+    turns.run(ranks=3, u=u, checkpoint=str(tmp_path), every=9)
+    where = {"mesh": {"x": 2, "y": 3}, "resume": str(tmp_path)}
+    capsys.readouterr()
+    turns.run(u=np.asfortranarray(u), **where)
+    assert capsys.readouterr().err.count("\n") == 1  # that it goes on
+    for other in ({"u": u[::-1]}, {"u": u + (u == 77)}, {}):
+        turns.run(**other, steps=21, **where)
+        assert capsys.readouterr().err.splitlines()[:2] == [
+            "spmd: scalar steps was 20 when it was kept, now it is 21",
+            "spmd: input u has other elements than when it was kept"]
+
+
 @spmd.program(mesh=("r",))
 def own(n: int = 8, size: int = 1 << 18):
     @spmd.shard_map(mesh="r", out_layouts=("r",))

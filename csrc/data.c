@@ -5,6 +5,7 @@
 
 #include <setjmp.h>
 #include <signal.h>
+#include <string.h>
 
 typedef struct spmd_shard {
     int64_t dims, elements;

@@ -9,12 +9,12 @@
 
 enum { NEW = 0, COUNTED, STAGED }; /* how far a rank is with a point */
 
-/* The part of an array on a hosted rank: dims, elements, where it lies. */
+/* The part of an array on a hosted rank: what stays as it is while the rank computes. */
 typedef struct spmd_piece_of {
     int64_t dims, size, bytes;
     int64_t offset[SPMD_DIMS], extent[SPMD_DIMS];
-    int64_t stride[SPMD_DIMS], packed[SPMD_DIMS]; /* in memory, and without room around */
-    char *memory;
+    int64_t stride[SPMD_DIMS], packed[SPMD_DIMS]; /* in its buffer, and without room around */
+    int64_t first; /* byte of the buffer */
 } spmd_piece_of;
 
 static spmd_piece_of piece_of(const spmd_rank *rank, const spmd_image *image, uint32_t array)
@@ -26,12 +26,11 @@ static spmd_piece_of piece_of(const spmd_rank *rank, const spmd_image *image, ui
     if (image->room)
         image->room(rank, array, before, around);
     piece.bytes = piece.size;
-    piece.memory = rank->memory + rank->buffer[image->array_buffer[array]];
     for (int64_t d = piece.dims - 1; d >= 0; d--) {
         piece.packed[d] = piece.bytes;
         piece.bytes *= piece.extent[d] > 0 ? piece.extent[d] : 0;
         piece.stride[d] = next;
-        piece.memory += before[d] * next;
+        piece.first += before[d] * next;
         next *= around[d];
     }
     return piece;
@@ -67,12 +66,14 @@ static void room_copy(spmd_hosted *me, uint32_t point, bool into_room)
     const spmd_image *image = me->job->image;
     char *at = me->turns.room;
     for (uint32_t k = image->point_first[point]; k < image->point_first[point + 1]; k++) {
-        spmd_piece_of piece = piece_of(&me->record->rank, image, k);
+        const spmd_rank *rank = &me->record->rank;
+        spmd_piece_of piece = piece_of(rank, image, k);
+        char *there = rank->memory + rank->buffer[image->array_buffer[k]] + piece.first;
         if (piece.bytes > 0 && into_room)
-            spmd_array_copy(at, piece.packed, piece.memory, piece.stride, piece.extent, piece.dims,
+            spmd_array_copy(at, piece.packed, there, piece.stride, piece.extent, piece.dims,
                             piece.size, 0);
         else if (piece.bytes > 0)
-            spmd_array_copy(piece.memory, piece.stride, at, piece.packed, piece.extent, piece.dims,
+            spmd_array_copy(there, piece.stride, at, piece.packed, piece.extent, piece.dims,
                             piece.size, 0);
         at += spmd_round_up(piece.bytes, SPMD_LINE);
     }

@@ -105,7 +105,7 @@ def test_it_says_which_inputs_and_scalars_are_others(turns, tmp_path, capsys):
 
 
 @spmd.program(mesh=("r",))
-def own(n: int = 8, size: int = 1 << 18):
+def own(n: int = 9, size: int = 1 << 18):
     @spmd.shard_map(mesh="r", out_layouts=("r",))
     def body():
         mine = np.zeros(size) + spmd.axis_index("r")
@@ -191,6 +191,16 @@ def test_calls_of_an_open_image_each_keep_their_own(turns, tmp_path):
     turn = json.loads((sets(tmp_path)[-1] / "checkpoint.json").read_text())
     assert turn["scalars"]["steps"] == 12
     same(whole, turns.run(ranks=4, steps=12, resume=str(tmp_path)))
+
+
+def test_copies_count_where_memory_is_checked(own_image, tmp_path):
+    def taken(**options):
+        with own_image.open(ranks=3, **options) as job:
+            job()
+            return job._job.host_bytes()
+
+    assert taken(checkpoint=str(tmp_path), every=8) - taken() == 3 * (8 << 18)
+    assert taken(resume=str(tmp_path)) - taken() == 3 * (8 << 18)
 
 
 @pytest.mark.mpi

@@ -5,6 +5,7 @@
 
 #include <setjmp.h>
 #include <signal.h>
+#include <string.h>
 
 typedef struct spmd_shard {
     int64_t dims, elements;
@@ -118,6 +119,73 @@ int spmd_job_scatter(spmd_job *job, int64_t array, int64_t rank, const spmd_glob
 int spmd_job_gather(spmd_job *job, int64_t array, int64_t rank, const spmd_global *into)
 {
     return job_copy(job, array, rank, into, false);
+}
+
+/* The last round of SplitMix64 (Steele, Lea and Flood 2014). */
+static uint64_t mixed(uint64_t x)
+{
+    x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ x >> 27) * 0x94d049bb133111ebu;
+    return x ^ x >> 31;
+}
+
+/* Of elements one after the other, where `place` stands for that of the first. */
+static inline __attribute__((always_inline)) uint64_t lane_sum_of(
+    const char *from, int64_t elements, const size_t size, uint64_t place, uint64_t step)
+{
+    uint64_t sum = 0;
+    for (int64_t k = 0; k < elements; k++, place += step, from += size)
+        for (size_t at = 0; at < size; at += 8) {
+            uint64_t word = 0;
+            memcpy(&word, from + at, size - at < 8 ? size - at : 8);
+            sum += mixed((place + at) * 0x9e3779b97f4a7c15u ^ word);
+        }
+    return sum;
+}
+
+static uint64_t lane_sum(const char *from, int64_t elements, int64_t size, uint64_t place,
+                         uint64_t step)
+{
+    switch (size) { /* known to the compiler, they take a tenth of the time */
+    case 1:
+        return lane_sum_of(from, elements, 1, place, step);
+    case 2:
+        return lane_sum_of(from, elements, 2, place, step);
+    case 4:
+        return lane_sum_of(from, elements, 4, place, step);
+    case 8:
+        return lane_sum_of(from, elements, 8, place, step);
+    default:
+        return lane_sum_of(from, elements, 16, place, step);
+    }
+}
+
+int spmd_job_sum(spmd_job *job, int64_t array, int64_t rank, uint64_t *sum)
+{
+    spmd_shard shard;
+    int64_t index[SPMD_DIMS] = {0};
+    uint64_t step[SPMD_DIMS];
+    int status = shard_find(job, array, rank, &shard);
+
+    *sum = 0;
+    if (status != SPMD_OK)
+        return status;
+    int64_t size = job->image->array_size[array], lanes = 1, last = shard.dims - 1;
+    for (int64_t d = 0; d < shard.dims; d++) {
+        step[d] = mixed((uint64_t)d + 1) | 1;
+        lanes *= d < last ? shard.extent[d] : 1;
+    }
+    int64_t elements = last < 0 ? 1 : shard.extent[last];
+    for (int64_t lane = 0; lane < lanes; lane++) {
+        uint64_t place = 0;
+        for (int64_t d = 0; d < shard.dims; d++)
+            place += (uint64_t)(shard.offset[d] + index[d]) * step[d];
+        *sum += lane_sum(shard.memory + lane * elements * size, elements, size, place,
+                         last < 0 ? 0 : step[last]);
+        for (int64_t d = last - 1; d >= 0 && ++index[d] == shard.extent[d]; d--)
+            index[d] = 0;
+    }
+    return SPMD_OK;
 }
 
 int spmd_job_shard(spmd_job *job, int64_t array, int64_t rank, int64_t *offset, int64_t *extent,

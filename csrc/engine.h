@@ -234,6 +234,10 @@ int spmd_job_gather(spmd_job *job, int64_t array, int64_t rank, const spmd_globa
 int spmd_job_shard(spmd_job *job, int64_t array, int64_t rank, int64_t *offset, int64_t *extent,
                    void **address);
 
+/* A hosted rank's share of a check sum of all elements and their places, which may be added up in
+ * any order: the sum over the ranks that have each element once is that of the array. */
+int spmd_job_sum(spmd_job *job, int64_t array, int64_t rank, uint64_t *sum);
+
 /* Once all processes that share the arena have loaded. given: one byte per input, 1 when it was
  * scattered. May be called again after SPMD_FINISHED. */
 int spmd_job_start(spmd_job *job, const uint8_t *given);
@@ -249,7 +253,7 @@ int spmd_job_watch(const spmd_job *job, int64_t rank, spmd_rank_state *state);
 /* ---- checkpoints: what the image's points carry, kept while it runs. */
 
 /* From the next run on a set is kept every so many turns of an outermost loop; or, where that is 0,
- * about every so many nanoseconds, of one arena only; both 0: never. */
+ * about every so many nanoseconds; both 0: never. Alike in all processes. */
 int spmd_job_keep(spmd_job *job, int64_t every, int64_t nanoseconds);
 
 /* A set of which every hosted rank has put its part into its room, for whoever writes it. */

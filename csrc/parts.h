@@ -240,10 +240,11 @@ typedef struct spmd_course {
     int64_t next;           /* agreement, at this turn; with `due`: and a set */
     int64_t agreements;     /* over all runs */
     int64_t since, since_turn, last; /* of rank 0: when it came to that turn; the last set */
+    int64_t said[2];        /* next, due: of the first rank of an arena, on their way */
     int64_t held, copied;   /* nanoseconds, and since when it is held up now */
     int64_t held_since;
     int stage;
-    bool due, resumed, again;
+    bool due, resumed, again, says;
 } spmd_course;
 
 /* What the engine knows of a rank that it hosts, beside the record in the arena. */

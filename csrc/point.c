@@ -9,12 +9,12 @@
 
 enum { NEW = 0, COUNTED, STAGED }; /* how far a rank is with a point */
 
-/* The part of an array on a hosted rank: dims, elements, where it lies. */
+/* The part of an array on a hosted rank: what stays as it is while the rank computes. */
 typedef struct spmd_piece_of {
     int64_t dims, size, bytes;
     int64_t offset[SPMD_DIMS], extent[SPMD_DIMS];
-    int64_t stride[SPMD_DIMS], packed[SPMD_DIMS]; /* in memory, and without room around */
-    char *memory;
+    int64_t stride[SPMD_DIMS], packed[SPMD_DIMS]; /* in its buffer, and without room around */
+    int64_t first; /* byte of the buffer */
 } spmd_piece_of;
 
 static spmd_piece_of piece_of(const spmd_rank *rank, const spmd_image *image, uint32_t array)
@@ -26,12 +26,11 @@ static spmd_piece_of piece_of(const spmd_rank *rank, const spmd_image *image, ui
     if (image->room)
         image->room(rank, array, before, around);
     piece.bytes = piece.size;
-    piece.memory = rank->memory + rank->buffer[image->array_buffer[array]];
     for (int64_t d = piece.dims - 1; d >= 0; d--) {
         piece.packed[d] = piece.bytes;
         piece.bytes *= piece.extent[d] > 0 ? piece.extent[d] : 0;
         piece.stride[d] = next;
-        piece.memory += before[d] * next;
+        piece.first += before[d] * next;
         next *= around[d];
     }
     return piece;
@@ -67,12 +66,14 @@ static void room_copy(spmd_hosted *me, uint32_t point, bool into_room)
     const spmd_image *image = me->job->image;
     char *at = me->turns.room;
     for (uint32_t k = image->point_first[point]; k < image->point_first[point + 1]; k++) {
-        spmd_piece_of piece = piece_of(&me->record->rank, image, k);
+        const spmd_rank *rank = &me->record->rank;
+        spmd_piece_of piece = piece_of(rank, image, k);
+        char *there = rank->memory + rank->buffer[image->array_buffer[k]] + piece.first;
         if (piece.bytes > 0 && into_room)
-            spmd_array_copy(at, piece.packed, piece.memory, piece.stride, piece.extent, piece.dims,
+            spmd_array_copy(at, piece.packed, there, piece.stride, piece.extent, piece.dims,
                             piece.size, 0);
         else if (piece.bytes > 0)
-            spmd_array_copy(piece.memory, piece.stride, at, piece.packed, piece.extent, piece.dims,
+            spmd_array_copy(there, piece.stride, at, piece.packed, piece.extent, piece.dims,
                             piece.size, 0);
         at += spmd_round_up(piece.bytes, SPMD_LINE);
     }
@@ -82,28 +83,69 @@ static void room_copy(spmd_hosted *me, uint32_t point, bool into_room)
 
 /* Rank 0 has seen how long turns take, and says at which one all will meet again: where a set is
  * due, or where it will know better. */
-static void announce(spmd_job *job, spmd_course *turns)
+static void announce(const spmd_job *job, spmd_course *turns)
 {
-    spmd_header *header = job->arena->header;
     int64_t now = spmd_now(), left = job->keeping.after - (now - turns->last);
     int64_t seen = turns->turn > turns->since_turn ? turns->turn - turns->since_turn : 1;
     int64_t each = (now - turns->since) / seen + 1;
     int64_t turns_left = left > 0 ? left / each + 1 : 1;
 
-    header->due = turns_left <= seen;
-    header->next = turns->turn + (header->due ? turns_left : seen);
+    turns->said[1] = turns_left <= seen;
+    turns->said[0] = turns->turn + (turns->said[1] ? turns_left : seen);
     if (turns->last > turns->since) { /* a set was kept: from here on it is measured anew */
         turns->since = turns->last;
         turns->since_turn = turns->turn;
     }
 }
 
+/* All ranks of this arena know the last agreement: the next may be written in its place. */
 static bool all_heard(const spmd_job *job, int64_t agreements)
 {
     for (int64_t rank = job->lowest; rank <= job->highest; rank++)
-        if (atomic_load_explicit(&spmd_job_record(job, rank)->heard, memory_order_acquire) <
-            agreements)
+        if (spmd_rank_near(job, rank) &&
+            atomic_load_explicit(&spmd_job_record(job, rank)->heard, memory_order_acquire) <
+                agreements)
             return false;
+    return true;
+}
+
+/* What rank 0 says travels to the first rank of each other arena, who says it there. */
+static void tell(spmd_hosted *me)
+{
+    const spmd_processes *processes = &me->job->processes;
+    int64_t told = 0; /* arenas are numbered in the order in which they appear */
+    for (int64_t k = 0; me->job->parted && k < processes->count; k++)
+        if (processes->arena[k] > told) {
+            told = processes->arena[k];
+            spmd_packet_send(me, processes->first[k], me->turns.said, sizeof me->turns.said);
+        }
+}
+
+/* The first rank of an arena. Returns whether all of its ranks can meet what was said. */
+static bool say(spmd_hosted *me)
+{
+    spmd_job *job = me->job;
+    spmd_course *turns = &me->turns;
+    spmd_header *header = job->arena->header;
+
+    if (!turns->says) {
+        if (!all_heard(job, turns->agreements))
+            return false;
+        if (me->record->rank.index == 0) {
+            announce(job, turns);
+            tell(me);
+        } else {
+            spmd_packet_receive(me, 0, turns->said, sizeof turns->said);
+        }
+        turns->says = true;
+    }
+    if (!spmd_packets_done(me))
+        return false;
+    turns->says = false;
+    header->next = turns->said[0];
+    header->due = turns->said[1];
+    atomic_store_explicit(&header->agreed, turns->agreements + 1, memory_order_release);
+    spmd_job_ring(job);
     return true;
 }
 
@@ -113,23 +155,17 @@ static bool agree(spmd_hosted *me)
     spmd_job *job = me->job;
     spmd_course *turns = &me->turns;
     spmd_header *header = job->arena->header;
-    bool speaks = me->record->rank.index == 0;
+    bool says = me->record->rank.index == job->lowest;
 
-    if (speaks) {
-        if (!all_heard(job, turns->agreements))
-            return false;
-        announce(job, turns);
-        atomic_store_explicit(&header->agreed, turns->agreements + 1, memory_order_release);
-        spmd_job_ring(job);
-    } else if (atomic_load_explicit(&header->agreed, memory_order_acquire) <= turns->agreements) {
+    if (says ? !say(me)
+             : atomic_load_explicit(&header->agreed, memory_order_acquire) <= turns->agreements)
         return false;
-    }
     turns->next = header->next;
     turns->due = header->due != 0;
     turns->agreements++;
     atomic_store_explicit(&me->record->heard, turns->agreements, memory_order_release);
-    if (!speaks)
-        spmd_rank_ring(job, 0);
+    if (!says)
+        spmd_rank_ring(job, job->lowest);
     return true;
 }
 
@@ -248,7 +284,7 @@ void spmd_turns_reset(spmd_hosted *hosted)
     turns->point = -1;
     turns->turn = turns->held = turns->copied = turns->held_since = 0;
     turns->stage = NEW;
-    turns->resumed = turns->again = false;
+    turns->resumed = turns->again = turns->says = false;
     turns->last = spmd_now();
 }
 
@@ -272,7 +308,7 @@ bool spmd_set_held(spmd_job *job)
 
 int spmd_job_keep(spmd_job *job, int64_t every, int64_t nanoseconds)
 {
-    if (every < 0 || nanoseconds < 0 || (every == 0 && nanoseconds > 0 && job->parted))
+    if (every < 0 || nanoseconds < 0)
         return SPMD_RANGE;
     job->keeping.every = every;
     job->keeping.after = nanoseconds;

@@ -58,8 +58,7 @@ class Parser(argparse.ArgumentParser):
 
     def print_help(self, file: Any = None) -> None:
         if launcher()[0] == 0:
-            super().print_help(file)
-            sys.stdout.flush()
+            print(self.format_help(), end="", file=file, flush=True)  # argparse hides errors
 
 
 def _read(read: Callable[[str], Any], word: str) -> Any:

@@ -185,7 +185,7 @@ class Opened:
             for value in self.arrays.values():
                 if isinstance(value, Distributed):
                     value.copy_out()
-        job = self._launch.loaded(setup)
+        job = self._launch.loaded(setup, self._put)
         try:
             self.processes.together(lambda: self._compute(job))
             self._launch.kept()

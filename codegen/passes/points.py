@@ -1,7 +1,7 @@
 """Points at which a run can be kept: the head of every turn of the outermost loops.
 
 Goes in: a Graph. Comes out: the same with a `point` as the first op of the body of each loop that
-carries anything and stands in no other loop and no branch, also inside of a shard_map.
+carries anything and stands in no other loop, also in branches and inside of a shard_map.
 Always holds: what the Graph computes does not change; all ranks come through a point equally often.
 """
 
@@ -12,7 +12,7 @@ from itertools import chain
 
 from codegen.ir import Module, Op, Region, Value
 from codegen.mesh import Mesh
-from codegen.ops import Loop, Point, ShardMap
+from codegen.ops import Branch, Loop, Point, ShardMap
 from codegen.symbolic import expr
 from codegen.variance import Variance
 
@@ -38,8 +38,10 @@ class _Numbering:
             op = op.mapped(self.region)
             self.ranks = None
             return op
-        if self.ranks and isinstance(op.what, Loop) and self.ranks.trips[op]:
+        if self.ranks and self.ranks.passing(op):
             return op
+        if isinstance(op.what, Branch):
+            return op.mapped(self.region)
         return self.loop(op, op.what) if isinstance(op.what, Loop) and op.operands else op
 
     def loop(self, op: Op, what: Loop) -> Op:

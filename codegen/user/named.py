@@ -133,9 +133,13 @@ def _leaves(
         raise InputError(f"{what} {name} is a tree of arrays", expected=f"one with {some(steps)}",
                          found=type(value).__name__)
     left = list(known)
-    for key, item in inside:
-        path = below(name, key)
-        mine = [leaf for leaf in known if leaf == path or is_in(leaf, path)]
+    paths = [below(name, key) for key, _ in inside]
+    holder = {leaf: path for path in sorted(paths, key=len) for leaf in known
+              if leaf == path or is_in(leaf, path)}  # one may begin as another: "a" beside "a.b"
+    holder |= {leaf: path for path, (_, item) in zip(paths, inside, strict=True)
+               for leaf, _ in named(item, path)}
+    for path, (key, item) in zip(paths, inside, strict=True):
+        mine = [leaf for leaf in known if holder.get(leaf) == path]
         if not mine and any(True for _ in named(item)):
             raise InputError(f"{what} {name} has something of which the program knows nothing",
                              expected=some(steps), found=repr(key))

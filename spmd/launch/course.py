@@ -72,8 +72,10 @@ class Launch:
         met = self.processes.meet(prepare)
         return self.setup(agree(self.processes, met, self.options.transport)), met
 
-    def loaded(self, setup: Setup) -> Job:
-        """The job; loaded anew only where scalars have changed."""
+    def loaded(self, setup: Setup, put: Callable[[Job], None]) -> Job:
+        """The job; loaded anew only where scalars have changed. What is kept, or gone on from, is
+        compared: then the inputs are put here.
+        """
         if self.job is None or self.job.setup.words != setup.words:
             self.end()
             job = self.job = Job(self.checked, setup, self.processes, self.options.time_limit)
@@ -81,7 +83,7 @@ class Launch:
                 events = MOST_EVENTS // setup.ranks if self.times else 0
                 self.processes.together(lambda: job.keep_times(events))
         if self.keeping is not None:
-            self.keeping.begin(self.job)
+            self.keeping.begin(self.job, put)
         return self.job
 
     def run(
@@ -89,7 +91,8 @@ class Launch:
     ) -> None:
         """Puts the inputs and runs. What fails in this process ends the job in all of them."""
         try:
-            put(job)
+            if self.keeping is None:
+                put(job)
         except BaseException as error:
             job.abort(report.exit_code(error), str(error))
             raise

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 EVERY_RANK: int = lib.SPMD_EVERY_RANK
 WAIT_MS = 100  # how long a signal may go unnoticed
 STACK = 8 << 20  # bytes of a thread, as usual
+LINE = 64  # bytes at whose multiples arrays of a checkpoint begin: SPMD_LINE
 LEAVE_MS = 2000  # how long an interrupted compute phase may take to notice
 
 
@@ -79,6 +80,14 @@ class Setup:
         self.threads = max(1, min(self.count, options.threads or share))
         self.values: dict[str, Any] = {**scalars, **mesh_symbols(manifest, sizes)}
         self.words = scalar_words(manifest, scalars)
+        self.room_bytes = self._room_bytes() if options.checkpoint or options.resume else 0
+
+    def _room_bytes(self) -> int:
+        """At most, of a rank: what copies of what one of the points carries take."""
+        buffers = self.manifest["buffers"]
+        return max((sum(-(-int(evaluate(buffers[array["buffer"]]["bytes"], self.values)) // LINE)
+                        for array in carried) * LINE
+                    for carried in self.manifest["points"] or ()), default=0)
 
     def shape(self, array: dict[str, Any]) -> tuple[int, ...]:
         """The global extents of an input or output: a row of the manifest."""
@@ -231,15 +240,19 @@ class Job:
         self._check(make(to))
         return to[0]
 
+    def rank_bytes(self) -> int:
+        """What each rank takes, at most: with copies for checkpoints, where some are kept."""
+        return int(lib.spmd_job_rank_bytes(self._job)) + self.setup.room_bytes
+
     def host_bytes(self) -> int:
         """What all ranks of this host take together."""
-        ranks = self.setup.hosts.ranks_of(self.setup.hosts.here)
-        return int(lib.spmd_job_rank_bytes(self._job)) * ranks
+        return self.rank_bytes() * self.setup.hosts.ranks_of(self.setup.hosts.here)
 
     def _check_addresses(self) -> None:
         """Every process maps the whole arena, under its own limit of addresses (ulimit -v)."""
         stacks = lib.spmd_job_threads(self._job) * STACK
         need = lib.spmd_job_bytes(self._job) + lib.spmd_job_private_bytes(self._job) + stacks
+        need += self.setup.room_bytes * self.setup.count
         have = address_space()
         if need > have:
             raise EnvironmentFault(
@@ -251,7 +264,7 @@ class Job:
     def _no_memory(self, have: int) -> EnvironmentFault:
         return EnvironmentFault(
             f"not enough memory: needs {bytes_text(self.host_bytes())}, have {bytes_text(have)}",
-            expected=f"{bytes_text(lib.spmd_job_rank_bytes(self._job))} for each of "
+            expected=f"{bytes_text(self.rank_bytes())} for each of "
             f"{self.setup.hosts.ranks_of(self.setup.hosts.here)} ranks",
             found=f"{bytes_text(have)} available", remedy="fewer ranks, or smaller arrays",
         )

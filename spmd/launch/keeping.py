@@ -13,6 +13,7 @@ import time
 
 from codegen.errors import InputError, MeshError, OutputError, UsageError
 from codegen.image.manifest import evaluate
+from codegen.user import named
 from spmd.engine import ffi, lib
 from spmd.files.checkpoints import (
     KEPT,
@@ -32,6 +33,7 @@ from spmd.texts import MOST_SECONDS, is_number
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     from spmd.launch.course import Launch
@@ -74,6 +76,7 @@ class Keeping:
         self.waiting: list[tuple[str, dict[str, Any]]] = []  # sets without an index so far
         self.sets, self.seconds, self.bytes, self.last_turn = 0, 0.0, 0, 0
         self.resumed: dict[str, Any] | None = None
+        self.inputs: dict[str, str | None] = {}  # a check sum of each; None: its default
         self.runs = 0
 
     # ---- before a run ----------------------------------------------------------------------------
@@ -94,18 +97,16 @@ class Keeping:
             raise UsageError("the program has no loop that could be kept",
                              expected="a loop of spmd.range, or while, that carries something, "
                              "with as many turns on each rank",
-                             found="none outside of branches", remedy="leave --checkpoint out")
+                             found="none", remedy="leave --checkpoint out")
 
-    def begin(self, job: Job) -> None:
+    def begin(self, job: Job, put: Callable[[Job], None]) -> None:
         """Before each run; in all processes together."""
         self.job, self.runs = job, self.runs + 1
+        shares = self.processes.meet(lambda: self._inputs(job, put))
+        self.inputs = {name: None if share is None else
+                       f"{sum(theirs[name] for theirs in shares) % (1 << 64):016x}"
+                       for name, share in shares[0].items()}
         turns, nanoseconds = interval(self.every) if self.every is not None else (0, 0)
-        if nanoseconds and job.setup.hosts.parted:
-            self.processes.refuse(UsageError(
-                f"every {self.every!r}: the ranks share no memory in which to agree on when",
-                expected="a number of turns, where ranks are on several hosts",
-                found="seconds", remedy="--every 100",
-            ))
         found = self.processes.from_first(self._open)
         self.path, self.nonce, chosen = found
         self.processes.together(self._see)
@@ -117,6 +118,20 @@ class Keeping:
             job._check(lib.spmd_job_resume(job._job, ffi.new("spmd_set *", {"point": -1})))
         job.look = self.look
         self.sets, self.seconds = 0, 0.0
+
+    def _inputs(self, job: Job, put: Callable[[Job], None]) -> dict[str, Any]:
+        """Puts the inputs; this process' share of the check sum of each, None for a default."""
+        put(job)
+        found: dict[str, Any] = {}
+        share = ffi.new("uint64_t *")
+        for number, row in enumerate(self.launch.manifest["inputs"]):
+            found[row["name"]] = None
+            if job.given[number]:
+                found[row["name"]] = 0
+                for rank in self._owners(job, row["layout"]):
+                    job._check(lib.spmd_job_sum(job._job, number, rank, share))
+                    found[row["name"]] += share[0]
+        return found
 
     def _open(self) -> tuple[str, str, str]:
         """Process 0: where sets go, what they are called by, and the one to go on from."""
@@ -228,6 +243,11 @@ class Keeping:
             if (was := index["scalars"].get(name)) != value:
                 print(f"spmd: scalar {name} was {was} when it was kept, now it is {value}",
                       file=sys.stderr)
+        other = [name for name, was in index.get("inputs", {}).items()
+                 if was != self.inputs.get(name)]
+        if other:
+            print(f"spmd: input {named.listed(other)} has other elements than when it was kept",
+                  file=sys.stderr)
 
     def _arrays(self, job: Job, point: int) -> dict[str, tuple[int, dict[str, Any]]]:
         """What a point carries, by names that differ: the number of each for the engine."""
@@ -302,7 +322,7 @@ class Keeping:
             "program": self.launch.manifest["program"], "image": self.launch.checked.digest,
             "point": found.point, "turn": found.turn, "counter": found.counter,
             "ranks": job.setup.ranks, "mesh": mesh, "scalars": self.launch.scalars,
-            "arrays": self._said(job, found.point),
+            "inputs": self.inputs, "arrays": self._said(job, found.point),
         }
 
     def _complete(self) -> None:

@@ -63,7 +63,7 @@ def _run(asked: argparse.Namespace, processes: Processes, document: TextIO | Non
     this = Run(asked, settings, checked, processes)
     setup, met = this.agreed(this.prepare)
     this.compare_files([theirs["files"] for theirs in met])
-    job = this.loaded(setup)
+    job = this.loaded(setup, this.put)
     try:
         rooms = processes.meet(lambda: this.compute(job))[0]
         this.kept()
@@ -207,12 +207,12 @@ class Run(Launch):
             from spmd.showing import at, shown  # threads, for one process on a terminal
 
             with shown():
-                self.run(job, self._put, at)
+                self.run(job, self.put, at)
         else:
-            self.run(job, self._put)
+            self.run(job, self.put)
         return [self._room(job, k) for k in range(len(self.files))] if self.first else []
 
-    def _put(self, job: Job) -> None:
+    def put(self, job: Job) -> None:
         """The hosted ranks' parts of the inputs, from their files into the memory of the ranks."""
         for name, file in self.opened.items():
             try:

@@ -18,14 +18,16 @@ def all_finite(tree: Any) -> Any:
     return reduce(np.logical_and, [np.all(np.isfinite(x)) for x in leaves_of(tree)], np.True_)
 
 
-def _times(tree: Any, factor: Any) -> Any:
-    return map_trees(lambda x: x * in_type(factor, x.dtype), tree)
+def _scale(self: Any, tree: Any) -> Any:
+    """A loss, or a tree of arrays, times the factor."""
+    return map_trees(lambda x: x * in_type(self.loss_scale, x.dtype), tree)
 
 
-def _over(tree: Any, factor: Any) -> Any:
+def _unscale(self: Any, tree: Any) -> Any:
+    """A tree of gradients over the factor, in float32 or wider."""
     def divided(x: Any) -> Any:
         wide = np.result_type(x.dtype, np.float32)
-        return x.astype(wide) / in_type(factor, wide)
+        return x.astype(wide) / in_type(self.loss_scale, wide)
 
     return map_trees(divided, tree)
 
@@ -35,13 +37,7 @@ class StaticLossScale(NamedTuple):
 
     loss_scale: Any
 
-    def scale(self, tree: Any) -> Any:
-        """A loss, or a tree of arrays, times the factor."""
-        return _times(tree, self.loss_scale)
-
-    def unscale(self, tree: Any) -> Any:
-        """A tree of gradients over the factor, in float32 or wider."""
-        return _over(tree, self.loss_scale)
+    scale, unscale = _scale, _unscale
 
     def adjust(self, grads_finite: Any) -> StaticLossScale:
         """Itself."""
@@ -57,13 +53,7 @@ class DynamicLossScale(NamedTuple):
     factor: Any
     min_loss_scale: Any
 
-    def scale(self, tree: Any) -> Any:
-        """A loss, or a tree of arrays, times the factor."""
-        return _times(tree, self.loss_scale)
-
-    def unscale(self, tree: Any) -> Any:
-        """A tree of gradients over the factor, in float32 or wider."""
-        return _over(tree, self.loss_scale)
+    scale, unscale = _scale, _unscale
 
     def adjust(self, grads_finite: Any) -> DynamicLossScale:
         """The next one: greater after `period` steps that were all finite, smaller after one that

@@ -16,6 +16,7 @@
 DECLARE(print)
 DECLARE(stuck)
 DECLARE(collide)
+DECLARE(kept)
 
 static const struct {
     const char *name;
@@ -34,6 +35,30 @@ static int must(int status, const char *doing)
     exit(1);
 }
 
+/* What was kept last: arrays 1 and 2 of kept.c, whole. */
+enum { KEPT_ROWS = 11, KEPT_COLUMNS = 3, KEPT_TURNS = 20 };
+static struct {
+    spmd_set set;
+    int64_t ranks, sets, matrix[KEPT_ROWS][KEPT_COLUMNS];
+    uint8_t bytes[KEPT_ROWS];
+} kept;
+
+static void set_take(spmd_job *job)
+{
+    if (!spmd_job_set(job, &kept.set))
+        return;
+    for (int64_t rank = 0; rank < kept.ranks; rank++)
+        for (int64_t array = 1; array <= 2; array++) {
+            int64_t offset[SPMD_DIMS], extent[SPMD_DIMS], bytes;
+            void *from, *into = array == 1 ? (void *)kept.matrix : kept.bytes;
+            must(spmd_job_room(job, array, rank, offset, extent, &from, &bytes), "room");
+            if (bytes)
+                memcpy((char *)into + offset[0] * (bytes / extent[0]), from, (size_t)bytes);
+        }
+    kept.sets++;
+    spmd_job_release(job);
+}
+
 /* The state that the run ends in. */
 static int run_once(spmd_job *job, int64_t *lines)
 {
@@ -42,6 +67,7 @@ static int run_once(spmd_job *job, int64_t *lines)
     must(spmd_job_start(job, NULL), "start");
     do {
         state = spmd_job_wait(job, 1000);
+        set_take(job);
         for (int64_t bytes; (bytes = spmd_job_text(job, text, sizeof text)) > 0;)
             for (int64_t k = 0; k < bytes; k++)
                 *lines += text[k] == '\n';
@@ -120,6 +146,42 @@ static int64_t check_failure(const spmd_image *image, const char *part)
     return wrong;
 }
 
+/* A run of kept.c that keeps every so many turns, or nanoseconds, and goes on from what is kept, if
+ * that is to be. */
+static int64_t check_kept(int which_shape, int64_t every, int64_t nanoseconds, bool goes_on)
+{
+    const int64_t scalar[] = {KEPT_ROWS, KEPT_TURNS, nanoseconds ? 0 : 7};
+    const int64_t *size = shape[which_shape].size;
+    int64_t lines = 0, wrong = 0, none[SPMD_DIMS] = {0}, held, copied;
+    int64_t whole[SPMD_DIMS] = {KEPT_ROWS, KEPT_COLUMNS};
+    spmd_arena *arena;
+    spmd_job *job = job_make(&kept_image, which_shape, scalar, SPMD_AUTO, &arena);
+
+    kept.ranks = size[0] * size[1] * size[2];
+    kept.sets = 0;
+    must(spmd_job_keep(job, every, nanoseconds), "keep");
+    if (goes_on) {
+        must(spmd_job_resume(job, &kept.set), "resume");
+        for (int64_t rank = 0; rank < kept.ranks; rank++) {
+            must(spmd_job_refill(job, 1, rank, none, whole, kept.matrix), "refill");
+            must(spmd_job_refill(job, 2, rank, none, whole, kept.bytes), "refill");
+        }
+    }
+    wrong += run_once(job, &lines) != SPMD_FINISHED;
+    wrong += errors_sum(job, kept.ranks);
+    wrong += spmd_job_resumed(job) != goes_on;
+    wrong += every && !goes_on && kept.sets != (KEPT_TURNS - 1) / every;
+    wrong += nanoseconds && kept.sets == 0;
+    spmd_job_held(job, &held, &copied);
+    wrong += held < copied;
+    must(spmd_job_free(job), "free");
+    spmd_arena_free(arena);
+    if (wrong)
+        fprintf(stderr, "kept: %lld ranks, every %lld or %lld ns: %lld wrong\n",
+                (long long)kept.ranks, (long long)every, (long long)nanoseconds, (long long)wrong);
+    return wrong;
+}
+
 /* All algorithms of reductions; the other programs do not depend on it. */
 static int64_t check_all(int which_program, int which_shape, int64_t elements, int64_t seed)
 {
@@ -148,6 +210,14 @@ int main(void)
         wrong += check_all(3, s, 9001, 0);
     for (int seed = 1; seed < 9; seed++) /* in slots, in place, given, in blocks */
         wrong += check_all(mixed, seed % 4, seed % 2 ? 700 : 9001, seed);
+    for (int s = 0; s < (int)(sizeof shape / sizeof *shape); s++) {
+        int other = (s + 2) % (int)(sizeof shape / sizeof *shape);
+        wrong += check_kept(s, 1, 0, false);
+        wrong += check_kept(s, 0, 1, false);
+        wrong += check_kept(s, 7, 0, false);
+        wrong += check_kept(other, 0, 0, true);
+        wrong += check_kept(s, 2, 0, true);
+    }
     wrong += check_failure(&stuck_image, "no rank can advance");
     wrong += check_failure(&collide_image, "both send to rank 0");
     printf("%lld wrong\n", (long long)wrong);

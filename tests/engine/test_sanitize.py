@@ -12,7 +12,7 @@ import pytest
 
 from tests.engine.harness import HERE, SOURCES, compile_c
 
-DRIVER = [str(HERE / f"{name}.c") for name in ("driver", "images", "near", "mixed")]
+DRIVER = [str(HERE / f"{name}.c") for name in ("driver", "images", "near", "mixed", "kept")]
 
 
 def runs_clean(tmp_path: Path, *flags: str) -> None:

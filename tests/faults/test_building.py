@@ -131,6 +131,7 @@ def test_letters_that_the_terminal_lacks(folder):
 def test_a_full_disk_is_named(unbuffered):
     with open("/dev/full", "w"):
         pass
-    command = f"{sys.executable} -m spmd --version > /dev/full"
-    done = run(["sh", "-c", command], env={"PYTHONUNBUFFERED": unbuffered})
-    done.expect(74, "standard output: No space left on device")
+    for words in ("--version", "run --help"):
+        command = f"{sys.executable} -m spmd {words} > /dev/full"
+        done = run(["sh", "-c", command], env={"PYTHONUNBUFFERED": unbuffered})
+        done.expect(74, "standard output: No space left on device")

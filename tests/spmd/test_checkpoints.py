@@ -38,8 +38,9 @@ def turns(n: int = 12):
         w = w + u[:, 0] * 1j
         v[1:-1, 1:] += v[:-2, 1:] // 2 + v[2:, :-1]    # in an array with room for ghost cells
         last = np.max(u) + k
-    while np.max(u) < least:                        # what a while carries
-        u = u + 1 + last % 2
+    if last > 0:
+        while np.max(u) < least:                    # what a while in a branch carries
+            u = u + 1 + last % 2
     return {"u": u, "v": v, "w": w, "last": last}
 '''
 
@@ -89,8 +90,22 @@ def test_a_run_goes_on_with_more_turns(turns, tmp_path):
         same(turns.run(ranks=2, steps=steps), turns.run(ranks=5, steps=steps, resume=str(tmp_path)))
 
 
+def test_it_says_which_inputs_and_scalars_are_others(turns, tmp_path, capsys):
+    u = np.arange(12 * 13).reshape(12, 13)
+    turns.run(ranks=3, u=u, checkpoint=str(tmp_path), every=9)
+    where = {"mesh": {"x": 2, "y": 3}, "resume": str(tmp_path)}
+    capsys.readouterr()
+    turns.run(u=np.asfortranarray(u), **where)
+    assert capsys.readouterr().err.count("\n") == 1  # that it goes on
+    for other in ({"u": u[::-1]}, {"u": u + (u == 77)}, {}):
+        turns.run(**other, steps=21, **where)
+        assert capsys.readouterr().err.splitlines()[:2] == [
+            "spmd: scalar steps was 20 when it was kept, now it is 21",
+            "spmd: input u has other elements than when it was kept"]
+
+
 @spmd.program(mesh=("r",))
-def own(n: int = 8, size: int = 1 << 18):
+def own(n: int = 9, size: int = 1 << 18):
     @spmd.shard_map(mesh="r", out_layouts=("r",))
     def body():
         mine = np.zeros(size) + spmd.axis_index("r")
@@ -178,6 +193,16 @@ def test_calls_of_an_open_image_each_keep_their_own(turns, tmp_path):
     same(whole, turns.run(ranks=4, steps=12, resume=str(tmp_path)))
 
 
+def test_copies_count_where_memory_is_checked(own_image, tmp_path):
+    def taken(**options):
+        with own_image.open(ranks=3, **options) as job:
+            job()
+            return job._job.host_bytes()
+
+    assert taken(checkpoint=str(tmp_path), every=8) - taken() == 3 * (8 << 18)
+    assert taken(resume=str(tmp_path)) - taken() == 3 * (8 << 18)
+
+
 @pytest.mark.mpi
 def test_processes_write_their_parts(once, mpirun, tmp_path, spmd_command):
     image = keepable(once, "kept_turns", TURNS)
@@ -186,11 +211,15 @@ def test_processes_write_their_parts(once, mpirun, tmp_path, spmd_command):
     mpirun(3, *run, "--checkpoint", tmp_path, "--every", "6", "-o", f"u={whole}").expect(
         0, "checkpoints, the last of turn", "ranks were held up")
     assert len(list(sets(tmp_path)[-1].glob("part-*.safetensors"))) == 3
-    again = tmp_path / "again.npy"
+    again, apart = tmp_path / "again.npy", tmp_path / "apart"
     for ranks, how in ((2, ()), (4, ("--transport", "mpi"))):
         mpirun(ranks, *run, "--resume", tmp_path, *how, "-o", f"u={again}").expect(
             0, "goes on from turn")
         assert whole.read_bytes() == again.read_bytes()
+    for hosts, more in (("a,b,a", ()), ("a,b,c", ("--resume", apart))):  # agreed by packets
+        mpirun(3, *run, "--ranks", 7, "--checkpoint", apart, "--every", "0.0001s", *more,
+               "-o", f"u={again}", env={"SPMD_PRETEND_HOSTS": hosts}).expect(0)
+        assert whole.read_bytes() == again.read_bytes() and len(sets(apart)) == 2
     spmd_command("run", image, "--checkpoint", tmp_path, "--every", "0").expect(2, "--every")
 
 

@@ -108,6 +108,22 @@ def test_what_is_no_tree_of_specs_is_refused(declare, error, message):
         spmd.build(declares)
 
 
+def test_a_key_may_begin_as_another_with_dots():
+    specs = {"a": {"c": spmd.spec(2)}, "a.b": spmd.spec(2), "a.b.d": {"e": spmd.spec(2)}}
+    given = {"a.b": [1, 2], "a": {"c": np.ones(2)}, "a.b.d": {"e": np.zeros(2)}}
+
+    @spmd.program
+    def dotted():
+        return spmd.input("w", specs)
+
+    found = dotted.eager(w=given)
+    assert [found[k].tolist() for k in ("a.b",)] == [[1, 2]] and found["a"]["c"].sum() == 2
+    assert found["a.b.d"]["e"].sum() == 0
+    given["a"].clear()
+    with pytest.raises(spmd.InputError, match="w.a.c is not given"):
+        dotted.eager(w=given)
+
+
 def test_defaults_may_be_a_tree():
     @spmd.program
     def table():

@@ -50,6 +50,7 @@ from codegen.passes.schedule import scheduled
 from codegen.passes.settle import settled
 from codegen.passes.shared_loops import with_shared_loops
 from codegen.passes.sums_at_once import sums_at_once
+from codegen.passes.sums_behind import with_sums_behind
 from codegen.passes.to_loops import looped
 from codegen.passes.turn import turned
 from codegen.passes.uniform import check_uniform
@@ -113,7 +114,7 @@ def through(
 def split(graph: Module) -> Split:
     """What ranks hold of a Graph's values, and its Program."""
     demands = Demands(check(graph))
-    return demands, check(partition(graph, demands))
+    return demands, through(check, check(partition(graph, demands)), with_sums_behind)
 
 
 def build(

@@ -1,0 +1,241 @@
+"""Sums over ranks that a loop only adds up are made once, behind it.
+
+Goes in: a Program. Comes out: the same in which a carried value that each turn adds sums over ranks
+to, and that nothing else in the loop reads, holds this rank's shares of them, from 0 on. Behind the
+loop they are summed over the ranks, and added to what it began with.
+Always holds: they are the partitioner's own, and have as many elements together as what is carried.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from codegen import dtypes
+from codegen.ir import DefUse, Module, Op, Region, Value
+from codegen.kit import Builder
+from codegen.mesh import LayoutEntry
+from codegen.ops import Broadcast, Fold, Full, Loop, Map, Reshape, Slice, Transpose, Update
+from codegen.symbolic import expr
+from codegen.symbolic.expr import Expr
+from codegen.variance import Variance, analysed
+
+# A share goes through these as the sum does.
+_MOVES = (Broadcast, Reshape, Slice, Transpose)
+
+
+def with_sums_behind(program: Module) -> Module:
+    """The Program, with these sums behind their loops."""
+    work = _Behind(program)
+    made = program.with_body(work.region(program.body))
+    return made if made is program else replace(made, origins=work.origins)
+
+
+@dataclass(frozen=True)
+class _Added:
+    """What turns add to a carried value: the sums over ranks, and the axes that all are over."""
+
+    sums: tuple[Op, ...]
+    axes: LayoutEntry
+
+
+class _Behind(Builder):
+    def __init__(self, program: Module) -> None:
+        super().__init__()
+        self.program = program
+        self.origins = dict(program.origins)
+        self.zeros: set[Value] = set()
+
+    @cached_property
+    def variance(self) -> Variance:
+        return analysed(self.program)
+
+    def region(self, region: Region) -> Region:
+        with self.inside() as ops:
+            for op in region.ops:
+                if isinstance(op.what, Full) and op.what.value == 0 and not op.what.blank:
+                    self.zeros.add(op.result)
+                op = op.mapped(self.region)
+                if isinstance(op.what, Loop):
+                    self.loop(op, op.what)
+                else:
+                    ops.append(op)
+        return region.with_ops(ops)
+
+    def loop(self, op: Op, what: Loop) -> None:
+        """The loop, and behind it the sums of what it adds up."""
+        body = op.regions[-1]
+        added: dict[int, _Added] = {}
+        if any(self.is_sum(o) for o in body.ops):
+            turn = _Turn(self, body, _turns(what))
+            asked = {v for test in op.regions[:-1] for v in DefUse.of(test).uses}
+            found = ((k, turn.added(k)) for k in range(len(body.args))
+                     if all(test.args[k] not in asked for test in op.regions[:-1]))
+            added = {k: some for k, some in found if some is not None}
+        if not added:
+            self.ops.append(op)
+            return
+        operands, results = list(op.operands), list(op.results)
+        for k in added:
+            results[k] = Value(op.results[k].name, op.results[k].type)
+            if operands[k] not in self.zeros:
+                self.name, self.place = operands[k].name, op.place
+                operands[k] = self.full(0, results[k].type.dtype, results[k].type.shape)
+        gone = {o.result: o.operands[0] for some in added.values() for o in some.sums}
+        regions = (*op.regions[:-1], _without(body, gone))
+        self.ops.append(replace(op, operands=tuple(operands), results=tuple(results),
+                                regions=regions))
+        for k, some in added.items():
+            began = None if operands[k] is op.operands[k] else op.operands[k]
+            self.sum(some, results[k], began, op.results[k])
+
+    def sum(self, added: _Added, shares: Value, began: Value | None, result: Value) -> None:
+        """What ranks have a share of, as one: result."""
+        first, dtype = added.sums[0], result.type.dtype
+        self.name, self.place = result.name, first.place
+        total = self.emit(Fold(added.axes, "add"), (self.cast(shares, dtypes.folded_in(dtype)),))
+        self.origins[total] = self.origins[first.result]
+        total = self.cast(total, dtype)
+        if began is None:
+            last = self.ops.pop()
+            self.ops.append(replace(last, results=(result,)))
+            self.origins[result] = self.origins[first.result]
+        else:
+            self.add(Map("add"), (began, total), (result,))
+
+    def is_sum(self, op: Op) -> bool:
+        """Whether it is a sum over ranks that the partitioner made."""
+        what = op.what
+        return (isinstance(what, Fold) and what.fn == "add" and what.flow == "all"
+                and not what.want and op.result in self.origins)
+
+
+class _Turn:
+    """The body of a loop, and what it adds to what it carries. turns: at least so many."""
+
+    def __init__(self, at: _Behind, body: Region, turns: Expr) -> None:
+        self.at, self.body, self.turns = at, body, turns
+        known = DefUse.of(body)
+        self.defs, self.every = known.defs, known.uses
+
+    def uses(self, value: Value) -> list[Op | None]:
+        """Those that read a value, but views that nobody reads; None: the next turn, or around."""
+        found = [u.op for u in self.every.get(value, ())]
+        return [op for op in found if op is None or not isinstance(op.what, (Slice, Reshape))
+                or self.uses(op.result)]
+
+    def added(self, k: int) -> _Added | None:
+        """What is added to a carried value, if that is all that happens to it."""
+        value, sums = self.body.args[k], list[Op]()
+        while value is not self.body.results[k] or not sums:
+            step = self.step(value)
+            if step is None:
+                return None
+            value, more = step
+            sums += more
+        axes = {_axes(op) for op in sums}
+        if self.uses(value) != [None] or len(axes) > 1:
+            return None
+        amount = sum((expr.product(op.result.type.shape) for op in sums), expr.const(0))
+        size = expr.product(value.type.shape)
+        if not expr.nonneg(amount - size) and not expr.nonneg(amount * self.turns - size):
+            return None
+        return _Added(tuple(sums), axes.pop())
+
+    def step(self, value: Value) -> tuple[Value, list[Op]] | None:
+        """What comes of a value by the next sum that is added, and that sum."""
+        users = self.uses(value)
+        if len(users) == 1 and users[0] is not None:
+            found = self.plus(users[0], value)
+            return None if found is None else (users[0].result, found)
+        updates = [op for op in users if op is not None and isinstance(op.what, Update)]
+        if len(users) != 2 or len(updates) != 1 or updates[0].operands[0] is not value:
+            return None
+        (update,), (shown,) = updates, [op for op in users if op not in updates]
+        if shown is None or not self.same_box(update, shown):
+            return None
+        made = self.through(update.operands[1])
+        read = next((v for v in made.operands if self.through(v) is shown), None) if made else None
+        found = self.plus(made, read) if made and read else None
+        return None if found is None else (update.result, found)
+
+    def same_box(self, update: Op, shown: Op) -> bool:
+        """Whether a slice shows what an update replaces."""
+        what, box = shown.what, update.what
+        return (isinstance(what, Slice) and isinstance(box, Update)
+                and what.start == box.start and what.step == box.step
+                and what.shape == update.operands[1].type.shape)
+
+    def through(self, value: Value) -> Op | None:
+        """What makes a value, in another shape, for nobody else."""
+        op = self.defs.get(value)
+        while op is not None and len(self.uses(op.result)) == 1 and isinstance(op.what, Reshape):
+            op = self.defs.get(op.operands[0])
+        return op if op is not None and len(self.uses(op.result)) == 1 else None
+
+    def plus(self, op: Op, value: Value) -> list[Op] | None:
+        """The sums over ranks that are added to a value."""
+        what = op.what
+        if not isinstance(what, Map) or what.fn not in ("add", "sub"):
+            return None
+        a, b = op.operands
+        if (a is value) == (b is value) or (b is value and what.fn == "sub"):
+            return None
+        return self.sums(b if a is value else a)
+
+    def sums(self, value: Value) -> list[Op] | None:
+        """Those that a value is a sum of, if a rank's shares of it follow from its shares of these,
+        and nobody else reads them."""
+        op = self.defs.get(value)
+        if op is None or len(self.uses(value)) != 1:
+            return None
+        what = op.what
+        if self.at.is_sum(op):
+            return [op]
+        if isinstance(what, _MOVES):
+            return self.sums(op.operands[0])
+        if not isinstance(what, Map):
+            return None
+        if what.fn in ("add", "sub"):
+            one, other = map(self.sums, op.operands)
+            return None if one is None or other is None else [*one, *other]
+        given = [v.type.dtype.kind for v in op.operands]
+        if what.fn == "neg" or (what.fn == "cast" and given[0] == op.result.type.dtype.kind == "f"):
+            return self.sums(op.operands[0])
+        if what.fn not in ("mul", "div") or given[0] not in "fc":
+            return None
+        a, b = op.operands
+        found = self.sums(a)
+        if found is None and what.fn == "mul":
+            a, b = b, a
+            found = self.sums(a)
+        return found if found is not None and self.is_alike(b, found) else None
+
+    def is_alike(self, value: Value, sums: list[Op]) -> bool:
+        """Whether all ranks have the same that add these up."""
+        axes = self.at.variance.of.get(value)
+        return axes is not None and not any(axes & set(_axes(op)) for op in sums)
+
+
+def _axes(op: Op) -> LayoutEntry:
+    assert isinstance(op.what, Fold)
+    return op.what.axes
+
+
+def _turns(what: Loop) -> Expr:
+    if what.stop is None or not what.step.is_const:
+        return expr.const(1)
+    step = what.step.value
+    way = what.stop - what.start if step > 0 else what.start - what.stop
+    return expr.floordiv(way + (abs(step) - 1), expr.const(abs(step)))
+
+
+def _without(body: Region, gone: dict[Value, Value]) -> Region:
+    """The body without the ops that make some values: others read what these were made of."""
+
+    def now(values: tuple[Value, ...]) -> tuple[Value, ...]:
+        return tuple(gone.get(v, v) for v in values)
+
+    ops = [replace(op, operands=now(op.operands)) for op in body.ops
+           if not op.results or op.results[0] not in gone]
+    return Region(body.args, tuple(ops), now(body.results))

@@ -12,8 +12,14 @@ import numpy as np
 
 from codegen.errors import DtypeError, ShapeError
 from codegen.places import user_place
-from spmd.nn.activations import softmax
+from codegen.trace.array import Array
+from codegen.trace.derive.derivatives import custom_vjp
+from spmd.nn.blockwise import Scores, size_of_blocks, wide
+from spmd.nn.rings import backward, forward
 from spmd.nn.shared import check_dim, constant, floats
+from spmd.nn.splits import axes_of, is_split, over_ranks
+
+FEW = 16  # queries: scores of fewer are not made in blocks
 
 
 def attention(
@@ -43,8 +49,16 @@ def attention(
     """
     query, key, value = (floats(x, "attention") for x in (query, key, value))
     _checked(query, key, value, mask)
+    dtype, heads, shared = query.dtype, query.shape[-2], key.shape[-2]
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    return _plain(query, key, value, causal, mask, bias, scale)
+    if not isinstance(scale, (int, float)):
+        query, scale = wide(query) * scale, 1
+    q, k, v = (_in_groups(x, shared) for x in (query, key, value))
+    mask, bias = (_of_scores(x, heads, shared, query.ndim) for x in (mask, bias))
+    how = Scores(causal, scale, size_of_blocks(math.prod(query.shape[:-3]) * heads))
+    made = _attended(q, k, v, mask, bias, how)
+    made = made.reshape((*made.shape[:-4], heads, *made.shape[-2:]))
+    return np.swapaxes(made, -3, -2).astype(dtype)
 
 
 def _checked(query: Any, key: Any, value: Any, mask: Any) -> None:
@@ -72,57 +86,84 @@ def _checked(query: Any, key: Any, value: Any, mask: Any) -> None:
                          remedy="mask != 0, or bias= for what is added to scores")
 
 
-def _wide(x: Any) -> Any:
-    return x.astype(np.float32) if x.dtype.itemsize == 2 else x
+def _attended(q: Any, k: Any, v: Any, mask: Any, bias: Any, how: Scores) -> Any:
+    """Arrays are (…, key heads, heads of each, length, size)."""
+    if not isinstance(q, Array):
+        return _plain(q, k, v, mask, bias, how)
+    short, around = _is_short(q, k, how.size), False
+    if not q.context.rank_view and isinstance(k, Array):
+        keys = axes_of(k, -2)
+        around = bool(keys) and (not short or bool(set(keys) & set(axes_of(q, -2))))
+    if short and not around:
+        return _plain(q, k, v, mask, bias, how)
+    if not q.context.rank_view and is_split(q, k, v):
+        return over_ranks(q, k, v, mask, bias, how)
+    return _made_again(q, k, v, mask, bias, how, ())
 
 
-def _heads_first(x: Any) -> Any:
-    return np.swapaxes(x, -3, -2)
+def _is_short(q: Any, k: Any, size: int) -> bool:
+    length, positions = q.shape[-2], k.shape[-2]
+    if not isinstance(length, int) or not isinstance(positions, int):
+        return False
+    return length * positions <= size * size or length < FEW
 
 
-def _grouped(x: Any, groups: Any) -> Any:
-    """(…, heads, length, size) to (…, key heads, heads of each, length, size)."""
-    return x.reshape((*x.shape[:-3], groups, x.shape[-3] // groups, *x.shape[-2:]))
-
-
-def _plain(
-    query: Any, key: Any, value: Any, causal: bool, mask: Any, bias: Any, scale: Any
+def _made_again(
+    q: Any, k: Any, v: Any, mask: Any, bias: Any, how: Scores, axes: Any
 ) -> Any:
+    """By blocks of scores, which the way back makes again."""
+
+    def kept(q: Any, k: Any, v: Any, *biases: Any) -> Any:
+        extras = mask, (biases[0] if biases else None)
+        means, sums = forward(how, q, k, v, extras, axes)
+        return means, (q, k, v, extras, means, sums)
+
+    function = custom_vjp(lambda *given: kept(*given)[0])
+    function.defvjp(kept, lambda kept, g: backward(how, kept, g, axes))
+    return function(q, k, v, *(() if bias is None else (bias,)))
+
+
+def _in_groups(x: Any, shared: Any) -> Any:
+    """(…, length, heads, size) to (…, key heads, heads of each, length, size)."""
+    first, heads = np.swapaxes(x, -3, -2), x.shape[-2]
+    if heads is shared or isinstance(heads, int) and heads == shared:
+        return first[..., :, None, :, :]
+    if isinstance(shared, int) and shared == 1:
+        return first[..., None, :, :, :]
+    return first.reshape((*first.shape[:-3], shared, heads // shared, *first.shape[-2:]))
+
+
+def _of_scores(x: Any, heads: Any, shared: Any, ndim: int) -> Any:
+    """A mask or a bias, as wide as it is, with dims as scores have them."""
+    if x is None:
+        return None
+    x = x.reshape((*(1,) * (ndim - x.ndim), *x.shape))
+    if isinstance(x.shape[-3], int) and x.shape[-3] == 1:
+        return x[..., :, None, :, :]
+    if isinstance(shared, int) and shared == 1:
+        return x[..., None, :, :, :]
+    return x.reshape((*x.shape[:-3], shared, heads // shared, *x.shape[-2:]))
+
+
+def _plain(q: Any, k: Any, v: Any, mask: Any, bias: Any, how: Scores) -> Any:
     """All scores at once."""
-    heads, shared, dtype = query.shape[-2], key.shape[-2], query.dtype
-    q, k, v = (_heads_first(_wide(x)) for x in (query, key, value))
-    alone = heads is shared or heads == shared
-    if not alone:
-        q, k, v = _grouped(q, shared), k[..., :, None, :, :], v[..., :, None, :, :]
-    scores = q @ np.swapaxes(k, -1, -2) * scale
-    if not alone:
-        scores = scores.reshape((*scores.shape[:-4], heads, *scores.shape[-2:]))
-    scores = scores.astype(q.dtype)
+    scores = wide(q) @ np.swapaxes(wide(k), -1, -2) * how.scale
     if bias is not None:
         scores = scores + bias
-    seen = _seen(scores.shape, causal, mask)
-    weights = _softmax(scores, seen)
-    if not alone:
-        weights = _grouped(weights, shared)
-    made = weights.astype(q.dtype) @ v
-    if not alone:
-        made = made.reshape((*made.shape[:-4], heads, *made.shape[-2:]))
-    return _heads_first(made).astype(dtype)
+    seen = mask
+    if how.causal:
+        before = np.arange(scores.shape[-2])[:, None] >= np.arange(scores.shape[-1])
+        seen = before if mask is None else before & mask
+    return _softmax(scores, seen, mask is not None) @ wide(v)
 
 
-def _softmax(scores: Any, seen: Any) -> Any:
+def _softmax(scores: Any, seen: Any, some_see_nothing: bool) -> Any:
     """Of what is seen; 0 in rows that see nothing."""
-    if seen is None:
-        return softmax(scores)
-    scores = np.where(seen, scores, -np.inf)
+    if seen is not None:
+        scores = np.where(seen, scores, scores.dtype.type(-np.inf))
     most = np.max(constant(scores), -1, keepdims=True)
-    powers = np.exp(scores - np.where(most == -np.inf, 0, most))
+    if some_see_nothing:
+        most = np.where(most == -np.inf, 0, most)
+    powers = np.exp(scores - most)
     total = np.sum(powers, -1, keepdims=True)
-    return powers / np.where(total == 0, 1, total)
-
-
-def _seen(shape: Any, causal: bool, mask: Any) -> Any:
-    if not causal:
-        return mask
-    before = np.arange(shape[-2])[:, None] >= np.arange(shape[-1])
-    return before if mask is None else before & mask
+    return powers / (np.where(total == 0, 1, total) if some_see_nothing else total)

@@ -16,6 +16,7 @@ import numpy as np
 import spmd
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
+from codegen.trace.array import as_array
 from codegen.trace.number import expr_of, number
 
 SCORES = 1 << 18  # of a block, in all heads and examples: a megabyte
@@ -69,43 +70,54 @@ def wide(x: Any) -> Any:
     return x.astype(dtype_of_sums(x))
 
 
+class _Cut:
+    """A dim of `extent` positions in `count` blocks of `size`, of which the last may be shorter."""
+
+    def __init__(self, extent: Any, size: int) -> None:
+        self.extent, self.count = extent, _up(extent, size)
+        self.size = _up(extent, max(self.count, 1)) if isinstance(extent, int) else size
+
+    def of(self, k: Any, x: Any, dim: int) -> Any:
+        """Block k of an array, a view; the array itself where it has one element for all."""
+        if _is_one(x.shape[dim]):
+            return x
+        first = k * self.size
+        last = first + _least(self.size, self.extent - first)
+        return as_array(x)[(..., slice(first, last), *(slice(None),) * (-1 - dim))]
+
+
 class Blocks:
     """Two dims, queries and keys, in blocks: what of arrays belongs to a pair of them."""
 
     def __init__(self, how: Scores, q: Any, part: Part) -> None:
         self.how, self.part = how, part
-        self.queries, self.keys = q.shape[-2], part.key.shape[-2]
-        self.rows, self.columns = (_count(n, how.size) for n in (self.queries, self.keys))
+        self.rows, self.columns = (_Cut(x.shape[-2], how.size) for x in (q, part.key))
 
     def reached(self, i: Any) -> Any:
         """How many blocks of keys the queries of block i see some of."""
         if not self.how.causal:
-            return self.columns
-        last = (i + 1) * _up(self.queries, self.rows) - 1 + self.part.first_query
-        each = _most(self.keys // self.columns, 1)
-        return _least(self.columns, _most((last - self.part.first_key) // each + 1, 0))
+            return self.columns.count
+        seen = (i + 1) * self.rows.size + self.part.first_query - self.part.first_key
+        return _least(self.columns.count, _most(_up(seen, self.columns.size), 0))
 
     def row(self, x: Any, i: Any) -> Any:
-        return spmd.blocks(x, self.rows, -2)[i]
+        return self.rows.of(i, x, -2)
 
     def column(self, x: Any, j: Any) -> Any:
-        return spmd.blocks(x, self.columns, -2)[j]
+        return self.columns.of(j, x, -2)
 
     def both(self, x: Any, i: Any, j: Any) -> Any:
-        """Of what has a dim of queries and one of keys, where these are not 1."""
-        if x is None:
-            return None
-        if not _is_one(x.shape[-2]):
-            x = spmd.blocks(x, self.rows, -2)[i]
-        return x if _is_one(x.shape[-1]) else spmd.blocks(x, self.columns, -1)[j]
+        """Of what has a dim of queries and one of keys, or of one of them."""
+        return None if x is None else self.columns.of(j, self.rows.of(i, x, -2), -1)
 
     def scores(self, q: Any, i: Any, j: Any) -> Any:
         """Of block i of the queries, which are q, and block j of the keys."""
         seen = self.both(self.part.mask, i, j)
         if self.how.causal:
-            query = self.row(_places(self.queries, self.part.first_query), i)
-            most = self.keys if self.part.most is None else self.part.most
-            key = self.column(_places(most, self.part.first_key)[: self.keys], j)
+            query = self.row(_places(self.rows.extent, self.part.first_query), i)
+            keys = self.columns.extent
+            most = keys if self.part.most is None else self.part.most
+            key = self.column(_places(most, self.part.first_key)[:keys], j)
             before = query >= np.swapaxes(key, 0, 1)
             seen = before if seen is None else seen & before
         k, bias = wide(self.column(self.part.key, j)), self.both(self.part.bias, i, j)
@@ -137,10 +149,10 @@ def visit(how: Scores, q: Any, part: Part, state: tuple[Any, Any, Any]) -> tuple
 
         made = spmd.fori_loop(0, at.reached(i), columns, tuple(at.row(x, i) for x in state))
         for x, block in zip(state, made):
-            spmd.blocks(x, at.rows, -2)[i] = block
+            at.row(x, i)[...] = block
         return state
 
-    return spmd.fori_loop(0, at.rows, rows, state)
+    return spmd.fori_loop(0, at.rows.count, rows, state)
 
 
 def ended(state: tuple[Any, Any, Any]) -> tuple[Any, Any]:
@@ -179,10 +191,10 @@ def back(
 
         dq, *others = slopes
         made, *others = spmd.fori_loop(0, at.reached(i), columns, (at.row(dq, i), *others))
-        spmd.blocks(dq, at.rows, -2)[i] = made
+        at.row(dq, i)[...] = made
         return dq, *others
 
-    return spmd.fori_loop(0, at.rows, rows, slopes)
+    return spmd.fori_loop(0, at.rows.count, rows, slopes)
 
 
 def _like(x: Any, slope: Any) -> Any:
@@ -200,10 +212,6 @@ def _places(extent: Any, first: Any) -> Any:
     """Where rows stand, as a column."""
     places = np.arange(extent) if isinstance(extent, int) else spmd.arange(extent)
     return places[:, None] + first
-
-
-def _count(positions: Any, size: int) -> Any:
-    return _most(_up(positions, size), 1)
 
 
 def _up(a: Any, b: Any) -> Any:

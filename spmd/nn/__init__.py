@@ -32,6 +32,8 @@ from spmd.nn.activations import (
     softplus,
     swish,
 )
+from spmd.nn.attending import attention
+from spmd.nn.caching import attention_cache, attention_with_cache
 from spmd.nn.convolution import conv, conv_transpose
 from spmd.nn.decoding import beam_search, sample
 from spmd.nn.experts import mixture_of_experts
@@ -59,15 +61,18 @@ from spmd.nn.normalization import (
 )
 from spmd.nn.pooling import adaptive_avg_pool, avg_pool, max_pool
 from spmd.nn.recurrent import gru_cell, lstm_cell, recurrent, rnn_cell
+from spmd.nn.turning import rotary
 
 __all__ = [
-    "adaptive_avg_pool", "avg_pool", "batch_norm", "batch_norm_inference", "beam_search", "celu",
-    "conv", "conv_transpose", "cosine_distance", "cosine_similarity", "dense", "dropout", "elu",
-    "embedding", "gelu", "glu", "gru_cell", "hard_sigmoid", "hard_silu", "hard_swish", "hard_tanh",
-    "hinge_loss", "huber_loss", "init", "kl_divergence", "l2_loss", "layer_norm", "leaky_relu",
-    "log_cosh", "log_sigmoid", "log_softmax", "logsumexp", "lstm_cell", "max_pool", "mish",
-    "mixture_of_experts", "one_hot", "recurrent", "relu", "relu6", "rms_norm", "rnn_cell", "sample",
-    "selu", "sigmoid", "sigmoid_binary_cross_entropy", "silu", "smooth_labels", "soft_sign",
-    "softmax", "softmax_cross_entropy", "softmax_cross_entropy_with_integer_labels", "softplus",
-    "squared_error", "swish", "update_statistics",
+    "adaptive_avg_pool", "attention", "attention_cache", "attention_with_cache", "avg_pool",
+    "batch_norm", "batch_norm_inference", "beam_search", "celu", "conv", "conv_transpose",
+    "cosine_distance", "cosine_similarity", "dense", "dropout", "elu", "embedding", "gelu",
+    "glu", "gru_cell", "hard_sigmoid", "hard_silu", "hard_swish", "hard_tanh", "hinge_loss",
+    "huber_loss", "init", "kl_divergence", "l2_loss", "layer_norm", "leaky_relu", "log_cosh",
+    "log_sigmoid", "log_softmax", "logsumexp", "lstm_cell", "max_pool", "mish",
+    "mixture_of_experts", "one_hot", "recurrent", "relu", "relu6", "rms_norm", "rnn_cell",
+    "rotary", "sample", "selu", "sigmoid", "sigmoid_binary_cross_entropy", "silu",
+    "smooth_labels", "soft_sign", "softmax", "softmax_cross_entropy",
+    "softmax_cross_entropy_with_integer_labels", "softplus", "squared_error", "swish",
+    "update_statistics",
 ]

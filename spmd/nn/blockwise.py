@@ -1,0 +1,232 @@
+"""Attention block by block: memory that grows as the length does, not as its square, both ways.
+
+Running maxima and sums as in FlashAttention (T. Dao et al., 2022); of a row of scores only the
+logarithm of its sum is kept, and the way back makes blocks of scores again. Arrays are (…, key
+heads, heads of each, length, size). Always holds: a block has about SCORES scores.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import spmd
+from codegen.symbolic import expr
+from codegen.symbolic.expr import Expr
+from codegen.trace.array import as_array
+from codegen.trace.number import expr_of, number
+
+SCORES = 1 << 18  # of a block, in all heads and examples: a megabyte
+LEAST, MOST, UNKNOWN = 64, 512, 128  # positions of a block
+
+
+@dataclass(frozen=True)
+class Scores:
+    """How scores are made of queries and keys."""
+
+    causal: bool
+    scale: float
+    size: int  # positions of a block
+
+    def of(self, q: Any, k: Any, bias: Any, seen: Any) -> Any:
+        made = q @ np.swapaxes(k, -1, -2)
+        if bias is not None:
+            made = made + bias
+        return made if seen is None else np.where(seen, made, made.dtype.type(-np.inf))
+
+
+@dataclass(frozen=True)
+class Part:
+    """Keys and values of some positions, and what of a mask and a bias is for them.
+
+    first_query, first_key: where the first of each stands. most: how many keys there may be, where
+    their number differs from turn to turn.
+    """
+
+    key: Any
+    value: Any
+    mask: Any = None
+    bias: Any = None
+    first_query: Any = 0
+    first_key: Any = 0
+    most: Any = None
+
+
+def size_of_blocks(batch: Any) -> int:
+    """How many positions a block has, where scores of this many heads and examples are made."""
+    if not isinstance(batch, int):
+        return UNKNOWN
+    return max(LEAST, min(MOST, math.isqrt(SCORES // max(batch, 1)) // 16 * 16))
+
+
+def dtype_of_sums(x: Any) -> Any:
+    return np.dtype(np.float32) if x.dtype.itemsize == 2 else x.dtype
+
+
+def wide(x: Any) -> Any:
+    return x.astype(dtype_of_sums(x))
+
+
+class _Cut:
+    """A dim of `extent` positions in `count` blocks of `size`, of which the last may be shorter."""
+
+    def __init__(self, extent: Any, size: int) -> None:
+        self.extent, self.count = extent, _up(extent, size)
+        self.size = _up(extent, max(self.count, 1)) if isinstance(extent, int) else size
+
+    def of(self, k: Any, x: Any, dim: int) -> Any:
+        """Block k of an array, a view; the array itself where it has one element for all."""
+        if _is_one(x.shape[dim]):
+            return x
+        first = k * self.size
+        last = first + _least(self.size, self.extent - first)
+        return as_array(x)[(..., slice(first, last), *(slice(None),) * (-1 - dim))]
+
+
+class Blocks:
+    """Two dims, queries and keys, in blocks: what of arrays belongs to a pair of them."""
+
+    def __init__(self, how: Scores, q: Any, part: Part) -> None:
+        self.how, self.part = how, part
+        self.rows, self.columns = (_Cut(x.shape[-2], how.size) for x in (q, part.key))
+
+    def reached(self, i: Any) -> Any:
+        """How many blocks of keys the queries of block i see some of."""
+        if not self.how.causal:
+            return self.columns.count
+        seen = (i + 1) * self.rows.size + self.part.first_query - self.part.first_key
+        return _least(self.columns.count, _most(_up(seen, self.columns.size), 0))
+
+    def row(self, x: Any, i: Any) -> Any:
+        return self.rows.of(i, x, -2)
+
+    def column(self, x: Any, j: Any) -> Any:
+        return self.columns.of(j, x, -2)
+
+    def both(self, x: Any, i: Any, j: Any) -> Any:
+        """Of what has a dim of queries and one of keys, or of one of them."""
+        return None if x is None else self.columns.of(j, self.rows.of(i, x, -2), -1)
+
+    def scores(self, q: Any, i: Any, j: Any) -> Any:
+        """Of block i of the queries, which are q, and block j of the keys."""
+        seen = self.both(self.part.mask, i, j)
+        if self.how.causal:
+            query = self.row(_places(self.rows.extent, self.part.first_query), i)
+            keys = self.columns.extent
+            most = keys if self.part.most is None else self.part.most
+            key = self.column(_places(most, self.part.first_key)[:keys], j)
+            before = query >= np.swapaxes(key, 0, 1)
+            seen = before if seen is None else seen & before
+        k, bias = wide(self.column(self.part.key, j)), self.both(self.part.bias, i, j)
+        return self.how.of(q, k, bias, seen)
+
+
+def begun(q: Any, v: Any) -> tuple[Any, Any, Any]:
+    """Of no keys yet: the largest score of each query, the sum of powers, that of values."""
+    column = np.zeros_like(q[..., :1], dtype=dtype_of_sums(q))
+    return column - np.inf, column, column + np.zeros(v.shape[-1], column.dtype)
+
+
+def visit(how: Scores, q: Any, part: Part, state: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+    """The state after the queries have seen a part of the keys too."""
+    at = Blocks(how, q, part)
+
+    def rows(i: Any, state: Any) -> Any:
+        mine = wide(at.row(q, i)) * how.scale
+
+        def columns(j: Any, carried: Any) -> Any:
+            most, powers, values = carried
+            scores = at.scores(mine, i, j)
+            now = np.maximum(most, np.max(scores, -1, keepdims=True))
+            finite = np.where(now == -np.inf, 0, now)
+            weights, less = np.exp(scores - finite), np.exp(most - finite)
+            powers = powers * less + np.sum(weights, -1, keepdims=True)
+            values = values * less + weights @ wide(at.column(part.value, j))
+            return now, powers, values
+
+        made = spmd.fori_loop(0, at.reached(i), columns, tuple(at.row(x, i) for x in state))
+        for x, block in zip(state, made):
+            at.row(x, i)[...] = block
+        return state
+
+    return spmd.fori_loop(0, at.rows.count, rows, state)
+
+
+def ended(state: tuple[Any, Any, Any]) -> tuple[Any, Any]:
+    """Means of values, 0 of none, and the logarithm of each row's sum of powers."""
+    most, powers, values = state
+    some = np.where(powers == 0, 1, powers)
+    return values / some, np.where(powers == 0, 0, most) + np.log(some)
+
+
+def back(
+    how: Scores, q: Any, part: Part, found: tuple[Any, Any, Any], slopes: tuple[Any, ...]
+) -> tuple[Any, ...]:
+    """Cotangents of queries / scale, keys, values (and of the bias), with what this part adds.
+
+    found: the logarithms of the sums, the cotangents of the means, and the sums of their products
+    with the means.
+    """
+    at = Blocks(how, q, part)
+    sums, given, dots = found
+
+    def rows(i: Any, slopes: Any) -> Any:
+        mine, cotangent = wide(at.row(q, i)) * how.scale, wide(at.row(given, i))
+        total, dot = at.row(sums, i), at.row(dots, i)
+
+        def columns(j: Any, slopes: Any) -> Any:
+            weights = np.exp(at.scores(mine, i, j) - total)
+            dq, dk, dv, *dbias = slopes
+            value = wide(at.column(part.value, j))
+            step = weights * (cotangent @ np.swapaxes(value, -1, -2) - dot)
+            at.column(dv, j)[...] += _like(np.swapaxes(weights, -1, -2) @ cotangent, dv)
+            at.column(dk, j)[...] += _like(np.swapaxes(step, -1, -2) @ mine, dk)
+            dq = dq + step @ wide(at.column(part.key, j))
+            for x in dbias:
+                at.both(x, i, j)[...] += _like(step, x)
+            return dq, dk, dv, *dbias
+
+        dq, *others = slopes
+        made, *others = spmd.fori_loop(0, at.reached(i), columns, (at.row(dq, i), *others))
+        at.row(dq, i)[...] = made
+        return dq, *others
+
+    return spmd.fori_loop(0, at.rows.count, rows, slopes)
+
+
+def _like(x: Any, slope: Any) -> Any:
+    """x, summed over dims of which `slope` has one element for all."""
+    pairs = enumerate(zip(slope.shape, x.shape))
+    over = tuple(d for d, (one, many) in pairs if _is_one(one) and not _is_one(many))
+    return np.sum(x, over, keepdims=True) if over else x
+
+
+def _is_one(extent: Any) -> bool:
+    return isinstance(extent, int) and extent == 1
+
+
+def _places(extent: Any, first: Any) -> Any:
+    """Where rows stand, as a column."""
+    places = np.arange(extent) if isinstance(extent, int) else spmd.arange(extent)
+    return places[:, None] + first
+
+
+def _up(a: Any, b: Any) -> Any:
+    return (a + (b - 1)) // b
+
+
+def _most(a: Any, b: Any) -> Any:
+    return number(expr.maximum(_expr(a), _expr(b)))
+
+
+def _least(a: Any, b: Any) -> Any:
+    return number(expr.minimum(_expr(a), _expr(b)))
+
+
+def _expr(x: Any) -> Expr:
+    found = expr_of(x)
+    assert found is not None, x
+    return found

@@ -1,0 +1,137 @@
+"""Attention over ranks: keys and values travel around a ring, queries stay (H. Liu et al., 2023).
+
+On the way back their cotangents travel with them, and come home last. Always holds: a rank has its
+own part, the part that is with it now, and blocks of scores.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import spmd
+from codegen.errors import ShapeError
+from codegen.places import user_place
+from codegen.symbolic import expr
+from codegen.trace.array import Array
+from codegen.trace.number import expr_of, number
+from codegen.trace.ranks.communicate import at_member, members, pieces
+from spmd.nn.blockwise import Part, Scores, back, begun, dtype_of_sums, ended, visit
+
+Extras = tuple[Any, Any]  # a mask and a bias, or None
+
+
+def forward(how: Scores, q: Any, k: Any, v: Any, extras: Extras, axes: Any) -> tuple[Any, Any]:
+    """Means of values, and the logarithms of the sums of powers, of one rank's queries.
+
+    axes: mesh axes over which the positions of keys are split; () for those that are all here.
+    """
+    if not axes:
+        return ended(visit(how, q, Part(k, v, *extras), begun(q, v)))
+    ring = _Ring(q, k, axes)
+    state = visit(how, q, ring.part(0, k, v, extras), begun(q, v))
+
+    def turn(step: Any, carried: Any) -> Any:
+        travelling, state = carried
+        travelling = spmd.ppermute(travelling, axes, shift=1)
+        return travelling, visit(how, q, ring.arrived(step, travelling, extras), state)
+
+    travelling = ring.padded(k), ring.padded(v)
+    return ended(spmd.fori_loop(1, ring.count, turn, (travelling, state))[1])
+
+
+def backward(how: Scores, kept: Any, g: Any, axes: Any) -> tuple[Any, ...]:
+    """Cotangents of what forward was given: of queries, keys, values and, if there is one, a bias.
+
+    kept: queries, keys, values, (mask, bias), and what forward returned.
+    """
+    q, k, v, extras, means, sums = kept
+    g = g.astype(dtype_of_sums(q))
+    found = sums, g, np.sum(g * means, -1, keepdims=True)
+    given = (q, k, v) if extras[1] is None else (q, k, v, extras[1])
+    slopes = tuple(np.zeros_like(x, dtype=dtype_of_sums(x)) for x in given)
+    if not axes:
+        slopes = back(how, q, Part(k, v, *extras), found, slopes)
+    else:
+        slopes = _around(how, q, k, v, extras, found, slopes, axes)
+    dq, *others = slopes
+    return tuple(d.astype(x.dtype) for d, x in zip((dq * how.scale, *others), given))
+
+
+def _around(
+    how: Scores, q: Any, k: Any, v: Any, extras: Extras, found: Any, slopes: Any, axes: Any
+) -> tuple[Any, ...]:
+    ring = _Ring(q, k, axes)
+
+    def step(number: Any, part: Part, dq: Any, dk: Any, dv: Any, dbias: Any) -> Any:
+        mine = [ring.columns(number, x) for x in dbias]
+        dq, dk, dv, *made = back(how, q, part, found, (dq, dk, dv, *mine))
+        for x, new in zip(dbias, made):
+            ring.columns(number, x)[...] = new
+        return dq, dk, dv, dbias
+
+    def turn(number: Any, carried: Any) -> Any:
+        dq, dbias, travelling = carried
+        k, v, dk, dv = spmd.ppermute(travelling, axes, shift=1)
+        part = ring.arrived(number, (k, v), extras)
+        here = ring.here(number, dk), ring.here(number, dv)
+        dq, *made, dbias = step(number, part, dq, *here, dbias)
+        for x, new in zip((dk, dv), made):
+            ring.here(number, x)[...] = new
+        return dq, dbias, (k, v, dk, dv)
+
+    dq, dk, dv, *dbias = slopes
+    dq, dk, dv, dbias = step(0, ring.part(0, k, v, extras), dq, dk, dv, dbias)
+    travelling = tuple(ring.padded(x) for x in (k, v, dk, dv))
+    dq, dbias, travelling = spmd.fori_loop(1, ring.count, turn, (dq, dbias, travelling))
+    dk, dv = (ring.here(0, x) for x in spmd.ppermute(travelling[2:], axes, shift=1))
+    return dq, dk, dv, *dbias
+
+
+class _Ring:
+    """Whose keys are with this rank after so many steps, how many they are, where they stand."""
+
+    def __init__(self, q: Array, k: Array, axes: Any) -> None:
+        self.context, self.axes = members(axes, "spmd.nn.attention")
+        mesh = self.context.mesh
+        self.count, self.me = number(mesh.size(self.axes)), mesh.position(self.axes)
+        self.extent = k.extents[-2]
+        (self.offset, _), _ = pieces(self.context, self.axes, self.extent, "spmd.nn.attention")
+        (first, _), _ = pieces(self.context, self.axes, q.extents[-2], "spmd.nn.attention")
+        self.first_query = number(first)
+        self.most = at_member(self.context, self.axes, self.extent, expr.const(0))
+        if not expr.nonneg(self.most - self.extent):
+            raise ShapeError("spmd.nn.attention: the parts of the ranks are no blocks of a dim",
+                             place=user_place(), found=f"{self.extent} positions on a rank",
+                             expected="balanced blocks, the larger ones first")
+
+    def _of(self, step: Any, e: Any) -> Any:
+        """A formula of this rank's, as the rank has it whose keys are here."""
+        owner = number(self.me) - step
+        return number(at_member(self.context, self.axes, e, expr_of(owner % self.count)))
+
+    def padded(self, x: Any) -> Any:
+        """As long as the longest part of a rank."""
+        room = spmd.zeros((*x.shape[:-2], number(self.most), x.shape[-1]), x.dtype)
+        room[..., : x.shape[-2], :] = x
+        return room
+
+    def here(self, step: Any, x: Any) -> Any:
+        """A view of what is no padding."""
+        return x[..., : self._of(step, self.extent), :]
+
+    def columns(self, step: Any, x: Any) -> Any:
+        """What of a mask or a bias is for the keys that are here."""
+        if x is None or (isinstance(x.shape[-1], int) and x.shape[-1] == 1):
+            return x
+        first = self._of(step, self.offset)
+        return x[..., first : first + self._of(step, self.extent)]
+
+    def part(self, step: Any, k: Any, v: Any, extras: Extras) -> Part:
+        mask, bias = (self.columns(step, x) for x in extras)
+        return Part(k, v, mask, bias, self.first_query, self._of(step, self.offset),
+                    number(self.most))
+
+    def arrived(self, step: Any, travelling: Any, extras: Extras) -> Part:
+        return self.part(step, *(self.here(step, x) for x in travelling), extras)

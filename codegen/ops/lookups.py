@@ -12,6 +12,7 @@ from codegen import dtypes
 from codegen.functions import COMBINE, neutral_sign
 from codegen.ir import ArrayType, Op, Shape, Value
 from codegen.layouts.cuts import Cut, Window, whole
+from codegen.ops.counting import counted, within
 from codegen.ops.group import combine
 from codegen.ops.kind import Array, Eval, Kind, Types, dropped, extents, layout_of
 from codegen.ops.maps import Map
@@ -200,9 +201,10 @@ class Gather(Kind):
         return [ArrayType(x.dtype, (*rest[: self.at], *index.shape, *rest[self.at :]))]
 
     def layout(self, operands: Types, result: ArrayType) -> Iterable[tuple[str, ...]]:
-        x, index = operands[0], operands[1]
+        x, *index = operands
         rest = [entry for d, entry in enumerate(layout_of(x)) if d not in self.dims]
-        return (*rest[: self.at], *layout_of(index), *rest[self.at :])
+        points = [next(filter(None, entries), ()) for entries in zip(*map(layout_of, index))]
+        return (*rest[: self.at], *points, *rest[self.at :])
 
     def reference(self, operands: Sequence[Array], value: Eval) -> list[Array]:
         x, index = operands[0], operands[1:]
@@ -232,15 +234,27 @@ class Gather(Kind):
 
     def needs(self, op: Op, window: Window, at: Localizer) -> list[Window]:
         x, *index = op.operands
-        k = op.operands[-1].type.ndim
-        kept = iter((*window[: self.at], *window[self.at + k :]))
-        held = tuple(whole(e) if d in self.dims else next(kept) for d, e in enumerate(x.type.shape))
-        return [held, *[window[self.at : self.at + k]] * len(index)]
+        points, along = self._counted(op, window, at)
+        kept = iter((*window[: self.at], *window[self.at + len(points) :]))
+        held = tuple(points[along[d]] if d in along else whole(e) if d in self.dims else next(kept)
+                     for d, e in enumerate(x.type.shape))
+        return [held, *[points] * len(index)]
+
+    def _counted(self, op: Op, window: Window, at: Localizer) -> tuple[Window, dict[int, int]]:
+        """The part of the points; and those dims of x of which a rank needs the same part."""
+        x, *index = op.operands
+        points = window[self.at : self.at + index[0].type.ndim]
+        along = counted(index, self.dims, x.type.shape, at.defs)
+        return points, {d: j for d, j in along.items() if within(points[j])}
 
     def localize(
         self, op: Op, window: Window, operands: list[Value], build: Builder, at: Localizer
     ) -> Value:
-        return build.emit(self, operands)
+        x, *index = operands
+        _, along = self._counted(op, window, at)
+        local = [build.emit(Iota(along[d], k.type.dtype, k.type.shape)) if d in along else k
+                 for d, k in zip(self.dims, index)]
+        return build.emit(self, [x, *local])
 
 
 _ELEMENTS_A_POINT = 4  # of the result: with more for each point, points are few
@@ -326,7 +340,8 @@ class Scatter(Kind):
         x, v, *index = op.operands
         spare = expr.product(x.type.shape) - _ELEMENTS_A_POINT * expr.product(v.type.shape)
         usual = {s: expr.const(_USUAL_RANKS) for s in spare.symbols() if s.kind == "size"}
-        if self.fn == "set" or expr.nonneg(spare.subst(usual)):
+        few = expr.nonneg(spare.subst(usual))
+        if self.fn == "set" or few or self._counted(op, window, at):
             return None
         used = {a for d, c in enumerate(window) if d not in self.dims for a in c.axes}
         found = []
@@ -338,9 +353,18 @@ class Scatter(Kind):
             found.append(cut)
         return tuple(found) if any(cut.axes for cut in found) else None
 
+    def _counted(self, op: Op, window: Window, at: Localizer) -> dict[int, int]:
+        """Dims of the points of which a rank needs the part that it has of this dim of x."""
+        x, _, *index = op.operands
+        along = counted(index, self.dims, x.type.shape, at.defs)
+        return {j: d for d, j in along.items() if window[d].axes and within(window[d])}
+
     def needs(self, op: Op, window: Window, at: Localizer) -> list[Window]:
         x, v, *index = op.operands
-        part = self.spread(op, window, at) or tuple(map(whole, index[0].type.shape))
+        along = self._counted(op, window, at)
+        part = self.spread(op, window, at) or tuple(
+            window[along[j]] if j in along else whole(e)
+            for j, e in enumerate(index[0].type.shape))
         rest = tuple(c for d, c in enumerate(window) if d not in self.dims)
         return [window, (*rest[: self.at], *part, *rest[self.at :]), *[part] * len(index)]
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from codegen import dtypes
 from codegen.errors import DtypeError, ShapeError
+from codegen.ops import Relayout
 from codegen.symbolic import expr
 from codegen.trace import view
 from codegen.trace.array import Array, as_array, constant, is_traced, number, unsupported, wrap
@@ -123,8 +124,18 @@ def _along(array: Array, at: Array, d: int) -> Gather:
             grid = from_the_end(at, array.extents[d])
         else:
             grid = global_indices(array.context, array.extents[k], expr.const(0), k, array.ndim)
+            grid = _split_as(grid, array, k)
         grids.append(shaping.broadcast_to(grid, wide).read())
     return Gather(array.context, tuple(range(array.ndim)), 0, tuple(grids))
+
+
+def _split_as(grid: Array, array: Array, k: int) -> Array:
+    """The grid of indices along dim k, with its layout."""
+    layout = array.read().type.layout
+    if not layout or not layout[k]:
+        return grid
+    to = tuple(entry if d == k else () for d, entry in enumerate(layout))
+    return wrap(grid.context, grid.context.emit_one(Relayout(to), grid.read()), scalar=False)
 
 
 def round_(x: Any, decimals: int = 0, out: Any = None) -> Any:

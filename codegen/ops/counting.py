@@ -1,0 +1,102 @@
+"""Indices that count 0, 1, 2, … along a dim, as those of a batch do.
+
+Goes in: the indices of a gather or a scatter. Comes out: which of them count, and along which dim.
+Where a rank has such a part of what is looked up, and of the result, it exchanges nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from codegen.ir import Op, Shape, Value
+from codegen.layouts.cuts import Cut
+from codegen.ops.control import Relayout
+from codegen.ops.maps import Map
+from codegen.ops.reshapes import Reshape
+from codegen.ops.sources import Const, Full, Iota, Symbolic
+from codegen.ops.views import Broadcast
+from codegen.symbolic import expr
+from codegen.symbolic.expr import Expr
+
+Defs = Mapping[Value, Op]
+
+
+def counted(
+    index: Sequence[Value], dims: Sequence[int], shape: Shape, defs: Defs
+) -> dict[int, int]:
+    """By dim of an array of this shape, of those that indices are of: the dim of the indices along
+    which its index is each number from 0 to the end, once."""
+    found: dict[int, int] = {}
+    for value, d in zip(index, dims):
+        j = _along(value, defs)
+        if j is not None and j not in found.values() and value.type.shape[j] == shape[d]:
+            found[d] = j
+    return found
+
+
+def within(cut: Cut) -> bool:
+    """Whether a part has only elements that are there."""
+    return not cut.open and cut.period is None
+
+
+def _along(value: Value, defs: Defs) -> int | None:
+    """The dim along which a value is 0, 1, 2, …, whatever the place along others."""
+    op = defs.get(value)
+    if op is None:
+        return None
+    what = op.what
+    if isinstance(what, Iota):
+        return what.dim
+    if isinstance(what, Const):
+        wide = [d for d, n in enumerate(what.data.shape) if n != 1]
+        counts = len(wide) == 1 and np.array_equal(what.data.ravel(), np.arange(what.data.size))
+        return wide[0] if counts else None
+    if isinstance(what, Map):
+        inner = _as_it_was(op, defs)
+        return None if inner is None else _along(inner, defs)
+    if not isinstance(what, (Relayout, Broadcast, Reshape)):
+        return None
+    source = op.operands[0]
+    inner_dim = _along(source, defs)
+    if inner_dim is None or isinstance(what, Relayout):
+        return inner_dim
+    if isinstance(what, Broadcast):
+        j = what.dims[inner_dim]
+        return j if source.type.shape[inner_dim] == value.type.shape[j] else None
+    before, after = ([d for d, e in enumerate(v.type.shape) if e != 1] for v in (source, value))
+    return after[0] if before == [inner_dim] and len(after) == 1 else None
+
+
+def _as_it_was(op: Op, defs: Defs) -> Value | None:
+    """The operand that such numbers pass through unchanged: max(x, 0), min(x, the last), and x from
+    the end where it is negative."""
+    assert isinstance(op.what, Map)
+    fn, operands = op.what.fn, op.operands
+    if fn == "maximum" and _number(operands[1], defs) == 0:
+        return operands[0]
+    if fn == "minimum":
+        j, most = _along(operands[0], defs), _number(operands[1], defs)
+        fits = j is not None and most is not None and operands[0].type.shape[j] - 1 == most
+        return operands[0] if fits else None
+    if fn == "select":
+        test = defs.get(operands[0])
+        negative = (test is not None and test.what == Map("lt") and test.operands[0] == operands[2]
+                    and _number(test.operands[1], defs) == 0)
+        return operands[2] if negative else None
+    return None
+
+
+def _number(value: Value, defs: Defs) -> Expr | None:
+    """The integer that all elements are."""
+    op = defs.get(value)
+    if op is None:
+        return None
+    if isinstance(op.what, (Broadcast, Reshape, Relayout)):
+        return _number(op.operands[0], defs)
+    if isinstance(op.what, Symbolic):
+        return op.what.value
+    if isinstance(op.what, Full) and isinstance(op.what.value, int):
+        return expr.const(int(op.what.value))
+    return None

@@ -1,0 +1,62 @@
+"""Lookups whose indices count along a split dim, as those of a batch do: nothing is exchanged."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import spmd
+from codegen.compile import lower
+from codegen.ir import walk
+from codegen.ops import Exchange
+
+
+@spmd.program(mesh=("x", "y"), layout={"batch": "x", "heads": "y"})
+def looked_up() -> Any:
+    batch, heads = spmd.Dim("batch", 7), spmd.Dim("heads", 4)
+    x = spmd.input("x", (batch, 3, heads, 2), np.float32)
+    at = spmd.input("at", (batch, 5), np.int64)
+    labels = spmd.input("labels", (batch,), np.int64)
+
+    def beams(_: Any, cache: Any) -> Any:
+        return np.take_along_axis(cache + x, at[:, :3, None, None], 1)
+
+    def loss(x: Any) -> Any:
+        return np.take_along_axis(x * x, at[:, :, None, None], 1), x[np.arange(7), labels] ** 3
+
+    made, back = spmd.vjp(loss, x)
+    grid = x[np.arange(7)[:, None], at]
+    return {
+        "made": made[0], "picked": made[1], "grid": grid, "gradient": back((3 * grid, made[1])),
+        "beams": spmd.fori_loop(0, 3, beams, spmd.zeros((7, 3, 4, 2), np.float32)),
+    }
+
+
+def test_a_batch_is_looked_up_where_it_lies() -> None:
+    assert not [op for op in walk(lower(looked_up.graph({}, ())).program.body)
+                if isinstance(op.what, Exchange)]
+    random = np.random.default_rng(0)
+    given = {"x": random.normal(size=(7, 3, 4, 2)).astype(np.float32),
+             "at": random.integers(-3, 3, (7, 5)), "labels": random.integers(-3, 3, 7)}
+    expected, image = looked_up.eager(**given), spmd.build(looked_up)
+    for mesh in ((1, 1), (3, 1), (2, 3), (9, 5)):
+        found = image.run(mesh=dict(zip("xy", mesh)), ranks=mesh[0] * mesh[1], **given)
+        for name, values in expected.items():
+            np.testing.assert_allclose(found[name], values, rtol=1e-6, err_msg=f"{name} on {mesh}")
+
+
+def test_other_counts_are_not_taken_for_a_batch() -> None:
+    """Beside a part of the rows, along another dim, from 1 on, twice."""
+    @spmd.program(mesh=("x",))
+    def others() -> Any:
+        x = spmd.input("x", (6, 6), np.float64, layout=("x", None))
+        at = spmd.input("at", (6,), np.int64, layout=("x",))
+        n = np.arange(6)
+        return x[n[:4], at[:4]], x[at, n], x[n[1:], at[1:]], x[n, n], x[n[:, None], n], x[n - 1, at]
+
+    x, at = np.arange(36.0).reshape(6, 6), np.array([3, 1, 4, 1, 5, 0])
+    expected, image = others.eager(x=x, at=at), spmd.build(others)
+    for ranks in (1, 4):
+        for a, b in zip(image.run(ranks=ranks, x=x, at=at), expected):
+            np.testing.assert_array_equal(a, b)

@@ -135,7 +135,7 @@ class Bench:
         setup, _ = launch.agreed(lambda: launch.mine(launch.bound({"turns": turns}, ()), {}))
         if limits is not None:
             setup.hosts.limits = limits
-        return launch.loaded(setup)
+        return launch.loaded(setup, lambda _: None)
 
     def ours(self, job: Job) -> tuple[list[list[int]], int]:
         """Nanoseconds of every turn, by rank, and how much was wrong; in the first process."""

@@ -37,6 +37,7 @@ from spmd.nn.caching import attention_cache, attention_with_cache
 from spmd.nn.convolution import conv, conv_transpose
 from spmd.nn.decoding import beam_search, sample
 from spmd.nn.experts import mixture_of_experts
+from spmd.nn.init import glorot
 from spmd.nn.layers import dense, dropout, embedding
 from spmd.nn.losses import (
     cosine_distance,
@@ -67,9 +68,9 @@ __all__ = [
     "adaptive_avg_pool", "attention", "attention_cache", "attention_with_cache", "avg_pool",
     "batch_norm", "batch_norm_inference", "beam_search", "celu", "conv", "conv_transpose",
     "cosine_distance", "cosine_similarity", "dense", "dropout", "elu", "embedding", "gelu",
-    "glu", "gru_cell", "hard_sigmoid", "hard_silu", "hard_swish", "hard_tanh", "hinge_loss",
-    "huber_loss", "init", "kl_divergence", "l2_loss", "layer_norm", "leaky_relu", "log_cosh",
-    "log_sigmoid", "log_softmax", "logsumexp", "lstm_cell", "max_pool", "mish",
+    "glorot", "glu", "gru_cell", "hard_sigmoid", "hard_silu", "hard_swish", "hard_tanh",
+    "hinge_loss", "huber_loss", "init", "kl_divergence", "l2_loss", "layer_norm", "leaky_relu",
+    "log_cosh", "log_sigmoid", "log_softmax", "logsumexp", "lstm_cell", "max_pool", "mish",
     "mixture_of_experts", "one_hot", "recurrent", "relu", "relu6", "rms_norm", "rnn_cell",
     "rotary", "sample", "selu", "sigmoid", "sigmoid_binary_cross_entropy", "silu",
     "smooth_labels", "soft_sign", "softmax", "softmax_cross_entropy",

@@ -139,6 +139,18 @@ lecun_uniform = _named(1.0, "fan_in", "uniform", _LECUN)
 lecun_normal = _named(1.0, "fan_in", "truncated_normal", _LECUN)
 
 
+def glorot(seed: Any, shape: Any, dtype: Any = np.float32, layout: Any = None) -> Any:
+    """Evenly distributed, with variance 2 / (inputs + outputs): `glorot_uniform()` in one call.
+
+    - shape: (…, inputs, outputs).
+
+    >>> spmd.nn.glorot(0, (2, 3)).round(2)
+    array([[ 0.83, -0.3 , -0.4 ],
+           [-0.19,  0.42, -1.03]], dtype=float32)
+    """
+    return glorot_uniform()(seed, shape, dtype, layout)
+
+
 def orthogonal(scale: float = 1.0, column_axis: int = -1) -> Initializer:
     """A matrix with orthogonal columns, or rows where it is wide, times scale (A. Saxe et al.,
     2014); other dims than column_axis are taken as one.

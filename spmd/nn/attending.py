@@ -6,15 +6,19 @@ Always holds: scores, their softmax and its sums are float32 at least.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+import spmd
 from codegen.errors import DtypeError, ShapeError
 from codegen.places import user_place
 from codegen.trace.array import Array
 from codegen.trace.derive.derivatives import custom_vjp
-from spmd.nn.blockwise import Scores, size_of_blocks, wide
+from codegen.trace.number import expr_of
+from codegen.trace.ranks.communicate import members
+from spmd.nn.blockwise import Scores, dtype_of_sums, size_of_blocks, wide
 from spmd.nn.rings import backward, forward
 from spmd.nn.shared import check_dim, constant, floats
 from spmd.nn.splits import axes_of, is_split, over_ranks
@@ -24,7 +28,7 @@ FEW = 16  # queries: scores of fewer are not made in blocks
 
 def attention(
     query: Any, key: Any, value: Any, *, causal: bool = False, mask: Any = None, bias: Any = None,
-    scale: Any = None,
+    scale: Any = None, ranks: Any = None,
 ) -> Any:
     """Means of values, weighted by softmax(query · key * scale + bias), for each head (A. Vaswani
     et al., 2017).
@@ -37,10 +41,15 @@ def attention(
     - mask: which positions are seen, True or False; bias: what is added to scores. Both have a
       shape that broadcasts to (…, heads, length, positions).
     - scale: 1 / sqrt(size) unless you say otherwise.
+    - ranks: inside a shard_map, the mesh axes over which length and positions are split. A mask and
+      a bias are then for this rank's queries and for all positions. Outside of it layouts say so.
 
-    Returns (…, length, heads, value's size). A query that sees no position gets 0. As
-    jax.nn.dot_product_attention, but for that. ShapeError where shapes do not fit, DtypeError for a
-    mask that is not bool.
+    Returns (…, length, heads, value's size). A query that sees no position gets 0; but for that, it
+    means what jax.nn.dot_product_attention means. Scores of long sequences are made block by block,
+    both ways, so that memory grows as the length does. Split examples or heads exchange nothing;
+    keys whose positions are split go from rank to rank, around a ring.
+
+    ShapeError where shapes do not fit, DtypeError for a mask that is not bool.
 
     >>> x = np.array([[[1.0, 0.0]], [[0.0, 1.0]]])
     >>> spmd.nn.attention(x, x, x, causal=True).round(2)[:, 0]
@@ -48,50 +57,71 @@ def attention(
            [0.33, 0.67]])
     """
     query, key, value = (floats(x, "attention") for x in (query, key, value))
-    _checked(query, key, value, mask)
+    _check_shapes(query, key, value)
     dtype, heads, shared = query.dtype, query.shape[-2], key.shape[-2]
+    _check_extras(mask, bias, (*query.shape[:-3], heads, query.shape[-3], key.shape[-3]))
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     if not isinstance(scale, (int, float)):
-        query, scale = wide(query) * scale, 1
-    q, k, v = (_in_groups(x, shared) for x in (query, key, value))
+        query, scale = (wide(query) * scale).astype(dtype_of_sums(query)), 1
+    common = max((query.dtype, key.dtype, value.dtype), key=lambda t: t.itemsize)
+    q, k, v = (_in_groups(x if x.dtype.itemsize == common.itemsize else x.astype(common), shared)
+               for x in (query, key, value))
     mask, bias = (_of_scores(x, heads, shared, query.ndim) for x in (mask, bias))
-    how = Scores(causal, scale, size_of_blocks(math.prod(query.shape[:-3]) * heads))
-    made = _attended(q, k, v, mask, bias, how)
+    bias = bias if bias is None else bias.astype(dtype_of_sums(q))
+    how = Scores(causal, float(scale), size_of_blocks(math.prod(query.shape[:-3]) * heads))
+    made = _attended(q, k, v, mask, bias, how, ranks)
     made = made.reshape((*made.shape[:-4], heads, *made.shape[-2:]))
     return np.swapaxes(made, -3, -2).astype(dtype)
 
 
-def _checked(query: Any, key: Any, value: Any, mask: Any) -> None:
+def _check_shapes(query: Any, key: Any, value: Any) -> None:
     for name, x in (("query", query), ("key", key), ("value", value)):
         if x.ndim < 3 or x.ndim != query.ndim:
             raise ShapeError(f"spmd.nn.attention: {name} has {x.ndim} dims", place=user_place(),
                              expected="(…, length, heads, size), as many dims as query has",
                              found=str(x.shape))
     check_dim("attention", "the size of key", key.shape[-1], query.shape[-1], "that of query")
-    for d in range(query.ndim - 1):
-        if d != query.ndim - 3:
-            of, name = (key, "key") if d == query.ndim - 2 else (query, "query")
-            check_dim("attention", f"dim {d} of value", value.shape[d], of.shape[d], f"{name}")
-            if of is query:
-                check_dim("attention", f"dim {d} of key", key.shape[d], of.shape[d], name)
-    check_dim("attention", "the positions of value", value.shape[-3], key.shape[-3], "key")
+    check_dim("attention", "the length of value", value.shape[-3], key.shape[-3], "that of key")
+    check_dim("attention", "the heads of value", value.shape[-2], key.shape[-2], "those of key")
+    for d in range(query.ndim - 3):
+        check_dim("attention", f"dim {d} of key", key.shape[d], query.shape[d], "that of query")
+        check_dim("attention", f"dim {d} of value", value.shape[d], query.shape[d], "that of query")
     heads, shared = query.shape[-2], key.shape[-2]
-    if isinstance(heads, int) and isinstance(shared, int) and (not shared or heads % shared):
-        raise ShapeError("spmd.nn.attention: heads are shared out unevenly", place=user_place(),
-                         expected=f"a number of key heads that divides {heads}", found=str(shared),
+    whole = isinstance(heads, int) and isinstance(shared, int)
+    if whole and (not shared or heads % shared):
+        raise ShapeError("spmd.nn.attention: key heads serve unequal numbers of heads",
+                         place=user_place(), expected=f"a number that divides {heads}",
+                         found=f"{shared} key heads",
                          remedy="give key and value as many heads as query has, or a divisor")
+
+
+def _check_extras(mask: Any, bias: Any, shape: tuple[Any, ...]) -> None:
     if mask is not None and getattr(mask, "dtype", None) != np.bool_:
         raise DtypeError("spmd.nn.attention: a mask says True or False", place=user_place(),
                          expected="an array of bool", found=str(getattr(mask, "dtype", mask)),
                          remedy="mask != 0, or bias= for what is added to scores")
+    for name, x in (("mask", mask), ("bias", bias)):
+        if x is None:
+            continue
+        wrong = x.ndim > len(shape) or any(
+            isinstance(a, int) and isinstance(b, int) and a not in (1, b)
+            for a, b in zip(x.shape[::-1], shape[::-1]))
+        if wrong:
+            raise ShapeError(f"spmd.nn.attention: {name} does not broadcast", place=user_place(),
+                             expected=f"to (…, heads, length, positions): {shape}",
+                             found=str(x.shape))
 
 
-def _attended(q: Any, k: Any, v: Any, mask: Any, bias: Any, how: Scores) -> Any:
+def _attended(
+    q: Any, k: Any, v: Any, mask: Any, bias: Any, how: Scores, ranks: Any
+) -> Any:
     """Arrays are (…, key heads, heads of each, length, size)."""
     if not isinstance(q, Array):
-        return _plain(q, k, v, mask, bias, how)
+        return _eager(q, k, v, mask, bias, how, ranks)
+    if ranks is not None:
+        return _made_again(q, k, v, mask, bias, how, members(ranks, "ranks= of attention")[1])
     short, around = _is_short(q, k, how.size), False
-    if not q.context.rank_view and isinstance(k, Array):
+    if not q.context.rank_view:
         keys = axes_of(k, -2)
         around = bool(keys) and (not short or bool(set(keys) & set(axes_of(q, -2))))
     if short and not around:
@@ -99,6 +129,20 @@ def _attended(q: Any, k: Any, v: Any, mask: Any, bias: Any, how: Scores) -> Any:
     if not q.context.rank_view and is_split(q, k, v):
         return over_ranks(q, k, v, mask, bias, how)
     return _made_again(q, k, v, mask, bias, how, ())
+
+
+def _eager(
+    q: Any, k: Any, v: Any, mask: Any, bias: Any, how: Scores, ranks: Any
+) -> Any:
+    """Of NumPy's arrays; in a shard_map of an eager run, ranks gather all keys."""
+    if ranks is not None:
+        k, v = (spmd.all_gather(x, ranks, x.ndim - 2, tiled=True) for x in (k, v))
+        lengths = spmd.all_gather(np.full(1, q.shape[-2]), ranks, tiled=True)
+        places = np.sum(lengths[: spmd.axis_index(ranks)]) + np.arange(q.shape[-2])
+        before = places[:, None] >= np.arange(k.shape[-2])
+        if how.causal:
+            mask, how = before if mask is None else before & mask, replace(how, causal=False)
+    return _plain(q, k, v, mask, bias, how)
 
 
 def _is_short(q: Any, k: Any, size: int) -> bool:
@@ -125,12 +169,7 @@ def _made_again(
 
 def _in_groups(x: Any, shared: Any) -> Any:
     """(…, length, heads, size) to (…, key heads, heads of each, length, size)."""
-    first, heads = np.swapaxes(x, -3, -2), x.shape[-2]
-    if heads is shared or isinstance(heads, int) and heads == shared:
-        return first[..., :, None, :, :]
-    if isinstance(shared, int) and shared == 1:
-        return first[..., None, :, :, :]
-    return first.reshape((*first.shape[:-3], shared, heads // shared, *first.shape[-2:]))
+    return _grouped(np.swapaxes(x, -3, -2), shared)
 
 
 def _of_scores(x: Any, heads: Any, shared: Any, ndim: int) -> Any:
@@ -138,10 +177,21 @@ def _of_scores(x: Any, heads: Any, shared: Any, ndim: int) -> Any:
     if x is None:
         return None
     x = x.reshape((*(1,) * (ndim - x.ndim), *x.shape))
-    if isinstance(x.shape[-3], int) and x.shape[-3] == 1:
-        return x[..., :, None, :, :]
+    return x[..., None, :, :] if expr_of(x.shape[-3]) == 1 else _grouped(x, shared)
+
+
+def _grouped(x: Any, shared: Any) -> Any:
+    """(…, heads, length, size) to (…, key heads, heads of each, length, size)."""
+    heads = x.shape[-3]
+    if expr_of(heads) is expr_of(shared):
+        return x[..., None, :, :]
     if isinstance(shared, int) and shared == 1:
         return x[..., None, :, :, :]
+    if not isinstance(heads, int) or not isinstance(shared, int):
+        raise ShapeError("spmd.nn.attention: a rank's heads share keys in unknown numbers",
+                         place=user_place(), expected="as many key heads as heads, or one",
+                         found=f"{heads} heads and {shared} key heads",
+                         remedy="key = np.repeat(key, heads_of_each, axis=-2), value likewise")
     return x.reshape((*x.shape[:-3], shared, heads // shared, *x.shape[-2:]))
 
 

@@ -79,7 +79,7 @@ class _Cut:
 
     def of(self, k: Any, x: Any, dim: int) -> Any:
         """Block k of an array, a view; the array itself where it has one element for all."""
-        if _is_one(x.shape[dim]):
+        if is_one(x.shape[dim]):
             return x
         first = k * self.size
         last = first + _least(self.size, self.extent - first)
@@ -200,11 +200,11 @@ def back(
 def _like(x: Any, slope: Any) -> Any:
     """x, summed over dims of which `slope` has one element for all."""
     pairs = enumerate(zip(slope.shape, x.shape))
-    over = tuple(d for d, (one, many) in pairs if _is_one(one) and not _is_one(many))
+    over = tuple(d for d, (one, many) in pairs if is_one(one) and not is_one(many))
     return np.sum(x, over, keepdims=True) if over else x
 
 
-def _is_one(extent: Any) -> bool:
+def is_one(extent: Any) -> bool:
     return isinstance(extent, int) and extent == 1
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import spmd
 from codegen.trace.array import Array
 from codegen.trace.derive.derivatives import custom_vjp
-from spmd.nn.blockwise import Scores
+from spmd.nn.blockwise import Scores, is_one
 from spmd.nn.rings import backward, forward
 
 Axes = tuple[str, ...]
@@ -77,7 +77,7 @@ def _scores_layout(q: Any, k: Any, v: Any) -> Layout:
 
 def _fitting(x: Any, layout: Layout) -> Layout:
     """The layout, for what has one element for all of some dims."""
-    return tuple(() if e == 1 else axes for e, axes in zip(x.shape, layout))
+    return tuple(() if is_one(e) else axes for e, axes in zip(x.shape, layout))
 
 
 def _missing(layout: Layout, other: Layout) -> Axes:
@@ -86,6 +86,11 @@ def _missing(layout: Layout, other: Layout) -> Axes:
 
 
 def _layout(x: Any) -> Layout:
+    """Of dims with more than one element."""
+    return tuple(() if is_one(n) else axes for n, axes in zip(x.shape, _entries(x)))
+
+
+def _entries(x: Any) -> Layout:
     entries = (x.layout if isinstance(x, Array) else None) or (None,) * x.ndim
     return tuple(() if e is None else (e,) if isinstance(e, str) else tuple(e) for e in entries)
 
@@ -97,4 +102,4 @@ def _written(layout: Layout) -> tuple[Any, ...]:
 def _laid(x: Any, layout: Layout) -> Any:
     if not isinstance(x, Array):
         return spmd.asarray(x, layout=_written(layout))
-    return x if _layout(x) == layout else x.relayout(_written(layout))
+    return x if _entries(x) == layout else x.relayout(_written(layout))

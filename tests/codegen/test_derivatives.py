@@ -127,6 +127,15 @@ def clipped(x):
 clipped.defvjp(lambda x: (np.clip(x, -1, 1), x), lambda x, g: (g * (np.abs(x) < 2),))
 
 
+@spmd.custom_vjp
+def powers(x):
+    return np.exp(x) * x[::-1]
+
+
+powers.defvjp(lambda x: (np.exp(x) * x[::-1], (x, np.exp(x))),
+              lambda kept, g: (g * kept[1] * kept[0][::-1] + (g * kept[1])[::-1],))
+
+
 def repeated(x):
     for _ in spmd.range(4):
         x = np.sin(x) * x
@@ -190,6 +199,7 @@ def several():
         "forward": spmd.jvp(repeated, (x,), (v,))[1],
         "hessian": spmd.jvp(spmd.grad(lambda x: np.sum(x**3 * x[::-1])), (x,), (v,))[1],
         "second": spmd.grad(lambda x: np.sum(spmd.grad(lambda x: np.sum(x**4))(x) ** 2))(x),
+        "kept": spmd.jvp(spmd.grad(lambda x: np.sum(powers(x) * w[1])), (x,), (v,))[1],
         "vjp": back((x, x)),
         "counted": spmd.grad(counted(steps))(x),
         "tree": spmd.grad(lambda p: np.sum(p["w"] @ p["b"][0]))(
@@ -220,6 +230,8 @@ def test_what_is_built_from_gradients():
         close(found["forward"], (plain_repeated(x + h) - plain_repeated(x - h)) / 2e-6, "forward")
         close(found["hessian"], (of_cubes(x + h) - of_cubes(x - h)) / 2e-6, "hessian")
         close(found["second"], 96 * x**5, "second")
+        first = np.exp(x) * W[1]
+        close(found["kept"], v * first * y + first * v[::-1] + (v * first)[::-1], "kept")
         close(found["vjp"][0], x * y, "vjp")
         close(found["vjp"][1], x * x + np.cos(y) * x, "vjp")
         close(found["tree"]["w"], np.ones((6, 1)) * x, "tree")

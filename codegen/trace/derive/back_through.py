@@ -341,6 +341,12 @@ def _defined(at: Reverse, op: Op, given: Sequence[Value | None]) -> None:
             "a function with its own derivative reads what is differentiated by from around it",
             place=op.place, expected="all of that as arguments",
             found=", ".join(v.name for v in around))
+    own = len(given) - what.kept
+    if any(given[own:]):  # of what the way back reads, where that is differentiated
+        _once_more(at, op, [*[None] * own, *given[own:]])
+        given = [*given[:own], *[None] * what.kept]
+    if not any(given):
+        return
     operands, results = ([wrap(context, v) for v in values] for values in (op.operands, op.results))
     cotangents = [None if g is None else wrap(context, g) for g in given]
     families, before = at.shares.families, len(context.blocks[-1].ops)

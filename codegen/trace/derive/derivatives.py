@@ -290,7 +290,7 @@ class custom_vjp:
             found = bwd(made[1], fill(out_tree, iter(full), fresh=True))
             return _cotangents(self.f, tree, args, found)
 
-        return defined(context, forward, back, leaves, {})[0]
+        return defined(context, forward, back, leaves, {}, keeps=True)[0]
 
 
 def _cotangents(f: Any, tree: Tree, args: Sequence[Any], found: Any) -> list[Any]:

@@ -72,7 +72,13 @@ class _Flow:
             self.exchange(op, what)
         else:
             around = self.families.values([*op.operands, *op.results])
-            for value in op.results:
+            own = op.results
+            if isinstance(what, Defined) and what.kept:
+                own = op.results[: -what.kept]
+                for value, x in zip(op.results[len(own) :], inner[0][len(own) :]):
+                    self.edge(value, x)
+                self.ops(op.regions[0].ops, depth)
+            for value in own:
                 for x in op.operands:
                     self.edge(value, x, around if isinstance(what, Defined) else NONE)
                 if isinstance(what, Defined):

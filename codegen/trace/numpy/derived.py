@@ -49,10 +49,10 @@ def derived(back: Back) -> Callable[[F], F]:
 
 def defined(
     context: Context, f: Callable[..., Any], back: Back | None, args: Sequence[Any],
-    kwargs: dict[str, Any],
+    kwargs: dict[str, Any], keeps: bool = False,
 ) -> Any:
-    """What f gives, as one op, with its own way back. UsageError where f writes into arrays that
-    were there before."""
+    """What f gives, as one op, with its own way back. keeps: f gives a pair, of which the second is
+    for the way back alone. UsageError where f writes into arrays that were there before."""
     context.differentiated = True
     operands = [x.read() if _is_operand(x) else None for x in args]
 
@@ -65,7 +65,9 @@ def defined(
         block.apart, before = True, context.next_serial()
         taken = [wrap(context, v, x.weak, x.scalar) for x, v in zip(args, operands)
                  if v is not None]
-        tree, leaves = flatten(f(*shown(taken), **kwargs))
+        returned = f(*shown(taken), **kwargs)
+        tree, leaves = flatten(returned)
+        kept = flatten(returned[1])[1] if keeps else ()
         arrays = [leaf for leaf in leaves if isinstance(leaf, Array)]
         region = block.close([a.read() for a in arrays])
         _check_writes(log, before, taken, [v for v in operands if v is not None])
@@ -82,7 +84,8 @@ def defined(
     how = None if back is None else way
     types = tuple(v.type for v in region.results)
     read = [v for v in operands if v is not None]
-    results = context.emit(Defined(how, types), read, [region])
+    count = sum(isinstance(x, Array) for x in kept)
+    results = context.emit(Defined(how, types, count), read, [region])
     return filled(iter([wrap(context, v, a.weak, a.scalar) for v, a in zip(results, arrays)]))
 
 

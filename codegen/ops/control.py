@@ -75,11 +75,13 @@ class Branch(Stated, Control):
 class Defined(Stated, Control):
     """While tracing only: what the region computes, whose derivative somebody has written. back:
     from operands, results and the cotangents of these, as arrays, to those of the operands; None:
-    it is computed again for that."""
+    it is computed again for that. saved: so many of the results, the last ones, are what is kept
+    of what it computes on the way."""
 
     name = "defined"
     back: Callable[..., Any] | None
     types: tuple[ArrayType, ...]
+    saved: int = 0
 
 
 @dataclass(frozen=True)

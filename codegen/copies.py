@@ -5,7 +5,7 @@ Always holds: loops and computed integers in a copy count with symbols of their 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, replace
 from typing import Any, TypeVar
 
@@ -33,7 +33,11 @@ class Copier:
         return self.instead.get(value, value)
 
     def ops(self, ops: Iterable[Op]) -> list[Op]:
-        return [self.op(op) for op in ops if not isinstance(op.what, self.without)]
+        return [self.op(op) for op in self.chosen(ops)]
+
+    def chosen(self, ops: Iterable[Op]) -> Iterator[Op]:
+        """Those that are not left out."""
+        return (op for op in ops if not isinstance(op.what, self.without))
 
     def op(self, op: Op) -> Op:
         operands = tuple(map(self.of, op.operands))

@@ -182,6 +182,16 @@ class Route:
     place: Place | None = None
 
 
+@dataclass(frozen=True)
+class Keeps:
+    """What a way back keeps: of a loop, in so many turns, an element along the first dim for each;
+    turns None: of a function that spmd.remat computes again."""
+
+    values: tuple[Value, ...]
+    turns: Expr | None
+    place: Place | None
+
+
 @dataclass(frozen=True, eq=False)
 class Module:
     name: str
@@ -202,6 +212,7 @@ class Module:
     checks: tuple[str, ...] = ()  # of codegen.check_names: what is checked while it runs
     # of a Graph: loops that are unrolled, since an extent in them depends on the counter
     unrolled: tuple[Place, ...] = ()
+    keeps: tuple[Keeps, ...] = ()  # of a Graph: what its derivatives keep
     # of a Program, where that is: where in its array the part begins that a value is
     starts: Mapping[Value, Shape] = field(default_factory=dict)
     # of a Program: the value of the Graph that the result of an exchange is a part of

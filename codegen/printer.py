@@ -6,16 +6,16 @@ Always holds: equal modules print equally, whatever the value ids are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from codegen.errors import Place
 from codegen.fresh import Fresh
-from codegen.ir import ArrayType, Module, Op, Region, Value, layout_text, walk
+from codegen.ir import ArrayType, Keeps, Module, Op, Region, Value, layout_text, walk
 from codegen.mesh import Mesh
 from codegen.naming import Naming
 from codegen.ops import Exchange, Fold
-from codegen.symbolic.expr import Expr
+from codegen.symbolic.expr import Expr, const, product
 from codegen.symbolic.spelling import text
 
 
@@ -156,4 +156,26 @@ def module_text(module: Module) -> str:
             f"output {o.name} = {name(o.value)}: [{name.shape(o.shape)}] "
             f"over {layout_text(o.layout)}"
         )
+    for some in module.keeps if module.level == "graph" else ():
+        lines += _kept_lines(some, name)
     return "\n".join(lines) + "\n"
+
+
+def _kept_lines(some: Keeps, name: ValueNames) -> Iterator[str]:
+    """What a way back keeps, with the bytes of the whole arrays."""
+    place = f" at line {some.place.line}" if some.place else ""
+    what = "to compute again what is called" if some.turns is None else "of each turn of the loop"
+    yield f"kept {what}{place}: {_kept_bytes(some.values, some.turns, name)}"
+    for v in some.values:
+        yield f"  {name(v)}: {name.type(v.type)}: {_kept_bytes([v], some.turns, name)}"
+
+
+def _kept_bytes(values: Sequence[Value], turns: Expr | None, name: ValueNames) -> str:
+    def size(of: slice) -> str:
+        total = sum((product(v.type.shape[of]) * v.type.dtype.size for v in values), const(0))
+        return f"{total.value:,}" if total.is_const else name.expr(total)
+
+    every = size(slice(None))
+    if turns is None:
+        return f"{every} bytes"
+    return f"{size(slice(1, None))} bytes a turn, {every} in {name.expr(turns)} turns"

@@ -14,13 +14,13 @@ __version__ = "0.1.0"
 
 # Names of the language, defined in codegen.trace.api.
 _LANGUAGE = frozenset(
-    """Array Dim all_gather all_ranks all_to_all any_ranks arange array asarray axis_index
-    axis_size barrier blocks cond custom_vjp dynamic_slice dynamic_update_slice empty empty_like eye
-    fori_loop full full_like grad identity index input jvp kernel like linspace mesh ones ones_like
-    pand pargmax pargmin parse_parameter pbroadcast pexscan pgather pmax pmean pmin por
-    ppermute pprod preduce print program Program progress pscan pscatter psum psum_scatter pvary
-    pxor range ranks remat replicated require scalar scan shard_map spec start stop_gradient switch
-    top_k value_and_grad vjp while_loop zeros zeros_like""".split()
+    """Array Dim all_gather all_ranks all_to_all any_ranks arange array asarray axis_index axis_size
+    barrier blocks checkpoint_name checkpoint_policies cond custom_vjp dynamic_slice
+    dynamic_update_slice empty empty_like eye fori_loop full full_like grad identity index input jvp
+    kernel like linspace mesh ones ones_like pand pargmax pargmin parse_parameter pbroadcast pexscan
+    pgather pmax pmean pmin por ppermute pprod preduce print program Program progress pscan pscatter
+    psum psum_scatter pvary pxor range ranks remat replicated require scalar scan shard_map spec
+    start stop_gradient switch top_k value_and_grad vjp while_loop zeros zeros_like""".split()
 )
 
 # Names of the runtime, defined in spmd.image and spmd.building.
@@ -58,6 +58,7 @@ _INSTEAD = {
     **dict.fromkeys("rank get_rank".split(), "spmd.index, or spmd.axis_index of one axis"),
     **dict.fromkeys("size get_size comm".split(), "spmd.ranks, or spmd.axis_size of one axis"),
     **dict.fromkeys("jit compile".split(), "spmd.build"),
+    "checkpoint": "spmd.remat",
     **dict.fromkeys("vmap pmap".split(), "arrays broadcast, and layouts split them"),
     **dict.fromkeys("run profile timeline layouts".split(), "spmd.build(program) gives an image"),
     **dict.fromkeys("doctor bench show patch calibrate".split(), "a command of the shell: spmd"),
@@ -97,8 +98,10 @@ if TYPE_CHECKING:  # for editors and type checkers: where every name has its doc
     from codegen.trace.declare import require as require
     from codegen.trace.declare import scalar as scalar
     from codegen.trace.derive.derivatives import jvp as jvp
-    from codegen.trace.derive.derivatives import stop_gradient as stop_gradient
     from codegen.trace.derive.derivatives import vjp as vjp
+    from codegen.trace.derive.marks import checkpoint_name as checkpoint_name
+    from codegen.trace.derive.marks import checkpoint_policies as checkpoint_policies
+    from codegen.trace.derive.marks import stop_gradient as stop_gradient
     from codegen.trace.messages import print_ as _print
     from codegen.trace.messages import progress as progress
     from codegen.trace.numpy.creation import *  # noqa: F403

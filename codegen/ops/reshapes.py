@@ -196,3 +196,11 @@ class Again(Reshape):
 
     name = "again"
     number: int = 0
+
+
+@dataclass(frozen=True)
+class Named(Reshape):
+    """The same elements, in their shape, which a policy of spmd.remat may keep by this name."""
+
+    name = "named"
+    label: str = ""

@@ -21,10 +21,14 @@ from codegen.trace.derive.derivatives import (
     custom_vjp,
     grad,
     jvp,
-    remat,
-    stop_gradient,
     value_and_grad,
     vjp,
+)
+from codegen.trace.derive.marks import (
+    checkpoint_name,
+    checkpoint_policies,
+    remat,
+    stop_gradient,
 )
 from codegen.trace.kernel_call import Kernel
 from codegen.trace.program import Program, parse_parameter, program
@@ -38,8 +42,9 @@ from codegen.user.windows import Start
 F = TypeVar("F", bound=Callable[..., Any])
 
 __all__ = [
-    "Array", "Dim", "Program", "custom_vjp", "grad", "jvp", "parse_parameter", "program",
-    "remat", "replicated", "spec", "stop_gradient", "value_and_grad", "vjp",
+    "Array", "Dim", "Program", "checkpoint_name", "checkpoint_policies", "custom_vjp", "grad",
+    "jvp", "parse_parameter", "program", "remat", "replicated", "spec", "stop_gradient",
+    "value_and_grad", "vjp",
 ]
 
 

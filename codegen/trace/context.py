@@ -17,7 +17,7 @@ import numpy as np
 
 from codegen.errors import Place, ProgramError, TracedValueError
 from codegen.fresh import Fresh
-from codegen.ir import ArrayType, Condition, Input, Op, Region, Scalar, Value
+from codegen.ir import ArrayType, Condition, Input, Keeps, Op, Region, Scalar, Value
 from codegen.layouts import propagation
 from codegen.mesh import Axis, Layout, Mesh
 from codegen.ops import Full, Kind
@@ -106,6 +106,7 @@ class Context:
         self.returned: tuple[types.CodeType, int, int] | None = None
         self.differentiated = False  # much of what was recorded may be needed by nobody
         self.recordings = 0  # how many functions that are differentiated are running
+        self.keeps: list[Keeps] = []  # what ways back keep
         self._serial = 0
         self._names = Fresh()
 

@@ -34,7 +34,7 @@ from codegen.trace.control.conversion import convert
 from codegen.trace.control.letting import Bounds, bounds_of
 from codegen.trace.control.outside import Outside
 from codegen.trace.control.returned import outputs_of
-from codegen.trace.derive.needed import opened, pruned
+from codegen.trace.derive.needed import kept_by, opened, pruned
 
 # The tracer's modules import downwards only; what those below need of those above they get here.
 conversion.runtime = control
@@ -294,7 +294,7 @@ class Program:
                       parameters=tuple(values.items()), scalars=tuple(context.scalars.values()),
                       inputs=tuple(context.inputs.values()), body=body, outputs=tuple(outputs),
                       conditions=tuple(context.conditions), returns=returns, sync=self.sync,
-                      file=self.file,
+                      file=self.file, keeps=kept_by(body, context.keeps),
                       unrolled=tuple(sorted(filter(None, context.unrolled), key=str)),
                       checks=tuple(name for name in CHECKS if name in context.checks))
 

@@ -14,7 +14,7 @@ from codegen.errors import DtypeError, ShapeError
 from codegen.ops import Map
 from codegen.places import user_place
 from codegen.trace.array import Array, wrap
-from codegen.trace.derive.derivatives import stop_gradient
+from codegen.trace.derive.marks import stop_gradient
 
 
 def constant(x: Any) -> Any:

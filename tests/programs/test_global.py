@@ -21,6 +21,7 @@ from codegen.passes.check import check
 from codegen.passes.matching import check as check_matching
 from codegen.passes.partition import partition
 from codegen.passes.pieces import in_pieces
+from codegen.passes.sums_behind import with_sums_behind
 from codegen.passes.uniform import check_uniform
 from codegen.user.numbers import element_type
 from tests.programs import global_recipes as recipes
@@ -68,7 +69,7 @@ def interpreted(recipe: Any, ranks: int, choice: int) -> None:
     mesh = recipes.sizes(ranks, recipe.axes, choice)
     same(run(graph, mesh, inputs), expected, "the Graph")
     graph = check(in_pieces(graph))
-    lowered = check_matching(check_uniform(check(partition(graph))))
+    lowered = check_matching(check_uniform(check(with_sums_behind(partition(graph)))))
     same(run(lowered, mesh, inputs), expected, f"the Program over {mesh}")
 
 

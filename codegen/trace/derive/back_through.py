@@ -6,23 +6,18 @@ Always holds: a loop keeps, turn by turn, only those carried values that its way
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from codegen import dtypes
 from codegen.copies import Copier
-from codegen.errors import ProgramError, UnsupportedError, UsageError
-from codegen.ir import ArrayType, Op, Region, Value, free_values
+from codegen.errors import ProgramError, UnsupportedError
+from codegen.ir import ArrayType, Keeps, Op, Region, Value, free_values
 from codegen.ops import (
-    Again,
     Branch,
-    Defined,
-    Expect,
     Full,
     Let,
     Loop,
-    Print,
     Reshape,
     Slice,
     Symbolic,
@@ -30,26 +25,13 @@ from codegen.ops import (
 )
 from codegen.symbolic import estimate, expr
 from codegen.symbolic.expr import Expr, Sym
-from codegen.trace.array import Array, as_value, wrap
 from codegen.trace.context import Context
 from codegen.trace.control.regions import laid_as
 from codegen.trace.derive.needed import pruned
-from codegen.trace.derive.reverse import ACTIVE, RULES, Reverse, moving
+from codegen.trace.derive.once_more import closure, copier, run_again, saved_by
+from codegen.trace.derive.reverse import ACTIVE, RULES, Reverse
 from codegen.trace.expecting import expect
 from codegen.trace.view import index_value
-
-
-def copier(
-    at: Reverse, instead: Mapping[Value, Value], symbols: Mapping[Sym, Expr] | None = None
-) -> Copier:
-    """Of ops once more, without what a user would see twice."""
-    return Copier(at.context.unique, instead, symbols or {}, (Print, Expect))
-
-
-def _closure(at: Reverse, op: Op) -> list[Value]:
-    """What matters of the values that an op's regions read from around it."""
-    found = (v for region in op.regions for v in free_values(region))
-    return [v for v in dict.fromkeys(found) if v in at.active]
 
 
 def _plain(v: Value) -> ArrayType:
@@ -67,11 +49,11 @@ def _branch_active(at: Reverse, op: Op) -> Iterable[Value]:
 
 
 def _branch(at: Reverse, op: Op, given: Sequence[Value | None]) -> None:
-    around, context = _closure(at, op), at.context
+    around, context = closure(at, op), at.context
     arms = []
     for arm in op.regions:
         with context.block() as block:
-            inner = Reverse(context, around, at.shares)
+            inner = Reverse(context, around, at.shares, at.in_turn)
             copies = copier(at, {})
             ops = copies.ops(arm.ops)
             at.shares.same(copies.instead)
@@ -242,8 +224,10 @@ def _loop(at: Reverse, op: Op, given: Sequence[Value | None]) -> None:
         return
     body = op.regions[-1]
     moving = [k for k, v in enumerate(body.args) if v in at.active]
-    around = _closure(at, op)
-    stacks = [_stack_of(context, a, turns.most) for a in body.args]
+    around = closure(at, op)
+    saved = _saved_in(body, turns)
+    stacks = {v: _stack_of(context, v, turns.most, saved.get(v, v).name)
+              for v in (*body.args, *saved)}
     begins = [_begun(at, op, k, given[k]) for k in moving]
     begins += [laid_as(context, at.of(v), v.type.layout) for v in around]
     types = [_plain(body.args[k]) for k in moving] + [_plain(v) for v in around]
@@ -251,12 +235,12 @@ def _loop(at: Reverse, op: Op, given: Sequence[Value | None]) -> None:
     back = Sym(context.unique("back"), "counter", expr.const(0), last)
     number = last - expr.symbol(back)
     with context.block(types, ["ct_" + v.name for v in _both(body.args, moving, around)]) as block:
-        read = {a: _turn_of(at, s, number, a) for a, s in zip(body.args, stacks, strict=True)}
-        inner = Reverse(context, [*around, *(read[body.args[k]] for k in moving)], at.shares)
+        read = {v: _turn_of(at, s, number, v) for v, s in stacks.items()}
+        inner = Reverse(context, [*around, *(read[body.args[k]] for k in moving)], at.shares, True)
         copies = copier(at, read, {turns.counter: turns.counter_in(number)})
-        ops = copies.ops(body.ops)
+        ops, run = _turn_again(copies, body.ops, {v: read[r] for r, v in saved.items()})
         at.shares.same(copies.instead)
-        block.ops.extend(ops)
+        block.ops.extend(run)
         inner.mark(ops)
         inner.found.update(zip(around, block.args[len(moving):], strict=True))
         for k, g in zip(moving, block.args):
@@ -268,13 +252,37 @@ def _loop(at: Reverse, op: Op, given: Sequence[Value | None]) -> None:
         region = pruned(block.close(ends))
     what = Loop(back, expr.const(0), turns.count, expr.const(1))
     used = set(free_values(region))
-    _keep(at, op, turns, [(k, s) for k, s in enumerate(stacks) if s in used])
+    _keep(at, op, turns, {v: s for v, s in stacks.items() if s in used})
     results = context.emit(what, begins, [region])
     for v, g in zip(around, results[len(moving):], strict=True):
         at.put(v, g)
     for k, begin in zip(moving, results):  # a loop may begin with what it also reads
         if (v := op.operands[k]) in at.active:
             at.add(v, begin, at.shares.reach(body.args[k]) - at.shares.varies(v))
+
+
+def _saved_in(body: Region, turns: _Turns) -> dict[Value, Value]:
+    """Results of what the body calls that are kept for their way back: turn by turn, where each has
+    the same shape; and what they are in what is called."""
+    return {
+        result: value for op in body.ops if (n := saved_by(op))
+        for result, value in list(zip(op.results, op.regions[0].results, strict=True))[-n:]
+        if all(turns.counter not in e.symbols() for e in value.type.shape)
+    }
+
+
+def _turn_again(
+    copies: Copier, ops: Iterable[Op], kept: Mapping[Value, Value]
+) -> tuple[list[Op], list[Op]]:
+    """As _run_again, of a turn: of what is kept of a function, the turn computes the rest once."""
+    every, run = list[Op](), list[Op]()
+    for op in ops:
+        inner = op.regions[0].ops if saved_by(op) else (op,)
+        for made, some in zip((every, run), run_again(copies, inner, kept), strict=True):
+            made += some
+        if saved_by(op):
+            copies.instead.update(zip(op.results, map(copies.of, op.regions[0].results)))
+    return every, run
 
 
 def _begun(at: Reverse, op: Op, k: int, g: Value | None) -> Value:
@@ -288,10 +296,10 @@ def _both(args: Sequence[Value], moving: Sequence[int], around: Sequence[Value])
     return [*(args[k] for k in moving), *around]
 
 
-def _stack_of(context: Context, a: Value, turns: Expr) -> Value:
+def _stack_of(context: Context, a: Value, turns: Expr, name: str) -> Value:
     """What a carried value was, turn after turn."""
     layout = None if context.rank_view else ((), *(a.type.layout or ()))
-    return Value(a.name + "_turns", ArrayType(a.type.dtype, (turns, *a.type.shape), layout))
+    return Value(name + "_turns", ArrayType(a.type.dtype, (turns, *a.type.shape), layout))
 
 
 def _turn_of(at: Reverse, stack: Value, number: Expr, a: Value) -> Value:
@@ -300,117 +308,34 @@ def _turn_of(at: Reverse, stack: Value, number: Expr, a: Value) -> Value:
     return at.emit(Reshape(a.type.shape), row)
 
 
-def _keep(at: Reverse, op: Op, turns: _Turns, kept: Sequence[tuple[int, Value]]) -> None:
-    """The loop as it was recorded, which also keeps what these carried values are in each turn."""
+def _keep(at: Reverse, op: Op, turns: _Turns, kept: Mapping[Value, Value]) -> None:
+    """The loop as it was recorded, which also keeps, turn by turn, some values that its body is
+    given or makes."""
     if not kept:
         return
-    context, body = at.context, op.regions[-1]
+    context, body, stacks = at.context, op.regions[-1], list(kept.values())
     recorded = context.blocks[-1].ops
     place = recorded.index(op)
     with context.block() as before:
-        blank = [at.emit(Full(0, s.type.dtype, s.type.shape, blank=True)) for _, s in kept]
-        begin = [laid_as(context, v, s.type.layout) for v, (_, s) in zip(blank, kept)]
-    names = [s.name for _, s in kept]
-    with context.block([s.type for _, s in kept], names) as block:
+        blank = [at.emit(Full(0, s.type.dtype, s.type.shape, blank=True)) for s in stacks]
+        begin = [laid_as(context, v, s.type.layout) for v, s in zip(blank, stacks)]
+    with context.block([s.type for s in stacks], [s.name for s in stacks]) as block:
         block.ops.extend(body.ops)
         ends = []
-        for (k, _), stack in zip(kept, block.args):
-            a = body.args[k]
-            row = at.emit(Reshape((expr.const(1), *a.type.shape)), a)
-            start = (turns.number, *(expr.const(0),) * a.type.ndim)
+        for v, stack in zip(kept, block.args):
+            row = at.emit(Reshape((expr.const(1), *v.type.shape)), v)
+            start = (turns.number, *(expr.const(0),) * v.type.ndim)
             ends.append(at.emit(Update(start, (1,) * stack.type.ndim), stack, row))
         region = Region((*body.args, *block.args), tuple(block.ops), (*body.results, *ends))
-    tests = [replace(r, args=(*r.args, *(Value(s.name, s.type) for _, s in kept)))
+    tests = [replace(r, args=(*r.args, *(Value(s.name, s.type) for s in stacks)))
              for r in op.regions[:-1]]
-    new = replace(op, operands=(*op.operands, *begin), regions=(*tests, region),
-                  results=(*op.results, *(s for _, s in kept)))
-    recorded[place : place + 1] = [*before.ops, new]
+    recorded[place : place + 1] = [*before.ops, replace(
+        op, operands=(*op.operands, *begin), regions=(*tests, region),
+        results=(*op.results, *stacks))]
+    context.keeps.append(Keeps(tuple(stacks), turns.most, op.place))
 
 
-# ---- what has a way back of its own --------------------------------------------------------------
-
-
-def _defined(at: Reverse, op: Op, given: Sequence[Value | None]) -> None:
-    context, what = at.context, op.what
-    assert isinstance(what, Defined)
-    if what.back is None:
-        _once_more(at, op, given)
-        return
-    if around := [v for v in _closure(at, op) if v not in op.operands]:
-        raise UsageError(
-            "a function with its own derivative reads what is differentiated by from around it",
-            place=op.place, expected="all of that as arguments",
-            found=", ".join(v.name for v in around))
-    own = len(given) - what.kept
-    if any(given[own:]):  # of what the way back reads, where that is differentiated
-        _once_more(at, op, [*[None] * own, *given[own:]])
-        given = [*given[:own], *[None] * what.kept]
-    if not any(given):
-        return
-    operands, results = ([wrap(context, v) for v in values] for values in (op.operands, op.results))
-    cotangents = [None if g is None else wrap(context, g) for g in given]
-    families, before = at.shares.families, len(context.blocks[-1].ops)
-    families.of.update((g, at.shares.reach(v)) for v, g in zip(op.results, given) if g)
-    values = [_cotangent(at, op, v, g) for v, g in
-              zip(op.operands, what.back(operands, results, cotangents), strict=True)]
-    for made in context.blocks[-1].ops[before:] if context.rank_view else ():
-        families.op(made)
-    for v, value in zip(op.operands, values):
-        if value is None:
-            continue
-        have = families.varies(value) - families.varies(v)
-        if more := have - at.shares.of(v):
-            raise UsageError(
-                f"a cotangent varies over {', '.join(sorted(more))}, and nothing that its function "
-                "is given or gives does", place=op.place, found=f"the cotangent of {v.name}",
-                expected="a way back that reads its function's arguments and results only")
-        at.add(v, value, have)
-
-
-def _cotangent(at: Reverse, op: Op, v: Value, g: Array | None) -> Value | None:
-    """What a user's way back gives for an operand."""
-    if g is None or v not in at.active:
-        return None
-    value = as_value(at.context, g, v.type.dtype)
-    if value.type.shape != v.type.shape:
-        raise UsageError("a cotangent has another shape than what it is one of",
-                         place=op.place, expected=str(v.type), found=str(value.type))
-    return value
-
-
-_numbers = itertools.count()
-
-
-def _once_more(at: Reverse, op: Op, given: Sequence[Value | None]) -> None:
-    """What keeps nothing but its operands is computed again, and gone back through."""
-    (region,), context = op.regions, at.context
-    fresh = {v: at.emit(Again(v.type.shape, next(_numbers)), v) for v in op.operands}
-    copies = copier(at, fresh)
-    ops = copies.ops(region.ops)
-    at.shares.same(copies.instead)
-    for v, x in fresh.items():
-        at.shares.passing(x, v, at.shares.of(v))
-    context.blocks[-1].ops.extend(ops)
-    read = {v: v for v in _closure(at, op)} | {v: x for v, x in fresh.items() if v in at.active}
-    inner = Reverse(context, read.values(), at.shares)
-    inner.mark(ops)
-    for v, r, g in zip(region.results, op.results, given):
-        if g is not None and (again := copies.of(v)) in inner.active:
-            inner.add(again, g, at.shares.reach(r) - at.shares.varies(again))
-    inner.pull(ops)
-    for v, x in read.items():
-        if (found := inner.taken(x)) is not None:
-            at.add(v, found, at.shares.of(v))
-
-
-def _defined_active(at: Reverse, op: Op) -> Iterable[Value]:
-    at.mark(op.regions[0].ops)
-    return moving(op)
-
-
-RULES[Defined] = _defined
 RULES[Loop] = _loop
 RULES[Branch] = _branch
-ACTIVE[Defined] = _defined_active
 ACTIVE[Loop] = _loop_active
 ACTIVE[Branch] = _branch_active

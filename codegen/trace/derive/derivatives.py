@@ -1,4 +1,4 @@
-"""Derivatives of functions, as jax has them: grad, value_and_grad, vjp, jvp; remat; stop_gradient.
+"""Derivatives of functions, as jax has them: grad, value_and_grad, vjp, jvp; custom_vjp.
 
 Always holds: what is differentiated runs once; its derivative is more ops of the same program, so
 that partitioning, proofs and layouts are those of any program.
@@ -16,12 +16,13 @@ from codegen import ops
 from codegen.errors import UsageError
 from codegen.ir import Op, Value
 from codegen.places import user_place
-from codegen.trace.array import Array, as_array, as_value, is_traced, wrap
+from codegen.trace.array import Array, as_array, as_value, wrap
 from codegen.trace.context import Context, eager_current, require_context
 from codegen.trace.control.conversion import convert
 from codegen.trace.control.regions import laid_as
 from codegen.trace.derive import back_through, exchanged, mapped
 from codegen.trace.derive.eagerly import eagerly
+from codegen.trace.derive.marks import marked
 from codegen.trace.derive.reverse import Reverse
 from codegen.trace.derive.shares import Shares
 from codegen.trace.number import Number
@@ -200,39 +201,6 @@ def _paired(
     return pairs
 
 
-def remat(f: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function, of which derivatives keep nothing but its arguments: what it did is
-    computed again on the way back. As jax.checkpoint.
-
-    Example::
-
-        @spmd.program
-        def layers():
-            x = spmd.input("x", (4,), np.float64, layout=("x",), default=lambda i: i)
-            layer = spmd.remat(lambda x: (x + 1) ** 2)
-            return spmd.grad(lambda x: np.sum(layer(layer(x))))(x)
-
-        print(spmd.build(layers).run(ranks=2))    # [  8.  40. 120. 272.]
-    """
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        context = Context.current()
-        if context is None:
-            return f(*args, **kwargs)
-        if not context.recordings:
-            return convert(f)(*args, **kwargs)
-        tree, leaves = flatten(args)
-        leaves = [_marked(context, x, ops.Reshape) if isinstance(x, Number) else x for x in leaves]
-
-        def run(*given: Any) -> Any:
-            return convert(f)(*fill(tree, iter(given), fresh=True), **kwargs)
-
-        return defined(context, run, None, leaves, {})
-
-    call.__name__ = getattr(f, "__name__", "f")
-    return call
-
-
 class custom_vjp:
     """Decorator: a function whose way back you write, as jax.custom_vjp.
 
@@ -276,7 +244,7 @@ class custom_vjp:
                              expected=f"{self.f.__name__}.defvjp(fwd, bwd) before it is "
                              "differentiated")
         tree, leaves = flatten(args)
-        leaves = [_marked(context, leaf, ops.Reshape) for leaf in leaves]  # no closure has these
+        leaves = [marked(context, leaf, ops.Reshape) for leaf in leaves]  # no closure has these
         fwd, bwd = convert(self.fwd), convert(self.bwd)
 
         def forward(*given: Any) -> Any:
@@ -312,25 +280,6 @@ def _cotangents(f: Any, tree: Tree, args: Sequence[Any], found: Any) -> list[Any
     return leaves
 
 
-def stop_gradient(x: Any) -> Any:
-    """The same, as a constant for derivatives: an array, or a nest of them.
-
-    Example::
-
-        @spmd.program
-        def halves():
-            x = spmd.input("x", (4,), np.float64, layout=("x",), default=lambda i: i)
-            return spmd.grad(lambda x: np.sum(x * spmd.stop_gradient(x)))(x)
-
-        print(spmd.build(halves).run(ranks=2))    # [0. 1. 2. 3.]
-    """
-    if eager_current() is not None:
-        return x
-    context = require_context("spmd.stop_gradient")
-    tree, leaves = flatten(x)
-    return fill(tree, iter([_marked(context, leaf, ops.Constant) for leaf in leaves]), fresh=True)
-
-
 class _Recording:
     """What f does, from arguments that are marked as those it is differentiated by."""
 
@@ -349,7 +298,7 @@ class _Recording:
                                  place=user_place(), expected=f"0 to {len(args) - 1}",
                                  found=str(k))
             tree, leaves = flatten(args[k])
-            fresh = [_marked(context, _float(leaf, what), ops.Reshape) for leaf in leaves]
+            fresh = [marked(context, _float(leaf, what), ops.Reshape) for leaf in leaves]
             self.trees.append((tree, fresh))
             self.args[k] = fill(tree, iter(fresh), fresh=True)
         self.begins = [leaf.read() for _, leaves in self.trees for leaf in leaves]
@@ -393,7 +342,6 @@ class _Recording:
             made.append(fill(tree, iter(values), fresh=True))
         return made
 
-
     def _shares(
         self, recorded: Sequence[Op], outs: Sequence[Value], like: Sequence[Value],
         given: Sequence[Value],
@@ -414,15 +362,6 @@ class _Recording:
                     found=str(g.type),
                     remedy=f'spmd.psum(…, "{sorted(more)[0]}") of it, if each rank has a part')
         return Shares.planned(found, recorded, begins, self.begins, at.active)
-
-
-def _marked(context: Context, leaf: Any, kind: Any) -> Any:
-    """The leaf as a value of its own."""
-    if not (is_traced(leaf) or isinstance(leaf, (Array, np.ndarray, float, complex))):
-        return leaf
-    array = as_array(leaf)
-    value = array.read()
-    return wrap(context, context.emit_one(kind(value.type.shape), value), array.weak, array.scalar)
 
 
 def _float(leaf: Any, what: str) -> Any:

@@ -23,8 +23,8 @@ from codegen.symbolic.expr import Expr
 from codegen.trace.array import local_type
 from codegen.trace.context import Block, Context
 from codegen.trace.control.regions import laid_as
-from codegen.trace.derive.back_through import copier
 from codegen.trace.derive.needed import pruned
+from codegen.trace.derive.once_more import copier
 from codegen.trace.derive.reverse import ACTIVE, RULES, Reverse
 from codegen.trace.derive.shares import Shares
 from codegen.trace.ranks.mapping import global_shape

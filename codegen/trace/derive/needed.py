@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from codegen.ir import Op, Region, Value, free_values
+from codegen.ir import Keeps, Op, Region, Value, free_values, walk
 from codegen.ops import Barrier, Branch, Defined, Expect, Let, Loop, Print
 
 EFFECTS = (Print, Expect, Barrier, Let)
@@ -80,6 +80,20 @@ def _carrying(region: Region, kept: set[int], body: bool) -> Region:
 
 def _read(region: Region) -> set[Value]:
     return set(free_values(replace(region, args=())))
+
+
+def kept_by(region: Region, keeps: Iterable[Keeps]) -> tuple[Keeps, ...]:
+    """What ways back keep that are in a region. What is computed again begins with others' values:
+    these are kept."""
+    made = {v: op for op in walk(region) for v in op.results}
+    found = []
+    for some in keeps:
+        values = [v for v in some.values if v in made]
+        if some.turns is None:
+            values = [made[v].operands[0] for v in values]
+        if values:
+            found.append(replace(some, values=tuple(dict.fromkeys(values))))
+    return tuple(found)
 
 
 def opened(region: Region) -> Region:

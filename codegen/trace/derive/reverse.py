@@ -27,11 +27,13 @@ from codegen.variance import NONE, Axes
 
 class Reverse:
     """The way back through some ops. found: cotangents so far. reach: over which axes those vary
-    that the op at hand is given, or their shares."""
+    that the op at hand is given, or their shares. in_turn: it is that of a turn of a loop."""
 
     def __init__(
-        self, context: Context, active: Iterable[Value], shares: Shares | None = None
+        self, context: Context, active: Iterable[Value], shares: Shares | None = None,
+        in_turn: bool = False,
     ) -> None:
+        self.in_turn = in_turn
         self.context = context
         self.shares = shares or Shares.none(context.mesh)
         self.reach: Axes = NONE

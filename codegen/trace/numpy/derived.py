@@ -12,7 +12,7 @@ from itertools import zip_longest
 from typing import Any, TypeVar
 
 from codegen.errors import UsageError
-from codegen.ir import Value
+from codegen.ir import Op, Value
 from codegen.ops import Defined
 from codegen.places import user_place
 from codegen.trace.array import Array, wrap
@@ -49,10 +49,12 @@ def derived(back: Back) -> Callable[[F], F]:
 
 def defined(
     context: Context, f: Callable[..., Any], back: Back | None, args: Sequence[Any],
-    kwargs: dict[str, Any], keeps: bool = False,
+    kwargs: dict[str, Any], saved: Callable[[Sequence[Op]], Sequence[Value]] = lambda ops: (),
+    keeps: bool = False,
 ) -> Any:
-    """What f gives, as one op, with its own way back. keeps: f gives a pair, of which the second is
-    for the way back alone. UsageError where f writes into arrays that were there before."""
+    """What f gives, as one op, with its own way back. saved: of the ops of f, what is kept for
+    that; keeps: f gives a pair, of which the second is. UsageError where f writes into arrays that
+    were there before."""
     context.differentiated = True
     operands = [x.read() if _is_operand(x) else None for x in args]
 
@@ -67,9 +69,9 @@ def defined(
                  if v is not None]
         returned = f(*shown(taken), **kwargs)
         tree, leaves = flatten(returned)
-        kept = flatten(returned[1])[1] if keeps else ()
         arrays = [leaf for leaf in leaves if isinstance(leaf, Array)]
-        region = block.close([a.read() for a in arrays])
+        more = saved(block.ops)
+        region = block.close([*(a.read() for a in arrays), *more])
         _check_writes(log, before, taken, [v for v in operands if v is not None])
 
     def filled(results: Iterator[Any]) -> Any:
@@ -84,8 +86,9 @@ def defined(
     how = None if back is None else way
     types = tuple(v.type for v in region.results)
     read = [v for v in operands if v is not None]
-    count = sum(isinstance(x, Array) for x in kept)
-    results = context.emit(Defined(how, types, count), read, [region])
+    own = flatten(returned[1])[1] if keeps else ()
+    kept = len(more) + sum(isinstance(x, Array) for x in own)
+    results = list(context.emit(Defined(how, types, kept), read, [region]))
     return filled(iter([wrap(context, v, a.weak, a.scalar) for v, a in zip(results, arrays)]))
 
 

@@ -1,0 +1,203 @@
+"""What a user says of functions and values for their derivatives: what is kept of a function, what
+has a name by which it may be kept, what is a constant. With the names of jax.
+
+Always holds: where nothing is differentiated the functions and values are as they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from codegen import ops
+from codegen.errors import UsageError
+from codegen.ir import Op, Value
+from codegen.places import user_place
+from codegen.trace.array import Array, as_array, is_traced, wrap
+from codegen.trace.context import Context, eager_current, require_context
+from codegen.trace.control.conversion import convert
+from codegen.trace.number import Number
+from codegen.trace.numpy.derived import defined
+from codegen.trace.state import fill, flatten
+
+_PRODUCTS = (ops.MatMul, ops.Convolve)
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What the way back through a function keeps of it: everything, products, what has names. but:
+    everything that has none of these names."""
+
+    every: bool = False
+    products: bool = False
+    names: tuple[str, ...] = ()
+    but: tuple[str, ...] | None = None
+
+    def saved(self, recorded: Sequence[Op]) -> list[Value]:
+        """Those of what some ops make. UsageError where no op makes what a name is of."""
+        defs = {op.result: op for op in recorded if len(op.results) == 1}
+        named: dict[Value, str] = {}
+        for op in recorded:
+            if isinstance(op.what, ops.Named):
+                named[_shown(op.result, defs)] = op.what.label
+        if missing := set(self.names) - set(named.values()):
+            raise UsageError(
+                f"a policy keeps {_quoted(missing)}, and the function names no such value",
+                place=user_place(), expected="names that spmd.checkpoint_name gives in the "
+                "function itself, outside of its loops and branches",
+                found=_quoted(named.values()) or "no names",
+            )
+        return [v for v, op in defs.items() if self.keeps(op, named.get(v))]
+
+    def keeps(self, op: Op, name: str | None) -> bool:
+        what = op.what
+        if name is not None and name in self.names:
+            return True
+        if self.but is not None:
+            return _takes_time(op) and name not in self.but
+        if self.products and isinstance(what, _PRODUCTS):
+            return True
+        return self.every and _takes_time(op)
+
+
+def _takes_time(op: Op) -> bool:
+    """Whether it computes, and is no view or number."""
+    return bool(op.operands) and not op.what.is_view and not op.regions
+
+
+def _shown(value: Value, defs: dict[Value, Op]) -> Value:
+    """What is shown in other shapes, as far as ops at hand make it."""
+    while (op := defs.get(value)) is not None and isinstance(op.what, ops.Reshape):
+        if op.operands[0] not in defs:
+            break
+        value = op.operands[0]
+    return value
+
+
+def _quoted(names: Any) -> str:
+    return ", ".join(f'"{name}"' for name in sorted(set(names)))
+
+
+class checkpoint_policies:
+    """What spmd.remat keeps of a function, as jax.checkpoint_policies:
+
+    - `nothing_saveable`: its arguments alone; what it did is computed again.
+    - `everything_saveable`: all that it computes and that the way back reads.
+    - `dots_saveable`, `checkpoint_dots`: products of matrices, and convolutions.
+    - `save_only_these_names(*names)`: what `spmd.checkpoint_name` has named so.
+    - `save_anything_except_these_names(*names)`: all but that.
+
+    Example::
+
+        @spmd.program
+        def layers():
+            x = spmd.input("x", (4,), np.float64, layout=("x",), default=lambda i: i)
+            only = spmd.checkpoint_policies.save_only_these_names("root")
+            f = spmd.remat(lambda x: spmd.checkpoint_name(np.sqrt(x + 1), "root") ** 3, policy=only)
+            return spmd.grad(lambda x: np.sum(f(x)))(x)
+
+        print(spmd.build(layers).run(ranks=2).round(2))    # [1.5  2.12 2.6  3.  ]
+    """
+
+    nothing_saveable = Policy()
+    everything_saveable = Policy(every=True)
+    dots_saveable = checkpoint_dots = Policy(products=True)
+
+    @staticmethod
+    def save_only_these_names(*names: str) -> Policy:
+        return Policy(names=names)
+
+    @staticmethod
+    def save_anything_except_these_names(*names: str) -> Policy:
+        return Policy(but=names)
+
+
+def remat(f: Callable[..., Any], *, policy: Policy | None = None) -> Callable[..., Any]:
+    """The same function, of which derivatives keep nothing but its arguments: what it did is
+    computed again on the way back. As jax.checkpoint.
+
+    - policy: what is kept of it besides, one of `spmd.checkpoint_policies`. Of a function that each
+      turn of a loop calls, that is kept for each turn, beside what the turn begins with.
+
+    UsageError where f writes into an array from around it, or policy is none of ours.
+
+    Example::
+
+        @spmd.program
+        def layers():
+            x = spmd.input("x", (4,), np.float64, layout=("x",), default=lambda i: i)
+            layer = spmd.remat(lambda x: (x + 1) ** 2)
+            return spmd.grad(lambda x: np.sum(layer(layer(x))))(x)
+
+        print(spmd.build(layers).run(ranks=2))    # [  8.  40. 120. 272.]
+    """
+
+    if policy is not None and not isinstance(policy, Policy):
+        raise UsageError("spmd.remat: policy is none", place=user_place(),
+                         expected="one of spmd.checkpoint_policies, or None",
+                         found=getattr(policy, "__name__", None) or repr(policy))
+    kept = policy or checkpoint_policies.nothing_saveable
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        context = Context.current()
+        if context is None:
+            return f(*args, **kwargs)
+        if not context.recordings:
+            return convert(f)(*args, **kwargs)
+        tree, leaves = flatten(args)
+        leaves = [marked(context, x, ops.Reshape) if isinstance(x, Number) else x for x in leaves]
+
+        def run(*given: Any) -> Any:
+            return convert(f)(*fill(tree, iter(given), fresh=True), **kwargs)
+
+        return defined(context, run, None, leaves, {}, kept.saved)
+
+    call.__name__ = getattr(f, "__name__", "f")
+    return call
+
+
+def checkpoint_name(x: Any, name: str) -> Any:
+    """The same, under a name by which a policy of spmd.remat keeps it: an array, or a nest of them.
+
+    Example: see spmd.checkpoint_policies.
+    """
+    context = Context.current()
+    if context is None or not context.recordings:
+        return x
+    tree, leaves = flatten(x)
+
+    def named(shape: Any) -> ops.Named:
+        return ops.Named(shape, name)
+
+    return fill(tree, iter([marked(context, leaf, named) for leaf in leaves]), fresh=True)
+
+
+def stop_gradient(x: Any) -> Any:
+    """The same, as a constant for derivatives: an array, or a nest of them.
+
+    Example::
+
+        @spmd.program
+        def halves():
+            x = spmd.input("x", (4,), np.float64, layout=("x",), default=lambda i: i)
+            return spmd.grad(lambda x: np.sum(x * spmd.stop_gradient(x)))(x)
+
+        print(spmd.build(halves).run(ranks=2))    # [0. 1. 2. 3.]
+    """
+    if eager_current() is not None:
+        return x
+    context = require_context("spmd.stop_gradient")
+    tree, leaves = flatten(x)
+    return fill(tree, iter([marked(context, leaf, ops.Constant) for leaf in leaves]), fresh=True)
+
+
+def marked(context: Context, leaf: Any, kind: Any) -> Any:
+    """The leaf as a value of its own."""
+    if not (is_traced(leaf) or isinstance(leaf, (Array, np.ndarray, float, complex))):
+        return leaf
+    array = as_array(leaf)
+    value = array.read()
+    return wrap(context, context.emit_one(kind(value.type.shape), value), array.weak, array.scalar)

@@ -1,0 +1,143 @@
+"""The way back through functions that are called as one op: as somebody has written it, or through
+what they did, computed again but for what is kept of that.
+
+Always holds: an op whose result is kept is not run again; that a value is read again, an op says.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from codegen.copies import Copier
+from codegen.errors import UsageError
+from codegen.ir import Keeps, Op, Value, free_values
+from codegen.ops import Again, Defined, Expect, Print
+from codegen.symbolic.expr import Expr, Sym
+from codegen.trace.array import Array, as_value, wrap
+from codegen.trace.derive.reverse import ACTIVE, RULES, Reverse, moving
+
+
+def copier(
+    at: Reverse, instead: Mapping[Value, Value], symbols: Mapping[Sym, Expr] | None = None
+) -> Copier:
+    """Of ops once more, without what a user would see twice."""
+    return Copier(at.context.unique, instead, symbols or {}, (Print, Expect))
+
+
+def run_again(
+    copies: Copier, ops: Iterable[Op], kept: Mapping[Value, Value]
+) -> tuple[list[Op], list[Op]]:
+    """Copies of some ops, and those of them that are to run: what is kept of their results is there
+    already."""
+    every, run = list[Op](), list[Op]()
+    for op in copies.chosen(ops):
+        made = copies.op(op)
+        if op.results and op.results[0] in kept:  # it has no others
+            (there,) = (kept[v] for v in op.results)
+            made = replace(made, results=(there,))
+            copies.instead[op.result] = there
+        else:
+            run.append(made)
+        every.append(made)
+    return every, run
+
+
+def closure(at: Reverse, op: Op) -> list[Value]:
+    """What matters of the values that an op's regions read from around it."""
+    found = (v for region in op.regions for v in free_values(region))
+    return [v for v in dict.fromkeys(found) if v in at.active]
+
+
+def saved_by(op: Op) -> int:
+    """How many of the results of an op are kept of what is computed again."""
+    return op.what.kept if isinstance(op.what, Defined) and op.what.back is None else 0
+
+
+def _defined(at: Reverse, op: Op, given: Sequence[Value | None]) -> None:
+    context, what = at.context, op.what
+    assert isinstance(what, Defined)
+    if what.back is None:
+        _once_more(at, op, given)
+        return
+    if around := [v for v in closure(at, op) if v not in op.operands]:
+        raise UsageError(
+            "a function with its own derivative reads what is differentiated by from around it",
+            place=op.place, expected="all of that as arguments",
+            found=", ".join(v.name for v in around))
+    own = len(given) - what.kept
+    if any(given[own:]):  # of what the way back reads, where that is differentiated
+        _once_more(at, op, [*[None] * own, *given[own:]])
+        given = [*given[:own], *[None] * what.kept]
+    if not any(given):
+        return
+    operands, results = ([wrap(context, v) for v in values] for values in (op.operands, op.results))
+    cotangents = [None if g is None else wrap(context, g) for g in given]
+    families, before = at.shares.families, len(context.blocks[-1].ops)
+    families.of.update((g, at.shares.reach(v)) for v, g in zip(op.results, given) if g)
+    values = [_cotangent(at, op, v, g) for v, g in
+              zip(op.operands, what.back(operands, results, cotangents), strict=True)]
+    for made in context.blocks[-1].ops[before:] if context.rank_view else ():
+        families.op(made)
+    for v, value in zip(op.operands, values):
+        if value is None:
+            continue
+        have = families.varies(value) - families.varies(v)
+        if more := have - at.shares.of(v):
+            raise UsageError(
+                f"a cotangent varies over {', '.join(sorted(more))}, and nothing that its function "
+                "is given or gives does", place=op.place, found=f"the cotangent of {v.name}",
+                expected="a way back that reads its function's arguments and results only")
+        at.add(v, value, have)
+
+
+def _cotangent(at: Reverse, op: Op, v: Value, g: Array | None) -> Value | None:
+    """What a user's way back gives for an operand."""
+    if g is None or v not in at.active:
+        return None
+    value = as_value(at.context, g, v.type.dtype)
+    if value.type.shape != v.type.shape:
+        raise UsageError("a cotangent has another shape than what it is one of",
+                         place=op.place, expected=str(v.type), found=str(value.type))
+    return value
+
+
+_numbers = itertools.count()
+
+
+def _once_more(at: Reverse, op: Op, given: Sequence[Value | None]) -> None:
+    """What keeps nothing but its operands is computed again, and gone back through."""
+    (region,), context = op.regions, at.context
+    own = len(op.results) - saved_by(op)
+    there = {v: at.emit(Again(v.type.shape, next(_numbers)), v)
+             for v in (*op.operands, *op.results[own:])}
+    fresh = {v: there[v] for v in op.operands}
+    kept = {v: there[r] for v, r in zip(region.results[own:], op.results[own:], strict=True)}
+    copies = copier(at, fresh)
+    ops, run = run_again(copies, region.ops, kept)
+    at.shares.same(copies.instead)
+    for v, x in fresh.items():
+        at.shares.passing(x, v, at.shares.of(v))
+    context.blocks[-1].ops.extend(run)
+    if not at.in_turn:
+        context.keeps.append(Keeps(tuple(there.values()), None, op.place))
+    read = {v: v for v in closure(at, op)} | {v: x for v, x in fresh.items() if v in at.active}
+    inner = Reverse(context, read.values(), at.shares, at.in_turn)
+    inner.mark(ops)
+    for v, r, g in zip(region.results, op.results, given):
+        if g is not None and (again := copies.of(v)) in inner.active:
+            inner.add(again, g, at.shares.reach(r) - at.shares.varies(again))
+    inner.pull(ops)
+    for v, x in read.items():
+        if (found := inner.taken(x)) is not None:
+            at.add(v, found, at.shares.of(v))
+
+
+def _defined_active(at: Reverse, op: Op) -> Iterable[Value]:
+    at.mark(op.regions[0].ops)
+    return moving(op)
+
+
+RULES[Defined] = _defined
+ACTIVE[Defined] = _defined_active

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, settings
 from hypothesis import strategies as st
 
-from codegen.errors import UnsupportedError
+import spmd
 from codegen.oracle.interpret import run
 from codegen.passes.check import check
 from codegen.passes.matching import check as check_matching
@@ -75,3 +75,34 @@ def check_second(graph: Any, mesh: Any, given: Any, found: Any, xs: Any, vs: Any
     assume(np.all(np.isfinite(wanted)) and np.all(error < 1e-4 * (1 + np.abs(wanted))))
     close(np.concatenate([found[f"h{k}"].ravel() for k in range(len(xs))]), wanted, error,
           "the Hessian times a direction")
+
+
+def test_what_random_programs_found() -> None:
+    """A number that a shard_map reads; a loop of which only the run knows how often it turns, of
+    an array whose split dim has one element."""
+
+    @spmd.program(mesh=("x",))
+    def found() -> Any:
+        x = spmd.input("x", (2, 5, 1), np.float64, layout=("x", None, None))
+        w, turns = spmd.input("w", (), np.float64), spmd.scalar("turns", 3)
+
+        def ranks(x: Any, w: Any) -> Any:
+            inside = spmd.shard_map(lambda u, w: spmd.psum(np.sum(u * u) * w, "x"),
+                                    in_layouts=(("x", None, None), None), out_layouts=None)
+            return inside(x, w * w)
+
+        def turned(x: Any) -> Any:
+            u = x.relayout((None, None, "x")) * 1
+            for _ in spmd.range(turns):
+                u = u * u
+            return np.sum(u)
+
+        return {"ranks": spmd.grad(ranks, 1)(x, w), "turned": spmd.grad(turned)(x)}
+
+    x = np.linspace(0.8, 1.2, 10).reshape(2, 5, 1)
+    given = {"x": x, "w": np.array(0.7)}
+    graph = check(found.capture())
+    for module in (graph, check(partition(check(in_pieces(graph))))):
+        made = run(module, {"x": 2}, given)
+        np.testing.assert_allclose(made["ranks"], 1.4 * np.sum(x * x))
+        np.testing.assert_allclose(made["turned"], 8 * x**7)

@@ -46,7 +46,7 @@ def copier(
     return Copier(at.context.unique, instead, symbols or {}, (Print, Expect))
 
 
-def _closure(at: Reverse, op: Op) -> list[Value]:
+def closure(at: Reverse, op: Op) -> list[Value]:
     """What matters of the values that an op's regions read from around it."""
     found = (v for region in op.regions for v in free_values(region))
     return [v for v in dict.fromkeys(found) if v in at.active]
@@ -67,7 +67,7 @@ def _branch_active(at: Reverse, op: Op) -> Iterable[Value]:
 
 
 def _branch(at: Reverse, op: Op, given: Sequence[Value | None]) -> None:
-    around, context = _closure(at, op), at.context
+    around, context = closure(at, op), at.context
     arms = []
     for arm in op.regions:
         with context.block() as block:
@@ -242,7 +242,7 @@ def _loop(at: Reverse, op: Op, given: Sequence[Value | None]) -> None:
         return
     body = op.regions[-1]
     moving = [k for k, v in enumerate(body.args) if v in at.active]
-    around = _closure(at, op)
+    around = closure(at, op)
     stacks = [_stack_of(context, a, turns.most) for a in body.args]
     begins = [_begun(at, op, k, given[k]) for k in moving]
     begins += [laid_as(context, at.of(v), v.type.layout) for v in around]
@@ -336,7 +336,7 @@ def _defined(at: Reverse, op: Op, given: Sequence[Value | None]) -> None:
     if what.back is None:
         _once_more(at, op, given)
         return
-    if around := [v for v in _closure(at, op) if v not in op.operands]:
+    if around := [v for v in closure(at, op) if v not in op.operands]:
         raise UsageError(
             "a function with its own derivative reads what is differentiated by from around it",
             place=op.place, expected="all of that as arguments",
@@ -385,7 +385,7 @@ def _once_more(at: Reverse, op: Op, given: Sequence[Value | None]) -> None:
     for v, x in fresh.items():
         at.shares.passing(x, v, at.shares.of(v))
     context.blocks[-1].ops.extend(ops)
-    read = {v: v for v in _closure(at, op)} | {v: x for v, x in fresh.items() if v in at.active}
+    read = {v: v for v in closure(at, op)} | {v: x for v, x in fresh.items() if v in at.active}
     inner = Reverse(context, read.values(), at.shares)
     inner.mark(ops)
     for v, r, g in zip(region.results, op.results, given):

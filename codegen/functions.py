@@ -197,6 +197,7 @@ _ROWS = (
     _special("mantissa"),  # the results of frexp
     _special("exponent", result="int32"),
     *map(_special, SPECIAL.split()),
+    _special("zeta", 2),  # Hurwitz'
     # no ufunc: the tracer and the oracles know these by name
     Function("select", "where", 3, "spmd_select"),
     Function("guard", "where", 3, "?"),  # reads {1} only where {0} holds

@@ -85,6 +85,8 @@ PARTIALS: dict[str, tuple[Form | None, ...]] = {
     "erfcinv": (("mul", -_ROOT_PI / 2, ("exp", ("square", OUT))),),
     "gamma": (("mul", OUT, ("psi", 0)),),
     "gammaln": (("psi", 0),),
+    "psi": (("zeta", 2.0, 0),),
+    "zeta": (None, ("neg", ("mul", 0, ("zeta", ("add", 0, 1.0), 1)))),
     "i0": (("i1", 0),),
     "i0e": (("sub", ("i1e", 0), ("mul", ("sign", 0), OUT)),),
     "i1": (("select", ("eq", 0, 0.0), 0.5, ("sub", ("i0", 0), ("div", OUT, _SAFE))),),
@@ -116,8 +118,7 @@ FLAT = frozenset(
     "bit_xor invert shl shr isnan isinf isfinite signbit floor ceil trunc rint gcd lcm exponent "
     "philox_first philox_second".split()
 )
-# Those whose rule is more than a factor: maps.Map has them. And those without one.
+# Those whose rule is more than a factor: maps.Map has them.
 OTHERWISE = frozenset(
     "sign select guard cast conj real imag with_real with_imag order_key of_order_key".split()
 )
-NONE = frozenset({"psi"})

@@ -128,6 +128,48 @@ static inline double spmd_psi_f64(double x)
     return log(x) - 0.5 / x - series - sum - below;
 }
 
+/* Hurwitz' zeta function: the sum of (q + k)^-s over k >= 0. Its first terms, and what is left by
+ * Euler's and Maclaurin's formula: Bernoulli's numbers over factorials (Abramowitz, Stegun 23.2). */
+static inline double spmd_zeta_above_0(double s, double q)
+{
+    static const double factors[] = {
+        1.0 / 12, -1.0 / 720, 1.0 / 30240, -1.0 / 1209600, 1.0 / 47900160,
+        -691.0 / 1307674368000.0, 1.0 / 74724249600.0, -3617.0 / 10670622842880000.0,
+        43867.0 / 5109094217170944000.0, -174611.0 / 802857662698291200000.0,
+    };
+    if (q > 1e8)
+        return (1 / (s - 1) + 1 / (2 * q)) * pow(q, 1 - s);
+    double sum = 0, term = pow(q, -s);
+    for (; q < 10; q += 1, term = pow(q, -s))
+        sum += term;
+    double rising = s * term / q; /* s (s + 1) … q^-(s + k) */
+    sum += term * q / (s - 1) + term / 2;
+    for (int k = 0; k < 10; k++) {
+        sum += rising * factors[k];
+        rising *= (s + 2 * k + 1) * (s + 2 * k + 2) / (q * q);
+    }
+    return sum;
+}
+
+/* Below 0 for whole s: what is above 0, and what is below it, reflected. */
+static inline double spmd_zeta_f64(double s, double q)
+{
+    if (s != s || q != q || s < 1)
+        return NAN;
+    if (s == 1 || (q <= 0 && q == floor(q)))
+        return INFINITY;
+    if (isinf(s))
+        return pow(fabs(q), -s);
+    if (q > 0)
+        return spmd_zeta_above_0(s, q);
+    if (s != floor(s))
+        return NAN;
+    double part = q - floor(q), sign = fmod(s, 2) == 0 ? 1 : -1;
+    double below = spmd_zeta_above_0(s, 1 - part) - spmd_zeta_above_0(s, 1 - q);
+    return spmd_zeta_above_0(s, part) + sign * below;
+}
+static inline float spmd_zeta_f32(float s, float q) { return (float)spmd_zeta_f64(s, q); }
+
 /* exp(-|x|) times the modified Bessel function of order 0 or 1: its series of positive terms, and
  * for large x the asymptotic one, whose terms fall below the last bit (9.7.1 there). */
 static inline double spmd_bessel_i(double x, int order)

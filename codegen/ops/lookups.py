@@ -296,6 +296,8 @@ class Scatter(Kind):
         (_, v, *index), (g,) = op.operands, given
         assert g is not None
         nothing = [None] * len(index)
+        if self.fn in ("min", "max", "fmin", "fmax"):
+            return [*self._of_extremes(op, g, at), *nothing]
         if self.fn not in ("set", "add"):
             raise at.none(op)
         kept, part = g, None
@@ -303,10 +305,22 @@ class Scatter(Kind):
             kept = at.emit(self, g, at.zeros(v.type, g.type.dtype), *index)
         if v in at.active:
             part = at.emit(Gather(self.dims, self.at), g, *index)
-            counts = self._counts(op, at)
-            wide = tuple(range(self.at, self.at + index[0].type.ndim))
-            part = at.map("select", at.spread(counts, wide, v.type.shape), part, at.full(0, part))
+            part = at.map("select", self._spread_counts(op, at), part, at.full(0, part))
         return [kept, part, *nothing]
+
+    def _of_extremes(self, op: Op, g: Value, at: Reverse) -> Sequence[Value]:
+        """Whoever is what came out has the cotangent; equal ones share it."""
+        (x, v, *index), gather = op.operands, Gather(self.dims, self.at)
+        kept = at.cast(at.map("eq", x, op.result), g.type.dtype)
+        won = at.map("eq", v, at.emit(gather, op.result, *index))
+        won = at.cast(at.map("logical_and", won, self._spread_counts(op, at)), g.type.dtype)
+        count = at.emit(self.but(fn="add"), kept, won, *index)
+        share = at.map("div", g, at.map("maximum", count, at.full(1, count)))
+        return at.map("mul", share, kept), at.map("mul", at.emit(gather, share, *index), won)
+
+    def _spread_counts(self, op: Op, at: Reverse) -> Value:
+        wide = tuple(range(self.at, self.at + op.operands[2].type.ndim))
+        return at.spread(self._counts(op, at), wide, op.operands[1].type.shape)
 
     def _counts(self, op: Op, at: Reverse) -> Value:
         """Per point, whether its value is in the result: it is inside; and of several at one place

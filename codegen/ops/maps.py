@@ -98,7 +98,7 @@ class Map(Kind):
             return [g]
         if fn == "sign" and xs[0].type.dtype.kind != "c":
             return [None]
-        if fn in _PARTS or (fn == "abs" and xs[0].type.dtype.kind == "c"):
+        if fn in _PARTS or (fn in ("abs", "sign") and xs[0].type.dtype.kind == "c"):
             return self._of_parts(op, g, at)
         if fn not in PARTIALS:
             raise at.none(op)
@@ -120,13 +120,27 @@ class Map(Kind):
             nothing = at.full(0, g)
             return [at.map("with_real", g, nothing), at.map("with_imag", g, nothing)]
         if fn == "with_imag":
-            raise at.none(op)
+            nothing = at.full(0, g)
+            return [at.map("with_imag", g, nothing), at.map("neg", at.map("imag", g))]
+        if fn == "sign":
+            return [self._of_sign(op, g, at)]
         wide = at.cast(g, x.type.dtype)
         if fn == "real":
             return [wide]
         if fn == "imag":
             return [at.map("mul", wide, at.full(-1j, x))]
         return [at.map("mul", wide, at.map("conj", at.map("sign", x)))]  # abs
+
+    def _of_sign(self, op: Op, g: Value, at: Reverse) -> Value:
+        """Of z / |z|: only what turns z moves it; 0 where z is 0."""
+        (z,), sign = op.operands, op.result
+        along = at.cast(at.map("real", at.map("mul", g, sign)), g.type.dtype)
+        across = at.map("sub", g, at.map("mul", along, at.map("conj", sign)))
+        size = at.map("abs", z)
+        zero = at.map("eq", size, at.full(0, size))
+        safe = at.map("select", zero, at.full(1, size), size)
+        made = at.map("div", across, at.cast(safe, g.type.dtype))
+        return at.map("select", zero, at.full(0, made), made)
 
     def title(self) -> str:
         return _TITLES.get(self.fn) or FUNCTIONS[self.fn].ufunc

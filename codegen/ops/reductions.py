@@ -12,6 +12,7 @@ from codegen import dtypes
 from codegen.functions import COMBINE, neutral, neutral_sign
 from codegen.ir import ArrayType, Op, Shape, Value
 from codegen.layouts.cuts import Cut, Window, whole
+from codegen.ops import running_back
 from codegen.ops.exchanges import Fold
 from codegen.ops.group import combine
 from codegen.ops.kind import Array, Eval, Kind, Types, dropped, layout_of
@@ -274,20 +275,7 @@ class Cumulative(Lane):
     def vjp(self, op: Op, given: Sequence[Value | None], at: Reverse) -> Sequence[Value | None]:
         (x,), (g,) = op.operands, given
         assert g is not None
-        back = self._turned(x.type.shape)
-        if self.fn == "mul":  # of numbers that are not 0
-            total = at.emit(Cumulative("add", self.dim), at.emit(back, at.map("mul", g, op.result)))
-            return [at.map("div", at.emit(back, total), x)]
-        if self.fn != "add":
-            raise at.none(op)
-        total = at.emit(Cumulative("add", self.dim), at.emit(back, g))
-        return [at.emit(back, total)]
-
-    def _turned(self, shape: Shape) -> Slice:
-        """From the last one to the first."""
-        starts = (e - 1 if d == self.dim else expr.const(0) for d, e in enumerate(shape))
-        steps = (-1 if d == self.dim else 1 for d in range(len(shape)))
-        return Slice(tuple(starts), tuple(steps), shape)
+        return [running_back.back(op, g, at)]
 
     def title(self) -> str:
         return "a running total"

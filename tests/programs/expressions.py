@@ -500,6 +500,9 @@ EXPRESSIONS |= {
        "exprel cosm1 cbrt exp2 expm1 log1p".split()},
     **{f"scipy.special.{n}": f"sp.{n}(np.abs(x) % 0.9) | sp.{n}(np.abs(f) % 0.875)" for n in
        "erfinv erfcinv logit ndtri".split()},
+    "scipy.special.zeta": "sp.zeta(1.5 + np.abs(x), 0.5 + np.abs(y)) | sp.zeta(np.abs(f) + 2, 1.0)",
+    "scipy.special.polygamma": "sp.polygamma(0, v) | sp.polygamma(2, np.abs(x) + 0.25) "
+                               "| sp.polygamma(3, j + 1)",
     **{f"scipy.special.{n}": f"sp.{n}(np.abs(w), y) | sp.{n}(j, np.abs(v))" for n in
        "xlogy xlog1py rel_entr kl_div huber pseudo_huber boxcox boxcox1p inv_boxcox "
        "inv_boxcox1p".split()},

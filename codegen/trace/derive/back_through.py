@@ -305,7 +305,7 @@ def _stack_of(context: Context, a: Value, turns: Expr, name: str) -> Value:
 def _turn_of(at: Reverse, stack: Value, number: Expr, a: Value) -> Value:
     zeros, ones = (expr.const(0),) * a.type.ndim, (1,) * stack.type.ndim
     row = at.emit(Slice((number, *zeros), ones, (expr.const(1), *a.type.shape)), stack)
-    return at.emit(Reshape(a.type.shape), row)
+    return laid_as(at.context, at.emit(Reshape(a.type.shape), row), a.type.layout)
 
 
 def _keep(at: Reverse, op: Op, turns: _Turns, kept: Mapping[Value, Value]) -> None:

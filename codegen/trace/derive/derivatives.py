@@ -23,7 +23,7 @@ from codegen.trace.control.regions import laid_as
 from codegen.trace.derive import back_through, exchanged, mapped
 from codegen.trace.derive.eagerly import eagerly
 from codegen.trace.derive.marks import marked
-from codegen.trace.derive.reverse import Reverse
+from codegen.trace.derive.reverse import Reverse, differentiable
 from codegen.trace.derive.shares import Shares
 from codegen.trace.number import Number
 from codegen.trace.numpy.derived import defined
@@ -367,7 +367,7 @@ class _Recording:
 def _float(leaf: Any, what: str) -> Any:
     if isinstance(leaf, (Array, Number, np.ndarray, np.generic, int, float, complex)):
         array = as_array(leaf)
-        if array.type.dtype.kind == "f":
+        if differentiable(array.type):
             return array
         found = f"{array.type}"
     else:

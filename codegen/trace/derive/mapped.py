@@ -24,7 +24,7 @@ from codegen.trace.array import local_type
 from codegen.trace.context import Block, Context
 from codegen.trace.control.regions import laid_as
 from codegen.trace.derive.needed import pruned
-from codegen.trace.derive.once_more import copier
+from codegen.trace.derive.once_more import closure, copier
 from codegen.trace.derive.reverse import ACTIVE, RULES, Reverse
 from codegen.trace.derive.shares import Shares
 from codegen.trace.ranks.mapping import global_shape
@@ -68,9 +68,11 @@ def _split(args: Sequence[Value], layouts: Iterable[Layout]) -> dict[Value, Axes
 def _shard_map(at: Reverse, op: Op, given: Sequence[Value | None]) -> None:
     context, what, (body,) = at.context, op.what, op.regions
     assert isinstance(what, ShardMap)
-    wanted = [k for k, v in enumerate(op.operands) if v in at.active]
+    around = closure(at, op)  # numbers: they are no operands
+    read, args = [*op.operands, *around], [*body.args, *around]
+    wanted = [k for k, v in enumerate(read) if v in at.active]
     outs = {k: laid_as(context, g, what.out_layouts[k]) for k, g in enumerate(given) if g}
-    operands = [*op.operands, *outs.values()]
+    operands = [*read, *outs.values()]
     families = Families(context.mesh, _split(body.args, what.in_layouts), context.varying)
     families.region(body)
     reach: dict[Value, Axes] = {}
@@ -78,21 +80,21 @@ def _shard_map(at: Reverse, op: Op, given: Sequence[Value | None]) -> None:
         v = body.results[k]
         split = axes_in(what.out_layouts[k]) - families.alone
         reach[v] = reach.get(v, NONE) | families.varies(v) | split
-    shares = Shares.planned(families, body.ops, reach, [body.args[k] for k in wanted], at.active)
+    shares = Shares.planned(families, body.ops, reach, [args[k] for k in wanted], at.active)
     with _opened(context, operands) as (block, more):
-        copies = copier(at, dict(zip(body.args, block.args)))
+        copies = copier(at, dict(zip(args, block.args)))
         ops = copies.ops(body.ops)
         shares.same(copies.instead)
         block.ops.extend(ops)
         inner = Reverse(context, [block.args[k] for k in wanted], shares)
         inner.mark(ops)
-        for (k, g) in zip(outs, block.args[len(op.operands):], strict=True):
+        for (k, g) in zip(outs, block.args[len(read):], strict=True):
             _begin(inner, copies.of(body.results[k]), g, axes_in(what.out_layouts[k]))
         inner.pull(ops)
         found = [inner.all_of(block.args[k]) for k in wanted]
     region, kept_values = _without_exchanges(at, op, families, copies, block.close(found))
     operands = [*operands, *more, *kept_values]
-    types = tuple(replace(op.operands[k].type, free=False) for k in wanted)
+    types = tuple(replace(read[k].type, free=False) for k in wanted)
     used = {*free_values(Region((), region.ops, region.results))}
     kept = [(v, a) for v, a in zip(operands, region.args, strict=True) if a in used]
     region = replace(region, args=tuple(a for _, a in kept))
@@ -100,7 +102,7 @@ def _shard_map(at: Reverse, op: Op, given: Sequence[Value | None]) -> None:
     back = ShardMap(lie, tuple(map(layout_of, types)), types)
     results = context.emit(back, [v for v, _ in kept], [region])
     for k, g in zip(wanted, results):
-        at.add(op.operands[k], g)
+        at.add(read[k], g)
 
 
 def _begin(inner: Reverse, value: Value, g: Value, split: Axes) -> None:

@@ -368,6 +368,7 @@ def pivots_product(lu: Array, pivots: Array, info: Array) -> tuple[Array, Array]
             as_array(picking.where(regular, logs, -np.inf).astype(size.dtype)))
 
 
+@derived(linear_back.det)
 def det(a: Any) -> Any:
     sign, logarithm = slogdet(a)
     return sign * apply(np.exp, logarithm)

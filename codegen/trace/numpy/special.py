@@ -14,9 +14,18 @@ import numpy as np
 
 from codegen.dtypes import numpy_dtype
 from codegen.functions import SPECIAL, scipy_special
-from codegen.trace.array import Array, as_array, unsupported
+from codegen.ops import Map
+from codegen.trace.array import Array, as_array, unsupported, wrap
 from codegen.trace.numpy import reducing
-from codegen.trace.numpy.elementwise import apply, loop_dtypes, select
+from codegen.trace.numpy.elementwise import (
+    apply,
+    broadcast_shapes,
+    extents_of,
+    loop_dtypes,
+    operand_value,
+    result_type,
+    select,
+)
 
 
 class _Functions:
@@ -137,7 +146,28 @@ def logsumexp(a: Any, axis: Any = None, b: Any = None, keepdims: bool = False,
     return made if keepdims else made.squeeze(axis)
 
 
+def zeta(x: Any, q: Any = None) -> Any:
+    if q is None:
+        raise unsupported("scipy.special.zeta of one argument", "scipy.special.zeta(x, 1.0)")
+    x, q = (reducing.floats(as_array(v)) for v in (x, q))
+    dtype = result_type(x, q)
+    shape = broadcast_shapes([extents_of(x), extents_of(q)])
+    values = [operand_value(x.context, v, dtype, shape) for v in (x, q)]
+    return wrap(x.context, x.context.emit_one(Map("zeta"), *values))
+
+
+def polygamma(n: Any, x: Any) -> Any:
+    """The n-th derivative of psi; n is known when the program is built."""
+    if not isinstance(n, (int, np.integer)) or n < 0:
+        raise unsupported(f"scipy.special.polygamma of order {n}", "a Python integer from 0 on")
+    if n == 0:
+        return f.psi(x)
+    return (-1.0) ** (n + 1) * math.factorial(int(n)) * zeta(n + 1.0, x)
+
+
 FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "polygamma": polygamma,
+    "zeta": zeta,
     "softmax": softmax,
     "log_softmax": log_softmax,
     "logsumexp": logsumexp,

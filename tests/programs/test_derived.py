@@ -1,0 +1,108 @@
+"""Random programs are differentiated: gradients, changes along a direction and second derivatives
+are differences of what NumPy computes, whatever the layouts and the number of ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, settings
+from hypothesis import strategies as st
+
+import spmd
+from codegen.oracle.interpret import run
+from codegen.passes.check import check
+from codegen.passes.matching import check as check_matching
+from codegen.passes.partition import partition
+from codegen.passes.pieces import in_pieces
+from codegen.passes.uniform import check_uniform
+from tests.programs import derived_recipes as recipes
+from tests.programs.global_recipes import sizes
+from tests.programs.test_global import search
+
+# mypy: ignore-errors
+
+PARTS = 2
+EXAMPLES = settings().max_examples
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_recipes_are_differentiated(part: int) -> None:
+    search(part, EXAMPLES, differentiated, recipes.recipes(), st.integers(1, 9),
+           st.integers(0, 5), st.booleans())
+
+
+def close(found: Any, wanted: Any, error: Any, what: str) -> None:
+    allowed = 1e-6 + 3e-6 * np.abs(wanted) + 3 * error
+    assert np.all(np.abs(found - wanted) <= allowed), (what, found, wanted, error)
+
+
+def differentiated(recipe: Any, ranks: int, choice: int, second: bool) -> None:
+    xs, vs = recipes.given_to(recipe)
+    plain = recipes.loss_program(recipe)
+
+    def loss(arrays: Any) -> Any:
+        with np.errstate(all="ignore"):
+            return np.asarray(plain.eager(**recipes.named("a", arrays))["loss"])
+
+    wanted, error = recipes.central(loss, xs, vs)
+    assume(np.isfinite(wanted) and error < 1e-4 * (1 + abs(wanted)))
+    second = second and len(recipe.steps) < 4
+    graph = check(recipes.derived_program(recipe, second).capture())
+    given = {**recipes.named("a", xs), **recipes.named("v", vs)}
+    mesh = sizes(ranks, recipe.axes, choice)
+    found = run(graph, mesh, given)
+    np.testing.assert_allclose(found["loss"], loss(xs), 1e-9, err_msg="the loss")
+    gradients = [found[f"g{k}"] for k in range(len(xs))]
+    along = sum(np.sum(g * v) for g, v in zip(gradients, vs))
+    close(along, wanted, error, "the gradient along a direction")
+    np.testing.assert_allclose(found["change"], along, 1e-8, 1e-8, err_msg="jvp")
+    if second:
+        check_second(graph, mesh, given, found, xs, vs)
+    lowered = check_matching(check_uniform(check(partition(check(in_pieces(graph))))))
+    again = run(lowered, mesh, given)
+    for name, x in found.items():
+        np.testing.assert_allclose(again[name], x, 1e-8, 1e-8, err_msg=f"{name} over {mesh}")
+
+
+def check_second(graph: Any, mesh: Any, given: Any, found: Any, xs: Any, vs: Any) -> None:
+    def gradient(arrays: Any) -> Any:
+        made = run(graph, mesh, {**given, **recipes.named("a", arrays)})
+        return np.concatenate([made[f"g{k}"].ravel() for k in range(len(xs))])
+
+    wanted, error = recipes.central(gradient, xs, vs)
+    assume(np.all(np.isfinite(wanted)) and np.all(error < 1e-4 * (1 + np.abs(wanted))))
+    close(np.concatenate([found[f"h{k}"].ravel() for k in range(len(xs))]), wanted, error,
+          "the Hessian times a direction")
+
+
+def test_what_random_programs_found() -> None:
+    """A number that a shard_map reads; a loop of which only the run knows how often it turns, of
+    an array whose split dim has one element."""
+
+    @spmd.program(mesh=("x",))
+    def found() -> Any:
+        x = spmd.input("x", (2, 5, 1), np.float64, layout=("x", None, None))
+        w, turns = spmd.input("w", (), np.float64), spmd.scalar("turns", 3)
+
+        def ranks(x: Any, w: Any) -> Any:
+            inside = spmd.shard_map(lambda u, w: spmd.psum(np.sum(u * u) * w, "x"),
+                                    in_layouts=(("x", None, None), None), out_layouts=None)
+            return inside(x, w * w)
+
+        def turned(x: Any) -> Any:
+            u = x.relayout((None, None, "x")) * 1
+            for _ in spmd.range(turns):
+                u = u * u
+            return np.sum(u)
+
+        return {"ranks": spmd.grad(ranks, 1)(x, w), "turned": spmd.grad(turned)(x)}
+
+    x = np.linspace(0.8, 1.2, 10).reshape(2, 5, 1)
+    given = {"x": x, "w": np.array(0.7)}
+    graph = check(found.capture())
+    for module in (graph, check(partition(check(in_pieces(graph))))):
+        made = run(module, {"x": 2}, given)
+        np.testing.assert_allclose(made["ranks"], 1.4 * np.sum(x * x))
+        np.testing.assert_allclose(made["turned"], 8 * x**7)

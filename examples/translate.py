@@ -106,7 +106,7 @@ def loss_of(w, english, french):
     return np.sum(np.where(french != PAD, costs, 0)) / np.sum(french != PAD)
 
 
-def train(steps: int = 1000, batch: int = 64, layers: int = 2, heads: int = 4, width: int = 64,
+def train(steps: int = 400, batch: int = 64, layers: int = 2, heads: int = 4, width: int = 64,
           rate: float = 2e-3):
     """Adam, with a rate that rises and falls. until: stop after so many steps."""
     random, until = np.random.default_rng(1), spmd.scalar("until", steps)

@@ -10,7 +10,7 @@ which lies split over heads. Scalars are set at each run.
 
 import numpy as np
 import transformer
-from transformer import CODES, LETTERS
+from transformer import LETTERS
 
 import spmd
 from spmd import nn
@@ -51,7 +51,7 @@ def generate(begin: str = "If the ", top_k: int = 20, texts: int = 8, layers: in
 
 
 def check():
-    """In small: the same text on any mesh; a cache changes nothing; letters are of the likeliest."""
+    """In small: the same text on any mesh, of the likeliest letters, which no cache changes."""
     small = {"layers": 1, "heads": 4, "width": 32, "length": 32}
     w = spmd.build(transformer.data, steps=200, batch=12, **small).run(rate=1e-2)["w"]
     image = spmd.build(generate, top_k=5, **small)

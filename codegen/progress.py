@@ -53,6 +53,7 @@ def is_heard() -> bool:
 
 MARK = "\x1e"  # begins a line of what a program says of its steps; TAB is between its parts
 AGAIN_S = 5.0  # between lines, where they stay
+SHORT_S = 0.1  # lines wait to be read: shorter times say nothing of a pace
 
 
 class Steps:
@@ -81,9 +82,8 @@ class Steps:
         if not ends and not self.live and now - self.last < AGAIN_S:
             return ""
         done, seconds = step - self.first, now - self.begun
-        rate = (step - self.seen) / (now - self.last) if now > self.last else 0.0
-        if ends:
-            rate = done / seconds if seconds > 0 else 0.0
+        counted, passed = (done, seconds) if ends else (step - self.seen, now - self.last)
+        rate = counted / passed if passed > SHORT_S else 0.0
         texts = [f"step {step:,} of {steps:,}"]
         for part in parts:
             name, _, text = part.partition("=")

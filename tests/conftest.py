@@ -31,6 +31,7 @@ from spmd import cli
 ROOT = Path(__file__).resolve().parent.parent
 GOLDEN = ROOT / "tests" / "golden"
 EXAMPLES = ROOT / "examples"
+NETWORKS = ("bert.py", "generate.py", "lstm.py", "transformer.py", "translate.py")
 RANK_WORDS = (b"PMI_RANK", b"OMPI_COMM_WORLD_RANK")
 LAST = ("alone", "mpi", "slow")  # the marks of tests that run last, the very last first
 SHARED = Path("/dev/shm")

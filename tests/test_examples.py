@@ -8,15 +8,15 @@ import sys
 import numpy as np
 import pytest
 
-from tests.conftest import EXAMPLES
+from tests.conftest import EXAMPLES, NETWORKS
 
 pytestmark = pytest.mark.usefixtures("users_cc")
 RESULTS = ("losses", "accuracy", "w1")
-ALL = sorted(p.name for p in EXAMPLES.glob("*.py"))
+OTHERS = sorted({p.name for p in EXAMPLES.glob("*.py")} - {*NETWORKS})
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("example", ALL)
+@pytest.mark.parametrize("example", OTHERS)
 def test_checks_itself(example, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", [example])

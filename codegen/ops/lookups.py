@@ -388,28 +388,35 @@ class Scatter(Kind):
         points = self.spread(op, window, at)
         if points is not None:
             return self.combine(op, window, points, operands, build, at)
-        lows = at.lows(window)
-        local = list(operands)
+        x, v, *index = operands
+        return build.emit(self, [x, v, *self.from_lows(index, window, build, at)])
+
+    def from_lows(
+        self, index: Sequence[Value], window: Window, build: Builder, at: Localizer
+    ) -> list[Value]:
+        """Indices of the array as those of a part of it."""
+        lows, local = at.lows(window), list(index)
         for k, d in enumerate(self.dims):
             if lows[d] != 0:
-                index = operands[2 + k]
-                low = build.emit(Broadcast((), index.type.shape), (build.integer(lows[d]),))
-                local[2 + k] = build.emit(Map("sub"), (index, low))
-        return build.emit(self, local)
+                low = build.emit(Broadcast((), index[k].type.shape), (build.integer(lows[d]),))
+                local[k] = build.emit(Map("sub"), (index[k], low))
+        return local
 
     def combine(
         self, op: Op, window: Window, points: Window, operands: list[Value], build: Builder,
         at: Localizer,
     ) -> Value:
-        """Everybody's points are combined into nothing, then all of that into x."""
+        """Everybody's points are combined into nothing, then all of that into x: whole, but for
+        dims that other axes split than split the points."""
         x, v, *index = operands
-        fn, shape, dtype = self.fn, op.result.type.shape, x.type.dtype
-        kept = tuple(whole(e) if d in self.dims else c
+        fn, shape, dtype, axes = self.fn, op.result.type.shape, x.type.dtype, at.axes_of(points)
+        kept = tuple(whole(e) if d in self.dims and set(c.axes) & set(axes) else c
                      for d, (c, e) in enumerate(zip(window, shape)))
         wide = dtypes.folded_in(dtype)
         nothing = build.emit(Full(neutral_sign(fn, wide), wide, at.shape(kept)))
-        mine = build.emit(self, (nothing, build.cast(v, wide), *index))
-        total = at.over(at.axes_of(points), op, kept, window, mine, fn, build)
+        local = self.from_lows(index, kept, build, at)
+        mine = build.emit(self, (nothing, build.cast(v, wide), *local))
+        total = at.over(axes, op, kept, window, mine, fn, build)
         made = build.emit(Map(COMBINE[fn]), (build.cast(x, wide), total))
         return build.cast(made, dtype)
 

@@ -70,7 +70,7 @@ def progress(
 
         print(spmd.build(train).run(ranks=2).round(3))    # 3.0
 
-    Standard error has: ``step 50 of 50, 5.1e+06 samples/s, loss 2.1e-09, in 0:00``
+    Standard error has: ``step 50 of 50, loss 2.1e-09, in 0:00``, and in longer runs samples/s
     """
     context = require_context("spmd.progress")
     if type(step) is int:

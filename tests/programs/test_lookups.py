@@ -60,3 +60,22 @@ def test_other_counts_are_not_taken_for_a_batch() -> None:
     for ranks in (1, 4):
         for a, b in zip(image.run(ranks=ranks, x=x, at=at), expected):
             np.testing.assert_array_equal(a, b)
+
+
+def test_a_table_that_is_split_over_another_axis_is_summed_in_its_parts() -> None:
+    @spmd.program(mesh=("x", "y"), layout={"batch": "x", "vocab": "y"})
+    def table() -> Any:
+        ids = spmd.input("ids", (spmd.Dim("batch", 8), 5), np.int64)
+        rows = spmd.input("rows", (spmd.Dim("batch", 8), 5, 3), np.float64)
+        return spmd.zeros((spmd.Dim("vocab", 12), 3)).at[ids].add(rows)
+
+    total, = (op.result.type for op in walk(lower(table.graph({}, ())).program.body)
+              if isinstance(op.what, Exchange))
+    known = {"n_x": 2, "n_y": 3, "i_x": 0, "i_y": 0}
+    assert [e.evaluate(known) for e in total.shape] == [4, 3]
+    random = np.random.default_rng(0)
+    given = {"ids": random.integers(0, 12, (8, 5)), "rows": random.random((8, 5, 3))}
+    expected, image = table.eager(**given), spmd.build(table)
+    for x, y in ((1, 1), (2, 3), (3, 13)):
+        found = image.run(mesh={"x": x, "y": y}, ranks=x * y, **given)
+        np.testing.assert_allclose(found, expected, rtol=1e-12)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextvars
 import io
 import os
+import re
 import sys
 import time
 from types import SimpleNamespace
@@ -197,9 +198,8 @@ def test_a_program_says_how_far_it_is(capfd):
         run()
         out, err = capfd.readouterr()
         assert out == "".join(f"at {k}\n" for k in range(7))
-        begin, _, end = err.partition(" tokens/s, ")
-        assert begin.startswith("step 7 of 7, ") and end == "loss 21, odd 0, in 0:00\n", err
-        assert float(begin.removeprefix("step 7 of 7, ").replace(",", "")) > 0
+        assert re.fullmatch(  # mostly too short for a pace
+            r"step 7 of 7, (\S+ tokens/s, )?loss 21, odd 0, in 0:0\d\n", err), err
 
 
 def test_lines_of_steps_come_when_they_are_wanted():

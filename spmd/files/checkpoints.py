@@ -228,9 +228,9 @@ def read_index(path: str) -> dict[str, Any]:
                              found=ascii(found["format"]), remedy="the spmd that wrote it")
         if found.pop("crc") != _index_sum(found):
             raise damaged(file, "what its check sum says", "something else")
-        parts = [Part(*row) for row in found["parts"]]
+        parts = [StoredPart(*row) for row in found["parts"]]
         mesh = [(str(name), int(size)) for name, size in found["mesh"]]
-        if not all(map(Part.is_sound, parts)) or any(type(found[k]) is not t for k, t in SAYS):
+        if not all(map(StoredPart.is_sound, parts)) or any(type(found[k]) is not t for k, t in SAYS):
             raise ValueError
         return {**found, "parts": parts, "mesh": mesh}
     except OSError as error:
@@ -259,7 +259,7 @@ def _metadata(header: bytes) -> dict[str, Any]:
     return found
 
 
-class Part(NamedTuple):
+class StoredPart(NamedTuple):
     """What the index says of a part: its name, bytes, check sums of its header and its elements."""
 
     name: str
@@ -275,7 +275,7 @@ class Part(NamedTuple):
 class MappedPart:
     """The part of one process, mapped. pieces: name, dtype, rank, offset, extent, first byte."""
 
-    def __init__(self, path: str, part: Part) -> None:
+    def __init__(self, path: str, part: StoredPart) -> None:
         file = os.path.join(path, part.name)
         try:
             self.file = InputFile(file, "")
@@ -292,7 +292,7 @@ class MappedPart:
                 raise damaged(file, "a part of the checkpoint", "another header") from None
             raise
 
-    def _read(self, file: str, part: Part) -> None:
+    def _read(self, file: str, part: StoredPart) -> None:
         if self.file.length != part.size:
             raise damaged(file, f"{part.size} bytes", f"{self.file.length} bytes")
         header = _header(self.file)

@@ -230,7 +230,8 @@ def read_index(path: str) -> dict[str, Any]:
             raise damaged(file, "what its check sum says", "something else")
         parts = [StoredPart(*row) for row in found["parts"]]
         mesh = [(str(name), int(size)) for name, size in found["mesh"]]
-        if not all(map(StoredPart.is_sound, parts)) or any(type(found[k]) is not t for k, t in SAYS):
+        sound = all(map(StoredPart.is_sound, parts))
+        if not sound or any(type(found[key]) is not kind for key, kind in SAYS):
             raise ValueError
         return {**found, "parts": parts, "mesh": mesh}
     except OSError as error:

@@ -10,23 +10,29 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import time
+from typing import NamedTuple
 from zlib import crc32
 
 from codegen.errors import InputError, OutputError, UsageError
 from spmd.files import npy
 from spmd.files.inputs import InputFile
-from spmd.files.safetensors import ALIGNMENT, CODES, METADATA, members
+from spmd.files.safetensors import ALIGNMENT, CODES, DTYPES, METADATA, StoredArray, members
 from spmd.files.whole import whole
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-INDEX, LOCK, MARK, FORMAT = "checkpoint.json", ".lock", ".run-", 1
+INDEX, LOCK, MARK, FORMAT = "checkpoint.json", ".lock", ".run-", 2
 KEPT = 2  # sets: the last one, and the one before it
 LOCK_SECONDS = 5.0  # for which a run that ends may still hold the folder
 AT_ONCE = 1 << 26
+SET = re.compile(r"loop\d{4,}-turn\d{12,}-[0-9a-f]{8}")
+SAYS = (("program", str), ("image", str), ("point", int), ("turn", int), ("counter", int),
+        ("ranks", int), ("scalars", dict), ("inputs", dict), ("arrays", dict))
+PART = re.compile(r"\.?part-\d+\.safetensors")
 
 
 def part_name(process: int) -> str:
@@ -47,23 +53,24 @@ def complete(folder: str) -> list[str]:
         names = os.listdir(folder)
     except OSError as error:
         raise OutputError(f"cannot read checkpoints in {folder}: {error.strerror}") from None
-    return sorted(n for n in names if os.path.isfile(os.path.join(folder, n, INDEX)))
+    return sorted(n for n in names if is_set(n) and os.path.isfile(os.path.join(folder, n, INDEX)))
 
 
 def remove(folder: str, name: str) -> None:
-    """A set: first of all it is no complete one any more."""
+    """A set: first of all it is no complete one any more. What others put there stays."""
     path = os.path.join(folder, name)
     try:
         inside = os.listdir(path)
         for one in sorted(inside, key=lambda n: n != INDEX):
-            os.unlink(os.path.join(path, one))
+            if PART.fullmatch(one) or INDEX in one:
+                os.unlink(os.path.join(path, one))
         os.rmdir(path)
     except OSError:
         pass  # somebody else removes it too, or may not
 
 
 def is_set(name: str) -> bool:
-    return name.startswith("loop") and "-turn" in name
+    return bool(SET.fullmatch(name))
 
 
 class Folder:
@@ -185,9 +192,13 @@ def complete_set(path: str, processes: int, said: dict[str, Any]) -> bool:
         parts = []
         for name in names:
             file = os.path.join(path, name)
-            parts.append([name, os.stat(file).st_size, _metadata(InputFile(file, ""))["crc"]])
-        with whole(os.path.join(path, INDEX)) as index:
-            index.write(json.dumps({"format": FORMAT, **said, "parts": parts}).encode())
+            part = InputFile(file, "")
+            header = _header(part)
+            parts.append([name, part.length, crc32(header), _metadata(header)["crc"]])
+            part.close()
+        index = {"format": FORMAT, **said, "parts": parts}
+        with whole(os.path.join(path, INDEX)) as out:
+            out.write(json.dumps({**index, "crc": _index_sum(index)}).encode())
         for folder in (path, os.path.dirname(path)):
             _sync(folder)
     except OSError as error:
@@ -214,55 +225,98 @@ def read_index(path: str) -> dict[str, Any]:
             found = json.load(opened)
         if found["format"] != FORMAT:
             raise InputError(f"{file} is of another format", expected=f"format {FORMAT}",
-                             found=str(found["format"]), remedy="the spmd that wrote it")
-        parts = [(str(n), int(size), int(crc)) for n, size, crc in found["parts"]]
-        return {**found, "parts": parts, "turn": int(found["turn"]), "point": int(found["point"])}
+                             found=ascii(found["format"]), remedy="the spmd that wrote it")
+        if found.pop("crc") != _index_sum(found):
+            raise damaged(file, "what its check sum says", "something else")
+        parts = [StoredPart(*row) for row in found["parts"]]
+        mesh = [(str(name), int(size)) for name, size in found["mesh"]]
+        sound = all(map(StoredPart.is_sound, parts))
+        if not sound or any(type(found[key]) is not kind for key, kind in SAYS):
+            raise ValueError
+        return {**found, "parts": parts, "mesh": mesh}
     except OSError as error:
         raise OutputError(f"cannot read {file}: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError):
-        raise _damaged(file, "the index of a checkpoint", "something else") from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise damaged(file, "the index of a checkpoint", "something else") from None
 
 
-def _damaged(file: str, expected: str, found: str) -> InputError:
+def _index_sum(index: dict[str, Any]) -> int:
+    return crc32(json.dumps(index).encode())
+
+
+def damaged(file: str, expected: str, found: str) -> InputError:
     return InputError(
         f"the checkpoint is damaged: {file}", expected=expected, found=found,
         remedy=f"remove the folder {os.path.dirname(file)}: the checkpoint before it is taken then",
     )
 
 
-def _metadata(file: InputFile) -> dict[str, Any]:
-    header = json.loads(file.read(8, int.from_bytes(file.read(0, 8), "little")))
-    found: dict[str, Any] = json.loads(header[METADATA]["spmd"])
+def _header(file: InputFile) -> bytes:
+    return file.read(8, int.from_bytes(file.read(0, 8), "little"))
+
+
+def _metadata(header: bytes) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(json.loads(header)[METADATA]["spmd"])
     return found
 
 
-class MappedPart:
-    """The part of one process, mapped. pieces: name, rank, offset, extent, first byte."""
+class StoredPart(NamedTuple):
+    """What the index says of a part: its name, bytes, check sums of its header and its elements."""
 
-    def __init__(self, path: str, name: str, size: int, crc: int) -> None:
-        file = os.path.join(path, name)
+    name: str
+    size: int
+    header: int
+    elements: int
+
+    def is_sound(self) -> bool:
+        """No other file than one of the set's, and numbers."""
+        return bool(PART.fullmatch(self.name)) and all(type(n) is int for n in self[1:])
+
+
+class MappedPart:
+    """The part of one process, mapped. pieces: name, dtype, rank, offset, extent, first byte."""
+
+    def __init__(self, path: str, part: StoredPart) -> None:
+        file = os.path.join(path, part.name)
         try:
             self.file = InputFile(file, "")
-            if self.file.length != size:
-                raise _damaged(file, f"{size} bytes", f"{self.file.length} bytes")
-            found, said = members(self.file), _metadata(self.file)
-            self.pieces = [(name, rank, offset, extent, found[key].start)
-                           for key, name, rank, offset, extent in said["pieces"]]
-            first = min((one.start for one in found.values()), default=size)
-        except OutputError:
-            raise _damaged(file, "a part of the checkpoint", "it cannot be opened") from None
-        except InputError as error:
-            if "checkpoint" in str(error):
-                raise
-            raise _damaged(file, "a part of the checkpoint", str(error)) from None
-        except (ValueError, KeyError, TypeError):
-            raise _damaged(file, "a part of the checkpoint", "another header") from None
-        self._check(file, first, crc)
+        except (OutputError, InputError):
+            raise damaged(file, "a part of the checkpoint", "it cannot be opened") from None
+        try:
+            self._read(file, part)
+        except BaseException as error:
+            self.file.close()
+            if isinstance(error, InputError) and "checkpoint" not in str(error):
+                raise damaged(file, "a part of the checkpoint",
+                              str(error).partition("\n")[0]) from None
+            if isinstance(error, (ValueError, KeyError, TypeError)):
+                raise damaged(file, "a part of the checkpoint", "another header") from None
+            raise
 
-    def _check(self, file: str, first: int, crc: int) -> None:
-        has = 0
+    def _read(self, file: str, part: StoredPart) -> None:
+        if self.file.length != part.size:
+            raise damaged(file, f"{part.size} bytes", f"{self.file.length} bytes")
+        header = _header(self.file)
+        _compare(file, "a header", part.header, crc32(header))
+        found = members(self.file)
+        self.pieces = [_piece(found[row[0]], *row[1:]) for row in _metadata(header)["pieces"]]
+        first, has = min((one.start for one in found.values()), default=part.size), 0
         with memoryview(self.file.data) as data:
             for at in range(first, len(data), AT_ONCE):
                 has = crc32(data[at : at + AT_ONCE], has)
-        if has != crc:
-            raise _damaged(file, f"elements with the check sum {crc:08x}", f"{has:08x}")
+        _compare(file, "elements", part.elements, has)
+
+
+def _piece(one: StoredArray, name: str, rank: int, offset: list[int], extent: list[int]) -> Any:
+    """One of a part's pieces, if what is said of it is what is stored. ValueError."""
+    sound = npy.is_shape(offset) and npy.is_shape(extent) and len(offset) == len(extent)
+    pair = one.shape == (*extent, 2)  # of complex128
+    if not sound or not (pair or one.shape == tuple(extent)):
+        raise ValueError
+    dtype = "complex128" if pair else DTYPES[one.code]
+    return name, dtype, rank, offset, extent, one.start
+
+
+def _compare(file: str, what: str, expected: int, found: int) -> None:
+    if found != expected:
+        raise damaged(file, f"{what} with the check sum {expected:08x}", f"{found:08x}")

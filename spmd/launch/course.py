@@ -72,7 +72,7 @@ class Launch:
         met = self.processes.meet(prepare)
         return self.setup(agree(self.processes, met, self.options.transport)), met
 
-    def loaded(self, setup: Setup, put: Callable[[Job], None]) -> Job:
+    def loaded(self, setup: Setup, put: Callable[[Job], None] = lambda _: None) -> Job:
         """The job; loaded anew only where scalars have changed. What is kept, or gone on from, is
         compared: then the inputs are put here.
         """

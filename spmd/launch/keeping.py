@@ -11,23 +11,21 @@ import os
 import sys
 import time
 
-from codegen.errors import InputError, MeshError, OutputError, UsageError
+from codegen.errors import InputError, OutputError, UsageError
 from codegen.image.manifest import evaluate
-from codegen.user import named
 from spmd.engine import ffi, lib
 from spmd.files.checkpoints import (
     KEPT,
     Folder,
-    MappedPart,
     Piece,
     complete,
     complete_set,
     mark_of,
-    read_index,
     remove,
     set_name,
     write_part,
 )
+from spmd.launch import resuming
 from spmd.launch.memory import bytes_text
 from spmd.texts import MOST_SECONDS, is_number
 
@@ -112,7 +110,7 @@ class Keeping:
         self.processes.together(self._see)
         job._check(lib.spmd_job_keep(job._job, turns, nanoseconds))
         if chosen:
-            self.processes.together(lambda: self._fill(job, chosen))
+            self.resumed = self.processes.together(lambda: resuming.fill(self, job, chosen))
         else:
             self.resumed = None
             job._check(lib.spmd_job_resume(job._job, ffi.new("spmd_set *", {"point": -1})))
@@ -177,79 +175,9 @@ class Keeping:
                                   remedy="--checkpoint FOLDER on a shared file system")
             time.sleep(0.05)
 
-    # ---- going on --------------------------------------------------------------------------------
+    # ---- what sets hold --------------------------------------------------------------------------
 
-    def _fill(self, job: Job, path: str) -> None:
-        index = read_index(path)
-        self._compare(job, path, index)
-        carried = self._arrays(job, index["point"])
-        now = {"point": index["point"], "turn": index["turn"], "counter": index["counter"]}
-        job._check(lib.spmd_job_resume(job._job, ffi.new("spmd_set *", now)))
-        hosted = range(job.setup.first, job.setup.first + job.setup.count)
-        for name, size, crc in index["parts"]:
-            part = MappedPart(path, name, size, crc)
-            base = ffi.from_buffer("char[]", part.file.data)
-            try:
-                for array, rank, offset, extent, start in part.pieces:
-                    number, row = carried[array]
-                    own = row["shape"] is None
-                    box = [ffi.new("int64_t[8]", numbers) for numbers in (offset, extent)]
-                    for mine in hosted:
-                        if not own or mine == rank:
-                            status = lib.spmd_job_refill(job._job, number, mine, *box, base + start)
-                            job._check_array(status, array)
-            finally:
-                ffi.release(base)
-                part.file.close()
-        self.resumed = index
-        if self.first:
-            print(f"spmd: goes on from turn {index['turn']} of {path}", file=sys.stderr)
-
-    def _compare(self, job: Job, path: str, index: dict[str, Any]) -> None:
-        """The set is of this image, and has a meaning on this mesh."""
-        if index["image"] != self.launch.checked.digest:
-            raise InputError(
-                f"{path} was kept by another image", expected=f"image {index['image'][:16]}",
-                found=f"image {self.launch.checked.digest[:16]}",
-                remedy="the program, its parameters and the target with which it was kept",
-            )
-        mesh = [[a["name"], n] for a, n in zip(self.launch.manifest["mesh"], job.setup.sizes)]
-        rows = self.launch.manifest["points"][index["point"]]
-        own = [row["name"] for row in rows if row["shape"] is None]
-        if own and mesh != index["mesh"]:
-            raise MeshError(
-                f"{path} can be gone on from on its own mesh only: the loop stands in a shard_map, "
-                f"and {', '.join(dict.fromkeys(own))} differ{'s' * (len(own) == 1)} between ranks",
-                expected=_mesh_text(index["mesh"]), found=_mesh_text(mesh),
-                remedy="--mesh " + ",".join(f"{n}={k}" for n, k in index["mesh"])
-                + "; or carry what all ranks have alike, or whole arrays outside of shard_map",
-            )
-        shapes = {name: list(row["shape"]) for name, row in self._said(job, index["point"]).items()
-                  if row["shape"] is not None}
-        had = {name: row["shape"] for name, row in index["arrays"].items()
-               if row["shape"] is not None}
-        for name, shape in shapes.items():
-            if shape != had.get(name):
-                raise MeshError(f"{path}: {name} has another shape on this mesh",
-                                expected=f"{had.get(name)}", found=f"{shape}",
-                                remedy="the mesh and the scalars with which it was kept")
-        self._notes(index)
-
-    def _notes(self, index: dict[str, Any]) -> None:
-        """What is not as it was, and may be meant."""
-        if not self.first:
-            return
-        for name, value in self.launch.scalars.items():
-            if (was := index["scalars"].get(name)) != value:
-                print(f"spmd: scalar {name} was {was} when it was kept, now it is {value}",
-                      file=sys.stderr)
-        other = [name for name, was in index.get("inputs", {}).items()
-                 if was != self.inputs.get(name)]
-        if other:
-            print(f"spmd: input {named.listed(other)} has other elements than when it was kept",
-                  file=sys.stderr)
-
-    def _arrays(self, job: Job, point: int) -> dict[str, tuple[int, dict[str, Any]]]:
+    def arrays(self, job: Job, point: int) -> dict[str, tuple[int, dict[str, Any]]]:
         """What a point carries, by names that differ: the number of each for the engine."""
         manifest = self.launch.manifest
         points = manifest["points"]
@@ -263,12 +191,12 @@ class Keeping:
             found[name] = number + k, row
         return found
 
-    def _said(self, job: Job, point: int) -> dict[str, dict[str, Any]]:
+    def said(self, job: Job, point: int) -> dict[str, dict[str, Any]]:
         return {
             name: {"dtype": row["dtype"], "layout": row["layout"],
                    "shape": None if row["shape"] is None else
                    [int(evaluate(e, job.setup.values)) for e in row["shape"]]}
-            for name, (_, row) in self._arrays(job, point).items()
+            for name, (_, row) in self.arrays(job, point).items()
         }
 
     # ---- while it runs ---------------------------------------------------------------------------
@@ -299,7 +227,7 @@ class Keeping:
         offset, extent = ffi.new("int64_t[8]"), ffi.new("int64_t[8]")
         address, size = ffi.new("void **"), ffi.new("int64_t *")
         hosted = range(job.setup.first, job.setup.first + job.setup.count)
-        for name, (number, row) in self._arrays(job, point).items():
+        for name, (number, row) in self.arrays(job, point).items():
             dims = 0
             ranks = hosted if row["shape"] is None else self._owners(job, row["layout"])
             for rank in ranks:
@@ -317,12 +245,11 @@ class Keeping:
         return ranks
 
     def _index(self, job: Job, found: Any) -> dict[str, Any]:
-        mesh = [[a["name"], n] for a, n in zip(self.launch.manifest["mesh"], job.setup.sizes)]
         return {
             "program": self.launch.manifest["program"], "image": self.launch.checked.digest,
             "point": found.point, "turn": found.turn, "counter": found.counter,
-            "ranks": job.setup.ranks, "mesh": mesh, "scalars": self.launch.scalars,
-            "inputs": self.inputs, "arrays": self._said(job, found.point),
+            "ranks": job.setup.ranks, "mesh": resuming.mesh_of(job), "scalars": self.launch.scalars,
+            "inputs": self.inputs, "arrays": self.said(job, found.point),
         }
 
     def _complete(self) -> None:
@@ -378,7 +305,3 @@ class Keeping:
         if self.folder is not None:
             self.folder.close()
             self.folder = None
-
-
-def _mesh_text(mesh: list[Any]) -> str:
-    return "mesh " + ", ".join(f"{name}={size}" for name, size in mesh)

@@ -1,10 +1,12 @@
-"""Transformations of others: one after the other, on some leaves only; and decay of weights."""
+"""Transformations one after the other, and decay of weights."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
-from codegen.trace.control.conversion import convert
+from codegen.errors import UsageError
+from codegen.places import user_place
+from spmd.optim.some_leaves import empty, masked
 from spmd.optim.transformation import (
     CountState,
     EmptyState,
@@ -15,16 +17,6 @@ from spmd.optim.transformation import (
     needs_params,
     value_at,
 )
-
-
-class MaskedState(NamedTuple):
-    """The state of what works on some leaves only."""
-
-    inner_state: Any
-
-
-def empty(_: Any) -> EmptyState:
-    return EmptyState()
 
 
 def identity() -> GradientTransformation:
@@ -59,25 +51,20 @@ def chain(*args: GradientTransformation) -> GradientTransformation:
     return GradientTransformation(init, update)
 
 
-def masked(inner: GradientTransformation, mask: Any) -> GradientTransformation:
-    """inner for the leaves where the mask is True; the others pass unchanged.
+def named_chain(*args: tuple[str, GradientTransformation]) -> GradientTransformation:
+    """As `chain`, of pairs of a name and a transformation: the state is a dict by these names."""
+    names = [name for name, _ in args]
+    if len(set(names)) < len(names):
+        raise UsageError("named_chain: one name is given twice", place=user_place(),
+                         expected="names that differ", found=", ".join(names))
+    made = chain(*[tx for _, tx in args])
 
-    - mask: a tree of Python's True and False in the structure of the parameters, or a function that
-      makes it of them.
-    """
+    def init(params: Any) -> Any:
+        return dict(zip(names, made.init(params), strict=True))
 
-    def chosen(tree: Any, other: bool = False) -> Any:
-        truths = convert(mask)(tree) if callable(mask) else mask
-        return map_trees(lambda x, m: x if bool(m) != other else None, tree, truths)
-
-    def init(params: Any) -> MaskedState:
-        return MaskedState(inner.init(chosen(params)))
-
-    def update(updates: Any, state: MaskedState, params: Any = None) -> Any:
-        found, new = inner.update(chosen(updates), state.inner_state,
-                                  None if params is None else chosen(params))
-        whole = map_trees(lambda u, f: u if f is None else f, updates, found)
-        return whole, MaskedState(new)
+    def update(updates: Any, state: Any, params: Any = None) -> Any:
+        found, after = made.update(updates, tuple(state[name] for name in names), params)
+        return found, dict(zip(names, after, strict=True))
 
     return GradientTransformation(init, update)
 

@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from spmd.optim.chaining import empty
+from spmd.optim.some_leaves import empty
 from spmd.optim.transformation import (
     GradientTransformation,
     global_norm,
     in_type,
     map_trees,
+    needs_params,
     squared,
 )
 
@@ -52,5 +53,30 @@ def clip_by_block_rms(threshold: Any) -> GradientTransformation:
 
     def update(updates: Any, state: Any, params: Any = None) -> Any:
         return map_trees(clipped, updates), state
+
+    return GradientTransformation(empty, update)
+
+
+def adaptive_grad_clip(clipping: Any, eps: Any = 1e-3, axis: Any = None) -> GradientTransformation:
+    """Each unit's update times a factor, so that its norm is at most `clipping` times that of its
+    weights (Brock et al., 2021).
+
+    - eps: the least norm of weights that counts.
+    - axis: the dims of a unit; by default all of a vector, dim 0 of 2 or 3 dims (inputs first), and
+      of more dims all but the last.
+    """
+
+    def norm(x: Any) -> Any:
+        ndim = np.ndim(x)
+        usual = tuple(range(ndim)) if ndim < 2 else (0,) if ndim < 4 else tuple(range(ndim - 1))
+        return np.sqrt(np.sum(squared(x), axis=usual if axis is None else axis, keepdims=True))
+
+    def clipped(u: Any, p: Any) -> Any:
+        has, most = norm(u), clipping * np.maximum(norm(p), eps)
+        return np.where(has < most, u, u * (most / np.maximum(has, 1e-6)))
+
+    def update(updates: Any, state: Any, params: Any = None) -> Any:
+        needs_params(params, "adaptive_grad_clip")
+        return map_trees(clipped, updates, params), state
 
     return GradientTransformation(empty, update)

@@ -18,42 +18,44 @@ def all_finite(tree: Any) -> Any:
     return reduce(np.logical_and, [np.all(np.isfinite(x)) for x in leaves_of(tree)], np.True_)
 
 
-def _scale(self: Any, tree: Any) -> Any:
-    """A loss, or a tree of arrays, times the factor."""
-    return map_trees(lambda x: x * in_type(self.loss_scale, x.dtype), tree)
+class _Scaling:
+    """What both have: a factor of losses, by which gradients are divided."""
+
+    def scale(self: Any, tree: Any) -> Any:
+        """A loss, or a tree of arrays, times the factor."""
+        return map_trees(lambda x: x * in_type(self.loss_scale, x.dtype), tree)
+
+    def unscale(self: Any, tree: Any) -> Any:
+        """A tree of gradients over the factor, in float32 or wider."""
+        def divided(x: Any) -> Any:
+            wide = np.result_type(x.dtype, np.float32)
+            return x.astype(wide) / in_type(self.loss_scale, wide)
+
+        return map_trees(divided, tree)
 
 
-def _unscale(self: Any, tree: Any) -> Any:
-    """A tree of gradients over the factor, in float32 or wider."""
-    def divided(x: Any) -> Any:
-        wide = np.result_type(x.dtype, np.float32)
-        return x.astype(wide) / in_type(self.loss_scale, wide)
-
-    return map_trees(divided, tree)
-
-
-class StaticLossScale(NamedTuple):
-    """A factor that stays. Made by `static_loss_scale`."""
-
+class _Static(NamedTuple):
     loss_scale: Any
 
-    scale, unscale = _scale, _unscale
 
-    def adjust(self, grads_finite: Any) -> StaticLossScale:
-        """Itself."""
-        return self
-
-
-class DynamicLossScale(NamedTuple):
-    """A factor that grows while gradients are finite. Made by `dynamic_loss_scale`."""
-
+class _Dynamic(NamedTuple):
     loss_scale: Any
     counter: Any
     period: Any
     factor: Any
     min_loss_scale: Any
 
-    scale, unscale = _scale, _unscale
+
+class StaticLossScale(_Scaling, _Static):
+    """A factor that stays. Made by `static_loss_scale`."""
+
+    def adjust(self, grads_finite: Any) -> StaticLossScale:
+        """Itself."""
+        return self
+
+
+class DynamicLossScale(_Scaling, _Dynamic):
+    """A factor that grows while gradients are finite. Made by `dynamic_loss_scale`."""
 
     def adjust(self, grads_finite: Any) -> DynamicLossScale:
         """The next one: greater after `period` steps that were all finite, smaller after one that

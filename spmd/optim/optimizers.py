@@ -17,6 +17,8 @@ from spmd.optim.factored import scale_by_factored_rms
 from spmd.optim.scaling import (
     scale,
     scale_by_adam,
+    scale_by_amsgrad,
+    scale_by_belief,
     scale_by_learning_rate,
     scale_by_lion,
     scale_by_param_block_rms,
@@ -25,6 +27,7 @@ from spmd.optim.scaling import (
     scale_by_stddev,
     scale_by_trust_ratio,
 )
+from spmd.optim.some_leaves import masked
 from spmd.optim.transformation import GradientTransformation
 
 
@@ -71,6 +74,53 @@ def adamw(
     """Adam, with decay of the weights beside it (Loshchilov and Hutter, 2019)."""
     return chain(scale_by_adam(b1, b2, eps, eps_root, mu_dtype, nesterov=nesterov),
                  add_decayed_weights(weight_decay, mask), scale_by_learning_rate(learning_rate))
+
+
+def nadam(
+    learning_rate: Any, b1: Any = 0.9, b2: Any = 0.999, eps: Any = 1e-8, eps_root: Any = 0.0,
+    mu_dtype: Any = None,
+) -> GradientTransformation:
+    """Adam with Nesterov's momentum (Dozat, 2016)."""
+    return adam(learning_rate, b1, b2, eps, eps_root, mu_dtype, nesterov=True)
+
+
+def nadamw(
+    learning_rate: Any, b1: Any = 0.9, b2: Any = 0.999, eps: Any = 1e-8, eps_root: Any = 0.0,
+    mu_dtype: Any = None, weight_decay: Any = 1e-4, mask: Any = None,
+) -> GradientTransformation:
+    """NAdam, with decay of the weights beside it."""
+    return adamw(learning_rate, b1, b2, eps, eps_root, mu_dtype, weight_decay, mask, nesterov=True)
+
+
+def amsgrad(
+    learning_rate: Any, b1: Any = 0.9, b2: Any = 0.999, eps: Any = 1e-8, eps_root: Any = 0.0,
+    mu_dtype: Any = None,
+) -> GradientTransformation:
+    """Adam, whose rates never grow again (Reddi et al., 2018)."""
+    return chain(scale_by_amsgrad(b1, b2, eps, eps_root, mu_dtype),
+                 scale_by_learning_rate(learning_rate))
+
+
+def adabelief(learning_rate: Any, b1: Any = 0.9, b2: Any = 0.999, eps: Any = 1e-16,
+              eps_root: Any = 1e-16) -> GradientTransformation:
+    """Adam, with the square of what was not expected in the place of the square (Zhuang et al.,
+    2020).
+    """
+    return chain(scale_by_belief(b1, b2, eps, eps_root), scale_by_learning_rate(learning_rate))
+
+
+def lars(
+    learning_rate: Any, weight_decay: Any = 0.0, weight_decay_mask: Any = True,
+    trust_coefficient: Any = 0.001, eps: Any = 0.0, trust_ratio_mask: Any = True,
+    momentum: Any = 0.9, nesterov: bool = False,
+) -> GradientTransformation:
+    """Momentum for large batches: each array's update has a norm like its weights' (You et al.,
+    2017).
+    """
+    ratio = scale_by_trust_ratio(trust_coefficient=trust_coefficient, eps=eps)
+    return chain(add_decayed_weights(weight_decay, weight_decay_mask),
+                 masked(ratio, trust_ratio_mask), scale_by_learning_rate(learning_rate),
+                 trace(momentum, nesterov))
 
 
 def lamb(

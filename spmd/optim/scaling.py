@@ -8,7 +8,8 @@ import numpy as np
 
 from codegen.trace.control.conversion import convert
 from spmd.optim.averages import cast, first_moment, second_moment, unbiased, zeros
-from spmd.optim.chaining import empty, identity
+from spmd.optim.chaining import identity
+from spmd.optim.some_leaves import empty
 from spmd.optim.transformation import (
     CountState,
     GradientTransformation,
@@ -27,6 +28,15 @@ class MomentsState(NamedTuple):
     count: Any
     mu: Any
     nu: Any
+
+
+class AmsgradState(NamedTuple):
+    """As MomentsState; nu_max: the greatest averages of squares so far."""
+
+    count: Any
+    mu: Any
+    nu: Any
+    nu_max: Any
 
 
 class FirstMomentState(NamedTuple):
@@ -105,6 +115,46 @@ def scale_by_adam(
         found = map_trees(lambda m, v: m / (np.sqrt(v + eps_root) + eps), mean, square)
         nu = map_trees(lambda new, old: in_type(new, old.dtype), nu, state.nu)
         return found, MomentsState(count, cast(mu, mu_dtype), nu)
+
+    return GradientTransformation(init, update)
+
+
+def scale_by_amsgrad(
+    b1: Any = 0.9, b2: Any = 0.999, eps: Any = 1e-8, eps_root: Any = 0.0, mu_dtype: Any = None,
+) -> GradientTransformation:
+    """As Adam's, over the root of the greatest average of squares so far (Reddi et al., 2018)."""
+
+    def init(params: Any) -> AmsgradState:
+        return AmsgradState(counter(), zeros(params, mu_dtype), zeros(params), zeros(params))
+
+    def update(updates: Any, state: AmsgradState, params: Any = None) -> Any:
+        mu, nu = first_moment(updates, state.mu, b1), second_moment(updates, state.nu, b2)
+        count = counted(state.count)
+        most = map_trees(np.maximum, state.nu_max, unbiased(nu, b2, count))
+        found = map_trees(lambda m, v: m / (np.sqrt(v + eps_root) + eps),
+                          unbiased(mu, b1, count), most)
+        return found, AmsgradState(count, cast(mu, mu_dtype), nu, most)
+
+    return GradientTransformation(init, update)
+
+
+def scale_by_belief(b1: Any = 0.9, b2: Any = 0.999, eps: Any = 1e-16, eps_root: Any = 1e-16
+                    ) -> GradientTransformation:
+    """As Adam's, over the root of the average of squares of what was not expected: updates less
+    their average (Zhuang et al., 2020).
+    """
+
+    def init(params: Any) -> MomentsState:
+        return MomentsState(counter(), zeros(params), zeros(params))
+
+    def update(updates: Any, state: MomentsState, params: Any = None) -> Any:
+        mu = first_moment(updates, state.mu, b1)
+        missed = map_trees(lambda u, m: u - m, updates, mu)
+        nu = map_trees(lambda v: v + eps_root, second_moment(missed, state.nu, b2))
+        count = counted(state.count)
+        found = map_trees(lambda m, v: m / (np.sqrt(v) + eps), unbiased(mu, b1, count),
+                          unbiased(nu, b2, count))
+        return found, MomentsState(count, mu, nu)
 
     return GradientTransformation(init, update)
 

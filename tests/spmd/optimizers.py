@@ -49,6 +49,19 @@ OPTIMIZERS = {
     "averaged": lambda o: o.chain(o.ema(0.9), o.add_decayed_weights(
         o.linear_schedule(0.1, 0.0, 50)), o.scale_by_sign(), o.scale(-0.01)),
     "accumulated": lambda o: o.MultiSteps(o.adam(0.1), 4, accumulator_dtype=np.float64),
+    "amsgrad": lambda o: o.amsgrad(0.05, b2=0.9),
+    "adabelief": lambda o: o.adabelief(0.05),
+    "nadamw": lambda o: o.nadamw(0.05, mask={"a": True, "b": False, "c": False}),
+    "lars": lambda o: o.lars(0.5, 1e-3, trust_ratio_mask={"a": True, "b": True, "c": False}),
+    "adaptive": lambda o: o.chain(o.adaptive_grad_clip(0.1), o.sgd(0.1)),
+    "partition": lambda o: o.partition(
+        {"slow": o.named_chain(("adam", o.adam(0.01)), ("half", o.scale(0.5))),
+         "fast": o.sgd(0.05), "frozen": o.set_to_zero()},
+        lambda w: {"a": "slow", "b": "frozen", "c": "fast"}),
+    "frozen": lambda o: o.selective_transform(o.adam(0.05), freeze_mask={
+        "a": False, "b": True, "c": False}),
+    "injected": lambda o: o.inject_hyperparams(o.adamw)(
+        o.linear_schedule(0.1, 0.01, 50), weight_decay=0.01),
     "finite": lambda o: o.apply_if_finite(o.adam(0.05), 4),
 }
 

@@ -16,6 +16,8 @@ import numpy as np
 import pytest
 
 import spmd
+from spmd.files import npy
+from spmd.files.checkpoints import MappedPart, Piece, complete_set, read_index, write_part
 from tests.conftest import Launch, here
 
 KILLS = int(os.environ.get("SPMD_TEST_KILLS", "1"))  # `make kills` sets it to 100
@@ -144,10 +146,55 @@ def test_what_is_damaged_or_of_another_image_is_refused_by_its_name(turns, own_i
     shutil.rmtree(last)
     with pytest.raises(spmd.InputError, match=f"{before} was kept by another image"):
         own_image.run(ranks=2, resume=str(tmp_path))
+    for name in ("checkpoint.json", "part-0.safetensors"):
+        whole = (before / name).read_bytes()
+        for at in range(0, len(whole), 7):
+            (before / name).write_bytes(whole[:at] + bytes([whole[at] ^ 4]) + whole[at + 1 :])
+            with pytest.raises(spmd.InputError, match="damaged|another format"):
+                MappedPart(str(before), read_index(str(before))["parts"][0])
+        (before / name).write_bytes(whole)
     index = before / "checkpoint.json"
     index.write_text(index.read_text()[:-20])
     with pytest.raises(spmd.InputError, match=f"damaged: {index}"):
         turns.run(ranks=2, resume=str(tmp_path))
+
+
+def test_a_set_that_lies_is_refused(turns, tmp_path):
+    """Its check sums are right: nothing is read or written where it should not be."""
+    turns.run(ranks=1, least=0, checkpoint=str(tmp_path), every=19)
+    (path,) = map(str, sets(tmp_path))
+    said = {k: v for k, v in read_index(path).items() if k not in ("parts", "format")}
+    (part,) = read_index(path)["parts"]
+    mapped = MappedPart(path, part)
+    data = bytes(mapped.file.data)
+
+    def lies(change):
+        pieces = []
+        for name, dtype, rank, offset, extent, start in mapped.pieces:
+            size = int(np.prod(extent, dtype=int)) * npy.SIZES[dtype]
+            pieces.append(Piece(name, dtype, rank, [*offset], extent, data[start : start + size]))
+        index = {**said, **(change({p.name: p for p in pieces}) or {})}
+        write_part(path, 0, [p for p in pieces if p.name])
+        assert complete_set(path, 1, index)
+
+    for change, found in (
+        (lambda p: None, ""),
+        (lambda p: p["u"].offset.__setitem__(0, 1), "u: int64"),
+        (lambda p: setattr(p["w"], "dtype", "float64"), "input .*part-0.*is damaged"),
+        (lambda p: setattr(p["v"], "extent", [13, 12]), "v: int64"),
+        (lambda p: setattr(p["v"], "extent", [12 * 13]), "another header"),
+        (lambda p: setattr(p["last"], "name", "lost"), "lost"),
+        (lambda p: setattr(p["v"], "name", ""), "0"),
+        (lambda p: {"point": 7}, "loop 7"),
+        (lambda p: {"mesh": [["x"]]}, "something else"),
+        (lambda p: {"turn": "3"}, "something else"),
+    ):
+        lies(change)
+        if not found:
+            turns.run(ranks=2, least=0, resume=str(tmp_path))
+            continue
+        with pytest.raises(spmd.InputError, match=f"damaged(.|\n)*found: *({found})"):
+            turns.run(ranks=2, least=0, resume=str(tmp_path))
 
 
 def test_mistakes(turns, tmp_path):
@@ -187,7 +234,9 @@ def test_a_full_disk_leaves_the_set_before(own_image, tmp_path):
 def test_calls_of_an_open_image_each_keep_their_own(turns, tmp_path):
     with turns.open(ranks=2, checkpoint=str(tmp_path), every=5) as job:
         job(steps=40)
+        opened = len(os.listdir("/proc/self/fd"))
         whole = job(steps=12)
+        assert len(os.listdir("/proc/self/fd")) == opened  # whatever is kept is closed again
     turn = json.loads((sets(tmp_path)[-1] / "checkpoint.json").read_text())
     assert turn["scalars"]["steps"] == 12
     same(whole, turns.run(ranks=4, steps=12, resume=str(tmp_path)))

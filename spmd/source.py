@@ -74,6 +74,9 @@ def find_program(path: str) -> Any:
     found = {
         key: value for key, value in _executed(path, text).items() if isinstance(value, Program)
     }
+    for key, program in found.items():  # what spmd.program(mesh=…)(f) is assigned to names it
+        if program.name not in found:
+            program.name = key
     names = ", ".join(found) or "no function under @spmd.program"
     if name:
         if name not in found:

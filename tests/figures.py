@@ -16,7 +16,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable
-from importlib.util import find_spec
 from pathlib import Path
 
 from tests import figures_growth, figures_prk, figures_training
@@ -377,22 +376,25 @@ def sorting(folder: Path) -> None:
 
 
 def training(folder: Path, rounds: int = 7) -> None:
-    """A step of training beside PyTorch, with as many threads as ranks."""
-    if not find_spec("torch"):
-        print("Training is measured beside PyTorch, which is not installed: pip install torch\n")
+    """A step of training beside PyTorch and JAX, with as many threads as ranks."""
+    if missing := figures_training.missing():
+        print(f"Training is measured beside PyTorch and JAX; {figures_training.PYTHON} lacks "
+              f"{missing}. PEERS_PYTHON names a Python that has them:\n"
+              "  python -m venv peers && peers/bin/pip install 'jax[cpu]' optax torch\n"
+              "  make figures ARGS=training PEERS_PYTHON=peers/bin/python\n")
         return
     rows = []
     for part in figures_training.PARTS:
         one = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
         argv = [sys.executable, "-m", "tests.figures_training", part, rounds]
-        found = json.loads(run(argv, timeout=900, env=one).expect(0).out.splitlines()[-1])
+        found = json.loads(run(argv, timeout=1800, env=one).expect(0).out.splitlines()[-1])
         for n in (1, 2):
-            ours, *theirs = (found[f"{name} {n}"] for name in ("ours", "eager", "compiled"))
-            rows.append((part, n, *(f"{1e3 * t:.2f}" for t in (ours, *theirs)),
-                         f"{ours / min(theirs):.2f}", f"{ours / found['ours 1']:.2f}"))
+            times = (f"{1e3 * found[f'{k} {n}']:.2f}" for k in ("ours", *figures_training.PEERS))
+            ratios = (f"{found[f'ours {n} / {k}']:.2f}" for k in ("torch", "jax", "one"))
+            rows.append((part, n, *times, *ratios))
     print(f"A step of training, ms, median of {rounds}; as many threads as ranks:\n")
-    table(["network", "ranks", "ours", "PyTorch", "PyTorch, compiled", "ours / the faster",
-           "ours / 1 rank"], rows)
+    table(["network", "ranks", "ours", "PyTorch", "PyTorch, compiled", "JAX",
+           "ours / the faster PyTorch", "ours / JAX", "ours / 1 rank"], rows)
 
 
 def research_kernels(folder: Path, rounds: int = 5) -> None:

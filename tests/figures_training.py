@@ -1,34 +1,42 @@
-"""A step of training in spmd, and in PyTorch on the same cores; prints one JSON line.
+"""A step of training in spmd, and in PyTorch and JAX on the same cores; prints one JSON line.
 
-In: a part, and how many rounds. Out: seconds of a step with one and two ranks, and of PyTorch with
-as many threads, eager and compiled, medians. Always holds: both train from the same weights on the
-same data, and their first losses are compared before anything is measured.
+In: a part, and how many rounds. Out: seconds of a step with one and two ranks, and of PyTorch
+(eager and compiled) and JAX with as many threads: medians, and medians of the ratios of a round.
+Always holds: all train from the same weights on the same data, and their first losses are compared
+before anything is measured. PEERS_PYTHON names a Python that has jax, optax and torch.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import pickle
 import statistics
+import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import spmd
 from examples import digits_cnn
+from examples import transformer as example
 from tests.figures_global import seconds
+from tests.spmd import character_model
 
 Run = Callable[[int], Any]  # makes so many steps, and gives their losses
 RATE = 2e-3
-
-
-# ---- a convolutional network on digits -----------------------------------------------------------
+PEERS = ("eager", "compiled", "jax")
+PYTHON = os.environ.get("PEERS_PYTHON", sys.executable)
 
 
 @spmd.program(mesh=("data",), layout={"batch": "data"})
 def digits(batch: int = 100, wide: int = 16) -> Any:
+    """A convolutional network on digits."""
     images, labels, *_ = digits_cnn.digits(batch)
     steps, many = spmd.scalar("steps", 1), spmd.Dim("batch", batch)
     x = spmd.input("x", (len(images), many, 8, 8, 1), np.float32, default=images)
@@ -43,78 +51,90 @@ def digits(batch: int = 100, wide: int = 16) -> Any:
     return losses
 
 
-def torch_digits(batch: int = 100, wide: int = 16) -> Iterator[tuple[str, Run]]:
-    """The same in PyTorch, in the memory order that suits it."""
-    import torch
-    from torch.nn import functional
-
-    images, labels, *_ = digits_cnn.digits(batch)
-    x = torch.tensor(images.reshape(-1, batch, 1, 8, 8))
-    y = torch.tensor(labels.astype(np.int64))
-
-    def forward(params: Any, x: Any, y: Any) -> Any:
-        (w1, b1), (w2, b2), (w3, b3) = params
-        x = functional.relu(functional.conv2d(x, w1, b1, padding=1))
-        x = functional.relu(functional.conv2d(x, w2, b2, padding=1))
-        x = functional.max_pool2d(x, 2).permute(0, 2, 3, 1).reshape(batch, -1)
-        return functional.cross_entropy(x @ w3 + b3, y)
-
-    def runner(loss_of: Any) -> Run:
-        params = [[torch.tensor(np.moveaxis(p["w"], (-1, -2), (0, 1)) if p["w"].ndim > 2
-                                else p["w"]), torch.tensor(p["b"])]
-                  for p in digits_cnn.start(wide)]
-        for pair in params:
-            if pair[0].ndim == 4:
-                pair[0] = pair[0].contiguous(memory_format=torch.channels_last)
-        leaves = [p.requires_grad_() for pair in params for p in pair]
-        tx = torch.optim.Adam(leaves, RATE, fused=True)
-
-        def run(steps: int) -> Any:
-            losses = []
-            for s in range(steps):
-                loss = loss_of(params, x[s % len(x)], y[s % len(x)])
-                tx.zero_grad()
-                loss.backward()
-                tx.step()
-                losses.append(loss.detach())
-            return np.array([float(v) for v in losses])
-
-        return run
-
-    yield "eager", runner(forward)
-    yield "compiled", runner(torch.compile(forward))
+@spmd.program(mesh=("data",), layout={"batch": "data"})
+def transformer() -> Any:
+    """The character model of examples/transformer.py, on a text that was made up."""
+    given, m = character_model.text(), character_model
+    steps = spmd.scalar("steps", 1)
+    shape = (m.STEPS, spmd.Dim("batch", m.BATCH), m.LENGTH + 1)
+    text = spmd.input("text", shape, np.int32, default=given)
+    w = spmd.input("w", example.weights(m.VOCAB, m.LAYERS, m.HEADS, m.WIDTH, m.LENGTH),
+                   default=m.weights())
+    tx = spmd.optim.adamw(m.RATE, b2=m.BETA2, weight_decay=m.DECAY)
+    state, losses = tx.init(w), spmd.zeros(m.STEPS, np.float32)
+    for s in spmd.range(steps):
+        losses[s % m.STEPS], grads = spmd.value_and_grad(example.loss)(w, text[s % m.STEPS])
+        updates, state = tx.update(grads, state, w)
+        w = spmd.optim.apply_updates(w, updates)
+    return losses
 
 
-# ---- measuring -----------------------------------------------------------------------------------
+def digits_given() -> Any:
+    images, labels, *_ = digits_cnn.digits(100)
+    return {"x": images, "y": labels, "w": digits_cnn.start(16), "rate": RATE}
 
-# What a part measures: our program, PyTorch's steps, and how many steps a run has.
-PARTS: dict[str, tuple[Any, Callable[[], Iterator[tuple[str, Run]]], int]] = {
-    "digits": (digits, torch_digits, 60),
+
+# What a part measures: our program, what PyTorch and JAX are given, and how many steps a run has.
+PARTS: dict[str, tuple[Any, Callable[[], Any], int]] = {
+    "digits": (digits, digits_given, 60),
+    "transformer": (transformer, lambda: None, 20),
 }
 
 
-def measured(part: str, rounds: int) -> dict[str, float]:
-    """Seconds of a step, by who makes it and with how many ranks or threads."""
-    import torch
+@contextmanager
+def peer(*arguments: Any) -> Iterator[Run]:
+    """Another process with PyTorch or JAX in it."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    argv = [PYTHON, "-m", "tests.figures_elsewhere", *map(str, arguments)]
+    process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                               env=environment)
+    assert process.stdin and process.stdout
 
-    program, theirs, steps = PARTS[part]
+    def run(steps: int) -> Any:
+        print(steps, file=process.stdin, flush=True)
+        return np.array(json.loads(process.stdout.readline()))  # type: ignore[union-attr]
+
+    try:
+        yield run
+    finally:
+        process.stdin.close()
+        process.wait(60)
+
+
+def missing() -> str:
+    """What the Python of the peers lacks."""
+    asked = "from importlib.util import find_spec as f\nfor m in ('jax', 'optax', 'torch'):" \
+            "\n  if not f(m): print(m)"
+    found = subprocess.run([PYTHON, "-c", asked], capture_output=True, text=True, check=True)
+    return ", ".join(found.stdout.split())
+
+
+def measured(part: str, rounds: int) -> dict[str, float]:
+    """Seconds of a step by who makes it and with how many ranks or threads; our ratios to it."""
+    program, given, steps = PARTS[part]
     with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        file = Path(folder) / "given.pickle"
+        file.write_bytes(pickle.dumps(given()))
         image = spmd.build(program)
-        jobs = {n: stack.enter_context(image.open(ranks=n)) for n in (1, 2)}
-        torch.set_num_threads(1)
-        runs = dict(theirs())
-        expected = np.asarray(jobs[1](steps=5))[:5]
+        runs: dict[str, Run] = {}
+        for n in (1, 2):
+            job = stack.enter_context(image.open(ranks=n))
+            runs[f"ours {n}"] = lambda s, job=job: job(steps=s)  # type: ignore[misc]
+            for library in PEERS:
+                runs[f"{library} {n}"] = stack.enter_context(peer(library, part, n, file))
+        expected = np.asarray(runs["ours 1"](5))[:5]
         for run in runs.values():
-            np.testing.assert_allclose(run(5), expected, 1e-3)
-        ours: dict[str, Run] = {str(n): lambda s, j=j: j(steps=s)  # type: ignore[misc]
-                                for n, j in jobs.items()}
-        times: dict[str, list[float]] = {}
-        for _ in range(rounds):
-            for n in (1, 2):
-                torch.set_num_threads(n)
-                for name, run in [("ours", ours[str(n)]), *runs.items()]:
-                    times.setdefault(f"{name} {n}", []).append(seconds(run, steps))
-    return {name: statistics.median(t) for name, t in times.items()}
+            np.testing.assert_allclose(np.asarray(run(5))[:5], expected, 1e-3)
+        rows = [{name: seconds(run, steps) for name, run in runs.items()} for _ in range(rounds)]
+    found = {name: statistics.median(row[name] for row in rows) for name in runs}
+    for n in (1, 2):
+        ours = f"ours {n}"
+        for name, others in (("torch", PEERS[:2]), ("jax", PEERS[2:]), ("one", ())):
+            of = [f"{k} {n}" for k in others] or ["ours 1"]
+            found[f"{ours} / {name}"] = statistics.median(
+                row[ours] / min(row[k] for k in of) for row in rows)
+    return found
 
 
 def main(part: str, rounds: str) -> None:

@@ -1,8 +1,10 @@
-"""What a Transformer's block exchanges under each layout: kind, axis, elements, as in Megatron."""
+"""The character model: its losses beside JAX's and PyTorch's, and what ranks exchange, as in
+Megatron (M. Shoeybi et al., 2019): kind, axis, number and bytes."""
 
 from __future__ import annotations
 
 import importlib.util
+import json
 from collections import Counter
 from typing import Any
 
@@ -11,17 +13,23 @@ import pytest
 
 import spmd
 from codegen.compile import lower
-from codegen.ir import Value, walk
+from codegen.ir import Module, walk
 from codegen.ops import Exchange, MatMul
 from codegen.plan.text import loops_text
 from codegen.symbolic import expr
 from tests.conftest import EXAMPLES
+from tests.spmd import character_model
 
-SIZES = {"steps": 3, "batch": 8, "heads": 4, "width": 32, "length": 16}
-STREAM = 8 * 16 * 32  # elements of what goes from block to block
-WEIGHTS = [32, 32, *[32 * 32] * 4, *[32 * 128] * 2]
+# Of the small one: a batch of 8 pieces of 16 letters, of 65; 4 bytes for each element.
+SIZES = {"steps": 3, "batch": 8, "heads": 4, "width": 32, "length": 16, "layers": 1, "vocab": 65}
+STREAM, IDS = 4 * 8 * 16 * 32, 8 * 8 * 16  # what goes from block to block; numbers of letters
+ROWS = 4 * 8 * 16  # a number for each letter
+MATRIX, LARGE, SCALE = 4 * 32 * 32, 4 * 32 * 128, 4 * 32  # of a block
+TOKEN, PLACE = 4 * 65 * 32, 4 * 16 * 32
+PART = 4 * 33 * 32  # of the table of letters, on the first of two ranks
 
 
+@pytest.fixture(scope="module")
 def example() -> Any:
     found = importlib.util.spec_from_file_location("transformer", EXAMPLES / "transformer.py")
     assert found and found.loader
@@ -30,39 +38,83 @@ def example() -> Any:
     return module
 
 
-def elements(value: Value, sizes: dict[str, int]) -> int:
-    """On the first rank."""
+def exchanged(graph: Module, sizes: dict[str, int]) -> Counter[Any]:
+    """How often each exchange is: its kind, its axes, and the bytes of its result on the first
+    rank."""
     known = {f"n_{a}": n for a, n in sizes.items()} | {f"i_{a}": 0 for a in sizes}
-    return expr.product(value.type.shape).evaluate(known)
-
-
-def exchanged(program: Any, layers: int, sizes: dict[str, int]) -> Counter[Any]:
-    level = lower(program.graph({**SIZES, "layers": layers}, ())).program
     return Counter(
-        (op.what.called, "".join(op.what.axes), elements(op.result, sizes))
-        for op in walk(level.body) if isinstance(op.what, Exchange)
+        (op.what.called, "".join(op.what.axes),
+         expr.product(op.result.type.shape).evaluate(known) * op.result.type.dtype.size)
+        for op in walk(lower(graph).program.body) if isinstance(op.what, Exchange)
     )
 
 
-def sums(axis: str, sizes: list[int]) -> list[Any]:
-    return [("all_reduce", axis, n) for n in sizes]
+def sums(axis: str, *sizes: int) -> list[Any]:
+    return [("all_reduce", axis, size) for size in sizes]
 
 
-@pytest.mark.parametrize(("name", "sizes", "expected"), [
-    ("data", {"x": 2}, sums("x", WEIGHTS)),
-    ("model", {"x": 2}, sums("x", [STREAM] * 4)),
+# A block whose weights all ranks have exchanges its gradients, one whose heads and hidden units are
+# split the stream: twice forward, twice backward. What stands around it: letters and their loss.
+@pytest.mark.parametrize(("name", "sizes", "block", "around"), [
+    ("data", {"x": 2}, sums("x", SCALE, SCALE, *[MATRIX] * 4, LARGE, LARGE), [
+        *sums("x", SCALE, PLACE, TOKEN, 4),
+        ("all_gather", "x", STREAM), ("all_gather", "x", IDS),  # for the gradient of a look-up
+    ]),
+    ("model", {"x": 2}, sums("x", *[STREAM] * 4), sums("x", STREAM, STREAM, ROWS, ROWS, ROWS)),
     ("both", {"x": 2, "y": 2}, [
-        *sums("y", [STREAM // 2] * 4),
-        *sums("x", [32, 32, *[32 * 16] * 4, *[32 * 64] * 2]),
+        *sums("y", *[STREAM // 2] * 4),
+        *sums("x", SCALE, SCALE, *[MATRIX // 2] * 4, LARGE // 2, LARGE // 2),
+    ], [
+        *sums("y", STREAM // 2, STREAM // 2, *[ROWS // 2] * 3), *sums("x", SCALE, PLACE, PART, 4),
+        ("all_gather", "x", STREAM), ("all_gather", "x", IDS),
     ]),
 ])
-def test_a_block_exchanges(name: str, sizes: dict[str, int], expected: list[Any]) -> None:
-    """What two blocks exchange more than one: gradients once each, or the stream twice forward and
-    twice backward."""
-    program = getattr(example(), name)
-    two, one = exchanged(program, 2, sizes), exchanged(program, 1, sizes)
-    assert two - one == Counter(expected)
-    assert not one - two
+def test_a_block_exchanges(
+    example: Any, name: str, sizes: dict[str, int], block: list[Any], around: list[Any]
+) -> None:
+    found = exchanged(getattr(example, name).graph(SIZES), sizes)
+    assert found == Counter([*block, *around])
+
+
+@pytest.mark.parametrize(("rules", "expected"), [
+    ({"batch": "x"}, sums("x", 4 * 20 * 64, 4 * 64, 4 * 64 * 12, 4 * 12, 4)),
+    ({"hidden": "x"}, sums("x", 4 * 32 * 12)),
+    ({"batch": "x", "hidden": "y"}, [
+        *sums("x", 4 * 20 * 32, 4 * 32, 4 * 32 * 12, 4 * 12, 4), *sums("y", 4 * 16 * 12)]),
+])
+def test_two_layers_exchange(rules: dict[str, str], expected: list[Any]) -> None:
+    """Gradients and the loss over the batch; over hidden units, what the second layer gives."""
+    mesh = tuple(sorted(set(rules.values())))
+
+    @spmd.program(mesh=mesh, layout=rules)
+    def two_layers():
+        batch, hidden = spmd.Dim("batch", 32), spmd.Dim("hidden", 64)
+        x = spmd.input("x", (batch, 20), np.float32)
+        w = spmd.input("w", {"w1": spmd.spec((20, hidden)), "b1": spmd.spec(hidden),
+                             "w2": spmd.spec((hidden, 12)), "b2": spmd.spec(12)})
+
+        def loss(w: Any) -> Any:
+            h = spmd.nn.relu(spmd.nn.dense(x, w["w1"], w["b1"]))
+            return np.mean(spmd.nn.dense(h, w["w2"], w["b2"]) ** 2)
+
+        value, grads = spmd.value_and_grad(loss)(w)
+        return {"loss": value, **{k: w[k] - grads[k] for k in w}}
+
+    assert exchanged(two_layers.graph({}), dict.fromkeys(mesh, 2)) == Counter(expected)
+
+
+def test_losses_are_those_of_jax_and_pytorch(example: Any) -> None:
+    """nanoGPT's CPU configuration, 20 steps: where one axis has one rank, the other is data or
+    model parallel alone. Rows of 12 pieces, 4 heads and 65 letters are split unevenly too."""
+    model = character_model
+    image = spmd.build(example.both, steps=model.STEPS, vocab=model.VOCAB)
+    theirs = json.loads(model.GOLDEN.read_text())
+    for x, y in ((1, 1), (2, 1), (1, 3), (4, 4)):
+        out = image.run(ranks=x * y, mesh={"x": x, "y": y}, w=model.weights(), text=model.text(),
+                        rate=model.RATE)
+        for name in ("jax", "torch"):
+            np.testing.assert_allclose(out["losses"], theirs[name]["losses"], rtol=1e-5,
+                                       err_msg=f"{name} and {x} by {y} ranks")
 
 
 def test_gradients_of_a_repeated_matrix_are_one_product() -> None:

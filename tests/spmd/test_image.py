@@ -16,6 +16,7 @@ import pytest
 
 import spmd
 from codegen.errors import EnvironmentFault, InputError, MeshError, OutputError, UsageError
+from spmd import source
 from tests.conftest import run
 
 
@@ -405,3 +406,13 @@ def test_what_every_rank_prints_reads_as_in_an_eager_run(capfd: Any) -> None:
     talking.eager(ranks=2)
     assert printed == sorted(capfd.readouterr().out.splitlines())
     assert printed[1] == "rank 1: 6e+30 of 6.0e+30"
+
+
+def test_programs_of_one_function_are_called_as_their_file_calls_them(tmp_path):
+    """By that name an image finds its program again, for run --check."""
+    path = tmp_path / "two.py"
+    path.write_text("import spmd\ndef zeros(n: int = 3):\n    return spmd.zeros(n)\n"
+                    "few = spmd.program(mesh=('x',))(zeros)\n"
+                    "many = also = spmd.program(mesh=('x', 'y'))(zeros)\n")
+    for name, expected in (("few", "few"), ("many", "many"), ("also", "many")):
+        assert source.find_program(f"{path}:{name}").name == expected

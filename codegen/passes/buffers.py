@@ -221,7 +221,7 @@ class _Liveness:
             return set()
         chain, others = self.chains[op]
         if op is chain[-1]:
-            found = self.reads(op) - live
+            found = set[Value]().union(*map(self.reads, chain)) - live
             for m in chain:
                 write = _alone(m)
                 found -= self.reads(m) - (self.there(write) if write is not None else set())

@@ -183,21 +183,25 @@ class _Turn:
             return None
         return self.sums(b if a is value else a)
 
-    def sums(self, value: Value) -> list[Op] | None:
+    def sums(self, value: Value, users: int = 1) -> list[Op] | None:
         """Those that a value is a sum of, if a rank's shares of it follow from its shares of these,
-        and nobody else reads them."""
+        and nobody else reads them. users: how many read it."""
         op = self.defs.get(value)
-        if op is None or len(self.uses(value)) != 1:
+        if op is not None and isinstance(op.what, Full) and (op.what.value == 0 or op.what.blank):
+            return []
+        if op is None or len(self.uses(value)) != users:
             return None
         what = op.what
         if self.at.is_sum(op):
             return [op]
         if isinstance(what, _MOVES):
             return self.sums(op.operands[0])
+        if isinstance(what, Update):
+            return self.updated(op)
         if not isinstance(what, Map):
             return None
         if what.fn in ("add", "sub"):
-            one, other = map(self.sums, op.operands)
+            one, other = self.sums(op.operands[0]), self.sums(op.operands[1])
             return None if one is None or other is None else [*one, *other]
         given = [v.type.dtype.kind for v in op.operands]
         if what.fn == "neg" or (what.fn == "cast" and given[0] == op.result.type.dtype.kind == "f"):
@@ -210,6 +214,14 @@ class _Turn:
             a, b = b, a
             found = self.sums(a)
         return found if found is not None and self.is_alike(b, found) else None
+
+    def updated(self, op: Op) -> list[Op] | None:
+        """Those of an array of which a box is replaced, or has something added."""
+        under, v = op.operands
+        step = self.step(under) if len(self.uses(under)) == 2 else None
+        one = self.sums(under, 1 if step is None else 2)
+        other = self.sums(v) if step is None else step[1]
+        return None if one is None or other is None else [*one, *other]
 
     def is_alike(self, value: Value, sums: list[Op]) -> bool:
         """Whether all ranks have the same that add these up."""

@@ -5,6 +5,7 @@ Always holds: gates are a dim of their own, so that the hidden dim may be split 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -78,7 +79,9 @@ def recurrent(
     - x: (length, …, in). state: what the cell begins with; zeros unless you say otherwise.
     - reverse: from the last to the first.
 
-    Returns the last state, and the outputs (length, …, hidden). One loop, which is compiled.
+    Returns the last state, and the outputs (length, …, hidden). One loop, which is compiled. Its
+    derivative keeps the states, and computes the rest again; of `spmd.remat(cell, policy=…)` it
+    keeps what the policy says, as products (`spmd.checkpoint_policies.dots_saveable`).
 
     Example::
 
@@ -94,5 +97,5 @@ def recurrent(
     if state is None:
         hidden = p["u"][(slice(None), *[0] * (p["u"].ndim - 2))]
         zero = np.zeros_like(x[0][..., :1] * hidden[0])
-        state = (zero, zero.copy()) if cell is lstm_cell else zero
+        state = (zero, zero.copy()) if inspect.unwrap(cell) is lstm_cell else zero
     return spmd.scan(lambda state, now: cell(p, state, now), state, x, reverse=reverse)

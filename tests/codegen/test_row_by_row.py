@@ -96,6 +96,8 @@ def test_the_way_back_of_a_stencil_is_one_pass():
     plan = lower(wave.graph({}, ())).plan
     ring = next(b for b in plan.buffers if b.name == "u_part")
     assert str(ring.capacity) == str(3 * 498)  # rows that are read again
+    given = {id(a.buffer) for a in (*plan.inputs, *plan.outputs)}
+    assert len([b for b in plan.buffers if id(b) not in given]) == 3  # it, and two arrays in place
 
 
 def test_short_and_small_loops_stay_apart():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 
 import spmd
 from codegen.compile import lower
@@ -105,7 +106,8 @@ def test_what_the_user_exchanges_stays_where_it_is():
     assert exchanges(asked) == (["all_reduce"], [])
 
 
-def test_a_gradient_of_a_recurrent_network_is_summed_once_a_weight():
+@pytest.mark.parametrize("cell", [nn.lstm_cell, spmd.remat(nn.lstm_cell)], ids=["plain", "remat"])
+def test_a_gradient_of_a_recurrent_network_is_summed_once_a_weight(cell):
     hidden, batch = 3, 4
 
     @spmd.program(mesh=("x",), layout={"batch": "x"})
@@ -116,7 +118,7 @@ def test_a_gradient_of_a_recurrent_network_is_summed_once_a_weight():
             ("peepholes", (3, hidden)))}
 
         def loss(w):
-            (output, _), _ = nn.recurrent(nn.lstm_cell, w, x.swapaxes(0, 1))
+            (output, _), _ = nn.recurrent(cell, w, x.swapaxes(0, 1))
             return np.mean(output**2)
 
         return spmd.grad(loss)(w)

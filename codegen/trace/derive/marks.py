@@ -6,6 +6,7 @@ Always holds: where nothing is differentiated the functions and values are as th
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -155,7 +156,7 @@ def remat(f: Callable[..., Any], *, policy: Policy | None = None) -> Callable[..
 
         return defined(context, run, None, leaves, {}, kept.saved)
 
-    call.__name__ = getattr(f, "__name__", "f")
+    functools.update_wrapper(call, f)
     return call
 
 

@@ -2,7 +2,7 @@
 
 Keys and values of the letters before are kept, split over heads. First train, and keep the weights:
     mpirun -n 2 python -m spmd run examples/transformer.py:model -o w=w.safetensors
-    mpirun -n 2 python -m spmd run examples/generate.py -i w=w.safetensors --set seed=7 -o text=t.npy
+    mpirun -n 2 python -m spmd run examples/generate.py -i w=w.safetensors -o text=text.npy
 """
 
 import numpy as np

@@ -1,10 +1,8 @@
 """A small BERT (J. Devlin and others, 2018) fills in words and signs of Python's documentation.
 
-15 % of the words are to be guessed: of these, 80 % are masked, 10 % are other words, 10 % stay. It
-also says whether the second half of a text follows the first. Layout rules split batch and model.
-    python -m spmd build examples/bert.py -o bert.img
-    mpirun -n 4 python -m spmd run bert.img -o w=w.safetensors
-    python -m spmd run bert.img --ranks 6 --mesh x=2,y=3
+15 % are to be guessed: of these, 80 % are masked, 10 % are others, 10 % stay. It also says whether
+the second half of a text follows the first. Layout rules split the batch, and the model.
+    mpirun -n 6 python -m spmd run examples/bert.py --mesh x=2,y=3 -o w=w.safetensors
 """
 
 import collections

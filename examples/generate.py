@@ -1,11 +1,8 @@
-"""Text that the character model of transformer.py writes: a second program with the same weights.
+"""Text that the model of transformer.py writes, letter by letter: a second program on its weights.
 
-Letters are drawn one by one, of the likeliest; keys and values of those before are kept in a cache,
-which lies split over heads. Scalars are set at each run.
-    python -m spmd build examples/transformer.py:model -o model.img
-    python -m spmd build examples/generate.py -o generate.img
-    mpirun -n 2 python -m spmd run model.img -o w=w.safetensors
-    mpirun -n 2 python -m spmd run generate.img -i w=w.safetensors --set seed=7 -o text=text.npy
+Keys and values of the letters before are kept, split over heads. First train, and keep the weights:
+    mpirun -n 2 python -m spmd run examples/transformer.py:model -o w=w.safetensors
+    mpirun -n 2 python -m spmd run examples/generate.py -i w=w.safetensors -o text=text.npy
 """
 
 import numpy as np

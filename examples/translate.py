@@ -1,11 +1,8 @@
-"""A Transformer reads numbers in English and writes them in French: training, and translating.
+"""A Transformer (A. Vaswani and others, 2017) reads numbers in English and writes them in French.
 
-As A. Vaswani and others (2017), but norms stand before layers. Layout rules make it data parallel,
-model parallel, or both; translating is a second program, with the weights that training leaves.
-    python -m spmd build examples/translate.py:both -o train.img
-    python -m spmd build examples/translate.py:translate -o translate.img
-    mpirun -n 4 python -m spmd run train.img -o w=w.safetensors
-    mpirun -n 2 python -m spmd run translate.img -i w=w.safetensors -o tokens=french.npy
+Layout rules split the batch, the model or both; translating is a second program on the weights.
+    mpirun -n 4 python -m spmd run examples/translate.py:both -o w=w.safetensors
+    mpirun -n 2 python -m spmd run examples/translate.py:translate -i w=w.safetensors
 """
 
 import itertools

@@ -8,6 +8,7 @@ Always holds: a part that is fetched comes out of balanced blocks, which are the
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -209,7 +210,8 @@ class Demands:
         wanted = self.wanted.get(value, {})
         blocks = home(value)
         demand = self.of[value] = Demand()
-        held = op is None or op.what.held or not all(self.goes_on(op, w) for w in wanted)
+        held = (op is None or op.what.held or self.laborious(op, wanted)
+                or not all(self.goes_on(op, w) for w in wanted))
         if not held and not wanted and value not in self.from_home:
             return  # nobody uses it
         if not held and value not in self.from_home:
@@ -240,6 +242,17 @@ class Demands:
         for window, wide in self.in_turns.get(value, {}).items():
             if wide in demand.of:
                 demand.of[window] = demand.of[wide]
+
+    def laborious(self, op: Op, wanted: Iterable[Window]) -> bool:
+        """Whether ghost cells of what an op makes are fetched, since to make them once more is more
+        work: where the rest lies in balanced blocks."""
+        value, wanted = op.result, list(wanted)
+        if not op.what.laborious or not wanted:
+            return False
+        blocks = home(value)
+        return all(self.rules.natural(value, d) == b for d, b in enumerate(blocks)) and all(
+            c.follows(b) or not (c.axes or b.axes) for w in wanted for c, b in zip(w, blocks)
+        ) and not all(cuts.inside(w, blocks) for w in wanted)
 
     def goes_on(self, op: Op, window: Window) -> bool:
         """Whether what is beyond the ends of dims that go on there can be computed as the rest."""

@@ -51,6 +51,7 @@ class Convolve(Kind):
     name = "convolve"
     has_room = False
     reads = "boxes"
+    laborious = True
     gives: str
     start: tuple[Expr, ...]
     stride: tuple[int, ...]

@@ -1,6 +1,7 @@
 """Convolutions and pooling against sums written down, however dims are split, with derivatives."""
 
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,6 +9,8 @@ import pytest
 import spmd
 from codegen.compile import lower
 from codegen.errors import DtypeError, ShapeError, UsageError
+from codegen.ir import walk
+from codegen.ops import Convolve
 from spmd.nn.convolution import pairs
 
 N = None
@@ -197,3 +200,29 @@ def test_what_does_not_fit_is_refused(made, kind, said):
     with pytest.raises(kind) as found:
         spmd.build(wrong)
     assert said in str(found.value)
+
+
+def test_layers_behind_each_other_fetch_their_ghost_rows() -> None:
+    """A rank computes its own rows of each layer, and of each gradient: no others once more."""
+    @spmd.program(mesh=("x",))
+    def layers() -> Any:
+        x = spmd.input("x", (64, 5, 3), np.float64, layout=("x", None, None))
+        w = spmd.input("w", (3, 3, 3, 3, 3), np.float64)
+
+        def loss(w: Any, h: Any) -> Any:
+            for k in range(3):
+                h = h + np.tanh(spmd.nn.conv(h[None], w[k])[0])
+            return np.sum(h * h)
+
+        return spmd.grad(loss, argnums=(0, 1))(w, x)
+
+    program = lower(layers.graph({}, ())).program
+    rows = [op.result.type.shape[1].evaluate({"n_x": 4, "i_x": 1}) for op in walk(program.body)
+            if isinstance(op.what, Convolve) and op.what.gives != "w"]
+    assert rows == [16] * 6
+    random = np.random.default_rng(0)
+    given = {"x": random.random((64, 5, 3)), "w": random.random((3, 3, 3, 3, 3)) / 20}
+    expected, image = layers.eager(**given), spmd.build(layers)
+    for ranks in (1, 3, 70):
+        for a, b in zip(image.run(ranks=ranks, **given), expected):
+            np.testing.assert_allclose(a, b, rtol=1e-12)

@@ -313,7 +313,7 @@ def network(w: Any, x: Any, attend: Any) -> Any:
 
 def weights() -> dict[str, np.ndarray]:
     rng = np.random.default_rng(4)
-    shapes = {n: (6, HEADS, SIZE) for n in "qkv"} | {"o": (HEADS, SIZE, 6)}
+    shapes = dict.fromkeys("qkv", (6, HEADS, SIZE)) | {"o": (HEADS, SIZE, 6)}
     return {n: rng.normal(size=s) for n, s in (shapes | {"table": (VOCABULARY, 6)}).items()}
 
 

@@ -15,6 +15,7 @@ from codegen.layouts.cuts import Cut, Window, whole
 from codegen.ops.group import combine
 from codegen.ops.kind import Array, Eval, Kind, Types, dropped, extents, layout_of
 from codegen.ops.maps import Map
+from codegen.ops.reshapes import Reshape
 from codegen.ops.sources import Full, Iota
 from codegen.ops.views import Broadcast, Update
 from codegen.plan.grammar import Bound, Store
@@ -200,9 +201,10 @@ class Gather(Kind):
         return [ArrayType(x.dtype, (*rest[: self.at], *index.shape, *rest[self.at :]))]
 
     def layout(self, operands: Types, result: ArrayType) -> Iterable[tuple[str, ...]]:
-        x, index = operands[0], operands[1]
+        x, *indices = operands
         rest = [entry for d, entry in enumerate(layout_of(x)) if d not in self.dims]
-        return (*rest[: self.at], *layout_of(index), *rest[self.at :])
+        points = [next((e for e in entries if e), ()) for entries in zip(*map(layout_of, indices))]
+        return (*rest[: self.at], *points, *rest[self.at :])
 
     def reference(self, operands: Sequence[Array], value: Eval) -> list[Array]:
         x, index = operands[0], operands[1:]
@@ -234,13 +236,57 @@ class Gather(Kind):
         x, *index = op.operands
         k = op.operands[-1].type.ndim
         kept = iter((*window[: self.at], *window[self.at + k :]))
-        held = tuple(whole(e) if d in self.dims else next(kept) for d, e in enumerate(x.type.shape))
+        own = self._own(op, window, at)
+        held = tuple(own.get(d) or (whole(e) if d in self.dims else next(kept))
+                     for d, e in enumerate(x.type.shape))
         return [held, *[window[self.at : self.at + k]] * len(index)]
 
     def localize(
         self, op: Op, window: Window, operands: list[Value], build: Builder, at: Localizer
     ) -> Value:
-        return build.emit(self, operands)
+        x, *indices = operands
+        for d, cut in self._own(op, window, at).items():
+            (low,) = at.lows((cut,))
+            if low != 0:
+                k = self.dims.index(d)
+                shape = indices[k].type.shape
+                first = build.emit(Broadcast((), shape), (build.integer(low),))
+                indices[k] = build.map("sub", indices[k], first)
+        return build.emit(self, [x, *indices])
+
+    def _own(self, op: Op, window: Window, at: Localizer) -> dict[int, Cut]:
+        """The dims of which each point reads the element at its own place, and their parts: an
+        index counts 0, 1, 2 … along the result."""
+        x, *indices = op.operands
+        found = {}
+        for d, index in zip(self.dims, indices):
+            along = counts_along(index, at)
+            if along is not None and index.type.shape[along] == x.type.shape[d]:
+                cut = window[self.at + along]
+                if cut.axes and cut.step == 1 and cut.period is None and not cut.open:
+                    found[d] = cut
+        return found
+
+
+def counts_along(index: Value, at: Localizer) -> int | None:
+    """The dim along which an array counts 0, 1, 2 …, the same along all others; None: it does not,
+    or nobody sees that it does."""
+    op = at.defs.get(index)
+    if op is None or isinstance(op.what, Iota):
+        return None if op is None else op.what.dim
+    if not isinstance(op.what, (Broadcast, Reshape)):
+        return None
+    (x,) = op.operands
+    along = counts_along(x, at)
+    if along is None:
+        return None
+    if isinstance(op.what, Broadcast):
+        to = op.what.dims[along]
+    else:
+        to = next((d for d, e in enumerate(op.what.shape) if e != 1), 0)
+        if x.type.ndim != 1 or sum(e != 1 for e in op.what.shape) > 1:
+            return None
+    return to if op.result.type.shape[to] == x.type.shape[along] else None
 
 
 _ELEMENTS_A_POINT = 4  # of the result: with more for each point, points are few

@@ -16,7 +16,7 @@ from codegen.ops.group import combine
 from codegen.ops.kind import Array, Eval, Kind, Types, dropped, extents, layout_of
 from codegen.ops.maps import Map
 from codegen.ops.reshapes import Reshape
-from codegen.ops.sources import Full, Iota
+from codegen.ops.sources import Const, Full, Iota
 from codegen.ops.views import Broadcast, Update
 from codegen.plan.grammar import Bound, Store
 from codegen.plan.indexing import Index, loop_vars, or_zero, positions, ravel, with_bounds
@@ -272,9 +272,14 @@ def counts_along(index: Value, at: Localizer) -> int | None:
     """The dim along which an array counts 0, 1, 2 …, the same along all others; None: it does not,
     or nobody sees that it does."""
     op = at.defs.get(index)
-    if op is None or isinstance(op.what, Iota):
-        return None if op is None else op.what.dim
-    if not isinstance(op.what, (Broadcast, Reshape)):
+    if op is not None and isinstance(op.what, Iota):
+        return op.what.dim
+    if op is not None and isinstance(op.what, Const):
+        data = op.what.data
+        line = np.arange(data.size)
+        return int(np.argmax(data.shape)) if np.array_equal(data.ravel(), line) and (
+            data.ndim and max(data.shape) == data.size) else None
+    if op is None or not isinstance(op.what, (Broadcast, Reshape)):
         return None
     (x,) = op.operands
     along = counts_along(x, at)

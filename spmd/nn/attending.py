@@ -204,7 +204,8 @@ def _plain(q: Any, k: Any, v: Any, mask: Any, bias: Any, how: Scores) -> Any:
     if how.causal:
         before = np.arange(scores.shape[-2])[:, None] >= np.arange(scores.shape[-1])
         seen = before if mask is None else before & mask
-    return _softmax(scores, seen, mask is not None) @ wide(v)
+    nothing = mask is not None or bias is not None  # a bias may be -inf
+    return _softmax(scores, seen, nothing) @ wide(v)
 
 
 def _softmax(scores: Any, seen: Any, some_see_nothing: bool) -> Any:

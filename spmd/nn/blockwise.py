@@ -39,8 +39,8 @@ class Scores:
 
 
 @dataclass(frozen=True)
-class Part:
-    """Keys and values of some positions, and what of a mask and a bias is for them.
+class KeyPart:
+    """KeyPart and values of some positions, and what of a mask and a bias is for them.
 
     first_query, first_key: where the first of each stands. most: how many keys there may be, where
     their number differs from turn to turn.
@@ -86,10 +86,10 @@ class _Cut:
         return as_array(x)[(..., slice(first, last), *(slice(None),) * (-1 - dim))]
 
 
-class Blocks:
+class ScoreBlocks:
     """Two dims, queries and keys, in blocks: what of arrays belongs to a pair of them."""
 
-    def __init__(self, how: Scores, q: Any, part: Part) -> None:
+    def __init__(self, how: Scores, q: Any, part: KeyPart) -> None:
         self.how, self.part = how, part
         self.rows, self.columns = (_Cut(x.shape[-2], how.size) for x in (q, part.key))
 
@@ -130,9 +130,9 @@ def begun(q: Any, v: Any) -> tuple[Any, Any, Any]:
     return column - np.inf, column, column + np.zeros(v.shape[-1], column.dtype)
 
 
-def visit(how: Scores, q: Any, part: Part, state: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+def visit(how: Scores, q: Any, part: KeyPart, state: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
     """The state after the queries have seen a part of the keys too."""
-    at = Blocks(how, q, part)
+    at = ScoreBlocks(how, q, part)
 
     def rows(i: Any, state: Any) -> Any:
         mine = wide(at.row(q, i)) * how.scale
@@ -163,14 +163,14 @@ def ended(state: tuple[Any, Any, Any]) -> tuple[Any, Any]:
 
 
 def back(
-    how: Scores, q: Any, part: Part, found: tuple[Any, Any, Any], slopes: tuple[Any, ...]
+    how: Scores, q: Any, part: KeyPart, found: tuple[Any, Any, Any], slopes: tuple[Any, ...]
 ) -> tuple[Any, ...]:
     """Cotangents of queries / scale, keys, values (and of the bias), with what this part adds.
 
     found: the logarithms of the sums, the cotangents of the means, and the sums of their products
     with the means.
     """
-    at = Blocks(how, q, part)
+    at = ScoreBlocks(how, q, part)
     sums, given, dots = found
 
     def rows(i: Any, slopes: Any) -> Any:
@@ -219,14 +219,15 @@ def _up(a: Any, b: Any) -> Any:
 
 
 def _most(a: Any, b: Any) -> Any:
-    return number(expr.maximum(_expr(a), _expr(b)))
+    return number(expr.maximum(formula(a), formula(b)))
 
 
 def _least(a: Any, b: Any) -> Any:
-    return number(expr.minimum(_expr(a), _expr(b)))
+    return number(expr.minimum(formula(a), formula(b)))
 
 
-def _expr(x: Any) -> Expr:
+def formula(x: Any) -> Expr:
+    """Of an extent, a position or a number of blocks."""
     found = expr_of(x)
     assert found is not None, x
     return found

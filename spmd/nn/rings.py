@@ -15,9 +15,9 @@ from codegen.errors import ShapeError
 from codegen.places import user_place
 from codegen.symbolic import expr
 from codegen.trace.array import Array
-from codegen.trace.number import expr_of, number
+from codegen.trace.number import number
 from codegen.trace.ranks.communicate import at_member, members, pieces
-from spmd.nn.blockwise import Part, Scores, back, begun, dtype_of_sums, ended, visit
+from spmd.nn.blockwise import KeyPart, Scores, back, begun, dtype_of_sums, ended, formula, visit
 
 Extras = tuple[Any, Any]  # a mask and a bias, or None
 
@@ -28,7 +28,7 @@ def forward(how: Scores, q: Any, k: Any, v: Any, extras: Extras, axes: Any) -> t
     axes: mesh axes over which the positions of keys are split; () for those that are all here.
     """
     if not axes:
-        return ended(visit(how, q, Part(k, v, *extras), begun(q, v)))
+        return ended(visit(how, q, KeyPart(k, v, *extras), begun(q, v)))
     ring = _Ring(q, k, axes)
     state = visit(how, q, ring.part(0, k, v, extras), begun(q, v))
 
@@ -38,7 +38,7 @@ def forward(how: Scores, q: Any, k: Any, v: Any, extras: Extras, axes: Any) -> t
         return travelling, visit(how, q, ring.arrived(step, travelling, extras), state)
 
     travelling = ring.padded(k), ring.padded(v)
-    return ended(spmd.fori_loop(1, ring.count, turn, (travelling, state))[1])
+    return ended(spmd.fori_loop(1, number(ring.size), turn, (travelling, state))[1])
 
 
 def backward(how: Scores, kept: Any, g: Any, axes: Any) -> tuple[Any, ...]:
@@ -52,7 +52,7 @@ def backward(how: Scores, kept: Any, g: Any, axes: Any) -> tuple[Any, ...]:
     given = (q, k, v) if extras[1] is None else (q, k, v, extras[1])
     slopes = tuple(np.zeros_like(x, dtype=dtype_of_sums(x)) for x in given)
     if not axes:
-        slopes = back(how, q, Part(k, v, *extras), found, slopes)
+        slopes = back(how, q, KeyPart(k, v, *extras), found, slopes)
     else:
         slopes = _around(how, q, k, v, extras, found, slopes, axes)
     dq, *others = slopes
@@ -64,27 +64,27 @@ def _around(
 ) -> tuple[Any, ...]:
     ring = _Ring(q, k, axes)
 
-    def step(number: Any, part: Part, dq: Any, dk: Any, dv: Any, dbias: Any) -> Any:
-        mine = [ring.columns(number, x) for x in dbias]
+    def step(turn: Any, part: KeyPart, dq: Any, dk: Any, dv: Any, dbias: Any) -> Any:
+        mine = [ring.columns(turn, x) for x in dbias]
         dq, dk, dv, *made = back(how, q, part, found, (dq, dk, dv, *mine))
         for x, new in zip(dbias, made):
-            ring.columns(number, x)[...] = new
+            ring.columns(turn, x)[...] = new
         return dq, dk, dv, dbias
 
-    def turn(number: Any, carried: Any) -> Any:
+    def one(turn: Any, carried: Any) -> Any:
         dq, dbias, travelling = carried
         k, v, dk, dv = spmd.ppermute(travelling, axes, shift=1)
-        part = ring.arrived(number, (k, v), extras)
-        here = ring.here(number, dk), ring.here(number, dv)
-        dq, *made, dbias = step(number, part, dq, *here, dbias)
+        part = ring.arrived(turn, (k, v), extras)
+        here = ring.here(turn, dk), ring.here(turn, dv)
+        dq, *made, dbias = step(turn, part, dq, *here, dbias)
         for x, new in zip((dk, dv), made):
-            ring.here(number, x)[...] = new
+            ring.here(turn, x)[...] = new
         return dq, dbias, (k, v, dk, dv)
 
     dq, dk, dv, *dbias = slopes
     dq, dk, dv, dbias = step(0, ring.part(0, k, v, extras), dq, dk, dv, dbias)
     travelling = tuple(ring.padded(x) for x in (k, v, dk, dv))
-    dq, dbias, travelling = spmd.fori_loop(1, ring.count, turn, (dq, dbias, travelling))
+    dq, dbias, travelling = spmd.fori_loop(1, number(ring.size), one, (dq, dbias, travelling))
     dk, dv = (ring.here(0, x) for x in spmd.ppermute(travelling[2:], axes, shift=1))
     return dq, dk, dv, *dbias
 
@@ -95,7 +95,7 @@ class _Ring:
     def __init__(self, q: Array, k: Array, axes: Any) -> None:
         self.context, self.axes = members(axes, "spmd.nn.attention")
         mesh = self.context.mesh
-        self.count, self.me = number(mesh.size(self.axes)), mesh.position(self.axes)
+        self.size, self.me = mesh.size(self.axes), mesh.position(self.axes)
         self.extent = k.extents[-2]
         (self.offset, _), _ = pieces(self.context, self.axes, self.extent, "spmd.nn.attention")
         (first, _), _ = pieces(self.context, self.axes, q.extents[-2], "spmd.nn.attention")
@@ -108,8 +108,8 @@ class _Ring:
 
     def _of(self, step: Any, e: Any) -> Any:
         """A formula of this rank's, as the rank has it whose keys are here."""
-        owner = number(self.me) - step
-        return number(at_member(self.context, self.axes, e, expr_of(owner % self.count)))
+        owner = (self.me - formula(step)) % self.size
+        return number(at_member(self.context, self.axes, e, owner))
 
     def padded(self, x: Any) -> Any:
         """As long as the longest part of a rank."""
@@ -128,10 +128,11 @@ class _Ring:
         first = self._of(step, self.offset)
         return x[..., first : first + self._of(step, self.extent)]
 
-    def part(self, step: Any, k: Any, v: Any, extras: Extras) -> Part:
+    def part(self, step: Any, k: Any, v: Any, extras: Extras) -> KeyPart:
         mask, bias = (self.columns(step, x) for x in extras)
-        return Part(k, v, mask, bias, self.first_query, self._of(step, self.offset),
+        return KeyPart(k, v, mask, bias, self.first_query, self._of(step, self.offset),
                     number(self.most))
 
-    def arrived(self, step: Any, travelling: Any, extras: Extras) -> Part:
-        return self.part(step, *(self.here(step, x) for x in travelling), extras)
+    def arrived(self, step: Any, travelling: Any, extras: Extras) -> KeyPart:
+        k, v = (self.here(step, x) for x in travelling)
+        return self.part(step, k, v, extras)

@@ -1,4 +1,5 @@
-"""Indices that are known before data are: in bounds on all ranks, or refused at build or launch."""
+"""Indices that are known before data are: in bounds on all ranks, or refused at build or launch;
+and rows that pick among their own elements."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,6 +9,10 @@ import pytest
 
 import spmd
 from codegen.errors import MeshError, ShapeError
+from codegen.ir import walk
+from codegen.ops import Exchange
+from codegen.oracle import interpret
+from codegen.passes.partition import partition
 
 TABLE = np.arange(4.0)
 
@@ -99,3 +104,39 @@ def test_launches_without_the_element_are_refused() -> None:
     assert image.run(ranks=3)[5] == 3
     with pytest.raises(MeshError, match="index 5 is in bounds of dim 0 on all ranks"):
         image.run(ranks=4)
+
+
+# ---- rows that are read where they lie -----------------------------------------------------------
+
+
+def test_each_row_picks_among_its_own() -> None:
+    """Split rows are not gathered where each reads in itself; rows of neighbours are halos."""
+    rng = np.random.default_rng(0)
+    x, k, rows = rng.random((7, 5, 3)), rng.integers(0, 5, (7, 4)), np.arange(7)[:, None]
+
+    @spmd.program(mesh=("r", "c"))
+    def picked() -> Any:
+        given = spmd.input("x", x.shape, np.float64, layout=("r", None, "c"))
+        places = spmd.input("k", k.shape, np.int64, layout=("r", None))
+        along = np.take_along_axis(given, places[..., None], 1)
+        return along, given[rows, places], along[1:] - along[:-1]
+
+    def turned() -> Any:
+        given = spmd.input("x", x.shape, np.float64, layout=("r", None, "c"))
+        return given[rows[::-1], k], np.take_along_axis(given, k[..., None], 1)[::2]
+
+    want = x[rows, k]
+    wanted = (want, want, want[1:] - want[:-1])
+    lowered = partition(picked.capture())
+    for sizes in ({"r": 1, "c": 1}, {"r": 3, "c": 2}, {"r": 9, "c": 1}):
+        found = interpret.run(lowered, sizes, {"x": x, "k": k}).values()
+        for got, part in zip(found, wanted, strict=True):
+            np.testing.assert_array_equal(got, part, str(sizes))
+    kinds = {op.what.called for op in walk(lowered.body) if isinstance(op.what, Exchange)}
+    assert "all_gather" not in kinds
+    other = partition(spmd.program(mesh=("r", "c"))(turned).capture())
+    found = interpret.run(other, {"r": 3, "c": 2}, {"x": x}).values()
+    for got, part in zip(found, (x[rows[::-1], k], want[::2]), strict=True):
+        np.testing.assert_array_equal(got, part)
+    assert "all_gather" in {op.what.called for op in walk(other.body)
+                            if isinstance(op.what, Exchange)}

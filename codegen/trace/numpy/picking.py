@@ -116,25 +116,29 @@ def _along(array: Array, at: Array, d: int) -> Gather:
     if at.ndim != array.ndim:
         raise ShapeError("`indices` and `arr` must have the same number of dimensions",
                          expected=f"{array.ndim} dims", found=f"{at.ndim}")
+    # Dims beyond those along which the indices differ are read as they lie, split or not.
+    differ = [d, *(k for k in range(array.ndim) if at.extents[k] != 1)]
+    dims = range(min(differ), max(differ) + 1)
+    at = shaping.reshape(at, tuple(at.shape[k] for k in dims))
     grids = []
-    wide = tuple(at.shape[k] if k == d else array.shape[k] for k in range(array.ndim))
-    for k in range(array.ndim):
+    wide = tuple(at.shape[j] if k == d else array.shape[k] for j, k in enumerate(dims))
+    for j, k in enumerate(dims):
         if k == d:
             within(array.context, at.read(), array.extents[d], d)
             grid = from_the_end(at, array.extents[d])
         else:
-            grid = global_indices(array.context, array.extents[k], expr.const(0), k, array.ndim)
-            grid = _split_as(grid, array, k)
+            grid = global_indices(array.context, array.extents[k], expr.const(0), j, len(dims))
+            grid = _split_as(grid, j, array, k)
         grids.append(shaping.broadcast_to(grid, wide).read())
-    return Gather(array.context, tuple(range(array.ndim)), 0, tuple(grids))
+    return Gather(array.context, tuple(dims), dims[0], tuple(grids))
 
 
-def _split_as(grid: Array, array: Array, k: int) -> Array:
-    """The grid of indices along dim k, with its layout."""
+def _split_as(grid: Array, j: int, array: Array, k: int) -> Array:
+    """A grid of indices along its dim j, which lies as dim k of an array does."""
     layout = array.read().type.layout
     if not layout or not layout[k]:
         return grid
-    to = tuple(entry if d == k else () for d, entry in enumerate(layout))
+    to = tuple(layout[k] if d == j else () for d in range(grid.ndim))
     return wrap(grid.context, grid.context.emit_one(Relayout(to), grid.read()), scalar=False)
 
 

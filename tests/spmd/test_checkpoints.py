@@ -283,7 +283,7 @@ def test_killed_at_a_random_moment_it_goes_on(mpirun, seed, tmp_path, once):
     whole = once("checkpoints-whole", lambda path: path.mkdir() or mpirun(
         2, "-m", "spmd", "run", image, "-o", f"u={path}/u.npy").expect(0) and path)
     options = ["--checkpoint", tmp_path / "kept", "--resume", tmp_path / "kept", "--every",
-               chance.choice(["100", "0.05s"]), "-o", f"u={tmp_path}/u.npy"]
+               chance.choice(["300", "0.05s"]), "-o", f"u={tmp_path}/u.npy"]
     for turn in range(4):
         argv = ["mpirun", "-n", chance.randint(1, 4), sys.executable, "-m", "spmd", "run", image]
         with Launch([*argv, *options]) as launch:

@@ -52,7 +52,9 @@ def complete(folder: str) -> list[str]:
     try:
         names = os.listdir(folder)
     except OSError as error:
-        raise OutputError(f"cannot read checkpoints in {folder}: {error.strerror}") from None
+        raise OutputError(f"cannot read checkpoints in {folder}: {error.strerror}",
+                          expected="a folder that run --checkpoint FOLDER has written to",
+                          remedy="its name, or run without --resume") from None
     return sorted(n for n in names if is_set(n) and os.path.isfile(os.path.join(folder, n, INDEX)))
 
 
@@ -83,7 +85,9 @@ class Folder:
             self.fd = os.open(os.path.join(self.path, LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC,
                               0o666)
         except OSError as error:
-            raise OutputError(f"checkpoint: cannot write to {path}: {error.strerror}") from None
+            raise OutputError(f"checkpoint: cannot write to {path}: {error.strerror}",
+                              expected="a folder that may be written to, or made",
+                              remedy="--checkpoint FOLDER with another one") from None
         end = time.monotonic() + LOCK_SECONDS
         while True:
             try:

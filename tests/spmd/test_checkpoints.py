@@ -132,6 +132,7 @@ def test_what_ranks_have_of_their_own_stays_on_its_mesh(own_image, tmp_path):
 
 
 def test_what_is_damaged_or_of_another_image_is_refused_by_its_name(turns, own_image, tmp_path):
+    tmp_path /= "checkpoint"  # as messages say too
     turns.run(ranks=2, steps=30, checkpoint=str(tmp_path), every=10)
     *_, before, last = sets(tmp_path)
     part = last / "part-0.safetensors"

@@ -70,8 +70,6 @@ TYPE_CHECKING = False  # typing costs every rank more time than this package
 if TYPE_CHECKING:  # for editors and type checkers: where every name has its docstring and its types
     from typing import Any
 
-    tree = trees
-
     from codegen.errors import *  # noqa: F403
     from codegen.trace.api import Dim as Dim
     from codegen.trace.api import Program as Program
@@ -122,7 +120,7 @@ if TYPE_CHECKING:  # for editors and type checkers: where every name has its doc
     from spmd import numpy as numpy
     from spmd import optim as optim
     from spmd import random as random
-    from spmd import trees as trees
+    from spmd import trees as tree  # noqa: F401
     from spmd.building import build as build
     from spmd.image import Distributed as Distributed
     from spmd.image import Image as Image

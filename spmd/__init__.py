@@ -64,7 +64,8 @@ _INSTEAD = {
     **dict.fromkeys("doctor bench show patch calibrate".split(), "a command of the shell: spmd"),
 }
 
-__all__ = sorted(_LANGUAGE | _RUNTIME | _ERRORS | _WARNINGS | {"nn", "numpy", "optim", "random"})
+_MODULES = {"nn", "numpy", "optim", "random", "tree"}
+__all__ = sorted(_LANGUAGE | _RUNTIME | _ERRORS | _WARNINGS | _MODULES)
 
 TYPE_CHECKING = False  # typing costs every rank more time than this package
 if TYPE_CHECKING:  # for editors and type checkers: where every name has its docstring and its types
@@ -122,6 +123,7 @@ if TYPE_CHECKING:  # for editors and type checkers: where every name has its doc
     from spmd import numpy as numpy
     from spmd import optim as optim
     from spmd import random as random
+    from spmd import trees as tree  # noqa: F401
     from spmd.building import build as build
     from spmd.image import Distributed as Distributed
     from spmd.image import Image as Image
@@ -180,8 +182,8 @@ def _find(name: str) -> Any:
             import_module("spmd.mistakes")  # how IPython shows those of a program
             globals()[name] = value
         return value
-    if name in ("nn", "numpy", "optim", "random"):
-        return import_module(f"spmd.{name}")
+    if name in _MODULES:
+        return import_module("spmd.trees" if name == "tree" else f"spmd.{name}")
     if name in _LATER:
         raise _find("UnsupportedError")(f"spmd.{name} is not available yet", remedy=_LATER[name])
     instead = _INSTEAD.get(name.lower(), "")

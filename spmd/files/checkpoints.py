@@ -52,7 +52,9 @@ def complete(folder: str) -> list[str]:
     try:
         names = os.listdir(folder)
     except OSError as error:
-        raise OutputError(f"cannot read checkpoints in {folder}: {error.strerror}") from None
+        raise OutputError(f"cannot read checkpoints in {folder}: {error.strerror}",
+                          expected="a folder that run --checkpoint FOLDER has written to",
+                          remedy="its name, or run without --resume") from None
     return sorted(n for n in names if is_set(n) and os.path.isfile(os.path.join(folder, n, INDEX)))
 
 
@@ -83,7 +85,9 @@ class Folder:
             self.fd = os.open(os.path.join(self.path, LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC,
                               0o666)
         except OSError as error:
-            raise OutputError(f"checkpoint: cannot write to {path}: {error.strerror}") from None
+            raise OutputError(f"checkpoint: cannot write to {path}: {error.strerror}",
+                              expected="a folder that may be written to, or made",
+                              remedy="--checkpoint FOLDER with another one") from None
         end = time.monotonic() + LOCK_SECONDS
         while True:
             try:
@@ -244,8 +248,12 @@ def _index_sum(index: dict[str, Any]) -> int:
     return crc32(json.dumps(index).encode())
 
 
-def damaged(file: str, expected: str, found: str) -> InputError:
-    return InputError(
+class DamagedSet(InputError):
+    """Something of a set is not as it was written."""
+
+
+def damaged(file: str, expected: str, found: str) -> DamagedSet:
+    return DamagedSet(
         f"the checkpoint is damaged: {file}", expected=expected, found=found,
         remedy=f"remove the folder {os.path.dirname(file)}: the checkpoint before it is taken then",
     )
@@ -286,7 +294,7 @@ class MappedPart:
             self._read(file, part)
         except BaseException as error:
             self.file.close()
-            if isinstance(error, InputError) and "checkpoint" not in str(error):
+            if isinstance(error, InputError) and not isinstance(error, DamagedSet):
                 raise damaged(file, "a part of the checkpoint",
                               str(error).partition("\n")[0]) from None
             if isinstance(error, (ValueError, KeyError, TypeError)):
@@ -301,9 +309,8 @@ class MappedPart:
         found = members(self.file)
         self.pieces = [_piece(found[row[0]], *row[1:]) for row in _metadata(header)["pieces"]]
         first, has = min((one.start for one in found.values()), default=part.size), 0
-        with memoryview(self.file.data) as data:
-            for at in range(first, len(data), AT_ONCE):
-                has = crc32(data[at : at + AT_ONCE], has)
+        for at in range(first, part.size, AT_ONCE):
+            has = crc32(self.file.read_all(at, min(AT_ONCE, part.size - at)), has)
         _compare(file, "elements", part.elements, has)
 
 

@@ -72,7 +72,8 @@ class Keeping:
         self.job: Job | None = None
         self.path = self.nonce = ""
         self.waiting: list[tuple[str, dict[str, Any]]] = []  # sets without an index so far
-        self.sets, self.seconds, self.bytes, self.last_turn = 0, 0.0, 0, 0
+        self.sets, self.bytes, self.last_turn = 0, 0, 0
+        self.held = self.copied = self.seconds = 0.0  # of the last run, where it took most
         self.resumed: dict[str, Any] | None = None
         self.inputs: dict[str, str | None] = {}  # a check sum of each; None: its default
         self.runs = 0
@@ -206,19 +207,24 @@ class Keeping:
         job = self.job
         assert job is not None
         found = ffi.new("spmd_set *")
-        while lib.spmd_job_set(job._job, found):
+        waits = True
+        while waits:
             begin = time.monotonic()
-            path = os.path.join(self.path, set_name(found.point, found.turn, self.nonce))
-            pieces = self._pieces(job, found.point)
-            write_part(path, self.processes.number, pieces)
-            said = self._index(job, found)
-            lib.spmd_job_release(job._job)
-            self.waiting.append((path, said))
+            if waits := bool(lib.spmd_job_set(job._job, found)):
+                self._write(job, found)
+            if self.first and self.waiting:  # each time, or they would pile up
+                self._complete()
             self.seconds += time.monotonic() - begin
-            self.sets, self.last_turn = self.sets + 1, found.turn
-            self.bytes = sum(len(p.data) for p in pieces)
-        if self.first:
-            self._complete()
+
+    def _write(self, job: Job, found: Any) -> None:
+        path = os.path.join(self.path, set_name(found.point, found.turn, self.nonce))
+        pieces = self._pieces(job, found.point)
+        write_part(path, self.processes.number, pieces)
+        said = self._index(job, found)
+        lib.spmd_job_release(job._job)
+        self.waiting.append((path, said))
+        self.sets, self.last_turn = self.sets + 1, found.turn
+        self.bytes = sum(len(p.data) for p in pieces)
 
     def _pieces(self, job: Job, point: int) -> list[Piece]:
         """What this process has to write of a set: of what several ranks have, the first of them
@@ -272,16 +278,21 @@ class Keeping:
         job.look = None
         self.processes.together(self.look)
         self.processes.from_first(self._complete_last)
+        costs = self.processes.meet(lambda: self._spent(job))
+        self.held, self.copied, _ = max(costs)
+        self.seconds = max(seconds for _, _, seconds in costs)
+        if self.first and self.sets:
+            print(f"spmd: {self.cost_text()}", file=sys.stderr)
+
+    def _spent(self, job: Job) -> tuple[float, float, float]:
+        """Seconds for which the rank here that was held up most was, and copied; for writing."""
         if self.resumed is not None and not lib.spmd_job_resumed(job._job):
             raise InputError("the run ended before it came to the loop of the checkpoint",
                              expected=f"loop {self.resumed['point']} of the program to be reached",
                              found="no turn of it", remedy="the scalars with which it was kept")
         held, copied = ffi.new("int64_t *"), ffi.new("int64_t *")
         lib.spmd_job_held(job._job, held, copied)
-        self.cost = {"checkpoints": self.sets, "bytes": self.bytes, "held": held[0] / NS,
-                     "copied": copied[0] / NS, "written": self.seconds}
-        if self.first and self.sets:
-            print(f"spmd: {self.cost_text()}", file=sys.stderr)
+        return held[0] / NS, copied[0] / NS, self.seconds
 
     def _complete_last(self) -> None:
         end = time.monotonic() + SEE_SECONDS
@@ -297,8 +308,8 @@ class Keeping:
         each = self.sets or 1
         return (f"{self.sets} checkpoint{'s' * (self.sets > 1)}, the last of turn "
                 f"{self.last_turn}: {bytes_text(self.bytes)} of this process each; "
-                f"ranks were held up {self.cost['held'] / each * 1e3:.2f} ms each (copying "
-                f"{self.cost['copied'] / each * 1e3:.2f} ms), "
+                f"ranks were held up {self.held / each * 1e3:.2f} ms each (copying "
+                f"{self.copied / each * 1e3:.2f} ms), "
                 f"writing took {self.seconds / each * 1e3:.1f} ms meanwhile")
 
     def close(self) -> None:

@@ -41,6 +41,7 @@ static struct {
     spmd_set set;
     int64_t ranks, sets, matrix[KEPT_ROWS][KEPT_COLUMNS];
     uint8_t bytes[KEPT_ROWS];
+    uint64_t sum;
 } kept;
 
 static void set_take(spmd_job *job)
@@ -146,6 +147,17 @@ static int64_t check_failure(const spmd_image *image, const char *part)
     return wrong;
 }
 
+/* The check sum of array 2 of kept.c, of the ranks that have each element once. */
+static uint64_t bytes_sum(spmd_job *job, const int64_t *size)
+{
+    uint64_t sum = 0, share;
+    for (int64_t k = 0; k < size[1]; k++) {
+        must(spmd_job_sum(job, 2, k * size[2], &share), "sum");
+        sum += share;
+    }
+    return sum;
+}
+
 /* A run of kept.c that keeps every so many turns, or nanoseconds, and goes on from what is kept, if
  * that is to be. */
 static int64_t check_kept(int which_shape, int64_t every, int64_t nanoseconds, bool goes_on)
@@ -172,6 +184,9 @@ static int64_t check_kept(int which_shape, int64_t every, int64_t nanoseconds, b
     wrong += spmd_job_resumed(job) != goes_on;
     wrong += every && !goes_on && kept.sets != (KEPT_TURNS - 1) / every;
     wrong += nanoseconds && kept.sets == 0;
+    if (!kept.sum)
+        kept.sum = bytes_sum(job, size);
+    wrong += kept.sum != bytes_sum(job, size); /* on all meshes */
     spmd_job_held(job, &held, &copied);
     wrong += held < copied;
     must(spmd_job_free(job), "free");

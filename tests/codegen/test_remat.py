@@ -11,7 +11,7 @@ import spmd
 from codegen.compile import lower
 from codegen.describe import manifest_of
 from codegen.ir import walk
-from codegen.ops import MatMul
+from codegen.ops import Map, MatMul
 from codegen.oracle.interpret import run
 from codegen.passes.check import check
 from codegen.printer import module_text
@@ -151,3 +151,29 @@ def test_policies_that_keep_nothing_known_are_explained():
         program_of(lambda w, x: spmd.grad(lambda w: unrolled(f, w, x))(w)).capture()
     with pytest.raises(spmd.UsageError, match="policy is none(.|\n)*everything"):
         spmd.remat(cell, policy="everything")
+
+
+def test_a_loop_of_unknown_length_runs_four_times(monkeypatch):
+    """And says what it says once."""
+    def loss(x, steps):
+        for k in spmd.range(steps):
+            x = np.tanh(x) * 1.5
+            spmd.print("turn {}", k)
+        return np.sum(x)
+
+    @spmd.program(mesh=("r",))
+    def counted():
+        x = spmd.input("x", (ROWS,), np.float64, layout=("r",))
+        y, back = spmd.vjp(lambda x: loss(x, spmd.scalar("steps", 70)), x)
+        return back(np.float64(1))[0]
+
+    times, said = [], []
+    reference = Map.reference
+    monkeypatch.setattr(Map, "reference", lambda self, *given: (
+        times.append(self.fn == "tanh"), reference(self, *given))[1])
+    found = run(counted.graph({}), {"r": 1}, {"x": np.ones(ROWS)}, prints=said)
+    assert (sum(times), len(said)) == (4 * 70, 70)
+    x, g = np.ones(ROWS), np.ones(ROWS)
+    for _ in range(70):
+        g, x = g * 1.5 * (1 - np.tanh(x) ** 2), np.tanh(x) * 1.5
+    np.testing.assert_allclose(next(iter(found.values())), g, 1e-10)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -127,19 +128,23 @@ def test_a_gradient_of_a_recurrent_network_is_summed_once_a_weight(cell):
 
 
 def test_it_holds_along_both_axes_of_a_mesh():
-    """Sums over one axis, of what is split along the other; and of loops by the condition."""
+    """Sums over one axis, of what is split along the other; of short floats, which ranks add up in
+    longer ones; and of loops by the condition."""
     @spmd.program(mesh=("a", "b"))
     def both():
         x = spmd.input("x", (6, 4), np.float64, layout=("a", "b"))
         columns, every, k, last = np.zeros(4), np.zeros(()), 0.0, np.max(x) - 18
+        short = np.zeros(4, ml_dtypes.bfloat16)
         while k < last:
             columns += np.sum(x * k, axis=0)
             every += np.sum(x)
+            short = short + np.sum((x >= k).astype(ml_dtypes.bfloat16), axis=0)
             k += 1
-        return columns, every
+        return columns, every, short
 
     x = np.arange(24.0).reshape(6, 4)
-    assert exchanges(both) == ([], ["all_reduce"] * 3)
-    columns, every = spmd.build(both).run(ranks=6, x=x)
+    assert exchanges(both) == ([], ["all_reduce"] * 4)
+    columns, every, short = spmd.build(both).run(ranks=6, x=x)
     np.testing.assert_allclose(columns, 10 * x.sum(0))
     assert every == TURNS * x.sum()
+    np.testing.assert_array_equal(short, [26, 27, 28, 29])

@@ -166,8 +166,8 @@ def _symbol(at: Reverse, value: Value, most: Expr) -> Expr:
     return expr.symbol(symbol)
 
 
-def _in_parts(at: Reverse, op: Op, turns: _Turns) -> Op:
-    """The loop once more, as loops in each other of at most so many turns."""
+def _in_parts(at: Reverse, op: Op, turns: _Turns, instead: bool) -> Op:
+    """The loop as loops in each other of at most so many turns: once more, or instead of it."""
     context, most = at.context, _PARTS**_LEVELS
     inside = expr.le(turns.count, most)
     if inside != 1:
@@ -193,7 +193,7 @@ def _in_parts(at: Reverse, op: Op, turns: _Turns) -> Op:
                 ends = level(k + 1, block.args, number)
             else:
                 copies = copier(at, dict(zip(body.args, block.args)),
-                                 {turns.counter: turns.counter_in(number)})
+                                {turns.counter: turns.counter_in(number)}, every=instead)
                 block.ops.extend(copies.ops(body.ops))
                 at.shares.same(copies.instead)
                 ends = [copies.of(v) for v in body.results]
@@ -214,8 +214,18 @@ def _in_parts(at: Reverse, op: Op, turns: _Turns) -> Op:
 def _loop(at: Reverse, op: Op, given: Sequence[Value | None]) -> None:
     turns, context = _turns(at, op), at.context
     op = at.replaced.get(op, op)
+    if turns.most is None and len(op.regions) == 1:
+        recorded = context.blocks[-1].ops
+        place = recorded.index(op)
+        with context.block() as block:
+            block.apart = True
+            parts = replace(_in_parts(at, op, turns, instead=True), results=op.results)
+        recorded[place : place + 1] = [*block.ops[:-1], parts]
+        at.mark([parts])
+        _loop(at, parts, given)
+        return
     if turns.most is None:
-        parts = _in_parts(at, op, turns)
+        parts = _in_parts(at, op, turns, instead=False)
         at.mark([parts])
         for v, had, g in zip(parts.results, op.results, given):
             if g is not None:

@@ -20,10 +20,11 @@ from codegen.trace.derive.reverse import ACTIVE, RULES, Reverse, moving
 
 
 def copier(
-    at: Reverse, instead: Mapping[Value, Value], symbols: Mapping[Sym, Expr] | None = None
+    at: Reverse, instead: Mapping[Value, Value], symbols: Mapping[Sym, Expr] | None = None,
+    every: bool = False,
 ) -> Copier:
-    """Of ops once more, without what a user would see twice."""
-    return Copier(at.context.unique, instead, symbols or {}, (Print, Expect))
+    """Of ops once more, without what a user would see twice; every: with that too."""
+    return Copier(at.context.unique, instead, symbols or {}, () if every else (Print, Expect))
 
 
 def run_again(

@@ -285,6 +285,18 @@ def test_mistakes(given, options, error, text):
         nn.attention(*given, **options)
 
 
+def test_a_rank_does_not_know_how_its_heads_share_keys():
+    @spmd.program(mesh=("x",))
+    def attended():
+        lie = (None, None, "x", None)
+        q, k = (spmd.input(n, (1, 3, heads, 2), np.float64, layout=lie)
+                for n, heads in (("q", 4), ("k", 2)))
+        return spmd.shard_map(lambda q, k: nn.attention(q, k, k), out_layouts=lie)(q, k)
+
+    with pytest.raises(spmd.ShapeError, match=r"np\.repeat\(key"):
+        attended.capture()
+
+
 # ---- rotary positions ----------------------------------------------------------------------------
 
 
@@ -321,6 +333,15 @@ def test_rotary_positions():
     close(np.einsum("blhd,blhd->blh", nn.rotary(x, np.arange(5) + 100), far), near)
     with pytest.raises(spmd.ShapeError, match="an even size"):
         nn.rotary(x[..., :5])
+
+    @spmd.program(mesh=("x",))
+    def part():
+        lie = (None, "x", None, None)
+        given = spmd.input("x", x.shape, np.float64, layout=lie)
+        return spmd.shard_map(nn.rotary, out_layouts=lie)(given)
+
+    with pytest.raises(spmd.UsageError, match="needs its positions"):
+        part.capture()
 
 
 # ---- a cache of keys and values ------------------------------------------------------------------

@@ -190,7 +190,7 @@ def _grouped(x: Any, shared: Any) -> Any:
     if not isinstance(heads, int) or not isinstance(shared, int):
         raise ShapeError("spmd.nn.attention: a rank's heads share keys in unknown numbers",
                          place=user_place(), expected="as many key heads as heads, or one",
-                         found=f"{heads} heads and {shared} key heads",
+                         found=f"{heads!r} heads and {shared!r} key heads",
                          remedy="key = np.repeat(key, heads_of_each, axis=-2), value likewise")
     return x.reshape((*x.shape[:-3], shared, heads // shared, *x.shape[-2:]))
 

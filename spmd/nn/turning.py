@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from codegen.errors import ShapeError
+from codegen.errors import ShapeError, UsageError
 from codegen.places import user_place
 from spmd.nn.shared import floats
 
@@ -19,10 +19,12 @@ def rotary(
 
     - x: (…, length, heads, size), with an even size.
     - positions: integers (…, length), the places 0, 1, 2, … unless you say otherwise. In a
-      shard_map that splits the length, say it.
+      shard_map that splits the length, say it: a rank does not know what its part is of.
     - base: pair k turns by position * base ** (-2 k / size).
     - interleaved: pairs are features 2 k and 2 k + 1, as in the paper and in GPT-J. Otherwise they
       are features k and k + size / 2, as in GPT-NeoX and Llama.
+
+    ShapeError for an odd size.
 
     >>> x = np.array([1.0, 0.0]) * np.ones((3, 1, 1))
     >>> spmd.nn.rotary(x)[:, 0].round(2)
@@ -35,6 +37,11 @@ def rotary(
     if x.ndim < 3 or size % 2:
         raise ShapeError("spmd.nn.rotary turns pairs of features", place=user_place(),
                          expected="(…, length, heads, an even size)", found=str(x.shape))
+    if positions is None and not isinstance(x.shape[-3], int):
+        raise UsageError("spmd.nn.rotary of a rank's part of a sequence needs its positions",
+                         place=user_place(), expected="positions=, where it stands in the whole",
+                         found=f"{x.shape[-3]!r} rows",
+                         remedy='give the shard_map spmd.arange(length, layout=("axis",)) too')
     wide = np.float64 if x.dtype == np.float64 else np.float32
     positions = np.arange(x.shape[-3]) if positions is None else positions
     speeds = np.float64(base) ** (np.arange(size // 2) * (-2.0 / size))

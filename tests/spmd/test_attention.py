@@ -87,11 +87,11 @@ def test_values_and_gradients_are_jax_s():
 def split(**arrays: Any) -> Any:
     """A program: attention and its gradients, all dims split. arrays: a bias or a mask."""
     lie = ("x", "y", "z", None)
-    positions = 2 if "mask" in arrays else 7
+    positions, shared = (2, 2) if "mask" in arrays else (7, 4)
 
     @spmd.program(mesh=("x", "y", "z"))
     def attended():
-        shapes = (7, 4, 2), (positions, 4, 2), (positions, 4, 3), (7, 4, 3)
+        shapes = (7, 4, 2), (positions, shared, 2), (positions, shared, 3), (7, 4, 3)
         q, k, v, g = (spmd.input(n, (2, *shape), np.float64, layout=lie)
                       for n, shape in zip("qkvg", shapes))
         if "mask" in arrays:
@@ -122,7 +122,8 @@ def test_a_split_length_goes_around_a_ring(small_blocks):
 
 
 def test_fewer_keys_than_ranks_of_which_some_queries_see_none(small_blocks):
-    given, mask = arrays(2, 7, 2, 4, 4), RNG.random((2, 1, 7, 2)) < 0.5
+    """Two heads share the keys of one."""
+    given, mask = arrays(2, 7, 2, 4, 2), RNG.random((2, 1, 7, 2)) < 0.5
     mask[0, 0, 3] = False
     wanted = (plain(*given[:3], mask=mask), *slopes(*given, mask=mask)[:3])
     graph, inputs = split(mask=mask).capture(), dict(zip("qkvg", given), mask=mask)
@@ -190,6 +191,7 @@ def test_second_derivatives(small_blocks):
 
     @spmd.program(mesh=("x",))
     def curvature(size: int = 2):
+        blockwise.LEAST = size  # put back by the fixture
         x, key, value = (spmd.input(n, a.shape, np.float64) for n, a in zip("qkv", (q, k, v)))
 
         def f(x, key, value):
@@ -198,12 +200,33 @@ def test_second_derivatives(small_blocks):
         g = spmd.grad(f, argnums=(0, 1, 2))
         return spmd.jvp(g, (x, key, value), (value[..., :2], x, np.sin(value)))[1]
 
-    found = [interpret.run(curvature.capture(), {"x": 1}, dict(zip("qkv", (q, k, v))))]
-    blockwise.LEAST = 64
-    found += [interpret.run(curvature.capture(), {"x": 1}, dict(zip("qkv", (q, k, v))))]
+    inputs = dict(zip("qkv", (q, k, v)))
+    found = [interpret.run(curvature.capture(size=size), {"x": 1}, inputs) for size in (2, 64)]
     for in_blocks, at_once in zip(*(f.values() for f in found), strict=True):
         assert np.max(np.abs(at_once)) > 0.01
         close(in_blocks, at_once)
+
+
+def test_queries_that_see_nothing_get_zeros(small_blocks):
+    """And so do gradients, whether a mask or a bias hides all positions."""
+    *given, g = arrays(1, 3, 4, 1, 1)
+    mask = np.array([[1, 1, 0, 0], [0, 0, 0, 0], [0, 0, 0, 1]], bool)
+    wanted = (plain(*given, mask=mask), *slopes(*given, g, mask=mask)[:3])
+
+    @spmd.program(mesh=("x",))
+    def hidden(size: int = 2):
+        blockwise.LEAST = size  # put back by the fixture
+        q, k, v = (spmd.input(n, x.shape, np.float64) for n, x in zip("qkv", given))
+        out = []
+        for how in ({"mask": mask}, {"bias": np.where(mask, 0, -np.inf)}):
+            y, back = spmd.vjp(lambda q, k, v, how=how: nn.attention(q, k, v, **how), q, k, v)
+            out += [y, *back(g)]
+        return tuple(out)
+
+    for size in (2, 64):
+        found = interpret.run(hidden.capture(size=size), {"x": 1}, dict(zip("qkv", given)))
+        for got, part in zip(found.values(), wanted * 2, strict=True):
+            close(got, part)
 
 
 def test_short_floats_are_summed_as_float32():
@@ -262,6 +285,18 @@ def test_mistakes(given, options, error, text):
         nn.attention(*given, **options)
 
 
+def test_a_rank_does_not_know_how_its_heads_share_keys():
+    @spmd.program(mesh=("x",))
+    def attended():
+        lie = (None, None, "x", None)
+        q, k = (spmd.input(n, (1, 3, heads, 2), np.float64, layout=lie)
+                for n, heads in (("q", 4), ("k", 2)))
+        return spmd.shard_map(lambda q, k: nn.attention(q, k, k), out_layouts=lie)(q, k)
+
+    with pytest.raises(spmd.ShapeError, match=r"np\.repeat\(key"):
+        attended.capture()
+
+
 # ---- rotary positions ----------------------------------------------------------------------------
 
 
@@ -298,6 +333,15 @@ def test_rotary_positions():
     close(np.einsum("blhd,blhd->blh", nn.rotary(x, np.arange(5) + 100), far), near)
     with pytest.raises(spmd.ShapeError, match="an even size"):
         nn.rotary(x[..., :5])
+
+    @spmd.program(mesh=("x",))
+    def part():
+        lie = (None, "x", None, None)
+        given = spmd.input("x", x.shape, np.float64, layout=lie)
+        return spmd.shard_map(nn.rotary, out_layouts=lie)(given)
+
+    with pytest.raises(spmd.UsageError, match="needs its positions"):
+        part.capture()
 
 
 # ---- a cache of keys and values ------------------------------------------------------------------

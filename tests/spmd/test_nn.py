@@ -11,6 +11,10 @@ import numpy as np
 import pytest
 
 import spmd
+from codegen.compile import lower
+from codegen.ir import walk
+from codegen.ops import Exchange, Loop
+from codegen.symbolic import expr
 from spmd import nn
 
 pytestmark = pytest.mark.one_mpi
@@ -262,6 +266,12 @@ def test_recurrent_networks(kind, gates):
 
         return spmd.value_and_grad(loss, has_aux=True)(p)
 
+    loops = [op for op in lower(network.graph({}, ())).program.body.ops
+             if isinstance(op.what, Loop)]
+    carried = [op for loop in loops for op in walk(loop.regions[0])
+               if isinstance(op.what, Exchange)]
+    states = [expr.product(op.result.type.shape).evaluate({"n_x": 1, "i_x": 0}) for op in carried]
+    assert len(loops) == 2 and {*states} == {2 * hidden}  # what travels has no gates
     wanted = steps_of(kind, p, x)
     image = spmd.build(network)
     for found in (image.run(ranks=1, p=p, x=x), image.run(ranks=3, p=p, x=x)):

@@ -118,10 +118,10 @@ def _best_of(totals: Any, beams: int, dtype: Any) -> tuple[Any, Any, Any]:
     largest of each beam come first: where the vocabulary is split, these are all that travel."""
     batch, _, size = totals.shape
     few = min(beams, size) if isinstance(size, int) else beams
-    best, tokens = spmd.top_k(totals, few)
-    scores, chosen = spmd.top_k(best.reshape((batch, beams * few)), beams)
-    tokens = np.take_along_axis(tokens.reshape((batch, beams * few)), chosen, 1)
-    return scores, chosen // few, tokens.astype(dtype)
+    best, tokens = (x.reshape((batch, beams * few)) for x in spmd.top_k(totals, few))
+    chosen: Any
+    scores, chosen = spmd.top_k(best, beams)
+    return scores, chosen // few, np.take_along_axis(tokens, chosen, 1).astype(dtype)
 
 
 def _followed(x: Any, parent: Any) -> Any:

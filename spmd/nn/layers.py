@@ -12,7 +12,7 @@ from codegen.places import user_place
 from codegen.trace.array import Array
 from codegen.trace.derive.derivatives import custom_vjp
 from spmd import random
-from spmd.nn.shared import check_dim
+from spmd.nn.shared import bfloat16_too, check_dim
 
 
 def dense(x: Any, w: Any, b: Any = None, axes: int = 1) -> Any:
@@ -110,6 +110,7 @@ def _of_split(ids: Any, table: Array, axes: tuple[str, ...]) -> Any:
     return function(table)
 
 
+@bfloat16_too
 def dropout(x: Any, rate: float, seed: Any, stream: Any = 0) -> Any:
     """x with some of its elements 0, each with the chance `rate`; the others are divided by
     1 - rate (N. Srivastava et al., 2014).

@@ -410,3 +410,25 @@ def test_norms_of_short_floats_do_not_overflow():
     np.testing.assert_allclose(nn.rms_norm(x), [[0.8486, 1.131]], 1e-3)
     np.testing.assert_allclose(nn.layer_norm(x * 2), [[-1, 1]], 1e-3)
     assert nn.layer_norm(x).dtype == nn.batch_norm(x)[0].dtype == np.float16
+
+
+def test_bfloat16_stays_what_it_is():
+    """NumPy makes float32 of it, or float64, beside Python's floats."""
+    names = ("gelu", "elu", "celu", "selu", "leaky_relu", "silu", "softplus", "softmax",
+             "log_softmax", "layer_norm", "rms_norm", "glu", "hard_silu", "mish")
+
+    @spmd.program(mesh=("x",))
+    def network():
+        x = spmd.input("x", (2, 4, 6), np.float32)
+        short = x.astype("bfloat16")
+        labels = np.zeros((2, 4), np.int32)
+        made = {name: getattr(nn, name)(short) for name in names} | {
+            "pool": nn.avg_pool(short, 2), "drop": nn.dropout(short, 0.5, 1),
+            "loss": nn.softmax_cross_entropy(short, labels)}
+        assert {str(y.dtype) for y in made.values()} == {"bfloat16"}
+        return {name: y.astype(np.float32) for name, y in made.items()}
+
+    x = RNG.normal(size=(2, 4, 6)).astype(np.float32)
+    image = spmd.build(network).run(x=x)
+    for name in names:
+        np.testing.assert_allclose(image[name], getattr(nn, name)(x), 0.03, 0.03, err_msg=name)

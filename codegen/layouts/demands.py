@@ -20,7 +20,7 @@ from codegen.layouts.cuts import Cut, Window, home, layout_of
 from codegen.layouts.localize import Localizer
 from codegen.layouts.rooms import Rooms
 from codegen.mesh import LayoutEntry
-from codegen.ops import Branch, Loop, Map, Relayout, Roll, ShardMap
+from codegen.ops import Branch, Loop, Map, Relayout, Roll, ShardMap, Transpose
 from codegen.symbolic import expr
 from codegen.symbolic.estimate import lower_bound, upper_bound
 from codegen.symbolic.expr import Sym
@@ -197,11 +197,19 @@ class Demands:
                 continue
             axes[op.result] = self.rules.summed(op, demand.made[0])
             if isinstance(what, Map) and what.fn in ("add", "sub"):
-                a, b = op.operands
-                alone = len(self.uses[a]) == len(self.uses[b]) == 1
-                if alone and axes.get(a) and axes.get(a) == axes.get(b):
+                a, b = (self.turned(v) for v in op.operands)
+                if a and b and axes.get(a) and axes.get(a) == axes.get(b):
                     axes[op.result] = self.rules.partial[op.result] = axes[a]
                     self.rules.later |= {a, b}
+
+    def turned(self, value: Value) -> Value | None:
+        """What a value is, or shows with its dims in another order, if nothing else uses that."""
+        while len(self.uses[value]) == 1:
+            op = self.defs.get(value)
+            if op is None or not isinstance(op.what, Transpose):
+                return value
+            value = op.operands[0]
+        return None
 
     # ---- how a value comes to its parts ----------------------------------------------------------
 

@@ -12,6 +12,7 @@ from codegen import dtypes
 from codegen.functions import COMBINE, neutral_sign
 from codegen.ir import ArrayType, Op, Shape, Value
 from codegen.layouts.cuts import Cut, Window, whole
+from codegen.ops.control import Relayout
 from codegen.ops.counting import counted, within
 from codegen.ops.group import combine
 from codegen.ops.kind import Array, Eval, Kind, Types, dropped, extents, layout_of
@@ -367,6 +368,16 @@ class Scatter(Kind):
             found.append(cut)
         return tuple(found) if any(cut.axes for cut in found) else None
 
+    def summed(self, op: Op, window: Window, at: Localizer) -> list[Cut] | None:
+        """Points that are added to zeros: over these."""
+        into = at.defs.get(op.operands[0])
+        while into is not None and isinstance(into.what, Relayout):
+            into = at.defs.get(into.operands[0])
+        if self.fn != "add" or into is None or not isinstance(into.what, Full) or into.what.value:
+            return None
+        points = self.spread(op, window, at)
+        return None if points is None else list(points)
+
     def _counted(self, op: Op, window: Window, at: Localizer) -> dict[int, int]:
         """Dims of the points of which a rank needs the part that it has of this dim of x."""
         x, _, *index = op.operands
@@ -416,6 +427,8 @@ class Scatter(Kind):
         nothing = build.emit(Full(neutral_sign(fn, wide), wide, at.shape(kept)))
         local = self.from_lows(index, kept, build, at)
         mine = build.emit(self, (nothing, build.cast(v, wide), *local))
+        if op.result in at.later:  # x is zeros
+            return at.part(mine, kept, window, build)
         total = at.over(axes, op, kept, window, mine, fn, build)
         made = build.emit(Map(COMBINE[fn]), (build.cast(x, wide), total))
         return build.cast(made, dtype)

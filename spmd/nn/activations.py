@@ -12,7 +12,7 @@ import numpy as np
 
 from codegen.errors import ShapeError
 from codegen.places import user_place
-from spmd.nn.shared import constant, erf, floats
+from spmd.nn.shared import bfloat16_too, constant, erf, floats
 
 
 def relu(x: Any) -> Any:
@@ -76,6 +76,7 @@ def mish(x: Any) -> Any:
     return x * np.tanh(softplus(x))
 
 
+@bfloat16_too
 def gelu(x: Any, approximate: bool = True) -> Any:
     """x times the normal distribution's chance of less than x (D. Hendrycks, K. Gimpel, 2016).
 
@@ -90,23 +91,27 @@ def gelu(x: Any, approximate: bool = True) -> Any:
     return 0.5 * x * (1 + erf(x * math.sqrt(0.5)))
 
 
+@bfloat16_too
 def elu(x: Any, alpha: float = 1.0) -> Any:
     """x where it is positive, else alpha * (exp(x) - 1)."""
     x = floats(x, "elu")
     return np.where(x > 0, x, alpha * np.expm1(np.where(x > 0, 0, x)))
 
 
+@bfloat16_too
 def celu(x: Any, alpha: float = 1.0) -> Any:
     """x where it is positive, else alpha * (exp(x / alpha) - 1)."""
     x = floats(x, "celu")
     return np.where(x > 0, x, alpha * np.expm1(np.where(x > 0, 0, x) / alpha))
 
 
+@bfloat16_too
 def selu(x: Any) -> Any:
     """elu, scaled so that deep networks keep mean 0 and variance 1 (G. Klambauer et al., 2017)."""
     return 1.0507009873554805 * elu(x, 1.6732632423543772)
 
 
+@bfloat16_too
 def leaky_relu(x: Any, negative_slope: float = 0.01) -> Any:
     """x where it is 0 or more, else negative_slope * x."""
     return np.where(x >= 0, x, negative_slope * x)
@@ -142,6 +147,7 @@ def glu(x: Any, axis: int = -1) -> Any:
 # ---- along a dim -------------------------------------------------------------------------------
 
 
+@bfloat16_too
 def softmax(x: Any, axis: Any = -1, where: Any = None) -> Any:
     """exp(x) divided by its sum along a dim, or several; the dim may be split over ranks.
 
@@ -156,6 +162,7 @@ def softmax(x: Any, axis: Any = -1, where: Any = None) -> Any:
     return powers / np.sum(powers, axis, keepdims=True, dtype=powers.dtype)
 
 
+@bfloat16_too
 def log_softmax(x: Any, axis: Any = -1, where: Any = None) -> Any:
     """log(softmax(x)), without underflow. where: which elements take part; others are -inf.
 
@@ -167,6 +174,7 @@ def log_softmax(x: Any, axis: Any = -1, where: Any = None) -> Any:
     return made if where is None else np.where(where, made, -np.inf)
 
 
+@bfloat16_too
 def logsumexp(x: Any, axis: Any = -1, keepdims: bool = False, where: Any = None) -> Any:
     """log(sum(exp(x))) along a dim, without overflow.
 

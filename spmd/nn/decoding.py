@@ -103,9 +103,7 @@ def beam_search(
         if end is not None:
             alone = np.where(np.arange(size) == end, 0.0, -np.inf)
             costs = np.where(done[..., None], alone, costs)
-        totals = (scores[..., None] + costs).reshape((batch, beams * size))
-        scores, chosen = spmd.top_k(totals, beams)
-        parent, last = chosen // size, (chosen % size).astype(last.dtype)
+        scores, parent, last = _best_of(scores[..., None] + costs, beams, last.dtype)
         state, done, found = tree.map_tree(lambda x: _followed(x, parent), (state, done, found))
         found = np.where(np.arange(steps) == k, last[..., None], found)
         done = done if end is None else done | (last == end)
@@ -113,6 +111,17 @@ def beam_search(
 
     _, _, scores, found, _ = spmd.fori_loop(0, steps, turn, (last, done, scores, found, state))
     return found, scores
+
+
+def _best_of(totals: Any, beams: int, dtype: Any) -> tuple[Any, Any, Any]:
+    """Of totals (batch, beams, vocabulary) the largest, which beam and which token each is. The
+    largest of each beam come first: where the vocabulary is split, these are all that travel."""
+    batch, _, size = totals.shape
+    few = min(beams, size) if isinstance(size, int) else beams
+    best, tokens = (x.reshape((batch, beams * few)) for x in spmd.top_k(totals, few))
+    chosen: Any
+    scores, chosen = spmd.top_k(best, beams)
+    return scores, chosen // few, np.take_along_axis(tokens, chosen, 1).astype(dtype)
 
 
 def _followed(x: Any, parent: Any) -> Any:

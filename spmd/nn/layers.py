@@ -12,7 +12,7 @@ from codegen.places import user_place
 from codegen.trace.array import Array
 from codegen.trace.derive.derivatives import custom_vjp
 from spmd import random
-from spmd.nn.shared import check_dim
+from spmd.nn.shared import bfloat16_too, check_dim
 
 
 def dense(x: Any, w: Any, b: Any = None, axes: int = 1) -> Any:
@@ -34,8 +34,22 @@ def dense(x: Any, w: Any, b: Any = None, axes: int = 1) -> Any:
             raise ShapeError("spmd.nn.dense sums over dims that are not there", place=user_place(),
                              expected=f"{axes} dims of x and of w", found=f"{x.ndim} and {w.ndim}")
         check_dim("dense", f"dim {k - axes} of x", x.shape[k - axes], w.shape[k], f"dim {k} of w")
-    made = x @ w if axes == 1 and w.ndim == 2 else np.tensordot(x, w, axes)
+    made = x @ w if axes == 1 and w.ndim == 2 else _product(x, w, axes)
     return made if b is None else made + b
+
+
+def _product(x: Any, w: Any, axes: int) -> Any:
+    """tensordot, with split dims of w before others: dims that are taken as one, as the product
+    takes w's later ones, stay split by the first of them."""
+    later = list(range(axes, w.ndim))
+    split = w.layout if isinstance(w, Array) and w.layout else (None,) * w.ndim
+    order = sorted(later, key=lambda d: not split[d])
+    if order == later:
+        return np.tensordot(x, w, axes)
+    made = np.tensordot(x, np.transpose(w, (*range(axes), *order)), axes)
+    first = x.ndim - axes
+    back = [first + order.index(d) for d in later]
+    return np.transpose(made, (*range(first), *back))
 
 
 def embedding(ids: Any, table: Any) -> Any:
@@ -96,6 +110,7 @@ def _of_split(ids: Any, table: Array, axes: tuple[str, ...]) -> Any:
     return function(table)
 
 
+@bfloat16_too
 def dropout(x: Any, rate: float, seed: Any, stream: Any = 0) -> Any:
     """x with some of its elements 0, each with the chance `rate`; the others are divided by
     1 - rate (N. Srivastava et al., 2014).

@@ -12,9 +12,10 @@ import numpy as np
 from codegen.errors import DtypeError, ShapeError
 from codegen.places import user_place
 from spmd.nn.activations import log_sigmoid, log_softmax
-from spmd.nn.shared import constant, floats
+from spmd.nn.shared import bfloat16_too, constant, floats
 
 
+@bfloat16_too
 def softmax_cross_entropy(logits: Any, labels: Any) -> Any:
     """What it costs to guess labels with the probabilities softmax(logits), in nats.
 
@@ -36,6 +37,7 @@ def softmax_cross_entropy(logits: Any, labels: Any) -> Any:
     return -np.sum(labels * log_softmax(logits), -1)
 
 
+@bfloat16_too
 def softmax_cross_entropy_with_integer_labels(logits: Any, labels: Any) -> Any:
     """softmax_cross_entropy for labels (…) that are integers, of logits (…, classes).
 
@@ -71,6 +73,7 @@ def _array(x: Any) -> Any:
     return x if hasattr(x, "ndim") else np.asarray(x)
 
 
+@bfloat16_too
 def sigmoid_binary_cross_entropy(logits: Any, labels: Any) -> Any:
     """What it costs to guess labels, 0 or 1 or a probability, with sigmoid(logits), in nats.
 

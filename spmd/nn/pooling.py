@@ -14,6 +14,7 @@ import numpy as np
 
 from codegen.errors import DtypeError, ShapeError
 from spmd.nn.convolution import conv, numbers, pairs, places_of
+from spmd.nn.shared import bfloat16_too
 
 __all__ = ["adaptive_avg_pool", "avg_pool", "max_pool"]
 
@@ -48,6 +49,7 @@ def max_pool(x: Any, window: Any, strides: Any = None, padding: Any = "VALID",
     return best
 
 
+@bfloat16_too
 def avg_pool(x: Any, window: Any, strides: Any = None, padding: Any = "VALID",
              count_include_pad: bool = True) -> Any:
     """The mean of each window, in each channel.
@@ -78,6 +80,7 @@ def avg_pool(x: Any, window: Any, strides: Any = None, padding: Any = "VALID",
     return total / np.prod(np.array(np.meshgrid(*count, indexing="ij")), 0)[..., None].astype(dtype)
 
 
+@bfloat16_too
 def adaptive_avg_pool(x: Any, places: Any) -> Any:
     """Means of so many windows, as equally long as may be, along each spatial dim.
 

@@ -5,8 +5,10 @@ Always holds: the same source runs on arrays of a program, of one rank in a shar
 
 from __future__ import annotations
 
+import functools
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -15,6 +17,8 @@ from codegen.ops import Map
 from codegen.places import user_place
 from codegen.trace.array import Array, wrap
 from codegen.trace.derive.marks import stop_gradient
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def constant(x: Any) -> Any:
@@ -31,6 +35,18 @@ def floats(x: Any, what: str) -> Any:
         raise DtypeError(f"spmd.nn.{what} of {array.dtype}", place=user_place(),
                          expected="floats", found=str(array.dtype), remedy="x.astype(np.float32)")
     return array
+
+
+def bfloat16_too(function: F) -> F:
+    """A function of an array first, which bfloat16 passes through as float32: NumPy does not know
+    how it meets Python's numbers."""
+    @functools.wraps(function)
+    def call(x: Any, *others: Any, **named: Any) -> Any:
+        if str(getattr(x, "dtype", "")) != "bfloat16":
+            return function(x, *others, **named)
+        return function(x.astype(np.float32), *others, **named).astype(x.dtype)
+
+    return call  # type: ignore[return-value]
 
 
 def check_dim(what: str, name: str, found: Any, expected: Any, of: str) -> None:

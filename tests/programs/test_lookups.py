@@ -79,3 +79,27 @@ def test_a_table_that_is_split_over_another_axis_is_summed_in_its_parts() -> Non
     for x, y in ((1, 1), (2, 3), (3, 13)):
         found = image.run(mesh={"x": x, "y": y}, ranks=x * y, **given)
         np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+def test_a_table_that_is_looked_up_and_multiplied_with_has_one_sum_of_gradients() -> None:
+    """Also where the product shows it the other way round, and of float16, which is added wide."""
+    @spmd.program(mesh=("x", "y"), layout={"batch": "x", "vocab": "y"})
+    def tied() -> Any:
+        ids = spmd.input("ids", (spmd.Dim("batch", 8), 5), np.int64)
+        table = spmd.input("table", (spmd.Dim("vocab", 12), 3), np.float64)
+
+        def loss(table: Any) -> Any:
+            return np.sum(np.tanh(spmd.nn.embedding(ids, table) @ table.T))
+
+        return spmd.grad(loss)(table), spmd.grad(loss)(table.astype(np.float16))
+
+    along = [op.what.axes for op in walk(lower(tied.graph({}, ())).program.body)
+             if isinstance(op.what, Exchange)]
+    assert along.count(("x",)) == 2  # of each table one
+    random = np.random.default_rng(0)
+    given = {"ids": random.integers(0, 12, (8, 5)), "table": random.random((12, 3))}
+    expected, image = tied.eager(**given), spmd.build(tied)
+    for x, y in ((1, 1), (2, 3), (3, 1)):
+        found = image.run(mesh={"x": x, "y": y}, ranks=x * y, **given)
+        np.testing.assert_allclose(found[0], expected[0], rtol=1e-12)
+        np.testing.assert_allclose(found[1], expected[1], rtol=1e-2)

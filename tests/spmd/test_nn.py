@@ -11,6 +11,10 @@ import numpy as np
 import pytest
 
 import spmd
+from codegen.compile import lower
+from codegen.ir import walk
+from codegen.ops import Exchange, Loop
+from codegen.symbolic import expr
 from spmd import nn
 
 pytestmark = pytest.mark.one_mpi
@@ -262,6 +266,12 @@ def test_recurrent_networks(kind, gates):
 
         return spmd.value_and_grad(loss, has_aux=True)(p)
 
+    loops = [op for op in lower(network.graph({}, ())).program.body.ops
+             if isinstance(op.what, Loop)]
+    carried = [op for loop in loops for op in walk(loop.regions[0])
+               if isinstance(op.what, Exchange)]
+    states = [expr.product(op.result.type.shape).evaluate({"n_x": 1, "i_x": 0}) for op in carried]
+    assert len(loops) == 2 and {*states} == {2 * hidden}  # what travels has no gates
     wanted = steps_of(kind, p, x)
     image = spmd.build(network)
     for found in (image.run(ranks=1, p=p, x=x), image.run(ranks=3, p=p, x=x)):
@@ -400,3 +410,25 @@ def test_norms_of_short_floats_do_not_overflow():
     np.testing.assert_allclose(nn.rms_norm(x), [[0.8486, 1.131]], 1e-3)
     np.testing.assert_allclose(nn.layer_norm(x * 2), [[-1, 1]], 1e-3)
     assert nn.layer_norm(x).dtype == nn.batch_norm(x)[0].dtype == np.float16
+
+
+def test_bfloat16_stays_what_it_is():
+    """NumPy makes float32 of it, or float64, beside Python's floats."""
+    names = ("gelu", "elu", "celu", "selu", "leaky_relu", "silu", "softplus", "softmax",
+             "log_softmax", "layer_norm", "rms_norm", "glu", "hard_silu", "mish")
+
+    @spmd.program(mesh=("x",))
+    def network():
+        x = spmd.input("x", (2, 4, 6), np.float32)
+        short = x.astype("bfloat16")
+        labels = np.zeros((2, 4), np.int32)
+        made = {name: getattr(nn, name)(short) for name in names} | {
+            "pool": nn.avg_pool(short, 2), "drop": nn.dropout(short, 0.5, 1),
+            "loss": nn.softmax_cross_entropy(short, labels)}
+        assert {str(y.dtype) for y in made.values()} == {"bfloat16"}
+        return {name: y.astype(np.float32) for name, y in made.items()}
+
+    x = RNG.normal(size=(2, 4, 6)).astype(np.float32)
+    image = spmd.build(network).run(x=x)
+    for name in names:
+        np.testing.assert_allclose(image[name], getattr(nn, name)(x), 0.03, 0.03, err_msg=name)

@@ -78,7 +78,7 @@ def derived_program(recipe: Recipe, second: bool) -> Any:
     @spmd.program(mesh=AXES[: recipe.axes])
     def derived():
         xs, vs = _inputs(recipe), _inputs(recipe, "v")
-        loss = lambda *xs: loss_of(recipe, xs)  # noqa: E731
+        loss = lambda *xs: loss_of(recipe, xs)
         numbers = tuple(range(len(xs)))
         value, gradients = spmd.value_and_grad(loss, numbers)(*xs)
         found = {"loss": value, **{f"g{k}": g for k, g in enumerate(gradients)}}

@@ -20,7 +20,7 @@ from codegen.trace.array import Array, as_array, as_value, is_traced, wrap
 from codegen.trace.context import Context, eager_current, require_context
 from codegen.trace.control.conversion import convert
 from codegen.trace.control.regions import laid_as
-from codegen.trace.derive import back_through, exchanged, mapped
+from codegen.trace.derive import back_through, exchanged, forward, mapped
 from codegen.trace.derive.eagerly import eagerly
 from codegen.trace.derive.given import (
     check_function,
@@ -152,8 +152,9 @@ def jvp(
     """What f gives of the primals, and by how much that changes where they change by the tangents:
     one each, in the structure of the primals.
 
-    The way back is gone back again, which is the way forward; of grad(f) it gives the product of
-    the Hessian with a vector: `jvp(grad(f), (x,), (v,))[1]`.
+    It goes forward with f and keeps nothing for it; where f exchanges in a shard_map, the way back
+    is gone back. Of grad(f) it gives the product of the Hessian with a vector:
+    `jvp(grad(f), (x,), (v,))[1]`.
 
     Example::
 
@@ -175,6 +176,36 @@ def jvp(
     returned = recording.run(f, {})
     tree, leaves = flatten(returned)
     outs = [as_value(context, leaf) for leaf in leaves]
+    recorded = recording.recorded()
+    changes = (_forward if forward.can(context, recorded) else _twice_back)(
+        context, recording, recorded, outs, tangents)
+    made = [wrap(context, laid_as(context, c, v.type.layout)) for c, v in zip(changes, outs)]
+    return returned, fill(tree, iter(made), fresh=True)
+
+
+def _forward(
+    context: Context, recording: _Recording, recorded: Sequence[Op], outs: Sequence[Value],
+    tangents: Sequence[Any],
+) -> list[Value]:
+    """Changes of the outs, by going through what was recorded once more."""
+    block, pairs, begins = recording.block, [], iter(recording.begins)
+    del block.ops[len(block.ops) - len(recorded) :]
+    later, block.memo = block.memo, {}  # what stands further down is not there yet
+    for (tree, leaves), given in zip(recording.trees, tangents, strict=True):
+        values = [None if leaf is None else next(begins) for leaf in leaves]
+        pairs += paired(context, "tangents", tree, values, given)
+    context.differentiated = True
+    through = forward.Forward(context, dict(pairs))
+    through.through(recorded)
+    block.memo.update(later)
+    return [through.of(v) for v in outs]
+
+
+def _twice_back(
+    context: Context, recording: _Recording, recorded: Sequence[Op], outs: Sequence[Value],
+    tangents: Sequence[Any],
+) -> list[Value]:
+    """Changes of the outs, by going back the way back."""
     nothing = [wrap(context, recording.at.zeros(v.type), scalar=False) for v in outs]
     inner = _Recording(context, "spmd.jvp", [nothing], (0,))
     context.recordings += 1
@@ -189,8 +220,7 @@ def jvp(
         values = [None if leaf is None else leaf.read() for leaf in leaves]
         pairs += paired(context, "tangents", mine, values, given)
     (changes,) = inner.back(pairs, recording.begins)
-    made = [wrap(context, c.read()) for c in changes]
-    return returned, fill(tree, iter(made), fresh=True)
+    return [c.read() for c in changes]
 
 
 def _said(
@@ -343,6 +373,10 @@ class _Recording:
         finally:
             self.context.recordings -= 1
 
+    def recorded(self) -> list[Op]:
+        every = self.block.ops  # loops in it may have been replaced
+        return every[every.index(self.last) + 1 if self.last else 0 :]
+
     def back(self, outs: Sequence[tuple[Value, Value]], like: Sequence[Value] = ()) -> list[Any]:
         """The cotangents of the marked arguments, in their structure. like: values that vary as
         the cotangents do that it begins with, where these are not of the outs themselves."""
@@ -354,8 +388,7 @@ class _Recording:
         context.differentiated = True
         at.found.clear()
         at.emptied.clear()
-        every = self.block.ops  # loops in it may have been replaced
-        recorded = every[every.index(self.last) + 1 if self.last else 0 :]
+        recorded = self.recorded()
         at.active, at.shares = set(self.begins), Shares.none(context.mesh)
         at.mark(recorded)
         begun = [v for v, _ in outs]

@@ -263,11 +263,11 @@ def test_a_loop_keeps_only_what_its_way_back_reads():
     from codegen.ir import walk
     from codegen.ops import Loop
 
-    def program(f):
+    def program(f, derivative=spmd.grad):
         @spmd.program(mesh=("r",))
         def made():
             u = spmd.input("u", (40,), np.float64, layout=("r",))
-            return spmd.grad(f)(u)
+            return derivative(f)(u)
 
         return [op for op in walk(made.capture().body) if isinstance(op.what, Loop)]
 
@@ -285,6 +285,8 @@ def test_a_loop_keeps_only_what_its_way_back_reads():
     assert len(back.operands) == 1
     forward, back = program(squared)
     assert [v.type.ndim for v in forward.operands] == [1, 2]
+    (both,) = program(squared, lambda f: lambda u: spmd.jvp(f, (u,), (u,))[1])
+    assert [v.type.ndim for v in both.operands] == [1, 1]
 
 
 @spmd.kernel

@@ -90,7 +90,7 @@ def derived_program(*followed: Recipe, second: bool = False) -> Any:
         for j, recipe in enumerate(followed):
             before = f"r{j}_" if len(followed) > 1 else ""
             xs, vs = _inputs(recipe, f"{before}a"), _inputs(recipe, f"{before}v")
-            loss = lambda *xs, recipe=recipe: loss_of(recipe, xs)  # noqa: E731
+            loss = lambda *xs, recipe=recipe: loss_of(recipe, xs)
             numbers = tuple(range(len(xs)))
             value, gradients = spmd.value_and_grad(loss, numbers)(*xs)
             found |= {f"{before}loss": value, f"{before}change": spmd.jvp(loss, xs, vs)[1]}

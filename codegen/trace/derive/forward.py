@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from codegen.ir import ArrayType, Op, Region, Value
+from codegen.ir import ArrayType, Op, Value
 from codegen.ops import Branch, Defined, Exchange, Loop, ShardMap
 from codegen.trace.context import Context
 from codegen.trace.control.regions import laid_as
@@ -102,8 +102,8 @@ class Forward:
         results = [Value("d_" + op.results[k].name, t) for k, t in zip(moving, types)]
         read = [self.changes[v] for v in op.operands if v in self.changes]
         operands = (*op.operands, *read) if isinstance(what, Defined) else op.operands
-        self._add(replace(op, what=what.but(types=(*what.types, *types)  # type: ignore[attr-defined]
-), operands=operands,
+        assert isinstance(what, (Branch, Defined))
+        self._add(replace(op, what=what.but(types=(*what.types, *types)), operands=operands,
                           results=(*op.results, *results), regions=tuple(regions)))
         self.changes.update(zip((op.results[k] for k in moving), results))
 
@@ -111,7 +111,8 @@ class Forward:
         context, body = self.context, op.regions[-1]
         moving = [k for k, a in enumerate(body.args) if a in self.at.active]
         begins = [self.of(op.operands[k]) for k in moving]
-        types, names = [_plain(body.args[k]) for k in moving], [body.args[k].name for k in moving]
+        types = [_plain(body.args[k]) for k in moving]
+        names = [body.args[k].name for k in moving]
         begins = [laid_as(context, v, t.layout) for v, t in zip(begins, types)]
         with context.block(types, ["d_" + n for n in names]) as block:
             inner = self._inside(dict(zip((body.args[k] for k in moving), block.args)))
@@ -119,7 +120,8 @@ class Forward:
             ends = [laid_as(context, inner.of(body.results[k]), t.layout)
                     for k, t in zip(moving, types)]
             changes = block.close(ends)
-        grown = Region((*body.args, *changes.args), changes.ops, (*body.results, *changes.results))
+        grown = replace(changes, args=(*body.args, *changes.args),
+                        results=(*body.results, *changes.results))
         tests = [replace(r, args=(*r.args, *(Value("d_" + n, t) for n, t in zip(names, types))))
                  for r in op.regions[:-1]]
         results = [Value("d_" + op.results[k].name, t) for k, t in zip(moving, types)]

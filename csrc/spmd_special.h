@@ -129,7 +129,7 @@ static inline double spmd_psi_f64(double x)
 }
 
 /* Hurwitz' zeta function: the sum of (q + k)^-s over k >= 0. Its first terms, and what is left by
- * Euler's and Maclaurin's formula: Bernoulli's numbers over factorials (Abramowitz, Stegun 23.2). */
+ * the formula of Euler and Maclaurin: Bernoulli numbers over factorials (ibid. 23.2). */
 static inline double spmd_zeta_above_0(double s, double q)
 {
     static const double factors[] = {

@@ -267,6 +267,7 @@ class Scatter(Kind):
     """Operands x, v, index arrays; fn set, or of COMBINE; v has gather's result shape."""
 
     name = "scatter"
+    without_vjp = "np.add.at, np.maximum.at, x[i] = y: they have derivatives"
     in_place = True
     reads = "points"
     dims: tuple[int, ...]

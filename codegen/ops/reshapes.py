@@ -204,3 +204,19 @@ class Named(Reshape):
 
     name = "named"
     label: str = ""
+
+
+@dataclass(frozen=True)
+class NoZeros(Reshape):
+    """The same elements, in their shape, of a formula that holds where some are 0, but whose own
+    derivative does not: the run ends where that is asked for."""
+
+    name = "no_zeros"
+
+    def vjp(self, op: Op, given: Sequence[Value | None], at: Reverse) -> Sequence[Value | None]:
+        (x,) = op.operands
+        at.expect(at.map("ne", x, at.full(0, x)),
+                  "the second derivative of a product of which a factor is 0\n"
+                  "  expected: np.prod and np.cumprod of numbers that are not 0\n"
+                  "  try:      products that are written out: x[0] * x[1] * x[2]")
+        return given

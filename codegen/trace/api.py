@@ -24,6 +24,7 @@ from codegen.trace.derive.derivatives import (
     value_and_grad,
     vjp,
 )
+from codegen.trace.derive.eagerly import mapped
 from codegen.trace.derive.marks import (
     checkpoint_name,
     checkpoint_policies,
@@ -190,7 +191,7 @@ def shard_map(
     def call(*args: Any, **kwargs: Any) -> Any:
         runtime = eager_current()
         if runtime is not None:
-            return _eager_shard_map(runtime, function, args, kwargs, ins, outs)
+            return _eager_shard_map(runtime, function, args, kwargs, ins, outs, call)
         context = require_context("a function given to spmd.shard_map")
         return mapping.call(context, convert(function), args, kwargs, mesh, ins, outs, pad, sure)
 
@@ -199,11 +200,12 @@ def shard_map(
 
 def _eager_shard_map(
     runtime: Any, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any],
-    ins: Any, outs: Any,
+    ins: Any, outs: Any, traced: Callable[..., Any],
 ) -> Any:
     """The runtime takes positional arguments, and a layout spec as the user gave it."""
     bound = inspect.signature(function).bind(*args, **kwargs)
-    return runtime.shard_map(function, ins, outs, bound.args)
+    return mapped(runtime, function, lambda: runtime.shard_map(function, ins, outs, bound.args),
+                  traced, bound.args)
 
 
 # ---- kernels ---------------------------------------------------------------------------------

@@ -204,6 +204,7 @@ def several():
         "counted": spmd.grad(counted(steps))(x),
         "tree": spmd.grad(lambda p: np.sum(p["w"] @ p["b"][0]))(
             {"w": spmd.asarray(w), "b": (x,)}),
+        "nothing": spmd.grad(lambda p: np.sum(p["w"] ** 2))({"w": x, "b": None})["w"],
         "unused": spmd.grad(lambda x, y: np.sum(x), 1)(x, x),
         "aux": spmd.grad(lambda x: (np.sum(x**2), x + 1), has_aux=True)(x),
         "twice": (back((x, x))[0] * 0 + back((x, x * 0))[0]),
@@ -237,6 +238,7 @@ def test_what_is_built_from_gradients():
         close(found["tree"]["w"], np.ones((6, 1)) * x, "tree")
         close(found["tree"]["b"][0], W.sum(0), "tree")
         close(found["unused"], x * 0, "unused")
+        close(found["nothing"], 2 * x, "nothing")
         close(found["aux"][0], 2 * x, "aux")
         close(found["aux"][1], x + 1, "aux")
         close(found["stopped"], x, "stopped")
@@ -273,11 +275,11 @@ def test_a_loop_keeps_only_what_its_way_back_reads():
     from codegen.ir import walk
     from codegen.ops import Loop
 
-    def program(f):
+    def program(f, derivative=spmd.grad):
         @spmd.program(mesh=("r",))
         def made():
             u = spmd.input("u", (40,), np.float64, layout=("r",))
-            return spmd.grad(f)(u)
+            return derivative(f)(u)
 
         return [op for op in walk(made.capture().body) if isinstance(op.what, Loop)]
 
@@ -295,6 +297,8 @@ def test_a_loop_keeps_only_what_its_way_back_reads():
     assert len(back.operands) == 1
     forward, back = program(squared)
     assert [v.type.ndim for v in forward.operands] == [1, 2]
+    (both,) = program(squared, lambda f: lambda u: spmd.jvp(f, (u,), (u,))[1])
+    assert [v.type.ndim for v in both.operands] == [1, 1]
 
 
 @spmd.kernel
@@ -303,10 +307,30 @@ def doubled(x: spmd.Array) -> spmd.Array:
 
 
 MISTAKES = {
-    "an integer": (lambda x: spmd.grad(np.sum)(spmd.asarray(np.arange(3))), "is no float"),
+    "an integer": (
+        lambda x: spmd.grad(np.sum)(spmd.asarray(np.arange(3))), "argument 0 is no float"),
     "a vector loss": (lambda x: spmd.grad(np.sin)(x), "a gradient is that of one float"),
     "no aux": (lambda x: spmd.grad(np.sum, has_aux=True)(x), "returns no pair"),
+    "a count": (lambda x: spmd.grad(np.argmax)(x), "made of floats"),
+    "a complex loss": (lambda x: spmd.grad(lambda x: np.sum(1j * x))(x), "z.real of it"),
+    "no return": (lambda x: spmd.grad(lambda x: None)(x), "a return in the function"),
+    "aux forgotten": (lambda x: spmd.grad(lambda x: (np.sum(x), x))(x), "has_aux=True where"),
     "argnums": (lambda x: spmd.grad(np.sum, 1)(x), "argnums 1 of 1 arguments"),
+    "argnums by name": (lambda x: spmd.grad(np.sum, "x")(x), "no numbers of arguments"),
+    "called at once": (lambda x: spmd.grad(np.sum, x), "no numbers of arguments"),
+    "by name only": (lambda x: spmd.grad(lambda x: np.sum(x))(x=x), "no argument stands by"),
+    "no function": (lambda x: spmd.grad(np.sum(x)), "is given no function"),
+    "a name in a tree": (
+        lambda x: spmd.grad(lambda p: np.sum(p["w"]))({"w": x, "name": "dense"}),
+        r"argument 0\['name'\] is no float"),
+    "no tuple": (lambda x: spmd.jvp(np.sum, x, x), "the primals are no tuple"),
+    "too few tangents": (lambda x: spmd.jvp(np.add, (x, x), (x,)), "as many tangents as primals"),
+    "a tree that changes": (lambda x: spmd.vjp(lambda p: p, {"w": x})[1]({"w": x, "b": x}),
+                            "another structure"),
+    "eig": (lambda x: spmd.grad(lambda x: np.sum(np.linalg.eig(np.outer(x, x))[0].real))(x),
+            "np.linalg.eigh, of symmetric"),
+    "running logaddexp": (lambda x: spmd.grad(lambda x: np.sum(np.logaddexp.accumulate(x)))(x),
+                          "running sums, products and extremes"),
     "another structure": (lambda x: spmd.vjp(np.sin, x)[1]((x, x)), "another structure"),
     "another shape": (lambda x: spmd.vjp(np.sin, x)[1](x[1:]), "another shape"),
     "too few": (lambda x: spmd.grad(lambda x: np.sum(few(x, x)))(x), "for each argument"),

@@ -120,6 +120,13 @@ def in_eager_runs():
     twice = spmd.shard_map(lambda p: p * np.sum(p), mesh="r", out_layouts=("r",))
     made, back = spmd.vjp(lambda x: {"a": x**2, "b": np.sum(x)}, x)
     kept = spmd.remat(lambda x: x**2 + spmd.stop_gradient(x))
+
+    @spmd.shard_map(mesh="r", in_layouts=(("r",), None), out_layouts=(None, ("r",), None))
+    def inside(u, w):
+        loss = lambda u, w: spmd.psum(np.sum(u**2), "r") * w
+        value, gradients = spmd.value_and_grad(loss, (0, 1))(u, w)
+        return value, *gradients
+
     return {
         "cases": [spmd.grad(CASES[name])(x) for name in ("boxes", "looked_up")],
         "has_aux": spmd.value_and_grad(lambda x, y: (np.sum(x * y), [y]), (0, 1), True)(x, 2 * x),
@@ -128,6 +135,7 @@ def in_eager_runs():
         "back": back({"a": x, "b": 3.0}), "made": made,
         "tree": spmd.grad(lambda w: np.sum(w["a"] * x) + w["b"] ** 2)({"a": x, "b": 3.0}),
         "closed": spmd.grad(lambda s: np.sum(s * twice(x)))(2.0),
+        "ranks": inside(x, spmd.asarray(3.0)),
     }
 
 
@@ -135,3 +143,15 @@ def test_derivatives_in_eager_runs():
     found, wanted = in_eager_runs.eager(x=X, ranks=3), spmd.build(in_eager_runs).run(ranks=3, x=X)
     for a, b in zip(leaves(found), leaves(wanted), strict=True):
         np.testing.assert_allclose(a, b, 1e-12)
+
+
+def test_what_ranks_read_from_around_is_no_derivative_in_eager_runs():
+    @spmd.program(mesh=("r",))
+    def around():
+        x = spmd.input("x", (POINTS,), np.float64, layout=("r",))
+        inside = spmd.shard_map(lambda u: spmd.grad(lambda u: np.sum(u * x))(u), mesh="r",
+                                out_layouts=("r",))
+        return inside(x * 2)
+
+    with pytest.raises(UnsupportedError, match="reads global arrays from around it"):
+        around.eager(x=X, ranks=2)

@@ -24,6 +24,7 @@ STEPS = derived_steps.STEPS
 
 @st.composite
 def recipes(draw: Any, steps: int = 5, axes: int = 0) -> Recipe:
+    """axes: of the mesh; 0 for any number."""
     axes = axes or draw(st.integers(1, 3))
     arrays = []
     for _ in range(draw(st.integers(1, 2))):
@@ -32,6 +33,13 @@ def recipes(draw: Any, steps: int = 5, axes: int = 0) -> Recipe:
         arrays.append(("float64", shape, draw(_layouts(ndim, axes))))
     step = st.tuples(st.integers(0, len(STEPS) - 1), *[st.integers(0, 11)] * 4)
     return Recipe(axes, tuple(arrays), tuple(draw(st.lists(step, min_size=1, max_size=steps))))
+
+
+@st.composite
+def several(draw: Any, count: int) -> list[Recipe]:
+    """Recipes for one mesh."""
+    axes = draw(st.integers(1, 3))
+    return [draw(recipes(4, axes)) for _ in range(count)]
 
 
 def loss_of(recipe: Recipe, arrays: Sequence[Any]) -> Any:
@@ -72,20 +80,24 @@ def _inputs(recipe: Recipe, name: str = "a") -> list[Any]:
             for k, (_, shape, layout) in enumerate(recipe.arrays)]
 
 
-def derived_program(recipe: Recipe, second: bool) -> Any:
-    """The loss, its gradients, its change in a direction; second: and that of its gradients."""
+def derived_program(*followed: Recipe, second: bool = False) -> Any:
+    """The loss, its gradients, its change in a direction; second: and that of its gradients. The
+    names of a recipe's inputs and outputs begin with its number, if there are several."""
 
-    @spmd.program(mesh=AXES[: recipe.axes])
+    @spmd.program(mesh=AXES[: followed[0].axes])
     def derived():
-        xs, vs = _inputs(recipe), _inputs(recipe, "v")
-        loss = lambda *xs: loss_of(recipe, xs)
-        numbers = tuple(range(len(xs)))
-        value, gradients = spmd.value_and_grad(loss, numbers)(*xs)
-        found = {"loss": value, **{f"g{k}": g for k, g in enumerate(gradients)}}
-        found["change"] = spmd.jvp(loss, xs, vs)[1]
-        if second:
-            changes = spmd.jvp(spmd.grad(loss, numbers), xs, vs)[1]
-            found |= {f"h{k}": h for k, h in enumerate(changes)}
+        found = {}
+        for j, recipe in enumerate(followed):
+            before = f"r{j}_" if len(followed) > 1 else ""
+            xs, vs = _inputs(recipe, f"{before}a"), _inputs(recipe, f"{before}v")
+            loss = lambda *xs, recipe=recipe: loss_of(recipe, xs)
+            numbers = tuple(range(len(xs)))
+            value, gradients = spmd.value_and_grad(loss, numbers)(*xs)
+            found |= {f"{before}loss": value, f"{before}change": spmd.jvp(loss, xs, vs)[1]}
+            found |= {f"{before}g{k}": g for k, g in enumerate(gradients)}
+            if second:
+                changes = spmd.jvp(spmd.grad(loss, numbers), xs, vs)[1]
+                found |= {f"{before}h{k}": h for k, h in enumerate(changes)}
         return found
 
     return derived

@@ -40,8 +40,9 @@ def add(pool, x, y, c, d, mesh):
     made = (
         lambda: x + y, lambda: x * y, lambda: x - 0.5 * y, lambda: x / (2.5 + np.sin(y)),
         lambda: np.maximum(x, y * 0.9 + 0.05), lambda: np.minimum(x, y - 0.1),
-        lambda: np.hypot(x, y - 0.3), lambda: np.arctan2(x, 1.5 + y * y), lambda: np.logaddexp(x, y),
-        lambda: (0.5 + np.abs(x)) ** y, lambda: np.where(x > y + 0.1, x * y, x - y),
+        lambda: np.hypot(x, y - 0.3), lambda: np.arctan2(x, 1.5 + y * y),
+        lambda: np.logaddexp(x, y), lambda: (0.5 + np.abs(x)) ** y,
+        lambda: np.where(x > y + 0.1, x * y, x - y),
         lambda: np.fmax(x, 1.1 * y) * np.copysign(x, y - 0.2),
     )
     return tame(made[c]())
@@ -64,7 +65,7 @@ def reduced(pool, x, y, c, d, mesh):
     made = (
         lambda: np.sum(z, axis=dim), lambda: np.mean(z, axis=dim), lambda: np.max(z, axis=dim),
         lambda: np.min(z, axis=dim), lambda: np.prod(z, axis=dim), lambda: np.var(z, axis=dim),
-        lambda: np.std(z + apart(x)), lambda: np.median(z, axis=dim),
+        lambda: np.std(z + apart(x)) if x.size > 1 else z, lambda: np.median(z, axis=dim),
         lambda: np.ptp(z, axis=dim), lambda: np.linalg.norm(np.ravel(z) + 0.1),
         lambda: np.log(np.sum(np.exp(z), axis=dim)), lambda: np.quantile(z, 0.3, axis=dim),
     )
@@ -363,5 +364,6 @@ def mapped(pool, x, y, c, d, mesh):
 
 PLAIN = (global_steps.cut, global_steps.pick, global_steps.shifted, global_steps.roll,
          global_steps.joined, global_steps.turned, global_steps.reshaped, global_steps.spread)
-STEPS = (add, unary, reduced, running, transformed, product, factored, written, picked, rearranged,
-         looped, recurrences, counted, branched, scanned, mapped, moved, *PLAIN, add, unary, written)
+STEPS = (add, unary, reduced, running, transformed, product, factored, written, picked,
+         rearranged, looped, recurrences, counted, branched, scanned, mapped, moved, *PLAIN,
+         add, unary, written)

@@ -24,6 +24,7 @@ from tests.programs.test_global import search
 # mypy: ignore-errors
 
 PARTS = 2
+PACK = 5  # recipes in an image
 EXAMPLES = settings().max_examples
 
 
@@ -49,7 +50,7 @@ def differentiated(recipe: Any, ranks: int, choice: int, second: bool) -> None:
     wanted, error = recipes.central(loss, xs, vs)
     assume(np.isfinite(wanted) and error < 1e-4 * (1 + abs(wanted)))
     second = second and len(recipe.steps) < 4
-    graph = check(recipes.derived_program(recipe, second).capture())
+    graph = check(recipes.derived_program(recipe, second=second).capture())
     given = {**recipes.named("a", xs), **recipes.named("v", vs)}
     mesh = sizes(ranks, recipe.axes, choice)
     found = run(graph, mesh, given)
@@ -75,6 +76,24 @@ def check_second(graph: Any, mesh: Any, given: Any, found: Any, xs: Any, vs: Any
     assume(np.all(np.isfinite(wanted)) and np.all(error < 1e-4 * (1 + np.abs(wanted))))
     close(np.concatenate([found[f"h{k}"].ravel() for k in range(len(xs))]), wanted, error,
           "the Hessian times a direction")
+
+
+def test_recipes_as_images() -> None:
+    several = st.lists(st.integers(1, 9), min_size=2, max_size=2, unique=True)
+    search(0, max(EXAMPLES // 60, 1), executed, recipes.several(PACK), several)
+
+
+def executed(followed: Any, ranks: list[int]) -> None:
+    program, given = recipes.derived_program(*followed), {}
+    for j, recipe in enumerate(followed):
+        xs, vs = recipes.given_to(recipe)
+        given |= {**recipes.named(f"r{j}_a", xs), **recipes.named(f"r{j}_v", vs)}
+    expected = run(program.capture(), sizes(1, followed[0].axes, 0), given)
+    image = spmd.build(program)
+    for n in ranks:
+        found = image.run(ranks=n, **given)
+        for name, x in expected.items():
+            np.testing.assert_allclose(found[name], x, 1e-7, 1e-7, err_msg=f"{name}, {n} ranks")
 
 
 def test_what_random_programs_found() -> None:

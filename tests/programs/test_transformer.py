@@ -57,14 +57,14 @@ def sums(axis: str, *sizes: int) -> list[Any]:
 # split the stream: twice forward, twice backward. What stands around it: letters and their loss.
 @pytest.mark.parametrize(("name", "sizes", "block", "around"), [
     ("data", {"x": 2}, sums("x", SCALE, SCALE, *[MATRIX] * 4, LARGE, LARGE),
-     sums("x", SCALE, PLACE, TOKEN, TOKEN, 4)),
+     sums("x", SCALE, PLACE, TOKEN, 4)),
     ("model", {"x": 2}, sums("x", *[STREAM] * 4), sums("x", STREAM, STREAM, ROWS, ROWS, ROWS)),
     ("both", {"x": 2, "y": 2}, [
         *sums("y", *[STREAM // 2] * 4),
         *sums("x", SCALE, SCALE, *[MATRIX // 2] * 4, LARGE // 2, LARGE // 2),
     ], [
         *sums("y", STREAM // 2, STREAM // 2, *[ROWS // 2] * 3),
-        *sums("x", SCALE, PLACE, PART, PART, 4),
+        *sums("x", SCALE, PLACE, PART, 4),
     ]),
 ])
 def test_a_block_exchanges(

@@ -7,7 +7,7 @@ that partitioning, proofs and layouts are those of any program.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,16 +16,26 @@ from codegen import ops
 from codegen.errors import UsageError
 from codegen.ir import Op, Value
 from codegen.places import user_place
-from codegen.trace.array import Array, as_array, as_value, wrap
+from codegen.trace.array import Array, as_value, wrap
 from codegen.trace.context import Context, eager_current, require_context
 from codegen.trace.control.conversion import convert
 from codegen.trace.control.regions import laid_as
-from codegen.trace.derive import back_through, exchanged, mapped
+from codegen.trace.derive import back_through, exchanged, forward, mapped
 from codegen.trace.derive.eagerly import eagerly
+from codegen.trace.derive.given import (
+    check_function,
+    check_numbers,
+    check_pairs,
+    cotangents_of,
+    float_of,
+    numbers_of,
+    pair_of,
+    paired,
+    scalar_of,
+)
 from codegen.trace.derive.marks import marked
-from codegen.trace.derive.reverse import Reverse, differentiable
+from codegen.trace.derive.reverse import Reverse
 from codegen.trace.derive.shares import Shares
-from codegen.trace.number import Number
 from codegen.trace.numpy.derived import defined
 from codegen.trace.ranks.varying import families
 from codegen.trace.state import Tree, fill, flatten
@@ -42,7 +52,9 @@ def value_and_grad(
     - f returns one float, an array of shape (); with has_aux, a pair of that and anything else,
       which is handed on: `(value, aux), gradient`.
     - argnums: which arguments it is differentiated by: a number, or several. Each is an array of
-      floats, or any nest of tuples, lists and dicts of them, and the gradient has its structure.
+      floats or complex numbers, or any nest of tuples, lists, dicts and objects of them, and the
+      gradient has its structure, with None where that has None. By a complex number it is that by
+      the real part minus 1j times that by the imaginary part, as in JAX.
 
     UsageError where f returns something else, or where an argument is no float.
 
@@ -55,7 +67,8 @@ def value_and_grad(
 
         print(spmd.build(squares).run(ranks=2)[1])    # [0. 2. 4. 6.]
     """
-    numbers = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+    check_function("spmd.grad", f)
+    numbers = numbers_of("spmd.grad", argnums)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         runtime = eager_current()
@@ -66,8 +79,8 @@ def value_and_grad(
         context = require_context("spmd.grad")
         recording = _Recording(context, "spmd.grad", args, numbers)
         returned = recording.run(f, kwargs)
-        value, aux = _pair(returned) if has_aux else (returned, None)
-        out = _scalar(context, value)
+        value, aux = pair_of(returned) if has_aux else (returned, None)
+        out = scalar_of(context, value)
         found = recording.back([(out, recording.at.full(1, out))])
         gradient = found[0] if isinstance(argnums, int) else tuple(found)
         return ((value, aux), gradient) if has_aux else (value, gradient)
@@ -115,6 +128,7 @@ def vjp(f: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[[Any], tupl
 
         print(spmd.build(tripled).run(ranks=2))    # [3. 3. 3. 3.]
     """
+    check_function("spmd.vjp", f)
     runtime = eager_current()
     if runtime is not None:
         return f(*primals), lambda cotangents: eagerly(
@@ -126,7 +140,7 @@ def vjp(f: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[[Any], tupl
     outs = [as_value(context, leaf) for leaf in leaves]
 
     def back(cotangents: Any) -> tuple[Any, ...]:
-        pairs = _paired(context, "cotangents", tree, outs, cotangents)
+        pairs = paired(context, "cotangents", tree, outs, cotangents)
         return tuple(recording.back(pairs))
 
     return returned, back
@@ -138,8 +152,9 @@ def jvp(
     """What f gives of the primals, and by how much that changes where they change by the tangents:
     one each, in the structure of the primals.
 
-    The way back is gone back again, which is the way forward; of grad(f) it gives the product of
-    the Hessian with a vector: `jvp(grad(f), (x,), (v,))[1]`.
+    It goes forward with f and keeps nothing for it; where f exchanges in a shard_map, the way back
+    is gone back. Of grad(f) it gives the product of the Hessian with a vector:
+    `jvp(grad(f), (x,), (v,))[1]`.
 
     Example::
 
@@ -150,6 +165,8 @@ def jvp(
 
         print(spmd.build(cubes).run(ranks=2))    # [ 0.  3. 12. 27.]
     """
+    check_function("spmd.jvp", f)
+    check_pairs("spmd.jvp", primals, tangents)
     runtime = eager_current()
     if runtime is not None:
         return f(*primals), eagerly(
@@ -159,6 +176,36 @@ def jvp(
     returned = recording.run(f, {})
     tree, leaves = flatten(returned)
     outs = [as_value(context, leaf) for leaf in leaves]
+    recorded = recording.recorded()
+    changes = (_forward if forward.can(context, recorded) else _twice_back)(
+        context, recording, recorded, outs, tangents)
+    made = [wrap(context, laid_as(context, c, v.type.layout)) for c, v in zip(changes, outs)]
+    return returned, fill(tree, iter(made), fresh=True)
+
+
+def _forward(
+    context: Context, recording: _Recording, recorded: Sequence[Op], outs: Sequence[Value],
+    tangents: Sequence[Any],
+) -> list[Value]:
+    """Changes of the outs, by going through what was recorded once more."""
+    block, pairs, begins = recording.block, [], iter(recording.begins)
+    del block.ops[len(block.ops) - len(recorded) :]
+    later, block.memo = block.memo, {}  # what stands further down is not there yet
+    for (tree, leaves), given in zip(recording.trees, tangents, strict=True):
+        values = [None if leaf is None else next(begins) for leaf in leaves]
+        pairs += paired(context, "tangents", tree, values, given)
+    context.differentiated = True
+    through = forward.Forward(context, dict(pairs))
+    through.through(recorded)
+    block.memo.update(later)
+    return [through.of(v) for v in outs]
+
+
+def _twice_back(
+    context: Context, recording: _Recording, recorded: Sequence[Op], outs: Sequence[Value],
+    tangents: Sequence[Any],
+) -> list[Value]:
+    """Changes of the outs, by going back the way back."""
     nothing = [wrap(context, recording.at.zeros(v.type), scalar=False) for v in outs]
     inner = _Recording(context, "spmd.jvp", [nothing], (0,))
     context.recordings += 1
@@ -170,11 +217,10 @@ def jvp(
     pairs = []
     for back, given in zip(found, tangents, strict=True):
         mine, leaves = flatten(back)
-        values = [leaf.read() for leaf in leaves]
-        pairs += _paired(context, "tangents", mine, values, given)
+        values = [None if leaf is None else leaf.read() for leaf in leaves]
+        pairs += paired(context, "tangents", mine, values, given)
     (changes,) = inner.back(pairs, recording.begins)
-    made = [wrap(context, c.read()) for c in changes]
-    return returned, fill(tree, iter(made), fresh=True)
+    return [c.read() for c in changes]
 
 
 def _said(
@@ -183,22 +229,6 @@ def _said(
     """Cotangents that are not known yet vary as that does which they are of."""
     found = families(context) if context.rank_view else None
     return {b: found.varies(v) for v, b in zip(outs, begins, strict=True)} if found else {}
-
-
-def _paired(
-    context: Context, what: str, tree: Tree, values: Sequence[Value], given: Any
-) -> list[tuple[Value, Value]]:
-    """Each value, with what the user gives for it in the same structure."""
-    given_tree, leaves = flatten(given)
-    if not given_tree.like(tree):
-        raise UsageError(f"the {what} have another structure than what they are of",
-                         place=user_place(), expected=_shown(tree), found=_shown(given_tree))
-    pairs = [(v, as_value(context, g, v.type.dtype)) for v, g in zip(values, leaves, strict=True)]
-    for v, g in pairs:
-        if v.type.shape != g.type.shape:
-            raise UsageError(f"one of the {what} has another shape than what it is of",
-                             place=user_place(), expected=str(v.type), found=str(g.type))
-    return pairs
 
 
 class custom_vjp:
@@ -248,7 +278,7 @@ class custom_vjp:
         fwd, bwd = convert(self.fwd), convert(self.bwd)
 
         def forward(*given: Any) -> Any:
-            return _pair(fwd(*fill(tree, iter(given), fresh=True)), "fwd")
+            return pair_of(fwd(*fill(tree, iter(given), fresh=True)), "fwd")
 
         def back(given: Sequence[Any], made: Any, cotangents: Sequence[Any]) -> Sequence[Any]:
             out_tree, outs = flatten(made[0])
@@ -256,28 +286,9 @@ class custom_vjp:
             full = [next(parts) if isinstance(x, Array) else 0.0 for x in outs]
             full = [np.zeros_like(x) if g is None else g for x, g in zip(outs, full)]
             found = bwd(made[1], fill(out_tree, iter(full), fresh=True))
-            return _cotangents(self.f, tree, args, found)
+            return cotangents_of(self.f, tree, args, found)
 
         return defined(context, forward, back, leaves, {}, keeps=True)[0]
-
-
-def _cotangents(f: Any, tree: Tree, args: Sequence[Any], found: Any) -> list[Any]:
-    """What bwd returned, leaf by leaf of the arguments."""
-    name = getattr(f, "__name__", "f")
-    if not isinstance(found, tuple) or len(found) != len(args):
-        raise UsageError(f"bwd of {name} returns no cotangent for each argument",
-                         place=user_place(), expected=f"a tuple of {len(args)}",
-                         found=f"{len(found)}" if isinstance(found, tuple) else
-                         type(found).__name__)
-    leaves: list[Any] = []
-    for x, g in zip(args, found):
-        mine = flatten(x)
-        theirs = (mine[0], [None] * len(mine[1])) if g is None else flatten(g)
-        if not mine[0].like(theirs[0]):
-            raise UsageError(f"bwd of {name} returns another structure than its argument has",
-                             place=user_place(), expected=_shown(mine[0]), found=_shown(theirs[0]))
-        leaves += theirs[1]
-    return leaves
 
 
 class _Recording:
@@ -288,20 +299,18 @@ class _Recording:
     ) -> None:
         self.context, self.block = context, context.blocks[-1]
         self.args = list(args)
-        self.trees: list[tuple[Tree, list[Array]]] = []
-        if len({k % max(len(args), 1) for k in numbers}) < len(numbers):
-            raise UsageError(f"{what}: argnums name an argument twice", place=user_place(),
-                             expected="different ones", found=str(tuple(numbers)))
+        self.trees: list[tuple[Tree, list[Array | None]]] = []
+        check_numbers(what, numbers, args)
         for k in numbers:
-            if not -len(args) <= k < len(args):
-                raise UsageError(f"{what}: argnums {k} of {len(args)} arguments",
-                                 place=user_place(), expected=f"0 to {len(args) - 1}",
-                                 found=str(k))
             tree, leaves = flatten(args[k])
-            fresh = [marked(context, _float(leaf, what), ops.Reshape) for leaf in leaves]
+            named = [f"{k % len(args)}{path}" for path in tree.paths()]
+            fresh = [leaf if leaf is None else marked(context, float_of(leaf, what, at),
+                                                       ops.Reshape)
+                     for leaf, at in zip(leaves, named, strict=True)]
             self.trees.append((tree, fresh))
             self.args[k] = fill(tree, iter(fresh), fresh=True)
-        self.begins = [leaf.read() for _, leaves in self.trees for leaf in leaves]
+        self.begins = [leaf.read() for _, leaves in self.trees for leaf in leaves
+                       if leaf is not None]
         self.at = Reverse(context, self.begins)
         self.last = self.block.ops[-1] if self.block.ops else None  # before what is recorded
 
@@ -311,6 +320,10 @@ class _Recording:
             return convert(f)(*self.args, **kwargs)
         finally:
             self.context.recordings -= 1
+
+    def recorded(self) -> list[Op]:
+        every = self.block.ops  # loops in it may have been replaced
+        return every[every.index(self.last) + 1 if self.last else 0 :]
 
     def back(self, outs: Sequence[tuple[Value, Value]], like: Sequence[Value] = ()) -> list[Any]:
         """The cotangents of the marked arguments, in their structure. like: values that vary as
@@ -323,8 +336,7 @@ class _Recording:
         context.differentiated = True
         at.found.clear()
         at.emptied.clear()
-        every = self.block.ops  # loops in it may have been replaced
-        recorded = every[every.index(self.last) + 1 if self.last else 0 :]
+        recorded = self.recorded()
         at.active, at.shares = set(self.begins), Shares.none(context.mesh)
         at.mark(recorded)
         begun = [v for v, _ in outs]
@@ -336,11 +348,15 @@ class _Recording:
         at.pull(recorded)
         begins, made = iter(self.begins), []
         for tree, leaves in self.trees:
-            pairs = [(leaf, next(begins)) for leaf in leaves]
-            values = [wrap(context, laid_as(context, at.all_of(v), v.type.layout), leaf.weak)
-                      for leaf, v in pairs]
-            made.append(fill(tree, iter(values), fresh=True))
+            made.append(fill(tree, iter([self._gradient(x, begins) for x in leaves]), fresh=True))
         return made
+
+    def _gradient(self, leaf: Array | None, begins: Iterator[Value]) -> Array | None:
+        if leaf is None:
+            return None
+        v = next(begins)
+        return wrap(self.context, laid_as(self.context, self.at.all_of(v), v.type.layout),
+                    leaf.weak)
 
     def _shares(
         self, recorded: Sequence[Op], outs: Sequence[Value], like: Sequence[Value],
@@ -364,41 +380,3 @@ class _Recording:
         return Shares.planned(found, recorded, begins, self.begins, at.active)
 
 
-def _float(leaf: Any, what: str) -> Any:
-    if isinstance(leaf, (Array, Number, np.ndarray, np.generic, int, float, complex)):
-        array = as_array(leaf)
-        if differentiable(array.type):
-            return array
-        found = f"{array.type}"
-    else:
-        found = f"{leaf!r}, a {type(leaf).__name__}"
-    raise UsageError(f"{what}: an argument that is differentiated by is no float",
-                     place=user_place(), expected="arrays of floats, or nests of them",
-                     found=found, remedy="x.astype(np.float64), or other argnums")
-
-
-def _scalar(context: Context, value: Any) -> Value:
-    if isinstance(value, (Array, Number, float, int, np.generic)):
-        out = as_value(context, value)
-        if not out.type.shape and out.type.dtype.kind == "f":
-            return out
-        found = str(out.type)
-    else:
-        found = f"a {type(value).__name__}"
-    raise UsageError("a gradient is that of one float", place=user_place(),
-                     expected="a function that returns a float, an array of shape ()",
-                     found=found,
-                     remedy="np.sum(…) of it; has_aux=True where it returns more; spmd.vjp for "
-                     "several results")
-
-
-def _pair(returned: Any, what: str = "has_aux=True") -> tuple[Any, Any]:
-    if isinstance(returned, tuple) and len(returned) == 2:
-        return returned
-    second = "what bwd needs" if what == "fwd" else "aux"
-    raise UsageError(f"{what}: the function returns no pair", place=user_place(),
-                     expected=f"return value, {second}", found=type(returned).__name__)
-
-
-def _shown(tree: Tree) -> str:
-    return ", ".join(tree.paths()) or "nothing"

@@ -1,4 +1,5 @@
-"""Derivatives in eager runs: the derivative alone is captured as a program and interpreted.
+"""Derivatives in eager runs: the derivative alone is captured as a program and interpreted; one
+of a rank's arrays, with the shard_map that it stands in.
 
 Always holds: what is differentiated runs once more as plain NumPy, whose value is what is returned;
 what it prints while it is captured is not printed again.
@@ -18,6 +19,24 @@ from codegen.trace.state import Tree, fill, flatten
 from codegen.user.tree import map_tree
 
 
+class OnlyCaptured(Exception):
+    """Ends one rank's part of a shard_map that can only be captured as a whole."""
+
+
+def mapped(runtime: Any, f: Callable[..., Any], eager: Callable[[], Any],
+           traced: Callable[..., Any], args: Sequence[Any]) -> Any:
+    """What a shard_map of f gives in an eager run. traced: the same in a program."""
+    try:
+        return eager()
+    except OnlyCaptured:
+        if runtime.shards.view_of(f, 0) is f:
+            return eagerly(runtime, traced, args)
+    raise UnsupportedError("a derivative inside a shard_map, in an eager run, of a function that "
+                           "reads global arrays from around it", place=user_place(),
+                           expected="all of them as arguments of the function",
+                           remedy="f(u, w) instead of f(u), where w stands outside")
+
+
 class _Kept:
     """The structure of what is captured."""
 
@@ -29,10 +48,7 @@ def eagerly(
 ) -> Any:
     """What derivative(*args) gives, or one item of it: of a program that knows all arrays."""
     if runtime.index_ is not None:
-        raise UnsupportedError("a derivative inside a shard_map, in an eager run",
-                               place=user_place(), expected="a function of global arrays",
-                               found="a function of one rank's arrays",
-                               remedy="build the program and run the image")
+        raise OnlyCaptured
     kept = _Kept()
 
     def captured() -> Any:

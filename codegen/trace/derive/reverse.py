@@ -21,6 +21,7 @@ from codegen.symbolic.expr import Expr, IntLike
 from codegen.trace.context import Context
 from codegen.trace.control.regions import laid_as
 from codegen.trace.derive.shares import Shares
+from codegen.trace.expecting import expect
 from codegen.trace.view import index_value
 from codegen.variance import NONE, Axes
 
@@ -250,6 +251,10 @@ class Reverse:
         if isinstance(form, float) and abs(form) == 1.0:
             return g if form > 0 else self.map("neg", g)
         return self.map("mul", g, self.form(form, operands, out))
+
+    def expect(self, holds: Value, text: str) -> None:
+        """The run ends with this text where something does not hold."""
+        expect(self.context, holds, text)
 
     def none(self, op: Op) -> UnsupportedError:
         called = op.what.title()

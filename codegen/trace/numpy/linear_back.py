@@ -1,10 +1,12 @@
 """The ways back through linear algebra: cotangents of results to those of matrices.
 
-M. B. Giles, "Collected matrix derivative results for forward and reverse mode algorithmic
-differentiation" (2008); of singular vectors J. Townsend, "Differentiating the singular value
-decomposition" (2016); of QR M. Seeger et al., "Auto-differentiating linear algebra" (2017).
-In JAX's convention the cotangent of a complex matrix is the conjugate of those that these have.
-Always holds: a matrix that counts as symmetric has a symmetric cotangent, or a Hermitian one."""
+Always holds: a matrix that counts as symmetric has a symmetric cotangent, or a Hermitian one; of
+complex ones, JAX's convention is the conjugate of what these have.
+"""
+
+# M. B. Giles, "Collected matrix derivative results for forward and reverse mode algorithmic
+# differentiation" (2008); of singular vectors J. Townsend, "Differentiating the singular value
+# decomposition" (2016); of QR M. Seeger et al., "Auto-differentiating linear algebra" (2017).
 
 from __future__ import annotations
 
@@ -15,10 +17,18 @@ import numpy as np
 
 from codegen.errors import UnsupportedError
 from codegen.places import user_place
-from codegen.trace.array import as_array
+from codegen.trace.array import as_array, as_value
+from codegen.trace.expecting import expect
+from codegen.trace.numpy.derived import derived
 
 Found = Sequence[Any]
 _NEAR = 0.75  # a singular matrix is moved by this power of the rounding unit
+
+
+def _hold(holds: Any, what: str, expected: str) -> None:
+    """The run ends where something does not hold."""
+    array = as_array(holds)
+    expect(array.context, as_value(array.context, array), f"{what}\n  expected: {expected}")
 
 
 def _any_matrix(what: str, hermitian: bool) -> None:
@@ -93,13 +103,28 @@ def slogdet(args: Any, made: Any, given: Any) -> Found:
 
 
 def det(args: Any, d: Any, given: Any) -> Found:
-    """The cofactors: the determinant times the inverse, of a matrix nearby where it has none."""
     (a,), (g,) = map(as_array, args), given
-    size = np.max(np.abs(a), axis=(-2, -1))
+    return [g[..., None, None] * _cofactors(a)]
+
+
+def _cofactors_back(args: Any, made: Any, given: Any) -> Found:
+    (a,), (g,) = map(as_array, args), given
+    d = np.linalg.det(a)
+    _hold(d != 0, "the second derivative of np.linalg.det of a singular matrix",
+         "matrices that are not singular")
+    x = _t(np.linalg.inv(a))
+    return [np.sum(g * x, axis=(-2, -1), keepdims=True) * made
+            - d[..., None, None] * (x @ _t(g) @ x)]
+
+
+@derived(_cofactors_back)
+def _cofactors(a: Any) -> Any:
+    """The determinant times the inverse, transposed; of a matrix nearby where there is none."""
+    d, size = np.linalg.det(a), np.max(np.abs(a), axis=(-2, -1))
     aside = np.where(size == 0, 1, size) * np.finfo(a.dtype).eps ** _NEAR
     aside = np.where(d == 0, aside, 0).astype(a.dtype)
     moved = a + aside[..., None, None] * np.eye(a.shape[-1], dtype=a.dtype)
-    return [(g * np.linalg.det(moved))[..., None, None] * _t(np.linalg.inv(moved))]
+    return np.linalg.det(moved)[..., None, None] * _t(np.linalg.inv(moved))
 
 
 def eigh(args: Any, made: Any, given: Any) -> Found:

@@ -1,0 +1,137 @@
+"""Changes of values, forwards through ops: each op is followed by how its results change, which is
+the transpose of its way back; a loop carries the changes of what it carries.
+
+Goes in: ops that were recorded, and changes of what they began with. Comes out: the same ops, with
+more of them in between, and the changes of their results.
+Always holds: nothing is kept from turn to turn; what is recorded names the same values as before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from codegen.ir import ArrayType, Op, Value
+from codegen.ops import Branch, Defined, Exchange, Loop, ShardMap
+from codegen.trace.context import Context
+from codegen.trace.control.regions import laid_as
+from codegen.trace.derive.reverse import Reverse, differentiable, read_by
+
+
+def can(context: Context, recorded: Iterable[Op]) -> bool:
+    """Not yet where ranks exchange: there the way back is gone back."""
+    return not context.rank_view and not any(_exchanges(op) for op in recorded)
+
+
+def _exchanges(op: Op) -> bool:
+    if isinstance(op.what, Defined) and op.what.back is not None:
+        return False
+    return isinstance(op.what, (Exchange, ShardMap)) or any(
+        _exchanges(inner) for region in op.regions for inner in region.ops)
+
+
+class Forward:
+    """changes: by how much values change, of those that do."""
+
+    def __init__(self, context: Context, changes: Mapping[Value, Value]) -> None:
+        self.context, self.changes = context, dict(changes)
+        self.at = Reverse(context, changes)
+
+    def of(self, value: Value) -> Value:
+        found = self.changes.get(value)
+        found = self.at.zeros(value.type) if found is None else found
+        return laid_as(self.context, found, value.type.layout)
+
+    def through(self, recorded: Sequence[Op]) -> None:
+        """Adds the ops to the open block, with what follows from the changes."""
+        self.at.mark(recorded)
+        for op in recorded:
+            with self.context.standing_at(op.place):
+                if op.what.flat or not any(v in self.changes for v in read_by(op)):
+                    self._add(op)
+                elif isinstance(op.what, Loop):
+                    self._loop(op)
+                elif isinstance(op.what, Branch) or (
+                    isinstance(op.what, Defined) and op.what.back is None
+                ):
+                    self._grown(op)
+                else:
+                    self._add(op)
+                    self._transposed(op)
+
+    def _add(self, op: Op) -> None:
+        self.context.blocks[-1].ops.append(op)
+
+    def _transposed(self, op: Op) -> None:
+        """The way back is linear in the cotangents: so is its own way back, in what they go to."""
+        context, ops = self.context, self.context.blocks[-1].ops
+        results = [v for v in op.results if v in self.at.active and differentiable(v.type)]
+        begins = {v: self.at.zeros(v.type) for v in results}
+        back = Reverse(context, {v for v in read_by(op) if v in self.changes} | {*results})
+        back.found.update(begins)
+        first = len(ops)
+        context.recordings += 1
+        try:
+            back.pull([op])
+        finally:
+            context.recordings -= 1
+        made = ops[first:]
+        again = Reverse(context, begins.values())
+        again.mark(made)
+        for v, part in list(back.found.items()):
+            if part in again.active and v in self.changes:
+                again.add(part, self.changes[v])
+        again.pull(made)
+        for v, begin in begins.items():
+            if (found := again.taken(begin)) is not None:
+                self.changes[v] = found
+
+    def _grown(self, op: Op) -> None:
+        """A branch, or what is computed again for its way back: with the changes of its results."""
+        context, what = self.context, op.what
+        moving = [k for k, v in enumerate(op.results) if v in self.at.active]
+        regions = []
+        for region in op.regions:
+            with context.block() as block:
+                inner = self._inside({})
+                inner.through(region.ops)
+                ends = [laid_as(context, inner.of(region.results[k]), op.results[k].type.layout)
+                        for k in moving]
+                regions.append(block.close([*region.results, *ends]))
+        types = [_plain(op.results[k]) for k in moving]
+        results = [Value("d_" + op.results[k].name, t) for k, t in zip(moving, types)]
+        read = [self.changes[v] for v in op.operands if v in self.changes]
+        operands = (*op.operands, *read) if isinstance(what, Defined) else op.operands
+        assert isinstance(what, (Branch, Defined))
+        self._add(replace(op, what=what.but(types=(*what.types, *types)), operands=operands,
+                          results=(*op.results, *results), regions=tuple(regions)))
+        self.changes.update(zip((op.results[k] for k in moving), results))
+
+    def _loop(self, op: Op) -> None:
+        context, body = self.context, op.regions[-1]
+        moving = [k for k, a in enumerate(body.args) if a in self.at.active]
+        begins = [self.of(op.operands[k]) for k in moving]
+        types = [_plain(body.args[k]) for k in moving]
+        names = [body.args[k].name for k in moving]
+        begins = [laid_as(context, v, t.layout) for v, t in zip(begins, types)]
+        with context.block(types, ["d_" + n for n in names]) as block:
+            inner = self._inside(dict(zip((body.args[k] for k in moving), block.args)))
+            inner.through(body.ops)
+            ends = [laid_as(context, inner.of(body.results[k]), t.layout)
+                    for k, t in zip(moving, types)]
+            changes = block.close(ends)
+        grown = replace(changes, args=(*body.args, *changes.args),
+                        results=(*body.results, *changes.results))
+        tests = [replace(r, args=(*r.args, *(Value("d_" + n, t) for n, t in zip(names, types))))
+                 for r in op.regions[:-1]]
+        results = [Value("d_" + op.results[k].name, t) for k, t in zip(moving, types)]
+        self._add(replace(op, operands=(*op.operands, *begins), regions=(*tests, grown),
+                          results=(*op.results, *results)))
+        self.changes.update(zip((op.results[k] for k in moving), results))
+
+    def _inside(self, more: Mapping[Value, Value]) -> Forward:
+        return Forward(self.context, self.changes | dict(more))
+
+
+def _plain(v: Value) -> ArrayType:
+    return replace(v.type, free=False)

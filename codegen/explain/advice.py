@@ -23,7 +23,10 @@ from codegen.symbolic.expr import Expr
 LARGE = 1 << 20  # bytes that a rank then has, on however many ranks
 AS_IT_IS = "relayout of an array in the loop: then what it reads and writes lies as you say"
 LONG_PROGRAM, OFTEN = 2000, 64  # operations that take seconds to build, copies of one of them
-COMPILED_LOOP = "spmd.range in place of a Python loop: what its turns do is then built once"
+COMPILED_LOOP = (
+    "spmd.range in place of a Python loop, or one array in place of many in a tree: what is done "
+    "to each is then built once"
+)
 UNROLLED = "this loop is unrolled: an extent in it depends on its counter"
 ONE_EXTENT = "arrays as long in every turn, and a mask: np.arange(n) < i in place of np.arange(i)"
 EACH_ITS_OWN = "relayout of an operand in the loop: then each turn makes its own product"

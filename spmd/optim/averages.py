@@ -11,6 +11,7 @@ from spmd.optim.transformation import (
     counted,
     counter,
     in_type,
+    in_types,
     map_trees,
     squared,
 )
@@ -48,8 +49,8 @@ def second_moment(updates: Any, before: Any, decay: Any) -> Any:
 
 def unbiased(moment: Any, decay: Any, count: Any) -> Any:
     """A moment that began with zeros, over the sum of its weights: Adam, section 3 (2014)."""
-    weight = 1 - decay**count
-    return map_trees(lambda m: m / in_type(weight, m.dtype), moment)
+    weight = in_types(1 - decay**count)
+    return map_trees(lambda m: m / weight(m.dtype), moment)
 
 
 def trace(decay: Any, nesterov: bool = False, accumulator_dtype: Any = None

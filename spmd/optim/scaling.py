@@ -16,6 +16,7 @@ from spmd.optim.transformation import (
     counted,
     counter,
     in_type,
+    in_types,
     map_trees,
     needs_params,
     squared,
@@ -57,7 +58,8 @@ def scale(step_size: Any) -> GradientTransformation:
     """Updates times a number."""
 
     def update(updates: Any, state: Any, params: Any = None) -> Any:
-        return map_trees(lambda u: in_type(step_size, u.dtype) * u, updates), state
+        size = in_types(step_size)
+        return map_trees(lambda u: size(u.dtype) * u, updates), state
 
     return GradientTransformation(empty, update)
 
@@ -69,9 +71,9 @@ def scale_by_schedule(step_size_fn: Any) -> GradientTransformation:
         return CountState(counter())
 
     def update(updates: Any, state: CountState, params: Any = None) -> Any:
-        size = convert(step_size_fn)(state.count)
+        size = in_types(convert(step_size_fn)(state.count))
         new = CountState(counted(state.count))
-        return map_trees(lambda u: in_type(size, u.dtype) * u, updates), new
+        return map_trees(lambda u: size(u.dtype) * u, updates), new
 
     return GradientTransformation(init, update)
 

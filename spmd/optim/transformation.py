@@ -6,7 +6,7 @@ Always holds: a leaf that is None stays None, and nothing is computed for it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import reduce
+from functools import cache, reduce
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -77,6 +77,11 @@ def leaves_of(tree: Any) -> list[Any]:
 def in_type(x: Any, dtype: Any) -> Any:
     """A number or an array in an element type; Python's numbers adapt anyway."""
     return x.astype(dtype) if hasattr(x, "astype") else x
+
+
+def in_types(x: Any) -> Callable[[Any], Any]:
+    """A number in the element type that is asked for: made once, however many leaves have it."""
+    return cache(lambda dtype: in_type(x, dtype))
 
 
 def squared(x: Any) -> Any:

@@ -202,7 +202,8 @@ def _in_parts(at: Reverse, op: Op, turns: _Turns) -> Op:
         left = at.map("add", left, index_value(context, expr.const(size - 1)))
         left = at.map("floordiv", left, index_value(context, expr.const(size)))
         stop = _symbol(at, at.clipped(left, expr.const(_PARTS)), expr.const(_PARTS))
-        part = Sym(context.unique("part_of_turns"), "counter", expr.const(0), expr.const(_PARTS - 1))
+        last = expr.const(_PARTS - 1)
+        part = Sym(context.unique("part_of_turns"), "counter", expr.const(0), last)
         with context.block([_plain(a) for a in body.args], [a.name for a in body.args]) as block:
             for new, a in zip(block.args, body.args):
                 at.shares.passing(new, a, at.shares.after(a))

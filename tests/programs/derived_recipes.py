@@ -23,7 +23,7 @@ STEPS = derived_steps.STEPS
 
 
 @st.composite
-def recipes(draw: Any, steps: int = 5, axes: int = 0) -> Recipe:
+def recipes(draw: Any, steps: int = 5, axes: int = 0, fewest: int = 1) -> Recipe:
     """axes: of the mesh; 0 for any number."""
     axes = axes or draw(st.integers(1, 3))
     arrays = []
@@ -32,14 +32,14 @@ def recipes(draw: Any, steps: int = 5, axes: int = 0) -> Recipe:
         shape = tuple(draw(st.sampled_from(EXTENTS)) for _ in range(ndim))
         arrays.append(("float64", shape, draw(_layouts(ndim, axes))))
     step = st.tuples(st.integers(0, len(STEPS) - 1), *[st.integers(0, 11)] * 4)
-    return Recipe(axes, tuple(arrays), tuple(draw(st.lists(step, min_size=1, max_size=steps))))
+    return Recipe(axes, tuple(arrays), tuple(draw(st.lists(step, min_size=fewest, max_size=steps))))
 
 
 @st.composite
 def several(draw: Any, count: int) -> list[Recipe]:
     """Recipes for one mesh."""
     axes = draw(st.integers(1, 3))
-    return [draw(recipes(4, axes)) for _ in range(count)]
+    return [draw(recipes(4, axes, 3)) for _ in range(count)]
 
 
 def loss_of(recipe: Recipe, arrays: Sequence[Any]) -> Any:

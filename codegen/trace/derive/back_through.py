@@ -152,7 +152,7 @@ def _counted(at: Reverse, op: Op, most: Expr | None) -> Expr:
     total = Value("turns", begin.type)
     new = replace(op, operands=(*op.operands, begin), regions=(*tests, grown),
                   results=(*op.results, total))
-    symbol = Sym(context.unique("turns"), "counter", expr.const(0), most)
+    symbol = Sym(context.unique("turns_counted"), "counter", expr.const(0), most)
     let = Op(Let(symbol, f"turns {symbol.name}"), (total,), (), (), op.place)
     recorded[place : place + 1] = [*before.ops, new, let]
     at.replaced[op] = new
@@ -161,7 +161,7 @@ def _counted(at: Reverse, op: Op, most: Expr | None) -> Expr:
 
 def _symbol(at: Reverse, value: Value, most: Expr) -> Expr:
     """An integer that the program computes, as a symbol: formulas of it stay short."""
-    symbol = Sym(at.context.unique("turns"), "counter", expr.const(0), most)
+    symbol = Sym(at.context.unique("turns_counted"), "counter", expr.const(0), most)
     at.context.emit(Let(symbol, f"turns {symbol.name}"), (value,))
     return expr.symbol(symbol)
 
@@ -184,7 +184,8 @@ def _in_parts(at: Reverse, op: Op, turns: _Turns, instead: bool) -> Op:
         left = at.map("add", left, index_value(context, expr.const(size - 1)))
         left = at.map("floordiv", left, index_value(context, expr.const(size)))
         stop = _symbol(at, at.clipped(left, expr.const(_PARTS)), expr.const(_PARTS))
-        part = Sym(context.unique("part"), "counter", expr.const(0), expr.const(_PARTS - 1))
+        last = expr.const(_PARTS - 1)
+        part = Sym(context.unique("part_of_turns"), "counter", expr.const(0), last)
         with context.block([_plain(a) for a in body.args], [a.name for a in body.args]) as block:
             for new, a in zip(block.args, body.args):
                 at.shares.passing(new, a, at.shares.after(a))
@@ -242,7 +243,7 @@ def _loop(at: Reverse, op: Op, given: Sequence[Value | None]) -> None:
     begins += [laid_as(context, at.of(v), v.type.layout) for v in around]
     types = [_plain(body.args[k]) for k in moving] + [_plain(v) for v in around]
     last = turns.count - 1
-    back = Sym(context.unique("back"), "counter", expr.const(0), last)
+    back = Sym(context.unique("turn_back"), "counter", expr.const(0), last)
     number = last - expr.symbol(back)
     with context.block(types, ["ct_" + v.name for v in _both(body.args, moving, around)]) as block:
         read = {v: _turn_of(at, s, number, v) for v, s in stacks.items()}

@@ -123,7 +123,7 @@ if TYPE_CHECKING:  # for editors and type checkers: where every name has its doc
     from spmd import numpy as numpy
     from spmd import optim as optim
     from spmd import random as random
-    from spmd import trees as tree  # noqa: F401
+    from spmd import tree as tree
     from spmd.building import build as build
     from spmd.image import Distributed as Distributed
     from spmd.image import Image as Image
@@ -183,7 +183,7 @@ def _find(name: str) -> Any:
             globals()[name] = value
         return value
     if name in _MODULES:
-        return import_module("spmd.trees" if name == "tree" else f"spmd.{name}")
+        return import_module(f"spmd.{name}")
     if name in _LATER:
         raise _find("UnsupportedError")(f"spmd.{name} is not available yet", remedy=_LATER[name])
     instead = _INSTEAD.get(name.lower(), "")

@@ -73,7 +73,7 @@ HEAVY = (
     "spmd.distributed", "spmd.doctor", "spmd.doctor_check", "spmd.doctor_engine",
     "spmd.doctor_mpi", "spmd.files.convert", "spmd.image", "spmd.nn", "spmd.numpy", "spmd.opened",
     "spmd.optim", "spmd.output_parts", "spmd.random", "spmd.show", "spmd.source",
-    "spmd.trees", "spmd.verify.images",
+    "spmd.tree", "spmd.verify.images",
 )
 LIGHT = (
     "codegen", "codegen.check_names", "codegen.image.elf", "codegen.image.elf_dynamic",

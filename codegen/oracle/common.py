@@ -25,7 +25,7 @@ from codegen.symbolic import expr
 from codegen.symbolic.expr import as_expr
 from codegen.user.layout_trees import MeshName
 from codegen.user.numbers import element_type, pace_spec, rounded
-from codegen.user.tree import leaves, map_tree
+from codegen.user.pytree import leaves, map_tree
 
 Axes = Any  # as the user writes them: a name, several, a MeshName, or None for all
 

@@ -33,8 +33,8 @@ from codegen.user import named, spec
 from codegen.user.eager_runs import running_eagerly
 from codegen.user.layout_trees import MeshName, spread
 from codegen.user.numbers import element_type, rounded
+from codegen.user.pytree import leaves, map_tree
 from codegen.user.sameness import Said, check_same, text_and_form
-from codegen.user.tree import leaves, map_tree
 
 
 def run(

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from codegen.user.tree import leaves, map_tree
+from codegen.user.pytree import leaves, map_tree
 
 
 class EagerArray(np.ndarray[Any, Any]):

@@ -19,8 +19,8 @@ from codegen.oracle.grid import Grid, join
 from codegen.oracle.local import EagerArray, local, received
 from codegen.oracle.threads import Combine, Crew, ExchangeCall
 from codegen.places import user_place
+from codegen.user.pytree import map_tree
 from codegen.user.signatures import check_call
-from codegen.user.tree import map_tree
 
 Entries = tuple[tuple[str, ...], ...]
 

@@ -25,7 +25,7 @@ from codegen.trace.numpy.logic import truth
 from codegen.trace.numpy.masks import Chosen
 from codegen.trace.numpy.operators import maximum, minimum
 from codegen.trace.vectorized import vectorized
-from codegen.user import tree
+from codegen.user import pytree
 
 
 def call(function: Any) -> Any:
@@ -194,7 +194,7 @@ def _len(x: Any) -> Any:
 
 def _isinstance(x: Any, classes: Any) -> bool:
     """An array is an ndarray, an element a NumPy scalar, a number Python's."""
-    ours = isinstance(x, Array) and any(c is Array for c in tree.leaves(classes))
+    ours = isinstance(x, Array) and any(c is Array for c in pytree.leaves(classes))
     return ours or isinstance(_example(x), classes)
 
 

@@ -23,7 +23,7 @@ from codegen.trace import known
 from codegen.trace.array import Array, as_array, is_traced
 from codegen.trace.context import Context, refuse_constant_write
 from codegen.trace.numpy.joining import Joiner
-from codegen.user import tree
+from codegen.user import pytree
 from codegen.user.numbers import element_type, rounded
 
 Function = Callable[..., Any]
@@ -37,7 +37,7 @@ _FORMULAS = (np.zeros, np.ones, np.empty, np.full, np.eye, np.identity)
 
 def is_unknown(*trees: Any) -> bool:
     """Whether something in these is known at run time only."""
-    return any(map(is_traced, tree.leaves(trees)))
+    return any(map(is_traced, pytree.leaves(trees)))
 
 
 def target(x: Any, text: str) -> Any:
@@ -59,7 +59,7 @@ class _Indexed:
         self.data = data
 
     def __getitem__(self, key: Any) -> Any:
-        slices = [x for x in tree.leaves(key) if isinstance(x, slice)]
+        slices = [x for x in pytree.leaves(key) if isinstance(x, slice)]
         if is_unknown(key, [(s.start, s.stop, s.step) for s in slices]):
             return as_array(self.data)[key]
         return fresh(self.data[known.plain(key)])
@@ -225,7 +225,7 @@ def library(function: Function, ours: Function | None = None) -> Function:
         if is_unknown(args, kwargs):
             return ours(*args, **kwargs) if ours else _tried(function, args, kwargs)
         given, options = known.plain(args, True), known.plain(kwargs, True)
-        held = {id(known.root(x)) for x in tree.leaves((given, options, _arrays_of(function)))
+        held = {id(known.root(x)) for x in pytree.leaves((given, options, _arrays_of(function)))
                 if isinstance(x, np.ndarray)}
         return known.taken(function(*given, **options), held)
 

@@ -18,7 +18,7 @@ from codegen.ir import Value
 from codegen.trace.array import Array
 from codegen.trace.context import Context
 from codegen.trace.storage import Known, Storage
-from codegen.user import tree
+from codegen.user import pytree
 
 _COMPUTED_MOST = 1 << 22  # elements; formulas of larger arrays are not computed while building
 
@@ -68,8 +68,8 @@ def plain(x: Any, may_write: bool = False) -> Any:
             x.storage.content.wrote(None, 0)
             return shown
         return x.frozen()
-    if _is_tree(x) and any(map(is_known, tree.leaves(x))):
-        return tree.map_tree(lambda leaf: plain(leaf, may_write), x)
+    if _is_tree(x) and any(map(is_known, pytree.leaves(x))):
+        return pytree.map_tree(lambda leaf: plain(leaf, may_write), x)
     return x
 
 
@@ -143,9 +143,9 @@ def evaluate(
         x.storage.content.wrote(x.seen, targets[id(x)])
     back = {id(targets[id(x)]): x for x in written}
     owner = getattr(function, "__self__", None)
-    theirs = {id(root(x)) for x in tree.leaves((arguments, options, owner))
+    theirs = {id(root(x)) for x in pytree.leaves((arguments, options, owner))
               if isinstance(x, np.ndarray)}
-    ids = {id(root(x.known)) for x in tree.leaves((args, kwargs)) if is_known(x)}
+    ids = {id(root(x.known)) for x in pytree.leaves((args, kwargs)) if is_known(x)}
     if ours is not None and any(id(root(x)) in ids and id(x) not in back for x in _arrays(result)):
         return ours(*args, **kwargs)
 
@@ -172,8 +172,8 @@ def taken(result: Any, theirs: set[int], back: dict[int, Any] | None = None) -> 
 def _mapped(f: Callable[[Any], Any], x: Any) -> Any:
     """f of an array, or of those in a list, tuple or dict that holds some."""
     if _is_tree(x):
-        held = any(isinstance(leaf, np.ndarray) or is_known(leaf) for leaf in tree.leaves(x))
-        return tree.map_tree(f, x) if held else x
+        held = any(isinstance(leaf, np.ndarray) or is_known(leaf) for leaf in pytree.leaves(x))
+        return pytree.map_tree(f, x) if held else x
     return f(x)
 
 
@@ -183,7 +183,7 @@ def _is_tree(x: Any) -> bool:
 
 
 def _arrays(x: Any) -> list[Any]:
-    return [leaf for leaf in tree.leaves(x) if isinstance(leaf, np.ndarray)]
+    return [leaf for leaf in pytree.leaves(x) if isinstance(leaf, np.ndarray)]
 
 
 def root(x: np.ndarray[Any, Any]) -> Any:

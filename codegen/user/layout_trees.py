@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from codegen.errors import LayoutError
-from codegen.user import tree
+from codegen.user import pytree
 
 
 class _Replicated:
@@ -74,7 +74,7 @@ def spread(spec: Any, item: Any) -> list[Any]:
             return [s for k, x in item.items() for s in spread(spec[k], x)]
         return [s for x in item.values() for s in spread(spec, x)]
     if isinstance(item, (tuple, list)):
-        ndims = [x.ndim if hasattr(x, "ndim") else np.ndim(x) for x in tree.leaves(item)]
+        ndims = [x.ndim if hasattr(x, "ndim") else np.ndim(x) for x in pytree.leaves(item)]
         several = _several(spec, len(item), ndims)
         specs = [spec] * len(item) if several is None else several
         return [s for one, x in zip(specs, item) for s in spread(one, x)]

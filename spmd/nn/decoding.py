@@ -15,7 +15,7 @@ import spmd
 from codegen.errors import ShapeError, UsageError
 from codegen.places import user_place
 from codegen.trace.control.conversion import given
-from codegen.user import tree
+from codegen.user import pytree
 from spmd.nn.activations import log_softmax, softmax
 from spmd.nn.shared import floats
 
@@ -104,7 +104,7 @@ def beam_search(
             alone = np.where(np.arange(size) == end, 0.0, -np.inf)
             costs = np.where(done[..., None], alone, costs)
         scores, parent, last = _best_of(scores[..., None] + costs, beams, last.dtype)
-        state, done, found = tree.map_tree(lambda x: _followed(x, parent), (state, done, found))
+        state, done, found = pytree.map_tree(lambda x: _followed(x, parent), (state, done, found))
         found = np.where(np.arange(steps) == k, last[..., None], found)
         done = done if end is None else done | (last == end)
         return last, done, scores, found, state

@@ -7,7 +7,7 @@ import pytest
 
 import spmd
 from codegen.errors import KernelError, UnsupportedError, UsageError
-from codegen.user.tree import leaves
+from codegen.user.pytree import leaves
 from tests.codegen.derived_cases import CASES, POINTS, X
 
 # mypy: ignore-errors

@@ -27,7 +27,7 @@ from codegen.trace.foreign import fresh, indexed, target
 from codegen.trace.number import Number
 from codegen.trace.numpy.logic import and_, both, compare, either, ifexp, known, not_, or_
 from codegen.trace.state import Code, Names, inside
-from codegen.user import tree
+from codegen.user import pytree
 
 __all__ = ["Names", "and_", "asserted", "both", "call", "compare", "either", "fresh", "ifexp",
            "indexed", "known", "not_", "or_", "target"]
@@ -61,7 +61,7 @@ def matched(subject: Any) -> Any:
     """What a match statement compares with types, or with True and False. Raises
     TracedValueError."""
     if Context.current() is not None and any(
-        isinstance(x, (Array, Number)) for x in tree.leaves(subject)
+        isinstance(x, (Array, Number)) for x in pytree.leaves(subject)
     ):
         raise TracedValueError(
             "a match statement asks for the type of a value that the program computes",

@@ -16,7 +16,7 @@ from codegen.errors import UnsupportedError
 from codegen.places import user_place
 from codegen.trace.numpy.creation import asarray
 from codegen.trace.state import Tree, fill, flatten
-from codegen.user.tree import map_tree
+from codegen.user.pytree import map_tree
 
 
 class OnlyCaptured(Exception):

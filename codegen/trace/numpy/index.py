@@ -37,7 +37,7 @@ from codegen.trace.numpy.subscripts import (
     parse,
     stays_within,
 )
-from codegen.user import tree
+from codegen.user import pytree
 
 
 def get(array: Array, key: Any) -> Any:
@@ -68,8 +68,8 @@ def _is_element(key: Any) -> bool:
 
 def _is_unknown(key: Any) -> bool:
     """Whether a key, or a value, is known at run time only."""
-    leaves = [[x.start, x.stop, x.step] if isinstance(x, slice) else x for x in tree.leaves(key)]
-    return any(map(is_traced, tree.leaves(leaves)))
+    leaves = [[x.start, x.stop, x.step] if isinstance(x, slice) else x for x in pytree.leaves(key)]
+    return any(map(is_traced, pytree.leaves(leaves)))
 
 
 def _known_elements(array: Array, key: Any) -> Any:

@@ -22,7 +22,7 @@ from codegen.trace.ranks.communicate import Axes, dim_of, independent, inside, k
 from codegen.trace.ranks.folding import folded
 from codegen.trace.ranks.layout_forms import axes_of
 from codegen.trace.ranks.rooted import root_of
-from codegen.user import tree
+from codegen.user import pytree
 
 __all__ = [  # that users import from spmd
     "all_ranks", "any_ranks", "pand", "pargmax", "pargmin", "pexscan", "pmax", "pmean", "pmin",
@@ -40,7 +40,7 @@ def _all_reduce(x: Any, axis: Any, fn: str, what: str) -> Any:
         independent(context, axes, value.type.shape, what)
         return combined(context, Fold(axes, fn), value)
 
-    return tree.map_tree(one, x)
+    return pytree.map_tree(one, x)
 
 
 def combined(context: Context, what: Kind, value: Value) -> Array:
@@ -118,7 +118,7 @@ def pmean(x: Any, axis: Any) -> Any:
     """
     context, axes = members(axis, "pmean")
     size = number(context.mesh.size(axes))
-    return tree.map_tree(lambda leaf: psum(as_array(leaf), axis) / size, x)
+    return pytree.map_tree(lambda leaf: psum(as_array(leaf), axis) / size, x)
 
 
 def pand(x: Any, axis: Any) -> Any:
@@ -197,7 +197,7 @@ def psum_scatter(
         part = part if tiled else part.squeeze(d)
         return as_array(part, value.type.dtype)
 
-    return tree.map_tree(one, x)
+    return pytree.map_tree(one, x)
 
 
 def preduce(x: Any, axis: Any, op: Any = "sum", root: Any = 0) -> Any:
@@ -232,7 +232,7 @@ def preduce(x: Any, axis: Any, op: Any = "sum", root: Any = 0) -> Any:
             total = _folded(context, axes, leaf, op, "preduce", False)
             return np.where(number(here), total, np.zeros_like(total))
 
-        return tree.map_tree(mine, x)
+        return pytree.map_tree(mine, x)
     fn = fn_of(op, "preduce")
 
     def one(leaf: Any) -> Array:
@@ -242,7 +242,7 @@ def preduce(x: Any, axis: Any, op: Any = "sum", root: Any = 0) -> Any:
             return combined(context, Fold(axes, fn), value)
         return combined(context, Fold(axes, fn, "to_root", at), value)
 
-    return tree.map_tree(one, x)
+    return pytree.map_tree(one, x)
 
 
 def _folded(context: Context, axes: Axes, leaf: Any, op: Any, what: str, prefix: bool) -> Array:
@@ -254,7 +254,7 @@ def _folded(context: Context, axes: Axes, leaf: Any, op: Any, what: str, prefix:
 def _prefix(x: Any, axis: Any, op: Any, exclusive: bool, what: str) -> Any:
     context, axes = members(axis, what)
     if callable(op) and not exclusive:
-        return tree.map_tree(lambda leaf: _folded(context, axes, leaf, op, what, True), x)
+        return pytree.map_tree(lambda leaf: _folded(context, axes, leaf, op, what, True), x)
     fn = fn_of(op, what)
 
     def one(leaf: Any) -> Array:
@@ -268,7 +268,7 @@ def _prefix(x: Any, axis: Any, op: Any, exclusive: bool, what: str) -> Any:
         independent(context, axes, value.type.shape, what)
         return combined(context, Fold(axes, fn, "before" if exclusive else "up_to"), value)
 
-    return tree.map_tree(one, x)
+    return pytree.map_tree(one, x)
 
 
 def pscan(x: Any, axis: Any, op: Any = "sum") -> Any:
@@ -327,11 +327,11 @@ def _located(x: Any, axis: Any, fn: str, what: str) -> Any:
     context, axes = members(axis, what)
     size, own = (number(e) for e in (context.mesh.size(axes), context.mesh.position(axes)))
     values = _all_reduce(x, axis, fn, what)
-    bests = (leaf for leaf in tree.leaves(values) if leaf is not None)
+    bests = (leaf for leaf in pytree.leaves(values) if leaf is not None)
 
     def where(leaf: Any) -> Any:
         mine, best = as_array(leaf), next(bests)
         has = (mine == best) | ((mine != mine) & (best != best))
         return _all_reduce(np.where(has, own, size), axis, "min", what)
 
-    return values, tree.map_tree(where, x)
+    return values, pytree.map_tree(where, x)

@@ -25,7 +25,7 @@ from codegen.trace.control.letting import as_symbol
 from codegen.trace.number import expr_of, maybe
 from codegen.trace.numpy.elementwise import same_extent, shape_text
 from codegen.trace.ranks.layout_forms import axes_of
-from codegen.user import tree
+from codegen.user import pytree
 
 Axes = tuple[str, ...]
 
@@ -110,7 +110,7 @@ def ppermute(
     else:
         to_, sends = _destination(context, axes, p, to) if to else _pairs(p, perm)
         route = (to_, sends, *_sources(to_, sends, p, n))
-    return tree.map_tree(lambda leaf: _permute(context, axes, p, route, leaf), x)
+    return pytree.map_tree(lambda leaf: _permute(context, axes, p, route, leaf), x)
 
 
 Route = tuple[Expr, Expr, "Expr | None", "Expr | None"]
@@ -286,7 +286,7 @@ def all_gather(
         gather = Move(axes, along(len(shape), {d: part}), types=types)
         return wrap(context, context.emit_one(gather, value))
 
-    return tree.map_tree(one, x)
+    return pytree.map_tree(one, x)
 
 
 def joined(
@@ -360,7 +360,7 @@ def all_to_all(
             return blocks.squeeze(s + 1 if at <= s else s)
         return blocks.reshape((*array.shape[:s], -1, *array.shape[s + 1 :]))
 
-    return tree.map_tree(one, x)
+    return pytree.map_tree(one, x)
 
 
 def _exchange_blocks(context: Context, axes: Axes, array: Array, s: int, c: int) -> Array:

@@ -30,7 +30,7 @@ from codegen.trace.numpy.subscripts import refused
 from codegen.trace.ranks.default_layouts import computed_layouts
 from codegen.trace.ranks.layout_forms import axes_of, layout_of
 from codegen.trace.ranks.varying import axes_in, check
-from codegen.user import tree
+from codegen.user import pytree
 from codegen.user.layout_trees import spread
 from codegen.user.signatures import check_call
 
@@ -157,7 +157,7 @@ def call(
         axes_of(context, mesh, "shard_map")
     arguments = _Arguments(context)
     given = in_layouts is not None
-    for x, spec in zip(tree.leaves((args, kwargs)), _argument_specs(in_layouts, args, kwargs)):
+    for x, spec in zip(pytree.leaves((args, kwargs)), _argument_specs(in_layouts, args, kwargs)):
         arguments.add(x, spec, given, pad)
     return _capture(context, function, (args, kwargs), arguments, out_layouts, pad, sure)
 
@@ -169,7 +169,7 @@ def _argument_specs(in_layouts: Any, args: tuple[Any, ...], kwargs: dict[str, An
         first = spread(in_layouts[0], args[0])
     else:
         first = spread(in_layouts, args if len(args) != 1 else args[0])
-    return first + [None for _ in tree.leaves(kwargs)]
+    return first + [None for _ in pytree.leaves(kwargs)]
 
 
 def _capture(
@@ -193,7 +193,7 @@ def _capture(
             args, kwargs = _rebuild(inputs, made)
             returned = function(*args, **kwargs)
             outside.check()
-            leaves = [x for x in tree.leaves(returned) if x is not None]
+            leaves = [x for x in pytree.leaves(returned) if x is not None]
             _check_returned(leaves)
             values = [as_value(context, x) for x in leaves]
             operands = [*arguments.operands, *captured]
@@ -216,7 +216,7 @@ def _capture(
                            [getattr(function, "__name__", "result")] * len(outs),
                            place)
     arrays = iter([wrap(context, v, scalar=False) for v in results])
-    return tree.map_tree(lambda _: next(arrays), returned)
+    return pytree.map_tree(lambda _: next(arrays), returned)
 
 
 def _rebuild(inputs: Any, made: Any) -> Any:

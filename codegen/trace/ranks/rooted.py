@@ -26,7 +26,7 @@ from codegen.trace.ranks.communicate import (
     members,
     same_on_all,
 )
-from codegen.user import tree
+from codegen.user import pytree
 
 
 def root_of(context: Context, axes: Axes, root: Any, what: str, word: str = "root") -> Expr:
@@ -64,7 +64,7 @@ def pbroadcast(x: Any, axis: Any, source: Any = 0, *, root: Any = None) -> Any:
         send = Move(axes, types=types, flow="from_root", root=at)
         return wrap(context, context.emit_one(send, value))
 
-    return tree.map_tree(one, x)
+    return pytree.map_tree(one, x)
 
 
 def pgather(x: Any, axis: Any, root: Any = 0, dim: int = 0, tiled: bool = False) -> Any:
@@ -90,7 +90,7 @@ def pgather(x: Any, axis: Any, root: Any = 0, dim: int = 0, tiled: bool = False)
         gather = Move(axes, have, types=types, flow="to_root", root=at)
         return wrap(context, context.emit_one(gather, value))
 
-    return tree.map_tree(one, x)
+    return pytree.map_tree(one, x)
 
 
 def pscatter(x: Any, axis: Any, root: Any = 0, dim: int = 0, tiled: bool = False) -> Any:
@@ -118,4 +118,4 @@ def pscatter(x: Any, axis: Any, root: Any = 0, dim: int = 0, tiled: bool = False
         part = wrap(context, context.emit_one(scatter, value))
         return part if tiled else part.squeeze(d)
 
-    return tree.map_tree(one, x)
+    return pytree.map_tree(one, x)

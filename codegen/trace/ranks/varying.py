@@ -18,7 +18,7 @@ from codegen.trace.context import Context
 from codegen.trace.number import expr_of
 from codegen.trace.ranks.communicate import members
 from codegen.trace.view import View
-from codegen.user import tree
+from codegen.user import pytree
 from codegen.variance import NONE, Axes, Families
 
 
@@ -41,7 +41,7 @@ def pvary(x: Any, axis: Any) -> Any:
         context.varying[own] = frozenset(axes)
         return wrap(context, own, array.weak, array.scalar)
 
-    return tree.map_tree(one, x)
+    return pytree.map_tree(one, x)
 
 
 def axes_in(layout: Layout | None) -> Axes:

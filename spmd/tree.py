@@ -1,4 +1,4 @@
-"""Trees of arrays, by the names of jax.tree: what programs import as spmd.tree.
+"""Trees of arrays, by the names of jax.tree.
 
 Dicts, lists, tuples, named tuples and dataclasses, in each other; a leaf that is None stays None.
 """

@@ -32,8 +32,8 @@ from spmd.nn.activations import (
     softplus,
     swish,
 )
-from spmd.nn.attending import attention
-from spmd.nn.caching import attention_cache, attention_with_cache
+from spmd.nn.attention_heads import attention
+from spmd.nn.attention_steps import attention_cache, attention_with_cache
 from spmd.nn.convolution import conv, conv_transpose
 from spmd.nn.decoding import beam_search, sample
 from spmd.nn.experts import mixture_of_experts
@@ -62,7 +62,7 @@ from spmd.nn.normalization import (
 )
 from spmd.nn.pooling import adaptive_avg_pool, avg_pool, max_pool
 from spmd.nn.recurrent import gru_cell, lstm_cell, recurrent, rnn_cell
-from spmd.nn.turning import rotary
+from spmd.nn.rotary_positions import rotary
 
 __all__ = [
     "adaptive_avg_pool", "attention", "attention_cache", "attention_with_cache", "avg_pool",

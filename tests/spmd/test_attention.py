@@ -18,7 +18,7 @@ from codegen.ops import Exchange
 from codegen.oracle import interpret
 from codegen.passes.partition import partition
 from spmd import nn
-from spmd.nn import attending, blockwise
+from spmd.nn import attention_blocks, attention_heads
 from tests.spmd import attentions
 from tests.spmd.attentions import plain, slopes
 
@@ -43,10 +43,10 @@ def arrays(batch: int, length: int, positions: int, heads: int, shared: int) -> 
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Blocks of two positions."""
-    monkeypatch.setattr(blockwise, "LEAST", 2)
-    monkeypatch.setattr(blockwise, "MOST", 2)
-    monkeypatch.setattr(blockwise, "UNKNOWN", 2)
-    monkeypatch.setattr(attending, "FEW", 0)
+    monkeypatch.setattr(attention_blocks, "LEAST", 2)
+    monkeypatch.setattr(attention_blocks, "MOST", 2)
+    monkeypatch.setattr(attention_blocks, "UNKNOWN", 2)
+    monkeypatch.setattr(attention_heads, "FEW", 0)
 
 
 def exchanges(program: Any) -> Counter[Any]:
@@ -191,7 +191,7 @@ def test_second_derivatives(small_blocks):
 
     @spmd.program(mesh=("x",))
     def curvature(size: int = 2):
-        blockwise.LEAST = size  # put back by the fixture
+        attention_blocks.LEAST = size  # put back by the fixture
         x, key, value = (spmd.input(n, a.shape, np.float64) for n, a in zip("qkv", (q, k, v)))
 
         def f(x, key, value):
@@ -215,7 +215,7 @@ def test_queries_that_see_nothing_get_zeros(small_blocks):
 
     @spmd.program(mesh=("x",))
     def hidden(size: int = 2):
-        blockwise.LEAST = size  # put back by the fixture
+        attention_blocks.LEAST = size  # put back by the fixture
         q, k, v = (spmd.input(n, x.shape, np.float64) for n, x in zip("qkv", given))
         out = []
         for how in ({"mask": mask}, {"bias": np.where(mask, 0, -np.inf)}):

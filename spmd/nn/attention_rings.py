@@ -1,7 +1,7 @@
-"""Attention over ranks: keys and values travel around a ring, queries stay (H. Liu et al., 2023).
+"""Attention over ranks: keys and values travel around a ring, queries stay.
 
-On the way back their cotangents travel with them, and come home last. Always holds: a rank has its
-own part, the part that is with it now, and blocks of scores.
+Ring attention (H. Liu et al., 2023). On the way back their cotangents travel with them, and come
+home last. Always holds: a rank has its own part, the part that is with it, and blocks of scores.
 """
 
 from __future__ import annotations
@@ -17,7 +17,16 @@ from codegen.symbolic import expr
 from codegen.trace.array import Array
 from codegen.trace.number import number
 from codegen.trace.ranks.communicate import at_member, members, pieces
-from spmd.nn.blockwise import KeyPart, Scores, back, begun, dtype_of_sums, ended, formula, visit
+from spmd.nn.attention_blocks import (
+    KeyPart,
+    Scores,
+    back,
+    begun,
+    dtype_of_sums,
+    ended,
+    formula,
+    visit,
+)
 
 Extras = tuple[Any, Any]  # a mask and a bias, or None
 

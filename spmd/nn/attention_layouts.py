@@ -1,5 +1,8 @@
-"""Attention of arrays that lie split over ranks: each computes the part that it has of heads,
-examples and queries, and keys whose positions are split travel around (rings.py)."""
+"""Attention of arrays that lie split over ranks: each computes its part of heads and queries.
+
+Goes in: global arrays, as their layouts say. Comes out: one shard_map, in which keys whose
+positions are split travel around (attention_rings.py).
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,8 @@ from typing import Any
 import spmd
 from codegen.trace.array import Array
 from codegen.trace.derive.derivatives import custom_vjp
-from spmd.nn.blockwise import Scores, is_one
-from spmd.nn.rings import backward, forward
+from spmd.nn.attention_blocks import Scores, is_one
+from spmd.nn.attention_rings import backward, forward
 
 Axes = tuple[str, ...]
 Layout = tuple[Axes, ...]
@@ -25,7 +28,7 @@ def is_split(*arrays: Any) -> bool:
 
 
 def over_ranks(q: Any, k: Any, v: Any, mask: Any, bias: Any, how: Scores) -> Any:
-    """Arrays are (…, key heads, heads of each, length, size), as in blockwise.py."""
+    """Arrays are (…, key heads, heads of each, length, size), as in attention_blocks.py."""
     *rows, length, keys = _scores_layout(q, k, v)
     at_queries, at_keys = (*rows, length, ()), (*rows[:-1], (), keys, ())
     at_scores = (*rows, length, ())

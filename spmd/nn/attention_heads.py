@@ -18,10 +18,10 @@ from codegen.trace.array import Array
 from codegen.trace.derive.derivatives import custom_vjp
 from codegen.trace.number import expr_of
 from codegen.trace.ranks.communicate import members
-from spmd.nn.blockwise import Scores, dtype_of_sums, size_of_blocks, wide
-from spmd.nn.rings import backward, forward
+from spmd.nn.attention_blocks import Scores, dtype_of_sums, size_of_blocks, wide
+from spmd.nn.attention_layouts import axes_of, is_split, over_ranks
+from spmd.nn.attention_rings import backward, forward
 from spmd.nn.shared import check_dim, constant, floats
-from spmd.nn.splits import axes_of, is_split, over_ranks
 
 FEW = 16  # queries: scores of fewer are not made in blocks
 

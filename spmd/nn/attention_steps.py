@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 import spmd
-from spmd.nn.attending import attention
+from spmd.nn.attention_heads import attention
 
 
 def attention_cache(

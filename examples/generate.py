@@ -33,7 +33,8 @@ def generate(begin: str = "If the ", top_k: int = 20, texts: int = 8, layers: in
              heads: int = 4, width: int = 128, length: int = 64):
     seed, temperature = spmd.scalar("seed", 0), spmd.scalar("temperature", 0.8)
     top_p = spmd.scalar("top_p", 0.95)
-    w = spmd.input("w", transformer.weights(len(LETTERS), layers, heads, width, length))
+    trained = transformer.weights(len(LETTERS), layers, heads, width, length)
+    w = spmd.input("w", spmd.tree.map(lambda w: spmd.spec(w.shape), trained))  # no defaults
     batch, start = spmd.Dim("batch", texts), np.array([LETTERS.index(c) for c in begin], np.int32)
     caches = [nn.attention_cache(batch, length, spmd.Dim("heads", heads), width // heads)
               for _ in range(layers)]

@@ -75,8 +75,8 @@ class Branch(Stated, Control):
 class Defined(Stated, Control):
     """While tracing only: what the region computes, whose derivative somebody has written. back:
     from operands, results and the cotangents of these, as arrays, to those of the operands; None:
-    it is computed again for that. kept: how many results, the last ones, only the way back reads: a
-    cotangent of one comes from a derivative of `back`, and goes through what the region did."""
+    it is computed again for that. kept: the last so many results are there for the way back alone:
+    a cotangent of one comes from a derivative of `back`, and goes through what the region did."""
 
     name = "defined"
     back: Callable[..., Any] | None

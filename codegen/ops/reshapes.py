@@ -208,8 +208,8 @@ class Named(Reshape):
 
 @dataclass(frozen=True)
 class NoZeros(Reshape):
-    """The same elements, in their shape, of a formula that holds where some are 0, but whose own
-    derivative does not: the run ends where that is asked for."""
+    """The same elements. A derivative that goes through here twice ends the run where one is 0:
+    the formula for the first one is right there, but its own derivative is not."""
 
     name = "no_zeros"
 

@@ -3,11 +3,13 @@
 Goes in: a Program. Comes out: the same in which a carried value that each turn adds sums over ranks
 to, and that nothing else in the loop reads, holds this rank's shares of them, from 0 on. Behind the
 loop they are summed over the ranks, and added to what it began with.
-Always holds: they are the partitioner's own, and have as many elements together as what is carried.
+Always holds: only sums that the partitioner made are moved, and only where all turns together sum
+at least as many elements as the carried array has.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -15,7 +17,18 @@ from codegen import dtypes
 from codegen.ir import DefUse, Module, Op, Region, Value
 from codegen.kit import Builder
 from codegen.mesh import LayoutEntry
-from codegen.ops import Broadcast, Fold, Full, Loop, Map, Reshape, Slice, Transpose, Update
+from codegen.ops import (
+    Broadcast,
+    Fold,
+    Full,
+    Loop,
+    Map,
+    Reshape,
+    Slice,
+    Symbolic,
+    Transpose,
+    Update,
+)
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
 from codegen.variance import Variance, analysed
@@ -67,7 +80,7 @@ class _Behind(Builder):
         body = op.regions[-1]
         added: dict[int, _Added] = {}
         if any(self.is_sum(o) for o in body.ops):
-            turn = _Turn(self, body, _turns(what))
+            turn = _Turn(self, body, _turns(what) if len(op.regions) == 1 else expr.const(1))
             asked = {v for test in op.regions[:-1] for v in DefUse.of(test).uses}
             found = ((k, turn.added(k)) for k in range(len(body.args))
                      if all(test.args[k] not in asked for test in op.regions[:-1]))
@@ -127,6 +140,8 @@ class _Turn:
     def added(self, k: int) -> _Added | None:
         """What is added to a carried value, if that is all that happens to it."""
         value, sums = self.body.args[k], list[Op]()
+        if dtypes.folded_in(value.type.dtype) != value.type.dtype:
+            return None  # shares may be far larger than their sum: half types lose it, or overflow
         while value is not self.body.results[k] or not sums:
             step = self.step(value)
             if step is None:
@@ -134,7 +149,7 @@ class _Turn:
             value, more = step
             sums += more
         axes = {_axes(op) for op in sums}
-        if self.uses(value) != [None] or len(axes) > 1:
+        if self.uses(value) != [None] or len(axes) > 1 or not self.is_alike(value, sums):
             return None
         amount = sum((expr.product(op.result.type.shape) for op in sums), expr.const(0))
         size = expr.product(value.type.shape)
@@ -203,17 +218,18 @@ class _Turn:
         if what.fn in ("add", "sub"):
             one, other = self.sums(op.operands[0]), self.sums(op.operands[1])
             return None if one is None or other is None else [*one, *other]
-        given = [v.type.dtype.kind for v in op.operands]
-        if what.fn == "neg" or (what.fn == "cast" and given[0] == op.result.type.dtype.kind == "f"):
+        given = op.operands[0].type.dtype
+        if what.fn == "neg" or (_is_cast(op) and given.kind == op.result.type.dtype.kind == "f"
+                                and given.size <= op.result.type.dtype.size):
             return self.sums(op.operands[0])
-        if what.fn not in ("mul", "div") or given[0] not in "fc":
+        if what.fn not in ("mul", "div") or given.kind not in "fc":
             return None
         a, b = op.operands
         found = self.sums(a)
         if found is None and what.fn == "mul":
             a, b = b, a
             found = self.sums(a)
-        return found if found is not None and self.is_alike(b, found) else None
+        return found if found is not None and self.is_factor(b, found) else None
 
     def updated(self, op: Op) -> list[Op] | None:
         """Those of an array of which a box is replaced, or has something added."""
@@ -224,14 +240,31 @@ class _Turn:
         return None if one is None or other is None else [*one, *other]
 
     def is_alike(self, value: Value, sums: list[Op]) -> bool:
-        """Whether all ranks have the same that add these up."""
+        """Whether all ranks have the same that add these up: not each its own part of an array."""
         axes = self.at.variance.of.get(value)
         return axes is not None and not any(axes & set(_axes(op)) for op in sums)
+
+    def is_factor(self, value: Value, sums: list[Op]) -> bool:
+        """Whether a value is one number, the same on all ranks that add these up, finite and not 0:
+        by another one, shares of a sum may be NaN where the sum is infinite."""
+        op = self.defs.get(value) if self.is_alike(value, sums) else None
+        while op is not None and (isinstance(op.what, _MOVES) or _is_cast(op)):
+            op = self.defs.get(op.operands[0])
+        if op is None:
+            return False
+        if isinstance(op.what, Full):
+            return op.what.value != 0 and math.isfinite(abs(op.what.value))
+        e = op.what.value if isinstance(op.what, Symbolic) else expr.const(0)
+        return expr.nonneg(e - 1) or expr.nonneg(-e - 1)
 
 
 def _axes(op: Op) -> LayoutEntry:
     assert isinstance(op.what, Fold)
     return op.what.axes
+
+
+def _is_cast(op: Op) -> bool:
+    return isinstance(op.what, Map) and op.what.fn == "cast"
 
 
 def _turns(what: Loop) -> Expr:

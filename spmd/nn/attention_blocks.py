@@ -40,7 +40,7 @@ class Scores:
 
 @dataclass(frozen=True)
 class KeyPart:
-    """KeyPart and values of some positions, and what of a mask and a bias is for them.
+    """Keys and values of some positions, and what of a mask and a bias is for them.
 
     first_query, first_key: where the first of each stands. most: how many keys there may be, where
     their number differs from turn to turn.

@@ -42,7 +42,8 @@ def attention(
       shape that broadcasts to (…, heads, length, positions).
     - scale: 1 / sqrt(size) unless you say otherwise.
     - ranks: inside a shard_map, the mesh axes over which length and positions are split. A mask and
-      a bias are then for this rank's queries and for all positions. Outside of it layouts say so.
+      a bias are then for this rank's queries and for all positions. Where you say nothing, a rank's
+      queries look at the keys that are given, as all of them. Outside of it layouts say so.
 
     Returns (…, length, heads, value's size). A query that sees no position gets 0; but for that, it
     means what jax.nn.dot_product_attention means. Scores of long sequences are made block by block,
@@ -59,7 +60,8 @@ def attention(
     query, key, value = (floats(x, "attention") for x in (query, key, value))
     _check_shapes(query, key, value)
     dtype, heads, shared = query.dtype, query.shape[-2], key.shape[-2]
-    _check_extras(mask, bias, (*query.shape[:-3], heads, query.shape[-3], key.shape[-3]))
+    positions = None if ranks else key.shape[-3]  # of all ranks
+    _check_extras(mask, bias, (*query.shape[:-3], heads, query.shape[-3], positions))
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     if not isinstance(scale, (int, float)):
         query, scale = (wide(query) * scale).astype(dtype_of_sums(query)), 1

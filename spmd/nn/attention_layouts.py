@@ -36,7 +36,7 @@ def over_ranks(q: Any, k: Any, v: Any, mask: Any, bias: Any, how: Scores) -> Any
     given = [_laid(q, at_queries), _laid(k, at_keys), _laid(v, at_keys)]
 
     def part(q: Any, k: Any, v: Any, others: Any) -> Any:
-        return forward(how, q, k, v, others, keys)
+        return forward(how, q, k, v, others, keys, length)
 
     def kept(q: Any, k: Any, v: Any, *biases: Any) -> Any:
         others = extras[0], (biases[0] if biases else None)
@@ -48,9 +48,13 @@ def over_ranks(q: Any, k: Any, v: Any, mask: Any, bias: Any, how: Scores) -> Any
         at_bias = () if bias is None else (_fitting(bias, at_scores),)
         shared = () if bias is None else _missing(at_scores, *at_bias)
 
+        alike = _missing(at_scores, at_keys)  # axes along which all have the same keys
+
         def part(kept: Any, g: Any) -> Any:
-            *slopes, last = backward(how, kept, g, keys)
-            return *slopes, spmd.psum(last, shared) if shared else last
+            dq, dk, dv, *last = backward(how, kept, g, keys, length)
+            if alike:
+                dk, dv = spmd.psum((dk, dv), alike)
+            return dq, dk, dv, *(spmd.psum(x, shared) if shared else x for x in last)
 
         out = (at_queries, at_keys, at_keys, *at_bias)
         return spmd.shard_map(part, out_layouts=tuple(map(_written, out)))(

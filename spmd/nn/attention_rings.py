@@ -31,13 +31,16 @@ from spmd.nn.attention_blocks import (
 Extras = tuple[Any, Any]  # a mask and a bias, or None
 
 
-def forward(how: Scores, q: Any, k: Any, v: Any, extras: Extras, axes: Any) -> tuple[Any, Any]:
+def forward(
+    how: Scores, q: Any, k: Any, v: Any, extras: Extras, axes: Any, rows: Any = ()
+) -> tuple[Any, Any]:
     """Means of values, and the logarithms of the sums of powers, of one rank's queries.
 
     axes: mesh axes over which the positions of keys are split; () for those that are all here.
     """
     if not axes:
-        return ended(visit(how, q, KeyPart(k, v, *extras), begun(q, v)))
+        part = KeyPart(k, v, extras[0], extras[1], _first(q, rows))
+        return ended(visit(how, q, part, begun(q, v)))
     ring = _Ring(q, k, axes)
     state = visit(how, q, ring.part(0, k, v, extras), begun(q, v))
 
@@ -50,7 +53,7 @@ def forward(how: Scores, q: Any, k: Any, v: Any, extras: Extras, axes: Any) -> t
     return ended(spmd.fori_loop(1, number(ring.size), turn, (travelling, state))[1])
 
 
-def backward(how: Scores, kept: Any, g: Any, axes: Any) -> tuple[Any, ...]:
+def backward(how: Scores, kept: Any, g: Any, axes: Any, rows: Any = ()) -> tuple[Any, ...]:
     """Cotangents of what forward was given: of queries, keys, values and, if there is one, a bias.
 
     kept: queries, keys, values, (mask, bias), and what forward returned.
@@ -61,7 +64,8 @@ def backward(how: Scores, kept: Any, g: Any, axes: Any) -> tuple[Any, ...]:
     given = (q, k, v) if extras[1] is None else (q, k, v, extras[1])
     slopes = tuple(np.zeros_like(x, dtype=dtype_of_sums(x)) for x in given)
     if not axes:
-        slopes = back(how, q, KeyPart(k, v, *extras), found, slopes)
+        part = KeyPart(k, v, extras[0], extras[1], _first(q, rows))
+        slopes = back(how, q, part, found, slopes)
     else:
         slopes = _around(how, q, k, v, extras, found, slopes, axes)
     dq, *others = slopes
@@ -96,6 +100,14 @@ def _around(
     dq, dbias, travelling = spmd.fori_loop(1, number(ring.size), one, (dq, dbias, travelling))
     dk, dv = (ring.here(0, x) for x in spmd.ppermute(travelling[2:], axes, shift=1))
     return dq, dk, dv, *dbias
+
+
+def _first(q: Any, rows: Any) -> Any:
+    """Where a rank's first query stands, whose positions are split over rows."""
+    if not rows:
+        return 0
+    context, axes = members(rows, "spmd.nn.attention")
+    return number(pieces(context, axes, q.extents[-2], "spmd.nn.attention")[0][0])
 
 
 class _Ring:

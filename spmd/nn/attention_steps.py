@@ -8,6 +8,12 @@ from typing import Any
 import numpy as np
 
 import spmd
+from codegen.errors import ShapeError
+from codegen.places import user_place
+from codegen.symbolic import expr
+from codegen.trace.array import as_array, is_traced
+from codegen.trace.expecting import expect
+from codegen.trace.number import expr_of
 from spmd.nn.attention_heads import attention
 
 
@@ -35,11 +41,11 @@ def attention_with_cache(
 
     - query, key, value: (…, new, heads, size), as of attention: of one new position or of some.
     - cache: what attention_cache makes, or a step before returns.
-    - at: an integer, how many positions came before; the run may decide it. Positions beyond the
-      cache's capacity are not kept.
+    - at: an integer, how many positions came before; the run may decide it.
 
     Returns a pair: (…, new, heads, size), and the cache with the new keys and values in it. A step
-    costs as much as one look at the whole cache.
+    costs as much as one look at the whole cache. ShapeError where the new positions are beyond the
+    cache's capacity; where only the run knows that, it ends with a message.
 
     Example::
 
@@ -56,6 +62,7 @@ def attention_with_cache(
         print(steps.eager())    # [0.  0.5 1. ]
     """
     capacity, new = cache["key"].shape[-3], query.shape[-3]
+    _check_room(at, new, capacity)
     row = np.arange(capacity) - at
     here = ((row >= 0) & (row < new))[:, None, None]
     source = np.clip(row, 0, new - 1)
@@ -63,3 +70,18 @@ def attention_with_cache(
             for name, given in (("key", key), ("value", value))}
     seen = row <= np.arange(new)[:, None]
     return attention(query, kept["key"], kept["value"], mask=seen, scale=scale), kept
+
+
+def _check_room(at: Any, new: Any, capacity: Any) -> None:
+    if not isinstance(new, int) or not isinstance(capacity, int):
+        return
+    last, text = capacity - new, "spmd.nn.attention_with_cache: the cache is full"
+    if not is_traced(at):
+        if new > capacity or int(at) > last:
+            raise ShapeError(text, place=user_place(), found=f"{new} new after {at}",
+                             expected=f"at most {capacity} positions", remedy="a larger capacity")
+    elif (e := expr_of(at)) is None or not expr.nonneg(expr.const(last) - e):
+        holds = as_array(at) <= last
+        expect(holds.context, holds.read(), f"{text}\n  expected: at most {capacity} positions\n"
+               f"  found:    {new} new after ", as_array(at).read(),
+               "\n  try:      a larger capacity")

@@ -14,7 +14,9 @@ import numpy as np
 import spmd
 from codegen.errors import ShapeError, UsageError
 from codegen.places import user_place
+from codegen.trace.array import as_array, is_traced
 from codegen.trace.control.conversion import given
+from codegen.trace.expecting import expect
 from codegen.user import pytree
 from spmd.nn.activations import log_softmax, softmax
 from spmd.nn.shared import floats
@@ -34,12 +36,14 @@ def sample(
       sampling: A. Holtzman and others, 2020), and what is as likely as the last of these.
     - seed, stream: as in spmd.random.bits; give each step another stream.
 
-    UsageError where top_k is no integer from 1 to the size of the vocabulary.
+    UsageError where top_k is no integer from 1 to the size of the vocabulary, or the temperature is
+    not positive; where only the run knows that, it ends with a message.
 
     >>> logits = np.log(np.array([[0.5, 0.3, 0.15, 0.05]] * 6))
     >>> spmd.nn.sample(2, logits, top_k=2)
     array([0, 0, 0, 0, 1, 0])
     """
+    _check_temperature(temperature)
     logits = floats(logits, "sample") / temperature
     if top_k is not None:
         logits = _at_least(logits, _best(logits, _checked(top_k, logits.shape[-1])))
@@ -50,6 +54,17 @@ def sample(
         kept = (before < top_p) | (np.arange(falling.shape[-1]) == 0)
         logits = _at_least(logits, np.min(np.where(kept, falling, np.inf), -1, keepdims=True))
     return spmd.random.categorical(seed, logits, stream=stream)
+
+
+def _check_temperature(temperature: Any) -> None:
+    text, remedy = "the temperature is not positive", "np.argmax(logits, -1) for the likeliest"
+    if is_traced(temperature):
+        value = as_array(temperature)
+        expect(value.context, (value > 0).read(), f"{text}: ", value.read(),
+               f"\n  expected: a number > 0\n  try:      {remedy}")
+    elif not np.all(np.asarray(temperature) > 0):
+        raise UsageError(text, place=user_place(), expected="a number > 0",
+                         found=str(temperature), remedy=remedy)
 
 
 def _at_least(logits: Any, least: Any) -> Any:
@@ -82,8 +97,11 @@ def beam_search(
     - end: a token after which a sequence is over: nothing but `end` follows, at no cost.
 
     Returns tokens (batch, beams, steps) and the sums of their log probabilities (batch, beams), the
-    likeliest first. ShapeError where step returns other shapes.
+    likeliest first. ShapeError where step returns other shapes, UsageError for less than one beam.
     """
+    if not isinstance(beams, (int, np.integer)) or beams < 1:
+        raise UsageError("spmd.nn.beam_search keeps one sequence at least", place=user_place(),
+                         expected="beams: an integer from 1 on", found=repr(beams))
     step = given(step, "the step of spmd.nn.beam_search", "k", "tokens", "state")
     batch = first.shape[0]
     last = first[:, None] + np.zeros((1, beams), first.dtype)

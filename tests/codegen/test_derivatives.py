@@ -11,6 +11,7 @@ import pytest
 import spmd
 from codegen.functions import FUNCTIONS, SPECIAL
 from codegen.ops import OPS, Defined, Kind, Map
+from codegen.oracle import interpret
 from codegen.partials import FLAT, OTHERWISE, PARTIALS
 from codegen.trace.derive.back_through import RULES
 from tests.codegen import derived_cases
@@ -307,6 +308,8 @@ def doubled(x: spmd.Array) -> spmd.Array:
 
 
 MISTAKES = {
+    "fwd of itself": (
+        lambda x: spmd.grad(lambda x: np.sum(calling_itself()(x)))(x), "fwd calls sine itself"),
     "an integer": (
         lambda x: spmd.grad(np.sum)(spmd.asarray(np.arange(3))), "argument 0 is no float"),
     "a vector loss": (lambda x: spmd.grad(np.sin)(x), "a gradient is that of one float"),
@@ -379,6 +382,15 @@ def closing(y):
     return product
 
 
+def calling_itself():
+    @spmd.custom_vjp
+    def sine(x):
+        return np.sin(x)
+
+    sine.defvjp(lambda x: (sine(x), x), lambda x, g: (g * np.cos(x),))
+    return sine
+
+
 @pytest.mark.parametrize("what", MISTAKES)
 def test_mistakes_are_explained(what):
     function, text = MISTAKES[what]
@@ -390,6 +402,38 @@ def test_mistakes_are_explained(what):
     with pytest.raises(spmd.SpmdError, match=text) as found:
         mistaken.capture()
     assert found.value.place is not None and "expected" in str(found.value)
+
+
+def test_changes_follow_from_what_the_result_depends_on_alone():
+    """jvp of functions with ops that have no derivative, where none is asked for."""
+    def eigenvalues(x):
+        return np.linalg.eigvals(np.outer(x, x) + np.eye(3)).real
+
+    def told(x):
+        return 2 * x, np.argmax(eigenvalues(x))
+
+    @spmd.custom_vjp
+    def kept(x):
+        return np.sum(x * x)
+
+    kept.defvjp(lambda x: (np.sum(x * x), (x, eigenvalues(x))),
+                lambda r, g: (2 * r[0] * g + 0 * np.sum(r[1]),))
+
+    @spmd.program(mesh=("r",))
+    def changes():
+        x = spmd.input("x", (3,), np.float64, layout=("r",), default=lambda i: i + 1.0)
+        v = np.ones(3)
+        return [spmd.jvp(f, (x,), (v,))[1] for f in (
+            lambda x: x * spmd.stop_gradient(eigenvalues(x)), lambda x: told(x)[0], kept)]
+
+    first, second, third = interpret.run(changes.capture(), {"r": 2}, {}).values()
+    np.testing.assert_allclose(first, np.linalg.eigvals(
+        np.outer(X3, X3) + np.eye(3)).real, 1e-12)
+    np.testing.assert_array_equal(second, [2, 2, 2])
+    np.testing.assert_allclose(third, 12)
+
+
+X3 = np.arange(1.0, 4.0)
 
 
 def test_powers_with_known_exponents():

@@ -144,6 +144,14 @@ def test_what_is_kept_to_compute_again_is_shown():
     assert f'  %act_2: float64[6, 4] over ("r", None): {ARRAY} bytes' in kept
 
 
+def test_a_policy_holds_for_the_gradient_of_a_change_too():
+    f = rematted("names")
+    change = lambda w, x: spmd.jvp(lambda x: f(w, x), (x,), (x,))[1]
+    graph = program_of(lambda w, x: spmd.grad(lambda x: np.sum(change(w, x)))(x)).graph({})
+    kept = module_text(graph).split("kept to compute again")[1]
+    assert f'  %act_2: float64[6, 4] over ("r", None): {ARRAY} bytes' in kept
+
+
 def test_policies_that_keep_nothing_known_are_explained():
     only = KEPT.save_only_these_names("gate")
     f = spmd.remat(cell, policy=only)

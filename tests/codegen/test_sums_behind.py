@@ -12,6 +12,7 @@ import spmd
 from codegen.compile import lower
 from codegen.ir import Module, Region
 from codegen.ops import Exchange, Loop
+from codegen.oracle import interpret
 from spmd import nn
 
 N, TURNS = 14, 5
@@ -128,8 +129,7 @@ def test_a_gradient_of_a_recurrent_network_is_summed_once_a_weight(cell):
 
 
 def test_it_holds_along_both_axes_of_a_mesh():
-    """Sums over one axis, of what is split along the other; of short floats, which ranks add up in
-    longer ones; and of loops by the condition."""
+    """Sums over one axis, of what is split along the other; and of loops by the condition."""
     @spmd.program(mesh=("a", "b"))
     def both():
         x = spmd.input("x", (6, 4), np.float64, layout=("a", "b"))
@@ -143,8 +143,57 @@ def test_it_holds_along_both_axes_of_a_mesh():
         return columns, every, short
 
     x = np.arange(24.0).reshape(6, 4)
-    assert exchanges(both) == ([], ["all_reduce"] * 4)
+    assert exchanges(both) == (["all_reduce"], ["all_reduce"] * 3)
     columns, every, short = spmd.build(both).run(ranks=6, x=x)
     np.testing.assert_allclose(columns, 10 * x.sum(0))
     assert every == TURNS * x.sum()
     np.testing.assert_array_equal(short, [26, 27, 28, 29])
+
+
+def test_shares_that_are_far_larger_than_their_sum_or_not_finite():
+    """Half types cannot hold such shares: their sums stay in the turns. So do those divided
+    by what only the run knows."""
+    @spmd.program(mesh=("r",))
+    def kept():
+        w = spmd.input("w", (2,), np.float64)
+        out = {}
+        for name, dtype in (("float16", np.float16), ("bfloat16", ml_dtypes.bfloat16)):
+            x, total = spmd.input(name, (2,), dtype, layout=("r",)), np.zeros((), dtype)
+            for _ in spmd.range(60):
+                total = total + np.sum(x)
+            out[name] = total
+        over, y = np.zeros(()), spmd.input("y", (2,), np.float64, layout=("r",))
+        for k in spmd.range(2):
+            over = over + np.sum(y) / w[k]
+        return {**out, "over": over}
+
+    given = {"y": np.array([3.0, -2.0]), "w": np.array([0.0, 1.0]),
+             "float16": np.float16([1000, -999]),
+             "bfloat16": np.array([256, -255], ml_dtypes.bfloat16)}
+    image = spmd.build(kept)
+    for ranks in (1, 2, 3):
+        found = image.run(ranks=ranks, **given)
+        assert (float(found["float16"]), float(found["bfloat16"])) == (60, 60), ranks
+        assert found["over"] == np.inf
+
+
+@pytest.mark.parametrize("size", [None, 2])
+def test_rows_of_which_each_rank_has_some_are_summed_to_their_owner(size):
+    """Layers and batch are split over one axis: ranks' parts of the gradient are different rows."""
+    @spmd.program(mesh={"x": size}, layout={"layers": "x", "batch": "x"})
+    def stacked():
+        w = spmd.input("w", (spmd.Dim("layers", 6), 4, 4), np.float64)
+        x = spmd.input("x", (spmd.Dim("batch", 6), 4), np.float64)
+
+        def loss(w):
+            return np.mean(spmd.scan(lambda h, p: (np.tanh(h @ p), None), x, w)[0])
+
+        return spmd.grad(loss)(w)
+
+    random = np.random.default_rng(0)
+    given = {"w": random.normal(size=(6, 4, 4)), "x": random.normal(size=(6, 4))}
+    wanted = stacked.eager(ranks=size or 1, **given)
+    graph = lower(stacked.graph({})).program
+    for ranks in (size,) if size else (1, 2, 4):
+        (found,) = interpret.run(graph, {"x": ranks}, given).values()
+        np.testing.assert_allclose(found, wanted, 1e-12, 1e-14)

@@ -11,11 +11,13 @@ from hypothesis import assume, settings
 from hypothesis import strategies as st
 
 import spmd
+from codegen.ir import Module
 from codegen.oracle.interpret import run
 from codegen.passes.check import check
 from codegen.passes.matching import check as check_matching
 from codegen.passes.partition import partition
 from codegen.passes.pieces import in_pieces
+from codegen.passes.sums_behind import with_sums_behind
 from codegen.passes.uniform import check_uniform
 from tests.programs import derived_recipes as recipes
 from tests.programs.global_recipes import sizes
@@ -32,6 +34,10 @@ EXAMPLES = settings().max_examples
 def test_recipes_are_differentiated(part: int) -> None:
     search(part, EXAMPLES, differentiated, recipes.recipes(), st.integers(1, 9),
            st.integers(0, 5), st.booleans())
+
+
+def parted(graph: Module) -> Module:
+    return check(with_sums_behind(check(partition(check(in_pieces(graph))))))
 
 
 def close(found: Any, wanted: Any, error: Any, what: str) -> None:
@@ -61,7 +67,7 @@ def differentiated(recipe: Any, ranks: int, choice: int, second: bool) -> None:
     np.testing.assert_allclose(found["change"], along, 1e-8, 1e-8, err_msg="jvp")
     if second:
         check_second(graph, mesh, given, found, xs, vs)
-    lowered = check_matching(check_uniform(check(partition(check(in_pieces(graph))))))
+    lowered = check_matching(check_uniform(parted(graph)))
     again = run(lowered, mesh, given)
     for name, x in found.items():
         np.testing.assert_allclose(again[name], x, 1e-8, 1e-8, err_msg=f"{name} over {mesh}")
@@ -131,7 +137,7 @@ def test_what_random_programs_found() -> None:
     x = np.linspace(0.8, 1.2, 10).reshape(2, 5, 1)
     given = {"x": x, "w": np.array(0.7)}
     graph = check(found.capture())
-    for module in (graph, check(partition(check(in_pieces(graph))))):
+    for module in (graph, parted(graph)):
         made = run(module, {"x": 2}, given)
         np.testing.assert_allclose(made["ranks"], 1.4 * np.sum(x * x))
         np.testing.assert_allclose(made["turned"], 8 * x**7)

@@ -13,6 +13,7 @@ import pytest
 
 import spmd
 from codegen.compile import lower
+from codegen.errors import ShapeError
 from codegen.ir import walk
 from codegen.ops import Exchange
 from codegen.oracle import interpret
@@ -155,6 +156,53 @@ def test_blocks_of_what_is_not_split(small_blocks):
         for got, part in zip(found.values(), (plain(*given[:3], causal=True, bias=bias), *expected),
                              strict=True):
             close(got, part)
+
+
+@pytest.mark.parametrize("layouts", [
+    ((None, "x", None, None), (None, None, None, None)),
+    ((None, None, "x", None), (None, None, None, None)),
+    ((None, None, None, None), (None, "x", None, None)),
+], ids=["queries", "heads that share keys", "keys"])
+def test_what_is_split_of_one_side_alone(small_blocks, layouts):
+    """Of long causal attention. Gradients by keys are summed over ranks that have them all."""
+    given = arrays(1, 7, 5, 4, 1)
+
+    @spmd.program(mesh=("x",))
+    def attend():
+        of_q, of_k = layouts
+        q, k, v, g = (spmd.input(n, x.shape, np.float64, layout=lie)
+                      for n, x, lie in zip("qkvg", given, (of_q, of_k, of_k, of_q)))
+        y, back = spmd.vjp(lambda q, k, v: nn.attention(q, k, v, causal=True), q, k, v)
+        return (y, *back(g))
+
+    wanted = (plain(*given[:3], causal=True), *slopes(*given, causal=True)[:3])
+    graph, inputs = attend.capture(), dict(zip("qkvg", given))
+    for ranks in (1, 3):
+        found = interpret.run(graph, {"x": ranks}, inputs)
+        for got, part in zip(found.values(), wanted, strict=True):
+            close(got, part, str(ranks))
+
+
+def test_a_full_cache_is_no_cache():
+    x = np.ones((1, 2, 1, 1))
+    cache = {"key": np.ones((1, 3, 1, 1)), "value": np.ones((1, 3, 1, 1))}
+    for at in (0, 1):
+        nn.attention_with_cache(x, x, x, cache, at)
+    with pytest.raises(ShapeError, match="the cache is full"):
+        nn.attention_with_cache(x, x, x, cache, 2)
+
+    @spmd.program(mesh=("x",))
+    def steps():
+        until, one = spmd.scalar("until", 3), spmd.ones((1, 1, 1, 1))
+        cache = nn.attention_cache(1, 3, 1, 1, np.float64)
+        for k in spmd.range(until):
+            made, cache = nn.attention_with_cache(one, one, one, cache, k)
+        return cache["key"]
+
+    image = spmd.build(steps)
+    assert image.run(ranks=2).all()
+    with pytest.raises(spmd.CheckError, match="the cache is full[^$]*1 new after 3"):
+        image.run(ranks=2, until=4)
 
 
 def test_one_rank_s_view_and_eager_runs(small_blocks):

@@ -94,3 +94,19 @@ def test_the_same_tokens_on_any_number_of_ranks():
 def test_a_wrong_number_of_tokens_is_refused(k):
     with pytest.raises(spmd.UsageError, match="from 1 to 4"):
         spmd.nn.sample(1, LOGITS, top_k=k)
+
+
+def test_a_temperature_that_is_not_positive_is_refused():
+    with pytest.raises(spmd.UsageError, match="the temperature is not positive"):
+        spmd.nn.sample(1, LOGITS, 0)
+
+    @spmd.program(mesh=("r",))
+    def drawn_at():
+        return spmd.nn.sample(1, spmd.asarray(LOGITS), spmd.scalar("temperature", 1.0))
+
+    image = spmd.build(drawn_at)
+    image.run()
+    with pytest.raises(spmd.CheckError, match="not positive: 0.0"):
+        image.run(temperature=0.0)
+    with pytest.raises(spmd.UsageError, match="an integer from 1 on"):
+        search.capture(beams=0)

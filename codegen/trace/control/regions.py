@@ -7,7 +7,7 @@ inside a region cannot be read after it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from codegen import dtypes
@@ -158,6 +158,11 @@ class Capture:
 def value_of(context: Context, leaf: Any, t: LeafType) -> Value:
     """The value of a leaf in the element type and layout that were agreed."""
     return laid_as(context, as_value(context, leaf, t.dtype), t.layout)
+
+
+def plain_type(v: Value) -> ArrayType:
+    """The type that a value has where nobody else says how it lies."""
+    return replace(v.type, free=False)
 
 
 def laid_as(context: Context, value: Value, layout: Layout | None) -> Value:

@@ -26,17 +26,12 @@ from codegen.ops import (
 from codegen.symbolic import estimate, expr
 from codegen.symbolic.expr import Expr, Sym
 from codegen.trace.context import Context
-from codegen.trace.control.regions import laid_as
+from codegen.trace.control.regions import laid_as, plain_type
 from codegen.trace.derive.needed import pruned
 from codegen.trace.derive.once_more import closure, copier, run_again, saved_by
 from codegen.trace.derive.reverse import ACTIVE, RULES, Reverse
 from codegen.trace.expecting import expect
 from codegen.trace.view import index_value
-
-
-def _plain(v: Value) -> ArrayType:
-    return replace(v.type, free=False)
-
 
 # ---- branches -----------------------------------------------------------------------------------
 
@@ -67,7 +62,7 @@ def _branch(at: Reverse, op: Op, given: Sequence[Value | None]) -> None:
             arms.append(pruned(block.close(found)))
     what = op.what
     assert isinstance(what, Branch)
-    types = tuple(_plain(v) for v in around)
+    types = tuple(plain_type(v) for v in around)
     results = context.emit(replace(what, types=types), op.operands, arms)
     for v, g in zip(around, results):
         at.add(v, g, at.shares.of(v))
@@ -186,7 +181,8 @@ def _in_parts(at: Reverse, op: Op, turns: _Turns, instead: bool) -> Op:
         stop = _symbol(at, at.clipped(left, expr.const(_PARTS)), expr.const(_PARTS))
         last = expr.const(_PARTS - 1)
         part = Sym(context.unique("part_of_turns"), "counter", expr.const(0), last)
-        with context.block([_plain(a) for a in body.args], [a.name for a in body.args]) as block:
+        types, names = [plain_type(a) for a in body.args], [a.name for a in body.args]
+        with context.block(types, names) as block:
             for new, a in zip(block.args, body.args):
                 at.shares.passing(new, a, at.shares.after(a))
             number = first + expr.symbol(part) * size
@@ -241,7 +237,7 @@ def _loop(at: Reverse, op: Op, given: Sequence[Value | None]) -> None:
               for v in (*body.args, *saved)}
     begins = [_begun(at, op, k, given[k]) for k in moving]
     begins += [laid_as(context, at.of(v), v.type.layout) for v in around]
-    types = [_plain(body.args[k]) for k in moving] + [_plain(v) for v in around]
+    types = [plain_type(body.args[k]) for k in moving] + [plain_type(v) for v in around]
     last = turns.count - 1
     back = Sym(context.unique("turn_back"), "counter", expr.const(0), last)
     number = last - expr.symbol(back)
@@ -285,7 +281,7 @@ def _saved_in(body: Region, turns: _Turns) -> dict[Value, Value]:
 def _turn_again(
     copies: Copier, ops: Iterable[Op], kept: Mapping[Value, Value]
 ) -> tuple[list[Op], list[Op]]:
-    """As _run_again, of a turn: of what is kept of a function, the turn computes the rest once."""
+    """As run_again, of a turn: of what is kept of a function, the turn computes the rest once."""
     every, run = list[Op](), list[Op]()
     for op in ops:
         inner = op.regions[0].ops if saved_by(op) else (op,)

@@ -196,7 +196,7 @@ def _forward(
         pairs += paired(context, "tangents", tree, values, given)
     context.differentiated = True
     through = forward.Forward(context, dict(pairs))
-    through.through(recorded)
+    through.through(recorded, outs)
     block.memo.update(later)
     return [through.of(v) for v in outs]
 
@@ -235,8 +235,9 @@ class custom_vjp:
     """Decorator: a function whose way back you write, as jax.custom_vjp.
 
     `f.defvjp(fwd, bwd)`: fwd takes f's arguments and returns a pair: what f returns, and what bwd
-    needs. bwd takes that and the cotangents of f's result, and returns a tuple of those of the
-    arguments (None where there is none).
+    needs; where it calls the function, without its decorator: `f.f(x)`. bwd takes what it needs and
+    the cotangents of f's result, and returns a tuple of those of the arguments (None where there is
+    none).
 
     Example::
 
@@ -258,6 +259,7 @@ class custom_vjp:
         self.f = f
         self.fwd: Callable[..., Any] | None = None
         self.bwd: Callable[..., Any] | None = None
+        self.in_fwd = False
         functools.update_wrapper(self, f)
 
     def defvjp(self, fwd: Callable[..., Any], bwd: Callable[..., Any]) -> None:
@@ -273,12 +275,21 @@ class custom_vjp:
             raise UsageError(f"{self.f.__name__} has no way back yet", place=user_place(),
                              expected=f"{self.f.__name__}.defvjp(fwd, bwd) before it is "
                              "differentiated")
+        if self.in_fwd:
+            raise UsageError(f"fwd calls {self.f.__name__} itself, whose derivative is fwd's",
+                             place=user_place(), expected="the function without its decorator",
+                             found=f"a call of {self.f.__name__}",
+                             remedy=f"plain = {self.f.__name__}.f, and plain(x) in fwd")
         tree, leaves = flatten(args)
         leaves = [marked(context, leaf, ops.Reshape) for leaf in leaves]  # no closure has these
         fwd, bwd = convert(self.fwd), convert(self.bwd)
 
         def forward(*given: Any) -> Any:
-            return pair_of(fwd(*fill(tree, iter(given), fresh=True)), "fwd")
+            self.in_fwd = True
+            try:
+                return pair_of(fwd(*fill(tree, iter(given), fresh=True)), "fwd")
+            finally:
+                self.in_fwd = False
 
         def back(given: Sequence[Any], made: Any, cotangents: Sequence[Any]) -> Sequence[Any]:
             out_tree, outs = flatten(made[0])

@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from codegen.ir import ArrayType, Op, Value
+from codegen.ir import Op, Value
 from codegen.ops import Branch, Defined, Exchange, Loop, ShardMap
 from codegen.trace.context import Context
-from codegen.trace.control.regions import laid_as
+from codegen.trace.control.regions import laid_as, plain_type
+from codegen.trace.derive.once_more import saved_by
 from codegen.trace.derive.reverse import Reverse, differentiable, read_by
 
 
@@ -42,12 +43,18 @@ class Forward:
         found = self.at.zeros(value.type) if found is None else found
         return laid_as(self.context, found, value.type.layout)
 
-    def through(self, recorded: Sequence[Op]) -> None:
-        """Adds the ops to the open block, with what follows from the changes."""
+    def through(self, recorded: Sequence[Op], outs: Iterable[Value]) -> None:
+        """Adds the ops to the open block, with what follows from the changes, as far as the changes
+        of the outs follow from that."""
         self.at.mark(recorded)
+        self.wanted = set(outs)
+        for op in reversed(recorded):
+            if not op.what.flat and self.wanted.intersection(op.results):
+                self.wanted.update(read_by(op))
         for op in recorded:
             with self.context.standing_at(op.place):
-                if op.what.flat or not any(v in self.changes for v in read_by(op)):
+                if (op.what.flat or not self.wanted.intersection(op.results)
+                        or not any(v in self.changes for v in read_by(op))):
                     self._add(op)
                 elif isinstance(op.what, Loop):
                     self._loop(op)
@@ -65,7 +72,8 @@ class Forward:
     def _transposed(self, op: Op) -> None:
         """The way back is linear in the cotangents: so is its own way back, in what they go to."""
         context, ops = self.context, self.context.blocks[-1].ops
-        results = [v for v in op.results if v in self.at.active and differentiable(v.type)]
+        results = [v for v in op.results if v in self.at.active & self.wanted
+                   and differentiable(v.type)]
         begins = {v: self.at.zeros(v.type) for v in results}
         back = Reverse(context, {v for v in read_by(op) if v in self.changes} | {*results})
         back.found.update(begins)
@@ -89,34 +97,37 @@ class Forward:
     def _grown(self, op: Op) -> None:
         """A branch, or what is computed again for its way back: with the changes of its results."""
         context, what = self.context, op.what
+        own = len(op.results) - saved_by(op)  # what is kept for a way back stays last
         moving = [k for k, v in enumerate(op.results) if v in self.at.active]
         regions = []
         for region in op.regions:
             with context.block() as block:
                 inner = self._inside({})
-                inner.through(region.ops)
+                inner.through(region.ops, region.results)
                 ends = [laid_as(context, inner.of(region.results[k]), op.results[k].type.layout)
                         for k in moving]
-                regions.append(block.close([*region.results, *ends]))
-        types = [_plain(op.results[k]) for k in moving]
+                regions.append(block.close([*region.results[:own], *ends, *region.results[own:]]))
+        types = [plain_type(op.results[k]) for k in moving]
         results = [Value("d_" + op.results[k].name, t) for k, t in zip(moving, types)]
         read = [self.changes[v] for v in op.operands if v in self.changes]
         operands = (*op.operands, *read) if isinstance(what, Defined) else op.operands
         assert isinstance(what, (Branch, Defined))
-        self._add(replace(op, what=what.but(types=(*what.types, *types)), operands=operands,
-                          results=(*op.results, *results), regions=tuple(regions)))
+        all_types = (*what.types[:own], *types, *what.types[own:])
+        self._add(replace(op, what=what.but(types=all_types), operands=operands,
+                          results=(*op.results[:own], *results, *op.results[own:]),
+                          regions=tuple(regions)))
         self.changes.update(zip((op.results[k] for k in moving), results))
 
     def _loop(self, op: Op) -> None:
         context, body = self.context, op.regions[-1]
         moving = [k for k, a in enumerate(body.args) if a in self.at.active]
         begins = [self.of(op.operands[k]) for k in moving]
-        types = [_plain(body.args[k]) for k in moving]
+        types = [plain_type(body.args[k]) for k in moving]
         names = [body.args[k].name for k in moving]
         begins = [laid_as(context, v, t.layout) for v, t in zip(begins, types)]
         with context.block(types, ["d_" + n for n in names]) as block:
             inner = self._inside(dict(zip((body.args[k] for k in moving), block.args)))
-            inner.through(body.ops)
+            inner.through(body.ops, body.results)
             ends = [laid_as(context, inner.of(body.results[k]), t.layout)
                     for k, t in zip(moving, types)]
             changes = block.close(ends)
@@ -131,7 +142,3 @@ class Forward:
 
     def _inside(self, more: Mapping[Value, Value]) -> Forward:
         return Forward(self.context, self.changes | dict(more))
-
-
-def _plain(v: Value) -> ArrayType:
-    return replace(v.type, free=False)

@@ -39,6 +39,13 @@ def cast(tree: Any, dtype: Any) -> Any:
     return tree if dtype is None else map_trees(lambda x: in_type(x, dtype), tree)
 
 
+def kept(tree: Any, before: Any) -> Any:
+    """A state in the element types that it had, so that a loop carries it: gradients may be wider
+    than parameters, and numbers wider than both.
+    """
+    return map_trees(lambda x, old: in_type(x, old.dtype), tree, before)
+
+
 def first_moment(updates: Any, before: Any, decay: Any) -> Any:
     return map_trees(lambda u, m: (1 - decay) * u + decay * m, updates, before)
 
@@ -67,7 +74,7 @@ def trace(decay: Any, nesterov: bool = False, accumulator_dtype: Any = None
     def update(updates: Any, state: TraceState, params: Any = None) -> Any:
         now = map_trees(lambda u, t: u + decay * t, updates, state.trace)
         found = map_trees(lambda u, t: u + decay * t, updates, now) if nesterov else now
-        return found, TraceState(cast(now, accumulator_dtype))
+        return found, TraceState(kept(now, state.trace))
 
     return GradientTransformation(init, update)
 
@@ -100,7 +107,7 @@ def ema(decay: Any, debias: bool = True, accumulator_dtype: Any = None) -> Gradi
     def update(updates: Any, state: EmaState, params: Any = None) -> Any:
         count, now = counted(state.count), first_moment(updates, state.ema, decay)
         found = unbiased(now, decay, count) if debias else now
-        return found, EmaState(count, cast(now, accumulator_dtype))
+        return found, EmaState(count, kept(now, state.ema))
 
     return GradientTransformation(init, update)
 

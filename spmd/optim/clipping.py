@@ -62,13 +62,14 @@ def adaptive_grad_clip(clipping: Any, eps: Any = 1e-3, axis: Any = None) -> Grad
     weights (Brock et al., 2021).
 
     - eps: the least norm of weights that counts.
-    - axis: the dims of a unit; by default all of a vector, dim 0 of 2 or 3 dims (inputs first), and
-      of more dims all but the last.
+    - axis: the dims of a unit; by default all where at most one dim is longer than 1, dim 0 of 2
+      or 3 dims (inputs first), and of more dims all but the last.
     """
 
     def norm(x: Any) -> Any:
         ndim = np.ndim(x)
-        usual = tuple(range(ndim)) if ndim < 2 else (0,) if ndim < 4 else tuple(range(ndim - 1))
+        vector = sum(n != 1 for n in np.shape(x)) < 2
+        usual = tuple(range(ndim)) if vector else (0,) if ndim < 4 else tuple(range(ndim - 1))
         return np.sqrt(np.sum(squared(x), axis=usual if axis is None else axis, keepdims=True))
 
     def clipped(u: Any, p: Any) -> Any:

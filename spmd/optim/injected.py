@@ -38,7 +38,10 @@ def inject_hyperparams(
 
     - inner_factory: such as spmd.optim.adam.
     - static_args: names of numbers that stay as they are, as all that is no number does.
-    - hyperparam_dtype: the element type; by default the widest float of the parameters.
+      Functions are schedules, unless their name has "mask" in it.
+    - hyperparam_dtype: the element type; by default float32, or a wider one of the parameters.
+
+    UsageError for static_args that are no parameters, and where state.hyperparams lacks one.
 
     Example::
 
@@ -51,24 +54,21 @@ def inject_hyperparams(
                 updates, state = tx.update(np.ones(2), state, w)
                 w = spmd.optim.apply_updates(w, updates)
                 rate = state.hyperparams["learning_rate"] / 2
-                state = state._replace(hyperparams={"learning_rate": rate})
+                state = state._replace(
+                    hyperparams={**state.hyperparams, "learning_rate": rate})
             return w
 
         print(spmd.build(halved).run(ranks=2))    # [0.125 0.125]
     """
-    static = {static_args} if isinstance(static_args, str) else set(static_args)
     signature = inspect.signature(inner_factory)
-    if unknown := static - set(signature.parameters):
-        raise UsageError("inject_hyperparams: static_args are no parameters of it",
-                         place=user_place(), expected=", ".join(signature.parameters),
-                         found=", ".join(sorted(unknown)))
+    static = _known(static_args, signature.parameters)
 
     @wraps(inner_factory)
     def injected(*args: Any, **kwargs: Any) -> GradientTransformation:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         given = {k: v for k, v in bound.arguments.items() if k not in static}
-        schedules = {k: v for k, v in given.items() if callable(v) and not isinstance(v, type)}
+        schedules = {k: v for k, v in given.items() if _is_schedule(k, v)}
         numbers = {k: v for k, v in given.items() if _is_number(v)}
 
         def optimizer(values: dict[str, Any]) -> GradientTransformation:
@@ -79,8 +79,9 @@ def inject_hyperparams(
             return InjectHyperparamsState(counter(), values, optimizer(values).init(params))
 
         def update(updates: Any, state: InjectHyperparamsState, params: Any = None) -> Any:
+            _check_complete(state.hyperparams, numbers)
             set_to = {k: state.hyperparams[k] for k in numbers}
-            dtype = hyperparam_dtype or _widest(updates)
+            dtype = hyperparam_dtype or _widest(updates if params is None else params)
             values = _values(set_to, schedules, state.count, dtype)
             found, new = optimizer(values).update(updates, state.inner_state, params)
             return found, InjectHyperparamsState(counted(state.count), values, new)
@@ -90,11 +91,33 @@ def inject_hyperparams(
     return injected
 
 
+def _known(static_args: str | Iterable[str], parameters: Iterable[str]) -> set[str]:
+    static = {static_args} if isinstance(static_args, str) else set(static_args)
+    if unknown := static - set(parameters):
+        raise UsageError("inject_hyperparams: static_args are no parameters of it",
+                         place=user_place(), expected=", ".join(parameters),
+                         found=", ".join(sorted(unknown)))
+    return static
+
+
 def _values(set_to: dict[str, Any], schedules: dict[str, Any], count: Any, dtype: Any
             ) -> dict[str, Any]:
     values = {**set_to, **{name: value_at(f, count) for name, f in schedules.items()}}
     return {name: in_type(x, dtype) if hasattr(x, "astype") else np.full((), x, dtype)
             for name, x in values.items()}
+
+
+def _check_complete(hyperparams: Any, names: Any) -> None:
+    if missing := [name for name in names if name not in hyperparams]:
+        raise UsageError(
+            f"inject_hyperparams: state.hyperparams lacks {', '.join(missing)}",
+            place=user_place(), expected=", ".join(names), found=", ".join(hyperparams) or "none",
+            remedy='{**state.hyperparams, "learning_rate": rate} keeps the others')
+
+
+def _is_schedule(name: str, x: Any) -> bool:
+    """Functions are, but for those that make a mask."""
+    return callable(x) and not isinstance(x, type) and "mask" not in name
 
 
 def _is_number(x: Any) -> bool:
@@ -104,6 +127,6 @@ def _is_number(x: Any) -> bool:
 
 
 def _widest(tree: Any) -> Any:
-    """The widest float of the leaves, so that a step keeps their element types."""
-    return np.result_type(np.float16, *[x.real.dtype for x in leaves_of(tree)
+    """The widest float of the leaves; float32 at least, as 0.999 is 1 in bfloat16."""
+    return np.result_type(np.float32, *[x.real.dtype for x in leaves_of(tree)
                                         if x.dtype.kind in "fc"])

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from codegen.trace.control.conversion import convert
-from spmd.optim.averages import cast, first_moment, second_moment, unbiased, zeros
+from spmd.optim.averages import first_moment, kept, second_moment, unbiased, zeros
 from spmd.optim.chaining import identity
 from spmd.optim.some_leaves import empty
 from spmd.optim.transformation import (
@@ -15,7 +15,6 @@ from spmd.optim.transformation import (
     GradientTransformation,
     counted,
     counter,
-    in_type,
     in_types,
     map_trees,
     needs_params,
@@ -115,8 +114,7 @@ def scale_by_adam(
             mean = unbiased(mu, b1, count)
         square = unbiased(nu, b2, count)
         found = map_trees(lambda m, v: m / (np.sqrt(v + eps_root) + eps), mean, square)
-        nu = map_trees(lambda new, old: in_type(new, old.dtype), nu, state.nu)
-        return found, MomentsState(count, cast(mu, mu_dtype), nu)
+        return found, MomentsState(count, kept(mu, state.mu), kept(nu, state.nu))
 
     return GradientTransformation(init, update)
 
@@ -135,7 +133,8 @@ def scale_by_amsgrad(
         most = map_trees(np.maximum, state.nu_max, unbiased(nu, b2, count))
         found = map_trees(lambda m, v: m / (np.sqrt(v + eps_root) + eps),
                           unbiased(mu, b1, count), most)
-        return found, AmsgradState(count, cast(mu, mu_dtype), nu, most)
+        return found, AmsgradState(count, kept(mu, state.mu), kept(nu, state.nu),
+                                   kept(most, state.nu_max))
 
     return GradientTransformation(init, update)
 
@@ -156,7 +155,7 @@ def scale_by_belief(b1: Any = 0.9, b2: Any = 0.999, eps: Any = 1e-16, eps_root: 
         count = counted(state.count)
         found = map_trees(lambda m, v: m / (np.sqrt(v) + eps), unbiased(mu, b1, count),
                           unbiased(nu, b2, count))
-        return found, MomentsState(count, mu, nu)
+        return found, MomentsState(count, kept(mu, state.mu), kept(nu, state.nu))
 
     return GradientTransformation(init, update)
 
@@ -169,7 +168,7 @@ def scale_by_lion(b1: Any = 0.9, b2: Any = 0.99, mu_dtype: Any = None) -> Gradie
 
     def update(updates: Any, state: FirstMomentState, params: Any = None) -> Any:
         found = map_trees(np.sign, first_moment(updates, state.mu, b1))
-        mu = cast(first_moment(updates, state.mu, b2), mu_dtype)
+        mu = kept(first_moment(updates, state.mu, b2), state.mu)
         return found, FirstMomentState(counted(state.count), mu)
 
     return GradientTransformation(init, update)
@@ -184,7 +183,7 @@ def scale_by_rss(initial_accumulator_value: Any = 0.1, eps: Any = 1e-7) -> Gradi
     def update(updates: Any, state: SecondMomentState, params: Any = None) -> Any:
         nu = map_trees(lambda u, t: squared(u) + t, updates, state.nu)
         found = map_trees(lambda u, t: np.where(t > 0, 1 / np.sqrt(t + eps), 0.0) * u, updates, nu)
-        return found, SecondMomentState(counted(state.count), nu)
+        return found, SecondMomentState(counted(state.count), kept(nu, state.nu))
 
     return GradientTransformation(init, update)
 
@@ -206,7 +205,7 @@ def scale_by_rms(
         nu, count = second_moment(updates, state.nu, decay), counted(state.count)
         mean = unbiased(nu, decay, count) if bias_correction else nu
         found = map_trees(lambda u, v: u * _over_root(v, eps, eps_in_sqrt), updates, mean)
-        return found, SecondMomentState(count, nu)
+        return found, SecondMomentState(count, kept(nu, state.nu))
 
     return GradientTransformation(init, update)
 
@@ -230,7 +229,7 @@ def scale_by_stddev(
         means = [unbiased(t, decay, count) if bias_correction else t for t in (mu, nu)]
         found = map_trees(lambda u, m, v: u * _over_root(v - squared(m), eps, eps_in_sqrt),
                           updates, *means)
-        return found, MomentsState(count, mu, nu)
+        return found, MomentsState(count, kept(mu, state.mu), kept(nu, state.nu))
 
     return GradientTransformation(init, update)
 

@@ -14,6 +14,7 @@ import numpy as np
 from codegen.errors import UsageError
 from codegen.places import user_place
 from codegen.trace.control.conversion import convert
+from codegen.trace.state import flatten
 from codegen.user.named import held, rebuilt
 from spmd.optim.transformation import (
     EmptyState,
@@ -54,14 +55,14 @@ def _spread(said: Any, tree: Any, path: str) -> Any:
     parts, mine = held(said), held(tree)
     if parts is None:
         return map_trees(lambda _: said, tree)
-    if mine is None or [key for key, _ in parts] != [key for key, _ in mine]:
+    if mine is None or {key for key, _ in parts} != {key for key, _ in mine}:
         raise UsageError(
             f"what is said of the leaves does not fit {path}", place=user_place(),
             expected=", ".join(str(key) for key, _ in mine) if mine else "one for this leaf",
             found=", ".join(str(key) for key, _ in parts) or "nothing",
             remedy="one in the structure of the parameters, or one for a whole part of them")
-    inside = [_spread(one, item, f"{path}[{key!r}]")
-              for (key, one), (_, item) in zip(parts, mine, strict=True)]
+    by_key = dict(parts)
+    inside = [_spread(by_key[key], item, f"{path}[{key!r}]") for key, item in mine]
     return rebuilt(tree, inside)
 
 
@@ -96,7 +97,7 @@ def partition(transforms: Mapping[Any, GradientTransformation], param_labels: An
     - param_labels: a tree of labels in the structure of the parameters, where one may stand for a
       whole part of it; or a function that makes it of them.
 
-    UsageError for a label that has no transformation.
+    UsageError for a label that has no transformation, and for leaves without a label.
 
     Example::
 
@@ -114,6 +115,7 @@ def partition(transforms: Mapping[Any, GradientTransformation], param_labels: An
 
     def parts(tree: Any) -> dict[Any, GradientTransformation]:
         labels = _said(param_labels, tree)
+        _check_labelled(tree, labels)
         unknown = [x for x in leaves_of(labels) if x not in transforms]
         if unknown:
             raise UsageError("partition: a label has no transformation", place=user_place(),
@@ -131,6 +133,18 @@ def partition(transforms: Mapping[Any, GradientTransformation], param_labels: An
         return updates, PartitionState(after)
 
     return GradientTransformation(init, update)
+
+
+def _check_labelled(tree: Any, labels: Any) -> None:
+    """UsageError where a leaf has no label: its gradient would pass as its update."""
+    structure, leaves = flatten(tree)
+    bare = [path for path, x, label in zip(structure.paths(), leaves, flatten(labels)[1],
+                                           strict=True) if x is not None and label is None]
+    if bare:
+        raise UsageError(
+            f"partition: the label of {bare[0] or 'the tree itself'} is None", place=user_place(),
+            expected="a label for each leaf", found="None",
+            remedy="set_to_zero() under a label of its own, or freeze, for what stays as it is")
 
 
 def freeze(mask: Any) -> GradientTransformation:

@@ -54,13 +54,14 @@ def map_to(n: int, f: Callable[..., Sequence[Any]], first: Any, *rest: Any) -> l
     for other in rest:
         other_tree, others = flatten(other)
         mine, theirs = list(tree.paths()), list(other_tree.paths())
-        if mine != theirs:
+        if set(mine) != set(theirs):
             raise UsageError(
                 "two trees of arrays differ: updates, state and parameters have one structure",
                 place=user_place(), expected=f"leaves at {_shown(mine)}",
                 found=f"leaves at {_shown(theirs)}",
                 remedy="the gradient of all that init(params) got, and its state")
-        columns.append(others)
+        by_path = dict(zip(theirs, others, strict=True))  # dicts may have another order
+        columns.append([by_path[path] for path in mine])
     made = [None if row[0] is None else f(*row) for row in zip(*columns)]
     return [fill(tree, iter([None if m is None else m[k] for m in made]), fresh=True)
             for k in range(n)]

@@ -30,11 +30,11 @@ def lstm(hidden: int = 32, steps: int = 40, train: int = 1437):
     new = spmd.input("new", (rest, 8, 8), np.float32, default=IMAGES[train:])
     answers = spmd.input("answers", (rest,), np.int32,
                          default=DIGITS.target[train:].astype(np.int32))
-    w = {"lstm": {"w": nn.init.glorot_uniform()(1, (8, 4, hidden)),
+    w = {"lstm": {"w": nn.glorot(1, (8, 4, hidden)),
                   "u": nn.init.glorot_uniform(0, (1, 2))(2, (hidden, 4, hidden)),
                   "b": nn.init.zeros(0, (4, hidden)),
                   "peepholes": nn.init.zeros(0, (3, hidden))},
-         "out": nn.init.glorot_uniform()(3, (hidden, 10)), "bias": nn.init.zeros(0, (10,))}
+         "out": nn.glorot(3, (hidden, 10)), "bias": nn.init.zeros(0, (10,))}
     tx = spmd.optim.chain(spmd.optim.clip_by_global_norm(1.0), spmd.optim.adam(0.03))
     state = tx.init(w)
     losses = spmd.zeros(steps, np.float32)

@@ -56,7 +56,7 @@ def first_sentence(path: Path) -> str:
         comment = re.match(r"/\*(.*?)\*/", source, re.DOTALL)
         text = re.sub(r"\n \* ?", "\n", comment[1]).strip() if comment else ""
     text = " ".join(text.split("\n\n")[0].split())
-    return re.split(r"(?<=[^.])\.(?:\s|$)", text)[0].replace("|", "\\|")
+    return re.split(r"(?<![ (][A-Z])(?<!\.)\.(?:\s|$)", text)[0].replace("|", "\\|")
 
 
 def is_listed(path: Path) -> bool:

@@ -1,5 +1,6 @@
-"""Checkpoints of a run: when they are taken, who writes what of them, how a run goes on from one.
+"""Checkpoints of a run: when they are taken, and who writes what of them.
 
+How a run goes on from one is in resuming.py.
 In: the options checkpoint, every, resume; a loaded job. Out: sets of files, while the ranks run.
 Always holds: ranks wait only for their copies; what they put in their rooms this process' main
 thread writes; process 0 completes a set once it sees the parts of all.

@@ -3,8 +3,7 @@
 Goes in: a Program. Comes out: the same in which a carried value that each turn adds sums over ranks
 to, and that nothing else in the loop reads, holds this rank's shares of them, from 0 on. Behind the
 loop they are summed over the ranks, and added to what it began with.
-Always holds: only sums that the partitioner made are moved, and only where all turns together sum
-at least as many elements as the carried array has.
+Always holds: the partitioner made these sums; all turns sum as many elements as are carried.
 """
 
 from __future__ import annotations

@@ -39,6 +39,7 @@ GROUPS = (
     ("Networks", ("spmd/nn/*.py",), "__init__"),
     ("Launching", ("spmd/launch/*.py", "spmd/engine/*.py"),
      "course run options job processes hosts"),
+    ("Feeding: workers, scheduler, consumers", ("spmd/feeding/*.py",), "wire field_kinds"),
     ("Files of arrays", ("spmd/files/*.py",), "inputs"),
     ("Verifying images", ("spmd/verify/*.py",), "images"),
     ("Measuring", ("spmd/bench/*.py",), "collectives"),

@@ -37,6 +37,7 @@ GROUPS = (
     ("What users import and run", ("spmd/*.py",), "__main__ cli"),
     ("Optimizers", ("spmd/optim/*.py",), "__init__ transformation optimizers"),
     ("Networks", ("spmd/nn/*.py",), "__init__"),
+    ("Preparing data", ("spmd/data/*.py",), "__init__ pipelines computing drawing settings"),
     ("Launching", ("spmd/launch/*.py", "spmd/engine/*.py"),
      "course run options job processes hosts"),
     ("Feeding: workers, scheduler, consumers", ("spmd/feeding/*.py",), "wire field_kinds"),

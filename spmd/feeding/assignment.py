@@ -172,7 +172,7 @@ def _refusal(row: PipelineRow, workers: Sequence[WorkerRow]) -> str:
     if not workers:
         return "no worker has joined; try: python -m spmd feed worker --connect ADDRESS"
     if not any(w.free for w in workers):
-        return "no worker is free now: all have said that they work at other times"
+        return "all workers rest: consumers had no answer from them just now"
     for what, left in row.left.items():
         if left <= 0:
             return (f"its limit of {what} is used up; try: python -m spmd feed update {row.name} "

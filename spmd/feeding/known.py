@@ -6,11 +6,9 @@ Always holds: a worker belongs to one agent that is alive; whoever is silent is 
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from spmd.feeding.assignment import ConsumerRow, PipelineRow, WorkerRow
-from spmd.feeding.free_times import is_free
 from spmd.feeding.measuring import RateMeter
 from spmd.feeding.state import StoredPipeline
 
@@ -36,9 +34,16 @@ class KnownWorker:
             meter.see(now, made["examples"], made["busy_s"])
         self.made = by_pipeline
 
+    def rest(self, now: float) -> None:
+        """Nobody is sent to it for a while: somebody had no answer."""
+        self.rests_until = now + SUSPECT_S
+
 
 class KnownAgent:
-    """What supervises the workers of a machine. loaded: pipeline -> version it was told of."""
+    """What supervises the workers of a machine. loaded: pipeline -> version it was told of.
+
+    cost: of one of its workers in an hour; watts: that such a worker takes.
+    """
 
     def __init__(self, peer: bytes, said: dict[str, Any], now: float) -> None:
         self.peer, self.seen = peer, now
@@ -57,14 +62,13 @@ class KnownAgent:
         for process in said["processes"]:
             self.workers[process["worker"]].process = process
 
-    def rows(self, now: float, minute: int) -> list[WorkerRow]:
-        free = is_free(self.free, minute)
+    def rows(self, now: float) -> list[WorkerRow]:
         return [WorkerRow(
             worker, self.host, self.device,
             {name: meter.rate for name, meter in one.meters.items() if meter.rate},
             frozenset({self.name, self.agent, self.host, one.process["address"]}),
             {"cost": self.cost, "energy": self.watts * JOULES},
-            free and now >= one.rests_until) for worker, one in self.workers.items()]
+            now >= one.rests_until) for worker, one in self.workers.items()]
 
 
 class KnownConsumer:
@@ -147,7 +151,3 @@ class KnownPipeline:
                 spent = self.stored.spent
                 spent[what] = spent.get(what, 0.0) + shares * price * seconds / 3600
 
-
-def minute_of_day() -> int:
-    now = time.localtime()
-    return now.tm_hour * 60 + now.tm_min

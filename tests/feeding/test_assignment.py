@@ -146,7 +146,7 @@ def test_nobody_there_is_said():
     rank = [ConsumerRow("r", "p", 100.0)]
     assert "feed worker --connect" in assign([PipelineRow("p")], rank, []).pending["p"]
     found = assign([PipelineRow("p")], rank, workers(2, 10.0, free=False))
-    assert "no worker is free now" in found.pending["p"]
+    assert "all workers rest" in found.pending["p"]
 
 
 def test_noise_moves_nobody():

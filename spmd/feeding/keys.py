@@ -14,7 +14,7 @@ from pathlib import Path
 from codegen.errors import EnvironmentFault, OutputError, UsageError
 
 try:
-    import zmq
+    import zmq as zmq  # the others take it from here
 except ImportError:
     raise EnvironmentFault(
         "feeding needs pyzmq, which is not installed here", remedy='pip install "spmd[feed]"'

@@ -140,7 +140,8 @@ TABLE: dict[str, dict[str, Check]] = {
                   "arrays": each(ARRAY, FIELDS)},  # feed.send(): a row for each place
     # worker -> consumer. rows may be fewer than asked where the stream ends: end is its length.
     "given": {"id": identity, "rows": count, "arrays": each(ARRAY, FIELDS),
-              "broken": each(BROKEN, 65536), "seconds": number, "end": maybe(count)},
+              "broken": each(BROKEN, 65536), "seconds": number, "end": maybe(count),
+              "together": maybe(count)},  # examples that the pipeline computes at once
     "broken": {"id": identity, "broken": BROKEN},  # on_error="stop": there will be no such result
     "unknown": {"pipeline": name, "version": count, "ids": each(identity, WORK_ITEMS)},
 }

@@ -72,7 +72,10 @@ class KnownAgent:
 
 
 class KnownConsumer:
-    """A process of ranks that takes a feed. told: the workers that it was sent, with shares."""
+    """A process of ranks that takes a feed. told: the workers that it was sent, with shares.
+
+    taken, queued: examples that its ranks took, and that lie ready for them.
+    """
 
     def __init__(self, peer: bytes, said: dict[str, Any], now: float) -> None:
         self.peer, self.seen, self.said = peer, now, said
@@ -87,7 +90,7 @@ class KnownConsumer:
 
     def rate(self, now: float, said: dict[str, Any]) -> None:
         self.seen, self.taken, self.queued = now, said["taken"], said["queued"]
-        self.meter.see(now, said["taken"] * self.per_batch, said["busy_s"], said["waited_s"])
+        self.meter.see(now, said["taken"], said["busy_s"], said["waited_s"])
 
     def adapt(self, now: float, enough: bool) -> None:
         """Asks for more where it starves with workers that should be enough, later for less."""

@@ -28,9 +28,6 @@ class RateMeter:
         """What it says of itself since it started: how much, busy and waiting for how long."""
         if self._seen and (amount < self._seen[-1][1] or busy_s < self._seen[-1][2]):
             self._seen.clear()
-        if not self._seen:
-            self._seen.append((now, 0.0, 0.0, 0.0) if busy_s <= self._window_s else
-                              (now, amount, busy_s, waited_s))
         self._seen.append((now, amount, busy_s, waited_s))
         while len(self._seen) > 2 and self._seen[1][0] < now - self._window_s:
             self._seen.popleft()

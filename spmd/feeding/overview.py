@@ -33,7 +33,7 @@ def overview(scheduler: Scheduler, now: float) -> dict[str, Any]:
         "pipelines": sorted(pipelines, key=lambda p: (-p["priority"], p["name"])),
         "consumers": sorted(consumers, key=lambda c: (c["pipeline"], c["run"], c["ranks"])),
         "workers": workers,
-        "agents": [{"agent": a.agent, "name": a.name, "host": a.host, "device": a.device,
+        "agents": [{"agent": a.agent, "host": a.name, "device": a.device,
                     "workers": len(a.workers), "free": a.free or ""}
                    for a in scheduler.agents.values()],
     }
@@ -45,21 +45,26 @@ def _consumer(scheduler: Scheduler, one: KnownConsumer, now: float) -> dict[str,
     needs = found.needs.get(one.consumer)
     return {
         "consumer": one.consumer, "run": one.said["run"], "pipeline": one.pipeline,
-        "feed": one.said["feed"], "ranks": one.ranks(), "host": one.said["host"],
-        "device": one.said["device"], "rows": one.said["rows"], "batches": one.taken,
+        "feed": one.said["feed"], "ranks": one.ranks(), "host": _host(scheduler, one.said["host"]),
+        "device": one.said["device"], "rows": one.said["rows"], "batches": one.taken // one.per_batch,
         "rate": _round(one.meter.rate), "taken_per_s": _round(one.meter.per_second(now)),
-        "starved": round(one.meter.waiting(now), 4), "queued": one.queued,
+        "starved": round(one.meter.waiting(now), 4), "queued": one.queued // one.per_batch,
         "needs": None if needs is None else round(needs, 2),
         "workers": {w: round(s, 3) for w, s in found.of(one.consumer).items()},
         "lacks": found.lacks.get(one.consumer, 0),
     }
 
 
+def _host(scheduler: Scheduler, host: str) -> str:
+    """A machine by the name that its agents give it: what consumers say is for machines."""
+    return next((a.name for a in scheduler.agents.values() if a.host == host), host[:8])
+
+
 def _workers(scheduler: Scheduler, now: float) -> Any:
     for agent in scheduler.agents.values():
         for worker, one in agent.workers.items():
             yield {
-                "worker": worker, "agent": agent.name, "host": agent.host, "device": agent.device,
+                "worker": worker, "agent": agent.agent, "host": agent.name, "device": agent.device,
                 "rates": {name: _round(meter.rate) for name, meter in one.meters.items()},
                 "busy": round(min(1.0, sum(m.busy(now) for m in one.meters.values())), 3),
                 "made_per_s": _round(sum(m.per_second(now) for m in one.meters.values())),

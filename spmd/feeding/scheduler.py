@@ -334,7 +334,7 @@ class Scheduler:
         self.store.remember(
             pipelines=[p.stored for p in self.pipelines.values() if p.stored.spent],
             agents=[(a.agent, a.name, a.host, a.device) for a in self.agents.values()],
-            runs=[(c.said["run"], c.said["feed"], c.pipeline, c.taken)
+            runs=[(c.said["run"], c.said["feed"], c.pipeline, c.taken // c.per_batch)
                   for c in self.consumers.values()],
             rates={of: self.given_rates[of] for of in rates}, shares=self.assigned.shares)
         for name in self._running() & self.pipelines.keys():

@@ -17,6 +17,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from codegen.errors import EnvironmentFault, SpmdError, UsageError
+from spmd.feed_options import HERE
 from spmd.feeding import keys as key_files
 from spmd.feeding.children import Channel, Child, of_parent
 from spmd.feeding.keys import Keys, zmq
@@ -26,8 +27,7 @@ from spmd.feeding.sockets import Lines
 from spmd.feeding.state import Store
 from spmd.feeding.web_page import WebPage
 
-PORT = 5570
-HERE = f"tcp://127.0.0.1:{PORT}"
+PORT = int(HERE.rpartition(":")[2])
 START_S = 20.0  # for a child to say its address
 
 
@@ -74,6 +74,7 @@ class Served:
                  slice_s: float = SLICE_S, folder: str | None = None) -> None:
         self.keys, self._folder = keys, folder
         self.counts: Counter[str] = Counter()
+        self.page: WebPage | None = None
         self.store = Store(state)
         self._allowed = set(keys.allowed) | (self.store.allowed() if folder is None else set())
         self.lines = Lines(keys, self._allows)
@@ -83,7 +84,8 @@ class Served:
             self.scheduler = Scheduler(router, self.store, address=address, slice_s=slice_s,
                                        counts=self.counts)
             self.scheduler.looking = overview
-            self.page = WebPage(self.scheduler, page) if page is not None else None
+            if page is not None:
+                self.page = WebPage(self.scheduler, page)
         except BaseException as error:
             self.close()
             if isinstance(error, zmq.ZMQError):
@@ -104,7 +106,7 @@ class Served:
         return key in self._allowed
 
     def close(self) -> None:
-        if getattr(self, "page", None):
+        if self.page:
             self.page.close()
         self.lines.close(linger_ms=200)
         self.store.close()

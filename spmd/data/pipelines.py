@@ -35,8 +35,8 @@ class Pipeline:
     """
 
     def __init__(
-        self, function: Callable[..., Any], source: ExampleSource, settings: Settings, size: int = 0,
-        name: str = "",
+        self, function: Callable[..., Any], source: ExampleSource, settings: Settings,
+        size: int = 0, name: str = "",
     ) -> None:
         code = _code(function)
         self.function, self.source, self.settings, self.size = function, source, settings, size
@@ -281,8 +281,8 @@ def _takes_random(function: Callable[..., Any], place: Place) -> bool:
 
 
 def pipeline(
-    function: Callable[..., Any] | None = None, /, *, source: ExampleSource | None = None, name: str = "",
-    **settings: Any,
+    function: Callable[..., Any] | None = None, /, *, source: ExampleSource | None = None,
+    name: str = "", **settings: Any,
 ) -> Any:
     """A decorator: the function of one example becomes a Pipeline.
 
@@ -310,8 +310,8 @@ def pipeline(
 
 
 def batched(
-    function: Callable[..., Any] | None = None, /, *, source: ExampleSource | None = None, size: int = 32,
-    name: str = "", **settings: Any,
+    function: Callable[..., Any] | None = None, /, *, source: ExampleSource | None = None,
+    size: int = 32, name: str = "", **settings: Any,
 ) -> Any:
     """A decorator: the function of a list of examples becomes a Pipeline.
 

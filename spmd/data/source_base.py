@@ -105,7 +105,9 @@ class ExampleSource:
         """
         return _Chosen(self, lambda: _numbers(self, chosen))
 
-    def split(self, *fractions: float, seed: int = 0, shuffle: bool = True) -> tuple[ExampleSource, ...]:
+    def split(
+        self, *fractions: float, seed: int = 0, shuffle: bool = True
+    ) -> tuple[ExampleSource, ...]:
         """Parts that share no example, by fractions that add up to 1; one less may be given.
 
         shuffle: drawn at random by seed, always in the same way; False cuts them in order.

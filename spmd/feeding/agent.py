@@ -85,15 +85,18 @@ class Supervised:
 class Agent:
     """connect: the scheduler's address. memory: bytes that all workers may take together.
 
+    cost: of one worker in an hour; watts: that one takes.
     free: from when to when on the clock it works, as "20:00-06:00"; "" always.
     lifeline: a descriptor whose end says that whoever started us is gone.
     """
 
     def __init__(self, connect: str, keys: Keys, processes: int, *, device: str = "cpu",
-                 free: str = "", memory: int = 0, lifeline: Any = None,
+                 free: str = "", memory: int = 0, cost: float = 0.0, watts: float = 0.0,
+                 lifeline: Any = None,
                  log: Callable[[str], None] | None = None) -> None:
         self.agent, self.processes, self.device = new_id(), processes, device
         self.hours, self.free = hours(free), free
+        self.cost, self.watts = cost, watts
         self.memory = (memory or available_memory() * 3 // 4) // processes
         if self.memory < BASE_BYTES // 2:
             raise EnvironmentFault(
@@ -251,7 +254,7 @@ class Agent:
             self._joined = processes
             self.tell("join", agent=self.agent, host=self.host, name=socket.gethostname(),
                       device=self.device, processes=processes, free=self.free or None,
-                      memory=self.memory)
+                      memory=self.memory, cost=self.cost or None, energy=self.watts or None)
 
     def beat(self) -> None:
         now = time.monotonic()
@@ -291,9 +294,10 @@ def _say(text: str) -> None:
 
 
 def run_agent(connect: str, keys: Keys, processes: int, *, device: str = "cpu", free: str = "",
-              memory: int = 0) -> None:
+              memory: int = 0, cost: float = 0.0, watts: float = 0.0) -> None:
     """`feed worker`: until Ctrl-C, SIGTERM, or the scheduler's word."""
-    agent = Agent(connect, keys, processes, device=device, free=free, memory=memory)
+    agent = Agent(connect, keys, processes, device=device, free=free, memory=memory, cost=cost,
+                  watts=watts)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda n, _: agent.stop(signal.Signals(n).name))
     _say(f"{processes} workers for {connect}")

@@ -175,7 +175,7 @@ class ControlWriter:
 
     def more(self, step: More) -> None:
         self.f.open("{")
-        self.f.line("int64_t more = 0;")
+        self.f.line("int64_t more;")
         self.handing(step, f"more(r, {self.feeds[step.feed]}, &more)")
         into = f"*({step.into.dtype.c} *){self.places.address(step.into)}"
         self.f.line(f"{into} = more != 0;")

@@ -319,8 +319,9 @@ int spmd_ring_wants(const spmd_ring *ring, int64_t k); /* 1: a rank of it waits 
 void spmd_ring_waits(const spmd_ring *ring, int64_t *waited, int64_t *passed);
 /* The same of the hosted rank that waited most. */
 void spmd_job_feed_waits(const spmd_job *job, int64_t feed, int64_t *waited, int64_t *passed);
-/* Batches that hosted ranks have taken: SPMD_RANGE where they differ. */
-int spmd_job_feed_taken(const spmd_job *job, int64_t feed, int64_t *taken);
+/* Once it has run: batches that hosted ranks have taken, and whether they were told that there are
+ * no more. SPMD_RANGE where they differ. */
+int spmd_job_feed_taken(const spmd_job *job, int64_t feed, int64_t *taken, int64_t *over);
 /* Which hosted rank has waited for a feed the longest, for which batch of it: for how many
  * nanoseconds. 0: none waits. */
 int64_t spmd_job_starves(const spmd_job *job, int64_t *rank, int64_t *feed, int64_t *batch);

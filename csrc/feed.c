@@ -310,6 +310,7 @@ int spmd_job_feed_begin(spmd_job *job, int64_t feed, int64_t start)
     for (int64_t k = 0; k < job->count; k++) {
         spmd_reader *reader = &job->hosted[k].streams[feed];
         reader->began = reader->sent = start;
+        reader->over = false;
         atomic_store(&reader->taken, start);
         atomic_store(&reader->waited, 0);
         atomic_store(&reader->first, 0);
@@ -495,14 +496,17 @@ void spmd_job_feed_waits(const spmd_job *job, int64_t feed, int64_t *waited, int
     }
 }
 
-int spmd_job_feed_taken(const spmd_job *job, int64_t feed, int64_t *taken)
+int spmd_job_feed_taken(const spmd_job *job, int64_t feed, int64_t *taken, int64_t *over)
 {
     if (!fed_of(job, feed))
         return SPMD_RANGE;
     *taken = atomic_load(&job->hosted[0].streams[feed].taken);
-    for (int64_t k = 1; k < job->count; k++)
-        if (atomic_load(&job->hosted[k].streams[feed].taken) != *taken)
+    *over = job->hosted[0].streams[feed].over;
+    for (int64_t k = 1; k < job->count; k++) {
+        const spmd_reader *reader = &job->hosted[k].streams[feed];
+        if (atomic_load(&reader->taken) != *taken || reader->over != (*over != 0))
             return SPMD_RANGE;
+    }
     return SPMD_OK;
 }
 

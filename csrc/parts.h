@@ -311,6 +311,7 @@ typedef struct spmd_reader {
     spmd_ring *ring;
     int64_t began;  /* batches that were taken before this run */
     int64_t sent;   /* batches to which values were sent */
+    bool over;      /* it was told that there are no more */
     bool early;     /* some were taken in this run before its loop */
     _Atomic int64_t taken, waited, first, last; /* batches; nanoseconds; when it took */
 } spmd_reader;

@@ -194,6 +194,7 @@ int spmd_rank_more(spmd_rank *rank, uint32_t feed, int64_t *more)
     *more = is_there(reader, k);
     if (!*more && atomic_load_explicit(&reader->ring->last, memory_order_acquire) > k)
         return waits(me, feed);
+    reader->over = !*more;
     int64_t now = spmd_now();
     spmd_timeline_fed(me, wait_over(me, reader, now), now, 0);
     return 1;

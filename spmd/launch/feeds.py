@@ -57,10 +57,11 @@ class Feeds:
         self.rows: list[dict[str, Any]] = launch.manifest["feeds"]
         self.given: dict[str, Any] = {}
         self.fresh = False  # what is given has not begun yet
+        self.ended: set[str] = set()  # feeds of which a run saw the end
         self.supplies: dict[str, Supply] = {}
         self.open: list[OpenFeed] = []
         self.job: Job | None = None
-        self.taken: dict[str, int] = {}
+        self.taken: dict[str, int] = {}  # in the runs so far, of streams that go on
         self.error: BaseException | None = None
         self._once = threading.Lock()
         self.warned = 0.0
@@ -82,7 +83,7 @@ class Feeds:
                              found=type(given).__name__, remedy=f"--feed {names[0]}=FILE for each")
         self.finish()
         self.given = dict(given) if several else {names[0]: given}
-        self.fresh, self.supplies = True, {}
+        self.fresh, self.supplies, self.ended = True, {}, set()
 
     def check(self) -> None:
         """Every feed is given, and no other."""
@@ -105,15 +106,12 @@ class Feeds:
         self.error = None
         if job is not self.job:
             self.processes.together(lambda: self._open(job))
-        begins = self.fresh or resumed is not None
-        starts = self._starts(resumed)
+        starts = self.processes.together(lambda: self._starts(resumed))
         for one in self.open:
-            if one.supply is not None and not begins:
-                continue
-            supply = self.supplies.get(one.feed.name) or self._supply(one.feed)
-            self.supplies[one.feed.name] = one.supply = supply
-            self.processes.together(lambda one=one, supply=supply: self._begin(
-                job, one, supply, *starts[one.feed.name]), shared=False)
+            if one.supply is None or resumed is not None:
+                supply = self.supplies.get(one.feed.name) or self._supply(one.feed)
+                self.supplies[one.feed.name] = one.supply = supply
+                self._begin(job, one, *starts[one.feed.name])
         self.fresh = False
         job.look_feeds = self.look
 
@@ -152,6 +150,11 @@ class Feeds:
             name = one.feed.name
             taken = 0 if self.fresh else self.taken.get(name, 0)
             start = taken
+            if name in self.ended and hasattr(self.given[name], "__next__"):
+                raise UsageError(
+                    f'feed "{name}": its iterator has ended in a call before', found="an iterator",
+                    expected="something that can begin again: a list, a pipeline, or a function "
+                    "that gives an iterator", remedy=f"feed={{{name!r}: …}} in each call")
             if resumed is not None:
                 cursor = resumed.get("feeds", {}).get(name)
                 if cursor is None:
@@ -181,11 +184,15 @@ class Feeds:
         found: Supply = connect.supply_for(given, feed=feed, processes=self.processes, ranks=ranks)
         return found
 
-    def _begin(self, job: Job, one: OpenFeed, supply: Supply, start: int, taken: int) -> None:
-        number = one.feed.number
-        job._check(lib.spmd_job_feed_begin(job._job, number, start))
-        job._check(lib.spmd_job_resume_feed(job._job, number, taken, start))
-        supply.begin(one.feed, one.rings, start)
+    def _begin(self, job: Job, one: OpenFeed, start: int, taken: int) -> None:
+        def begin() -> None:
+            number, supply = one.feed.number, one.supply
+            assert supply is not None
+            job._check(lib.spmd_job_feed_begin(job._job, number, start))
+            job._check(lib.spmd_job_resume_feed(job._job, number, taken, start))
+            supply.begin(one.feed, one.rings, start)
+
+        self.processes.together(begin)
 
     # ---- while it runs ---------------------------------------------------------------------------
 
@@ -229,30 +236,43 @@ class Feeds:
         if self.job is not None:
             self.job.look_feeds = None
         rows = self.processes.meet(self._counts)
-        self.taken = {name: taken for name, (taken, _, _) in rows[0].items()}
-        for name, taken in self.taken.items():
+        self.taken = {name: row[0] for name, row in rows[0].items()}
+        for one in self.open:
+            if rows[0][one.feed.name][3]:
+                self._end(one)
+        for name, (taken, *_) in rows[0].items():
             others = [row[name][0] for row in rows]
             if odd := [k for k, count in enumerate(others) if count != taken]:
                 self.processes.refuse(InputError(
                     f'processes of one job have taken different batches of feed "{name}"',
                     expected=f"{taken} batches, as process 0", found=f"{others[odd[0]]} batches in "
                     f"process {odd[0]}", remedy="give every process the same stream"))
-            waited, passed = max(row[name][1:] for row in rows)
+            waited, passed = max(row[name][1:3] for row in rows)
             if (self.processes.number == 0 and passed > WORTH_SECONDS
                     and waited > STARVING * passed):
                 say(f'spmd: feed "{name}" was waited for {waited / passed:.0%} of the time: more '
                     "workers, or less work for each example, would make the run faster")
 
-    def _counts(self) -> dict[str, tuple[int, float, float]]:
-        """By feed: batches taken; seconds that the rank waited that did most, and in all."""
+    def _end(self, one: OpenFeed) -> None:
+        """A program was told that there are no more: the next call begins the stream again."""
+        if one.supply is not None:
+            one.supply.finish()
+        one.supply = None
+        self.supplies.pop(one.feed.name, None)
+        self.taken[one.feed.name] = 0
+        self.ended.add(one.feed.name)
+
+    def _counts(self) -> dict[str, tuple[int, float, float, int]]:
+        """By feed: batches taken; seconds that the rank waited that did most, and in all; whether
+        it was told that there are no more."""
         assert self.job is not None
-        found, n = {}, ffi.new("int64_t[3]")
+        found, n = {}, ffi.new("int64_t[4]")
         for one in self.open:
             number, job = one.feed.number, self.job._job
-            if lib.spmd_job_feed_taken(job, number, n) != lib.SPMD_OK:
+            if lib.spmd_job_feed_taken(job, number, n, n + 3) != lib.SPMD_OK:
                 raise InternalError(f"ranks have taken different batches of {one.feed.name}")
             lib.spmd_job_feed_waits(job, number, n + 1, n + 2)
-            found[one.feed.name] = (n[0], n[1] / NS, n[2] / NS)
+            found[one.feed.name] = (n[0], n[1] / NS, n[2] / NS, n[3])
         return found
 
     def cursors(self) -> dict[str, dict[str, int]]:

@@ -250,7 +250,8 @@ def _theirs(feed: FedFeed, k: int, error: Exception) -> InputError:
 def supply_of(given: Any, feed: FedFeed, speaks: bool) -> Supply | None:
     """The supply of something that Python itself can iterate; None: another one is meant."""
     if all(callable(getattr(given, name, None)) for name in ("begin", "finish")):
-        return given  # type: ignore[no-any-return]
+        supply: Supply = given
+        return supply
     if isinstance(given, (str, os.PathLike)) or hasattr(given, "compute"):
         return None
     is_batches = callable(given) or hasattr(given, "__iter__")

@@ -40,6 +40,7 @@ GROUPS = (
     ("Preparing data", ("spmd/data/*.py",), "__init__ pipelines computing drawing settings"),
     ("Launching", ("spmd/launch/*.py", "spmd/engine/*.py"),
      "course run options job processes hosts"),
+    ("Feeding: workers, scheduler, consumers", ("spmd/feeding/*.py",), "wire field_kinds"),
     ("Files of arrays", ("spmd/files/*.py",), "inputs"),
     ("Verifying images", ("spmd/verify/*.py",), "images"),
     ("Measuring", ("spmd/bench/*.py",), "collectives"),

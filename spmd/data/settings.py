@@ -17,6 +17,7 @@ from codegen.errors import Place, UsageError
 SAMPLINGS = ("once", "independent")
 POLICIES = ("stop", "skip")
 QUEUES = ("fifo", "lifo")
+PULLS = ("turn", "random", "all")
 CODECS = ("auto", "none", "lz4", "zstd")
 LARGEST_SEED = 2**64 - 1
 
@@ -45,6 +46,9 @@ class Settings:
     rates: dict[str, float] = field(default_factory=dict)
     cost: float | None = None
     energy: float | None = None
+    cost_per_hour: float | None = None
+    energy_per_hour: float | None = None
+    pull: str = "turn"
 
     def as_json(self) -> dict[str, Any]:
         """As a dict that JSON can write; `read` makes the same of it again."""
@@ -103,7 +107,7 @@ def _check(given: Mapping[str, Any], place: Place | None) -> None:
 
 def _near(value: Any, remedy: str) -> str:
     """A word that was nearly right, before anything else."""
-    words = (*SAMPLINGS, *POLICIES, *QUEUES, *CODECS)
+    words = (*SAMPLINGS, *POLICIES, *QUEUES, *CODECS, *PULLS)
     near = get_close_matches(value, words, 1) if isinstance(value, str) else []
     return f"{near[0]!r}; {remedy}" if near else remedy
 
@@ -176,6 +180,11 @@ RULES: dict[str, Rule] = {
     ),
     "cost": _positive("the most that it may cost", "cost=None is no limit"),
     "energy": _positive("the most joules that it may take", "energy=None is no limit"),
+    "cost_per_hour": _positive(
+        "the most that its workers may cost in an hour", "cost_per_hour=None is no limit"),
+    "energy_per_hour": _positive(
+        "the most joules that its workers may take in an hour", "energy_per_hour=None is no limit"),
+    "pull": _one_of(PULLS, "'turn' asks the workers of a rank one after the other"),
 }
 
 assert set(RULES) == {f.name for f in fields(Settings)}  # both say which settings there are

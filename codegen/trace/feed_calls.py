@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from codegen.errors import ProgramError, TracedValueError
-from codegen.ir import ArrayType, Feed, Module, Op, layout_text, walk
+from codegen.ir import ArrayType, Feed, Module, layout_text, walk
 from codegen.mesh import Layout
-from codegen.ops import Feeding, More, Send, Take
+from codegen.ops import More, Send, Take
 from codegen.places import user_place
 from codegen.symbolic import expr
 from codegen.trace.array import Array, as_array, wrap
@@ -87,12 +87,7 @@ class Stream:
     def _context(self, what: str) -> Context:
         context = require_context(f"feed.{what}")
         if context.rank_view:
-            raise ProgramError(
-                f"feed.{what}() stands inside a shard_map", place=user_place(),
-                expected="feeds in the program itself: a batch is an array of all ranks",
-                found="one rank's view",
-                remedy="b = feed.next() before it, and pass b.x to the function: each rank gets "
-                "its part" if what == "next" else f"call feed.{what} outside of it")
+            raise whole_batches.inside(what)
         if context.feeds.get(self.name) != self.declared:
             _of_another_program(self.name, what)
         return context
@@ -187,10 +182,3 @@ def check_taken(module: Module) -> Module:
                                expected="feed.next(), or for b in feed:", found="neither",
                                remedy="leave out the feed, or take its batches")
     return module
-
-
-def feeding(op: Op) -> Op | None:
-    """The first op on a feed in it."""
-    if isinstance(op.what, Feeding):
-        return op
-    return next((o for r in op.regions for o in walk(r) if isinstance(o.what, Feeding)), None)

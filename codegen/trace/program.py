@@ -313,7 +313,8 @@ class Program:
 
         - ranks, mesh: what `spmd.ranks()` and axis sizes say, and how many times the function of a
           shard_map runs; 1 unless you say otherwise. Nothing runs in parallel.
-        - given: parameters, inputs and scalars by name.
+        - given: parameters, inputs and scalars by name; feed: an iterable of batches, which are
+          dicts of arrays, or by name one for each feed.
 
         A shard_map without out_layouts asks the compiler how its results lie.
 

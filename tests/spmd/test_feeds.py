@@ -300,9 +300,9 @@ def test_three_processes_iterate_alike(script, mpirun, transport):
     assert mpirun(3, *script(transport, 20)).expect(0).out == "right\n"
 
 
-@pytest.mark.parametrize("transport", ["auto", "mpi"])
-def test_streams_of_different_length_are_refused(script, mpirun, transport):
-    done = mpirun(3, *script(transport, 12, "differ"))
+@pytest.mark.parametrize(("transport", "hosts"), [("auto", ""), ("mpi", ""), ("auto", "a,b,b")])
+def test_streams_of_different_length_are_refused(script, mpirun, transport, hosts):
+    done = mpirun(3, *script(transport, 12, "differ"), env={"SPMD_PRETEND_HOSTS": hosts})
     assert done.code == 65 and "the same stream" in done.text, done.text
     assert done.text.count("feed 'feed' ends after 10 batches in one process") == 1
 

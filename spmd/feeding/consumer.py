@@ -54,6 +54,7 @@ class PipelineSupply:
 
     def begin(self, feed: Any, rings: list[Any], start: int) -> None:
         """Fills the rings from batch `start` on, in a thread, until finish()."""
+        self._stop.clear()
         filling = Filling(self, feed, rings, start)
         self._thread = threading.Thread(target=filling.run, name="feed-consumer", daemon=True)
         self._thread.start()
@@ -83,10 +84,13 @@ class Filling:
         self.masked = len(self.fields) < len(feed.fields)
         self.depth = max(2, min(r.depth for r in rings))
         segments = merged([tuple(r.rows) for r in rings])
-        self.rows = (segments[0][0], segments[-1][1])
+        self.rows = (segments[0][0], segments[-1][1]) if segments else (0, 0)
         self.asking = Asking(segments, feed.batch, start, masked=self.masked,
-                             row_bytes=sum(bytes_of(f) for f in self.fields))
-        self.acts = bool(getattr(feed, "sends", ()))
+                             row_bytes=sum(bytes_of(f) for f in self.fields),
+                             keeps_cut=bool(feed.sends))
+        self.acts = bool(feed.sends)
+        self.homes: dict[int, str] = {}  # by first row: the worker with these environments
+        self.failed: dict[int, SpmdError] = {}  # by batch: raised when a rank asks for it
         self.workers: dict[str, AskedWorker] = {}
         self.version, self.how, self.settings = 0, "turn", {}  # type: ignore[var-annotated]
         self.held: list[tuple[int, list[Filled]]] = []  # given to rings, not taken yet
@@ -108,6 +112,7 @@ class Filling:
                 self.hand_back()
                 self.send_back()
                 self.fill_rings()
+                self.raise_what_is_wanted()
                 self.ask()
                 self.rate()
         except SpmdError as error:
@@ -200,9 +205,18 @@ class Filling:
             self.skip(f"{message['example']} ({message['file']}:{message['line']}): a worker that "
                       f"computed it {message['why']}")
             return
-        raise InputError(what, place=Place(message["file"], message["line"] or 0)
-                         if message["file"] else None,
-                         remedy="on_error='skip' goes on without such examples")
+        self.fail_at(position, InputError(
+            what, place=Place(message["file"], message["line"] or 0) if message["file"] else None,
+            remedy="on_error='skip' goes on without such examples"))
+
+    def fail_at(self, position: int, error: SpmdError) -> None:
+        """A batch cannot be had. The run may end before it: only who asks for it hears of it."""
+        self.failed.setdefault(position // self.feed.batch, error)
+
+    def raise_what_is_wanted(self) -> None:
+        for k, error in self.failed.items():
+            if any(r.is_wanted(k) for r in self.rings):
+                raise error
 
     # ---- waiting
 
@@ -254,14 +268,19 @@ class Filling:
             return
         taken = min(r.taken for r in self.rings)
         limit = taken + self.depth if not self.acts else min(self.sent + 1, taken + 1)
+        limit = min([limit, *self.failed])
         asking.open_until(limit, len(self.workers), 1 if self.acts else self.depth)
         loads = {w: len(asking.of(w)) for w in self.workers}
         work: dict[str, list[Any]] = {}
         while asking.waiting:
             piece = asking.waiting[0]
-            one = self.choose(loads, now, piece.count)
+            if piece.k in self.failed:
+                break
+            one = self.choose(loads, now, piece.count, self.homes.get(piece.row, ""))
             if one is None:
                 break
+            if self.acts:
+                self.homes[piece.row] = one.worker
             work.setdefault(one.worker, []).append(asking.take(one.worker, now))
             loads[one.worker] += 1
             one.rows += piece.count / max(one.share, 1e-6)
@@ -275,7 +294,10 @@ class Filling:
                 version=self.version, fields=self.fields,
                 newest_first=self.settings.get("queue") == "lifo", work=items)
 
-    def choose(self, loads: dict[str, int], now: float, count: int) -> AskedWorker | None:
+    def choose(self, loads: dict[str, int], now: float, count: int,
+               home: str = "") -> AskedWorker | None:
+        if home in self.workers:  # nobody else has its environments
+            return self.workers[home] if self.workers[home].quiet_until <= now else None
         piece_s = self.asking.example_s * max(count, self.asking.together)
         able = [one for w, one in self.workers.items()
                 if loads.get(w, 1 << 30) < one.credits(piece_s) and one.quiet_until <= now]
@@ -292,7 +314,7 @@ class Filling:
             self.given(one, message)
         elif message.kind == "broken":
             if message["id"] in self.asking.asked:
-                raise self.broken(message["broken"])
+                self.fail_at(message["broken"]["position"], self.broken(message["broken"]))
         elif message.kind == "unknown":
             self.asking.back(message["ids"])
             one.quiet_until = time.monotonic() + UNKNOWN_S

@@ -35,6 +35,7 @@ RATE_S = 0.5
 TICK_S = 0.05
 UNKNOWN_S = 0.05  # before a worker that does not know the pipeline yet is asked again
 SILENT_S = 20.0  # without a word of the scheduler when it is first asked
+PENDING_S = 3.0  # without workers: then it is said why
 SAID = 10  # skipped examples that are named one by one
 
 
@@ -97,6 +98,7 @@ class Filling:
         self.sent = start  # batches behind which values were sent back
         self.began = time.monotonic()
         self.answered = False
+        self.pending: tuple[float, str] | None = None  # since when there are no workers, and why
         self.skipped = self.rated = 0.0
         self.said: set[str] = set()
 
@@ -155,7 +157,7 @@ class Filling:
         elif message.kind == "workers":
             self.assign(message)
         elif message.kind == "pending":
-            self.once(f"{self.supply.pipeline} waits: {message['why']}")
+            self.pending = (time.monotonic(), message["why"])
         elif message.kind == "failed":
             raise UsageError(message["text"])
         elif message.kind == "gone" and message["pipeline"] == self.supply.pipeline:
@@ -164,6 +166,7 @@ class Filling:
     def assign(self, message: Message) -> None:
         """Other workers, or another version of the pipeline: what was lost waits again."""
         self.version, self.how = message["version"], message["how"]
+        self.pending = None if message["workers"] else self.pending
         self.settings = message["settings"]
         if self.settings.get("on_error") == "skip" and not self.masked:
             raise UsageError(
@@ -415,16 +418,20 @@ class Filling:
         if now - self.rated < RATE_S:
             return
         self.rated = now
+        self.say_why()
         waited, between = (max(x) for x in zip(*(r.waits() for r in self.rings)))
         rows = sum(e - b for b, e in self.asking.segments)
         taken = min(r.taken for r in self.rings)
         self.tell("rate", consumer=self.consumer, taken=taken * rows, busy_s=between,
                   waited_s=waited, queued=(self.asking.next - taken) * rows)
 
-    def once(self, text: str) -> None:
-        if text not in self.said and self.rows[0] == 0:
-            self.said.add(text)
-            say(text)
+    def say_why(self) -> None:
+        """Why it waits, once for each reason, if it is not over in a moment."""
+        if self.pending and time.monotonic() - self.pending[0] > PENDING_S:
+            text = f"{self.supply.pipeline} waits: {self.pending[1]}"
+            if text not in self.said and self.rows[0] == 0:
+                self.said.add(text)
+                say(text)
 
 
 def described(field: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What tests of feeding share: a ring in plain Python, a scheduler that gives everybody every worker.
+"""What tests of feeding share: a ring in plain Python, a scheduler that gives all to everybody.
 
 Agents, workers and consumers are the real ones, in processes and threads of their own.
 """
@@ -31,7 +31,7 @@ class PlainRing:
         self.rows, self.depth, self.taken = rows, depth, 0
         self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._batches, self._ended, self._error = {}, None, None
-        self._sent = {}
+        self._sent, self._waiting = {}, False
         self._change = threading.Condition()
 
     def put(self, k, pieces):
@@ -55,6 +55,9 @@ class PlainRing:
     def fileno(self):
         return self._event
 
+    def is_wanted(self, k):
+        return self._waiting and k == self.taken
+
     def sent(self, k):
         return self._sent.get(k)
 
@@ -69,8 +72,10 @@ class PlainRing:
         """The next batch, None at the end; raises what fail() was given."""
         with self._change:
             k = self.taken
+            self._waiting = True
             there = self._change.wait_for(
                 lambda: self._error or k in self._batches or self._ended == k, seconds)
+            self._waiting = False
             if self._error:
                 raise self._error
             assert there, f"batch {k} did not come"

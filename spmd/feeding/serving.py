@@ -23,8 +23,8 @@ from spmd.feeding.children import Channel, Child, of_parent
 from spmd.feeding.keys import Keys, zmq
 from spmd.feeding.overview import overview
 from spmd.feeding.scheduler import SLICE_S, Scheduler
+from spmd.feeding.scheduler_state import StateFile
 from spmd.feeding.sockets import Lines
-from spmd.feeding.state import Store
 from spmd.feeding.web_page import WebPage
 
 PORT = int(HERE.rpartition(":")[2])
@@ -75,7 +75,7 @@ class Served:
         self.keys, self._folder = keys, folder
         self.counts: Counter[str] = Counter()
         self.page: WebPage | None = None
-        self.store = Store(state)
+        self.store = StateFile(state)
         self._allowed = set(keys.allowed) | (self.store.allowed() if folder is None else set())
         self.lines = Lines(keys, self._allows)
         try:

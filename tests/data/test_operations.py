@@ -122,7 +122,8 @@ def test_parts_and_mirrors(photo):
     assert data.image.center_crop(photo, (27, 40)).base is not None  # a view: nothing is copied
     for wrong in (lambda: data.image.crop(photo, 0, 0, 428, 1), lambda: data.image.flip([1, 2]),
                   lambda: data.image.random_crop(photo, (1, 641), rng()),
-                  lambda: data.image.resize(photo, (0, 1)), lambda: data.image.to_gray(photo[..., 0]),
+                  lambda: data.image.resize(photo, (0, 1)),
+                  lambda: data.image.to_gray(photo[..., 0]),
                   lambda: data.image.resize(photo, (2, 2), "cubic"),
                   lambda: data.image.resize(photo.astype(int), (2, 2))):
         with pytest.raises(spmd.InputError):

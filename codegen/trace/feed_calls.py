@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from codegen.errors import ProgramError, TracedValueError
-from codegen.ir import ArrayType, Feed, Module, layout_text, walk
+from codegen.ir import ArrayType, Feed, Module, Op, layout_text, walk
 from codegen.mesh import Layout
 from codegen.ops import More, Send, Take
 from codegen.places import user_place
@@ -173,9 +173,23 @@ def captured_feed(stream: Stream, code: Code) -> Iterator[Any]:
     loop.finish(Counter(context, "pass", expr.const(0), None, expr.const(1)), stream.more)
 
 
-def check_taken(module: Module) -> Module:
-    """The module, of whose feeds each is taken from. Raises ProgramError."""
+def check_feeds(module: Module) -> Module:
+    """The module, of whose feeds each is taken from, and is sent the same each time. Raises
+    ProgramError."""
     taken = {op.what.feed for op in walk(module.body) if isinstance(op.what, Take)}
+    sent: dict[str, tuple[Op, str]] = {}
+    for op in walk(module.body):
+        if not isinstance(op.what, Send):
+            continue
+        given = ", ".join(f"{name}: {v.type.dtype}{shape_text(v.type.shape)}"
+                          for name, v in zip(op.what.fields, op.operands, strict=True))
+        first, expected = sent.setdefault(op.what.feed, (op, given))
+        if given != expected:
+            raise ProgramError(
+                f'feed "{op.what.feed}" is sent different values in two places', place=op.place,
+                also=(("the other one:", first.place),) if first.place else (), expected=expected,
+                found=given, remedy="the same names, dtypes and shapes: those who make batches "
+                "read one kind of answer")
     for f in module.feeds:
         if f.name not in taken:
             raise ProgramError(f'nothing is taken of feed "{f.name}"', place=f.place,

@@ -27,7 +27,7 @@ from codegen.trace import (
     blocked,  # noqa: F401  # gives np.linalg what it does with split matrices
     methods,  # noqa: F401  # gives Array its methods
 )
-from codegen.trace.feed_calls import check_taken
+from codegen.trace.feed_calls import check_feeds
 from codegen.trace.context import Context, Limits
 from codegen.trace.control import conversion
 from codegen.trace.control import hooks as control
@@ -291,7 +291,7 @@ class Program:
         if context.differentiated:
             body = pruned(opened(body))
             outputs = [replace(o, value=v) for o, v in zip(outputs, body.results, strict=True)]
-        return check_taken(Module(name=self.name, level="graph", mesh=context.mesh,
+        return check_feeds(Module(name=self.name, level="graph", mesh=context.mesh,
                       parameters=tuple(values.items()), scalars=tuple(context.scalars.values()),
                       inputs=tuple(context.inputs.values()),
                       feeds=tuple(context.feeds.values()), body=body, outputs=tuple(outputs),

@@ -81,7 +81,7 @@ def batch_type(feed: str, fields: Iterable[str]) -> Callable[..., Any]:
                            expected=f"one of {', '.join(names)}", found=name,
                            remedy=f"declare it: spmd.feed({name}=spmd.spec(shape, dtype))")
 
-    base = collections.namedtuple("Batch", names)  # type: ignore[misc]  # noqa: PYI024
+    base = collections.namedtuple("Batch", names)  # type: ignore[misc]
     return type("Batch", (base,), {"__getattr__": missing, "__slots__": ()})
 
 

@@ -289,11 +289,10 @@ def pipeline(
     The function gets an example of the source, and `rng`, a numpy.random.Generator, if it has a
     parameter of that name. It returns a dict of arrays or numbers, the same fields each time.
 
-    source: data.files(…), data.arrays(…) and others. Settings, with their defaults:
-    sampling="once" (or "independent"), seed=0, epochs=None, shuffle=True, on_error="stop" (or
-    "skip"), timeout=60, queue="fifo" (or "lifo"), workers=None, max_workers=None,
-    compress="auto", user="", priority=0, image="", estimated_seconds=None, rates={}, cost=None,
-    energy=None.
+    source: data.files(…), data.arrays(…) and others. name: what the pipeline is called, if not as
+    the function. settings: sampling="once" or "independent", seed=0, epochs=None, shuffle=True,
+    on_error="stop" or "skip", timeout=60 seconds, and what says how it is served: the reference has
+    a table of all.
 
     Raises UsageError for a setting that does not exist, or a value that it cannot have.
 

@@ -170,8 +170,9 @@ class Pipeline:
                 return
             except (Exception, SystemExit) as error:
                 fatal = reading and self.source.found_by() == "reading"
-                yield failure(error, position, draw.name(key), self.place, fatal)
-                if fatal or self.settings.on_error == "stop":
+                failed = failure(error, position, draw.name(key), self.place, fatal)
+                yield failed
+                if failed.fatal or self.settings.on_error == "stop":
                     return
 
     def _of_one(self, example: Any, position: int) -> Any:
@@ -355,6 +356,10 @@ def _decorator(
             expected="what data.files, arrays, csv, lines, range or iterator returns",
             found=type(source).__name__, remedy=_instead(source))
     settings = read(given, place)
+    if not isinstance(name, str) or set(name) & set("@:/\\ ") or not (name or "x").isprintable():
+        raise UsageError(
+            f"name of data.{which} is wrong", place=place, found=repr(name),
+            expected="printable characters, without spaces and @ : /", remedy="name='train-images'")
 
     def decorate(function: Callable[..., Any]) -> Pipeline:
         if not callable(function):

@@ -16,6 +16,7 @@ from safetensors.numpy import save_file
 import spmd
 from spmd import data
 from spmd.data import line_sources
+from spmd.data.source_tools import relative_to
 
 
 def every(source):
@@ -187,11 +188,15 @@ def test_arrays_that_are_wrong(tmp_path):
 # ---- files
 
 
-def test_files_by_pattern_by_list_and_by_folder(tmp_path):
+def test_files_by_pattern_by_list_and_by_folder(tmp_path, monkeypatch):
+    tmp_path = tmp_path / "a [folder]"  # what is a pattern elsewhere
+    tmp_path.mkdir()
+    monkeypatch.chdir(tmp_path)
     for name in ("b/2.bin", "a/10.bin", "a/1.bin", "c.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(name.encode())
-    source = data.files(tmp_path / "*" / "*.bin", label="folder")
+    with relative_to(tmp_path):
+        source = data.files("*/*.bin", label="folder")
     assert [(e.bytes, e.label) for e in every(source)] == [
         (b"a/1.bin", 0), (b"a/10.bin", 0), (b"b/2.bin", 1)]
     assert source.classes == ["a", "b"] and source.name(2).endswith("b/2.bin")

@@ -170,8 +170,9 @@ class Pipeline:
                 return
             except (Exception, SystemExit) as error:
                 fatal = reading and self.source.found_by() == "reading"
-                yield failure(error, position, draw.name(key), self.place, fatal)
-                if fatal or self.settings.on_error == "stop":
+                failed = failure(error, position, draw.name(key), self.place, fatal)
+                yield failed
+                if failed.fatal or self.settings.on_error == "stop":
                     return
 
     def _of_one(self, example: Any, position: int) -> Any:
@@ -289,11 +290,10 @@ def pipeline(
     The function gets an example of the source, and `rng`, a numpy.random.Generator, if it has a
     parameter of that name. It returns a dict of arrays or numbers, the same fields each time.
 
-    source: data.files(…), data.arrays(…) and others. Settings, with their defaults:
-    sampling="once" (or "independent"), seed=0, epochs=None, shuffle=True, on_error="stop" (or
-    "skip"), timeout=60, queue="fifo" (or "lifo"), workers=None, max_workers=None,
-    compress="auto", user="", priority=0, image="", estimated_seconds=None, rates={}, cost=None,
-    energy=None.
+    source: data.files(…), data.arrays(…) and others. name: what the pipeline is called, if not as
+    the function. settings: sampling="once" or "independent", seed=0, epochs=None, shuffle=True,
+    on_error="stop" or "skip", timeout=60 seconds, and what says how it is served: the reference has
+    a table of all.
 
     Raises UsageError for a setting that does not exist, or a value that it cannot have.
 
@@ -356,6 +356,10 @@ def _decorator(
             expected="what data.files, arrays, csv, lines, range or iterator returns",
             found=type(source).__name__, remedy=_instead(source))
     settings = read(given, place)
+    if not isinstance(name, str) or set(name) & set("@:/\\ ") or not (name or "x").isprintable():
+        raise UsageError(
+            f"name of data.{which} is wrong", place=place, found=repr(name),
+            expected="printable characters, without spaces and @ : /", remedy="name='train-images'")
 
     def decorate(function: Callable[..., Any]) -> Pipeline:
         if not callable(function):

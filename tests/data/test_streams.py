@@ -12,7 +12,7 @@ from scipy import stats
 
 import spmd
 from spmd import data
-from spmd.data.permutations import generator, independent, once, permuted
+from spmd.data.permutations import Generators, independent, once, permuted
 
 HERE = __file__
 
@@ -84,9 +84,13 @@ def test_independent_draws_are_uniform_and_follow_from_the_position():
 
 
 def test_generators_are_apart():
-    draws = {generator(s, p).random() for s in range(20) for p in range(20)}
+    draws = {Generators(s).at(p).random() for s in range(20) for p in range(20)}
     assert len(draws) == 400
-    assert generator(5, 2**40).random() == generator(5, 2**40).random()
+    one, seed = Generators(2**64 - 1), 2**64 - 1
+    one.at(3).integers(5, dtype=np.uint32)  # keeps half a word, which is nobody else's
+    fresh = np.random.Generator(np.random.Philox(key=np.array([seed, 2**40], np.uint64)))
+    assert one.at(2**40).integers(2**31, size=3, dtype=np.uint32).tolist() == fresh.integers(
+        2**31, size=3, dtype=np.uint32).tolist()
 
 
 # ---- pipelines

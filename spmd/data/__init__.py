@@ -5,6 +5,7 @@ Always holds: importing this package needs NumPy only; no MPI, no compiler, no e
 
 from __future__ import annotations
 
+from spmd.data import image, text
 from spmd.data.array_sources import Rows, arrays
 from spmd.data.array_sources import number_range as range
 from spmd.data.computing import Failure, Stacked
@@ -14,11 +15,23 @@ from spmd.data.line_sources import TextLine, csv, lines
 from spmd.data.mixed_sources import concatenate, iterator, mix
 from spmd.data.pipeline_files import load, load_text
 from spmd.data.pipelines import Pipeline, batched, pipeline
+from spmd.data.preparing import (
+    binarise,
+    bucket,
+    normalise,
+    one_hot,
+    pad,
+    pad_or_cut,
+    rescale,
+    stack,
+    standardise,
+)
 from spmd.data.settings import Settings
 from spmd.data.source_base import ExampleSource
 
 __all__ = [
     "ExampleSource", "Failure", "FileExample", "Observed", "Pipeline", "Rows", "Settings",
-    "Stacked", "TextLine", "arrays", "batched", "concatenate", "csv", "environments", "files",
-    "iterator", "lines", "load", "load_text", "mix", "pipeline", "range",
+    "Stacked", "TextLine", "arrays", "batched", "binarise", "bucket", "concatenate", "csv",
+    "environments", "files", "image", "iterator", "lines", "load", "load_text", "mix", "normalise",
+    "one_hot", "pad", "pad_or_cut", "pipeline", "range", "rescale", "stack", "standardise", "text",
 ]

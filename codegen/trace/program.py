@@ -27,7 +27,6 @@ from codegen.trace import (
     blocked,  # noqa: F401  # gives np.linalg what it does with split matrices
     methods,  # noqa: F401  # gives Array its methods
 )
-from codegen.trace.feed_calls import check_feeds
 from codegen.trace.context import Context, Limits
 from codegen.trace.control import conversion
 from codegen.trace.control import hooks as control
@@ -36,6 +35,7 @@ from codegen.trace.control.letting import Bounds, bounds_of
 from codegen.trace.control.outside import Outside
 from codegen.trace.control.returned import outputs_of
 from codegen.trace.derive.needed import kept_by, opened, pruned
+from codegen.trace.feed_calls import check_feeds
 
 # The tracer's modules import downwards only; what those below need of those above they get here.
 conversion.runtime = control

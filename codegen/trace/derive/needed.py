@@ -1,6 +1,6 @@
 """Ops that nobody needs are left out: of what is differentiated, most of what was recorded may be.
 
-Always holds: what a user sees, prints and conditions, stays; so does what ranks wait for, feeds too.
+Always holds: what a user sees, prints and conditions, stays; so do feeds, and what ranks wait for.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ import numpy as np
 from codegen.errors import Place, UsageError
 from spmd.data.computing import Failure, Misfit, Specs, Stacked, StackedRows, failure, specs_of
 from spmd.data.drawing import Drawn, EndOfStream, drawn
-from spmd.data.permutations import generator
+from spmd.data.permutations import Generators
 from spmd.data.settings import Settings, read
 from spmd.data.source_base import ExampleSource
 from spmd.data.source_tools import Digest, caller, once_made
@@ -47,6 +47,7 @@ class Pipeline:
         self.__doc__, self.__name__ = function.__doc__, plain
         self._random = _takes_random(function, self.place)
         self._drawn: Callable[[], Drawn] = once_made(lambda: drawn(source, settings))
+        self._generators = Generators(settings.seed)
         self._specs: Specs | None = None
         self._last: tuple[int, int, Any] | None = None  # a batch that was computed: of parts of it
 
@@ -177,7 +178,7 @@ class Pipeline:
 
     def _of_one(self, example: Any, position: int) -> Any:
         if self._random:
-            return self.function(example, rng=generator(self.settings.seed, position))
+            return self.function(example, rng=self._generators.at(position))
         return self.function(example)
 
     # ---- batches
@@ -208,7 +209,7 @@ class Pipeline:
         """How many examples the batch from here on has, and its arrays, or why there are none."""
         if self._last is not None and self._last[0] == begin:
             return self._last[1:]
-        draw, seed = self._drawn(), self.settings.seed
+        draw = self._drawn()
         positions = self._positions(begin, self.size)
         count = len(positions)
         found: Any = {}
@@ -218,7 +219,7 @@ class Pipeline:
             examples = self._read_on(keys) if reading else draw.get_many(keys)
             count, reading = len(examples), False
             if count:
-                more = {"rng": generator(seed, begin)} if self._random else {}
+                more = {"rng": self._generators.at(begin)} if self._random else {}
                 found = self.function(examples, **more)
                 found = _stacked(found, count) if isinstance(found, list | tuple) else found
         except (Exception, SystemExit) as error:
@@ -288,7 +289,8 @@ def pipeline(
     """A decorator: the function of one example becomes a Pipeline.
 
     The function gets an example of the source, and `rng`, a numpy.random.Generator, if it has a
-    parameter of that name. It returns a dict of arrays or numbers, the same fields each time.
+    parameter of that name; it is the example's until the function returns. It returns a dict of
+    arrays or numbers, the same fields each time.
 
     source: data.files(…), data.arrays(…) and others. name: what the pipeline is called, if not as
     the function. settings: sampling="once" or "independent", seed=0, epochs=None, shuffle=True,

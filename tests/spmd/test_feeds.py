@@ -107,6 +107,28 @@ def one(n: int = 4):
             job()
     assert error.value.exit_code == 65
 
+    def fails_later():
+        yield given[3]
+        raise KeyError("nobody asks for this one")
+
+    assert image.run(ranks=2, feed=fails_later) == 12
+
+
+def test_a_job_that_is_loaded_anew_goes_on(tmp_path):
+    """Another scalar, another job: what was given, and nobody has taken, is not lost."""
+    file = tmp_path / "scaled.py"
+    file.write_text('''
+import numpy as np
+import spmd
+
+@spmd.program(mesh=("r",))
+def scaled():
+    return np.sum(spmd.feed(x=spmd.spec((4,), np.int64)).next().x) * spmd.scalar("factor", 1)
+''')
+    image = spmd.build(file)
+    with image.open(ranks=3, feed=({"x": np.full(4, k)} for k in range(9))) as job:
+        assert [job(), job(factor=10), job(factor=10), job(), job(factor=5)] == [0, 40, 80, 12, 80]
+
 
 def test_an_epoch_in_each_call(sums):
     given = batches(3)

@@ -32,6 +32,7 @@ LEVELS = {
     "codegen.ir": 3,
     "codegen.groups": 4, "codegen.ops": 4, "codegen.image.elf": 4, "codegen.image.commands": 4,
     "codegen.plan.indexing": 4, "codegen.plan.grammar": 4, "codegen.layouts.cuts": 4,
+    "codegen.plan.handed": 4,
     "codegen.image.gufunc": 4, "codegen.plan.magnitudes": 4,
     "codegen.plan.access": 5, "codegen.printer": 5, "codegen.image.manifest": 5,
     "codegen.image.conditions": 5,
@@ -62,7 +63,8 @@ ONLY = {
     "llvmlite": ("codegen.image.kernel_objects",),
     "cffi": ("spmd.engine",),
     "_cffi_backend": ("spmd.engine",),
-    "subprocess": ("codegen.image.commands",),
+    "subprocess": ("codegen.image.commands", "spmd.feeding.children"),
+    "zmq": ("spmd.feeding.keys", "spmd.feeding.sockets"),
     "mpi4py": ("spmd.launch.launchers",),
     "shtab": ("spmd.completion",),
 }
@@ -70,10 +72,11 @@ ONLY = {
 # What ranks under mpirun never import at start: these may use NumPy and the compiler.
 HEAVY = (
     "spmd.arrays", "spmd.bench.calibrate", "spmd.bench.programs", "spmd.building",
-    "spmd.data",
+    "spmd.data", "spmd.feeding",
     "spmd.distributed", "spmd.doctor", "spmd.doctor_check", "spmd.doctor_engine",
-    "spmd.doctor_mpi", "spmd.files.convert", "spmd.image", "spmd.nn", "spmd.numpy", "spmd.opened",
-    "spmd.optim", "spmd.output_parts", "spmd.random", "spmd.show", "spmd.source",
+    "spmd.doctor_mpi", "spmd.engine.feed_rings", "spmd.files.convert", "spmd.image",
+    "spmd.launch.eager_feeds", "spmd.launch.iterable_supply", "spmd.nn", "spmd.numpy",
+    "spmd.opened", "spmd.optim", "spmd.output_parts", "spmd.random", "spmd.show", "spmd.source",
     "spmd.tree", "spmd.verify.images",
 )
 LIGHT = (
@@ -279,7 +282,7 @@ def test_manifest_imports_nothing_heavy():
 
 
 # Import statements inside functions, at most: for start-up time, and for what may be missing.
-LAZY = {"codegen": 5, "spmd": 16}
+LAZY = {"codegen": 5, "spmd": 17}
 
 
 @pytest.mark.parametrize("folder", LAZY)

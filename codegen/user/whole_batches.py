@@ -81,8 +81,18 @@ def batch_type(feed: str, fields: Iterable[str]) -> Callable[..., Any]:
                            expected=f"one of {', '.join(names)}", found=name,
                            remedy=f"declare it: spmd.feed({name}=spmd.spec(shape, dtype))")
 
-    base = collections.namedtuple("Batch", names)  # type: ignore[misc]  # noqa: PYI024
+    base = collections.namedtuple("Batch", names)  # type: ignore[misc]
     return type("Batch", (base,), {"__getattr__": missing, "__slots__": ()})
+
+
+def inside(what: str) -> ProgramError:
+    """Why a feed is not taken from, asked or sent to in one rank's view."""
+    return ProgramError(
+        f"feed.{what}() stands inside a shard_map", place=user_place(),
+        expected="feeds in the program itself: a batch is an array of all ranks",
+        found="one rank's view",
+        remedy="b = feed.next() before it, and pass b.x to the function: each rank gets its part"
+        if what == "next" else f"call feed.{what} outside of it")
 
 
 def sent_fields(feed: str, values: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
@@ -107,13 +117,23 @@ def check_sent(feed: str, field: str, shape: Sequence[Any], batch: Any) -> None:
 # ---- whole batches -------------------------------------------------------------------------------
 
 
+def _batches(source: Any, fields: Mapping[str, tuple[Any, Any]]) -> Any:
+    """An iterable of batches: itself, what a function gives, or a pipeline's `batches`."""
+    if callable(made := getattr(source, "batches", None)):
+        batch = next(iter(fields.values()))[0][0]
+        masks = getattr(source, "masks", False)
+        return made(batch, {k: (shape[1:], dtype) for k, (shape, dtype) in fields.items()
+                            if k != MASK or masks})
+    return source() if callable(source) else source
+
+
 class Batches:
     """The batches that an iterable of dicts gives, by their numbers. fields: shape and NumPy's
     dtype of each. sent: what was sent, by the number of the batch."""
 
     def __init__(self, feed: str, source: Any, fields: Mapping[str, tuple[Any, Any]]) -> None:
         self.feed, self.fields = feed, dict(fields)
-        self.source: Iterator[Any] = iter(source() if callable(source) else source)
+        self.source: Iterator[Any] = iter(_batches(source, self.fields))
         self.made: list[dict[str, Array]] = []
         self.sent: list[tuple[int, dict[str, Array]]] = []
         self.ended = False

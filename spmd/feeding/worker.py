@@ -14,12 +14,13 @@ import sys
 import time
 from collections import deque
 
+from codegen.errors import EXIT_DATA
 from spmd.feeding.board import Board
 from spmd.feeding.children import Channel, of_parent
 from spmd.feeding.evaluating import Evaluator, load_pipeline, placed, views, what_failed
 from spmd.feeding.keys import Keys, pair, zmq
 from spmd.feeding.packing import Link, packed
-from spmd.feeding.regions import Handing
+from spmd.feeding.shared_results import Handing
 from spmd.feeding.sockets import FULL, GONE, SENT, Lines, received, send_to
 from spmd.feeding.wire import MalformedMessage, Message, decode, encode
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 IDLE_MS = 500
+LOOK_S = 0.02  # between two looks at its agent, and at who comes, while it computes
 QUEUE = 4096  # pieces of work that wait, of one consumer: its credits are far fewer
 
 
@@ -41,7 +43,7 @@ class Work:
         self.number, self.first, self.count, self.through, self.left_out = item
 
 
-class Loaded:
+class HeldPipeline:
     """A pipeline as the agent told it; the evaluator is made when it is first asked for."""
 
     def __init__(self, said: dict[str, Any]) -> None:
@@ -62,11 +64,13 @@ class Worker:
         self.lines = Lines(keys)
         self.router = self.lines.router(started["bind"], secret, public, large=True)
         self.handing = Handing(started["memory"])
-        self.pipelines: dict[str, Loaded] = {}
+        self.pipelines: dict[str, HeldPipeline] = {}
         self.links: dict[bytes, Link] = {}
         self.unsent: deque[tuple[bytes, list[Any]]] = deque()
         self.forgotten: set[str] = set()
         self.ended = False
+        self.looked = 0.0
+        self.shown: HeldPipeline | None = None  # on the board
         port = self.router.last_endpoint.decode().rpartition(":")[2]
         channel.send(port=int(port), key=public, local=self.handing.local,
                      secret=self.handing.secret)
@@ -74,16 +78,26 @@ class Worker:
     def run(self) -> None:
         while not self.ended:
             busy = any(p.waiting for p in self.pipelines.values())
-            self.attend(0 if busy else 5 if self.unsent else IDLE_MS)
+            if not busy or time.monotonic() - self.looked > LOOK_S:
+                self.attend(0 if busy else 5 if self.unsent else IDLE_MS)
+            self.hear()
             work = self.next_work()
             if work:
                 self.compute(*work)
         self.handing.close()
         self.lines.close()
 
+    def show_made(self) -> None:
+        """What was made so far, for the agent's beats."""
+        self.board.made({name: {"examples": p.examples, "busy_s": p.busy_s, "bytes": p.bytes,
+                                "queue": len(p.waiting)} for name, p in self.pipelines.items()})
+
     # ---- messages
 
     def attend(self, wait_ms: int) -> None:
+        """Waits until somebody says something; the agent, and consumers who come or leave."""
+        self.looked = time.monotonic()
+        self.show_made()
         poller = zmq.Poller()
         poller.register(self.router, zmq.POLLIN)
         poller.register(self.channel.fileno(), zmq.POLLIN)
@@ -96,6 +110,9 @@ class Worker:
         if sockets & ready.keys():
             for consumer in self.handing.attend():
                 self.leave(consumer.encode())
+
+    def hear(self) -> None:
+        """Sends what had to wait, and takes in what consumers say."""
         while self.unsent and send_to(self.router, *self.unsent[0]) != FULL:
             self.unsent.popleft()
         while frames := received(self.router):
@@ -115,7 +132,7 @@ class Worker:
     def load(self, said: dict[str, Any]) -> None:
         """A pipeline, a new version of one, or other settings for it."""
         before = self.pipelines.get(said["name"])
-        now = Loaded(said)
+        now = HeldPipeline(said)
         if before:
             now.waiting, now.turn = before.waiting, before.turn
             now.examples, now.busy_s = before.examples, before.busy_s
@@ -142,7 +159,11 @@ class Worker:
                 pipeline.waiting = deque(
                     w for w in pipeline.waiting if w.peer != peer or w.number not in gone)
         elif message.kind == "give_back":
-            self.give_back(message)
+            try:
+                self.give_back(message)
+            except Exception as error:  # actions that the pipeline cannot take
+                text, _, _ = what_failed(error, "")
+                self.answer(peer, encode("refused", text=text, code=EXIT_DATA))
 
     def take(self, peer: bytes, message: Message) -> None:
         pipeline = self.pipelines.get(message["pipeline"])
@@ -185,7 +206,7 @@ class Worker:
 
     # ---- work
 
-    def next_work(self) -> tuple[Loaded, Work] | None:
+    def next_work(self) -> tuple[HeldPipeline, Work] | None:
         """Of the pipeline that had least time for its weight; the newest first where it says so."""
         waiting = [p for p in self.pipelines.values() if p.waiting]
         if not waiting:
@@ -194,9 +215,10 @@ class Worker:
         newest = pipeline.waiting[-1].take["newest_first"]
         return pipeline, pipeline.waiting.pop() if newest else pipeline.waiting.popleft()
 
-    def loaded(self, pipeline: Loaded, work: Work) -> Evaluator | None:
+    def loaded(self, pipeline: HeldPipeline, work: Work) -> Evaluator | None:
         if pipeline.evaluator is None:
             said = pipeline.said
+            self.shown = None
             self.board.loading({"pipeline": said["name"], "version": said["version"],
                                 "file": said["file"], "line": None, "timeout": None})
             try:
@@ -209,19 +231,21 @@ class Worker:
                 self.board.idle()
         return pipeline.evaluator
 
-    def fail(self, pipeline: Loaded, work: Work, error: BaseException, what: str) -> None:
+    def fail(self, pipeline: HeldPipeline, work: Work, error: BaseException, what: str) -> None:
         text, file, line = what_failed(error, pipeline.said["file"])
         self.answer(work.peer, encode("broken", id=work.number, broken={
             "position": work.first, "example": what, "file": file, "line": line, "text": text}))
 
-    def compute(self, pipeline: Loaded, work: Work) -> None:
+    def compute(self, pipeline: HeldPipeline, work: Work) -> None:
         evaluator = self.loaded(pipeline, work)
         if evaluator is None:
             return
-        self.board.where({
-            "pipeline": pipeline.said["name"], "version": pipeline.said["version"],
-            "file": pipeline.said["file"], "line": evaluator.pipeline.line,
-            "timeout": evaluator.timeout})
+        if self.shown is not pipeline:
+            self.shown = pipeline
+            self.board.where({
+                "pipeline": pipeline.said["name"], "version": pipeline.said["version"],
+                "file": pipeline.said["file"], "line": evaluator.pipeline.line,
+                "timeout": evaluator.timeout})
         self.board.at(work.first, "", work.count)
         began = time.monotonic()
         try:
@@ -245,8 +269,6 @@ class Worker:
             pipeline.turn = self.fair(pipeline) + seconds / evaluator.weight
         pipeline.examples += found.rows
         pipeline.bytes += size
-        self.board.made({name: {"examples": p.examples, "busy_s": p.busy_s, "bytes": p.bytes,
-                                "queue": len(p.waiting)} for name, p in self.pipelines.items()})
         if found.fatal:
             self.handing.free(work.number)
             self.answer(work.peer, encode("broken", id=work.number, broken=found.broken[-1]))
@@ -262,7 +284,7 @@ class Worker:
         if self.answer(work.peer, encode("given", frames, arrays=arrays, **said)) == SENT:
             self.link(work.peer, evaluator).sent(work.number, sum(map(len, frames)))
 
-    def fair(self, pipeline: Loaded) -> float:
+    def fair(self, pipeline: HeldPipeline) -> float:
         """Its time so far, or that of the others where it was idle meanwhile: no credit for it."""
         others = [p.turn for p in self.pipelines.values() if p is not pipeline and p.waiting]
         return max(pipeline.turn, min(others, default=pipeline.turn))

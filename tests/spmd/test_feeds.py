@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from pathlib import Path
 
@@ -208,6 +209,79 @@ def test_an_image_without_feeds_takes_none(tmp_path):
         spmd.build(one).run(feed=[])
 
 
+# ---- values back -----------------------------------------------------------------------------
+
+WALK = '''
+import numpy as np
+import spmd
+
+@spmd.program(mesh=("r",))
+def walk(n: int = 5):
+    feed = spmd.feed(x=spmd.spec((n, 2), np.int64))
+    k = spmd.asarray(0)
+    for b in feed:
+        feed.send(step=b.x[:, 0] % 3 + 1, far=b.x * 2)
+        k = k + 1
+    return k, k * 2
+'''
+
+
+class Walkers:
+    """A supply whose next batch follows from what was sent back: each row steps on."""
+
+    def __init__(self, turns: int) -> None:
+        self.turns, self.state, self.seen = turns, {}, []
+
+    def begin(self, feed, rings, start):
+        assert [(f.name, f.shape) for f in feed.sends] == [("step", (5,)), ("far", (5, 2))]
+        self.rings, self.stops = rings, False
+        self.thread = threading.Thread(target=self.run)
+        self.thread.start()
+
+    def run(self):
+        try:
+            self.walk()
+        except BaseException as error:
+            self.rings[0].fail(error)
+
+    def walk(self):
+        now = {r: np.arange(2 * r.rows[0], 2 * r.rows[1]).reshape(-1, 2) for r in self.rings}
+        for k in range(self.turns):
+            for ring in self.rings:
+                ring.put(k, [(*ring.rows[:1], len(now[ring]), {"x": now[ring].copy()})])
+            for ring in self.rings:
+                while (back := ring.sent(k)) is None and not self.stops:
+                    time.sleep(0.0005)
+                if self.stops:
+                    return
+                np.testing.assert_array_equal(back["step"], now[ring][:, 0] % 3 + 1)
+                np.testing.assert_array_equal(back["far"], now[ring] * 2)
+                now[ring] = now[ring] + back["step"][:, None]
+                self.seen.append(k)
+        for ring in self.rings:
+            ring.end(self.turns)
+
+    def finish(self):
+        self.stops = True
+        self.thread.join()
+
+
+@pytest.mark.parametrize("ranks", [1, 3, 5])
+def test_the_next_batch_follows_from_what_was_sent(tmp_path, ranks):
+    file = tmp_path / "walks.py"
+    file.write_text(WALK)
+    walkers = Walkers(30)
+    assert spmd.build(file).run(ranks=ranks, feed=walkers)[0] == 30
+    assert len(walkers.seen) == 30 * len(walkers.rings) == 30 * ranks
+
+
+def test_an_iterable_takes_no_values(tmp_path):
+    file = tmp_path / "walks.py"
+    file.write_text(WALK)
+    with pytest.raises(spmd.UsageError, match='the program sends values back to feed "feed"'):
+        spmd.build(file).run(ranks=1, feed=[])
+
+
 # ---- checkpoints -----------------------------------------------------------------------------
 
 
@@ -300,9 +374,9 @@ def test_three_processes_iterate_alike(script, mpirun, transport):
     assert mpirun(3, *script(transport, 20)).expect(0).out == "right\n"
 
 
-@pytest.mark.parametrize("transport", ["auto", "mpi"])
-def test_streams_of_different_length_are_refused(script, mpirun, transport):
-    done = mpirun(3, *script(transport, 12, "differ"))
+@pytest.mark.parametrize(("transport", "hosts"), [("auto", ""), ("mpi", ""), ("auto", "a,b,b")])
+def test_streams_of_different_length_are_refused(script, mpirun, transport, hosts):
+    done = mpirun(3, *script(transport, 12, "differ"), env={"SPMD_PRETEND_HOSTS": hosts})
     assert done.code == 65 and "the same stream" in done.text, done.text
     assert done.text.count("feed 'feed' ends after 10 batches in one process") == 1
 

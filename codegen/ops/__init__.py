@@ -41,8 +41,8 @@ OPS: dict[str, type[Kind]] = {
         Const, Full, Iota, Symbolic, RunScalar, Map, Broadcast, Slice, Transpose, Reshape, Constant,
         Again, Named, OnceAtZero, Roll, Update, DynamicSlice, DynamicUpdate, Gather, Scatter,
         Reduce, Edge, ArgReduce, Cumulative, MatMul, Convolve, Sort, ArgSort, Merge, Partition,
-        Count, SearchSorted, Cholesky, Lu, LuSolve, Swapped, Triangular, Qr, Svd, Eigh, Eig, Fourier,
-        Kernel, Permute, Move, Fold, Barrier, Print, Expect, Point, Loop, Let, Branch, Relayout,
-        ShardMap, Defined,
+        Count, SearchSorted, Cholesky, Lu, LuSolve, Swapped, Triangular, Qr, Svd, Eigh, Eig,
+        Fourier, Kernel, Permute, Move, Fold, Barrier, Print, Expect, Point, Loop, Let, Branch,
+        Relayout, ShardMap, Defined,
     )
 }

@@ -113,10 +113,8 @@ def _turns(at: Reverse, op: Op) -> _Turns:
         raise UnsupportedError("the gradient of a loop whose step only the launch knows",
                                place=op.place, expected="a step that is a Python integer",
                                found=str(what.step), remedy="spmd.range(n), and k * step in it")
-    step, count, most = what.step.value, None, None
-    if what.stop is not None:
-        room = what.stop - what.start if step > 0 else what.start - what.stop
-        count = expr.floordiv(room + (abs(step) - 1), expr.const(abs(step)))
+    count, most = what.turns(), None
+    if count is not None:
         count = expr.maximum(count, expr.const(0))
         outer = {s for s in count.symbols() if s.kind == "counter"}
         try:

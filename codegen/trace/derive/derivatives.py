@@ -235,9 +235,8 @@ class custom_vjp:
     """Decorator: a function whose way back you write, as jax.custom_vjp.
 
     `f.defvjp(fwd, bwd)`: fwd takes f's arguments and returns a pair: what f returns, and what bwd
-    needs; where it calls the function, without its decorator: `f.f(x)`. bwd takes what it needs and
-    the cotangents of f's result, and returns a tuple of those of the arguments (None where there is
-    none).
+    needs. bwd takes what it needs and the cotangents of f's result, and returns a tuple of those of
+    the arguments (None where there is none).
 
     Example::
 
@@ -275,21 +274,16 @@ class custom_vjp:
             raise UsageError(f"{self.f.__name__} has no way back yet", place=user_place(),
                              expected=f"{self.f.__name__}.defvjp(fwd, bwd) before it is "
                              "differentiated")
-        if self.in_fwd:
-            raise UsageError(f"fwd calls {self.f.__name__} itself, whose derivative is fwd's",
-                             place=user_place(), expected="the function without its decorator",
-                             found=f"a call of {self.f.__name__}",
-                             remedy=f"plain = {self.f.__name__}.f, and plain(x) in fwd")
         tree, leaves = flatten(args)
         leaves = [marked(context, leaf, ops.Reshape) for leaf in leaves]  # no closure has these
         fwd, bwd = convert(self.fwd), convert(self.bwd)
 
         def forward(*given: Any) -> Any:
-            self.in_fwd = True
+            before, self.in_fwd = self.in_fwd, True
             try:
                 return pair_of(fwd(*fill(tree, iter(given), fresh=True)), "fwd")
             finally:
-                self.in_fwd = False
+                self.in_fwd = before
 
         def back(given: Sequence[Any], made: Any, cotangents: Sequence[Any]) -> Sequence[Any]:
             out_tree, outs = flatten(made[0])
@@ -299,7 +293,16 @@ class custom_vjp:
             found = bwd(made[1], fill(out_tree, iter(full), fresh=True))
             return cotangents_of(self.f, tree, args, found)
 
-        return defined(context, forward, back, leaves, {}, keeps=True)[0]
+        if not self.in_fwd:
+            return defined(context, forward, back, leaves, {}, keeps=True)[0]
+
+        def plain(*given: Any) -> Any:
+            return convert(self.f)(*fill(tree, iter(given), fresh=True))
+
+        def once_more(given: Sequence[Any], made: Any, cotangents: Sequence[Any]) -> Sequence[Any]:
+            return back(given, forward(*given), cotangents)
+
+        return defined(context, plain, once_more, leaves, {})
 
 
 class _Recording:

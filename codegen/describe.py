@@ -12,6 +12,7 @@ from codegen.explain.checking import shares
 from codegen.explain.reasons import tables
 from codegen.image.manifest import FORMAT, INTERFACE
 from codegen.image.target import describe
+from codegen.ir import Feed
 from codegen.plan.grammar import (
     Array,
     Buffer,
@@ -23,7 +24,8 @@ from codegen.plan.grammar import (
     Phase,
     Plan,
 )
-from codegen.plan.steps import operations, simple_works, step_buffers
+from codegen.plan.handed import More, Send, Take
+from codegen.plan.steps import Operation, operations, simple_works, step_buffers
 from codegen.plan.text import loops_text, plan_text
 from codegen.printer import module_text
 from codegen.symbolic.expr import Expr, to_json
@@ -59,6 +61,7 @@ def manifest_of(plan: Plan, target: str) -> dict[str, Any]:
         "outputs": [_array(a) for a in plan.outputs],
         "points": None if plan.points is None else [
             [_carried(a) for a in carried] for carried in plan.points],
+        "feeds": [_feed(f, plan) for f in plan.feeds],
         "returns": plan.returns,
         "conditions": conditions_of(plan),
         "routes": routes_of(plan),
@@ -89,7 +92,7 @@ def notes_of(levels: Levels) -> dict[str, Any]:
     }
 
 
-def _operation(number: int, step: Phase | Exchange | Expect) -> dict[str, Any]:
+def _operation(number: int, step: Operation) -> dict[str, Any]:
     """A step that a rank can be at."""
     row: dict[str, Any] = {"number": number, "kind": "compute"}
     if step.place is not None:
@@ -99,6 +102,8 @@ def _operation(number: int, step: Phase | Exchange | Expect) -> dict[str, Any]:
     match step:
         case Exchange():
             row |= {"kind": step.kind, "site": step.site, "axes": list(step.axes)}
+        case Take() | More() | Send():
+            row |= {"kind": type(step).__name__.lower(), "feed": step.feed}
         case Expect():
             row |= {"kind": "expect", "check": step.check}
         case Phase():
@@ -131,6 +136,23 @@ def _carried(a: Array) -> dict[str, Any]:
     """What a loop carries; without a shape and a layout, if it is a rank's alone."""
     row = _array(a)
     return {**row, "shape": None, "layout": None} if a.own else row
+
+
+def _feed(feed: Feed, plan: Plan) -> dict[str, Any]:
+    """What it gives, and where in the program that is taken or something is sent: takes and sends
+    by their numbers in the image."""
+    return {
+        "name": feed.name,
+        "fields": [
+            {"name": name, "dtype": t.dtype.name, "shape": [to_json(e) for e in t.shape],
+             "layout": [list(entry) for entry in t.layout or ()]}
+            for name, t in feed.fields
+        ],
+        "takes": [{"number": k, "buffers": [a.buffer.number for a in h.arrays]}
+                  for k, h in enumerate(plan.takes) if h.feed == feed.name],
+        "sends": [{"number": k, "fields": [_array(a) for a in h.arrays]}
+                  for k, h in enumerate(plan.sends) if h.feed == feed.name],
+    }
 
 
 def _buffer(b: Buffer, uses: dict[int, list[int]]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """The intermediate representation of the Graph and Program levels, as a grammar on one page.
 
-    Module  = name, level, mesh, parameters, scalars, inputs, body: Region, outputs, conditions,
-              routes
+    Module  = name, level, mesh, parameters, scalars, inputs, feeds, body: Region, outputs,
+              conditions, routes
     Region  = (args) ops -> results            ops may use values of enclosing regions
     Op      = results := what(operands) {regions}          what: of a class in codegen/ops; at place
     Value   = name : dtype[shape]              defined once, compared by identity
@@ -159,6 +159,15 @@ class Output:
 
 
 @dataclass(frozen=True)
+class Feed:
+    """A stream of batches. fields: names and types of the arrays of a batch, which lie so."""
+
+    name: str
+    fields: tuple[tuple[str, ArrayType], ...]
+    place: Place | None = None
+
+
+@dataclass(frozen=True)
 class Condition:
     """Axis sizes and scalars must make `holds` 1, or the launch is refused with `text`."""
 
@@ -204,6 +213,7 @@ class Module:
     outputs: tuple[Output, ...]
     conditions: tuple[Condition, ...] = ()
     routes: tuple[Route, ...] = ()
+    feeds: tuple[Feed, ...] = ()
     returns: Returned = ("dict",)
     # barriers around exchange phases: "least", "before", "after" or "both"
     sync: str = "least"

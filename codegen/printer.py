@@ -94,7 +94,7 @@ def attr_text(value: Any, spelled: Callable[[Expr], str] = str) -> str:
 
 
 # Attributes that repeat the result's type, or follow from others.
-_IN_TYPE = ("shape", "dtype", "types", "cut", "near")
+_IN_TYPE = ("shape", "dtype", "types", "cut", "near", "homes")
 
 
 def _op_text(op: Op, name: ValueNames) -> str:
@@ -149,6 +149,9 @@ def module_text(module: Module) -> str:
             lines.append("  default:")
             lines += _region_lines(i.default, name, "    ", [None, None])
             lines.append("    yield " + ", ".join(name(v) for v in i.default.results))
+    for f in module.feeds:
+        fields = ", ".join(f"{field}: {name.type(t)}" for field, t in f.fields)
+        lines.append(f"feed {f.name} of {fields}")
     lines += [f"condition {c.holds}  # {c.text}" for c in module.conditions]
     lines += _region_lines(module.body, name, "  ", [None, None])
     for o in module.outputs:

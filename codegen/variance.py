@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from codegen.errors import Place
 from codegen.ir import DefUse, Module, Op, Region, Value, walk
 from codegen.mesh import Layout, Mesh
-from codegen.ops import Branch, Exchange, Let, Loop, Point
+from codegen.ops import Branch, Exchange, Let, Loop, Point, Take
 from codegen.symbolic.expr import Expr
 
 Axes = frozenset[str]
@@ -45,6 +45,9 @@ class Variance:
             self.counters[what.counter.name] = self.values(op.operands)
         elif isinstance(what, Point):
             self.of.update((v, self.values([x])) for x, v in zip(op.operands, op.results))
+        elif isinstance(what, Take):
+            for value, (_, layout) in zip(op.results, what.homes, strict=True):
+                self.of[value] = frozenset(a for e in layout for a in e) - self.alone
         elif op.regions:  # of what is said together, while a program is traced
             for region in op.regions:
                 self.region(region)

@@ -12,6 +12,7 @@
 /* <cdef> */
 typedef struct spmd_job spmd_job;
 typedef struct spmd_arena spmd_arena;
+typedef struct spmd_ring spmd_ring;
 
 enum spmd_status {
     SPMD_OK = 0,
@@ -278,6 +279,57 @@ int spmd_job_resumed(const spmd_job *job); /* 1: all hosted ranks went on from i
 /* Nanoseconds that hosted ranks were held up in the latest run, by the one who was most; and of it,
  * what copying took. */
 void spmd_job_held(const spmd_job *job, int64_t *held, int64_t *copied);
+
+/* ---- feeds: batches that the host language puts into rings while ranks take them.
+ *
+ * Ranks of this process that hold the same rows of a batch share a ring, which one thread of the
+ * host language fills. Batches are numbered from 0 on; the latest `depth` of them, from the first
+ * that not all ranks of the ring have taken, may be there at a time. */
+
+/* shape: dims, and an extent for each, of the fields and then of the values that are sent back. */
+typedef struct spmd_feed {
+    const char *name;
+    int64_t depth, fields, values;
+    const int64_t *shape;
+} spmd_feed;
+
+/* After load, once for each feed, while the job does not run. SPMD_RANGE: the image is another. */
+int spmd_job_feed(spmd_job *job, int64_t feed, const spmd_feed *given);
+/* Its stream begins, at this batch: what is in the rings is forgotten. Alike in all processes. */
+int spmd_job_feed_begin(spmd_job *job, int64_t feed, int64_t start);
+int64_t spmd_job_feed_rings(const spmd_job *job, int64_t feed);
+spmd_ring *spmd_job_feed_ring(const spmd_job *job, int64_t feed, int64_t k);
+void spmd_ring_rows(const spmd_ring *ring, int64_t *begin, int64_t *end);
+/* Batch k is there: pieces of it, which stay where they are until it was taken. row: of each piece
+ * its first row in the batch, how many rows, and the address of each field. They do not overlap and
+ * ascend; rows of no piece are zeros. One that nobody waits for any more is dropped. SPMD_BUSY:
+ * there is no room for it yet. SPMD_RANGE: it is there, or its rows are not the ring's. */
+int spmd_ring_put(spmd_ring *ring, int64_t k, int64_t pieces, const int64_t *row);
+/* The stream has k batches. */
+int spmd_ring_end(spmd_ring *ring, int64_t k);
+int64_t spmd_ring_taken(const spmd_ring *ring); /* by all ranks of the ring: batches before this */
+int spmd_ring_event(const spmd_ring *ring); /* an eventfd: something was taken, or sent */
+/* The values sent behind batch k, by field: rows of the ring. SPMD_BUSY: not all have sent. They
+ * stay until they are let go; as long as that, no values behind batch k + depth can be sent. */
+int spmd_ring_sent(spmd_ring *ring, int64_t k, void **values);
+void spmd_ring_let_go(spmd_ring *ring, int64_t k);
+int spmd_ring_wants(const spmd_ring *ring, int64_t k); /* 1: a rank of it waits for batch k */
+/* Nanoseconds that a rank of this ring has waited since its first batch, and that passed in all;
+ * means. */
+void spmd_ring_waits(const spmd_ring *ring, int64_t *waited, int64_t *passed);
+/* The same of the hosted rank that waited most. */
+void spmd_job_feed_waits(const spmd_job *job, int64_t feed, int64_t *waited, int64_t *passed);
+/* Once it has run: batches that hosted ranks have taken, and whether they were told that there are
+ * no more. SPMD_RANGE where they differ. */
+int spmd_job_feed_taken(const spmd_job *job, int64_t feed, int64_t *taken, int64_t *over);
+/* Which hosted rank has waited for a feed the longest, for which batch of it: for how many
+ * nanoseconds. 0: none waits. */
+int64_t spmd_job_starves(const spmd_job *job, int64_t *rank, int64_t *feed, int64_t *batch);
+/* Of the set at hand, or of the one that the next run goes on from: the batches that were taken,
+ * and the one that the stream has to begin at, which is earlier where some were taken before the
+ * loop. */
+int spmd_job_set_feed(const spmd_job *job, int64_t feed, int64_t *taken, int64_t *from);
+int spmd_job_resume_feed(spmd_job *job, int64_t feed, int64_t taken, int64_t from);
 
 /* A board: a little memory that all processes of a host see, whatever carries their data. There
  * each of them shows that it is alive. The first one makes it, as an arena; the others attach. */

@@ -19,6 +19,7 @@ typedef struct spmd_beat {
     int64_t waiting; /* as in spmd_signs */
     int64_t operation, superstep, site; /* of the sender's first rank */
     int64_t failed, leaves;
+    int64_t reach[SPMD_FEEDS_SEEN], ends[SPMD_FEEDS_SEEN]; /* of feeds, as in spmd_header */
     spmd_failure failure;
 } spmd_beat;
 
@@ -108,6 +109,7 @@ static bool far_hear(spmd_job *job, spmd_far *far, int64_t now)
         far->late = false;
         far->last = far->coming;
         far->listens = false;
+        spmd_feeds_seen(job, far->last.reach, far->last.ends);
         if (far->last.failed) {
             far->told = true;
             spmd_arena_abort(job->arena, &far->last.failure);
@@ -154,6 +156,11 @@ static bool far_tell(spmd_job *job, const spmd_fars *fars, spmd_far *far, bool l
                             .superstep = state.superstep,
                             .site = spmd_job_runs(job) ? state.site : SPMD_NOT_RUNNING,
                             .leaves = leaves};
+    const spmd_header *words = spmd_feeds_words(job);
+    for (int k = 0; k < SPMD_FEEDS_SEEN; k++) {
+        far->sent.reach[k] = atomic_load(&words->reach[k]);
+        far->sent.ends[k] = atomic_load(&words->ends[k]);
+    }
     if (spmd_job_aborted(job) && !far->told) {
         far->sent.failed = spmd_job_failure(job, &far->sent.failure);
         far->told = true;

@@ -181,6 +181,9 @@ static int tables_fill(spmd_job *job, const spmd_settings *settings)
     job->engine.due = spmd_rank_due;
     job->engine.fail = spmd_rank_end;
     job->engine.point = spmd_rank_point;
+    job->engine.take = spmd_rank_take;
+    job->engine.more = spmd_rank_more;
+    job->engine.send = spmd_rank_send;
     job->keeping.resume = -1;
     job->engine.library = job->library;
     job->engine.vectors = vectors();
@@ -372,6 +375,7 @@ int spmd_job_free(spmd_job *job)
         free(job->hosted[k].turns.room);
         free(job->hosted[k].routes);
     }
+    spmd_feeds_free(job);
     free((void *)job->processes.first);
     free(job->hosted);
     free(job->words);

@@ -21,6 +21,8 @@
  *   timeline.c    what ranks did when
  *   probe.c       an image's plan functions alone
  *   point.c       what outermost loops carry, kept and put back
+ *   feed.c        rings of batches, which the host language fills
+ *   take.c        ranks take batches out of rings, and send values back
  *   print.c       lines of text on their way to the host language
  *   library.c     the dynamic linker
  */
@@ -39,6 +41,7 @@
 #define SPMD_LINE 64         /* bytes that move between cores as one */
 #define SPMD_PAGE 4096
 #define SPMD_CORES 1024      /* that are looked after: see core.c */
+#define SPMD_FEEDS_SEEN 8    /* whose ends processes compare while they run */
 #define SPMD_COPY_BYTES 8192 /* written to several places one after the other, from the cache */
 
 static inline int64_t spmd_least(int64_t a, int64_t b)
@@ -132,6 +135,8 @@ typedef struct spmd_header {
     _Alignas(SPMD_LINE) spmd_failure failure;   /* valid once SAID */
     _Alignas(SPMD_LINE) _Atomic int64_t agreed; /* how often rank 0 has said when a set is kept */
     int64_t next, due; /* what it said last */
+    _Alignas(SPMD_LINE) _Atomic int64_t reach[SPMD_FEEDS_SEEN]; /* see spmd_feeds_seen */
+    _Atomic int64_t ends[SPMD_FEEDS_SEEN];
     _Alignas(SPMD_LINE) _Atomic int32_t core[SPMD_CORES]; /* who was there last: see core.c */
 } spmd_header;
 
@@ -247,6 +252,70 @@ typedef struct spmd_course {
     bool due, resumed, again, says;
 } spmd_course;
 
+/* The part of an array on a hosted rank: what stays as it is while the rank computes. */
+typedef struct spmd_piece_of {
+    int64_t dims, size, bytes;
+    int64_t offset[SPMD_DIMS], extent[SPMD_DIMS];
+    int64_t stride[SPMD_DIMS], packed[SPMD_DIMS]; /* in its buffer, and without room around */
+    int64_t first; /* byte of the buffer */
+} spmd_piece_of;
+
+/* One batch of a ring: rows that lie in the host language's memory, and values that ranks send
+ * back. `row` has three and more words for each piece: its first row, how many, and where each
+ * field lies. */
+typedef struct spmd_batch {
+    _Alignas(SPMD_LINE) _Atomic int64_t number; /* of the batch that is there, + 1 */
+    _Atomic int64_t readers; /* that have not taken it yet */
+    int64_t pieces, capacity;
+    int64_t *row;
+    _Atomic int64_t sent; /* of the batch whose values are all there, + 1 */
+    int64_t sending, senders; /* to which batch values come, + 1; who has sent; both under `lock` */
+    char *values;
+} spmd_batch;
+
+/* Batches that some hosted ranks take: those that hold the same rows. */
+struct spmd_ring {
+    struct spmd_job *job;
+    struct spmd_fed *fed;
+    int64_t begin, end;     /* rows of a batch */
+    int64_t readers;        /* ranks */
+    spmd_batch *batch;      /* fed->depth of them: number k lies in k % depth */
+    int event;              /* written when a batch was taken by all, or sent to by all */
+    pthread_mutex_t lock;   /* of what is sent */
+    _Alignas(SPMD_LINE) _Atomic int64_t taken; /* batches, by all readers */
+    _Atomic int64_t jumped; /* readers that have left out what a checkpoint has taken */
+    _Atomic int64_t last;   /* the stream has so many batches */
+};
+
+typedef struct spmd_shape {
+    int64_t dims, size, row_bytes;
+    int64_t extent[SPMD_DIMS];
+} spmd_shape;
+
+/* A feed in this process. */
+typedef struct spmd_fed {
+    char name[64];
+    uint32_t number;
+    int64_t depth, fields, values; /* values: fields that are sent back */
+    spmd_shape *shape;             /* of the fields, then of the values */
+    int64_t value_bytes;           /* of a row of all values */
+    int64_t begins;                /* how often its stream was begun */
+    int64_t rings;
+    spmd_ring *ring;
+    int64_t taken, from;           /* of the set that the run goes on from */
+    int64_t set_taken, set_from;   /* of the set at hand */
+} spmd_fed;
+
+/* Where a rank is in the stream of a feed. Its own thread writes it; others look. */
+typedef struct spmd_reader {
+    spmd_ring *ring;
+    int64_t began;  /* batches that were taken before this run */
+    int64_t sent;   /* batches to which values were sent */
+    bool over;      /* it was told that there are no more */
+    bool early;     /* some were taken in this run before its loop */
+    _Atomic int64_t taken, waited, first, last; /* batches; nanoseconds; when it took */
+} spmd_reader;
+
 /* What the engine knows of a rank that it hosts, beside the record in the arena. */
 typedef struct spmd_hosted {
     spmd_record *record;
@@ -275,6 +344,9 @@ typedef struct spmd_hosted {
     spmd_near **nears;     /* by site, made when first needed */
     struct spmd_timeline *timeline; /* NULL: none is kept */
     spmd_course turns;
+    spmd_reader *streams;  /* by feed; NULL: none are given */
+    _Atomic int64_t starves; /* since when it waits for a feed; 0: it does not */
+    _Atomic uint32_t hungry; /* for which one */
 } spmd_hosted;
 
 /* every: turns between two sets; 0: they are `after` nanoseconds apart; both 0: none is kept.
@@ -334,6 +406,7 @@ struct spmd_job {
     struct spmd_watch *watch;
     spmd_text text;
     spmd_keeping keeping;
+    spmd_fed *feds; /* by feed; NULL until the first is given */
 };
 
 /* arena.c */
@@ -376,6 +449,23 @@ int spmd_rank_point(spmd_rank *rank, uint32_t number, int64_t *counter);
 void spmd_turns_reset(spmd_hosted *hosted);
 bool spmd_set_waits(const spmd_job *job);
 bool spmd_set_held(spmd_job *job);
+spmd_piece_of spmd_array_piece(const spmd_rank *rank, const spmd_image *image, uint32_t array);
+
+/* feed.c */
+void spmd_ring_tell(spmd_ring *ring);
+void spmd_feeds_free(spmd_job *job);
+void spmd_feeds_seen(spmd_job *job, const int64_t *reach, const int64_t *ends);
+spmd_header *spmd_feeds_words(const spmd_job *job);
+
+/* take.c */
+int spmd_rank_take(spmd_rank *rank, uint32_t take);
+int spmd_rank_more(spmd_rank *rank, uint32_t feed, int64_t *more);
+int spmd_rank_send(spmd_rank *rank, uint32_t send);
+bool spmd_job_starved(const spmd_job *job);
+void spmd_readers_reset(spmd_hosted *me);
+void spmd_readers_loop(spmd_hosted *me);
+void spmd_readers_resume(spmd_hosted *me);
+void spmd_readers_keep(spmd_hosted *me);
 
 /* core.c */
 void spmd_core_choose(spmd_worker *worker);
@@ -406,6 +496,7 @@ void spmd_fars_free(spmd_fars *fars);
 typedef int (*spmd_advance)(spmd_hosted *me, spmd_rank *rank, spmd_exchange *exchange);
 int spmd_timeline_try(spmd_hosted *me, spmd_rank *rank, spmd_exchange *exchange,
                       spmd_advance advance);
+void spmd_timeline_fed(spmd_hosted *me, int64_t since, int64_t begin, int64_t bytes);
 void spmd_timeline_begin(spmd_hosted *me);
 void spmd_timeline_end(spmd_hosted *me);
 void spmd_timeline_free(spmd_hosted *me);

@@ -9,15 +9,7 @@
 
 enum { NEW = 0, COUNTED, STAGED }; /* how far a rank is with a point */
 
-/* The part of an array on a hosted rank: what stays as it is while the rank computes. */
-typedef struct spmd_piece_of {
-    int64_t dims, size, bytes;
-    int64_t offset[SPMD_DIMS], extent[SPMD_DIMS];
-    int64_t stride[SPMD_DIMS], packed[SPMD_DIMS]; /* in its buffer, and without room around */
-    int64_t first; /* byte of the buffer */
-} spmd_piece_of;
-
-static spmd_piece_of piece_of(const spmd_rank *rank, const spmd_image *image, uint32_t array)
+spmd_piece_of spmd_array_piece(const spmd_rank *rank, const spmd_image *image, uint32_t array)
 {
     spmd_piece_of piece = {.dims = image->array_dims[array], .size = image->array_size[array]};
     int64_t before[SPMD_DIMS] = {0}, around[SPMD_DIMS], next = piece.size;
@@ -43,7 +35,7 @@ static int64_t place_in_room(const spmd_rank *rank, const spmd_image *image, uin
 {
     int64_t at = 0;
     for (uint32_t k = image->point_first[point]; k < array; k++)
-        at += spmd_round_up(piece_of(rank, image, k).bytes, SPMD_LINE);
+        at += spmd_round_up(spmd_array_piece(rank, image, k).bytes, SPMD_LINE);
     return at;
 }
 
@@ -67,7 +59,7 @@ static void room_copy(spmd_hosted *me, uint32_t point, bool into_room)
     char *at = me->turns.room;
     for (uint32_t k = image->point_first[point]; k < image->point_first[point + 1]; k++) {
         const spmd_rank *rank = &me->record->rank;
-        spmd_piece_of piece = piece_of(rank, image, k);
+        spmd_piece_of piece = spmd_array_piece(rank, image, k);
         char *there = rank->memory + rank->buffer[image->array_buffer[k]] + piece.first;
         if (piece.bytes > 0 && into_room)
             spmd_array_copy(at, piece.packed, there, piece.stride, piece.extent, piece.dims,
@@ -185,6 +177,7 @@ static void begin_turn(spmd_hosted *me, uint32_t point)
         turns->due = false;
         turns->since = spmd_now();
         turns->since_turn = 0;
+        spmd_readers_loop(me);
     }
     turns->stage = COUNTED;
 }
@@ -194,6 +187,7 @@ static int put_back(spmd_hosted *me, uint32_t point, int64_t *counter)
     const spmd_keeping *keeping = &me->job->keeping;
     spmd_course *turns = &me->turns;
     room_copy(me, point, false);
+    spmd_readers_resume(me);
     if (counter)
         *counter = keeping->counter;
     turns->turn = turns->since_turn = keeping->turn;
@@ -225,6 +219,7 @@ static bool stage(spmd_hosted *me, uint32_t point, const int64_t *counter)
     keeping->set_point = point;
     keeping->set_turn = turns->turn;
     keeping->set_counter = counter ? *counter : 0;
+    spmd_readers_keep(me);
     atomic_fetch_add(&keeping->staged, 1);
     pthread_cond_broadcast(&me->job->news);
     pthread_mutex_unlock(&me->job->lock);
@@ -358,7 +353,7 @@ int spmd_job_room(const spmd_job *job, int64_t array, int64_t rank, int64_t *off
     if (!me || point < 0)
         return SPMD_RANGE;
     const spmd_rank *record = &me->record->rank;
-    spmd_piece_of piece = piece_of(record, image, (uint32_t)array);
+    spmd_piece_of piece = spmd_array_piece(record, image, (uint32_t)array);
     memcpy(offset, piece.offset, sizeof piece.offset);
     memcpy(extent, piece.extent, sizeof piece.extent);
     *bytes = piece.bytes;

@@ -22,7 +22,7 @@
  * number of advances was fruitless: nothing can ever change. Say so instead of waiting for ever. */
 static void stillness_check(spmd_job *job, uint64_t advances)
 {
-    if (job->count != job->world.ranks || spmd_set_held(job))
+    if (job->count != job->world.ranks || spmd_set_held(job) || spmd_job_starved(job))
         return;
     for (int64_t k = 0; k < job->threads; k++) {
         uint64_t still = atomic_load(&job->worker[k].still);
@@ -220,6 +220,7 @@ static void rank_reset(const spmd_job *job, spmd_hosted *hosted)
 
     spmd_timeline_begin(hosted);
     spmd_turns_reset(hosted);
+    spmd_readers_reset(hosted);
     if (job->image->counters)
         memset(rank->counter, 0, job->image->counters * sizeof *rank->counter);
     spmd_buffers_reset(job, rank);

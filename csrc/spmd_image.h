@@ -9,7 +9,7 @@
 
 #include <stdint.h>
 
-#define SPMD_INTERFACE 10
+#define SPMD_INTERFACE 11
 #define SPMD_AXES 3 /* axes of a mesh, at most */
 #define SPMD_DIMS 8 /* dims of an array, at most */
 
@@ -133,6 +133,16 @@ typedef struct spmd_engine {
     /* A turn of an outermost loop begins; counter: NULL where it has none. Returns an
      * spmd_point_result. */
     int (*point)(spmd_rank *rank, uint32_t number, int64_t *counter);
+    /* 1: the fields of the feed's next batch lie in the buffers of this take: of each the part that
+     * shard() says, its rows after the batch's end zeros. 0: must wait; call again. Where there is
+     * no next batch, the engine ends the run of all ranks, as fail() does. */
+    int (*take)(spmd_rank *rank, uint32_t take);
+    /* 1: known; *more is 1 where the feed has a next batch, else 0: the same on all ranks that have
+     * taken equally many. 0: must wait; call again. */
+    int (*more)(spmd_rank *rank, uint32_t feed, int64_t *more);
+    /* Hands the arrays of this send to whoever made the batch that was taken last. 1: they may be
+     * written again. 0: must wait; call again. */
+    int (*send)(spmd_rank *rank, uint32_t send);
 } spmd_engine;
 
 /* One rank: everything that generated code may read, and where it resumes. */
@@ -183,14 +193,19 @@ enum spmd_point_result {
 enum spmd_step_result { SPMD_DONE = 0, SPMD_WAITS = 1 };
 
 /* What an image offers to the engine; exported as `spmd_image_table`. Arrays are numbered inputs
- * first, then outputs, then what each point carries. */
+ * first, then outputs, then what each point carries, then the fields of each take, then those of
+ * each send. A take is a place in the program where a batch of a feed is taken. All takes of a feed
+ * have equal fields, in the same order; dim 0 of each is the batch. */
 typedef struct spmd_image {
     uint32_t interface_version;
     uint32_t axes, scalars, inputs, outputs, buffers, at_load, counters, sites, points;
+    uint32_t feeds, takes, sends;
     const uint32_t *array_buffer; /* the buffer of each array */
     const uint32_t *array_dims;
-    const uint32_t *array_size;  /* bytes of an element */
-    const uint32_t *point_first; /* array of each point; behind the last one, of all */
+    const uint32_t *array_size;  /* bytes of an element; NULL without points, takes and sends */
+    const uint32_t *point_first; /* array of each point; behind the last one, the end. NULL: none */
+    const uint32_t *take_feed, *take_first; /* of each take: its feed; as of each point */
+    const uint32_t *send_feed, *send_first; /* of each send */
     /* Bytes of each buffer: the most any rank needs, for these sizes and scalars. */
     void (*reserve)(const spmd_world *world, int64_t *bytes);
     /* Fills rank->at_load. */
@@ -216,9 +231,13 @@ typedef struct spmd_index_words {
     int64_t scalar[];
 } spmd_index_words;
 
-/* Inputs, outputs, and what points carry. */
+/* Inputs, outputs, what points carry, fields of takes and of sends. */
 static inline uint32_t spmd_image_arrays(const spmd_image *image)
 {
+    if (image->sends)
+        return image->send_first[image->sends];
+    if (image->takes)
+        return image->take_first[image->takes];
     return image->points ? image->point_first[image->points] : image->inputs + image->outputs;
 }
 

@@ -114,6 +114,26 @@ int spmd_timeline_try(spmd_hosted *me, spmd_rank *rank, spmd_exchange *exchange,
     return complete;
 }
 
+/* A rank has what it asked its feed for: since it waited (0: it did not) until `begin`, then it
+ * copied so many bytes. */
+void spmd_timeline_fed(spmd_hosted *me, int64_t since, int64_t begin, int64_t bytes)
+{
+    spmd_timeline *timeline = me->timeline;
+    if (!timeline || !timeline->since)
+        return;
+    int64_t now = spmd_now(), waited = since ? begin - since : 0;
+    if (since) {
+        const spmd_event wait = {
+            .begin = since,
+            .end = begin,
+            .operation = me->record->rank.operation,
+            .waits = 1,
+        };
+        keep(me, &wait);
+    }
+    end_event(me, now, now - timeline->since - waited, bytes);
+}
+
 /* The rank has done its last phase. */
 void spmd_timeline_end(spmd_hosted *me)
 {

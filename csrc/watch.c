@@ -236,7 +236,8 @@ __attribute__((no_sanitize("thread"))) static int64_t ranks_look(spmd_job *job, 
         spmd_progress *progress = &job->watch->progress[k];
         bool waits = rank->stage != 0;
         uint64_t superstep = rank->superstep;
-        if (waits != progress->waits || superstep != progress->superstep || !runs ||
+        bool starves = atomic_load_explicit(&job->hosted[k].starves, memory_order_relaxed) != 0;
+        if (waits != progress->waits || superstep != progress->superstep || !runs || starves ||
             atomic_load_explicit(&record->done, memory_order_relaxed)) {
             *progress = (spmd_progress){superstep, waits, now};
             continue;

@@ -141,6 +141,10 @@ def _run_options(run: Parser) -> None:
         row = OPTIONS[name]
         run.add_argument(flag(name), metavar=row.metavar, type=row.read, default=row.default,
                          help=row.help)
+    row = OPTIONS["feed"]
+    run.add_argument("--feed", metavar=row.metavar, type=texts.feed, action="append", default=[],
+                     help="where batches of a feed come from: the file of a pipeline, or "
+                     "PIPELINE@ADDRESS of one that is served")
     run.add_argument("--timeline", metavar="FILE.json",
                      help="what every rank did when, for ui.perfetto.dev")
     run.add_argument("--profile", action="store_true",
@@ -310,7 +314,7 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
         options.parser.error(f"unknown: {' '.join(unknown)}{_meant(unknown[0], options.parser)}")
     if isinstance(getattr(options, "mesh", None), list):
         options.mesh = [pair for given in options.mesh for pair in given.items()]
-    for option in ("set", "input", "output", "mesh"):
+    for option in ("set", "input", "output", "mesh", "feed"):
         pairs = getattr(options, option, None)
         if isinstance(pairs, list):
             setattr(options, f"{option}_all", [file for name, file in pairs if not name])
@@ -319,9 +323,19 @@ def parsed(arguments: list[str]) -> argparse.Namespace:
             twice = [name for k, (name, _) in enumerate(pairs) if name in dict(pairs[:k])]
             if twice:
                 raise UsageError(f"--{option} {twice[0]} is given twice")
+    if getattr(options, "feed_all", None) is not None:
+        options.feed = _feeds(options.feed, options.feed_all)
     if getattr(options, "eager", False) and launcher()[1] > 1:
         raise UsageError("--eager runs in one process", remedy="leave mpirun out")
     return options
+
+
+def _feeds(named: dict[str, str], alone: list[str]) -> Any:
+    """What --feed gives: for the only feed, or by names; None without it."""
+    if len(alone) + bool(named) > 1:
+        raise UsageError("several --feed, and one of them names no feed", found=", ".join(alone),
+                         expected="--feed NAME=FILE.py for each feed")
+    return alone[0] if alone else named or None
 
 
 def main(arguments: list[str]) -> int:

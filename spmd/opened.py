@@ -147,8 +147,9 @@ class Opened:
     def __call__(self, **arguments: Any) -> Any:
         """Runs the program once with these inputs and scalars, by name.
 
-        An output that this job kept, or that a run with comm= gave, can be an input as it is:
-        `out = job(u=out["u"])`.
+        A program with feeds goes on with the next batch of what it was opened with; `feed=…` in a
+        call begins another stream. An output that this job kept, or that a run with comm= gave, can
+        be an input as it is: `out = job(u=out["u"])`.
 
         Calls from several threads run one after the other; with several processes a second one is
         refused. Raises UsageError for that, and in a forked child.
@@ -203,6 +204,8 @@ class Opened:
         manifest = self._manifest
         known = [array["name"] for array in manifest["inputs"]]
         names = [scalar["name"] for scalar in manifest["scalars"]]
+        if manifest["feeds"] and "feed" not in known:
+            self._options.feed = arguments.pop("feed", self._options.feed)
         arguments = named.spread(arguments, known)
         for name in arguments:
             if name not in known + names and name not in manifest["parameters"]:

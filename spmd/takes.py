@@ -35,6 +35,7 @@ def call(
     checkpoint: str | None = None,
     every: int | str | None = None,
     resume: str | None = None,
+    feed: Any = None,
     **arguments: Any,
 ) -> None:
     """The options of one run, and its inputs and scalars: no type has room for both by name.

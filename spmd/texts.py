@@ -35,6 +35,16 @@ def file(text: str) -> tuple[str, str]:
     return name, path
 
 
+def feed(text: str) -> tuple[str, str]:
+    """name=FILE.py, name=PIPELINE@ADDRESS; for the only feed without its name, which is then ""."""
+    name, equals, what = text.partition("=")
+    if not equals or not name.isidentifier():
+        return "", text
+    if not what:
+        raise ValueError(f"{text!r} is not NAME=FILE.py, or NAME=PIPELINE@ADDRESS")
+    return name, what
+
+
 def mesh(text: str) -> dict[str, int]:
     """x=4,y=4."""
     sizes = {}

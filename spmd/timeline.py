@@ -22,6 +22,7 @@ from spmd.launch.sizes import ranks_text
 
 EVENT, TOTAL = (ffi.sizeof(name) // 8 for name in ("spmd_event", "spmd_total"))  # numbers in each
 NS = 1e9
+_OF_FEEDS = {"take": "batch of", "more": "whether there is more of", "send": "values to"}
 
 
 class RankEvents:
@@ -128,11 +129,17 @@ def _slice(
     return {
         "ph": "X", "pid": rank.process, "tid": rank.rank, "ts": (begin - base) / 1e3,
         "dur": (end - begin) / 1e3, "cat": "wait" if waits else kind,
-        "name": "wait" if waits else f"{_what(row)} {_place(row)}".strip(), "args": args,
+        "name": _waits(row) if waits else f"{_what(row)} {_place(row)}".strip(), "args": args,
     }
 
 
+def _waits(row: dict[str, Any]) -> str:
+    return f"waits for feed {row['feed']}" if "feed" in row else "wait"
+
+
 def _what(row: dict[str, Any]) -> str:
+    if "feed" in row:
+        return f"{_OF_FEEDS[str(row['kind'])]} feed {row['feed']}"
     return str(row.get("kind", "operation")).replace("_", "-")
 
 
@@ -154,6 +161,7 @@ def profile(job: Job, ranks: list[RankEvents]) -> list[dict[str, Any]]:
     """
     found = []
     for row in job.manifest["operations"]:
+        of_feed = {"feed": row["feed"]} if "feed" in row else {}
         totals = [rank.total(row["number"]) for rank in ranks]
         count, time, busy, moved, longest = (list(column) for column in zip(*totals))
         if not sum(count):
@@ -166,6 +174,7 @@ def profile(job: Job, ranks: list[RankEvents]) -> list[dict[str, Any]]:
             "waiting": 1 - sum(busy) / max(1, sum(time)), "longest": max(longest) / NS,
             "imbalance": max(busy) / mean if mean else 1.0, "bytes": sum(moved) // len(ranks),
             "bandwidth": sum(moved) / (sum(busy) / NS) if sum(moved) and sum(busy) else 0.0,
+            **of_feed,
         })
     return sorted(found, key=lambda row: -row["seconds"])
 
@@ -183,6 +192,9 @@ def profile_text(ranks: int, rows: list[dict[str, Any]]) -> str:
     whole = sum(row["seconds"] for row in rows) or 1.0
     waiting = sum(row["seconds"] * row["waiting"] for row in rows) / whole
     lines.append(f"waiting: {waiting:.1%} of the time")
+    for feed in dict.fromkeys(row["feed"] for row in rows if "feed" in row):
+        waiting = sum(row["seconds"] * row["waiting"] for row in rows if row.get("feed") == feed)
+        lines.append(f"waiting for feed {feed}: {waiting / whole:.1%} of the time")
     return "\n".join(lines)
 
 

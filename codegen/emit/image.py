@@ -212,7 +212,8 @@ def _fold(fn: str, dtype: DType, name: str) -> str:
 
 
 def _arrays(plan: Plan) -> tuple[Array, ...]:
-    return (*plan.inputs, *plan.outputs, *(a for carried in plan.points or () for a in carried))
+    return (*plan.inputs, *plan.outputs, *(a for carried in plan.points or () for a in carried),
+            *(a for handed in (*plan.takes, *plan.sends) for a in handed.arrays))
 
 
 def _shard(plan: Plan, places: Places) -> str:
@@ -287,13 +288,21 @@ def _reserve(plan: Plan, places: Places) -> str:
 
 def _tables(plan: Plan, places: Places) -> str:
     arrays = _arrays(plan)
-    numbers = ", ".join(places.number(a.buffer) for a in arrays) or "0"
+    buffers = ", ".join(places.number(a.buffer) for a in arrays) or "0"
     dims = ", ".join(str(len(a.shape)) for a in arrays) or "0"
-    lists = {"array_buffer": numbers, "array_dims": dims}
-    if plan.points:
-        first = accumulate(map(len, plan.points), initial=len(plan.inputs) + len(plan.outputs))
+    lists = {"array_buffer": buffers, "array_dims": dims}
+    if plan.points or plan.feeds:
         lists["array_size"] = ", ".join(str(a.dtype.size) for a in arrays)
-        lists["point_first"] = ", ".join(map(str, first))
+    end = len(plan.inputs) + len(plan.outputs)
+    if plan.points:
+        *first, end = accumulate(map(len, plan.points), initial=end)
+        lists["point_first"] = ", ".join(map(str, (*first, end)))
+    numbers = {f.name: k for k, f in enumerate(plan.feeds)}
+    for kind, some in (("take", plan.takes), ("send", plan.sends)):
+        if some:
+            *first, end = accumulate((len(h.arrays) for h in some), initial=end)
+            lists[f"{kind}_feed"] = ", ".join(str(numbers[h.feed]) for h in some)
+            lists[f"{kind}_first"] = ", ".join(map(str, (*first, end)))
     fields = (
         ("interface_version", "SPMD_INTERFACE"),
         ("axes", len(plan.mesh.axes)),
@@ -305,6 +314,8 @@ def _tables(plan: Plan, places: Places) -> str:
         ("counters", plan.counters),
         ("sites", plan.sites),
         *([("points", len(plan.points))] if plan.points else []),
+        *[(name, len(some)) for name, some in (
+            ("feeds", plan.feeds), ("takes", plan.takes), ("sends", plan.sends)) if some],
         *((name, name) for name in lists),
         ("reserve", "reserve"),
         ("load", "load"),

@@ -33,6 +33,7 @@ from codegen.plan.grammar import (
     Print,
     Step,
 )
+from codegen.plan.handed import More, Send, Take
 from codegen.plan.steps import operations, walk_steps
 from codegen.symbolic.expr import Expr
 from codegen.symbolic.spelling import Binds
@@ -48,6 +49,9 @@ class ControlWriter:
         self.parts: list[str] = []  # of step()
         self.numbers = {id(s): k for k, s in enumerate(operations(plan.steps))}
         self.points = [s.number for s in walk_steps(plan.steps) if isinstance(s, Point)]
+        self.feeds = {f.name: k for k, f in enumerate(plan.feeds)}
+        self.takes = [h.number for h in plan.takes]
+        self.sends = [h.number for h in plan.sends]
         self.cuts = Cuts(plan.steps)
         self.cases = 0
         self.f = self.new_function()
@@ -110,6 +114,12 @@ class ControlWriter:
                 self.print(step)
             case Expect():
                 self.expect(step)
+            case Take():
+                self.handing(step, f"take(r, {self.takes.index(step.number)})")
+            case Send():
+                self.handing(step, f"send(r, {self.sends.index(step.number)})")
+            case More():
+                self.more(step)
             case Point():
                 raise AssertionError("a point is the first step of a turn")
 
@@ -152,6 +162,24 @@ class ControlWriter:
             f.line(f"r->buffer[{into}] += from.offset - into.offset;")
         f.close()
         f.open("else {")
+
+    # ---- feeds -----------------------------------------------------------------------------------
+
+    def handing(self, step: Take | More | Send, call: str) -> None:
+        """A call of the engine, again and again until it is done."""
+        self.cases += 1
+        self.f.quote(step.place, f'feed "{step.feed}": ')
+        self.f.line(f"spmd_enter(r, {self.numbers[id(step)]});")
+        self.resume(self.cases)
+        self.f.line(f"if (!r->engine->{call}) return SPMD_WAITS;")
+
+    def more(self, step: More) -> None:
+        self.f.open("{")
+        self.f.line("int64_t more;")
+        self.handing(step, f"more(r, {self.feeds[step.feed]}, &more)")
+        into = f"*({step.into.dtype.c} *){self.places.address(step.into)}"
+        self.f.line(f"{into} = more != 0;")
+        self.f.close()
 
     def point(self, point: Point, step: Expr) -> None:
         """In the loop itself: from here a turn may begin again."""

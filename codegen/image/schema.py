@@ -208,6 +208,8 @@ def leaves(tree: Any) -> Iterator[int]:
 
 _ARRAY = table(name=text, dtype=word(*DTYPES), shape=every(formula, DIMS),
                layout=every(every(text, AXES), DIMS), buffer=_COUNT)
+_FIELD = table(name=text, dtype=word(*DTYPES), shape=every(formula, DIMS),
+               layout=every(every(text, AXES), DIMS))
 _MANIFEST = table(
     program=text, parameters=table(),
     target=table(machine=text, level=text, features=every(text, 1000)),
@@ -217,12 +219,16 @@ _MANIFEST = table(
     points=maybe(every(every(table(
         name=text, dtype=word(*DTYPES), shape=maybe(every(formula, DIMS)),
         layout=maybe(every(every(text, AXES), DIMS)), buffer=_COUNT)))),
+    feeds=every(table(
+        name=text, fields=every(_FIELD),
+        takes=every(table(number=_COUNT, buffers=every(_COUNT))),
+        sends=every(table(number=_COUNT, fields=every(_ARRAY))))),
     returns=returned,
     conditions=every(table(holds=formula, text=text, place=text)),
     routes=every(table(member=text, to=formula, sends=formula, size=formula, text=text,
                        place=text)),
     operations=every(table(
-        {"place": text, "text": text, "site": _COUNT, "axes": every(text, AXES), "phase": text,
+        {"place": text, "text": text, "site": _COUNT, "axes": every(text, AXES), "phase": text, "feed": text,
          "lines": row(_COUNT, _COUNT), "libraries": every(_COUNT), "kernels": every(text)},
         number=_COUNT, kind=text, buffers=every(_COUNT),
     )),
@@ -260,7 +266,7 @@ _NOTES = table(
 def check_manifest(m: dict[str, Any]) -> None:
     """Raises ImageError unless all that a runtime reads is there and means something."""
     _MANIFEST(m, "")
-    for name in ("mesh", "scalars", "inputs", "outputs"):
+    for name in ("mesh", "scalars", "inputs", "outputs", "feeds"):
         names = [one["name"] for one in m[name]]
         if len(set(names)) < len(names):
             refuse(name, "distinct names", max(names, key=names.count))
@@ -286,6 +292,7 @@ def check_manifest(m: dict[str, Any]) -> None:
         for j, array in enumerate(carried):
             whole = {**array, "shape": array["shape"] or [], "layout": array["layout"] or []}
             _check_array(whole, f"points[{k}][{j}]", axes, known, m["buffers"])
+    _check_feeds(m["feeds"], axes, known, m["buffers"])
     for kind, part in (("conditions", "holds"), ("buffers", "bytes")):
         for k, one in enumerate(m[kind]):
             check_names(one[part], known, f"{kind}[{k}].{part}")
@@ -310,6 +317,34 @@ def _check_array(
         check_names(e, known, f"{where}.shape[{k}]")
         if type(e) is int and e < 0:
             refuse(f"{where}.shape[{k}]", "an extent of at least 0", e)
+
+
+def _check_feeds(
+    feeds: list[dict[str, Any]], axes: set[str], known: set[str], buffers: list[Any]
+) -> None:
+    """Fields are arrays with one first extent; each take has a buffer for each."""
+    for k, feed in enumerate(feeds):
+        where, fields = f"feeds[{k}]", feed["fields"]
+        names = [one["name"] for one in fields]
+        if not fields or len(set(names)) < len(names):
+            refuse(f"{where}.fields", "fields, each with a name of its own", names)
+        for j, field in enumerate(fields):
+            if field["shape"][:1] != fields[0]["shape"][:1] or not field["shape"]:
+                refuse(f"{where}.fields[{j}].shape", "the batch as the first extent",
+                       field["shape"])
+        for n, take in enumerate(feed["takes"]):
+            if len(take["buffers"]) != len(fields):
+                refuse(f"{where}.takes[{n}].buffers", "one for each field", take["buffers"])
+            for j, (field, buffer) in enumerate(zip(fields, take["buffers"])):
+                _check_array({**field, "buffer": buffer}, f"{where}.takes[{n}][{j}]", axes, known,
+                             buffers)
+        for n, send in enumerate(feed["sends"]):
+            for j, array in enumerate(send["fields"]):
+                _check_array(array, f"{where}.sends[{n}][{j}]", axes, known, buffers)
+    for kind in ("takes", "sends"):
+        numbers = sorted(one["number"] for feed in feeds for one in feed[kind])
+        if numbers != list(range(len(numbers))):
+            refuse(f"{kind} of feeds are not numbered", "numbers from 0 on", numbers)
 
 
 def check_notes(notes: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ from codegen.layouts.cuts import Cut, Window, home, layout_of
 from codegen.layouts.localize import Localizer
 from codegen.layouts.rooms import Rooms
 from codegen.mesh import LayoutEntry
-from codegen.ops import Branch, Loop, Map, Relayout, Roll, ShardMap, Transpose
+from codegen.ops import Branch, Loop, Map, Relayout, Roll, Send, ShardMap, Transpose
 from codegen.symbolic import expr
 from codegen.symbolic.estimate import lower_bound, upper_bound
 from codegen.symbolic.expr import Sym
@@ -174,6 +174,9 @@ class Demands:
                     self.settle(value, None)
             for operand in op.operands:
                 self.want(operand, home(operand), op.place)
+        elif isinstance(what, Send):
+            for operand, layout in zip(op.operands, what.layouts, strict=True):
+                self.want(operand, cuts.blocks(operand.type.shape, layout), op.place)
         elif what.at_home:
             for operand in op.operands:
                 self.want(operand, home(operand), op.place)

@@ -6,6 +6,7 @@ the rule may use (Maker, Localizer, Instrument).
 
 from __future__ import annotations
 
+from codegen.ops.batches import Feeding, More, Send, Take
 from codegen.ops.control import Branch, Control, Defined, Let, Loop, Relayout, ShardMap
 from codegen.ops.convolutions import Convolve
 from codegen.ops.edges import Edge
@@ -28,11 +29,12 @@ from codegen.ops.views import Broadcast, Roll, Slice, Transpose, Update
 __all__ = [
     "OPS", "POSITION", "Again", "ArgReduce", "ArgSort", "Barrier", "Branch", "Broadcast",
     "Cholesky", "Const", "Constant", "Control", "Convolve", "Count", "Cumulative", "Defined",
-    "DynamicSlice", "DynamicUpdate", "Edge", "Eig", "Eigh", "Exchange", "Expect", "Fold", "Fourier",
-    "Full", "Gather", "Iota", "Kernel", "Kind", "Let", "Loop", "Lu", "LuSolve", "Map", "MatMul",
-    "Merge", "Move", "Named", "OnceAtZero", "Partition", "Permute", "Point", "Print", "Qr",
-    "Reduce", "Relayout", "Reshape", "Roll", "RunScalar", "Scatter", "SearchSorted", "ShardMap",
-    "Slice", "Sort", "Svd", "Swapped", "Symbolic", "Transpose", "Triangular", "Update",
+    "DynamicSlice", "DynamicUpdate", "Edge", "Eig", "Eigh", "Exchange", "Expect", "Feeding",
+    "Fold", "Fourier", "Full", "Gather", "Iota", "Kernel", "Kind", "Let", "Loop", "Lu", "LuSolve",
+    "Map", "MatMul", "Merge", "More", "Move", "Named", "OnceAtZero", "Partition", "Permute",
+    "Point", "Print", "Qr", "Reduce", "Relayout", "Reshape", "Roll", "RunScalar", "Scatter",
+    "SearchSorted", "Send", "ShardMap", "Slice", "Sort", "Svd", "Swapped", "Symbolic", "Take",
+    "Transpose", "Triangular", "Update",
 ]
 
 OPS: dict[str, type[Kind]] = {
@@ -42,7 +44,7 @@ OPS: dict[str, type[Kind]] = {
         Again, Named, OnceAtZero, Roll, Update, DynamicSlice, DynamicUpdate, Gather, Scatter,
         Reduce, Edge, ArgReduce, Cumulative, MatMul, Convolve, Sort, ArgSort, Merge, Partition,
         Count, SearchSorted, Cholesky, Lu, LuSolve, Swapped, Triangular, Qr, Svd, Eigh, Eig,
-        Fourier, Kernel, Permute, Move, Fold, Barrier, Print, Expect, Point, Loop, Let, Branch,
-        Relayout, ShardMap, Defined,
+        Fourier, Kernel, Permute, Move, Fold, Barrier, Print, Expect, Point, Take, More, Send,
+        Loop, Let, Branch, Relayout, ShardMap, Defined,
     )
 }

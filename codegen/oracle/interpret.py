@@ -9,7 +9,7 @@ Always holds: every result has the dtype and the evaluated shape of its type, or
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -24,17 +24,34 @@ from codegen.errors import (
     MeshError,
     UsageError,
 )
-from codegen.ir import Input, Module, Op, Region, Shape, Value
-from codegen.ops import POSITION, Branch, Exchange, Expect, Let, Loop, Print, RunScalar, ShardMap
+from codegen.ir import Feed, Input, Module, Op, Region, Shape, Value
+from codegen.ops import (
+    POSITION,
+    Branch,
+    Exchange,
+    Expect,
+    Feeding,
+    Let,
+    Loop,
+    More,
+    Print,
+    RunScalar,
+    Send,
+    ShardMap,
+    Take,
+)
 from codegen.ops.group import Group, Member
 from codegen.ops.kind import Array, Eval, extents
 from codegen.oracle.common import rank_prefix, value_text
 from codegen.oracle.grid import Box, Grid, join
 from codegen.symbolic.expr import IntLike, Sym, as_expr
+from codegen.user.whole_batches import Batches, streams_of
 
 # Kinds that are more than their result in NumPy.
-_APART = (RunScalar, Loop, Branch, Let, ShardMap, Print, Expect, Exchange)
+_APART = (RunScalar, Loop, Branch, Let, ShardMap, Print, Expect, Exchange, Feeding)
 
+# What was sent: of which feed, behind the batch of which number, the arrays by name.
+Sent = tuple[str, int, dict[str, Array]]
 Running = Generator[Op, list[Array], list[Array]]
 
 
@@ -56,13 +73,17 @@ def evaluator(values: Mapping[str, int]) -> Eval:
 def run(
     module: Module, sizes: Mapping[str, int], inputs: Mapping[str, Any] | None = None,
     scalars: Mapping[str, int | float] | None = None, prints: list[str] | None = None,
+    feeds: Any = None, sent: list[Sent] | None = None,
 ) -> dict[str, Array]:
-    """The outputs, whole, by name. sizes: ranks along each axis; prints collects printed lines.
+    """The outputs, whole, by name. sizes: ranks along each axis; prints collects printed lines;
+    feeds: iterables of whole batches, by feed; sent collects what goes back to them.
 
     Raises MatchingError where ranks wait for each other at different ops or replicas differ,
     InputError, MeshError and UsageError for what does not fit the program.
     """
     world = _World(module, sizes, scalars or {}, [] if prints is None else prints)
+    world.streams = streams_of(feeds, {f.name: world.fields(f) for f in module.feeds})
+    world.sent = [] if sent is None else sent
     with np.errstate(all="ignore"):
         given = {i.name: world.input(i, inputs or {}) for i in module.inputs}
         return world.run_graph(given) if module.level == "graph" else world.run_program(given)
@@ -78,6 +99,8 @@ class _Rank:
     index: int | None = None
     waits: tuple[Op, list[Array]] | None = None
     results: list[Array] | None = None  # when finished
+    taken: dict[str, int] = field(default_factory=dict)  # by feed: how many batches
+    sends: int = 0
 
     def __post_init__(self) -> None:
         self.eval = evaluator(self.env)
@@ -124,6 +147,8 @@ class _Rank:
         if isinstance(what, Expect):
             self.expect(op, what, *operands)
             return []
+        if isinstance(what, Feeding):
+            return self.world.feeding(op, what, operands, self)
         if isinstance(what, RunScalar):
             return [np.asarray(self.world.scalars[what.scalar], dtypes.numpy_dtype(what.dtype))]
         self.waits = (op, operands)
@@ -208,6 +233,10 @@ class _World:
     ) -> None:
         self.module = module
         self.prints = prints
+        self.streams: dict[str, Batches] = {}
+        self.sent: list[Sent] = []
+        # of a Program: what ranks have sent so far, by op, and how many each has made before
+        self.sending: dict[tuple[Op, int], dict[int, Sequence[Array]]] = {}
         self.sizes = _sizes(module, sizes)
         self.scalars = _scalars(module, scalars)
         self.env = {f"n_{name}": n for name, n in self.sizes.items()}
@@ -285,6 +314,44 @@ class _World:
             boxes = [self.grid.box(shape, layout, k) for k in range(len(ranks))]
             out.append(self.assemble(value.name, shape, [p[j] for p in parts], boxes, op))
         return out
+
+    # ---- feeds -----------------------------------------------------------------------------------
+
+    def fields(self, feed: Feed) -> dict[str, tuple[tuple[int, ...], Any]]:
+        value = evaluator(self.env)
+        return {name: (extents(t.shape, value), dtypes.numpy_dtype(t.dtype))
+                for name, t in feed.fields}
+
+    def feeding(
+        self, op: Op, what: Feeding, operands: Sequence[Array], rank: _Rank
+    ) -> list[Array]:
+        """Whole batches; of a rank, its parts."""
+        stream, number = self.streams[what.feed], rank.taken.get(what.feed, 0)
+        if isinstance(what, More):
+            return [np.asarray(stream.more(number))]
+        if isinstance(what, Take):
+            rank.taken[what.feed] = number + 1
+            found = stream.take(number)
+            whole = [found[name] for name in what.fields]
+            if rank.index is None:
+                return whole
+            return [x[self.own(*home, [rank])[0]].copy()
+                    for x, home in zip(whole, what.homes, strict=True)]
+        assert isinstance(what, Send)
+        whole = list(operands)
+        if rank.index is not None:
+            rank.sends += 1
+            parts = self.sending.setdefault((op, rank.sends), {})
+            parts[rank.index] = operands
+            if len(parts) < len(self.coords):
+                return []
+            ranks = [self.rank(k, {}, self.env) for k in range(len(self.coords))]
+            whole = [
+                self.assemble(name, extents(home[0], rank.eval), [parts[k][j] for k in
+                              range(len(ranks))], self.own(*home, ranks), op)
+                for j, (name, home) in enumerate(zip(what.fields, what.homes, strict=True))]
+        self.sent.append((what.feed, number - 1, dict(zip(what.fields, whole, strict=True))))
+        return []
 
     # ---- shards ----------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from codegen.plan.grammar import Box, Exchange, Loop, Phase, Plan, Step
+from codegen.plan.handed import More, Take
 from codegen.plan.steps import (
     inner_steps,
     mapped_steps,
@@ -79,7 +80,7 @@ class _Known:
 
     def look(self, step: Step) -> None:
         touched, written = {b.number for b in step_buffers(step)}, set()
-        if isinstance(step, Exchange):
+        if isinstance(step, Exchange | Take | More):
             written = {b.number for b in memory_written(step)}
         elif isinstance(step, Phase):
             written = {b.number for w in walk_works(step.work) for b in memory_written(w)}

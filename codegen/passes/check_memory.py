@@ -35,6 +35,7 @@ from codegen.plan.grammar import (
     Store,
     Work,
 )
+from codegen.plan.handed import More, Send, Take
 from codegen.plan.indexing import loads
 from codegen.plan.loops import Act, Do, Placed
 from codegen.plan.steps import inner_steps, memory_read, memory_written, moved, nodes
@@ -221,7 +222,7 @@ class _Check:
         new: Any = moved(act, to.__getitem__)
         if isinstance(new, Exchange):
             new = replace(new, last=item.last)
-        elif not isinstance(new, Print | Expect | Point):
+        elif not isinstance(new, Print | Expect | Point | Take | More | Send):
             new = flattened(new)
         return bool(new == item)
 
@@ -293,6 +294,8 @@ class _Check:
             found = set[int]()
             if isinstance(step, Phase):
                 found.update(b.number for work in step.work for b in memory_written(work))
+            elif isinstance(step, Take | More):
+                found.update(b.number for b in memory_written(step))
             elif isinstance(step, Exchange):
                 found.update(b.number for b in memory_written(step))
                 found |= _given_up(step)

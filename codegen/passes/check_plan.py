@@ -27,6 +27,7 @@ from codegen.plan.grammar import (
     Step,
     Turns,
 )
+from codegen.plan.handed import More, Send, Take
 from codegen.plan.steps import inner_steps, simple_works, step_buffers, walk_steps
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr, Sym
@@ -74,6 +75,7 @@ def check_plan(plan: Plan) -> Plan:
                 place,
                 "both sides of an exchange have the same dims",
             )
+    _feeds(plan)
     _side_by_side(plan.steps)
     return plan
 
@@ -103,6 +105,24 @@ def check_finished(plan: Plan) -> Plan:
                  if all(s.kind not in ("counter", "var") for s in expr.from_atom(c).symbols())]
         _rule(not again, place, "what stays while the program runs is evaluated at load")
     return plan
+
+
+def _feeds(plan: Plan) -> None:
+    """What is taken and sent stands in the Plan's tables, each step once."""
+    for kind, table in ((Take, plan.takes), (Send, plan.sends)):
+        steps = [s for s in walk_steps(plan.steps) if isinstance(s, kind)]
+        _rule([s.number for s in steps] == [h.number for h in table], None,
+              "every take and every send stands in the table of the Plan, in order")
+        for step, handed in zip(steps, table, strict=True):
+            buffers = [a.buffer.number for a in handed.arrays]
+            _rule(buffers == [b.number for b in step_buffers(step)], step.place,
+                  "the table of the Plan has the buffers of each take and send")
+            _rule(len(set(buffers)) == len(buffers) or kind is Send, step.place,
+                  "the fields of a batch lie apart")
+    known = {f.name for f in plan.feeds}
+    for step in walk_steps(plan.steps):
+        if isinstance(step, Take | More | Send):
+            _rule(step.feed in known, step.place, f'feed "{step.feed}" is declared')
 
 
 def _exprs(step: Step) -> Iterator[Expr]:

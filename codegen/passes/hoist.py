@@ -48,10 +48,13 @@ def hoisted(plan: Plan) -> Plan:
     inputs, outputs = (tuple(map(work.array, some)) for some in (plan.inputs, plan.outputs))
     points = None if plan.points is None else tuple(
         tuple(map(work.array, carried)) for carried in plan.points)
+    takes, sends = (
+        tuple(replace(h, arrays=tuple(map(work.array, h.arrays))) for h in some)
+        for some in (plan.takes, plan.sends))
     steps = mapped_steps(plan.steps, work.step)
     at_load = {s: e for e, s in work.entries.items()}
     return replace(plan, inputs=inputs, outputs=outputs, steps=steps, named={}, at_load=at_load,
-                   points=points)
+                   points=points, takes=takes, sends=sends)
 
 
 class _Hoisting:

@@ -25,7 +25,9 @@ from codegen.ops import (
     Kind,
     Loop,
     Point,
+    Send,
     ShardMap,
+    Take,
     Update,
 )
 from codegen.ops.views import begin
@@ -84,11 +86,16 @@ class _Partition(Parts):
             self.kernel(op, what)
         elif isinstance(what, Point):
             self.point(op, what)
+        elif isinstance(what, Send):
+            self.sent(op, what)
         elif what.at_home:
             operands = tuple(self.need(v, home(v)) for v in op.operands)
             results = tuple(Value(v.name, self.local_type(v)) for v in op.results)
             if isinstance(what, Expect):
                 what = what.but(start=cuts.lows(self.mesh, home(op.operands[0])))
+            elif isinstance(what, Take):
+                homes = tuple((v.type.shape, layout_of(v)) for v in op.results)
+                what = what.but(types=tuple(v.type for v in results), homes=homes)
             self.place = op.place
             self.add(what, operands, results)
             for value, local in zip(op.results, results):
@@ -121,6 +128,14 @@ class _Partition(Parts):
                 self.have(v, local)
             else:
                 self.lies(v, local)
+
+    def sent(self, op: Op, what: Send) -> None:
+        """What goes back of a batch, laid out as the op says."""
+        homes = tuple((v.type.shape, to) for v, to in zip(op.operands, what.layouts, strict=True))
+        operands = [self.need(v, cuts.blocks(*home)) for v, home in
+                    zip(op.operands, homes, strict=True)]
+        self.place = op.place
+        self.add(what.but(homes=homes), operands)
 
     def several(self, op: Op) -> None:
         """Blocks of all that an op makes, which are of one batch."""

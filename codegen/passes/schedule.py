@@ -23,6 +23,7 @@ from codegen.plan.grammar import (
     Default,
     Exchange,
     Expect,
+    Home,
     Let,
     Load,
     Loop,
@@ -34,6 +35,7 @@ from codegen.plan.grammar import (
     Store,
     Work,
 )
+from codegen.plan.handed import Handed, More, Send, Take
 from codegen.plan.indexing import loop_vars, positions, ravel
 from codegen.plan.loops import Do, Placed, capacity
 from codegen.plan.steps import moved
@@ -64,7 +66,8 @@ def scheduled(placed: Placed) -> Plan:
         tuple(work.buffers), tuple(work.constants.values()), inputs, outputs, program.returns,
         tuple(steps), program.conditions, work.counters, loops.sites, program.routes,
         loops.libraries, tuple(loops.kernels.items()), program.checks, dict(loops.named),
-        points=tuple(work.points) if program.kept else None,
+        points=tuple(work.points) if program.kept else None, feeds=program.feeds,
+        takes=tuple(work.takes), sends=tuple(work.sends),
     )
 
 
@@ -81,6 +84,8 @@ class _Scheduler:
         self.phases = self.counters = 0
         self.pending: list[Work] = []
         self.points: list[tuple[Array, ...]] = []
+        self.takes: list[Handed] = []
+        self.sends: list[Handed] = []
         self.steps: list[Step] = []
         self.here: Place | None = None  # of the last op: the place of copies that no op asks for
 
@@ -128,15 +133,14 @@ class _Scheduler:
         offset = ravel(positions(loops), value.type.shape)
         self.add(Store(loops, into, offset, Load(source, offset)))
 
-    def arrays(self, point: Point) -> tuple[Array, ...]:
-        """What is carried through it."""
+    def arrays(self, buffers: Sequence[Buffer], homes: Sequence[Home]) -> tuple[Array, ...]:
+        """What lies in these buffers, so that others than the program may read or write it."""
         named, made = self.placed.loops.named, []
-        for buffer, home in zip(point.carried, point.homes, strict=True):
+        for buffer, home in zip(buffers, homes, strict=True):
             shape, layout, before = home.array or (home.part, ((),) * len(home.part), None)
             room = () if before is None else tuple(zip(before, home.part, strict=True))
             shape = tuple(e.subst(named) for e in shape)
-            name = buffer.name if home.name == "memory" else home.name  # written in place
-            made.append(Array(name, buffer, home.dtype, shape, layout,
+            made.append(Array(home.name, buffer, home.dtype, shape, layout,
                               own=home.array is None, room=room))
         return tuple(made)
 
@@ -182,7 +186,19 @@ class _Scheduler:
             elif isinstance(act, Point):
                 self.flush()
                 self.steps.append(point := moved(act, self.buffer))
-                self.points.append(self.arrays(point))
+                names = (b.name if h.name == "memory" else h.name  # written in place
+                         for b, h in zip(point.carried, point.homes, strict=True))
+                arrays = self.arrays(point.carried, point.homes)
+                self.points.append(tuple(map(_named, arrays, names)))
+            elif isinstance(act, Take | More | Send):
+                self.flush()
+                self.steps.append(step := moved(act, self.buffer))
+                if isinstance(step, Take):
+                    arrays = self.arrays(step.into, step.homes)
+                    self.takes.append(Handed(step.feed, step.number, arrays))
+                elif isinstance(step, Send):
+                    arrays = self.arrays(step.given, step.homes)
+                    self.sends.append(Handed(step.feed, step.number, arrays))
             elif not _is_there(work := moved(act, self.buffer)):
                 self.add(work)
 
@@ -227,6 +243,10 @@ class _Scheduler:
         if on is None:
             on = Load(self.of[op.operands[0]], expr.const(0))
         self.steps.append(Branch(on, arms, op.place))
+
+
+def _named(array: Array, name: str) -> Array:
+    return replace(array, name=name)
 
 
 def _is_there(work: Work) -> bool:

@@ -16,7 +16,7 @@ from codegen.layouts.costs import Costs, a_few_and_many, bytes_of
 from codegen.layouts.demands import Split
 from codegen.layouts.relaid import Inside, Laid, relaid
 from codegen.mesh import Layout, Mesh
-from codegen.ops import Kernel, Loop, ShardMap
+from codegen.ops import Feeding, Kernel, Loop, ShardMap
 from codegen.symbolic.expr import Sym
 
 FACTOR = 1.2  # so much faster must a program be for it
@@ -28,7 +28,7 @@ def with_shared_loops(split: Split, again: Callable[[Module], Split]) -> Split:
     demands, program = split
     graph = demands.graph
     found = {c: v for op in graph.body.ops if (c := op.what.counts()) and (v := _carried(op))}
-    if not found or any(isinstance(op.what, ShardMap | Kernel) for op in walk(graph.body)):
+    if not found or any(isinstance(op.what, ShardMap | Kernel | Feeding) for op in walk(graph.body)):
         return split
     meshes = a_few_and_many(graph.mesh)
     before = [Costs(program, sizes, found) for sizes in meshes]

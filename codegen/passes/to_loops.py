@@ -47,7 +47,7 @@ class Maker(Resolver):
         self.sides = Sides(program.mesh, self)
         self.libraries: list[Routine] = []
         self.kernels: dict[str, tuple[Any, tuple[Parameter, ...]]] = {}
-        self.sites = 0
+        self.sites = self.feeding = 0
         # of the op at hand
         self.acts: list[Act] = []
         self.begins: list[tuple[Value, Value]] = []
@@ -97,6 +97,11 @@ class Maker(Resolver):
         """Memory that is needed meanwhile."""
         self.scratch.append(Value(name, ArrayType(dtype, shape)))
         return self.scratch[-1]
+
+    def numbered(self) -> int:
+        """A number that no other take or send has."""
+        self.feeding += 1
+        return self.feeding - 1
 
     def library(self, routine: Routine) -> int:
         """The number of a routine."""

@@ -1,4 +1,4 @@
-"""Every exchange is reached by all its members, or by none.
+"""Every exchange is reached by all its members, or by none; a feed by all ranks, or by none.
 
 In: a Program. Out: the same; or a MatchingError where a branch or a loop may part the members.
 Always holds: what members must say alike, such as a root, is one formula on all of them.
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from codegen.errors import MatchingError, Place
 from codegen.ir import Module, Op, Region
-from codegen.ops import Branch, Exchange, Loop
+from codegen.ops import Branch, Exchange, Feeding, Loop
 from codegen.printer import axes_text, exchange_text, user_text
 from codegen.variance import Axes, Variance, analysed
 
@@ -46,14 +46,14 @@ class _Check:
         for op in region.ops:
             if isinstance(op.what, Exchange):
                 self.exchange(op, op.what, around)
+            elif isinstance(op.what, Feeding):
+                self.met(op, f'feed "{op.what.feed}"', frozenset(self.mesh.names), around)
             for inner in op.regions:
                 self.region(inner, (*around, _Around(op, self.found.passing(op))))
 
     def exchange(self, op: Op, what: Exchange, around: tuple[_Around, ...]) -> None:
         members = frozenset(what.axes)
-        for outer in reversed(around):
-            if apart := outer.axes & members:
-                raise self.refused(op, outer.op, tuple(a for a in what.axes if a in apart))
+        self.met(op, exchange_text(op), members, around)
         for name, e in what.agreed().items():
             if apart := self.found.expr(e) & members:
                 raise MatchingError(
@@ -65,7 +65,18 @@ class _Check:
                     remedy="ppermute(..., to=lambda i, n: ...) gives each rank's destination",
                 )
 
-    def refused(self, op: Op, outer: Op, apart: tuple[str, ...]) -> MatchingError:
+    def met(
+        self, op: Op, called: str, members: Axes, around: tuple[_Around, ...]
+    ) -> None:
+        """All of them come to it, or none."""
+        for outer in reversed(around):
+            if apart := outer.axes & members:
+                names = tuple(a for a in self.mesh.names if a in apart)
+                raise self.refused(op, called, outer.op, names)
+
+    def refused(
+        self, op: Op, called: str, outer: Op, apart: tuple[str, ...]
+    ) -> MatchingError:
         along = axes_text(apart)
         if isinstance(outer.what, Loop):
             where = f"inside a loop whose number of turns may differ between ranks along {along}"
@@ -76,7 +87,7 @@ class _Check:
         found, remedy = self.cause(outer, apart)
         also: tuple[tuple[str, Place], ...] = ((what, outer.place),) if outer.place else ()
         return MatchingError(
-            f"{exchange_text(op)} {where}",
+            f"{called} {where}",
             place=op.place,
             also=also,
             expected=f"all ranks along {along} come to it together, or none",

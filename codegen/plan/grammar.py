@@ -2,7 +2,8 @@
 
     Plan     = buffers, steps, exchanges, arrays in and out, conditions, routes, libraries,
                kernels
-    Step     = Phase | Exchange | Loop | Let | Branch | Default | Print | Expect | Point
+    Step     = Phase | Exchange | Loop | Let | Branch | Default | Print | Expect | Point | Take | More
+               | Send
     Phase    = a compute phase: Work in order
     Work     = Store | Reduce | Nest | Lane | LibraryCall | KernelCall
                over loop variables; Turns | Choice of Work: loops and branches that only compute
@@ -23,8 +24,9 @@ from typing import TYPE_CHECKING, Any, Generic
 
 from codegen.dtypes import DType
 from codegen.errors import Place
-from codegen.ir import Condition, Returned, Route, Scalar, Shape
+from codegen.ir import Condition, Feed, Returned, Route, Scalar, Shape
 from codegen.mesh import Layout, Mesh
+from codegen.plan.handed import Handed, More, Send, Take
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr, Sym
 
@@ -544,7 +546,10 @@ class Point(Generic[M]):
     place: Place | None = None
 
 
-Step = Phase | Exchange | Loop | Let | Branch | Default | Print | Expect | Point
+# What is done with a feed.
+Feeding = Take[M] | More[M] | Send[M]
+Step = (Phase | Exchange | Loop | Let | Branch | Default | Print | Expect | Point | Take | More
+        | Send)
 
 
 @dataclass(frozen=True)
@@ -588,3 +593,6 @@ class Plan:
     at_load: dict[Sym, Expr] = field(default_factory=dict)  # those evaluated once, in this order
     # what the outermost loops carry, by their numbers; None: they have no points
     points: tuple[tuple[Array, ...], ...] | None = None
+    feeds: tuple[Feed, ...] = ()
+    takes: tuple[Handed, ...] = ()
+    sends: tuple[Handed, ...] = ()

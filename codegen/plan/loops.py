@@ -3,7 +3,8 @@
     Loops  = module, and what all of it shares: constants, library routines, kernels, names
     module = a Module whose ops are Do, Loop, Let and Branch
     Do     = results := Act in order, on operands        results are written, operands are read
-    Act    = Work | Exchange | Print | Expect | Point    of the Plan's grammar, over Values
+    Act    = Work | Exchange | Print | Expect | Point | Take | More | Send
+                                             of the Plan's grammar, over Values
 
 Every value of the module lies in memory of its own; buffers are then a substitution.
 """
@@ -17,11 +18,12 @@ from typing import Any
 from codegen.image.gufunc import Parameter
 from codegen.ir import Module, Op, Value
 from codegen.ops.kind import Array, Kind
-from codegen.plan.grammar import Buffer, Exchange, Expect, Point, Print, Routine, Work
+from codegen.plan.grammar import Buffer, Exchange, Expect, Feeding, Point, Print, Routine, Work
 from codegen.symbolic import estimate, expr
 from codegen.symbolic.expr import Call, Expr, Sym
 
-Act = Work[Value] | Exchange[Value] | Print[Value] | Expect[Value] | Point[Value]
+Act = (Work[Value] | Exchange[Value] | Print[Value] | Expect[Value] | Point[Value]
+       | Feeding[Value])
 # The symbol of a kernel compiled for these parameters: the kernel, and them.
 Kernels = Mapping[str, tuple[Any, tuple[Parameter, ...]]]
 

@@ -17,6 +17,7 @@ from codegen.plan.grammar import (
     Default,
     Exchange,
     Expect,
+    Feeding,
     Integer,
     Keep,
     Kept,
@@ -41,11 +42,14 @@ from codegen.plan.grammar import (
     Turns,
     Work,
 )
+from codegen.plan.handed import More, Send, Take
 from codegen.plan.indexing import loads
 from codegen.symbolic.expr import Expr
 
 N = TypeVar("N")
-Act = Work[M] | Exchange[M] | Print[M] | Expect[M] | Point[M]
+Act = Work[M] | Exchange[M] | Print[M] | Expect[M] | Point[M] | Feeding[M]
+Operation = Phase | Exchange | Expect | Take | More | Send  # what a rank can be at
+_OPERATIONS = (Phase, Exchange, Expect, Take, More, Send)
 
 
 def walk_steps(steps: Sequence[Step]) -> Iterator[Step]:
@@ -56,9 +60,9 @@ def walk_steps(steps: Sequence[Step]) -> Iterator[Step]:
             yield from walk_steps(inner)
 
 
-def operations(steps: Sequence[Step]) -> list[Phase | Exchange | Expect]:
+def operations(steps: Sequence[Step]) -> list[Operation]:
     """What a rank can be at, by number."""
-    return [s for s in walk_steps(steps) if isinstance(s, (Phase, Exchange, Expect))]
+    return [s for s in walk_steps(steps) if isinstance(s, _OPERATIONS)]
 
 
 def inner_steps(step: Step) -> tuple[tuple[Step, ...], ...]:
@@ -112,7 +116,7 @@ def step_buffers(step: Step) -> Iterator[Buffer]:
     if isinstance(step, Phase):
         for work in walk_works(step.work):
             yield from work_buffers(work)
-    elif isinstance(step, Exchange):
+    elif isinstance(step, Exchange | Take | More | Send):
         yield from memory_read(step)
         yield from memory_written(step)
     elif isinstance(step, Loop):
@@ -146,6 +150,8 @@ def memory_read(act: Act[M]) -> Iterator[M]:
         yield from (x for a in act.arguments if not a.writes and (x := array_of(a)) is not None)
     elif isinstance(act, Exchange):
         yield from (box.buffer for box in (act.pull_from, act.send) if box is not None)
+    elif isinstance(act, Send):
+        yield from act.given
     elif isinstance(act, Choice) and isinstance(act.on, Load):
         yield act.on.buffer
 
@@ -163,7 +169,11 @@ def memory_written(work: Act[M] | Keep[M]) -> Iterator[M]:
         yield from (part.buffer for part in work.parts if part.writes)
     elif isinstance(work, KernelCall):
         yield from (x for a in work.arguments if a.writes and (x := array_of(a)) is not None)
-    elif not isinstance(work, Keep | Print | Expect | Turns | Choice):
+    elif isinstance(work, Take):
+        yield from work.into
+    elif isinstance(work, More):
+        yield work.into
+    elif not isinstance(work, Keep | Print | Expect | Send | Turns | Choice):
         yield work.buffer
         if isinstance(work, Store) and work.waiting is not None:
             yield work.waiting
@@ -181,6 +191,8 @@ def moved(act: Exchange[N], of: Callable[[N], M]) -> Exchange[M]: ...
 def moved(act: Print[N], of: Callable[[N], M]) -> Print[M]: ...
 @overload
 def moved(act: Expect[N], of: Callable[[N], M]) -> Expect[M]: ...
+@overload
+def moved(act: Feeding[N], of: Callable[[N], M]) -> Feeding[M]: ...
 def moved(act: Any, of: Callable[[N], M]) -> Any:
     """The same over other memory: `of` gives it for what there was."""
 

@@ -42,6 +42,7 @@ from codegen.plan.grammar import (
     Var,
     Work,
 )
+from codegen.plan.handed import More, Send, Take
 from codegen.plan.loops import Do, Loops
 from codegen.plan.steps import moved
 from codegen.printer import ValueNames
@@ -58,6 +59,9 @@ def plan_text(plan: Plan) -> str:
         lines.append(f"constant {b.number} {b.name}: {b.dtype}[{b.capacity}]")
     lines += [f"at load {s.name} = {e}" for s, e in plan.at_load.items()]
     lines += [f"input {_array(a)}" for a in plan.inputs]
+    for f in plan.feeds:
+        fields = ", ".join(f"{name}: {t}" for name, t in f.fields)
+        lines.append(f"feed {f.name} of {fields}")
     lines += list(_steps(plan.steps, "  "))
     lines += [f"output {_array(a)}" for a in plan.outputs]
     lines += [f"library {k} {r.name} of {r.source}" for k, r in enumerate(plan.libraries)]
@@ -85,7 +89,7 @@ def loops_text(loops: Loops) -> str:
                             for x, v in op.what.begins)
                 yield from (f"{indent}  meanwhile {called(v)}" for v in op.what.scratch)
                 for act in op.what.acts:
-                    if isinstance(act, Exchange | Print | Expect | Point):
+                    if isinstance(act, Exchange | Print | Expect | Point | Take | More | Send):
                         yield from _steps([moved(act, of)], f"{indent}  ")
                     else:
                         yield from _work(moved(act, of), f"{indent}  ")
@@ -161,6 +165,14 @@ def _steps(steps: Sequence[Step], indent: str) -> Iterator[str]:
         elif isinstance(step, Point):
             carried = ", ".join(b.name for b in step.carried)
             yield f"{indent}point {step.number} of {carried}{where}"
+        elif isinstance(step, Take):
+            into = ", ".join(b.name for b in step.into)
+            yield f"{indent}take {into} from feed {step.feed}{where}"
+        elif isinstance(step, More):
+            yield f"{indent}ask feed {step.feed} for more, into {step.into.name}{where}"
+        elif isinstance(step, Send):
+            given = ", ".join(b.name for b in step.given)
+            yield f"{indent}send {given} to feed {step.feed}{where}"
 
 
 def _work(work: Work, indent: str) -> Iterator[str]:

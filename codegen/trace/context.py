@@ -17,7 +17,7 @@ import numpy as np
 
 from codegen.errors import Place, ProgramError, TracedValueError
 from codegen.fresh import Fresh
-from codegen.ir import ArrayType, Condition, Input, Keeps, Op, Region, Scalar, Value
+from codegen.ir import ArrayType, Condition, Feed, Input, Keeps, Op, Region, Scalar, Value
 from codegen.layouts import propagation
 from codegen.mesh import Axis, Layout, Mesh
 from codegen.ops import Full, Kind
@@ -68,6 +68,7 @@ class Context:
         self.write_logs: list[dict[Storage, None]] = []
         self.scalars: dict[str, Scalar] = {}
         self.inputs: dict[str, Input] = {}
+        self.feeds: dict[str, Feed] = {}
         self.numbers: dict[Value, Any] = {}  # of those that are one number everywhere
         self.said: dict[str, dict[str, Any]] = {}  # of inputs and scalars: sameness.check_same
         self.conditions: list[Condition] = []

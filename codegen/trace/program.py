@@ -27,6 +27,7 @@ from codegen.trace import (
     blocked,  # noqa: F401  # gives np.linalg what it does with split matrices
     methods,  # noqa: F401  # gives Array its methods
 )
+from codegen.trace.feed_calls import check_taken
 from codegen.trace.context import Context, Limits
 from codegen.trace.control import conversion
 from codegen.trace.control import hooks as control
@@ -290,13 +291,14 @@ class Program:
         if context.differentiated:
             body = pruned(opened(body))
             outputs = [replace(o, value=v) for o, v in zip(outputs, body.results, strict=True)]
-        return Module(name=self.name, level="graph", mesh=context.mesh,
+        return check_taken(Module(name=self.name, level="graph", mesh=context.mesh,
                       parameters=tuple(values.items()), scalars=tuple(context.scalars.values()),
-                      inputs=tuple(context.inputs.values()), body=body, outputs=tuple(outputs),
+                      inputs=tuple(context.inputs.values()),
+                      feeds=tuple(context.feeds.values()), body=body, outputs=tuple(outputs),
                       conditions=tuple(context.conditions), returns=returns, sync=self.sync,
                       file=self.file, keeps=kept_by(body, context.keeps),
                       unrolled=tuple(sorted(filter(None, context.unrolled), key=str)),
-                      checks=tuple(name for name in CHECKS if name in context.checks))
+                      checks=tuple(name for name in CHECKS if name in context.checks)))
 
     def _place_of_return(self, context: Context, function: Callable[..., Any]) -> Place:
         """The expression that was returned; where there is none, the function's own place."""

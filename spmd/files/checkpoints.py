@@ -234,7 +234,10 @@ def read_index(path: str) -> dict[str, Any]:
             raise damaged(file, "what its check sum says", "something else")
         parts = [StoredPart(*row) for row in found["parts"]]
         mesh = [(str(name), int(size)) for name, size in found["mesh"]]
-        sound = all(map(StoredPart.is_sound, parts))
+        feeds = found.setdefault("feeds", {})  # sets of older runs say nothing of them
+        sound = all(map(StoredPart.is_sound, parts)) and all(
+            type(row[key]) is int and 0 <= row["from"] <= row["taken"]
+            for row in feeds.values() for key in ("taken", "from"))
         if not sound or any(type(found[key]) is not kind for key, kind in SAYS):
             raise ValueError
         return {**found, "parts": parts, "mesh": mesh}

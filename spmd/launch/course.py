@@ -7,6 +7,7 @@ at, all of them leave.
 
 from __future__ import annotations
 
+from codegen.errors import SpmdError
 from spmd import report
 from spmd.arguments import check_given, patched_in, scalars_of
 from spmd.launch.hosts import agree, mine
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
     from typing import Any
 
+    from spmd.launch.feeds import Feeds
     from spmd.launch.hosts import Hosts
     from spmd.launch.keeping import Keeping
     from spmd.launch.loader import Checked
@@ -42,6 +44,11 @@ class Launch:
             from spmd.launch.keeping import Keeping  # zlib: most runs keep nothing
 
             self.keeping = Keeping(self)
+        self.feeds: Feeds | None = None
+        if options.feed is not None or self.manifest["feeds"]:
+            from spmd.launch.feeds import Feeds  # NumPy: ranks that take no batches do without
+
+            self.feeds = Feeds(self)
 
     def bound(self, settings: dict[str, Any], given: Collection[str]) -> Setup:
         """What these scalars, and inputs of these names, make of the image on its mesh."""
@@ -53,6 +60,10 @@ class Launch:
         check_given(self.manifest, given)
         if self.keeping is not None:
             self.keeping.check()
+        if self.feeds is not None:
+            self.feeds.give(options.feed)
+            options.feed = None  # it goes on from call to call
+            self.feeds.check()
         count = self.processes.count
         self.sizes = bind_mesh(self.manifest, ranks, mesh, self.scalars, count)
         return self.setup()
@@ -84,6 +95,8 @@ class Launch:
                 self.processes.together(lambda: job.keep_times(events))
         if self.keeping is not None:
             self.keeping.begin(self.job, put)
+        if self.feeds is not None:
+            self.feeds.begin(self.job, self.keeping.resumed if self.keeping else None)
         return self.job
 
     def run(
@@ -96,10 +109,17 @@ class Launch:
         except BaseException as error:
             job.abort(report.exit_code(error), str(error))
             raise
-        job.run(told)
+        try:
+            job.run(told)
+        except SpmdError:
+            if self.feeds is not None and self.feeds.error is not None:
+                raise self.feeds.error from None  # what ended the run
+            raise
 
     def kept(self) -> None:
-        """What there is to do for checkpoints once the ranks of all processes have run."""
+        """What there is to do for feeds and checkpoints once all ranks have run."""
+        if self.feeds is not None:
+            self.feeds.ran()
         if self.keeping is not None:
             self.keeping.finish()
 
@@ -107,6 +127,8 @@ class Launch:
         """Gives the job's memory back."""
         if self.keeping is not None:
             self.keeping.close()
+        if self.feeds is not None:
+            self.feeds.close()
         if self.job is not None:
             self.job.close()
             self.job = None

@@ -129,6 +129,7 @@ class Job:
         self.watch: Any = None
         self.events = 0  # of every rank, that are kept
         self.look: Callable[[], None] | None = None  # while it runs: whether a checkpoint waits
+        self.look_feeds: Callable[[], None] | None = None  # and whether ranks starve
         self.turns = 0  # runs, and the end: what outputs lie in its memory are of the latest
         self._job = self._arena = self._board = ffi.NULL
         try:
@@ -368,6 +369,8 @@ class Job:
                 say(ffi.buffer(text, length)[:].decode("utf-8", "replace"))
             if self.look is not None and state != lib.SPMD_ABORTED:
                 self.look()
+            if self.look_feeds is not None and state == lib.SPMD_RUNNING:
+                self.look_feeds()
             if state != lib.SPMD_RUNNING:
                 say.close()
                 return int(state)

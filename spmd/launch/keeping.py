@@ -252,11 +252,12 @@ class Keeping:
         return ranks
 
     def _index(self, job: Job, found: Any) -> dict[str, Any]:
+        feeds = self.launch.feeds.cursors() if self.launch.feeds else {}
         return {
             "program": self.launch.manifest["program"], "image": self.launch.checked.digest,
             "point": found.point, "turn": found.turn, "counter": found.counter,
             "ranks": job.setup.ranks, "mesh": resuming.mesh_of(job), "scalars": self.launch.scalars,
-            "inputs": self.inputs, "arrays": self.said(job, found.point),
+            "inputs": self.inputs, "arrays": self.said(job, found.point), "feeds": feeds,
         }
 
     def _complete(self) -> None:

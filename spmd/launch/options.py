@@ -105,6 +105,11 @@ class Options(_Declared):
         default=None, metavar="FOLDER",
         help="go on from the last checkpoint there, on any number of ranks",
     )
+    feed: Any = option(
+        default=None, metavar="[NAME=]FILE|NAME@ADDRESS", form='batches, or {"train": batches}',
+        help="where batches of feeds come from: an iterable of dicts of arrays with all rows, or a "
+        "function that gives one; a pipeline, its file, or NAME@ADDRESS of one that is served",
+    )
     keep: Iterable[str] | str | bool = option(
         default=(),
         help="names of outputs that stay with the ranks, True for all of them; they come as "

@@ -19,5 +19,6 @@ def engine_object(once: Callable[..., Path]) -> str:
 
 @pytest.fixture(scope="session")
 def images(once: Callable[..., Path]) -> Images:
-    flags = ("-O2", "-shared", "-fPIC", str(HERE / "images.c"), str(HERE / "near.c"))
+    files = (str(HERE / f"{name}.c") for name in ("images", "near", "fed"))
+    flags = ("-O2", "-shared", "-fPIC", *files)
     return Images(once("images.so", lambda path: compile_c(path, *flags)))

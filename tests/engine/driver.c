@@ -8,6 +8,7 @@
 
 #include "engine.h"
 #include "images.h"
+#include "supply.h"
 
 #define PROGRAMS(use)                                                                              \
     use(ring) use(edge) use(route) use(reduce) use(axes) use(gather) use(swap) use(scatter)        \
@@ -17,6 +18,7 @@ DECLARE(print)
 DECLARE(stuck)
 DECLARE(collide)
 DECLARE(kept)
+DECLARE(fed)
 
 static const struct {
     const char *name;
@@ -197,6 +199,28 @@ static int64_t check_kept(int which_shape, int64_t every, int64_t nanoseconds, b
     return wrong;
 }
 
+static int64_t fed_run(spmd_job *job)
+{
+    int64_t lines = 0;
+    return run_once(job, &lines) != SPMD_FINISHED;
+}
+
+/* A run of fed.c with these flags. */
+static int64_t check_fed(int which_shape, int64_t flags)
+{
+    const int64_t *size = shape[which_shape].size, scalar[] = {11, 40, flags};
+    spmd_arena *arena;
+    spmd_job *job = job_make(&fed_image, which_shape, scalar, SPMD_AUTO, &arena);
+    int64_t wrong = supply_check(job, flags, fed_run);
+    wrong += errors_sum(job, size[0] * size[1] * size[2]);
+    must(spmd_job_free(job), "free");
+    spmd_arena_free(arena);
+    if (wrong)
+        fprintf(stderr, "fed: shape %d, flags %lld: %lld wrong\n", which_shape, (long long)flags,
+                (long long)wrong);
+    return wrong;
+}
+
 /* All algorithms of reductions; the other programs do not depend on it. */
 static int64_t check_all(int which_program, int which_shape, int64_t elements, int64_t seed)
 {
@@ -232,6 +256,8 @@ int main(void)
         wrong += check_kept(s, 7, 0, false);
         wrong += check_kept(other, 0, 0, true);
         wrong += check_kept(s, 2, 0, true);
+        for (int64_t flags = 0; flags < 4; flags++)
+            wrong += check_fed(s, flags == 3 ? 4 : flags);
     }
     wrong += check_failure(&stuck_image, "no rank can advance");
     wrong += check_failure(&collide_image, "both send to rank 0");

@@ -12,7 +12,8 @@ import pytest
 
 from tests.engine.harness import HERE, SOURCES, compile_c
 
-DRIVER = [str(HERE / f"{name}.c") for name in ("driver", "images", "near", "mixed", "kept")]
+NAMES = ("driver", "images", "near", "mixed", "kept", "fed", "supply")
+DRIVER = [str(HERE / f"{name}.c") for name in NAMES]
 
 
 def runs_clean(tmp_path: Path, *flags: str) -> None:

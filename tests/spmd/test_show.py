@@ -123,9 +123,9 @@ class Table(ctypes.Structure):
     _fields_ = (
         *((n, ctypes.c_uint32) for n in ("version", "axes", "scalars", "inputs", "outputs",
                                          "buffers", "at_load", "counters", "sites",
-                                         "points")),
-        *((n, ctypes.c_void_p) for n in ("array_buffer", "array_dims", "array_size",
-                                         "point_first")),
+                                         "points", "feeds", "takes", "sends")),
+        *((n, ctypes.c_void_p) for n in ("array_buffer", "array_dims", "array_size", "point_first",
+                                         "take_feed", "take_first", "send_feed", "send_first")),
         ("reserve", ctypes.CFUNCTYPE(None, ctypes.POINTER(World), ctypes.POINTER(ctypes.c_int64))),
     )
 

@@ -23,6 +23,7 @@ from codegen.trace.control.ranges import Range
 from codegen.trace.control.stateful import changed, ordered, refuse_outside
 from codegen.trace.control.turns import captured_for, captured_while
 from codegen.trace.expecting import asserted
+from codegen.trace.feed_calls import Stream, captured_feed
 from codegen.trace.foreign import fresh, indexed, target
 from codegen.trace.number import Number
 from codegen.trace.numpy.logic import and_, both, compare, either, ifexp, known, not_, or_
@@ -76,9 +77,11 @@ def for_(
     iterable: Any, names: Names, bound: Sequence[str], touched: Sequence[str],
     flags: Sequence[str], loop_number: int, hint: str, kept: Sequence[str],
 ) -> Iterable[Any]:
-    """The iterable itself, or the passes of a captured loop over an spmd.range."""
-    if isinstance(iterable, Range):
+    """The iterable itself, or the passes of a captured loop over an spmd.range or a feed."""
+    if isinstance(iterable, (Range, Stream)):
         code = Code(names, bound, touched, flags, loop_number, kept)
+        if isinstance(iterable, Stream):
+            return captured_feed(iterable, code)
         return captured_for(iterable, code, hint)
     if isinstance(iterable, Number):
         raise TracedValueError("a for loop over a number", expected="something to iterate over",

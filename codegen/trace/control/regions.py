@@ -65,6 +65,7 @@ class Mark:
     serial: int  # of the newest of them
     scalars: dict[str, Any]
     inputs: dict[str, Any]
+    feeds: dict[str, Any]
     conditions: int
     names: Fresh
 
@@ -72,8 +73,8 @@ class Mark:
     def of(cls, context: Context) -> Mark:
         context.epoch += 1
         return cls([(s, s.content, s.shadows) for s in context.storages], context.next_serial(),
-                   dict(context.scalars), dict(context.inputs), len(context.conditions),
-                   context._names.copy())
+                   dict(context.scalars), dict(context.inputs), dict(context.feeds),
+                   len(context.conditions), context._names.copy())
 
     def restore_storages(self) -> None:
         for storage, content, shadows in self.storages:
@@ -90,6 +91,7 @@ class Mark:
 
     def restore_declared(self, context: Context) -> None:
         context.scalars, context.inputs = dict(self.scalars), dict(self.inputs)
+        context.feeds = dict(self.feeds)
         del context.conditions[self.conditions :]
         context._names = self.names.copy()
 

@@ -1,0 +1,196 @@
+"""spmd.feed: streams of batches that come while the program runs, and what is sent back to them.
+
+Always holds: a feed is declared once; all of its batches have the same fields, and dim 0 of each is
+the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+from codegen.errors import ProgramError, TracedValueError
+from codegen.ir import ArrayType, Feed, Module, Op, layout_text, walk
+from codegen.mesh import Layout
+from codegen.ops import Feeding, More, Send, Take
+from codegen.places import user_place
+from codegen.symbolic import expr
+from codegen.trace.array import Array, as_array, wrap
+from codegen.trace.context import Context, require_context
+from codegen.trace.control.captured_loops import Counter, Later, Loop
+from codegen.trace.control.turns import passes
+from codegen.trace.declare import shape_of
+from codegen.trace.numpy.elementwise import shape_text
+from codegen.trace.ranks.layout_forms import by_rules, layout_of
+from codegen.trace.state import Code
+from codegen.user import whole_batches
+from codegen.user.numbers import element_type
+from codegen.user.sameness import check_same
+from codegen.user.spec import Spec
+
+
+class Stream:
+    """What spmd.feed gives: a stream of batches.
+
+    `feed.next()` takes the next batch, `feed.more()` says whether there is one, `for b in feed:`
+    takes all, `feed.send(values)` gives values back to whoever made the batch.
+    """
+
+    def __init__(self, declared: Feed) -> None:
+        self.declared = declared
+        names = [name for name, _ in declared.fields]
+        self._batch = whole_batches.batch_type(declared.name, names)
+
+    @property
+    def name(self) -> str:
+        return self.declared.name
+
+    def __repr__(self) -> str:
+        fields = ", ".join(f"{name}: {t}" for name, t in self.declared.fields)
+        return f'feed("{self.name}" of {fields})'
+
+    def next(self) -> Any:
+        """The next batch: `b.x` is the array of field x, of which each rank has its part. It waits
+        until the batch is there. Where the stream has ended, the run ends with a message."""
+        context = self._context("next")
+        names, types = zip(*self.declared.fields, strict=True)
+        taken = context.emit(Take(self.name, names, types), names=names)
+        return self._batch(*(wrap(context, v, scalar=False) for v in taken))
+
+    def more(self) -> Array:
+        """Whether the stream has a next batch, the same on all ranks: `while feed.more(): …`."""
+        context = self._context("more")
+        return wrap(context, context.emit_one(More(self.name)))
+
+    def send(self, *values: Any, **named: Any) -> None:
+        """Hands arrays with a row for each place of the batch that was taken last back to whoever
+        made it: `feed.send(action)`, `feed.send(action=a, value=v)`. ShapeError for other shapes.
+        """
+        context = self._context("send")
+        (_, first), *_ = self.declared.fields
+        given, layouts = [], []
+        fields = whole_batches.sent_fields(self.name, values, named)
+        for name, x in fields.items():
+            array = as_array(x)
+            whole_batches.check_sent(self.name, name, array.extents, first.shape[0])
+            given.append(array.read())
+            layouts.append(((first.layout or ((),))[0], *((),) * (array.ndim - 1)))
+        context.emit(Send(self.name, tuple(fields), tuple(layouts)), given)
+
+    def __iter__(self) -> Iterator[Any]:
+        raise TracedValueError(
+            f'feed "{self.name}" can only stand in a for statement', place=user_place(),
+            expected="for b in feed: in the program's own source", found=repr(self),
+            remedy="leave out the enumerate, zip, list or comprehension around it; or "
+            "while feed.more(): b = feed.next()")
+
+    def _context(self, what: str) -> Context:
+        context = require_context(f"feed.{what}")
+        if context.rank_view:
+            raise ProgramError(
+                f"feed.{what}() stands inside a shard_map", place=user_place(),
+                expected="feeds in the program itself: a batch is an array of all ranks",
+                found="one rank's view",
+                remedy="b = feed.next() before it, and pass b.x to the function: each rank gets "
+                "its part" if what == "next" else f"call feed.{what} outside of it")
+        if context.feeds.get(self.name) != self.declared:
+            _of_another_program(self.name, what)
+        return context
+
+
+def _of_another_program(name: str, what: str) -> NoReturn:
+    raise ProgramError(f'feed.{what}(): feed "{name}" is not declared in this program',
+                       place=user_place(), expected="a feed of the program that is being built",
+                       found="one of another program or build",
+                       remedy="call spmd.feed inside of the program")
+
+
+def feed(name: str = "feed", /, **fields: Any) -> Stream:
+    """A stream of batches, which come while the program runs: `image.run(feed=batches)`.
+
+    - name: where a program has several feeds, each has one. Else it is "feed".
+    - fields: the arrays of a batch, as spmd.spec(shape, dtype, layout). Dim 0 of each is the batch,
+      of one extent in all of them. A field without a layout is split along dim 0 over the first
+      axis of the mesh.
+
+    `b = feed.next()` takes the next batch: `b.x` is the array of field x. In a loop that is
+    compiled, the next batches come while ranks compute with this one. `feed.more()` says whether
+    there is a next batch: `while feed.more():`, or `for b in feed:`, runs until the stream ends.
+    `feed.send(values)` gives a row for each example back to whoever made the batch.
+
+    A field called mask (bool, of shape (batch,)) is True where an example is there: the last batch
+    may have fewer.
+
+    UsageError where there are no fields or something else than a spec, ShapeError for fields
+    without dims or of different batches, LayoutError for an illegal layout, ProgramError for two
+    feeds of one name, or inside a shard_map.
+
+    Example::
+
+        @spmd.program(mesh=("r",))
+        def total(batch: int = 4):
+            feed = spmd.feed(x=spmd.spec((batch, 2), np.float64))
+            t = spmd.asarray(np.zeros(2))
+            for b in feed:
+                t = t + np.sum(b.x, axis=0)
+            return t
+
+        batches = [{"x": np.full((4, 2), k)} for k in range(3)]
+        print(total.eager(feed=batches))    # [12. 12.]
+    """
+    context = require_context("spmd.feed")
+    if context.rank_view:
+        raise ProgramError("spmd.feed stands inside a shard_map", place=user_place(),
+                           expected="feeds declared in the program, outside shard_map",
+                           remedy="pass the arrays of a batch to the function as arguments")
+    specs = whole_batches.declared_fields(name, fields)
+    types = {field: _field(context, name, field, what) for field, what in specs.items()}
+    whole_batches.check_batch(name, {f: t.shape for f, t in types.items()},
+                              {f: t.dtype for f, t in types.items()})
+    said = {"list of fields": (", ".join(types), tuple(types))} | {
+        f"field {f}": (f"{t.dtype}{shape_text(t.shape)} over {layout_text(t.layout or ())}", t)
+        for f, t in types.items()}
+    now = Feed(name, tuple(types.items()), user_place())
+    before = context.feeds.get(name)
+    if before is not None:
+        check_same(name, "feed", (before.place, context.said[f"feed {name}"]), (now.place, said))
+        return Stream(before)
+    context.said[f"feed {name}"] = said
+    context.feeds[name] = now
+    return Stream(now)
+
+
+def _field(context: Context, feed: str, name: str, what: Spec) -> ArrayType:
+    called = f'field "{name}" of feed "{feed}"'
+    extents = shape_of(what.shape, called)
+    spec = by_rules(context, what.shape, what.layout)
+    layout: Layout = layout_of(context, spec, len(extents), called)
+    if spec is None and extents:
+        layout = ((context.mesh.names[0],), *layout[1:])
+    return ArrayType(element_type(what.dtype), extents, layout)
+
+
+def captured_feed(stream: Stream, code: Code) -> Iterator[Any]:
+    """`for b in feed:`: yields a batch once per pass of the capture, then emits the loop."""
+    context = require_context("for b in feed")
+    loop = Loop(context, code, Later(code.kept))
+    yield from passes(loop, stream.next)
+    loop.finish(Counter(context, "pass", expr.const(0), None, expr.const(1)), stream.more)
+
+
+def check_taken(module: Module) -> Module:
+    """The module, of whose feeds each is taken from. Raises ProgramError."""
+    taken = {op.what.feed for op in walk(module.body) if isinstance(op.what, Take)}
+    for f in module.feeds:
+        if f.name not in taken:
+            raise ProgramError(f'nothing is taken of feed "{f.name}"', place=f.place,
+                               expected="feed.next(), or for b in feed:", found="neither",
+                               remedy="leave out the feed, or take its batches")
+    return module
+
+
+def feeding(op: Op) -> Op | None:
+    """The first op on a feed in it."""
+    if isinstance(op.what, Feeding):
+        return op
+    return next((o for r in op.regions for o in walk(r) if isinstance(o.what, Feeding)), None)

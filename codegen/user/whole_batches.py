@@ -1,0 +1,194 @@
+"""What a feed is, as a user says it, and its batches, whole: for runs as plain Python and oracles.
+
+In: specs of fields; any iterable of dicts of arrays. Out: batches of those fields.
+Always holds: a batch has all of its rows; what is not there is zeros, and False in the field mask.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from codegen import dtypes
+from codegen.errors import InputError, MissingError, ProgramError, ShapeError, UsageError
+from codegen.places import user_place
+from codegen.user.numbers import element_type
+from codegen.user.spec import Spec
+
+MASK = "mask"  # the field that says which rows of a batch are there
+Array = np.ndarray[Any, Any]
+
+
+def declared_fields(name: Any, fields: Mapping[str, Any]) -> dict[str, Spec]:
+    """The fields of a feed. Raises UsageError and ShapeError for what cannot be one."""
+    if not isinstance(name, str) or not name.isidentifier():
+        raise UsageError("the name of a feed must be an identifier", place=user_place(),
+                         expected='spmd.feed("train", x=spmd.spec(…))', found=repr(name),
+                         remedy="fields have names: x=spmd.spec(shape, dtype)")
+    if not fields:
+        raise UsageError(f'feed "{name}" has no fields', place=user_place(),
+                         expected="x=spmd.spec((batch, 64), np.float32), for each array of a batch",
+                         found="none")
+    for field, what in fields.items():
+        if not isinstance(what, Spec):
+            raise UsageError(f'field "{field}" of feed "{name}" is no spec', place=user_place(),
+                             expected=f"{field}=spmd.spec(shape, dtype)",
+                             found=f"{field}: {type(what).__name__}")
+        if field.startswith("_"):
+            raise UsageError(f'feed "{name}": a field is called {field}', place=user_place(),
+                             expected="a name that does not begin with an underscore",
+                             found=field)
+        if what.default is not None:
+            raise UsageError(f'field "{field}" of feed "{name}" has a default', place=user_place(),
+                             expected="a shape, a dtype and perhaps a layout: batches are given",
+                             found="default=", remedy="leave it out")
+    return dict(fields)
+
+
+def check_batch(name: str, shapes: Mapping[str, Sequence[Any]], kinds: Mapping[str, Any]) -> None:
+    """Raises ShapeError and DtypeError unless all fields begin with one dim, the batch."""
+    for field, shape in shapes.items():
+        if not len(shape):
+            raise ShapeError(f'field "{field}" of feed "{name}" has no dims', place=user_place(),
+                             expected="the batch as dim 0: spmd.spec((batch, …), dtype)",
+                             found="()", remedy="a number for each example has shape (batch,)")
+    first, *others = shapes
+    for field in others:
+        if shapes[field][0] != shapes[first][0]:
+            raise ShapeError(
+                f'the fields of feed "{name}" have different batches', place=user_place(),
+                expected=f"dim 0 of {field} as of {first}: {shapes[first][0]}",
+                found=str(shapes[field][0]),
+                remedy="two feeds may have batches of different extents")
+    if MASK in shapes and (len(shapes[MASK]) != 1 or kinds[MASK].name != "bool"):
+        raise ShapeError(f'field "mask" of feed "{name}" says which examples are there',
+                         place=user_place(), found=f"{kinds[MASK].name}, of {len(shapes[MASK])} "
+                         "dims", expected="mask=spmd.spec((batch,), np.bool_)",
+                         remedy="another name, if it is something else")
+
+
+def batch_type(feed: str, fields: Iterable[str]) -> Callable[..., Any]:
+    """A class of batches: named tuples of these fields."""
+    names = tuple(fields)
+
+    def missing(self: Any, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        raise MissingError(f'a batch of feed "{feed}" has no field "{name}"', place=user_place(),
+                           expected=f"one of {', '.join(names)}", found=name,
+                           remedy=f"declare it: spmd.feed({name}=spmd.spec(shape, dtype))")
+
+    base = collections.namedtuple("Batch", names)  # type: ignore[misc]  # noqa: PYI024
+    return type("Batch", (base,), {"__getattr__": missing, "__slots__": ()})
+
+
+def sent_fields(feed: str, values: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
+    """What feed.send is given, by name. Raises UsageError."""
+    if len(values) > 1 or (values and named) or not (values or named):
+        raise UsageError(f'feed "{feed}": send takes one array, or several by name',
+                         place=user_place(), expected="feed.send(action), feed.send(a=x, b=y)",
+                         found=f"{len(values)} without a name, {len(named)} with one")
+    return {"values": values[0]} if values else dict(named)
+
+
+def check_sent(feed: str, field: str, shape: Sequence[Any], batch: Any) -> None:
+    """Raises ShapeError unless there is a row for each place of a batch."""
+    if not len(shape) or shape[0] != batch:
+        found = ", ".join(map(str, shape))
+        raise ShapeError(f'what is sent to feed "{feed}" has another shape', place=user_place(),
+                         expected=f"{field} with a row for each example: ({batch}, …)",
+                         found=f"({found}{',' * (len(shape) == 1)})",
+                         remedy="np.broadcast_to(value, (batch,)) sends the same to all")
+
+
+# ---- whole batches -------------------------------------------------------------------------------
+
+
+class Batches:
+    """The batches that an iterable of dicts gives, by their numbers. fields: shape and NumPy's
+    dtype of each. sent: what was sent, by the number of the batch."""
+
+    def __init__(self, feed: str, source: Any, fields: Mapping[str, tuple[Any, Any]]) -> None:
+        self.feed, self.fields = feed, dict(fields)
+        self.source: Iterator[Any] = iter(source() if callable(source) else source)
+        self.made: list[dict[str, Array]] = []
+        self.sent: list[tuple[int, dict[str, Array]]] = []
+        self.ended = False
+
+    def more(self, number: int) -> bool:
+        """Whether there is a batch of this number."""
+        while len(self.made) <= number and not self.ended:
+            found = next(self.source, None)
+            batch = None if found is None else self._whole(found)
+            if batch is None:
+                self.ended = True
+            else:
+                self.made.append(batch)
+        return len(self.made) > number
+
+    def take(self, number: int) -> dict[str, Array]:
+        """The batch of this number. Raises InputError where the stream has ended."""
+        if not self.more(number):
+            raise InputError(f'feed "{self.feed}" has no more batches', place=user_place(),
+                             expected=f"a batch number {number}, counted from 0",
+                             found=f"{len(self.made)} batches",
+                             remedy="while feed.more(): … ends with the stream")
+        return self.made[number]
+
+    def _whole(self, given: Any) -> dict[str, Array] | None:
+        """All rows of it; None of one that is not full, where no mask says so."""
+        if not isinstance(given, Mapping):
+            raise InputError(f'feed "{self.feed}" is given something else than batches',
+                             expected="dicts of arrays, by the names of fields",
+                             found=type(given).__name__)
+        arrays = {k: dtypes.as_numpy(x) for k, x in given.items()}
+        wanted = [f for f in self.fields if f != MASK or MASK in arrays]
+        if unknown := [k for k in (*arrays, *wanted) if k not in self.fields or k not in arrays]:
+            raise InputError(f'a batch of feed "{self.feed}" has other fields than are declared',
+                             expected=", ".join(self.fields), found=", ".join(arrays),
+                             remedy=f"give {unknown[0]} too" if unknown[0] in self.fields else
+                             f"leave out {unknown[0]}, or declare it")
+        rows = len(arrays[wanted[0]]) if arrays[wanted[0]].ndim else 0
+        batch = next(iter(self.fields.values()))[0][0]
+        for name in wanted:
+            shape, dtype = self.fields[name]
+            if arrays[name].shape != (rows, *shape[1:]) or rows > batch:
+                raise InputError(f'field "{name}" of feed "{self.feed}" has another shape',
+                                 expected=f"{dtype}{list(shape)}",
+                                 found=f"{arrays[name].dtype}{list(arrays[name].shape)}")
+        if rows < batch and MASK not in self.fields:
+            return None
+        arrays.setdefault(MASK, np.ones(rows, bool))
+        made = {}
+        for name, (shape, dtype) in self.fields.items():
+            made[name] = np.zeros(shape, dtype)
+            made[name][:rows] = arrays[name].astype(dtype)
+        return made
+
+
+def streams_of(given: Any, fields: Mapping[str, Mapping[str, tuple[Any, Any]]]) -> dict[
+    str, Batches]:
+    """By feed, its batches. given: an iterable for the only feed, or a dict of them by feed.
+    Raises UsageError and InputError."""
+    several = given if isinstance(given, Mapping) else dict.fromkeys(fields, given)
+    if given is None:
+        several = {}
+    if unknown := [name for name in several if name not in fields]:
+        raise UsageError(f'the program has no feed "{unknown[0]}"',
+                         expected=", ".join(fields) or "none", found=unknown[0])
+    if missing := [name for name in fields if name not in several]:
+        raise InputError(f'feed "{missing[0]}" is not given',
+                         expected="an iterable of dicts of arrays, a batch each",
+                         remedy=f"feed={{{missing[0]!r}: batches}}")
+    if len(fields) > 1 and several is not given:
+        raise UsageError(f"the program has {len(fields)} feeds", expected="a dict by their names",
+                         found=type(given).__name__,
+                         remedy="feed={" + ", ".join(f'"{f}": …' for f in fields) + "}")
+    return {name: Batches(name, several[name], found) for name, found in fields.items()}
+
+
+def numpy_dtype(dtype: Any) -> Any:
+    return dtypes.numpy_dtype(element_type(dtype))

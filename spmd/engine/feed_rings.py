@@ -1,0 +1,177 @@
+"""Rings of batches: a supply puts them in, the ranks of this process take their parts out.
+
+In: whole rows of NumPy arrays, batch after batch. Out: which batches were taken, and what ranks
+sent back. Always holds: arrays stay alive until every rank of the ring has taken the batch; after
+`close` nothing of the engine is touched any more.
+"""
+
+from __future__ import annotations
+
+from _thread import RLock
+from typing import Any
+
+import numpy as np
+
+from codegen.errors import InternalError
+from spmd.arrays import numpy_dtype
+from spmd.engine import ffi, lib
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    Piece = tuple[int, int, dict[str, np.ndarray]]
+
+NS = 1e9
+
+
+class FeedField:
+    """A field of a feed: shape is that of a whole batch."""
+
+    def __init__(self, name: str, dtype: str, shape: tuple[int, ...]) -> None:
+        self.name, self.dtype, self.shape = name, numpy_dtype(dtype), shape
+
+    def __repr__(self) -> str:
+        return f"{self.name}: {self.dtype} {list(self.shape)}"
+
+
+class FedFeed:
+    """A feed of an image, for one job: name, batch (rows of one), fields; sends: fields of what
+    ranks send back."""
+
+    def __init__(self, number: int, name: str, fields: Sequence[FeedField],
+                 sends: Sequence[FeedField]) -> None:
+        self.number, self.name = number, name
+        self.fields, self.sends = tuple(fields), tuple(sends)
+        self.batch = self.fields[0].shape[0]
+
+    @property
+    def row_bytes(self) -> int:
+        return sum(f.dtype.itemsize * int(np.prod(f.shape[1:], dtype=np.int64))
+                   for f in self.fields)
+
+    def alike(self, other: FedFeed) -> bool:
+        """Whether what was read for one fits the other."""
+        return repr(self.fields) == repr(other.fields)
+
+
+class FeedRing:
+    """Batches on their way to the ranks of this process that hold the same rows.
+
+    rows: which, of every batch. depth: how many batches may be there at a time. One thread at a
+    time puts; `fail` ends the run.
+    """
+
+    def __init__(self, feed: FedFeed, ring: Any, depth: int,
+                 fail: Callable[[BaseException], None]) -> None:
+        self.feed, self.depth, self.fail = feed, depth, fail
+        self._ring, self._fd = ring, int(lib.spmd_ring_event(ring))
+        self._lock = RLock()
+        self._closed = False
+        self._kept: dict[int, list[Piece]] = {}
+        self._sent: dict[int, dict[str, np.ndarray]] = {}
+        self._taken = 0
+        rows = ffi.new("int64_t[2]")
+        lib.spmd_ring_rows(ring, rows, rows + 1)
+        self.rows: tuple[int, int] = (rows[0], rows[1])
+        self._two = ffi.new("int64_t[2]")
+        self._values = ffi.new("void *[]", max(1, len(feed.sends)))
+
+    def close(self) -> None:
+        """The job is about to go: later calls do nothing."""
+        with self._lock:
+            self._taken = self.taken
+            self._closed = True
+            self._kept.clear()
+
+    def put(self, k: int, pieces: Sequence[Piece]) -> None:
+        """Batch k is there: (first row, how many, {field: array with so many rows}) for each piece.
+        Rows of no piece are zeros. What ranks do not wait for any more is dropped.
+
+        Raises InternalError for a batch that has no room, or is there.
+        """
+        pieces = [(first, rows, self._fitting(rows, given)) for first, rows, given in pieces]
+        pieces.sort(key=lambda piece: piece[0])
+        row = np.empty((len(pieces), 2 + len(self.feed.fields)), np.int64)
+        for at, (first, rows, given) in zip(row, pieces):
+            at[:2] = first, rows
+            at[2:] = [given[f.name].__array_interface__["data"][0] for f in self.feed.fields]
+        with self._lock:
+            if self._closed:
+                return
+            self._kept[k] = list(pieces)
+            status = lib.spmd_ring_put(self._ring, k, len(pieces),
+                                       ffi.cast("int64_t *", row.__array_interface__["data"][0]))
+            self._check(status, f"batch {k}, rows {[p[:2] for p in pieces]}")
+            self._forget()
+
+    def _fitting(self, rows: int, given: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        found = {}
+        for field in self.feed.fields:
+            array = np.ascontiguousarray(given[field.name])
+            if array.dtype != field.dtype or array.shape != (rows, *field.shape[1:]):
+                raise InternalError(
+                    f"feed {self.feed.name}: rows of field {field.name} do not fit",
+                    expected=f"{field.dtype} {[rows, *field.shape[1:]]}",
+                    found=f"{array.dtype} {list(array.shape)}")
+            found[field.name] = array
+        return found
+
+    def _check(self, status: int, what: str) -> None:
+        if status != lib.SPMD_OK:
+            raise InternalError(
+                f"feed {self.feed.name}: {what}: {ffi.string(lib.spmd_status_text(status))}",
+                expected=f"batches from {self.taken} on, at most {self.depth}, rows {self.rows}")
+
+    def _forget(self) -> None:
+        taken = self.taken
+        for k in [k for k in self._kept if k < taken]:
+            del self._kept[k]
+
+    def end(self, k: int) -> None:
+        """There is no batch k: the stream has ended."""
+        with self._lock:
+            if not self._closed:
+                self._check(lib.spmd_ring_end(self._ring, k), f"the end after {k} batches")
+
+    @property
+    def taken(self) -> int:
+        """Every rank of the ring has taken the batches before this one."""
+        with self._lock:
+            return self._taken if self._closed else int(lib.spmd_ring_taken(self._ring))
+
+    def is_wanted(self, k: int) -> bool:
+        """Whether a rank of this ring waits for batch k."""
+        with self._lock:
+            return not self._closed and bool(lib.spmd_ring_wants(self._ring, k))
+
+    def fileno(self) -> int:
+        """An eventfd: readable after something was taken by all ranks of the ring, or sent."""
+        return self._fd
+
+    def sent(self, k: int) -> dict[str, np.ndarray] | None:
+        """What the ranks of this ring sent back behind batch k: its rows. None: not yet."""
+        with self._lock:
+            if k not in self._sent and not self._closed:
+                self._fetch(k)
+            return self._sent.get(k)
+
+    def _fetch(self, k: int) -> None:
+        if lib.spmd_ring_sent(self._ring, k, self._values) != lib.SPMD_OK:
+            return
+        found, rows = {}, self.rows[1] - self.rows[0]
+        for field, at in zip(self.feed.sends, self._values):
+            shape = (rows, *field.shape[1:])
+            size = field.dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+            data = bytearray(ffi.buffer(at, size)) if size else bytearray()
+            found[field.name] = np.frombuffer(data, field.dtype).reshape(shape)
+        lib.spmd_ring_let_go(self._ring, k)
+        self._sent = {k: found}
+
+    def waits(self) -> tuple[float, float]:
+        """Seconds for which a rank has waited since its first batch, and has not; the mean."""
+        with self._lock:
+            if self._closed:
+                return 0.0, 0.0
+            lib.spmd_ring_waits(self._ring, self._two, self._two + 1)
+            return self._two[0] / NS, max(0, self._two[1] - self._two[0]) / NS

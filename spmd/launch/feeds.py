@@ -1,0 +1,317 @@
+"""The feeds of a launch: what is given for each, its rings, who starves, what was taken.
+
+In: the option feed, a loaded job. Out: rings that supplies fill while the ranks run.
+Always holds: every feed of the image is given, and nothing else; what a supply fails at ends the
+run in all processes, and is said once; all processes have taken equally many batches.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any
+
+from codegen.errors import (
+    EXIT_DATA,
+    EXIT_PEER,
+    EnvironmentFault,
+    InputError,
+    InternalError,
+    PeerError,
+    UsageError,
+)
+from spmd import report
+from spmd.engine import ffi, lib
+from spmd.engine.feed_rings import NS, FedFeed, FeedField, FeedRing
+from spmd.launch.iterable_supply import Supply, supply_of
+from spmd.launch.processes import say
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from spmd.launch.course import Launch
+    from spmd.launch.job import Job
+
+AHEAD_BYTES = 64 << 20  # of batches that wait in a ring
+LEAST, MOST = 2, 8  # batches in a ring
+PATIENCE = 60  # time limits that a rank waits for a batch: as for processes that compute
+STARVING = 0.05  # share of the time that is worth a warning,
+WORTH_SECONDS = 1.0  # of so long a time at least
+CONNECT = "spmd.feeding.connect"  # supplies of pipelines
+
+
+class OpenFeed:
+    """A feed of a loaded job, its rings, and who fills them."""
+
+    def __init__(self, feed: FedFeed, rings: list[FeedRing]) -> None:
+        self.feed, self.rings = feed, rings
+        self.supply: Supply | None = None
+
+
+class Feeds:
+    """What a launch does for feeds, in one process."""
+
+    def __init__(self, launch: Launch) -> None:
+        self.launch, self.processes = launch, launch.processes
+        self.rows: list[dict[str, Any]] = launch.manifest["feeds"]
+        self.given: dict[str, Any] = {}
+        self.fresh = False  # what is given has not begun yet
+        self.ended: set[str] = set()  # feeds of which a run saw the end
+        self.supplies: dict[str, Supply] = {}
+        self.open: list[OpenFeed] = []
+        self.job: Job | None = None
+        self.taken: dict[str, int] = {}  # in the runs so far, of streams that go on
+        self.error: BaseException | None = None
+        self._once = threading.Lock()
+        self.warned = 0.0
+
+    # ---- before a run ----------------------------------------------------------------------------
+
+    def give(self, given: Any) -> None:
+        """What the feeds are given from now on. Raises UsageError for what does not fit."""
+        names = [row["name"] for row in self.rows]
+        if given is None:
+            return
+        several = isinstance(given, Mapping)
+        if not names:
+            raise UsageError("the program has no feed", expected="no feed=, no --feed",
+                             found="one", remedy="feed = spmd.feed(x=…) in the program")
+        if not several and len(names) > 1:
+            raise UsageError(f"the program has {len(names)} feeds", expected="what is for which: "
+                             "feed={" + ", ".join(f'"{n}": …' for n in names) + "}",
+                             found=type(given).__name__, remedy=f"--feed {names[0]}=FILE for each")
+        self.finish()
+        self.given = dict(given) if several else {names[0]: given}
+        self.fresh, self.supplies, self.ended = True, {}, set()
+
+    def check(self) -> None:
+        """Every feed is given, and no other."""
+        names = [row["name"] for row in self.rows]
+        for name in self.given:
+            if name not in names:
+                raise UsageError(f"the program has no feed {name!r}", expected=", ".join(names),
+                                 found=str(name))
+        if missing := [name for name in names if name not in self.given]:
+            only = len(names) == 1
+            raise UsageError(
+                f'feed "{missing[0]}" was not given', expected="batches for "
+                + ", ".join(names), found=", ".join(map(str, self.given)) or "nothing",
+                remedy=f"feed={'batches' if only else '{' + repr(missing[0]) + ': batches}'} with "
+                "an iterable of dicts of arrays, a pipeline or its file; "
+                f"--feed {'' if only else missing[0] + '='}FILE.py on the command line")
+
+    def begin(self, job: Job, resumed: dict[str, Any] | None) -> None:
+        """Before each run, in all processes together: rings for a new job, batches into them."""
+        self.error = None
+        if job is not self.job:
+            self.processes.together(lambda: self._open(job))
+        starts = self.processes.together(lambda: self._starts(resumed))
+        for one in self.open:
+            if one.supply is None or resumed is not None:
+                supply = self.supplies.get(one.feed.name) or self._supply(one.feed)
+                self.supplies[one.feed.name] = one.supply = supply
+                self._begin(job, one, *starts[one.feed.name])
+        self.fresh = False
+        job.look_feeds = self.look
+
+    def _open(self, job: Job) -> None:
+        """Rings. A feed goes on where the job before this one had come to."""
+        before = {one.feed.name: one.feed for one in self.open}
+        self.close()
+        self.job = job
+        for number, row in enumerate(self.rows):
+            feed = described(number, row, job)
+            was = before.get(feed.name)
+            if was is not None and not was.alike(feed) and not self.fresh:
+                raise UsageError(
+                    f'feed "{feed.name}" has other batches than in the call before',
+                    expected=", ".join(map(repr, was.fields)),
+                    found=", ".join(map(repr, feed.fields)),
+                    remedy="give feed= to this call: it begins anew")
+            self.open.append(OpenFeed(feed, self._rings(job, feed)))
+
+    def _rings(self, job: Job, feed: FedFeed) -> list[FeedRing]:
+        depth = max(LEAST, min(MOST, AHEAD_BYTES // max(1, feed.batch * feed.row_bytes)))
+        shapes = [n for f in (*feed.fields, *feed.sends) for n in (len(f.shape), *f.shape)]
+        keep = ffi.new("char[]", feed.name.encode()), ffi.new("int64_t[]", shapes)
+        row = {"name": keep[0], "depth": depth, "fields": len(feed.fields),
+               "values": len(feed.sends), "shape": keep[1]}
+        status = lib.spmd_job_feed(job._job, feed.number, ffi.new("spmd_feed *", row))
+        job._check_array(status, f"of feed {feed.name}")
+        count = lib.spmd_job_feed_rings(job._job, feed.number)
+        return [FeedRing(feed, lib.spmd_job_feed_ring(job._job, feed.number, k), depth,
+                         lambda error: self.fail(feed, error)) for k in range(count)]
+
+    def _starts(self, resumed: dict[str, Any] | None) -> dict[str, tuple[int, int]]:
+        """By feed: the batch that the supply begins at, and how many the checkpoint has taken."""
+        found = {}
+        for one in self.open:
+            name = one.feed.name
+            taken = 0 if self.fresh else self.taken.get(name, 0)
+            start = taken
+            if name in self.ended and hasattr(self.given[name], "__next__"):
+                raise UsageError(
+                    f'feed "{name}": its iterator has ended in a call before', found="an iterator",
+                    expected="something that can begin again: a list, a pipeline, or a function "
+                    "that gives an iterator", remedy=f"feed={{{name!r}: …}} in each call")
+            if resumed is not None:
+                cursor = resumed.get("feeds", {}).get(name)
+                if cursor is None:
+                    raise InputError(f'the checkpoint says nothing of feed "{name}"',
+                                     expected="how many batches were taken", found="no such feed",
+                                     remedy="the program with which it was kept")
+                taken, start = cursor["taken"], cursor["from"]
+            found[name] = (start, taken)
+        return found
+
+    def _supply(self, feed: FedFeed) -> Supply:
+        """Of what was given. All processes come here; those of a pipeline meet in it."""
+        given, first = self.given[feed.name], self.processes.number == 0
+        mine: Supply | None = self.processes.together(
+            lambda: supply_of(given, feed, speaks=first), shared=False)
+        if mine is not None:
+            return mine
+        try:
+            connect = import_module(CONNECT)
+        except ModuleNotFoundError as error:
+            if error.name != CONNECT:
+                raise
+            raise EnvironmentFault(f'feed "{feed.name}": pipelines need {CONNECT}, which is not '
+                                   "there", expected="an iterable of batches meanwhile") from None
+        setup = self.job.setup if self.job else None
+        ranks = tuple(range(setup.first, setup.first + setup.count)) if setup else ()
+        found: Supply = connect.supply_for(given, feed=feed, processes=self.processes, ranks=ranks)
+        return found
+
+    def _begin(self, job: Job, one: OpenFeed, start: int, taken: int) -> None:
+        def begin() -> None:
+            number, supply = one.feed.number, one.supply
+            assert supply is not None
+            job._check(lib.spmd_job_feed_begin(job._job, number, start))
+            job._check(lib.spmd_job_resume_feed(job._job, number, taken, start))
+            supply.begin(one.feed, one.rings, start)
+
+        self.processes.together(begin)
+
+    # ---- while it runs ---------------------------------------------------------------------------
+
+    def fail(self, feed: FedFeed, error: BaseException) -> None:
+        """Ends the run of all processes, from any thread: the first error is the one."""
+        with self._once:
+            if self.error is not None or self.job is None:
+                return
+            self.error = error
+            text = f'feed "{feed.name}" failed'
+            code = report.exit_code(error)  # 75 is for lost processes: nobody waits for those
+            lib.spmd_job_abort(self.job._job, EXIT_DATA if code == EXIT_PEER else code, -1,
+                               text.encode())
+
+    def look(self) -> None:
+        """Warns of ranks that wait too long for a batch, and ends the run where that has no end."""
+        job, limit = self.job, self.launch.options.time_limit
+        numbers = ffi.new("int64_t[3]")
+        assert job is not None
+        waited = lib.spmd_job_starves(job._job, numbers, numbers + 1, numbers + 2) / NS
+        if not limit or waited < limit / 2 or self.error is not None:
+            return
+        rank, number, batch = numbers
+        feed = self.open[number].feed
+        if waited > PATIENCE * limit:
+            self.fail(feed, PeerError(
+                f'feed "{feed.name}" starves: rank {rank} has waited for batch {batch} for '
+                f"{waited:.1f} s", expected=f"a batch within {PATIENCE * limit:g} s, which is "
+                f"{PATIENCE} times --time-limit", found="none",
+                remedy="look whether its workers, or its iterable, go on; a longer --time-limit, "
+                "or 0 for none"))
+        elif time.monotonic() - self.warned > 10 * limit:
+            self.warned = time.monotonic()
+            say(f'spmd: warning: rank {rank} waits for feed "{feed.name}": batch {batch} has not '
+                f"come for {waited:.1f} s")
+
+    # ---- after it --------------------------------------------------------------------------------
+
+    def ran(self) -> None:
+        """After each run, in all processes together: all have taken equally many batches."""
+        if self.job is not None:
+            self.job.look_feeds = None
+        rows = self.processes.meet(self._counts)
+        self.taken = {name: row[0] for name, row in rows[0].items()}
+        for one in self.open:
+            if rows[0][one.feed.name][3]:
+                self._end(one)
+        for name, (taken, *_) in rows[0].items():
+            others = [row[name][0] for row in rows]
+            if odd := [k for k, count in enumerate(others) if count != taken]:
+                self.processes.refuse(InputError(
+                    f'processes of one job have taken different batches of feed "{name}"',
+                    expected=f"{taken} batches, as process 0", found=f"{others[odd[0]]} batches in "
+                    f"process {odd[0]}", remedy="give every process the same stream"))
+            waited, passed = max(row[name][1:3] for row in rows)
+            if (self.processes.number == 0 and passed > WORTH_SECONDS
+                    and waited > STARVING * passed):
+                say(f'spmd: feed "{name}" was waited for {waited / passed:.0%} of the time: more '
+                    "workers, or less work for each example, would make the run faster")
+
+    def _end(self, one: OpenFeed) -> None:
+        """A program was told that there are no more: the next call begins the stream again."""
+        if one.supply is not None:
+            one.supply.finish()
+        one.supply = None
+        self.supplies.pop(one.feed.name, None)
+        self.taken[one.feed.name] = 0
+        self.ended.add(one.feed.name)
+
+    def _counts(self) -> dict[str, tuple[int, float, float, int]]:
+        """By feed: batches taken; seconds that the rank waited that did most, and in all; whether
+        it was told that there are no more."""
+        assert self.job is not None
+        found, n = {}, ffi.new("int64_t[4]")
+        for one in self.open:
+            number, job = one.feed.number, self.job._job
+            if lib.spmd_job_feed_taken(job, number, n, n + 3) != lib.SPMD_OK:
+                raise InternalError(f"ranks have taken different batches of {one.feed.name}")
+            lib.spmd_job_feed_waits(job, number, n + 1, n + 2)
+            found[one.feed.name] = (n[0], n[1] / NS, n[2] / NS, n[3])
+        return found
+
+    def cursors(self) -> dict[str, dict[str, int]]:
+        """Of the set at hand: by feed, batches that were taken, and where a stream has to begin."""
+        assert self.job is not None
+        found, n = {}, ffi.new("int64_t[2]")
+        for one in self.open:
+            self.job._check(lib.spmd_job_set_feed(self.job._job, one.feed.number, n, n + 1))
+            found[one.feed.name] = {"taken": n[0], "from": n[1]}
+        return found
+
+    def finish(self) -> None:
+        """The supplies end."""
+        for one in self.open:
+            if one.supply is not None:
+                one.supply.finish()
+                one.supply = None
+
+    def close(self) -> None:
+        """Before the job goes."""
+        self.finish()
+        for one in self.open:
+            for ring in one.rings:
+                ring.close()
+        with self._once:
+            self.open, self.job = [], None
+
+
+def described(number: int, row: dict[str, Any], job: Job) -> FedFeed:
+    """A feed as the manifest says it, for the sizes of this job. Raises UsageError."""
+
+    def fields(rows: list[dict[str, Any]]) -> list[FeedField]:
+        return [FeedField(f["name"], f["dtype"], job.setup.shape(f)) for f in rows]
+
+    sends = [fields(send["fields"]) for send in row["sends"]]
+    for other in sends[1:]:
+        if repr(other) != repr(sends[0]):
+            raise UsageError(f'feed "{row["name"]}" is sent different values at different places',
+                             expected=repr(sends[0]), found=repr(other),
+                             remedy="send the same fields everywhere")
+    return FedFeed(number, row["name"], fields(row["fields"]), sends[0] if sends else [])
+

@@ -1,0 +1,262 @@
+"""Supplies of feeds: who fills the rings of a process with batches; and one from a Python iterable.
+
+In: an iterable of dicts of whole batches, or a function that gives one. Out: batches in rings.
+Always holds: every process iterates alike, and each keeps the rows of its ranks; arrays are copied,
+so that the iterable may use its own again.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from codegen import dtypes
+from codegen.errors import InputError, SpmdError, UsageError
+from codegen.places import is_user_file, place_at
+from spmd.engine.feed_rings import FedFeed, FeedField, FeedRing
+from spmd.launch.processes import say
+
+MASK = "mask"  # the field that says which rows of a batch are there
+LEAVE_SECONDS = 2.0  # for which the end of a run waits for an iterable that computes
+WANTED_SECONDS = 0.01  # between two looks at whether a rank waits for a batch that failed
+
+
+class Supply(Protocol):
+    """Whoever fills rings with batches, from `begin` until `finish`.
+
+    A ring of no rows hears of every batch too: `put(k, [])`, `end(k)`.
+    """
+
+    def begin(self, feed: FedFeed, rings: list[FeedRing], start: int) -> None:
+        """Fills the rings from batch `start` on, on threads of its own; what goes wrong there goes
+        to `fail` of a ring."""
+
+    def finish(self) -> None:
+        """From now on no ring is touched. May be begun again, at a batch that was not taken."""
+
+
+class IterableSupply:
+    """Batches that an iterable gives as dicts of arrays by field, each with all rows.
+
+    A thread reads ahead as far as the rings have room. A stream ends with its iterable, or with a
+    batch that has fewer rows and no field `mask`, which is not given.
+    """
+
+    def __init__(self, source: Iterable[Mapping[str, Any]] | Callable[[], Any],
+                 speaks: bool = True) -> None:
+        self.source, self.speaks = source, speaks  # speaks: this process says what there is to say
+        self.stream: Iterator[Any] | None = None
+        self.next = 0  # of the stream
+        self.held: dict[int, dict[str, np.ndarray]] = {}  # whole batches that may not be taken yet
+        self.ended: int | None = None
+        self.thread: threading.Thread | None = None
+        self.stops = False
+        self.wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+
+    def begin(self, feed: FedFeed, rings: list[FeedRing], start: int) -> None:
+        """Raises UsageError where batch `start` cannot be had any more."""
+        if feed.sends:
+            raise UsageError(f'the program sends values back to feed "{feed.name}"',
+                             expected="a pipeline, whose workers take them", found="an iterable",
+                             remedy="feed=pipeline; or leave out feed.send")
+        if self.stream is None or (start < self.next and start not in self.held
+                                   and self.ended != start):
+            self._open(feed, start)
+        self.stops = False
+        self.thread = threading.Thread(target=self._run, args=(feed, rings, start), daemon=True,
+                                       name=f"feed {feed.name}")
+        self.thread.start()
+
+    def _open(self, feed: FedFeed, start: int) -> None:
+        source = self.source() if callable(self.source) else self.source
+        try:
+            stream = iter(source)
+        except TypeError:
+            raise UsageError(
+                f'feed "{feed.name}" is given something that has no batches',
+                expected="an iterable of dicts of arrays, a function that gives one, a pipeline, "
+                "or the path of a pipeline's file", found=type(source).__name__) from None
+        if self.stream is not None and stream is self.stream:
+            raise UsageError(
+                f'feed "{feed.name}": the iterable is beyond batch {start}',
+                expected="one that can begin again: a list, or a function that gives an iterator",
+                found=f"an iterator that has given {self.next} batches")
+        self.stream, self.next, self.held, self.ended = stream, 0, {}, None
+
+    def finish(self) -> None:
+        """Waits a moment for the thread; one that is inside the iterable then stays there."""
+        self.stops = True
+        os.eventfd_write(self.wake, 1)
+        if self.thread is not None:
+            self.thread.join(LEAVE_SECONDS)
+            self.thread = None
+
+    # ---- the thread ------------------------------------------------------------------------------
+
+    def _run(self, feed: FedFeed, rings: list[FeedRing], start: int) -> None:
+        k = start
+        try:
+            while self._has_room(rings, k):
+                batch = self._batch(feed, k, rings[0].depth)
+                if self.stops:
+                    return
+                if batch is None:
+                    for ring in rings:
+                        ring.end(k)
+                    return
+                for ring in rings:
+                    begin, end = ring.rows
+                    part = {name: array[begin:end] for name, array in batch.items()}
+                    ring.put(k, [(begin, end - begin, part)] if begin < end else [])
+                k += 1
+        except BaseException as error:
+            self._fail(rings, k, error)
+
+    def _has_room(self, rings: list[FeedRing], k: int) -> bool:
+        """Waits until batch k has room in all of them. False: nobody wants more."""
+        poll = select.poll()
+        for fd in (self.wake, *(ring.fileno() for ring in rings)):
+            poll.register(fd, select.POLLIN)
+        while not self.stops and any(k >= ring.taken + ring.depth for ring in rings):
+            for fd, _ in poll.poll():
+                try:
+                    os.eventfd_read(fd)
+                except BlockingIOError:
+                    pass
+        return not self.stops
+
+    def _fail(self, rings: list[FeedRing], k: int, error: BaseException) -> None:
+        """Ends the run, once a rank asks for the batch that could not be had."""
+        while not self.stops and not any(ring.is_wanted(k) for ring in rings):
+            threading.Event().wait(WANTED_SECONDS)
+        if not self.stops:
+            rings[0].fail(error)
+
+    # ---- batches ---------------------------------------------------------------------------------
+
+    def _batch(self, feed: FedFeed, k: int, depth: int) -> dict[str, np.ndarray] | None:
+        """Whole batch k. None: there is none."""
+        if k in self.held:
+            return self.held[k]
+        assert self.stream is not None
+        while self.ended is None and self.next <= k and not self.stops:
+            found = self._read(feed)
+            if self.ended is None and self.next == k:
+                self.held[k] = self._whole(feed, k, found, self.held.pop(k - depth, None))
+            self.next += self.ended is None
+        for old in [n for n in self.held if n < k - depth]:
+            del self.held[old]
+        return self.held.get(k)
+
+    def _read(self, feed: FedFeed) -> Any:
+        """What the iterable gives; `ended` is set where that is no batch."""
+        assert self.stream is not None
+        try:
+            found = next(self.stream)
+        except StopIteration:
+            self.ended = self.next
+            return None
+        except SpmdError:
+            raise
+        except Exception as error:
+            raise _theirs(feed, self.next, error) from error
+        rows = _rows(feed, found)
+        if rows is not None and rows < feed.batch and all(f.name != MASK for f in feed.fields):
+            self.ended = self.next
+            if self.speaks:
+                say(f'spmd: feed "{feed.name}": batch {self.next} has {rows} rows of {feed.batch} '
+                    "and is not given; a field mask would let it through")
+        return found
+
+    def _whole(self, feed: FedFeed, k: int, given: Any, into: dict[str, np.ndarray] | None
+               ) -> dict[str, np.ndarray]:
+        where = f'feed "{feed.name}", batch {k}'
+        if not isinstance(given, Mapping):
+            raise InputError(f"{where} is no dict of arrays", found=type(given).__name__,
+                             expected="arrays by the names of fields: {" + ", ".join(
+                                 f'"{f.name}": …' for f in feed.fields) + "}")
+        known = [f.name for f in feed.fields]
+        for name in given:
+            if name not in known:
+                raise InputError(f"{where} has a field {name!r} that the feed does not declare",
+                                 expected=", ".join(known), found=", ".join(map(str, given)))
+        rows, found = _rows(feed, given), {}
+        for field in feed.fields:
+            array = into[field.name] if into else np.empty(field.shape, field.dtype)
+            if field.name in given:
+                part = _converted(where, field, given[field.name], rows)
+                array[: len(part)] = part
+                array[len(part) :] = np.zeros((), field.dtype)
+            elif field.name == MASK:
+                array[:rows], array[rows:] = True, False
+            else:
+                raise InputError(f"{where} has no field {field.name}", expected=", ".join(known),
+                                 found=", ".join(map(str, given)) or "none")
+            found[field.name] = array
+        return found
+
+
+def _rows(feed: FedFeed, given: Any) -> int | None:
+    """How many rows a batch has, by its first field; None where it has none."""
+    for field in feed.fields:
+        if isinstance(given, Mapping) and field.name in given and field.name != MASK:
+            shape = getattr(given[field.name], "shape", None)
+            if shape is None:
+                shape = np.shape(given[field.name])
+            return int(shape[0]) if len(shape) else None
+    return None
+
+
+def _converted(where: str, field: FeedField, value: Any, rows: int | None) -> np.ndarray:
+    """An array of the declared dtype. Only conversions that lose nothing are made."""
+    try:
+        array: np.ndarray = dtypes.as_numpy(value)
+    except Exception as error:
+        raise InputError(f"{where}: field {field.name} is no array: {error}",
+                         expected=f"{field.dtype} {list(field.shape)}",
+                         found=type(value).__name__) from None
+    # Lists and Python numbers have no dtype of their own: they adapt, as in NumPy.
+    casting: Any = "safe" if hasattr(value, "dtype") else "same_kind"
+    if not np.can_cast(array.dtype, field.dtype, casting):
+        raise InputError(f"{where}: field {field.name} has dtype {array.dtype}, which does not fit "
+                         f"{field.dtype}", expected=str(field.dtype), found=str(array.dtype),
+                         remedy=f"array.astype({str(field.dtype)!r})")
+    wanted = (rows if rows is not None and rows <= field.shape[0] else field.shape[0],
+              *field.shape[1:])
+    if array.shape != wanted:
+        raise InputError(f"{where}: field {field.name} has another shape",
+                         expected=str(wanted), found=str(array.shape),
+                         remedy="a batch has all rows, of all ranks; each takes its part")
+    return array.astype(field.dtype, copy=False)
+
+
+def _theirs(feed: FedFeed, k: int, error: Exception) -> InputError:
+    """What an iterable has raised, with the line in which it did."""
+    place, step = None, error.__traceback__
+    while step is not None:
+        if is_user_file(step.tb_frame.f_code.co_filename):
+            place = place_at(step)
+        step = step.tb_next
+    text = str(error).strip() or "no message"
+    return InputError(f'feed "{feed.name}", batch {k}: {type(error).__name__}: {text}', place=place,
+                      expected="an iterable that gives batches, or ends")
+
+
+def supply_of(given: Any, feed: FedFeed, speaks: bool) -> Supply | None:
+    """The supply of something that Python itself can iterate; None: another one is meant."""
+    if all(callable(getattr(given, name, None)) for name in ("begin", "finish")):
+        supply: Supply = given
+        return supply
+    if isinstance(given, (str, os.PathLike)) or hasattr(given, "compute"):
+        return None
+    is_batches = callable(given) or hasattr(given, "__iter__")
+    if not is_batches or isinstance(given, (Mapping, bytes)):
+        raise UsageError(f'feed "{feed.name}" is given something that has no batches',
+                         expected="an iterable of dicts of arrays, a function that gives one, a "
+                         "pipeline, or the path of a pipeline's file", found=type(given).__name__)
+    return IterableSupply(given, speaks)

@@ -70,6 +70,7 @@ ONLY = {
 # What ranks under mpirun never import at start: these may use NumPy and the compiler.
 HEAVY = (
     "spmd.arrays", "spmd.bench.calibrate", "spmd.bench.programs", "spmd.building",
+    "spmd.data",
     "spmd.distributed", "spmd.doctor", "spmd.doctor_check", "spmd.doctor_engine",
     "spmd.doctor_mpi", "spmd.files.convert", "spmd.image", "spmd.nn", "spmd.numpy", "spmd.opened",
     "spmd.optim", "spmd.output_parts", "spmd.random", "spmd.show", "spmd.source",

@@ -1,0 +1,206 @@
+"""Positions of a stream to examples of a source: by number, by reading on, or by acting.
+
+Always holds: the example at a position follows from source, settings and position; only where
+actions decide (reinforcement learning) it follows from these too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from codegen.errors import UsageError
+from spmd.data.permutations import independent, once, permuted
+from spmd.data.settings import Settings
+from spmd.data.source_base import ExampleSource
+
+WINDOW = 1024  # examples that are shuffled among each other where only reading on gives them
+
+
+class EndOfStream(Exception):
+    """There is no example at this position, nor behind it."""
+
+
+class Drawn:
+    """Examples by position. A key says which one it is, whatever the source is."""
+
+    def __init__(self, source: ExampleSource, settings: Settings) -> None:
+        self.source, self.settings = source, settings
+
+    def total(self) -> int | None:
+        """How many positions there are, or None: no end, or not known yet."""
+        n, epochs = self.source.length(), self.settings.epochs
+        return None if n is None or epochs is None else n * epochs
+
+    def keys(self, positions: np.ndarray) -> list[int]:
+        raise NotImplementedError
+
+    def get(self, key: int) -> Any:
+        raise NotImplementedError
+
+    def get_many(self, keys: list[int]) -> Any:
+        return [self.get(key) for key in keys]
+
+    def name(self, key: int) -> str:
+        raise NotImplementedError
+
+
+class ByNumber(Drawn):
+    """Of a source whose examples have numbers; the key is one."""
+
+    def __init__(self, source: ExampleSource, settings: Settings) -> None:
+        super().__init__(source, settings)
+        if source.length() == 0:
+            raise source.empty()
+
+    def keys(self, positions: np.ndarray) -> list[int]:
+        n, s = self.source.counted("a stream"), self.settings
+        if s.sampling == "independent":
+            return independent(n, positions, s.seed).tolist()
+        return once(n, positions, s.seed, s.shuffle).tolist()
+
+    def get(self, key: int) -> Any:
+        return self.source.get(key)
+
+    def get_many(self, keys: list[int]) -> Any:
+        return self.source.get_many(keys)
+
+    def name(self, key: int) -> str:
+        return self.source.name(key)
+
+
+class ByReading(Drawn):
+    """Of a source that is read from its begin: a pass for each epoch, shuffled in windows.
+
+    The key is the position. Positions behind the last one asked for are read on to; an earlier
+    one begins a pass anew.
+    """
+
+    def __init__(self, source: ExampleSource, settings: Settings) -> None:
+        super().__init__(source, settings)
+        if settings.sampling == "independent":
+            source.counted("sampling='independent'")
+        shuffle = settings.shuffle
+        self.window = WINDOW if shuffle is True else int(shuffle) or 1
+        self.length: int | None = None  # known when a pass has come to its end
+        self._restart(0)
+
+    def _restart(self, epoch: int) -> None:
+        self._epoch, self._begin, self._read = epoch, 0, 0  # of the window; of all examples read
+        self._held: list[tuple[str, Any]] = []
+        self._order: list[int] = []
+        self._pass: Iterator[tuple[str, Any]] | None = None
+
+    def total(self) -> int | None:
+        epochs = self.settings.epochs
+        return None if self.length is None or epochs is None else self.length * epochs
+
+    def keys(self, positions: np.ndarray) -> list[int]:
+        return positions.tolist()
+
+    def get(self, key: int) -> Any:
+        return self._at(key)[1]
+
+    def name(self, key: int) -> str:
+        place = key if self.length is None else key % self.length
+        if 0 <= place - self._begin < len(self._held):
+            return self._here(place)[0]
+        return f"example {self._read} of the source"
+
+    def _at(self, position: int) -> tuple[str, Any]:
+        """The pass that holds it is found by reading passes to their end, once."""
+        if self.length is None:
+            self._find(0, position)
+            if self.length is None:
+                return self._here(position)
+        epoch, place = divmod(position, self.length)
+        if self.settings.epochs is not None and epoch >= self.settings.epochs:
+            raise EndOfStream
+        self._find(epoch, place)
+        return self._here(place)
+
+    def _here(self, place: int) -> tuple[str, Any]:
+        return self._held[self._order[place - self._begin]]
+
+    def _find(self, epoch: int, place: int) -> None:
+        """Read on until the window that holds this place, or until the pass ends."""
+        if epoch != self._epoch or place < self._begin:
+            self._restart(epoch)
+        while place >= self._begin + len(self._held):
+            if self._pass is None:
+                self._pass = iter(self.source.begin())
+            begin = self._begin + len(self._held)
+            held = self._next_window()
+            if not held:
+                self._came_to_end(begin)
+                return
+            self._held, self._begin = held, begin
+            self._shuffle()
+
+    def _next_window(self) -> list[tuple[str, Any]]:
+        assert self._pass is not None
+        held = []
+        try:
+            for item in self._pass:
+                held.append(item)
+                self._read += 1
+                if len(held) == self.window:
+                    break
+        except Exception:
+            read = self._read
+            self._restart(self._epoch)
+            self._read = read
+            raise
+        return held
+
+    def _came_to_end(self, length: int) -> None:
+        if length == 0:
+            raise self.source.empty()
+        if self.length is not None and length != self.length:
+            raise self.source.wrong(
+                "the source gave another number of examples than before",
+                f"{self.length}, as in the first pass", str(length),
+                "a source gives the same examples in the same order each time")
+        self.length = length
+
+    def _shuffle(self) -> None:
+        n = len(self._held)
+        number = self._begin // self.window
+        places = np.arange(n)
+        if self.settings.shuffle is not False:
+            places = permuted(n, places, self.settings.seed, self._epoch, number + 1)
+        self._order = places.tolist()
+
+
+class ByActing(Drawn):
+    """Of environments: the key is the position; place and turn follow from it."""
+
+    def __init__(self, source: ExampleSource, settings: Settings) -> None:
+        super().__init__(source, settings)
+        usual = Settings()
+        wrong = [s for s in ("sampling", "epochs") if getattr(settings, s) != getattr(usual, s)]
+        if wrong:
+            raise UsageError(
+                f"{wrong[0]} does not apply to environments", place=source.place,
+                expected="what an environment shows next, without end",
+                found=f"{wrong[0]}={getattr(settings, wrong[0])!r}", remedy=f"remove {wrong[0]}")
+
+    def total(self) -> None:
+        return None
+
+    def keys(self, positions: np.ndarray) -> list[int]:
+        return positions.tolist()
+
+    def get(self, key: int) -> Any:
+        return self.source.at(key, self.settings.seed)
+
+    def name(self, key: int) -> str:
+        return self.source.name(key)
+
+
+def drawn(source: ExampleSource, settings: Settings) -> Drawn:
+    """How the examples of a source are found by position."""
+    kinds = {"number": ByNumber, "reading": ByReading, "acting": ByActing}
+    return kinds[source.found_by()](source, settings)

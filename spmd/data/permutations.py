@@ -1,0 +1,111 @@
+"""Which example stands at a position of a stream: permutations and draws, without a table.
+
+A generalised Feistel network over a grid of a * b >= n cells, walked along its cycles until it is
+below n (J. Black and P. Rogaway, "Ciphers with arbitrary finite domains", 2002); its round function
+is the finaliser of SplitMix64 (G. Steele, D. Lea and C. Flood, 2014).
+Always holds: an answer follows from seed and position alone, whatever else is asked for with it.
+"""
+
+from __future__ import annotations
+
+from math import isqrt
+
+import numpy as np
+from numpy.typing import NDArray
+
+Positions = NDArray[np.int64]
+Words = NDArray[np.uint64]
+
+ROUNDS = 8  # four would do against a statistician; small grids need more
+GOLDEN = 0x9E3779B97F4A7C15
+LARGEST = 2**62  # examples: what is computed with them stays below 2**63
+
+
+def scrambled(words: Words) -> Words:
+    """64 bits for 64 bits, one to one: neighbours get words that look independent."""
+    words = words + np.uint64(GOLDEN)
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return words ^ (words >> np.uint64(31))
+
+
+def keyed(seed: int, *words: Words | int) -> Words:
+    """A word that follows from a seed and other words, each an integer or an array of them."""
+    key = scrambled(np.asarray([seed], np.uint64))
+    for word in words:
+        key = scrambled(key ^ scrambled(np.atleast_1d(np.asarray(word, np.uint64))))
+    return key
+
+
+def permuted(
+    n: int, positions: Positions, seed: int, epoch: Words | int = 0, window: int = 0
+) -> Positions:
+    """Where a random permutation of n, one for each seed, epoch and window, puts
+    these positions below n.
+
+    ::
+
+        >>> permuted(5, np.arange(5), seed=1).tolist()
+        [0, 4, 3, 2, 1]
+    """
+    if not 0 < n <= LARGEST:
+        raise ValueError(f"a permutation of {n}: expected 1 to {LARGEST}")
+    a = np.uint64(isqrt(n - 1) + 1)
+    b = np.uint64(-(-n // int(a)))
+    cells = np.asarray(positions).astype(np.uint64)
+    keys = [np.broadcast_to(keyed(seed, epoch, window, k), cells.shape) for k in range(ROUNDS)]
+    walking = np.arange(len(cells))
+    while walking.size:
+        left, right = np.divmod(cells[walking], b)
+        for k in range(0, ROUNDS, 2):
+            left = (left + scrambled(keys[k][walking] ^ right) % a) % a
+            right = (right + scrambled(keys[k + 1][walking] ^ left) % b) % b
+        cells[walking] = left * b + right
+        walking = walking[cells[walking] >= n]
+    return cells.astype(np.int64)
+
+
+def in_windows(n: int, positions: Positions, seed: int, epoch: int, window: int) -> Positions:
+    """The same within each window of so many positions: near ones stay near."""
+    found = np.empty_like(positions)
+    number = positions // window
+    for w in np.unique(number).tolist():
+        here = number == w
+        begin = w * window
+        size = min(window, n - begin)
+        found[here] = begin + permuted(size, positions[here] - begin, seed, epoch, w + 1)
+    return found
+
+
+def once(n: int, positions: Positions, seed: int, shuffle: bool | int) -> Positions:
+    """Each of n examples once an epoch: the example at each position of the stream.
+
+    shuffle: False for their own order, True for a permutation, or the length of a window.
+    """
+    epoch, place = np.divmod(np.asarray(positions, np.int64), n)
+    if shuffle is False:
+        return place
+    if shuffle is True or shuffle >= n:
+        return permuted(n, place, seed, epoch.astype(np.uint64))
+    found = np.empty_like(place)
+    for e in np.unique(epoch).tolist():
+        found[epoch == e] = in_windows(n, place[epoch == e], seed, e, shuffle)
+    return found
+
+
+def independent(n: int, positions: Positions, seed: int) -> Positions:
+    """One of n examples at each position, drawn again at each.
+
+    ::
+
+        >>> independent(10, np.arange(8), seed=1).tolist()
+        [9, 0, 5, 7, 3, 2, 8, 1]
+    """
+    words = keyed(seed, np.asarray(positions).astype(np.uint64), 1)
+    return (words % np.uint64(n)).astype(np.int64)
+
+
+def generator(seed: int, position: int) -> np.random.Generator:
+    """The random numbers of the example at a position: the same wherever it is computed."""
+    key = np.array([seed, position], np.uint64)
+    return np.random.Generator(np.random.Philox(key=key))

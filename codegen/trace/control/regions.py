@@ -91,7 +91,7 @@ class Mark:
     def restore_declared(self, context: Context) -> None:
         context.scalars, context.inputs = dict(self.scalars), dict(self.inputs)
         del context.conditions[self.conditions :]
-        context._names = self.names.copy()
+        context.take_back_names(self.names)
 
 
 class Capture:

@@ -124,14 +124,14 @@ def _turns(at: Reverse, op: Op) -> _Turns:
         if most is not None and any(s.kind == "scalar" for s in most.symbols()):
             most = None
     if len(op.regions) == 2 or count is None:
-        count = _counted(at, op, most)
+        count, _ = at.counts[op] = at.counts.get(op) or _counted(at, at.standing(op), most)
     return _Turns(what, what.counter, count, most)
 
 
-def _counted(at: Reverse, op: Op, most: Expr | None) -> Expr:
-    """How many turns a loop with a condition makes, at most so many: it counts them now."""
-    context, body, recorded = at.context, op.regions[-1], at.context.blocks[-1].ops
-    place = recorded.index(op)
+def _counted(at: Reverse, op: Op, most: Expr | None) -> tuple[Expr, Op]:
+    """How many turns a loop with a condition makes, at most so many; the op behind which that is
+    known: it counts them now."""
+    context, body = at.context, op.regions[-1]
     with context.block() as before:
         before.apart = True  # what stands further down is not there yet
         begin = index_value(context, expr.const(0))
@@ -147,9 +147,9 @@ def _counted(at: Reverse, op: Op, most: Expr | None) -> Expr:
                   results=(*op.results, total))
     symbol = Sym(context.unique("turns_counted"), "counter", expr.const(0), most)
     let = Op(Let(symbol, f"turns {symbol.name}"), (total,), (), (), op.place)
-    recorded[place : place + 1] = [*before.ops, new, let]
-    at.replaced[op] = new
-    return expr.symbol(symbol)
+    at.replace(op, new, before.ops)
+    at.add_after(new, [let])
+    return expr.symbol(symbol), let
 
 
 def _symbol(at: Reverse, value: Value, most: Expr) -> Expr:
@@ -159,8 +159,11 @@ def _symbol(at: Reverse, value: Value, most: Expr) -> Expr:
     return expr.symbol(symbol)
 
 
-def _in_parts(at: Reverse, op: Op, turns: _Turns, instead: bool) -> Op:
-    """The loop as loops in each other of at most so many turns: once more, or instead of it."""
+def _in_parts(
+    at: Reverse, op: Op, turns: _Turns, instead: bool
+) -> tuple[Op, list[tuple[Value, Value]], dict[Value, Value]]:
+    """The loop as loops in each other of at most so many turns, once more, or instead of it; which
+    of their values are handed on as which of the loop's; and what is copied of its body."""
     context, most = at.context, _PARTS**_LEVELS
     inside = expr.le(turns.count, most)
     if inside != 1:
@@ -169,6 +172,7 @@ def _in_parts(at: Reverse, op: Op, turns: _Turns, instead: bool) -> Op:
                index_value(context, turns.count), f" turns\n  expected: at most {most}\n"
                "  try:      a loop over two loops of fewer turns")
     body = op.regions[-1]
+    passing, made = list[tuple[Value, Value]](), dict[Value, Value]()
 
     def level(k: int, operands: Sequence[Value], first: Expr) -> Sequence[Value]:
         """The turns from `first` on, of those that one part of the level above has."""
@@ -181,8 +185,7 @@ def _in_parts(at: Reverse, op: Op, turns: _Turns, instead: bool) -> Op:
         part = Sym(context.unique("part_of_turns"), "counter", expr.const(0), last)
         types, names = [plain_type(a) for a in body.args], [a.name for a in body.args]
         with context.block(types, names) as block:
-            for new, a in zip(block.args, body.args):
-                at.shares.passing(new, a, at.shares.after(a))
+            passing.extend(zip(block.args, body.args))
             number = first + expr.symbol(part) * size
             if k + 1 < _LEVELS:
                 ends = level(k + 1, block.args, number)
@@ -190,38 +193,28 @@ def _in_parts(at: Reverse, op: Op, turns: _Turns, instead: bool) -> Op:
                 copies = copier(at, dict(zip(body.args, block.args)),
                                 {turns.counter: turns.counter_in(number)}, every=instead)
                 block.ops.extend(copies.ops(body.ops))
-                at.shares.same(copies.instead)
+                made.update(copies.instead)
                 ends = [copies.of(v) for v in body.results]
             ends = [laid_as(context, v, a.type.layout) for v, a in zip(ends, body.args)]
             region = block.close(ends)
         what = Loop(part, expr.const(0), stop, expr.const(1))
-        made = context.emit(what, operands, [region])
-        for new, a in zip(made, body.args):
-            at.shares.passing(new, a, at.shares.after(a))
-        return made
+        results = context.emit(what, operands, [region])
+        passing.extend(zip(results, body.args))
+        return results
 
     results = level(0, op.operands, expr.const(0))
-    made = context.blocks[-1].ops[-1]
-    assert made.results == tuple(results)
-    return made
+    parts = context.blocks[-1].ops[-1]
+    assert parts.results == tuple(results)
+    return parts, passing, made
 
 
 def _loop(at: Reverse, op: Op, given: Sequence[Value | None]) -> None:
     turns, context = _turns(at, op), at.context
-    op = at.replaced.get(op, op)
-    if turns.most is None and len(op.regions) == 1:
-        recorded = context.blocks[-1].ops
-        place = recorded.index(op)
-        with context.block() as block:
-            block.apart = True
-            parts = replace(_in_parts(at, op, turns, instead=True), results=op.results)
-        recorded[place : place + 1] = [*block.ops[:-1], parts]
-        at.mark([parts])
-        _loop(at, parts, given)
-        return
     if turns.most is None:
-        parts = _in_parts(at, op, turns, instead=False)
-        at.mark([parts])
+        parts = _parts_of(at, op, turns)
+        if len(op.regions) == 1:
+            _loop(at, parts, given)
+            return
         for v, had, g in zip(parts.results, op.results, given):
             if g is not None:
                 at.found[v] = at.brought(g, at.shares.after(had), at.shares.after(v))
@@ -231,7 +224,7 @@ def _loop(at: Reverse, op: Op, given: Sequence[Value | None]) -> None:
     moving = [k for k, v in enumerate(body.args) if v in at.active]
     around = closure(at, op)
     saved = _saved_in(body, turns)
-    stacks = {v: _stack_of(context, v, turns.most, saved.get(v, v).name)
+    stacks = {v: at.kept.get(v) or _stack_of(context, v, turns.most, saved.get(v, v).name)
               for v in (*body.args, *saved)}
     begins = [_begun(at, op, k, given[k]) for k in moving]
     begins += [laid_as(context, at.of(v), v.type.layout) for v in around]
@@ -264,6 +257,27 @@ def _loop(at: Reverse, op: Op, given: Sequence[Value | None]) -> None:
     for k, begin in zip(moving, results):  # a loop may begin with what it also reads
         if (v := op.operands[k]) in at.active:
             at.add(v, begin, at.shares.reach(body.args[k]) - at.shares.varies(v))
+
+
+def _parts_of(at: Reverse, op: Op, turns: _Turns) -> Op:
+    """The loop in parts: behind it, where it counts its turns, else in its place."""
+    if op not in at.parts:
+        instead = len(op.regions) == 1
+        with at.context.block() as block:
+            block.apart = True  # what stands further down is not there yet
+            parts, passing, made = _in_parts(at, op, turns, instead)
+        if instead:
+            parts = replace(parts, results=op.results)
+            at.replace(op, parts, block.ops[:-1])
+        else:
+            at.add_after(at.counts[op][1], block.ops)
+        at.parts[op] = parts, passing, made
+    parts, passing, made = at.parts[op]
+    for new, old in passing:
+        at.shares.passing(new, old, at.shares.after(old))
+    at.shares.same(made)
+    at.mark([parts])
+    return parts
 
 
 def _saved_in(body: Region, turns: _Turns) -> dict[Value, Value]:
@@ -316,11 +330,11 @@ def _turn_of(at: Reverse, stack: Value, number: Expr, a: Value) -> Value:
 def _keep(at: Reverse, op: Op, turns: _Turns, kept: Mapping[Value, Value]) -> None:
     """The loop as it was recorded, which also keeps, turn by turn, some values that its body is
     given or makes."""
+    kept = {v: s for v, s in kept.items() if v not in at.kept}
     if not kept:
         return
+    op = at.standing(op)
     context, body, stacks = at.context, op.regions[-1], list(kept.values())
-    recorded = context.blocks[-1].ops
-    place = recorded.index(op)
     with context.block() as before:
         blank = [at.emit(Full(0, s.type.dtype, s.type.shape, blank=True)) for s in stacks]
         begin = [laid_as(context, v, s.type.layout) for v, s in zip(blank, stacks)]
@@ -334,9 +348,9 @@ def _keep(at: Reverse, op: Op, turns: _Turns, kept: Mapping[Value, Value]) -> No
         region = Region((*body.args, *block.args), tuple(block.ops), (*body.results, *ends))
     tests = [replace(r, args=(*r.args, *(Value(s.name, s.type) for s in stacks)))
              for r in op.regions[:-1]]
-    recorded[place : place + 1] = [*before.ops, replace(
-        op, operands=(*op.operands, *begin), regions=(*tests, region),
-        results=(*op.results, *stacks))]
+    at.replace(op, replace(op, operands=(*op.operands, *begin), regions=(*tests, region),
+                           results=(*op.results, *stacks)), before.ops)
+    at.kept.update(kept)
     context.keeps.append(Keeps(tuple(stacks), turns.most, op.place))
 
 

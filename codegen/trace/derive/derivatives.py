@@ -116,7 +116,8 @@ def grad(
 
 def vjp(f: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[[Any], tuple[Any, ...]]]:
     """f's value, and a function that takes cotangents of it (arrays in the structure of what f
-    returns) to those of the arguments, as a tuple.
+    returns) to those of the arguments, as a tuple. It may be called often, in loops and branches
+    too: what f does is not computed again for each call.
 
     Example::
 
@@ -327,26 +328,43 @@ class _Recording:
                        if leaf is not None]
         self.at = Reverse(context, self.begins)
         self.last = self.block.ops[-1] if self.block.ops else None  # before what is recorded
+        self.views = context.rank_view, len(context.captured)
+        self.ops: list[Op] | None = None  # what f recorded
 
     def run(self, f: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
         self.context.recordings += 1
         try:
-            return convert(f)(*self.args, **kwargs)
+            returned = convert(f)(*self.args, **kwargs)
+            self.ops = self.recorded()
+            return returned
         finally:
             self.context.recordings -= 1
 
     def recorded(self) -> list[Op]:
+        if self.ops is not None:
+            return self.ops
         every = self.block.ops  # loops in it may have been replaced
         return every[every.index(self.last) + 1 if self.last else 0 :]
 
     def back(self, outs: Sequence[tuple[Value, Value]], like: Sequence[Value] = ()) -> list[Any]:
         """The cotangents of the marked arguments, in their structure. like: values that vary as
         the cotangents do that it begins with, where these are not of the outs themselves."""
+        context = self.context
+        if (self.block not in context.blocks
+                or self.views != (context.rank_view, len(context.captured))):
+            raise UsageError("a way back begins where it is not known what its function has done",
+                             place=user_place(), found="a loop, a branch or a shard_map between "
+                             "the two, in which the function was called, or a shard_map between",
+                             expected="both in the same one, or the way back further inside")
+        before, context.naming_for_good = context.naming_for_good, (
+            context.naming_for_good or context.blocks[-1] is not self.block)
+        try:
+            return self._back(outs, like)
+        finally:
+            context.naming_for_good = before
+
+    def _back(self, outs: Sequence[tuple[Value, Value]], like: Sequence[Value]) -> list[Any]:
         at, context = self.at, self.context
-        if context.blocks[-1] is not self.block:
-            raise UsageError("a way back begins where its function was not called",
-                             place=user_place(), found="a loop or a branch between the two",
-                             expected="both in the same loop or branch, or outside of all")
         context.differentiated = True
         at.found.clear()
         at.emptied.clear()
@@ -381,6 +399,9 @@ class _Recording:
         if not context.rank_view:
             return at.shares
         found = families(context)
+        for op in recorded:
+            if op in context.replaced:  # by what has other values in it
+                found.op(op)
         begins: dict[Value, Axes] = {}
         for v, x, g in zip(outs, like, given, strict=True):
             begins[v] = begins.get(v, NONE) | found.varies(x)

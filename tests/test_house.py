@@ -32,6 +32,7 @@ LEVELS = {
     "codegen.ir": 3,
     "codegen.groups": 4, "codegen.ops": 4, "codegen.image.elf": 4, "codegen.image.commands": 4,
     "codegen.plan.indexing": 4, "codegen.plan.grammar": 4, "codegen.layouts.cuts": 4,
+    "codegen.plan.handed": 4,
     "codegen.image.gufunc": 4, "codegen.plan.magnitudes": 4,
     "codegen.plan.access": 5, "codegen.printer": 5, "codegen.image.manifest": 5,
     "codegen.image.conditions": 5,

@@ -15,7 +15,8 @@ MODULES = [p for p in SOURCES if p.suffix == ".py" and p.stem not in ("__init__"
 # What users import as spmd.NAME is called as what it is made of.
 PUBLIC = {"spmd/image.py", "spmd/random.py", "spmd/showing.py"}
 # One thing on its way down: what users write, the op, the step or work of the Plan; or its oracle.
-LEVELS = ("codegen/trace/", "codegen/ops/", "codegen/plan/grammar.py", "codegen/oracle/")
+LEVELS = ("codegen/trace/", "codegen/ops/", "codegen/plan/grammar.py", "codegen/plan/handed.py",
+          "codegen/oracle/")
 # Where it is a word of NumPy, of BLAS or of JAX.
 QUOTED = {
     "codegen/emit/phases.py", "codegen/oracle/ranks.py", "codegen/trace/numpy/joining.py",

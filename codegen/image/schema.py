@@ -228,8 +228,9 @@ _MANIFEST = table(
     routes=every(table(member=text, to=formula, sends=formula, size=formula, text=text,
                        place=text)),
     operations=every(table(
-        {"place": text, "text": text, "site": _COUNT, "axes": every(text, AXES), "phase": text, "feed": text,
-         "lines": row(_COUNT, _COUNT), "libraries": every(_COUNT), "kernels": every(text)},
+        {"place": text, "text": text, "site": _COUNT, "axes": every(text, AXES), "phase": text,
+         "feed": text, "lines": row(_COUNT, _COUNT), "libraries": every(_COUNT),
+         "kernels": every(text)},
         number=_COUNT, kind=text, buffers=every(_COUNT),
     )),
     buffers=every(table(number=_COUNT, name=text, dtype=word(*DTYPES), bytes=formula,

@@ -27,6 +27,7 @@ from codegen.oracle import interpret
 from codegen.oracle.common import Common
 from codegen.oracle.local import EagerArray, whole
 from codegen.oracle.ranks import EagerRank, Shards
+from codegen.oracle.streams import EagerStream, declared
 from codegen.oracle.threads import Crew
 from codegen.places import put_place, user_place
 from codegen.user import named, spec
@@ -64,6 +65,10 @@ def run(
             f"the program has no {sorted(unknown)[0]!r}",
             expected=f"one of {named.listed(sorted({*parameters, *world.declared}))}",
         )
+    streams = world.given.get("feed") if world.feeds else None
+    if isinstance(streams, Mapping) and (unknown := [f for f in streams if f not in world.feeds]):
+        raise UsageError(f'the program has no feed "{unknown[0]}"',
+                         expected=f"one of {', '.join(world.feeds)}")
     return named.renamed(lambda _, leaf: None if leaf is None else whole(leaf), result)
 
 
@@ -98,6 +103,7 @@ class World(Common):
         # by name of an input or a scalar: where it is declared, and as what
         self.declared: dict[str, tuple[Place | None, Said]] = {}
         self.shards = Shards(self)
+        self.feeds: dict[str, EagerStream] = {}
 
     def __getattr__(self, name: str) -> Any:
         """Refuses the functions that only one rank's view has."""
@@ -118,6 +124,8 @@ class World(Common):
 
     def knows(self, name: str) -> bool:
         """Whether it is declared, or a tree of what is."""
+        if name == "feed" and self.feeds:
+            return True
         return name in self.declared or bool(named.of_tree(name, self.declared))
 
     def _input(self, name: str, what: spec.Spec, given: Any, default: Any) -> EagerArray:
@@ -139,6 +147,14 @@ class World(Common):
             if not array.ndim and array.dtype.kind in "iuf":
                 rounded(array.item(), dtype)  # of a NaN NumPy makes an integer
         return self.made(np.broadcast_to(array, extents).astype(what.dtype), layout)
+
+    def feed(self, name: str = "feed", /, **fields: Any) -> EagerStream:
+        self._declare("feed", f"feed {name}", **{"list of fields": tuple(fields)}, **{
+            k: (s.shape, s.dtype, s.layout) if isinstance(s, spec.Spec) else None
+            for k, s in fields.items()})
+        if name not in self.feeds:
+            self.feeds[name] = declared(self, self.given.get("feed"), name, fields, self.feeds)
+        return self.feeds[name]
 
     def _declare(self, what: str, name: str, **parts: Any) -> None:
         """Raises ProgramError where a name means something else already."""

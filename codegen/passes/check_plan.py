@@ -113,11 +113,11 @@ def _feeds(plan: Plan) -> None:
         steps = [s for s in walk_steps(plan.steps) if isinstance(s, kind)]
         _rule([s.number for s in steps] == [h.number for h in table], None,
               "every take and every send stands in the table of the Plan, in order")
-        for step, handed in zip(steps, table, strict=True):
+        for one, handed in zip(steps, table, strict=True):
             buffers = [a.buffer.number for a in handed.arrays]
-            _rule(buffers == [b.number for b in step_buffers(step)], step.place,
+            _rule(buffers == [b.number for b in step_buffers(one)], one.place,
                   "the table of the Plan has the buffers of each take and send")
-            _rule(len(set(buffers)) == len(buffers) or kind is Send, step.place,
+            _rule(len(set(buffers)) == len(buffers) or kind is Send, one.place,
                   "the fields of a batch lie apart")
     known = {f.name for f in plan.feeds}
     for step in walk_steps(plan.steps):

@@ -28,7 +28,7 @@ def with_shared_loops(split: Split, again: Callable[[Module], Split]) -> Split:
     demands, program = split
     graph = demands.graph
     found = {c: v for op in graph.body.ops if (c := op.what.counts()) and (v := _carried(op))}
-    if not found or any(isinstance(op.what, ShardMap | Kernel | Feeding) for op in walk(graph.body)):
+    if not found or any(isinstance(op.what, ShardMap | Kernel) for op in walk(graph.body)):
         return split
     meshes = a_few_and_many(graph.mesh)
     before = [Costs(program, sizes, found) for sizes in meshes]
@@ -52,7 +52,9 @@ def _carried(op: Op) -> list[Value]:
     if not isinstance(op.what, Loop) or op.what.stop is None:
         return []
     region = Region((), (op,), ())
-    if any(any(v.type.layout or ()) for o in walk(region) for v in (*o.operands, *o.results)):
+    if any(isinstance(o.what, Feeding) for o in walk(region)) or any(
+        any(v.type.layout or ()) for o in walk(region) for v in (*o.operands, *o.results)
+    ):
         return []
     free = {v: size for v in op.operands if v.type.free and v.type.ndim and (size := bytes_of(v))}
     largest = max(free, key=lambda v: free[v], default=None)

@@ -2,8 +2,8 @@
 
     Plan     = buffers, steps, exchanges, arrays in and out, conditions, routes, libraries,
                kernels
-    Step     = Phase | Exchange | Loop | Let | Branch | Default | Print | Expect | Point | Take | More
-               | Send
+    Step     = Phase | Exchange | Loop | Let | Branch | Default | Print | Expect | Point | Take
+               | More | Send
     Phase    = a compute phase: Work in order
     Work     = Store | Reduce | Nest | Lane | LibraryCall | KernelCall
                over loop variables; Turns | Choice of Work: loops and branches that only compute

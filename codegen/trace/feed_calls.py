@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from codegen.errors import ProgramError, TracedValueError
 from codegen.ir import ArrayType, Feed, Module, Op, layout_text, walk
 from codegen.mesh import Layout
-from codegen.ops import Feeding, More, Send, Take
+from codegen.ops import More, Send, Take
 from codegen.places import user_place
 from codegen.symbolic import expr
 from codegen.trace.array import Array, as_array, wrap
@@ -87,12 +87,7 @@ class Stream:
     def _context(self, what: str) -> Context:
         context = require_context(f"feed.{what}")
         if context.rank_view:
-            raise ProgramError(
-                f"feed.{what}() stands inside a shard_map", place=user_place(),
-                expected="feeds in the program itself: a batch is an array of all ranks",
-                found="one rank's view",
-                remedy="b = feed.next() before it, and pass b.x to the function: each rank gets "
-                "its part" if what == "next" else f"call feed.{what} outside of it")
+            raise whole_batches.inside(what)
         if context.feeds.get(self.name) != self.declared:
             _of_another_program(self.name, what)
         return context
@@ -178,19 +173,26 @@ def captured_feed(stream: Stream, code: Code) -> Iterator[Any]:
     loop.finish(Counter(context, "pass", expr.const(0), None, expr.const(1)), stream.more)
 
 
-def check_taken(module: Module) -> Module:
-    """The module, of whose feeds each is taken from. Raises ProgramError."""
+def check_feeds(module: Module) -> Module:
+    """The module, of whose feeds each is taken from, and is sent the same each time. Raises
+    ProgramError."""
     taken = {op.what.feed for op in walk(module.body) if isinstance(op.what, Take)}
+    sent: dict[str, tuple[Op, str]] = {}
+    for op in walk(module.body):
+        if not isinstance(op.what, Send):
+            continue
+        given = ", ".join(f"{name}: {v.type.dtype}{shape_text(v.type.shape)}"
+                          for name, v in zip(op.what.fields, op.operands, strict=True))
+        first, expected = sent.setdefault(op.what.feed, (op, given))
+        if given != expected:
+            raise ProgramError(
+                f'feed "{op.what.feed}" is sent different values in two places', place=op.place,
+                also=(("the other one:", first.place),) if first.place else (), expected=expected,
+                found=given, remedy="the same names, dtypes and shapes: those who make batches "
+                "read one kind of answer")
     for f in module.feeds:
         if f.name not in taken:
             raise ProgramError(f'nothing is taken of feed "{f.name}"', place=f.place,
                                expected="feed.next(), or for b in feed:", found="neither",
                                remedy="leave out the feed, or take its batches")
     return module
-
-
-def feeding(op: Op) -> Op | None:
-    """The first op on a feed in it."""
-    if isinstance(op.what, Feeding):
-        return op
-    return next((o for r in op.regions for o in walk(r) if isinstance(o.what, Feeding)), None)

@@ -27,7 +27,6 @@ from codegen.trace import (
     blocked,  # noqa: F401  # gives np.linalg what it does with split matrices
     methods,  # noqa: F401  # gives Array its methods
 )
-from codegen.trace.feed_calls import check_taken
 from codegen.trace.context import Context, Limits
 from codegen.trace.control import conversion
 from codegen.trace.control import hooks as control
@@ -36,6 +35,7 @@ from codegen.trace.control.letting import Bounds, bounds_of
 from codegen.trace.control.outside import Outside
 from codegen.trace.control.returned import outputs_of
 from codegen.trace.derive.needed import kept_by, opened, pruned
+from codegen.trace.feed_calls import check_feeds
 
 # The tracer's modules import downwards only; what those below need of those above they get here.
 conversion.runtime = control
@@ -291,7 +291,7 @@ class Program:
         if context.differentiated:
             body = pruned(opened(body))
             outputs = [replace(o, value=v) for o, v in zip(outputs, body.results, strict=True)]
-        return check_taken(Module(name=self.name, level="graph", mesh=context.mesh,
+        return check_feeds(Module(name=self.name, level="graph", mesh=context.mesh,
                       parameters=tuple(values.items()), scalars=tuple(context.scalars.values()),
                       inputs=tuple(context.inputs.values()),
                       feeds=tuple(context.feeds.values()), body=body, outputs=tuple(outputs),
@@ -313,7 +313,8 @@ class Program:
 
         - ranks, mesh: what `spmd.ranks()` and axis sizes say, and how many times the function of a
           shard_map runs; 1 unless you say otherwise. Nothing runs in parallel.
-        - given: parameters, inputs and scalars by name.
+        - given: parameters, inputs and scalars by name; feed: an iterable of batches, which are
+          dicts of arrays, or by name one for each feed.
 
         A shard_map without out_layouts asks the compiler how its results lie.
 

@@ -81,8 +81,18 @@ def batch_type(feed: str, fields: Iterable[str]) -> Callable[..., Any]:
                            expected=f"one of {', '.join(names)}", found=name,
                            remedy=f"declare it: spmd.feed({name}=spmd.spec(shape, dtype))")
 
-    base = collections.namedtuple("Batch", names)  # type: ignore[misc]  # noqa: PYI024
+    base = collections.namedtuple("Batch", names)  # type: ignore[misc]
     return type("Batch", (base,), {"__getattr__": missing, "__slots__": ()})
+
+
+def inside(what: str) -> ProgramError:
+    """Why a feed is not taken from, asked or sent to in one rank's view."""
+    return ProgramError(
+        f"feed.{what}() stands inside a shard_map", place=user_place(),
+        expected="feeds in the program itself: a batch is an array of all ranks",
+        found="one rank's view",
+        remedy="b = feed.next() before it, and pass b.x to the function: each rank gets its part"
+        if what == "next" else f"call feed.{what} outside of it")
 
 
 def sent_fields(feed: str, values: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:

@@ -80,3 +80,18 @@ def in_place(n: int = 12):
         return a
 
     return update(u)
+
+
+@spmd.program(mesh=("x",))
+def fed(batch: int = 6):
+    """A loop over a feed, a batch before it, a batch in a branch, what is sent back."""
+    feed = spmd.feed(x=spmd.spec((batch, 4), np.float32),
+                     mask=spmd.spec((batch,), np.bool_, layout=spmd.replicated))
+    w = np.mean(feed.next().x, axis=0)
+    for b in feed:
+        error = b.x @ w
+        if np.sum(error) > 1 and feed.more():
+            w = w + feed.next().x[0]
+        w = w - np.mean(np.where(b.mask, error, 0)[:, None] * b.x, axis=0)
+        feed.send(error)
+    return w

@@ -1,6 +1,6 @@
 """Ops that nobody needs are left out: of what is differentiated, most of what was recorded may be.
 
-Always holds: what a user sees, prints and conditions, stays; so does what ranks wait for.
+Always holds: what a user sees, prints and conditions, stays; so do feeds, and what ranks wait for.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from codegen.ir import Keeps, Op, Region, Value, free_values, walk
-from codegen.ops import Barrier, Branch, Defined, Expect, Let, Loop, Print
+from codegen.ops import Barrier, Branch, Defined, Expect, Feeding, Let, Loop, Print
 
-EFFECTS = (Print, Expect, Barrier, Let)
+EFFECTS = (Print, Expect, Barrier, Let, Feeding)
 
 
 def pruned(region: Region) -> Region:

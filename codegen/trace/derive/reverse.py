@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from codegen import dtypes, ops
 from codegen.dtypes import DType
 from codegen.errors import InternalError, UnsupportedError
-from codegen.ir import ArrayType, Op, Shape, Value, free_values
+from codegen.ir import ArrayType, Op, Shape, Value, free_values, walk
 from codegen.ops import Kind
 from codegen.partials import OUT, Form
 from codegen.symbolic import expr
@@ -90,6 +90,7 @@ class Reverse:
                 continue
             if not any(v in self.active for v in read_by(op)):
                 continue
+            _refuse_feeds(op)
             with self.context.standing_at(op.place):
                 rule = RULES.get(type(op.what))
                 if not isinstance(op.what, ops.Exchange):
@@ -285,6 +286,23 @@ class Reverse:
             found=f"{called}, between what is differentiated and its argument",
             remedy=op.what.without_vjp,
         )
+
+
+def _refuse_feeds(op: Op) -> None:
+    """Raises UnsupportedError where a way back would take batches once more."""
+    if isinstance(op.what, ops.Defined) and op.what.back is not None:
+        return
+    inside = (o for region in op.regions for o in walk(region))
+    if (on := next((o for o in inside if isinstance(o.what, ops.Feeding)), None)) is not None:
+        called = {ops.Loop: "a loop", ops.Branch: "a branch"}.get(type(op.what), "a function")
+        assert isinstance(on.what, ops.Feeding)
+        raise UnsupportedError(
+            f"{called} with a feed in it is differentiated", place=on.place or op.place,
+            expected="batches that are taken outside of what is differentiated: the way back "
+            "computes it again, and would take others",
+            found=f'feed "{on.what.feed}", in {called}',
+            remedy="take the batch first, then call spmd.grad with it: b = feed.next(); "
+            "g = spmd.grad(loss)(w, b.x)")
 
 
 def read_by(op: Op) -> Iterable[Value]:

@@ -1,0 +1,87 @@
+"""Programs with feeds: eager runs, the Graph interpreted and the image agree on 1 to 7 ranks."""
+
+from __future__ import annotations
+
+import copy
+import threading
+
+import numpy as np
+import pytest
+
+import spmd
+from codegen.oracle import interpret
+from spmd.launch.iterable_supply import IterableSupply
+from tests.codegen.sample_programs import fed
+from tests.codegen.test_feeds import given, two_feeds
+
+# mypy: ignore-errors
+
+
+class Collecting(IterableSupply):
+    """Whole batches, and the values that come back: as pipelines get them."""
+
+    def __init__(self, source):
+        super().__init__(source)
+        self.back = {}
+
+    def begin(self, feed, rings, start):
+        plain = copy.copy(feed)
+        plain.sends = ()
+        super().begin(plain, rings, start)
+        self.rings = rings
+        self.collector = threading.Thread(target=self.collect, daemon=True)
+        self.ends = threading.Event()
+        self.collector.start()
+
+    def collect(self):
+        k = 0
+        while not self.ends.is_set():
+            rows = {ring.rows: found for ring in self.rings if (found := ring.sent(k))}
+            if len(rows) == len({ring.rows for ring in self.rings}):
+                parts = [rows[r] for r in sorted(rows) if r[0] < r[1]]
+                self.back[k] = {name: np.concatenate([p[name] for p in parts])
+                                for name in parts[0]}
+                k += 1
+            else:
+                self.ends.wait(0.0005)
+
+    def finish(self):
+        self.ends.wait(0.05)  # what ranks sent last
+        self.ends.set()
+        self.collector.join()
+        super().finish()
+
+
+@pytest.fixture(scope="module")
+def images():
+    return {p: spmd.build(p) for p in (two_feeds, fed)}
+
+
+def test_two_feeds_in_branches_and_inner_loops(images):
+    sent = []
+    whole = interpret.run(two_feeds.capture(), {"r": 1, "c": 1}, feeds=given(), sent=sent)
+    for ranks in (1, 2, 3, 4):
+        back = Collecting(given()["tests"])
+        found = images[two_feeds].run(ranks=ranks, feed={"train": given()["train"], "tests": back})
+        for k, array in enumerate(found):
+            np.testing.assert_allclose(array, whole[str(k)], rtol=1e-12)
+        assert sorted(back.back) == [0, 1]
+        for _, number, arrays in sent:
+            for name, array in arrays.items():
+                np.testing.assert_allclose(back.back[number][name], array, rtol=1e-12)
+
+
+def test_streams_that_end_in_the_middle_of_a_batch(images):
+    """Of 6 rows, split unevenly: zeros and False where the last batch has none."""
+    rng = np.random.default_rng(0)
+    stream = [{"x": rng.normal(size=(rows, 4)).astype(np.float32)} for rows in (6, 6, 6, 6, 3)]
+    expected = fed.eager(feed=stream)
+    for ranks in (1, 2, 3, 7):
+        found = images[fed].run(ranks=ranks, feed=Collecting(stream))
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_one_more_batch_than_there_are(images):
+    with pytest.raises(spmd.SpmdError, match="has ended after 2 batches"):
+        images[two_feeds].run(ranks=2, feed={"train": given()["train"][:2],
+                                             "tests": Collecting([])})

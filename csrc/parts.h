@@ -260,62 +260,6 @@ typedef struct spmd_piece_of {
     int64_t first; /* byte of the buffer */
 } spmd_piece_of;
 
-/* One batch of a ring: rows that lie in the host language's memory, and values that ranks send
- * back. `row` has three and more words for each piece: its first row, how many, and where each
- * field lies. */
-typedef struct spmd_batch {
-    _Alignas(SPMD_LINE) _Atomic int64_t number; /* of the batch that is there, + 1 */
-    _Atomic int64_t readers; /* that have not taken it yet */
-    int64_t pieces, capacity;
-    int64_t *row;
-    _Atomic int64_t sent; /* of the batch whose values are all there, + 1 */
-    int64_t sending, senders; /* to which batch values come, + 1; who has sent; both under `lock` */
-    char *values;
-} spmd_batch;
-
-/* Batches that some hosted ranks take: those that hold the same rows. */
-struct spmd_ring {
-    struct spmd_job *job;
-    struct spmd_fed *fed;
-    int64_t begin, end;     /* rows of a batch */
-    int64_t readers;        /* ranks */
-    spmd_batch *batch;      /* fed->depth of them: number k lies in k % depth */
-    int event;              /* written when a batch was taken by all, or sent to by all */
-    pthread_mutex_t lock;   /* of what is sent */
-    _Alignas(SPMD_LINE) _Atomic int64_t taken; /* batches, by all readers */
-    _Atomic int64_t jumped; /* readers that have left out what a checkpoint has taken */
-    _Atomic int64_t last;   /* the stream has so many batches */
-};
-
-typedef struct spmd_shape {
-    int64_t dims, size, row_bytes;
-    int64_t extent[SPMD_DIMS];
-} spmd_shape;
-
-/* A feed in this process. */
-typedef struct spmd_fed {
-    char name[64];
-    uint32_t number;
-    int64_t depth, fields, values; /* values: fields that are sent back */
-    spmd_shape *shape;             /* of the fields, then of the values */
-    int64_t value_bytes;           /* of a row of all values */
-    int64_t begins;                /* how often its stream was begun */
-    int64_t rings;
-    spmd_ring *ring;
-    int64_t taken, from;           /* of the set that the run goes on from */
-    int64_t set_taken, set_from;   /* of the set at hand */
-} spmd_fed;
-
-/* Where a rank is in the stream of a feed. Its own thread writes it; others look. */
-typedef struct spmd_reader {
-    spmd_ring *ring;
-    int64_t began;  /* batches that were taken before this run */
-    int64_t sent;   /* batches to which values were sent */
-    bool over;      /* it was told that there are no more */
-    bool early;     /* some were taken in this run before its loop */
-    _Atomic int64_t taken, waited, first, last; /* batches; nanoseconds; when it took */
-} spmd_reader;
-
 /* What the engine knows of a rank that it hosts, beside the record in the arena. */
 typedef struct spmd_hosted {
     spmd_record *record;
@@ -344,7 +288,7 @@ typedef struct spmd_hosted {
     spmd_near **nears;     /* by site, made when first needed */
     struct spmd_timeline *timeline; /* NULL: none is kept */
     spmd_course turns;
-    spmd_reader *streams;  /* by feed; NULL: none are given */
+    struct spmd_reader *streams;  /* by feed; NULL: none are given */
     _Atomic int64_t starves; /* since when it waits for a feed; 0: it does not */
     _Atomic uint32_t hungry; /* for which one */
 } spmd_hosted;
@@ -406,7 +350,7 @@ struct spmd_job {
     struct spmd_watch *watch;
     spmd_text text;
     spmd_keeping keeping;
-    spmd_fed *feds; /* by feed; NULL until the first is given */
+    struct spmd_fed *feds; /* by feed; NULL until the first is given */
 };
 
 /* arena.c */
@@ -450,22 +394,6 @@ void spmd_turns_reset(spmd_hosted *hosted);
 bool spmd_set_waits(const spmd_job *job);
 bool spmd_set_held(spmd_job *job);
 spmd_piece_of spmd_array_piece(const spmd_rank *rank, const spmd_image *image, uint32_t array);
-
-/* feed.c */
-void spmd_ring_tell(spmd_ring *ring);
-void spmd_feeds_free(spmd_job *job);
-void spmd_feeds_seen(spmd_job *job, const int64_t *reach, const int64_t *ends);
-spmd_header *spmd_feeds_words(const spmd_job *job);
-
-/* take.c */
-int spmd_rank_take(spmd_rank *rank, uint32_t take);
-int spmd_rank_more(spmd_rank *rank, uint32_t feed, int64_t *more);
-int spmd_rank_send(spmd_rank *rank, uint32_t send);
-bool spmd_job_starved(const spmd_job *job);
-void spmd_readers_reset(spmd_hosted *me);
-void spmd_readers_loop(spmd_hosted *me);
-void spmd_readers_resume(spmd_hosted *me);
-void spmd_readers_keep(spmd_hosted *me);
 
 /* core.c */
 void spmd_core_choose(spmd_worker *worker);
@@ -612,5 +540,7 @@ int spmd_rank_due(spmd_rank *rank);
 void spmd_rank_print(spmd_rank *rank, const char *line, int64_t length);
 void spmd_rank_end(spmd_rank *rank, uint32_t operation, const char *text, int64_t length);
 bool spmd_text_waits(spmd_text *text);
+
+#include "feed.h"
 
 #endif

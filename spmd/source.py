@@ -41,6 +41,7 @@ from spmd.cache import Cache
 from spmd.files.inputs import open_inputs
 from spmd.files.outputs import check_apart, open_outputs, program_file
 from spmd.files.whole import refuse_replacing, write_whole
+from spmd.launch.eager_feeds import eager_feeds
 from spmd.launch.loader import Checked
 from spmd.launch.processes import Processes
 from spmd.layout_table import pointed_out
@@ -321,6 +322,8 @@ def run_eager(options: argparse.Namespace, _: Processes) -> int:
         inputs[name] = np.ndarray(given.shape, dtype, given.buffer, given.start, given.strides)
     values = {**read(options.set), **parameters}
     where = {"ranks": options.ranks or 1, "mesh": options.mesh or None}
+    if options.feed is not None:
+        inputs["feed"] = eager_feeds(options.feed)
     result = guarded(lambda: program.eager(**where, **values, **inputs))
     arrays = {name or "result": np.asarray(value) for name, value in named(result)
               if value is not None}

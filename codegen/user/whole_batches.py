@@ -117,13 +117,23 @@ def check_sent(feed: str, field: str, shape: Sequence[Any], batch: Any) -> None:
 # ---- whole batches -------------------------------------------------------------------------------
 
 
+def _batches(source: Any, fields: Mapping[str, tuple[Any, Any]]) -> Any:
+    """An iterable of batches: itself, what a function gives, or what a pipeline's `batches` does."""
+    if callable(made := getattr(source, "batches", None)):
+        batch = next(iter(fields.values()))[0][0]
+        masks = getattr(source, "masks", False)
+        return made(batch, {k: (shape[1:], dtype) for k, (shape, dtype) in fields.items()
+                            if k != MASK or masks})
+    return source() if callable(source) else source
+
+
 class Batches:
     """The batches that an iterable of dicts gives, by their numbers. fields: shape and NumPy's
     dtype of each. sent: what was sent, by the number of the batch."""
 
     def __init__(self, feed: str, source: Any, fields: Mapping[str, tuple[Any, Any]]) -> None:
         self.feed, self.fields = feed, dict(fields)
-        self.source: Iterator[Any] = iter(source() if callable(source) else source)
+        self.source: Iterator[Any] = iter(_batches(source, self.fields))
         self.made: list[dict[str, Array]] = []
         self.sent: list[tuple[int, dict[str, Array]]] = []
         self.ended = False

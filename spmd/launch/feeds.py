@@ -26,7 +26,7 @@ from spmd import report
 from spmd.engine import ffi, lib
 from spmd.engine.feed_rings import NS, FedFeed, FeedField, FeedRing
 from spmd.launch.iterable_supply import Supply, supply_of
-from spmd.launch.processes import say
+from spmd.launch.processes import Processes, say
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -172,17 +172,9 @@ class Feeds:
             lambda: supply_of(given, feed, speaks=first), shared=False)
         if mine is not None:
             return mine
-        try:
-            connect = import_module(CONNECT)
-        except ModuleNotFoundError as error:
-            if error.name != CONNECT:
-                raise
-            raise EnvironmentFault(f'feed "{feed.name}": pipelines need {CONNECT}, which is not '
-                                   "there", expected="an iterable of batches meanwhile") from None
         setup = self.job.setup if self.job else None
         ranks = tuple(range(setup.first, setup.first + setup.count)) if setup else ()
-        found: Supply = connect.supply_for(given, feed=feed, processes=self.processes, ranks=ranks)
-        return found
+        return served(given, feed, self.processes, ranks)
 
     def _begin(self, job: Job, one: OpenFeed, start: int, taken: int) -> None:
         def begin() -> None:
@@ -299,6 +291,20 @@ class Feeds:
                 ring.close()
         with self._once:
             self.open, self.job = [], None
+
+
+def served(given: Any, feed: FedFeed, processes: Processes, ranks: tuple[int, ...]) -> Supply:
+    """The supply of a pipeline, its file, or PIPELINE@ADDRESS. All processes of a job come here.
+    ranks: those of this process. EnvironmentFault where the part of spmd that feeds is missing."""
+    try:
+        connect = import_module(CONNECT)
+    except ModuleNotFoundError as error:
+        if error.name not in (CONNECT, CONNECT.rpartition(".")[0]):
+            raise
+        raise EnvironmentFault(f'feed "{feed.name}": pipelines need {CONNECT}, which is not there',
+                               expected="an iterable of batches", found=str(given)) from None
+    found: Supply = connect.supply_for(given, feed=feed, processes=processes, ranks=ranks)
+    return found
 
 
 def described(number: int, row: dict[str, Any], job: Job) -> FedFeed:

@@ -1,0 +1,116 @@
+"""Feeds of eager runs: whole batches from the same supplies that fill the rings of images.
+
+In: a pipeline's file, or PIPELINE@ADDRESS. Out: an object whose `batches` an eager run iterates.
+Always holds: one ring that holds all rows, in Python alone: an eager run needs no engine.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from spmd.engine.feed_rings import FedFeed, FeedField
+from spmd.launch.feeds import LEAST, served
+from spmd.launch.processes import Processes
+
+WAIT_SECONDS = 0.1  # between two looks at whether the supply has failed
+
+
+class WholeRing:
+    """A ring for one reader that takes all rows: what FeedRing is for ranks."""
+
+    depth = LEAST
+
+    def __init__(self, feed: FedFeed) -> None:
+        self.feed, self.rows, self.taken = feed, (0, feed.batch), 0
+        self.error: BaseException | None = None
+        self._there: dict[int, dict[str, np.ndarray]] = {}
+        self._last: int | None = None
+        self._changed = threading.Condition()
+        self._event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._waits = False
+
+    def put(self, k: int, pieces: Sequence[tuple[int, int, Mapping[str, Any]]]) -> None:
+        """As of FeedRing: rows of no piece are zeros."""
+        whole = {f.name: np.zeros(f.shape, f.dtype) for f in self.feed.fields}
+        for first, rows, given in pieces:
+            for name, array in whole.items():
+                array[first : first + rows] = given[name]
+        with self._changed:
+            self._there[k] = whole
+            self._changed.notify_all()
+
+    def end(self, k: int) -> None:
+        with self._changed:
+            self._last = k
+            self._changed.notify_all()
+
+    def fail(self, error: BaseException) -> None:
+        with self._changed:
+            self.error = error
+            self._changed.notify_all()
+
+    def fileno(self) -> int:
+        return self._event
+
+    def is_wanted(self, k: int) -> bool:
+        return self._waits and self.taken == k
+
+    def sent(self, k: int) -> None:
+        """An eager run sends nothing to workers."""
+
+    def waits(self) -> tuple[float, float]:
+        return 0.0, 0.0
+
+    def take(self) -> dict[str, np.ndarray] | None:
+        """The next batch; None at the end of the stream. Raises what the supply failed at."""
+        with self._changed:
+            self._waits = True
+            while self.taken not in self._there and self._last != self.taken and self.error is None:
+                self._changed.wait(WAIT_SECONDS)
+            self._waits = False
+            if (found := self._there.pop(self.taken, None)) is not None:
+                self.taken += 1
+                os.eventfd_write(self._event, 1)
+                return found
+            if self.error is not None:
+                raise self.error
+            return None
+
+    def close(self) -> None:
+        os.close(self._event)
+
+
+class EagerFeed:
+    """What --feed names, for a run as plain NumPy."""
+
+    masks = True  # its batches have the field mask, where one is declared
+
+    def __init__(self, name: str, given: str) -> None:
+        self.name, self.given = name, given
+
+    def batches(self, batch: int, fields: Mapping[str, tuple[Any, Any]]
+                ) -> Iterator[dict[str, np.ndarray]]:
+        """Whole batches. fields: shape of one example, and dtype."""
+        feed = FedFeed(0, self.name, [FeedField(name, str(dtype), (batch, *shape))
+                                      for name, (shape, dtype) in fields.items()], ())
+        ring = WholeRing(feed)
+        supply = served(self.given, feed, Processes(), (0,))
+        supply.begin(feed, [ring], 0)  # type: ignore[list-item]
+        try:
+            while (found := ring.take()) is not None:
+                yield found
+        finally:
+            supply.finish()
+            ring.close()
+
+
+def eager_feeds(given: Any) -> Any:
+    """What `run --eager --feed` gives, for program.eager(feed=…)."""
+    if isinstance(given, str):
+        return EagerFeed("feed", given)
+    return {name: EagerFeed(name, text) for name, text in given.items()}

@@ -66,7 +66,7 @@ _INSTEAD = {
     **dict.fromkeys("doctor bench show patch calibrate".split(), "a command of the shell: spmd"),
 }
 
-_MODULES = {"nn", "numpy", "optim", "random", "tree"}
+_MODULES = {"data", "nn", "numpy", "optim", "random", "tree"}
 __all__ = sorted(_LANGUAGE | _RUNTIME | _ERRORS | _WARNINGS | _MODULES)
 
 TYPE_CHECKING = False  # typing costs every rank more time than this package
@@ -122,6 +122,7 @@ if TYPE_CHECKING:  # for editors and type checkers: where every name has its doc
     from codegen.trace.ranks.rooted import pgather as pgather
     from codegen.trace.ranks.rooted import pscatter as pscatter
     from codegen.trace.ranks.varying import pvary as pvary
+    from spmd import data as data
     from spmd import nn as nn
     from spmd import numpy as numpy
     from spmd import optim as optim

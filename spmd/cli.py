@@ -251,7 +251,7 @@ COMMANDS = {
     "doctor": ("say what is installed, what is missing and what to do", _doctor_options,
                "spmd.doctor:command"),
     "feed": ("preprocess examples: serve, worker, submit, status …", _feed_options,
-             "spmd.feeding.commands:command"),
+             "spmd.feeding.feed_commands:command"),
     "completion": ("print a script that completes what you type in a shell", _completion_options,
                    "spmd.completion:command"),
 }

@@ -44,7 +44,7 @@ def _worker(one: Any) -> None:
                      help="workers on this machine; default: one for each core")
     one.add_argument("--device", metavar="KIND", default="cpu",
                      help="the kind of device, as pipelines name it in rates=; default: cpu")
-    one.add_argument("--free", metavar="HH:MM-HH:MM", type=_hours, default="",
+    one.add_argument("--free", metavar="HH:MM-HH:MM", type=_hours, default=None,
                      help="work at these hours only")
     one.add_argument("--memory", metavar="SIZE", type=_size, default=0,
                      help="that all of them may take, as 8g; default: three quarters of what is "

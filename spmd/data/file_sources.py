@@ -88,7 +88,7 @@ class _Files(ExampleSource):
     def empty(self) -> Any:
         return self.wrong(
             f"no file is called {self._said}", "one file or more", "none",
-            f"look at the names; relative ones begin at {os.getcwd()} here")
+            "a relative path begins at the folder of the pipeline's file")
 
 
 def _folder_of(path: str) -> str:

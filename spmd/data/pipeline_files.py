@@ -21,8 +21,7 @@ from spmd.data.source_tools import relative_to
 def load(path: str | os.PathLike[str], name: str = "") -> Pipeline:
     """The pipeline of a file, or the one of this name where there are several.
 
-    path may end with ":NAME". Relative paths in it begin at the current folder, as they do when
-    Python runs the file.
+    path may end with ":NAME". Relative paths in it begin at the folder of the file.
 
     Raises OutputError if the file cannot be read, InputError for a mistake in it, UsageError if
     it has no such pipeline.
@@ -59,7 +58,7 @@ def chosen(found: dict[str, Pipeline], file: str, name: str = "") -> Pipeline:
 def load_text(text: str, file: str, folder: str | os.PathLike[str] = "") -> dict[str, Pipeline]:
     """All pipelines of the text of a file, by name; imported ones are left out.
 
-    file: what messages call it. folder: where relative paths in it begin, if not here.
+    file: what messages call it. folder: where relative paths in it begin, if not beside it.
     """
     module = ModuleType("__pipeline__")  # not __main__: what is below `if __name__ …` does not run
     module.__file__ = os.path.abspath(file)
@@ -70,7 +69,7 @@ def load_text(text: str, file: str, folder: str | os.PathLike[str] = "") -> dict
     kept = sys.modules.get(module.__name__)
     sys.modules[module.__name__] = module  # dataclasses look their module up
     try:
-        with relative_to(folder or os.getcwd()):
+        with relative_to(folder or beside):
             exec(compile(text, file, "exec"), module.__dict__)
     except SpmdError:
         raise

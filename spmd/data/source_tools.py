@@ -38,8 +38,15 @@ def relative_to(folder: str | os.PathLike[str]) -> Iterator[None]:
 
 
 def absolute(path: str | os.PathLike[str]) -> str:
-    """A path as it is meant where the source is made, wherever it is read."""
-    base = _folder.get() or os.getcwd()
+    """A path as it is meant where the source is made, wherever it is read.
+
+    A relative one begins at the folder of the file that names it: all workers find that one. In a
+    session or a notebook it begins at the current folder.
+    """
+    place = caller()
+    beside = os.path.dirname(os.path.abspath(place.file)) if (
+        place and os.path.isfile(place.file)) else os.getcwd()
+    base = _folder.get() or beside
     return os.path.normpath(os.path.join(base, os.path.expanduser(os.fspath(path))))
 
 
@@ -162,7 +169,7 @@ class PlainFile:
 def unreadable(wrong: Wrong, path: str, error: OSError) -> InputError:
     return wrong(
         f"{path} cannot be read", "a file", (error.strerror or str(error)).lower(),
-        "relative paths begin where the pipeline is submitted; a worker needs the same files")
+        "a relative path begins at the folder of the pipeline's file; workers need the same files")
 
 
 def short(path: str) -> str:

@@ -51,12 +51,17 @@ class Filled:
 
 
 class Asking:
-    """segments: rows of each batch that this consumer holds, apart from each other, in order."""
+    """segments: rows of each batch that this consumer holds, apart from each other, in order.
+
+    keeps_cut: each batch is cut as the first was, so that a place stays with its worker.
+    """
 
     def __init__(self, segments: list[tuple[int, int]], batch: int, start: int, *, masked: bool,
-                 row_bytes: int = 1) -> None:
+                 row_bytes: int = 1, keeps_cut: bool = False) -> None:
         self.segments, self.batch, self.masked = segments, batch, masked
         self.row_bytes = max(row_bytes, 1)
+        self.keeps_cut = keeps_cut
+        self.cut: list[tuple[int, int]] = []  # (first row, rows) of the pieces of a batch
         self.opened = self.next = start  # batches below are asked for; below: were given on
         self.end: int | None = None  # positions of the stream, once known
         self.waiting: list[Piece] = []
@@ -93,11 +98,15 @@ class Asking:
         while self.opened < limit:
             k, self.opened = self.opened, self.opened + 1
             self.filled[k], self.pieces[k] = {}, 0
-            for begin, end in self.segments:
-                for row, count in self._cut(k, begin, end, workers, depth):
-                    heapq.heappush(
-                        self.waiting, Piece(k, row, count, k * self.batch + row))
-                    self.pieces[k] += 1
+            if not self.cut or not self.keeps_cut:
+                self.cut = [rows for begin, end in self.segments
+                            for rows in self._cut(k, begin, end, workers, depth)]
+            for row, count in self.cut:
+                heapq.heappush(self.waiting, Piece(k, row, count, k * self.batch + row))
+                self.pieces[k] += 1
+            if not self.segments:  # no rows here: this process must only know where it ends
+                heapq.heappush(self.waiting, Piece(k, 0, 0, k * self.batch))
+                self.pieces[k] = 1
 
     def _cut(self, k: int, begin: int, end: int, workers: int,
              depth: int) -> Iterator[tuple[int, int]]:
@@ -131,7 +140,7 @@ class Asking:
         self.asked[number] = Asked(piece, worker, now)
         # Rows here do not tell whether the last rows of the batch are there.
         end = (piece.k + 1) * self.batch - 1
-        through = piece.first + piece.count - 1 if self.masked else end
+        through = max(piece.first, piece.first + piece.count - 1) if self.masked else end
         out = [p for p in self.left_out if piece.first <= p < piece.first + piece.count]
         return [number, piece.first, piece.count, through, sorted(out)]
 
@@ -144,6 +153,8 @@ class Asking:
             piece = asked.piece
             expected = 4 * self.example_s * max(piece.count, self.together) + 0.25
             twice = sum(a.piece == piece for a in self.asked.values()) > 1
+            if self.keeps_cut:  # environments must not act twice
+                return None
             if piece.k == self.next and now - asked.when > expected and not twice and (
                     self.example_s):
                 return number

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil
 
-from spmd.feeding.sharing import Budget, Demand, Pool, fit, pairs_of, supplied
+from spmd.feeding.worker_time import Budget, Need, Pool, fit, pairs_of, supplied
 
 Shares = dict[str, dict[str, float]]  # worker -> consumer -> part of its time
 
@@ -142,7 +142,7 @@ def production(row: PipelineRow, workers: Sequence[WorkerRow]) -> dict[str, floa
 
 def _demands(
     row: PipelineRow, consumers: Sequence[ConsumerRow], workers: Sequence[WorkerRow]
-) -> Iterator[Demand]:
+) -> Iterator[Need]:
     found = production(row, workers)
     speeds = found or {w.worker: 1.0 for w in workers}
     usual = sum(speeds.values()) / len(speeds) if speeds else 1.0
@@ -156,7 +156,7 @@ def _demands(
         if row.workers is not None:
             part = (c.rate or whole) / total if total else 1 / len(consumers)
             need, more = row.workers * usual * part, 0.0
-        yield Demand(c.consumer, row.name, c.host, need, need + more, usual, speeds,
+        yield Need(c.consumer, row.name, c.host, need, need + more, usual, speeds,
                      row.preferred, known, spread=not known and row.workers is None)
 
 
@@ -204,7 +204,7 @@ def _above(row: PipelineRow, rows: Mapping[str, PipelineRow], pool: Pool) -> str
 
 
 def _sliced(
-    able: list[PipelineRow], demands: Mapping[str, list[Demand]], budgets: Mapping[str, Budget],
+    able: list[PipelineRow], demands: Mapping[str, list[Need]], budgets: Mapping[str, Budget],
     pool: Pool, turn: int, pending: dict[str, str],
 ) -> list[PipelineRow]:
     """Those whose turn it is: fewer workers than pipelines, and not enough for all, go around.
@@ -228,7 +228,7 @@ def _sliced(
 
 
 def _level(
-    demands: list[Demand], budgets: Mapping[str, Budget], pool: Pool, before: Shares
+    demands: list[Need], budgets: Mapping[str, Budget], pool: Pool, before: Shares
 ) -> None:
     """Gives the consumers of one priority their workers: what they need, or all alike less."""
     held = {d.consumer: supplied(d, before, pool) for d in demands}
@@ -250,14 +250,14 @@ def _level(
     fit(demands, 1.0, goals, budgets, pool, before)
 
 
-def _is_right(d: Demand, supply: float) -> bool:
+def _is_right(d: Need, supply: float) -> bool:
     """Whether what a consumer has is about what it needs."""
     low = d.need + (d.target - d.need) * KEPT_FROM
     return low <= supply <= min((1 + NOISE) * d.need + d.usual, KEPT_UP_TO * d.need)
 
 
 def _largest(
-    demands: list[Demand], most: Mapping[str, float], budgets: Mapping[str, Budget], pool: Pool,
+    demands: list[Need], most: Mapping[str, float], budgets: Mapping[str, Budget], pool: Pool,
     before: Shares,
 ) -> float:
     """The largest part of what they want that all can have at once."""
@@ -285,7 +285,7 @@ def _take_over(budgets: Mapping[str, Budget], spent: Mapping[str, Budget]) -> No
 
 
 def _spread(
-    demands: list[Demand], budgets: Mapping[str, Budget], pool: Pool, before: Shares
+    demands: list[Need], budgets: Mapping[str, Budget], pool: Pool, before: Shares
 ) -> None:
     """Deals idle workers to those of whom nothing was measured yet: so they will be measured."""
     by_name = {d.consumer: d for d in demands}
@@ -305,7 +305,7 @@ def _spread(
 
 
 def _told(
-    rows: Mapping[str, PipelineRow], demands: Mapping[str, list[Demand]], pool: Pool,
+    rows: Mapping[str, PipelineRow], demands: Mapping[str, list[Need]], pool: Pool,
     pending: dict[str, str],
 ) -> Assignment:
     shares = pool.shares()

@@ -15,6 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 PR_SET_PDEATHSIG = 1
 LINE_BYTES = 4 << 20
+# Workers are as many as there are cores: libraries of theirs need no threads beside.
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 class Channel:
@@ -76,16 +79,23 @@ class Channel:
 
 
 class Child:
-    """A process of ours that runs a module of spmd. fds stay open in it, under the same numbers."""
+    """A process of ours that runs a module of spmd. fds stay open in it, under the same numbers.
 
-    def __init__(self, module: str, fds: tuple[int, ...] = (), quiet: bool = False) -> None:
+    What it prints goes to standard error. dies_with_thread: the thread that starts it lives as
+    long as it should; the main thread always does.
+    """
+
+    def __init__(self, module: str, fds: tuple[int, ...] = (),
+                 dies_with_thread: bool = False) -> None:
         mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with theirs:
+            # The kernel takes the end of the thread that starts a child for its parent's death.
+            dies = threading.current_thread() is threading.main_thread() or dies_with_thread
             self.process = subprocess.Popen(
-                [sys.executable, "-m", module, str(theirs.fileno()), str(os.getpid()),
-                 *map(str, fds)],
-                pass_fds=(theirs.fileno(), *fds), stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL if quiet else None, start_new_session=quiet,
+                [sys.executable, "-P", "-m", module, str(theirs.fileno()),
+                 str(os.getpid() if dies else 0), *map(str, fds)],
+                pass_fds=(theirs.fileno(), *fds), stdin=subprocess.DEVNULL, stdout=2,
+                env={**ONE_THREAD, **os.environ, "PYTHONPATH": _python_path()},
             )
         self.channel = Channel(mine)
 
@@ -117,12 +127,20 @@ def of_parent(arguments: list[str]) -> tuple[Channel, list[int]]:
     From here on the death of its parent is its own.
     """
     fd, parent, *fds = map(int, arguments)
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it died before we asked
-        os._exit(0)
+    if parent:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:  # it died before we asked
+            os._exit(0)
     for one in (fd, *fds):
         os.set_inheritable(one, False)
     return Channel(socket.socket(fileno=fd)), fds
+
+
+def _python_path() -> str:
+    """Where a child finds spmd, without the folder that it happens to be started in."""
+    mine = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    before = os.environ.get("PYTHONPATH", "")
+    return f"{mine}{os.pathsep}{before}" if before else mine
 
 
 def ended_by(status: int) -> str:

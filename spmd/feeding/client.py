@@ -16,9 +16,10 @@ from codegen.errors import PeerError, SpmdError, UsageError
 from spmd.data.pipeline_files import load
 from spmd.data.pipelines import Pipeline
 from spmd.data.settings import FIXED, Settings, read
+from spmd.feed_options import HERE
 from spmd.feeding.against_image import check_against
 from spmd.feeding.keys import Keys, zmq
-from spmd.feeding.serving import HERE, keys_of
+from spmd.feeding.serving import keys_of
 from spmd.feeding.sockets import Lines, received
 from spmd.feeding.wire import SOURCE_CHARACTERS, decode, encode, new_id
 

@@ -35,6 +35,7 @@ RATE_S = 0.5
 TICK_S = 0.05
 UNKNOWN_S = 0.05  # before a worker that does not know the pipeline yet is asked again
 SILENT_S = 20.0  # without a word of the scheduler when it is first asked
+PENDING_S = 3.0  # without workers: then it is said why
 SAID = 10  # skipped examples that are named one by one
 
 
@@ -54,6 +55,7 @@ class PipelineSupply:
 
     def begin(self, feed: Any, rings: list[Any], start: int) -> None:
         """Fills the rings from batch `start` on, in a thread, until finish()."""
+        self._stop.clear()
         filling = Filling(self, feed, rings, start)
         self._thread = threading.Thread(target=filling.run, name="feed-consumer", daemon=True)
         self._thread.start()
@@ -83,16 +85,20 @@ class Filling:
         self.masked = len(self.fields) < len(feed.fields)
         self.depth = max(2, min(r.depth for r in rings))
         segments = merged([tuple(r.rows) for r in rings])
-        self.rows = (segments[0][0], segments[-1][1])
+        self.rows = (segments[0][0], segments[-1][1]) if segments else (0, 0)
         self.asking = Asking(segments, feed.batch, start, masked=self.masked,
-                             row_bytes=sum(bytes_of(f) for f in self.fields))
-        self.acts = bool(getattr(feed, "sends", ()))
+                             row_bytes=sum(bytes_of(f) for f in self.fields),
+                             keeps_cut=bool(feed.sends))
+        self.acts = bool(feed.sends)
+        self.homes: dict[int, str] = {}  # by first row: the worker with these environments
+        self.failed: dict[int, SpmdError] = {}  # by batch: raised when a rank asks for it
         self.workers: dict[str, AskedWorker] = {}
         self.version, self.how, self.settings = 0, "turn", {}  # type: ignore[var-annotated]
         self.held: list[tuple[int, list[Filled]]] = []  # given to rings, not taken yet
         self.sent = start  # batches behind which values were sent back
         self.began = time.monotonic()
         self.answered = False
+        self.pending: tuple[float, str] | None = None  # since when there are no workers, and why
         self.skipped = self.rated = 0.0
         self.said: set[str] = set()
 
@@ -108,6 +114,7 @@ class Filling:
                 self.hand_back()
                 self.send_back()
                 self.fill_rings()
+                self.raise_what_is_wanted()
                 self.ask()
                 self.rate()
         except SpmdError as error:
@@ -150,7 +157,7 @@ class Filling:
         elif message.kind == "workers":
             self.assign(message)
         elif message.kind == "pending":
-            self.once(f"{self.supply.pipeline} waits: {message['why']}")
+            self.pending = (time.monotonic(), message["why"])
         elif message.kind == "failed":
             raise UsageError(message["text"])
         elif message.kind == "gone" and message["pipeline"] == self.supply.pipeline:
@@ -159,6 +166,7 @@ class Filling:
     def assign(self, message: Message) -> None:
         """Other workers, or another version of the pipeline: what was lost waits again."""
         self.version, self.how = message["version"], message["how"]
+        self.pending = None if message["workers"] else self.pending
         self.settings = message["settings"]
         if self.settings.get("on_error") == "skip" and not self.masked:
             raise UsageError(
@@ -200,9 +208,18 @@ class Filling:
             self.skip(f"{message['example']} ({message['file']}:{message['line']}): a worker that "
                       f"computed it {message['why']}")
             return
-        raise InputError(what, place=Place(message["file"], message["line"] or 0)
-                         if message["file"] else None,
-                         remedy="on_error='skip' goes on without such examples")
+        self.fail_at(position, InputError(
+            what, place=Place(message["file"], message["line"] or 0) if message["file"] else None,
+            remedy="on_error='skip' goes on without such examples"))
+
+    def fail_at(self, position: int, error: SpmdError) -> None:
+        """A batch cannot be had. The run may end before it: only who asks for it hears of it."""
+        self.failed.setdefault(position // self.feed.batch, error)
+
+    def raise_what_is_wanted(self) -> None:
+        for k, error in self.failed.items():
+            if any(r.is_wanted(k) for r in self.rings):
+                raise error
 
     # ---- waiting
 
@@ -254,14 +271,19 @@ class Filling:
             return
         taken = min(r.taken for r in self.rings)
         limit = taken + self.depth if not self.acts else min(self.sent + 1, taken + 1)
+        limit = min([limit, *self.failed])
         asking.open_until(limit, len(self.workers), 1 if self.acts else self.depth)
         loads = {w: len(asking.of(w)) for w in self.workers}
         work: dict[str, list[Any]] = {}
         while asking.waiting:
             piece = asking.waiting[0]
-            one = self.choose(loads, now, piece.count)
+            if piece.k in self.failed:
+                break
+            one = self.choose(loads, now, piece.count, self.homes.get(piece.row, ""))
             if one is None:
                 break
+            if self.acts:
+                self.homes[piece.row] = one.worker
             work.setdefault(one.worker, []).append(asking.take(one.worker, now))
             loads[one.worker] += 1
             one.rows += piece.count / max(one.share, 1e-6)
@@ -275,7 +297,10 @@ class Filling:
                 version=self.version, fields=self.fields,
                 newest_first=self.settings.get("queue") == "lifo", work=items)
 
-    def choose(self, loads: dict[str, int], now: float, count: int) -> AskedWorker | None:
+    def choose(self, loads: dict[str, int], now: float, count: int,
+               home: str = "") -> AskedWorker | None:
+        if home in self.workers:  # nobody else has its environments
+            return self.workers[home] if self.workers[home].quiet_until <= now else None
         piece_s = self.asking.example_s * max(count, self.asking.together)
         able = [one for w, one in self.workers.items()
                 if loads.get(w, 1 << 30) < one.credits(piece_s) and one.quiet_until <= now]
@@ -292,7 +317,7 @@ class Filling:
             self.given(one, message)
         elif message.kind == "broken":
             if message["id"] in self.asking.asked:
-                raise self.broken(message["broken"])
+                self.fail_at(message["broken"]["position"], self.broken(message["broken"]))
         elif message.kind == "unknown":
             self.asking.back(message["ids"])
             one.quiet_until = time.monotonic() + UNKNOWN_S
@@ -393,16 +418,20 @@ class Filling:
         if now - self.rated < RATE_S:
             return
         self.rated = now
+        self.say_why()
         waited, between = (max(x) for x in zip(*(r.waits() for r in self.rings)))
         rows = sum(e - b for b, e in self.asking.segments)
         taken = min(r.taken for r in self.rings)
         self.tell("rate", consumer=self.consumer, taken=taken * rows, busy_s=between,
                   waited_s=waited, queued=(self.asking.next - taken) * rows)
 
-    def once(self, text: str) -> None:
-        if text not in self.said and self.rows[0] == 0:
-            self.said.add(text)
-            say(text)
+    def say_why(self) -> None:
+        """Why it waits, once for each reason, if it is not over in a moment."""
+        if self.pending and time.monotonic() - self.pending[0] > PENDING_S:
+            text = f"{self.supply.pipeline} waits: {self.pending[1]}"
+            if text not in self.said and self.rows[0] == 0:
+                self.said.add(text)
+                say(text)
 
 
 def described(field: Any) -> dict[str, Any]:

@@ -6,19 +6,14 @@ stream's length. Always holds: a row that was not computed is zeros.
 
 from __future__ import annotations
 
-import linecache
-import os
-import sys
 import time
 from dataclasses import dataclass
-from types import ModuleType
 
 import numpy as np
 
 from codegen.errors import SpmdError, UsageError
+from spmd.data.pipeline_files import chosen, load_text
 from spmd.data.pipelines import Pipeline
-from spmd.data.source_tools import relative_to
-from spmd.feeding.wire import SOURCE_CHARACTERS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -51,6 +46,7 @@ class Evaluator:
         self.timeout = read["timeout"]
         self.compress = read["compress"]
         self.weight = float(read.get("weight") or 1.0)
+        self._may_end = pipeline.settings.epochs is not None and pipeline.length() is None
         self._mean_s = 0.0  # of an example; 0: none was computed yet
 
     def compute(self, work: Any, fields: list[dict[str, Any]], out: dict[str, np.ndarray],
@@ -60,18 +56,18 @@ class Evaluator:
         specs = {f["name"]: (f["shape"], dtype_named(f["dtype"])) for f in fields}
         watch, began = self._watch(first, count, board), time.monotonic()
         broken: list[dict[str, Any]] = []
-        end: int | None = None
+        end = self.pipeline.total()
         fatal = False
         for begin, stop in _ranges(first, count, work.left_out, out):
             part = {name: a[begin - first : stop - first] for name, a in out.items()}
             found = self.pipeline.compute(begin, stop - begin, specs, part, watch)
-            end = found.total if end is None else end
+            end = found.total if end is None else end  # reading on may have come to it
             for one in found.failures:
                 broken.append(_on_wire(one))
                 fatal = fatal or one.fatal or not self.skips
             if fatal:
                 break
-        if end is None and work.through >= first + count and not fatal:
+        if end is None and self._may_end and work.through >= first + count and not fatal:
             end = self.pipeline.compute(work.through, 1, specs, watch=watch).total
         rows = count if end is None else max(0, min(count, end - first))
         if rows:
@@ -150,35 +146,17 @@ def views(places: list[tuple[Any, ...]], memory: Any) -> dict[str, np.ndarray]:
 
 
 def load_pipeline(name: str, file: str, source: str) -> Pipeline:
-    """The pipeline of this name that a file's text makes; errors name the file and the line."""
-    if len(source) > SOURCE_CHARACTERS:
-        raise UsageError(f"{file}: a pipeline of more than {SOURCE_CHARACTERS} characters")
-    module = ModuleType("spmd_pipeline_" + "".join(c if c.isalnum() else "_" for c in name))
-    module.__file__ = file
-    sys.modules[module.__name__] = module
-    linecache.cache[file] = (len(source), None, source.splitlines(True), file)
-    folder = os.path.dirname(os.path.abspath(file))
-    if folder not in sys.path and os.path.isdir(folder):
-        sys.path.append(folder)  # what the file imports from beside it
-    with relative_to(folder):
-        exec(compile(source, file, "exec", dont_inherit=True), module.__dict__)
-    found = [v for v in vars(module).values() if isinstance(v, Pipeline)]
-    named = [v for v in found if v.name == name]
-    if named or len(found) == 1:
-        return (named or found)[0]
-    raise UsageError(f"{file}: no pipeline {name!r}", expected="a function under @data.pipeline",
-                     found=", ".join(v.name for v in found) or "none")
+    """The pipeline of this name that a file's text makes; it may be the only one by another name.
+    Errors name the file and the line."""
+    found = load_text(source, file)
+    return chosen(found, file, name if name in found or len(found) != 1 else "")
 
 
 def what_failed(error: BaseException, file: str) -> tuple[str, str | None, int | None]:
-    """Text, file and line of what loading a pipeline raised."""
-    place = getattr(error, "place", None)
+    """Text, file and line of what a worker could not do, beside examples that fail."""
     if isinstance(error, SpmdError):
-        return str(error)[:TEXT], place and place.file, place and place.line
-    line = getattr(error, "lineno", None) if isinstance(error, SyntaxError) else None
-    trace = error.__traceback__
-    while trace is not None:
-        if trace.tb_frame.f_code.co_filename == file:
-            line = trace.tb_lineno
-        trace = trace.tb_next
-    return f"{type(error).__name__}: {error}"[:TEXT], file, line
+        text = str(SpmdError(error.message, expected=error.expected, found=error.found,
+                             remedy=error.remedy))
+        place = error.place
+        return text[:TEXT], (place.file if place else None), (place.line if place else None)
+    return f"{type(error).__name__}: {error}"[:TEXT], file, None

@@ -32,6 +32,7 @@ def own_address(connect: str) -> str:
     except (OSError, ValueError) as error:
         raise UsageError(f"no way to the scheduler at {connect}: {error}",
                          expected="tcp://HOST:PORT") from None
+    found = found.removeprefix("::ffff:")
     return f"[{found}]" if ":" in found else found
 
 

@@ -11,7 +11,7 @@ import time
 from typing import Any
 
 from spmd import __version__
-from spmd.feeding.known import STARVED, KnownConsumer, KnownPipeline
+from spmd.feeding.known_parties import STARVED, KnownConsumer, KnownPipeline
 from spmd.feeding.scheduler import Scheduler
 
 DISK = "make room on that disk: what is submitted until then is refused"

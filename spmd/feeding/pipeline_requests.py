@@ -14,8 +14,8 @@ from typing import Any
 
 from codegen.errors import UsageError
 from spmd.data.settings import Settings, read
-from spmd.feeding.known import KnownPipeline
-from spmd.feeding.state import StoredPipeline
+from spmd.feeding.known_parties import KnownPipeline
+from spmd.feeding.scheduler_state import StoredPipeline
 
 # Settings that only the scheduler reads: workers need not load anything anew for these.
 SCHEDULED = frozenset(

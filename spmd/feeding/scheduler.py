@@ -16,10 +16,10 @@ from typing import Any
 
 from codegen.errors import SpmdError
 from spmd.feeding.assignment import Assignment, assign
-from spmd.feeding.known import KnownAgent, KnownConsumer, KnownPipeline
+from spmd.feeding.known_parties import KnownAgent, KnownConsumer, KnownPipeline
 from spmd.feeding.pipeline_requests import cancelled, submitted, updated
+from spmd.feeding.scheduler_state import StateFile
 from spmd.feeding.sockets import GONE, SENT, received, send_to
-from spmd.feeding.state import Store
 from spmd.feeding.wire import MalformedMessage, Message, decode, encode
 
 SILENT_S = 1.5  # an agent that has not beaten for so long is dead
@@ -38,8 +38,8 @@ MOVED = 0.05  # of a worker's time: a share that moves by less is not told
 class Scheduler:
     """router: a ROUTER of sockets.Lines. address: as others reach it; strangers: refused keys."""
 
-    def __init__(self, router: Any, store: Store, *, address: str = "", slice_s: float = SLICE_S,
-                 counts: Counter[str] | None = None) -> None:
+    def __init__(self, router: Any, store: StateFile, *, address: str = "",
+                 slice_s: float = SLICE_S, counts: Counter[str] | None = None) -> None:
         self.router, self.store, self.address = router, store, address
         self.slice_s = slice_s
         self.counts: Counter[str] = counts if counts is not None else Counter()

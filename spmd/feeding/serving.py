@@ -23,8 +23,8 @@ from spmd.feeding.children import Channel, Child, of_parent
 from spmd.feeding.keys import Keys, zmq
 from spmd.feeding.overview import overview
 from spmd.feeding.scheduler import SLICE_S, Scheduler
+from spmd.feeding.scheduler_state import StateFile
 from spmd.feeding.sockets import Lines
-from spmd.feeding.state import Store
 from spmd.feeding.web_page import WebPage
 
 PORT = int(HERE.rpartition(":")[2])
@@ -75,12 +75,12 @@ class Served:
         self.keys, self._folder = keys, folder
         self.counts: Counter[str] = Counter()
         self.page: WebPage | None = None
-        self.store = Store(state)
+        self.store = StateFile(state)
         self._allowed = set(keys.allowed) | (self.store.allowed() if folder is None else set())
         self.lines = Lines(keys, self._allows)
         try:
             router = self.lines.router(listen, keys.server_secret, keys.server)
-            address = _reached_at(router.last_endpoint.decode())
+            address = _reached_at(listen, router.last_endpoint.decode())
             self.scheduler = Scheduler(router, self.store, address=address, slice_s=slice_s,
                                        counts=self.counts)
             self.scheduler.looking = overview
@@ -112,10 +112,12 @@ class Served:
         self.store.close()
 
 
-def _reached_at(endpoint: str) -> str:
-    for anywhere in ("//0.0.0.0:", "//[::]:"):
-        endpoint = endpoint.replace(anywhere, f"//{socket.gethostname()}:")
-    return endpoint
+def _reached_at(listen: str, endpoint: str) -> str:
+    """The address with the port that was taken, and a name for "everywhere"."""
+    host, port = listen.rpartition(":")[0], endpoint.rpartition(":")[2]
+    if host in ("tcp://0.0.0.0", "tcp://*", "tcp://[::]"):
+        host = f"tcp://{socket.gethostname()}"
+    return f"{host}:{port}"
 
 
 def serve(listen: str, folder: str, state: str, page: int | None, slice_s: float,

@@ -102,11 +102,11 @@ class Worker:
             self.consumer_said(bytes(frames[0]), frames[1:])
 
     def agent_said(self) -> None:
-        said = self.channel.said()
-        if said is None:
-            self.ended = True
-            return
-        for line in said:
+        self.heed(self.channel.said())
+
+    def heed(self, said: list[dict[str, Any]] | None) -> None:
+        self.ended = said is None
+        for line in said or ():
             if "load" in line:
                 self.load(line["load"])
             elif "drop" in line:
@@ -303,7 +303,9 @@ def main(arguments: list[str]) -> None:
     started = said[0]
     if started.get("limit"):
         resource.setrlimit(resource.RLIMIT_DATA, (started["limit"], started["limit"]))
-    Worker(channel, Board(board), started).run()
+    worker = Worker(channel, Board(board), started)
+    worker.heed(said[1:])
+    worker.run()
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ SLIVER = 0.01  # of a worker: less than this is nothing
 
 
 @dataclass(frozen=True)
-class Demand:
+class Need:
     """What a consumer needs and should get, in examples/s. usual: what a worker makes of them.
 
     known: by measuring. spread: it takes whatever is idle, so that it can be measured.
@@ -105,7 +105,7 @@ class Pool:
             for worker, (pipeline, _) in given.items():
                 yield worker, pipeline
 
-    def take(self, d: Demand, worker: str, most: float, budget: Budget) -> float:
+    def take(self, d: Need, worker: str, most: float, budget: Budget) -> float:
         """Gives a consumer so much of a worker at most; returns examples/s that it has thereby."""
         prices = self.rows[worker].prices
         share = min(most, self.left[worker], budget.allowed(worker, prices))
@@ -127,20 +127,20 @@ class Pool:
         return out
 
 
-def pairs_of(d: Demand, shares: Mapping[str, Mapping[str, float]]) -> list[tuple[str, float]]:
+def pairs_of(d: Need, shares: Mapping[str, Mapping[str, float]]) -> list[tuple[str, float]]:
     """The workers of a consumer with their shares, the largest first."""
     found = [(w, given[d.consumer]) for w, given in shares.items() if d.consumer in given]
     return sorted(found, key=lambda pair: -pair[1])
 
 
-def supplied(d: Demand, shares: Mapping[str, Mapping[str, float]], pool: Pool) -> float:
+def supplied(d: Need, shares: Mapping[str, Mapping[str, float]], pool: Pool) -> float:
     """Examples/s that a consumer has of those who are there yet, and free."""
     return sum(min(share, pool.left[w]) * d.speeds[w] for w, share in pairs_of(d, shares)
                if w in pool.left)
 
 
 def fit(
-    demands: list[Demand], part: float, goals: Mapping[str, float],
+    demands: list[Need], part: float, goals: Mapping[str, float],
     budgets: Mapping[str, Budget], pool: Pool, before: Mapping[str, Mapping[str, float]],
 ) -> bool:
     """Takes of the pool what all want (goals, or such a part of their targets); whether all have.
@@ -151,7 +151,7 @@ def fit(
     had = {d.consumer: [(w, s) for w, s in pairs_of(d, before) if w in pool.left] for d in demands}
     owned = {w for pairs in had.values() for w, _ in pairs}
 
-    def take(d: Demand, workers: Iterable[tuple[str, float]]) -> None:
+    def take(d: Need, workers: Iterable[tuple[str, float]]) -> None:
         for worker, most in workers:
             if wants[d.consumer] <= SLIVER * min(d.usual, d.target):
                 return
@@ -160,7 +160,7 @@ def fit(
                 share = most if share > most - 1e-6 else share
                 wants[d.consumer] -= pool.take(d, worker, share, budgets[d.pipeline])
 
-    def is_near(d: Demand, worker: str) -> bool:
+    def is_near(d: Need, worker: str) -> bool:
         row = pool.rows[worker]
         return bool(d.preferred & (row.names | {worker})) or (
             not d.preferred and row.host == d.host)
@@ -182,14 +182,14 @@ def fit(
     return all(wants[d.consumer] <= SLIVER * min(d.usual, d.target) for d in demands)
 
 
-def _near(d: Demand, pool: Pool) -> Iterable[str]:
+def _near(d: Need, pool: Pool) -> Iterable[str]:
     """Workers that a pipeline prefers; where it prefers none, those of the consumer's host."""
     if d.preferred:
         return [w for w, row in pool.rows.items() if d.preferred & (row.names | {w})]
     return pool.hosts.get(d.host, ())
 
 
-def _in_order(d: Demand, workers: Iterable[str], want: float, pool: Pool) -> Iterator[str]:
+def _in_order(d: Need, workers: Iterable[str], want: float, pool: Pool) -> Iterator[str]:
     """Whole workers while a whole one is needed, the fastest first; then of one that others use
     too the one with the least time left that is enough; else whatever is left."""
     free = [w for w in workers if pool.left[w] >= SLIVER]

@@ -52,7 +52,7 @@ class StoredPipeline:
     submitted: float = 0.0
 
 
-class Store:
+class StateFile:
     """The file. path: "" keeps everything in memory, for a scheduler that ends with its run."""
 
     def __init__(self, path: str = "") -> None:

@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 
 from codegen.errors import EnvironmentFault, InputError
-from spmd.feeding.state import FullDisk, Store, StoredPipeline
+from spmd.feeding.scheduler_state import FullDisk, StateFile, StoredPipeline
 from tests.conftest import ROOT
 
 WRITER = """
 import sys
-from spmd.feeding.state import Store, StoredPipeline
-store = Store(sys.argv[1])
+from spmd.feeding.scheduler_state import StateFile, StoredPipeline
+store = StateFile(sys.argv[1])
 number = max([p.version for p in store.pipelines()], default=0)
 while True:
     number += 1
@@ -40,7 +40,7 @@ def test_what_was_kept_is_kept_whenever_it_is_killed(tmp_path: Path) -> None:
         child.send_signal(signal.SIGKILL)
         said = [int(line) for line in (first + child.stdout.read()).splitlines()]
         child.wait()
-        store = Store(str(path))
+        store = StateFile(str(path))
         one, = store.pipelines()
         assert one.version in (said[-1], said[-1] + 1)
         assert one.settings == {"seed": one.version} and len(one.source) == one.version % 7000
@@ -51,14 +51,14 @@ def test_what_was_kept_is_kept_whenever_it_is_killed(tmp_path: Path) -> None:
 
 def test_everything_comes_back(tmp_path: Path) -> None:
     path = str(tmp_path / "s")
-    store = Store(path)
+    store = StateFile(path)
     store.put_pipeline(StoredPipeline("p", 1, "p.py", "text", {"priority": 2.0}, {}, 5.0))
     assert store.remember(
         pipelines=[StoredPipeline("p", 1, "", "", {}, {"cost": 1.5})],
         agents=[("a" * 16, "name", "host", "cpu")], keys=["k" * 40],
         shares={"w": {"c": 0.5}})
     store.close()
-    store = Store(path)
+    store = StateFile(path)
     assert store.pipelines() == [
         StoredPipeline("p", 1, "p.py", "text", {"priority": 2.0}, {"cost": 1.5}, 5.0)]
     assert store.agents() == ["a" * 16] and store.allowed() == {"k" * 40}
@@ -70,11 +70,11 @@ def test_everything_comes_back(tmp_path: Path) -> None:
 
 def test_a_second_scheduler_is_refused(tmp_path: Path) -> None:
     path = str(tmp_path / "s")
-    first = Store(path)
+    first = StateFile(path)
     with pytest.raises(EnvironmentFault, match="another scheduler works with this file"):
-        Store(path)
+        StateFile(path)
     first.close()
-    Store(path).close()
+    StateFile(path).close()
 
 
 @pytest.mark.parametrize("damage", ["text", "middle"])
@@ -83,7 +83,7 @@ def test_a_damaged_file_is_named(tmp_path: Path, damage: str) -> None:
     if damage == "text":
         path.write_text("these are my notes\n" * 500)
     else:
-        store = Store(str(path))
+        store = StateFile(str(path))
         for k in range(50):
             store.put_pipeline(StoredPipeline(f"p{k}", 1, "p.py", "x" * 4000, {}))
         store.close()
@@ -91,13 +91,13 @@ def test_a_damaged_file_is_named(tmp_path: Path, damage: str) -> None:
         data[4096:40960] = os.urandom(36864)
         path.write_bytes(data)
     with pytest.raises(InputError, match="(?s)is damaged.*mv .*/s .*/s.bad"):
-        Store(str(path))
+        StateFile(str(path))
 
 
 FULL = """
 import sys
-from spmd.feeding.state import FullDisk, Store, StoredPipeline
-store = Store(sys.argv[1])
+from spmd.feeding.scheduler_state import FullDisk, StateFile, StoredPipeline
+store = StateFile(sys.argv[1])
 try:
     for k in range(1000):
         store.put_pipeline(StoredPipeline(f"p{k}", 1, "p.py", "x" * 9000, {}))
@@ -118,5 +118,5 @@ def test_a_full_disk_refuses_and_goes_on(tmp_path: Path) -> None:
     assert refused == kept and int(kept) > 10 and soft in ("False", "True")
     assert "cannot keep this" in done.stdout and "make room" in done.stdout
     assert FullDisk.exit_code == 74
-    store = Store(str(tmp_path / "s"))
+    store = StateFile(str(tmp_path / "s"))
     assert len(store.pipelines()) == int(kept), "the file is whole"

@@ -10,7 +10,7 @@ from typing import Any
 
 from spmd.feeding.assignment import ConsumerRow, PipelineRow, WorkerRow
 from spmd.feeding.measuring import RateMeter
-from spmd.feeding.state import StoredPipeline
+from spmd.feeding.scheduler_state import StoredPipeline
 
 SUSPECT_S = 5.0  # a worker that a consumer got no answer from rests so long
 CONSUMER_WINDOW_S = 10.0

@@ -1,6 +1,5 @@
-"""What tests of feeding share: a ring in plain Python, a scheduler that gives all to everybody.
-
-Agents, workers and consumers are the real ones, in processes and threads of their own.
+"""What tests of feeding share: a ring in plain Python. Scheduler, agents, workers and consumers are
+the real ones, in threads and processes of their own.
 """
 
 from __future__ import annotations
@@ -10,15 +9,16 @@ import threading
 import time
 from collections import namedtuple
 from contextlib import contextmanager
-from pathlib import Path
 
 import numpy as np
 
+from spmd import SpmdError
+from spmd.data.pipeline_files import load_text
 from spmd.feeding.agent import Agent
+from spmd.feeding.client import Client
 from spmd.feeding.consumer import PipelineSupply
-from spmd.feeding.keys import made_for_a_run, zmq
-from spmd.feeding.sockets import Lines, received, send_to
-from spmd.feeding.wire import decode, encode
+from spmd.feeding.keys import made_for_a_run
+from spmd.feeding.serving import Served
 
 Field = namedtuple("Field", "name shape dtype")
 Feed = namedtuple("Feed", "name batch fields sends", defaults=((),))
@@ -88,60 +88,6 @@ class PlainRing:
         return found
 
 
-class PlainScheduler:
-    """Every consumer gets every worker. It runs in a thread, on a real socket."""
-
-    def __init__(self, keys, source, name="numbers", file="made_here.py", settings=None):
-        self.pipeline = {"name": name, "version": 1, "file": file, "source": source,
-                         "settings": settings or {}}
-        self.lines = Lines(keys)
-        self.router = self.lines.router(
-            "tcp://127.0.0.1:*", keys.server_secret, keys.server)
-        self.address = self.router.last_endpoint.decode()
-        self.agents, self.consumers, self.gone, self.rates = {}, set(), [], []
-        self.over = threading.Event()
-        self.thread = threading.Thread(target=self.run, daemon=True)
-        self.thread.start()
-
-    def run(self):
-        while not self.over.is_set():
-            self.router.poll(20)
-            while frames := received(self.router):
-                self.said(bytes(frames[0]), decode(frames[1:]))
-        self.lines.close()
-
-    def said(self, peer, message):
-        if message.kind == "join":
-            if peer not in self.agents:
-                send_to(self.router, peer, encode("load", **self.pipeline))
-            self.agents[peer] = message["processes"]
-        elif message.kind == "leave":
-            self.agents.pop(peer, None)
-        elif message.kind == "gone":
-            self.gone.append(message.fields)
-            for consumer in self.consumers:
-                send_to(self.router, consumer, encode("gone", **message.fields))
-            return
-        elif message.kind == "consume":
-            self.consumers.add(peer)
-        elif message.kind == "done":
-            self.consumers.discard(peer)
-        elif message.kind == "rate":
-            self.rates.append(message.fields)
-            return
-        else:
-            return
-        workers = [{**p, "share": 1.0} for ps in self.agents.values() for p in ps]
-        for consumer in self.consumers:
-            if workers:
-                send_to(self.router, consumer, encode(
-                    "workers", **self.pipeline, workers=workers, how="turn"))
-
-    def close(self):
-        self.over.set()
-        self.thread.join()
-
-
 class RunningAgent:
     """An agent in a thread of its own, with its worker processes."""
 
@@ -167,22 +113,28 @@ class RunningAgent:
 
 
 class Run:
-    """A scheduler and agents for one pipeline; everything ends with the test."""
+    """A scheduler in a thread, and agents for one pipeline; everything ends with the test."""
 
-    def __init__(self, source, **more):
+    def __init__(self, source, name="numbers", file="made_here.py"):
         self.keys = made_for_a_run()
-        self.scheduler = PlainScheduler(self.keys, source, **more)
+        self.served = Served("tcp://127.0.0.1:*", self.keys)
+        self.address = self.served.scheduler.address
+        self.thread = threading.Thread(target=self.served.scheduler.run, daemon=True)
+        self.thread.start()
+        with Client(self.address, self.keys) as client:
+            client._ask("submit", name=name, version=0, file=file, source=source,
+                        settings=settings_in(source))
         self.agents, self.supplies = [], []
 
     def workers(self, n, **more):
-        self.agents.append(RunningAgent(self.scheduler.address, self.keys, n, **more))
+        self.agents.append(RunningAgent(self.address, self.keys, n, **more))
         return self.agents[-1]
 
     def supply(self, fields, batch, rows=None, start=0, depth=2, name="numbers", sends=()):
         rings = [PlainRing(r, depth) for r in (rows or [(0, batch)])]
         for ring in rings:
             ring.taken = start
-        supply = PipelineSupply(name, self.scheduler.address, self.keys, run="test")
+        supply = PipelineSupply(name, self.address, self.keys, run="test")
         supply.begin(Feed("feed", batch, fields, sends), rings, start)
         self.supplies.append(supply)
         return rings
@@ -192,7 +144,18 @@ class Run:
             one.finish()
         for one in self.agents:
             one.close()
-        self.scheduler.close()
+        self.served.scheduler.stopping = "over"
+        self.thread.join(5)
+        self.served.close()
+
+
+def settings_in(source):
+    """What the pipeline's decorator says; nothing of a file that cannot be loaded."""
+    try:
+        (found,) = load_text(source, "made_here.py").values()
+    except SpmdError:
+        return {}
+    return found.settings.as_json()
 
 
 @contextmanager
@@ -210,18 +173,3 @@ def x_of(batch, dtype=np.int64, *shape):
 
 def mask_of(batch):
     return [Field("mask", (batch,), np.bool_)]
-
-
-def processes_left(word):
-    """Ids of processes whose command line has this word."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            if word.encode() in path.read_bytes():
-                found.append(int(path.parent.name))
-        except OSError:
-            pass
-    return found
-
-
-assert zmq.has("curve")  # else these tests would say nothing of strangers

@@ -171,7 +171,7 @@ def starved(rounds: int) -> dict[str, float]:
         for _ in range(rounds):
             profile = image.profile(n=60, work=work, feed=feed, ranks=1)
             seconds = sum(row["seconds"] for row in profile)
-            waits = sum(row["seconds"] for row in profile if "feed" in row["operation"])
+            waits = sum(row["seconds"] * row["waiting"] for row in profile if "feed" in row)
             shares.append(waits / seconds)
             whole.append(seconds / 60)
     return {"share": statistics.median(shares), "batch": statistics.median(whole)}

@@ -6,7 +6,7 @@ Always holds: a loop keeps, turn by turn, only those carried values that its way
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from codegen import dtypes
@@ -159,6 +159,13 @@ def _symbol(at: Reverse, value: Value, most: Expr) -> Expr:
     return expr.symbol(symbol)
 
 
+def _parts(at: Reverse, count: Expr, size: Expr, first: Expr) -> Value:
+    """How many parts of this size there are from one turn to another one."""
+    left = at.map("sub", index_value(at.context, count), index_value(at.context, first))
+    left = at.map("add", left, index_value(at.context, size - 1))
+    return at.map("floordiv", left, index_value(at.context, size))
+
+
 def _in_parts(
     at: Reverse, op: Op, turns: _Turns, instead: bool
 ) -> tuple[Op, list[tuple[Value, Value]], dict[Value, Value]]:
@@ -173,13 +180,19 @@ def _in_parts(
                "  try:      a loop over two loops of fewer turns")
     body = op.regions[-1]
     passing, made = list[tuple[Value, Value]](), dict[Value, Value]()
+    sizes, size = list[Expr](), turns.count
+    for k in range(_LEVELS - 1, 0, -1):  # as small as may be: what begins a part is kept
+        value = _parts(at, size, expr.const(_PARTS), expr.const(0))
+        value = at.map("maximum", value, index_value(context, expr.const(1)))
+        size = _symbol(at, value, expr.const(_PARTS**k))
+        sizes.append(size)
+    sizes.append(expr.const(1))
 
     def level(k: int, operands: Sequence[Value], first: Expr) -> Sequence[Value]:
         """The turns from `first` on, of those that one part of the level above has."""
-        size = _PARTS ** (_LEVELS - 1 - k)
-        left = at.map("sub", index_value(context, turns.count), index_value(context, first))
-        left = at.map("add", left, index_value(context, expr.const(size - 1)))
-        left = at.map("floordiv", left, index_value(context, expr.const(size)))
+        size = sizes[k]
+        end = turns.count if not k else expr.minimum(turns.count, first + sizes[k - 1])
+        left = _parts(at, end, size, first)
         stop = _symbol(at, at.clipped(left, expr.const(_PARTS)), expr.const(_PARTS))
         last = expr.const(_PARTS - 1)
         part = Sym(context.unique("part_of_turns"), "counter", expr.const(0), last)
@@ -247,7 +260,7 @@ def _loop(at: Reverse, op: Op, given: Sequence[Value | None]) -> None:
         inner.pull(ops)
         ends = [inner.all_of(read[body.args[k]]) for k in moving] + [inner.of(v) for v in around]
         ends = [laid_as(context, v, t.layout) for v, t in zip(ends, types)]
-        region = pruned(block.close(ends))
+        region = _without_last_turns(inner, pruned(block.close(ends)))
     what = Loop(back, expr.const(0), turns.count, expr.const(1))
     used = set(free_values(region))
     _keep(at, op, turns, {v: s for v, s in stacks.items() if s in used})
@@ -278,6 +291,70 @@ def _parts_of(at: Reverse, op: Op, turns: _Turns) -> Op:
     at.shares.same(made)
     at.mark([parts])
     return parts
+
+
+def _without_last_turns(inner: Reverse, region: Region) -> Region:
+    """Of loops that run again only for what their turns begin with, of which only the run knows how
+    many there are, the last turn is left out: nothing begins with what it makes."""
+    ops: list[Op] = []
+    stacks = set(inner.kept.values())
+    read = [v for op in region.ops for v in (*op.operands, *(
+        v for r in op.regions for v in free_values(r)))]
+    used = {*read, *region.results}
+    for op in region.ops:
+        what = op.what
+        if (isinstance(what, Loop) and len(op.regions) == 1 and what.stop is not None
+                and what.start == 0 and what.step == 1 and not what.stop.is_const
+                and all(v in stacks for v in used.intersection(op.results))):
+            ops += _to_the_last(inner, op, stacks)
+        else:
+            ops.append(op)
+    return region.with_ops(ops)
+
+
+def _to_the_last(at: Reverse, op: Op, stacks: Collection[Value]) -> list[Op]:
+    """The loop without its last turn, each turn of which keeps what the next one begins with."""
+    context, what, body = at.context, op.what, op.regions[-1]
+    assert isinstance(what, Loop) and what.counter is not None and what.stop is not None
+    made = {v: o for o in body.ops for v in o.results}
+    begun: dict[int, tuple[int, Op]] = {}  # stacks: of which carried value
+    most = None
+    for k, v in enumerate(op.results):
+        if v in stacks:
+            update = made[body.results[k]]
+            row = made[update.operands[1]]
+            most = v.type.shape[0]
+            if row.operands[0] not in body.args or not most.is_const or most.value < 2:
+                return [op]
+            begun[k] = body.args.index(row.operands[0]), update
+    if most is None:
+        return [op]
+    operands = list(op.operands)
+    with context.block() as before:
+        for k, (j, update) in begun.items():
+            operands[k] = _in_row(at, operands[k], op.operands[j], expr.const(0), update)
+    counter = Sym(context.unique(what.counter.name), "counter", expr.const(0),
+                  most - 2)
+    with context.block([a.type for a in body.args], [a.name for a in body.args]) as block:
+        copies = copier(at, dict(zip(body.args, block.args)),
+                        {what.counter: expr.symbol(counter)}, every=True)
+        gone = {update for _, update in begun.values()}
+        block.ops.extend(copies.ops([o for o in body.ops if o not in gone]))
+        ends = list(map(copies.of, body.results))
+        for k, (j, update) in begun.items():
+            number = expr.symbol(counter) + 1
+            ends[k] = _in_row(at, block.args[k], ends[j], number, update)
+    loop = replace(op, what=replace(what, counter=counter, stop=what.stop - 1),
+                   operands=tuple(operands), regions=(block.close(ends),))
+    return [*before.ops, loop]
+
+
+def _in_row(at: Reverse, stack: Value, value: Value, number: Expr, like: Op) -> Value:
+    """A stack with a value in the row of this number, as another update puts one there."""
+    row = at.emit(Reshape((expr.const(1), *value.type.shape)), value)
+    made = at.emit(Update((number, *(expr.const(0),) * value.type.ndim), (1,) * stack.type.ndim),
+                   stack, row)
+    return laid_as(at.context, made, like.result.type.layout)
 
 
 def _saved_in(body: Region, turns: _Turns) -> dict[Value, Value]:

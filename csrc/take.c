@@ -10,7 +10,7 @@
 bool spmd_job_starved(const spmd_job *job)
 {
     for (int64_t k = 0; job->feds && k < job->count; k++)
-        if (atomic_load_explicit(&job->hosted[k].starves, memory_order_relaxed))
+        if (atomic_load_explicit(&job->hosted[k].starves, memory_order_acquire))
             return true;
     return false;
 }
@@ -25,7 +25,8 @@ static int waits(spmd_hosted *me, uint32_t feed)
     return 0;
 }
 
-/* Since when it waited; 0: it did not. What comes before the first batch is no starving. */
+/* Since when it waited; 0: it did not. What comes before the first batch is no starving. That it
+ * goes on counts as an advance at once: whoever sees that nobody starves must see that too. */
 static int64_t wait_over(spmd_hosted *me, spmd_reader *reader, int64_t now)
 {
     int64_t since = atomic_load_explicit(&me->starves, memory_order_relaxed);
@@ -33,6 +34,7 @@ static int64_t wait_over(spmd_hosted *me, spmd_reader *reader, int64_t now)
     if (since) {
         if (atomic_load_explicit(&reader->first, memory_order_relaxed))
             atomic_fetch_add_explicit(&reader->waited, now - since, memory_order_relaxed);
+        atomic_fetch_add(&me->job->advances, 1);
         atomic_store_explicit(&me->starves, 0, memory_order_release);
     }
     return since;

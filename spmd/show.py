@@ -115,6 +115,8 @@ def summary(image: reader.ImageFile) -> Iterator[str]:
     for kind, arrays in (("input", m["inputs"]), ("output", m["outputs"])):
         for name, what, last in together(_array_row(a) for a in arrays):
             yield f"{kind:<12}{name}: {what}{last}"
+    for f in m["feeds"]:
+        yield from _feed_rows(f)
     for c in m["conditions"]:
         yield f"condition   {c['text']}  ({c['place']})"
     if m["checks"]:
@@ -133,12 +135,25 @@ def summary(image: reader.ImageFile) -> Iterator[str]:
     for row in m["operations"]:
         over = f" over ({', '.join(row['axes'])})" if "axes" in row else ""
         where = f"  {row['place']}: {row['text']}" if "place" in row else ""
-        yield f"operation {row['number']:<3}{row['kind']}{over}{where}"
+        what = f"{row['kind']} of feed {row['feed']}" if "feed" in row else row["kind"]
+        yield f"operation {row['number']:<3}{what}{over}{where}"
     yield f"target      {target['machine']}, {target['level']}"
     yield f"digest      {image.digest}"
     sections = _sections(image)
     code = sections.get(".text", 0)
     yield f"file        {len(image.data)} bytes, of which {code} machine code"
+
+
+def _feed_rows(feed: dict[str, Any]) -> Iterator[str]:
+    """What it gives, and how often the program takes that, and sends."""
+    counts = ", ".join(f"{many} {kind}{'s' * (many != 1)}" for kind in ("take", "send")
+                       if (many := len(feed[f"{kind}s"])))
+    yield f"feed        {feed['name']}: {counts}"
+    sent = feed["sends"][0]["fields"] if feed["sends"] else []
+    for kind, arrays in (("field", feed["fields"]), ("sent", sent)):
+        for a in arrays:
+            what = f"{a['dtype']}[{shape_text(a)}] over {layout_text(a['layout'])}"
+            yield f"  {kind:<10}{a['name']}: {what}"
 
 
 def _array_row(a: dict[str, Any]) -> tuple[str, ...]:

@@ -29,6 +29,7 @@ from codegen.ops import (
     MatMul,
     Relayout,
     ShardMap,
+    Take,
     Update,
 )
 from codegen.plan import grammar as plan
@@ -73,6 +74,9 @@ class Explained:
         # it was before
         self.before: dict[Value, Value] = {}
         self.ops = list(global_ops(graph.body))
+        feeds = {f.name: f for f in graph.feeds}
+        self.fields = {v: feeds[op.what.feed] for op in self.ops if isinstance(op.what, Take)
+                       for v in op.results}
         for op in self.ops:
             carried = [*op.operands, *(v for inner in op.regions for v in inner.results)]
             made = [self.demands.defs.get(v) for v in carried if op.regions]
@@ -91,6 +95,7 @@ class Explained:
     def _names(self) -> dict[Value, str]:
         """Of the values that one line makes, the last one is what its name stands for."""
         names = {v: i.name for v, i in self.inputs.items()}
+        names |= {v: f"{feed.name}.{v.name}" for v, feed in self.fields.items()}
         last: dict[tuple[str, str, int], Value] = {}
         for op in self.ops:
             for v in op.results:
@@ -111,9 +116,11 @@ class Explained:
         return parts.made[0] if parts and parts.made else home(value)
 
     def array_rows(self) -> list[dict[str, Any]]:
-        """Inputs, variables, results; what has the same name and type as one before is that one."""
+        """Inputs, fields, variables, results; what has the same name and type as one before is
+        that one."""
         rows: dict[Any, dict[str, Any]] = {}
-        what = {v: "input" if v in self.inputs else "variable" for v in self.names}
+        what = {v: "input" if v in self.inputs else "field" if v in self.fields else "variable"
+                for v in self.names}
         shown = [(self.names[v], v, w) for v, w in what.items()]
         shown += [(o.name, o.value, "result") for o in self.graph.outputs]
         for name, value, kind in shown:
@@ -170,6 +177,8 @@ class Explained:
             return "chosen", "a number, the same on every rank"
         if value in self.inputs:
             return self._why_input(self.inputs[value])
+        if value in self.fields:
+            return "given", f"given at {_at(self.fields[value].place)}"
         op = self.demands.defs[value]
         if isinstance(op.what, Relayout) and op.what.because:
             return "chosen", f"chosen for the loop at {_at(op.place)}"

@@ -118,7 +118,7 @@ def check_sent(feed: str, field: str, shape: Sequence[Any], batch: Any) -> None:
 
 
 def _batches(source: Any, fields: Mapping[str, tuple[Any, Any]]) -> Any:
-    """An iterable of batches: itself, what a function gives, or what a pipeline's `batches` does."""
+    """An iterable of batches: itself, what a function gives, or a pipeline's `batches`."""
     if callable(made := getattr(source, "batches", None)):
         batch = next(iter(fields.values()))[0][0]
         masks = getattr(source, "masks", False)

@@ -298,8 +298,7 @@ def _refuse_feeds(op: Op) -> None:
         assert isinstance(on.what, ops.Feeding)
         raise UnsupportedError(
             f"{called} with a feed in it is differentiated", place=on.place or op.place,
-            expected="batches that are taken outside of what is differentiated: the way back "
-            "computes it again, and would take others",
+            expected="batches that are taken before: the way back would take others",
             found=f'feed "{on.what.feed}", in {called}',
             remedy="take the batch first, then call spmd.grad with it: b = feed.next(); "
             "g = spmd.grad(loss)(w, b.x)")

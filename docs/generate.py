@@ -1,6 +1,6 @@
-"""Pages that are made from the code: the command line, and the table of NumPy's functions.
+"""Pages that are made from the code: the command line, NumPy's functions, settings of pipelines.
 
-In: the parser of `spmd`, NumPy's namespace, the tracer's table. Out: Markdown.
+In: the parser of `spmd`, NumPy's namespace, the tracer's table, rules. Out: Markdown.
 """
 
 from __future__ import annotations
@@ -9,12 +9,14 @@ from pathlib import Path
 
 from codegen.trace import namespace
 from spmd import cli
+from spmd.data.settings import RULES, Settings
 
 
 def write(folder: Path) -> None:
     """All of them, as files of this folder; those that are as they should be stay untouched."""
     folder.mkdir(exist_ok=True)
-    for name, make in {"command-line.md": command_line, "numpy.md": numpy_table}.items():
+    made = {"command-line.md": command_line, "numpy.md": numpy_table, "settings.md": settings}
+    for name, make in made.items():
         path, text = folder / name, make()
         if not path.exists() or path.read_text() != text:
             path.write_text(text)
@@ -57,6 +59,15 @@ def numpy_table() -> str:
         if noted:
             parts += ["", "| function | note |", "|---|---|", *noted]
     return "\n".join([*parts, ""])
+
+
+def settings() -> str:
+    """A row for each setting of a pipeline."""
+    usual = Settings().as_json()
+    rows = [f"| `{name}` | `{usual[name]!r}` | {cell(expected)} | {cell(note)} |"
+            for name, (_, expected, note) in RULES.items()]
+    head = ["| setting | without it | what it may be | note |", "|---|---|---|---|"]
+    return "\n".join([*head, *rows, ""])
 
 
 def full(name: str) -> str:

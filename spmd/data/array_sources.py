@@ -10,12 +10,12 @@ import json
 import os
 import zipfile
 from collections.abc import Iterator, Mapping
-from importlib import import_module
 from typing import Any
 
 import numpy as np
 
 from codegen.errors import UsageError
+from spmd.data.computing import dtype_of
 from spmd.data.source_base import ExampleSource
 from spmd.data.source_tools import (
     Digest,
@@ -27,14 +27,7 @@ from spmd.data.source_tools import (
     short,
     unreadable,
 )
-
-# Element types of .safetensors that NumPy has; the others come from ml_dtypes.
-SAFETENSORS = {
-    "BOOL": "bool", "I8": "int8", "I16": "int16", "I32": "int32", "I64": "int64",
-    "U8": "uint8", "U16": "uint16", "U32": "uint32", "U64": "uint64",
-    "F16": "float16", "F32": "float32", "F64": "float64", "C64": "complex64", "BF16": "bfloat16",
-}
-LONGEST_HEADER = 100_000_000  # bytes, as the format has it
+from spmd.files.safetensors import DTYPES, LONGEST_HEADER, METADATA
 
 
 class Rows(Record):
@@ -174,9 +167,10 @@ def _of_file(source: ExampleSource, path: str) -> dict[str, Any]:
         return read[ending](source, path)
     except OSError as error:
         raise unreadable(source.wrong, path, error) from None
-    except (ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
+    except Exception as error:  # damaged bytes make NumPy and zipfile raise a dozen kinds
         raise source.wrong(
-            f"{short(path)} is damaged, or no {ending} file", "arrays of numbers", str(error),
+            f"{short(path)} is damaged, or no {ending} file", "arrays of numbers",
+            str(error) or type(error).__name__,
         ) from None
 
 
@@ -217,12 +211,11 @@ def _safetensors(source: ExampleSource, path: str) -> dict[str, Any]:
     header = json.loads(file.read(8, size))
     found: dict[str, Any] = {}
     for name, said in header.items():
-        if name == "__metadata__":
+        if name == METADATA:
             continue
-        if (kind := SAFETENSORS.get(said["dtype"])) is None:
+        if (kind := DTYPES.get(said["dtype"])) is None:
             raise ValueError(f"{name!r} has dtype {said['dtype']}, which NumPy has not")
-        dtype = np.dtype(
-            getattr(import_module("ml_dtypes"), kind) if kind == "bfloat16" else kind)
+        dtype = dtype_of(kind)
         begin, end = said["data_offsets"]
         shape = tuple(said["shape"])
         if end - begin != dtype.itemsize * int(np.prod(shape)) or 8 + size + end > file.size():

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from codegen.errors import InputError, Place, SpmdError
+from codegen.errors import EnvironmentFault, InputError, Place, SpmdError
 
 MASK = "mask"  # the field that says which places have an example: who stacks knows, no pipeline
 
@@ -46,7 +46,7 @@ class Failure:
         """As the error that ends a run."""
         return InputError(
             f"pipeline {pipeline} failed at position {self.position}, {self.example}\n"
-            f"  {self.text}".rstrip(),
+            f"  {self.text}",
             place=Place(self.file, self.line) if self.file else None,
             remedy="" if self.fatal else "on_error='skip' goes on without such examples",
         )
@@ -238,6 +238,7 @@ def failure(
     if isinstance(error, Misfit):
         text = str(error).replace("\n", "\n  ")
         return Failure(position, example, place.file, place.line, text, fatal)
+    fatal = fatal or isinstance(error, EnvironmentFault | ImportError)  # no other example is better
     frames = traceback.extract_tb(error.__traceback__)
     mine = [f for f in frames if f.filename == place.file] or [
         f for f in frames if not _is_library(f.filename)]

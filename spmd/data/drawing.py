@@ -7,6 +7,7 @@ actions decide (reinforcement learning) it follows from these too.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from spmd.data.settings import Settings
 from spmd.data.source_base import ExampleSource
 
 WINDOW = 1024  # examples that are shuffled among each other where only reading on gives them
+KEPT = 2 * WINDOW  # examples that were read last
 
 
 class EndOfStream(Exception):
@@ -74,8 +76,8 @@ class ByNumber(Drawn):
 class ByReading(Drawn):
     """Of a source that is read from its begin: a pass for each epoch, shuffled in windows.
 
-    The key is the position. Positions behind the last one asked for are read on to; an earlier
-    one begins a pass anew.
+    The key is the position. Positions behind the last one asked for are read on to. What was read
+    last is kept, as ranks do not ask in order; further back, a pass begins anew.
     """
 
     def __init__(self, source: ExampleSource, settings: Settings) -> None:
@@ -85,12 +87,12 @@ class ByReading(Drawn):
         shuffle = settings.shuffle
         self.window = WINDOW if shuffle is True else int(shuffle) or 1
         self.length: int | None = None  # known when a pass has come to its end
+        # Epoch and window -> names and examples in the order of the stream, the oldest first.
+        self._kept: dict[tuple[int, int], list[tuple[str, Any]]] = {}
         self._restart(0)
 
     def _restart(self, epoch: int) -> None:
-        self._epoch, self._begin, self._read = epoch, 0, 0  # of the window; of all examples read
-        self._held: list[tuple[str, Any]] = []
-        self._order: list[int] = []
+        self._epoch, self._read = epoch, 0  # of the pass: its epoch, how many examples it gave
         self._pass: Iterator[tuple[str, Any]] | None = None
 
     def total(self) -> int | None:
@@ -104,56 +106,59 @@ class ByReading(Drawn):
         return self._at(key)[1]
 
     def name(self, key: int) -> str:
-        place = key if self.length is None else key % self.length
-        if 0 <= place - self._begin < len(self._held):
-            return self._here(place)[0]
-        return f"example {self._read} of the source"
+        epoch, place = divmod(key, self.length) if self.length else (0, key)
+        number, at = divmod(place, self.window)
+        window = self._kept.get((epoch, number), [])
+        return window[at][0] if at < len(window) else f"example {place} of the source"
 
     def _at(self, position: int) -> tuple[str, Any]:
-        """The pass that holds it is found by reading passes to their end, once."""
-        if self.length is None:
-            self._find(0, position)
-            if self.length is None:
-                return self._here(position)
+        """The epoch follows from the length, which the first pass to its end tells."""
+        found = self._find(0, position) if self.length is None else None
+        if found is not None:
+            return found
+        assert self.length is not None  # that pass came to its end
         epoch, place = divmod(position, self.length)
         if self.settings.epochs is not None and epoch >= self.settings.epochs:
             raise EndOfStream
-        self._find(epoch, place)
-        return self._here(place)
+        found = self._find(epoch, place)
+        assert found is not None  # else _came_to_end has raised
+        return found
 
-    def _here(self, place: int) -> tuple[str, Any]:
-        return self._held[self._order[place - self._begin]]
+    def _find(self, epoch: int, place: int) -> tuple[str, Any] | None:
+        """What an epoch has at this place: read on to it. None: the pass ends before."""
+        number, at = divmod(place, self.window)
+        if (epoch, number) not in self._kept:
+            if epoch != self._epoch or number * self.window < self._read:
+                self._restart(epoch)
+            while self._read <= place and self._read_window():
+                pass
+        window = self._kept.get((epoch, number), [])
+        return window[at] if at < len(window) else None
 
-    def _find(self, epoch: int, place: int) -> None:
-        """Read on until the window that holds this place, or until the pass ends."""
-        if epoch != self._epoch or place < self._begin:
-            self._restart(epoch)
-        while place >= self._begin + len(self._held):
-            if self._pass is None:
-                self._pass = iter(self.source.begin())
-            begin = self._begin + len(self._held)
-            held = self._next_window()
-            if not held:
-                self._came_to_end(begin)
-                return
-            self._held, self._begin = held, begin
-            self._shuffle()
-
-    def _next_window(self) -> list[tuple[str, Any]]:
-        assert self._pass is not None
-        held = []
+    def _read_window(self) -> bool:
+        """The next window of the pass, or what is left of it. False: nothing is."""
+        if self._pass is None:
+            self._pass = iter(self.source.begin())
         try:
-            for item in self._pass:
-                held.append(item)
-                self._read += 1
-                if len(held) == self.window:
-                    break
+            held = list(islice(self._pass, self.window))
         except Exception:
-            read = self._read
-            self._restart(self._epoch)
-            self._read = read
+            self._restart(self._epoch)  # whoever asks again meets the same again
             raise
-        return held
+        if held:
+            self._keep(self._read // self.window, held)
+        self._read += len(held)
+        if len(held) < self.window:
+            self._came_to_end(self._read)
+        return bool(held)
+
+    def _keep(self, number: int, held: list[tuple[str, Any]]) -> None:
+        if self.settings.shuffle is not False:
+            places = permuted(
+                len(held), np.arange(len(held)), self.settings.seed, self._epoch, number + 1)
+            held = [held[k] for k in places.tolist()]
+        while len(self._kept) * self.window >= KEPT:
+            del self._kept[next(iter(self._kept))]
+        self._kept[self._epoch, number] = held
 
     def _came_to_end(self, length: int) -> None:
         if length == 0:
@@ -164,14 +169,6 @@ class ByReading(Drawn):
                 f"{self.length}, as in the first pass", str(length),
                 "a source gives the same examples in the same order each time")
         self.length = length
-
-    def _shuffle(self) -> None:
-        n = len(self._held)
-        number = self._begin // self.window
-        places = np.arange(n)
-        if self.settings.shuffle is not False:
-            places = permuted(n, places, self.settings.seed, self._epoch, number + 1)
-        self._order = places.tolist()
 
 
 class ByActing(Drawn):

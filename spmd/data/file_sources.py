@@ -96,8 +96,8 @@ def _folder_of(path: str) -> str:
 
 
 def _matching(patterns: list[str]) -> list[str]:
-    found = {path for pattern in patterns for path in glob.iglob(pattern, recursive=True)
-             if os.path.isfile(path)}
+    found = {path for pattern in patterns
+             for path in (pattern, *glob.iglob(pattern, recursive=True)) if os.path.isfile(path)}
     return sorted(found)
 
 
@@ -124,7 +124,7 @@ def files(
             "label of data.files is wrong", place=caller(),
             expected="'folder', or a function of the path", found=repr(label))
     if isinstance(pattern, str | os.PathLike):
-        return _Files([absolute(pattern)], False, label)
+        return _Files([absolute(pattern, pattern=True)], False, label)
     try:
         return _Files([absolute(p) for p in pattern], True, label)
     except TypeError:

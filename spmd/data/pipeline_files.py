@@ -77,9 +77,9 @@ def load_text(text: str, file: str, folder: str | os.PathLike[str] = "") -> dict
         place = Place(error.filename or file, error.lineno or 1, max((error.offset or 1) - 1, 0))
         raise InputError(f"SyntaxError: {error.msg}", place=place) from None
     except (Exception, SystemExit) as error:
-        found = failure(error, 0, "", Place(file, 1))
+        what = failure(error, 0, "", Place(file, 1))
         raise InputError(
-            f"the file of a pipeline raised {found.text}", place=Place(found.file, found.line),
+            f"the file of a pipeline raised {what.text}", place=Place(what.file, what.line),
         ) from None
     finally:
         if kept is None:
@@ -87,4 +87,11 @@ def load_text(text: str, file: str, folder: str | os.PathLike[str] = "") -> dict
         else:
             sys.modules[module.__name__] = kept
     mine = [v for v in module.__dict__.values() if isinstance(v, Pipeline) and v.file == file]
-    return {p.name: p for p in mine}
+    found = {p.name: p for p in mine}
+    for one in mine:
+        if found[one.name] is not one:
+            raise UsageError(
+                f"{file} has two pipelines called {one.name}", place=one.place,
+                expected="a name for each", also=(("the other is at", found[one.name].place),),
+                remedy="@data.pipeline(name=…)")
+    return found

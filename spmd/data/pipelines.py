@@ -19,7 +19,7 @@ import numpy as np
 from codegen.errors import Place, UsageError
 from spmd.data.computing import Failure, Misfit, Specs, Stacked, StackedRows, failure, specs_of
 from spmd.data.drawing import Drawn, EndOfStream, drawn
-from spmd.data.permutations import generator
+from spmd.data.permutations import Generators
 from spmd.data.settings import Settings, read
 from spmd.data.source_base import ExampleSource
 from spmd.data.source_tools import Digest, caller, once_made
@@ -47,6 +47,7 @@ class Pipeline:
         self.__doc__, self.__name__ = function.__doc__, plain
         self._random = _takes_random(function, self.place)
         self._drawn: Callable[[], Drawn] = once_made(lambda: drawn(source, settings))
+        self._generators = Generators(settings.seed)
         self._specs: Specs | None = None
         self._last: tuple[int, int, Any] | None = None  # a batch that was computed: of parts of it
 
@@ -170,13 +171,14 @@ class Pipeline:
                 return
             except (Exception, SystemExit) as error:
                 fatal = reading and self.source.found_by() == "reading"
-                yield failure(error, position, draw.name(key), self.place, fatal)
-                if fatal or self.settings.on_error == "stop":
+                failed = failure(error, position, draw.name(key), self.place, fatal)
+                yield failed
+                if failed.fatal or self.settings.on_error == "stop":
                     return
 
     def _of_one(self, example: Any, position: int) -> Any:
         if self._random:
-            return self.function(example, rng=generator(self.settings.seed, position))
+            return self.function(example, rng=self._generators.at(position))
         return self.function(example)
 
     # ---- batches
@@ -207,7 +209,7 @@ class Pipeline:
         """How many examples the batch from here on has, and its arrays, or why there are none."""
         if self._last is not None and self._last[0] == begin:
             return self._last[1:]
-        draw, seed = self._drawn(), self.settings.seed
+        draw = self._drawn()
         positions = self._positions(begin, self.size)
         count = len(positions)
         found: Any = {}
@@ -217,7 +219,7 @@ class Pipeline:
             examples = self._read_on(keys) if reading else draw.get_many(keys)
             count, reading = len(examples), False
             if count:
-                more = {"rng": generator(seed, begin)} if self._random else {}
+                more = {"rng": self._generators.at(begin)} if self._random else {}
                 found = self.function(examples, **more)
                 found = _stacked(found, count) if isinstance(found, list | tuple) else found
         except (Exception, SystemExit) as error:
@@ -287,13 +289,13 @@ def pipeline(
     """A decorator: the function of one example becomes a Pipeline.
 
     The function gets an example of the source, and `rng`, a numpy.random.Generator, if it has a
-    parameter of that name. It returns a dict of arrays or numbers, the same fields each time.
+    parameter of that name; it is the example's until the function returns. It returns a dict of
+    arrays or numbers, the same fields each time.
 
-    source: data.files(…), data.arrays(…) and others. Settings, with their defaults:
-    sampling="once" (or "independent"), seed=0, epochs=None, shuffle=True, on_error="stop" (or
-    "skip"), timeout=60, queue="fifo" (or "lifo"), workers=None, max_workers=None,
-    compress="auto", user="", priority=0, image="", estimated_seconds=None, rates={}, cost=None,
-    energy=None.
+    source: data.files(…), data.arrays(…) and others. name: what the pipeline is called, if not as
+    the function. settings: sampling="once" or "independent", seed=0, epochs=None, shuffle=True,
+    on_error="stop" or "skip", timeout=60 seconds, and what says how it is served: the reference has
+    a table of all.
 
     Raises UsageError for a setting that does not exist, or a value that it cannot have.
 
@@ -356,6 +358,10 @@ def _decorator(
             expected="what data.files, arrays, csv, lines, range or iterator returns",
             found=type(source).__name__, remedy=_instead(source))
     settings = read(given, place)
+    if not isinstance(name, str) or set(name) & set("@:/\\ ") or not (name or "x").isprintable():
+        raise UsageError(
+            f"name of data.{which} is wrong", place=place, found=repr(name),
+            expected="printable characters, without spaces and @ : /", remedy="name='train-images'")
 
     def decorate(function: Callable[..., Any]) -> Pipeline:
         if not callable(function):

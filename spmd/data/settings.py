@@ -142,7 +142,7 @@ def _one_of(words: tuple[str, ...], remedy: str) -> Rule:
 
 
 def _positive(what: str, remedy: str) -> Rule:
-    return (lambda v: v is None or _number(v), f"{what} above 0, or None", remedy)
+    return (lambda v: v is None or _number(v), f"{what}, above 0, or None", remedy)
 
 
 RULES: dict[str, Rule] = {

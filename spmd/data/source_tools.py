@@ -6,6 +6,7 @@ Always holds: a file is opened by the process that reads it, when it first does.
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import os
 import sys
@@ -37,8 +38,8 @@ def relative_to(folder: str | os.PathLike[str]) -> Iterator[None]:
         _folder.reset(token)
 
 
-def absolute(path: str | os.PathLike[str]) -> str:
-    """A path as it is meant where the source is made, wherever it is read.
+def absolute(path: str | os.PathLike[str], pattern: bool = False) -> str:
+    """A path, or a pattern of paths, as it is meant where the source is made, wherever it is read.
 
     A relative one begins at the folder of the file that names it: all workers find that one. In a
     session or a notebook it begins at the current folder.
@@ -47,6 +48,7 @@ def absolute(path: str | os.PathLike[str]) -> str:
     beside = os.path.dirname(os.path.abspath(place.file)) if (
         place and os.path.isfile(place.file)) else os.getcwd()
     base = _folder.get() or beside
+    base = glob.escape(base) if pattern else base
     return os.path.normpath(os.path.join(base, os.path.expanduser(os.fspath(path))))
 
 

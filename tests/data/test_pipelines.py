@@ -72,6 +72,7 @@ BAD = {
     "no parameter": (lambda: data.pipeline(source=data.range(1))(lambda: 1), "other parameters"),
     "two": (lambda: data.pipeline(source=data.range(1))(lambda a, b: 1), r"found:    \(a, b\)"),
     "a class instance": (lambda: data.pipeline(source=data.range(1))(3), "decorates functions"),
+    "a name": (lambda: data.pipeline(source=data.range(1), name="a@b"), "name of data.pipeline"),
     "a size": (lambda: data.batched(source=data.range(1), size=0), "from 1"),
 }
 
@@ -176,6 +177,12 @@ def test_an_operation_that_raises_is_named_and_skipped():
     assert "pipeline f failed at position 2, number 2" in error and "this line" in error
 
 
+def test_what_no_example_can_do_without_is_not_skipped():
+    found = returned(lambda e: __import__("no_such_package"), on_error="skip")
+    (failure,) = found.failures
+    assert failure.fatal and "No module named 'no_such_package'" in failure.text
+
+
 def test_a_stop_stops_and_an_exit_is_a_failure():
     assert len(returned(lambda e: 1 / 0).failures) == 1
     assert "SystemExit" in returned(lambda e: sys.exit(3)).failures[0].text
@@ -257,6 +264,8 @@ def test_pipelines_of_a_file(tmp_path, monkeypatch):
     ("x = 1", "has no pipeline"), ("def f(:", "SyntaxError"),
     ("\n1 / 0", ":2: .*ZeroDivisionError"),
     ("import spmd.data as d\nd.range(2).take(-1)", ":2: take of a source"),
+    ("import spmd.data as d\np = d.pipeline(source=d.range(2), name='a')\nb = p(lambda e: 1)\n"
+     "c = p(lambda e: 2)", "two pipelines called a"),
 ])
 def test_a_mistake_in_a_file_has_its_line(tmp_path, text, message):
     path = tmp_path / "wrong.py"
@@ -270,6 +279,6 @@ def test_importing_it_needs_numpy_only():
     code = ("import sys, spmd.data; print([m for m in sys.modules if m.split('.')[0] in "
             "('mpi4py', 'numba', 'cffi', '_cffi_backend', 'PIL', 'llvmlite', 'pickle5') or "
             "m.startswith(('codegen.', 'spmd.')) and not m.startswith(('spmd.data', "
-            "'codegen.errors'))])")
+            "'spmd.files', 'codegen.errors'))])")
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
                           check=True).stdout.strip() == "[]"

@@ -16,6 +16,7 @@ from safetensors.numpy import save_file
 import spmd
 from spmd import data
 from spmd.data import line_sources
+from spmd.data.source_tools import relative_to
 
 
 def every(source):
@@ -138,6 +139,32 @@ def test_plain_files_are_mapped(tmp_path):
         assert isinstance(data.arrays(tmp_path / name).get(0)[field].base, np.memmap)
 
 
+@pytest.mark.parametrize("name", ["a.npz", "packed.npz", "a.safetensors", "a.npy"])
+def test_damaged_files_are_refused_or_read(tmp_path, name):
+    rng = np.random.default_rng(1)
+    path = tmp_path / name
+    write = {"a.npz": np.savez, "packed.npz": np.savez_compressed}
+    if name in write:
+        write[name](path, x=X)
+    elif name == "a.npy":
+        np.save(path, X)
+    else:
+        save_file({"x": X}, path)
+    raw, refused = path.read_bytes(), 0
+    for _ in range(150):
+        damaged = bytearray(raw)
+        for at in rng.integers(0, len(raw), rng.integers(1, 9)):
+            damaged[at] = rng.integers(256)
+        path.write_bytes(damaged[: rng.integers(len(raw))] if rng.random() < 0.2 else damaged)
+        source = data.arrays(path)
+        try:
+            source.get(source.length() - 1)
+            source.digest()
+        except spmd.InputError:
+            refused += 1
+    assert refused > 20
+
+
 def test_arrays_that_are_wrong(tmp_path):
     (tmp_path / "a.npz").write_bytes(b"PK nonsense")
     (tmp_path / "a.safetensors").write_bytes(b"\xff" * 20)
@@ -161,11 +188,15 @@ def test_arrays_that_are_wrong(tmp_path):
 # ---- files
 
 
-def test_files_by_pattern_by_list_and_by_folder(tmp_path):
+def test_files_by_pattern_by_list_and_by_folder(tmp_path, monkeypatch):
+    tmp_path = tmp_path / "a [folder]"  # what is a pattern elsewhere
+    tmp_path.mkdir()
+    monkeypatch.chdir(tmp_path)
     for name in ("b/2.bin", "a/10.bin", "a/1.bin", "c.txt"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(name.encode())
-    source = data.files(tmp_path / "*" / "*.bin", label="folder")
+    with relative_to(tmp_path):
+        source = data.files("*/*.bin", label="folder")
     assert [(e.bytes, e.label) for e in every(source)] == [
         (b"a/1.bin", 0), (b"a/10.bin", 0), (b"b/2.bin", 1)]
     assert source.classes == ["a", "b"] and source.name(2).endswith("b/2.bin")

@@ -5,6 +5,7 @@ In: the parser of `spmd`, NumPy's namespace, the tracer's table, rules. Out: Mar
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
 from codegen.trace import namespace
@@ -28,9 +29,21 @@ def command_line() -> str:
     for name, (what, add, _) in cli.COMMANDS.items():
         parser = cli.Parser(prog=f"spmd {name}", add_help=False)
         add(parser)
-        parts.append(f"## {name}\n\n{what[0].upper()}{what[1:]}.\n\n"
-                     f"```text\n{parser.format_help().strip()}\n```\n")
+        inside = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
+        parts.append(f"## {name}\n\n{sentence(what)}\n" if inside else
+                     section("##", name, what, parser))
+        parts += [section("###", f"{name} {inner}", one.description or inner, one)
+                  for action in inside for inner, one in action.choices.items()]
     return "\n".join(parts)
+
+
+def section(level: str, name: str, what: str, parser: argparse.ArgumentParser) -> str:
+    text = parser.format_help().strip().replace("usage: python -m spmd", "usage: spmd")
+    return f"{level} {name}\n\n{sentence(what)}\n\n```text\n{text}\n```\n"
+
+
+def sentence(what: str) -> str:
+    return f"{what[0].upper()}{what[1:].rstrip('.')}."
 
 
 STATES = {  # of codegen.trace.numpy.namespace.states, in the order of their tables

@@ -250,7 +250,7 @@ COMMANDS = {
               "spmd.bench.command:command"),
     "doctor": ("say what is installed, what is missing and what to do", _doctor_options,
                "spmd.doctor:command"),
-    "feed": ("preprocess examples: serve, worker, submit, status …", _feed_options,
+    "feed": ("workers that prepare examples for ranks, and their scheduler", _feed_options,
              "spmd.feeding.feed_commands:command"),
     "completion": ("print a script that completes what you type in a shell", _completion_options,
                    "spmd.completion:command"),

@@ -151,7 +151,8 @@ def _add_connect(one: Any) -> None:
 
 def _add_keys(one: Any) -> None:
     one.add_argument("--keys", metavar="FOLDER", default="",
-                     help="of feed keys; default: those of this user on this machine")
+                     help="of feed keys; default: SPMD_FEED_KEYS, or those of this user on this "
+                     "machine")
 
 
 def _add_json(one: Any) -> None:

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from spmd.launch.iterable_supply import Supply
 
-KEYS = "SPMD_FEED_KEYS"  # a folder of keys, where it is not this user's own
 REMOTE = re.compile(r"([A-Za-z0-9_.:+-]{1,128})@(tcp://\S+:\d+)")
 
 
@@ -33,7 +32,7 @@ def supply_for(given: Any, *, feed: Any, processes: Any, ranks: tuple[int, ...] 
     """
     if isinstance(given, str) and (found := REMOTE.fullmatch(given)):
         name, address = found.groups()
-        keys = processes.together(lambda: keys_of(os.environ.get(KEYS, "")), shared=False)
+        keys = processes.together(lambda: keys_of(""), shared=False)
         return PipelineSupply(name, address, keys, ranks=ranks, run=run_name())
     if isinstance(given, str) and "@" in given and "://" in given:
         processes.refuse(UsageError(f'feed "{feed.name}": {given!r} is no address of a pipeline',

@@ -28,6 +28,7 @@ from spmd.feeding.sockets import Lines
 from spmd.feeding.web_page import WebPage
 
 PORT = int(HERE.rpartition(":")[2])
+KEYS = "SPMD_FEED_KEYS"  # a folder of keys, where none is given
 START_S = 20.0  # for a child to say its address
 
 
@@ -38,7 +39,9 @@ def state_folder() -> str:
 
 
 def keys_of(folder: str, *, scheduler: bool = False, make: bool = False) -> Keys:
-    """The keys of a folder; "": of this user on this machine, made when first asked for."""
+    """The keys of a folder, or of SPMD_FEED_KEYS, or of this user on this machine, made when they
+    are first asked for."""
+    folder = folder or os.environ.get(KEYS, "")
     where = folder or os.path.join(state_folder(), "feed-keys")
     if make and not folder and not os.path.exists(os.path.join(where, "server.key")):
         key_files.make_folder(where)
@@ -123,6 +126,7 @@ def _reached_at(listen: str, endpoint: str) -> str:
 def serve(listen: str, folder: str, state: str, page: int | None, slice_s: float,
           say: Callable[[str], None]) -> None:
     """`feed serve`: until Ctrl-C or SIGTERM; consumers go on with the workers that they have."""
+    folder = folder or os.environ.get(KEYS, "")
     checked_listen(listen, folder)
     keys = keys_of(folder, scheduler=True, make=True)
     if not state:

@@ -7,7 +7,7 @@ import numpy as np
 from codegen.errors import InputError
 from spmd.feeding.evaluating import dtype_named
 from spmd.feeding.packing import unpacked
-from spmd.feeding.regions import Reading, fits
+from spmd.feeding.shared_results import ReadResults, fits
 from spmd.feeding.wire import encode
 
 TYPE_CHECKING = False
@@ -29,10 +29,10 @@ class AskedWorker:
         self.assigned = assigned
         self.lines = lines
         self.socket = lines.dealer(assigned["address"], assigned["key"], consumer, large=True)
-        self.reading: Reading | None = None
+        self.reading: ReadResults | None = None
         if assigned["local"] and assigned["host"] == here:
             try:
-                self.reading = Reading(consumer, assigned["local"], assigned["secret"] or "")
+                self.reading = ReadResults(consumer, assigned["local"], assigned["secret"] or "")
             except OSError:
                 pass  # another network namespace, or it has just ended: frames do as well
         self.rows = 0.0  # asked so far, over its share
@@ -42,7 +42,7 @@ class AskedWorker:
         return min(max(CREDITS, round(AHEAD_S / piece_s) if piece_s else 0), MOST_CREDITS)
 
     def say(self, kind: str, frames: list[Any] | None = None, **fields: Any) -> None:
-        self.socket.send_multipart(encode(kind, frames or [], **fields), copy=False)
+        self.socket.send_multipart(encode(kind, frames or [], **fields), copy=not frames)
 
     def is_alive(self) -> bool:
         """False once its Unix socket says that its process has ended."""

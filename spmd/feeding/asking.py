@@ -23,7 +23,7 @@ MOST_BYTES = 64 << 20  # of a piece
 
 
 @dataclass(order=True)
-class Piece:
+class AskedPiece:
     """Rows of batch k from row `row` on, the positions from `first` on."""
 
     k: int
@@ -34,7 +34,7 @@ class Piece:
 
 @dataclass
 class Asked:
-    piece: Piece
+    piece: AskedPiece
     worker: str
     when: float
 
@@ -43,7 +43,7 @@ class Asked:
 class Filled:
     """An answer. arrays: of `piece.count` rows, zeros where nothing is; there: which rows are."""
 
-    piece: Piece
+    piece: AskedPiece
     arrays: dict[str, Any]
     there: list[bool]
     worker: str
@@ -64,7 +64,7 @@ class Asking:
         self.cut: list[tuple[int, int]] = []  # (first row, rows) of the pieces of a batch
         self.opened = self.next = start  # batches below are asked for; below: were given on
         self.end: int | None = None  # positions of the stream, once known
-        self.waiting: list[Piece] = []
+        self.waiting: list[AskedPiece] = []
         self.asked: dict[str, Asked] = {}
         self.filled: dict[int, dict[int, Filled]] = {}  # by batch and row
         self.pieces: dict[int, int] = {}  # how many each open batch has
@@ -102,10 +102,10 @@ class Asking:
                 self.cut = [rows for begin, end in self.segments
                             for rows in self._cut(k, begin, end, workers, depth)]
             for row, count in self.cut:
-                heapq.heappush(self.waiting, Piece(k, row, count, k * self.batch + row))
+                heapq.heappush(self.waiting, AskedPiece(k, row, count, k * self.batch + row))
                 self.pieces[k] += 1
             if not self.segments:  # no rows here: this process must only know where it ends
-                heapq.heappush(self.waiting, Piece(k, 0, 0, k * self.batch))
+                heapq.heappush(self.waiting, AskedPiece(k, 0, 0, k * self.batch))
                 self.pieces[k] = 1
 
     def _cut(self, k: int, begin: int, end: int, workers: int,
@@ -135,7 +135,7 @@ class Asking:
         """A piece once more, of another worker: whoever answers first fills it."""
         return self._ask(self.asked[number].piece, worker, now)
 
-    def _ask(self, piece: Piece, worker: str, now: float) -> list[Any]:
+    def _ask(self, piece: AskedPiece, worker: str, now: float) -> list[Any]:
         number = new_id()
         self.asked[number] = Asked(piece, worker, now)
         # Rows here do not tell whether the last rows of the batch are there.

@@ -12,7 +12,7 @@ from codegen.errors import UsageError
 from spmd.data.pipeline_files import load
 from spmd.data.pipelines import Pipeline
 from spmd.feeding.consumer import PipelineSupply
-from spmd.feeding.local import started
+from spmd.feeding.local_feeding import started
 from spmd.feeding.serving import keys_of
 
 TYPE_CHECKING = False

@@ -318,6 +318,8 @@ class Filling:
         elif message.kind == "broken":
             if message["id"] in self.asking.asked:
                 self.fail_at(message["broken"]["position"], self.broken(message["broken"]))
+        elif message.kind == "refused":
+            raise InputError(f"pipeline {self.supply.pipeline}: {message['text']}")
         elif message.kind == "unknown":
             self.asking.back(message["ids"])
             one.quiet_until = time.monotonic() + UNKNOWN_S

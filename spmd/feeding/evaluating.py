@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from codegen.errors import SpmdError, UsageError
+from spmd.data.computing import dtype_of
 from spmd.data.pipeline_files import chosen, load_text
 from spmd.data.pipelines import Pipeline
 
@@ -111,13 +112,9 @@ def _on_wire(failure: Any) -> dict[str, Any]:
 def dtype_named(name: str) -> np.dtype:
     """As it stands on the wire; UsageError where this machine does not have it."""
     try:
-        found = np.dtype(name)
-    except TypeError:
-        import ml_dtypes  # types that NumPy does not have, where a feed has them
-
-        if not hasattr(ml_dtypes, name):
-            raise UsageError(f"a field of an unknown dtype {name[:40]!r}") from None
-        found = np.dtype(getattr(ml_dtypes, name))
+        found = dtype_of(name)
+    except (AttributeError, TypeError):
+        raise UsageError(f"a field of an unknown dtype {name[:40]!r}") from None
     if found.hasobject or not found.itemsize:
         raise UsageError(f"a field of dtype {name[:40]!r}: expected numbers")
     return found

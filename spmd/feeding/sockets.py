@@ -114,7 +114,7 @@ class Lines:
 def send_to(router: Any, peer: bytes, frames: Sequence[Any]) -> str:
     """Sends to a peer of a ROUTER without waiting: SENT; GONE, nobody there; FULL, try later."""
     try:
-        router.send_multipart([peer, *frames], zmq.DONTWAIT, copy=False)
+        router.send_multipart([peer, *frames], zmq.DONTWAIT, copy=len(frames) == 1)
     except zmq.Again:
         return FULL
     except zmq.ZMQError as error:

@@ -14,12 +14,13 @@ import sys
 import time
 from collections import deque
 
+from codegen.errors import EXIT_DATA
 from spmd.feeding.board import Board
 from spmd.feeding.children import Channel, of_parent
 from spmd.feeding.evaluating import Evaluator, load_pipeline, placed, views, what_failed
 from spmd.feeding.keys import Keys, pair, zmq
 from spmd.feeding.packing import Link, packed
-from spmd.feeding.regions import Handing
+from spmd.feeding.shared_results import Handing
 from spmd.feeding.sockets import FULL, GONE, SENT, Lines, received, send_to
 from spmd.feeding.wire import MalformedMessage, Message, decode, encode
 
@@ -41,7 +42,7 @@ class Work:
         self.number, self.first, self.count, self.through, self.left_out = item
 
 
-class Loaded:
+class HeldPipeline:
     """A pipeline as the agent told it; the evaluator is made when it is first asked for."""
 
     def __init__(self, said: dict[str, Any]) -> None:
@@ -62,7 +63,7 @@ class Worker:
         self.lines = Lines(keys)
         self.router = self.lines.router(started["bind"], secret, public, large=True)
         self.handing = Handing(started["memory"])
-        self.pipelines: dict[str, Loaded] = {}
+        self.pipelines: dict[str, HeldPipeline] = {}
         self.links: dict[bytes, Link] = {}
         self.unsent: deque[tuple[bytes, list[Any]]] = deque()
         self.forgotten: set[str] = set()
@@ -115,7 +116,7 @@ class Worker:
     def load(self, said: dict[str, Any]) -> None:
         """A pipeline, a new version of one, or other settings for it."""
         before = self.pipelines.get(said["name"])
-        now = Loaded(said)
+        now = HeldPipeline(said)
         if before:
             now.waiting, now.turn = before.waiting, before.turn
             now.examples, now.busy_s = before.examples, before.busy_s
@@ -142,7 +143,11 @@ class Worker:
                 pipeline.waiting = deque(
                     w for w in pipeline.waiting if w.peer != peer or w.number not in gone)
         elif message.kind == "give_back":
-            self.give_back(message)
+            try:
+                self.give_back(message)
+            except Exception as error:  # actions that the pipeline cannot take
+                text, _, _ = what_failed(error, "")
+                self.answer(peer, encode("refused", text=text, code=EXIT_DATA))
 
     def take(self, peer: bytes, message: Message) -> None:
         pipeline = self.pipelines.get(message["pipeline"])
@@ -185,7 +190,7 @@ class Worker:
 
     # ---- work
 
-    def next_work(self) -> tuple[Loaded, Work] | None:
+    def next_work(self) -> tuple[HeldPipeline, Work] | None:
         """Of the pipeline that had least time for its weight; the newest first where it says so."""
         waiting = [p for p in self.pipelines.values() if p.waiting]
         if not waiting:
@@ -194,7 +199,7 @@ class Worker:
         newest = pipeline.waiting[-1].take["newest_first"]
         return pipeline, pipeline.waiting.pop() if newest else pipeline.waiting.popleft()
 
-    def loaded(self, pipeline: Loaded, work: Work) -> Evaluator | None:
+    def loaded(self, pipeline: HeldPipeline, work: Work) -> Evaluator | None:
         if pipeline.evaluator is None:
             said = pipeline.said
             self.board.loading({"pipeline": said["name"], "version": said["version"],
@@ -209,12 +214,12 @@ class Worker:
                 self.board.idle()
         return pipeline.evaluator
 
-    def fail(self, pipeline: Loaded, work: Work, error: BaseException, what: str) -> None:
+    def fail(self, pipeline: HeldPipeline, work: Work, error: BaseException, what: str) -> None:
         text, file, line = what_failed(error, pipeline.said["file"])
         self.answer(work.peer, encode("broken", id=work.number, broken={
             "position": work.first, "example": what, "file": file, "line": line, "text": text}))
 
-    def compute(self, pipeline: Loaded, work: Work) -> None:
+    def compute(self, pipeline: HeldPipeline, work: Work) -> None:
         evaluator = self.loaded(pipeline, work)
         if evaluator is None:
             return
@@ -262,7 +267,7 @@ class Worker:
         if self.answer(work.peer, encode("given", frames, arrays=arrays, **said)) == SENT:
             self.link(work.peer, evaluator).sent(work.number, sum(map(len, frames)))
 
-    def fair(self, pipeline: Loaded) -> float:
+    def fair(self, pipeline: HeldPipeline) -> float:
         """Its time so far, or that of the others where it was idle meanwhile: no credit for it."""
         others = [p.turn for p in self.pipelines.values() if p is not pipeline and p.waiting]
         return max(pipeline.turn, min(others, default=pipeline.turn))

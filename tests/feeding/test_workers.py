@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from spmd import InputError, UsageError
-from tests.feeding.feeding_kit import mask_of, running, x_of
+from tests.feeding.feeding_kit import Field, mask_of, running, x_of
 
 HEAD = "import os, time\nimport numpy as np\nimport spmd.data as data\n"
 
@@ -207,3 +207,47 @@ def test_nothing_is_left():
         time.sleep(0.02)
     assert not [p for p in pids if os.path.exists(f"/proc/{p}")]
     assert len(os.listdir("/proc/self/fd")) < descriptors
+
+
+ACTING = """
+import numpy as np
+import spmd.data as data
+
+class Adding:
+    def reset(self, seed=None):
+        self.sum = 0
+        return self.sum, {}
+    def step(self, action):
+        self.sum += int(action)
+        return self.sum, 1.0, False, False, {}
+
+@data.pipeline(source=data.environments(Adding, 4))
+def numbers(seen):
+    return {"x": seen.obs}
+"""
+
+
+def test_actions_flow_back_to_the_environments():
+    with running(ACTING) as run:
+        run.workers(2).wait_for_workers(2)
+        fields = [*x_of(4)]
+        left, right = run.supply(fields, 4, rows=[(0, 2), (2, 4)],
+                                 sends=[Field("action", (4,), np.int64)])
+        total = np.zeros(4, np.int64)
+        for k in range(12):
+            shown = np.concatenate([left.next()["x"], right.next()["x"]])
+            assert shown.tolist() == total.tolist()
+            action = np.arange(4) + k
+            left.send(k, action=action[:2])
+            right.send(k, action=action[2:])
+            total += action
+
+
+def test_the_newest_comes_first_where_that_is_asked_for():
+    source = numbers("time.sleep(0.001)\nreturn {'x': example}", sampling="independent",
+                     queue="lifo", n=10**6)
+    with running(source) as run:
+        run.workers(2).wait_for_workers(2)
+        (ring,) = run.supply(x_of(16), 16, depth=4)
+        seen = np.concatenate([ring.next()["x"] for _ in range(30)])
+        assert len(set(seen.tolist())) > 470  # no batch was given twice

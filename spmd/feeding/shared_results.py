@@ -27,7 +27,7 @@ HELLO = struct.Struct("16s32s")  # a consumer's id and the worker's secret
 HANDED = struct.Struct("<QQ")  # a region's number and its bytes, with its descriptor
 
 
-class Region:
+class SharedRegion:
     """Memory for one result, mapped by its worker."""
 
     def __init__(self, number: int, size: int) -> None:
@@ -65,8 +65,8 @@ class Handing:
         self.listening.setblocking(False)
         self.peers: dict[str, socket.socket] = {}
         self._unknown: list[socket.socket] = []
-        self._free: dict[str, list[Region]] = {}
-        self._lent: dict[str, tuple[str, Region]] = {}  # by the id of the result
+        self._free: dict[str, list[SharedRegion]] = {}
+        self._lent: dict[str, tuple[str, SharedRegion]] = {}  # by the id of the result
         self._numbers = 0
 
     def sockets(self) -> list[socket.socket]:
@@ -117,7 +117,7 @@ class Handing:
         for region in self._free.pop(consumer, []):
             self._drop(region)
 
-    def lend(self, consumer: str, result: str, size: int) -> Region | None:
+    def lend(self, consumer: str, result: str, size: int) -> SharedRegion | None:
         """Room for a result of so many bytes; None: send it as frames, there is no room now."""
         peer = self.peers.get(consumer)
         if peer is None or size == 0:
@@ -133,7 +133,7 @@ class Handing:
             if self.used + rounded > self.most or self._count() >= MOST_REGIONS:
                 return None
             try:
-                region = Region(self._numbers, rounded)
+                region = SharedRegion(self._numbers, rounded)
             except OSError:
                 return None
             self._numbers += 1
@@ -159,7 +159,7 @@ class Handing:
     def _count(self) -> int:
         return len(self._lent) + sum(map(len, self._free.values()))
 
-    def _drop(self, region: Region) -> None:
+    def _drop(self, region: SharedRegion) -> None:
         self.used -= region.size
         region.close()
 
@@ -187,7 +187,7 @@ def _has_ended(peer: socket.socket) -> bool:
     return True
 
 
-def _hand(peer: socket.socket, region: Region) -> bool:
+def _hand(peer: socket.socket, region: SharedRegion) -> bool:
     try:
         peer.sendmsg([HANDED.pack(region.number, region.size)],
                      [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [region.fd]))])
@@ -196,7 +196,7 @@ def _hand(peer: socket.socket, region: Region) -> bool:
     return True
 
 
-class Reading:
+class ReadResults:
     """The consumer's side, to one worker of its host. Mapped regions stay until it closes."""
 
     def __init__(self, consumer: str, local: str, secret: str) -> None:

@@ -8,11 +8,13 @@ Always holds: they end when the supply goes, and when their process dies, howeve
 from __future__ import annotations
 
 import os
+import signal
+import sys
 import weakref
 
 from codegen.errors import EnvironmentFault
 from spmd.feeding.agent import Agent
-from spmd.feeding.children import Child
+from spmd.feeding.children import Child, of_parent
 from spmd.feeding.client import Client
 from spmd.feeding.consumer import PipelineSupply
 from spmd.feeding.keys import Keys, made_for_a_run
@@ -89,7 +91,7 @@ def begin_scheduler(pipeline: Pipeline, several_hosts: bool,
 
 def begin_agent(where: dict[str, Any], busy: int, workers: int) -> Child:
     """An agent in a process of its own. busy: cores that the ranks of this host need."""
-    child = Child("spmd.feeding.local")
+    child = Child("spmd.feeding.local_feeding")
     child.channel.send(where=where, busy=busy, workers=workers)
     if not child.channel.wait_for(START_S) or child.channel.said() != [{"begun": True}]:
         child.kill()
@@ -113,10 +115,5 @@ def main(channel: Any) -> None:
 
 
 if __name__ == "__main__":
-    import signal  # in this process only
-    import sys
-
-    from spmd.feeding.children import of_parent
-
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run, which ends us
     main(of_parent(sys.argv[1:])[0])

@@ -6,6 +6,7 @@ processes of a launcher; a name brings in what it needs when it is first used.
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 from importlib import import_module
@@ -173,6 +174,12 @@ def _begin() -> None:
     several = any(os.environ.get(mark, "1") != "1" for mark in marks.split())
     if several and sys.argv[:1] != ["-m"] and not foreign_codegen():  # `python -m spmd`: Patience
         import_module("spmd.launch.presence").begin()
+        if "PMIX_NAMESPACE" in os.environ:
+            atexit.register(_leave_together)
+
+
+def _leave_together() -> None:
+    import_module("spmd.launch.ending").leave_together()
 
 
 def _find(name: str) -> Any:

@@ -11,7 +11,10 @@ import numpy as np
 import pytest
 
 import spmd
+from spmd.engine.feed_rings import FedFeed, FeedField
 from spmd.files.checkpoints import complete, complete_set, read_index
+from spmd.launch.eager_feeds import WholeRing
+from spmd.launch.iterable_supply import IterableSupply
 
 SUMS = '''
 import numpy as np
@@ -302,6 +305,31 @@ def test_an_iterable_takes_no_values(tmp_path):
     file.write_text(WALK)
     with pytest.raises(spmd.UsageError, match='the program sends values back to feed "feed"'):
         spmd.build(file).run(ranks=1, feed=[])
+
+
+# ---- eager runs ------------------------------------------------------------------------------
+
+
+def test_an_eager_run_takes_whole_batches_of_a_supply():
+    fields = [FeedField("x", "float32", (6, 5)), FeedField("mask", "bool", (6,))]
+    ring = WholeRing(FedFeed(0, "feed", fields, ()))
+    given = [{"x": b["x"]} for b in batches(7, last=4)]
+
+    def fails():
+        yield from given
+        raise KeyError("no such photograph")
+
+    supply = IterableSupply(fails)
+    supply.begin(ring.feed, [ring], 0)
+    found = [ring.take() for _ in given]
+    with pytest.raises(spmd.InputError, match="batch 7: KeyError"):
+        ring.take()
+    supply.finish()
+    for got, b in zip(found, given, strict=True):
+        n = len(b["x"])
+        np.testing.assert_array_equal(got["x"][:n], b["x"])
+        assert not got["x"][n:].any() and got["mask"].tolist() == [True] * n + [False] * (6 - n)
+    ring.close()
 
 
 # ---- checkpoints -----------------------------------------------------------------------------

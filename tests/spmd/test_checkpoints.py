@@ -131,8 +131,16 @@ def test_what_ranks_have_of_their_own_stays_on_its_mesh(own_image, tmp_path):
         image.run(ranks=2, resume=str(tmp_path))
 
 
-def test_what_is_damaged_or_of_another_image_is_refused_by_its_name(turns, own_image, tmp_path):
+def test_what_is_damaged_or_of_another_image_is_refused_by_its_name(
+    turns, own_image, tmp_path, capfd
+):
+    smaller_file = tmp_path / "keeps_turns.py"
+    smaller_file.write_text(TURNS)
+    smaller = spmd.build(smaller_file, n=11, checkpoint=True)
     tmp_path /= "checkpoint"  # as messages say too
+    turns.run(ranks=2, steps=3, least=0, checkpoint=str(tmp_path), every=90)
+    said = "no checkpoint: the run ended before the first one, --every 90\n"
+    assert said in capfd.readouterr().err
     turns.run(ranks=2, steps=30, checkpoint=str(tmp_path), every=10)
     *_, before, last = sets(tmp_path)
     part = last / "part-0.safetensors"
@@ -147,6 +155,8 @@ def test_what_is_damaged_or_of_another_image_is_refused_by_its_name(turns, own_i
     shutil.rmtree(last)
     with pytest.raises(spmd.InputError, match=f"{before} was kept by another image"):
         own_image.run(ranks=2, resume=str(tmp_path))
+    with pytest.raises(spmd.InputError, match="expected: n=12\n  found:    n=11\n"):
+        smaller.run(ranks=2, resume=str(tmp_path))
     for name in ("checkpoint.json", "part-0.safetensors"):
         whole = (before / name).read_bytes()
         for at in range(0, len(whole), 7):

@@ -19,6 +19,7 @@ import numpy as np
 from codegen.errors import InputError, PeerError, Place, SpmdError, UsageError
 from spmd.feeding.asked_worker import AskedWorker
 from spmd.feeding.asking import Asking, Filled, merged
+from spmd.feeding.client import Refused
 from spmd.feeding.keys import zmq
 from spmd.feeding.machine import host_name
 from spmd.feeding.sockets import Lines, received
@@ -159,7 +160,9 @@ class Filling:
         elif message.kind == "pending":
             self.pending = (time.monotonic(), message["why"])
         elif message.kind == "failed":
-            raise UsageError(message["text"])
+            refused = Refused(message["text"])
+            refused.exit_code = message["code"]
+            raise refused
         elif message.kind == "gone" and message["pipeline"] == self.supply.pipeline:
             self.gone(message)
 

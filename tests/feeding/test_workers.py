@@ -43,6 +43,8 @@ def test_batches_do_not_depend_on_workers_or_rows():
             rings = run.supply(x_of(32), 32, rows=rows)
             rings.sort(key=lambda r: r.rows)
             found.append([np.concatenate([r.next()["x"] for r in rings]) for _ in range(5)])
+            (resumed,) = run.supply(x_of(32), 32, start=3)
+            assert np.array_equal(resumed.next()["x"], found[-1][3])
     assert np.array_equal(*found)
 
 

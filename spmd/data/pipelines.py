@@ -88,6 +88,12 @@ class Pipeline:
         draw = self._drawn()
         return draw.name(draw.keys(np.array([position]))[0])
 
+    def namer(self, first: int, count: int) -> Callable[[int], str]:
+        """The same for many positions: what names those from first on, at little cost for each."""
+        draw = self._drawn()
+        keys = draw.keys(np.arange(first, first + max(count, 1)))
+        return lambda position: draw.name(keys[max(position - first, 0)])
+
     # ---- actions, for environments
 
     @property

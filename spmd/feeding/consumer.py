@@ -13,6 +13,7 @@ import select
 import sys
 import threading
 import time
+import weakref
 
 import numpy as np
 
@@ -53,6 +54,7 @@ class PipelineSupply:
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        weakref.finalize(self, os.close, self._wake)
 
     def begin(self, feed: Any, rings: list[Any], start: int) -> None:
         """Fills the rings from batch `start` on, in a thread, until finish()."""

@@ -155,7 +155,7 @@ def test_skip_marks_what_failed(capfd):
     assert "skipped" in (said := capfd.readouterr().err) and "made_here.py:6" in said
 
 
-DEADLY = "if example == 7: os.kill(os.getpid(), 9)\nreturn {'x': example + 1}"
+DEADLY = "time.sleep(0.001)\nif example == 7: os.kill(os.getpid(), 9)\nreturn {'x': example + 1}"
 
 
 def test_an_example_that_kills_workers_is_named_after_two():

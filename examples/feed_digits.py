@@ -1,6 +1,6 @@
-"""A network learns from compressed pictures of digits that workers decode, turn and shift.
+"""A network learns from compressed pictures of digits, which workers decode, turn and shift.
 
-The program says what a batch is, examples/pipelines/digits.py where its examples come from.
+The program says what a batch is; examples/pipelines/digits.py says how its examples are made.
     python -m spmd build examples/feed_digits.py -o digits.img
     mpirun -n 3 python -m spmd run digits.img --feed examples/pipelines/digits.py
 """
@@ -11,12 +11,11 @@ import numpy as np
 from sklearn.datasets import load_digits
 
 import spmd
-import spmd.data
 from spmd import nn, optim
 
 PIPELINE = Path(__file__).parent / "pipelines" / "digits.py"
-HELD = np.random.default_rng(0).permutation(1797)[1500:]  # digits that the pipeline leaves out
-IMAGES, DIGITS = load_digits(return_X_y=True)
+PICTURES, DIGITS = load_digits(return_X_y=True)
+HELD = np.random.default_rng(0).permutation(len(DIGITS))[1500:]  # the pipeline leaves these out
 
 
 def network(w, x):
@@ -29,32 +28,32 @@ def loss(w, x, y):
     return np.mean(nn.softmax_cross_entropy(network(w, x), y))
 
 
-@spmd.program(mesh=("data",), layout={"batch": "data", "held": "data"})
-def train(batch: int = 100, steps: int = 450, hidden: int = 96):
-    size, held = spmd.Dim("batch", batch), spmd.Dim("held", len(HELD))
-    feed = spmd.feed(image=spmd.spec((size, 8, 8), np.float32), digit=spmd.spec((size,), np.int32))
-    x = spmd.input("x", (held, 8, 8), np.float32, default=IMAGES[HELD].reshape(-1, 8, 8) / 16)
+@spmd.program(mesh=("data",), layout={"batch": "data"})
+def train(batch: int = 50, steps: int = 120, hidden: int = 64):
+    many, held = spmd.Dim("batch", batch), spmd.Dim("batch", len(HELD))
+    feed = spmd.feed(picture=spmd.spec((many, 8, 8), np.float32),
+                     digit=spmd.spec((many,), np.int32))
+    x = spmd.input("x", (held, 8, 8), np.float32, default=PICTURES[HELD].reshape(-1, 8, 8) / 16)
     y = spmd.input("y", (held,), np.int32, default=DIGITS[HELD])
     w = {"hidden": nn.glorot(1, (64, hidden)), "bias": spmd.zeros(hidden, np.float32),
          "out": nn.glorot(2, (hidden, 10))}
-    tx = optim.adam(3e-3)
+    tx = optim.adam(1e-2)
     state, losses = tx.init(w), spmd.zeros(steps, np.float32)
     for k in spmd.range(steps):
         b = feed.next()
-        losses[k], grads = spmd.value_and_grad(loss)(w, b.image, b.digit)
+        losses[k], grads = spmd.value_and_grad(loss)(w, b.picture, b.digit)
         updates, state = tx.update(grads, state, w)
         w = optim.apply_updates(w, updates)
-        spmd.progress(k, steps, per_step={"digits": batch}, loss=losses[k])
     return {"losses": losses, "accuracy": np.mean(np.argmax(network(w, x), axis=1) == y)}
 
 
 def check(ranks=(1, 2, 3)):
-    """The same losses on any number of ranks, to rounding; more than 96 % of digits are read."""
-    image, pipeline = spmd.build(train), spmd.data.load(PIPELINE)
-    runs = [image.run(ranks=n, feed=pipeline.batches(100, {'image': ((8, 8), np.float32), 'digit': ((), np.int32)})) for n in ranks]
+    """The same losses on any number of ranks, to rounding; more than 93 % of digits are read."""
+    image = spmd.build(train)
+    runs = [image.run(ranks=n, feed=PIPELINE) for n in ranks]
     for out in runs:
         np.testing.assert_allclose(out["losses"][:20], runs[0]["losses"][:20], rtol=1e-4)
-        assert out["accuracy"] > 0.96
+        assert out["accuracy"] > 0.93
     return runs[0]
 
 

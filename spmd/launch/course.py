@@ -96,7 +96,12 @@ class Launch:
         except BaseException as error:
             job.abort(report.exit_code(error), str(error))
             raise
-        job.run(told)
+        try:
+            job.run(told)
+        except BaseException as error:
+            if self.keeping is not None and not isinstance(error, Exception):
+                self.keeping.say_how_to_go_on()
+            raise
 
     def kept(self) -> None:
         """What there is to do for checkpoints once the ranks of all processes have run."""

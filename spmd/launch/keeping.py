@@ -318,6 +318,13 @@ class Keeping:
                 f"{self.copied / each * 1e3:.2f} ms), "
                 f"writing took {self.seconds / each * 1e3:.1f} ms meanwhile")
 
+    def say_how_to_go_on(self) -> None:
+        """To whoever has interrupted the run."""
+        if self.sets and self.processes.count == 1:
+            self._complete()
+            print(f"spmd: interrupted; the last checkpoint is of turn {self.last_turn}: the same "
+                  f"with --resume {self.to} goes on from it", file=sys.stderr)
+
     def close(self) -> None:
         if self.folder is not None:
             self.folder.close()

@@ -9,6 +9,7 @@ import resource
 import shutil
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -168,6 +169,16 @@ def test_what_is_damaged_or_of_another_image_is_refused_by_its_name(
     index.write_text(index.read_text()[:-20])
     with pytest.raises(spmd.InputError, match=f"damaged: {index}"):
         turns.run(ranks=2, resume=str(tmp_path))
+
+
+def test_an_interrupted_run_says_how_to_go_on(turns, tmp_path, capfd):
+    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        turns.run(ranks=2, steps=10**9, checkpoint=str(tmp_path), every=500)
+    last = int(sets(tmp_path)[-1].name.split("-")[1].removeprefix("turn"))
+    said = f"the last checkpoint is of turn {last}: the same with --resume {tmp_path} goes on"
+    assert last > 0 and capfd.readouterr().err.count(said) == 1
 
 
 def test_a_set_that_lies_is_refused(turns, tmp_path):

@@ -20,6 +20,10 @@ class Fresh:
         self._count.setdefault(found, 1)
         return found
 
+    def take(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._count.setdefault(name, 1)
+
     def copy(self) -> Fresh:
         made = Fresh()
         made._count = dict(self._count)

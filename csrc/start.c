@@ -127,6 +127,15 @@ static void kill_later(int64_t process)
     _exit(0);
 }
 
+/* A PMIx server that loses several processes at once, all but the stopped one in MPI_Finalize, may
+ * take one wait off its list twice and die. SIGTERM, which it sends to all, ends the stopped one
+ * only; SIGKILL, a quarter of a second later, the rest. */
+static void outlive(int number)
+{
+    if (getenv("PMIX_NAMESPACE"))
+        signal(number, SIG_IGN);
+}
+
 static void *finish_main(void *unused)
 {
     const struct timespec turn = {.tv_nsec = TURN_NS};
@@ -143,6 +152,7 @@ static void *finish_main(void *unused)
             int64_t time = one->since ? now - one->since : 0;
             if (time > finish.limit / 2 && !one->warned) {
                 one->warned = true;
+                outlive(SIGTERM);
                 one->silent = another_speaks();
                 if (!one->silent)
                     say(one->warning);

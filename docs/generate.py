@@ -1,20 +1,23 @@
-"""Pages that are made from the code: the command line, and the table of NumPy's functions.
+"""Pages that are made from the code: the command line, NumPy's functions, settings of pipelines.
 
-In: the parser of `spmd`, NumPy's namespace, the tracer's table. Out: Markdown.
+In: the parser of `spmd`, NumPy's namespace, the tracer's table, rules. Out: Markdown.
 """
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
 from codegen.trace import namespace
 from spmd import cli
+from spmd.data.settings import RULES, Settings
 
 
 def write(folder: Path) -> None:
     """All of them, as files of this folder; those that are as they should be stay untouched."""
     folder.mkdir(exist_ok=True)
-    for name, make in {"command-line.md": command_line, "numpy.md": numpy_table}.items():
+    made = {"command-line.md": command_line, "numpy.md": numpy_table, "settings.md": settings}
+    for name, make in made.items():
         path, text = folder / name, make()
         if not path.exists() or path.read_text() != text:
             path.write_text(text)
@@ -26,9 +29,21 @@ def command_line() -> str:
     for name, (what, add, _) in cli.COMMANDS.items():
         parser = cli.Parser(prog=f"spmd {name}", add_help=False)
         add(parser)
-        parts.append(f"## {name}\n\n{what[0].upper()}{what[1:]}.\n\n"
-                     f"```text\n{parser.format_help().strip()}\n```\n")
+        inside = [a for a in parser._actions if isinstance(a, argparse._SubParsersAction)]
+        parts.append(f"## {name}\n\n{sentence(what)}\n" if inside else
+                     section("##", name, what, parser))
+        parts += [section("###", f"{name} {inner}", one.description or inner, one)
+                  for action in inside for inner, one in action.choices.items()]
     return "\n".join(parts)
+
+
+def section(level: str, name: str, what: str, parser: argparse.ArgumentParser) -> str:
+    text = parser.format_help().strip().replace("usage: python -m spmd", "usage: spmd")
+    return f"{level} {name}\n\n{sentence(what)}\n\n```text\n{text}\n```\n"
+
+
+def sentence(what: str) -> str:
+    return f"{what[0].upper()}{what[1:].rstrip('.')}."
 
 
 STATES = {  # of codegen.trace.numpy.namespace.states, in the order of their tables
@@ -57,6 +72,15 @@ def numpy_table() -> str:
         if noted:
             parts += ["", "| function | note |", "|---|---|", *noted]
     return "\n".join([*parts, ""])
+
+
+def settings() -> str:
+    """A row for each setting of a pipeline."""
+    usual = Settings().as_json()
+    rows = [f"| `{name}` | `{usual[name]!r}` | {cell(expected)} | {cell(note)} |"
+            for name, (_, expected, note) in RULES.items()]
+    head = ["| setting | without it | what it may be | note |", "|---|---|---|---|"]
+    return "\n".join([*head, *rows, ""])
 
 
 def full(name: str) -> str:

@@ -6,6 +6,7 @@ processes of a launcher; a name brings in what it needs when it is first used.
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 from importlib import import_module
@@ -65,7 +66,7 @@ _INSTEAD = {
     **dict.fromkeys("doctor bench show patch calibrate".split(), "a command of the shell: spmd"),
 }
 
-_MODULES = {"nn", "numpy", "optim", "random", "tree"}
+_MODULES = {"data", "nn", "numpy", "optim", "random", "tree"}
 __all__ = sorted(_LANGUAGE | _RUNTIME | _ERRORS | _WARNINGS | _MODULES)
 
 TYPE_CHECKING = False  # typing costs every rank more time than this package
@@ -121,6 +122,7 @@ if TYPE_CHECKING:  # for editors and type checkers: where every name has its doc
     from codegen.trace.ranks.rooted import pgather as pgather
     from codegen.trace.ranks.rooted import pscatter as pscatter
     from codegen.trace.ranks.varying import pvary as pvary
+    from spmd import data as data
     from spmd import nn as nn
     from spmd import numpy as numpy
     from spmd import optim as optim
@@ -172,6 +174,12 @@ def _begin() -> None:
     several = any(os.environ.get(mark, "1") != "1" for mark in marks.split())
     if several and sys.argv[:1] != ["-m"] and not foreign_codegen():  # `python -m spmd`: Patience
         import_module("spmd.launch.presence").begin()
+        if "PMIX_NAMESPACE" in os.environ:
+            atexit.register(_leave_together)
+
+
+def _leave_together() -> None:
+    import_module("spmd.launch.ending").leave_together()
 
 
 def _find(name: str) -> Any:

@@ -221,6 +221,10 @@ def _completion_options(completion: Parser) -> None:
                             "~/.local/share/bash-completion/completions/spmd")
 
 
+def _feed_options(feed: Parser) -> None:
+    _loaded("spmd.feed_options:add")(feed)
+
+
 _PARTS = {
     "manifest": "arrays, scalars, conditions, buffers (what is shown without options)",
     "sizes": "bytes of the image, and of a rank's memory on 1 to 1,000,000 ranks",
@@ -246,6 +250,8 @@ COMMANDS = {
               "spmd.bench.command:command"),
     "doctor": ("say what is installed, what is missing and what to do", _doctor_options,
                "spmd.doctor:command"),
+    "feed": ("workers that prepare examples for ranks, and their scheduler", _feed_options,
+             "spmd.feeding.feed_commands:command"),
     "completion": ("print a script that completes what you type in a shell", _completion_options,
                    "spmd.completion:command"),
 }

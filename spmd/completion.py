@@ -18,7 +18,9 @@ try:
 except ImportError:
     shtab = None  # type: ignore[assignment]
 
-FILES = ("program", "image", "input", "output", "timeline", "plot")  # options that name files
+# Options that name files.
+FILES = ("program", "image", "input", "output", "timeline", "plot", "file", "keys", "state",
+         "folder", "source")
 
 
 def command(asked: argparse.Namespace, _: Processes) -> int:

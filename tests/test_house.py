@@ -63,7 +63,8 @@ ONLY = {
     "llvmlite": ("codegen.image.kernel_objects",),
     "cffi": ("spmd.engine",),
     "_cffi_backend": ("spmd.engine",),
-    "subprocess": ("codegen.image.commands",),
+    "subprocess": ("codegen.image.commands", "spmd.feeding.children"),
+    "zmq": ("spmd.feeding.keys", "spmd.feeding.sockets"),
     "mpi4py": ("spmd.launch.launchers",),
     "shtab": ("spmd.completion",),
 }
@@ -71,6 +72,7 @@ ONLY = {
 # What ranks under mpirun never import at start: these may use NumPy and the compiler.
 HEAVY = (
     "spmd.arrays", "spmd.bench.calibrate", "spmd.bench.programs", "spmd.building",
+    "spmd.data", "spmd.feeding",
     "spmd.distributed", "spmd.doctor", "spmd.doctor_check", "spmd.doctor_engine",
     "spmd.doctor_mpi", "spmd.engine.feed_rings", "spmd.files.convert", "spmd.image",
     "spmd.launch.eager_feeds", "spmd.launch.iterable_supply", "spmd.nn", "spmd.numpy",

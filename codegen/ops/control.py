@@ -10,6 +10,7 @@ from codegen.ir import ArrayType, Op, Value
 from codegen.layouts.cuts import Window
 from codegen.mesh import Layout
 from codegen.ops.kind import Array, Eval, Kind, Stated, Types
+from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr, Sym
 
 if TYPE_CHECKING:
@@ -41,6 +42,15 @@ class Loop(Control):
 
     def counts(self) -> Sym | None:
         return self.counter
+
+    def turns(self) -> Expr | None:
+        """How often it runs, if no condition ends it before; not more than 0 for never. None: only
+        the launch or the run knows."""
+        if self.stop is None or not self.step.is_const:
+            return None
+        step = self.step.value
+        way = self.stop - self.start if step > 0 else self.start - self.stop
+        return expr.floordiv(way + (abs(step) - 1), expr.const(abs(step)))
 
 
 @dataclass(frozen=True)

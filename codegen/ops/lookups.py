@@ -17,6 +17,7 @@ from codegen.ops.counting import counted, within
 from codegen.ops.group import combine
 from codegen.ops.kind import Array, Eval, Kind, Types, dropped, extents, layout_of
 from codegen.ops.maps import Map
+from codegen.ops.reshapes import OnceAtZero
 from codegen.ops.sources import Full, Iota
 from codegen.ops.views import Broadcast, Update
 from codegen.plan.grammar import Bound, Store
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from codegen.passes.to_loops import Maker
     from codegen.plan.access import At, Resolver
     from codegen.trace.derive.reverse import Reverse
-
 
 
 @dataclass(frozen=True)
@@ -235,13 +235,15 @@ class Gather(Kind):
 
     def needs(self, op: Op, window: Window, at: Localizer) -> list[Window]:
         x, *index = op.operands
-        points, along = self._counted(op, window, at)
+        points, along = self._counted_points(op, window, at)
         kept = iter((*window[: self.at], *window[self.at + len(points) :]))
         held = tuple(points[along[d]] if d in along else whole(e) if d in self.dims else next(kept)
                      for d, e in enumerate(x.type.shape))
         return [held, *[points] * len(index)]
 
-    def _counted(self, op: Op, window: Window, at: Localizer) -> tuple[Window, dict[int, int]]:
+    def _counted_points(
+        self, op: Op, window: Window, at: Localizer
+    ) -> tuple[Window, dict[int, int]]:
         """The part of the points; and those dims of x of which a rank needs the same part."""
         x, *index = op.operands
         points = window[self.at : self.at + index[0].type.ndim]
@@ -252,7 +254,7 @@ class Gather(Kind):
         self, op: Op, window: Window, operands: list[Value], build: Builder, at: Localizer
     ) -> Value:
         x, *index = operands
-        _, along = self._counted(op, window, at)
+        _, along = self._counted_points(op, window, at)
         local = [build.emit(Iota(along[d], k.type.dtype, k.type.shape)) if d in along else k
                  for d, k in zip(self.dims, index)]
         return build.emit(self, [x, *local])
@@ -267,7 +269,7 @@ class Scatter(Kind):
     """Operands x, v, index arrays; fn set, or of COMBINE; v has gather's result shape."""
 
     name = "scatter"
-    without_vjp = "np.add.at, np.maximum.at, x[i] = y: they have derivatives"
+    without_vjp = "np.add.at, np.multiply.at, np.maximum.at, x[i] = y: they have derivatives"
     in_place = True
     reads = "points"
     dims: tuple[int, ...]
@@ -300,6 +302,8 @@ class Scatter(Kind):
         nothing = [None] * len(index)
         if self.fn in ("min", "max", "fmin", "fmax"):
             return [*self._of_extremes(op, g, at), *nothing]
+        if self.fn == "mul":
+            return [*self._of_products(op, g, at), *nothing]
         if self.fn not in ("set", "add"):
             raise at.none(op)
         kept, part = g, None
@@ -319,6 +323,23 @@ class Scatter(Kind):
         count = at.emit(self.but(fn="add"), kept, won, *index)
         share = at.map("div", g, at.map("maximum", count, at.full(1, count)))
         return at.map("mul", share, kept), at.map("mul", at.emit(gather, share, *index), won)
+
+    def _of_products(self, op: Op, g: Value, at: Reverse) -> Sequence[Value | None]:
+        """Each has the product of all others at its place; right where some are 0."""
+        (x, v, *index), gather = op.operands, Gather(self.dims, self.at)
+        kept = at.map("mul", g, at.emit(self, at.full(1, x), v, *index))
+        if v not in at.active:
+            return kept, None
+        v = at.emit(OnceAtZero(v.type.shape), v)
+        zero = at.map("eq", v, at.full(0, v))
+        safe = at.map("select", zero, at.full(1, v), v)
+        product = at.map("mul", g, at.emit(self, x, safe, *index))
+        part = at.map("div", at.emit(gather, product, *index), safe)
+        zeros, number = at.cast(zero, dtypes.INT64), at.zeros(x.type, dtypes.INT64)
+        number = at.emit(gather, at.emit(self.but(fn="add"), number, zeros, *index), *index)
+        alone = at.map("eq", number, zeros)  # no zero but this one, if any
+        alone = at.map("logical_and", alone, self._spread_counts(op, at))
+        return kept, at.map("select", alone, part, at.full(0, part))
 
     def _spread_counts(self, op: Op, at: Reverse) -> Value:
         wide = tuple(range(self.at, self.at + op.operands[2].type.ndim))
@@ -357,7 +378,7 @@ class Scatter(Kind):
         spare = expr.product(x.type.shape) - _ELEMENTS_A_POINT * expr.product(v.type.shape)
         usual = {s: expr.const(_USUAL_RANKS) for s in spare.symbols() if s.kind == "size"}
         few = expr.nonneg(spare.subst(usual))
-        if self.fn == "set" or few or self._counted(op, window, at):
+        if self.fn == "set" or few or self._counted_dims(op, window, at):
             return None
         used = {a for d, c in enumerate(window) if d not in self.dims for a in c.axes}
         found = []
@@ -379,7 +400,7 @@ class Scatter(Kind):
         points = self.spread(op, window, at)
         return None if points is None else list(points)
 
-    def _counted(self, op: Op, window: Window, at: Localizer) -> dict[int, int]:
+    def _counted_dims(self, op: Op, window: Window, at: Localizer) -> dict[int, int]:
         """Dims of the points of which a rank needs the part that it has of this dim of x."""
         x, _, *index = op.operands
         along = counted(index, self.dims, x.type.shape, at.defs)
@@ -387,7 +408,7 @@ class Scatter(Kind):
 
     def needs(self, op: Op, window: Window, at: Localizer) -> list[Window]:
         x, v, *index = op.operands
-        along = self._counted(op, window, at)
+        along = self._counted_dims(op, window, at)
         part = self.spread(op, window, at) or tuple(
             window[along[j]] if j in along else whole(e)
             for j, e in enumerate(index[0].type.shape))

@@ -18,7 +18,7 @@ from codegen.ops.group import combine
 from codegen.ops.kind import Array, Eval, Kind, Types, dropped, layout_of
 from codegen.ops.lookups import Gather, Scatter
 from codegen.ops.maps import Map
-from codegen.ops.reshapes import NoZeros
+from codegen.ops.reshapes import OnceAtZero
 from codegen.ops.sources import Iota
 from codegen.ops.views import Broadcast, Slice
 from codegen.partials import PARTIALS
@@ -88,7 +88,7 @@ class Reduce(Kind):
 
     def _others(self, x: Value, kept: tuple[int, ...], at: Reverse) -> Value:
         """The product of all others, for each element; right where some are 0."""
-        x = at.emit(NoZeros(x.type.shape), x)
+        x = at.emit(OnceAtZero(x.type.shape), x)
         shape, one = x.type.shape, at.full(1, x)
         zero = at.map("eq", x, at.full(0, x))
         safe = at.map("select", zero, one, x)

@@ -207,16 +207,16 @@ class Named(Reshape):
 
 
 @dataclass(frozen=True)
-class NoZeros(Reshape):
+class OnceAtZero(Reshape):
     """The same elements. A derivative that goes through here twice ends the run where one is 0:
     the formula for the first one is right there, but its own derivative is not."""
 
-    name = "no_zeros"
+    name = "once_at_zero"
 
     def vjp(self, op: Op, given: Sequence[Value | None], at: Reverse) -> Sequence[Value | None]:
         (x,) = op.operands
         at.expect(at.map("ne", x, at.full(0, x)),
                   "the second derivative of a product of which a factor is 0\n"
-                  "  expected: np.prod and np.cumprod of numbers that are not 0\n"
+                  "  expected: np.prod, np.cumprod, np.multiply.at of numbers that are not 0\n"
                   "  try:      products that are written out: x[0] * x[1] * x[2]")
         return given

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from codegen import dtypes
 from codegen.ir import Op, Shape, Value
 from codegen.ops.lookups import Scatter
-from codegen.ops.reshapes import NoZeros
+from codegen.ops.reshapes import OnceAtZero
 from codegen.ops.sources import Iota
 from codegen.ops.views import Slice
 from codegen.symbolic import expr
@@ -46,7 +46,7 @@ def _of_products(op: Op, g: Value, at: Reverse) -> Value:
     """Up to the first 0 of a lane, products over what they are differentiated by; of the first 0,
     products with 1 in its place; beyond it nothing changes them."""
     what: Any = op.what
-    x, out = at.emit(NoZeros(op.result.type.shape), op.operands[0]), op.result
+    x, out = at.emit(OnceAtZero(op.result.type.shape), op.operands[0]), op.result
     zero, one = at.map("eq", x, at.full(0, x)), at.full(1, x)
     so_far = at.emit(what.but(fn="add"), at.cast(zero, dtypes.INT64))
     before = at.map("eq", so_far, at.full(0, so_far))

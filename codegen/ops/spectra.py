@@ -179,7 +179,6 @@ class Eig(Factor):
     vectors, if they are asked for."""
 
     name = "eig"
-    without_vjp = "np.linalg.eigh, of symmetric matrices"
     vectors: bool = True
 
     def made(self, cores: Sequence[Shape], dtype: DType) -> list[tuple[DType, Shape]]:

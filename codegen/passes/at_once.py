@@ -54,13 +54,10 @@ class _Turns:
         loop = op.what
         if not isinstance(loop, Loop) or not loop.counter or len(op.regions) > 1:
             return None
-        if loop.stop is None or not loop.step.is_const:
+        count = loop.turns()
+        if count is None or not expr.nonneg(count):
             return None
         step = loop.step.value
-        way = loop.stop - loop.start if step > 0 else loop.start - loop.stop
-        count = (way + (abs(step) - 1)) // abs(step)
-        if not expr.nonneg(count):
-            return None
         found = cls(loop.counter, loop.start, loop.start + step * (count - 1), step, count, known)
         middle = found.number(found.middle)
         return found if middle is None else replace(

@@ -79,7 +79,8 @@ class _Behind(Builder):
         body = op.regions[-1]
         added: dict[int, _Added] = {}
         if any(self.is_sum(o) for o in body.ops):
-            turn = _Turn(self, body, _turns(what) if len(op.regions) == 1 else expr.const(1))
+            count = what.turns() if len(op.regions) == 1 else None
+            turn = _Turn(self, body, expr.const(1) if count is None else count)
             asked = {v for test in op.regions[:-1] for v in DefUse.of(test).uses}
             found = ((k, turn.added(k)) for k in range(len(body.args))
                      if all(test.args[k] not in asked for test in op.regions[:-1]))
@@ -264,14 +265,6 @@ def _axes(op: Op) -> LayoutEntry:
 
 def _is_cast(op: Op) -> bool:
     return isinstance(op.what, Map) and op.what.fn == "cast"
-
-
-def _turns(what: Loop) -> Expr:
-    if what.stop is None or not what.step.is_const:
-        return expr.const(1)
-    step = what.step.value
-    way = what.stop - what.start if step > 0 else what.start - what.stop
-    return expr.floordiv(way + (abs(step) - 1), expr.const(abs(step)))
 
 
 def _without(body: Region, gone: dict[Value, Value]) -> Region:

@@ -108,6 +108,10 @@ class Context:
         self.differentiated = False  # much of what was recorded may be needed by nobody
         self.recordings = 0  # how many functions that are differentiated are running
         self.keeps: list[Keeps] = []  # what ways back keep
+        self.replaced: dict[Op, Op] = {}  # recorded ops by what stands there since: they keep more
+        # while it is true, names are given for good: also in a piece of code that is captured again
+        self.naming_for_good = False
+        self._for_good: list[str] = []
         self._serial = 0
         self._names = Fresh()
 
@@ -171,7 +175,15 @@ class Context:
 
     def unique(self, hint: str) -> str:
         """A name for a symbol: the hint, or hint_2, hint_3 … when it is taken."""
-        return self._names.name(hint)
+        name = self._names.name(hint)
+        if self.naming_for_good:
+            self._for_good.append(name)
+        return name
+
+    def take_back_names(self, names: Fresh) -> None:
+        """Only these are given, and those that are given for good."""
+        self._names = names.copy()
+        self._names.take(self._for_good)
 
     # ---- building ops ------------------------------------------------------------------------
 

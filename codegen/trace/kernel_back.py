@@ -6,6 +6,7 @@ from what is differentiated by, is refused.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -36,6 +37,7 @@ def emit_with_back(
         results = [made] if len(outputs) == 1 else made
         changes = [np.zeros_like(x) if g is None else g for x, g in zip(results, cotangents)]
         known = {**dict(zip(inputs, given)), **dict(zip(form.outputs, results))}
+        _check_parameters(kernel, back, [*bound, *(f"d_{n}" for n in form.outputs)])
         found = convert(back)(*(known[n] for n in bound), *changes)
         if not isinstance(found, tuple) or len(found) != len(inputs):
             shown = f"{len(found)}" if isinstance(found, tuple) else type(found).__name__
@@ -49,3 +51,16 @@ def emit_with_back(
     for array, result in zip(outputs, [made] if isinstance(made, Array) else made):
         array.write(result.read())
     return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+
+def _check_parameters(kernel: Any, back: Callable[..., Any], given: Sequence[str]) -> None:
+    try:
+        inspect.signature(back).bind(*given)
+    except TypeError:
+        raise KernelError(
+            f'kernel "{kernel.name}": its way back takes other arguments', place=user_place(),
+            expected=f"the {len(given)} of {back.__name__}({', '.join(given)}): what the kernel "
+            "takes, then a cotangent of each output",
+            found=f"{back.__name__}{inspect.signature(back)}") from None
+    except ValueError:  # it has no signature
+        pass

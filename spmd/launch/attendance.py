@@ -96,9 +96,11 @@ class Meeting:
         missing = [k for k in range(self.group.processes.count) if not self._has_come(k)]
         if not missing:
             return
+        mine = self.group.processes.number
         here = [k for k in range(self.group.processes.count) if k not in missing]
-        first = here[0] == self.group.processes.number
-        waited -= 0 if first else LATER_S  # of those who have come, the first one says it
+        first = here[0] == mine
+        # Of those who have come, the first one says it. Who has ended may have just said it.
+        waited -= 0 if first and not any(map(self._has_ended, range(mine))) else LATER_S
         lost = next((k for k in missing if self._is_lost(k, waited)), None)
         if lost is None and waited > LATE * limit:
             if self._nobody_computes(now) and waited > SHARE * limit:
@@ -110,6 +112,10 @@ class Meeting:
         if first and waited > (LATE + self.warned) * limit:
             self.warned += WARN_LIMITS
             self._warn(missing, now)
+
+    def _has_ended(self, k: int) -> bool:
+        mate = self._mate(k)
+        return mate.has_ended if mate else self._all_here()
 
     def _mate(self, k: int) -> mates.Mate | None:
         return (self.mates or {}).get(self.group.world[k])
@@ -166,10 +172,10 @@ class Meeting:
     def _doing(self, k: int) -> str:
         """What is known of a process that has not come."""
         mate = self._mate(k)
-        if mate is None:
-            return "has ended" if self._all_here() else "is on another host, or has ended"
-        if mate.has_ended:
+        if self._has_ended(k):
             return "has ended"
+        if mate is None:
+            return "is on another host, or has ended"
         if mate.is_stopped:
             return "is stopped"
         if mate.what == presence.LEAVES:

@@ -111,9 +111,15 @@ class Launch:
             raise
         try:
             job.run(told)
+<<<<<<< HEAD
         except SpmdError:
             if self.feeds is not None and self.feeds.error is not None:
                 raise self.feeds.error from None  # what ended the run
+=======
+        except BaseException as error:
+            if self.keeping is not None and not isinstance(error, Exception):
+                self.keeping.say_how_to_go_on()
+>>>>>>> mend
             raise
 
     def kept(self) -> None:

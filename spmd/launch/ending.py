@@ -1,18 +1,25 @@
 """How a user's program ends where it is one of several processes: all of them end with it.
 
-In: exceptions that nobody catches, `sys.exit`. Out: the end of all processes, with its exit code.
+In: exceptions that nobody catches, `sys.exit`, the end of the script. Out: the end of all
+processes, with its exit code.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
+import time
 from typing import Any, NoReturn
 
 from codegen.errors import SpmdError
+from spmd.launch import mates, presence
 from spmd.launch.launchers import library
 from spmd.launch.processes import Elsewhere, Processes, end_with_the_job
+
+TURNS_S = 0.01, 0.25  # of the wait for those who have not come to their end: first, longest
+ASK_S, SAMPLES = 1.0, 3  # in which one of them was found inside MPI: perhaps in MPI_Finalize
 
 _hooked = False
 LEFT = "_spmd_left"  # the attribute of an exception that has left an open job
@@ -57,3 +64,46 @@ def end_all(error: SystemExit) -> NoReturn:
     code = error.code if isinstance(error.code, int) else 1
     Processes(library().COMM_WORLD).abort(code)
     os._exit(code)
+
+
+def leave_together() -> None:
+    """At the end of a script: waits until the others of this host have come to theirs.
+
+    For launchers with a PMIx server, such as Open MPI's. When a job is aborted while a process
+    waits in MPI_Finalize, PMIx 5 may take one wait off its list twice: then the launcher prints
+    once more what it had printed, or dies of SIGSEGV. So nobody waits there for long.
+    """
+    presence.show(presence.LEAVES)
+    MPI = sys.modules.get("mpi4py.MPI")
+    if presence.is_forked() or not MPI or not MPI.Is_initialized() or MPI.Is_finalized():
+        return
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # as in MPI_Finalize, no Python hears it
+    launcher, turn = os.getppid(), TURNS_S[0]
+    others = [Other(mate) for mate in mates.mates().values() if mate.pid != os.getpid()]
+    while os.getppid() == launcher and any(other.may_come() for other in others):
+        MPI.COMM_WORLD.Iprobe()  # what others still expect of this process goes on
+        time.sleep(turn)
+        turn = min(2 * turn, TURNS_S[1])
+
+
+class Other:
+    """A process that this one waits for before it leaves."""
+
+    def __init__(self, mate: mates.Mate) -> None:
+        self.mate = mate
+        self.asked, self.samples = time.monotonic(), 0
+
+    def may_come(self) -> bool:
+        """Whether it has not come to the end of its script, as far as it shows what it does.
+
+        The user's own MPI_Finalize is such an end too.
+        """
+        mate = self.mate
+        mate.look()
+        if not mate.fd or mate.has_ended or mate.what == presence.LEAVES:
+            return False
+        if mate.what != presence.WAITS and time.monotonic() > self.asked + ASK_S:
+            self.asked = time.monotonic()
+            self.samples = self.samples + 1 if mate.where()[0] else 0
+        return mate.what == presence.WAITS or self.samples < SAMPLES

@@ -137,8 +137,9 @@ class Patience:
             still = {number for number, pid in self.mates.items() if self._absent(pid)}
             since = {number: since.get(number, now) for number in still}
             lost = [number for number in still if now - since[number] > SHARE * self.limit]
-            if lost and all(k in still for k in self.mates if k < self.processes.number):
-                self._end(lost[0])  # of those who are here, the first one says it
+            # Of those who are here, the first one says it. Who has just gone may have said it.
+            if lost and all(k in lost for k in self.mates if k < self.processes.number):
+                self._end(lost[0])
 
     def _absent(self, pid: int) -> str:
         """Why this process will not come; "" while it may."""

@@ -33,6 +33,12 @@ def mixture_of_experts(
     Returns (groups, tokens, features), and {"balance": what to add to a loss, 1 where all experts
     get as much (W. Fedus et al., 2021), "dropped": the share of choices that found no room}.
     """
+    if np.ndim(x) != 3 or np.ndim(router) != 2 or np.shape(x)[-1] != np.shape(router)[0]:
+        raise ShapeError(
+            "spmd.nn.mixture_of_experts: x does not fit the router", place=user_place(),
+            expected="x (groups, tokens, features) and router (features, experts)",
+            found=f"x {np.shape(x)} and router {np.shape(router)}",
+            remedy="x[None], where all tokens are one group")
     groups, tokens, features = x.shape
     experts = router.shape[1]
     if not 1 <= k <= experts:

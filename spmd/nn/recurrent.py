@@ -12,10 +12,20 @@ from typing import Any
 import numpy as np
 
 import spmd
+from codegen.errors import UsageError
+from codegen.places import user_place
 from spmd.nn.activations import sigmoid
 from spmd.nn.layers import dense
 
 Parameters = Mapping[str, Any]
+
+
+def _needs(p: Parameters, cell: str, *names: str) -> None:
+    missing = [name for name in names if name not in p]
+    if missing:
+        raise UsageError(f"spmd.nn.{cell}: a weight is missing: {', '.join(missing)}",
+                         place=user_place(), expected=", ".join(names),
+                         found=", ".join(map(str, p)) or "none")
 
 
 def rnn_cell(p: Parameters, state: Any, x: Any, activation: Callable[..., Any] = np.tanh) -> Any:
@@ -26,6 +36,7 @@ def rnn_cell(p: Parameters, state: Any, x: Any, activation: Callable[..., Any] =
 
     Returns the state twice, as the carry and as the output.
     """
+    _needs(p, "rnn_cell", "w", "u", "b")
     made = activation(dense(x, p["w"]) + dense(state, p["u"], p["b"]))
     return made, made
 
@@ -40,6 +51,7 @@ def gru_cell(p: Parameters, state: Any, x: Any) -> Any:
 
     Returns the state twice, as the carry and as the output.
     """
+    _needs(p, "gru_cell", "w", "u", "b", "c")
     given, kept = dense(x, p["w"], p["b"]), dense(state, p["u"], p["c"])
     reset = sigmoid(given[..., 0, :] + kept[..., 0, :])
     update = sigmoid(given[..., 1, :] + kept[..., 1, :])
@@ -59,6 +71,7 @@ def lstm_cell(p: Parameters, state: Any, x: Any) -> Any:
 
     Returns the state, and the output.
     """
+    _needs(p, "lstm_cell", "w", "u", "b")
     output, cell = state
     gates = dense(x, p["w"], p["b"]) + dense(output, p["u"])
     take, forget, new, show = (gates[..., k, :] for k in range(4))

@@ -42,6 +42,12 @@ def chain(*args: GradientTransformation) -> GradientTransformation:
         return tuple(tx.init(params) for tx in args)
 
     def update(updates: Any, state: Any, params: Any = None) -> Any:
+        if not isinstance(state, tuple) or len(state) != len(args):
+            raise UsageError(
+                "tx.update needs the state of the step before", place=user_place(),
+                expected="what tx.init(params) gave, or the last tx.update(grads, state, params)",
+                found=f"state={type(state).__name__ if state is not None else None}",
+                remedy="updates, state = tx.update(grads, state, params)")
         after = []
         for tx, s in zip(args, state, strict=True):
             updates, new = tx.update(updates, s, params)

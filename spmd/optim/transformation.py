@@ -127,6 +127,18 @@ def _dtype_of(x: Any) -> Any:
 
 
 def global_norm(updates: Any) -> Any:
-    """The square root of the sum of the squares of all elements of all arrays in a tree."""
-    parts = [np.sum(squared(x)) for x in leaves_of(updates)]
-    return np.sqrt(reduce(lambda a, b: a + b, parts)) if parts else 0.0
+    """The square root of the sum of the squares of all elements of all arrays in a tree.
+
+    Arrays that the same axes split are added up first: one exchange for each set of axes.
+    """
+    parts: dict[frozenset[Any], Any] = {}
+    for x in leaves_of(updates):
+        axes, square = _axes(x), np.sum(squared(x))
+        parts[axes] = parts[axes] + square if axes in parts else square
+    return np.sqrt(reduce(lambda a, b: a + b, parts.values())) if parts else 0.0
+
+
+def _axes(x: Any) -> frozenset[Any]:
+    """Those that split an array, as far as its layout is known by now."""
+    dims = (d if isinstance(d, tuple) else (d,) for d in getattr(x, "layout", None) or ())
+    return frozenset(axis for dim in dims for axis in dim if axis is not None)

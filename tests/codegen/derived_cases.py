@@ -62,7 +62,10 @@ def looked_up(x):
     y = x * 0
     np.add.at(y, i, x[:4] ** 2)
     y[i] = x[4:8]
-    return np.sum(x[i] ** 2 * np.arange(4)) + np.sum(y**2 * np.arange(1.0, POINTS + 1))
+    z, v = x.copy(), np.concatenate([x[2:6], x[:2] - X[:2]])  # the last two are 0
+    np.multiply.at(z, np.array([3, 1, 1, 7, 1, 2]), v)
+    return (np.sum(x[i] ** 2 * np.arange(4)) + np.sum(y**2 * np.arange(1.0, POINTS + 1))
+            + np.sum(z**3))
 
 
 @case
@@ -109,6 +112,20 @@ def spectra(x):
     k = np.arange(9.0).reshape(3, 3)
     return (np.sum(d**3) + np.sum((u @ vt) ** 3) + np.sum(q**3) + np.sum(r**2 * k)
             + np.sum(w**3) + np.sum(v**2 * k) + np.sum(np.linalg.eigvalsh(s) ** 2))
+
+
+@case
+def spectra_of_any(x):
+    a, k = x.reshape(4, 3), np.arange(9.0).reshape(3, 3)
+    m = np.sin(9 * a[:3]) + k - 2 * np.triu(k)  # two of its eigenvalues are complex
+    w, v = np.linalg.eig(m)
+    u, d, vt = np.linalg.svd(a.T)  # the last row of vt spans what the matrix maps to 0
+    q, r = np.linalg.qr(a.T)
+    return (np.sum((w**2).imag ** 2) + np.sum(np.abs(v) ** 2 * k) + np.sum((v**3).real * k)
+            + np.sum(np.linalg.eigvals(m + m @ m).real ** 3) + np.sum(vt[3] ** 2 * np.arange(4))
+            + np.sum((u @ (d[:, None] * vt[:3])) ** 3) + np.sum(q**3) + np.sum(r**2 * x[:4])
+            + np.sum(np.linalg.qr(a.T, "complete")[1] ** 3) + np.sum(np.linalg.qr(a, "r") ** 2 * k)
+            + np.sum(np.linalg.pinv(a.T @ a, hermitian=True) ** 2))
 
 
 @case

@@ -155,9 +155,20 @@ case("written", "a q", lambda o, x, y: (
 case("triangles", "m", lambda o, x: (o.np.tril(x) @ o.np.triu(x, 1), o.np.trace(x) ** 2))
 
 
+case("multiplied", "a b", lambda o, x, y: (
+    x.at[o.np.array([2, 0])].multiply(y[:2, :1], unique_indices=True) if o.is_jax
+    else _multiplied(x, y)))
+
+
 def _doubled(x: Any) -> Any:
     u = x.copy()
     u[:2] *= 2
+    return u
+
+
+def _multiplied(x: Any, y: Any) -> Any:
+    u = x.copy()
+    np.multiply.at(u, np.array([2, 0]), y[:2, :1])
     return u
 
 
@@ -180,7 +191,12 @@ case("svd", "a", lambda o, x: (
     o.np.linalg.svd(x, full_matrices=False)[0] ** 2, o.np.linalg.svd(x, compute_uv=False) ** 2,
     o.np.linalg.svd(x.T, full_matrices=False)[0] @ o.np.linalg.svd(x.T, full_matrices=False)[2]))
 case("qr", "b", lambda o, x: (o.np.linalg.qr(x)[0] ** 2, o.np.abs(o.np.linalg.qr(x)[1])))
-case("pinv", "a", lambda o, x: o.np.linalg.pinv(x))
+case("wide qr", "a", lambda o, x: (o.np.linalg.qr(x)[0] ** 2, o.np.linalg.qr(x, "complete")[1],
+                                   o.np.linalg.qr(x, "r")**2))
+case("square svd", "m", lambda o, x: (o.np.linalg.svd(x)[0] ** 2, o.np.linalg.svd(x)[2] ** 2,
+                                      o.np.linalg.svd(x + x.T, hermitian=True)[0] ** 2))
+case("eig", "m", lambda o, x: (o.eig(x)[0], o.eig(x)[1], o.eigvals(x) ** 2))
+case("pinv", "a", lambda o, x: (o.np.linalg.pinv(x), o.np.linalg.pinv(x @ x.T, hermitian=True)))
 case("matrix_power", "m", lambda o, x: o.np.linalg.matrix_power(x, 3))
 case("multi_dot", "a b", lambda o, x, y: o.np.linalg.multi_dot([x, y, x]))
 
@@ -205,6 +221,9 @@ case("complex svd", "z", lambda o, x: (
     o.np.linalg.svd(x, full_matrices=False)[0] @ o.np.linalg.svd(x, full_matrices=False)[2]))
 case("complex qr", "c", lambda o, x: (o.np.abs(o.np.linalg.qr(x)[0]) ** 2,
                                       o.np.abs(o.np.linalg.qr(x)[1]) ** 2))
+case("complex eig", "c", lambda o, x: (o.eig(x)[0] ** 2, o.eig(x)[1], o.eigvals(x)))
+case("complex wide qr", "z", lambda o, x: (o.np.abs(o.np.linalg.qr(x)[0]) ** 2,
+                                           o.np.linalg.qr(x)[1] ** 2))
 for _n in "fft ifft".split():
     case(_n, "z", lambda o, x, n=_n: (getattr(o.np.fft, n)(x, axis=0), getattr(o.np.fft, n)(x, 6),
                                       getattr(o.np.fft, n)(x, norm="ortho") ** 2))
@@ -260,8 +279,13 @@ def with_jax() -> Any:
         return jax.lax.conv_transpose(x, w, each(strides, x), padding,
                                       rhs_dilation=each(dilation, x), dimension_numbers=spatial(x))
 
+    def eig(x, vectors):
+        return jax.lax.linalg.eig(x, compute_left_eigenvectors=False,
+                                  compute_right_eigenvectors=vectors, enable_eigvec_derivs=True)
+
     return types.SimpleNamespace(
         np=jnp, special=jax.scipy.special, nn=jax.nn, conv=conv, conv_transpose=conv_transpose,
+        eig=lambda x: eig(x, True), eigvals=lambda x: eig(x, False)[0],
         scan=jax.lax.scan, cond=jax.lax.cond, fori_loop=jax.lax.fori_loop, is_jax=True,
         cummax=lambda x: jax.lax.cummax(x, 1), cummin=lambda x: jax.lax.cummin(x, 1))
 

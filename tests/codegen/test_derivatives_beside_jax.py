@@ -16,7 +16,8 @@ from tests.codegen.jax_cases import CASES, DIRECTIONS, GOLDEN, INPUTS, ONCE, los
 # mypy: ignore-errors
 
 OURS = types.SimpleNamespace(
-    np=np, special=scipy.special, nn=spmd.nn, conv=spmd.nn.conv,
+    np=np, special=scipy.special, nn=spmd.nn, conv=spmd.nn.conv, eig=np.linalg.eig,
+    eigvals=np.linalg.eigvals,
     conv_transpose=spmd.nn.conv_transpose, scan=spmd.scan, cond=spmd.cond,
     fori_loop=spmd.fori_loop, is_jax=False, cummax=lambda x: np.maximum.accumulate(x, axis=1),
     cummin=lambda x: np.minimum.accumulate(x, axis=1))

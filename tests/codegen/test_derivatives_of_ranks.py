@@ -67,13 +67,18 @@ def exchanged(x, w, r):
 @case
 def rooted(x, w, r):
     there = spmd.preduce(np.sum(x) * w, r, root=0) ** 2 * x[0]
+    there += spmd.preduce(np.sum(x) * w, r, "max", root=0) * spmd.preduce(x[0] * w, r, "prod")
     back = spmd.pscatter(spmd.pgather(x * w[0], r, tiled=True) ** 2, r, tiled=True)
     return there + spmd.pbroadcast(np.sum(x) * w, r, 0) * np.sum(back)
 
 
 @case
 def scans(x, w, r):
-    return spmd.pscan(np.sum(x) * w, r) ** 2 * x[0] + spmd.pexscan(w * x[0], r)
+    sums = spmd.pscan(np.sum(x) * w, r) ** 2 * x[0] + spmd.pexscan(w * x[0], r)
+    most, least = spmd.pscan(x[0] * w, r, "max"), spmd.pscan(np.sin(5 * x[0]) * w, r, "min")
+    before = np.where(spmd.axis_index(r) > 0, spmd.pexscan(x[1] * w, r, "max"), 0.0)
+    products = spmd.pexscan(x[0] * w, r, "prod") + spmd.pscan(x[1] * w, r, "prod") * least
+    return sums + most * products + before * spmd.pscan(w, r, "prod")
 
 
 @case
@@ -386,7 +391,7 @@ MISTAKES = {
     "it differs after a turn": (diverging, "begins the same on all ranks along r"),
     "a cotangent on each rank": (cotangent_of_each, "a cotangent differs between the ranks"),
     "an op without one": (lambda x: spmd.grad(
-        lambda x: np.sum(spmd.pscan(x[:1], "r", "max")))(x), "has no derivative here"),
+        lambda x: np.sum(np.logaddexp.accumulate(x)))(x), "has no derivative here"),
 }
 
 

@@ -108,6 +108,10 @@ def test_what_a_way_back_must_be():
     plain.defvjp(lambda u, out, g: g)
     with pytest.raises(KernelError, match="returns no cotangent for each input"):
         captured(lambda x: np.sum(plain(x, out=spmd.like(x))))
+    plain.defvjp(lambda u, g: (g,))
+    with pytest.raises(KernelError, match="its way back takes other arguments") as error:
+        captured(lambda x: np.sum(plain(x, out=spmd.like(x))))
+    assert "(u, out, d_out)" in error.value.expected
     added.defvjp(lambda u, out, g: (g,))
     captured(lambda x: np.sum(added(x, out=np.ones(POINTS) + spmd.zeros(POINTS))))
     with pytest.raises(UsageError, match="reads what is differentiated by from around it"):

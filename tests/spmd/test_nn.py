@@ -174,6 +174,10 @@ def test_labels_that_are_no_classes_and_wrong_shapes():
             nn.softmax_cross_entropy(logits, labels)
     with pytest.raises(spmd.ShapeError, match="dim -1 of x does not fit dim 0 of w"):
         nn.dense(np.ones((2, 3)), np.ones((2, 3)))
+    with pytest.raises(spmd.ShapeError, match="x does not fit the router"):
+        nn.mixture_of_experts(np.ones((8, 4)), np.ones((4, 2)), lambda t: t)
+    with pytest.raises(spmd.UsageError, match="gru_cell: a weight is missing: u, c\n"):
+        nn.gru_cell({"w": 1, "b": 1}, np.ones(2), np.ones(2))
 
 
 @pytest.mark.parametrize("layout", [("x", None), (None, "x")])

@@ -211,3 +211,21 @@ def test_what_does_not_fit_the_leaves_is_named():
     ):
         with pytest.raises(spmd.UsageError, match=message):
             make().init(w)
+    with pytest.raises(spmd.UsageError, match="needs the state of the step before"):
+        o.adam(1e-3).update(w, None, w)
+
+
+def test_a_global_norm_is_one_all_reduce_for_each_set_of_axes():
+    layouts = [("m", None), (), (None, "m"), ("d", "m"), (), ("m", "d")]
+
+    @spmd.program(mesh=("d", "m"))
+    def clipped():
+        w = [spmd.input(f"w{k}", (4, 4), np.float64, layout=layout, default=lambda i, j: i + j)
+             for k, layout in enumerate(layouts)]
+        return spmd.optim.clip_by_global_norm(1.0).update(w, None)[0]
+
+    image, norm = spmd.build(clipped), np.sqrt(6 * np.sum(np.add.outer(range(4), range(4)) ** 2))
+    found = image.run(mesh={"d": 2, "m": 2})
+    np.testing.assert_allclose(found[3], np.add.outer(range(4), range(4)) / norm, 1e-12)
+    rows = image.layouts(mesh={"d": 2, "m": 2}).exchanges
+    assert sorted(tuple(row["axes"]) for row in rows) == [("d", "m"), ("m",)]

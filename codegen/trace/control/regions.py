@@ -93,7 +93,7 @@ class Mark:
         context.scalars, context.inputs = dict(self.scalars), dict(self.inputs)
         context.feeds = dict(self.feeds)
         del context.conditions[self.conditions :]
-        context._names = self.names.copy()
+        context.take_back_names(self.names)
 
 
 class Capture:

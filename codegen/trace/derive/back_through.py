@@ -6,7 +6,7 @@ Always holds: a loop keeps, turn by turn, only those carried values that its way
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from codegen import dtypes
@@ -113,10 +113,8 @@ def _turns(at: Reverse, op: Op) -> _Turns:
         raise UnsupportedError("the gradient of a loop whose step only the launch knows",
                                place=op.place, expected="a step that is a Python integer",
                                found=str(what.step), remedy="spmd.range(n), and k * step in it")
-    step, count, most = what.step.value, None, None
-    if what.stop is not None:
-        room = what.stop - what.start if step > 0 else what.start - what.stop
-        count = expr.floordiv(room + (abs(step) - 1), expr.const(abs(step)))
+    count, most = what.turns(), None
+    if count is not None:
         count = expr.maximum(count, expr.const(0))
         outer = {s for s in count.symbols() if s.kind == "counter"}
         try:
@@ -126,14 +124,14 @@ def _turns(at: Reverse, op: Op) -> _Turns:
         if most is not None and any(s.kind == "scalar" for s in most.symbols()):
             most = None
     if len(op.regions) == 2 or count is None:
-        count = _counted(at, op, most)
+        count, _ = at.counts[op] = at.counts.get(op) or _counted(at, at.standing(op), most)
     return _Turns(what, what.counter, count, most)
 
 
-def _counted(at: Reverse, op: Op, most: Expr | None) -> Expr:
-    """How many turns a loop with a condition makes, at most so many: it counts them now."""
-    context, body, recorded = at.context, op.regions[-1], at.context.blocks[-1].ops
-    place = recorded.index(op)
+def _counted(at: Reverse, op: Op, most: Expr | None) -> tuple[Expr, Op]:
+    """How many turns a loop with a condition makes, at most so many; the op behind which that is
+    known: it counts them now."""
+    context, body = at.context, op.regions[-1]
     with context.block() as before:
         before.apart = True  # what stands further down is not there yet
         begin = index_value(context, expr.const(0))
@@ -149,9 +147,9 @@ def _counted(at: Reverse, op: Op, most: Expr | None) -> Expr:
                   results=(*op.results, total))
     symbol = Sym(context.unique("turns_counted"), "counter", expr.const(0), most)
     let = Op(Let(symbol, f"turns {symbol.name}"), (total,), (), (), op.place)
-    recorded[place : place + 1] = [*before.ops, new, let]
-    at.replaced[op] = new
-    return expr.symbol(symbol)
+    at.replace(op, new, before.ops)
+    at.add_after(new, [let])
+    return expr.symbol(symbol), let
 
 
 def _symbol(at: Reverse, value: Value, most: Expr) -> Expr:
@@ -161,8 +159,18 @@ def _symbol(at: Reverse, value: Value, most: Expr) -> Expr:
     return expr.symbol(symbol)
 
 
-def _in_parts(at: Reverse, op: Op, turns: _Turns, instead: bool) -> Op:
-    """The loop as loops in each other of at most so many turns: once more, or instead of it."""
+def _parts(at: Reverse, count: Expr, size: Expr, first: Expr) -> Value:
+    """How many parts of this size there are from one turn to another one."""
+    left = at.map("sub", index_value(at.context, count), index_value(at.context, first))
+    left = at.map("add", left, index_value(at.context, size - 1))
+    return at.map("floordiv", left, index_value(at.context, size))
+
+
+def _in_parts(
+    at: Reverse, op: Op, turns: _Turns, instead: bool
+) -> tuple[Op, list[tuple[Value, Value]], dict[Value, Value]]:
+    """The loop as loops in each other of at most so many turns, once more, or instead of it; which
+    of their values are handed on as which of the loop's; and what is copied of its body."""
     context, most = at.context, _PARTS**_LEVELS
     inside = expr.le(turns.count, most)
     if inside != 1:
@@ -171,59 +179,54 @@ def _in_parts(at: Reverse, op: Op, turns: _Turns, instead: bool) -> Op:
                index_value(context, turns.count), f" turns\n  expected: at most {most}\n"
                "  try:      a loop over two loops of fewer turns")
     body = op.regions[-1]
+    passing, made = list[tuple[Value, Value]](), dict[Value, Value]()
+    sizes, size = list[Expr](), turns.count
+    for k in range(_LEVELS - 1, 0, -1):  # as small as may be: what begins a part is kept
+        value = _parts(at, size, expr.const(_PARTS), expr.const(0))
+        value = at.map("maximum", value, index_value(context, expr.const(1)))
+        size = _symbol(at, value, expr.const(_PARTS**k))
+        sizes.append(size)
+    sizes.append(expr.const(1))
 
-    def level(k: int, operands: Sequence[Value], first: Expr) -> Sequence[Value]:
-        """The turns from `first` on, of those that one part of the level above has."""
-        size = _PARTS ** (_LEVELS - 1 - k)
-        left = at.map("sub", index_value(context, turns.count), index_value(context, first))
-        left = at.map("add", left, index_value(context, expr.const(size - 1)))
-        left = at.map("floordiv", left, index_value(context, expr.const(size)))
+    def level(k: int, operands: Sequence[Value], first: Expr, end: Expr) -> Sequence[Value]:
+        """The turns from `first` up to `end`, of those that one part of the level above has."""
+        size = sizes[k]
+        left = _parts(at, end, size, first)
         stop = _symbol(at, at.clipped(left, expr.const(_PARTS)), expr.const(_PARTS))
         last = expr.const(_PARTS - 1)
         part = Sym(context.unique("part_of_turns"), "counter", expr.const(0), last)
         types, names = [plain_type(a) for a in body.args], [a.name for a in body.args]
         with context.block(types, names) as block:
-            for new, a in zip(block.args, body.args):
-                at.shares.passing(new, a, at.shares.after(a))
+            passing.extend(zip(block.args, body.args))
             number = first + expr.symbol(part) * size
             if k + 1 < _LEVELS:
-                ends = level(k + 1, block.args, number)
+                ends = level(k + 1, block.args, number, expr.minimum(end, number + size))
             else:
                 copies = copier(at, dict(zip(body.args, block.args)),
                                 {turns.counter: turns.counter_in(number)}, every=instead)
                 block.ops.extend(copies.ops(body.ops))
-                at.shares.same(copies.instead)
+                made.update(copies.instead)
                 ends = [copies.of(v) for v in body.results]
             ends = [laid_as(context, v, a.type.layout) for v, a in zip(ends, body.args)]
             region = block.close(ends)
         what = Loop(part, expr.const(0), stop, expr.const(1))
-        made = context.emit(what, operands, [region])
-        for new, a in zip(made, body.args):
-            at.shares.passing(new, a, at.shares.after(a))
-        return made
+        results = context.emit(what, operands, [region])
+        passing.extend(zip(results, body.args))
+        return results
 
-    results = level(0, op.operands, expr.const(0))
-    made = context.blocks[-1].ops[-1]
-    assert made.results == tuple(results)
-    return made
+    results = level(0, op.operands, expr.const(0), turns.count)
+    parts = context.blocks[-1].ops[-1]
+    assert parts.results == tuple(results)
+    return parts, passing, made
 
 
 def _loop(at: Reverse, op: Op, given: Sequence[Value | None]) -> None:
     turns, context = _turns(at, op), at.context
-    op = at.replaced.get(op, op)
-    if turns.most is None and len(op.regions) == 1:
-        recorded = context.blocks[-1].ops
-        place = recorded.index(op)
-        with context.block() as block:
-            block.apart = True
-            parts = replace(_in_parts(at, op, turns, instead=True), results=op.results)
-        recorded[place : place + 1] = [*block.ops[:-1], parts]
-        at.mark([parts])
-        _loop(at, parts, given)
-        return
     if turns.most is None:
-        parts = _in_parts(at, op, turns, instead=False)
-        at.mark([parts])
+        parts = _parts_of(at, op, turns)
+        if len(op.regions) == 1:
+            _loop(at, parts, given)
+            return
         for v, had, g in zip(parts.results, op.results, given):
             if g is not None:
                 at.found[v] = at.brought(g, at.shares.after(had), at.shares.after(v))
@@ -233,7 +236,7 @@ def _loop(at: Reverse, op: Op, given: Sequence[Value | None]) -> None:
     moving = [k for k, v in enumerate(body.args) if v in at.active]
     around = closure(at, op)
     saved = _saved_in(body, turns)
-    stacks = {v: _stack_of(context, v, turns.most, saved.get(v, v).name)
+    stacks = {v: at.kept.get(v) or _stack_of(context, v, turns.most, saved.get(v, v).name)
               for v in (*body.args, *saved)}
     begins = [_begun(at, op, k, given[k]) for k in moving]
     begins += [laid_as(context, at.of(v), v.type.layout) for v in around]
@@ -256,7 +259,7 @@ def _loop(at: Reverse, op: Op, given: Sequence[Value | None]) -> None:
         inner.pull(ops)
         ends = [inner.all_of(read[body.args[k]]) for k in moving] + [inner.of(v) for v in around]
         ends = [laid_as(context, v, t.layout) for v, t in zip(ends, types)]
-        region = pruned(block.close(ends))
+        region = _without_last_turns(inner, pruned(block.close(ends)))
     what = Loop(back, expr.const(0), turns.count, expr.const(1))
     used = set(free_values(region))
     _keep(at, op, turns, {v: s for v, s in stacks.items() if s in used})
@@ -266,6 +269,91 @@ def _loop(at: Reverse, op: Op, given: Sequence[Value | None]) -> None:
     for k, begin in zip(moving, results):  # a loop may begin with what it also reads
         if (v := op.operands[k]) in at.active:
             at.add(v, begin, at.shares.reach(body.args[k]) - at.shares.varies(v))
+
+
+def _parts_of(at: Reverse, op: Op, turns: _Turns) -> Op:
+    """The loop in parts: behind it, where it counts its turns, else in its place."""
+    if op not in at.parts:
+        instead = len(op.regions) == 1
+        with at.context.block() as block:
+            block.apart = True  # what stands further down is not there yet
+            parts, passing, made = _in_parts(at, op, turns, instead)
+        if instead:
+            parts = replace(parts, results=op.results)
+            at.replace(op, parts, block.ops[:-1])
+        else:
+            at.add_after(at.counts[op][1], block.ops)
+        at.parts[op] = parts, passing, made
+    parts, passing, made = at.parts[op]
+    for new, old in passing:
+        at.shares.passing(new, old, at.shares.after(old))
+    at.shares.same(made)
+    at.mark([parts])
+    return parts
+
+
+def _without_last_turns(inner: Reverse, region: Region) -> Region:
+    """Of loops that run again only for what their turns begin with, of which only the run knows how
+    many there are, the last turn is left out: nothing begins with what it makes."""
+    ops: list[Op] = []
+    stacks = set(inner.kept.values())
+    read = [v for op in region.ops for v in (*op.operands, *(
+        v for r in op.regions for v in free_values(r)))]
+    used = {*read, *region.results}
+    for op in region.ops:
+        what = op.what
+        if (isinstance(what, Loop) and len(op.regions) == 1 and what.stop is not None
+                and what.start == 0 and what.step == 1 and not what.stop.is_const
+                and all(v in stacks for v in used.intersection(op.results))):
+            ops += _to_the_last(inner, op, stacks)
+        else:
+            ops.append(op)
+    return region.with_ops(ops)
+
+
+def _to_the_last(at: Reverse, op: Op, stacks: Collection[Value]) -> list[Op]:
+    """The loop without its last turn, each turn of which keeps what the next one begins with."""
+    context, what, body = at.context, op.what, op.regions[-1]
+    assert isinstance(what, Loop) and what.counter is not None and what.stop is not None
+    made = {v: o for o in body.ops for v in o.results}
+    begun: dict[int, tuple[int, Op]] = {}  # stacks: of which carried value
+    most = None
+    for k, v in enumerate(op.results):
+        if v in stacks:
+            update = made[body.results[k]]
+            row = made[update.operands[1]]
+            most = v.type.shape[0]
+            if row.operands[0] not in body.args or not most.is_const or most.value < 2:
+                return [op]
+            begun[k] = body.args.index(row.operands[0]), update
+    if most is None:
+        return [op]
+    operands = list(op.operands)
+    with context.block() as before:
+        for k, (j, update) in begun.items():
+            operands[k] = _in_row(at, operands[k], op.operands[j], expr.const(0), update)
+    counter = Sym(context.unique(what.counter.name), "counter", expr.const(0),
+                  most - 2)
+    with context.block([a.type for a in body.args], [a.name for a in body.args]) as block:
+        copies = copier(at, dict(zip(body.args, block.args)),
+                        {what.counter: expr.symbol(counter)}, every=True)
+        gone = {update for _, update in begun.values()}
+        block.ops.extend(copies.ops([o for o in body.ops if o not in gone]))
+        ends = list(map(copies.of, body.results))
+        for k, (j, update) in begun.items():
+            number = expr.symbol(counter) + 1
+            ends[k] = _in_row(at, block.args[k], ends[j], number, update)
+    loop = replace(op, what=replace(what, counter=counter, stop=what.stop - 1),
+                   operands=tuple(operands), regions=(block.close(ends),))
+    return [*before.ops, loop]
+
+
+def _in_row(at: Reverse, stack: Value, value: Value, number: Expr, like: Op) -> Value:
+    """A stack with a value in the row of this number, as another update puts one there."""
+    row = at.emit(Reshape((expr.const(1), *value.type.shape)), value)
+    made = at.emit(Update((number, *(expr.const(0),) * value.type.ndim), (1,) * stack.type.ndim),
+                   stack, row)
+    return laid_as(at.context, made, like.result.type.layout)
 
 
 def _saved_in(body: Region, turns: _Turns) -> dict[Value, Value]:
@@ -318,11 +406,11 @@ def _turn_of(at: Reverse, stack: Value, number: Expr, a: Value) -> Value:
 def _keep(at: Reverse, op: Op, turns: _Turns, kept: Mapping[Value, Value]) -> None:
     """The loop as it was recorded, which also keeps, turn by turn, some values that its body is
     given or makes."""
+    kept = {v: s for v, s in kept.items() if v not in at.kept}
     if not kept:
         return
+    op = at.standing(op)
     context, body, stacks = at.context, op.regions[-1], list(kept.values())
-    recorded = context.blocks[-1].ops
-    place = recorded.index(op)
     with context.block() as before:
         blank = [at.emit(Full(0, s.type.dtype, s.type.shape, blank=True)) for s in stacks]
         begin = [laid_as(context, v, s.type.layout) for v, s in zip(blank, stacks)]
@@ -336,9 +424,9 @@ def _keep(at: Reverse, op: Op, turns: _Turns, kept: Mapping[Value, Value]) -> No
         region = Region((*body.args, *block.args), tuple(block.ops), (*body.results, *ends))
     tests = [replace(r, args=(*r.args, *(Value(s.name, s.type) for s in stacks)))
              for r in op.regions[:-1]]
-    recorded[place : place + 1] = [*before.ops, replace(
-        op, operands=(*op.operands, *begin), regions=(*tests, region),
-        results=(*op.results, *stacks))]
+    at.replace(op, replace(op, operands=(*op.operands, *begin), regions=(*tests, region),
+                           results=(*op.results, *stacks)), before.ops)
+    at.kept.update(kept)
     context.keeps.append(Keeps(tuple(stacks), turns.most, op.place))
 
 

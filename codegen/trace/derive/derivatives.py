@@ -116,7 +116,8 @@ def grad(
 
 def vjp(f: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[[Any], tuple[Any, ...]]]:
     """f's value, and a function that takes cotangents of it (arrays in the structure of what f
-    returns) to those of the arguments, as a tuple.
+    returns) to those of the arguments, as a tuple. It may be called often, in loops and branches
+    too: what f does is not computed again for each call.
 
     Example::
 
@@ -235,9 +236,8 @@ class custom_vjp:
     """Decorator: a function whose way back you write, as jax.custom_vjp.
 
     `f.defvjp(fwd, bwd)`: fwd takes f's arguments and returns a pair: what f returns, and what bwd
-    needs; where it calls the function, without its decorator: `f.f(x)`. bwd takes what it needs and
-    the cotangents of f's result, and returns a tuple of those of the arguments (None where there is
-    none).
+    needs. bwd takes what it needs and the cotangents of f's result, and returns a tuple of those of
+    the arguments (None where there is none).
 
     Example::
 
@@ -275,21 +275,16 @@ class custom_vjp:
             raise UsageError(f"{self.f.__name__} has no way back yet", place=user_place(),
                              expected=f"{self.f.__name__}.defvjp(fwd, bwd) before it is "
                              "differentiated")
-        if self.in_fwd:
-            raise UsageError(f"fwd calls {self.f.__name__} itself, whose derivative is fwd's",
-                             place=user_place(), expected="the function without its decorator",
-                             found=f"a call of {self.f.__name__}",
-                             remedy=f"plain = {self.f.__name__}.f, and plain(x) in fwd")
         tree, leaves = flatten(args)
         leaves = [marked(context, leaf, ops.Reshape) for leaf in leaves]  # no closure has these
         fwd, bwd = convert(self.fwd), convert(self.bwd)
 
         def forward(*given: Any) -> Any:
-            self.in_fwd = True
+            before, self.in_fwd = self.in_fwd, True
             try:
                 return pair_of(fwd(*fill(tree, iter(given), fresh=True)), "fwd")
             finally:
-                self.in_fwd = False
+                self.in_fwd = before
 
         def back(given: Sequence[Any], made: Any, cotangents: Sequence[Any]) -> Sequence[Any]:
             out_tree, outs = flatten(made[0])
@@ -299,7 +294,16 @@ class custom_vjp:
             found = bwd(made[1], fill(out_tree, iter(full), fresh=True))
             return cotangents_of(self.f, tree, args, found)
 
-        return defined(context, forward, back, leaves, {}, keeps=True)[0]
+        if not self.in_fwd:
+            return defined(context, forward, back, leaves, {}, keeps=True)[0]
+
+        def plain(*given: Any) -> Any:
+            return convert(self.f)(*fill(tree, iter(given), fresh=True))
+
+        def once_more(given: Sequence[Any], made: Any, cotangents: Sequence[Any]) -> Sequence[Any]:
+            return back(given, forward(*given), cotangents)
+
+        return defined(context, plain, once_more, leaves, {})
 
 
 class _Recording:
@@ -324,26 +328,43 @@ class _Recording:
                        if leaf is not None]
         self.at = Reverse(context, self.begins)
         self.last = self.block.ops[-1] if self.block.ops else None  # before what is recorded
+        self.views = context.rank_view, len(context.captured)
+        self.ops: list[Op] | None = None  # what f recorded
 
     def run(self, f: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
         self.context.recordings += 1
         try:
-            return convert(f)(*self.args, **kwargs)
+            returned = convert(f)(*self.args, **kwargs)
+            self.ops = self.recorded()
+            return returned
         finally:
             self.context.recordings -= 1
 
     def recorded(self) -> list[Op]:
+        if self.ops is not None:
+            return self.ops
         every = self.block.ops  # loops in it may have been replaced
         return every[every.index(self.last) + 1 if self.last else 0 :]
 
     def back(self, outs: Sequence[tuple[Value, Value]], like: Sequence[Value] = ()) -> list[Any]:
         """The cotangents of the marked arguments, in their structure. like: values that vary as
         the cotangents do that it begins with, where these are not of the outs themselves."""
+        context = self.context
+        if (self.block not in context.blocks
+                or self.views != (context.rank_view, len(context.captured))):
+            raise UsageError("a way back begins where it is not known what its function has done",
+                             place=user_place(), found="a loop, a branch or a shard_map between "
+                             "the two, in which the function was called, or a shard_map between",
+                             expected="both in the same one, or the way back further inside")
+        before, context.naming_for_good = context.naming_for_good, (
+            context.naming_for_good or context.blocks[-1] is not self.block)
+        try:
+            return self._back(outs, like)
+        finally:
+            context.naming_for_good = before
+
+    def _back(self, outs: Sequence[tuple[Value, Value]], like: Sequence[Value]) -> list[Any]:
         at, context = self.at, self.context
-        if context.blocks[-1] is not self.block:
-            raise UsageError("a way back begins where its function was not called",
-                             place=user_place(), found="a loop or a branch between the two",
-                             expected="both in the same loop or branch, or outside of all")
         context.differentiated = True
         at.found.clear()
         at.emptied.clear()
@@ -378,6 +399,9 @@ class _Recording:
         if not context.rank_view:
             return at.shares
         found = families(context)
+        for op in recorded:
+            if op in context.replaced:  # by what has other values in it
+                found.op(op)
         begins: dict[Value, Axes] = {}
         for v, x, g in zip(outs, like, given, strict=True):
             begins[v] = begins.get(v, NONE) | found.varies(x)

@@ -12,11 +12,24 @@ from collections.abc import Sequence
 from codegen import dtypes
 from codegen.errors import UnsupportedError
 from codegen.ir import ArrayType, Op, Value
-from codegen.ops import Exchange, Fold, Full, Kind, Move, Permute, Slice, Update
+from codegen.ops import (
+    Cumulative,
+    Exchange,
+    Fold,
+    Full,
+    Kind,
+    Move,
+    Permute,
+    Slice,
+    Update,
+    running_back,
+)
 from codegen.ops.group import each
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
+from codegen.trace.array import wrap
 from codegen.trace.derive.reverse import RULES, Reverse
+from codegen.trace.ranks.communicate import all_to_all
 from codegen.variance import Axes
 
 
@@ -93,16 +106,52 @@ def _fold(at: Reverse, op: Op, given: Sequence[Value | None]) -> None:
         back.add_all(at.emit(spread, back.g))
     elif what.fn == "add":
         back.add(_from_last(back, Fold(what.axes, "add", what.flow), back.g))
-    elif what.fn in ("min", "max") and what.flow == "all" and not what.differs():
-        same = at.cast(at.map("eq", back.x, back.y), back.g.type.dtype)  # equal ones share it
-        count = back.folded(Fold(what.axes, "add"), same)
-        back.add(at.map("div", at.map("mul", back.whole(), same), count))
-    elif what.fn == "mul" and what.flow == "all" and not what.differs():
-        before = Fold(what.axes, "mul", "before")
-        others = at.map("mul", at.emit(before, back.x), _from_last(back, before, back.x))
-        back.add(at.map("mul", back.whole(), others))
-    else:
+    elif what.flow in ("up_to", "before"):
+        back.add(_in_blocks(back, what))
+    elif what.differs() or what.fn not in ("min", "max", "mul"):
         raise at.none(op)
+    else:
+        g, every = back.whole(), what.but(flow="all", root=None)
+        if what.flow == "to_root":
+            g = at.emit(Move(what.axes, types=(back.type(),), flow="from_root", root=what.root), g)
+        back.add((_of_product if what.fn == "mul" else _of_extreme)(back, every, g))
+
+
+def _of_extreme(back: _Back, what: Fold, g: Value) -> Value:
+    """Equal ones share it."""
+    at, every = back.at, back.y if back.op.what == what else back.folded(what, back.x)
+    same = at.cast(at.map("eq", back.x, every), g.type.dtype)
+    count = back.folded(Fold(what.axes, "add"), same)
+    return at.map("div", at.map("mul", g, same), count)
+
+
+def _of_product(back: _Back, what: Fold, g: Value) -> Value:
+    at, before = back.at, Fold(what.axes, "mul", "before")
+    others = at.map("mul", back.folded(before, back.x), _from_last(back, before, back.x))
+    return at.map("mul", g, others)
+
+
+def _in_blocks(back: _Back, what: Fold) -> Value:
+    """Of a scan: each member gets a block of what all were given, and of the cotangents of what
+    they got; it goes back through what it then combines alone, as one does along a dim."""
+    at, x = back.at, back.x
+    rows, g = _turned(back, x), _turned(back, back.g)
+    if what.flow == "before":  # as what the one before got
+        zero, one, (n, columns) = expr.const(0), expr.const(1), g.type.shape
+        later = at.emit(Slice((one, zero), (1, 1), (n - 1, columns)), g)
+        g = at.emit(Update((zero, zero), (1, 1)), at.zeros(g.type), later)
+    run = Cumulative(what.fn, 0)
+    again = Op(run, (rows,), (at.emit(run, rows),), (), back.op.place)
+    found = wrap(at.context, running_back.back(again, g, at))
+    mine = all_to_all(found, what.axes, 0, 1, tiled=True).read()
+    return at.reshaped(mine, x.type.shape)
+
+
+def _turned(back: _Back, x: Value) -> Value:
+    """Of everybody's x, which is a row, a block of columns."""
+    row = wrap(back.at.context, back.at.reshaped(x, (expr.const(1), expr.product(x.type.shape))))
+    rows: Value = all_to_all(row, back.axes, 1, 0, tiled=True).read()
+    return rows
 
 
 def _from_last(back: _Back, what: Fold, x: Value) -> Value:

@@ -125,7 +125,7 @@ def _without_exchanges(
     assert isinstance(what, ShardMap)
     known = list(dict.fromkeys(e for v in op.operands for e in v.type.shape))
     made = {v for back in region.ops for v in back.results}
-    args, types, shown, ops, instead = [], [], [], [], {}
+    args, given, shown, ops, results, instead = [], [], [], [], list[Value](), {}
     for first in body.ops:
         again = [copies.of(v) for v in first.results]
         if not isinstance(first.what, Exchange) or not made.intersection(again):
@@ -134,23 +134,26 @@ def _without_exchanges(
         wide, whole = _as_result(value, families, context, known)
         if whole is None:
             continue
-        types.append(whole)
-        shown.append(Value(value.name, wide))
         args.append(Value(value.name, wide))
-        ops.append(Op(Reshape(wide.shape), (value,), (shown[-1],), (), first.place))
+        if value not in at.kept:
+            at.kept[value] = Value(value.name, whole)
+            shown.append(Value(value.name, wide))
+            ops.append(Op(Reshape(wide.shape), (value,), (shown[-1],), (), first.place))
+            results.append(at.kept[value])
+        given.append(at.kept[value])
         instead[copy] = Op(Reshape(copy.type.shape), (args[-1],), (copy,), (), first.place)
     if not instead:
         return region, []
+    op = at.standing(op)
+    what, (body,), types = op.what, op.regions, [v.type for v in results]
+    assert isinstance(what, ShardMap)
     grown = Region(body.args, (*body.ops, *ops), (*body.results, *shown))
-    results = tuple(Value(v.name, t) for v, t in zip(shown, types))
     lie = (*what.out_layouts, *map(layout_of, types))
-    new = replace(op, what=what.but(out_layouts=lie, types=(*what.types, *types)),
-                  results=(*op.results, *results), regions=(grown,))
-    recorded = context.blocks[-1].ops
-    recorded[recorded.index(op)] = new
+    at.replace(op, replace(op, what=what.but(out_layouts=lie, types=(*what.types, *types)),
+                           results=(*op.results, *results), regions=(grown,)))
     rest = [back for back in region.ops if not instead.keys() & set(back.results)]
     region = Region((*region.args, *args), (*instead.values(), *rest), region.results)
-    return pruned(region), list(results)
+    return pruned(region), given
 
 
 def _as_result(

@@ -43,7 +43,12 @@ class Reverse:
         # those that are an array but for a box of zeros: the box, and the array
         self.emptied: dict[Value, tuple[ops.Slice, Value]] = {}
         self.numbers = context.numbers
-        self.replaced: dict[Op, Op] = {}  # loops that count their turns, or keep them
+        self.recorded = context.blocks[-1].ops  # where the ops stand: perhaps around what is open
+        # what holds for each way back through them: values that are kept, where; turns of loops;
+        # loops in parts, with what their values are copies of
+        self.kept: dict[Value, Value] = {}
+        self.counts: dict[Op, tuple[Expr, Op]] = {}
+        self.parts: dict[Op, tuple[Op, list[tuple[Value, Value]], dict[Value, Value]]] = {}
 
     # ---- what matters -------------------------------------------------------------------------
 
@@ -58,6 +63,22 @@ class Reverse:
             self.active.update(moving(op) if found is None else found(self, op))
         if self.shares.reached is not None:
             self.active &= self.shares.reached
+
+    def standing(self, op: Op) -> Op:
+        """What stands now where an op was recorded."""
+        while op in self.context.replaced:
+            op = self.context.replaced[op]
+        return op
+
+    def replace(self, op: Op, new: Op, before: Sequence[Op] = ()) -> None:
+        """Another one in the place of one that stands there."""
+        place = self.recorded.index(op)
+        self.recorded[place : place + 1] = [*before, new]
+        self.context.replaced[op] = new
+
+    def add_after(self, op: Op, more: Sequence[Op]) -> None:
+        place = self.recorded.index(op) + 1
+        self.recorded[place:place] = more
 
     # ---- back ---------------------------------------------------------------------------------
 

@@ -156,12 +156,16 @@ def qr(a: Any, mode: str = "reduced") -> Any:
     return _named("qr")(turned(q[0]), r) if q else r
 
 
-@derived(linear_back.svd)
 def svd(a: Any, full_matrices: bool = True, compute_uv: bool = True,
         hermitian: bool = False) -> Any:
     """By LAPACK's gesdd, as NumPy's; of a hermitian matrix, by its eigenvalues."""
     if hermitian:
         return _hermitian_svd(a, compute_uv)
+    return _any_svd(a, full_matrices, compute_uv)
+
+
+@derived(linear_back.svd)
+def _any_svd(a: Any, full_matrices: bool, compute_uv: bool) -> Any:
     kind, x = "N" if not compute_uv else "A" if full_matrices else "S", _matrix("svd", a)
     if kind != "A" and (tall := _blocked("tall", x)) is not None:
         if kind == "N":
@@ -217,11 +221,13 @@ def _eig(what: str, a: Any, vectors: bool) -> list[Array]:
     return [w, *map(turned, v)]
 
 
+@derived(linear_back.eig)
 def eig(a: Any) -> Any:
     """Always complex: whether all eigenvalues are real is known only at run time."""
     return _named("eig")(*_eig("eig", a, True))
 
 
+@derived(linear_back.eigvals)
 def eigvals(a: Any) -> Any:
     return _eig("eigvals", a, False)[0]
 

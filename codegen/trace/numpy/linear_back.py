@@ -17,9 +17,11 @@ import numpy as np
 
 from codegen.errors import UnsupportedError
 from codegen.places import user_place
+from codegen.symbolic import expr
 from codegen.trace.array import as_array, as_value
 from codegen.trace.expecting import expect
 from codegen.trace.numpy.derived import derived
+from codegen.trace.numpy.elementwise import same_extent
 
 Found = Sequence[Any]
 _NEAR = 0.75  # a singular matrix is moved by this power of the rounding unit
@@ -29,13 +31,6 @@ def _hold(holds: Any, what: str, expected: str) -> None:
     """The run ends where something does not hold."""
     array = as_array(holds)
     expect(array.context, as_value(array.context, array), f"{what}\n  expected: {expected}")
-
-
-def _any_matrix(what: str, hermitian: bool) -> None:
-    if hermitian:
-        raise UnsupportedError(f"np.linalg.{what} with hermitian=True has no derivative here",
-                               place=user_place(), expected="hermitian=False",
-                               remedy="np.linalg.eigh(a)")
 
 
 def _t(x: Any) -> Any:
@@ -140,18 +135,45 @@ def eigvalsh(args: Any, w: Any, given: Any) -> Found:
     return [_conj(v * given[0][..., None, :] @ _h(v))]
 
 
+def eigvals(args: Any, w: Any, given: Any) -> Found:
+    return _of_any_matrix(args[0], np.linalg.eig(args[0])[1], _diagonal(given[0]))
+
+
+def eig(args: Any, made: Any, given: Any) -> Found:
+    """LAPACK's vectors are of length 1, and their largest elements real, which says all that the
+    equation leaves open."""
+    (w, v), (gw, gv) = made, given
+    inner = 0 if gw is None else _diagonal(gw)
+    if gv is not None:
+        rows = np.arange(w.shape[-1])[:, None]
+        largest = rows == np.argmax(np.abs(v), axis=-2)[..., None, :]
+        along = np.sum(gv * v, axis=-2, keepdims=True)
+        turns = 1j * along.imag / np.sum(np.where(largest, v, 0), axis=-2, keepdims=True).real
+        gv = gv - along.real * np.conj(v) - np.where(largest, turns, 0)
+        inner = inner + _apart(w) * (_t(v) @ gv)
+    return _of_any_matrix(args[0], v, inner)
+
+
+def _of_any_matrix(a: Any, v: Any, inner: Any) -> Found:
+    """inner: the cotangent of how the matrix changes, in the basis of its eigenvectors."""
+    found = np.linalg.solve(_t(v), inner @ _t(v))
+    return [found if as_array(a).dtype.kind == "c" else found.real]
+
+
+def _diagonal(g: Any) -> Any:
+    return g[..., None, :] * np.eye(g.shape[-1], dtype=g.dtype)
+
+
 def svd(args: Any, made: Any, given: Any) -> Found:
-    a, whole, vectors, hermitian = args
-    _any_matrix("svd", hermitian)
+    a, whole, vectors = args
     if not vectors:
         u, _, vt = np.linalg.svd(a, full_matrices=False)
         return [_conj(u * given[0][..., None, :] @ vt)]
     (u, s, vt), (gu, gs, gvt) = made, (_conj(g) for g in given)
-    square = u.shape[-1] == u.shape[-2] and vt.shape[-1] == vt.shape[-2]
-    if whole and not square:
-        raise UnsupportedError("np.linalg.svd with full_matrices=True has no derivative here",
-                               place=user_place(), expected="full_matrices=False",
-                               found=str(a.type))
+    if whole:
+        k = s.shape[-1]
+        gu, gv = _of_those_with_values(u, gu, s), _of_those_with_values(_h(vt), _h_of(gvt), s)
+        u, vt, gvt = u[..., :, :k], vt[..., :k, :], _h_of(gv)
     v, apart = _h(vt), _apart(s * s)
     found = 0 if gs is None else u * gs[..., None, :] @ vt
     if gu is not None:
@@ -170,28 +192,68 @@ def svd(args: Any, made: Any, given: Any) -> Found:
     return [_conj(found)]
 
 
+def _h_of(g: Any) -> Any:
+    return None if g is None else _h(g)
+
+
+def _of_those_with_values(u: Any, g: Any, s: Any) -> Any:
+    """Cotangents of the first k columns, of those of all. The others are any basis of what is left:
+    what follows from the choice among these has no derivative."""
+    if g is None or same_extent(u.extents[-1], s.extents[-1]):
+        return g
+    k = s.shape[-1]
+    rest, given = u[..., :, k:], g[..., :, k:]
+    inner = _h(rest) @ given
+    size = np.max(np.abs(given), axis=(-2, -1), keepdims=True, initial=0)
+    rounding = np.finfo(size.dtype).eps ** _NEAR
+    _hold(np.all(np.abs(inner - _h(inner)) <= size * rounding),
+         "the derivative of what follows from singular vectors without a singular value",
+         "full_matrices=False, or a result that is the same for any basis of them")
+    first = u[..., :, :k]
+    return g[..., :, :k] - rest @ (_h(given) @ first)
+
+
 def qr(args: Any, made: Any, given: Any) -> Found:
+    """Of a wide matrix, the columns that make it square say what Q is."""
     a, mode = args
-    if mode != "reduced":
-        raise UnsupportedError("np.linalg.qr has a derivative where mode is reduced",
-                               place=user_place(), expected='mode="reduced"', found=repr(mode))
+    rows, columns = a.extents[-2:]
+    wide = same_extent(expr.maximum(rows, columns), columns)
+    if mode == "raw" or (mode == "complete" and not wide):
+        raise UnsupportedError(f"np.linalg.qr with mode={mode!r} has no derivative here",
+                               place=user_place(), found=str(a.type),
+                               expected='mode="reduced", or "r", or at most as many rows as '
+                               'columns where it is "complete"')
+    if mode == "r":
+        made, given = (np.linalg.qr(a)[0], made), (None, *given)
     (q, r), (gq, gr) = made, (_conj(g) for g in given)
-    if r.shape[-1] != r.shape[-2]:
-        raise UnsupportedError("np.linalg.qr of a wide matrix has no derivative here",
-                               place=user_place(), expected="at least as many rows as columns",
-                               found=str(a.type))
+    if not wide or same_extent(rows, columns):
+        return [_conj(_of_tall(q, r, gq, gr))]
+    k, later = q.shape[-1], None
+    if gr is not None:
+        later = q @ gr[..., :, k:]
+        more = a[..., :, k:] @ _h(gr[..., :, k:])
+        gq, gr = more if gq is None else gq + more, gr[..., :, :k]
+    first = _of_tall(q, r[..., :, :k], gq, gr)
+    later = np.zeros_like(a[..., :, k:]) if later is None else later
+    return [_conj(np.concatenate([first, later], axis=-1))]
+
+
+def _of_tall(q: Any, r: Any, gq: Any, gr: Any) -> Any:
     m = 0 if gr is None else r @ _h(gr)
     m = m if gq is None else m - _h(gq) @ q
     below = np.tril(m, -1)
     m = below + _h(below) + np.eye(r.shape[-1], dtype=r.dtype) * m.real
     right = q @ m if gq is None else gq + q @ m
-    return [_conj(_h(np.linalg.solve(r, _h(right))))]
+    return _h(np.linalg.solve(r, _h(right)))
 
 
 def pinv(args: Any, p: Any, given: Any, rtol: Any) -> Found:
-    a, g = args[0], _conj(given[0])
-    _any_matrix("pinv", args[2])
+    a, hermitian, g = args[0], args[2], _conj(given[0])
+    if hermitian:  # of one triangle
+        below = np.tril(a, -1)
+        a = below + _h(below) + np.eye(a.shape[-1], dtype=a.dtype) * a.real
     gt = _h(g)
     left = gt - a @ (p @ gt)
     right = gt - (gt @ p) @ a
-    return [_conj(-(_h(p) @ g @ _h(p)) + left @ p @ _h(p) + _h(p) @ p @ right)]
+    found = -(_h(p) @ g @ _h(p)) + left @ p @ _h(p) + _h(p) @ p @ right
+    return [_conj(_symmetric(found) if hermitian else found)]

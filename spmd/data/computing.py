@@ -1,0 +1,256 @@
+"""Examples stacked to arrays: what a pipeline gives is held against what is declared, then cast.
+
+In: dicts of values, one per example or one per batch. Out: Stacked arrays, and Failures with
+position, example, file and line.
+Always holds: a row that is not there is zeros; a value is changed only as its cast allows.
+"""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from codegen.errors import EnvironmentFault, InputError, Place, SpmdError
+
+MASK = "mask"  # the field that says which places have an example: who stacks knows, no pipeline
+
+Specs = dict[str, tuple[tuple[int, ...], np.dtype]]
+
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_LIBRARIES = tuple(sysconfig.get_paths()[key] for key in ("stdlib", "purelib", "platlib"))
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An example that could not be computed. fatal: the stream cannot go on without it either.
+
+    position: in the stream. example: its name, such as a file. file, line: the user's. text: what
+    was raised, or what was expected and found.
+    """
+
+    position: int
+    example: str
+    file: str
+    line: int
+    text: str
+    fatal: bool = False
+
+    def error(self, pipeline: str) -> InputError:
+        """As the error that ends a run."""
+        return InputError(
+            f"pipeline {pipeline} failed at position {self.position}, {self.example}\n"
+            f"  {self.text}",
+            place=Place(self.file, self.line) if self.file else None,
+            remedy="" if self.fatal else "on_error='skip' goes on without such examples",
+        )
+
+
+@dataclass
+class Stacked:
+    """Examples of the positions first, first + 1, …: a row of every array for each.
+
+    there: which rows have an example. total: how many positions the stream has, once known.
+    """
+
+    first: int
+    arrays: dict[str, np.ndarray]
+    there: np.ndarray
+    failures: list[Failure] = field(default_factory=list)
+    total: int | None = None
+
+
+class Misfit(Exception):
+    """A value that is not what is declared."""
+
+
+class StackedRows:
+    """Rows that are filled one after the other, or many at once."""
+
+    def __init__(
+        self, count: int, specs: Specs | None, out: Mapping[str, np.ndarray] | None, whose: str
+    ) -> None:
+        self.count, self.specs, self._whose = count, specs, whose
+        self.there = np.zeros(count, np.bool_)
+        self._out = out
+        self.arrays: dict[str, np.ndarray] = self._made(specs) if specs else {}
+
+    def _made(self, specs: Specs) -> dict[str, np.ndarray]:
+        if self._out is None:
+            return {name: np.empty((self.count, *shape), dtype)
+                    for name, (shape, dtype) in specs.items()}
+        for name, (shape, dtype) in specs.items():
+            a = self._out.get(name)
+            if a is None or a.shape != (self.count, *shape) or a.dtype != dtype:
+                raise ValueError(
+                    f"out[{name!r}]: expected {dtype} {(self.count, *shape)}, found "
+                    + (f"{a.dtype} {a.shape}" if a is not None else "nothing"))
+        return {name: self._out[name] for name in specs}
+
+    def put(self, row: int, result: Any) -> None:
+        """One example. Misfit if it is not as declared."""
+        if self.specs is None:
+            self._begin({name: np.asarray(v) for name, v in self._named(result).items()})
+        assert self.specs is not None
+        self._same_names(self._named(result))
+        fitted = {name: fit(name, result[name], *spec, self._whose)
+                  for name, spec in self.specs.items()}
+        for name, value in fitted.items():
+            self.arrays[name][row] = value
+        self.there[row] = True
+
+    def put_many(self, rows: slice, results: Mapping[str, Any], skip: int, size: int) -> None:
+        """Rows skip, skip + 1, … of what a function of a batch of `size` examples gave."""
+        given = {name: np.asarray(v) for name, v in self._named(results).items()}
+        for name, a in given.items():
+            if a.shape[:1] != (size,):
+                raise Misfit(f"field {name!r} of a batch has other rows than the batch\n"
+                             f"expected: {size} rows\nfound:    shape {a.shape}")
+        if self.specs is None:
+            self._begin({name: a[0] for name, a in given.items()})
+        assert self.specs is not None
+        self._same_names(given)
+        count = rows.stop - rows.start
+        fitted = {}
+        for name, (shape, dtype) in self.specs.items():
+            part = given[name][skip : skip + count]
+            fitted[name] = fit(name, part, (count, *shape), dtype, self._whose)
+        for name, value in fitted.items():
+            self.arrays[name][rows] = value
+        self.there[rows] = True
+
+    def _begin(self, first: dict[str, np.ndarray]) -> None:
+        """The first example declares the fields, where nobody else has."""
+        for name, a in first.items():
+            if a.dtype.hasobject or a.dtype.kind in "USmM":
+                raise Misfit(
+                    f"field {name!r} is no array of numbers\nexpected: numbers\n"
+                    f"found:    {a.dtype} {a.shape}\n"
+                    "try:      data.text.fixed_bytes(text, length) makes numbers of a text")
+        self.specs = {name: (a.shape, a.dtype) for name, a in first.items()}
+        self.arrays = self._made(self.specs)
+
+    def _named(self, result: Any) -> Mapping[str, Any]:
+        if not isinstance(result, Mapping) or not result:
+            raise Misfit(f"the pipeline returned no fields\nexpected: a dict, such as {{'x': …}}\n"
+                         f"found:    {kind_of(result)}")
+        if MASK in result:
+            raise Misfit("the field 'mask' says which places of a batch have an example\n"
+                         "expected: a field of another name\nfound:    'mask'")
+        return result
+
+    def _same_names(self, result: Mapping[str, Any]) -> None:
+        assert self.specs is not None
+        if result.keys() != self.specs.keys():
+            raise Misfit(f"the pipeline returned other fields than {self._whose}\n"
+                         f"expected: {', '.join(self.specs)}\nfound:    {', '.join(result)}")
+
+    def finish(self) -> None:
+        """Zeros where nothing is."""
+        if not self.there.all():
+            for a in self.arrays.values():
+                a[~self.there] = np.zeros((), a.dtype)
+
+
+def kind_of(value: Any) -> str:
+    if isinstance(value, np.ndarray):
+        return f"an array, {value.dtype} {value.shape}"
+    return "nothing (None)" if value is None else type(value).__name__
+
+
+def specs_of(fields: Mapping[str, tuple[Any, Any]] | None) -> Specs | None:
+    """Fields as an image declares them, the shapes without the batch, without the mask."""
+    if fields is None:
+        return None
+    return {name: (tuple(shape), dtype_of(dtype)) for name, (shape, dtype) in fields.items()
+            if name != MASK}
+
+
+def dtype_of(dtype: Any) -> np.dtype:
+    """A dtype by its name too; those that NumPy does not have come from ml_dtypes."""
+    try:
+        return np.dtype(dtype)
+    except TypeError:
+        return np.dtype(getattr(import_module("ml_dtypes"), str(dtype)))
+
+
+# ---- casts
+
+
+def fit(name: str, value: Any, shape: tuple[int, ...], dtype: np.dtype, whose: str) -> np.ndarray:
+    """A value as an array of this shape, which may be cast to this dtype. Misfit if not."""
+    try:
+        a = np.asarray(value)
+    except ValueError as error:
+        raise Misfit(f"field {name!r} is no array\nexpected: {dtype} {shape}\n"
+                     f"found:    {error}") from None
+    if a.shape != shape:
+        raise Misfit(f"field {name!r} has another shape than {whose}\n"
+                     f"expected: {dtype} {shape}\nfound:    {a.dtype} {a.shape}")
+    if a.dtype != dtype and not _casts(a.dtype, dtype) and not _holds(dtype, a):
+        raise Misfit(f"field {name!r} has a dtype that is not cast to that of {whose}\n"
+                     f"expected: {dtype} {shape}\nfound:    {a.dtype} {a.shape}{_range(a)}\n"
+                     f"try:      .astype(np.{dtype}), if that is what you mean")
+    return a
+
+
+def _is_float(dtype: np.dtype) -> bool:
+    return dtype.kind == "f" or dtype.name.startswith(("float", "bfloat"))
+
+
+def _casts(given: np.dtype, to: np.dtype) -> bool:
+    """Whatever the values are: to more of the same, and any real number to a float of any size."""
+    if _is_float(to):
+        return given.kind in "biu" or _is_float(given)
+    if to.kind == "c":
+        return given.kind in "biuc" or _is_float(given)
+    return np.can_cast(given, to, "safe")
+
+
+def _holds(dtype: np.dtype, a: np.ndarray) -> bool:
+    """Are these integers that an integer dtype has?"""
+    if a.dtype.kind not in "iu" or dtype.kind not in "iu":
+        return False
+    limits = np.iinfo(dtype)
+    return not a.size or (int(a.min()) >= limits.min and int(a.max()) <= limits.max)
+
+
+def _range(a: np.ndarray) -> str:
+    return f", from {a.min()} to {a.max()}" if a.size and a.dtype.kind in "iuf" else ""
+
+
+# ---- what was raised, and where
+
+
+def failure(
+    error: BaseException, position: int, example: str, place: Place, fatal: bool = False
+) -> Failure:
+    """Of what an operation raised: the user's innermost line, in the pipeline's file if it can be.
+
+    place: of the pipeline, for what no line of the user raises.
+    """
+    if isinstance(error, Misfit):
+        text = str(error).replace("\n", "\n  ")
+        return Failure(position, example, place.file, place.line, text, fatal)
+    fatal = fatal or isinstance(error, EnvironmentFault | ImportError)  # no other example is better
+    frames = traceback.extract_tb(error.__traceback__)
+    mine = [f for f in frames if f.filename == place.file] or [
+        f for f in frames if not _is_library(f.filename)]
+    file, line = (mine[-1].filename, mine[-1].lineno) if mine else (place.file, place.line)
+    if isinstance(error, SpmdError):
+        text = str(error)
+    else:
+        text = f"{type(error).__name__}: {error}".removesuffix(": ")
+    return Failure(position, example, file, line or 0, text.replace("\n", "\n  "), fatal)
+
+
+def _is_library(file: str) -> bool:
+    path = os.path.abspath(file)
+    folders = (_OURS, *_LIBRARIES)
+    return file.startswith("<") or path.startswith(tuple(f + os.sep for f in folders))

@@ -1,0 +1,203 @@
+"""Positions of a stream to examples of a source: by number, by reading on, or by acting.
+
+Always holds: the example at a position follows from source, settings and position; only where
+actions decide (reinforcement learning) it follows from these too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from codegen.errors import UsageError
+from spmd.data.permutations import independent, once, permuted
+from spmd.data.settings import Settings
+from spmd.data.source_base import ExampleSource
+
+WINDOW = 1024  # examples that are shuffled among each other where only reading on gives them
+KEPT = 2 * WINDOW  # examples that were read last
+
+
+class EndOfStream(Exception):
+    """There is no example at this position, nor behind it."""
+
+
+class Drawn:
+    """Examples by position. A key says which one it is, whatever the source is."""
+
+    def __init__(self, source: ExampleSource, settings: Settings) -> None:
+        self.source, self.settings = source, settings
+
+    def total(self) -> int | None:
+        """How many positions there are, or None: no end, or not known yet."""
+        n, epochs = self.source.length(), self.settings.epochs
+        return None if n is None or epochs is None else n * epochs
+
+    def keys(self, positions: np.ndarray) -> list[int]:
+        raise NotImplementedError
+
+    def get(self, key: int) -> Any:
+        raise NotImplementedError
+
+    def get_many(self, keys: list[int]) -> Any:
+        return [self.get(key) for key in keys]
+
+    def name(self, key: int) -> str:
+        raise NotImplementedError
+
+
+class ByNumber(Drawn):
+    """Of a source whose examples have numbers; the key is one."""
+
+    def __init__(self, source: ExampleSource, settings: Settings) -> None:
+        super().__init__(source, settings)
+        if source.length() == 0:
+            raise source.empty()
+
+    def keys(self, positions: np.ndarray) -> list[int]:
+        n, s = self.source.counted("a stream"), self.settings
+        if s.sampling == "independent":
+            return independent(n, positions, s.seed).tolist()
+        return once(n, positions, s.seed, s.shuffle).tolist()
+
+    def get(self, key: int) -> Any:
+        return self.source.get(key)
+
+    def get_many(self, keys: list[int]) -> Any:
+        return self.source.get_many(keys)
+
+    def name(self, key: int) -> str:
+        return self.source.name(key)
+
+
+class ByReading(Drawn):
+    """Of a source that is read from its begin: a pass for each epoch, shuffled in windows.
+
+    The key is the position. Positions behind the last one asked for are read on to. What was read
+    last is kept, as ranks do not ask in order; further back, a pass begins anew.
+    """
+
+    def __init__(self, source: ExampleSource, settings: Settings) -> None:
+        super().__init__(source, settings)
+        if settings.sampling == "independent":
+            source.counted("sampling='independent'")
+        shuffle = settings.shuffle
+        self.window = WINDOW if shuffle is True else int(shuffle) or 1
+        self.length: int | None = None  # known when a pass has come to its end
+        # Epoch and window -> names and examples in the order of the stream, the oldest first.
+        self._kept: dict[tuple[int, int], list[tuple[str, Any]]] = {}
+        self._restart(0)
+
+    def _restart(self, epoch: int) -> None:
+        self._epoch, self._read = epoch, 0  # of the pass: its epoch, how many examples it gave
+        self._pass: Iterator[tuple[str, Any]] | None = None
+
+    def total(self) -> int | None:
+        epochs = self.settings.epochs
+        return None if self.length is None or epochs is None else self.length * epochs
+
+    def keys(self, positions: np.ndarray) -> list[int]:
+        return positions.tolist()
+
+    def get(self, key: int) -> Any:
+        return self._at(key)[1]
+
+    def name(self, key: int) -> str:
+        epoch, place = divmod(key, self.length) if self.length else (0, key)
+        number, at = divmod(place, self.window)
+        window = self._kept.get((epoch, number), [])
+        return window[at][0] if at < len(window) else f"example {place} of the source"
+
+    def _at(self, position: int) -> tuple[str, Any]:
+        """The epoch follows from the length, which the first pass to its end tells."""
+        found = self._find(0, position) if self.length is None else None
+        if found is not None:
+            return found
+        assert self.length is not None  # that pass came to its end
+        epoch, place = divmod(position, self.length)
+        if self.settings.epochs is not None and epoch >= self.settings.epochs:
+            raise EndOfStream
+        found = self._find(epoch, place)
+        assert found is not None  # else _came_to_end has raised
+        return found
+
+    def _find(self, epoch: int, place: int) -> tuple[str, Any] | None:
+        """What an epoch has at this place: read on to it. None: the pass ends before."""
+        number, at = divmod(place, self.window)
+        if (epoch, number) not in self._kept:
+            if epoch != self._epoch or number * self.window < self._read:
+                self._restart(epoch)
+            while self._read <= place and self._read_window():
+                pass
+        window = self._kept.get((epoch, number), [])
+        return window[at] if at < len(window) else None
+
+    def _read_window(self) -> bool:
+        """The next window of the pass, or what is left of it. False: nothing is."""
+        if self._pass is None:
+            self._pass = iter(self.source.begin())
+        try:
+            held = list(islice(self._pass, self.window))
+        except Exception:
+            self._restart(self._epoch)  # whoever asks again meets the same again
+            raise
+        if held:
+            self._keep(self._read // self.window, held)
+        self._read += len(held)
+        if len(held) < self.window:
+            self._came_to_end(self._read)
+        return bool(held)
+
+    def _keep(self, number: int, held: list[tuple[str, Any]]) -> None:
+        if self.settings.shuffle is not False:
+            places = permuted(
+                len(held), np.arange(len(held)), self.settings.seed, self._epoch, number + 1)
+            held = [held[k] for k in places.tolist()]
+        while len(self._kept) * self.window >= KEPT:
+            del self._kept[next(iter(self._kept))]
+        self._kept[self._epoch, number] = held
+
+    def _came_to_end(self, length: int) -> None:
+        if length == 0:
+            raise self.source.empty()
+        if self.length is not None and length != self.length:
+            raise self.source.wrong(
+                "the source gave another number of examples than before",
+                f"{self.length}, as in the first pass", str(length),
+                "a source gives the same examples in the same order each time")
+        self.length = length
+
+
+class ByActing(Drawn):
+    """Of environments: the key is the position; place and turn follow from it."""
+
+    def __init__(self, source: ExampleSource, settings: Settings) -> None:
+        super().__init__(source, settings)
+        usual = Settings()
+        wrong = [s for s in ("sampling", "epochs") if getattr(settings, s) != getattr(usual, s)]
+        if wrong:
+            raise UsageError(
+                f"{wrong[0]} does not apply to environments", place=source.place,
+                expected="what an environment shows next, without end",
+                found=f"{wrong[0]}={getattr(settings, wrong[0])!r}", remedy=f"remove {wrong[0]}")
+
+    def total(self) -> None:
+        return None
+
+    def keys(self, positions: np.ndarray) -> list[int]:
+        return positions.tolist()
+
+    def get(self, key: int) -> Any:
+        return self.source.at(key, self.settings.seed)
+
+    def name(self, key: int) -> str:
+        return self.source.name(key)
+
+
+def drawn(source: ExampleSource, settings: Settings) -> Drawn:
+    """How the examples of a source are found by position."""
+    kinds = {"number": ByNumber, "reading": ByReading, "acting": ByActing}
+    return kinds[source.found_by()](source, settings)

@@ -1,0 +1,133 @@
+"""The source of files: one example a file, sorted by name, with labels from folders or a function.
+
+Always holds: the order is that of the names, which every process sees alike; a file is read when
+its bytes are asked for.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from codegen.errors import UsageError
+from spmd.data.source_base import ExampleSource
+from spmd.data.source_tools import Digest, absolute, caller, once_made, short, unreadable
+
+FOLDER = "folder"
+
+
+class FileExample:
+    """A file: its `path`, its `label` (None if nothing gives one), and its `bytes`, read now."""
+
+    __slots__ = ("_source", "label", "path")
+
+    def __init__(self, path: str, label: Any, source: ExampleSource) -> None:
+        self.path, self.label, self._source = path, label, source
+
+    @property
+    def bytes(self) -> bytes:
+        """The whole file, read each time it is asked for."""
+        try:
+            with open(self.path, "rb") as file:
+                return file.read()
+        except OSError as error:
+            raise unreadable(self._source.wrong, self.path, error) from None
+
+    @property
+    def name(self) -> str:
+        """The name of the file, without folders."""
+        return os.path.basename(self.path)
+
+    def __repr__(self) -> str:
+        return f"<file {short(self.path)}>"
+
+
+class _Files(ExampleSource):
+    def __init__(self, patterns: list[str], listed: bool, label: Any) -> None:
+        self.place = caller()
+        self.label = label
+        self._said = ", ".join(patterns[:3])
+        self._paths: Callable[[], list[str]] = once_made(
+            lambda: patterns if listed else _matching(patterns))
+        self._classes: Callable[[], dict[str, int]] = once_made(lambda: {
+            name: k for k, name in enumerate(sorted({_folder_of(p) for p in self._paths()}))})
+
+    @property
+    def classes(self) -> list[str]:
+        """The folders by name, in the order of their labels."""
+        return list(self._classes())
+
+    def length(self) -> int:
+        return len(self._paths())
+
+    def get(self, index: int) -> FileExample:
+        path = self._paths()[index]
+        if self.label == FOLDER:
+            label: Any = self._classes()[_folder_of(path)]
+        else:
+            label = self.label(path) if self.label else None
+        return FileExample(path, label, self)
+
+    def name(self, index: int) -> str:
+        return short(self._paths()[index])
+
+    def digest(self) -> str:
+        """Names below their common folder, and sizes: what is in the files is not read."""
+        paths = self._paths()
+        common = os.path.commonpath([os.path.dirname(p) for p in paths]) if paths else ""
+        found = Digest("files")
+        for path in paths:
+            try:
+                found.add(os.path.relpath(path, common), os.stat(path).st_size)
+            except OSError as error:
+                raise unreadable(self.wrong, path, error) from None
+        return found.text()
+
+    def empty(self) -> Any:
+        return self.wrong(
+            f"no file is called {self._said}", "one file or more", "none",
+            "a relative path begins at the folder of the pipeline's file")
+
+
+def _folder_of(path: str) -> str:
+    return os.path.basename(os.path.dirname(path))
+
+
+def _matching(patterns: list[str]) -> list[str]:
+    found = {path for pattern in patterns
+             for path in (pattern, *glob.iglob(pattern, recursive=True)) if os.path.isfile(path)}
+    return sorted(found)
+
+
+def files(
+    pattern: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], /, *,
+    label: str | Callable[[str], Any] | None = None,
+) -> ExampleSource:
+    """A source of files: by a pattern, with `*`, `?`, `[…]` and `**` as in glob, or by a list.
+
+    An example has `path`, `bytes`, `name` and `label`. Files of a pattern are sorted by path;
+    a list keeps its order. label="folder" counts the folders in which files lie, by name, from 0
+    (`source.classes` has their names); a function gets the path.
+
+    Raises InputError, when a pipeline first reads it, if no file matches.
+
+    ::
+
+        photos = data.files("photos/*/*.jpg", label="folder")
+        scans = data.files("scans/*.png", label=lambda path: int(path[-5]))
+    """
+    if isinstance(label, str) and label != FOLDER or not (
+            label is None or isinstance(label, str) or callable(label)):
+        raise UsageError(
+            "label of data.files is wrong", place=caller(),
+            expected="'folder', or a function of the path", found=repr(label))
+    if isinstance(pattern, str | os.PathLike):
+        return _Files([absolute(pattern, pattern=True)], False, label)
+    try:
+        return _Files([absolute(p) for p in pattern], True, label)
+    except TypeError:
+        raise UsageError(
+            "data.files gets a pattern, or a list of paths", place=caller(),
+            expected="data.files('photos/*.jpg')", found=repr(pattern)) from None

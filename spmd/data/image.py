@@ -1,0 +1,218 @@
+"""Operations on pictures: (height, width) or (height, width, channels) arrays, NumPy in and out.
+
+Always holds: what comes in is not written to, and may be a view; uint8 stays uint8. Pillow decodes,
+resizes and rotates.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+import numpy as np
+
+from codegen.errors import EnvironmentFault, InputError
+from spmd.data.colours import (
+    adjust_hue,
+    brightness,
+    contrast,
+    jitter,
+    saturation,
+    to_float,
+    to_gray,
+)
+
+__all__ = [
+    "adjust_hue", "brightness", "center_crop", "contrast", "crop", "decode", "flip", "jitter",
+    "random_crop", "random_flip", "random_resized_crop", "resize", "rotate", "saturation",
+    "to_float", "to_gray",
+]
+
+METHODS = {"nearest": 0, "bilinear": 2}  # Pillow's numbers
+
+
+@cache
+def _pillow() -> Any:
+    try:
+        return import_module("PIL.Image")
+    except ImportError:
+        raise EnvironmentFault(
+            "spmd.data.image needs Pillow", expected="the package pillow", found="none",
+            remedy="pip install pillow, where the workers run") from None
+
+
+def decode(raw: bytes | str | os.PathLike[str], mode: str = "RGB") -> np.ndarray:
+    """A picture of the bytes of a file, or of its path: JPEG, PNG and whatever Pillow reads.
+
+    mode: "RGB" gives uint8 (height, width, 3), "L" gray uint8 (height, width), "RGBA" with the
+    opacity. Raises InputError for what is no picture, or ends too early.
+
+    ::
+
+        picture = data.image.decode(example.bytes)
+    """
+    pillow = _pillow()
+    try:
+        with pillow.open(io.BytesIO(raw) if isinstance(raw, bytes) else raw) as opened:
+            return np.array(opened.convert(mode))
+    except (OSError, SyntaxError, ValueError, pillow.DecompressionBombError) as error:
+        size = f"{len(raw)} bytes" if isinstance(raw, bytes) else os.fspath(raw)
+        text = str(error) if "BytesIO" not in str(error) else "of no format that Pillow knows"
+        raise InputError(
+            "a picture cannot be decoded", expected="JPEG, PNG or another picture",
+            found=f"{size}: {text}") from None
+
+
+# ---- parts of a picture
+
+
+def crop(image: Any, top: int, left: int, height: int, width: int) -> np.ndarray:
+    """The part of this height and width whose first pixel is (top, left).
+
+    ::
+
+        >>> data.image.crop(np.arange(12).reshape(3, 4), 1, 2, 2, 2).tolist()
+        [[6, 7], [10, 11]]
+    """
+    image = _picture(image)
+    if not (0 <= top <= image.shape[0] - height and 0 <= left <= image.shape[1] - width):
+        raise _larger(image, (height, width), f" from ({top}, {left})")
+    return image[top : top + height, left : left + width]
+
+
+def center_crop(image: Any, size: tuple[int, int]) -> np.ndarray:
+    """The part of size (height, width) in the middle.
+
+    ::
+
+        >>> data.image.center_crop(np.arange(5)[None] + np.zeros((3, 1)), (1, 3)).tolist()
+        [[1.0, 2.0, 3.0]]
+    """
+    image = _picture(image)
+    height, width = size
+    return crop(image, (image.shape[0] - height) // 2, (image.shape[1] - width) // 2, *size)
+
+
+def random_crop(image: Any, size: tuple[int, int], rng: np.random.Generator) -> np.ndarray:
+    """A part of size (height, width), at a place drawn by rng."""
+    image = _picture(image)
+    rest = image.shape[0] - size[0], image.shape[1] - size[1]
+    if min(rest) < 0:
+        raise _larger(image, size)
+    return crop(image, int(rng.integers(rest[0] + 1)), int(rng.integers(rest[1] + 1)), *size)
+
+
+def random_resized_crop(
+    image: Any, size: tuple[int, int], rng: np.random.Generator,
+    scale: tuple[float, float] = (0.08, 1.0), ratio: tuple[float, float] = (3 / 4, 4 / 3),
+) -> np.ndarray:
+    """A part with a share of the area within `scale`, and width / height within `ratio`, resized.
+
+    Ten parts are drawn; if none fits, the largest one in the middle is taken, as others do.
+    """
+    image = _picture(image)
+    high, wide = image.shape[:2]
+    for _ in range(10):
+        area = high * wide * rng.uniform(*scale)
+        side = np.exp(rng.uniform(*np.log(ratio)))
+        width, height = round(np.sqrt(area * side)), round(np.sqrt(area / side))
+        if 0 < width <= wide and 0 < height <= high:
+            return resize(random_crop(image, (height, width), rng), size)
+    side = min(max(wide / high, ratio[0]), ratio[1])
+    part = min(high, round(wide / side)), min(wide, round(high * side))
+    return resize(center_crop(image, part), size)
+
+
+def flip(image: Any, axis: int = 1) -> np.ndarray:
+    """Mirrored: axis 1 changes left and right, axis 0 top and bottom.
+
+    ::
+
+        >>> data.image.flip(np.array([[1, 2, 3]])).tolist()
+        [[3, 2, 1]]
+    """
+    return np.flip(_picture(image), axis)
+
+
+def random_flip(image: Any, rng: np.random.Generator, axis: int = 1, p: float = 0.5) -> np.ndarray:
+    """Mirrored with probability p."""
+    return flip(image, axis) if rng.random() < p else _picture(image)
+
+
+# ---- pixels between pixels
+
+
+def resize(image: Any, size: tuple[int, int], method: str = "bilinear") -> np.ndarray:
+    """Of another size (height, width), by "bilinear" or "nearest".
+
+    Where bilinear makes a picture smaller, each pixel is the weighted mean of all that it covers,
+    as in Pillow. Integers of 8 bits and floats stay what they are.
+
+    ::
+
+        >>> data.image.resize(np.float32([[0, 1]]), (1, 4)).tolist()
+        [[0.0, 0.25, 0.75, 1.0]]
+    """
+    how, (height, width) = _method(method), size
+    if height < 1 or width < 1:
+        raise InputError("size of a picture is wrong", expected="(height, width), each from 1",
+                         found=repr(size))
+    return _by_planes(image, lambda plane: plane.resize((width, height), how))
+
+
+def rotate(
+    image: Any, degrees: float, method: str = "bilinear", fill: float = 0
+) -> np.ndarray:
+    """Turned counter-clockwise about its middle, the size unchanged; corners that nothing comes to
+    are filled. Use np.rot90 for quarter turns of pictures that are not square.
+
+    ::
+
+        >>> data.image.rotate(np.uint8([[1, 2], [3, 4]]), 90).tolist()
+        [[2, 4], [1, 3]]
+    """
+    how = _method(method)
+    return _by_planes(image, lambda plane: plane.rotate(degrees, how, fillcolor=fill), one=True)
+
+
+def _by_planes(image: Any, change: Any, one: bool = False) -> np.ndarray:
+    """Through Pillow: colours at once if it can, else channel by channel."""
+    image = _picture(image)
+    if image.dtype == np.bool_ or (image.dtype.kind in "iu" and image.dtype != np.uint8) or (
+            image.dtype.kind not in "uf"):
+        raise InputError("a picture has another dtype", expected="uint8, or floats",
+                         found=f"{image.dtype} {image.shape}", remedy="data.image.to_float(image)")
+    pillow = _pillow()
+    plain = image if image.dtype == np.uint8 else image.astype(np.float32)
+    if plain.ndim == 2 or (plain.dtype == np.uint8 and plain.shape[2] == 3 and not one):
+        found = np.asarray(change(pillow.fromarray(np.ascontiguousarray(plain))))
+    else:
+        planes = [np.asarray(change(pillow.fromarray(np.ascontiguousarray(plain[:, :, c]))))
+                  for c in range(plain.shape[2])]
+        found = np.stack(planes, axis=2)
+    return found.astype(image.dtype, copy=False)
+
+
+def _method(method: str) -> int:
+    if method not in METHODS:
+        raise InputError("method of a picture is unknown", expected=" or ".join(METHODS),
+                         found=repr(method))
+    return METHODS[method]
+
+
+def _picture(image: Any) -> np.ndarray:
+    image = np.asarray(image)
+    if image.ndim not in (2, 3):
+        raise InputError(
+            "this array is no picture", expected="(height, width) or (height, width, channels)",
+            found=f"{image.dtype} {image.shape}")
+    return image
+
+
+def _larger(image: np.ndarray, size: tuple[int, int], where: str = "") -> InputError:
+    return InputError(
+        "a part is larger than its picture", expected=f"at most {image.shape[:2]}",
+        found=f"{size}{where}", remedy="data.image.resize first, or data.pad")

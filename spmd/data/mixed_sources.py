@@ -1,0 +1,240 @@
+"""Sources that give what a user's function yields, and sources put together of several others.
+
+In: functions, sources, weights. Out: sources; which example stands where follows from numbers
+alone, so that every process finds the same.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
+from math import gcd
+from typing import Any
+
+import numpy as np
+
+from codegen.errors import UsageError
+from spmd.data.source_base import ExampleSource
+from spmd.data.source_tools import Digest, caller, once_made
+
+LONGEST_PATTERN = 1000  # examples after which the pattern of a mix repeats, about
+STOPS = ("first", "last")
+
+
+class _Iterator(ExampleSource):
+    def __init__(self, function: Callable[[], Iterable[Any]]) -> None:
+        self.place = caller()
+        self.function = function
+
+    def length(self) -> None:
+        return None
+
+    def begin(self) -> Iterator[tuple[str, Any]]:
+        for number, example in enumerate(self.function()):
+            yield f"example {number} of {self._called()}", example
+
+    def _called(self) -> str:
+        return getattr(self.function, "__name__", "the iterator")
+
+    def get(self, index: int) -> Any:
+        raise NotImplementedError("an iterator is read in order")
+
+    def digest(self) -> str:
+        return Digest("iterator").add(self._called()).text()
+
+
+def iterator(function: Callable[[], Iterable[Any]], /) -> ExampleSource:
+    """A source of what function() gives: examples one after the other, until it ends.
+
+    The function is called anew for each epoch, and by each worker, and gives the same examples in
+    the same order each time. Its length is known when it ends. A worker that is asked for a
+    position reads on to it from where it is, so an iterator feeds few workers well; with
+    shuffle=True each 1024 examples are shuffled among each other.
+
+    ::
+
+        >>> def countdown():
+        ...     yield from (3, 2, 1)
+        >>> [example for name, example in data.iterator(countdown).begin()]
+        [3, 2, 1]
+    """
+    if not callable(function):
+        raise UsageError(
+            "data.iterator gets a function", place=caller(),
+            expected="a function that gives a new iterator each time", found=repr(function)[:80],
+            remedy="data.iterator(lambda: …): what is used up once cannot be read again")
+    return _Iterator(function)
+
+
+class _Several(ExampleSource):
+    """Examples of several sources; `_find` says of which one."""
+
+    def __init__(self, sources: Sequence[ExampleSource]) -> None:
+        self.place = caller()
+        self.sources = list(sources)
+
+    def _lengths(self) -> list[int] | None:
+        """None if one is not known."""
+        found = [source.length() for source in self.sources]
+        if 0 in found:
+            raise self.sources[found.index(0)].empty()
+        return None if None in found else [n for n in found if n is not None]
+
+    def _find(self, index: int) -> tuple[int, int]:
+        raise NotImplementedError
+
+    def get(self, index: int) -> Any:
+        source, number = self._find(index)
+        return self.sources[source].get(number)
+
+    def name(self, index: int) -> str:
+        source, number = self._find(index)
+        return self.sources[source].name(number)
+
+
+class _Concatenated(_Several):
+    def __init__(self, sources: Sequence[ExampleSource]) -> None:
+        super().__init__(sources)
+        self._ends = once_made(lambda: np.cumsum(self._lengths() or [0]).tolist())
+
+    def length(self) -> int | None:
+        return None if self._lengths() is None else int(self._ends()[-1])
+
+    def _find(self, index: int) -> tuple[int, int]:
+        ends = self._ends()
+        source = bisect_right(ends, index)
+        return source, index - (ends[source - 1] if source else 0)
+
+    def begin(self) -> Iterator[tuple[str, Any]]:
+        return chain.from_iterable(source.begin() for source in self.sources)
+
+    def digest(self) -> str:
+        return Digest("concatenated").add(*(s.digest() for s in self.sources)).text()
+
+
+def concatenate(*sources: ExampleSource) -> ExampleSource:
+    """A source of all examples of several sources, one source after the other.
+
+    ::
+
+        >>> both = data.concatenate(data.range(3), data.range(10, 12))
+        >>> [both.get(i) for i in range(both.length())]
+        [0, 1, 2, 10, 11]
+    """
+    return _Concatenated(_checked(sources, "concatenate"))
+
+
+class _Mixed(_Several):
+    """A pattern of sources repeats: in each, they stand as evenly as their weights permit."""
+
+    def __init__(self, sources: Sequence[ExampleSource], weights: list[float], stop: str) -> None:
+        super().__init__(sources)
+        self.stop = stop
+        self.counts = _whole_weights(weights)
+        self.pattern, self.number_in = _pattern(self.counts)
+        self._n = once_made(self._total)
+
+    def length(self) -> int | None:
+        return None if self._lengths() is None else int(self._n())
+
+    def _total(self) -> int:
+        """How many places there are until the first source, or the last, is used up."""
+        lengths = self._lengths()
+        assert lengths is not None
+        places = [self._place(k, n - 1 if self.stop == "last" else n)
+                  for k, n in enumerate(lengths)]
+        return max(places) + 1 if self.stop == "last" else min(places)
+
+    def _place(self, source: int, number: int) -> int:
+        """Where this example of a source stands, counted on without an end."""
+        turn, rest = divmod(number, self.counts[source])
+        first = np.flatnonzero(np.array(self.pattern) == source)
+        return turn * len(self.pattern) + int(first[rest])
+
+    def _find(self, index: int) -> tuple[int, int]:
+        turn, at = divmod(index, len(self.pattern))
+        source = self.pattern[at]
+        number = turn * self.counts[source] + self.number_in[at]
+        lengths = self._lengths()
+        assert lengths is not None
+        return source, number % lengths[source]
+
+    def begin(self) -> Iterator[tuple[str, Any]]:
+        if self.length() is not None:
+            yield from super().begin()
+            return
+        passes = [source.begin() for source in self.sources]
+        done: set[int] = set()
+        while True:
+            for source in self.pattern:
+                item = next(passes[source], None)
+                if item is None:
+                    done.add(source)
+                    if self.stop == "first" or len(done) == len(passes):
+                        return
+                    passes[source] = self.sources[source].begin()
+                    item = next(passes[source], None)
+                    if item is None:
+                        raise self.sources[source].empty()
+                yield item
+
+    def digest(self) -> str:
+        every = (s.digest() for s in self.sources)
+        return Digest("mixed").add(self.stop, self.counts, *every).text()
+
+
+def mix(
+    *sources: ExampleSource, weights: Sequence[float] | None = None, stop: str = "first"
+) -> ExampleSource:
+    """A source in which the examples of several sources alternate, by weight.
+
+    weights: how often each comes, in any unit; all alike without them. They are rounded so that
+    the pattern repeats after about 1000 examples at most. stop="first" ends an epoch when the first
+    source is used up; stop="last" when every one has been: shorter ones begin again.
+
+    ::
+
+        >>> both = data.mix(data.range(4), data.range(10, 20), weights=(1, 2))
+        >>> [both.get(i) for i in range(both.length())]
+        [10, 0, 11, 12, 1, 13, 14, 2, 15, 16, 3, 17, 18]
+    """
+    checked = _checked(sources, "mix")
+    given = [1.0] * len(checked) if weights is None else [float(w) for w in weights]
+    if len(given) != len(checked) or not all(0 < w < float("inf") for w in given):
+        raise UsageError(
+            "weights of data.mix are wrong", place=caller(),
+            expected=f"{len(checked)} numbers above 0, one for each source", found=repr(weights))
+    if stop not in STOPS:
+        raise UsageError(
+            "stop of data.mix is wrong", place=caller(), expected="'first' or 'last'",
+            found=repr(stop))
+    return _Mixed(checked, given, stop)
+
+
+def _checked(sources: Sequence[Any], what: str) -> Sequence[ExampleSource]:
+    wrong = [s for s in sources if not isinstance(s, ExampleSource)]
+    if not sources or wrong:
+        raise UsageError(
+            f"data.{what} gets sources", place=caller(), expected="one source or more",
+            found=type(wrong[0]).__name__ if wrong else "nothing",
+            remedy=f"data.{what}(first, second)")
+    return sources
+
+
+def _whole_weights(weights: list[float]) -> list[int]:
+    """Integers in about these proportions, each 1 or more: exact ones if they are small."""
+    scale = 1.0
+    if not all(w == int(w) for w in weights) or sum(weights) > LONGEST_PATTERN:
+        scale = LONGEST_PATTERN / sum(weights)
+    counts = [max(1, round(w * scale)) for w in weights]
+    common = gcd(*counts)
+    return [c // common for c in counts]
+
+
+def _pattern(counts: list[int]) -> tuple[list[int], list[int]]:
+    """Which source stands at each place of a pattern, and how often it stood there before."""
+    places = sorted(
+        ((2 * k + 1) / (2 * count), source, k)
+        for source, count in enumerate(counts) for k in range(count))
+    return [source for _, source, _ in places], [k for _, _, k in places]

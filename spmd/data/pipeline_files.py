@@ -1,0 +1,97 @@
+"""Pipelines in Python files: the file is run, as a module of its own, and its pipelines are found.
+
+In: a path, or the text of a file that another machine has. Out: pipelines by name.
+Always holds: a mistake in the user's file is an error with its line, whatever kind it is.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sys
+from difflib import get_close_matches
+from types import ModuleType
+
+from codegen.errors import InputError, OutputError, Place, SpmdError, UsageError
+from spmd.data.computing import failure
+from spmd.data.pipelines import Pipeline
+from spmd.data.source_tools import relative_to
+
+
+def load(path: str | os.PathLike[str], name: str = "") -> Pipeline:
+    """The pipeline of a file, or the one of this name where there are several.
+
+    path may end with ":NAME". Relative paths in it begin at the folder of the file.
+
+    Raises OutputError if the file cannot be read, InputError for a mistake in it, UsageError if
+    it has no such pipeline.
+    """
+    file, _, said = os.fspath(path).partition(".py:")
+    file, name = (file + ".py", name or said) if said else (os.fspath(path), name)
+    try:
+        with open(file, encoding="utf-8") as opened:
+            text = opened.read()
+    except (OSError, UnicodeDecodeError) as error:
+        raise OutputError(
+            f"{file} cannot be read", expected="a Python file with a pipeline",
+            found=(getattr(error, "strerror", None) or str(error)).lower()) from None
+    return chosen(load_text(text, file), file, name)
+
+
+def chosen(found: dict[str, Pipeline], file: str, name: str = "") -> Pipeline:
+    """The one that is meant. UsageError if it is not clear which."""
+    if name and name in found:
+        return found[name]
+    if not name and len(found) == 1:
+        return next(iter(found.values()))
+    if not found:
+        raise UsageError(
+            f"{file} has no pipeline", expected="a function with @data.pipeline(source=…) above it",
+            found="none", remedy="import spmd.data as data")
+    near = get_close_matches(name, found, 1)
+    raise UsageError(
+        f"{file} has no pipeline {name!r}" if name else f"{file} has several pipelines",
+        expected=", ".join(found), found=name or "no name",
+        remedy=f"{file}:{(near or list(found))[0]}")
+
+
+def load_text(text: str, file: str, folder: str | os.PathLike[str] = "") -> dict[str, Pipeline]:
+    """All pipelines of the text of a file, by name; imported ones are left out.
+
+    file: what messages call it. folder: where relative paths in it begin, if not beside it.
+    """
+    module = ModuleType("__pipeline__")  # not __main__: what is below `if __name__ …` does not run
+    module.__file__ = os.path.abspath(file)
+    linecache.cache[file] = (len(text), None, text.splitlines(True), file)
+    beside = os.path.dirname(module.__file__)
+    if beside not in sys.path:
+        sys.path.append(beside)  # what it imports lies beside it; functions may import later
+    kept = sys.modules.get(module.__name__)
+    sys.modules[module.__name__] = module  # dataclasses look their module up
+    try:
+        with relative_to(folder or beside):
+            exec(compile(text, file, "exec"), module.__dict__)
+    except SpmdError:
+        raise
+    except SyntaxError as error:
+        place = Place(error.filename or file, error.lineno or 1, max((error.offset or 1) - 1, 0))
+        raise InputError(f"SyntaxError: {error.msg}", place=place) from None
+    except (Exception, SystemExit) as error:
+        what = failure(error, 0, "", Place(file, 1))
+        raise InputError(
+            f"the file of a pipeline raised {what.text}", place=Place(what.file, what.line),
+        ) from None
+    finally:
+        if kept is None:
+            del sys.modules[module.__name__]
+        else:
+            sys.modules[module.__name__] = kept
+    mine = [v for v in module.__dict__.values() if isinstance(v, Pipeline) and v.file == file]
+    found = {p.name: p for p in mine}
+    for one in mine:
+        if found[one.name] is not one:
+            raise UsageError(
+                f"{file} has two pipelines called {one.name}", place=one.place,
+                expected="a name for each", also=(("the other is at", found[one.name].place),),
+                remedy="@data.pipeline(name=…)")
+    return found

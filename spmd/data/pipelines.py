@@ -1,0 +1,388 @@
+"""Pipelines: a function of one example, or of a batch, with its source and its settings.
+
+In: `@data.pipeline(source=…)` on a function. Out: a Pipeline, which computes the examples of any
+positions of its stream as stacked arrays.
+Always holds: what is computed follows from pipeline, seed and position, however work is divided.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from types import CodeType
+from typing import Any
+
+import numpy as np
+
+from codegen.errors import Place, UsageError
+from spmd.data.computing import Failure, Misfit, Specs, Stacked, StackedRows, failure, specs_of
+from spmd.data.drawing import Drawn, EndOfStream, drawn
+from spmd.data.permutations import Generators
+from spmd.data.settings import Settings, read
+from spmd.data.source_base import ExampleSource
+from spmd.data.source_tools import Digest, caller, once_made
+
+Watch = Callable[[int], None]
+
+
+class Pipeline:
+    """What workers compute: made by `data.pipeline` and `data.batched`.
+
+    Called as a function, it is the function that it was made of, so that pipelines can use each
+    other's. name, file and line say where it stands; `settings` are those of the decorator.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], source: ExampleSource, settings: Settings,
+        size: int = 0, name: str = "",
+    ) -> None:
+        code = _code(function)
+        self.function, self.source, self.settings, self.size = function, source, settings, size
+        plain = getattr(function, "__name__", type(function).__name__)
+        self.name = name or plain
+        self.place = Place(code.co_filename, code.co_firstlineno, function=plain)
+        self.file, self.line = self.place.file, self.place.line
+        self.__doc__, self.__name__ = function.__doc__, plain
+        self._random = _takes_random(function, self.place)
+        self._drawn: Callable[[], Drawn] = once_made(lambda: drawn(source, settings))
+        self._generators = Generators(settings.seed)
+        self._specs: Specs | None = None
+        self._last: tuple[int, int, Any] | None = None  # a batch that was computed: of parts of it
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<pipeline {self.name} at {self.place}>"
+
+    # ---- how much there is
+
+    def length(self) -> int | None:
+        """Examples of an epoch; None where only reading them all can tell."""
+        return self.source.length()
+
+    def total(self, batch: int = 1) -> int | None:
+        """Batches of the stream, the last one perhaps not full; None: no end, or not known yet."""
+        n = self._drawn().total()
+        return None if n is None else -(-n // batch)
+
+    def digest(self) -> str:
+        """Equal where two workers give the same examples, as far as source and settings tell."""
+        s = self.settings
+        order = (s.sampling, s.seed, s.epochs, s.shuffle, self.size)
+        return Digest("pipeline").add(self.source.digest(), *order).text()
+
+    def specs(self) -> Specs:
+        """Shape and dtype of each field, as the first example has them; it is computed for that."""
+        if self._specs is None:
+            found = self.compute(0, 1)
+            for failed in found.failures:
+                raise failed.error(self.name)
+        assert self._specs is not None
+        return self._specs
+
+    def example_name(self, position: int) -> str:
+        """What a message calls the example at a position: a file, a row, a line."""
+        draw = self._drawn()
+        return draw.name(draw.keys(np.array([position]))[0])
+
+    def namer(self, first: int, count: int) -> Callable[[int], str]:
+        """The same for many positions: what names those from first on, at little cost for each."""
+        draw = self._drawn()
+        keys = draw.keys(np.arange(first, first + max(count, 1)))
+        return lambda position: draw.name(keys[max(position - first, 0)])
+
+    # ---- actions, for environments
+
+    @property
+    def acts(self) -> bool:
+        """Does it need actions, which a program sends back with `feed.send`?"""
+        return self.source.found_by() == "acting"
+
+    def ready(self, first: int, count: int) -> bool:
+        """Can these positions be computed now? Not before the actions that lead to them."""
+        return not self.acts or self.source.ready(first, count)  # type: ignore[attr-defined]
+
+    def send(self, first: int, actions: Mapping[str, np.ndarray]) -> None:
+        """Rows of actions, for what was given at the positions first, first + 1, …"""
+        if not self.acts:
+            raise UsageError(
+                f"pipeline {self.name} takes no actions", place=self.place,
+                expected="source=data.environments(…)", found=type(self.source).__name__.strip("_"),
+                remedy="leave out feed.send in the program")
+        self.source.send(first, actions)  # type: ignore[attr-defined]
+
+    # ---- computing
+
+    def compute(
+        self, first: int, count: int, fields: Mapping[str, tuple[Any, Any]] | None = None,
+        out: Mapping[str, np.ndarray] | None = None, watch: Watch | None = None,
+    ) -> Stacked:
+        """The examples of the positions first to first + count - 1, a row for each.
+
+        fields: name -> (shape of one example, dtype), as an image declares them; without them the
+        first example says what the others must be. out: arrays of `count` rows to fill. watch is
+        called with each position before its example is computed.
+
+        Failures are part of what is returned; with on_error="stop" the first one ends it.
+        Raises InputError if the source cannot be read.
+        """
+        specs = specs_of(fields) or self._specs
+        whose = "the program declares" if fields else "the first example"
+        table = StackedRows(count, specs, out, whose)
+        work = self._by_batches if self.size else self._one_by_one
+        failures = list(work(first, table, watch or _nobody))
+        if self._specs is None and table.specs:
+            self._specs = table.specs
+        table.finish()
+        return Stacked(first, table.arrays, table.there, failures, self._drawn().total())
+
+    def batches(
+        self, batch: int, fields: Mapping[str, tuple[Any, Any]] | None = None
+    ) -> Iterator[dict[str, np.ndarray]]:
+        """Whole batches one after the other, in this process; the last is left out if not full.
+
+        Raises InputError for an example that fails, unless on_error="skip": then its row is zeros.
+        """
+        first = 0
+        while True:
+            found = self.compute(first, batch, fields)
+            if self.settings.on_error == "stop":
+                for failed in found.failures:
+                    raise failed.error(self.name)
+            if found.total is not None and first + batch > found.total:
+                return
+            yield found.arrays
+            first += batch
+
+    def _positions(self, first: int, count: int) -> list[int]:
+        total = self._drawn().total()
+        end = first + count if total is None else min(first + count, total)
+        return list(range(first, end))
+
+    def _one_by_one(self, first: int, table: StackedRows, watch: Watch) -> Iterator[Failure]:
+        positions = self._positions(first, table.count)
+        draw, row = self._drawn(), 0
+        keys = draw.keys(np.array(positions, np.int64)) if positions else []
+        for row, (position, key) in enumerate(zip(positions, keys)):
+            watch(position)
+            reading = True
+            try:
+                example = draw.get(key)
+                reading = False
+                table.put(row, self._of_one(example, position))
+            except EndOfStream:
+                return
+            except (Exception, SystemExit) as error:
+                fatal = reading and self.source.found_by() == "reading"
+                failed = failure(error, position, draw.name(key), self.place, fatal)
+                yield failed
+                if failed.fatal or self.settings.on_error == "stop":
+                    return
+
+    def _of_one(self, example: Any, position: int) -> Any:
+        if self._random:
+            return self.function(example, rng=self._generators.at(position))
+        return self.function(example)
+
+    # ---- batches
+
+    def _by_batches(self, first: int, table: StackedRows, watch: Watch) -> Iterator[Failure]:
+        """Batches begin at multiples of their size, whichever of their positions are asked for."""
+        end = first + table.count
+        for begin in range(first - first % self.size, end, self.size):
+            watch(begin)
+            count, result = self._batch(begin)
+            here = max(begin, first)
+            stop = min(begin + count, end)
+            if isinstance(result, Failure):
+                yield replace(result, position=max(result.position, first))
+                if result.fatal or self.settings.on_error == "stop":
+                    return
+            elif here < stop:
+                try:
+                    table.put_many(slice(here - first, stop - first), result, here - begin, count)
+                except Misfit as error:
+                    yield failure(error, here, self._batch_name(begin, count), self.place)
+                    if self.settings.on_error == "stop":
+                        return
+            if count < self.size:
+                return
+
+    def _batch(self, begin: int) -> tuple[int, Any]:
+        """How many examples the batch from here on has, and its arrays, or why there are none."""
+        if self._last is not None and self._last[0] == begin:
+            return self._last[1:]
+        draw = self._drawn()
+        positions = self._positions(begin, self.size)
+        count = len(positions)
+        found: Any = {}
+        reading = self.source.found_by() == "reading"
+        try:
+            keys = draw.keys(np.array(positions, np.int64)) if positions else []
+            examples = self._read_on(keys) if reading else draw.get_many(keys)
+            count, reading = len(examples), False
+            if count:
+                more = {"rng": self._generators.at(begin)} if self._random else {}
+                found = self.function(examples, **more)
+                found = _stacked(found, count) if isinstance(found, list | tuple) else found
+        except (Exception, SystemExit) as error:
+            name = self._batch_name(begin, count)
+            found = failure(error, begin, name, self.place, reading)
+        self._last = (begin, count, found)
+        return count, found
+
+    def _read_on(self, keys: list[int]) -> list[Any]:
+        examples = []
+        for key in keys:
+            try:
+                examples.append(self._drawn().get(key))
+            except EndOfStream:
+                break
+        return examples
+
+    def _batch_name(self, begin: int, count: int) -> str:
+        return f"{self.example_name(begin)} and the {count - 1} behind it in the stream"
+
+
+def _nobody(position: int) -> None:
+    """Who watches when nobody does."""
+
+
+def _stacked(results: Any, count: int) -> dict[str, Any]:
+    """A list of examples as a dict of arrays."""
+    if len(results) != count or not all(isinstance(r, Mapping) for r in results):
+        raise Misfit(f"the pipeline returned another list than one of examples\n"
+                     f"expected: {count} dicts\nfound:    {len(results)} values")
+    return {name: np.stack([np.asarray(r[name]) for r in results]) for name in results[0]}
+
+
+# ---- decorators
+
+
+def _code(function: Any) -> CodeType:
+    """Where a function stands; of an object that is called, its method."""
+    plain = inspect.unwrap(function)
+    code = getattr(plain, "__code__", None) or getattr(type(plain).__call__, "__code__", None)
+    if not isinstance(code, CodeType):
+        raise UsageError(
+            "a pipeline is made of a function", place=caller(), expected="def f(example): …",
+            found=repr(function), remedy="a function that calls it")
+    return code
+
+
+def _takes_random(function: Callable[..., Any], place: Place) -> bool:
+    """Does it have a parameter rng? UsageError for one that cannot be called with an example."""
+    parameters = list(inspect.signature(function).parameters.values())
+    needed = [p.name for p in parameters if p.default is p.empty and p.kind in (
+        p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    names = [p.name for p in parameters]
+    if not names or names[0] == "rng" or not set(needed) <= {names[0], "rng"}:
+        raise UsageError(
+            "the function of a pipeline has other parameters", place=place,
+            expected="(example), or (example, rng) with the name rng",
+            found=str(inspect.signature(function)),
+            remedy="parameters of your own have default values")
+    return "rng" in names
+
+
+def pipeline(
+    function: Callable[..., Any] | None = None, /, *, source: ExampleSource | None = None,
+    name: str = "", **settings: Any,
+) -> Any:
+    """A decorator: the function of one example becomes a Pipeline.
+
+    The function gets an example of the source, and `rng`, a numpy.random.Generator, if it has a
+    parameter of that name; it is the example's until the function returns. It returns a dict of
+    arrays or numbers, the same fields each time.
+
+    source: data.files(…), data.arrays(…) and others. name: what the pipeline is called, if not as
+    the function. settings: sampling="once" or "independent", seed=0, epochs=None, shuffle=True,
+    on_error="stop" or "skip", timeout=60 seconds, and what says how it is served: the reference has
+    a table of all.
+
+    Raises UsageError for a setting that does not exist, or a value that it cannot have.
+
+    ::
+
+        >>> @data.pipeline(source=data.range(10), shuffle=False)
+        ... def squares(example, rng):
+        ...     return {"x": np.float32(example) ** 2}
+        >>> squares.compute(3, 4).arrays["x"]
+        array([ 9., 16., 25., 36.], dtype=float32)
+    """
+    place = caller()
+    return _decorator("pipeline", function, source, name, settings, 0, place)
+
+
+def batched(
+    function: Callable[..., Any] | None = None, /, *, source: ExampleSource | None = None,
+    size: int = 32, name: str = "", **settings: Any,
+) -> Any:
+    """A decorator: the function of a list of examples becomes a Pipeline.
+
+    The function gets `size` examples that follow each other in the stream, fewer at its end, and
+    returns a dict of arrays with a row for each, or a list of dicts. Of data.arrays it gets Rows:
+    `examples.x` has the rows of all. size is the pipeline's own: it need not be that of a feed,
+    and does not change what is in a batch of the feed. If the function raises, all of its examples
+    fail.
+
+    The settings are those of `pipeline`.
+
+    ::
+
+        >>> source = data.arrays(x=np.arange(8.0))
+        >>> @data.batched(source=source, size=4, shuffle=False)
+        ... def halves(examples):
+        ...     return {"x": examples.x / 2}
+        >>> halves.compute(2, 3).arrays["x"]
+        array([1. , 1.5, 2. ])
+    """
+    place = caller()
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        raise UsageError(
+            "size of data.batched is wrong", place=place, expected="a number of examples, from 1",
+            found=repr(size), remedy="size=32")
+    return _decorator("batched", function, source, name, settings, size, place)
+
+
+def _decorator(
+    which: str, function: Any, source: Any, name: str, given: dict[str, Any], size: int,
+    place: Place | None,
+) -> Any:
+    if function is not None or source is None:
+        raise UsageError(
+            f"data.{which} needs a source", place=place,
+            expected=f"@data.{which}(source=…) above the function",
+            found=f"@data.{which}" + ("()" if function is None else " alone"),
+            remedy="source=data.files('photos/*.jpg'), data.arrays('set.npz'), data.range(100) …")
+    if not isinstance(source, ExampleSource):
+        raise UsageError(
+            f"source of data.{which} is no source", place=place,
+            expected="what data.files, arrays, csv, lines, range or iterator returns",
+            found=type(source).__name__, remedy=_instead(source))
+    settings = read(given, place)
+    if not isinstance(name, str) or set(name) & set("@:/\\ ") or not (name or "x").isprintable():
+        raise UsageError(
+            f"name of data.{which} is wrong", place=place, found=repr(name),
+            expected="printable characters, without spaces and @ : /", remedy="name='train-images'")
+
+    def decorate(function: Callable[..., Any]) -> Pipeline:
+        if not callable(function):
+            raise UsageError(f"data.{which} decorates functions", place=place,
+                             expected="a function", found=type(function).__name__)
+        return Pipeline(function, source, settings, size, name)
+
+    return decorate
+
+
+def _instead(source: Any) -> str:
+    if isinstance(source, str | os.PathLike):
+        return f"data.files({str(source)!r})"
+    if isinstance(source, Mapping | np.ndarray):
+        return "data.arrays(x=…)"
+    if isinstance(source, range):
+        return f"data.{source!r}"
+    return "data.iterator(function) for a function that gives examples one after the other"

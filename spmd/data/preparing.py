@@ -1,0 +1,165 @@
+"""Operations on arrays of numbers: scales, thresholds, classes, lengths.
+
+Always holds: what comes in is not written to. Names and meaning are those of NumPy and of
+sklearn.preprocessing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from codegen.errors import InputError
+
+
+def normalise(x: Any, axis: int | None = -1, norm: str = "l2") -> np.ndarray:
+    """Divided by its length along an axis: "l2", "l1" or "max"; axis=None takes the whole array.
+
+    Zeros stay zeros.
+
+    ::
+
+        >>> data.normalise([3.0, 4.0]).tolist()
+        [0.6, 0.8]
+    """
+    x = _floats(x)
+    lengths = {"l2": lambda: np.sqrt(np.sum(x * x, axis, keepdims=True)),
+               "l1": lambda: np.sum(np.abs(x), axis, keepdims=True),
+               "max": lambda: np.max(np.abs(x), axis, keepdims=True)}
+    if norm not in lengths:
+        raise InputError("norm of data.normalise is unknown", expected=", ".join(lengths),
+                         found=repr(norm))
+    length = lengths[norm]()
+    return x / np.where(length == 0, 1, length).astype(x.dtype)
+
+
+def standardise(x: Any, mean: Any = None, std: Any = None, axis: Any = None) -> np.ndarray:
+    """(x - mean) / std, which broadcast; without them those of x itself along `axis`.
+
+    A deviation of 0 counts as 1.
+
+    ::
+
+        >>> data.standardise([1.0, 3.0], mean=1.0, std=2.0).tolist()
+        [0.0, 1.0]
+    """
+    x = _floats(x)
+    mean = np.mean(x, axis, keepdims=True) if mean is None else np.asarray(mean, x.dtype)
+    std = np.std(x, axis, keepdims=True) if std is None else np.asarray(std, x.dtype)
+    return (x - mean) / np.where(std == 0, 1, std).astype(x.dtype)
+
+
+def rescale(x: Any, low: Any = None, high: Any = None, to: tuple[float, float] = (0.0, 1.0)) -> Any:
+    """What lies between low and high, moved to lie between to[0] and to[1]; others beyond them.
+
+    low and high broadcast; without them they are the smallest and the largest of x.
+
+    ::
+
+        >>> data.rescale([0.0, 5.0, 10.0], to=(-1, 1)).tolist()
+        [-1.0, 0.0, 1.0]
+    """
+    x = _floats(x)
+    low = x.min() if low is None else np.asarray(low, x.dtype)
+    high = x.max() if high is None else np.asarray(high, x.dtype)
+    span = np.where(high == low, 1, high - low).astype(x.dtype)
+    return (x - low) / span * x.dtype.type(to[1] - to[0]) + x.dtype.type(to[0])
+
+
+def binarise(x: Any, threshold: float = 0.0) -> np.ndarray:
+    """1 where x is above the threshold, else 0, of the dtype of x.
+
+    ::
+
+        >>> data.binarise([0.2, 0.7], 0.5).tolist()
+        [0.0, 1.0]
+    """
+    x = np.asarray(x)
+    return (x > threshold).astype(x.dtype)
+
+
+def one_hot(labels: Any, classes: int, dtype: Any = np.float32) -> np.ndarray:
+    """A last dim of `classes` zeros, with a 1 at the label. InputError for a label beyond them.
+
+    ::
+
+        >>> data.one_hot([0, 2], 3).tolist()
+        [[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]]
+    """
+    labels = np.asarray(labels)
+    if labels.dtype.kind not in "iub" or np.any((labels < 0) | (labels >= classes)):
+        found = f"{labels.dtype}" + (
+            f", from {labels.min()} to {labels.max()}" if labels.size else "")
+        raise InputError("a label is none of the classes", found=found,
+                         expected=f"integers from 0 to {classes - 1}")
+    return np.eye(classes, dtype=dtype)[labels.astype(np.int64)]
+
+
+def pad(x: Any, shape: int | Sequence[int], value: Any = 0) -> np.ndarray:
+    """Of a larger shape: `value` behind what is there, in each dim. A number is for the first dim.
+
+    ::
+
+        >>> data.pad([1, 2], 4).tolist()
+        [1, 2, 0, 0]
+    """
+    x = np.asarray(x)
+    want = (shape, *x.shape[1:]) if isinstance(shape, int | np.integer) else tuple(shape)
+    if len(want) != x.ndim or any(have > most for have, most in zip(x.shape, want)):
+        raise InputError("an array is larger than it is padded to", expected=f"at most {want}",
+                         found=f"{x.shape}", remedy="data.pad_or_cut cuts what is too long")
+    found = np.full(want, value, x.dtype)
+    found[tuple(slice(n) for n in x.shape)] = x
+    return found
+
+
+def pad_or_cut(x: Any, length: int, value: Any = 0) -> np.ndarray:
+    """With exactly `length` rows: more are cut off, fewer are followed by `value`.
+
+    ::
+
+        >>> data.pad_or_cut([1, 2, 3], 2).tolist(), data.pad_or_cut([1], 2).tolist()
+        ([1, 2], [1, 0])
+    """
+    return pad(np.asarray(x)[:length], length, value)
+
+
+def bucket(length: int, lengths: Sequence[int]) -> int:
+    """The smallest of some lengths that holds this one.
+
+    ::
+
+        >>> data.bucket(70, (64, 128, 256))
+        128
+    """
+    found = [n for n in lengths if n >= length]
+    if not found:
+        raise InputError("nothing is long enough", expected=f"at most {max(lengths, default=0)}",
+                         found=str(length), remedy="another length, or data.pad_or_cut")
+    return min(found)
+
+
+def stack(arrays: Sequence[Any], length: int | Sequence[int] | None = None, value: Any = 0) -> Any:
+    """Arrays of unequal length as one, padded to the longest: (how many, longest, …).
+
+    length: pad to this instead; of several the smallest that holds all is taken.
+
+    ::
+
+        >>> data.stack([[1], [2, 3]], length=(4, 8)).tolist()
+        [[1, 0, 0, 0], [2, 3, 0, 0]]
+    """
+    every = [np.asarray(a) for a in arrays]
+    longest = max((len(a) for a in every), default=0)
+    if length is None:
+        length = longest
+    elif not isinstance(length, int | np.integer):
+        length = bucket(longest, length)
+    return np.stack([pad(a, int(length), value) for a in every])
+
+
+def _floats(x: Any) -> np.ndarray:
+    x = np.asarray(x)
+    return x if x.dtype.kind in "fc" else x.astype(np.float32 if x.dtype.itemsize < 4 else float)

@@ -1,0 +1,190 @@
+"""What is said of a pipeline beside its operations: one row per setting, checked as it is written.
+
+In: keywords of `@data.pipeline`, or JSON from another process. Out: Settings.
+Always holds: every value is what JSON can say; a wrong one is refused with what would be right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from difflib import get_close_matches
+from math import isfinite
+from typing import Any
+
+from codegen.errors import Place, UsageError
+
+SAMPLINGS = ("once", "independent")
+POLICIES = ("stop", "skip")
+QUEUES = ("fifo", "lifo")
+PULLS = ("turn", "random", "all")
+CODECS = ("auto", "none", "lz4", "zstd")
+LARGEST_SEED = 2**64 - 1
+
+# What says which examples there are and in what order: constant while a pipeline runs.
+FIXED = frozenset({"sampling", "seed", "epochs", "shuffle", "image"})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All settings of a pipeline, with their defaults."""
+
+    sampling: str = "once"
+    seed: int = 0
+    epochs: int | None = None
+    shuffle: bool | int = True
+    on_error: str = "stop"
+    timeout: float | None = 60.0
+    queue: str = "fifo"
+    workers: int | list[str] | None = None
+    max_workers: int | None = None
+    compress: str = "auto"
+    user: str = ""
+    priority: float = 0.0
+    image: str = ""
+    estimated_seconds: float | None = None
+    rates: dict[str, float] = field(default_factory=dict)
+    cost: float | None = None
+    energy: float | None = None
+    cost_per_hour: float | None = None
+    energy_per_hour: float | None = None
+    pull: str = "turn"
+
+    def as_json(self) -> dict[str, Any]:
+        """As a dict that JSON can write; `read` makes the same of it again."""
+        return asdict(self)
+
+    def changed(self, changes: Mapping[str, Any]) -> Settings:
+        """With other values for some, as a running pipeline may get them.
+
+        UsageError: a setting that does not exist, a wrong value, or one that says which examples
+        there are: those are constant while a pipeline runs.
+        """
+        _check(changes, None)
+        for name in changes:
+            if name in FIXED and changes[name] != getattr(self, name):
+                raise UsageError(
+                    f"{name} of a running pipeline cannot be changed",
+                    expected=f"{getattr(self, name)!r}, with which it began",
+                    found=repr(changes[name]),
+                    remedy="cancel it, and submit it again: it begins anew",
+                )
+        return replace(self, **{name: _plain(value) for name, value in changes.items()})
+
+
+def read(given: Mapping[str, Any], place: Place | None = None) -> Settings:
+    """Settings of what a user gives. UsageError, which names the setting, for a wrong one."""
+    _check(given, place)
+    return Settings(**{name: _plain(value) for name, value in given.items()})
+
+
+def _plain(value: Any) -> Any:
+    """A tuple as the list that JSON makes of it, a number of NumPy as Python's."""
+    if isinstance(value, tuple | list):
+        return [_plain(v) for v in value]
+    if isinstance(value, dict):
+        return {str(k): float(v) for k, v in value.items()}
+    return value.item() if hasattr(value, "item") else value
+
+
+def _check(given: Mapping[str, Any], place: Place | None) -> None:
+    for name, value in given.items():
+        if name not in RULES:
+            near = get_close_matches(name, RULES, 1)
+            raise UsageError(
+                f"a pipeline has no setting {name!r}", place=place,
+                expected=", ".join(sorted(RULES)),
+                remedy=f"{near[0]}=…" if near else "remove it",
+            )
+        holds, expected, remedy = RULES[name]
+        if not holds(_plain(value)):
+            remedy = _near(value, remedy)
+            raise UsageError(
+                f"{name} of a pipeline is wrong", place=place, expected=expected,
+                found=repr(value), remedy=remedy,
+            )
+
+
+def _near(value: Any, remedy: str) -> str:
+    """A word that was nearly right, before anything else."""
+    words = (*SAMPLINGS, *POLICIES, *QUEUES, *CODECS, *PULLS)
+    near = get_close_matches(value, words, 1) if isinstance(value, str) else []
+    return f"{near[0]!r}; {remedy}" if near else remedy
+
+
+# ---- rules
+
+Rule = tuple[Callable[[Any], bool], str, str]
+
+
+def _whole(value: Any, least: int = 0, most: float = float("inf")) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+
+
+def _number(value: Any, least: float = 0.0, open_: bool = True) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
+        return False
+    return value > least if open_ else value >= least
+
+
+def _workers(value: Any) -> bool:
+    several = isinstance(value, list) and bool(value)
+    return value is None or _whole(value, 1) or (
+        several and all(isinstance(v, str) and v for v in value))
+
+
+def _rates(value: Any) -> bool:
+    return isinstance(value, dict) and all(k and _number(v) for k, v in value.items())
+
+
+def _one_of(words: tuple[str, ...], remedy: str) -> Rule:
+    return (lambda v: isinstance(v, str) and v in words, " or ".join(map(repr, words)), remedy)
+
+
+def _positive(what: str, remedy: str) -> Rule:
+    return (lambda v: v is None or _number(v), f"{what}, above 0, or None", remedy)
+
+
+RULES: dict[str, Rule] = {
+    "sampling": _one_of(SAMPLINGS, "'once' gives every example of an epoch exactly once"),
+    "seed": (lambda v: _whole(v, 0, LARGEST_SEED), "an integer from 0 to 2**64 - 1", "seed=0"),
+    "epochs": (
+        lambda v: v is None or _whole(v, 1), "a number of epochs from 1, or None for no end",
+        "epochs=1 gives every example once",
+    ),
+    "shuffle": (
+        lambda v: isinstance(v, bool) or _whole(v, 2),
+        "True, False, or the length of a window of examples, from 2",
+        "shuffle=1000 shuffles within each window of 1000 examples",
+    ),
+    "on_error": _one_of(POLICIES, "'skip' goes on without an example that raises"),
+    "timeout": _positive("seconds for one example", "timeout=None waits for ever"),
+    "queue": _one_of(QUEUES, "'fifo' gives the oldest first, 'lifo' the newest"),
+    "workers": (
+        _workers, "a number from 1, a list of addresses, or None",
+        "None takes as many workers as the ranks need",
+    ),
+    "max_workers": (
+        lambda v: v is None or _whole(v, 1), "a number from 1, or None", "None is no limit"),
+    "compress": _one_of(CODECS, "'auto' measures what pays"),
+    "user": (lambda v: isinstance(v, str) and v.isprintable(), "a name", "user='me'"),
+    "priority": (
+        lambda v: _number(v, 0.0, open_=False), "a number from 0; a higher one comes first",
+        "priority=0 comes last",
+    ),
+    "image": (lambda v: isinstance(v, str), "the name of an image file", "image='train.img'"),
+    "estimated_seconds": _positive("a number of seconds", "estimated_seconds=3600"),
+    "rates": (
+        _rates, "a dict: kind of device -> examples per second, above 0",
+        "rates={'cpu': 500.0}",
+    ),
+    "cost": _positive("the most that it may cost", "cost=None is no limit"),
+    "energy": _positive("the most joules that it may take", "energy=None is no limit"),
+    "cost_per_hour": _positive(
+        "the most that its workers may cost in an hour", "cost_per_hour=None is no limit"),
+    "energy_per_hour": _positive(
+        "the most joules that its workers may take in an hour", "energy_per_hour=None is no limit"),
+    "pull": _one_of(PULLS, "'turn' asks the workers of a rank one after the other"),
+}
+
+assert set(RULES) == {f.name for f in fields(Settings)}  # both say which settings there are

@@ -1,0 +1,270 @@
+"""What every source of a pipeline is: examples with a number and a name, and parts of a source.
+
+Always holds: nothing is opened or listed before the first length, digest or example is asked for,
+so that a source may be made in one process and read in another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from codegen.errors import InputError, Place, UsageError
+from spmd.data.permutations import permuted
+from spmd.data.source_tools import Digest, caller, once_made
+
+
+class ExampleSource:
+    """Where the raw examples of a pipeline come from; `data.files` and others make one.
+
+    A class of your own has `length`, `get` and `digest`; `name` says in messages which one it is.
+    """
+
+    place: Place | None = None
+
+    def length(self) -> int | None:
+        """How many examples there are, or None where only reading them all can tell."""
+        raise NotImplementedError
+
+    def get(self, index: int) -> Any:
+        """The example of this number, from 0."""
+        raise NotImplementedError
+
+    def get_many(self, indices: list[int]) -> Any:
+        """Several at once: what a function of a batch gets. A list, or what acts as one."""
+        return [self.get(index) for index in indices]
+
+    def name(self, index: int) -> str:
+        """What a message calls the example of this number: a file, a row, a line."""
+        return f"example {index}"
+
+    def digest(self) -> str:
+        """Equal where two processes read the same examples, as far as can be told quickly."""
+        raise NotImplementedError
+
+    def begin(self) -> Iterator[tuple[str, Any]]:
+        """All examples in their own order, each with its name."""
+        for index in range(self.counted("this")):
+            yield self.name(index), self.get(index)
+
+    def counted(self, what: str) -> int:
+        """The length, where one is needed."""
+        n = self.length()
+        if n is None:
+            raise UsageError(
+                f"{what} needs a source of known length", place=self.place,
+                expected="files, arrays, csv, lines or range",
+                found="a source whose length is only known at its end",
+                remedy="sampling='once', with shuffle=False or a window such as shuffle=1000",
+            )
+        return n
+
+    def found_by(self) -> str:
+        """How an example is found: by its "number", by "reading" all before it, or by "acting"."""
+        return "reading" if self.length() is None else "number"
+
+    def at(self, position: int, seed: int) -> Any:
+        """What there is at a position of the stream, for sources that are found by acting."""
+        raise NotImplementedError
+
+    def empty(self) -> InputError:
+        return self.wrong("the source of a pipeline is empty", "one example or more", "none")
+
+    def wrong(self, message: str, expected: str, found: str, remedy: str = "") -> InputError:
+        """What is to be raised when the data is not what it should be."""
+        return InputError(
+            message, place=self.place, expected=expected, found=found, remedy=remedy)
+
+    # ---- parts of it
+
+    def take(self, n: int) -> ExampleSource:
+        """The first n examples.
+
+        ::
+
+            >>> [data.range(9).take(2).get(i) for i in (0, 1)]
+            [0, 1]
+        """
+        return _Part(self, 0, _size(n, 'take', self.place))
+
+    def skip(self, n: int) -> ExampleSource:
+        """All but the first n."""
+        return _Part(self, _size(n, 'skip', self.place), None)
+
+    def where(self, chosen: Any) -> ExampleSource:
+        """Some examples: `chosen` is an array of truth values, one per example, or of numbers.
+
+        ::
+
+            >>> odd = data.range(6).where([False, True] * 3)
+            >>> odd.length(), odd.get(2)
+            (3, 5)
+        """
+        return _Chosen(self, lambda: _numbers(self, chosen))
+
+    def split(
+        self, *fractions: float, seed: int = 0, shuffle: bool = True
+    ) -> tuple[ExampleSource, ...]:
+        """Parts that share no example, by fractions that add up to 1; one less may be given.
+
+        shuffle: drawn at random by seed, always in the same way; False cuts them in order.
+
+        ::
+
+            >>> train, test = data.range(10).split(0.8)
+            >>> train.length(), test.length()
+            (8, 2)
+        """
+        return _split(self, fractions, seed, shuffle)
+
+    def map(self, function: Any) -> ExampleSource:
+        """Each example as function(example) gives it, before the pipeline gets it.
+
+        ::
+
+            >>> data.range(5).map(lambda i: i * i).get(3)
+            9
+        """
+        return _Mapped(self, function)
+
+
+# ---- parts
+
+
+class _View(ExampleSource):
+    """A source made of another one."""
+
+    def __init__(self, source: ExampleSource) -> None:
+        self.source = source
+        self.place = caller() or source.place
+
+
+class _Part(_View):
+    """Examples of a source one after the other: count of them from `first` on, or all."""
+
+    def __init__(self, source: ExampleSource, first: int, count: int | None) -> None:
+        super().__init__(source)
+        self.first, self.count = first, count
+
+    def length(self) -> int | None:
+        n = self.source.length()
+        if n is None:
+            return None
+        rest = max(n - self.first, 0)
+        return rest if self.count is None else min(rest, self.count)
+
+    def get(self, index: int) -> Any:
+        return self.source.get(self.first + index)
+
+    def get_many(self, indices: list[int]) -> Any:
+        return self.source.get_many([self.first + index for index in indices])
+
+    def name(self, index: int) -> str:
+        return self.source.name(self.first + index)
+
+    def digest(self) -> str:
+        return Digest("part").add(self.source.digest(), self.first, self.count).text()
+
+    def begin(self) -> Iterator[tuple[str, Any]]:
+        end = None if self.count is None else self.first + self.count
+        return islice(self.source.begin(), self.first, end)
+
+
+class _Chosen(_View):
+    """Examples of a source by their numbers, which are found when first asked for."""
+
+    def __init__(self, source: ExampleSource, find: Callable[[], Any]) -> None:
+        super().__init__(source)
+        self._find = once_made(find)
+
+    def length(self) -> int:
+        return len(self._find())
+
+    def get(self, index: int) -> Any:
+        return self.source.get(int(self._find()[index]))
+
+    def get_many(self, indices: list[int]) -> Any:
+        return self.source.get_many(self._find()[np.asarray(indices, np.int64)].tolist())
+
+    def name(self, index: int) -> str:
+        return self.source.name(int(self._find()[index]))
+
+    def digest(self) -> str:
+        numbers = self._find()
+        return Digest("chosen").add(self.source.digest(), numbers.tobytes()).text()
+
+
+class _Mapped(_View):
+    """Each example as a function of the user gives it."""
+
+    def __init__(self, source: ExampleSource, function: Callable[[Any], Any]) -> None:
+        super().__init__(source)
+        self.function = function
+
+    def length(self) -> int | None:
+        return self.source.length()
+
+    def get(self, index: int) -> Any:
+        return self.function(self.source.get(index))
+
+    def name(self, index: int) -> str:
+        return self.source.name(index)
+
+    def digest(self) -> str:
+        return self.source.digest()
+
+    def begin(self) -> Iterator[tuple[str, Any]]:
+        return ((name, self.function(example)) for name, example in self.source.begin())
+
+
+def _size(n: Any, what: str, place: Place | None) -> int:
+    if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 0:
+        raise UsageError(
+            f"{what} of a source", place=caller() or place,
+            expected="a number of examples, from 0", found=repr(n))
+    return int(n)
+
+
+def _numbers(source: ExampleSource, chosen: Any) -> Any:
+    """The numbers of examples that a mask, or an array of numbers, chooses."""
+    n = source.counted("where")
+    found = np.asarray(chosen)
+    if found.dtype == np.bool_ and found.shape == (n,):
+        return np.flatnonzero(found)
+    whole = found.ndim == 1 and (np.issubdtype(found.dtype, np.integer) or not found.size)
+    if whole and np.all((found >= 0) & (found < n)):
+        return found.astype(np.int64)
+    raise UsageError(
+        "where chooses examples that the source does not have", place=source.place,
+        expected=f"{n} truth values, or numbers from 0 to {n - 1}",
+        found=f"{found.dtype} {found.shape}" + (
+            f", from {found.min()} to {found.max()}" if whole else ""),
+        remedy="np.flatnonzero makes numbers of a condition",
+    )
+
+
+def _split(
+    source: ExampleSource, fractions: tuple[float, ...], seed: int, shuffle: bool
+) -> tuple[ExampleSource, ...]:
+    total = sum(fractions)
+    if not fractions or min(fractions) <= 0 or total > 1 + 1e-9:
+        raise UsageError(
+            "split of a source", place=caller() or source.place,
+            expected="fractions above 0 that add up to 1 at most", found=repr(fractions),
+            remedy="train, test = source.split(0.8)")
+    parts = (*fractions, 1 - total) if total < 1 - 1e-9 else fractions
+    ends = [0.0, *np.cumsum(parts).tolist()]
+
+    def numbers(k: int) -> Any:
+        n = source.counted("split")
+        begin, end = (round(n * e) for e in ends[k : k + 2])
+        places = np.arange(begin, end, dtype=np.int64)
+        return np.sort(permuted(n, places, seed)) if shuffle and len(places) else places
+
+    def part(k: int) -> ExampleSource:
+        return _Chosen(source, lambda: numbers(k))
+
+    return tuple(part(k) for k in range(len(parts)))

@@ -1,0 +1,209 @@
+"""The options of `spmd feed`: one row for each of its commands.
+
+In: the parser of feed. Out: its commands with their options. Nothing of feeding is imported here.
+"""
+
+from __future__ import annotations
+
+import re
+
+from spmd import texts
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+HERE = "tcp://127.0.0.1:5570"
+_HOURS = re.compile(r"([01]\d|2[0-3]):[0-5]\d-([01]\d|2[0-3]):[0-5]\d")
+
+
+def add(feed: Any) -> None:
+    """All commands of feed."""
+    commands = feed.add_subparsers(dest="what", metavar="COMMAND", required=True)
+    for name, (what, options) in COMMANDS.items():
+        one = commands.add_parser(name, help=what, description=f"{what[0].upper()}{what[1:]}.")
+        options(one)
+
+
+def _serve(one: Any) -> None:
+    one.add_argument("--listen", metavar="tcp://HOST:PORT", default=HERE,
+                     help=f"default: {HERE}; tcp://0.0.0.0:5570 for other machines, with --keys")
+    _add_keys(one)
+    one.add_argument("--state", metavar="FILE", default="",
+                     help="what outlives a restart; default: ~/.local/state/spmd/feed-PORT.sqlite")
+    one.add_argument("--page", metavar="PORT", type=_port, default=None,
+                     help="a page on 127.0.0.1 with rates, /metrics for Prometheus, /status.json")
+    one.add_argument("--slice", metavar="SECONDS", type=_positive, default=10.0,
+                     help="how long a pipeline has the workers where several take turns; "
+                     "default: 10")
+
+
+def _worker(one: Any) -> None:
+    _add_connect(one)
+    one.add_argument("--processes", metavar="N", type=texts.count, default=None,
+                     help="workers on this machine; default: one for each core")
+    one.add_argument("--device", metavar="KIND", default="cpu",
+                     help="the kind of device, as pipelines name it in rates=; default: cpu")
+    one.add_argument("--free", metavar="HH:MM-HH:MM", type=_hours, default=None,
+                     help="work at these hours only")
+    one.add_argument("--memory", metavar="SIZE", type=_size, default=0,
+                     help="that all of them may take, as 8g; default: three quarters of what is "
+                     "free")
+    one.add_argument("--cost", metavar="AMOUNT", type=_positive, default=0.0,
+                     help="of one worker in an hour, for the limits of pipelines")
+    one.add_argument("--watts", metavar="W", type=_positive, default=0.0,
+                     help="that one worker takes, for the limits of pipelines")
+
+
+def _submit(one: Any) -> None:
+    one.add_argument("file", metavar="FILE.py[:NAME]", help="a file with @data.pipeline in it")
+    one.add_argument("--name", default="", help="the name to submit it under; default: its own")
+    one.add_argument("--image", metavar="IMAGE", help="the image that takes it: is compared first")
+    _add_settings(one)
+    _add_connect(one)
+    _add_json(one)
+
+
+def _update(one: Any) -> None:
+    one.add_argument("name", metavar="PIPELINE", help="may be running: nothing is lost")
+    one.add_argument("--source", metavar="FILE.py", default="",
+                     help="the text that workers compute from now on")
+    _add_settings(one)
+    _add_connect(one)
+    _add_json(one)
+
+
+def _cancel(one: Any) -> None:
+    one.add_argument("name", metavar="PIPELINE", help="runs that take it end with a message")
+    _add_connect(one)
+    _add_json(one)
+
+
+def _status(one: Any) -> None:
+    _add_connect(one)
+    _add_json(one)
+
+
+def _top(one: Any) -> None:
+    one.add_argument("--every", metavar="SECONDS", type=_positive, default=1.0,
+                     help="default: 1; Ctrl-C ends it")
+    _add_connect(one)
+
+
+def _keys(one: Any) -> None:
+    one.add_argument("folder", metavar="FOLDER",
+                     help="gets server.key, server.secret, client.key and client.secret")
+
+
+# What a command of feed does, and its options.
+COMMANDS = {
+    "serve": ("the scheduler: assigns workers to ranks", _serve),
+    "worker": ("workers of this machine, which compute examples", _worker),
+    "submit": ("give a pipeline to the scheduler", _submit),
+    "status": ("say what runs, how fast, and what to do", _status),
+    "top": ("the same as it changes", _top),
+    "update": ("change a pipeline while it runs", _update),
+    "cancel": ("take a pipeline away", _cancel),
+    "keys": ("make keys: nobody without one gets in", _keys),
+}
+
+# Settings of a pipeline that the command line can give: option, how it is read, its metavar, help.
+SETTINGS: dict[str, tuple[Any, str, str]] = {
+    "workers": (lambda word: _workers(word), "N|ADDRESS,…",
+                "so many, whatever the rates say; or those that are preferred"),
+    "max_workers": (texts.count, "N", "at most so many"),
+    "priority": (lambda word: _number(word), "P", "a higher one comes first"),
+    "cost": (lambda word: _positive(word), "AMOUNT", "the most that it may cost in all"),
+    "cost_per_hour": (lambda word: _positive(word), "AMOUNT", "the most in an hour"),
+    "energy": (lambda word: _positive(word), "JOULES", "the most that it may take in all"),
+    "energy_per_hour": (lambda word: _positive(word), "JOULES", "the most in an hour"),
+    "estimated_seconds": (lambda word: _positive(word), "SECONDS",
+                          "how long it will run; the shortest goes first in time slices"),
+    "rates": (lambda word: _rates(word), "KIND=RATE,…",
+              "examples/s of a worker, until it is measured"),
+    "pull": (str, "HOW", "ask workers in turn, at random, or all: turn, random, all"),
+    "queue": (str, "ORDER", "fifo or lifo"),
+    "compress": (str, "CODEC", "auto, none, lz4 or zstd"),
+    "on_error": (str, "POLICY", "stop or skip"),
+    "timeout": (lambda word: _positive(word), "SECONDS", "for one example"),
+    "user": (str, "NAME", "whose it is"),
+}
+
+
+def given_settings(asked: Any) -> dict[str, Any]:
+    """Those that stand on the command line."""
+    found = {name: getattr(asked, name) for name in (*SETTINGS, "image")
+             if getattr(asked, name, None) is not None}
+    return found
+
+
+def _add_settings(one: Any) -> None:
+    for name, (read, metavar, text) in SETTINGS.items():
+        one.add_argument(f"--{name.replace('_', '-')}", metavar=metavar, type=read, default=None,
+                         help=text)
+
+
+def _add_connect(one: Any) -> None:
+    one.add_argument("--connect", metavar="tcp://HOST:PORT", default=HERE,
+                     help=f"where the scheduler is; default: {HERE}")
+    _add_keys(one)
+
+
+def _add_keys(one: Any) -> None:
+    one.add_argument("--keys", metavar="FOLDER", default="",
+                     help="of feed keys; default: SPMD_FEED_KEYS, or those of this user on this "
+                     "machine")
+
+
+def _add_json(one: Any) -> None:
+    one.add_argument("--json", action="store_true", help="the same, for programs to read")
+
+
+# ---- words
+
+
+def _number(word: str) -> float:
+    try:
+        value = float(word)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1e15:
+        raise ValueError(f"{word!r} is not a number from 0")
+    return value
+
+
+def _positive(word: str) -> float:
+    value = _number(word)
+    if value == 0:
+        raise ValueError(f"{word!r} is not a number above 0")
+    return value
+
+
+def _port(word: str) -> int:
+    if not texts.is_number(word) or int(word) > 65535:
+        raise ValueError(f"{word!r} is not a port from 0 to 65535")
+    return int(word)
+
+
+def _hours(word: str) -> str:
+    if not _HOURS.fullmatch(word):
+        raise ValueError(f"{word!r} is not HH:MM-HH:MM, as 20:00-06:00")
+    return word
+
+
+def _size(word: str) -> int:
+    return texts.sizes(word)[0]
+
+
+def _workers(word: str) -> int | list[str]:
+    return int(word) if texts.is_number(word) else [part for part in word.split(",") if part]
+
+
+def _rates(word: str) -> dict[str, float]:
+    found = {}
+    for part in word.split(","):
+        kind, equals, rate = part.partition("=")
+        if not equals or not kind:
+            raise ValueError(f"{word!r} is not KIND=RATE,KIND=RATE")
+        found[kind] = _positive(rate)
+    return found

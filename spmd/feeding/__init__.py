@@ -1,0 +1,1 @@
+"""Feeding: workers that compute examples, a scheduler that assigns them, consumers in ranks."""

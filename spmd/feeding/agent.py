@@ -1,0 +1,310 @@
+"""The agent of a machine (`feed worker`): it starts workers, watches them, beats to the scheduler.
+
+In: the scheduler's address, keys, how many processes. A worker that dies, hangs or takes too much
+memory is named with pipeline, example, file and line, and another one is started.
+Always holds: no worker outlives its agent; the scheduler hears of a dead one at once.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import sys
+import time
+
+from codegen.errors import EnvironmentFault
+from spmd.feeding.board import COMPUTING, IDLE, Board
+from spmd.feeding.children import Child, ended_by
+from spmd.feeding.keys import Keys, zmq
+from spmd.feeding.machine import available_memory, host_name, hours, is_free, own_address
+from spmd.feeding.sockets import Lines, received
+from spmd.feeding.wire import MalformedMessage, Message, decode, encode, new_id
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+BEAT_S = 0.5
+LOOK_S = 0.1  # between two looks at what workers do, and at their memory
+LOAD_S = 120.0  # a pipeline's file that is not loaded by then hangs
+GRACE_S = 0.5  # for what hangs to say where
+AGAIN_S = (0.0, 0.2, 1.0, 5.0)  # before a worker starts again that dies at once, again and again
+BASE_BYTES = 256 << 20  # what a worker takes beside its examples
+OUTSIDE = (-signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP)
+FRAME = re.compile(r'File "([^"]+)", line (\d+) in ')
+
+
+class Supervised:
+    """A worker's process, and what its agent knows of it."""
+
+    def __init__(self, started: dict[str, Any], loaded: list[dict[str, Any]]) -> None:
+        self.worker = new_id()
+        self.board = Board()
+        self.trace = os.memfd_create("spmd-feed-trace", os.MFD_CLOEXEC)
+        self.child = Child("spmd.feeding.worker", (self.board.fd, self.trace),
+                           dies_with_thread=True)
+        self.child.channel.send(**started)
+        for said in loaded:
+            self.child.channel.send(load=said)
+        self.began = time.monotonic()
+        self.said: dict[str, Any] | None = None  # its port, key, local socket
+        self.why = ""  # it is being ended by us
+
+    def where_it_hangs(self) -> tuple[str, int] | None:
+        """File and line at which its Python stands: the innermost that is not ours."""
+        try:
+            os.kill(self.child.pid, signal.SIGUSR1)
+        except ProcessLookupError:
+            return None
+        end = time.monotonic() + GRACE_S
+        found: list[tuple[str, int]] = []
+        while not found and time.monotonic() < end:
+            time.sleep(0.02)
+            text = os.pread(self.trace, 1 << 16, 0).decode("utf-8", "replace")
+            found = [(file, int(line)) for file, line in FRAME.findall(text)]
+        at = self.board.now()
+        mine = [f for f in found if f[0] == at["file"]]
+        return (mine or found or [None])[0]  # type: ignore[list-item]
+
+    def memory(self) -> int:
+        """Bytes that are its own: without what it shares with consumers."""
+        try:
+            with open(f"/proc/{self.child.pid}/statm") as file:
+                _, resident, shared = file.read().split()[:3]
+        except (OSError, ValueError):
+            return 0
+        return (int(resident) - int(shared)) * os.sysconf("SC_PAGESIZE")
+
+    def close(self) -> None:
+        self.child.channel.close()
+        self.board.close()
+        os.close(self.trace)
+
+
+class Agent:
+    """connect: the scheduler's address. memory: bytes that all workers may take together.
+
+    cost: of one worker in an hour; watts: that one takes.
+    free: from when to when on the clock it works, as "20:00-06:00"; "" always.
+    lifeline: a descriptor whose end says that whoever started us is gone.
+    """
+
+    def __init__(self, connect: str, keys: Keys, processes: int, *, device: str = "cpu",
+                 free: str = "", memory: int = 0, cost: float = 0.0, watts: float = 0.0,
+                 lifeline: Any = None,
+                 log: Callable[[str], None] | None = None) -> None:
+        self.agent, self.processes, self.device = new_id(), processes, device
+        self.hours, self.free = hours(free), free
+        self.cost, self.watts = cost, watts
+        self.memory = (memory or available_memory() * 3 // 4) // processes
+        if self.memory < BASE_BYTES // 2:
+            raise EnvironmentFault(
+                "too little memory for workers", expected=f"{BASE_BYTES // 2} bytes for each",
+                found=f"{self.memory}", remedy="fewer --processes")
+        self.keys, self.lifeline = keys, lifeline
+        self.log = log or _say
+        self.host = host_name()
+        self.lines = Lines(keys)
+        self.scheduler = self.lines.dealer(connect, keys.server, self.agent)
+        self.mine = own_address(connect)
+        self.workers: list[Supervised] = []
+        self.pipelines: dict[str, dict[str, Any]] = {}
+        self.deaths: list[float] = []
+        self.start_at = 0.0
+        self.stopping = ""
+        self._beaten = self._looked = 0.0
+        self._joined: list[dict[str, Any]] | None = None
+
+    def run(self) -> None:
+        """Until it is told to stop, or whoever started it is gone."""
+        try:
+            while not self.stopping:
+                self.keep_number()
+                self.attend()
+                self.look()
+                self.beat()
+        finally:
+            self.end()
+
+    def stop(self, why: str) -> None:
+        self.stopping = self.stopping or why
+
+    def end(self) -> None:
+        self.tell("leave", agent=self.agent)
+        for one in self.workers:
+            one.child.channel.close()
+        for one in self.workers:
+            one.child.end(0.3)
+            one.close()
+        self.workers.clear()
+        self.lines.close(linger_ms=200)
+
+    # ---- workers
+
+    def keep_number(self) -> None:
+        now = time.monotonic()
+        wanted = self.processes if is_free(self.hours) else 0
+        if wanted == 0 and self.workers:
+            for one in self.workers:
+                one.child.end(0.3)
+                one.close()
+            self.workers.clear()
+            self.join()
+        if now < self.start_at:
+            return
+        started = {"keys": self.keys.as_plain(), "bind": f"tcp://{self.bind()}:*",
+                   "memory": self.memory, "limit": self.memory + BASE_BYTES}
+        while len(self.workers) < wanted:
+            self.workers.append(Supervised(started, list(self.pipelines.values())))
+
+    def bind(self) -> str:
+        """Where workers listen: nowhere else than on this machine if the scheduler is here too."""
+        return "127.0.0.1" if self.mine == "127.0.0.1" else "*"
+
+    def attend(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self.scheduler, zmq.POLLIN)
+        for one in self.workers:
+            poller.register(one.child.channel.fileno(), zmq.POLLIN)
+        if self.lifeline is not None:
+            poller.register(self.lifeline.fileno(), zmq.POLLIN)
+        ready = dict(poller.poll(int(LOOK_S * 1000)))
+        if self.lifeline is not None and self.lifeline.fileno() in ready and (
+                self.lifeline.said() is None):
+            self.stop("whoever started it has ended")
+        for one in list(self.workers):
+            if one.child.channel.fileno() in ready:
+                self.worker_said(one)
+        while frames := received(self.scheduler):
+            try:
+                self.scheduler_said(decode(frames))
+            except MalformedMessage as error:
+                self.log(f"from the scheduler: {error}")
+
+    def worker_said(self, one: Supervised) -> None:
+        said = one.child.channel.said()
+        if said is None:
+            one.child.process.wait()
+            self.died(one)
+        elif said:
+            one.said = said[0]
+            self.join()
+
+    def look(self) -> None:
+        """Ends what takes too long or too much memory."""
+        now = time.monotonic()
+        if now - self._looked < LOOK_S:
+            return
+        self._looked = now
+        for one in list(self.workers):
+            one.child.channel.flush()
+            if one.child.has_ended() is not None:
+                self.died(one)
+                continue
+            at = one.board.now()
+            limit = LOAD_S if at["state"] != COMPUTING else (
+                at["timeout"] and at["timeout"] * max(at["count"], 1))
+            if at["state"] != IDLE and limit and at["seconds"] > limit:
+                one.why = f"took longer than {limit:g} s, its timeout"
+            elif one.memory() > self.memory + BASE_BYTES:
+                one.why = f"took more than {(self.memory + BASE_BYTES) >> 20} MiB of memory"
+            else:
+                continue
+            where = one.where_it_hangs()
+            one.child.kill()
+            self.died(one, where)
+
+    def died(self, one: Supervised, where: tuple[str, int] | None = None) -> None:
+        """Names what it was at, and lets another one begin."""
+        self.workers.remove(one)
+        status = one.child.process.wait()
+        why = one.why or ended_by(status)
+        at = one.board.now()
+        one.close()
+        self.join()  # at once, without it: nobody asks it any more
+        if at["state"] == IDLE or not at["pipeline"]:
+            at.update(pipeline=None, position=None, example=None, file=None, line=None)
+        file, line = where or (at["file"], at["line"])
+        if status in OUTSIDE and not one.why:  # somebody ended it: its example has no part in that
+            at["position"] = at["example"] = None
+        named = at["example"] or (None if at["position"] is None else f"position {at['position']}")
+        self.tell("gone", worker=one.worker, why=why, pipeline=at["pipeline"],
+                  position=at["position"], example=named, file=file, line=line)
+        what = f" at {named} of {at['pipeline']} ({file}:{line})" if at["pipeline"] else ""
+        self.log(f"worker {one.worker}{what} {why}; another one starts")
+        now = time.monotonic()
+        self.deaths = [d for d in self.deaths if now - d < 10] + [now]
+        soon = now - one.began < 2 and one.said is None  # it does not even begin
+        self.start_at = now + AGAIN_S[min(len(self.deaths), len(AGAIN_S) - 1) if soon else 0]
+
+    # ---- the scheduler
+
+    def tell(self, kind: str, **fields: Any) -> None:
+        try:
+            self.scheduler.send_multipart(encode(kind, **fields), zmq.DONTWAIT)
+        except zmq.Again:
+            pass  # it has been away for long; when it is back, it asks us who we are
+
+    def join(self) -> None:
+        """Tells the scheduler which workers there are, if that has changed."""
+        processes = [
+            {"worker": one.worker, "address": f"tcp://{self.mine}:{one.said['port']}",
+             "key": one.said["key"], "local": one.said["local"], "secret": one.said["secret"],
+             "host": self.host}
+            for one in self.workers if one.said]
+        if processes != self._joined:
+            self._joined = processes
+            self.tell("join", agent=self.agent, host=self.host, name=socket.gethostname(),
+                      device=self.device, processes=processes, free=self.free or None,
+                      memory=self.memory, cost=self.cost or None, energy=self.watts or None)
+
+    def beat(self) -> None:
+        now = time.monotonic()
+        if now - self._beaten < BEAT_S:
+            return
+        self._beaten = now
+        if self._joined is None:
+            self.join()
+        workers = {}
+        for one in self.workers:
+            if one.said:
+                made, at = one.board.all_made(), one.board.now()
+                if at["state"] == COMPUTING and at["pipeline"] in made:
+                    made[at["pipeline"]]["at"] = {
+                        k: at[k] for k in ("position", "example", "file", "line", "seconds")}
+                workers[one.worker] = made
+        self.tell("beat", agent=self.agent, workers=workers)
+
+    def scheduler_said(self, message: Message) -> None:
+        if message.kind == "who":
+            self._joined = None
+            self.join()
+        elif message.kind == "stop":
+            self.stop(message["why"])
+        elif message.kind == "load":
+            self.pipelines[message["name"]] = message.fields
+            for one in self.workers:
+                one.child.channel.send(load=message.fields)
+        elif message.kind == "drop":
+            self.pipelines.pop(message["name"], None)
+            for one in self.workers:
+                one.child.channel.send(drop=message["name"])
+
+
+def _say(text: str) -> None:
+    print(f"spmd feed worker: {text}", file=sys.stderr, flush=True)
+
+
+def run_agent(connect: str, keys: Keys, processes: int, *, device: str = "cpu", free: str = "",
+              memory: int = 0, cost: float = 0.0, watts: float = 0.0) -> None:
+    """`feed worker`: until Ctrl-C, SIGTERM, or the scheduler's word."""
+    agent = Agent(connect, keys, processes, device=device, free=free, memory=memory, cost=cost,
+                  watts=watts)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda n, _: agent.stop(signal.Signals(n).name))
+    _say(f"{processes} workers for {connect}")
+    agent.run()
+    _say(f"ended: {agent.stopping}")

@@ -1,0 +1,87 @@
+"""A worker as a consumer sees it: the line to it, its shared memory, what it may be asked."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from codegen.errors import InputError
+from spmd.feeding.evaluating import dtype_named
+from spmd.feeding.packing import unpacked
+from spmd.feeding.shared_results import ReadResults, fits
+from spmd.feeding.wire import encode
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from spmd.feeding.sockets import Lines
+    from spmd.feeding.wire import Message
+
+CREDITS, MOST_CREDITS = 2, 16
+AHEAD_S = 0.05  # of work that a worker should have before it
+
+
+class AskedWorker:
+    """assigned: what the scheduler says of it: address, key, local socket, share."""
+
+    def __init__(self, lines: Lines, consumer: str, assigned: dict[str, Any], here: str) -> None:
+        self.worker, self.share = assigned["worker"], assigned["share"]
+        self.assigned = assigned
+        self.lines = lines
+        self.socket = lines.dealer(assigned["address"], assigned["key"], consumer, large=True)
+        self.reading: ReadResults | None = None
+        if assigned["local"] and assigned["host"] == here:
+            try:
+                self.reading = ReadResults(consumer, assigned["local"], assigned["secret"] or "")
+            except OSError:
+                pass  # another network namespace, or it has just ended: frames do as well
+        self.rows = 0.0  # asked so far, over its share
+        self.quiet_until = 0.0  # it does not know the pipeline yet
+
+    def credits(self, piece_s: float) -> int:
+        return min(max(CREDITS, round(AHEAD_S / piece_s) if piece_s else 0), MOST_CREDITS)
+
+    def say(self, kind: str, frames: list[Any] | None = None, **fields: Any) -> None:
+        self.socket.send_multipart(encode(kind, frames or [], **fields), copy=not frames)
+
+    def is_alive(self) -> bool:
+        """False once its Unix socket says that its process has ended."""
+        return self.reading is None or self.reading.attend()
+
+    def arrays(self, message: Message, fields: list[dict[str, Any]],
+               count: int) -> dict[str, np.ndarray]:
+        """What it gave: each field of the feed, of `count` rows. InputError if it is not that."""
+        wanted = {f["name"]: f for f in fields}
+        if {a["name"] for a in message["arrays"]} != wanted.keys() or (
+                len(message["arrays"]) != len(wanted)):
+            raise self._wrong(f"expected the fields {', '.join(wanted)}")
+        found = {}
+        for array in message["arrays"]:
+            field = wanted[array["name"]]
+            shape, dtype = (count, *field["shape"]), dtype_named(field["dtype"])
+            size = dtype.itemsize
+            for extent in shape:
+                size *= extent
+            if array["bytes"] != size or tuple(array["shape"]) != shape:
+                raise self._wrong(f"{array['name']}: expected {size} bytes of shape {shape}")
+            memory, offset = self._memory(message, array, size)
+            found[array["name"]] = np.ndarray(shape, dtype, memory, offset)
+        return found
+
+    def _memory(self, message: Message, array: dict[str, Any], size: int) -> tuple[Any, int]:
+        if array["frame"] is not None:
+            data = message.frames[array["frame"]]
+            return unpacked(data, array["codec"] or "none", size), 0
+        memory = self.reading.region(array["region"]) if self.reading else None
+        if memory is None or not fits(memory, array["offset"], size):
+            raise self._wrong(f"{array['name']}: no such region of its memory")
+        return memory, array["offset"]
+
+    def _wrong(self, text: str) -> InputError:
+        return InputError(f"worker {self.worker} at {self.assigned['address']} gave something else "
+                          f"than it was asked for: {text}")
+
+    def close(self) -> None:
+        self.lines.forget(self.socket)
+        if self.reading:
+            self.reading.close()

@@ -1,0 +1,248 @@
+"""What a consumer asks for: batches cut into pieces, each asked of a worker, each filled once.
+
+In: what is wanted, what workers answer, who is lost. Out: pieces to ask for, whole batches in
+order. Pure bookkeeping: no sockets, no clock of its own.
+Always holds: a row of a batch is filled exactly once, however often its piece was asked for.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, field
+
+from spmd.feeding.wire import new_id
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+DEADLY = 2  # so many workers that died at one example are enough
+LEAST_S = 5e-3  # a piece of less work is not worth a message
+MOST_BYTES = 64 << 20  # of a piece
+
+
+@dataclass(order=True)
+class AskedPiece:
+    """Rows of batch k from row `row` on, the positions from `first` on."""
+
+    k: int
+    row: int
+    count: int = field(compare=False)
+    first: int = field(compare=False)
+
+
+@dataclass
+class Asked:
+    piece: AskedPiece
+    worker: str
+    when: float
+
+
+@dataclass
+class Filled:
+    """An answer. arrays: of `piece.count` rows, zeros where nothing is; there: which rows are."""
+
+    piece: AskedPiece
+    arrays: dict[str, Any]
+    there: list[bool]
+    worker: str
+    number: str  # by which its worker knows it
+
+
+class Asking:
+    """segments: rows of each batch that this consumer holds, apart from each other, in order.
+
+    keeps_cut: each batch is cut as the first was, so that a place stays with its worker.
+    """
+
+    def __init__(self, segments: list[tuple[int, int]], batch: int, start: int, *, masked: bool,
+                 row_bytes: int = 1, keeps_cut: bool = False) -> None:
+        self.segments, self.batch, self.masked = segments, batch, masked
+        self.row_bytes = max(row_bytes, 1)
+        self.keeps_cut = keeps_cut
+        self.cut: list[tuple[int, int]] = []  # (first row, rows) of the pieces of a batch
+        self.opened = self.next = start  # batches below are asked for; below: were given on
+        self.end: int | None = None  # positions of the stream, once known
+        self.waiting: list[AskedPiece] = []
+        self.asked: dict[str, Asked] = {}
+        self.filled: dict[int, dict[int, Filled]] = {}  # by batch and row
+        self.pieces: dict[int, int] = {}  # how many each open batch has
+        self.deaths: dict[int, int] = {}  # by position
+        self.left_out: set[int] = set()
+        self.together = 1  # examples that the pipeline computes at once
+        self.example_s = 0.0  # measured; 0: not yet
+
+    # ---- how many batches there are
+
+    def batches(self) -> int | None:
+        """Batches of the stream, once known: the last may be short where there is a mask."""
+        if self.end is None:
+            return None
+        return -(-self.end // self.batch) if self.masked else self.end // self.batch
+
+    def not_given(self) -> int:
+        """Examples at the end that do not fill a batch, and are not given."""
+        return 0 if self.masked or self.end is None else self.end % self.batch
+
+    def has_ended(self) -> bool:
+        last = self.batches()
+        return last is not None and self.next >= last
+
+    # ---- pieces
+
+    def open_until(self, limit: int, workers: int, depth: int) -> None:
+        """Cuts the batches before `limit` into pieces that wait to be asked for."""
+        last = self.batches()
+        limit = limit if last is None else min(limit, last)
+        while self.opened < limit:
+            k, self.opened = self.opened, self.opened + 1
+            self.filled[k], self.pieces[k] = {}, 0
+            if not self.cut or not self.keeps_cut:
+                self.cut = [rows for begin, end in self.segments
+                            for rows in self._cut(k, begin, end, workers, depth)]
+            for row, count in self.cut:
+                heapq.heappush(self.waiting, AskedPiece(k, row, count, k * self.batch + row))
+                self.pieces[k] += 1
+            if not self.segments:  # no rows here: this process must only know where it ends
+                heapq.heappush(self.waiting, AskedPiece(k, 0, 0, k * self.batch))
+                self.pieces[k] = 1
+
+    def _cut(self, k: int, begin: int, end: int, workers: int,
+             depth: int) -> Iterator[tuple[int, int]]:
+        """Enough pieces for all workers, none too small to be worth it, cut between examples
+        that are not computed together."""
+        rows = -(-(end - begin) * depth // (2 * max(workers, 1)))
+        if self.example_s:
+            rows = max(rows, round(LEAST_S / self.example_s))
+        rows = max(1, min(rows, MOST_BYTES // self.row_bytes, end - begin))
+        at, base = begin, k * self.batch
+        while at < end:
+            stop = at + rows
+            if self.together > 1:  # at the next multiple, counted in positions
+                stop = -(-(base + stop) // self.together) * self.together - base
+            stop = min(stop, end)
+            yield at, stop - at
+            at = stop
+
+    def take(self, worker: str, now: float) -> list[Any] | None:
+        """The next piece, as an item of a take message."""
+        if not self.waiting:
+            return None
+        return self._ask(heapq.heappop(self.waiting), worker, now)
+
+    def ask_again(self, number: str, worker: str, now: float) -> list[Any]:
+        """A piece once more, of another worker: whoever answers first fills it."""
+        return self._ask(self.asked[number].piece, worker, now)
+
+    def _ask(self, piece: AskedPiece, worker: str, now: float) -> list[Any]:
+        number = new_id()
+        self.asked[number] = Asked(piece, worker, now)
+        # Rows here do not tell whether the last rows of the batch are there.
+        end = (piece.k + 1) * self.batch - 1
+        through = max(piece.first, piece.first + piece.count - 1) if self.masked else end
+        out = [p for p in self.left_out if piece.first <= p < piece.first + piece.count]
+        return [number, piece.first, piece.count, through, sorted(out)]
+
+    def of(self, worker: str) -> list[str]:
+        return [n for n, a in self.asked.items() if a.worker == worker]
+
+    def late(self, now: float) -> str | None:
+        """A piece that holds up the next batch, and takes much longer than it should."""
+        for number, asked in self.asked.items():
+            piece = asked.piece
+            expected = 4 * self.example_s * max(piece.count, self.together) + 0.25
+            twice = sum(a.piece == piece for a in self.asked.values()) > 1
+            if self.keeps_cut:  # environments must not act twice
+                return None
+            if piece.k == self.next and now - asked.when > expected and not twice and (
+                    self.example_s):
+                return number
+        return None
+
+    # ---- answers
+
+    def is_wanted(self, number: str) -> bool:
+        asked = self.asked.get(number)
+        return asked is not None and asked.piece.row not in self.filled.get(asked.piece.k, {}) and (
+            asked.piece.k >= self.next)
+
+    def fill(self, number: str, arrays: dict[str, Any], rows: int, broken: set[int],
+             end: int | None, seconds: float) -> bool:
+        """An answer came. False: its piece is filled already, it is not wanted."""
+        if end is not None:
+            self.end = end if self.end is None else min(self.end, end)
+        if not self.is_wanted(number):
+            self.asked.pop(number, None)
+            return False
+        asked = self.asked.pop(number)
+        piece = asked.piece
+        there = [i < rows and piece.first + i not in broken
+                 and piece.first + i not in self.left_out for i in range(piece.count)]
+        self.filled[piece.k][piece.row] = Filled(piece, arrays, there, asked.worker, number)
+        if rows and seconds:
+            one = seconds / max(rows, self.together)
+            self.example_s = 0.8 * self.example_s + 0.2 * one if self.example_s else one
+        return True
+
+    def back(self, numbers: list[str]) -> None:
+        """These will not be answered: they wait again, unless another worker was asked too."""
+        for number in numbers:
+            asked = self.asked.pop(number, None)
+            if asked is None:
+                continue
+            piece = asked.piece
+            again = any(a.piece == piece for a in self.asked.values())
+            if not again and piece.k >= self.next and piece.row not in self.filled[piece.k]:
+                heapq.heappush(self.waiting, piece)
+
+    def died_at(self, position: int) -> bool:
+        """A worker died while it computed this position. True: it is enough."""
+        self.deaths[position] = self.deaths.get(position, 0) + 1
+        return self.deaths[position] >= DEADLY
+
+    def whole(self, newest_first: bool = False) -> tuple[int, list[Filled]] | None:
+        """The next batch, if all of it is there, and its pieces in order. It is given on then.
+
+        newest_first: the newest one that is there takes its place, whichever it is.
+        """
+        if self.has_ended() or self.next >= self.opened:
+            return None
+        k = self.next
+        if newest_first and self.end is None:
+            there = [j for j in self.filled if len(self.filled[j]) == self.pieces[j]]
+            if there and max(there) != k:
+                self._swap(k, max(there))
+        if len(self.filled[k]) < self.pieces[k]:
+            return None
+        self.next += 1
+        del self.pieces[k]
+        found = self.filled.pop(k)
+        return k, [found[row] for row in sorted(found)]
+
+    def _swap(self, k: int, newer: int) -> None:
+        """Batch `newer` is given as number k, and what is still asked for as k later on."""
+        self.filled[k], self.filled[newer] = self.filled[newer], self.filled[k]
+        self.pieces[k], self.pieces[newer] = self.pieces[newer], self.pieces[k]
+        moved = {id(p): p for p in [*self.waiting, *(a.piece for a in self.asked.values())]}
+        for piece in moved.values():
+            if piece.k == k:
+                piece.k = newer
+        heapq.heapify(self.waiting)
+
+
+def merged(rows: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Ranges that overlap or touch become one.
+
+    ::
+
+        >>> merged([(4, 8), (0, 4), (12, 16)])
+        [(0, 8), (12, 16)]
+    """
+    found: list[tuple[int, int]] = []
+    for begin, end in sorted(rows):
+        if found and begin <= found[-1][1]:
+            found[-1] = (found[-1][0], max(end, found[-1][1]))
+        elif begin < end:
+            found.append((begin, end))
+    return found

@@ -1,0 +1,325 @@
+"""Who works for whom: a pure function from what was measured to shares of workers.
+
+In: pipelines, consumers, workers, the assignment before this one. Out: for every worker which part
+of its time each consumer has, and why a pipeline waits. Rate equation: workers = consumption /
+production. Always holds: no worker gives more than all of its time; no limit is passed; with enough
+workers every consumer has what it takes, and less than one worker more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import ceil
+
+from spmd.feeding.worker_time import Budget, Need, Pool, fit, pairs_of, supplied
+
+Shares = dict[str, dict[str, float]]  # worker -> consumer -> part of its time
+
+HEADROOM = 0.10  # of what a consumer takes, but never a whole worker
+MOST_HEADROOM = 0.75  # workers
+KEPT_FROM = 0.1  # of the headroom: what a consumer has is kept from here
+KEPT_UP_TO = 1.5  # times what it takes, and one worker more at most
+NOISE = 0.03  # of what it takes: measured rates differ by so much from second to second
+FAIR_ENOUGH = 0.93  # of what all could have: too few workers are not dealt anew for less
+
+
+@dataclass(frozen=True)
+class PipelineRow:
+    """What a pipeline asks for. rates: examples/s of a worker by kind of device, until measured.
+
+    limits and left: what it may spend in an hour, and yet in total, of "cost" and of "energy".
+    workers: so many, whatever the rates say. preferred: agents, hosts or addresses.
+    """
+
+    name: str
+    priority: int = 0
+    workers: int | None = None
+    max_workers: int | None = None
+    estimated_s: float | None = None
+    rates: Mapping[str, float] = field(default_factory=dict)
+    limits: Mapping[str, float] = field(default_factory=dict)
+    left: Mapping[str, float] = field(default_factory=dict)
+    preferred: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class ConsumerRow:
+    """A process of ranks. rate: examples/s that it takes when it never waits; None: not known."""
+
+    consumer: str
+    pipeline: str
+    rate: float | None = None
+    host: str = ""
+
+
+@dataclass(frozen=True)
+class WorkerRow:
+    """A worker. rates: measured, by pipeline. names: those by which it may be preferred.
+
+    prices: "cost" and "energy" of an hour. free: whether it may work now; until: when it may.
+    """
+
+    worker: str
+    host: str = ""
+    device: str = "cpu"
+    rates: Mapping[str, float] = field(default_factory=dict)
+    names: frozenset[str] = frozenset()
+    prices: Mapping[str, float] = field(default_factory=dict)
+    free: bool = True
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """shares: worker -> consumer -> part of its time. pending: pipeline -> why it has no worker.
+
+    needs: how many workers each consumer takes by the rate equation (None: not known yet).
+    lacks: how many more would do, for those that have too few.
+    """
+
+    shares: Shares = field(default_factory=dict)
+    pending: Mapping[str, str] = field(default_factory=dict)
+    needs: Mapping[str, float | None] = field(default_factory=dict)
+    lacks: Mapping[str, int] = field(default_factory=dict)
+
+    def of(self, consumer: str) -> dict[str, float]:
+        """The workers of a consumer, with their shares."""
+        return {w: given[consumer] for w, given in self.shares.items() if consumer in given}
+
+
+def assign(
+    pipelines: Sequence[PipelineRow], consumers: Sequence[ConsumerRow],
+    workers: Sequence[WorkerRow], before: Shares | None = None, turn: int = 0,
+) -> Assignment:
+    """Priorities first; then all alike. turn: the number of the time slice, where slices are due.
+
+    What consumers had before stays theirs as long as it is about what they need.
+    """
+    rows = {row.name: row for row in pipelines}
+    ours = [c for c in consumers if c.pipeline in rows]
+    before = before or {}
+    pool = Pool({w.worker: w for w in workers if w.free})
+    demands = {name: list(_demands(row, [c for c in ours if c.pipeline == name], workers))
+               for name, row in rows.items()}
+    pending: dict[str, str] = {}
+    budgets = {name: _budget(row) for name, row in rows.items()}
+    for level in sorted({row.priority for row in pipelines}, reverse=True):
+        mine = [row for row in pipelines if row.priority == level and demands[row.name]]
+        able = [row for row in mine if not _note(pending, row.name, _refusal(row, workers))]
+        if not able:
+            continue
+        if pool.is_empty():
+            pending.update({row.name: _above(row, rows, pool) for row in able})
+            continue
+        able = _sliced(able, demands, budgets, pool, turn, pending)
+        _level([d for row in able for d in demands[row.name]], budgets, pool, before)
+    every = [d for row in sorted(pipelines, key=lambda r: -r.priority) for d in demands[row.name]
+             if row.name not in pending]
+    _spread([d for d in every if d.spread], budgets, pool, before)
+    return _told(rows, demands, pool, pending)
+
+
+# ---- what each one needs ------------------------------------------------------------------------
+
+
+def production(row: PipelineRow, workers: Sequence[WorkerRow]) -> dict[str, float] | None:
+    """Examples/s of each worker: measured; else given for its kind; else as others of its kind;
+    else as the others. None where nothing is known of any."""
+    measured = {w.worker: w.rates[row.name] for w in workers if w.rates.get(row.name, 0) > 0}
+    kinds: dict[str, list[float]] = {}
+    for w in workers:
+        if w.worker in measured:
+            kinds.setdefault(w.device, []).append(measured[w.worker])
+    means = {**{kind: sum(r) / len(r) for kind, r in kinds.items()}}
+    given = {kind: rate for kind, rate in row.rates.items() if rate > 0}
+    known = list(measured.values()) or [given[w.device] for w in workers if w.device in given]
+    if not known:
+        return None
+    usual = sum(known) / len(known)
+    return {w.worker: measured.get(w.worker) or given.get(w.device) or means.get(w.device, usual)
+            for w in workers}
+
+
+def _demands(
+    row: PipelineRow, consumers: Sequence[ConsumerRow], workers: Sequence[WorkerRow]
+) -> Iterator[Need]:
+    found = production(row, workers)
+    speeds = found or {w.worker: 1.0 for w in workers}
+    usual = sum(speeds.values()) / len(speeds) if speeds else 1.0
+    rates = [c.rate for c in consumers if c.rate]
+    whole = sum(rates) / len(rates) if rates else 0.0
+    total = sum(c.rate or whole for c in consumers)
+    for c in consumers:
+        known = bool(found and rates)
+        need = (c.rate or whole) if known else usual
+        more = min(HEADROOM * need, MOST_HEADROOM * usual) if known else 0.0
+        if row.workers is not None:
+            part = (c.rate or whole) / total if total else 1 / len(consumers)
+            need, more = row.workers * usual * part, 0.0
+        yield Need(c.consumer, row.name, c.host, need, need + more, usual, speeds,
+                     row.preferred, known, spread=not known and row.workers is None)
+
+
+def _budget(row: PipelineRow) -> Budget:
+    most = row.max_workers
+    if row.workers is not None:
+        most = min(row.workers, most) if most is not None else row.workers
+    return Budget(most, row.limits)
+
+
+def _refusal(row: PipelineRow, workers: Sequence[WorkerRow]) -> str:
+    """Why a pipeline can have no worker at all, or ""."""
+    if not workers:
+        return "no worker has joined; try: python -m spmd feed worker --connect ADDRESS"
+    if not any(w.free for w in workers):
+        return "all workers rest: consumers had no answer from them just now"
+    for what, left in row.left.items():
+        if left <= 0:
+            return (f"its limit of {what} is used up; try: python -m spmd feed update {row.name} "
+                    f"--{what} MORE")
+    if row.max_workers == 0 or row.workers == 0:
+        return (f"it is held at 0 workers; try: python -m spmd feed update {row.name} "
+                "--max-workers 4")
+    return ""
+
+
+def _note(pending: dict[str, str], name: str, why: str) -> bool:
+    if why:
+        pending[name] = why
+    return bool(why)
+
+
+def _above(row: PipelineRow, rows: Mapping[str, PipelineRow], pool: Pool) -> str:
+    """That pipelines of higher priority have all workers, and how long they may take."""
+    busy = sorted({d for _, d in pool.owners()}, key=lambda n: (-rows[n].priority, n))
+    names = ", ".join(f"{n} (priority {rows[n].priority})" for n in busy)
+    times = [rows[n].estimated_s for n in busy]
+    text = f"pipelines of higher priority have all workers: {names}"
+    if times and all(t is not None for t in times):
+        text += f"; about {max(t or 0 for t in times):.0f} s more"
+    return f"{text}; try: more workers, or a priority above {row.priority}"
+
+
+# ---- one priority -------------------------------------------------------------------------------
+
+
+def _sliced(
+    able: list[PipelineRow], demands: Mapping[str, list[Need]], budgets: Mapping[str, Budget],
+    pool: Pool, turn: int, pending: dict[str, str],
+) -> list[PipelineRow]:
+    """Those whose turn it is: fewer workers than pipelines, and not enough for all, go around.
+
+    The shortest comes first. Others are pending.
+    """
+    every = [d for row in able for d in demands[row.name]]
+    count = pool.workers_left()
+    if count >= len(able) or fit(every, 1.0, {}, budgets, pool.copy(), {}):
+        return able
+    line = sorted(able, key=lambda r: (r.estimated_s is None, r.estimated_s or 0.0, r.name))
+    first = turn * count % len(line)
+    line = line[first:] + line[:first]
+    for k, row in enumerate(line[count:]):
+        turns = ceil((k + 1) / count)
+        pending[row.name] = (
+            f"{len(line)} pipelines of priority {row.priority} take turns on {count} "
+            f"worker{'s' * (count > 1)}; its time slice comes after {turns} "
+            f"other{'s' * (turns > 1)}; try: more workers")
+    return line[:count]
+
+
+def _level(
+    demands: list[Need], budgets: Mapping[str, Budget], pool: Pool, before: Shares
+) -> None:
+    """Gives the consumers of one priority their workers: what they need, or all alike less."""
+    held = {d.consumer: supplied(d, before, pool) for d in demands}
+    kept = {d.consumer: held[d.consumer] for d in demands if _is_right(d, held[d.consumer])}
+    trial, spent = pool.copy(), _copies(budgets)
+    if fit(demands, 1.0, kept, spent, trial, before):
+        pool.become(trial)
+        _take_over(budgets, spent)
+        return
+    most = dict.fromkeys([d.pipeline for d in demands], 1.0)
+    for name in most:
+        if budgets[name].is_bounded():
+            own = [d for d in demands if d.pipeline == name]
+            most[name] = _largest(own, {}, budgets, pool, before)
+    level = _largest(demands, most, budgets, pool, before)
+    goals = {d.consumer: d.target * min(level, most[d.pipeline]) for d in demands}
+    if all(goals[d.consumer] * FAIR_ENOUGH <= held[d.consumer] <= d.target for d in demands):
+        goals = held  # nobody could have much more: nothing moves
+    fit(demands, 1.0, goals, budgets, pool, before)
+
+
+def _is_right(d: Need, supply: float) -> bool:
+    """Whether what a consumer has is about what it needs."""
+    low = d.need + (d.target - d.need) * KEPT_FROM
+    return low <= supply <= min((1 + NOISE) * d.need + d.usual, KEPT_UP_TO * d.need)
+
+
+def _largest(
+    demands: list[Need], most: Mapping[str, float], budgets: Mapping[str, Budget], pool: Pool,
+    before: Shares,
+) -> float:
+    """The largest part of what they want that all can have at once."""
+
+    def fits(part: float) -> bool:
+        goals = {d.consumer: d.target * min(part, most.get(d.pipeline, 1.0)) for d in demands}
+        return fit(demands, 1.0, goals, _copies(budgets), pool.copy(), before)
+
+    if fits(1.0):
+        return 1.0
+    low, high = 0.0, 1.0
+    for _ in range(12):
+        middle = (low + high) / 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def _copies(budgets: Mapping[str, Budget]) -> dict[str, Budget]:
+    return {name: budget.copy() for name, budget in budgets.items()}
+
+
+def _take_over(budgets: Mapping[str, Budget], spent: Mapping[str, Budget]) -> None:
+    for name, budget in budgets.items():
+        budget.become(spent[name])
+
+
+def _spread(
+    demands: list[Need], budgets: Mapping[str, Budget], pool: Pool, before: Shares
+) -> None:
+    """Deals idle workers to those of whom nothing was measured yet: so they will be measured."""
+    idle = pool.idle() if demands else []
+    fair = (len(idle) + sum(len(pool.of(d.consumer)) for d in demands)) // max(1, len(demands))
+    for worker in idle:
+        owners, host = before.get(worker, {}), pool.rows[worker].host
+        order = sorted(demands, key=lambda d: (
+            d.consumer not in owners or len(pool.of(d.consumer)) >= fair,
+            len(pool.of(d.consumer)), d.host != host))
+        for d in order:
+            if pool.take(d, worker, 1.0, budgets[d.pipeline]) > 0:
+                break
+
+
+# ---- what is told -------------------------------------------------------------------------------
+
+
+def _told(
+    rows: Mapping[str, PipelineRow], demands: Mapping[str, list[Need]], pool: Pool,
+    pending: dict[str, str],
+) -> Assignment:
+    shares = pool.shares()
+    needs: dict[str, float | None] = {}
+    lacks: dict[str, int] = {}
+    fed = {c for given in shares.values() for c in given}
+    for name, mine in demands.items():
+        for d in mine:
+            needs[d.consumer] = d.need / d.usual if d.known else None
+            short = d.need - sum(share * d.speeds[w] for w, share in pairs_of(d, shares))
+            if d.known and short > 0.005 * d.need:
+                lacks[d.consumer] = max(1, ceil(short / d.usual - 0.05))
+        if mine and name not in pending and not any(d.consumer in fed for d in mine):
+            limited = rows[name].limits
+            pending[name] = (
+                f"no worker is cheap enough for its limits of {' and '.join(limited)} in an hour"
+                if limited else "all workers are taken; try: more workers")
+    return Assignment(shares, pending, needs, lacks)

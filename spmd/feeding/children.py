@@ -1,0 +1,153 @@
+"""Processes that feeding starts: each ends with the one that started it, however that ends.
+
+A child gets a channel, one end of a pair of sockets, on which both send lines of JSON; its end
+says that the other is gone. The kernel kills a child whose parent died (PR_SET_PDEATHSIG).
+Always holds: no secret stands on a command line or in an environment.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+PR_SET_PDEATHSIG = 1
+LINE_BYTES = 4 << 20
+# Workers are as many as there are cores: libraries of theirs need no threads beside.
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+class Channel:
+    """Lines of JSON between a process and its child. It never waits, except in `wait_for`."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self.socket = end
+        self._got = bytearray()
+        self._rest = bytearray()
+        end.setblocking(False)
+
+    def fileno(self) -> int:
+        return self.socket.fileno()
+
+    def send(self, **said: Any) -> None:
+        """Whatever does not fit now goes with the next flush()."""
+        self._rest += json.dumps(said, separators=(",", ":")).encode() + b"\n"
+        self.flush()
+
+    def flush(self) -> None:
+        try:
+            while self._rest:
+                del self._rest[: self.socket.send(self._rest)]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._rest.clear()  # it has ended: reading says so
+
+    def said(self) -> list[dict[str, Any]] | None:
+        """What came; None once the other side has ended."""
+        ended = False
+        try:
+            while data := self.socket.recv(1 << 16):
+                self._got += data
+                if len(self._got) > LINE_BYTES:
+                    return None
+            ended = True
+        except BlockingIOError:
+            pass
+        except OSError:
+            ended = True
+        *lines, rest = self._got.split(b"\n")
+        self._got = bytearray(rest)
+        return None if ended and not lines else [json.loads(line) for line in lines]
+
+    def wait_for(self, seconds: float) -> bool:
+        self.flush()
+        return bool(select.select([self.socket], [], [], seconds)[0])
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+class Child:
+    """A process of ours that runs a module of spmd. fds stay open in it, under the same numbers.
+
+    What it prints goes to standard error. dies_with_thread: the thread that starts it lives as
+    long as it should; the main thread always does.
+    """
+
+    def __init__(self, module: str, fds: tuple[int, ...] = (),
+                 dies_with_thread: bool = False) -> None:
+        mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        with theirs:
+            # The kernel takes the end of the thread that starts a child for its parent's death.
+            dies = threading.current_thread() is threading.main_thread() or dies_with_thread
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", "-m", module, str(theirs.fileno()),
+                 str(os.getpid() if dies else 0), *map(str, fds)],
+                pass_fds=(theirs.fileno(), *fds), stdin=subprocess.DEVNULL, stdout=2,
+                env={**ONE_THREAD, **os.environ, "PYTHONPATH": _python_path()},
+            )
+        self.channel = Channel(mine)
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def has_ended(self) -> int | None:
+        """Its exit status as Popen says it (-9: killed by signal 9), or None."""
+        return self.process.poll()
+
+    def kill(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+
+    def end(self, seconds: float) -> None:
+        """Says that it is over, by closing the channel; kills it if that does not help."""
+        self.channel.close()
+        try:
+            self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+
+def of_parent(arguments: list[str]) -> tuple[Channel, list[int]]:
+    """In a child: its channel, and the descriptors that it was given.
+
+    From here on the death of its parent is its own.
+    """
+    fd, parent, *fds = map(int, arguments)
+    if parent:
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:  # it died before we asked
+            os._exit(0)
+    for one in (fd, *fds):
+        os.set_inheritable(one, False)
+    return Channel(socket.socket(fileno=fd)), fds
+
+
+def _python_path() -> str:
+    """Where a child finds spmd, without the folder that it happens to be started in."""
+    mine = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    before = os.environ.get("PYTHONPATH", "")
+    return f"{mine}{os.pathsep}{before}" if before else mine
+
+
+def ended_by(status: int) -> str:
+    """An exit status in words."""
+    if status >= 0:
+        return f"ended with status {status}"
+    try:
+        return f"was killed by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"was killed by signal {-status}"

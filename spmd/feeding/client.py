@@ -1,0 +1,188 @@
+"""spmd.data.Client: what users and the command line ask of a scheduler.
+
+In: its address and keys. Out: what it answers, as plain values, or an error with its exit code.
+Always holds: no call waits longer than its time limit.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+from codegen.errors import PeerError, SpmdError, UsageError
+from spmd.data.pipeline_files import load
+from spmd.data.pipelines import Pipeline
+from spmd.data.settings import FIXED, Settings, read
+from spmd.feed_options import HERE
+from spmd.feeding.against_image import check_against
+from spmd.feeding.keys import Keys, zmq
+from spmd.feeding.serving import keys_of
+from spmd.feeding.sockets import Lines, received
+from spmd.feeding.wire import SOURCE_CHARACTERS, decode, encode, new_id
+
+LOOK_S = 0.2  # between two looks of wait()
+
+
+class Refused(SpmdError):
+    """What a scheduler refused, with its own words."""
+
+
+class Client:
+    """A line to a scheduler: `python -m spmd feed serve`.
+
+    address: tcp://HOST:PORT; without one, the scheduler of this user on this machine. keys: the
+    folder that `feed keys` made; without one, the keys of this user on this machine.
+    timeout: seconds to wait for an answer.
+
+    ::
+
+        with spmd.data.Client("tcp://head:5570", keys="feed-keys") as client:
+            client.submit("images.py", priority=5)
+            client.wait("images")
+
+    Raises UsageError without keys, PeerError where no scheduler answers.
+    """
+
+    def __init__(self, address: str = HERE, keys: str | Keys = "", timeout: float = 5.0) -> None:
+        self.address, self.timeout = address, timeout
+        self._lines = Lines(keys if isinstance(keys, Keys) else keys_of(keys))
+        try:
+            self._line = self._lines.dealer(address, self._lines.keys.server, new_id())
+        except zmq.ZMQError as error:
+            self._lines.close()
+            raise UsageError(f"{address}: {error}", expected="tcp://HOST:PORT") from None
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
+                 trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the line; what was submitted stays."""
+        self._lines.close()
+
+    # ---- what can be asked
+
+    def submit(self, pipeline: str | os.PathLike[str] | Pipeline, *, name: str = "",
+               **settings: Any) -> dict[str, Any]:
+        """Gives a pipeline to the scheduler: a file, FILE.py:NAME, or a Pipeline.
+
+        settings: in the place of those that stand at its decorator. Where it names an image, its
+        fields are compared with the image's feeds first. Asked twice, it is there once.
+
+        Returns {"name", "version", "what": "new", "changed" or "unchanged"}. Raises InputError
+        where pipeline and image do not fit, UsageError for a wrong setting or where another
+        pipeline of that name is running, OutputError where the scheduler's disk is full.
+        """
+        found = pipeline if isinstance(pipeline, Pipeline) else load(pipeline)
+        changed = _submitted_with(found, settings)
+        if changed.image:
+            check_against(found, changed.image)
+        return self._ask("submit", name=name or found.name, version=0,
+                         file=os.path.abspath(found.file), source=_text_of(found.file),
+                         settings=changed.as_json())
+
+    def status(self, name: str = "") -> dict[str, Any]:
+        """Everything: pipelines, consumers, workers, agents, warnings; or one pipeline's row.
+
+        UsageError where there is no pipeline of that name.
+        """
+        seen = self._ask("status")
+        if not name:
+            return seen
+        for row in seen["pipelines"]:
+            if row["name"] == name:
+                return dict(row)
+        raise UsageError(f"there is no pipeline {name}",
+                         expected=", ".join(p["name"] for p in seen["pipelines"]) or "none")
+
+    def wait(self, name: str, state: str = "done", timeout: float | None = None) -> dict[str, Any]:
+        """Until a pipeline is "running" (it has workers) or "done" (no rank takes it any more).
+
+        Returns its row. Raises PeerError after so many seconds.
+        """
+        if state not in ("running", "done"):
+            raise UsageError(f"wait(state={state!r})", expected='"running" or "done"')
+        end = None if timeout is None else time.monotonic() + timeout
+        began = False
+        while True:
+            row = self.status(name)
+            began = began or row["consumers"] > 0 or row["ran"]
+            if row["state"] == state or (
+                    state == "done" and began and row["consumers"] == 0):
+                return row
+            if end is not None and time.monotonic() > end:
+                raise PeerError(
+                    f"pipeline {name} is not {state} after {timeout:g} s",
+                    found=f"{row['state']}{': ' if row['why'] else ''}{row['why']}")
+            time.sleep(LOOK_S)
+
+    def update(self, name: str, *, source: str | os.PathLike[str] = "",
+               **settings: Any) -> dict[str, Any]:
+        """Other settings (workers, priority, limits …) or another file for a pipeline that may be
+        running. Nothing is lost: what workers do not give any more is asked of others.
+
+        Returns {"name", "version", "settings"}. Raises UsageError for a setting that says which
+        examples there are: it is constant while a pipeline runs.
+        """
+        return self._ask("update", name=name, settings=settings,
+                         source=_text_of(os.fspath(source)) if source else None,
+                         file=os.path.abspath(source) if source else None)
+
+    def cancel(self, name: str) -> dict[str, Any]:
+        """Takes a pipeline away; runs that take it end with a message."""
+        return self._ask("cancel", name=name)
+
+    # ---- the line
+
+    def _ask(self, kind: str, **fields: Any) -> Any:
+        while received(self._line):
+            pass  # an answer that came too late
+        self._line.send_multipart(encode(kind, **fields))
+        end = time.monotonic() + self.timeout
+        while (left := end - time.monotonic()) > 0:
+            if self._line.poll(max(1, int(left * 1000))) and (frames := received(self._line)):
+                message = decode(frames)
+                if message.kind == "answer":
+                    return message["value"]
+                if message.kind == "refused":
+                    raise _refused(message.fields)
+        raise PeerError(
+            f"no scheduler answers at {self.address}", expected=f"within {self.timeout:g} s",
+            remedy="python -m spmd feed serve starts one; --keys must be the folder that it uses")
+
+
+def _submitted_with(found: Pipeline, settings: Mapping[str, Any]) -> Settings:
+    """Its settings with others in their place. UsageError for one that the file alone can say."""
+    changed = read({**found.settings.as_json(), **settings})
+    for name in sorted(FIXED - {"image"}):
+        if getattr(changed, name) != getattr(found.settings, name):
+            raise UsageError(
+                f"{name} says which examples there are: workers read it in the file",
+                place=found.place, found=f"{name}={settings[name]!r}",
+                remedy=f"@data.pipeline(…, {name}={settings[name]!r}) there")
+    return changed
+
+
+def _refused(said: Mapping[str, Any]) -> Refused:
+    error = Refused(said["text"])
+    error.exit_code = said["code"]
+    return error
+
+
+def _text_of(file: str) -> str:
+    try:
+        with open(file, encoding="utf-8") as opened:
+            text = opened.read(SOURCE_CHARACTERS + 1)
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{file}: the text of the pipeline cannot be read: {error}",
+                         remedy="write it into a file") from None
+    if len(text) > SOURCE_CHARACTERS:
+        raise UsageError(f"{file}: a pipeline of more than {SOURCE_CHARACTERS} characters",
+                         remedy="import what is long from a file beside it")
+    return text

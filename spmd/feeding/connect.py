@@ -1,0 +1,48 @@
+"""From what a user gives for a feed to the supply of it: a pipeline, its file, or NAME@ADDRESS.
+
+In: the text or object, the processes of the job. Out: a PipelineSupply in each of them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+
+from codegen.errors import UsageError
+from spmd.data.pipeline_files import load
+from spmd.data.pipelines import Pipeline
+from spmd.feeding.consumer import PipelineSupply
+from spmd.feeding.local_feeding import started
+from spmd.feeding.serving import keys_of
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from spmd.launch.iterable_supply import Supply
+
+REMOTE = re.compile(r"([A-Za-z0-9_.:+-]{1,128})@(tcp://\S+:\d+)")
+
+
+def supply_for(given: Any, *, feed: Any, processes: Any, ranks: tuple[int, ...] = ()) -> Supply:
+    """In all processes of a job together. given: a Pipeline, "FILE.py", "FILE.py:NAME", or
+    "NAME@tcp://HOST:PORT", a pipeline that was submitted there.
+
+    Raises UsageError for something else, and what the pipeline's file raises.
+    """
+    if isinstance(given, str) and (found := REMOTE.fullmatch(given)):
+        name, address = found.groups()
+        keys = processes.together(lambda: keys_of(""), shared=False)
+        return PipelineSupply(name, address, keys, ranks=ranks, run=run_name())
+    if isinstance(given, str) and "@" in given and "://" in given:
+        processes.refuse(UsageError(f'feed "{feed.name}": {given!r} is no address of a pipeline',
+                                    expected="NAME@tcp://HOST:PORT"))
+    pipeline = processes.together(
+        lambda: given if isinstance(given, Pipeline) else load(given), shared=False)
+    return started(pipeline, processes=processes, ranks=ranks, feed=run_name())
+
+
+def run_name() -> str:
+    """What a run is called where people see it: on `feed status`."""
+    job = os.environ.get("SLURM_JOB_ID") or os.environ.get("SPMD_RUN") or ""
+    return job[:64] or f"{os.uname().nodename[:48]}-{os.getppid()}"

@@ -1,0 +1,159 @@
+"""What a worker does with work: a pipeline's examples of some positions, written where they go.
+
+In: a load message, a range of positions, the fields wanted. Out: rows of arrays, what failed, the
+stream's length. Always holds: a row that was not computed is zeros.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from codegen.errors import SpmdError, UsageError
+from spmd.data.computing import dtype_of
+from spmd.data.pipeline_files import chosen, load_text
+from spmd.data.pipelines import Pipeline
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+ALIGNED = 64
+NAMED_S = 5e-3  # work that takes longer has the names of its examples on the board
+TEXT = 16000  # characters of what an operation raised
+
+
+@dataclass
+class Computed:
+    """rows: fewer than asked where the stream ends. broken: examples that failed, as on the wire.
+    end: the stream's length, once known. fatal: nothing behind the last of `broken` is there."""
+
+    rows: int
+    broken: list[dict[str, Any]]
+    end: int | None
+    fatal: bool
+
+
+class Evaluator:
+    """One version of a pipeline, loaded."""
+
+    def __init__(self, pipeline: Pipeline, settings: dict[str, Any]) -> None:
+        self.pipeline = pipeline
+        read = {**pipeline.settings.as_json(), **settings}
+        self.skips = read["on_error"] == "skip"
+        self.timeout = read["timeout"]
+        self.compress = read["compress"]
+        self.weight = float(read.get("weight") or 1.0)
+        self._may_end = pipeline.settings.epochs is not None and pipeline.length() is None
+        self._mean_s = 0.0  # of an example; 0: none was computed yet
+
+    def compute(self, work: Any, fields: list[dict[str, Any]], out: dict[str, np.ndarray],
+                board: Any) -> Computed:
+        """Rows first, first + 1, … into `out`, as far as the stream goes."""
+        first, count = work.first, work.count
+        specs = {f["name"]: (f["shape"], dtype_named(f["dtype"])) for f in fields}
+        watch, began = self._watch(first, count, board), time.monotonic()
+        broken: list[dict[str, Any]] = []
+        end = self.pipeline.total()
+        fatal = False
+        for begin, stop in _ranges(first, count, work.left_out, out):
+            part = {name: a[begin - first : stop - first] for name, a in out.items()}
+            found = self.pipeline.compute(begin, stop - begin, specs, part, watch)
+            end = found.total if end is None else end  # reading on may have come to it
+            for one in found.failures:
+                broken.append(_on_wire(one))
+                fatal = fatal or one.fatal or not self.skips
+            if fatal:
+                break
+        if end is None and self._may_end and work.through >= first + count and not fatal:
+            end = self.pipeline.compute(work.through, 1, specs, watch=watch).total
+        rows = count if end is None else max(0, min(count, end - first))
+        if rows:
+            mean = (time.monotonic() - began) / rows
+            self._mean_s = 0.8 * self._mean_s + 0.2 * mean if self._mean_s else mean
+        return Computed(rows, broken, end, fatal)
+
+    def _watch(self, first: int, count: int, board: Any) -> Callable[[int], None]:
+        """Says on the board which example it is; by its name where that takes no time beside it."""
+        at_once = self.pipeline.size or 1
+        if self._mean_s and self._mean_s * count < NAMED_S:
+            return lambda position: board.at(position, "", at_once)
+        name = self.pipeline.namer(first, count)
+        return lambda position: board.at(position, name(position), at_once)
+
+
+def _ranges(first: int, count: int, left_out: list[int],
+            out: dict[str, np.ndarray]) -> list[tuple[int, int]]:
+    """The positions to compute, around those that are left out as zeros."""
+    found, begin = [], first
+    for position in sorted({p for p in left_out if first <= p < first + count}):
+        if begin < position:
+            found.append((begin, position))
+        for a in out.values():
+            a[position - first] = np.zeros((), a.dtype)
+        begin = position + 1
+    if begin < first + count:
+        found.append((begin, first + count))
+    return found
+
+
+def _on_wire(failure: Any) -> dict[str, Any]:
+    return {"position": failure.position, "example": failure.example[:1000],
+            "file": failure.file[:4000] or None, "line": failure.line or None,
+            "text": failure.text[:TEXT]}
+
+
+# ---- arrays in a block of memory
+
+
+def dtype_named(name: str) -> np.dtype:
+    """As it stands on the wire; UsageError where this machine does not have it."""
+    try:
+        found = dtype_of(name)
+    except (AttributeError, TypeError):
+        raise UsageError(f"a field of an unknown dtype {name[:40]!r}") from None
+    if found.hasobject or not found.itemsize:
+        raise UsageError(f"a field of dtype {name[:40]!r}: expected numbers")
+    return found
+
+
+def placed(fields: list[dict[str, Any]], rows: int) -> tuple[list[tuple[Any, ...]], int]:
+    """(name, shape, dtype, offset, bytes) of each array in one block, and the block's bytes."""
+    found, offset = [], 0
+    for field in fields:
+        dtype = dtype_named(field["dtype"])
+        shape = (rows, *field["shape"])
+        size = dtype.itemsize
+        for extent in shape:
+            size *= extent
+        found.append((field["name"], shape, dtype, offset, size))
+        offset += -(-size // ALIGNED) * ALIGNED
+    return found, offset
+
+
+def views(places: list[tuple[Any, ...]], memory: Any) -> dict[str, np.ndarray]:
+    return {name: np.ndarray(shape, dtype, memory, offset)
+            for name, shape, dtype, offset, _ in places}
+
+
+# ---- pipelines from their text
+
+
+def load_pipeline(name: str, file: str, source: str) -> Pipeline:
+    """The pipeline of this name that a file's text makes; it may be the only one by another name.
+    Errors name the file and the line."""
+    found = load_text(source, file)
+    return chosen(found, file, name if name in found or len(found) != 1 else "")
+
+
+def what_failed(error: BaseException, file: str) -> tuple[str, str | None, int | None]:
+    """Text, file and line of what a worker could not do, beside examples that fail."""
+    if isinstance(error, SpmdError):
+        text = str(SpmdError(error.message, expected=error.expected, found=error.found,
+                             remedy=error.remedy))
+        place = error.place
+        return text[:TEXT], (place.file if place else None), (place.line if place else None)
+    return f"{type(error).__name__}: {error}"[:TEXT], file, None

@@ -1,0 +1,118 @@
+"""`python -m spmd feed …`: serve, worker, submit, status, top, update, cancel, keys.
+
+In: options. Out: text or JSON on standard output, an exit code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import time
+from typing import Any
+
+from codegen.errors import PeerError
+from spmd.feed_options import given_settings
+from spmd.feeding.agent import run_agent
+from spmd.feeding.client import Client
+from spmd.feeding.keys import make_folder
+from spmd.feeding.overview import table_text
+from spmd.feeding.serving import keys_of, serve
+from spmd.launch.processes import Processes
+
+HOME, CLEAR_LINE, CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
+BEGIN, END = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"  # another screen, without a cursor
+
+
+def command(asked: argparse.Namespace, _: Processes) -> int:
+    """Does what was asked for."""
+    WHAT[asked.what](asked)
+    return 0
+
+
+def _serve(asked: argparse.Namespace) -> None:
+    serve(asked.listen, asked.keys, asked.state, asked.page, asked.slice, _say)
+
+
+def _worker(asked: argparse.Namespace) -> None:
+    run_agent(asked.connect, keys_of(asked.keys),
+              asked.processes or len(os.sched_getaffinity(0)), device=asked.device,
+              free=asked.free or "", memory=asked.memory, cost=asked.cost, watts=asked.watts)
+
+
+def _keys(asked: argparse.Namespace) -> None:
+    folder = make_folder(asked.folder)
+    print(f"{folder}: the scheduler needs all of it; workers and runs on other machines need\n"
+          "server.key, client.key and client.secret. Nobody else may read the secrets.")
+
+
+def _client(asked: argparse.Namespace) -> Client:
+    return Client(asked.connect, asked.keys)
+
+
+def _submit(asked: argparse.Namespace) -> None:
+    with _client(asked) as client:
+        found = client.submit(asked.file, name=asked.name, **given_settings(asked))
+        how = {"new": "submitted", "changed": "submitted in the place of what was there",
+               "unchanged": "is there already, as it is"}[found["what"]]
+        _told(asked, found, f"{found['name']}: {how} (version {found['version']})")
+
+
+def _update(asked: argparse.Namespace) -> None:
+    with _client(asked) as client:
+        found = client.update(asked.name, source=asked.source, **given_settings(asked))
+        _told(asked, found, f"{found['name']}: updated (version {found['version']})")
+
+
+def _cancel(asked: argparse.Namespace) -> None:
+    with _client(asked) as client:
+        _told(asked, client.cancel(asked.name), f"{asked.name}: cancelled")
+
+
+def _status(asked: argparse.Namespace) -> None:
+    with _client(asked) as client:
+        seen = client.status()
+        _told(asked, seen, table_text(seen))
+
+
+def _top(asked: argparse.Namespace) -> None:
+    """On a terminal the table is drawn over itself; elsewhere one comes after the other."""
+    drawn = sys.stdout.isatty()
+    with _client(asked) as client:
+        text = table_text(client.status())
+        print(BEGIN if drawn else "", end="")
+        try:
+            while True:
+                if drawn:
+                    width, height = shutil.get_terminal_size()
+                    lines = [line[:width] for line in text.splitlines()[:height - 1]]
+                    body = "".join(f"{line}{CLEAR_LINE}\n" for line in lines)
+                    print(f"{HOME}{body}{CLEAR_BELOW}", end="", flush=True)
+                else:
+                    print(text, end="\n\n", flush=True)
+                time.sleep(asked.every)
+                text = _looked(client, text)
+        finally:
+            print(END if drawn else "", end="", flush=True)
+
+
+def _looked(client: Client, before: str) -> str:
+    try:
+        return table_text(client.status())
+    except PeerError:  # it may be starting again
+        note = "the scheduler does not answer; this is what it said last:\n"
+        return before if before.startswith(note) else note + before
+
+
+def _told(asked: argparse.Namespace, value: Any, text: str) -> None:
+    print(json.dumps(value, indent=1) if asked.json else text)
+
+
+def _say(text: str) -> None:
+    print(f"spmd feed serve: {text}", file=sys.stderr, flush=True)
+
+
+WHAT = {"serve": _serve, "worker": _worker, "submit": _submit, "status": _status, "top": _top,
+        "update": _update, "cancel": _cancel, "keys": _keys}

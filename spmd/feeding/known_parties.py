@@ -1,0 +1,156 @@
+"""Who is there: agents with their workers, consumers, pipelines, as the scheduler knows them now.
+
+In: messages. Out: the rows from which assignment.py computes. Nothing here sends anything.
+Always holds: a worker belongs to one agent that is alive; whoever is silent is not listed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from spmd.feeding.assignment import ConsumerRow, PipelineRow, WorkerRow
+from spmd.feeding.measuring import RateMeter
+from spmd.feeding.scheduler_state import StoredPipeline
+
+SUSPECT_S = 5.0  # a worker that a consumer got no answer from rests so long
+CONSUMER_WINDOW_S = 10.0
+STARVED = 0.02  # of the time: more is told, and helped against
+STEP, MOST_EXTRA, STEADY_S = 0.05, 0.5, 3.0
+JOULES = 3600.0  # of a watt in an hour
+
+
+class KnownWorker:
+    """A process that computes. process: how it is reached, as its agent says."""
+
+    def __init__(self, process: dict[str, Any]) -> None:
+        self.process = process
+        self.meters: dict[str, RateMeter] = {}
+        self.made: dict[str, dict[str, Any]] = {}  # pipeline -> the last beat
+        self.rests_until = 0.0
+
+    def beat(self, now: float, by_pipeline: dict[str, dict[str, Any]]) -> None:
+        for name, made in by_pipeline.items():
+            meter = self.meters.setdefault(name, RateMeter())
+            meter.see(now, made["examples"], made["busy_s"])
+        self.made = by_pipeline
+
+    def rest(self, now: float) -> None:
+        """Nobody is sent to it for a while: somebody had no answer."""
+        self.rests_until = now + SUSPECT_S
+
+
+class KnownAgent:
+    """What supervises the workers of a machine. loaded: pipeline -> version it was told of.
+
+    cost: of one of its workers in an hour; watts: that such a worker takes.
+    """
+
+    def __init__(self, peer: bytes, said: dict[str, Any], now: float) -> None:
+        self.peer, self.seen = peer, now
+        self.loaded: dict[str, int] = {}
+        self.workers: dict[str, KnownWorker] = {}
+        self.hear(said)
+
+    def hear(self, said: dict[str, Any]) -> None:
+        """Its join: which processes it has now."""
+        self.agent, self.name, self.host = said["agent"], said["name"], said["host"]
+        self.device, self.free = said["device"], said["free"]
+        self.cost, self.watts = said["cost"] or 0.0, said["energy"] or 0.0
+        known = self.workers
+        self.workers = {p["worker"]: known.get(p["worker"]) or KnownWorker(p)
+                        for p in said["processes"]}
+        for process in said["processes"]:
+            self.workers[process["worker"]].process = process
+
+    def rows(self, now: float) -> list[WorkerRow]:
+        return [WorkerRow(
+            worker, self.host, self.device,
+            {name: meter.rate for name, meter in one.meters.items() if meter.rate},
+            frozenset({self.name, self.agent, self.host, one.process["address"]}),
+            {"cost": self.cost, "energy": self.watts * JOULES},
+            now >= one.rests_until) for worker, one in self.workers.items()]
+
+
+class KnownConsumer:
+    """A process of ranks that takes a feed. told: the workers that it was sent, with shares.
+
+    taken, queued: examples that its ranks took, and that lie ready for them.
+    """
+
+    def __init__(self, peer: bytes, said: dict[str, Any], now: float) -> None:
+        self.peer, self.seen, self.said = peer, now, said
+        self.consumer, self.pipeline = said["consumer"], said["pipeline"]
+        first, last = said["rows"]
+        self.per_batch = max(1, last - first)
+        self.meter = RateMeter(CONSUMER_WINDOW_S)
+        self.taken = self.queued = 0
+        self.told: Any = None
+        self.steady_since = now
+        self.extra = 0.0  # more than measured, where it starves though that should be enough
+
+    def rate(self, now: float, said: dict[str, Any]) -> None:
+        self.seen, self.taken, self.queued = now, said["taken"], said["queued"]
+        self.meter.see(now, said["taken"], said["busy_s"], said["waited_s"])
+
+    def adapt(self, now: float, enough: bool) -> None:
+        """Asks for more where it starves with workers that should be enough, later for less."""
+        if now - self.steady_since < STEADY_S or not self.meter.rate:
+            return
+        starved = self.meter.waiting(now)
+        if starved > STARVED and enough:
+            self.extra = min(MOST_EXTRA, self.extra + STEP)
+            self.steady_since = now
+        elif starved < STARVED / 4 and self.extra and now - self.steady_since > 10 * STEADY_S:
+            self.extra = max(0.0, self.extra - STEP / 5)
+            self.steady_since = now
+
+    def row(self) -> ConsumerRow:
+        rate = self.meter.rate
+        return ConsumerRow(self.consumer, self.pipeline, rate * (1 + self.extra) if rate else None,
+                           self.said["host"])
+
+    def ranks(self) -> str:
+        """rank 3; ranks 0-3; ranks 1, 5."""
+        ranks = sorted(self.said["ranks"])
+        if len(ranks) == 1:
+            return f"rank {ranks[0]}"
+        if ranks and ranks == list(range(ranks[0], ranks[-1] + 1)):
+            return f"ranks {ranks[0]}-{ranks[-1]}"
+        return "ranks " + ", ".join(map(str, ranks[:8])) + (", …" if len(ranks) > 8 else "")
+
+
+class KnownPipeline:
+    """A pipeline that was submitted. why: for what it waits, "" when it has workers."""
+
+    def __init__(self, stored: StoredPipeline) -> None:
+        self.stored, self.name = stored, stored.name
+        self.why = ""
+        self.running_since: float | None = None
+        self.ended: str = ""  # why it cannot go on, as workers said
+
+    def row(self, now: float, rates: dict[str, float]) -> PipelineRow:
+        """rates: measured in earlier runs, by kind of device; given ones come first."""
+        given, spent = self.stored.settings, self.stored.spent
+        workers = given.get("workers")
+        estimated = given.get("estimated_seconds")
+        if estimated is not None and self.running_since is not None:
+            estimated = max(0.0, estimated - (now - self.running_since))
+        return PipelineRow(
+            self.name, given.get("priority") or 0,
+            workers if isinstance(workers, int) else None,
+            given.get("max_workers"), estimated, {**rates, **(given.get("rates") or {})},
+            {what: given[key] for what, key in (("cost", "cost_per_hour"),
+                                                ("energy", "energy_per_hour"))
+             if given.get(key) is not None},
+            {what: given[what] - spent.get(what, 0.0) for what in ("cost", "energy")
+             if given.get(what) is not None},
+            frozenset(workers if isinstance(workers, list) else ()),
+        )
+
+    def charge(self, shares: float, prices: dict[str, float], seconds: float) -> None:
+        """That so much of workers at such prices of an hour worked for it so long."""
+        for what, price in prices.items():
+            if price:
+                spent = self.stored.spent
+                spent[what] = spent.get(what, 0.0) + shares * price * seconds / 3600
+

@@ -1,0 +1,65 @@
+"""What feeding asks of a machine: its name, its address, its memory, and when it is free."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import time
+
+from codegen.errors import UsageError
+
+
+def host_name() -> str:
+    """A name that two processes share only if they can share memory."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            boot = file.read().strip()
+        return f"{boot}-{os.stat('/proc/self/ns/net').st_ino}"
+    except OSError:
+        return socket.gethostname()
+
+
+def own_address(connect: str) -> str:
+    """The address of this machine by which the scheduler's network reaches it."""
+    host, _, port = connect.removeprefix("tcp://").rpartition(":")
+    try:
+        family, kind, protocol, _, to = socket.getaddrinfo(
+            host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(to)  # sends nothing: it only chooses the way
+            found = str(probe.getsockname()[0])
+    except (OSError, ValueError) as error:
+        raise UsageError(f"no way to the scheduler at {connect}: {error}",
+                         expected="tcp://HOST:PORT") from None
+    found = found.removeprefix("::ffff:")
+    return f"[{found}]" if ":" in found else found
+
+
+def available_memory() -> int:
+    with open("/proc/meminfo") as file:
+        for line in file:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) << 10
+    return 1 << 30
+
+
+def hours(free: str) -> tuple[int, int] | None:
+    """"20:00-06:00" in minutes of the day; UsageError for another text."""
+    if not free:
+        return None
+    found = re.fullmatch(r"(\d\d):(\d\d)-(\d\d):(\d\d)", free)
+    minutes = [int(h) * 60 + int(m) for h, m in (found.groups()[:2], found.groups()[2:])] if (
+        found) else []
+    if len(minutes) != 2 or max(minutes) >= 24 * 60 or minutes[0] == minutes[1]:
+        raise UsageError(f"--free {free!r}: expected hours such as 20:00-06:00")
+    return minutes[0], minutes[1]
+
+
+def is_free(span: tuple[int, int] | None, now: time.struct_time | None = None) -> bool:
+    if span is None:
+        return True
+    clock = now or time.localtime()
+    minute = clock.tm_hour * 60 + clock.tm_min
+    begin, end = span
+    return begin <= minute < end if begin < end else not end <= minute < begin

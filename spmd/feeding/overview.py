@@ -1,0 +1,193 @@
+"""What is seen of a scheduler: one dict of pipelines, consumers and workers, and it as text.
+
+In: a Scheduler. Out: plain values for JSON, tables for people, warnings that say what to do.
+Always holds: looking changes nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+from spmd import __version__
+from spmd.feeding.known_parties import STARVED, KnownConsumer, KnownPipeline
+from spmd.feeding.scheduler import Scheduler
+
+DISK = "make room on that disk: what is submitted until then is refused"
+
+
+def overview(scheduler: Scheduler, now: float) -> dict[str, Any]:
+    """Everything, as it is now."""
+    consumers = [_consumer(scheduler, one, now) for one in scheduler.consumers.values()]
+    workers = list(_workers(scheduler, now))
+    pipelines = [_pipeline(scheduler, one, now, consumers, workers)
+                 for one in scheduler.pipelines.values()]
+    seen = {
+        "scheduler": {
+            "address": scheduler.address, "pid": os.getpid(), "since": scheduler.since,
+            "uptime_s": round(time.time() - scheduler.since, 1), "version": __version__,
+            "state": scheduler.store.path, "trouble": scheduler.store.trouble,
+            "counts": dict(scheduler.counts), "last_malformed": scheduler.last_malformed,
+        },
+        "pipelines": sorted(pipelines, key=lambda p: (-p["priority"], p["name"])),
+        "consumers": sorted(consumers, key=lambda c: (c["pipeline"], c["run"], c["ranks"])),
+        "workers": workers,
+        "agents": [{"agent": a.agent, "host": a.name, "device": a.device,
+                    "workers": len(a.workers), "free": a.free or ""}
+                   for a in scheduler.agents.values()],
+    }
+    return {**seen, "warnings": warnings(seen)}
+
+
+def _consumer(scheduler: Scheduler, one: KnownConsumer, now: float) -> dict[str, Any]:
+    found = scheduler.assigned
+    needs = found.needs.get(one.consumer)
+    return {
+        "consumer": one.consumer, "run": one.said["run"], "pipeline": one.pipeline,
+        "feed": one.said["feed"], "ranks": one.ranks(), "host": _host(scheduler, one.said["host"]),
+        "device": one.said["device"], "rows": one.said["rows"],
+        "batches": one.taken // one.per_batch,
+        "rate": _round(one.meter.rate), "taken_per_s": _round(one.meter.per_second(now)),
+        "starved": round(one.meter.waiting(now), 4), "queued": one.queued // one.per_batch,
+        "needs": None if needs is None else round(needs, 2),
+        "workers": {w: round(s, 3) for w, s in found.of(one.consumer).items()},
+        "lacks": found.lacks.get(one.consumer, 0),
+    }
+
+
+def _host(scheduler: Scheduler, host: str) -> str:
+    """A machine by the name that its agents give it: what consumers say is for machines."""
+    return next((a.name for a in scheduler.agents.values() if a.host == host), host[:8])
+
+
+def _workers(scheduler: Scheduler, now: float) -> Any:
+    for agent in scheduler.agents.values():
+        for worker, one in agent.workers.items():
+            yield {
+                "worker": worker, "agent": agent.agent, "host": agent.name, "device": agent.device,
+                "rates": {name: _round(meter.rate) for name, meter in one.meters.items()},
+                "busy": round(min(1.0, sum(m.busy(now) for m in one.meters.values())), 3),
+                "made_per_s": _round(sum(m.per_second(now) for m in one.meters.values())),
+                "queue": sum(made.get("queue") or 0 for made in one.made.values()),
+                "at": next((made["at"] for made in one.made.values() if made.get("at")), None),
+                "shares": {c: round(s, 3)
+                           for c, s in scheduler.assigned.shares.get(worker, {}).items()},
+            }
+
+
+def _pipeline(
+    scheduler: Scheduler, one: KnownPipeline, now: float, consumers: list[dict[str, Any]],
+    workers: list[dict[str, Any]],
+) -> dict[str, Any]:
+    mine = [c for c in consumers if c["pipeline"] == one.name]
+    used = {w for c in mine for w in c["workers"]}
+    needs = [c["needs"] for c in mine]
+    given = one.stored.settings
+    return {
+        "name": one.name, "version": one.stored.version, "file": one.stored.file,
+        "user": given.get("user", ""), "priority": given.get("priority", 0),
+        "state": "running" if used else "pending" if mine else "idle",
+        "why": one.why if mine and not used else "",
+        "ran": one.running_since is not None, "workers": len(used), "consumers": len(mine),
+        "needs": None if None in needs or not needs else round(sum(needs), 2),
+        "lacks": sum(c["lacks"] for c in mine),
+        "taken_per_s": _round(sum(c["taken_per_s"] or 0 for c in mine)),
+        "made_per_s": _round(sum(
+            known.meters[one.name].per_second(now) for a in scheduler.agents.values()
+            for known in a.workers.values() if one.name in known.meters)),
+        "starved": max((c["starved"] for c in mine), default=0.0),
+        "queued": sum(c["queued"] for c in mine),
+        "spent": {what: round(value, 6) for what, value in one.stored.spent.items()},
+        "settings": given,
+    }
+
+
+def _round(rate: float | None) -> float | None:
+    return None if rate is None else round(rate, 1)
+
+
+# ---- what to do
+
+
+def warnings(seen: dict[str, Any]) -> list[str]:
+    """What is not as it should be, each with what to do."""
+    found = []
+    address = seen["scheduler"]["address"]
+    kinds = {w["worker"]: w["device"] for w in seen["workers"]}
+    for c in seen["consumers"]:
+        if c["starved"] <= STARVED:
+            continue
+        text = f"{c['ranks']} of {c['pipeline']} starves {c['starved']:.0%} of the time: "
+        if c["lacks"]:
+            mine = sorted({kinds[w] for w in c["workers"] if w in kinds}) or ["cpu"]
+            more = f"{c['lacks']} more worker{'s' * (c['lacks'] > 1)}"
+            text += (f"{more} of this kind ({', '.join(mine)}) would do: python -m spmd feed "
+                     f"worker --connect {address} --processes {c['lacks']}")
+        elif not c["workers"]:
+            continue  # it is pending, which is told below
+        else:
+            text += (f"its {len(c['workers'])} workers make enough, so they or the way to them are "
+                     f"slower than they measure: python -m spmd feed update {c['pipeline']} "
+                     f"--workers {len(c['workers']) + 1}")
+        found.append(text)
+    found += [f"{p['name']} waits: {p['why']}" for p in seen["pipelines"] if p["why"]]
+    if seen["scheduler"]["trouble"]:
+        found.append(f"the state is not written ({seen['scheduler']['trouble']}): {DISK}")
+    counts = seen["scheduler"]["counts"]
+    if counts.get("strangers"):
+        found.append(f"{counts['strangers']} connections with a key that is not allowed were "
+                     "refused: copy server.key, client.key and client.secret to whoever may")
+    if counts.get("malformed"):
+        found.append(f"{counts['malformed']} malformed messages were dropped, the last one: "
+                     f"{seen['scheduler']['last_malformed']}")
+    return found
+
+
+# ---- text
+
+
+def table_text(seen: dict[str, Any], width: int = 0) -> str:
+    """The tables that `feed status` and `feed top` print. width: 0 cuts no line."""
+    head = seen["scheduler"]
+    lines = [f"{head['address']}, up {_duration(head['uptime_s'])}: "
+             f"{len(seen['workers'])} workers of {len(seen['agents'])} agents"]
+    rows = [[p["name"], f"{p['priority']:g}", p["state"], f"{p['workers']}",
+             _number(p["needs"]), _number(p["taken_per_s"]), _number(p["made_per_s"]),
+             f"{p['starved']:.1%}", f"{p['queued']}", p["user"]] for p in seen["pipelines"]]
+    lines += _aligned(["pipeline", "priority", "state", "workers", "needs", "taken/s", "made/s",
+                       "starved", "queued", "user"], rows)
+    rows = [[c["ranks"], c["pipeline"], c["host"], f"{len(c['workers'])}", _number(c["needs"]),
+             _number(c["rate"]), _number(c["taken_per_s"]), f"{c['starved']:.1%}",
+             f"{c['queued']}", f"{c['batches']}"] for c in seen["consumers"]]
+    lines += _aligned(["ranks", "pipeline", "host", "workers", "needs", "could/s", "taken/s",
+                       "starved", "queued", "batches"], rows)
+    rows = [[w["worker"], w["host"], w["device"],
+             ", ".join(f"{n} {_number(r)}/s" for n, r in w["rates"].items()) or "-",
+             f"{w['busy']:.0%}", f"{w['queue']}", f"{len(w['shares'])}"] for w in seen["workers"]]
+    lines += _aligned(["worker", "host", "kind", "makes", "busy", "queue", "consumers"], rows)
+    if seen["warnings"]:
+        lines += ["", *(f"warning: {text}" for text in seen["warnings"])]
+    return "\n".join(line[:width] if width else line for line in lines)
+
+
+def _aligned(head: list[str], rows: list[list[str]]) -> list[str]:
+    if not rows:
+        return []
+    rows = [head, *rows]
+    widths = [max(len(row[k]) for row in rows) for k in range(len(head))]
+    return ["", *("  ".join(f"{cell:{w}}" for cell, w in zip(row, widths)).rstrip()
+                  for row in rows)]
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "?"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else (
+        f"{rest} s")

@@ -1,0 +1,206 @@
+"""What a scheduler knows, in one SQLite file with a write-ahead log: no kill damages it.
+
+In: pipelines, agents, runs with their cursors, rates, shares. Out: the same after a restart.
+Always holds: what put_pipeline() has returned from is in the file; a file has one scheduler at a
+time; a full disk refuses what is new, and everything else goes on from memory.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from codegen.errors import EnvironmentFault, InputError, OutputError, VersionError
+
+FORMAT = 1
+LOCKED_S = 0.5  # a scheduler that is ending gives its file up within this time
+
+_TABLES = """
+CREATE TABLE IF NOT EXISTS pipelines (name TEXT PRIMARY KEY, version INTEGER, file TEXT,
+    source TEXT, settings TEXT, spent TEXT, submitted REAL);
+CREATE TABLE IF NOT EXISTS agents (agent TEXT PRIMARY KEY, name TEXT, host TEXT, device TEXT,
+    seen REAL);
+CREATE TABLE IF NOT EXISTS runs (run TEXT, feed TEXT, pipeline TEXT, taken INTEGER, seen REAL,
+    PRIMARY KEY (run, feed));
+CREATE TABLE IF NOT EXISTS rates (pipeline TEXT, device TEXT, rate REAL,
+    PRIMARY KEY (pipeline, device));
+CREATE TABLE IF NOT EXISTS allowed (key TEXT PRIMARY KEY);
+CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT);
+"""
+
+
+class FullDisk(OutputError):
+    """The state cannot be written; what was asked for is refused, all else goes on."""
+
+
+@dataclass
+class StoredPipeline:
+    """A pipeline as it was submitted. spent: "cost", "energy" and "seconds" up to now."""
+
+    name: str
+    version: int
+    file: str
+    source: str
+    settings: dict[str, Any]
+    spent: dict[str, float] = field(default_factory=dict)
+    submitted: float = 0.0
+
+
+class StateFile:
+    """The file. path: "" keeps everything in memory, for a scheduler that ends with its run."""
+
+    def __init__(self, path: str = "") -> None:
+        self.path = os.path.abspath(path) if path else ""
+        self.trouble = ""  # why the last write failed; "" when it did not
+        if path:
+            _folder(self.path)
+        try:
+            self._db = self._opened()
+        except sqlite3.Error as error:
+            raise _refusal(self.path, error) from None
+
+    def _opened(self) -> sqlite3.Connection:
+        db = sqlite3.connect(self.path or ":memory:", timeout=LOCKED_S, check_same_thread=False)
+        try:
+            # Exclusive: the lock goes with the process, however it ends, and no other gets in.
+            db.execute("PRAGMA locking_mode=EXCLUSIVE")
+            db.execute("PRAGMA journal_mode=WAL")
+            db.execute("PRAGMA synchronous=NORMAL")
+            version = db.execute("PRAGMA user_version").fetchone()[0]
+            if version > FORMAT:
+                raise VersionError(f"{self.path}: state of a newer version",
+                                   expected=f"format {FORMAT} at most", found=f"{version}",
+                                   remedy="another --state FILE, or the newer version of spmd")
+            found = db.execute("PRAGMA quick_check(1)").fetchone()[0]
+            if found != "ok":
+                raise sqlite3.DatabaseError(found)
+            with db:
+                db.executescript(_TABLES)
+                db.execute(f"PRAGMA user_version={FORMAT}")
+        except BaseException:
+            db.close()
+            raise
+        return db
+
+    def close(self) -> None:
+        with suppress(sqlite3.Error):
+            self._db.close()
+
+    # ---- what must be kept: FullDisk where it cannot
+
+    def put_pipeline(self, one: StoredPipeline) -> None:
+        """Keeps a new pipeline, or a new version of one."""
+        self._must("INSERT OR REPLACE INTO pipelines VALUES (?,?,?,?,?,?,?)", [_row(one)])
+
+    def drop_pipeline(self, name: str) -> None:
+        self._must("DELETE FROM pipelines WHERE name=?", [(name,)])
+
+    def _must(self, text: str, rows: Iterable[tuple[Any, ...]]) -> None:
+        if not self._try([(text, list(rows))]):
+            raise FullDisk(
+                f"the scheduler cannot keep this: {self.trouble}",
+                found=f"{self.path or 'memory'}; what runs goes on",
+                remedy="make room on that disk, then ask again")
+
+    # ---- what is kept if it can be
+
+    def remember(
+        self, *, pipelines: Iterable[StoredPipeline] = (),
+        agents: Iterable[tuple[str, str, str, str]] = (),
+        runs: Iterable[tuple[str, str, str, int]] = (),
+        rates: Mapping[tuple[str, str], float] | None = None, keys: Iterable[str] = (),
+        shares: Mapping[str, Mapping[str, float]] | None = None,
+    ) -> bool:
+        """Everything at once or nothing. agents: id, name, host, device; runs: run, feed,
+        pipeline, batches taken; rates: by pipeline and device. False: see `trouble`."""
+        now = time.time()
+        work: list[tuple[str, list[tuple[Any, ...]]]] = [
+            ("UPDATE pipelines SET spent=? WHERE name=?",
+             [(json.dumps(one.spent), one.name) for one in pipelines]),
+            ("INSERT OR REPLACE INTO agents VALUES (?,?,?,?,?)", [(*row, now) for row in agents]),
+            ("INSERT OR REPLACE INTO runs VALUES (?,?,?,?,?)", [(*row, now) for row in runs]),
+            ("INSERT OR REPLACE INTO rates VALUES (?,?,?)",
+             [(*of, rate) for of, rate in (rates or {}).items()]),
+            ("INSERT OR IGNORE INTO allowed VALUES (?)", [(key,) for key in keys]),
+        ]
+        if shares is not None:
+            work.append(("INSERT OR REPLACE INTO facts VALUES ('shares', ?)",
+                         [(json.dumps(shares),)]))
+        work = [(text, rows) for text, rows in work if rows]
+        return not work or self._try(work)
+
+    def forget_agent(self, agent: str) -> None:
+        """One that has left, or is dead: nobody waits for it after a restart."""
+        self._try([("DELETE FROM agents WHERE agent=?", [(agent,)])])
+
+    def _try(self, work: list[tuple[str, list[tuple[Any, ...]]]]) -> bool:
+        try:
+            with self._db:
+                for text, rows in work:
+                    self._db.executemany(text, rows)
+        except sqlite3.Error as error:
+            self.trouble = f"{self.path}: {error}"
+            return False
+        self.trouble = ""
+        return True
+
+    # ---- what was kept
+
+    def pipelines(self) -> list[StoredPipeline]:
+        rows = self._db.execute("SELECT * FROM pipelines ORDER BY submitted, name").fetchall()
+        return [StoredPipeline(n, v, f, s, json.loads(given), json.loads(spent), at)
+                for n, v, f, s, given, spent, at in rows]
+
+    def agents(self) -> list[str]:
+        return [row[0] for row in self._db.execute("SELECT agent FROM agents")]
+
+    def runs(self) -> list[dict[str, Any]]:
+        rows = self._db.execute("SELECT run, feed, pipeline, taken, seen FROM runs ORDER BY seen")
+        return [dict(zip(("run", "feed", "pipeline", "taken", "seen"), row)) for row in rows]
+
+    def rates(self) -> dict[tuple[str, str], float]:
+        rows = self._db.execute("SELECT pipeline, device, rate FROM rates")
+        return {(pipeline, device): rate for pipeline, device, rate in rows}
+
+    def allowed(self) -> set[str]:
+        return {row[0] for row in self._db.execute("SELECT key FROM allowed")}
+
+    def shares(self) -> dict[str, dict[str, float]]:
+        row = self._db.execute("SELECT value FROM facts WHERE name='shares'").fetchone()
+        return json.loads(row[0]) if row else {}
+
+
+def _row(one: StoredPipeline) -> tuple[Any, ...]:
+    return (one.name, one.version, one.file, one.source, json.dumps(one.settings),
+            json.dumps(one.spent), one.submitted)
+
+
+def _folder(path: str) -> None:
+    try:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"{path}: its folder cannot be made: {error.strerror}",
+                          remedy="another --state FILE") from None
+
+
+def _refusal(path: str, error: sqlite3.Error) -> Exception:
+    """What is wrong with a file that cannot be opened as the state of a scheduler."""
+    if "locked" in str(error):
+        return EnvironmentFault(
+            f"{path}: another scheduler works with this file",
+            expected="one scheduler for a file", found=str(error),
+            remedy="use that one (python -m spmd feed status), end it, or give another --state")
+    if isinstance(error, sqlite3.OperationalError):
+        return OutputError(f"{path}: cannot be opened: {error}",
+                           remedy="a file that you may write, on a disk with room: --state FILE")
+    return InputError(
+        f"{path}: is damaged, or no state of a scheduler: {error}",
+        expected="a file that `feed serve` has written",
+        remedy=f"mv {path} {path}.bad: the scheduler begins anew, submit the pipelines again; runs "
+        "that go on lose nothing")

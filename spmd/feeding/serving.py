@@ -1,0 +1,216 @@
+"""Starting a scheduler: here (`feed serve`), or in a child process that ends with its parent.
+
+In: an address, keys, a file for the state, a port for the page. Out: a scheduler that runs.
+Always holds: without a folder of keys it listens on this machine only; strangers are counted.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import shutil
+import signal
+import socket
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from codegen.errors import EnvironmentFault, SpmdError, UsageError
+from spmd.feed_options import HERE
+from spmd.feeding import keys as key_files
+from spmd.feeding.children import Channel, Child, of_parent
+from spmd.feeding.keys import Keys, zmq
+from spmd.feeding.overview import overview
+from spmd.feeding.scheduler import SLICE_S, Scheduler
+from spmd.feeding.scheduler_state import StateFile
+from spmd.feeding.sockets import Lines
+from spmd.feeding.web_page import WebPage
+
+PORT = int(HERE.rpartition(":")[2])
+KEYS = "SPMD_FEED_KEYS"  # a folder of keys, where none is given
+START_S = 20.0  # for a child to say its address
+
+
+def state_folder() -> str:
+    """Where schedulers and clients of this user keep keys and state unless they are told."""
+    base = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    return os.path.join(base, "spmd")
+
+
+def keys_of(folder: str, *, scheduler: bool = False) -> Keys:
+    """The keys of a folder, or of SPMD_FEED_KEYS, or of this user on this machine: these are made
+    by whoever comes first."""
+    folder = folder or os.environ.get(KEYS, "")
+    where = folder or os.path.join(state_folder(), "feed-keys")
+    if not folder and not os.path.exists(where):
+        mine = f"{where}.{os.getpid()}"
+        key_files.make_folder(mine)
+        try:
+            os.rename(mine, where)  # whole, or not at all
+        except OSError:  # another one was faster
+            shutil.rmtree(mine)
+    return key_files.read_folder(where, scheduler=scheduler)
+
+
+def checked_listen(listen: str, folder: str) -> str:
+    """An address to listen at. UsageError where others could reach it, and there are no keys."""
+    host, _, port = listen.removeprefix("tcp://").rpartition(":")
+    if not listen.startswith("tcp://") or not host or not (port.isdigit() or port == "*"):
+        raise UsageError(f"--listen {listen!r}", expected="tcp://HOST:PORT, as tcp://0.0.0.0:5570",
+                         remedy=HERE)
+    if not folder and not is_loopback(host):
+        raise UsageError(
+            f"{listen} can be reached from other machines, and no keys are given",
+            expected="a folder of keys", found="none",
+            remedy="python -m spmd feed keys FOLDER, then --keys FOLDER here and for everybody "
+            f"who connects; or listen on this machine only: --listen {HERE}")
+    return listen
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class Served:
+    """A scheduler with its sockets, its file and its page. Close it: nothing is left."""
+
+    def __init__(self, listen: str, keys: Keys, *, state: str = "", page: int | None = None,
+                 slice_s: float = SLICE_S, folder: str | None = None) -> None:
+        self.keys, self._folder = keys, folder
+        self.counts: Counter[str] = Counter()
+        self.page: WebPage | None = None
+        self.store = StateFile(state)
+        self._allowed = set(keys.allowed) | (self.store.allowed() if folder is None else set())
+        self.lines = Lines(keys, self._allows)
+        try:
+            router = self.lines.router(listen, keys.server_secret, keys.server)
+            address = _reached_at(listen, router.last_endpoint.decode())
+            self.scheduler = Scheduler(router, self.store, address=address, slice_s=slice_s,
+                                       counts=self.counts)
+            self.scheduler.looking = overview
+            if page is not None:
+                self.page = WebPage(self.scheduler, page)
+        except BaseException as error:
+            self.close()
+            if isinstance(error, zmq.ZMQError):
+                raise EnvironmentFault(
+                    f"{listen}: cannot listen there: {error}", expected="a free port",
+                    remedy=f"another --listen, as tcp://127.0.0.1:{PORT + 1}; is a scheduler "
+                    "there already? python -m spmd feed status") from None
+            raise
+        self.store.remember(keys=self._allowed)
+
+    def _allows(self, key: str) -> bool:
+        """Asked for every connection: keys that were added to the folder meanwhile count too."""
+        if key not in self._allowed and self._folder is not None:
+            with suppress(SpmdError):
+                self._allowed = set(keys_of(self._folder, scheduler=True).allowed)
+        if key not in self._allowed:
+            self.counts["strangers"] += 1
+        return key in self._allowed
+
+    def close(self) -> None:
+        if self.page:
+            self.page.close()
+        self.lines.close(linger_ms=200)
+        self.store.close()
+
+
+def _reached_at(listen: str, endpoint: str) -> str:
+    """The address with the port that was taken, and a name for "everywhere"."""
+    host, port = listen.rpartition(":")[0], endpoint.rpartition(":")[2]
+    if host in ("tcp://0.0.0.0", "tcp://*", "tcp://[::]"):
+        host = f"tcp://{socket.gethostname()}"
+    return f"{host}:{port}"
+
+
+def serve(listen: str, folder: str, state: str, page: int | None, slice_s: float,
+          say: Callable[[str], None]) -> None:
+    """`feed serve`: until Ctrl-C or SIGTERM; consumers go on with the workers that they have."""
+    folder = folder or os.environ.get(KEYS, "")
+    checked_listen(listen, folder)
+    keys = keys_of(folder, scheduler=True)
+    if not state:
+        port = listen.rpartition(":")[2]
+        state = os.path.join(state_folder(), f"feed-{'any' if port == '*' else port}.sqlite")
+    served = Served(listen, keys, state=state, page=page, slice_s=slice_s, folder=folder)
+    scheduler = served.scheduler
+    say(f"scheduler at {scheduler.address}, state in {state}")
+    if served.page:
+        say(f"page at {served.page.address}")
+    if scheduler.pipelines:
+        say(f"known from before: {', '.join(sorted(scheduler.pipelines))}")
+    with _ended_by_signals(scheduler):
+        scheduler.run()
+    served.close()
+    say(f"ended: {scheduler.stopping}")
+
+
+@contextmanager
+def _ended_by_signals(scheduler: Scheduler) -> Iterator[None]:
+    def stop(number: int, _: object) -> None:
+        scheduler.stopping = signal.Signals(number).name
+
+    before = {n: signal.signal(n, stop) for n in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+# ---- in a child ---------------------------------------------------------------------------------
+
+
+def start_in_child(keys: Keys, listen: str = "tcp://127.0.0.1:*", state: str = "",
+                   page: int | None = None) -> tuple[Child, str]:
+    """A scheduler in a process of its own, which ends with this one, and its address.
+
+    End it with child.end(1.0). Raises EnvironmentFault where it does not start.
+    """
+    child = Child("spmd.feeding.serving")
+    child.channel.send(keys=keys.as_plain(with_server=True), listen=listen, state=state, page=page)
+    said = child.channel.said() if child.channel.wait_for(START_S) else None
+    if not said or "address" not in said[0]:
+        child.kill()
+        raise EnvironmentFault(
+            "the scheduler of this run does not start",
+            found=said[0].get("error", "") if said else f"no word from it for {START_S:g} s",
+            remedy="python -m spmd feed serve says more; then run --feed NAME@ADDRESS")
+    return child, said[0]["address"]
+
+
+def _in_child(channel: Channel) -> None:
+    """What the child does: until its parent closes the channel."""
+    channel.wait_for(START_S)
+    asked: dict[str, Any] = (channel.said() or [{}])[0]
+    if not asked:
+        return
+    try:
+        served = Served(asked["listen"], Keys.of_plain(asked["keys"]), state=asked["state"],
+                        page=asked["page"])
+    except SpmdError as error:
+        channel.send(error=str(error))
+        return
+    channel.send(address=served.scheduler.address)
+    scheduler = served.scheduler
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run is told, and ends us
+    tick = scheduler.tick
+
+    def look_up() -> None:
+        tick()
+        if channel.said() is None:
+            scheduler.stopping = "the run has ended"
+
+    scheduler.tick = look_up  # type: ignore[method-assign]
+    scheduler.run()
+    served.close()
+
+
+if __name__ == "__main__":
+    _in_child(of_parent(sys.argv[1:])[0])

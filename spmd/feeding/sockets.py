@@ -1,0 +1,136 @@
+"""Sockets between processes that feed: pyzmq, always with CURVE, nothing ever dropped silently.
+
+In: Keys. Out: ROUTERs that only allowed keys reach, DEALERs that know whom they talk to.
+Always holds: a ROUTER says so when a peer is gone (ROUTER_MANDATORY) or its queue is full.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from zmq.utils import z85
+
+from spmd.feeding.keys import zmq
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Any
+
+    from spmd.feeding.keys import Keys
+
+ZAP = "inproc://zeromq.zap.01"
+HANDSHAKE_MS = 5000  # a peer that connects and says nothing is dropped then
+HEARTBEAT_MS = 500
+SILENT_MS = 1500  # a peer whose machine vanished is noticed then
+MESSAGES = 4096  # in a queue of a peer; credits keep it far below
+SMALL = 4 << 20  # bytes of a frame where no arrays travel
+LARGE = 1 << 32
+
+SENT, GONE, FULL = "sent", "gone", "full"
+
+
+class Lines:
+    """A context of pyzmq with its doorkeeper. One for a process, or for a part of it.
+
+    allows: says of a public key whether it may connect to our ROUTERs; asked for each connection.
+    """
+
+    def __init__(self, keys: Keys, allows: Callable[[str], bool] | None = None) -> None:
+        self.keys = keys
+        self.context = zmq.Context(io_threads=1)
+        self._allows = allows or keys.allowed.__contains__
+        self._sockets: list[Any] = []
+        self._door = self.context.socket(zmq.REP)
+        self._door.linger = 0
+        self._door.bind(ZAP)
+        self._keeper = threading.Thread(target=self._keep, name="feed-door", daemon=True)
+        self._keeper.start()
+
+    def router(self, address: str, secret: str, public: str, *, large: bool = False) -> Any:
+        """A ROUTER that strangers cannot connect to. address: tcp://0.0.0.0:* takes a free port."""
+        found = self._socket(zmq.ROUTER, large)
+        found.router_mandatory = True
+        found.router_handover = True  # who comes again after its line broke is the same peer
+        found.curve_server = True
+        found.curve_publickey, found.curve_secretkey = public.encode(), secret.encode()
+        found.zap_domain = b"feed"
+        found.bind(address)
+        return found
+
+    def dealer(self, address: str, server: str, identity: str, *, large: bool = False) -> Any:
+        """A DEALER to one ROUTER, whose public key is `server`. It connects again by itself."""
+        found = self._socket(zmq.DEALER, large)
+        found.routing_id = identity.encode()
+        found.curve_serverkey = server.encode()
+        found.curve_publickey = self.keys.public.encode()
+        found.curve_secretkey = self.keys.secret.encode()
+        found.reconnect_ivl, found.reconnect_ivl_max = 50, 500
+        found.connect(address)
+        return found
+
+    def _socket(self, kind: int, large: bool) -> Any:
+        found = self.context.socket(kind)
+        found.linger = 0
+        found.sndhwm = found.rcvhwm = MESSAGES
+        found.maxmsgsize = LARGE if large else SMALL
+        found.handshake_ivl = HANDSHAKE_MS
+        found.heartbeat_ivl, found.heartbeat_timeout = HEARTBEAT_MS, SILENT_MS
+        found.ipv6 = True
+        found.tcp_keepalive = 1
+        self._sockets.append(found)
+        return found
+
+    def forget(self, socket: Any, linger_ms: int = 0) -> None:
+        """Closes one of our sockets; what it still has to send may take so long."""
+        if socket in self._sockets:
+            self._sockets.remove(socket)
+        socket.close(linger_ms)
+
+    def close(self, linger_ms: int = 0) -> None:
+        for socket in self._sockets:
+            socket.close(linger_ms)
+        self._sockets.clear()
+        self.context.term()  # ends the doorkeeper, which closes its own socket
+        self._keeper.join(2)
+
+    def _keep(self) -> None:
+        """Answers who may connect: ZeroMQ's RFC 27."""
+        try:
+            while True:
+                parts = self._door.recv_multipart()
+                if len(parts) < 6:
+                    self._door.send_multipart([b"1.0", b"", b"400", b"malformed", b"", b""])
+                    continue
+                version, number, _, _, _, mechanism, *proof = parts
+                known = (mechanism == b"CURVE" and len(proof) == 1 and len(proof[0]) == 32
+                         and self._allows(z85.encode(proof[0]).decode()))
+                answer = (b"200", b"OK") if known else (b"400", b"a key that is not allowed")
+                self._door.send_multipart([version, number, *answer, b"", b""])
+        except zmq.ZMQError:
+            self._door.close(0)
+
+
+def send_to(router: Any, peer: bytes, frames: Sequence[Any]) -> str:
+    """Sends to a peer of a ROUTER without waiting: SENT; GONE, nobody there; FULL, try later."""
+    try:
+        router.send_multipart([peer, *frames], zmq.DONTWAIT, copy=len(frames) == 1)
+    except zmq.Again:
+        return FULL
+    except zmq.ZMQError as error:
+        if error.errno == zmq.EHOSTUNREACH:
+            return GONE
+        raise
+    return SENT
+
+
+def received(socket: Any) -> list[Any] | None:
+    """The frames of the next message without waiting, or None."""
+    try:
+        return list(socket.recv_multipart(zmq.DONTWAIT, copy=False))
+    except zmq.Again:
+        return None
+
+
+def poll_ready(socket: Any) -> bool:
+    return bool(socket.poll(0))

@@ -1,0 +1,241 @@
+"""The messages of feeding: one table says which kinds there are and what their fields hold.
+
+A message is frames: a header (JSON, UTF-8) and raw bytes; nothing is ever unpickled.
+Always holds: decode() gives a Message whose every field was checked, or raises MalformedMessage.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+
+from codegen.errors import SpmdError
+from spmd.feeding.field_kinds import (
+    address,
+    by_name,
+    check_fields,
+    count,
+    each,
+    flag,
+    identity,
+    is_optional,
+    key,
+    maybe,
+    name,
+    number,
+    one_of,
+    plain,
+    record,
+    row,
+    settings,
+    text,
+    whole,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    from spmd.feeding.field_kinds import Check
+
+VERSION = 1
+HEADER_BYTES = 1 << 20  # where the text of a pipeline travels
+SOURCE_CHARACTERS = 1 << 19
+FRAMES = 256  # of raw bytes, in one message
+FRAME_BYTES = 1 << 32
+WORK_ITEMS = 1024  # in one take
+FIELDS = 64
+
+
+class MalformedMessage(SpmdError):
+    """Frames that are no message of ours; whoever gets them drops them and goes on."""
+
+    exit_code = 65
+
+
+LINE = maybe(whole(0, 1 << 31))
+FILE = maybe(text(4096))
+SOURCE = text(SOURCE_CHARACTERS)
+
+# A process that computes. address, key: its ROUTER and the public CURVE key of that.
+# local: its abstract Unix socket, for consumers of the same host;
+# secret: what that one asks for. share: the part of a consumer's work that it should get.
+PROCESS: dict[str, Check] = {
+    "worker": identity, "address": address, "key": key, "local": maybe(text(100)),
+    "secret": maybe(text(64)), "host": maybe(text(256)),
+}
+ASSIGNED = record(**PROCESS, share=number)
+
+# A field of a feed: dtype as NumPy writes it ("<f4"), shape of one example.
+FIELD = record(name=name, dtype=text(32), shape=each(whole(0, 1 << 40), 32))
+
+# An array of a result: `bytes` long when unpacked. It lies in region `region` of the worker at
+# `offset` (where = "region"), or in the raw frame number `frame`, packed by `codec`.
+ARRAY = record(
+    name=name, dtype=text(32), shape=each(whole(0, 1 << 40), 33), bytes=whole(0, FRAME_BYTES),
+    region=maybe(count), offset=maybe(count), frame=maybe(whole(0, FRAMES)),
+    codec=maybe(one_of("none", "lz4", "zstd")),
+)
+
+# An example that could not be computed: its position, its name, where and why.
+BROKEN = record(position=count, example=text(), file=FILE, line=LINE, text=text(65536))
+
+# Work: its id, the first position, how many, `through`: the last position about which the answer
+# says whether the stream reaches it, and the positions that are left as zeros, not computed.
+WORK = row(identity, count, whole(0, 1 << 32), count, each(count, 4096))
+
+# What a worker is at, for beats: the examples it made since it started, seconds it computed.
+AT = record(position=count, example=text(), file=FILE, line=LINE, seconds=number)
+MADE = record(examples=count, busy_s=number, bytes=maybe(count), queue=maybe(count), at=maybe(AT))
+
+PIPELINE: dict[str, Check] = {
+    "name": name, "version": count, "file": text(), "source": SOURCE, "settings": settings,
+}
+
+# kind -> its fields. Raw frames come behind the header of those in FRAMED only.
+TABLE: dict[str, dict[str, Check]] = {
+    # agent -> scheduler. join is sent again whenever the list of processes changed.
+    "join": {"agent": identity, "host": text(256), "name": text(256), "device": text(64),
+             "processes": each(record(**PROCESS), 4096), "free": maybe(text(64)),
+             "memory": maybe(count), "cost": maybe(number), "energy": maybe(number)},
+    "beat": {"agent": identity, "workers": by_name(by_name(MADE, 256), 4096, identity)},
+    "leave": {"agent": identity},
+    # agent -> scheduler -> every consumer of that pipeline: a worker ended, at which example.
+    "gone": {"worker": identity, "why": text(), "pipeline": maybe(name), "position": maybe(count),
+             "example": maybe(text()), "file": FILE, "line": LINE},
+    # scheduler -> agent. load: this pipeline may be asked of you. stop: end your workers.
+    "load": PIPELINE,
+    "drop": {"name": name},
+    "stop": {"why": text()},
+    # scheduler -> agent or consumer: I do not know you (any more): join or consume again.
+    "who": {},
+    # consumer -> scheduler
+    "consume": {"consumer": identity, "run": text(64), "pipeline": name, "feed": name,
+                "rows": row(count, count), "batch": whole(1), "fields": each(FIELD, FIELDS),
+                "host": text(256), "ranks": each(count, 65536), "device": text(64)},
+    "rate": {"consumer": identity, "taken": count, "busy_s": number, "waited_s": number,
+             "queued": count},
+    "lost": {"consumer": identity, "worker": identity},
+    "done": {"consumer": identity},
+    # scheduler -> consumer. workers replaces the list given before; how: the way to ask them.
+    "workers": {**PIPELINE, "workers": each(ASSIGNED, 4096),
+                "how": one_of("turn", "random", "all")},
+    "pending": {"why": text()},
+    "failed": {"text": text(65536), "code": whole(0, 255)},
+    # client -> scheduler, and its answers
+    "submit": PIPELINE,
+    "update": {"name": name, "settings": settings, "source": maybe(SOURCE), "file": FILE},
+    "cancel": {"name": name},
+    "status": {},
+    "answer": {"value": plain(12, 65536)},
+    "refused": {"text": text(65536), "code": whole(0, 255)},
+    # consumer -> worker. It must know the pipeline (load); one that does not answers unknown.
+    "take": {"consumer": identity, "pipeline": name, "version": count,
+             "fields": each(FIELD, FIELDS), "newest_first": flag,
+             "work": each(WORK, WORK_ITEMS)},
+    "free": {"ids": each(identity, 65536)},
+    "forget": {"ids": each(identity, 65536)},  # answers to these are not wanted any more
+    "give_back": {"pipeline": name, "version": count, "first": count,
+                  "arrays": each(ARRAY, FIELDS)},  # feed.send(): a row for each place
+    # worker -> consumer. rows may be fewer than asked where the stream ends: end is its length.
+    "given": {"id": identity, "rows": count, "arrays": each(ARRAY, FIELDS),
+              "broken": each(BROKEN, 65536), "seconds": number, "end": maybe(count),
+              "together": maybe(count)},  # examples that the pipeline computes at once
+    "broken": {"id": identity, "broken": BROKEN},  # on_error="stop": there will be no such result
+    "unknown": {"pipeline": name, "version": count, "ids": each(identity, WORK_ITEMS)},
+}
+FRAMED = frozenset({"given", "give_back"})
+
+
+class Message:
+    """A checked message: its kind, its fields (message["id"]), its raw frames."""
+
+    __slots__ = ("fields", "frames", "kind")
+
+    def __init__(self, kind: str, fields: dict[str, Any], frames: Sequence[Any] = ()) -> None:
+        self.kind, self.fields, self.frames = kind, fields, frames
+
+    def __getitem__(self, field: str) -> Any:
+        return self.fields[field]
+
+    def __repr__(self) -> str:
+        return f"Message({self.kind!r}, {self.fields!r}, {len(self.frames)} frames)"
+
+
+def new_id() -> str:
+    """A name that nobody else has: 16 hexadecimal digits."""
+    return secrets.token_hex(8)
+
+
+def encode(kind: str, frames: Sequence[Any] = (), /, **fields: Any) -> list[Any]:
+    """The frames of a message. A field that its table does not allow is our own mistake: it raises
+    as decode() would at the other end."""
+    _checked(kind, fields, len(frames))
+    header = json.dumps(
+        {"wire": VERSION, "kind": kind,
+         **{one: value for one, value in fields.items()
+            if value is not None or not is_optional(TABLE[kind][one])}},
+        ensure_ascii=False, separators=(",", ":"), allow_nan=False,
+    ).encode("utf-8", "replace")
+    if len(header) > HEADER_BYTES:
+        raise _malformed(f"a header of {kind}: expected at most {HEADER_BYTES} bytes, "
+                         f"found {len(header)}")
+    return [header, *frames]
+
+
+def decode(frames: Sequence[Any]) -> Message:
+    """The message that these frames are; bytes, memoryviews and frames of pyzmq are taken."""
+    if not 1 <= len(frames) <= 1 + FRAMES:
+        raise _malformed(f"expected 1 to {1 + FRAMES} frames, found {len(frames)}")
+    raw = [memoryview(f) for f in frames]
+    if raw[0].nbytes > HEADER_BYTES:
+        raise _malformed(f"a header: expected at most {HEADER_BYTES} bytes, found {raw[0].nbytes}")
+    if any(f.nbytes > FRAME_BYTES for f in raw):
+        raise _malformed(f"a frame: expected at most {FRAME_BYTES} bytes")
+    try:
+        header = json.loads(str(raw[0], "utf-8"), object_pairs_hook=_unique,
+                            parse_constant=_constant)
+    except (ValueError, RecursionError) as error:
+        raise _malformed(f"a header that is no JSON: {str(error)[:200]}") from None
+    if not isinstance(header, dict):
+        raise _malformed("a header: expected an object")
+    version, kind = header.pop("wire", None), header.pop("kind", None)
+    if version != VERSION or type(version) is not int:
+        raise _malformed(f"expected a message of version {VERSION}, found {str(version)[:40]}; "
+                         "use one version of spmd everywhere")
+    if not isinstance(kind, str):
+        raise _malformed("expected a kind of message")
+    _checked(kind, header, len(frames) - 1)
+    return Message(kind, header, raw[1:])
+
+
+def _checked(kind: str, fields: dict[str, Any], frames: int) -> None:
+    if kind not in TABLE:
+        raise _malformed(f"no such kind of message: {kind[:40]!r}")
+    if frames and kind not in FRAMED:
+        raise _malformed(f"{kind}: expected no raw frames, found {frames}")
+    try:
+        check_fields(fields, TABLE[kind])
+    except ValueError as error:
+        raise _malformed(f"{kind}: {error}") from None
+    for array in fields.get("arrays", ()):
+        where = array["frame"]
+        if (where is None) == (array["region"] is None or array["offset"] is None) or (
+                where is not None and where >= frames):
+            raise _malformed(f"{kind}: array {array['name']} is neither in a region nor in a frame")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a key that stands there twice")
+    return found
+
+
+def _constant(found: str) -> None:
+    raise ValueError(f"{found} is no number of JSON")
+
+
+def _malformed(text: str) -> MalformedMessage:
+    return MalformedMessage(f"a malformed message: {text}")

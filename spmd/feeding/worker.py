@@ -1,0 +1,334 @@
+"""A worker: one process that computes examples which consumers ask for, until its agent ends.
+
+One thread: it attends to messages, computes one piece of work, and attends again. What it is at
+stands on its Board. Always holds: whatever was asked is answered, forgotten on demand, or its
+consumer is gone; no more memory is held for results than it may.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import resource
+import signal
+import sys
+import time
+from collections import deque
+
+from codegen.errors import EXIT_DATA
+from spmd.feeding.board import Board
+from spmd.feeding.children import Channel, of_parent
+from spmd.feeding.evaluating import Evaluator, load_pipeline, placed, views, what_failed
+from spmd.feeding.keys import Keys, pair, zmq
+from spmd.feeding.packing import Link, packed
+from spmd.feeding.shared_results import Handing
+from spmd.feeding.sockets import FULL, GONE, SENT, Lines, received, send_to
+from spmd.feeding.wire import MalformedMessage, Message, decode, encode
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+IDLE_MS = 500
+LOOK_S = 0.02  # between two looks at its agent, and at who comes, while it computes
+QUEUE = 4096  # pieces of work that wait, of one consumer: its credits are far fewer
+
+
+class Work:
+    """A piece of work that waits."""
+
+    __slots__ = ("count", "first", "left_out", "number", "peer", "take", "through")
+
+    def __init__(self, peer: bytes, take: Message, item: list[Any]) -> None:
+        self.peer, self.take = peer, take
+        self.number, self.first, self.count, self.through, self.left_out = item
+
+
+class HeldPipeline:
+    """A pipeline as the agent told it; the evaluator is made when it is first asked for."""
+
+    def __init__(self, said: dict[str, Any]) -> None:
+        self.said = said
+        self.evaluator: Evaluator | None = None
+        self.waiting: deque[Work] = deque()
+        self.examples = self.bytes = 0
+        self.busy_s = self.turn = 0.0
+
+
+class Worker:
+    """started: what its agent says at the beginning: keys, where to bind, how much memory."""
+
+    def __init__(self, channel: Channel, board: Board, started: dict[str, Any]) -> None:
+        self.channel, self.board = channel, board
+        keys = Keys.of_plain(started["keys"])
+        public, secret = pair()
+        self.lines = Lines(keys)
+        self.router = self.lines.router(started["bind"], secret, public, large=True)
+        self.handing = Handing(started["memory"])
+        self.pipelines: dict[str, HeldPipeline] = {}
+        self.links: dict[bytes, Link] = {}
+        self.unsent: deque[tuple[bytes, list[Any]]] = deque()
+        self.forgotten: set[str] = set()
+        self.ended = False
+        self.looked = 0.0
+        self.shown: HeldPipeline | None = None  # on the board
+        port = self.router.last_endpoint.decode().rpartition(":")[2]
+        channel.send(port=int(port), key=public, local=self.handing.local,
+                     secret=self.handing.secret)
+
+    def run(self) -> None:
+        while not self.ended:
+            busy = any(p.waiting for p in self.pipelines.values())
+            if not busy or time.monotonic() - self.looked > LOOK_S:
+                self.attend(0 if busy else 5 if self.unsent else IDLE_MS)
+            self.hear()
+            work = self.next_work()
+            if work:
+                self.compute(*work)
+        self.handing.close()
+        self.lines.close()
+
+    def show_made(self) -> None:
+        """What was made so far, for the agent's beats."""
+        self.board.made({name: {"examples": p.examples, "busy_s": p.busy_s, "bytes": p.bytes,
+                                "queue": len(p.waiting)} for name, p in self.pipelines.items()})
+
+    # ---- messages
+
+    def attend(self, wait_ms: int) -> None:
+        """Waits until somebody says something; the agent, and consumers who come or leave."""
+        self.looked = time.monotonic()
+        self.show_made()
+        poller = zmq.Poller()
+        poller.register(self.router, zmq.POLLIN)
+        poller.register(self.channel.fileno(), zmq.POLLIN)
+        sockets = {s.fileno() for s in self.handing.sockets()}
+        for fd in sockets:
+            poller.register(fd, zmq.POLLIN)
+        ready = dict(poller.poll(wait_ms))
+        if self.channel.fileno() in ready:
+            self.agent_said()
+        if sockets & ready.keys():
+            for consumer in self.handing.attend():
+                self.leave(consumer.encode())
+
+    def hear(self) -> None:
+        """Sends what had to wait, and takes in what consumers say."""
+        while self.unsent and send_to(self.router, *self.unsent[0]) != FULL:
+            self.unsent.popleft()
+        while frames := received(self.router):
+            self.consumer_said(bytes(frames[0]), frames[1:])
+
+    def agent_said(self) -> None:
+        self.heed(self.channel.said())
+
+    def heed(self, said: list[dict[str, Any]] | None) -> None:
+        self.ended = said is None
+        for line in said or ():
+            if "load" in line:
+                self.load(line["load"])
+            elif "drop" in line:
+                self.pipelines.pop(line["drop"], None)
+
+    def load(self, said: dict[str, Any]) -> None:
+        """A pipeline, a new version of one, or other settings for it."""
+        before = self.pipelines.get(said["name"])
+        now = HeldPipeline(said)
+        if before:
+            now.waiting, now.turn = before.waiting, before.turn
+            now.examples, now.busy_s = before.examples, before.busy_s
+            same = all(before.said[k] == said[k] for k in ("file", "source"))
+            if same and before.evaluator:
+                now.evaluator = Evaluator(before.evaluator.pipeline, said["settings"])
+        self.pipelines[said["name"]] = now
+
+    def consumer_said(self, peer: bytes, frames: list[Any]) -> None:
+        try:
+            message = decode(frames)
+        except MalformedMessage:
+            return  # of somebody who has a key; it gets no answer, and nobody is harmed
+        if message.kind == "take":
+            self.take(peer, message)
+        elif message.kind == "free":
+            for number in message["ids"]:
+                self.handing.free(number)
+                if peer in self.links:
+                    self.links[peer].arrived(number)
+        elif message.kind == "forget":
+            gone = set(message["ids"])
+            for pipeline in self.pipelines.values():
+                pipeline.waiting = deque(
+                    w for w in pipeline.waiting if w.peer != peer or w.number not in gone)
+        elif message.kind == "give_back":
+            try:
+                self.give_back(message)
+            except Exception as error:  # actions that the pipeline cannot take
+                text, _, _ = what_failed(error, "")
+                self.answer(peer, encode("refused", text=text, code=EXIT_DATA))
+
+    def take(self, peer: bytes, message: Message) -> None:
+        pipeline = self.pipelines.get(message["pipeline"])
+        numbers = [item[0] for item in message["work"]]
+        if pipeline is None or message["version"] > pipeline.said["version"]:
+            self.answer(peer, encode("unknown", pipeline=message["pipeline"],
+                                     version=message["version"], ids=numbers))
+            return
+        mine = sum(w.peer == peer for w in pipeline.waiting)
+        for item in message["work"][: max(QUEUE - mine, 0)]:
+            pipeline.waiting.append(Work(peer, message, item))
+
+    def give_back(self, message: Message) -> None:
+        """Actions for environments that this worker owns."""
+        pipeline = self.pipelines.get(message["pipeline"])
+        if pipeline and pipeline.evaluator:
+            places, _ = placed([{**a, "shape": a["shape"][1:]} for a in message["arrays"]],
+                               message["arrays"][0]["shape"][0] if message["arrays"] else 0)
+            arrays = {}
+            for array, (name, shape, dtype, _, size) in zip(message["arrays"], places):
+                frame = message.frames[array["frame"]]
+                if frame.nbytes == size and list(shape) == array["shape"]:
+                    arrays.update(views([(name, shape, dtype, 0, size)], bytearray(frame)))
+            pipeline.evaluator.pipeline.send(message["first"], arrays)
+
+    def answer(self, peer: bytes, frames: list[Any]) -> str:
+        how = FULL if self.unsent else send_to(self.router, peer, frames)
+        if how == FULL:
+            self.unsent.append((peer, frames))
+        elif how == GONE:
+            self.leave(peer)
+        return how
+
+    def leave(self, peer: bytes) -> None:
+        """A consumer is gone: nobody wants what it asked for."""
+        self.handing.leave(peer.decode("latin-1"))
+        self.links.pop(peer, None)
+        for pipeline in self.pipelines.values():
+            pipeline.waiting = deque(w for w in pipeline.waiting if w.peer != peer)
+
+    # ---- work
+
+    def next_work(self) -> tuple[HeldPipeline, Work] | None:
+        """Of the pipeline that had least time for its weight; the newest first where it says so."""
+        waiting = [p for p in self.pipelines.values() if p.waiting]
+        if not waiting:
+            return None
+        pipeline = min(waiting, key=lambda p: p.turn)
+        newest = pipeline.waiting[-1].take["newest_first"]
+        return pipeline, pipeline.waiting.pop() if newest else pipeline.waiting.popleft()
+
+    def loaded(self, pipeline: HeldPipeline, work: Work) -> Evaluator | None:
+        if pipeline.evaluator is None:
+            said = pipeline.said
+            self.shown = None
+            self.board.loading({"pipeline": said["name"], "version": said["version"],
+                                "file": said["file"], "line": None, "timeout": None})
+            try:
+                pipeline.evaluator = Evaluator(
+                    load_pipeline(said["name"], said["file"], said["source"]), said["settings"])
+            except (Exception, SystemExit) as error:
+                self.fail(pipeline, work, error, "the pipeline itself, while it was loaded")
+                return None
+            finally:
+                self.board.idle()
+        return pipeline.evaluator
+
+    def fail(self, pipeline: HeldPipeline, work: Work, error: BaseException, what: str) -> None:
+        text, file, line = what_failed(error, pipeline.said["file"])
+        self.answer(work.peer, encode("broken", id=work.number, broken={
+            "position": work.first, "example": what, "file": file, "line": line, "text": text}))
+
+    def compute(self, pipeline: HeldPipeline, work: Work) -> None:
+        evaluator = self.loaded(pipeline, work)
+        if evaluator is None:
+            return
+        if self.shown is not pipeline:
+            self.shown = pipeline
+            self.board.where({
+                "pipeline": pipeline.said["name"], "version": pipeline.said["version"],
+                "file": pipeline.said["file"], "line": evaluator.pipeline.line,
+                "timeout": evaluator.timeout})
+        self.board.at(work.first, "", work.count)
+        began = time.monotonic()
+        try:
+            fields = [f for f in work.take["fields"] if f["name"] != "mask"]
+            places, size = placed(fields, work.count)
+            if size > self.handing.most:
+                raise MemoryError(f"{work.count} examples take {size} bytes; this worker may hold "
+                                  f"{self.handing.most}")
+            region = self.handing.lend(work.peer.decode("latin-1"), work.number, size)
+            memory = region.memory if region else bytearray(size)
+            found = evaluator.compute(work, fields, views(places, memory), self.board)
+        except Exception as error:  # of spmd or of a class of the user's that stands in for it
+            self.handing.free(work.number)
+            self.fail(pipeline, work, error, f"positions {work.first} to "
+                      f"{work.first + work.count - 1}")
+            return
+        finally:
+            self.board.idle()
+            seconds = time.monotonic() - began
+            pipeline.busy_s += seconds
+            pipeline.turn = self.fair(pipeline) + seconds / evaluator.weight
+        pipeline.examples += found.rows
+        pipeline.bytes += size
+        if found.fatal:
+            self.handing.free(work.number)
+            self.answer(work.peer, encode("broken", id=work.number, broken=found.broken[-1]))
+            return
+        said: dict[str, Any] = {"id": work.number, "rows": found.rows, "broken": found.broken,
+                                "seconds": seconds, "end": found.end,
+                                "together": evaluator.pipeline.size or 1}
+        if region:
+            arrays = [_array(p, region=region.number, offset=p[3]) for p in places]
+            frames: list[Any] = []
+        else:
+            arrays, frames = self.framed(work, evaluator, places, memory)
+        if self.answer(work.peer, encode("given", frames, arrays=arrays, **said)) == SENT:
+            self.link(work.peer, evaluator).sent(work.number, sum(map(len, frames)))
+
+    def fair(self, pipeline: HeldPipeline) -> float:
+        """Its time so far, or that of the others where it was idle meanwhile: no credit for it."""
+        others = [p.turn for p in self.pipelines.values() if p is not pipeline and p.waiting]
+        return max(pipeline.turn, min(others, default=pipeline.turn))
+
+    def link(self, peer: bytes, evaluator: Evaluator) -> Link:
+        return self.links.setdefault(peer, Link(evaluator.compress))
+
+    def framed(self, work: Work, evaluator: Evaluator, places: list[tuple[Any, ...]],
+               memory: Any) -> tuple[list[dict[str, Any]], list[Any]]:
+        link = self.link(work.peer, evaluator)
+        arrays: list[dict[str, Any]] = []
+        frames: list[Any] = []
+        whole = memoryview(memory)
+        for place in places:
+            name, offset, size = place[0], place[3], place[4]
+            data = whole[offset : offset + size]
+            codec = link.codec(name, data)
+            arrays.append(_array(place, frame=len(frames), codec=codec))
+            frames.append(packed(data, codec))
+        return arrays, frames
+
+
+def _array(place: tuple[Any, ...], **where: Any) -> dict[str, Any]:
+    name, shape, dtype, _, size = place
+    written = dtype.str if dtype.kind != "V" else dtype.name
+    return {"name": name, "dtype": written, "shape": list(shape), "bytes": size,
+            "region": None, "offset": None, "frame": None, "codec": None, **where}
+
+
+def main(arguments: list[str]) -> None:
+    """As its agent starts it: a channel, its board, and where to write what hung."""
+    channel, (board, trace) = of_parent(arguments)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the agent, which ends us
+    faulthandler.register(signal.SIGUSR1, file=trace, all_threads=False)
+    while not (said := channel.said()):
+        if said is None or not channel.wait_for(60):
+            return
+    started = said[0]
+    if started.get("limit"):
+        resource.setrlimit(resource.RLIMIT_DATA, (started["limit"], started["limit"]))
+    worker = Worker(channel, Board(board), started)
+    worker.heed(said[1:])
+    worker.run()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,261 @@
+"""Operations beside what others compute: Pillow, matplotlib, scikit-learn, plain Python."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import io
+import pkgutil
+import unicodedata
+from collections import Counter
+from pathlib import Path
+
+import matplotlib.colors
+import numpy as np
+import pytest
+import sklearn
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageEnhance
+from scipy import ndimage
+from sklearn import preprocessing
+
+import spmd
+from spmd import data
+
+PHOTO = Path(sklearn.__file__).parent / "datasets" / "images" / "china.jpg"
+
+
+@pytest.fixture(scope="module")
+def photo():
+    return data.image.decode(PHOTO.read_bytes())
+
+
+def rng(seed=0):
+    return np.random.default_rng(seed)
+
+
+def near(found, expected, most):
+    return np.abs(found.astype(int) - np.asarray(expected).astype(int)).max() <= most
+
+
+@pytest.mark.parametrize("module", [m.name for m in pkgutil.iter_modules(data.__path__)])
+def test_examples_of_docstrings_are_true(module):
+    found = importlib.import_module(f"spmd.data.{module}")
+    assert doctest.testmod(found, extraglobs={"data": data, "np": np}).failed == 0
+
+
+@pytest.mark.parametrize("name", data.__all__)
+def test_every_public_name_is_explained(name):
+    assert len((getattr(data, name).__doc__ or "").split()) > 3
+
+
+# ---- pictures
+
+
+def test_decoding(photo):
+    with Image.open(PHOTO) as opened:
+        assert np.array_equal(photo, np.asarray(opened)) and photo.shape == (427, 640, 3)
+        gray = np.asarray(opened.convert("L"))
+    assert np.array_equal(data.image.to_gray(photo), gray)
+    assert np.array_equal(data.image.decode(PHOTO, "RGB"), photo)
+    png = io.BytesIO()
+    Image.fromarray(photo[:9, :7]).save(png, "PNG")
+    assert np.array_equal(data.image.decode(png.getvalue()), photo[:9, :7])
+    raw = PHOTO.read_bytes()
+    for wrong in (raw[: len(raw) // 2], b"text", b""):
+        with pytest.raises(spmd.InputError, match="cannot be decoded"):
+            data.image.decode(wrong)
+
+
+@pytest.mark.parametrize("size", [(32, 48), (427, 640), (500, 100), (1, 1)])
+def test_resize_is_a_triangle_filter(photo, size):
+    """Weights written out: each pixel is a mean of what it covers, or lies between."""
+    def weights(n, out):
+        scale = max(n / out, 1.0)
+        centre = (np.arange(out)[:, None] + 0.5) * n / out
+        w = np.clip(1 - np.abs((np.arange(n) + 0.5 - centre) / scale), 0, None)
+        return w / w.sum(1, keepdims=True)
+
+    down, across = weights(427, size[0]), weights(640, size[1])
+    expected = np.einsum("ih,hwc,jw->ijc", down, photo.astype(float), across, optimize=True)
+    assert near(data.image.resize(photo, size), np.round(expected), 1)
+    floats = data.image.resize(data.image.to_float(photo), size)
+    assert floats.dtype == np.float32 and np.abs(floats * 255 - expected).max() < 1e-2
+
+
+def test_nearest_takes_pixels(photo):
+    small = data.image.resize(photo, (61, 64), "nearest")
+    rows = ((np.arange(61) + 0.5) * 427 / 61).astype(int)
+    assert np.array_equal(small, photo[rows][:, 5::10])
+
+
+@pytest.mark.parametrize("degrees", [0, 90, 180, 270])
+def test_quarter_turns_are_exact(photo, degrees):
+    square = photo[:200, :200]
+    assert np.array_equal(data.image.rotate(square, degrees), np.rot90(square, degrees // 90))
+
+
+def test_rotation_beside_scipy(photo):
+    plain = ndimage.gaussian_filter(data.image.to_float(photo).mean(2), 3).astype(np.float32)
+    expected = ndimage.rotate(plain, 17, reshape=False, order=1)
+    inner = slice(90, -90), slice(150, -150)
+    assert np.abs(data.image.rotate(plain, 17)[inner] - expected[inner]).max() < 5e-3
+    colours = data.image.rotate(photo, 45, fill=7)
+    assert (colours[0, 0] == 7).all() and colours.shape == photo.shape
+
+
+def test_parts_and_mirrors(photo):
+    assert np.array_equal(data.image.center_crop(photo, (27, 40)), photo[200:227, 300:340])
+    places = {data.image.random_crop(np.arange(6)[None], (1, 4), rng(k))[0, 0] for k in range(50)}
+    assert places == {0, 1, 2}
+    assert np.array_equal(data.image.random_crop(photo, photo.shape[:2], rng()), photo)
+    flips = [np.array_equal(data.image.random_flip(photo[:2, :9], rng(k)), photo[:2, :9])
+             for k in range(200)]
+    assert 70 < sum(flips) < 130
+    assert np.array_equal(data.image.flip(photo, 0), photo[::-1])
+    crops = [data.image.random_resized_crop(photo, (8, 9), rng(k)) for k in range(5)]
+    assert {c.shape for c in crops} == {(8, 9, 3)} and len({c.tobytes() for c in crops}) == 5
+    thin = data.image.random_resized_crop(photo[:2], (8, 9), rng(), scale=(1, 1))
+    middle = data.image.center_crop(photo[:2], (2, 3))
+    assert np.array_equal(thin, data.image.resize(middle, (8, 9)))
+    assert data.image.center_crop(photo, (27, 40)).base is not None  # a view: nothing is copied
+    for wrong in (lambda: data.image.crop(photo, 0, 0, 428, 1), lambda: data.image.flip([1, 2]),
+                  lambda: data.image.random_crop(photo, (1, 641), rng()),
+                  lambda: data.image.resize(photo, (0, 1)),
+                  lambda: data.image.to_gray(photo[..., 0]),
+                  lambda: data.image.resize(photo, (2, 2), "cubic"),
+                  lambda: data.image.resize(photo.astype(int), (2, 2))):
+        with pytest.raises(spmd.InputError):
+            wrong()
+
+
+@pytest.mark.parametrize("factor", [0.0, 0.4, 1.0, 1.7])
+def test_colours_beside_pillow(photo, factor):
+    picture = Image.fromarray(photo)
+    for mine, theirs in ((data.image.brightness, ImageEnhance.Brightness),
+                         (data.image.contrast, ImageEnhance.Contrast),
+                         (data.image.saturation, ImageEnhance.Color)):
+        assert near(mine(photo, factor), theirs(picture).enhance(factor), 1), mine.__name__
+        plain = mine(data.image.to_float(photo), factor)
+        assert plain.dtype == np.float32 and near(plain * 255, mine(photo, factor), 2)
+        if factor == 1.0:
+            assert np.array_equal(mine(photo, factor), photo)
+
+
+def test_hue_beside_matplotlib(photo):
+    part = data.image.to_float(photo[:60, :60])
+    for shift in (-0.5, -0.1, 0.0, 0.2):
+        hsv = matplotlib.colors.rgb_to_hsv(part)
+        hsv[..., 0] = (hsv[..., 0] + shift) % 1
+        expected = matplotlib.colors.hsv_to_rgb(hsv)
+        assert np.abs(data.image.adjust_hue(part, shift) - expected).max() < 1e-5
+    assert np.array_equal(data.image.adjust_hue(photo, 0.0), photo)
+
+
+def test_jitter_is_drawn(photo):
+    part = photo[:20, :20]
+    assert np.array_equal(data.image.jitter(part, rng()), part)
+    every = {data.image.jitter(part, rng(k), brightness=0.4, contrast=0.4, saturation=0.4,
+                               hue=0.1).tobytes() for k in range(9)}
+    assert len(every) == 9
+
+
+# ---- numbers
+
+NUMBERS = rng().normal(size=(7, 5)).astype(np.float32)
+
+
+def test_scales_beside_sklearn():
+    x = NUMBERS.copy()
+    x[3] = 0
+    for norm in ("l1", "l2", "max"):
+        assert np.allclose(data.normalise(x, norm=norm), preprocessing.normalize(x, norm))
+    x[:, 2] = 4.0
+    assert np.allclose(data.standardise(x, axis=0), preprocessing.StandardScaler().fit_transform(x),
+                       atol=1e-5)
+    assert np.allclose(data.rescale(x, x.min(0), x.max(0), (-1, 2)),
+                       preprocessing.MinMaxScaler((-1, 2)).fit_transform(x), atol=1e-5)
+    assert np.array_equal(data.binarise(x, 0.3), preprocessing.binarize(x, threshold=0.3))
+    for out in (data.normalise(x), data.standardise(x), data.rescale(x), data.binarise(x)):
+        assert out.dtype == np.float32
+    labels = np.array([2, 0, 1, 1])
+    assert np.array_equal(data.one_hot(labels, 3),
+                          preprocessing.label_binarize(labels, classes=range(3)))
+
+
+def test_lengths():
+    assert np.array_equal(data.pad(NUMBERS, (9, 8), 7),
+                          np.pad(NUMBERS, ((0, 2), (0, 3)), constant_values=7))
+    assert data.stack([[1, 2], [3]]).tolist() == [[1, 2], [3, 0]]
+    assert data.stack([NUMBERS, NUMBERS[:2]], length=[4, 8]).shape == (2, 8, 5)
+    for wrong in (lambda: data.pad([1, 2], 1), lambda: data.bucket(9, (4, 8)),
+                  lambda: data.one_hot([3], 3), lambda: data.one_hot([0.5], 3),
+                  lambda: data.pad(NUMBERS, (9,)), lambda: data.normalise(NUMBERS, norm="l3")):
+        with pytest.raises(spmd.InputError):
+            wrong()
+
+
+# ---- text
+
+CORPUS = (PHOTO.parent / "README.txt").read_text()
+
+
+def test_text_to_tokens_and_back():
+    assert data.text.normalise("Straße  ÉCLAIR", accents=False) == "strasse eclair"
+    assert data.text.normalise(CORPUS) == " ".join(
+        unicodedata.normalize("NFKC", CORPUS).casefold().split())
+    assert data.text.decode_bytes(data.text.fixed_bytes("né", 8)) == "né"
+    with pytest.raises(spmd.InputError, match="at most 2 bytes"):
+        data.text.fixed_bytes("né", 2)
+    assert data.text.windows(np.arange(10), 4).tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert data.text.windows([1, 2], 3).shape == (0, 3)
+
+
+def test_vocabularies(tmp_path):
+    words = data.text.words(CORPUS.lower(), punctuation=False)
+    v = data.text.Vocabulary.build([words], size=20, specials=["<?>", "<pad>"])
+    common = Counter(words).most_common()
+    assert len(v) == 20 and set(v.words[2:12]) <= {w for w, n in common if n >= common[19][1]}
+    tokens = v.encode(words)
+    assert all(w in ("<?>", given) for w, given in zip(v.decode(tokens), words))
+    assert (tokens == 0).sum() == sum(w not in v for w in words)
+    v.save(tmp_path / "words.txt")
+    assert data.text.Vocabulary.read(tmp_path / "words.txt").words == v.words
+    with pytest.raises(spmd.InputError, match="not in the vocabulary"):
+        data.text.Vocabulary(["a"], None).encode(["b"])
+    with pytest.raises(spmd.InputError, match="twice"):
+        data.text.Vocabulary(["a", "a"])
+
+
+PAIRS = data.text.BytePairs.train([CORPUS], size=400)
+
+
+def test_byte_pairs_are_the_most_frequent(tmp_path):
+    """Beside the algorithm without its counts: look at everything each time."""
+    pieces = Counter(importlib.import_module("spmd.data.byte_pairs").PIECE.findall(CORPUS))
+    words = {piece: list(piece.encode()) for piece in pieces}
+    for number, pair in enumerate(PAIRS.pairs[:40], 256):
+        counts = Counter()
+        for piece, tokens in words.items():
+            for two in zip(tokens, tokens[1:]):
+                counts[two] += pieces[piece]
+        assert pair == min(counts, key=lambda two: (-counts[two], two))
+        for tokens in words.values():
+            k = 0
+            while k < len(tokens) - 1:
+                if (tokens[k], tokens[k + 1]) == pair:
+                    tokens[k : k + 2] = [number]
+                k += 1
+    assert len(PAIRS.encode(CORPUS)) < 0.6 * len(CORPUS.encode())
+    PAIRS.save(tmp_path / "pairs.json")
+    assert data.text.BytePairs.read(tmp_path / "pairs.json").pairs == PAIRS.pairs
+    (tmp_path / "pairs.json").write_text("[1]")
+    with pytest.raises(spmd.InputError, match="no byte pairs"):
+        data.text.BytePairs.read(tmp_path / "pairs.json")
+
+
+@settings(max_examples=50)
+@given(st.text(st.characters(codec="utf-8"), max_size=60))
+def test_byte_pairs_lose_nothing(text):
+    assert PAIRS.decode(PAIRS.encode(text)) == text

@@ -1,0 +1,284 @@
+"""What a user gets wrong in a pipeline: settings, parameters, fields; and pipelines in files."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import spmd
+from spmd import data
+from spmd.data.settings import RULES, Settings, read
+
+# ---- settings
+
+WRONG = {
+    "sampling": ("onse", "'once' or 'independent'"), "seed": (-1, "from 0"),
+    "epochs": (0, "from 1"), "shuffle": (1, "window"), "on_error": ("ignore", "'stop' or 'skip'"),
+    "timeout": (0, "above 0"), "queue": ("fifi", "'fifo' or 'lifo'"), "workers": ([], "addresses"),
+    "max_workers": (0, "from 1"), "compress": ("gzip", "'zstd'"), "user": (3, "a name"),
+    "priority": (-2, "from 0"), "image": (1, "image file"), "estimated_seconds": (-1, "seconds"),
+    "rates": ({"cpu": 0}, "above 0"), "cost": (float("nan"), "above 0"), "energy": (True, "joules"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_setting_is_refused_with_what_is_right(name):
+    value, expected = WRONG[name]
+    with pytest.raises(spmd.UsageError) as caught:
+        @data.pipeline(source=data.range(3), **{name: value})
+        def f(example):
+            return {"x": example}
+
+    text = str(caught.value)
+    assert f"{name} of a pipeline is wrong" in text and expected in text and repr(value) in text
+    assert "test_pipelines.py" in text and caught.value.exit_code == 65
+
+
+def test_near_words_are_suggested():
+    with pytest.raises(spmd.UsageError, match="'once'"):
+        read({"sampling": "onse"})
+    with pytest.raises(spmd.UsageError, match="priority=…"):
+        read({"prioritty": 1})
+
+
+def test_settings_travel_as_json():
+    given = read({"seed": np.int64(3), "workers": ("tcp://a:1",), "rates": {"cpu": np.float32(2)}})
+    assert Settings(**given.as_json()) == given == read(given.as_json())
+    assert type(given.seed) is int and given.workers == ["tcp://a:1"]
+    assert RULES.keys() == given.as_json().keys()
+
+
+def test_what_is_constant_while_it_runs():
+    begun = read({"seed": 3})
+    assert begun.changed({"priority": 4, "seed": 3}).priority == 4
+    with pytest.raises(spmd.UsageError, match="seed of a running pipeline cannot be changed"):
+        begun.changed({"seed": 4})
+    with pytest.raises(spmd.UsageError, match="priority of a pipeline is wrong"):
+        begun.changed({"priority": -1})
+
+
+# ---- functions and sources
+
+BAD = {
+    "no source": (lambda: data.pipeline()(lambda e: e), "needs a source"),
+    "bare": (lambda: data.pipeline(lambda e: e), "needs a source"),
+    "a pattern": (lambda: data.pipeline(source="a/*.jpg"), r"data.files\('a/\*.jpg'\)"),
+    "an array": (lambda: data.pipeline(source=np.zeros(3)), r"data.arrays\(x="),
+    "a range": (lambda: data.pipeline(source=range(4)), r"data.range\(0, 4\)"),
+    "no parameter": (lambda: data.pipeline(source=data.range(1))(lambda: 1), "other parameters"),
+    "two": (lambda: data.pipeline(source=data.range(1))(lambda a, b: 1), r"found:    \(a, b\)"),
+    "a class instance": (lambda: data.pipeline(source=data.range(1))(3), "decorates functions"),
+    "a name": (lambda: data.pipeline(source=data.range(1), name="a@b"), "name of data.pipeline"),
+    "a size": (lambda: data.batched(source=data.range(1), size=0), "from 1"),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_what_no_pipeline_is_made_of(what):
+    make, message = BAD[what]
+    with pytest.raises(spmd.UsageError, match=message):
+        make()
+
+
+def test_parameters_with_defaults_are_the_users_own():
+    @data.pipeline(source=data.range(3), shuffle=False)
+    def f(example, scale=10, *, rng):
+        return {"x": example * scale + rng.integers(1)}
+
+    assert f.compute(0, 3).arrays["x"].tolist() == [0, 10, 20]
+
+
+# ---- what an operation returns
+
+FIELDS = {"x": ((2,), np.float32)}
+
+
+def returned(value, fields=FIELDS, **settings):
+    @data.pipeline(source=data.range(9), shuffle=False, **settings)
+    def f(example):
+        return value(example) if callable(value) else value
+
+    return f.compute(0, 3, fields)
+
+
+MISFITS = {
+    "shape": ({"x": np.zeros(3)}, ["another shape", "float32 (2,)", "float64 (3,)"]),
+    "dtype": ({"x": np.array([1j, 2])}, ["dtype that is not cast", "complex128", "astype"]),
+    "missing": ({"y": np.zeros(2)}, ["other fields", "expected: x", "found:    y"]),
+    "more": ({"x": np.zeros(2), "z": 1}, ["other fields", "found:    x, z"]),
+    "nothing": (None, ["returned no fields", "nothing (None)"]),
+    "an array": (np.zeros(2), ["returned no fields", "an array, float64 (2,)"]),
+    "the mask": ({"mask": True}, ["'mask'"]),
+    "ragged": ({"x": [[1], [2, 3]]}, ["is no array"]),
+}
+
+
+@pytest.mark.parametrize("what", MISFITS)
+def test_what_does_not_fit_is_named_with_expected_and_found(what):
+    value, words = MISFITS[what]
+    found = returned(value)
+    (failure,) = found.failures
+    assert all(word in failure.text for word in words), failure.text
+    assert failure.position == 0 and failure.example == "number 0"
+    assert failure.file == __file__ and failure.line > 0
+    assert not found.there.any() and not found.arrays["x"].any()
+
+
+CASTS = [
+    (np.float64, np.float32, 1.5, True), (np.int64, np.int32, 7, True),
+    (np.int64, np.uint8, 256, False), (np.int64, np.uint8, -1, False),
+    (np.int64, np.uint8, 255, True), (np.float32, np.int32, 1.0, False),
+    (bool, np.float32, True, True), (np.uint8, np.float32, 3, True),
+    (np.float32, "bfloat16", 0.5, True), (np.float64, np.float16, 0.5, True),
+    (np.uint8, bool, 1, False), (np.complex128, np.float64, 1.0, False),
+    (np.float32, np.complex64, 2.0, True),
+]
+
+
+@pytest.mark.parametrize("given, to, value, allowed", CASTS)
+def test_casts(given, to, value, allowed):
+    found = returned({"x": np.array(value, given)}, {"x": ((), to)})
+    assert (not found.failures) is allowed
+    if allowed:
+        assert found.arrays["x"].astype(complex).tolist() == [value] * 3
+
+
+def test_the_first_example_declares_what_nobody_else_does():
+    found = returned(lambda e: {"x": np.zeros(2 if e < 2 else 3)}, None)
+    assert found.there.tolist() == [True, True, False]
+    assert "than the first example" in found.failures[0].text
+    assert "fixed_bytes" in returned({"x": "word"}, None).failures[0].text
+
+
+def inner(example):
+    if example in (2, 4):
+        raise ValueError(f"no {example}")  # this line
+    return np.full(2, example)
+
+
+def test_an_operation_that_raises_is_named_and_skipped():
+    @data.pipeline(source=data.range(6), shuffle=False, on_error="skip")
+    def f(example):
+        return {"x": np.sqrt(inner(example))}
+
+    found = f.compute(1, 6, FIELDS)
+    assert found.there.tolist() == [True, False, True, False, True, True]
+    assert found.arrays["x"][:, 0].tolist()[:4] == [1.0, 0.0, np.float32(np.sqrt(3)), 0.0]
+    first, second = found.failures
+    assert (first.position, first.example, first.text) == (2, "number 2", "ValueError: no 2")
+    line = Path(__file__).read_text().splitlines()[first.line - 1]
+    assert first.file == __file__ and "this line" in line
+    assert second.position == 4 and not second.fatal
+    error = str(first.error("f"))
+    assert "pipeline f failed at position 2, number 2" in error and "this line" in error
+
+
+def test_what_no_example_can_do_without_is_not_skipped():
+    found = returned(lambda e: __import__("no_such_package"), on_error="skip")
+    (failure,) = found.failures
+    assert failure.fatal and "No module named 'no_such_package'" in failure.text
+
+
+def test_a_stop_stops_and_an_exit_is_a_failure():
+    assert len(returned(lambda e: 1 / 0).failures) == 1
+    assert "SystemExit" in returned(lambda e: sys.exit(3)).failures[0].text
+    with pytest.raises(KeyboardInterrupt):
+        returned(lambda e: (_ for _ in ()).throw(KeyboardInterrupt()))
+
+
+def test_a_batch_that_raises_fails_as_one():
+    @data.batched(source=data.range(9), size=4, shuffle=False, on_error="skip", epochs=1)
+    def f(examples):
+        if 5 in examples:
+            raise ValueError("five")
+        return {"x": np.float32(examples)}
+
+    found = f.compute(2, 9)
+    assert found.there.tolist() == [True, True] + [False] * 4 + [True] + [False] * 2
+    (failure,) = found.failures
+    assert failure.position == 4 and failure.example == "number 4 and the 3 behind it in the stream"
+
+
+@pytest.mark.parametrize("value, words", [
+    ({"x": np.zeros(3)}, "4 rows"), ([{"x": 1}], "4 dicts"), ({}, "no fields"),
+])
+def test_a_batch_that_returns_something_else(value, words):
+    @data.batched(source=data.range(8), size=4)
+    def f(examples):
+        return value
+
+    assert words in f.compute(0, 8).failures[0].text
+
+
+def test_batches_may_be_lists_of_examples():
+    @data.batched(source=data.range(5), size=3, shuffle=False, epochs=1)
+    def f(examples):
+        return [{"x": e, "y": [e, e]} for e in examples]
+
+    assert f.compute(0, 5).arrays["y"].tolist() == [[k, k] for k in range(5)]
+
+
+# ---- files
+
+FILE = """
+import numpy as np
+import beside_it
+from spmd import data
+
+@data.pipeline(source=data.lines("words.txt"), shuffle=False)
+def lengths(example):
+    return {"x": np.int32(beside_it.length(example.text))}
+
+@data.pipeline(source=data.range(3))
+def others(example):
+    return {"x": example}
+"""
+
+
+def test_pipelines_of_a_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    folder = tmp_path / "there"
+    folder.mkdir()
+    (folder / "beside_it.py").write_text("def length(t): return len(t)\n")
+    (folder / "words.txt").write_text("one\nthree\n")
+    (folder / "p.py").write_text(FILE)
+    found = data.load(folder / "p.py", "lengths")  # paths begin beside the file, not here
+    assert found.compute(0, 2).arrays["x"].tolist() == [3, 5]
+    assert data.load(f"{folder}/p.py:others").name == "others"
+    for name, message in (("", "several pipelines"), ("length", r"p.py:lengths")):
+        with pytest.raises(spmd.UsageError, match=message):
+            data.load(folder / "p.py", name)
+    with pytest.raises(spmd.OutputError, match="no such file"):
+        data.load(folder / "q.py")
+    every = data.load_text(FILE, "elsewhere.py", folder)
+    assert list(every) == ["lengths", "others"]
+    assert every["lengths"].compute(0, 2).arrays["x"].tolist() == [3, 5]
+    assert every["lengths"].digest() == found.digest()
+
+
+@pytest.mark.parametrize("text, message", [
+    ("x = 1", "has no pipeline"), ("def f(:", "SyntaxError"),
+    ("\n1 / 0", ":2: .*ZeroDivisionError"),
+    ("import spmd.data as d\nd.range(2).take(-1)", ":2: take of a source"),
+    ("import spmd.data as d\np = d.pipeline(source=d.range(2), name='a')\nb = p(lambda e: 1)\n"
+     "c = p(lambda e: 2)", "two pipelines called a"),
+])
+def test_a_mistake_in_a_file_has_its_line(tmp_path, text, message):
+    path = tmp_path / "wrong.py"
+    path.write_text(text)
+    with pytest.raises(spmd.SpmdError, match=message) as caught:
+        data.load(path)
+    assert "wrong.py" in str(caught.value)
+
+
+def test_importing_it_needs_numpy_only():
+    code = ("import sys, spmd.data; print([m for m in sys.modules if m.split('.')[0] in "
+            "('mpi4py', 'numba', 'cffi', '_cffi_backend', 'PIL', 'llvmlite', 'pickle5') or "
+            "m.startswith(('codegen.', 'spmd.')) and not m.startswith(('spmd.data', "
+            "'spmd.files', 'codegen.errors'))])")
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
+                          check=True).stdout.strip() == "[]"

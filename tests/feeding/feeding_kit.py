@@ -1,0 +1,175 @@
+"""What tests of feeding share: a ring in plain Python. Scheduler, agents, workers and consumers are
+the real ones, in threads and processes of their own.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import namedtuple
+from contextlib import contextmanager
+
+import numpy as np
+
+from spmd import SpmdError
+from spmd.data.pipeline_files import load_text
+from spmd.feeding.agent import Agent
+from spmd.feeding.client import Client
+from spmd.feeding.consumer import PipelineSupply
+from spmd.feeding.keys import made_for_a_run
+from spmd.feeding.serving import Served
+
+Field = namedtuple("Field", "name shape dtype")
+Feed = namedtuple("Feed", "name batch fields sends", defaults=((),))
+
+
+class PlainRing:
+    """A ring whose rank is the test: next() takes a batch, as arrays of its rows."""
+
+    def __init__(self, rows, depth=2):
+        self.rows, self.depth, self.taken = rows, depth, 0
+        self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._batches, self._ended, self._error = {}, None, None
+        self._sent, self._waiting = {}, False
+        self._change = threading.Condition()
+
+    def put(self, k, pieces):
+        covered = [r for first, rows, _ in pieces for r in range(first, first + rows)]
+        assert covered == list(range(*self.rows))
+        with self._change:
+            assert k not in self._batches and self.taken <= k < self.taken + self.depth, k
+            self._batches[k] = pieces
+            self._change.notify()
+
+    def end(self, k):
+        with self._change:
+            self._ended = k
+            self._change.notify()
+
+    def fail(self, error):
+        with self._change:
+            self._error = self._error or error
+            self._change.notify()
+
+    def fileno(self):
+        return self._event
+
+    def is_wanted(self, k):
+        return self._waiting and k == self.taken
+
+    def sent(self, k):
+        return self._sent.get(k)
+
+    def send(self, k, **values):
+        self._sent[k] = values
+        os.eventfd_write(self._event, 1)
+
+    def waits(self):
+        return 0.0, 0.1
+
+    def next(self, seconds=8.0):
+        """The next batch, None at the end; raises what fail() was given."""
+        with self._change:
+            k = self.taken
+            self._waiting = True
+            there = self._change.wait_for(
+                lambda: self._error or k in self._batches or self._ended == k, seconds)
+            self._waiting = False
+            if self._error:
+                raise self._error
+            assert there, f"batch {k} did not come"
+            if k not in self._batches:
+                return None
+            pieces = self._batches.pop(k)
+            found = {name: np.concatenate([p[2][name] for p in pieces]) for name in pieces[0][2]}
+            self.taken = k + 1
+        os.eventfd_write(self._event, 1)
+        return found
+
+
+class RunningAgent:
+    """An agent in a thread of its own, with its worker processes."""
+
+    def __init__(self, address, keys, processes, **more):
+        self.said = []
+        self.agent = Agent(address, keys, processes, log=self.said.append, **more)
+        self.thread = threading.Thread(target=self.agent.run, daemon=True)
+        self.thread.start()
+
+    def pids(self):
+        return [w.child.pid for w in self.agent.workers if w.said]
+
+    def wait_for_workers(self, n, seconds=8.0):
+        end = time.monotonic() + seconds
+        while len(self.pids()) < n:
+            assert time.monotonic() < end, f"{n} workers did not come: {self.said}"
+            time.sleep(0.02)
+        return self.pids()
+
+    def close(self):
+        self.agent.stop("over")
+        self.thread.join(10)
+
+
+class Run:
+    """A scheduler in a thread, and agents for one pipeline; everything ends with the test."""
+
+    def __init__(self, source, name="numbers", file="made_here.py"):
+        self.keys = made_for_a_run()
+        self.served = Served("tcp://127.0.0.1:*", self.keys)
+        self.address = self.served.scheduler.address
+        self.thread = threading.Thread(target=self.served.scheduler.run, daemon=True)
+        self.thread.start()
+        with Client(self.address, self.keys) as client:
+            client._ask("submit", name=name, version=0, file=file, source=source,
+                        settings=settings_in(source))
+        self.agents, self.supplies = [], []
+
+    def workers(self, n, **more):
+        self.agents.append(RunningAgent(self.address, self.keys, n, **more))
+        return self.agents[-1]
+
+    def supply(self, fields, batch, rows=None, start=0, depth=2, name="numbers", sends=()):
+        rings = [PlainRing(r, depth) for r in (rows or [(0, batch)])]
+        for ring in rings:
+            ring.taken = start
+        supply = PipelineSupply(name, self.address, self.keys, run="test")
+        supply.begin(Feed("feed", batch, fields, sends), rings, start)
+        self.supplies.append(supply)
+        return rings
+
+    def close(self):
+        for one in self.supplies:
+            one.finish()
+        for one in self.agents:
+            one.close()
+        self.served.scheduler.stopping = "over"
+        self.thread.join(5)
+        self.served.close()
+
+
+def settings_in(source):
+    """What the pipeline's decorator says; nothing of a file that cannot be loaded."""
+    try:
+        (found,) = load_text(source, "made_here.py").values()
+    except SpmdError:
+        return {}
+    return found.settings.as_json()
+
+
+@contextmanager
+def running(source, **more):
+    run = Run(source, **more)
+    try:
+        yield run
+    finally:
+        run.close()
+
+
+def x_of(batch, dtype=np.int64, *shape):
+    return [Field("x", (batch, *shape), dtype)]
+
+
+def mask_of(batch):
+    return [Field("mask", (batch,), np.bool_)]

@@ -1,0 +1,241 @@
+"""Who works for whom: the rate equation, shares, priorities, time slices, limits, steadiness."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from math import ceil
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from spmd.feeding.assignment import (
+    Assignment,
+    ConsumerRow,
+    PipelineRow,
+    WorkerRow,
+    assign,
+)
+
+BATCH, STEP_S = 1024, 0.110
+RATE = BATCH / STEP_S  # examples/s of a rank that takes 110 ms for a batch of 1,024
+
+
+def workers(count: int, rate: float | None, host: str = "a", pipeline: str = "p",
+            **more: object) -> list[WorkerRow]:
+    rates = {} if rate is None else {pipeline: rate}
+    return [WorkerRow(f"{host}{k}", host, rates=rates, **more) for k in range(count)]
+
+
+def supply(found: Assignment, consumer: str, rows: list[WorkerRow], pipeline: str = "p") -> float:
+    rates = {w.worker: w.rates[pipeline] for w in rows}
+    return sum(share * rates[w] for w, share in found.of(consumer).items())
+
+
+@pytest.mark.parametrize("made", [1000.0, 2000.0, 3100.0, 900.0, 450.0])
+def test_numbers_are_within_one_of_the_equation(made):
+    rows = workers(120, made)
+    ranks = [ConsumerRow(f"r{k}", "p", RATE * (k + 1) / 2, "a") for k in range(3)]
+    found = assign([PipelineRow("p")], ranks, rows)
+    for rank in ranks:
+        needed = rank.rate / made
+        assert abs(len(found.of(rank.consumer)) - ceil(needed)) <= 1
+        assert needed <= sum(found.of(rank.consumer).values()) + 0.02 <= needed + 1
+        assert found.needs[rank.consumer] == pytest.approx(needed)
+    assert not found.lacks and not found.pending
+
+
+def test_unequal_ranks_get_unequal_numbers():
+    rows = workers(20, 1000.0)
+    ranks = [ConsumerRow("slow", "p", 2000.0), ConsumerRow("fast", "p", 8000.0)]
+    found = assign([PipelineRow("p")], ranks, rows)
+    assert (len(found.of("slow")), len(found.of("fast"))) == (3, 9)
+    assert len(found.shares) <= 12  # the rest stays free for others
+
+
+def test_a_fast_worker_serves_several_ranks():
+    rows = workers(2, 100_000.0)
+    ranks = [ConsumerRow(f"r{k}", "p", RATE) for k in range(4)]
+    found = assign([PipelineRow("p")], ranks, rows)
+    assert len(found.shares) == 1 and len(found.shares["a0"]) == 4
+    assert sum(found.shares["a0"].values()) == pytest.approx(4 * 1.1 * RATE / 100_000, rel=0.01)
+
+
+def test_too_few_are_shared_alike():
+    rows = workers(3, 1000.0)
+    ranks = [ConsumerRow(f"r{k}", "p", 2000.0) for k in range(2)]
+    found = assign([PipelineRow("p")], ranks, rows)
+    for rank in ranks:
+        assert supply(found, rank.consumer, rows) == pytest.approx(1500, rel=0.02)
+    assert found.lacks == {"r0": 1, "r1": 1}
+
+
+def test_the_same_host_comes_first():
+    rows = workers(3, 1000.0, "a") + workers(3, 1000.0, "b")
+    ranks = [ConsumerRow("rb", "p", 2500.0, "b"), ConsumerRow("ra", "p", 2500.0, "a")]
+    found = assign([PipelineRow("p")], ranks, rows)
+    assert {w[0] for w in found.of("ra")} == {"a"} and {w[0] for w in found.of("rb")} == {"b"}
+    alone = assign([PipelineRow("p")], ranks[:1], rows[:3])
+    moved = assign([PipelineRow("p")], ranks[:1], rows, alone.shares)
+    assert {w[0] for w in moved.of("rb")} == {"b"}, "idle workers of its own host are better"
+
+
+def test_preferred_workers_come_first():
+    rows = workers(3, 1000.0, "a") + [
+        replace(w, names=frozenset({"tcp://b:1"})) for w in workers(3, 1000.0, "b")]
+    found = assign([PipelineRow("p", preferred=frozenset({"tcp://b:1"}))],
+                   [ConsumerRow("r", "p", 2000.0, "a")], rows)
+    assert {w[0] for w in found.of("r")} == {"b"}
+
+
+def test_priorities_first_and_the_others_are_told():
+    rows = [WorkerRow(f"a{k}", rates={"low": 1000.0, "high": 1000.0}) for k in range(4)]
+    pipelines = [PipelineRow("low", 1), PipelineRow("high", 5, estimated_s=90.0)]
+    ranks = [ConsumerRow("l", "low", 1500.0), ConsumerRow("h", "high", 5000.0)]
+    found = assign(pipelines, ranks, rows)
+    assert len(found.of("h")) == 4 and not found.of("l")
+    assert found.pending == {"low": "pipelines of higher priority have all workers: high (priority "
+                             "5); about 90 s more; try: more workers, or a priority above 1"}
+    assert found.lacks["h"] == 1
+    found = assign(pipelines, [ranks[0], replace(ranks[1], rate=1000.0)], rows)
+    assert len(found.of("l")) >= 2 and not found.pending
+
+
+def test_time_slices_go_around_the_shortest_first():
+    rows = [WorkerRow("a0", rates=dict.fromkeys("xyz", 1000.0))]
+    pipelines = [PipelineRow("x"), PipelineRow("y", estimated_s=60), PipelineRow("z",
+                                                                              estimated_s=30)]
+    ranks = [ConsumerRow(f"r{n}", n, 900.0) for n in "xyz"]
+    turns = [assign(pipelines, ranks, rows, turn=k) for k in range(6)]
+    assert [next(iter(t.shares["a0"])) for t in turns] == ["rz", "ry", "rx"] * 2
+    assert "3 pipelines of priority 0 take turns on 1 worker" in turns[0].pending["x"]
+    little = [replace(r, rate=200.0) for r in ranks]
+    assert len(assign(pipelines, little, rows).shares["a0"]) == 3, "one is enough for all"
+
+
+def test_limits_of_number_cost_and_energy():
+    rows = workers(10, 1000.0, prices={"cost": 0.5, "energy": 0.1})
+    rank = [ConsumerRow("r", "p", 8000.0)]
+    assert len(assign([PipelineRow("p", max_workers=3)], rank, rows).of("r")) == 3
+    found = assign([PipelineRow("p", limits={"cost": 2.0, "energy": 9.0})], rank, rows)
+    assert sum(found.of("r").values()) == pytest.approx(4.0)
+    found = assign([PipelineRow("p", limits={"energy": 0.25})], rank, rows)
+    assert sum(found.of("r").values()) == pytest.approx(2.5)
+    found = assign([PipelineRow("p", left={"cost": 0.0})], rank, rows)
+    assert not found.shares and "its limit of cost is used up" in found.pending["p"]
+    assert len(assign([PipelineRow("p", workers=4)], rank, rows).of("r")) == 4
+
+
+def test_what_is_not_measured_yet_gets_what_is_idle():
+    rows = workers(6, None)
+    ranks = [ConsumerRow("r", "p"), ConsumerRow("q", "p")]
+    found = assign([PipelineRow("p")], ranks, rows)
+    assert len(found.of("r")) == len(found.of("q")) == 3
+    assert found.needs == {"r": None, "q": None}
+    alone = assign([PipelineRow("p")], ranks[:1], rows)
+    assert len(alone.of("r")) == 6
+    joined = assign([PipelineRow("p")], ranks, rows, alone.shares)
+    assert len(joined.of("r")) == len(joined.of("q")) == 3, "whoever comes later has as much"
+    given = PipelineRow("p", rates={"cpu": 500.0})
+    found = assign([given], [replace(r, rate=1000.0) for r in ranks], rows)
+    assert sum(found.of("r").values()) == pytest.approx(2.2), "rates may be given by kind"
+    kinds = [WorkerRow("new", device="gpu", rates={}), WorkerRow("g", device="gpu",
+             rates={"p": 4000.0}), WorkerRow("c", rates={"p": 1000.0})]
+    found = assign([PipelineRow("p")], [ConsumerRow("r", "p", 6000.0)], kinds)
+    assert found.lacks == {} and set(found.of("r")) == {"new", "g"}, "others of its kind make 4000"
+
+
+def test_nobody_there_is_said():
+    rank = [ConsumerRow("r", "p", 100.0)]
+    assert "feed worker --connect" in assign([PipelineRow("p")], rank, []).pending["p"]
+    found = assign([PipelineRow("p")], rank, workers(2, 10.0, free=False))
+    assert "all workers rest" in found.pending["p"]
+
+
+def test_noise_moves_nobody():
+    rng = random.Random(7)
+    ranks = [ConsumerRow(f"r{k}", "p", RATE, "a") for k in range(4)]
+    rows = workers(60, 1000.0)
+    shares = assign([PipelineRow("p")], ranks, rows).shares
+    for _ in range(50):
+        def around(rate: float) -> float:
+            return rate * rng.uniform(0.98, 1.02)
+        now = assign([PipelineRow("p")], [replace(r, rate=around(RATE)) for r in ranks],
+                     [replace(w, rates={"p": around(1000.0)}) for w in rows], shares)
+        assert now.shares == shares
+
+
+def test_a_lost_worker_is_replaced_and_no_other_moves():
+    ranks = [ConsumerRow(f"r{k}", "p", 4000.0, "a") for k in range(4)]
+    rows = workers(24, 1000.0)
+    before = assign([PipelineRow("p")], ranks, rows)
+    lost = next(iter(before.of("r1")))
+    after = assign([PipelineRow("p")], ranks, [w for w in rows if w.worker != lost], before.shares)
+    for rank in ranks:
+        old, new = before.of(rank.consumer), after.of(rank.consumer)
+        assert supply(after, rank.consumer, rows) >= 4000.0
+        assert len(set(old) - set(new) - {lost}) == 0
+
+
+@st.composite
+def situations(draw):
+    names = draw(st.lists(st.sampled_from("abc"), min_size=1, max_size=3, unique=True))
+    limit = st.none() | st.integers(0, 6)
+    pipelines = [PipelineRow(n, draw(st.integers(0, 2)), max_workers=draw(limit),
+                             limits=draw(st.just({}) | st.builds(lambda c: {"cost": c},
+                                                                 st.floats(0.1, 5.0))))
+                 for n in names]
+    rate = st.floats(10.0, 20_000.0)
+    consumers = [ConsumerRow(f"r{k}", draw(st.sampled_from(names)), draw(st.none() | rate),
+                             draw(st.sampled_from("hij")))
+                 for k in range(draw(st.integers(1, 6)))]
+    rows = [WorkerRow(f"w{k}", draw(st.sampled_from("hij")),
+                      rates={n: draw(rate) for n in names if draw(st.integers(0, 3))},
+                      prices={"cost": draw(st.floats(0.0, 2.0))}, free=draw(st.integers(0, 5)) > 0)
+            for k in range(draw(st.integers(0, 8)))]
+    return pipelines, consumers, rows
+
+
+@given(situations(), situations(), st.integers(0, 5))
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_whatever_comes_nothing_is_overdrawn(now, earlier, turn):
+    pipelines, consumers, rows = now
+    before = assign(*earlier).shares
+    found = assign(pipelines, consumers, rows, before, turn)
+    by_name, free = {p.name: p for p in pipelines}, {w.worker: w for w in rows if w.free}
+    of = {c.consumer: c.pipeline for c in consumers}
+    for worker, given_to in found.shares.items():
+        assert worker in free
+        assert sum(given_to.values()) <= 1 + 1e-4
+        assert all(0 < share <= 1 for share in given_to.values())
+    for p in pipelines:
+        mine = [(w, share) for w, g in found.shares.items() for c, share in g.items()
+                if of[c] == p.name]
+        if p.max_workers is not None:
+            assert len({w for w, _ in mine}) <= p.max_workers
+        for what, limit in p.limits.items():
+            assert sum(free[w].prices[what] * share for w, share in mine) <= limit + 1e-3
+        if p.name in of.values() and not mine:
+            assert found.pending.get(p.name), "whoever gets nothing is told why"
+    for consumer, more in found.lacks.items():
+        assert more >= 1 and by_name[of[consumer]]
+    assert assign(pipelines, consumers, rows, before, turn) == found
+
+
+@given(st.lists(st.floats(100.0, 9000.0), min_size=1, max_size=6),
+       st.lists(st.floats(200.0, 3000.0), min_size=1, max_size=40))
+@settings(max_examples=200, deadline=None)
+def test_who_can_be_fed_is_fed_and_little_more(takes, makes):
+    rows = [WorkerRow(f"w{k}", rates={"p": rate}) for k, rate in enumerate(makes)]
+    ranks = [ConsumerRow(f"r{k}", "p", rate) for k, rate in enumerate(takes)]
+    found = assign([PipelineRow("p")], ranks, rows)
+    usual, whole = sum(makes) / len(makes), sum(makes)
+    had = {r.consumer: supply(found, r.consumer, rows) for r in ranks}
+    for r in ranks:
+        assert had[r.consumer] <= r.rate + min(0.1 * r.rate, usual) + 1
+    if whole >= 1.12 * sum(takes):
+        assert all(had[r.consumer] >= r.rate for r in ranks)
+    else:
+        parts = [had[r.consumer] / r.rate for r in ranks]
+        assert max(parts) - min(parts) <= 0.1 + 0.15, "too little is shared alike"

@@ -1,0 +1,160 @@
+"""`spmd feed …` as users type it, and what it says when it cannot."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+import spmd
+import spmd.data as data
+from spmd import cli
+from spmd.feeding.keys import made_for_a_run
+from spmd.feeding.serving import start_in_child
+from tests.conftest import ROOT
+from tests.feeding.served_kit import PIPELINE, ServedProcess, until
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    one = ServedProcess(tmp_path_factory.mktemp("served"))
+    yield one
+    one.close()
+
+
+@pytest.fixture
+def feed(capfd):
+    """Runs a command of feed; returns exit code, what it printed, what it said is wrong."""
+    def run(*words):
+        capfd.readouterr()
+        code = cli.main(["feed", *map(str, words)])
+        return (code, *capfd.readouterr())
+    return run
+
+
+def test_submit_status_update_cancel(served, feed, tmp_path):
+    here = ("--connect", served.address, "--keys", served.keys_folder)
+    file = tmp_path / "words.py"
+    file.write_text(PIPELINE.format(name="words", seconds=0, settings="seed=2"))
+    code, out, err = feed("submit", file, "--priority", 3, "--workers", "hosta,hostb",
+                          "--rates", "cpu=50,gpu=400", "--cost-per-hour", 2.5, *here)
+    assert (code, out, err) == (0, "words: submitted (version 1)\n", "")
+    code, out, _ = feed("status", "--json", *here)
+    seen, = json.loads(out)["pipelines"]
+    assert seen["settings"]["rates"] == {"cpu": 50.0, "gpu": 400.0}
+    assert seen["settings"]["workers"] == ["hosta", "hostb"] and seen["state"] == "idle"
+    assert feed("update", "words", "--max-workers", 2, *here)[1] == "words: updated (version 1)\n"
+    code, out, _ = feed("status", *here)
+    assert "words     3         idle   0" in out and served.address in out
+    code, _, err = feed("update", "wrods", "--max-workers", 2, *here)
+    assert code == 2 and "there is no pipeline wrods" in err and "words, if that is" in err
+    code, _, err = feed("submit", file, "--pull", "al", *here)
+    assert code == 2 and "pull of a pipeline is wrong" in err and "'all'" in err
+    assert feed("submit", file, "--priority", "x", *here)[0] == 2
+    assert feed("cancel", "words", *here)[:2] == (0, "words: cancelled\n")
+    code, _, err = feed("cancel", "words", *here)
+    assert code == 2 and "none is there" in err
+
+
+def test_serve_says_why_it_does_not(served, feed, tmp_path):
+    code, _, err = feed("serve", "--listen", "tcp://0.0.0.0:5599")
+    assert code == 2 and "can be reached from other machines" in err and "feed keys FOLDER" in err
+    code, _, err = feed("serve", "--listen", "here:5")
+    assert code == 2 and "tcp://HOST:PORT" in err
+    with_keys = ("serve", "--keys", served.keys_folder, "--state")
+    code, _, err = feed(*with_keys, tmp_path / "s", "--listen", served.address)
+    assert code == 69 and "cannot listen there" in err
+    code, _, err = feed(*with_keys, served.folder / "state", "--listen", "tcp://127.0.0.1:*")
+    assert code == 69 and "another scheduler works with this file" in err
+    (tmp_path / "notes").write_text("my notes")
+    code, _, err = feed(*with_keys, tmp_path / "notes", "--listen", "tcp://127.0.0.1:*")
+    assert code == 65 and "is damaged, or no state of a scheduler" in err
+    code, _, err = feed("worker", "--free", "20-7")
+    assert code == 2 and "HH:MM-HH:MM" in err
+
+
+def test_keys_are_made_once(feed, tmp_path):
+    folder = tmp_path / "keys"
+    code, out, _ = feed("keys", folder)
+    assert code == 0 and "client.secret" in out
+    assert sorted(os.listdir(folder)) == ["client.key", "client.secret", "server.key",
+                                          "server.secret"]
+    assert all(os.stat(folder / f"{who}.secret").st_mode & 0o77 == 0 for who in ("client",
+                                                                                "server"))
+    code, _, err = feed("keys", folder)
+    assert code == 2 and "holds keys already" in err
+
+
+def test_top_redraws_on_a_terminal(served):
+    main, other = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "spmd", "feed", "top", "--every", "0.1", "--connect",
+         served.address, "--keys", served.keys_folder], cwd=ROOT, stdin=other, stdout=other,
+        stderr=other, start_new_session=True)
+    os.close(other)
+    text = b""
+    end = time.monotonic() + 10
+    while text.count(b"\x1b[H") < 3 and time.monotonic() < end:
+        text += os.read(main, 4096)
+    process.send_signal(signal.SIGINT)
+    with pytest.raises(OSError):  # the end of a terminal
+        while True:
+            text += os.read(main, 4096)
+    assert process.wait(5) == 130
+    assert text.count(b"\x1b[H") >= 3 and served.address.encode() in text
+    assert text.rstrip().endswith(b"\x1b[?1049l"), "the screen is as it was"
+
+
+PROGRAM = """
+import numpy as np
+import spmd
+
+@spmd.program
+def train(batch: int = 8):
+    feed = spmd.feed(x=spmd.spec((batch, 3), np.float32), y=spmd.spec((batch,), np.int32))
+    total = np.zeros((), np.float32)
+    for _ in spmd.range(2):
+        b = feed.next()
+        total = total + b.x.sum() + b.y.sum().astype(np.float32)
+    return total
+"""
+
+
+def test_a_pipeline_is_compared_with_its_image(served, tmp_path):
+    (tmp_path / "train.py").write_text(PROGRAM)
+    assert cli.main(["build", str(tmp_path / "train.py"), "-o", str(tmp_path / "train.img")]) == 0
+
+    def submitted(returned):
+        file = tmp_path / "given.py"
+        file.write_text(
+            "import numpy as np\nimport spmd.data as data\n"
+            "@data.pipeline(source=data.range(9), image='train.img')\n"
+            f"def given(example):\n    return {returned}\n")
+        with data.Client(served.address, served.keys_folder) as client:
+            return client.submit(file)
+
+    x, y = "'x': np.zeros(3, np.float32)", "'y': np.int32(1)"
+    for returned, message in (
+            (f"{{{x}}}", "field y is not among what it gives"),
+            (f"{{{x}, {y}, 'z': 1}}", "no feed has a field z"),
+            (f"{{'x': np.zeros((3, 1), np.float32), {y}}}", r"field x has the shape \(3, 1\)"),
+            (f"{{{x}, 'y': 1}}", "field y is of int64")):
+        with pytest.raises(spmd.InputError, match=f"(?s)given.py:.*train.img takes: {message}"):
+            submitted(returned)
+    assert submitted(f"{{{x}, {y}}}")["what"] == "new"
+
+
+def test_a_scheduler_of_a_run_ends_with_it():
+    keys = made_for_a_run()
+    child, address = start_in_child(keys)
+    with data.Client(address, keys) as client:
+        assert client.status()["pipelines"] == []
+        child.channel.close()
+        until(lambda: child.has_ended() is not None, 3)
+    assert child.has_ended() == 0

@@ -1,0 +1,84 @@
+"""`run --feed images.py`: scheduler and workers start and end with the run, however it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from tests.conftest import Launch
+
+PROGRAM = """
+import numpy as np
+import spmd
+
+@spmd.program(mesh=("r",))
+def sums(batch: int = 16):
+    feed = spmd.feed(y=spmd.spec((batch,), np.int64), mask=spmd.spec((batch,), np.bool_))
+    total, count = spmd.asarray(0), spmd.asarray(0)
+    while feed.more():
+        b = feed.next()
+        total = total + np.sum(np.where(b.mask, b.y, 0))
+        count = count + np.sum(b.mask)
+    return {"total": total, "count": count}
+"""
+
+PIPELINE = """
+import time
+import spmd.data as data
+
+@data.pipeline(source=data.range({n}), epochs=1)
+def numbers(example):
+    {body}
+    return {{"y": example}}
+"""
+
+
+@pytest.fixture
+def image(built):
+    return built(PROGRAM)
+
+
+def pipeline(folder, body="pass", n=200):
+    file = folder / "numbers_of_a_feed.py"
+    file.write_text(PIPELINE.format(n=n, body=body))
+    return file
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("ranks", [3])
+def test_it_starts_and_ends_with_the_run(image, mpirun, tmp_path, ranks):
+    total, count = tmp_path / "total.npy", tmp_path / "count.npy"
+    mpirun(ranks, "-m", "spmd", "run", image, "--feed", pipeline(tmp_path), "-o",
+           f"total={total}", "-o", f"count={count}").expect(0)
+    assert (np.load(total), np.load(count)) == (sum(range(200)), 200)
+
+
+@pytest.mark.mpi
+def test_an_example_that_fails_ends_the_run(image, mpirun, tmp_path):
+    file = pipeline(tmp_path, "if example == 7: raise KeyError('no label')")
+    mpirun(2, "-m", "spmd", "run", image, "--feed", file).expect(
+        65, "numbers_of_a_feed.py:7: pipeline numbers failed at position", "number 7", "no label")
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("victim", ["launcher", "rank 0"])
+def test_kill_9_leaves_nothing(image, tmp_path, victim):
+    file = pipeline(tmp_path, f"open({str(tmp_path / 'began')!r}, 'w'); time.sleep(0.05)", 10000)
+    with Launch(["mpirun", "-n", 2, sys.executable, "-m", "spmd", "run", image, "--feed", file],
+                ) as launch:
+        ranks = launch.ranks(2)
+        end = time.monotonic() + 20
+        while not (tmp_path / "began").exists() and time.monotonic() < end:
+            time.sleep(0.05)
+        assert len(launch.alive()) >= 6  # launcher, ranks, scheduler, agent, worker
+        for pid in {"launcher": [launch.process.pid], "rank 0": [ranks[0]]}[victim]:
+            os.kill(pid, signal.SIGKILL)
+        end = time.monotonic() + 10
+        while launch.alive() and time.monotonic() < end:
+            time.sleep(0.05)
+        assert launch.alive() == []

@@ -1,0 +1,194 @@
+"""The scheduler in real processes: who joins, leaves or is killed, priorities, strangers, pages."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import time
+import urllib.error
+import urllib.request
+
+import numpy as np
+import pytest
+
+from spmd import PeerError, UsageError
+from spmd.feeding.client import Client
+from spmd.feeding.keys import Keys, made_for_a_run, zmq
+from spmd.feeding.sockets import Lines
+from spmd.feeding.wire import encode, new_id
+from tests.feeding.served_kit import ServedProcess, until
+
+
+@pytest.fixture
+def served(tmp_path):
+    one = ServedProcess(tmp_path)
+    yield one
+    one.close()
+
+
+def shares(status):
+    return {c["ranks"]: c["workers"] for c in status["consumers"]}
+
+
+@pytest.mark.alone
+def test_ranks_are_fed_and_a_dead_agent_is_replaced(served):
+    """A rank takes 2000 examples/s, a worker makes about 1000: it needs two, of six."""
+    doomed = served.worker(3)
+    served.worker(3)
+    served.submit("numbers", 0.001, "seed=3")
+    served.workers_come(6)
+    rank = served.rank("numbers")
+    time.sleep(2.5)
+    found = served.status()
+    consumer, = found["consumers"]
+    assert consumer["rate"] == pytest.approx(2000, rel=0.1)
+    assert abs(len(consumer["workers"]) - np.ceil(consumer["needs"])) <= 1
+    assert rank.starved(1.0) < 0.02
+    doomed.send_signal(signal.SIGKILL)
+    began = time.monotonic()
+    until(lambda: len(served.status()["workers"]) == 3, 3)
+    assert time.monotonic() - began < 2
+    time.sleep(1)
+    assert rank.starved(1.0) < 0.02, "steady again"
+    assert not rank.error
+    rank.over.set()
+    rank.thread.join(2)
+    seen = np.concatenate(rank.seen)
+    assert len(np.unique(seen)) == len(seen), "no example came twice"
+
+
+def test_a_killed_scheduler_comes_again_and_nobody_stops(served):
+    agent = served.worker(2)
+    served.submit("numbers", 0.0005, user="ada")
+    served.workers_come(2)
+    rank = served.rank("numbers", seconds=0.1)
+    until(lambda: len(rank.seen) > 3)
+    workers = {w["worker"] for w in served.status()["workers"]}
+    time.sleep(1.2)  # the state is written each second
+    served.process.kill()
+    served.process.wait()
+    before = len(rank.seen)
+    time.sleep(1.0)
+    assert len(rank.seen) > before + 3, "nobody needs the scheduler to go on"
+    served.start()
+    until(lambda: shares(served.status()).get("rank 0"), 4)
+    found = served.status()
+    assert {w["worker"] for w in found["workers"]} == workers
+    pipeline, = found["pipelines"]
+    assert pipeline["user"] == "ada" and pipeline["state"] == "running"
+    assert rank.starved(1.0) < 0.2 and not rank.error
+    agent.send_signal(signal.SIGTERM)
+    until(lambda: not served.status()["workers"], 3)
+    assert agent.wait(5) == 0
+
+
+def test_priorities_updates_and_cancelling(served):
+    served.submit("low", 0.002, "priority=1")
+    served.submit("high", 0.002, "priority=5")
+    served.worker(1)
+    served.workers_come(1)
+    with served.client() as client:
+        with pytest.raises(UsageError, match="no pipeline"):
+            client.status("hihg")
+        low = served.rank("low")
+        assert client.wait("low", "running", 15)["workers"] == 1
+        high = served.rank("high")
+        client.wait("high", "running", 15)
+        row = until(lambda: (row := client.status("low"))["state"] == "pending" and row, 15)
+        assert row["why"].startswith("pipelines of higher priority have all workers: high")
+        assert any(w.startswith("low waits: ") for w in client.status()["warnings"])
+        count = len(high.seen)
+        assert client.update("low", priority=9, max_workers=1)["settings"]["priority"] == 9
+        until(lambda: client.status("high")["state"] == "pending", 15)
+        assert client.status("low")["version"] == 1, "nothing is loaded anew for a priority"
+        served.worker(1)
+        until(lambda: {p["state"] for p in client.status()["pipelines"]} == {"running"}, 15)
+        until(lambda: len(high.seen) > count, 15)
+        with pytest.raises(Exception, match="seed of a running pipeline cannot be changed"):
+            client.update("low", seed=7)
+        with pytest.raises(Exception, match="is running, and what you submit differs"):
+            served.submit("low", 0.5)
+        client.cancel("low")
+        until(lambda: low.error, 3)
+        assert "pipeline low was cancelled" in str(low.error)
+        high.close()
+        assert client.wait("high", timeout=5)["state"] == "idle"
+        with pytest.raises(PeerError, match="is not running after"):
+            client.wait("high", "running", 0.3)
+
+
+def test_a_source_can_change_while_it_runs(served):
+    served.worker(2)
+    served.submit("numbers", 0.0002, "shuffle=False")
+    rank = served.rank("numbers", batch=50, seconds=0.02)
+    until(lambda: len(rank.seen) > 5)
+    file = served.folder / "numbers.py"
+    file.write_text(file.read_text().replace("np.array(examples", "-np.array(examples"))
+    with served.client() as client:
+        assert client.update("numbers", source=file)["version"] == 2
+    until(lambda: rank.seen[-1][-1] < 0)
+    assert np.array_equal(np.abs(np.concatenate(rank.seen)), np.arange(len(rank.seen) * 50))
+
+
+def test_strangers_and_malformed_frames_are_counted_and_harm_nobody(served):
+    stranger = made_for_a_run()
+    with pytest.raises(PeerError, match="no scheduler answers"):
+        Client(served.address, Keys(served.keys.server, stranger.public, stranger.secret,
+                                    frozenset()), timeout=0.6).status()
+    plain = zmq.Context()
+    without = plain.socket(zmq.DEALER)
+    without.linger = 0
+    without.connect(served.address)
+    without.send(b"{}")
+    lines = Lines(served.keys)
+    line = lines.dealer(served.address, served.keys.server, new_id())
+    other = new_id()
+    for frames in ([b""], [b"{"], [b"\xff" * 1000], [b'{"wire":1,"kind":"nothing"}'],
+                   [b'{"wire":1,"kind":"join"}'], [b"[]", b"x"] * 3,
+                   encode("given", id=other, rows=1, arrays=[], broken=[], seconds=0.0)):
+        line.send_multipart(frames)
+    line.send_multipart(encode("beat", agent=other, workers={}))
+    assert line.poll(3000) and b'"who"' in line.recv_multipart()[0]
+    found = until(lambda: (s := served.status())["scheduler"]["counts"].get("malformed") == 7 and s)
+    assert found["scheduler"]["counts"]["strangers"] >= 1
+    assert "defects" not in found["scheduler"]["counts"]
+    assert any("malformed" in w for w in found["warnings"])
+    lines.close()
+    plain.destroy(0)
+
+
+SAMPLE = re.compile(r'([a-z_:][a-z0-9_:]*)(?:\{((?:[a-z_]+="(?:[^"\\\n]|\\.)*",?)*)\})? (\S+)')
+
+
+def test_page_metrics_and_status(served):
+    served.worker(1)
+    served.submit("numbers", 0.0005, user='a"b\\c')
+    served.workers_come(1)
+    served.rank("numbers", seconds=0.1)
+    until(lambda: served.status()["consumers"] and served.status()["consumers"][0]["batches"] > 3)
+
+    def get(path, **headers):
+        request = urllib.request.Request(served.page + path, headers=headers)
+        with urllib.request.urlopen(request, timeout=5) as answer:
+            return answer.headers, answer.read().decode()
+
+    headers, html = get("")
+    assert html.startswith("<!doctype html>") and "prefers" in html or "light-dark" in html
+    assert not re.search(r"""(src|href)=["']?http|@import|url\(""", html), "nothing from outside"
+    assert "default-src 'none'" in headers["Content-Security-Policy"]
+    assert json.loads(get("status.json")[1])["pipelines"][0]["name"] == "numbers"
+    until(lambda: json.loads(get("history.json")[1]).get("numbers"))
+    kinds, samples = {}, {}
+    for line in get("metrics")[1].splitlines():
+        if line.startswith("# TYPE "):
+            kinds.update([line.split()[2:4]])
+        elif not line.startswith("#"):
+            name, labels, value = SAMPLE.fullmatch(line).groups()
+            assert name in kinds
+            samples[name, labels] = float(value)
+    assert samples["spmd_feed_workers", None] == 1
+    assert samples["spmd_feed_pipeline_workers", r'pipeline="numbers",user="a\"b\\c"'] == 1
+    assert any(name == "spmd_feed_consumer_starved_ratio" for name, _ in samples)
+    with pytest.raises(urllib.error.HTTPError, match="403"):
+        get("status.json", Host="evil.example:80")

@@ -1,0 +1,122 @@
+"""Whatever well-formed messages come, in any order, the scheduler goes on and overdraws nobody."""
+
+from __future__ import annotations
+
+import random
+import time
+
+from spmd.data.settings import Settings
+from spmd.feeding.keys import made_for_a_run
+from spmd.feeding.known_parties import KnownConsumer
+from spmd.feeding.measuring import RateMeter
+from spmd.feeding.metrics import prometheus
+from spmd.feeding.overview import overview, table_text
+from spmd.feeding.scheduler import Scheduler
+from spmd.feeding.scheduler_state import StateFile
+from spmd.feeding.sockets import Lines
+from spmd.feeding.wire import encode
+
+IDS = [f"{k:016x}" for k in range(6)]
+NAMES = ["images", "text"]
+
+
+def anything(rng):
+    """A message that a careless or hostile peer with a key could send."""
+    agent, consumer, name = rng.choice(IDS), rng.choice(IDS), rng.choice(NAMES)
+    workers = [f"{int(agent, 16) * 16 + k:016x}" for k in range(rng.randrange(4))]
+    process = [{"worker": w, "address": "tcp://h:1", "key": "k" * 40} for w in workers]
+    number = rng.choice([0, 1, 7, 2**61, rng.randrange(10**6)])
+    made = {rng.choice(NAMES): {"examples": number, "busy_s": rng.choice([0.0, 1e-9, 2.0, 1e300])}}
+    settings = rng.choice([{}, {"priority": number}, {"max_workers": 1, "cost": 2.0}, {"seed": 4},
+                           {"bad": 1}, {"workers": ["h"]}, {"rates": {"cpu": 5.0}},
+                           {"cost_per_hour": 0.5, "pull": "all"}, {"on_error": "skip"}])
+    return rng.choice([
+        lambda: encode("join", agent=agent, host=rng.choice("ab"), name="n", device="cpu",
+                       processes=process, cost=rng.choice([None, 0.4]), energy=9.0,
+                       free=rng.choice([None, "20:00-07:00"])),
+        lambda: encode("beat", agent=agent, workers=dict.fromkeys(workers, made)),
+        lambda: encode("leave", agent=agent),
+        lambda: encode("gone", worker=f"{rng.randrange(96):016x}", why="killed", pipeline=name),
+        lambda: encode("consume", consumer=consumer, run="r", pipeline=name, feed="feed",
+                       rows=rng.choice([[0, 8], [8, 0], [5, 5], [0, number]]), batch=8, fields=[],
+                       host="a", ranks=rng.choice([[], [3], [1, 2], [9, 4]]), device="cpu"),
+        lambda: encode("rate", consumer=consumer, taken=number,
+                       busy_s=rng.choice([0.0, 1e-9, 0.5, 1e300]), waited_s=rng.choice([0, 1e300]),
+                       queued=number),
+        lambda: encode("lost", consumer=consumer, worker=f"{rng.randrange(96):016x}"),
+        lambda: encode("done", consumer=consumer),
+        lambda: encode("submit", name=name, version=0, file="f.py", source="x", settings=settings),
+        lambda: encode("update", name=name, settings=settings, source=rng.choice([None, "y"])),
+        lambda: encode("cancel", name=name),
+        lambda: encode("status"),
+        lambda: [rng.randbytes(rng.randrange(60)) for _ in range(rng.randrange(3))],
+    ])()
+
+
+def test_any_messages_in_any_order():
+    keys, rng = made_for_a_run(), random.Random(11)
+    lines = Lines(keys)
+    scheduler = Scheduler(lines.router("tcp://127.0.0.1:*", keys.server_secret, keys.server),
+                          StateFile())
+    scheduler.looking = overview
+    for k in range(4000):
+        scheduler.hear(rng.choice(IDS).encode(), anything(rng))
+        if k % 10 == 0:
+            now = time.monotonic() + rng.choice([0.0, 0.0, 0.0, 2.0])
+            scheduler.plan(now)
+            scheduler.keep(now)
+            for given in scheduler.assigned.shares.values():
+                assert sum(given.values()) <= 1.001
+            assert table_text(scheduler.snapshot) and prometheus(scheduler.snapshot)
+        if k % 500 == 0:
+            scheduler._bury(time.monotonic() + 5)
+    assert scheduler.counts["defects"] == 0
+    assert scheduler.counts["malformed"] > 100
+    lines.close()
+
+
+def test_a_pause_of_the_scheduler_kills_nobody():
+    keys = made_for_a_run()
+    lines = Lines(keys)
+    scheduler = Scheduler(lines.router("tcp://127.0.0.1:*", keys.server_secret, keys.server),
+                          StateFile())
+    scheduler.hear(b"a", encode("join", agent=IDS[0], host="a", name="n", device="cpu",
+                                processes=[]))
+    scheduler._ticked -= 60
+    scheduler.agents[IDS[0]].seen -= 60
+    scheduler.tick()
+    assert list(scheduler.agents) == [IDS[0]], "it was held up, not the agent"
+    scheduler.agents[IDS[0]].seen -= 2
+    scheduler.tick()
+    assert not scheduler.agents
+    lines.close()
+
+
+def test_rates_are_of_those_who_do_not_wait():
+    """A rank of 110 ms for 1,024 examples, that waits as long again for each batch."""
+    meter, now, busy, waited = RateMeter(10.0), 100.0, 0.0, 0.0
+    for k in range(60):
+        meter.see(now, 1024 * k, busy, waited)
+        now, busy, waited = now + 0.22, busy + 0.11, waited + 0.11
+    assert abs(meter.rate - 1024 / 0.11) < 1
+    assert abs(meter.waiting(now) - 0.5) < 0.01
+    meter.see(now, 10, 0.1)
+    assert abs(meter.rate - 1024 / 0.11) < 1, "it began anew: what was measured stays"
+
+
+def test_who_starves_with_enough_workers_gets_more():
+    said = {"consumer": IDS[0], "pipeline": "images", "rows": [0, 100], "host": "a", "ranks": [3]}
+    one = KnownConsumer(b"", said, 0.0)
+    for k in range(40):
+        one.rate(k / 2, {"taken": 500 * k, "busy_s": 0.4 * k, "waited_s": 0.1 * k, "queued": 0})
+        one.adapt(k / 2, True)
+    assert 1250 * 1.1 < one.row().rate <= 1250 * 1.5
+    assert one.ranks() == "rank 3"
+
+
+def test_settings_of_the_scheduler_are_settings_of_pipelines():
+    from spmd.feed_options import SETTINGS
+    from spmd.feeding.pipeline_requests import SCHEDULED
+
+    known = Settings().as_json().keys()
+    assert SCHEDULED <= known and SETTINGS.keys() <= known

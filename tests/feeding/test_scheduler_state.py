@@ -1,0 +1,122 @@
+"""The file of a scheduler: kills, a full disk, damage, and a second scheduler."""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from codegen.errors import EnvironmentFault, InputError
+from spmd.feeding.scheduler_state import FullDisk, StateFile, StoredPipeline
+from tests.conftest import ROOT
+
+WRITER = """
+import sys
+from spmd.feeding.scheduler_state import StateFile, StoredPipeline
+store = StateFile(sys.argv[1])
+number = max([p.version for p in store.pipelines()], default=0)
+while True:
+    number += 1
+    store.put_pipeline(StoredPipeline("p", number, "p.py", "x" * (number % 7000), {"seed": number}))
+    store.remember(runs=[("run", "feed", "p", number)], rates={("p", "cpu"): 1.0 * number})
+    print(number, flush=True)
+"""
+
+
+def test_what_was_kept_is_kept_whenever_it_is_killed(tmp_path: Path) -> None:
+    rng, path = random.Random(3), tmp_path / "deep" / "feed.state"
+    for _ in range(12):
+        child = subprocess.Popen([sys.executable, "-c", WRITER, str(path)], cwd=ROOT,
+                                 stdout=subprocess.PIPE, text=True)
+        first = child.stdout.readline()
+        time.sleep(rng.uniform(0, 0.06))
+        child.send_signal(signal.SIGKILL)
+        said = [int(line) for line in (first + child.stdout.read()).splitlines()]
+        child.wait()
+        store = StateFile(str(path))
+        one, = store.pipelines()
+        assert one.version in (said[-1], said[-1] + 1)
+        assert one.settings == {"seed": one.version} and len(one.source) == one.version % 7000
+        assert store.runs()[0]["taken"] == store.rates()["p", "cpu"]
+        assert store.runs()[0]["taken"] in (one.version, one.version - 1)
+        store.close()
+
+
+def test_everything_comes_back(tmp_path: Path) -> None:
+    path = str(tmp_path / "s")
+    store = StateFile(path)
+    store.put_pipeline(StoredPipeline("p", 1, "p.py", "text", {"priority": 2.0}, {}, 5.0))
+    assert store.remember(
+        pipelines=[StoredPipeline("p", 1, "", "", {}, {"cost": 1.5})],
+        agents=[("a" * 16, "name", "host", "cpu")], keys=["k" * 40],
+        shares={"w": {"c": 0.5}})
+    store.close()
+    store = StateFile(path)
+    assert store.pipelines() == [
+        StoredPipeline("p", 1, "p.py", "text", {"priority": 2.0}, {"cost": 1.5}, 5.0)]
+    assert store.agents() == ["a" * 16] and store.allowed() == {"k" * 40}
+    assert store.shares() == {"w": {"c": 0.5}}
+    store.forget_agent("a" * 16)
+    store.drop_pipeline("p")
+    assert (store.agents(), store.pipelines()) == ([], [])
+
+
+def test_a_second_scheduler_is_refused(tmp_path: Path) -> None:
+    path = str(tmp_path / "s")
+    first = StateFile(path)
+    with pytest.raises(EnvironmentFault, match="another scheduler works with this file"):
+        StateFile(path)
+    first.close()
+    StateFile(path).close()
+
+
+@pytest.mark.parametrize("damage", ["text", "middle"])
+def test_a_damaged_file_is_named(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "s"
+    if damage == "text":
+        path.write_text("these are my notes\n" * 500)
+    else:
+        store = StateFile(str(path))
+        for k in range(50):
+            store.put_pipeline(StoredPipeline(f"p{k}", 1, "p.py", "x" * 4000, {}))
+        store.close()
+        data = bytearray(path.read_bytes())
+        data[4096:40960] = os.urandom(36864)
+        path.write_bytes(data)
+    with pytest.raises(InputError, match="(?s)is damaged.*mv .*/s .*/s.bad"):
+        StateFile(str(path))
+
+
+FULL = """
+import sys
+from spmd.feeding.scheduler_state import FullDisk, StateFile, StoredPipeline
+store = StateFile(sys.argv[1])
+try:
+    for k in range(1000):
+        store.put_pipeline(StoredPipeline(f"p{k}", 1, "p.py", "x" * 9000, {}))
+except FullDisk as error:
+    soft = store.remember(runs=[("r", "f", "p", 1)] * 99)
+    print(k, len(store.pipelines()), soft, error)
+"""
+
+
+def test_a_full_disk_refuses_and_goes_on(tmp_path: Path) -> None:
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 19, 1 << 19))
+
+    done = subprocess.run([sys.executable, "-c", FULL, tmp_path / "s"], cwd=ROOT, text=True,
+                          preexec_fn=limit, capture_output=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    refused, kept, soft = done.stdout.split()[:3]
+    assert refused == kept and int(kept) > 10 and soft in ("False", "True")
+    assert "cannot keep this" in done.stdout and "make room" in done.stdout
+    assert FullDisk.exit_code == 74
+    store = StateFile(str(tmp_path / "s"))
+    assert len(store.pipelines()) == int(kept), "the file is whole"

@@ -1,0 +1,146 @@
+"""Messages: round trips of every kind, and refusal of whatever is not exactly one."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spmd.feeding.wire import (
+    FRAMED,
+    HEADER_BYTES,
+    TABLE,
+    MalformedMessage,
+    decode,
+    encode,
+    new_id,
+)
+
+A, B = "0123456789abcdef", "fedcba9876543210"
+PROCESS = {"worker": A, "address": "tcp://127.0.0.1:5555", "key": "k" * 40, "local": "here",
+           "secret": "s", "host": "h"}
+FIELD = {"name": "x", "dtype": "<f4", "shape": [8, 8]}
+PIPELINE = {"name": "images", "version": 3, "file": "images.py", "source": "x = 1\n",
+            "settings": {"priority": 5, "rates": {"cpu": 1.5}}}
+IN_FRAME = {"name": "x", "dtype": "<f4", "shape": [1], "bytes": 4, "region": None, "offset": None,
+            "frame": 0, "codec": "lz4"}
+BROKEN = {"position": 7, "example": "cat.jpg", "file": "images.py", "line": 3, "text": "no"}
+
+# One message of each kind, every field filled.
+EXAMPLES = {
+    "join": {"agent": A, "host": "h", "name": "n", "device": "cpu", "processes": [PROCESS],
+             "free": "20:00-06:00", "memory": 1 << 30, "cost": 0.1, "energy": 5},
+    "beat": {"agent": A, "workers": {B: {"images": {
+        "examples": 5, "busy_s": 0.5, "bytes": 10, "queue": 2,
+        "at": {"position": 3, "example": "e", "file": "f", "line": 1, "seconds": 0.1}}}}},
+    "leave": {"agent": A}, "drop": {"name": "images"}, "stop": {"why": "over"}, "who": {},
+    "gone": {"worker": A, "why": "killed", "pipeline": "images", "position": 7, "example": "e",
+             "file": "f", "line": 1},
+    "load": PIPELINE, "submit": PIPELINE,
+    "consume": {"consumer": A, "run": "r", "pipeline": "images", "feed": "feed", "rows": [0, 4],
+                "batch": 8, "fields": [FIELD], "host": "h", "ranks": [0, 1], "device": "cpu"},
+    "rate": {"consumer": A, "taken": 3, "busy_s": 1.5, "waited_s": 0, "queued": 2},
+    "lost": {"consumer": A, "worker": B}, "done": {"consumer": A},
+    "workers": {**PIPELINE, "workers": [{**PROCESS, "share": 0.5}], "how": "turn"},
+    "pending": {"why": "no worker is free"}, "failed": {"text": "no", "code": 65},
+    "update": {"name": "images", "settings": {}, "source": "", "file": "f"},
+    "cancel": {"name": "images"}, "status": {}, "answer": {"value": {"rows": [1, None, True]}},
+    "refused": {"text": "no", "code": 65},
+    "take": {"consumer": A, "pipeline": "images", "version": 1, "fields": [FIELD],
+             "newest_first": False, "work": [[A, 0, 8, 15, [3]]]},
+    "free": {"ids": [A]}, "forget": {"ids": [A, B]},
+    "give_back": {"pipeline": "images", "version": 1, "first": 0, "arrays": [IN_FRAME]},
+    "given": {"id": A, "rows": 1, "arrays": [IN_FRAME], "broken": [BROKEN], "seconds": 0.1,
+              "end": 9, "together": 1},
+    "broken": {"id": A, "broken": BROKEN},
+    "unknown": {"pipeline": "images", "version": 1, "ids": [A]},
+}
+
+
+def frames_for(kind):
+    return [b"abcd"] if kind in FRAMED else []
+
+
+def test_every_kind_is_tried():
+    assert set(EXAMPLES) == set(TABLE)
+    assert len({new_id() for _ in range(100)}) == 100
+
+
+@pytest.mark.parametrize("kind", TABLE)
+def test_round_trip(kind):
+    message = decode(encode(kind, frames_for(kind), **json.loads(json.dumps(EXAMPLES[kind]))))
+    assert (message.kind, message.fields) == (kind, EXAMPLES[kind])
+    assert [bytes(f) for f in message.frames] == frames_for(kind)
+
+
+def header(**fields):
+    return [json.dumps({"wire": 1, **fields}).encode()]
+
+
+@pytest.mark.parametrize(("frames", "says"), [
+    ([], "found 0"),
+    ([b""], "no JSON"),
+    ([b"\xff\xfe"], "no JSON"),
+    ([b"[" * 100000], "no JSON"),
+    ([b'{"wire": 1, "kind": "who", "kind": "who"}'], "twice"),
+    ([b'{"wire": 1, "kind": "rate", "busy_s": NaN}'], "NaN"),
+    ([b'{"wire": ' + b"9" * 5000 + b', "kind": "who"}'], "no JSON"),
+    ([b" " * (HEADER_BYTES + 1)], "at most"),
+    ([b"3"], "an object"),
+    ([b'{"kind": "who"}'], "version 1"),
+    ([b'{"wire": true, "kind": "who"}'], "version 1"),
+    (header(kind="shell"), "no such kind"),
+    (header(kind=["who"]), "a kind"),
+    (header(kind="who", more=1), "only the fields"),
+    (header(kind="leave"), "field 'agent'"),
+    (header(kind="leave", agent="0123"), "16 hexadecimal digits"),
+    (header(kind="leave", agent=A + "\n"), "16 hexadecimal digits"),
+    (header(kind="drop", name="../../etc"), "a name"),
+    ([*header(kind="who"), b"raw"], "no raw frames"),
+    (header(kind="free", ids=A), "a list"),
+    (header(kind="rate", consumer=A, taken=-1, busy_s=0, waited_s=0, queued=0), "taken"),
+    (header(kind="rate", consumer=A, taken=True, busy_s=0, waited_s=0, queued=0), "taken"),
+    (header(kind="rate", consumer=A, taken=1, busy_s=1e999, waited_s=0, queued=0), "Infinity"),
+    (header(kind="give_back", pipeline="p", version=0, first=0, arrays=[IN_FRAME]), "neither"),
+], ids=str)
+def test_what_is_no_message_is_refused(frames, says):
+    with pytest.raises(MalformedMessage, match=says):
+        decode(frames)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner,
+                                                                max_size=4), max_leaves=12)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(sorted(TABLE)), st.data())
+def test_a_changed_field_is_refused_or_checked(kind, data):
+    """Whatever stands in one field: a message whose fields were checked again, or a refusal."""
+    fields = json.loads(json.dumps(EXAMPLES[kind]))
+    if fields:
+        where = data.draw(st.sampled_from(sorted(fields)))
+        fields[where] = data.draw(JSON)
+    raw = [json.dumps({"wire": 1, "kind": kind, **fields}).encode(), *frames_for(kind)]
+    try:
+        message = decode(raw)
+    except MalformedMessage:
+        return
+    again = decode(encode(kind, message.frames, **message.fields))
+    assert again.fields == message.fields
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(sorted(TABLE)), st.data())
+def test_flipped_bytes_raise_nothing_else(kind, data):
+    fields = json.loads(json.dumps(EXAMPLES[kind]))
+    raw = bytearray(encode(kind, frames_for(kind), **fields)[0])
+    for _ in range(data.draw(st.integers(1, 4))):
+        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    try:
+        decode([bytes(raw), *frames_for(kind)])
+    except MalformedMessage as error:
+        assert "malformed message" in str(error)

@@ -1,0 +1,255 @@
+"""Workers in real processes: they are killed, hang, raise, and eat memory; nothing is lost."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+
+import numpy as np
+import pytest
+
+from spmd import InputError, UsageError
+from tests.feeding.feeding_kit import Field, mask_of, running, x_of
+
+HEAD = "import os, time\nimport numpy as np\nimport spmd.data as data\n"
+
+
+def numbers(body="return {'x': example}", n=1000, **settings):
+    words = "".join(f", {k}={v!r}" for k, v in settings.items())
+    return (HEAD + f"@data.pipeline(source=data.range({n}){words})\n"
+            "def numbers(example, rng):\n"
+            + "".join(f"    {line}\n" for line in body.splitlines()))
+
+
+def test_once_gives_every_example_of_an_epoch_once():
+    with running(numbers(epochs=2, seed=3)) as run:
+        run.workers(2)
+        left, right = run.supply(x_of(50), 50, rows=[(0, 20), (20, 50)])
+        seen = []
+        while (a := left.next()) is not None:
+            seen.append(np.concatenate([a["x"], right.next()["x"]]))
+        assert right.next() is None and len(seen) == 40
+        for epoch in (seen[:20], seen[20:]):
+            assert sorted(np.concatenate(epoch).tolist()) == list(range(1000))
+
+
+def test_batches_do_not_depend_on_workers_or_rows():
+    found = []
+    for workers, rows in ((1, [(0, 32)]), (2, [(0, 10), (22, 32), (10, 22)])):
+        with running(numbers("return {'x': example + rng.integers(1 << 40)}", seed=5)) as run:
+            run.workers(workers)
+            rings = run.supply(x_of(32), 32, rows=rows)
+            rings.sort(key=lambda r: r.rows)
+            found.append([np.concatenate([r.next()["x"] for r in rings]) for _ in range(5)])
+            (resumed,) = run.supply(x_of(32), 32, start=3)
+            assert np.array_equal(resumed.next()["x"], found[-1][3])
+    assert np.array_equal(*found)
+
+
+def test_kill_9_in_the_middle_loses_nothing_and_repeats_nothing():
+    with running(numbers("time.sleep(0.002)\nreturn {'x': example}", epochs=1)) as run:
+        agent = run.workers(3)
+        (ring,) = run.supply(x_of(20), 20)
+        seen = []
+        for k in range(50):
+            seen += ring.next()["x"].tolist()
+            if k in (5, 20):
+                os.kill(agent.wait_for_workers(2)[0], signal.SIGKILL)
+        assert ring.next() is None
+        assert sorted(seen) == list(range(1000))
+        assert sum("was killed by SIGKILL" in text for text in agent.said) == 2
+        agent.wait_for_workers(3)
+
+
+def test_a_stopped_worker_holds_nobody_up():
+    with running(numbers("time.sleep(0.001)\nreturn {'x': example}", n=400, epochs=1)) as run:
+        agent = run.workers(2)
+        (ring,) = run.supply(x_of(20), 20)
+        seen = ring.next()["x"].tolist()
+        stopped = agent.wait_for_workers(2)[0]
+        os.kill(stopped, signal.SIGSTOP)
+        try:
+            while (batch := ring.next()) is not None:
+                seen += batch["x"].tolist()
+        finally:
+            os.kill(stopped, signal.SIGCONT)
+        assert sorted(seen) == list(range(400))
+
+
+def test_a_worker_that_comes_late_takes_part():
+    body = "time.sleep(0.005)\nreturn {'x': os.getpid()}"
+    with running(numbers(body)) as run:
+        (ring,) = run.supply(x_of(20), 20)
+        run.workers(1)
+        first = set(ring.next()["x"].tolist())
+        run.workers(1).wait_for_workers(1)
+        later = set()
+        for _ in range(20):
+            later |= set(ring.next()["x"].tolist())
+        assert len(first) == 1 and len(later) == 2 and first < later
+
+
+def test_the_end_with_and_without_a_mask():
+    with running(numbers(n=50, epochs=1, shuffle=False)) as run:
+        run.workers(1)
+        (short,) = run.supply(x_of(20), 20)
+        upper, lower = run.supply(x_of(20) + mask_of(20), 20, rows=[(0, 10), (10, 20)])
+        assert [short.next()["x"][0] for _ in range(2)] == [0, 20] and short.next() is None
+        for k in range(2):
+            assert upper.next()["mask"].all() and lower.next()["x"][-1] == 20 * k + 19
+        a, b = upper.next(), lower.next()
+        assert a["mask"].all() and a["x"].tolist() == list(range(40, 50))
+        assert not b["mask"].any() and not b["x"].any()
+        assert upper.next() is None and lower.next() is None
+
+
+def test_a_stream_of_unknown_length_ends_for_everybody():
+    source = HEAD + ("@data.pipeline(source=data.iterator(lambda: iter(range(37))), epochs=1,\n"
+                     "               shuffle=False)\n"
+                     "def numbers(example): return {'x': example}\n")
+    with running(source) as run:
+        run.workers(2)
+        first, second = run.supply(x_of(10), 10, rows=[(0, 5)]), run.supply(
+            x_of(10), 10, rows=[(5, 10)])
+        for k in range(3):
+            assert first[0].next()["x"].tolist() == list(range(10 * k, 10 * k + 5))
+            assert second[0].next()["x"][-1] == 10 * k + 9
+        assert first[0].next() is None and second[0].next() is None
+
+
+@pytest.mark.parametrize(("body", "says"), [
+    ("if example == 7: raise KeyError('no such label')\nreturn {'x': example}",
+     "made_here.py:6.*\n.*no such label"),
+    ("return {'x': np.zeros(3)}", "another shape"),
+    ("return {'y': example}", "other fields"),
+])
+def test_an_operation_that_fails_is_named(body, says):
+    with running(numbers(body, n=20)) as run:
+        run.workers(1)
+        (ring,) = run.supply(x_of(20), 20)
+        with pytest.raises(InputError, match="pipeline numbers failed at position") as caught:
+            ring.next()
+        assert re.search(says, str(caught.value)), caught.value
+
+
+def test_a_file_that_cannot_be_loaded_is_named():
+    with running(HEAD + "1 / 0\n") as run:
+        run.workers(1)
+        (ring,) = run.supply(x_of(20), 20)
+        with pytest.raises(InputError, match="(?s)made_here.py:4.*ZeroDivisionError"):
+            ring.next()
+
+
+def test_skip_marks_what_failed(capfd):
+    body = "if example == 7: raise KeyError('no such label')\nreturn {'x': example + 1}"
+    with running(numbers(body, n=20, on_error="skip", shuffle=False, epochs=1)) as run:
+        run.workers(1)
+        (ring,) = run.supply(x_of(20) + mask_of(20), 20)
+        batch = ring.next()
+        assert np.flatnonzero(~batch["mask"]).tolist() == [7] and batch["x"][7] == 0
+        (plain,) = run.supply(x_of(20), 20)
+        with pytest.raises(UsageError, match="mask=spmd.spec"):
+            plain.next()
+    assert "skipped" in (said := capfd.readouterr().err) and "made_here.py:6" in said
+
+
+DEADLY = "time.sleep(0.001)\nif example == 7: os.kill(os.getpid(), 9)\nreturn {'x': example + 1}"
+
+
+def test_an_example_that_kills_workers_is_named_after_two():
+    with running(numbers(DEADLY, n=40, shuffle=False)) as run:
+        agent = run.workers(2)
+        (ring,) = run.supply(x_of(40), 40)
+        with pytest.raises(InputError, match="(?s)position 7.*number 7.*SIGKILL, twice") as caught:
+            ring.next()
+        assert "made_here.py" in str(caught.value)
+        assert 2 <= len(agent.said) <= 3 and "made_here.py:4" in agent.said[0]
+        agent.wait_for_workers(2)
+
+
+def test_an_example_that_kills_workers_is_skipped_where_that_is_asked_for():
+    with running(numbers(DEADLY, n=40, shuffle=False, on_error="skip")) as run:
+        run.workers(1)
+        (ring,) = run.supply(x_of(40) + mask_of(40), 40)
+        batch = ring.next()
+        assert np.flatnonzero(~batch["mask"]).tolist() == [7]
+        assert batch["x"].tolist() == [i + 1 if i != 7 else 0 for i in range(40)]
+
+
+def test_an_example_that_hangs_is_named_with_its_line():
+    body = "if example == 7:\n    while True: time.sleep(60)\nreturn {'x': example}"
+    with running(numbers(body, n=20, shuffle=False, timeout=0.5)) as run:
+        run.workers(1)
+        (ring,) = run.supply(x_of(20), 20)
+        with pytest.raises(InputError, match="(?s)position 7.*0.5 s, its timeout") as found:
+            ring.next()
+        assert str(found.value).startswith("made_here.py:7: ")
+
+
+def test_an_example_that_takes_all_memory_is_named():
+    body = "if example == 7: held = np.ones(1 << 40, np.uint8)\nreturn {'x': example}"
+    with running(numbers(body, n=20, shuffle=False)) as run:
+        run.workers(1, memory=256 << 20)
+        (ring,) = run.supply(x_of(20), 20)
+        with pytest.raises(InputError, match="(?s)made_here.py:6: .*position 7.*MemoryError"):
+            ring.next()
+
+
+def test_nothing_is_left():
+    with running(numbers("time.sleep(0.001)\nreturn {'x': example}")) as run:
+        agent = run.workers(2)
+        (ring,) = run.supply(x_of(20), 20)
+        ring.next()
+        pids = agent.wait_for_workers(2)
+        descriptors = len(os.listdir("/proc/self/fd"))
+    end = time.monotonic() + 5
+    while any(os.path.exists(f"/proc/{p}") for p in pids) and time.monotonic() < end:
+        time.sleep(0.02)
+    assert not [p for p in pids if os.path.exists(f"/proc/{p}")]
+    assert len(os.listdir("/proc/self/fd")) < descriptors
+
+
+ACTING = """
+import numpy as np
+import spmd.data as data
+
+class Adding:
+    def reset(self, seed=None):
+        self.sum = 0
+        return self.sum, {}
+    def step(self, action):
+        self.sum += int(action)
+        return self.sum, 1.0, False, False, {}
+
+@data.pipeline(source=data.environments(Adding, 4))
+def numbers(seen):
+    return {"x": seen.obs}
+"""
+
+
+def test_actions_flow_back_to_the_environments():
+    with running(ACTING) as run:
+        run.workers(2).wait_for_workers(2)
+        fields = [*x_of(4)]
+        left, right = run.supply(fields, 4, rows=[(0, 2), (2, 4)],
+                                 sends=[Field("action", (4,), np.int64)])
+        total = np.zeros(4, np.int64)
+        for k in range(12):
+            shown = np.concatenate([left.next()["x"], right.next()["x"]])
+            assert shown.tolist() == total.tolist()
+            action = np.arange(4) + k
+            left.send(k, action=action[:2])
+            right.send(k, action=action[2:])
+            total += action
+
+
+def test_the_newest_comes_first_where_that_is_asked_for():
+    source = numbers("time.sleep(0.001)\nreturn {'x': example}", sampling="independent",
+                     queue="lifo", n=10**6)
+    with running(source) as run:
+        run.workers(2).wait_for_workers(2)
+        (ring,) = run.supply(x_of(16), 16, depth=4)
+        seen = np.concatenate([ring.next()["x"] for _ in range(30)])
+        assert len(set(seen.tolist())) > 470  # no batch was given twice

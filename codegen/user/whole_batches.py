@@ -171,6 +171,13 @@ class Batches:
                              expected=", ".join(self.fields), found=", ".join(arrays),
                              remedy=f"give {unknown[0]} too" if unknown[0] in self.fields else
                              f"leave out {unknown[0]}, or declare it")
+        for name in wanted:  # only conversions that lose nothing, as of images
+            loses = "safe" if hasattr(given[name], "dtype") else "same_kind"
+            dtype = self.fields[name][1]
+            if not np.can_cast(arrays[name].dtype, dtype, loses):  # type: ignore[arg-type]
+                raise InputError(f'field "{name}" of feed "{self.feed}" has another dtype',
+                                 expected=str(dtype), found=str(arrays[name].dtype),
+                                 remedy=f"array.astype({str(dtype)!r})")
         rows = len(arrays[wanted[0]]) if arrays[wanted[0]].ndim else 0
         batch = next(iter(self.fields.values()))[0][0]
         for name in wanted:

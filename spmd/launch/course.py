@@ -111,8 +111,10 @@ class Launch:
             raise
         try:
             job.run(told)
-        except SpmdError:
-            if self.feeds is not None and self.feeds.error is not None:
+        except BaseException as error:
+            if self.keeping is not None and not isinstance(error, Exception):
+                self.keeping.say_how_to_go_on()
+            if isinstance(error, SpmdError) and self.feeds is not None and self.feeds.error:
                 raise self.feeds.error from None  # what ended the run
             raise
 

@@ -255,6 +255,7 @@ class Keeping:
         feeds = self.launch.feeds.cursors() if self.launch.feeds else {}
         return {
             "program": self.launch.manifest["program"], "image": self.launch.checked.digest,
+            "parameters": self.launch.manifest["parameters"],
             "point": found.point, "turn": found.turn, "counter": found.counter,
             "ranks": job.setup.ranks, "mesh": resuming.mesh_of(job), "scalars": self.launch.scalars,
             "inputs": self.inputs, "arrays": self.said(job, found.point), "feeds": feeds,
@@ -285,6 +286,9 @@ class Keeping:
         self.seconds = max(seconds for _, _, seconds in costs)
         if self.first and self.sets:
             print(f"spmd: {self.cost_text()}", file=sys.stderr)
+        elif self.first and self.to:
+            print(f"spmd: no checkpoint: the run ended before the first one, --every {self.every}",
+                  file=sys.stderr)
 
     def _spent(self, job: Job) -> tuple[float, float, float]:
         """Seconds for which the rank here that was held up most was, and copied; for writing."""
@@ -313,6 +317,13 @@ class Keeping:
                 f"ranks were held up {self.held / each * 1e3:.2f} ms each (copying "
                 f"{self.copied / each * 1e3:.2f} ms), "
                 f"writing took {self.seconds / each * 1e3:.1f} ms meanwhile")
+
+    def say_how_to_go_on(self) -> None:
+        """To whoever has interrupted the run."""
+        if self.sets and self.processes.count == 1:
+            self._complete()
+            print(f"spmd: interrupted; the last checkpoint is of turn {self.last_turn}: the same "
+                  f"with --resume {self.to} goes on from it", file=sys.stderr)
 
     def close(self) -> None:
         if self.folder is not None:

@@ -95,9 +95,13 @@ def _compare(keeping: Keeping, job: Job, path: str, index: dict[str, Any]) -> No
     """The set is of this image, and has a meaning on this mesh."""
     digest = keeping.launch.checked.digest
     if index["image"] != digest:
+        had, has = index.get("parameters"), job.manifest["parameters"]
+        had = had if isinstance(had, dict) else {}
+        others = [name for name in has if name in had and had[name] != has[name]]
         raise InputError(
-            f"{path} was kept by another image", expected=f"image {index['image'][:16]}",
-            found=f"image {digest[:16]}",
+            f"{path} was kept by another image",
+            expected=_settings(had, others) or f"image {index['image'][:16]}",
+            found=_settings(has, others) or f"image {digest[:16]}",
             remedy="the program, its parameters and the target with which it was kept",
         )
     mesh, points = mesh_of(job), job.manifest["points"]
@@ -131,6 +135,10 @@ def _say_what_differs(keeping: Keeping, index: dict[str, Any]) -> None:
     if other:
         print(f"spmd: input {named.listed(other)} has other elements than when it was kept",
               file=sys.stderr)
+
+
+def _settings(parameters: dict[str, Any], names: list[str]) -> str:
+    return ", ".join(f"{name}={parameters[name]!r}" for name in names)
 
 
 def _mesh_text(mesh: list[tuple[str, int]]) -> str:

@@ -147,6 +147,31 @@ def test_a_batch_before_and_behind_a_loop_and_in_a_loop_that_python_runs():
     assert found["1"] == total
 
 
+def test_a_loop_that_was_left_asks_for_nothing_more():
+    """Whoever makes the next batch may wait for what comes after the loop."""
+    @spmd.program(mesh=("x",))
+    def left():
+        feed, n = spmd.feed(x=spmd.spec((4,), np.float64)), spmd.asarray(np.int64(0))
+        while feed.more():
+            n = n + 1
+            if np.sum(feed.next().x) > 3:
+                break
+        for b in feed:
+            n = n + 10
+            if np.sum(b.x) > 7:
+                break
+        return n
+
+    def stream():
+        yield from ({"x": np.full(4, k)} for k in range(1, 3))
+        raise AssertionError("one batch too many")
+
+    assert left.eager(feed=stream) == 11
+    graph = left.capture()
+    assert interpret.run(graph, {"x": 1}, feeds=stream)["result"] == 11
+    assert interpret.run(lower(graph).program, {"x": 2}, feeds=stream)["result"] == 11
+
+
 def test_a_feed_may_be_declared_where_it_is_used():
     @spmd.program(mesh=("x",))
     def inside():
@@ -337,6 +362,8 @@ EAGER = [
     ({**given(), "other": []}, UsageError, 'no feed "other"'),
     ({**given(), "train": batches(2)}, InputError, "has no more batches"),
     ({**given(), "train": [{"x": np.zeros((7, 3))}]}, InputError, "give y too"),
+    ({**given(), "train": [{"x": np.zeros((7, 3)), "y": np.zeros(7, complex)}]}, InputError,
+     "has another dtype"),
     ({**given(), "train": [{"x": np.zeros((7, 2)), "y": np.zeros(7)}]}, InputError, "[7, 3]"),
 ]
 

@@ -9,6 +9,7 @@ import resource
 import shutil
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -131,8 +132,16 @@ def test_what_ranks_have_of_their_own_stays_on_its_mesh(own_image, tmp_path):
         image.run(ranks=2, resume=str(tmp_path))
 
 
-def test_what_is_damaged_or_of_another_image_is_refused_by_its_name(turns, own_image, tmp_path):
+def test_what_is_damaged_or_of_another_image_is_refused_by_its_name(
+    turns, own_image, tmp_path, capfd
+):
+    smaller_file = tmp_path / "keeps_turns.py"
+    smaller_file.write_text(TURNS)
+    smaller = spmd.build(smaller_file, n=11, checkpoint=True)
     tmp_path /= "checkpoint"  # as messages say too
+    turns.run(ranks=2, steps=3, least=0, checkpoint=str(tmp_path), every=90)
+    said = "no checkpoint: the run ended before the first one, --every 90\n"
+    assert said in capfd.readouterr().err
     turns.run(ranks=2, steps=30, checkpoint=str(tmp_path), every=10)
     *_, before, last = sets(tmp_path)
     part = last / "part-0.safetensors"
@@ -147,6 +156,8 @@ def test_what_is_damaged_or_of_another_image_is_refused_by_its_name(turns, own_i
     shutil.rmtree(last)
     with pytest.raises(spmd.InputError, match=f"{before} was kept by another image"):
         own_image.run(ranks=2, resume=str(tmp_path))
+    with pytest.raises(spmd.InputError, match="expected: n=12\n  found:    n=11\n"):
+        smaller.run(ranks=2, resume=str(tmp_path))
     for name in ("checkpoint.json", "part-0.safetensors"):
         whole = (before / name).read_bytes()
         for at in range(0, len(whole), 7):
@@ -158,6 +169,16 @@ def test_what_is_damaged_or_of_another_image_is_refused_by_its_name(turns, own_i
     index.write_text(index.read_text()[:-20])
     with pytest.raises(spmd.InputError, match=f"damaged: {index}"):
         turns.run(ranks=2, resume=str(tmp_path))
+
+
+def test_an_interrupted_run_says_how_to_go_on(turns, tmp_path, capfd):
+    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        turns.run(ranks=2, steps=10**9, checkpoint=str(tmp_path), every=500)
+    last = int(sets(tmp_path)[-1].name.split("-")[1].removeprefix("turn"))
+    said = f"the last checkpoint is of turn {last}: the same with --resume {tmp_path} goes on"
+    assert last > 0 and capfd.readouterr().err.count(said) == 1
 
 
 def test_a_set_that_lies_is_refused(turns, tmp_path):

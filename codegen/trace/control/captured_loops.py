@@ -448,13 +448,30 @@ class Loop(Capture):
     def _holds(self, evaluate: Callable[[], Any] | None, flags: Sequence[Value]) -> Value:
         context = self.context
         parts = [context.emit_one(ops.Map("logical_not"), f) for f in flags]
+        first = len(context.blocks[-1].ops)
         test = True if evaluate is None else evaluate()
         if is_traced(test) or not (test and parts):
             on = condition(test, "while")
             if not isinstance(on, Value):
                 on = as_value(context, number(on, True), dtypes.BOOL)
+            asked = context.blocks[-1].ops[first:]
+            if parts and any(isinstance(o.what, ops.Feeding) for o in walk(Region((), tuple(asked),
+                                                                                  ()))):
+                del context.blocks[-1].ops[first:]
+                return self._unless(parts, Region((), tuple(asked), (on,)))
             parts.insert(0, on)
         return reduce(lambda a, b: context.emit_one(ops.Map("logical_and"), a, b), parts)
+
+    def _unless(self, parts: Sequence[Value], asks: Region) -> Value:
+        """A test that may wait for a feed: it is not made where the loop was left."""
+        context = self.context
+        on = reduce(lambda a, b: context.emit_one(ops.Map("logical_and"), a, b), parts)
+        with context.block() as block:
+            left = block.close([context.emit_one(ops.Full(value=False, dtype=dtypes.BOOL,
+                                                          shape=()))])
+        what = ops.Branch(None, (ArrayType(dtypes.BOOL, ()),))
+        (holds,) = context.emit(what, (on,), (left, asks))
+        return holds
 
     def _flag(self, block: Block, flag: str) -> Value:
         return block.args[list(self.carried).index((flag, 0))]

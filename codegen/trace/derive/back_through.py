@@ -188,10 +188,9 @@ def _in_parts(
         sizes.append(size)
     sizes.append(expr.const(1))
 
-    def level(k: int, operands: Sequence[Value], first: Expr) -> Sequence[Value]:
-        """The turns from `first` on, of those that one part of the level above has."""
+    def level(k: int, operands: Sequence[Value], first: Expr, end: Expr) -> Sequence[Value]:
+        """The turns from `first` up to `end`, of those that one part of the level above has."""
         size = sizes[k]
-        end = turns.count if not k else expr.minimum(turns.count, first + sizes[k - 1])
         left = _parts(at, end, size, first)
         stop = _symbol(at, at.clipped(left, expr.const(_PARTS)), expr.const(_PARTS))
         last = expr.const(_PARTS - 1)
@@ -201,7 +200,7 @@ def _in_parts(
             passing.extend(zip(block.args, body.args))
             number = first + expr.symbol(part) * size
             if k + 1 < _LEVELS:
-                ends = level(k + 1, block.args, number)
+                ends = level(k + 1, block.args, number, expr.minimum(end, number + size))
             else:
                 copies = copier(at, dict(zip(body.args, block.args)),
                                 {turns.counter: turns.counter_in(number)}, every=instead)
@@ -215,7 +214,7 @@ def _in_parts(
         passing.extend(zip(results, body.args))
         return results
 
-    results = level(0, op.operands, expr.const(0))
+    results = level(0, op.operands, expr.const(0), turns.count)
     parts = context.blocks[-1].ops[-1]
     assert parts.results == tuple(results)
     return parts, passing, made

@@ -2,7 +2,8 @@
 
 The model is that of transformer.py; examples/pipelines/lines.py has the text. A stream of two
 epochs ends: its last batch is not full, and what is not there has no tokens.
-    python -m spmd run examples/feed_lines.py --ranks 3 --feed examples/pipelines/lines.py
+    python -m spmd build examples/feed_lines.py -o lines.img
+    mpirun -n 2 python -m spmd run lines.img --feed examples/pipelines/lines.py
 """
 
 from pathlib import Path
@@ -52,7 +53,7 @@ def unigram():
     return -np.sum(share * np.log(share))
 
 
-def check(ranks=(1, 2, 3)):
+def check(ranks=(1, 3)):
     """The same losses on any number of ranks; every line came twice, and words were learned."""
     image, known = spmd.build(train), unigram()
     runs = [image.run(ranks=n, feed=PIPELINE) for n in ranks]
@@ -65,5 +66,5 @@ def check(ranks=(1, 2, 3)):
 
 if __name__ == "__main__":
     losses, known = check()
-    print(f"loss {losses[0]:.3f} to {np.mean(losses[-10:]):.3f} on 1, 2 and 3 ranks; how often "
+    print(f"loss {losses[0]:.3f} to {np.mean(losses[-10:]):.3f} on 1 and 3 ranks; how often "
           f"each token comes gives {known:.3f}")

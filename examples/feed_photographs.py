@@ -1,8 +1,9 @@
 """A network says from which of two photographs a crop comes; workers cut the crops at random.
 
-They also flip them and change their colours: examples/pipelines/photographs.py. It learns from two
-thirds of each photograph, and is asked about the third.
-    python -m spmd run examples/feed_photographs.py --ranks 3 --feed examples/pipelines/photographs.py
+Workers flip them, too, and change their colours. The network learns from two thirds of each
+photograph, and is asked about the third.
+    python -m spmd build examples/feed_photographs.py -o crops.img
+    mpirun -n 3 python -m spmd run crops.img --feed examples/pipelines/photographs.py
 """
 
 from pathlib import Path
@@ -59,7 +60,7 @@ def train(batch: int = 32, steps: int = 60):
     return {"losses": losses, "accuracy": np.mean(np.argmax(network(w, x), axis=1) == y)}
 
 
-def check(ranks=(1, 2, 3)):
+def check(ranks=(1, 3)):
     """The same losses on any number of ranks; nine of ten crops are known."""
     image = spmd.build(train)
     runs = [image.run(ranks=n, feed=PIPELINE) for n in ranks]
@@ -71,5 +72,5 @@ def check(ranks=(1, 2, 3)):
 
 if __name__ == "__main__":
     out = check()
-    print(f"loss {out['losses'][0]:.3f} to {out['losses'][-1]:.3f} on 1, 2 and 3 ranks; "
+    print(f"loss {out['losses'][0]:.3f} to {out['losses'][-1]:.3f} on 1 and 3 ranks; "
           f"{out['accuracy']:.0%} of the crops that it never saw are known")

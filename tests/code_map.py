@@ -46,7 +46,7 @@ GROUPS = (
     ("Measuring", ("spmd/bench/*.py",), "collectives"),
     ("Engine, and headers of images", ("csrc/*.h", "csrc/*.c"), "spmd_image engine parts"),
     ("Measuring beside the engine", ("csrc/bench/*.h", "csrc/bench/*.c"), "measure"),
-    ("Examples", ("examples/*.py",), ""),
+    ("Examples", ("examples/*.py", "examples/pipelines/*.py"), ""),
 )
 
 

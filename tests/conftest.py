@@ -31,7 +31,10 @@ from spmd import cli
 ROOT = Path(__file__).resolve().parent.parent
 GOLDEN = ROOT / "tests" / "golden"
 EXAMPLES = ROOT / "examples"
-NETWORKS = ("bert.py", "generate.py", "lstm.py", "transformer.py", "translate.py")
+NETWORKS = (
+    "bert.py", "feed_cartpole.py", "feed_digits.py", "feed_lines.py", "feed_photographs.py",
+    "generate.py", "lstm.py", "transformer.py", "translate.py",
+)
 RANK_WORDS = (b"PMI_RANK", b"OMPI_COMM_WORLD_RANK")
 LAST = ("alone", "mpi", "slow")  # the marks of tests that run last, the very last first
 SHARED = Path("/dev/shm")

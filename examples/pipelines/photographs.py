@@ -7,11 +7,11 @@ examples/feed_photographs.py learns to say which photograph a crop comes from.
 from functools import cache
 from pathlib import Path
 
-import sklearn.datasets
+import sklearn
 
 import spmd.data as data
 
-FOLDER = Path(sklearn.datasets.__file__).parent / "images"
+FOLDER = Path(sklearn.__file__).parent / "datasets" / "images"
 NAMES = "china.jpg", "flower.jpg"
 
 
@@ -20,8 +20,12 @@ def photograph(path):
     return data.image.decode(path)
 
 
-@data.pipeline(source=data.files([FOLDER / name for name in NAMES], label=lambda path: NAMES.index(
-    Path(path).name)), sampling="independent", seed=1)
+def label(path):
+    return NAMES.index(Path(path).name)
+
+
+@data.pipeline(source=data.files([FOLDER / name for name in NAMES], label=label),
+               sampling="independent", seed=1)
 def crops(example, rng):
     whole = photograph(example.path)
     left = whole[:, : whole.shape[1] * 2 // 3]  # the right third is held out

@@ -92,7 +92,12 @@ class Pipeline:
         """The same for many positions: what names those from first on, at little cost for each."""
         draw = self._drawn()
         keys = draw.keys(np.arange(first, first + max(count, 1)))
-        return lambda position: draw.name(keys[max(position - first, 0)])
+
+        def name(position: int) -> str:
+            inside = 0 <= position - first < len(keys)
+            return draw.name(keys[position - first]) if inside else self.example_name(position)
+
+        return name
 
     # ---- actions, for environments
 

@@ -110,6 +110,9 @@ def _execute(module: Any, path: str, text: bytes) -> dict[str, Any]:
     return dict(module.__dict__)
 
 
+# Packages that the project's own examples need, by the module that they import.
+_PACKAGES = {"PIL": "pillow", "gymnasium": "gymnasium", "num2words": "num2words",
+             "sklearn": "scikit-learn"}
 _PUBLIC = ("spmd", "spmd.random", "spmd.numpy")  # modules in which users look for names
 
 
@@ -149,8 +152,11 @@ def guarded(step: Any) -> Any:
 
 
 def _meant(error: Exception) -> str:
-    """A name that is like the one that does not exist; "" where there is none."""
+    """What to do about a name that does not exist: one that is like it, or a package to install."""
     name, known = getattr(error, "name", None), []
+    if isinstance(error, ModuleNotFoundError) and name:
+        package = _PACKAGES.get(name.partition(".")[0])
+        return f"pip install {package or '(the package that has it)'}, for {sys.executable}"
     if isinstance(error, AttributeError):
         known = dir(error.obj)
     elif isinstance(error, NameError) and (tb := last(error.__traceback__)):

@@ -119,6 +119,15 @@ class Pipeline:
                 remedy="leave out feed.send in the program")
         self.source.send(first, actions)  # type: ignore[attr-defined]
 
+    def check_batch(self, batch: int) -> None:
+        """UsageError for a feed of another batch than there are environments: each place is one."""
+        count = getattr(self.source, "count", batch)
+        if self.acts and count != batch:
+            raise UsageError(
+                f"pipeline {self.name} has another number of environments than places in a batch",
+                place=self.place, expected=f"a batch of {count}, or data.environments(…, {batch})",
+                found=f"{count} environments, a batch of {batch}")
+
     # ---- computing
 
     def compute(

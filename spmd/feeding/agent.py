@@ -33,6 +33,7 @@ LOAD_S = 120.0  # a pipeline's file that is not loaded by then hangs
 GRACE_S = 0.5  # for what hangs to say where
 AGAIN_S = (0.0, 0.2, 1.0, 5.0)  # before a worker starts again that dies at once, again and again
 BASE_BYTES = 256 << 20  # what a worker takes beside its examples
+OUTSIDE = (-signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP)
 FRAME = re.compile(r'File "([^"]+)", line (\d+) in ')
 
 
@@ -219,13 +220,16 @@ class Agent:
     def died(self, one: Supervised, where: tuple[str, int] | None = None) -> None:
         """Names what it was at, and lets another one begin."""
         self.workers.remove(one)
-        why = one.why or ended_by(one.child.process.wait())
+        status = one.child.process.wait()
+        why = one.why or ended_by(status)
         at = one.board.now()
         one.close()
         self.join()  # at once, without it: nobody asks it any more
         if at["state"] == IDLE or not at["pipeline"]:
             at.update(pipeline=None, position=None, example=None, file=None, line=None)
         file, line = where or (at["file"], at["line"])
+        if status in OUTSIDE and not one.why:  # somebody ended it: its example has no part in that
+            at["position"] = at["example"] = None
         named = at["example"] or (None if at["position"] is None else f"position {at['position']}")
         self.tell("gone", worker=one.worker, why=why, pipeline=at["pipeline"],
                   position=at["position"], example=named, file=file, line=line)

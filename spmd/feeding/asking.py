@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 DEADLY = 2  # so many workers that died at one example are enough
-LEAST_S = 2e-3  # a piece of less work is not worth a message
+LEAST_S = 5e-3  # a piece of less work is not worth a message
 MOST_BYTES = 64 << 20  # of a piece
 
 

@@ -288,14 +288,13 @@ def _spread(
     demands: list[Need], budgets: Mapping[str, Budget], pool: Pool, before: Shares
 ) -> None:
     """Deals idle workers to those of whom nothing was measured yet: so they will be measured."""
-    by_name = {d.consumer: d for d in demands}
-    for worker in pool.idle():
-        owner = next((c for c in before.get(worker, ()) if c in by_name), "")
-        if not demands:
-            return
-        host = pool.rows[worker].host
+    idle = pool.idle() if demands else []
+    fair = (len(idle) + sum(len(pool.of(d.consumer)) for d in demands)) // max(1, len(demands))
+    for worker in idle:
+        owners, host = before.get(worker, {}), pool.rows[worker].host
         order = sorted(demands, key=lambda d: (
-            d.consumer != owner, len(pool.of(d.consumer)), d.host != host))
+            d.consumer not in owners or len(pool.of(d.consumer)) >= fair,
+            len(pool.of(d.consumer)), d.host != host))
         for d in order:
             if pool.take(d, worker, 1.0, budgets[d.pipeline]) > 0:
                 break

@@ -13,12 +13,14 @@ import select
 import sys
 import threading
 import time
+import weakref
 
 import numpy as np
 
 from codegen.errors import InputError, PeerError, Place, SpmdError, UsageError
 from spmd.feeding.asked_worker import AskedWorker
 from spmd.feeding.asking import Asking, Filled, merged
+from spmd.feeding.client import Refused
 from spmd.feeding.keys import zmq
 from spmd.feeding.machine import host_name
 from spmd.feeding.sockets import Lines, received
@@ -52,6 +54,7 @@ class PipelineSupply:
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        weakref.finalize(self, os.close, self._wake)
 
     def begin(self, feed: Any, rings: list[Any], start: int) -> None:
         """Fills the rings from batch `start` on, in a thread, until finish()."""
@@ -159,7 +162,9 @@ class Filling:
         elif message.kind == "pending":
             self.pending = (time.monotonic(), message["why"])
         elif message.kind == "failed":
-            raise UsageError(message["text"])
+            refused = Refused(message["text"])
+            refused.exit_code = message["code"]
+            raise refused
         elif message.kind == "gone" and message["pipeline"] == self.supply.pipeline:
             self.gone(message)
 

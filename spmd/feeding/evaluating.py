@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 ALIGNED = 64
-NAMED_S = 2e-3  # an example that takes longer has its name on the board
+NAMED_S = 5e-3  # work that takes longer has the names of its examples on the board
 TEXT = 16000  # characters of what an operation raised
 
 
@@ -79,9 +79,9 @@ class Evaluator:
     def _watch(self, first: int, count: int, board: Any) -> Callable[[int], None]:
         """Says on the board which example it is; by its name where that takes no time beside it."""
         at_once = self.pipeline.size or 1
-        if self._mean_s and self._mean_s < NAMED_S:
+        if self._mean_s and self._mean_s * count < NAMED_S:
             return lambda position: board.at(position, "", at_once)
-        name = self.pipeline.example_name
+        name = self.pipeline.namer(first, count)
         return lambda position: board.at(position, name(position), at_once)
 
 

@@ -36,9 +36,9 @@ class RateMeter:
         if amount > first[1] and busy_s - first[2] >= LEAST_S:
             self.rate = (amount - first[1]) / (busy_s - first[2])
 
-    def waiting(self, now: float) -> float:
+    def waiting(self, now: float, within_s: float = 5.0) -> float:
         """Which part of the last seconds it waited."""
-        recent = [s for s in self._seen if s[0] >= now - self._window_s]
+        recent = [s for s in self._seen if s[0] >= now - within_s]
         if len(recent) < 2:
             return 0.0
         first, last = recent[0], recent[-1]

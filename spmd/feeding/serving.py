@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -38,13 +39,18 @@ def state_folder() -> str:
     return os.path.join(base, "spmd")
 
 
-def keys_of(folder: str, *, scheduler: bool = False, make: bool = False) -> Keys:
-    """The keys of a folder, or of SPMD_FEED_KEYS, or of this user on this machine, made when they
-    are first asked for."""
+def keys_of(folder: str, *, scheduler: bool = False) -> Keys:
+    """The keys of a folder, or of SPMD_FEED_KEYS, or of this user on this machine: these are made
+    by whoever comes first."""
     folder = folder or os.environ.get(KEYS, "")
     where = folder or os.path.join(state_folder(), "feed-keys")
-    if make and not folder and not os.path.exists(os.path.join(where, "server.key")):
-        key_files.make_folder(where)
+    if not folder and not os.path.exists(where):
+        mine = f"{where}.{os.getpid()}"
+        key_files.make_folder(mine)
+        try:
+            os.rename(mine, where)  # whole, or not at all
+        except OSError:  # another one was faster
+            shutil.rmtree(mine)
     return key_files.read_folder(where, scheduler=scheduler)
 
 
@@ -128,7 +134,7 @@ def serve(listen: str, folder: str, state: str, page: int | None, slice_s: float
     """`feed serve`: until Ctrl-C or SIGTERM; consumers go on with the workers that they have."""
     folder = folder or os.environ.get(KEYS, "")
     checked_listen(listen, folder)
-    keys = keys_of(folder, scheduler=True, make=True)
+    keys = keys_of(folder, scheduler=True)
     if not state:
         port = listen.rpartition(":")[2]
         state = os.path.join(state_folder(), f"feed-{'any' if port == '*' else port}.sqlite")

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 IDLE_MS = 500
+LOOK_S = 0.02  # between two looks at its agent, and at who comes, while it computes
 QUEUE = 4096  # pieces of work that wait, of one consumer: its credits are far fewer
 
 
@@ -68,6 +69,8 @@ class Worker:
         self.unsent: deque[tuple[bytes, list[Any]]] = deque()
         self.forgotten: set[str] = set()
         self.ended = False
+        self.looked = 0.0
+        self.shown: HeldPipeline | None = None  # on the board
         port = self.router.last_endpoint.decode().rpartition(":")[2]
         channel.send(port=int(port), key=public, local=self.handing.local,
                      secret=self.handing.secret)
@@ -75,16 +78,26 @@ class Worker:
     def run(self) -> None:
         while not self.ended:
             busy = any(p.waiting for p in self.pipelines.values())
-            self.attend(0 if busy else 5 if self.unsent else IDLE_MS)
+            if not busy or time.monotonic() - self.looked > LOOK_S:
+                self.attend(0 if busy else 5 if self.unsent else IDLE_MS)
+            self.hear()
             work = self.next_work()
             if work:
                 self.compute(*work)
         self.handing.close()
         self.lines.close()
 
+    def show_made(self) -> None:
+        """What was made so far, for the agent's beats."""
+        self.board.made({name: {"examples": p.examples, "busy_s": p.busy_s, "bytes": p.bytes,
+                                "queue": len(p.waiting)} for name, p in self.pipelines.items()})
+
     # ---- messages
 
     def attend(self, wait_ms: int) -> None:
+        """Waits until somebody says something; the agent, and consumers who come or leave."""
+        self.looked = time.monotonic()
+        self.show_made()
         poller = zmq.Poller()
         poller.register(self.router, zmq.POLLIN)
         poller.register(self.channel.fileno(), zmq.POLLIN)
@@ -97,6 +110,9 @@ class Worker:
         if sockets & ready.keys():
             for consumer in self.handing.attend():
                 self.leave(consumer.encode())
+
+    def hear(self) -> None:
+        """Sends what had to wait, and takes in what consumers say."""
         while self.unsent and send_to(self.router, *self.unsent[0]) != FULL:
             self.unsent.popleft()
         while frames := received(self.router):
@@ -202,6 +218,7 @@ class Worker:
     def loaded(self, pipeline: HeldPipeline, work: Work) -> Evaluator | None:
         if pipeline.evaluator is None:
             said = pipeline.said
+            self.shown = None
             self.board.loading({"pipeline": said["name"], "version": said["version"],
                                 "file": said["file"], "line": None, "timeout": None})
             try:
@@ -223,10 +240,12 @@ class Worker:
         evaluator = self.loaded(pipeline, work)
         if evaluator is None:
             return
-        self.board.where({
-            "pipeline": pipeline.said["name"], "version": pipeline.said["version"],
-            "file": pipeline.said["file"], "line": evaluator.pipeline.line,
-            "timeout": evaluator.timeout})
+        if self.shown is not pipeline:
+            self.shown = pipeline
+            self.board.where({
+                "pipeline": pipeline.said["name"], "version": pipeline.said["version"],
+                "file": pipeline.said["file"], "line": evaluator.pipeline.line,
+                "timeout": evaluator.timeout})
         self.board.at(work.first, "", work.count)
         began = time.monotonic()
         try:
@@ -250,8 +269,6 @@ class Worker:
             pipeline.turn = self.fair(pipeline) + seconds / evaluator.weight
         pipeline.examples += found.rows
         pipeline.bytes += size
-        self.board.made({name: {"examples": p.examples, "busy_s": p.busy_s, "bytes": p.bytes,
-                                "queue": len(p.waiting)} for name, p in self.pipelines.items()})
         if found.fatal:
             self.handing.free(work.number)
             self.answer(work.peer, encode("broken", id=work.number, broken=found.broken[-1]))

@@ -133,6 +133,10 @@ def test_what_is_not_measured_yet_gets_what_is_idle():
     found = assign([PipelineRow("p")], ranks, rows)
     assert len(found.of("r")) == len(found.of("q")) == 3
     assert found.needs == {"r": None, "q": None}
+    alone = assign([PipelineRow("p")], ranks[:1], rows)
+    assert len(alone.of("r")) == 6
+    joined = assign([PipelineRow("p")], ranks, rows, alone.shares)
+    assert len(joined.of("r")) == len(joined.of("q")) == 3, "whoever comes later has as much"
     given = PipelineRow("p", rates={"cpu": 500.0})
     found = assign([given], [replace(r, rate=1000.0) for r in ranks], rows)
     assert sum(found.of("r").values()) == pytest.approx(2.2), "rates may be given by kind"

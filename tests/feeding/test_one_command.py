@@ -50,7 +50,7 @@ def pipeline(folder, body="pass", n=200):
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("ranks", [3])
 def test_it_starts_and_ends_with_the_run(image, mpirun, tmp_path, ranks):
     total, count = tmp_path / "total.npy", tmp_path / "count.npy"
     mpirun(ranks, "-m", "spmd", "run", image, "--feed", pipeline(tmp_path), "-o",
@@ -66,7 +66,7 @@ def test_an_example_that_fails_ends_the_run(image, mpirun, tmp_path):
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("victim", ["launcher", "rank 0", "all ranks"])
+@pytest.mark.parametrize("victim", ["launcher", "rank 0"])
 def test_kill_9_leaves_nothing(image, tmp_path, victim):
     file = pipeline(tmp_path, f"open({str(tmp_path / 'began')!r}, 'w'); time.sleep(0.05)", 10000)
     with Launch(["mpirun", "-n", 2, sys.executable, "-m", "spmd", "run", image, "--feed", file],
@@ -76,8 +76,7 @@ def test_kill_9_leaves_nothing(image, tmp_path, victim):
         while not (tmp_path / "began").exists() and time.monotonic() < end:
             time.sleep(0.05)
         assert len(launch.alive()) >= 6  # launcher, ranks, scheduler, agent, worker
-        for pid in {"launcher": [launch.process.pid], "rank 0": [ranks[0]],
-                    "all ranks": ranks.values()}[victim]:
+        for pid in {"launcher": [launch.process.pid], "rank 0": [ranks[0]]}[victim]:
             os.kill(pid, signal.SIGKILL)
         end = time.monotonic() + 10
         while launch.alive() and time.monotonic() < end:

@@ -43,6 +43,8 @@ def test_batches_do_not_depend_on_workers_or_rows():
             rings = run.supply(x_of(32), 32, rows=rows)
             rings.sort(key=lambda r: r.rows)
             found.append([np.concatenate([r.next()["x"] for r in rings]) for _ in range(5)])
+            (resumed,) = run.supply(x_of(32), 32, start=3)
+            assert np.array_equal(resumed.next()["x"], found[-1][3])
     assert np.array_equal(*found)
 
 
@@ -153,7 +155,7 @@ def test_skip_marks_what_failed(capfd):
     assert "skipped" in (said := capfd.readouterr().err) and "made_here.py:6" in said
 
 
-DEADLY = "if example == 7: os.kill(os.getpid(), 9)\nreturn {'x': example + 1}"
+DEADLY = "time.sleep(0.001)\nif example == 7: os.kill(os.getpid(), 9)\nreturn {'x': example + 1}"
 
 
 def test_an_example_that_kills_workers_is_named_after_two():

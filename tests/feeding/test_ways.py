@@ -1,0 +1,162 @@
+"""How results get from workers to consumers: shared memory, frames, codecs; and strangers, who get
+nothing."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spmd import InputError, UsageError
+from spmd.feeding import consumer
+from spmd.feeding.asking import Asking
+from spmd.feeding.keys import made_for_a_run, make_folder, pair, read_folder
+from spmd.feeding.packing import Link, packed, unpacked
+from spmd.feeding.shared_results import HELLO, Handing, ReadResults
+from spmd.feeding.sockets import GONE, SENT, Lines, received, send_to
+from tests.feeding.feeding_kit import Field, running
+
+WIDE = """
+import numpy as np
+import spmd.data as data
+
+@data.pipeline(source=data.range(1000), shuffle=False, compress={codec!r})
+def numbers(example): return {{"x": np.full(4096, example, np.float32)}}
+"""
+
+
+@pytest.mark.parametrize("codec", ["auto", "lz4", "zstd"])
+def test_another_host_gets_frames(monkeypatch, codec):
+    monkeypatch.setattr(consumer, "host_name", lambda: "another host")
+    with running(WIDE.format(codec=codec)) as run:
+        run.workers(1)
+        (ring,) = run.supply([Field("x", (32, 4096), np.float32)], 32)
+        for k in range(6):
+            batch = ring.next()["x"]
+            assert (batch == np.arange(32 * k, 32 * k + 32)[:, None]).all()
+
+
+@pytest.fixture
+def handing():
+    handing = Handing(3 << 20)
+    yield handing
+    handing.close()
+
+
+def greeted(handing, consumer="0123456789abcdef"):
+    reading = ReadResults(consumer, handing.local, handing.secret)
+    handing.attend()
+    return reading
+
+
+def test_a_region_is_written_again_only_when_it_was_freed(handing):
+    reading = greeted(handing)
+    one = handing.lend("0123456789abcdef", "a", 1 << 20)
+    one.memory[:3] = b"one"
+    two = handing.lend("0123456789abcdef", "b", 1 << 20)
+    assert bytes(reading.region(one.number)[:3]) == b"one" and two.number != one.number
+    with pytest.raises(TypeError):
+        reading.region(one.number)[0] = 0
+    handing.free("a")
+    assert handing.lend("0123456789abcdef", "c", 1 << 20) is one
+    assert handing.lend("0123456789abcdef", "d", 2 << 20) is None  # no more than it may hold
+    reading.close()
+    assert handing.attend() == ["0123456789abcdef"]
+    handing.leave("0123456789abcdef")
+    assert handing.used == 0
+
+
+@pytest.mark.parametrize("said", [HELLO.pack(b"0123456789abcdef", b"0" * 32), b"", b"x" * 300])
+def test_who_does_not_know_the_secret_gets_nothing(handing, said):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
+        stranger.connect("\0" + handing.local)
+        stranger.send(said)
+        handing.attend()
+        stranger.settimeout(2)
+        assert stranger.recv(10) == b"" and handing.peers == {}
+
+
+def test_strangers_reach_no_router():
+    keys = made_for_a_run()
+    mine, known, stranger = Lines(keys), Lines(keys), Lines(made_for_a_run())
+    public, secret = pair()
+    router = mine.router("tcp://127.0.0.1:*", secret, public)
+    address = router.last_endpoint.decode()
+    stranger.dealer(address, public, "stranger").send(b"let me in")
+    known.dealer(address, pair()[0], "misled").send(b"is it you?")
+    line = known.dealer(address, public, "known")
+    line.send(b"hello")
+    assert router.poll(2000)
+    assert [bytes(f) for f in received(router)] == [b"known", b"hello"]
+    assert router.poll(300) == 0
+    assert send_to(router, b"known", [b"yes"]) == SENT and send_to(router, b"other", [b"?"]) == GONE
+    for lines in (mine, known, stranger):
+        lines.close()
+
+
+def test_keys_of_a_folder(tmp_path):
+    folder = make_folder(str(tmp_path / "keys"))
+    assert read_folder(str(folder)).public in read_folder(str(folder), scheduler=True).allowed
+    with pytest.raises(UsageError, match="holds keys already"):
+        make_folder(str(folder))
+    os.chmod(folder / "client.secret", 0o644)
+    with pytest.raises(UsageError, match="chmod 600"):
+        read_folder(str(folder))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(["none", "lz4", "zstd"]), st.binary(max_size=2000), st.integers(0, 4000))
+def test_what_is_unpacked_has_the_length_that_was_said(codec, data, size):
+    assert bytes(unpacked(packed(data, codec), codec, len(data))) == data
+    for wrong, length in ((packed(data, codec), size), (data, size)):
+        try:
+            assert len(bytes(unpacked(wrong, codec, length))) == length
+        except InputError as error:
+            assert "unpacked" in str(error) or "length" in str(error)
+
+
+def test_compression_only_where_it_pays():
+    zeros, noise = bytes(1 << 20), np.random.default_rng(0).bytes(1 << 20)
+    slow, fast = Link(), Link()
+    slow.speed, fast.speed = 1e6, 1e12
+    assert slow.codec("x", memoryview(zeros)) != "none"
+    assert slow.codec("y", memoryview(noise)) == "none"
+    assert fast.codec("x", memoryview(zeros)) == "none"
+    assert Link("zstd").codec("x", memoryview(noise)) == "zstd"
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_every_row_is_filled_once_whatever_is_lost_or_answered_twice(seed):
+    """Asking alone: answers in any order, some twice, workers lost at any time."""
+    chance = random.Random(seed)
+    batch, n = chance.randint(1, 12), chance.randint(0, 60)
+    cuts = sorted(chance.sample(range(batch + 1), 2 * chance.randint(1, (batch + 1) // 2)))
+    segments = list(zip(cuts[::2], cuts[1::2]))
+    asking = Asking(segments, batch, 0, masked=chance.random() < 0.5)
+    asking.together = chance.randint(1, 5)
+    seen: list[int] = []
+    while not asking.has_ended():
+        asking.open_until(asking.next + 2, chance.randint(1, 4), 2)
+        worker, how = chance.choice("abc"), chance.randrange(8)
+        if asking.waiting and how < 4:
+            asking.take(worker, 0.0)
+        elif asking.asked:
+            number = chance.choice(sorted(asking.asked))
+            if how == 4:
+                asking.back(asking.of(worker))
+            elif how == 5:
+                asking.ask_again(number, worker, 0.0)
+            else:
+                piece = asking.asked[number].piece
+                rows = max(0, min(piece.count, n - piece.first))
+                asking.fill(number, {}, rows, set(), n, 0.001)
+        while found := asking.whole():
+            for one in found[1]:
+                seen += [one.piece.first + i for i, there in enumerate(one.there) if there]
+    last = n if asking.masked else n - n % batch
+    assert seen == [p for p in range(last) if any(b <= p % batch < e for b, e in segments)]

@@ -50,10 +50,6 @@ class FedFeed:
         return sum(f.dtype.itemsize * int(np.prod(f.shape[1:], dtype=np.int64))
                    for f in self.fields)
 
-    def alike(self, other: FedFeed) -> bool:
-        """Whether what was read for one fits the other."""
-        return repr(self.fields) == repr(other.fields)
-
 
 class FeedRing:
     """Batches on their way to the ranks of this process that hold the same rows.

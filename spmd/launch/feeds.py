@@ -25,7 +25,7 @@ from codegen.errors import (
 from spmd import report
 from spmd.engine import ffi, lib
 from spmd.engine.feed_rings import NS, FedFeed, FeedField, FeedRing
-from spmd.launch.iterable_supply import Supply, supply_of
+from spmd.launch.iterable_supply import IterableSupply, Supply, supply_of
 from spmd.launch.processes import Processes, say
 
 TYPE_CHECKING = False
@@ -58,7 +58,7 @@ class Feeds:
         self.given: dict[str, Any] = {}
         self.fresh = False  # what is given has not begun yet
         self.ended: set[str] = set()  # feeds of which a run saw the end
-        self.supplies: dict[str, Supply] = {}
+        self.supplies: dict[str, Supply] = {}  # of iterables, which know what they have given
         self.open: list[OpenFeed] = []
         self.job: Job | None = None
         self.taken: dict[str, int] = {}  # in the runs so far, of streams that go on
@@ -107,28 +107,26 @@ class Feeds:
         if job is not self.job:
             self.processes.together(lambda: self._open(job))
         starts = self.processes.together(lambda: self._starts(resumed))
-        for one in self.open:
-            if one.supply is None or resumed is not None:
-                supply = self.supplies.get(one.feed.name) or self._supply(one.feed)
-                self.supplies[one.feed.name] = one.supply = supply
-                self._begin(job, one, *starts[one.feed.name])
+        try:
+            for one in self.open:
+                if one.supply is None or resumed is not None:
+                    supply = self.supplies.get(one.feed.name) or self._supply(one.feed)
+                    one.supply = supply
+                    if isinstance(supply, IterableSupply):
+                        self.supplies[one.feed.name] = supply
+                    self._begin(job, one, *starts[one.feed.name])
+        except BaseException:
+            self.finish()
+            raise
         self.fresh = False
         job.look_feeds = self.look
 
     def _open(self, job: Job) -> None:
         """Rings. A feed goes on where the job before this one had come to."""
-        before = {one.feed.name: one.feed for one in self.open}
         self.close()
         self.job = job
         for number, row in enumerate(self.rows):
             feed = described(number, row, job)
-            was = before.get(feed.name)
-            if was is not None and not was.alike(feed) and not self.fresh:
-                raise UsageError(
-                    f'feed "{feed.name}" has other batches than in the call before',
-                    expected=", ".join(map(repr, was.fields)),
-                    found=", ".join(map(repr, feed.fields)),
-                    remedy="give feed= to this call: it begins anew")
             self.open.append(OpenFeed(feed, self._rings(job, feed)))
 
     def _rings(self, job: Job, feed: FedFeed) -> list[FeedRing]:

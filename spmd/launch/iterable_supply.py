@@ -64,6 +64,10 @@ class IterableSupply:
             raise UsageError(f'the program sends values back to feed "{feed.name}"',
                              expected="a pipeline, whose workers take them", found="an iterable",
                              remedy="feed=pipeline; or leave out feed.send")
+        if self.thread is not None and self.thread.is_alive():
+            raise InputError(f'feed "{feed.name}": the iterable still computes batch {self.next}',
+                             expected="that it gives a batch, or ends", found="neither, since the "
+                             "run before this one has ended", remedy="another iterable")
         if self.stream is None or (start < self.next and start not in self.held
                                    and self.ended != start):
             self._open(feed, start)
@@ -94,7 +98,6 @@ class IterableSupply:
         os.eventfd_write(self.wake, 1)
         if self.thread is not None:
             self.thread.join(LEAVE_SECONDS)
-            self.thread = None
 
     # ---- the thread ------------------------------------------------------------------------------
 

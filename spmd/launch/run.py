@@ -174,7 +174,7 @@ class Run(Launch):
             **{f"--set {k}": v for k, v in self.scalars.items()},
             "-i": sorted(self.opened), "-o": [file and file.given for file in self.files],
             **self.options.agreed(flag),
-            "--timeline": bool(asked.timeline), "--profile": asked.profile,
+            "--timeline": bool(asked.timeline), "--profile": asked.profile, "--feed": asked.feed,
         })
 
     def compare_files(self, everyones: list[dict[str, tuple[str, tuple[Any, ...]]]]) -> None:

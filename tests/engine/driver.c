@@ -256,8 +256,11 @@ int main(void)
         wrong += check_kept(s, 7, 0, false);
         wrong += check_kept(other, 0, 0, true);
         wrong += check_kept(s, 2, 0, true);
-        for (int64_t flags = 0; flags < 4; flags++)
-            wrong += check_fed(s, flags == 3 ? 4 : flags);
+        for (int64_t flags = 0; flags < 3; flags++) {
+            wrong += check_fed(s, flags); /* values back, or a batch before the loop */
+            wrong += check_fed(s, flags | 16); /* a ring for each block of rows */
+        }
+        wrong += check_fed(s, 4);
     }
     wrong += check_failure(&stuck_image, "no rank can advance");
     wrong += check_failure(&collide_image, "both send to rank 0");

@@ -1,13 +1,13 @@
 /* A loop over the batches of a feed, as the compiler writes it. Its fields: x, rows over the first
  * mesh axis, with room around; y, which everybody has all of; z, of which columns are split over the
- * second axis. It sends a value back for each row, and its turns can be kept. Every rank counts what
+ * second axis; with SPLITS, rows of all are split. It sends a value back for each row, and its turns can be kept. Every rank counts what
  * it did not expect. Scalars: rows of a batch, the batches that there are, and flags. */
 #include "spmd_image.h"
 
 enum { ERRORS, SUM, X, Y, Z, VALUE, BUFFERS };
 enum { ROWS, BATCHES, FLAGS, SCALARS };
 enum { K, MORE, EARLY, COUNTERS };
-enum { SENDS = 1, TAKES_EARLY = 2, ASKS_NOT = 4, KEEPS = 8 };
+enum { SENDS = 1, TAKES_EARLY = 2, ASKS_NOT = 4, KEEPS = 8, SPLITS = 16 };
 enum { START, EARLY_TAKE, POINT, ASK, TAKE, SEND };
 enum { X_COLUMNS = 3, Z_COLUMNS = 5, ROOM = 2 }; /* room: rows above, and one column on the right */
 
@@ -31,7 +31,7 @@ static void shard(const spmd_rank *rank, uint32_t array, int64_t *offset, int64_
     extent[0] = array < 2 ? 1 : rows;
     if (array < 2)
         return;
-    if (field == 0 || field == 3)
+    if (field == 0 || field == 3 || scalar(rank, FLAGS) & SPLITS)
         block_of(rows, rank->world->size[0], rank->coord[0], offset, extent);
     if (field == 0) {
         offset[1] = 0;
@@ -81,12 +81,14 @@ static int64_t wrong_in(const spmd_rank *rank, int64_t k)
         }
     shard(rank, 3, offset, extent);
     for (int64_t i = 0; i < extent[0]; i++)
-        wrong += y[i] != (i == 1 ? 0 : k * 100 + i);
+        wrong += y[i] != (offset[0] + i == 1 ? 0 : k * 100 + offset[0] + i);
     shard(rank, 4, offset, extent);
     for (int64_t i = 0; i < extent[0]; i++)
         for (int64_t j = 0; j < extent[1]; j++)
             wrong += z[i * extent[1] + j] !=
-                     (i == 1 ? 0 : (uint8_t)(k + i * 10 + offset[1] + j));
+                     (offset[0] + i == 1
+                          ? 0
+                          : (uint8_t)(k + (offset[0] + i) * 10 + offset[1] + j));
     return wrong;
 }
 

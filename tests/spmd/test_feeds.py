@@ -11,7 +11,10 @@ import numpy as np
 import pytest
 
 import spmd
+from spmd.engine.feed_rings import FedFeed, FeedField
 from spmd.files.checkpoints import complete, complete_set, read_index
+from spmd.launch.eager_feeds import WholeRing
+from spmd.launch.iterable_supply import IterableSupply
 
 SUMS = '''
 import numpy as np
@@ -106,6 +109,28 @@ def one(n: int = 4):
         with pytest.raises(spmd.SpmdError, match="feed 'train' has ended after 1 batches") as error:
             job()
     assert error.value.exit_code == 65
+
+    def fails_later():
+        yield given[3]
+        raise KeyError("nobody asks for this one")
+
+    assert image.run(ranks=2, feed=fails_later) == 12
+
+
+def test_a_job_that_is_loaded_anew_goes_on(tmp_path):
+    """Another scalar, another job: what was given, and nobody has taken, is not lost."""
+    file = tmp_path / "scaled.py"
+    file.write_text('''
+import numpy as np
+import spmd
+
+@spmd.program(mesh=("r",))
+def scaled():
+    return np.sum(spmd.feed(x=spmd.spec((4,), np.int64)).next().x) * spmd.scalar("factor", 1)
+''')
+    image = spmd.build(file)
+    with image.open(ranks=3, feed=({"x": np.full(4, k)} for k in range(9))) as job:
+        assert [job(), job(factor=10), job(factor=10), job(), job(factor=5)] == [0, 40, 80, 12, 80]
 
 
 def test_an_epoch_in_each_call(sums):
@@ -280,6 +305,31 @@ def test_an_iterable_takes_no_values(tmp_path):
     file.write_text(WALK)
     with pytest.raises(spmd.UsageError, match='the program sends values back to feed "feed"'):
         spmd.build(file).run(ranks=1, feed=[])
+
+
+# ---- eager runs ------------------------------------------------------------------------------
+
+
+def test_an_eager_run_takes_whole_batches_of_a_supply():
+    fields = [FeedField("x", "float32", (6, 5)), FeedField("mask", "bool", (6,))]
+    ring = WholeRing(FedFeed(0, "feed", fields, ()))
+    given = [{"x": b["x"]} for b in batches(7, last=4)]
+
+    def fails():
+        yield from given
+        raise KeyError("no such photograph")
+
+    supply = IterableSupply(fails)
+    supply.begin(ring.feed, [ring], 0)
+    found = [ring.take() for _ in given]
+    with pytest.raises(spmd.InputError, match="batch 7: KeyError"):
+        ring.take()
+    supply.finish()
+    for got, b in zip(found, given, strict=True):
+        n = len(b["x"])
+        np.testing.assert_array_equal(got["x"][:n], b["x"])
+        assert not got["x"][n:].any() and got["mask"].tolist() == [True] * n + [False] * (6 - n)
+    ring.close()
 
 
 # ---- checkpoints -----------------------------------------------------------------------------

@@ -135,7 +135,7 @@ def summary(image: reader.ImageFile) -> Iterator[str]:
     for row in m["operations"]:
         over = f" over ({', '.join(row['axes'])})" if "axes" in row else ""
         where = f"  {row['place']}: {row['text']}" if "place" in row else ""
-        what = f"{row['kind']} of feed {row['feed']}" if "feed" in row else row["kind"]
+        what = f'{row["kind"]} of feed "{row["feed"]}"' if "feed" in row else row["kind"]
         yield f"operation {row['number']:<3}{what}{over}{where}"
     yield f"target      {target['machine']}, {target['level']}"
     yield f"digest      {image.digest}"

@@ -134,12 +134,12 @@ def _slice(
 
 
 def _waits(row: dict[str, Any]) -> str:
-    return f"waits for feed {row['feed']}" if "feed" in row else "wait"
+    return f'waits for feed "{row["feed"]}"' if "feed" in row else "wait"
 
 
 def _what(row: dict[str, Any]) -> str:
     if "feed" in row:
-        return f"{_OF_FEEDS[str(row['kind'])]} feed {row['feed']}"
+        return f'{_OF_FEEDS[str(row["kind"])]} feed "{row["feed"]}"'
     return str(row.get("kind", "operation")).replace("_", "-")
 
 
@@ -194,7 +194,7 @@ def profile_text(ranks: int, rows: list[dict[str, Any]]) -> str:
     lines.append(f"waiting: {waiting:.1%} of the time")
     for feed in dict.fromkeys(row["feed"] for row in rows if "feed" in row):
         waiting = sum(row["seconds"] * row["waiting"] for row in rows if row.get("feed") == feed)
-        lines.append(f"waiting for feed {feed}: {waiting / whole:.1%} of the time")
+        lines.append(f'waiting for feed "{feed}": {waiting / whole:.1%} of the time')
     return "\n".join(lines)
 
 

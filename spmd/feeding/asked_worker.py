@@ -48,9 +48,10 @@ class AskedWorker:
         """False once its Unix socket says that its process has ended."""
         return self.reading is None or self.reading.attend()
 
-    def arrays(self, message: Message, fields: list[dict[str, Any]],
-               count: int) -> dict[str, np.ndarray]:
-        """What it gave: each field of the feed, of `count` rows. InputError if it is not that."""
+    def arrays(self, message: Message, fields: list[dict[str, Any]], count: int,
+               region: int | None = None) -> dict[str, np.ndarray]:
+        """What it gave: each field of the feed, of `count` rows. InputError if it is not that.
+        region: where the arrays lie, if not where they say."""
         wanted = {f["name"]: f for f in fields}
         if {a["name"] for a in message["arrays"]} != wanted.keys() or (
                 len(message["arrays"]) != len(wanted)):
@@ -64,16 +65,18 @@ class AskedWorker:
                 size *= extent
             if array["bytes"] != size or tuple(array["shape"]) != shape:
                 raise self._wrong(f"{array['name']}: expected {size} bytes of shape {shape}")
-            memory, offset = self._memory(message, array, size)
+            memory, offset = self._memory(message, array, size, region)
             found[array["name"]] = np.ndarray(shape, dtype, memory, offset)
         return found
 
-    def _memory(self, message: Message, array: dict[str, Any], size: int) -> tuple[Any, int]:
-        if array["frame"] is not None:
+    def _memory(self, message: Message, array: dict[str, Any], size: int,
+                region: int | None) -> tuple[Any, int]:
+        if array["frame"] is not None and region is None:
             data = message.frames[array["frame"]]
             return unpacked(data, array["codec"] or "none", size), 0
-        memory = self.reading.region(array["region"]) if self.reading else None
-        if memory is None or not fits(memory, array["offset"], size):
+        number = array["region"] if region is None else region
+        memory = self.reading.region(number) if self.reading else None
+        if memory is None or array["offset"] is None or not fits(memory, array["offset"], size):
             raise self._wrong(f"{array['name']}: no such region of its memory")
         return memory, array["offset"]
 

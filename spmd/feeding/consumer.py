@@ -330,21 +330,28 @@ class Filling:
             one.quiet_until = time.monotonic() + UNKNOWN_S
 
     def given(self, one: AskedWorker, message: Message) -> None:
-        number, asking = message["id"], self.asking
+        asking, number = self.asking, message["id"]
+        asking.together = message["together"] or 1
         framed = any(a["frame"] is not None for a in message["arrays"])
         wanted = asking.is_wanted(number)
+        arrays: dict[str, np.ndarray] = {}
         if wanted:
-            count = asking.asked[number].piece.count
-            arrays = one.arrays(message, self.fields, count)
+            arrays = one.arrays(message, self.fields, asking.asked[number].piece.count)
             for failed in message["broken"]:
                 self.skip(f"{failed['example']} ({failed['file']}:{failed['line']}): "
                           f"{failed['text']}")
-        asking.together = message["together"] or 1
-        asking.fill(number, arrays if wanted else {}, message["rows"],
-                    {b["position"] for b in message["broken"]}, message["end"],
-                    message["seconds"])
-        if framed or not wanted:
-            one.say("free", ids=[number])
+        asking.fill(number, arrays, message["rows"], {b["position"] for b in message["broken"]},
+                    message["end"], message["seconds"])
+        free = [number] if framed or not wanted else []
+        for number, rows, region, seconds in message["more"] or ():
+            arrays = {}
+            if asking.is_wanted(number):
+                arrays = one.arrays(message, self.fields, asking.asked[number].piece.count, region)
+            else:
+                free.append(number)
+            asking.fill(number, arrays, rows, set(), message["end"], seconds)
+        if free:
+            one.say("free", ids=free)
 
     def broken(self, failed: dict[str, Any]) -> InputError:
         return InputError(

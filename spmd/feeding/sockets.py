@@ -126,6 +126,8 @@ def send_to(router: Any, peer: bytes, frames: Sequence[Any]) -> str:
 
 def received(socket: Any) -> list[Any] | None:
     """The frames of the next message without waiting, or None."""
+    if not socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:  # a tenth of what zmq.Again takes
+        return None
     try:
         return list(socket.recv_multipart(zmq.DONTWAIT, copy=False))
     except zmq.Again:

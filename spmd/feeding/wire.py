@@ -85,6 +85,9 @@ BROKEN = record(position=count, example=text(), file=FILE, line=LINE, text=text(
 # says whether the stream reaches it, and the positions that are left as zeros, not computed.
 WORK = row(identity, count, whole(0, 1 << 32), count, each(count, 4096))
 
+# A further result that differs in its id, its rows, its region and its seconds only.
+ALIKE = row(identity, count, count, number)
+
 # What a worker is at, for beats: the examples it made since it started, seconds it computed.
 AT = record(position=count, example=text(), file=FILE, line=LINE, seconds=number)
 MADE = record(examples=count, busy_s=number, bytes=maybe(count), queue=maybe(count), at=maybe(AT))
@@ -141,7 +144,8 @@ TABLE: dict[str, dict[str, Check]] = {
     # worker -> consumer. rows may be fewer than asked where the stream ends: end is its length.
     "given": {"id": identity, "rows": count, "arrays": each(ARRAY, FIELDS),
               "broken": each(BROKEN, 65536), "seconds": number, "end": maybe(count),
-              "together": maybe(count)},  # examples that the pipeline computes at once
+              "together": maybe(count),  # examples that the pipeline computes at once
+              "more": maybe(each(ALIKE, WORK_ITEMS))},
     "broken": {"id": identity, "broken": BROKEN},  # on_error="stop": there will be no such result
     "unknown": {"pipeline": name, "version": count, "ids": each(identity, WORK_ITEMS)},
 }

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 IDLE_MS = 500
 LOOK_S = 0.02  # between two looks at its agent, and at who comes, while it computes
+GATHER_S = 1e-3  # results that take less are gathered for so long, and given in one message
 QUEUE = 4096  # pieces of work that wait, of one consumer: its credits are far fewer
 
 
@@ -69,7 +70,8 @@ class Worker:
         self.unsent: deque[tuple[bytes, list[Any]]] = deque()
         self.forgotten: set[str] = set()
         self.ended = False
-        self.looked = 0.0
+        self.looked = self.gathering = 0.0
+        self.gathered: dict[bytes, dict[str, Any]] = {}  # by consumer: a message that still grows
         self.shown: HeldPipeline | None = None  # on the board
         port = self.router.last_endpoint.decode().rpartition(":")[2]
         channel.send(port=int(port), key=public, local=self.handing.local,
@@ -77,15 +79,21 @@ class Worker:
 
     def run(self) -> None:
         while not self.ended:
-            busy = any(p.waiting for p in self.pipelines.values())
+            if not self.is_busy() or time.monotonic() - self.gathering > GATHER_S:
+                self.give_gathered()
+                self.hear()
+            busy = self.is_busy()
             if not busy or time.monotonic() - self.looked > LOOK_S:
                 self.attend(0 if busy else 5 if self.unsent else IDLE_MS)
-            self.hear()
+                self.hear()
             work = self.next_work()
             if work:
                 self.compute(*work)
         self.handing.close()
         self.lines.close()
+
+    def is_busy(self) -> bool:
+        return any(p.waiting for p in self.pipelines.values())
 
     def show_made(self) -> None:
         """What was made so far, for the agent's beats."""
@@ -201,6 +209,7 @@ class Worker:
         """A consumer is gone: nobody wants what it asked for."""
         self.handing.leave(peer.decode("latin-1"))
         self.links.pop(peer, None)
+        self.gathered.pop(peer, None)
         for pipeline in self.pipelines.values():
             pipeline.waiting = deque(w for w in pipeline.waiting if w.peer != peer)
 
@@ -277,12 +286,32 @@ class Worker:
                                 "seconds": seconds, "end": found.end,
                                 "together": evaluator.pipeline.size or 1}
         if region:
-            arrays = [_array(p, region=region.number, offset=p[3]) for p in places]
-            frames: list[Any] = []
-        else:
-            arrays, frames = self.framed(work, evaluator, places, memory)
+            self.gather(work, said, places, region.number)
+            return
+        arrays, frames = self.framed(work, evaluator, places, memory)
         if self.answer(work.peer, encode("given", frames, arrays=arrays, **said)) == SENT:
             self.link(work.peer, evaluator).sent(work.number, sum(map(len, frames)))
+
+    def gather(self, work: Work, said: dict[str, Any], places: list[tuple[Any, ...]],
+               region: int) -> None:
+        """A result in memory. Where each takes little time, several go in one message."""
+        before = self.gathered.get(work.peer)
+        if before and (before["places"], before["said"]["end"]) == (places, said["end"]) and not (
+                said["broken"]):
+            before["more"].append([work.number, said["rows"], region, said["seconds"]])
+        else:
+            self.give_gathered()
+            self.gathering = time.monotonic()
+            self.gathered[work.peer] = {"places": places, "said": said, "region": region,
+                                        "more": []}
+        if said["seconds"] > GATHER_S:
+            self.give_gathered()
+
+    def give_gathered(self) -> None:
+        while self.gathered:
+            peer, one = self.gathered.popitem()
+            arrays = [_array(p, region=one["region"], offset=p[3]) for p in one["places"]]
+            self.answer(peer, encode("given", arrays=arrays, more=one["more"], **one["said"]))
 
     def fair(self, pipeline: HeldPipeline) -> float:
         """Its time so far, or that of the others where it was idle meanwhile: no credit for it."""

@@ -154,14 +154,14 @@ def test_the_profile_says_what_was_waited_for(sums, tmp_path, capsys):
     waited = sum(row["seconds"] * row["waiting"] for row in profile if row.get("feed") == "feed")
     assert waited > 0.1
     assert {row["kind"] for row in profile if "feed" in row} == {"more", "take"}
-    share = float(str(profile).split("waiting for feed feed: ")[1].split("%")[0])
+    share = float(str(profile).split('waiting for feed "feed": ')[1].split("%")[0])
     assert share > 50
     file = tmp_path / "t.json"
     sums.timeline(file, ranks=2, feed=batches(3))
     sums.timeline(file, ranks=2, feed=slow)
     names = [e["name"] for e in json.loads(file.read_text())["traceEvents"]]
-    assert names.count("waits for feed feed") >= 8
-    assert any(name.startswith("batch of feed feed") for name in names)
+    assert names.count('waits for feed "feed"') >= 8
+    assert any(name.startswith('batch of feed "feed"') for name in names)
 
 
 def test_starving_is_said(sums, capfd):

@@ -53,7 +53,7 @@ EXAMPLES = {
     "free": {"ids": [A]}, "forget": {"ids": [A, B]},
     "give_back": {"pipeline": "images", "version": 1, "first": 0, "arrays": [IN_FRAME]},
     "given": {"id": A, "rows": 1, "arrays": [IN_FRAME], "broken": [BROKEN], "seconds": 0.1,
-              "end": 9, "together": 1},
+              "end": 9, "together": 1, "more": [[B, 1, 2, 0.1]]},
     "broken": {"id": A, "broken": BROKEN},
     "unknown": {"pipeline": "images", "version": 1, "ids": [A]},
 }

@@ -189,8 +189,8 @@ class Asking:
             twice = sum(a.piece == piece for a in self.asked.values()) > 1
             if self.keeps_cut:  # environments must not act twice
                 return None
-            if piece.k <= self.next < piece.k + piece.batches and now - asked.when > expected and not twice and (
-                    self.example_s):
+            holds_up = piece.k <= self.next < piece.k + piece.batches
+            if holds_up and now - asked.when > expected and not twice and self.example_s:
                 return number
         return None
 

@@ -112,10 +112,13 @@ class Asking:
         last = self.batches()
         limit = limit if last is None else min(limit, last)
         while self.opened < limit:
-            k, self.opened = self.opened, self.opened + 1
-            if (many := self._spanned(limit - k, workers, depth, span)) > 1:
+            k, many = self.opened, self._spanned(workers, depth, span)
+            if limit - k < many and k - self.next >= depth // 2:
+                break  # enough is on its way: a whole piece waits to be asked for
+            if (many := min(many, limit - k)) > 1:
                 self._open_together(k, many)
                 continue
+            self.opened = k + 1
             self.filled[k], self.pieces[k] = {}, 0
             if not self.cut or not self.keeps_cut:
                 self.cut = [rows for begin, end in self.segments
@@ -127,13 +130,13 @@ class Asking:
                 heapq.heappush(self.waiting, AskedPiece(k, 0, 0, k * self.batch))
                 self.pieces[k] = 1
 
-    def _spanned(self, left: int, workers: int, depth: int, span: int) -> int:
-        """How many of the batches that are left are worth one piece."""
+    def _spanned(self, workers: int, depth: int, span: int) -> int:
+        """How many batches are worth one piece."""
         if span < 2 or not self.example_s or self.segments != [(0, self.batch)]:
             return 1
-        most = min(span, left, depth // (2 * max(workers, 1)),
+        most = min(span, depth // (2 * max(workers, 1)),
                    SPAN_BYTES // (self.row_bytes * self.batch))
-        return min(most, int(LEAST_S / (self.example_s * self.batch)))
+        return max(1, min(most, int(LEAST_S / (self.example_s * self.batch))))
 
     def _open_together(self, k: int, many: int) -> None:
         self.opened = k + many

@@ -21,6 +21,7 @@ from codegen.errors import InputError, PeerError, Place, SpmdError, UsageError
 from spmd.feeding.asked_worker import AskedWorker
 from spmd.feeding.asking import Asking, Filled, merged
 from spmd.feeding.client import Refused
+from spmd.feeding.evaluating import dtype_named
 from spmd.feeding.keys import zmq
 from spmd.feeding.machine import host_name
 from spmd.feeding.sockets import Lines, received
@@ -467,7 +468,7 @@ def described(field: Any) -> dict[str, Any]:
 
 
 def bytes_of(field: dict[str, Any]) -> int:
-    size = 8
+    size = int(dtype_named(field["dtype"]).itemsize)
     for extent in field["shape"]:
         size *= extent
     return size

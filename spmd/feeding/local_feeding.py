@@ -60,8 +60,12 @@ def started(pipeline: Pipeline, *, processes: Any, ranks: tuple[int, ...],
             lambda: [Child(AGENT)] if first == processes.number else [], shared=False)
         children.extend(agents)  # they load their modules while the scheduler does
         where = processes.from_first(lambda: begin_scheduler(pipeline, len(hosts) > 1, children))
-        processes.together(lambda: [begin_agent(one, where, busy, each) for one in agents],
-                           shared=False)
+
+        def begin() -> None:
+            for one in agents:
+                begin_agent(one, where, busy, each)
+
+        processes.together(begin, shared=False)
     except BaseException:
         end_all(children)
         raise
@@ -88,7 +92,7 @@ def begin_scheduler(pipeline: Pipeline, several_hosts: bool,
 
 
 def begin_agent(child: Child, where: dict[str, Any], busy: int, workers: int) -> None:
-    """An agent in a process of its own. busy: cores that the ranks of this host need."""
+    """Tells an agent what it works for. busy: cores that the ranks of this host need."""
     child.channel.send(where=where, busy=busy, workers=workers)
     if not child.channel.wait_for(START_S) or child.channel.said() != [{"begun": True}]:
         child.kill()

@@ -246,8 +246,15 @@ def failure(
     if isinstance(error, SpmdError):
         text = str(error)
     else:
-        text = f"{type(error).__name__}: {error}".removesuffix(": ")
+        text = f"{type(error).__name__}: {_said(error)}".removesuffix(": ")
     return Failure(position, example, file, line or 0, text.replace("\n", "\n  "), fatal)
+
+
+def _said(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as another:  # of a class whose own text fails
+        return f"its text cannot be had: {type(another).__name__}"
 
 
 def _is_library(file: str) -> bool:

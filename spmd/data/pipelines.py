@@ -189,7 +189,9 @@ class Pipeline:
                 table.put(row, self._of_one(example, position))
             except EndOfStream:
                 return
-            except (Exception, SystemExit) as error:
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # whatever class the user's code raises
                 fatal = reading and self.source.found_by() == "reading"
                 failed = failure(error, position, draw.name(key), self.place, fatal)
                 yield failed
@@ -242,7 +244,9 @@ class Pipeline:
                 more = {"rng": self._generators.at(begin)} if self._random else {}
                 found = self.function(examples, **more)
                 found = _stacked(found, count) if isinstance(found, list | tuple) else found
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             name = self._batch_name(begin, count)
             found = failure(error, begin, name, self.place, reading)
         self._last = (begin, count, found)

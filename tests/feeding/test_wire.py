@@ -43,7 +43,8 @@ EXAMPLES = {
                 "batch": 8, "fields": [FIELD], "host": "h", "ranks": [0, 1], "device": "cpu"},
     "rate": {"consumer": A, "taken": 3, "busy_s": 1.5, "waited_s": 0, "queued": 2},
     "lost": {"consumer": A, "worker": B}, "done": {"consumer": A},
-    "workers": {**PIPELINE, "workers": [{**PROCESS, "share": 0.5}], "how": "turn"},
+    "workers": {"name": "images", "version": 3, "settings": PIPELINE["settings"],
+                "workers": [{**PROCESS, "share": 0.5}], "how": "turn"},
     "pending": {"why": "no worker is free"}, "failed": {"text": "no", "code": 65},
     "update": {"name": "images", "settings": {}, "source": "", "file": "f"},
     "cancel": {"name": "images"}, "status": {}, "answer": {"value": {"rows": [1, None, True]}},
@@ -53,7 +54,7 @@ EXAMPLES = {
     "free": {"ids": [A]}, "forget": {"ids": [A, B]},
     "give_back": {"pipeline": "images", "version": 1, "first": 0, "arrays": [IN_FRAME]},
     "given": {"id": A, "rows": 1, "arrays": [IN_FRAME], "broken": [BROKEN], "seconds": 0.1,
-              "end": 9, "together": 1},
+              "end": 9, "together": 1, "more": [[B, 1, 2, 0.1]]},
     "broken": {"id": A, "broken": BROKEN},
     "unknown": {"pipeline": "images", "version": 1, "ids": [A]},
 }

@@ -190,7 +190,7 @@ def test_a_batch_that_kills_workers_is_skipped_as_a_whole():
         batch = ring.next()
         assert np.flatnonzero(~batch["mask"]).tolist() == list(range(8, 16))
         assert batch["x"].tolist() == [0 if 8 <= i < 16 else i + 1 for i in range(40)]
-        assert len(agent.said) == 2
+        assert 2 <= len(agent.said) <= 3
 
 
 def test_an_example_that_hangs_is_named_with_its_line():

@@ -6,7 +6,6 @@ processes of a launcher; a name brings in what it needs when it is first used.
 
 from __future__ import annotations
 
-import atexit
 import os
 import sys
 from importlib import import_module
@@ -175,7 +174,7 @@ def _begin() -> None:
     if several and sys.argv[:1] != ["-m"] and not foreign_codegen():  # `python -m spmd`: Patience
         import_module("spmd.launch.presence").begin()
         if "PMIX_NAMESPACE" in os.environ:
-            atexit.register(_leave_together)
+            import_module("atexit").register(_leave_together)
 
 
 def _leave_together() -> None:

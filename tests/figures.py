@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from tests import figures_growth, figures_prk, figures_training
+from tests import figures_feeding, figures_growth, figures_prk, figures_training
 from tests.conftest import EXAMPLES, run
 
 EMPTY = """import spmd
@@ -397,6 +397,38 @@ def training(folder: Path, rounds: int = 7) -> None:
            "ours / the faster PyTorch", "ours / JAX", "ours / 1 rank"], rows)
 
 
+def feeding(folder: Path, rounds: int = 7) -> None:
+    """Batches of workers beside a copy of memory, DataLoader and Grain; a rank that computes."""
+    if missing := figures_feeding.missing():
+        print(f"Feeding is measured beside DataLoader and Grain; {figures_feeding.PYTHON} lacks "
+              f"{missing}. PEERS_PYTHON names a Python that has them:\n"
+              "  python -m venv peers && peers/bin/pip install torch grain pillow\n"
+              "  make figures ARGS=feeding PEERS_PYTHON=peers/bin/python\n")
+        return
+
+    def found(part: str) -> dict[str, float]:
+        argv = [sys.executable, "-m", "tests.figures_feeding", part, rounds]
+        lines: list[str] = run(argv, timeout=1800).expect(0).out.splitlines()
+        return dict(json.loads(lines[-1]))
+
+    rows = []
+    for part in figures_feeding.STEPS:
+        one = found(part)
+        for n in (1, 2):
+            names = [*(f"{k} {n}" for k in ("ours", *figures_feeding.PEERS)), "copy"]
+            times = (f"{1e3 * one[k]:.3f}" if k in one else "" for k in names)
+            ratios = (f"{1 / one[f'ours {n} / {k}']:.2f}" if k in one else "" for k in names[1:])
+            rows.append((part, n, *times, *ratios))
+    print(f"A batch, ms, median of {rounds}; above 1 in the last columns, ours is faster:\n")
+    table(["batches", "workers", "ours", "DataLoader", "Grain", "a copy", "DataLoader / ours",
+           "Grain / ours", "a copy / ours"], rows)
+    one = found("starved")
+    print(f"A rank that computes {1e3 * one['batch']:.0f} ms with each batch of 1024 waits "
+          f"{one['share']:.2%} of its time after its first batch, which is there after "
+          f"{one['first']:.2f} s. next() takes {1e6 * one['next']:.1f} us where a small batch "
+          "is there.\n")
+
+
 def research_kernels(folder: Path, rounds: int = 5) -> None:
     """The Parallel Research Kernels beside the C with MPI, whose folder PRK names."""
     rows: list[tuple[object, ...]] = []
@@ -440,6 +472,7 @@ FIGURES: dict[str, Callable[[Path], None]] = {
     "sort": sorting,
     "derivatives": derivatives,
     "training": training,
+    "feeding": feeding,
     "prk": research_kernels,
 }
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -81,7 +82,7 @@ def peer(library: str, part: str, workers: int, folder: str) -> Iterator[Callabl
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
     argv = [PYTHON, "-m", "tests.figures_loaders", library, part, str(workers), folder]
     process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-                               env=environment)
+                               env=environment, start_new_session=True)
     assert process.stdin and process.stdout
 
     def run(steps: int) -> float:
@@ -91,8 +92,16 @@ def peer(library: str, part: str, workers: int, folder: str) -> Iterator[Callabl
     try:
         yield run
     finally:
-        process.kill()
+        os.killpg(process.pid, signal.SIGKILL)  # with its workers
         process.wait()
+
+
+def missing() -> str:
+    """What the Python of the peers lacks."""
+    asked = "from importlib.util import find_spec as f\nfor m in ('torch', 'grain', 'PIL'):" \
+            "\n  if not f(m): print(m)"
+    found = subprocess.run([PYTHON, "-c", asked], capture_output=True, text=True, check=True)
+    return ", ".join(found.stdout.split())
 
 
 def photographs(folder: str) -> None:
@@ -161,20 +170,32 @@ def measured(part: str, rounds: int) -> dict[str, float]:
 
 
 def starved(rounds: int) -> dict[str, float]:
-    """How much of its time a rank waits, which computes about 110 ms with a batch of 1024."""
+    """How much of its time a rank waits, which computes about 110 ms with a batch of 1024, after
+    its first batch; seconds until that one is there; seconds of next() where a small batch is."""
     image = spmd.build(program(ROWS, (64,)))
     start = time.perf_counter()
     image.run(n=1, work=200, feed=[{"x": np.zeros((ROWS, 64), np.float32)}])
     work = round(200 * 0.11 / (time.perf_counter() - start))
+    small = spmd.build(program(16, (64,)))
     with tempfile.TemporaryDirectory() as folder:
-        feed, shares, whole = pipeline_file("starved", 1, folder), [], []
+        feed, rows = pipeline_file("starved", 1, folder), []
         for _ in range(rounds):
-            profile = image.profile(n=60, work=work, feed=feed, ranks=1)
-            seconds = sum(row["seconds"] for row in profile)
-            waits = sum(row["seconds"] * row["waiting"] for row in profile if "feed" in row)
-            shares.append(waits / seconds)
-            whole.append(seconds / 60)
-    return {"share": statistics.median(shares), "batch": statistics.median(whole)}
+            first, *rest = taken_of(image, f"{folder}/of.json", n=60, work=work, feed=feed)
+            _, *fast = taken_of(small, f"{folder}/of.json", n=200, work=10, feed=feed)
+            seconds = (rest[-1][1] - first[1]) / len(rest)
+            rows.append({"share": sum(row[2] for row in rest) / len(rest) / seconds,
+                         "batch": seconds, "first": first[1],
+                         "next": statistics.median(
+                             end - begin for begin, end, waited in fast if not waited)})
+    return {name: statistics.median(row[name] for row in rows) for name in rows[0]}
+
+
+def taken_of(image: Any, file: str, **arguments: Any) -> list[tuple[float, float, float]]:
+    """Of each batch that rank 0 took in a run: begin, end, seconds of it that it waited."""
+    image.timeline(file, ranks=1, **arguments)
+    events = json.loads(Path(file).read_text())["traceEvents"]
+    return [(e["ts"] / 1e6, (e["ts"] + e["dur"]) / 1e6, e["args"]["wait us"] / 1e6)
+            for e in events if e.get("cat") == "take"]
 
 
 def main(part: str, rounds: str) -> None:

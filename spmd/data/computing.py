@@ -48,8 +48,13 @@ class Failure:
             f"pipeline {pipeline} failed at position {self.position}, {self.example}\n"
             f"  {self.text}",
             place=Place(self.file, self.line) if self.file else None,
-            remedy="" if self.fatal else "on_error='skip' goes on without such examples",
+            remedy="" if self.fatal else skipping(self.text),
         )
+
+
+def skipping(text: str) -> str:
+    """The advice to skip an example that failed so: none where all of them would fail alike."""
+    return "" if "\n  expected: " in text else "on_error='skip' goes on without such examples"
 
 
 @dataclass
@@ -246,8 +251,15 @@ def failure(
     if isinstance(error, SpmdError):
         text = str(error)
     else:
-        text = f"{type(error).__name__}: {error}".removesuffix(": ")
+        text = f"{type(error).__name__}: {_said(error)}".removesuffix(": ")
     return Failure(position, example, file, line or 0, text.replace("\n", "\n  "), fatal)
+
+
+def _said(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as another:  # of a class whose own text fails
+        return f"its text cannot be had: {type(another).__name__}"
 
 
 def _is_library(file: str) -> bool:

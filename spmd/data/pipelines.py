@@ -119,6 +119,15 @@ class Pipeline:
                 remedy="leave out feed.send in the program")
         self.source.send(first, actions)  # type: ignore[attr-defined]
 
+    def check_batch(self, batch: int) -> None:
+        """UsageError for a feed of another batch than there are environments: each place is one."""
+        count = getattr(self.source, "count", batch)
+        if self.acts and count != batch:
+            raise UsageError(
+                f"pipeline {self.name} has another number of environments than places in a batch",
+                place=self.place, expected=f"a batch of {count}, or data.environments(…, {batch})",
+                found=f"{count} environments, a batch of {batch}")
+
     # ---- computing
 
     def compute(
@@ -180,7 +189,9 @@ class Pipeline:
                 table.put(row, self._of_one(example, position))
             except EndOfStream:
                 return
-            except (Exception, SystemExit) as error:
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # whatever class the user's code raises
                 fatal = reading and self.source.found_by() == "reading"
                 failed = failure(error, position, draw.name(key), self.place, fatal)
                 yield failed
@@ -233,7 +244,9 @@ class Pipeline:
                 more = {"rng": self._generators.at(begin)} if self._random else {}
                 found = self.function(examples, **more)
                 found = _stacked(found, count) if isinstance(found, list | tuple) else found
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
             name = self._batch_name(begin, count)
             found = failure(error, begin, name, self.place, reading)
         self._last = (begin, count, found)

@@ -46,7 +46,7 @@ class Supervised:
         self.board = Board()
         self.trace = os.memfd_create("spmd-feed-trace", os.MFD_CLOEXEC)
         self.child = Child("spmd.feeding.worker", (self.board.fd, self.trace),
-                           dies_with_thread=True)
+                           dies_with_thread=True, leads=True)
         self.child.channel.send(**started)
         for said in loaded:
             self.child.channel.send(load=said)
@@ -221,7 +221,7 @@ class Agent:
     def died(self, one: Supervised, where: tuple[str, int] | None = None) -> None:
         """Names what it was at, and lets another one begin."""
         self.workers.remove(one)
-        status = one.child.process.wait()
+        status = one.child.wait()
         why = one.why or ended_by(status)
         at = one.board.now()
         one.close()

@@ -21,16 +21,29 @@ DEADLY = 2  # so many workers that died at one example are enough
 LEAST_S = 5e-3  # a piece of less work is not worth a message
 MOST_BYTES = 64 << 20  # of a piece
 LEFT_OUT = 4096  # positions that a worker is told of
+SPAN_BYTES = 4 << 20  # of a piece of several batches: it should lie in a cache
 
 
 @dataclass(order=True)
 class AskedPiece:
-    """Rows of batch k from row `row` on, the positions from `first` on."""
+    """Rows of batch k from row `row` on, the positions from `first` on.
+
+    batches: of more than one, it is all rows of batch k and of those behind it.
+    """
 
     k: int
     row: int
     count: int = field(compare=False)
     first: int = field(compare=False)
+    batches: int = field(default=1, compare=False)
+
+    def each(self) -> list[AskedPiece]:
+        """Its part of every batch."""
+        if self.batches == 1:
+            return [self]
+        rows = self.count // self.batches
+        return [AskedPiece(self.k + i, 0, rows, self.first + i * rows)
+                for i in range(self.batches)]
 
 
 @dataclass
@@ -92,12 +105,21 @@ class Asking:
 
     # ---- pieces
 
-    def open_until(self, limit: int, workers: int, depth: int) -> None:
-        """Cuts the batches before `limit` into pieces that wait to be asked for."""
+    def open_until(self, limit: int, workers: int, depth: int, span: int = 1) -> None:
+        """Cuts the batches before `limit` into pieces that wait to be asked for.
+
+        span: so many batches may be one piece, where each alone is not worth a message.
+        """
         last = self.batches()
         limit = limit if last is None else min(limit, last)
         while self.opened < limit:
-            k, self.opened = self.opened, self.opened + 1
+            k, many = self.opened, self._spanned(workers, depth, span)
+            if limit - k < many and k - self.next >= depth // 2:
+                break  # enough is on its way: a whole piece waits to be asked for
+            if (many := min(many, limit - k)) > 1:
+                self._open_together(k, many)
+                continue
+            self.opened = k + 1
             self.filled[k], self.pieces[k] = {}, 0
             if not self.cut or not self.keeps_cut:
                 self.cut = [rows for begin, end in self.segments
@@ -108,6 +130,21 @@ class Asking:
             if not self.segments:  # no rows here: this process must only know where it ends
                 heapq.heappush(self.waiting, AskedPiece(k, 0, 0, k * self.batch))
                 self.pieces[k] = 1
+
+    def _spanned(self, workers: int, depth: int, span: int) -> int:
+        """How many batches are worth one piece."""
+        if span < 2 or not self.example_s or self.segments != [(0, self.batch)]:
+            return 1
+        most = min(span, depth // (2 * max(workers, 1)),
+                   SPAN_BYTES // (self.row_bytes * self.batch))
+        return max(1, min(most, int(LEAST_S / (self.example_s * self.batch))))
+
+    def _open_together(self, k: int, many: int) -> None:
+        self.opened = k + many
+        for one in range(k, k + many):
+            self.filled[one], self.pieces[one] = {}, 1
+        heapq.heappush(self.waiting,
+                       AskedPiece(k, 0, many * self.batch, k * self.batch, many))
 
     def _cut(self, k: int, begin: int, end: int, workers: int,
              depth: int) -> Iterator[tuple[int, int]]:
@@ -140,7 +177,7 @@ class Asking:
         number = new_id()
         self.asked[number] = Asked(piece, worker, now)
         # Rows here do not tell whether the last rows of the batch are there.
-        end = (piece.k + 1) * self.batch - 1
+        end = (piece.k + piece.batches) * self.batch - 1
         through = max(piece.first, piece.first + piece.count - 1) if self.masked else end
         stop = piece.first + piece.count  # before it too: what is computed together begins there
         out = sorted(p for p in self.left_out if piece.first - LEFT_OUT <= p < stop)
@@ -157,8 +194,8 @@ class Asking:
             twice = sum(a.piece == piece for a in self.asked.values()) > 1
             if self.keeps_cut:  # environments must not act twice
                 return None
-            if piece.k == self.next and now - asked.when > expected and not twice and (
-                    self.example_s):
+            holds_up = piece.k <= self.next < piece.k + piece.batches
+            if holds_up and now - asked.when > expected and not twice and self.example_s:
                 return number
         return None
 
@@ -167,43 +204,58 @@ class Asking:
     def batch_of(self, position: int) -> int:
         """As which batch ranks get this position: by its place, unless a newer one took that."""
         for piece in (*self.waiting, *(a.piece for a in self.asked.values())):
-            if piece.first <= position < piece.first + piece.count:
-                return piece.k
+            for one in piece.each():
+                if one.first <= position < one.first + one.count:
+                    return one.k
         return position // self.batch
 
     def is_wanted(self, number: str) -> bool:
         asked = self.asked.get(number)
-        return asked is not None and asked.piece.row not in self.filled.get(asked.piece.k, {}) and (
-            asked.piece.k >= self.next)
+        return asked is not None and any(map(self._is_open, asked.piece.each()))
+
+    def _is_open(self, piece: AskedPiece) -> bool:
+        return piece.k >= self.next and piece.row not in self.filled.get(piece.k, {})
 
     def fill(self, number: str, arrays: dict[str, Any], rows: int, broken: set[int],
-             end: int | None, seconds: float) -> bool:
-        """An answer came. False: its piece is filled already, it is not wanted."""
+             end: int | None, seconds: float) -> int:
+        """An answer came. Of how many batches a part is filled by it; 0: it is not wanted."""
         if end is not None:
             self.end = end if self.end is None else min(self.end, end)
         if not self.is_wanted(number):
             self.asked.pop(number, None)
-            return False
+            return 0
         asked = self.asked.pop(number)
         piece = asked.piece
         there = [i < rows and piece.first + i not in broken
                  and piece.first + i not in self.left_out for i in range(piece.count)]
-        self.filled[piece.k][piece.row] = Filled(piece, arrays, there, asked.worker, number)
+        wanted = [one for one in piece.each() if self._is_open(one)]
+        for one in wanted:
+            cut = slice(one.first - piece.first, one.first - piece.first + one.count)
+            part = {name: a[cut] for name, a in arrays.items()}
+            self.filled[one.k][one.row] = Filled(one, part, there[cut], asked.worker, number)
         if rows and seconds:
-            one = seconds / max(rows, self.together)
-            self.example_s = 0.8 * self.example_s + 0.2 * one if self.example_s else one
+            mean = seconds / max(rows, self.together)
+            self.example_s = 0.8 * self.example_s + 0.2 * mean if self.example_s else mean
+        return len(wanted)
+
+    def apart(self, number: str) -> bool:
+        """A piece of several batches failed: each is asked for by itself. False: it is of one."""
+        if self.asked[number].piece.batches == 1:
+            return False
+        self.back([number])
         return True
 
     def back(self, numbers: list[str]) -> None:
-        """These will not be answered: they wait again, unless another worker was asked too."""
+        """These will not be answered: they wait again, unless another worker was asked too. Each
+        batch does so by itself, so that what fails once more holds up no other."""
         for number in numbers:
             asked = self.asked.pop(number, None)
             if asked is None:
                 continue
             piece = asked.piece
             again = any(a.piece == piece for a in self.asked.values())
-            if not again and piece.k >= self.next and piece.row not in self.filled[piece.k]:
-                heapq.heappush(self.waiting, piece)
+            for one in () if again else filter(self._is_open, piece.each()):
+                heapq.heappush(self.waiting, one)
 
     def died_at(self, position: int) -> bool:
         """A worker died while it computed this position. True: it is enough."""

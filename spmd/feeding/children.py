@@ -7,6 +7,7 @@ Always holds: no secret stands on a command line or in an environment.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
@@ -83,11 +84,12 @@ class Child:
     """A process of ours that runs a module of spmd. fds stay open in it, under the same numbers.
 
     What it prints goes to standard error. dies_with_thread: the thread that starts it lives as
-    long as it should; the main thread always does.
+    long as it should; the main thread always does. leads: what it starts itself ends with it.
     """
 
     def __init__(self, module: str, fds: tuple[int, ...] = (),
-                 dies_with_thread: bool = False) -> None:
+                 dies_with_thread: bool = False, leads: bool = False) -> None:
+        self.leads = leads
         mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with theirs:
             # The kernel takes the end of the thread that starts a child for its parent's death.
@@ -96,6 +98,7 @@ class Child:
                 [sys.executable, "-P", "-m", module, str(theirs.fileno()),
                  str(os.getpid() if dies else 0), *map(str, fds)],
                 pass_fds=(theirs.fileno(), *fds), stdin=subprocess.DEVNULL, stdout=2,
+                process_group=0 if leads else None,
                 env={**ONE_THREAD, **os.environ, "PYTHONPATH": _python_path()},
             )
         self.channel = Channel(mine)
@@ -111,13 +114,21 @@ class Child:
     def kill(self) -> None:
         if self.process.poll() is None:
             self.process.kill()
-        self.process.wait()
+        self.wait()
+
+    def wait(self, seconds: float | None = None) -> int:
+        """Its exit status, and the end of what it started. Raises TimeoutExpired."""
+        status = self.process.wait(seconds)
+        if self.leads:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+        return status
 
     def end(self, seconds: float) -> None:
         """Says that it is over, by closing the channel; kills it if that does not help."""
         self.channel.close()
         try:
-            self.process.wait(seconds)
+            self.wait(seconds)
         except subprocess.TimeoutExpired:
             self.kill()
 
@@ -138,7 +149,10 @@ def of_parent(arguments: list[str]) -> tuple[Channel, list[int]]:
     """
     fd, parent, *fds = map(int, arguments)
     if parent:
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        prctl = ctypes.CDLL(None).prctl
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        os.register_at_fork(  # what an operation forks, and forgets, ends with us
+            after_in_child=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0))
         if os.getppid() != parent:  # it died before we asked
             os._exit(0)
     for one in (fd, *fds):

@@ -37,8 +37,13 @@ def supply_for(given: Any, *, feed: Any, processes: Any, ranks: tuple[int, ...] 
     if isinstance(given, str) and "@" in given and "://" in given:
         processes.refuse(UsageError(f'feed "{feed.name}": {given!r} is no address of a pipeline',
                                     expected="NAME@tcp://HOST:PORT"))
-    pipeline = processes.together(
-        lambda: given if isinstance(given, Pipeline) else load(given), shared=False)
+
+    def checked() -> Pipeline:
+        found = given if isinstance(given, Pipeline) else load(given)
+        found.check_batch(feed.batch)
+        return found
+
+    pipeline = processes.together(checked, shared=False)
     return started(pipeline, processes=processes, ranks=ranks, feed=run_name())
 
 

@@ -18,9 +18,11 @@ import weakref
 import numpy as np
 
 from codegen.errors import InputError, PeerError, Place, SpmdError, UsageError
+from spmd.data.computing import skipping
 from spmd.feeding.asked_worker import AskedWorker
 from spmd.feeding.asking import Asking, Filled, merged
 from spmd.feeding.client import Refused
+from spmd.feeding.evaluating import dtype_named
 from spmd.feeding.keys import zmq
 from spmd.feeding.machine import host_name
 from spmd.feeding.sockets import Lines, received
@@ -98,6 +100,7 @@ class Filling:
         self.workers: dict[str, AskedWorker] = {}
         self.version, self.how, self.settings = 0, "turn", {}  # type: ignore[var-annotated]
         self.held: list[tuple[int, list[Filled]]] = []  # given to rings, not taken yet
+        self.lent: dict[str, int] = {}  # by result: batches that are not taken yet
         self.sent = start  # batches behind which values were sent back
         self.began = time.monotonic()
         self.answered = False
@@ -285,7 +288,9 @@ class Filling:
         taken = min(r.taken for r in self.rings)
         limit = taken + self.depth if not self.acts else min(self.sent + 1, taken + 1)
         limit = min([limit, *self.failed])
-        asking.open_until(limit, len(self.workers), 1 if self.acts else self.depth)
+        alone = self.acts or self.gives_newest()
+        asking.open_until(limit, len(self.workers), 1 if self.acts else self.depth,
+                          1 if alone else self.depth // 4)
         loads = {w: len(asking.of(w)) for w in self.workers}
         work: dict[str, list[Any]] = {}
         while asking.waiting:
@@ -329,7 +334,7 @@ class Filling:
         if message.kind == "given":
             self.given(one, message)
         elif message.kind == "broken":
-            if message["id"] in self.asking.asked:
+            if message["id"] in self.asking.asked and not self.asking.apart(message["id"]):
                 self.fail_at(message["broken"]["position"], self.broken(message["broken"]))
         elif message.kind == "refused":
             raise InputError(f"pipeline {self.supply.pipeline}: {message['text']}")
@@ -348,8 +353,9 @@ class Filling:
             for failed in message["broken"]:
                 self.skip(f"{failed['example']} ({failed['file']}:{failed['line']}): "
                           f"{failed['text']}")
-        asking.fill(number, arrays, message["rows"], {b["position"] for b in message["broken"]},
-                    message["end"], message["seconds"])
+        self.lent[number] = asking.fill(
+            number, arrays, message["rows"], {b["position"] for b in message["broken"]},
+            message["end"], message["seconds"])
         free = [number] if framed or not wanted else []
         for number, rows, region, seconds in message["more"] or ():
             arrays = {}
@@ -357,7 +363,9 @@ class Filling:
                 arrays = one.arrays(message, self.fields, asking.asked[number].piece.count, region)
             else:
                 free.append(number)
-            asking.fill(number, arrays, rows, set(), message["end"], seconds)
+            self.lent[number] = asking.fill(number, arrays, rows, set(), message["end"], seconds)
+        for number in free:
+            self.lent.pop(number, None)
         if free:
             one.say("free", ids=free)
 
@@ -366,8 +374,7 @@ class Filling:
             f"pipeline {self.supply.pipeline} failed at position {failed['position']}, "
             f"{failed['example']}\n  {failed['text']}".rstrip(),
             place=Place(failed["file"], failed["line"] or 0) if failed["file"] else None,
-            remedy="on_error='skip' goes on without such examples"
-            if self.settings.get("on_error") != "skip" else "")
+            remedy=skipping(failed["text"]) if self.settings.get("on_error") != "skip" else "")
 
     def skip(self, what: str) -> None:
         self.skipped += 1
@@ -377,10 +384,7 @@ class Filling:
     # ---- rings
 
     def fill_rings(self) -> None:
-        # Where another process has the same rows, it must have the same batch of them.
-        newest = self.settings.get("queue") == "lifo" and not self.feed.copied and (
-            self.settings.get("sampling") == "independent")
-        while found := self.asking.whole(newest):
+        while found := self.asking.whole(self.gives_newest()):
             k, pieces = found
             for ring in self.rings:
                 ring.put(k, self.parts(ring.rows, pieces))
@@ -392,6 +396,11 @@ class Filling:
             if (rest := self.asking.not_given()) and self.rows[0] == 0:
                 say(f"{self.supply.pipeline}: the last {rest} examples do not fill a batch of "
                     f"{self.feed.batch} and are not given; a field mask would let them through")
+
+    def gives_newest(self) -> bool:
+        # Where another process has the same rows, it must have the same batch of them.
+        return self.settings.get("queue") == "lifo" and not self.feed.copied and (
+            self.settings.get("sampling") == "independent")
 
     def parts(self, rows: tuple[int, int], pieces: list[Filled]) -> list[Any]:
         """The pieces as far as they lie in these rows, with the mask."""
@@ -413,7 +422,10 @@ class Filling:
         free: dict[str, list[str]] = {}
         while self.held and self.held[0][0] < taken:
             for one in self.held.pop(0)[1]:
-                if one.worker in self.workers:
+                left = self.lent.pop(one.number, 0) - 1
+                if left > 0:
+                    self.lent[one.number] = left
+                elif left == 0 and one.worker in self.workers:
                     free.setdefault(one.worker, []).append(one.number)
         for worker, numbers in free.items():
             if self.workers[worker].reading:
@@ -465,7 +477,7 @@ def described(field: Any) -> dict[str, Any]:
 
 
 def bytes_of(field: dict[str, Any]) -> int:
-    size = 8
+    size = int(dtype_named(field["dtype"]).itemsize)
     for extent in field["shape"]:
         size *= extent
     return size

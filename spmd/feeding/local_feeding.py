@@ -7,14 +7,10 @@ Always holds: they end when the supply goes, and when their process dies, howeve
 
 from __future__ import annotations
 
-import os
-import signal
-import sys
 import weakref
 
 from codegen.errors import EnvironmentFault
-from spmd.feeding.agent import Agent
-from spmd.feeding.children import Child, of_parent
+from spmd.feeding.children import Child
 from spmd.feeding.client import Client
 from spmd.feeding.consumer import PipelineSupply
 from spmd.feeding.keys import Keys, made_for_a_run
@@ -27,6 +23,7 @@ if TYPE_CHECKING:
 
     from spmd.data.pipelines import Pipeline
 
+AGENT = "spmd.feeding.local_agent"
 END_S = 1.0
 START_S = 20.0
 
@@ -55,15 +52,20 @@ def started(pipeline: Pipeline, *, processes: Any, ranks: tuple[int, ...],
     try:
         rows = processes.all_gather((host_name(), len(ranks)))
         hosts = list(dict.fromkeys(host for host, _ in rows))
-        where = processes.from_first(lambda: begin_scheduler(pipeline, len(hosts) > 1, children))
         here = rows[processes.number][0]
         first = next(k for k, (host, _) in enumerate(rows) if host == here)
         busy = sum(count for host, count in rows if host == here)
         each = workers_each(pipeline, len(hosts))
         agents = processes.together(
-            lambda: [begin_agent(where, busy, each)] if first == processes.number else [],
-            shared=False)
-        children.extend(agents)
+            lambda: [Child(AGENT)] if first == processes.number else [], shared=False)
+        children.extend(agents)  # they load their modules while the scheduler does
+        where = processes.from_first(lambda: begin_scheduler(pipeline, len(hosts) > 1, children))
+
+        def begin() -> None:
+            for one in agents:
+                begin_agent(one, where, busy, each)
+
+        processes.together(begin, shared=False)
     except BaseException:
         end_all(children)
         raise
@@ -83,37 +85,17 @@ def begin_scheduler(pipeline: Pipeline, several_hosts: bool,
     keys = made_for_a_run()
     child, address = start_in_child(
         keys, "tcp://0.0.0.0:*" if several_hosts else "tcp://127.0.0.1:*")
-    children.append(child)
+    children.insert(0, child)
     with Client(address, keys, timeout=START_S) as client:
         found = client.submit(pipeline)
     return {"address": address, "keys": keys.as_plain(), "name": found["name"]}
 
 
-def begin_agent(where: dict[str, Any], busy: int, workers: int) -> Child:
-    """An agent in a process of its own. busy: cores that the ranks of this host need."""
-    child = Child("spmd.feeding.local_feeding")
+def begin_agent(child: Child, where: dict[str, Any], busy: int, workers: int) -> None:
+    """Tells an agent what it works for. busy: cores that the ranks of this host need."""
     child.channel.send(where=where, busy=busy, workers=workers)
     if not child.channel.wait_for(START_S) or child.channel.said() != [{"begun": True}]:
         child.kill()
         raise EnvironmentFault(
             "the workers of this run do not start", found=f"no word of their agent for {START_S} s",
             remedy="python -m spmd feed worker says more; then run --feed NAME@ADDRESS")
-    return child
-
-
-def main(channel: Any) -> None:
-    """What the agent's process does: until its parent closes the channel, or dies."""
-    if not channel.wait_for(START_S) or not (said := channel.said()):
-        return
-    asked = said[0]
-    os.sched_setaffinity(0, range(os.cpu_count() or 1))  # a launcher may have bound its process
-    cores = len(os.sched_getaffinity(0))
-    agent = Agent(asked["where"]["address"], Keys.of_plain(asked["where"]["keys"]),
-                  asked["workers"] or max(1, cores - asked["busy"]), lifeline=channel)
-    channel.send(begun=True)
-    agent.run()
-
-
-if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run, which ends us
-    main(of_parent(sys.argv[1:])[0])

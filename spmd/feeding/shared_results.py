@@ -127,7 +127,7 @@ class Handing:
         mine = self._free.setdefault(consumer, [])
         fitting = [r for r in mine if size <= r.size <= 2 * size + 16 * PAGE]
         if fitting:
-            region = min(fitting, key=lambda r: r.size)
+            region = min(reversed(fitting), key=lambda r: r.size)  # the one that is warm yet
             mine.remove(region)
         else:
             rounded = -(-size // PAGE) * PAGE

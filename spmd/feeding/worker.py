@@ -232,7 +232,7 @@ class Worker:
             try:
                 pipeline.evaluator = Evaluator(
                     load_pipeline(said["name"], said["file"], said["source"]), said["settings"])
-            except (Exception, SystemExit) as error:
+            except BaseException as error:
                 self.fail(pipeline, work, error, "the pipeline itself, while it was loaded")
                 return None
             finally:
@@ -265,7 +265,7 @@ class Worker:
             region = self.handing.lend(work.peer.decode("latin-1"), work.number, size)
             memory = region.memory if region else bytearray(size)
             found = evaluator.compute(work, fields, views(places, memory), self.board)
-        except Exception as error:  # of spmd or of a class of the user's that stands in for it
+        except BaseException as error:  # also KeyboardInterrupt: nobody but a user raises it here
             self.handing.free(work.number)
             self.fail(pipeline, work, error, f"positions {work.first} to "
                       f"{work.first + work.count - 1}")

@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     from spmd.launch.job import Job
 
 AHEAD_BYTES = 64 << 20  # of batches that wait in a ring
-LEAST, MOST = 2, 8  # batches in a ring
+LEAST, MOST = 2, 16  # batches in a ring
 PATIENCE = 60  # time limits that a rank waits for a batch: as for processes that compute
 STARVING = 0.05  # share of the time that is worth a warning,
-WORTH_SECONDS = 1.0  # of so long a time at least
+WORTH_SECONDS = 3.0  # of so long a time at least
 CONNECT = "spmd.feeding.connect"  # supplies of pipelines
 
 
@@ -233,6 +233,7 @@ class Feeds:
         for one in self.open:
             if rows[0][one.feed.name][3]:
                 self._end(one)
+        answers = {one.feed.name for one in self.open if one.feed.sends}  # who waits for whom?
         for name, (taken, *_) in rows[0].items():
             others = [row[name][0] for row in rows]
             if odd := [k for k, count in enumerate(others) if count != taken]:
@@ -242,7 +243,7 @@ class Feeds:
                     f"process {odd[0]}", remedy="give every process the same stream"))
             waited, passed = max(row[name][1:3] for row in rows)
             if (self.processes.number == 0 and passed > WORTH_SECONDS
-                    and waited > STARVING * passed):
+                    and waited > STARVING * passed and name not in answers):
                 say(f'spmd: feed "{name}" was waited for {waited / passed:.0%} of the time: more '
                     "workers, or less work for each example, would make the run faster")
 

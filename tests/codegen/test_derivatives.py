@@ -28,6 +28,7 @@ WITHOUT = {
     "np.linalg has it": {"cholesky", "lu", "lu_solve", "swapped_columns", "triangular", "qr", "svd",
                          "eigh", "eig"},
     "defvjp says it": {"kernel"},
+    "their batches are constants": {"take", "more", "send"},
 }
 
 

@@ -342,6 +342,9 @@ def test_environments_that_are_wrong():
         acting(epochs=2).compute(0, 1)
     with pytest.raises(spmd.UsageError, match="count of data.environments"):
         data.environments(Counting, 0)
+    acting().check_batch(2)
+    with pytest.raises(spmd.UsageError, match="2 environments, a batch of 4"):
+        acting().check_batch(4)
     with pytest.raises(spmd.UsageError, match="takes no actions"):
         data.pipeline(source=data.range(3))(lambda e: e).send(0, {"a": np.zeros(1)})
     try:

@@ -10,6 +10,8 @@ import time
 import numpy as np
 import pytest
 
+import spmd
+import spmd.data as data
 from tests.conftest import Launch
 
 PROGRAM = """
@@ -63,6 +65,16 @@ def test_an_example_that_fails_ends_the_run(image, mpirun, tmp_path):
     file = pipeline(tmp_path, "if example == 7: raise KeyError('no label')")
     mpirun(2, "-m", "spmd", "run", image, "--feed", file).expect(
         65, "numbers_of_a_feed.py:7: pipeline numbers failed at position", "number 7", "no label")
+
+
+def test_environments_are_as_many_as_places(image):
+    @data.pipeline(source=data.environments(object, 3))
+    def play(seen):
+        return {"y": seen.turn}
+
+    play.check_batch(3)
+    with pytest.raises(spmd.UsageError, match=r"a batch of 3, or data.environments\(…, 16\)"):
+        spmd.load(image).run(feed=play)
 
 
 @pytest.mark.mpi

@@ -146,13 +146,14 @@ def test_every_row_is_filled_once_whatever_is_lost_or_answered_twice(seed):
     chance = random.Random(seed)
     batch, n = chance.randint(1, 12), chance.randint(0, 60)
     cuts = sorted(chance.sample(range(batch + 1), 2 * chance.randint(1, (batch + 1) // 2)))
-    segments = list(zip(cuts[::2], cuts[1::2]))
+    segments = list(zip(cuts[::2], cuts[1::2])) if chance.random() < 0.5 else [(0, batch)]
+    ahead, span = chance.choice([(2, 1), (8, 4)])  # in the second case pieces have several batches
     asking = Asking(segments, batch, 0, masked=chance.random() < 0.5)
     asking.together = chance.randint(1, 5)
     seen: list[int] = []
     while not asking.has_ended():
-        asking.open_until(asking.next + 2, chance.randint(1, 4), 2)
-        worker, how = chance.choice("abc"), chance.randrange(8)
+        asking.open_until(asking.next + ahead, chance.randint(1, 4), ahead, span)
+        worker, how = chance.choice("abc"), chance.randrange(9)
         if asking.waiting and how < 4:
             asking.take(worker, 0.0)
         elif asking.asked:
@@ -161,13 +162,17 @@ def test_every_row_is_filled_once_whatever_is_lost_or_answered_twice(seed):
                 asking.back(asking.of(worker))
             elif how == 5:
                 asking.ask_again(number, worker, 0.0)
+            elif how == 6:
+                asking.apart(number)
             else:
                 piece = asking.asked[number].piece
-                rows = max(0, min(piece.count, n - piece.first))
-                asking.fill(number, {}, rows, set(), n, 0.001)
+                there = max(0, min(piece.count, n - piece.first))
+                rows = np.arange(piece.first, piece.first + piece.count)
+                asking.fill(number, {"x": rows}, there, set(), n, 1e-6)
         while found := asking.whole():
             for one in found[1]:
-                seen += [one.piece.first + i for i, there in enumerate(one.there) if there]
+                assert len(one.arrays["x"]) == one.piece.count
+                seen += [int(p) for p, there in zip(one.arrays["x"], one.there) if there]
     last = n if asking.masked else n - n % batch
     assert seen == [p for p in range(last) if any(b <= p % batch < e for b, e in segments)]
 

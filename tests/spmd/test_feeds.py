@@ -13,6 +13,7 @@ import pytest
 import spmd
 from spmd.engine.feed_rings import FedFeed, FeedField
 from spmd.files.checkpoints import complete, complete_set, read_index
+from spmd.launch import feeds
 from spmd.launch.eager_feeds import WholeRing
 from spmd.launch.iterable_supply import IterableSupply
 
@@ -164,7 +165,9 @@ def test_the_profile_says_what_was_waited_for(sums, tmp_path, capsys):
     assert any(name.startswith('batch of feed "feed"') for name in names)
 
 
-def test_starving_is_said(sums, capfd):
+def test_starving_is_said(sums, capfd, monkeypatch):
+    monkeypatch.setattr(feeds, "WORTH_SECONDS", 1.0)  # of runs of some seconds
+
     def slow():
         for k, b in enumerate(batches(6)):
             time.sleep(0.25 * (k > 0))

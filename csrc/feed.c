@@ -27,7 +27,7 @@ spmd_header *spmd_feeds_words(const spmd_job *job)
     return job->board ? job->board->header : job->arena->header;
 }
 
-static int64_t raise(_Atomic int64_t *word, int64_t value)
+static int64_t raise_to(_Atomic int64_t *word, int64_t value)
 {
     int64_t before = atomic_load(word);
     while (before < value && !atomic_compare_exchange_weak(word, &before, value))
@@ -56,8 +56,8 @@ void spmd_feeds_seen(spmd_job *job, const int64_t *reach, const int64_t *ends)
 {
     spmd_header *words = spmd_feeds_words(job);
     for (uint32_t feed = 0; feed < job->image->feeds && feed < SPMD_FEEDS_SEEN; feed++) {
-        raise(&words->reach[feed], reach[feed]);
-        raise(&words->ends[feed], ends[feed]);
+        raise_to(&words->reach[feed], reach[feed]);
+        raise_to(&words->ends[feed], ends[feed]);
         ends_compare(job, feed);
     }
 }
@@ -70,9 +70,9 @@ static void say(spmd_ring *ring, bool ends, int64_t count)
         return;
     int64_t begins = fed->begins << COUNT_BITS;
     if (ends)
-        raise(&words->ends[fed->number], begins | (COUNT_MOST - count));
+        raise_to(&words->ends[fed->number], begins | (COUNT_MOST - count));
     else
-        raise(&words->reach[fed->number], begins | count);
+        raise_to(&words->reach[fed->number], begins | count);
     ends_compare(ring->job, fed->number);
 }
 

@@ -34,7 +34,7 @@ static int64_t wait_over(spmd_hosted *me, spmd_reader *reader, int64_t now)
     if (since) {
         if (atomic_load_explicit(&reader->first, memory_order_relaxed)) {
             atomic_fetch_add_explicit(&reader->waited, now - since, memory_order_relaxed);
-            atomic_store_explicit(&reader->last, now, memory_order_relaxed);
+            atomic_store_explicit(&reader->last, now, memory_order_relaxed); /* more() may be it */
         }
         atomic_fetch_add(&me->job->advances, 1);
         atomic_store_explicit(&me->starves, 0, memory_order_release);

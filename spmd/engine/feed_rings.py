@@ -37,7 +37,9 @@ class FeedField:
 
 class FedFeed:
     """A feed of an image, for one job: name, batch (rows of one), fields; sends: fields of what
-    ranks send back."""
+    ranks send back. copied: several processes hold the same rows, which must be equal in all."""
+
+    copied = False
 
     def __init__(self, number: int, name: str, fields: Sequence[FeedField],
                  sends: Sequence[FeedField]) -> None:

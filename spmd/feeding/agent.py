@@ -16,7 +16,7 @@ import time
 
 from codegen.errors import EnvironmentFault
 from spmd.feeding.board import COMPUTING, IDLE, Board
-from spmd.feeding.children import Child, ended_by
+from spmd.feeding.children import Child, end_together, ended_by
 from spmd.feeding.keys import Keys, zmq
 from spmd.feeding.machine import available_memory, host_name, hours, is_free, own_address
 from spmd.feeding.sockets import Lines, received
@@ -31,6 +31,7 @@ BEAT_S = 0.5
 LOOK_S = 0.1  # between two looks at what workers do, and at their memory
 LOAD_S = 120.0  # a pipeline's file that is not loaded by then hangs
 GRACE_S = 0.5  # for what hangs to say where
+END_S = 0.3  # for workers to end by themselves
 AGAIN_S = (0.0, 0.2, 1.0, 5.0)  # before a worker starts again that dies at once, again and again
 BASE_BYTES = 256 << 20  # what a worker takes beside its examples
 OUTSIDE = (-signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP)
@@ -134,13 +135,14 @@ class Agent:
 
     def end(self) -> None:
         self.tell("leave", agent=self.agent)
+        self.end_workers()
+        self.lines.close(linger_ms=200)
+
+    def end_workers(self) -> None:
+        end_together([one.child for one in self.workers], END_S)
         for one in self.workers:
-            one.child.channel.close()
-        for one in self.workers:
-            one.child.end(0.3)
             one.close()
         self.workers.clear()
-        self.lines.close(linger_ms=200)
 
     # ---- workers
 
@@ -148,10 +150,7 @@ class Agent:
         now = time.monotonic()
         wanted = self.processes if is_free(self.hours) else 0
         if wanted == 0 and self.workers:
-            for one in self.workers:
-                one.child.end(0.3)
-                one.close()
-            self.workers.clear()
+            self.end_workers()
             self.join()
         if now < self.start_at:
             return
@@ -178,6 +177,8 @@ class Agent:
         for one in list(self.workers):
             if one.child.channel.fileno() in ready:
                 self.worker_said(one)
+        if self.lines.has_broken(self.scheduler):  # what we said just now may be lost
+            self._joined = None
         while frames := received(self.scheduler):
             try:
                 self.scheduler_said(decode(frames))
@@ -187,7 +188,7 @@ class Agent:
     def worker_said(self, one: Supervised) -> None:
         said = one.child.channel.said()
         if said is None:
-            one.child.wait()
+            one.child.end(GRACE_S)
             self.died(one)
         elif said:
             one.said = said[0]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 
 from codegen.errors import InputError
 from spmd.feeding.evaluating import dtype_named
 from spmd.feeding.packing import unpacked
 from spmd.feeding.shared_results import ReadResults, fits
-from spmd.feeding.wire import encode
+from spmd.feeding.wire import encode, new_id
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,24 +21,35 @@ if TYPE_CHECKING:
 
 CREDITS, MOST_CREDITS = 2, 16
 AHEAD_S = 0.05  # of work that a worker should have before it
+AGAIN_S = 0.2  # before a line that breaks at once is made again
 
 
 class AskedWorker:
     """assigned: what the scheduler says of it: address, key, local socket, share."""
 
-    def __init__(self, lines: Lines, consumer: str, assigned: dict[str, Any], here: str) -> None:
+    def __init__(self, lines: Lines, assigned: dict[str, Any], here: str) -> None:
         self.worker, self.share = assigned["worker"], assigned["share"]
         self.assigned = assigned
-        self.lines = lines
-        self.socket = lines.dealer(assigned["address"], assigned["key"], consumer, large=True)
+        self.lines, self.here = lines, here
+        # Each line has a name of its own: of what a worker does for an earlier one, nothing comes
+        # to this one, neither an answer nor a region that only the earlier one has mapped.
+        me = new_id()
+        self.socket = lines.dealer(assigned["address"], assigned["key"], me, large=True)
+        self.began = time.monotonic()
         self.reading: ReadResults | None = None
         if assigned["local"] and assigned["host"] == here:
             try:
-                self.reading = ReadResults(consumer, assigned["local"], assigned["secret"] or "")
+                self.reading = ReadResults(me, assigned["local"], assigned["secret"] or "")
             except OSError:
                 pass  # another network namespace, or it has just ended: frames do as well
         self.rows = 0.0  # asked so far, over its share
         self.quiet_until = 0.0  # it does not know the pipeline yet
+
+    def again(self) -> AskedWorker:
+        """The same worker, over a new line; this one is closed."""
+        found = AskedWorker(self.lines, {**self.assigned, "share": self.share}, self.here)
+        found.rows = self.rows
+        return found
 
     def credits(self, piece_s: float) -> int:
         return min(max(CREDITS, round(AHEAD_S / piece_s) if piece_s else 0), MOST_CREDITS)
@@ -47,6 +60,10 @@ class AskedWorker:
     def is_alive(self) -> bool:
         """False once its Unix socket says that its process has ended."""
         return self.reading is None or self.reading.attend()
+
+    def has_broken(self) -> bool:
+        """Is its line another one now? What was under way is lost, and nobody says so."""
+        return time.monotonic() - self.began > AGAIN_S and self.lines.has_broken(self.socket)
 
     def arrays(self, message: Message, fields: list[dict[str, Any]], count: int,
                region: int | None = None) -> dict[str, np.ndarray]:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 DEADLY = 2  # so many workers that died at one example are enough
 LEAST_S = 5e-3  # a piece of less work is not worth a message
 MOST_BYTES = 64 << 20  # of a piece
+LEFT_OUT = 4096  # positions that a worker is told of
 SPAN_BYTES = 4 << 20  # of a piece of several batches: it should lie in a cache
 
 
@@ -178,8 +179,9 @@ class Asking:
         # Rows here do not tell whether the last rows of the batch are there.
         end = (piece.k + piece.batches) * self.batch - 1
         through = max(piece.first, piece.first + piece.count - 1) if self.masked else end
-        out = [p for p in self.left_out if piece.first <= p < piece.first + piece.count]
-        return [number, piece.first, piece.count, through, sorted(out)]
+        stop = piece.first + piece.count  # before it too: what is computed together begins there
+        out = sorted(p for p in self.left_out if piece.first - LEFT_OUT <= p < stop)
+        return [number, piece.first, piece.count, through, out[-LEFT_OUT:]]
 
     def of(self, worker: str) -> list[str]:
         return [n for n, a in self.asked.items() if a.worker == worker]
@@ -198,6 +200,14 @@ class Asking:
         return None
 
     # ---- answers
+
+    def batch_of(self, position: int) -> int:
+        """As which batch ranks get this position: by its place, unless a newer one took that."""
+        for piece in (*self.waiting, *(a.piece for a in self.asked.values())):
+            for one in piece.each():
+                if one.first <= position < one.first + one.count:
+                    return one.k
+        return position // self.batch
 
     def is_wanted(self, number: str) -> bool:
         asked = self.asked.get(number)
@@ -273,6 +283,8 @@ class Asking:
 
     def _swap(self, k: int, newer: int) -> None:
         """Batch `newer` is given as number k, and what is still asked for as k later on."""
+        for number in [n for n, a in self.asked.items() if a.piece.k == newer]:
+            del self.asked[number]  # asked for twice, and there already
         self.filled[k], self.filled[newer] = self.filled[newer], self.filled[k]
         self.pieces[k], self.pieces[newer] = self.pieces[newer], self.pieces[k]
         moved = {id(p): p for p in [*self.waiting, *(a.piece for a in self.asked.values())]}

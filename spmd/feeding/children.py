@@ -17,6 +17,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -130,6 +131,15 @@ class Child:
             self.wait(seconds)
         except subprocess.TimeoutExpired:
             self.kill()
+
+
+def end_together(children: list[Child], seconds: float) -> None:
+    """Ends all of them within this time, not each."""
+    for child in children:
+        child.channel.close()
+    last = time.monotonic() + seconds
+    for child in children:
+        child.end(max(0.0, last - time.monotonic()))
 
 
 def of_parent(arguments: list[str]) -> tuple[Channel, list[int]]:

@@ -50,7 +50,7 @@ class Client:
         self.address, self.timeout = address, timeout
         self._lines = Lines(keys if isinstance(keys, Keys) else keys_of(keys))
         try:
-            self._line = self._lines.dealer(address, self._lines.keys.server, new_id())
+            self._line = self._dealer()
         except zmq.ZMQError as error:
             self._lines.close()
             raise UsageError(f"{address}: {error}", expected="tcp://HOST:PORT") from None
@@ -140,9 +140,10 @@ class Client:
 
     # ---- the line
 
+    def _dealer(self) -> Any:
+        return self._lines.dealer(self.address, self._lines.keys.server, new_id())
+
     def _ask(self, kind: str, **fields: Any) -> Any:
-        while received(self._line):
-            pass  # an answer that came too late
         self._line.send_multipart(encode(kind, **fields))
         end = time.monotonic() + self.timeout
         while (left := end - time.monotonic()) > 0:
@@ -152,6 +153,8 @@ class Client:
                     return message["value"]
                 if message.kind == "refused":
                     raise _refused(message.fields)
+        self._lines.forget(self._line)  # an answer that comes now would be taken for the next one's
+        self._line = self._dealer()
         raise PeerError(
             f"no scheduler answers at {self.address}", expected=f"within {self.timeout:g} s",
             remedy="python -m spmd feed serve starts one; --keys must be the folder that it uses")

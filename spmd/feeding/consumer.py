@@ -148,7 +148,10 @@ class Filling:
     # ---- the scheduler
 
     def tell(self, kind: str, **fields: Any) -> None:
-        self.scheduler.send_multipart(encode(kind, **fields))
+        try:
+            self.scheduler.send_multipart(encode(kind, **fields), zmq.DONTWAIT)
+        except zmq.Again:
+            pass  # it has been away for very long; when it is back, it asks us who we are
 
     def register(self) -> None:
         self.tell("consume", consumer=self.consumer, run=self.supply.run_name,
@@ -189,7 +192,7 @@ class Filling:
             if worker in self.workers:
                 self.workers[worker].share = assigned["share"]
             else:
-                self.workers[worker] = AskedWorker(self.lines, self.consumer, assigned, self.here)
+                self.workers[worker] = AskedWorker(self.lines, assigned, self.here)
                 least = [w.rows for w in self.workers.values() if w.worker != worker]
                 self.workers[worker].rows = min(least, default=0.0)
 
@@ -222,7 +225,7 @@ class Filling:
 
     def fail_at(self, position: int, error: SpmdError) -> None:
         """A batch cannot be had. The run may end before it: only who asks for it hears of it."""
-        self.failed.setdefault(position // self.feed.batch, error)
+        self.failed.setdefault(self.asking.batch_of(position), error)
 
     def raise_what_is_wanted(self) -> None:
         for k, error in self.failed.items():
@@ -249,6 +252,8 @@ class Filling:
                 pass
 
     def attend(self) -> None:
+        if self.lines.has_broken(self.scheduler):  # what it said just now may be lost
+            self.register()
         while frames := received(self.scheduler):
             self.scheduler_said(self.decoded(frames))
         for worker, one in list(self.workers.items()):
@@ -258,6 +263,9 @@ class Filling:
             if not alive and worker in self.workers:
                 self.lose(worker)
                 self.tell("lost", consumer=self.consumer, worker=worker)
+            elif worker in self.workers and one.has_broken():
+                self.lose(worker)
+                self.workers[worker] = one.again()
         if not self.answered and time.monotonic() - self.began > SILENT_S:
             raise PeerError(
                 f"no scheduler answers at {self.supply.address}",
@@ -390,7 +398,8 @@ class Filling:
                     f"{self.feed.batch} and are not given; a field mask would let them through")
 
     def gives_newest(self) -> bool:
-        return self.settings.get("queue") == "lifo" and (
+        # Where another process has the same rows, it must have the same batch of them.
+        return self.settings.get("queue") == "lifo" and not self.feed.copied and (
             self.settings.get("sampling") == "independent")
 
     def parts(self, rows: tuple[int, int], pieces: list[Filled]) -> list[Any]:

@@ -46,7 +46,6 @@ class Evaluator:
         self.skips = read["on_error"] == "skip"
         self.timeout = read["timeout"]
         self.compress = read["compress"]
-        self.weight = float(read.get("weight") or 1.0)
         self._may_end = pipeline.settings.epochs is not None and pipeline.length() is None
         self._mean_s = 0.0  # of an example; 0: none was computed yet
 
@@ -59,7 +58,7 @@ class Evaluator:
         broken: list[dict[str, Any]] = []
         end = self.pipeline.total()
         fatal = False
-        for begin, stop in _ranges(first, count, work.left_out, out):
+        for begin, stop in _ranges(first, count, self._all_left_out(work, broken), out):
             part = {name: a[begin - first : stop - first] for name, a in out.items()}
             found = self.pipeline.compute(begin, stop - begin, specs, part, watch)
             end = found.total if end is None else end  # reading on may have come to it
@@ -76,6 +75,21 @@ class Evaluator:
             self._mean_s = 0.8 * self._mean_s + 0.2 * mean if self._mean_s else mean
         return Computed(rows, broken, end, fatal)
 
+    def _all_left_out(self, work: Any, broken: list[dict[str, Any]]) -> set[int]:
+        """Positions to leave out, with those that would be computed together with one of them:
+        the consumer does not know of these, so they are in `broken`."""
+        size, found = self.pipeline.size or 1, set(work.left_out)
+        for begin in {p - p % size for p in work.left_out} if size > 1 else ():
+            for position in range(max(begin, work.first), min(begin + size,
+                                                              work.first + work.count)):
+                if position not in found:
+                    found.add(position)
+                    broken.append({"position": position, "example": f"position {position}",
+                                   "file": self.pipeline.file, "line": self.pipeline.line,
+                                   "text": f"it is computed together with position {begin}, at "
+                                   "which workers died"})
+        return found
+
     def _watch(self, first: int, count: int, board: Any) -> Callable[[int], None]:
         """Says on the board which example it is; by its name where that takes no time beside it."""
         at_once = self.pipeline.size or 1
@@ -85,7 +99,7 @@ class Evaluator:
         return lambda position: board.at(position, name(position), at_once)
 
 
-def _ranges(first: int, count: int, left_out: list[int],
+def _ranges(first: int, count: int, left_out: set[int],
             out: dict[str, np.ndarray]) -> list[tuple[int, int]]:
     """The positions to compute, around those that are left out as zeros."""
     found, begin = [], first

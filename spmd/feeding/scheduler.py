@@ -66,7 +66,10 @@ class Scheduler:
         """Until it is told to stop. Then consumers go on with the workers that they have."""
         while not self.stopping:
             self.router.poll(POLL_MS)
-            self.tick()
+            try:
+                self.tick()
+            except Exception as error:
+                self._note_defect(error)
             for _ in range(AT_ONCE):
                 frames = received(self.router)
                 if frames is None:
@@ -87,11 +90,14 @@ class Scheduler:
         except SpmdError as error:
             self.tell(peer, "refused", text=str(error)[:60000], code=error.exit_code)
         except Exception as error:
-            self.counts["defects"] += 1
-            if self.counts["defects"] == 1 or os.environ.get("SPMD_DEBUG"):
-                print(f"spmd: a defect of the scheduler, which goes on: {error!r}\n"
-                      f"{traceback.format_exc()}", file=sys.stderr, flush=True)
+            self._note_defect(error)
             self.tell(peer, "refused", text=f"a defect of the scheduler: {error!r}"[:1000], code=70)
+
+    def _note_defect(self, error: Exception) -> None:
+        self.counts["defects"] += 1
+        if self.counts["defects"] == 1 or os.environ.get("SPMD_DEBUG"):
+            print(f"spmd: a defect of the scheduler, which goes on: {error!r}\n"
+                  f"{traceback.format_exc()}", file=sys.stderr, flush=True)
 
     def tick(self) -> None:
         """What is due by the clock."""
@@ -122,13 +128,15 @@ class Scheduler:
         else:
             known.peer, known.seen = peer, now
             known.hear(message.fields)
+            known.loaded.clear()  # it comes again after its line broke: what was told may be lost
         self.awaited.discard(message["agent"])
         self.dirty = True
 
     def _on_beat(self, peer: bytes, message: Message) -> None:
         agent, now = self.agents.get(message["agent"]), time.monotonic()
+        if agent is None or agent.workers.keys() != message["workers"].keys():
+            self.tell(peer, "who")  # or its last join was lost
         if agent is None:
-            self.tell(peer, "who")
             return
         agent.seen, agent.peer = now, peer
         for worker, made in message["workers"].items():
@@ -285,24 +293,24 @@ class Scheduler:
             shares = {w: max(given.get(one.consumer, 0.0), SHARE_OF_ALL)
                       for w, given in self.assigned.shares.items() if peers & given.keys()}
         shares = {w: share for w, share in shares.items() if w in where}
+        for agent in {id(a): a for a in (where[w][0] for w in shares)}.values():
+            if agent.loaded.get(one.pipeline) != stored.version and (
+                    self.tell(agent.peer, "load", **_travelling(stored)) == SENT):
+                agent.loaded[one.pipeline] = stored.version
         why = "" if shares else self.pipelines[one.pipeline].why or "all workers are taken"
         before = one.told
         if before and before[:3] == (stored.version, stored.settings, why) and (
                 before[3].keys() == shares.keys()
                 and all(abs(before[3][w] - share) < MOVED for w, share in shares.items())):
             return
-        for worker in shares:
-            agent = where[worker][0]
-            if agent.loaded.get(one.pipeline) != stored.version:
-                self.tell(agent.peer, "load", **_travelling(stored))
-                agent.loaded[one.pipeline] = stored.version
         sent = SENT
         if why:
             sent = self.tell(one.peer, "pending", why=why)
         if not why or before is not None and before[3]:
             assigned = [{**where[w][1].process, "share": min(share, 1.0)}
                         for w, share in shares.items()]
-            sent = self.tell(one.peer, "workers", **_travelling(stored), workers=assigned, how=how)
+            sent = self.tell(one.peer, "workers", name=stored.name, version=stored.version,
+                             settings=stored.settings, workers=assigned, how=how)
         if sent == SENT:
             if before is None or before[3].keys() != shares.keys():
                 one.steady_since = now

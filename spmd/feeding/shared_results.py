@@ -15,6 +15,7 @@ import os
 import secrets
 import socket
 import struct
+from contextlib import suppress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,7 +25,8 @@ PAGE = mmap.PAGESIZE
 MOST_REGIONS = 256  # of one worker: each takes a descriptor at both ends
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 HELLO = struct.Struct("16s32s")  # a consumer's id and the worker's secret
-HANDED = struct.Struct("<QQ")  # a region's number and its bytes, with its descriptor
+# A region's number and its bytes, with its descriptor; 0 bytes: it is not used any more.
+HANDED = struct.Struct("<QQ")
 
 
 class SharedRegion:
@@ -152,9 +154,12 @@ class Handing:
 
     def _make_room(self, size: int) -> None:
         """Lets unused regions go until so much more fits."""
-        for regions in self._free.values():
+        for consumer, regions in self._free.items():
             while regions and (self.used + size > self.most or self._count() >= MOST_REGIONS):
-                self._drop(regions.pop(0))
+                region = regions.pop(0)
+                with suppress(OSError):  # who keeps it mapped keeps its memory
+                    self.peers[consumer].send(HANDED.pack(region.number, 0))
+                self._drop(region)
 
     def _count(self) -> int:
         return len(self._lent) + sum(map(len, self._free.values()))
@@ -236,9 +241,12 @@ class ReadResults:
                     os.close(fd)
 
     def _map(self, said: bytes, fds: list[int]) -> None:
-        if len(said) != HANDED.size or len(fds) != 1:
+        if len(said) != HANDED.size or len(fds) > 1:
             return
         number, size = HANDED.unpack(said)
+        if not fds:
+            self._memory.pop(number, None)
+            return
         sealed = fcntl.fcntl(fds[0], fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
         if sealed and 0 < size <= os.fstat(fds[0]).st_size:
             self._memory[number] = mmap.mmap(fds[0], size, prot=mmap.PROT_READ)

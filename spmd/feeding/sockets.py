@@ -40,7 +40,8 @@ class Lines:
         self.keys = keys
         self.context = zmq.Context(io_threads=1)
         self._allows = allows or keys.allowed.__contains__
-        self._sockets: list[Any] = []
+        self._sockets: set[Any] = set()
+        self._monitors: dict[Any, Any] = {}  # of dealers
         self._door = self.context.socket(zmq.REP)
         self._door.linger = 0
         self._door.bind(ZAP)
@@ -66,8 +67,17 @@ class Lines:
         found.curve_publickey = self.keys.public.encode()
         found.curve_secretkey = self.keys.secret.encode()
         found.reconnect_ivl, found.reconnect_ivl_max = 50, 500
+        self._monitors[found] = found.get_monitor_socket(zmq.EVENT_DISCONNECTED)
         found.connect(address)
         return found
+
+    def has_broken(self, dealer: Any) -> bool:
+        """Has the line of a dealer broken since this was asked last? What was under way is lost."""
+        broken, monitor = False, self._monitors[dealer]
+        while is_readable(monitor):
+            monitor.recv_multipart()
+            broken = True
+        return broken
 
     def _socket(self, kind: int, large: bool) -> Any:
         found = self.context.socket(kind)
@@ -78,19 +88,20 @@ class Lines:
         found.heartbeat_ivl, found.heartbeat_timeout = HEARTBEAT_MS, SILENT_MS
         found.ipv6 = True
         found.tcp_keepalive = 1
-        self._sockets.append(found)
+        self._sockets.add(found)
         return found
 
     def forget(self, socket: Any, linger_ms: int = 0) -> None:
         """Closes one of our sockets; what it still has to send may take so long."""
-        if socket in self._sockets:
-            self._sockets.remove(socket)
+        self._sockets.discard(socket)
+        if monitor := self._monitors.pop(socket, None):
+            socket.disable_monitor()
+            monitor.close(0)
         socket.close(linger_ms)
 
     def close(self, linger_ms: int = 0) -> None:
-        for socket in self._sockets:
-            socket.close(linger_ms)
-        self._sockets.clear()
+        for socket in list(self._sockets):
+            self.forget(socket, linger_ms)
         self.context.term()  # ends the doorkeeper, which closes its own socket
         self._keeper.join(2)
 
@@ -104,11 +115,17 @@ class Lines:
                     continue
                 version, number, _, _, _, mechanism, *proof = parts
                 known = (mechanism == b"CURVE" and len(proof) == 1 and len(proof[0]) == 32
-                         and self._allows(z85.encode(proof[0]).decode()))
+                         and self._is_allowed(z85.encode(proof[0]).decode()))
                 answer = (b"200", b"OK") if known else (b"400", b"a key that is not allowed")
                 self._door.send_multipart([version, number, *answer, b"", b""])
         except zmq.ZMQError:
             self._door.close(0)
+
+    def _is_allowed(self, key: str) -> bool:
+        try:
+            return self._allows(key)
+        except Exception:  # a folder of keys that vanishes: the door must not stay without a keeper
+            return False
 
 
 def send_to(router: Any, peer: bytes, frames: Sequence[Any]) -> str:
@@ -124,15 +141,15 @@ def send_to(router: Any, peer: bytes, frames: Sequence[Any]) -> str:
     return SENT
 
 
+def is_readable(socket: Any) -> bool:
+    return bool(socket.getsockopt(zmq.EVENTS) & zmq.POLLIN)
+
+
 def received(socket: Any) -> list[Any] | None:
     """The frames of the next message without waiting, or None."""
-    if not socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:  # a tenth of what zmq.Again takes
+    if not is_readable(socket):  # a tenth of what zmq.Again takes
         return None
     try:
         return list(socket.recv_multipart(zmq.DONTWAIT, copy=False))
     except zmq.Again:
         return None
-
-
-def poll_ready(socket: Any) -> bool:
-    return bool(socket.poll(0))

@@ -122,8 +122,8 @@ TABLE: dict[str, dict[str, Check]] = {
     "lost": {"consumer": identity, "worker": identity},
     "done": {"consumer": identity},
     # scheduler -> consumer. workers replaces the list given before; how: the way to ask them.
-    "workers": {**PIPELINE, "workers": each(ASSIGNED, 4096),
-                "how": one_of("turn", "random", "all")},
+    "workers": {"name": name, "version": count, "settings": settings,
+                "workers": each(ASSIGNED, 2048), "how": one_of("turn", "random", "all")},
     "pending": {"why": text()},
     "failed": {"text": text(65536), "code": whole(0, 255)},
     # client -> scheduler, and its answers

@@ -68,7 +68,6 @@ class Worker:
         self.pipelines: dict[str, HeldPipeline] = {}
         self.links: dict[bytes, Link] = {}
         self.unsent: deque[tuple[bytes, list[Any]]] = deque()
-        self.forgotten: set[str] = set()
         self.ended = False
         self.looked = self.gathering = 0.0
         self.gathered: dict[bytes, dict[str, Any]] = {}  # by consumer: a message that still grows
@@ -143,7 +142,7 @@ class Worker:
         now = HeldPipeline(said)
         if before:
             now.waiting, now.turn = before.waiting, before.turn
-            now.examples, now.busy_s = before.examples, before.busy_s
+            now.examples, now.bytes, now.busy_s = before.examples, before.bytes, before.busy_s
             same = all(before.said[k] == said[k] for k in ("file", "source"))
             if same and before.evaluator:
                 now.evaluator = Evaluator(before.evaluator.pipeline, said["settings"])
@@ -216,7 +215,7 @@ class Worker:
     # ---- work
 
     def next_work(self) -> tuple[HeldPipeline, Work] | None:
-        """Of the pipeline that had least time for its weight; the newest first where it says so."""
+        """Of the pipeline that had the least time; the newest first where it says so."""
         waiting = [p for p in self.pipelines.values() if p.waiting]
         if not waiting:
             return None
@@ -275,7 +274,7 @@ class Worker:
             self.board.idle()
             seconds = time.monotonic() - began
             pipeline.busy_s += seconds
-            pipeline.turn = self.fair(pipeline) + seconds / evaluator.weight
+            pipeline.turn = self.fair(pipeline) + seconds
         pipeline.examples += found.rows
         pipeline.bytes += size
         if found.fatal:

@@ -128,6 +128,9 @@ class Feeds:
         for number, row in enumerate(self.rows):
             feed = described(number, row, job)
             self.open.append(OpenFeed(feed, self._rings(job, feed)))
+        held = self.processes.all_gather([[r.rows for r in one.rings] for one in self.open])
+        for k, one in enumerate(self.open):
+            one.feed.copied = is_copied([rows[k] for rows in held])
 
     def _rings(self, job: Job, feed: FedFeed) -> list[FeedRing]:
         depth = max(LEAST, min(MOST, AHEAD_BYTES // max(1, feed.batch * feed.row_bytes)))
@@ -304,6 +307,17 @@ def served(given: Any, feed: FedFeed, processes: Processes, ranks: tuple[int, ..
                                expected="an iterable of batches", found=str(given)) from None
     found: Supply = connect.supply_for(given, feed=feed, processes=processes, ranks=ranks)
     return found
+
+
+def is_copied(held: list[list[tuple[int, int]]]) -> bool:
+    """Do two processes hold the same row? held: ranges of rows of each process."""
+    end, owner = 0, -1
+    for first, last, process in sorted((*rows, k) for k, mine in enumerate(held) for rows in mine):
+        if first < min(end, last) and process != owner:
+            return True
+        if last > end:
+            end, owner = last, process
+    return False
 
 
 def described(number: int, row: dict[str, Any], job: Job) -> FedFeed:

@@ -21,7 +21,7 @@ from spmd.feeding.keys import made_for_a_run
 from spmd.feeding.serving import Served
 
 Field = namedtuple("Field", "name shape dtype")
-Feed = namedtuple("Feed", "name batch fields sends", defaults=((),))
+Feed = namedtuple("Feed", "name batch fields sends copied", defaults=((), False))
 
 
 class PlainRing:

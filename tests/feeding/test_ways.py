@@ -6,6 +6,8 @@ from __future__ import annotations
 import os
 import random
 import socket
+import threading
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -13,13 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spmd import InputError, UsageError
-from spmd.feeding import consumer
+from spmd.feeding import consumer, sockets
+from spmd.feeding.asked_worker import AskedWorker
 from spmd.feeding.asking import Asking
 from spmd.feeding.keys import made_for_a_run, make_folder, pair, read_folder
 from spmd.feeding.packing import Link, packed, unpacked
 from spmd.feeding.shared_results import HELLO, Handing, ReadResults
 from spmd.feeding.sockets import GONE, SENT, Lines, received, send_to
-from tests.feeding.feeding_kit import Field, running
+from tests.feeding.feeding_kit import Field, running, x_of
 
 WIDE = """
 import numpy as np
@@ -27,6 +30,13 @@ import spmd.data as data
 
 @data.pipeline(source=data.range(1000), shuffle=False, compress={codec!r})
 def numbers(example): return {{"x": np.full(4096, example, np.float32)}}
+"""
+
+PLAIN = """
+import spmd.data as data
+
+@data.pipeline(source=data.range(400), epochs=1)
+def numbers(example): return {"x": example}
 """
 
 
@@ -165,3 +175,92 @@ def test_every_row_is_filled_once_whatever_is_lost_or_answered_twice(seed):
                 seen += [int(p) for p, there in zip(one.arrays["x"], one.there) if there]
     last = n if asking.masked else n - n % batch
     assert seen == [p for p in range(last) if any(b <= p % batch < e for b, e in segments)]
+
+
+def test_memory_that_a_worker_gives_up_is_let_go(handing):
+    reading = greeted(handing)
+    one = handing.lend("0123456789abcdef", "a", 2 << 20)
+    assert reading.region(one.number)
+    handing.free("a")
+    assert handing.lend("0123456789abcdef", "b", 5 << 19), "there is room where that was"
+    assert reading.attend() and reading.region(one.number) is None
+
+
+class Between:
+    """A way to an address, which can be cut: what is under way is lost."""
+
+    def __init__(self, address):
+        self.to = ("127.0.0.1", int(address.rpartition(":")[2]))
+        self.listening = socket.create_server(("127.0.0.1", 0))
+        self.address = f"tcp://127.0.0.1:{self.listening.getsockname()[1]}"
+        self.ends = []
+        threading.Thread(target=self.accept, daemon=True).start()
+
+    def accept(self):
+        while True:
+            near, far = self.listening.accept()[0], socket.create_connection(self.to)
+            self.ends += [near, far]
+            for a, b in ((near, far), (far, near)):
+                threading.Thread(target=self.carry, args=(a, b), daemon=True).start()
+
+    def carry(self, a, b):
+        try:
+            while data := a.recv(1 << 16):
+                b.sendall(data)
+        except OSError:
+            pass
+
+    def cut(self):
+        for end in self.ends:
+            with suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+        self.ends.clear()
+
+
+def test_a_line_that_breaks_loses_nothing(monkeypatch):
+    ways = []
+
+    def through(lines, assigned, here):
+        ways.append(Between(assigned["address"]))
+        return AskedWorker(lines, {**assigned, "address": ways[-1].address}, "elsewhere")
+
+    monkeypatch.setattr(consumer, "AskedWorker", through)
+    with running(PLAIN) as run:
+        run.workers(1)
+        (ring,) = run.supply(x_of(20), 20)
+        seen = []
+        for k in range(20):
+            seen += ring.next()["x"].tolist()
+            if k in (3, 9):
+                ways[-1].cut()
+        assert sorted(seen) == list(range(400)) and ring.next() is None
+
+
+def test_the_newest_batch_takes_no_rows_of_others():
+    """Answers of an older worker come after a newer batch has taken the place of theirs."""
+    asking = Asking([(0, 2)], 2, 0, masked=False)
+    asking.open_until(2, 1, 2)
+    old, new = (asking.take(w, 0.0) for w in "ab")
+    again = asking.ask_again(new[0], "c", 0.0)
+    asking.fill(new[0], {}, 2, set(), None, 0.1)
+    assert asking.whole(newest_first=True)[1][0].piece.first == 2
+    assert asking.batch_of(0) == 1, "batch 0 is the second one now"
+    assert not asking.fill(again[0], {}, 2, set(), None, 0.1)
+    asking.fill(old[0], {}, 2, set(), None, 0.1)
+    assert asking.whole(newest_first=True)[1][0].piece.first == 0
+
+
+def test_who_waits_for_no_scheduler_goes_on(monkeypatch):
+    """More rates than a line to a scheduler that is away can hold."""
+    monkeypatch.setattr(sockets, "MESSAGES", 4)
+    monkeypatch.setattr(consumer, "RATE_S", 0.0)
+    with running(PLAIN) as run:
+        run.workers(1)
+        (ring,) = run.supply(x_of(20), 20)
+        ring.next()
+        run.served.scheduler.stopping = "away"
+        run.thread.join()
+        run.served.scheduler.router.close(0)
+        for _ in range(19):
+            ring.next()
+        assert ring.next() is None

@@ -178,6 +178,21 @@ def test_an_example_that_kills_workers_is_skipped_where_that_is_asked_for():
         assert batch["x"].tolist() == [i + 1 if i != 7 else 0 for i in range(40)]
 
 
+def test_a_batch_that_kills_workers_is_skipped_as_a_whole():
+    source = HEAD + ("@data.batched(source=data.range(40), size=8, shuffle=False,\n"
+                     "              on_error='skip')\n"
+                     "def numbers(examples):\n"
+                     "    if 9 in examples: os.kill(os.getpid(), 9)\n"
+                     "    return {'x': np.array(examples) + 1}\n")
+    with running(source) as run:
+        agent = run.workers(1)
+        (ring,) = run.supply(x_of(40) + mask_of(40), 40)
+        batch = ring.next()
+        assert np.flatnonzero(~batch["mask"]).tolist() == list(range(8, 16))
+        assert batch["x"].tolist() == [0 if 8 <= i < 16 else i + 1 for i in range(40)]
+        assert 2 <= len(agent.said) <= 3
+
+
 def test_an_example_that_hangs_is_named_with_its_line():
     body = "if example == 7:\n    while True: time.sleep(60)\nreturn {'x': example}"
     with running(numbers(body, n=20, shuffle=False, timeout=0.5)) as run:

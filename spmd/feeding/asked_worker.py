@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 CREDITS, MOST_CREDITS = 2, 16
 AHEAD_S = 0.05  # of work that a worker should have before it
+AWAY_S = 2.0  # without a line to it: then the scheduler hears that it gives no answers
 
 
 class AskedWorker:
@@ -29,6 +30,7 @@ class AskedWorker:
         self.assigned = assigned
         self.lines = lines
         self.socket = lines.dealer(assigned["address"], assigned["key"], consumer, large=True)
+        self.watch = lines.watch(self.socket)
         self.reading: ReadResults | None = None
         if assigned["local"] and assigned["host"] == here:
             try:
@@ -37,6 +39,15 @@ class AskedWorker:
                 pass  # another network namespace, or it has just ended: frames do as well
         self.rows = 0.0  # asked so far, over its share
         self.quiet_until = 0.0  # it does not know the pipeline yet
+        self.missed = False  # the scheduler was told that there is no line to it
+
+    def can_be_asked(self, now: float) -> bool:
+        return self.watch.stands and self.quiet_until <= now
+
+    def is_missed(self) -> bool:
+        """True once, when there has been no line to it for long."""
+        missed, self.missed = self.missed, self.watch.away() > AWAY_S
+        return self.missed and not missed
 
     def credits(self, piece_s: float) -> int:
         return min(max(CREDITS, round(AHEAD_S / piece_s) if piece_s else 0), MOST_CREDITS)

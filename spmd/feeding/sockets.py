@@ -7,8 +7,10 @@ Always holds: a ROUTER says so when a peer is gone (ROUTER_MANDATORY) or its que
 from __future__ import annotations
 
 import threading
+import time
 
 from zmq.utils import z85
+from zmq.utils.monitor import recv_monitor_message
 
 from spmd.feeding.keys import zmq
 
@@ -41,6 +43,7 @@ class Lines:
         self.context = zmq.Context(io_threads=1)
         self._allows = allows or keys.allowed.__contains__
         self._sockets: list[Any] = []
+        self._watches: dict[Any, LineWatch] = {}
         self._door = self.context.socket(zmq.REP)
         self._door.linger = 0
         self._door.bind(ZAP)
@@ -81,16 +84,22 @@ class Lines:
         self._sockets.append(found)
         return found
 
+    def watch(self, socket: Any) -> LineWatch:
+        """What becomes of a DEALER's line; it ends with the socket."""
+        self._watches[socket] = LineWatch(socket)
+        return self._watches[socket]
+
     def forget(self, socket: Any, linger_ms: int = 0) -> None:
         """Closes one of our sockets; what it still has to send may take so long."""
+        if watch := self._watches.pop(socket, None):
+            watch.close()
         if socket in self._sockets:
             self._sockets.remove(socket)
         socket.close(linger_ms)
 
     def close(self, linger_ms: int = 0) -> None:
-        for socket in self._sockets:
-            socket.close(linger_ms)
-        self._sockets.clear()
+        for socket in list(self._sockets):
+            self.forget(socket, linger_ms)
         self.context.term()  # ends the doorkeeper, which closes its own socket
         self._keeper.join(2)
 
@@ -109,6 +118,34 @@ class Lines:
                 self._door.send_multipart([version, number, *answer, b"", b""])
         except zmq.ZMQError:
             self._door.close(0)
+
+
+class LineWatch:
+    """Whether the line of a DEALER stands. What was under way when it broke may be lost."""
+
+    def __init__(self, socket: Any) -> None:
+        self._watched = socket
+        self.monitor = socket.get_monitor_socket(
+            zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+        self.stands = False
+        self.since = time.monotonic()
+
+    def broke(self) -> bool:
+        """Has it broken since the last call? It may stand again already."""
+        broken = False
+        while self.monitor.poll(0):
+            self.stands = recv_monitor_message(self.monitor)["event"] != zmq.EVENT_DISCONNECTED
+            self.since = time.monotonic()
+            broken = broken or not self.stands
+        return broken
+
+    def away(self) -> float:
+        """For how many seconds there has been no line."""
+        return 0.0 if self.stands else time.monotonic() - self.since
+
+    def close(self) -> None:
+        self._watched.disable_monitor()
+        self.monitor.close(0)
 
 
 def send_to(router: Any, peer: bytes, frames: Sequence[Any]) -> str:

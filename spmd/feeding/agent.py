@@ -177,7 +177,7 @@ class Agent:
         for one in list(self.workers):
             if one.child.channel.fileno() in ready:
                 self.worker_said(one)
-        if self.lines.has_broken(self.scheduler):  # what we said just now may be lost
+        if self.lines.watch(self.scheduler).broke():  # what we said just now may be lost
             self._joined = None
         while frames := received(self.scheduler):
             try:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 CREDITS, MOST_CREDITS = 2, 16
 AHEAD_S = 0.05  # of work that a worker should have before it
 AGAIN_S = 0.2  # before a line that breaks at once is made again
+AWAY_S = 2.0  # without a line to it: then the scheduler hears that it gives no answers
 
 
 class AskedWorker:
@@ -35,6 +36,8 @@ class AskedWorker:
         # to this one, neither an answer nor a region that only the earlier one has mapped.
         me = new_id()
         self.socket = lines.dealer(assigned["address"], assigned["key"], me, large=True)
+        self.watch = lines.watch(self.socket)
+        self.broken = False
         self.began = time.monotonic()
         self.reading: ReadResults | None = None
         if assigned["local"] and assigned["host"] == here:
@@ -44,6 +47,15 @@ class AskedWorker:
                 pass  # another network namespace, or it has just ended: frames do as well
         self.rows = 0.0  # asked so far, over its share
         self.quiet_until = 0.0  # it does not know the pipeline yet
+        self.missed = False  # the scheduler was told that there is no line to it
+
+    def can_be_asked(self, now: float) -> bool:
+        return self.watch.stands and self.quiet_until <= now
+
+    def is_missed(self) -> bool:
+        """True once, when there has been no line to it for long."""
+        missed, self.missed = self.missed, self.watch.away() > AWAY_S
+        return self.missed and not missed
 
     def again(self) -> AskedWorker:
         """The same worker, over a new line; this one is closed."""
@@ -63,7 +75,8 @@ class AskedWorker:
 
     def has_broken(self) -> bool:
         """Is its line another one now? What was under way is lost, and nobody says so."""
-        return time.monotonic() - self.began > AGAIN_S and self.lines.has_broken(self.socket)
+        self.broken |= self.watch.broke()
+        return self.broken and time.monotonic() - self.began > AGAIN_S
 
     def arrays(self, message: Message, fields: list[dict[str, Any]], count: int,
                region: int | None = None) -> dict[str, np.ndarray]:

@@ -113,6 +113,7 @@ class Filling:
             self.lines = Lines(self.supply.keys)
             self.scheduler = self.lines.dealer(
                 self.supply.address, self.supply.keys.server, self.consumer)
+            self.line = self.lines.watch(self.scheduler)
             self.register()
             while not self.supply.has_finished():
                 self.wait()
@@ -237,13 +238,15 @@ class Filling:
     def wait(self) -> None:
         """Until somebody says something, a rank took a batch, or a moment passed."""
         poller = select.poll()
+        workers = self.workers.values()
+        sockets = (self.scheduler, self.line.monitor, *(w.socket for w in workers),
+                   *(w.watch.monitor for w in workers))
         for fd in (self.supply.fileno(), *(r.fileno() for r in self.rings),
-                   *(w.reading.socket.fileno() for w in self.workers.values() if w.reading),
-                   self.scheduler.FD, *(w.socket.FD for w in self.workers.values())):
+                   *(w.reading.socket.fileno() for w in workers if w.reading),
+                   *(s.FD for s in sockets)):
             poller.register(fd, select.POLLIN)
         # What a ZeroMQ socket has already is not shown by its descriptor.
-        ready = any(s.events & zmq.POLLIN for s in (
-            self.scheduler, *(w.socket for w in self.workers.values())))
+        ready = any(s.events & zmq.POLLIN for s in sockets)
         poller.poll(0 if ready else TICK_S * 1000)
         for fd in (self.supply.fileno(), *(r.fileno() for r in self.rings)):
             try:
@@ -252,8 +255,8 @@ class Filling:
                 pass
 
     def attend(self) -> None:
-        if self.lines.has_broken(self.scheduler):  # what it said just now may be lost
-            self.register()
+        if self.line.broke():
+            self.register()  # what the scheduler said meanwhile may be lost: it says it again
         while frames := received(self.scheduler):
             self.scheduler_said(self.decoded(frames))
         for worker, one in list(self.workers.items()):
@@ -266,6 +269,8 @@ class Filling:
             elif worker in self.workers and one.has_broken():
                 self.lose(worker)
                 self.workers[worker] = one.again()
+            elif worker in self.workers and one.is_missed():
+                self.tell("lost", consumer=self.consumer, worker=worker)
         if not self.answered and time.monotonic() - self.began > SILENT_S:
             raise PeerError(
                 f"no scheduler answers at {self.supply.address}",
@@ -318,10 +323,10 @@ class Filling:
     def choose(self, loads: dict[str, int], now: float, count: int,
                home: str = "") -> AskedWorker | None:
         if home in self.workers:  # nobody else has its environments
-            return self.workers[home] if self.workers[home].quiet_until <= now else None
+            return self.workers[home] if self.workers[home].can_be_asked(now) else None
         piece_s = self.asking.example_s * max(count, self.asking.together)
         able = [one for w, one in self.workers.items()
-                if loads.get(w, 1 << 30) < one.credits(piece_s) and one.quiet_until <= now]
+                if loads.get(w, 1 << 30) < one.credits(piece_s) and one.can_be_asked(now)]
         if not able:
             return None
         if self.how == "random":

@@ -68,7 +68,8 @@ class Evaluator:
             if fatal:
                 break
         if end is None and self._may_end and work.through >= first + count and not fatal:
-            end = self.pipeline.compute(work.through, 1, specs, watch=watch).total
+            ahead = self._watch(work.through, 1, board)  # the names of others are no help there
+            end = self.pipeline.compute(work.through, 1, specs, watch=ahead).total
         rows = count if end is None else max(0, min(count, end - first))
         if rows:
             mean = (time.monotonic() - began) / rows

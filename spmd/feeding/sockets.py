@@ -7,8 +7,10 @@ Always holds: a ROUTER says so when a peer is gone (ROUTER_MANDATORY) or its que
 from __future__ import annotations
 
 import threading
+import time
 
 from zmq.utils import z85
+from zmq.utils.monitor import recv_monitor_message
 
 from spmd.feeding.keys import zmq
 
@@ -41,7 +43,7 @@ class Lines:
         self.context = zmq.Context(io_threads=1)
         self._allows = allows or keys.allowed.__contains__
         self._sockets: set[Any] = set()
-        self._monitors: dict[Any, Any] = {}  # of dealers
+        self._watches: dict[Any, LineWatch] = {}  # of dealers
         self._door = self.context.socket(zmq.REP)
         self._door.linger = 0
         self._door.bind(ZAP)
@@ -67,17 +69,13 @@ class Lines:
         found.curve_publickey = self.keys.public.encode()
         found.curve_secretkey = self.keys.secret.encode()
         found.reconnect_ivl, found.reconnect_ivl_max = 50, 500
-        self._monitors[found] = found.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._watches[found] = LineWatch(found)
         found.connect(address)
         return found
 
-    def has_broken(self, dealer: Any) -> bool:
-        """Has the line of a dealer broken since this was asked last? What was under way is lost."""
-        broken, monitor = False, self._monitors[dealer]
-        while is_readable(monitor):
-            monitor.recv_multipart()
-            broken = True
-        return broken
+    def watch(self, dealer: Any) -> LineWatch:
+        """What becomes of a dealer's line; it ends with the socket."""
+        return self._watches[dealer]
 
     def _socket(self, kind: int, large: bool) -> Any:
         found = self.context.socket(kind)
@@ -94,9 +92,8 @@ class Lines:
     def forget(self, socket: Any, linger_ms: int = 0) -> None:
         """Closes one of our sockets; what it still has to send may take so long."""
         self._sockets.discard(socket)
-        if monitor := self._monitors.pop(socket, None):
-            socket.disable_monitor()
-            monitor.close(0)
+        if watch := self._watches.pop(socket, None):
+            watch.close()
         socket.close(linger_ms)
 
     def close(self, linger_ms: int = 0) -> None:
@@ -126,6 +123,34 @@ class Lines:
             return self._allows(key)
         except Exception:  # a folder of keys that vanishes: the door must not stay without a keeper
             return False
+
+
+class LineWatch:
+    """Whether the line of a DEALER stands. What was under way when it broke may be lost."""
+
+    def __init__(self, socket: Any) -> None:
+        self._watched = socket
+        self.monitor = socket.get_monitor_socket(
+            zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+        self.stands = False
+        self.since = time.monotonic()
+
+    def broke(self) -> bool:
+        """Has it broken since the last call? It may stand again already."""
+        broken = False
+        while is_readable(self.monitor):
+            self.stands = recv_monitor_message(self.monitor)["event"] != zmq.EVENT_DISCONNECTED
+            self.since = time.monotonic()
+            broken = broken or not self.stands
+        return broken
+
+    def away(self) -> float:
+        """For how many seconds there has been no line."""
+        return 0.0 if self.stands else time.monotonic() - self.since
+
+    def close(self) -> None:
+        self._watched.disable_monitor()
+        self.monitor.close(0)
 
 
 def send_to(router: Any, peer: bytes, frames: Sequence[Any]) -> str:

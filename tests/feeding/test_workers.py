@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from spmd import InputError, UsageError
-from tests.feeding.feeding_kit import Field, mask_of, running, x_of
+from spmd.feeding import consumer
+from tests.feeding.feeding_kit import Field, Proxy, mask_of, running, x_of
 
 HEAD = "import os, time\nimport numpy as np\nimport spmd.data as data\n"
 
@@ -103,6 +104,22 @@ def test_the_end_with_and_without_a_mask():
         assert a["mask"].all() and a["x"].tolist() == list(range(40, 50))
         assert not b["mask"].any() and not b["x"].any()
         assert upper.next() is None and lower.next() is None
+
+
+def test_what_a_worker_owes_when_its_line_breaks_is_asked_again(monkeypatch):
+    """A line between two machines, cut without a word to anybody: a proxy that forgets all of it.
+    The scheduler sees its worker all the time."""
+    monkeypatch.setattr(consumer, "host_name", lambda: "another host")
+    with running(numbers("time.sleep(0.005)\nreturn {'x': example}", n=200, epochs=1)) as run, (
+            Proxy()) as proxy:
+        monkeypatch.setattr(consumer, "AskedWorker", proxy.reached(consumer.AskedWorker))
+        run.workers(1)
+        (ring,) = run.supply(x_of(20), 20)
+        seen = ring.next()["x"].tolist()
+        proxy.cut()
+        while (batch := ring.next()) is not None:
+            seen += batch["x"].tolist()
+        assert sorted(seen) == list(range(200)) and proxy.connections > 1
 
 
 def test_a_stream_of_unknown_length_ends_for_everybody():

@@ -106,11 +106,11 @@ class Proxy:
 
     def reached(self, asked_worker):
         """AskedWorker, but with its line through here."""
-        def made(lines, consumer, assigned, here):
+        def made(lines, assigned, here):
             host, _, port = assigned["address"].removeprefix("tcp://").rpartition(":")
             self.to = host, int(port)
             mine = f"tcp://127.0.0.1:{self._listening.getsockname()[1]}"
-            return asked_worker(lines, consumer, {**assigned, "address": mine}, here)
+            return asked_worker(lines, {**assigned, "address": mine}, here)
         return made
 
     def cut(self):

@@ -24,7 +24,7 @@ MPI_WORKS := $(RUN) timeout 60 mpirun -n 2 python -c \
 	'from mpi4py import MPI; raise SystemExit(MPI.COMM_WORLD.size != 2)' </dev/null >/dev/null 2>&1
 
 .PHONY: help demo setup test test-openmpi check lint types format docs golden random kills fuzz
-.PHONY: figures
+.PHONY: figures feed-kills
 .PHONY: charts clean
 .PHONY: sanitize-address sanitize-thread stress
 
@@ -38,6 +38,7 @@ help:
 	@echo "make charts            its charts, measured here beside C, JAX and MPI, and drawn"
 	@echo "make random            a long run of random programs against the oracles"
 	@echo "make kills             a hundred runs killed at random moments"
+	@echo "make feed-kills        a hundred kills of runs with feeds: every example exactly once"
 	@echo "make fuzz              a million malformed frames, for decoder and worker"
 	@echo "make stress            the engine under random delays, for STRESS_SECONDS=300"
 	@echo "make golden            rewrite the golden files"
@@ -119,6 +120,10 @@ random: setup
 kills: setup
 	$(RUN) SPMD_TEST_KILLS=100 python -m pytest tests/faults/test_lost.py \
 	  tests/spmd/test_checkpoints.py -k random_moment $(ARGS) </dev/null
+
+FEED_KILLS ?= 100
+feed-kills: setup
+	$(RUN) python -m tests.feeding.kill_feeds $(FEED_KILLS) $(FEED_SEED) </dev/null
 
 FUZZ_FRAMES ?= 1000000
 fuzz: setup

@@ -46,7 +46,7 @@ class Supervised:
         self.board = Board()
         self.trace = os.memfd_create("spmd-feed-trace", os.MFD_CLOEXEC)
         self.child = Child("spmd.feeding.worker", (self.board.fd, self.trace),
-                           dies_with_thread=True, leads=True)
+                           dies_with_thread=True)
         self.child.channel.send(**started)
         for said in loaded:
             self.child.channel.send(load=said)

@@ -84,12 +84,12 @@ class Child:
     """A process of ours that runs a module of spmd. fds stay open in it, under the same numbers.
 
     What it prints goes to standard error. dies_with_thread: the thread that starts it lives as
-    long as it should; the main thread always does. leads: what it starts itself ends with it.
+    long as it should; the main thread always does. It leads a group:
+    Ctrl-C of a terminal is not for it, and what it starts itself ends with it.
     """
 
     def __init__(self, module: str, fds: tuple[int, ...] = (),
-                 dies_with_thread: bool = False, leads: bool = False) -> None:
-        self.leads = leads
+                 dies_with_thread: bool = False) -> None:
         mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with theirs:
             # The kernel takes the end of the thread that starts a child for its parent's death.
@@ -98,7 +98,7 @@ class Child:
                 [sys.executable, "-P", "-m", module, str(theirs.fileno()),
                  str(os.getpid() if dies else 0), *map(str, fds)],
                 pass_fds=(theirs.fileno(), *fds), stdin=subprocess.DEVNULL, stdout=2,
-                process_group=0 if leads else None,
+                process_group=0,
                 env={**ONE_THREAD, **os.environ, "PYTHONPATH": _python_path()},
             )
         self.channel = Channel(mine)
@@ -119,9 +119,8 @@ class Child:
     def wait(self, seconds: float | None = None) -> int:
         """Its exit status, and the end of what it started. Raises TimeoutExpired."""
         status = self.process.wait(seconds)
-        if self.leads:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.process.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
         return status
 
     def end(self, seconds: float) -> None:

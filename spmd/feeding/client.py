@@ -18,7 +18,7 @@ from spmd.data.pipelines import Pipeline
 from spmd.data.settings import FIXED, Settings, read
 from spmd.feed_options import HERE
 from spmd.feeding.against_image import check_against
-from spmd.feeding.keys import Keys, zmq
+from spmd.feeding.keys import Keys
 from spmd.feeding.serving import keys_of
 from spmd.feeding.sockets import Lines, received
 from spmd.feeding.wire import SOURCE_CHARACTERS, decode, encode, new_id
@@ -51,9 +51,9 @@ class Client:
         self._lines = Lines(keys if isinstance(keys, Keys) else keys_of(keys))
         try:
             self._line = self._dealer()
-        except zmq.ZMQError as error:
+        except UsageError:
             self._lines.close()
-            raise UsageError(f"{address}: {error}", expected="tcp://HOST:PORT") from None
+            raise
 
     def __enter__(self) -> Client:
         return self

@@ -79,6 +79,10 @@ class PipelineSupply:
     def fileno(self) -> int:
         return self._wake
 
+    def what_ended(self) -> SpmdError | None:
+        """Whether what was started for this run has ended before it."""
+        return None
+
 
 class Filling:
     """What the thread of a PipelineSupply does."""
@@ -271,6 +275,8 @@ class Filling:
                 self.workers[worker] = one.again()
             elif worker in self.workers and one.is_missed():
                 self.tell("lost", consumer=self.consumer, worker=worker)
+        if not self.workers and (error := self.supply.what_ended()):
+            raise error
         if not self.answered and time.monotonic() - self.began > SILENT_S:
             raise PeerError(
                 f"no scheduler answers at {self.supply.address}",

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import weakref
 
-from codegen.errors import EnvironmentFault
-from spmd.feeding.children import Child
+from codegen.errors import EnvironmentFault, PeerError
+from spmd.feeding.children import Child, ended_by
 from spmd.feeding.client import Client
 from spmd.feeding.consumer import PipelineSupply
 from spmd.feeding.keys import Keys, made_for_a_run
@@ -36,6 +36,16 @@ class StartedSupply(PipelineSupply):
         super().__init__(pipeline, address, keys, **more)
         self.children = children
         self._end = weakref.finalize(self, end_all, children)  # at the end of Python, too
+
+    def what_ended(self) -> PeerError | None:
+        for child in self.children:
+            if (status := child.has_ended()) is not None and not self.has_finished():
+                return PeerError(
+                    f"pipeline {self.pipeline}: a process that feeds this run {ended_by(status)}, "
+                    "and there are no workers any more",
+                    expected="scheduler and workers that live as long as the run",
+                    remedy="start the run again, with --resume if it was kept")
+        return None
 
 
 def end_all(children: list[Child]) -> None:

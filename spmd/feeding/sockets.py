@@ -12,6 +12,7 @@ import time
 from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
+from codegen.errors import UsageError
 from spmd.feeding.keys import zmq
 
 TYPE_CHECKING = False
@@ -62,7 +63,10 @@ class Lines:
         return found
 
     def dealer(self, address: str, server: str, identity: str, *, large: bool = False) -> Any:
-        """A DEALER to one ROUTER, whose public key is `server`. It connects again by itself."""
+        """A DEALER to one ROUTER, whose public key is `server`. It connects again by itself.
+
+        Raises UsageError for what is no address.
+        """
         found = self._socket(zmq.DEALER, large)
         found.routing_id = identity.encode()
         found.curve_serverkey = server.encode()
@@ -70,7 +74,10 @@ class Lines:
         found.curve_secretkey = self.keys.secret.encode()
         found.reconnect_ivl, found.reconnect_ivl_max = 50, 500
         self._watches[found] = LineWatch(found)
-        found.connect(address)
+        try:
+            found.connect(address)
+        except zmq.ZMQError as error:
+            raise UsageError(f"{address}: {error}", expected="tcp://HOST:PORT") from None
         return found
 
     def watch(self, dealer: Any) -> LineWatch:

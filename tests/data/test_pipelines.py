@@ -282,3 +282,18 @@ def test_importing_it_needs_numpy_only():
             "'spmd.files', 'codegen.errors'))])")
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
                           check=True).stdout.strip() == "[]"
+
+
+def test_whatever_class_is_raised_it_is_said():
+    class Mute(BaseException):
+        def __str__(self):
+            raise OSError("no text")
+
+    @data.pipeline(source=data.range(9), shuffle=False)
+    def raises(example):
+        if example == 3:
+            raise Mute
+        return {"x": example}
+
+    (failed,) = raises.compute(0, 9).failures
+    assert failed.position == 3 and failed.text == "Mute: its text cannot be had: OSError"

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from tests.conftest import Launch, here
-from tests.feeding.served_kit import ServedProcess
+from tests.feeding.served_kit import ServedProcess, command_of
 
 N, EPOCHS = 3001, 2
 PROGRAM = f"""
@@ -154,13 +154,6 @@ class Killed:
             with suppress(ProcessLookupError):
                 os.kill(self.chance.choice(found), signal.SIGKILL)
         return True
-
-
-def command_of(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
-    except OSError:
-        return ""
 
 
 def parent_of(pid: int) -> int:

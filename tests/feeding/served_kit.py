@@ -47,6 +47,13 @@ def until(what, seconds=10.0):
     return found
 
 
+def command_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+    except OSError:
+        return ""
+
+
 class TimedRing:
     """A ring that counts how long its rank waits and computes."""
 

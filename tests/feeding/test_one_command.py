@@ -13,6 +13,7 @@ import pytest
 import spmd
 import spmd.data as data
 from tests.conftest import Launch
+from tests.feeding.served_kit import command_of
 
 PROGRAM = """
 import numpy as np
@@ -94,3 +95,26 @@ def test_kill_9_leaves_nothing(image, tmp_path, victim):
         while launch.alive() and time.monotonic() < end:
             time.sleep(0.05)
         assert launch.alive() == []
+
+
+@pytest.mark.mpi
+def test_a_run_without_its_agent_ends(image, tmp_path):
+    began = tmp_path / "began"
+    file = pipeline(tmp_path, f"open({str(began)!r}, 'w'); time.sleep(0.05)", 10000)
+    with Launch([sys.executable, "-m", "spmd", "run", image, "--feed", file]) as launch:
+        end = time.monotonic() + 20
+        while not began.exists() and time.monotonic() < end:
+            time.sleep(0.05)
+        agent = [p for p in launch.alive() if "spmd.feeding.local_feeding" in command_of(p)]
+        os.kill(agent[0], signal.SIGKILL)
+        while launch.process.poll() is None and time.monotonic() < end:
+            time.sleep(0.05)
+        err = launch.process.stderr.read()
+    assert launch.process.returncode == 75 and "was killed by SIGKILL" in err, err
+
+
+@pytest.mark.mpi
+def test_what_an_operation_starts_ends_with_the_run(image, mpirun, tmp_path):
+    file = pipeline(tmp_path, "import os, subprocess; subprocess.Popen(['sleep', '60']); "
+                    "example == 7 and os.fork()", 20)
+    mpirun(1, "-m", "spmd", "run", image, "--feed", file).expect(0)  # looks for processes

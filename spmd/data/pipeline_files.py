@@ -34,7 +34,9 @@ def load(path: str | os.PathLike[str], name: str = "") -> Pipeline:
     except (OSError, UnicodeDecodeError) as error:
         raise OutputError(
             f"{file} cannot be read", expected="a Python file with a pipeline",
-            found=(getattr(error, "strerror", None) or str(error)).lower()) from None
+            found=(getattr(error, "strerror", None) or str(error)).lower(),
+            remedy="" if file.endswith(".py") else
+            f"{file}@tcp://HOST:PORT, if a scheduler there serves it") from None
     return chosen(load_text(text, file), file, name)
 
 

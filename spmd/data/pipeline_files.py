@@ -35,9 +35,16 @@ def load(path: str | os.PathLike[str], name: str = "") -> Pipeline:
         raise OutputError(
             f"{file} cannot be read", expected="a Python file with a pipeline",
             found=(getattr(error, "strerror", None) or str(error)).lower(),
-            remedy="" if file.endswith(".py") else
-            f"{file}@tcp://HOST:PORT, if a scheduler there serves it") from None
+            remedy="" if file.endswith(".py") else _address(file)) from None
     return chosen(load_text(text, file), file, name)
+
+
+def _address(said: str) -> str:
+    """How what is no file may be meant: as a pipeline that a scheduler serves."""
+    name, _, address = said.rpartition("@")
+    host = (address if name or "://" in address else "").rpartition("://")[2] or "HOST:PORT"
+    name = name or ("NAME" if "://" in said else said)
+    return f"{name}@tcp://{host}, if a scheduler there serves it"
 
 
 def chosen(found: dict[str, Pipeline], file: str, name: str = "") -> Pipeline:

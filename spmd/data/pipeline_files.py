@@ -17,6 +17,8 @@ from spmd.data.computing import failure
 from spmd.data.pipelines import Pipeline
 from spmd.data.source_tools import relative_to
 
+LOADED_AS = "__pipeline__"  # not __main__: what is below `if __name__ …` does not run
+
 
 def load(path: str | os.PathLike[str], name: str = "") -> Pipeline:
     """The pipeline of a file, or the one of this name where there are several.
@@ -64,12 +66,17 @@ def chosen(found: dict[str, Pipeline], file: str, name: str = "") -> Pipeline:
         remedy=f"{file}:{(near or list(found))[0]}")
 
 
+def is_loading() -> bool:
+    """Whether the file of a pipeline runs just now, to find what is in it."""
+    return LOADED_AS in sys.modules
+
+
 def load_text(text: str, file: str, folder: str | os.PathLike[str] = "") -> dict[str, Pipeline]:
     """All pipelines of the text of a file, by name; imported ones are left out.
 
     file: what messages call it. folder: where relative paths in it begin, if not beside it.
     """
-    module = ModuleType("__pipeline__")  # not __main__: what is below `if __name__ …` does not run
+    module = ModuleType(LOADED_AS)
     module.__file__ = os.path.abspath(file)
     linecache.cache[file] = (len(text), None, text.splitlines(True), file)
     beside = os.path.dirname(module.__file__)

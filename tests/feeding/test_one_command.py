@@ -15,6 +15,11 @@ from tests.conftest import Launch
 PROGRAM = """
 import numpy as np
 import spmd
+from spmd.data.pipeline_files import load_text
+import pytest
+
+import spmd
+from spmd.data.pipeline_files import load_text
 
 @spmd.program(mesh=("r",))
 def sums(batch: int = 16):
@@ -82,3 +87,12 @@ def test_kill_9_leaves_nothing(image, tmp_path, victim):
         while launch.alive() and time.monotonic() < end:
             time.sleep(0.05)
         assert launch.alive() == []
+
+
+def test_a_file_that_starts_a_run_when_a_worker_reads_it_is_refused():
+    """Each worker would start workers of its own, without end."""
+    text = ("from spmd.feeding.connect import supply_for\n"
+            "from spmd.launch.processes import Processes\n"
+            "supply_for('x.py', feed=None, processes=Processes())\n")
+    with pytest.raises(spmd.UsageError, match="below if __name__ == '__main__'"):
+        load_text(text, "x.py")

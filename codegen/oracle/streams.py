@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -81,7 +82,8 @@ def declared(world: Common, given: Any, name: str, fields: Mapping[str, Any],
                          expected="a dict by their names", found=type(given).__name__,
                          remedy=f"feed={{{next(iter(others))!r}: …, {name!r}: …}}")
     batches = Batches(name, given, {
-        k: (shapes[k], whole_batches.numpy_dtype(s.dtype)) for k, s in specs.items()})
+        k: (tuple(map(index, shapes[k])), whole_batches.numpy_dtype(s.dtype))
+        for k, s in specs.items()})
     return EagerStream(world, batches, {
         k: (next(iter(world.axes)), *[None] * (len(shapes[k]) - 1)) if s.layout is None
         else s.layout for k, s in specs.items()})

@@ -7,6 +7,7 @@ Always holds: a batch has all of its rows; what is not there is zeros, and False
 from __future__ import annotations
 
 import collections
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -119,6 +120,12 @@ def check_sent(feed: str, field: str, shape: Sequence[Any], batch: Any) -> None:
 
 def _batches(source: Any, fields: Mapping[str, tuple[Any, Any]]) -> Any:
     """An iterable of batches: itself, what a function gives, or a pipeline's `batches`."""
+    if isinstance(source, (str, os.PathLike)):
+        raise InputError("an eager run is given the file of a pipeline", place=user_place(),
+                         expected="the pipeline itself, or dicts of arrays",
+                         found=os.fspath(source),
+                         remedy=f"feed=spmd.data.load({os.fspath(source)!r}), "
+                                f"or spmd run FILE.py --eager --feed {os.fspath(source)}")
     if callable(made := getattr(source, "batches", None)):
         batch = next(iter(fields.values()))[0][0]
         masks = getattr(source, "masks", False)

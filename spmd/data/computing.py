@@ -27,6 +27,11 @@ _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _LIBRARIES = tuple(sysconfig.get_paths()[key] for key in ("stdlib", "purelib", "platlib"))
 
 
+def advice(text: str) -> str:
+    """What to try where an example failed; "" where the text of the failure says it itself."""
+    return "" if "try:  " in text else "on_error='skip' goes on without such examples"
+
+
 @dataclass(frozen=True)
 class Failure:
     """An example that could not be computed. fatal: the stream cannot go on without it either.
@@ -48,13 +53,8 @@ class Failure:
             f"pipeline {pipeline} failed at position {self.position}, {self.example}\n"
             f"  {self.text}",
             place=Place(self.file, self.line) if self.file else None,
-            remedy="" if self.fatal else skipping(self.text),
+            remedy="" if self.fatal else advice(self.text),
         )
-
-
-def skipping(text: str) -> str:
-    """The advice to skip an example that failed so: none where all of them would fail alike."""
-    return "" if "\n  expected: " in text else "on_error='skip' goes on without such examples"
 
 
 @dataclass
@@ -144,17 +144,23 @@ class StackedRows:
     def _named(self, result: Any) -> Mapping[str, Any]:
         if not isinstance(result, Mapping) or not result:
             raise Misfit(f"the pipeline returned no fields\nexpected: a dict, such as {{'x': …}}\n"
-                         f"found:    {kind_of(result)}")
+                         f"found:    {kind_of(result)}\n"
+                         f"try:      return {{'{next(iter(self.specs or 'x'))}': …}}")
         if MASK in result:
             raise Misfit("the field 'mask' says which places of a batch have an example\n"
-                         "expected: a field of another name\nfound:    'mask'")
+                         "expected: a field of another name\nfound:    'mask'\n"
+                         "try:      leave it out: it is filled by whoever stacks the examples")
         return result
 
     def _same_names(self, result: Mapping[str, Any]) -> None:
         assert self.specs is not None
         if result.keys() != self.specs.keys():
+            first = next(name for name in (*self.specs, *result)
+                         if name not in self.specs or name not in result)
             raise Misfit(f"the pipeline returned other fields than {self._whose}\n"
-                         f"expected: {', '.join(self.specs)}\nfound:    {', '.join(result)}")
+                         f"expected: {', '.join(self.specs)}\nfound:    {', '.join(result)}\n"
+                         + (f"try:      return {first!r} too" if first in self.specs else
+                            f"try:      leave out {first!r}, or declare it in spmd.feed"))
 
     def finish(self) -> None:
         """Zeros where nothing is."""
@@ -199,7 +205,7 @@ def fit(name: str, value: Any, shape: tuple[int, ...], dtype: np.dtype, whose: s
         raise Misfit(f"field {name!r} has another shape than {whose}\n"
                      f"expected: {dtype} {shape}\nfound:    {a.dtype} {a.shape}")
     if a.dtype != dtype and not _casts(a.dtype, dtype) and not _holds(dtype, a):
-        raise Misfit(f"field {name!r} has a dtype that is not cast to that of {whose}\n"
+        raise Misfit(f"field {name!r} has another dtype than {whose}, to which it is not cast\n"
                      f"expected: {dtype} {shape}\nfound:    {a.dtype} {a.shape}{_range(a)}\n"
                      f"try:      .astype(np.{dtype}), if that is what you mean")
     return a

@@ -17,6 +17,8 @@ from spmd.data.computing import failure
 from spmd.data.pipelines import Pipeline
 from spmd.data.source_tools import relative_to
 
+LOADED_AS = "__pipeline__"  # not __main__: what is below `if __name__ …` does not run
+
 
 def load(path: str | os.PathLike[str], name: str = "") -> Pipeline:
     """The pipeline of a file, or the one of this name where there are several.
@@ -34,8 +36,17 @@ def load(path: str | os.PathLike[str], name: str = "") -> Pipeline:
     except (OSError, UnicodeDecodeError) as error:
         raise OutputError(
             f"{file} cannot be read", expected="a Python file with a pipeline",
-            found=(getattr(error, "strerror", None) or str(error)).lower()) from None
+            found=(getattr(error, "strerror", None) or str(error)).lower(),
+            remedy="" if file.endswith(".py") else _address(file)) from None
     return chosen(load_text(text, file), file, name)
+
+
+def _address(said: str) -> str:
+    """How what is no file may be meant: as a pipeline that a scheduler serves."""
+    name, _, address = said.rpartition("@")
+    host = (address if name or "://" in address else "").rpartition("://")[2] or "HOST:PORT"
+    name = name or ("NAME" if "://" in said else said)
+    return f"{name}@tcp://{host}, if a scheduler there serves it"
 
 
 def chosen(found: dict[str, Pipeline], file: str, name: str = "") -> Pipeline:
@@ -55,12 +66,17 @@ def chosen(found: dict[str, Pipeline], file: str, name: str = "") -> Pipeline:
         remedy=f"{file}:{(near or list(found))[0]}")
 
 
+def is_loading() -> bool:
+    """Whether the file of a pipeline runs just now, to find what is in it."""
+    return LOADED_AS in sys.modules
+
+
 def load_text(text: str, file: str, folder: str | os.PathLike[str] = "") -> dict[str, Pipeline]:
     """All pipelines of the text of a file, by name; imported ones are left out.
 
     file: what messages call it. folder: where relative paths in it begin, if not beside it.
     """
-    module = ModuleType("__pipeline__")  # not __main__: what is below `if __name__ …` does not run
+    module = ModuleType(LOADED_AS)
     module.__file__ = os.path.abspath(file)
     linecache.cache[file] = (len(text), None, text.splitlines(True), file)
     beside = os.path.dirname(module.__file__)

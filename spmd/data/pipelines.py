@@ -17,7 +17,16 @@ from typing import Any
 import numpy as np
 
 from codegen.errors import Place, UsageError
-from spmd.data.computing import Failure, Misfit, Specs, Stacked, StackedRows, failure, specs_of
+from spmd.data.computing import (
+    MASK,
+    Failure,
+    Misfit,
+    Specs,
+    Stacked,
+    StackedRows,
+    failure,
+    specs_of,
+)
 from spmd.data.drawing import Drawn, EndOfStream, drawn
 from spmd.data.permutations import Generators
 from spmd.data.settings import Settings, read
@@ -33,6 +42,8 @@ class Pipeline:
     Called as a function, it is the function that it was made of, so that pipelines can use each
     other's. name, file and line say where it stands; `settings` are those of the decorator.
     """
+
+    masks = True  # its batches have the field mask, where one is declared
 
     def __init__(
         self, function: Callable[..., Any], source: ExampleSource, settings: Settings,
@@ -158,17 +169,18 @@ class Pipeline:
     ) -> Iterator[dict[str, np.ndarray]]:
         """Whole batches one after the other, in this process; the last is left out if not full.
 
+        With "mask" among the fields it is given too: True where an example is there, else zeros.
         Raises InputError for an example that fails, unless on_error="skip": then its row is zeros.
         """
-        first = 0
+        first, masked = 0, fields is not None and MASK in fields
         while True:
             found = self.compute(first, batch, fields)
             if self.settings.on_error == "stop":
                 for failed in found.failures:
                     raise failed.error(self.name)
-            if found.total is not None and first + batch > found.total:
+            if found.total is not None and first + (1 if masked else batch) > found.total:
                 return
-            yield found.arrays
+            yield {**found.arrays, MASK: found.there} if masked else found.arrays
             first += batch
 
     def _positions(self, first: int, count: int) -> list[int]:

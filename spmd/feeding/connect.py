@@ -9,7 +9,8 @@ import os
 import re
 
 from codegen.errors import UsageError
-from spmd.data.pipeline_files import load
+from codegen.places import user_place
+from spmd.data.pipeline_files import is_loading, load
 from spmd.data.pipelines import Pipeline
 from spmd.feeding.consumer import PipelineSupply
 from spmd.feeding.local_feeding import started
@@ -30,6 +31,11 @@ def supply_for(given: Any, *, feed: Any, processes: Any, ranks: tuple[int, ...] 
 
     Raises UsageError for something else, and what the pipeline's file raises.
     """
+    if is_loading():  # each worker would start workers, without end
+        raise UsageError(
+            "the file of a pipeline starts a run with a pipeline when a worker reads it",
+            place=user_place(), expected="runs below if __name__ == '__main__':",
+            found=f"feed={given!r}", remedy="or write the pipeline into a file of its own")
     if isinstance(given, str) and (found := REMOTE.fullmatch(given)):
         name, address = found.groups()
         keys = processes.together(lambda: keys_of(""), shared=False)

@@ -18,7 +18,7 @@ import weakref
 import numpy as np
 
 from codegen.errors import InputError, PeerError, Place, SpmdError, UsageError
-from spmd.data.computing import skipping
+from spmd.data.computing import advice
 from spmd.feeding.asked_worker import AskedWorker
 from spmd.feeding.asking import Asking, Filled, merged
 from spmd.feeding.client import Refused
@@ -385,7 +385,7 @@ class Filling:
             f"pipeline {self.supply.pipeline} failed at position {failed['position']}, "
             f"{failed['example']}\n  {failed['text']}".rstrip(),
             place=Place(failed["file"], failed["line"] or 0) if failed["file"] else None,
-            remedy=skipping(failed["text"]) if self.settings.get("on_error") != "skip" else "")
+            remedy=advice(failed["text"]) if self.settings.get("on_error") != "skip" else "")
 
     def skip(self, what: str) -> None:
         self.skipped += 1

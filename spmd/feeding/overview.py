@@ -127,9 +127,13 @@ def warnings(seen: dict[str, Any]) -> list[str]:
         elif not c["workers"]:
             continue  # it is pending, which is told below
         else:
-            text += (f"its {len(c['workers'])} workers make enough, so they or the way to them are "
-                     f"slower than they measure: python -m spmd feed update {c['pipeline']} "
-                     f"--workers {len(c['workers']) + 1}")
+            count, there = len(c["workers"]), len(seen["workers"])
+            text += (f"its {count} workers make enough, so they or the way to them are slower than "
+                     "they measure: " if c["rate"] is not None else
+                     "it always waits, so what it needs cannot be measured; try more workers: ")
+            text += "python -m spmd feed " + (
+                f"update {c['pipeline']} --workers {count + 1}" if count < there else
+                f"worker --connect {address}")
         found.append(text)
     found += [f"{p['name']} waits: {p['why']}" for p in seen["pipelines"] if p["why"]]
     if seen["scheduler"]["trouble"]:

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import time
 
-import lz4.block
-import zstandard
+from codegen.errors import EnvironmentFault, InputError
 
-from codegen.errors import InputError
+try:
+    import lz4.block
+    import zstandard
+except ImportError as missing:
+    raise EnvironmentFault(f"feeding needs {missing.name}, which is not installed here",
+                           remedy='pip install "spmd[feed]"') from None
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -107,7 +107,7 @@ def returned(value, fields=FIELDS, **settings):
 
 MISFITS = {
     "shape": ({"x": np.zeros(3)}, ["another shape", "float32 (2,)", "float64 (3,)"]),
-    "dtype": ({"x": np.array([1j, 2])}, ["dtype that is not cast", "complex128", "astype"]),
+    "dtype": ({"x": np.array([1j, 2])}, ["to which it is not cast", "complex128", "astype"]),
     "missing": ({"y": np.zeros(2)}, ["other fields", "expected: x", "found:    y"]),
     "more": ({"x": np.zeros(2), "z": 1}, ["other fields", "found:    x, z"]),
     "nothing": (None, ["returned no fields", "nothing (None)"]),

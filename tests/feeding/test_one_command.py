@@ -18,6 +18,11 @@ from tests.feeding.served_kit import command_of
 PROGRAM = """
 import numpy as np
 import spmd
+from spmd.data.pipeline_files import load_text
+import pytest
+
+import spmd
+from spmd.data.pipeline_files import load_text
 
 @spmd.program(mesh=("r",))
 def sums(batch: int = 16):
@@ -105,7 +110,7 @@ def test_a_run_without_its_agent_ends(image, tmp_path):
         end = time.monotonic() + 20
         while not began.exists() and time.monotonic() < end:
             time.sleep(0.05)
-        agent = [p for p in launch.alive() if "spmd.feeding.local_feeding" in command_of(p)]
+        agent = [p for p in launch.alive() if "spmd.feeding.local_agent" in command_of(p)]
         os.kill(agent[0], signal.SIGKILL)
         while launch.process.poll() is None and time.monotonic() < end:
             time.sleep(0.05)
@@ -118,3 +123,12 @@ def test_what_an_operation_starts_ends_with_the_run(image, mpirun, tmp_path):
     file = pipeline(tmp_path, "import os, subprocess; subprocess.Popen(['sleep', '60']); "
                     "example == 7 and os.fork()", 20)
     mpirun(1, "-m", "spmd", "run", image, "--feed", file).expect(0)  # looks for processes
+
+
+def test_a_file_that_starts_a_run_when_a_worker_reads_it_is_refused():
+    """Each worker would start workers of its own, without end."""
+    text = ("from spmd.feeding.connect import supply_for\n"
+            "from spmd.launch.processes import Processes\n"
+            "supply_for('x.py', feed=None, processes=Processes())\n")
+    with pytest.raises(spmd.UsageError, match="below if __name__ == '__main__'"):
+        load_text(text, "x.py")

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import spmd
+import spmd.data as data
 from spmd.engine.feed_rings import FedFeed, FeedField
 from spmd.files.checkpoints import complete, complete_set, read_index
 from spmd.launch import feeds as fed
@@ -333,6 +334,27 @@ def test_an_eager_run_takes_whole_batches_of_a_supply():
         np.testing.assert_array_equal(got["x"][:n], b["x"])
         assert not got["x"][n:].any() and got["mask"].tolist() == [True] * n + [False] * (6 - n)
     ring.close()
+
+
+def test_an_eager_run_takes_the_last_batch_of_a_pipeline_and_its_bad_examples_as_runs_do():
+    @data.pipeline(source=data.range(10), epochs=1, shuffle=False, on_error="skip")
+    def inverse(example):
+        return {"x": 1 / (example - 2)}
+
+    @spmd.program(mesh=("r",))
+    def counted():
+        feed = spmd.feed(x=spmd.spec((spmd.Dim("batch", 4),), np.float64),
+                         mask=spmd.spec((spmd.Dim("batch", 4),), np.bool_))
+        total, rows = np.float64(0), np.int64(0)
+        for b in feed:
+            total, rows = total + np.sum(b.x), rows + np.sum(b.mask)
+        return total, rows
+
+    total, rows = counted.eager(feed=inverse)
+    assert rows == 9
+    np.testing.assert_allclose(total, sum(1 / (k - 2) for k in range(10) if k != 2))
+    with pytest.raises(spmd.InputError, match=r"load\('some.py'\)"):
+        counted.eager(feed="some.py")
 
 
 # ---- checkpoints -----------------------------------------------------------------------------

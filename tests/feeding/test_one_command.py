@@ -12,17 +12,13 @@ import pytest
 
 import spmd
 import spmd.data as data
+from spmd.data.pipeline_files import load_text
 from tests.conftest import Launch
 from tests.feeding.served_kit import command_of
 
 PROGRAM = """
 import numpy as np
 import spmd
-from spmd.data.pipeline_files import load_text
-import pytest
-
-import spmd
-from spmd.data.pipeline_files import load_text
 
 @spmd.program(mesh=("r",))
 def sums(batch: int = 16):

@@ -196,7 +196,7 @@ def test_an_example_that_kills_workers_is_skipped_where_that_is_asked_for():
 
 
 def test_a_batch_that_kills_workers_is_skipped_as_a_whole():
-    source = HEAD + ("@data.batched(source=data.range(40), size=8, shuffle=False,\n"
+    source = HEAD + ("@data.batched(source=data.range(40), size=8, epochs=1, shuffle=False,\n"
                      "              on_error='skip')\n"
                      "def numbers(examples):\n"
                      "    if 9 in examples: os.kill(os.getpid(), 9)\n"

@@ -59,6 +59,7 @@ class Pipeline:
         self._random = _takes_random(function, self.place)
         self._drawn: Callable[[], Drawn] = once_made(lambda: drawn(source, settings))
         self._generators = Generators(settings.seed)
+        self._order: Callable[[], str] = once_made(self._order_of)
         self._specs: Specs | None = None
         self._last: tuple[int, int, Any] | None = None  # a batch that was computed: of parts of it
 
@@ -84,6 +85,16 @@ class Pipeline:
         s = self.settings
         order = (s.sampling, s.seed, s.epochs, s.shuffle, self.size)
         return Digest("pipeline").add(self.source.digest(), *order).text()
+
+    def order(self) -> str:
+        """Equal where pipelines have the same example at each position: epochs may differ, and what
+        is computed of an example, but not source, sampling, seed and order."""
+        return self._order()
+
+    def _order_of(self) -> str:
+        s = self.settings
+        order = (s.sampling, s.seed, s.shuffle, self.size)
+        return Digest("order").add(self.source.digest(), *order).text()
 
     def specs(self) -> Specs:
         """Shape and dtype of each field, as the first example has them; it is computed for that."""

@@ -73,6 +73,10 @@ class PipelineSupply:
             self._thread.join(5)
             self._thread = None
 
+    def order(self) -> str:
+        """What a checkpoint knows the stream by; "" where the pipeline was read elsewhere."""
+        return ""
+
     def has_finished(self) -> bool:
         return self._stop.is_set()
 

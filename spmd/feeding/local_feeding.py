@@ -31,11 +31,14 @@ START_S = 20.0
 class StartedSupply(PipelineSupply):
     """A PipelineSupply whose scheduler and workers this job has started."""
 
-    def __init__(self, pipeline: str, address: str, keys: Keys, children: list[Child],
-                 **more: Any) -> None:
-        super().__init__(pipeline, address, keys, **more)
-        self.children = children
+    def __init__(self, pipeline: Pipeline, address: str, keys: Keys, children: list[Child], *,
+                 name: str, **more: Any) -> None:
+        super().__init__(name, address, keys, **more)
+        self.children, self._whole = children, pipeline
         self._end = weakref.finalize(self, end_all, children)  # at the end of Python, too
+
+    def order(self) -> str:
+        return self._whole.order()
 
     def what_ended(self) -> PeerError | None:
         for child in self.children:
@@ -79,8 +82,8 @@ def started(pipeline: Pipeline, *, processes: Any, ranks: tuple[int, ...],
     except BaseException:
         end_all(children)
         raise
-    return StartedSupply(where["name"], where["address"], Keys.of_plain(where["keys"]), children,
-                         ranks=ranks, run=feed)
+    return StartedSupply(pipeline, where["address"], Keys.of_plain(where["keys"]), children,
+                         name=where["name"], ranks=ranks, run=feed)
 
 
 def workers_each(pipeline: Pipeline, hosts: int) -> int:

@@ -49,6 +49,12 @@ class OpenFeed:
         self.supply: Supply | None = None
 
 
+def order_of(one: OpenFeed) -> str:
+    """What a checkpoint knows the stream of a feed by; "" where nothing is known of it."""
+    ask = getattr(one.supply, "order", None)
+    return ask() if ask else ""
+
+
 class Feeds:
     """What a launch does for feeds, in one process."""
 
@@ -114,6 +120,7 @@ class Feeds:
                     one.supply = supply
                     if isinstance(supply, IterableSupply):
                         self.supplies[one.feed.name] = supply
+                    self._compare(one, resumed)
                     self._begin(job, one, *starts[one.feed.name])
         except BaseException:
             self.finish()
@@ -165,6 +172,16 @@ class Feeds:
                 taken, start = cursor["taken"], cursor["from"]
             found[name] = (start, taken)
         return found
+
+    def _compare(self, one: OpenFeed, resumed: dict[str, Any] | None) -> None:
+        """The stream that a checkpoint goes on with is the one that it has taken batches of."""
+        kept = resumed["feeds"][one.feed.name].get("order", "") if resumed is not None else ""
+        if kept and (order := order_of(one)) and order != kept:
+            self.processes.refuse(InputError(
+                f'feed "{one.feed.name}" is another stream than that of the checkpoint',
+                expected="a pipeline with the same source, sampling, seed and order as before",
+                found="other ones: examples would be taken twice, or never",
+                remedy="the pipeline as it was; or a new run that begins with the kept arrays"))
 
     def _supply(self, feed: FedFeed) -> Supply:
         """Of what was given. All processes come here; those of a pipeline meet in it."""
@@ -269,13 +286,14 @@ class Feeds:
             found[one.feed.name] = (n[0], n[1] / NS, n[2] / NS, n[3])
         return found
 
-    def cursors(self) -> dict[str, dict[str, int]]:
-        """Of the set at hand: by feed, batches that were taken, and where a stream has to begin."""
+    def cursors(self) -> dict[str, dict[str, Any]]:
+        """Of the set at hand: by feed, batches that were taken, where a stream has to begin, and
+        what it is a stream of."""
         assert self.job is not None
         found, n = {}, ffi.new("int64_t[2]")
         for one in self.open:
             self.job._check(lib.spmd_job_set_feed(self.job._job, one.feed.number, n, n + 1))
-            found[one.feed.name] = {"taken": n[0], "from": n[1]}
+            found[one.feed.name] = {"taken": n[0], "from": n[1], "order": order_of(one)}
         return found
 
     def finish(self) -> None:

@@ -35,7 +35,7 @@ PIPELINE = """
 import time
 import spmd.data as data
 
-@data.pipeline(source=data.range({n}), epochs=1)
+@data.pipeline(source=data.range(160), epochs=1)
 def numbers(example):
     {body}
     return {{"y": example}}
@@ -128,3 +128,28 @@ def test_a_file_that_starts_a_run_when_a_worker_reads_it_is_refused():
             "supply_for('x.py', feed=None, processes=Processes())\n")
     with pytest.raises(spmd.UsageError, match="below if __name__ == '__main__'"):
         load_text(text, "x.py")
+
+
+@pytest.mark.mpi
+def test_a_run_goes_on_with_the_same_stream_only(tmp_path):
+    """Another seed would give examples twice; more epochs do not."""
+    def given(seed, epochs=1):
+        (tmp_path / "numbers.py").write_text(
+            "import spmd.data as data\n"
+            f"@data.pipeline(source=data.range(160), seed={seed}, epochs={epochs})\n"
+            "def numbers(example):\n    return {'x': example}\n")
+        return str(tmp_path / "numbers.py")
+
+    @spmd.program(mesh=("r",))
+    def summed():
+        feed = spmd.feed(x=spmd.spec((16,), np.int64))
+        total = spmd.asarray(0)
+        for b in feed:
+            total = total + np.sum(b.x)
+        return total
+
+    image, kept = spmd.build(summed, checkpoint=True), str(tmp_path / "kept")
+    assert image.run(feed=given(3), checkpoint=kept, every=1) == 160 * 159 // 2
+    with pytest.raises(spmd.InputError, match="another stream than that of the checkpoint"):
+        image.run(feed=given(4), resume=kept)
+    assert image.run(feed=given(3, epochs=2), resume=kept, ranks=2) == 160 * 159

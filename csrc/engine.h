@@ -313,7 +313,8 @@ int spmd_ring_event(const spmd_ring *ring); /* an eventfd: something was taken, 
  * stay until they are let go; as long as that, no values behind batch k + depth can be sent. */
 int spmd_ring_sent(spmd_ring *ring, int64_t k, void **values);
 void spmd_ring_let_go(spmd_ring *ring, int64_t k);
-int spmd_ring_wants(const spmd_ring *ring, int64_t k); /* 1: a rank of it waits for batch k */
+/* 1: a rank of it waits for batch k. 2: one that has sent nothing behind the batch before. */
+int spmd_ring_wants(const spmd_ring *ring, int64_t k);
 /* Nanoseconds that a rank of this ring has waited since its first batch, and that passed in all;
  * means. */
 void spmd_ring_waits(const spmd_ring *ring, int64_t *waited, int64_t *passed);

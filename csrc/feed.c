@@ -459,14 +459,18 @@ static void reader_waits(const spmd_hosted *me, int64_t feed, int64_t *waited, i
 int spmd_ring_wants(const spmd_ring *ring, int64_t k)
 {
     const spmd_job *job = ring->job;
+    int wants = 0;
     for (int64_t r = 0; r < job->count; r++) {
         const spmd_hosted *me = &job->hosted[r];
         const spmd_reader *reader = &me->streams[ring->fed->number];
         if (reader->ring == ring && atomic_load(&me->starves) &&
-            atomic_load(&me->hungry) == ring->fed->number && atomic_load(&reader->taken) == k)
-            return 1;
+            atomic_load(&me->hungry) == ring->fed->number && atomic_load(&reader->taken) == k) {
+            if (atomic_load(&reader->sent) < k)
+                return 2;
+            wants = 1;
+        }
     }
-    return 0;
+    return wants;
 }
 
 void spmd_ring_waits(const spmd_ring *ring, int64_t *waited, int64_t *passed)

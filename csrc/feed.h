@@ -52,10 +52,10 @@ typedef struct spmd_fed {
 /* Where a rank is in the stream of a feed. Its own thread writes it; others look. */
 typedef struct spmd_reader {
     spmd_ring *ring;
-    int64_t began;  /* batches that were taken before this run */
-    int64_t sent;   /* batches to which values were sent */
-    bool over;      /* it was told that there are no more */
-    bool early;     /* some were taken in this run before its loop */
+    int64_t began;        /* batches that were taken before this run */
+    _Atomic int64_t sent; /* batches to which values were sent */
+    bool over;            /* it was told that there are no more */
+    bool early;           /* some were taken in this run before its loop */
     _Atomic int64_t taken, waited, first, last; /* batches; nanoseconds; when it took */
 } spmd_reader;
 

@@ -143,6 +143,11 @@ class FeedRing:
         with self._lock:
             return not self._closed and bool(lib.spmd_ring_wants(self._ring, k))
 
+    def owes(self, k: int) -> bool:
+        """Whether a rank waits for batch k that has sent nothing back behind the one before."""
+        with self._lock:
+            return not self._closed and lib.spmd_ring_wants(self._ring, k) == 2
+
     def fileno(self) -> int:
         """An eventfd: readable after something was taken by all ranks of the ring, or sent."""
         return self._fd

@@ -237,6 +237,13 @@ class Filling:
         self.failed.setdefault(self.asking.batch_of(position), error)
 
     def raise_what_is_wanted(self) -> None:
+        if self.acts and any(r.owes(self.sent + 1) for r in self.rings):
+            raise InputError(
+                f"a rank takes batch {self.sent + 1} of pipeline {self.supply.pipeline} and has "
+                f"sent nothing back behind batch {self.sent}",
+                expected="feed.send(…) behind each feed.next(): environments go on by what they "
+                "are told", found="a second feed.next()",
+                remedy="feed.send in each turn, in every branch")
         for k, error in self.failed.items():
             if any(r.is_wanted(k) for r in self.rings):
                 raise error

@@ -26,6 +26,7 @@ ZAP = "inproc://zeromq.zap.01"
 HANDSHAKE_MS = 5000  # a peer that connects and says nothing is dropped then
 HEARTBEAT_MS = 500
 SILENT_MS = 1500  # a peer whose machine vanished is noticed then
+LARGE_SILENT_MS = 20_000  # where results travel: nothing else is heard while one is under way
 MESSAGES = 4096  # in a queue of a peer; credits keep it far below
 SMALL = 4 << 20  # bytes of a frame where no arrays travel
 LARGE = 1 << 32
@@ -90,7 +91,8 @@ class Lines:
         found.sndhwm = found.rcvhwm = MESSAGES
         found.maxmsgsize = LARGE if large else SMALL
         found.handshake_ivl = HANDSHAKE_MS
-        found.heartbeat_ivl, found.heartbeat_timeout = HEARTBEAT_MS, SILENT_MS
+        found.heartbeat_ivl = HEARTBEAT_MS
+        found.heartbeat_timeout = LARGE_SILENT_MS if large else SILENT_MS
         found.ipv6 = True
         found.tcp_keepalive = 1
         self._sockets.add(found)

@@ -15,6 +15,7 @@ import spmd.data as data
 from spmd.data.pipeline_files import load_text
 from tests.conftest import Launch
 from tests.feeding.served_kit import command_of
+from tests.feeding.test_workers import ACTING
 
 PROGRAM = """
 import numpy as np
@@ -153,3 +154,19 @@ def test_a_run_goes_on_with_the_same_stream_only(tmp_path):
     with pytest.raises(spmd.InputError, match="another stream than that of the checkpoint"):
         image.run(feed=given(4), resume=kept)
     assert image.run(feed=given(3, epochs=2), resume=kept, ranks=2) == 160 * 159
+
+
+@pytest.mark.mpi
+def test_a_batch_that_is_taken_before_anything_was_sent_back(tmp_path):
+    (tmp_path / "adding.py").write_text(ACTING)
+
+    @spmd.program(mesh=("r",))
+    def hasty():
+        feed = spmd.feed(x=spmd.spec((4,), np.int64))
+        for _ in spmd.range(3):
+            feed.send(action=feed.next().x)
+            x = feed.next().x
+        return np.sum(x)
+
+    with pytest.raises(spmd.InputError, match="takes batch 2 .* sent nothing back behind batch 1"):
+        spmd.build(hasty).run(ranks=2, feed=str(tmp_path / "adding.py"))

@@ -36,7 +36,7 @@ PIPELINE = """
 import time
 import spmd.data as data
 
-@data.pipeline(source=data.range(160), epochs=1)
+@data.pipeline(source=data.range({n}), epochs=1)
 def numbers(example):
     {body}
     return {{"y": example}}

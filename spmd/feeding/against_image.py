@@ -11,9 +11,8 @@ from typing import Any
 
 from codegen.errors import InputError, OutputError
 from codegen.image.manifest import read
+from spmd.data.computing import MASK
 from spmd.data.pipelines import Pipeline
-
-MASK = "mask"
 
 
 def check_against(pipeline: Pipeline, image: str) -> None:

@@ -18,7 +18,7 @@ import weakref
 import numpy as np
 
 from codegen.errors import InputError, PeerError, Place, SpmdError, UsageError
-from spmd.data.computing import advice
+from spmd.data.computing import MASK, advice
 from spmd.feeding.asked_worker import AskedWorker
 from spmd.feeding.asking import Asking, Filled, merged
 from spmd.feeding.client import Refused
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
     from spmd.feeding.keys import Keys
 
-MASK = "mask"
 RATE_S = 0.5
 TICK_S = 0.05
 UNKNOWN_S = 0.05  # before a worker that does not know the pipeline yet is asked again

@@ -8,11 +8,13 @@ workers every consumer has what it takes, and less than one worker more.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import ceil
+from typing import NamedTuple
 
-from spmd.feeding.worker_time import Budget, Need, Pool, fit, pairs_of, supplied
+from spmd.feeding.fair_division import Parts, divided
+from spmd.feeding.worker_time import SLIVER, Budget, Need, Pool, fit, pairs_of, supplied
 
 Shares = dict[str, dict[str, float]]  # worker -> consumer -> part of its time
 
@@ -22,6 +24,10 @@ KEPT_FROM = 0.1  # of the headroom: what a consumer has is kept from here
 KEPT_UP_TO = 1.5  # times what it takes, and one worker more at most
 NOISE = 0.03  # of what it takes: measured rates differ by so much from second to second
 FAIR_ENOUGH = 0.93  # of what all could have: too few workers are not dealt anew for less
+WORTH = 1.05  # times as much for the poorest: for less, nobody gives up workers of its own host
+STEPS = 12  # halvings, to find a level
+LEFT_OVER = 0.02  # of the time of workers: less is not dealt once more
+MORE = 1.1  # times what it has: a pipeline that can have this goes on being raised
 
 
 @dataclass(frozen=True)
@@ -238,16 +244,79 @@ def _level(
         pool.become(trial)
         _take_over(budgets, spent)
         return
+    goals = _fair_goals(demands, budgets, pool, before)
+    if (best := _divided(demands, budgets, pool)) and best[0] > WORTH * goals.least:
+        goals = max(goals, _fair_goals(demands, budgets, pool, before, *best),
+                    key=lambda found: found.least)
+    if all(goals.of[d.consumer] * FAIR_ENOUGH <= held[d.consumer] <= d.target for d in demands):
+        goals = FairGoals(0.0, held, None)  # nobody could have much more: nothing moves
+    fit(demands, 1.0, goals.of, budgets, pool, before, goals.parts)
+
+
+class FairGoals(NamedTuple):
+    """What each consumer should get, in examples/s. least: part of its target that the poorest one
+    has. parts: which workers are best for whom."""
+
+    least: float
+    of: dict[str, float]
+    parts: Parts | None
+
+
+def _divided(
+    demands: list[Need], budgets: Mapping[str, Budget], pool: Pool
+) -> tuple[float, Parts] | None:
+    """Who is best for whom, where workers are not equally fast for all, or not equally dear; and
+    which part of what it needs the poorest one can have."""
+    needs: dict[str, float] = {}
+    for d in demands:
+        needs[d.pipeline] = needs.get(d.pipeline, 0.0) + d.target
+    if len(needs) < 2:
+        return None
+    free = {w: left for w, left in pool.left.items() if left >= SLIVER}
+    speeds = {d.pipeline: d.speeds for d in demands}
+    parts = divided(needs, speeds, free, {w: pool.rows[w].prices for w in free},
+                    {name: budgets[name].limits for name in needs})
+    least = min(sum(part * speeds[n][w] for w, part in mine.items()) / needs[n]
+                for n, mine in parts.items())
+    return min(least, 1.0), parts
+
+
+def _fair_goals(
+    demands: list[Need], budgets: Mapping[str, Budget], pool: Pool, before: Shares,
+    most_of_all: float = 1.0, parts: Parts | None = None,
+) -> FairGoals:
+    """Max-min fair: all have the same part of what they need; who cannot have so much has what it
+    can, and whoever can have more without taking it from those that have less has more."""
+
+    def fits(levels: Mapping[str, float], trial: Pool | None = None) -> bool:
+        goals = {d.consumer: d.target * levels[d.pipeline] for d in demands}
+        return fit(demands, 1.0, goals, _copies(budgets), trial or pool.copy(), before, parts)
+
+    def raised(active: list[str], high: float) -> float:
+        """The largest level that these can have, the others as they are."""
+        return _largest(lambda part: fits({n: min(part, most[n]) if n in active else level
+                                           for n, level in levels.items()}), high)
+
     most = dict.fromkeys([d.pipeline for d in demands], 1.0)
     for name in most:
         if budgets[name].is_bounded():
             own = [d for d in demands if d.pipeline == name]
-            most[name] = _largest(own, {}, budgets, pool, before)
-    level = _largest(demands, most, budgets, pool, before)
-    goals = {d.consumer: d.target * min(level, most[d.pipeline]) for d in demands}
-    if all(goals[d.consumer] * FAIR_ENOUGH <= held[d.consumer] <= d.target for d in demands):
-        goals = held  # nobody could have much more: nothing moves
-    fit(demands, 1.0, goals, budgets, pool, before)
+            most[name] = _largest(lambda part, own=own: fit(  # type: ignore[misc]
+                own, part, {}, _copies(budgets), pool.copy(), before, parts))
+    levels, active, high = dict.fromkeys(most, 0.0), list(most), most_of_all
+    for _ in most:
+        level = raised(active, high)
+        levels.update({name: min(level, most[name]) for name in active})
+        trial, high = pool.copy(), 1.0
+        fits(levels, trial)
+        if sum(trial.left.values()) < LEFT_OVER * sum(pool.left.values()):
+            break
+        active = [n for n in active if 0 < levels[n] < most[n]
+                  and fits({**levels, n: min(levels[n] * MORE, most[n])})]
+        if not active:
+            break
+    goals = {d.consumer: d.target * levels[d.pipeline] for d in demands}
+    return FairGoals(min(levels.values()), goals, parts)
 
 
 def _is_right(d: Need, supply: float) -> bool:
@@ -256,20 +325,12 @@ def _is_right(d: Need, supply: float) -> bool:
     return low <= supply <= min((1 + NOISE) * d.need + d.usual, KEPT_UP_TO * d.need)
 
 
-def _largest(
-    demands: list[Need], most: Mapping[str, float], budgets: Mapping[str, Budget], pool: Pool,
-    before: Shares,
-) -> float:
-    """The largest part of what they want that all can have at once."""
-
-    def fits(part: float) -> bool:
-        goals = {d.consumer: d.target * min(part, most.get(d.pipeline, 1.0)) for d in demands}
-        return fit(demands, 1.0, goals, _copies(budgets), pool.copy(), before)
-
-    if fits(1.0):
-        return 1.0
-    low, high = 0.0, 1.0
-    for _ in range(12):
+def _largest(fits: Callable[[float], bool], high: float = 1.0) -> float:
+    """The largest part of what is wanted that can be had, up to `high`."""
+    if fits(high):
+        return high
+    low = 0.0
+    for _ in range(STEPS):
         middle = (low + high) / 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     return low

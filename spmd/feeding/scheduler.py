@@ -28,6 +28,7 @@ SILENT_S = 1.5  # an agent that has not beaten for so long is dead
 CONSUMER_SILENT_S = 10.0  # it has its workers anyway; what it had is then given to others
 PLAN_S = 0.5  # between two assignments when nothing has happened but rates
 SOON_S = 0.05  # after something has happened
+SELDOM = 4.0  # times as long as an assignment takes: beats must be heard between two of them
 KEEP_S = 1.0  # between two writes to the state
 COMING_S = 2.5  # after a restart: so long nobody's workers are taken away
 SLICE_S = 10.0
@@ -62,6 +63,7 @@ class Scheduler:
         self.coming_until = now + COMING_S if self.awaited else now
         self.dirty = True
         self._planned = self._kept = self._ticked = self._charged = now
+        self._took = 0.0  # for the last assignment
 
     # ---- the loop
 
@@ -113,8 +115,9 @@ class Scheduler:
             for consumer in self.consumers.values():
                 consumer.seen = min(now, consumer.seen + late + 0.5)
         self._bury(now)
-        if now - self._planned >= (SOON_S if self.dirty else PLAN_S):
+        if now - self._planned >= max(SOON_S if self.dirty else PLAN_S, SELDOM * self._took):
             self.plan(now)
+            self._took = time.monotonic() - now
         if now - self._kept >= KEEP_S:
             self.keep(now)
 

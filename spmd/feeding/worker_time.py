@@ -142,10 +142,12 @@ def supplied(d: Need, shares: Mapping[str, Mapping[str, float]], pool: Pool) -> 
 def fit(
     demands: list[Need], part: float, goals: Mapping[str, float],
     budgets: Mapping[str, Budget], pool: Pool, before: Mapping[str, Mapping[str, float]],
+    parts: Mapping[str, Mapping[str, float]] | None = None,
 ) -> bool:
     """Takes of the pool what all want (goals, or such a part of their targets); whether all have.
 
-    What cannot be had is left out; the pool and the budgets change.
+    parts: by pipeline, which part of a worker is best for it; it takes of these first. What cannot
+    be had is left out; the pool and the budgets change.
     """
     wants = {d.consumer: goals.get(d.consumer, d.target * part) for d in demands}
     had = {d.consumer: [(w, s) for w, s in pairs_of(d, before) if w in pool.left] for d in demands}
@@ -165,6 +167,28 @@ def fit(
         return bool(d.preferred & (row.names | {worker})) or (
             not d.preferred and row.host == d.host)
 
+    if parts is not None:
+        best = {name: dict(mine) for name, mine in parts.items()}
+        line = {name: _by_host(mine, pool) for name, mine in parts.items()}
+
+        def take_best(d: Need, workers: Iterable[str]) -> None:
+            mine = best[d.pipeline]
+            for worker in workers:
+                if wants[d.consumer] <= SLIVER * min(d.usual, d.target):
+                    return
+                if mine[worker] < SLIVER:
+                    continue
+                left = pool.left[worker]
+                take(d, [(worker, mine[worker])])
+                mine[worker] -= left - pool.left[worker]
+
+        for d in demands:
+            take_best(d, [w for w, _ in had[d.consumer] if w in best[d.pipeline]])
+        for where in (lambda d: d.host, lambda d: ""):
+            for d in demands:
+                rest = line[d.pipeline].get(where(d), [])
+                take_best(d, list(rest))
+                rest[:] = [w for w in rest if best[d.pipeline][w] >= SLIVER]
     for d in demands:
         take(d, [(w, s) for w, s in had[d.consumer] if is_near(d, w)])
     for d in demands:
@@ -180,6 +204,14 @@ def fit(
         if wants[d.consumer] > 0:
             take(d, ((w, 1.0) for w in _in_order(d, pool.left, wants[d.consumer], pool)))
     return all(wants[d.consumer] <= SLIVER * min(d.usual, d.target) for d in demands)
+
+
+def _by_host(mine: Mapping[str, float], pool: Pool) -> dict[str, list[str]]:
+    """The workers that are best for a pipeline, by host, and all of them as "": the most first."""
+    found: dict[str, list[str]] = {"": sorted(mine, key=lambda w: -mine[w])}
+    for worker in found[""]:
+        found.setdefault(pool.rows[worker].host or "?", []).append(worker)
+    return found
 
 
 def _near(d: Need, pool: Pool) -> Iterable[str]:

@@ -6,9 +6,11 @@ import random
 from dataclasses import replace
 from math import ceil
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from scipy.optimize import linprog
 
 from spmd.feeding.assignment import (
     Assignment,
@@ -69,6 +71,69 @@ def test_too_few_are_shared_alike():
     for rank in ranks:
         assert supply(found, rank.consumer, rows) == pytest.approx(1500, rel=0.02)
     assert found.lacks == {"r0": 1, "r1": 1}
+
+
+def two_kinds(rng=None):
+    """Of two hosts, b is fast for q, and p has its ranks there: it must leave b to q."""
+    def around(rate):
+        return rate * (rng.uniform(0.97, 1.03) if rng else 1.0)
+    rows = [WorkerRow(f"{h}{k}", h, rates={"p": around(1000.0), "q": around(fast)})
+            for h, fast in (("a", 100.0), ("b", 1000.0)) for k in range(2)]
+    return rows, [ConsumerRow("rp", "p", around(3000.0), "b"),
+                  ConsumerRow("rq", "q", around(3000.0), "b")]
+
+
+def test_a_worker_goes_to_whom_it_helps_most():
+    rows, ranks = two_kinds()
+    found = assign([PipelineRow("p"), PipelineRow("q")], ranks, rows)
+    for rank in ranks:
+        assert supply(found, rank.consumer, rows, rank.pipeline) == pytest.approx(2000, rel=0.04)
+    rng = random.Random(4)
+    for _ in range(30):
+        rows, ranks = two_kinds(rng)
+        now = assign([PipelineRow("p"), PipelineRow("q")], ranks, rows, found.shares)
+        assert now.shares == found.shares, "noise moves nobody"
+
+
+def test_what_one_cannot_have_others_share_alike():
+    """r may have one worker only; p and q need twice what is left."""
+    rows = [WorkerRow(f"a{k}", rates=dict.fromkeys("pqr", 1000.0)) for k in range(7)]
+    ranks = [ConsumerRow(n, n, 6000.0) for n in "pqr"]
+    found = assign([PipelineRow("p"), PipelineRow("q"), PipelineRow("r", max_workers=1)], ranks,
+                   rows)
+    assert [supply(found, n, rows, n) for n in "pqr"] == pytest.approx([3000, 3000, 1000], rel=0.04)
+
+
+@st.composite
+def scarce(draw):
+    """Two or three pipelines of one priority, each worker of its own speed for each of them."""
+    names = "pqr"[: draw(st.integers(2, 3))]
+    rate = st.floats(200.0, 3000.0)
+    rows = [WorkerRow(f"w{k}", draw(st.sampled_from("ab")), rates={n: draw(rate) for n in names})
+            for k in range(draw(st.integers(3, 7)))]
+    ranks = [ConsumerRow(f"r{n}", n, draw(st.floats(2000.0, 9000.0)), draw(st.sampled_from("ab")))
+             for n in names]
+    return rows, ranks
+
+
+@given(scarce())
+@settings(max_examples=60, deadline=None)
+def test_the_poorest_has_about_as_much_as_it_can(case):
+    """Beside the optimum, which linear programming finds."""
+    rows, ranks = case
+    n, m = len(ranks), len(rows)
+    takes = np.zeros((n, n * m + 1))
+    for i, rank in enumerate(ranks):
+        takes[i, i * m : (i + 1) * m] = [-w.rates[rank.pipeline] for w in rows]
+        takes[i, -1] = rank.rate
+    gives = np.zeros((m, n * m + 1))
+    for j in range(m):
+        gives[j, j:-1:m] = 1.0
+    best = linprog([0.0] * (n * m) + [-1.0], np.vstack([takes, gives]), [0.0] * n + [1.0] * m,
+                   bounds=[(0, 1)] * (n * m + 1))
+    found = assign([PipelineRow(r.pipeline) for r in ranks], ranks, rows)
+    least = min(supply(found, r.consumer, rows, r.pipeline) / r.rate for r in ranks)
+    assert least >= 0.88 * -best.fun
 
 
 def test_the_same_host_comes_first():

@@ -80,11 +80,18 @@ def _cancel(one: Any) -> None:
 
 
 def _status(one: Any) -> None:
+    _add_shown(one)
     _add_connect(one)
     _add_json(one)
 
 
+def _add_shown(one: Any) -> None:
+    one.add_argument("name", metavar="PIPELINE", nargs="?", default="",
+                     help="this one, with all its ranks and workers; default: everything")
+
+
 def _top(one: Any) -> None:
+    _add_shown(one)
     one.add_argument("--every", metavar="SECONDS", type=_positive, default=1.0,
                      help="default: 1; Ctrl-C ends it")
     _add_connect(one)

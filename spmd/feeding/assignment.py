@@ -245,69 +245,79 @@ def _level(
         _take_over(budgets, spent)
         return
     goals = _fair_goals(demands, budgets, pool, before)
-    if (best := _divided(demands, budgets, pool)) and best[0] > WORTH * goals.least:
+    if (best := _divided(demands, budgets, pool)) and best[0] > WORTH * goals.level:
         goals = max(goals, _fair_goals(demands, budgets, pool, before, *best),
-                    key=lambda found: found.least)
+                    key=lambda found: found.level)
     if all(goals.of[d.consumer] * FAIR_ENOUGH <= held[d.consumer] <= d.target for d in demands):
         goals = FairGoals(0.0, held, None)  # nobody could have much more: nothing moves
     fit(demands, 1.0, goals.of, budgets, pool, before, goals.parts)
 
 
 class FairGoals(NamedTuple):
-    """What each consumer should get, in examples/s. least: part of its target that the poorest one
-    has. parts: which workers are best for whom."""
+    """What each consumer should get, in examples/s. level: so many workers each pipeline has at
+    least, if it needs so many. parts: which workers are best for whom."""
 
-    least: float
+    level: float
     of: dict[str, float]
     parts: Parts | None
+
+
+def _wanted(demands: list[Need]) -> dict[str, float]:
+    """By pipeline, how many workers of its usual speed it should get."""
+    found: dict[str, float] = {}
+    for d in demands:
+        found[d.pipeline] = found.get(d.pipeline, 0.0) + d.target / d.usual
+    return found
 
 
 def _divided(
     demands: list[Need], budgets: Mapping[str, Budget], pool: Pool
 ) -> tuple[float, Parts] | None:
     """Who is best for whom, where workers are not equally fast for all, or not equally dear; and
-    which part of what it needs the poorest one can have."""
-    needs: dict[str, float] = {}
-    for d in demands:
-        needs[d.pipeline] = needs.get(d.pipeline, 0.0) + d.target
-    if len(needs) < 2:
+    how many workers of its usual speed each pipeline can have."""
+    wanted = _wanted(demands)
+    if len(wanted) < 2:
         return None
     free = {w: left for w, left in pool.left.items() if left >= SLIVER}
-    speeds = {d.pipeline: d.speeds for d in demands}
-    parts = divided(needs, speeds, free, {w: pool.rows[w].prices for w in free},
-                    {name: budgets[name].limits for name in needs})
-    least = min(sum(part * speeds[n][w] for w, part in mine.items()) / needs[n]
-                for n, mine in parts.items())
-    return min(least, 1.0), parts
+    speeds = {d.pipeline: {w: d.speeds[w] / d.usual for w in free} for d in demands}
+    parts = divided(wanted, speeds, free, {w: pool.rows[w].prices for w in free},
+                    {name: budgets[name].limits for name in wanted})
+    had = {n: sum(part * speeds[n][w] for w, part in mine.items()) for n, mine in parts.items()}
+    short = [had[n] for n in wanted if had[n] < 0.95 * wanted[n]]
+    return min(short, default=max(wanted.values())), parts
 
 
 def _fair_goals(
     demands: list[Need], budgets: Mapping[str, Budget], pool: Pool, before: Shares,
-    most_of_all: float = 1.0, parts: Parts | None = None,
+    high: float = 0.0, parts: Parts | None = None,
 ) -> FairGoals:
-    """Max-min fair: all have the same part of what they need; who cannot have so much has what it
-    can, and whoever can have more without taking it from those that have less has more."""
+    """Max-min fair: all pipelines have equally many workers, but none more than it needs; what one
+    cannot have the others share. Consumers of one pipeline have the same part of what they need.
+
+    high: no more than so many can be had (0: not known).
+    """
+    wanted = _wanted(demands)
 
     def fits(levels: Mapping[str, float], trial: Pool | None = None) -> bool:
         goals = {d.consumer: d.target * levels[d.pipeline] for d in demands}
         return fit(demands, 1.0, goals, _copies(budgets), trial or pool.copy(), before, parts)
 
-    def raised(active: list[str], high: float) -> float:
-        """The largest level that these can have, the others as they are."""
-        return _largest(lambda part: fits({n: min(part, most[n]) if n in active else level
-                                           for n, level in levels.items()}), high)
+    def at(level: float, active: list[str]) -> dict[str, float]:
+        """Parts of what they want, with so many workers for these, and the others as they are."""
+        return {**levels, **{n: min(level / wanted[n], most[n]) for n in active}}
 
-    most = dict.fromkeys([d.pipeline for d in demands], 1.0)
+    most = dict.fromkeys(wanted, 1.0)
     for name in most:
         if budgets[name].is_bounded():
             own = [d for d in demands if d.pipeline == name]
             most[name] = _largest(lambda part, own=own: fit(  # type: ignore[misc]
                 own, part, {}, _copies(budgets), pool.copy(), before, parts))
-    levels, active, high = dict.fromkeys(most, 0.0), list(most), most_of_all
-    for _ in most:
-        level = raised(active, high)
-        levels.update({name: min(level, most[name]) for name in active})
-        trial, high = pool.copy(), 1.0
+    levels, active, first = dict.fromkeys(most, 0.0), list(most), 0.0
+    for turn in range(len(most)):
+        level = _largest(lambda level, active=active: fits(  # type: ignore[misc]
+            at(level, active)), high or max(wanted[n] for n in active))
+        first, high = first if turn else level, 0.0
+        levels, trial = at(level, active), pool.copy()
         fits(levels, trial)
         if sum(trial.left.values()) < LEFT_OVER * sum(pool.left.values()):
             break
@@ -315,8 +325,7 @@ def _fair_goals(
                   and fits({**levels, n: min(levels[n] * MORE, most[n])})]
         if not active:
             break
-    goals = {d.consumer: d.target * levels[d.pipeline] for d in demands}
-    return FairGoals(min(levels.values()), goals, parts)
+    return FairGoals(first, {d.consumer: d.target * levels[d.pipeline] for d in demands}, parts)
 
 
 def _is_right(d: Need, supply: float) -> bool:
@@ -326,7 +335,7 @@ def _is_right(d: Need, supply: float) -> bool:
 
 
 def _largest(fits: Callable[[float], bool], high: float = 1.0) -> float:
-    """The largest part of what is wanted that can be had, up to `high`."""
+    """The largest amount that can be had, up to `high`."""
     if fits(high):
         return high
     low = 0.0

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
+from difflib import get_close_matches
 from types import TracebackType
 from typing import Any
 
@@ -95,11 +96,7 @@ class Client:
         seen = self._ask("status")
         if not name:
             return seen
-        for row in seen["pipelines"]:
-            if row["name"] == name:
-                return dict(row)
-        raise UsageError(f"there is no pipeline {name}",
-                         expected=", ".join(p["name"] for p in seen["pipelines"]) or "none")
+        return row_of(seen, name)
 
     def wait(self, name: str, state: str = "done", timeout: float | None = None) -> dict[str, Any]:
         """Until a pipeline is "running" (it has workers) or "done" (no rank takes it any more).
@@ -179,6 +176,17 @@ class Client:
         raise PeerError(
             f"no scheduler answers at {self.address}", expected=f"within {self.timeout:g} s",
             remedy="python -m spmd feed serve starts one; --keys must be the folder that it uses")
+
+
+def row_of(seen: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """A pipeline's row of what status() gives. UsageError where there is none of that name."""
+    rows: dict[str, Any] = {row["name"]: row for row in seen["pipelines"]}
+    if name in rows:
+        return dict(rows[name])
+    near = get_close_matches(name, rows, 1)
+    raise UsageError(f"there is no pipeline {name}", expected=", ".join(rows) or "none is there",
+                     remedy=f"{near[0]}, if that is what you mean" if near else
+                     "python -m spmd feed submit FILE.py")
 
 
 def _submitted_with(found: Pipeline, settings: Mapping[str, Any]) -> Settings:

@@ -2,12 +2,14 @@
 
 In: pieces of work, the share of each consumer, what each piece took. Out: the next piece.
 Start-time fair queueing: whoever has had the least time for its share is next.
-Always holds: whoever was idle has no credit for it; a share counts from the next piece on.
+Always holds: whoever was idle has no credit for it; a share counts from the next piece on; whose
+pipeline has a limit of cost or energy has no more than its share, though nobody else asks.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
+from math import inf
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 LEAST = 1e-3  # a share below this is taken for it
+SAVED_S = 1.0  # of time that one with a limit did not use, and may use later
 MOST = 4096  # pieces that wait, of one consumer: its credits are far fewer
 
 
@@ -30,11 +33,15 @@ class QueuedWork:
 
 
 class ConsumerTurn:
-    """What one consumer has waiting, and how much time it has had, over its share."""
+    """What one consumer has waiting, and how much time it has had, over its share.
+
+    not_before: when it may have its next piece, where it is held to its share.
+    """
 
     def __init__(self) -> None:
         self.waiting: deque[QueuedWork] = deque()
         self.turn, self.share = 0.0, 1.0
+        self.not_before = 0.0
 
 
 class FairQueue:
@@ -44,8 +51,10 @@ class FairQueue:
         self.consumers: dict[bytes, ConsumerTurn] = {}
         self._now = 0.0  # the turn of whoever was served last
 
-    def __bool__(self) -> bool:
-        return any(one.waiting for one in self.consumers.values())
+    def due_in(self, now: float) -> float:
+        """In how many seconds there is something to do; infinite where nothing waits."""
+        return min((max(0.0, one.not_before - now) for one in self.consumers.values()
+                    if one.waiting), default=inf)
 
     def add(self, peer: bytes, share: float | None, works: Iterable[QueuedWork]) -> None:
         """Work of a consumer, and the share that it has of this worker from now on."""
@@ -58,19 +67,23 @@ class FairQueue:
             if len(one.waiting) < MOST:
                 one.waiting.append(work)
 
-    def next(self) -> QueuedWork | None:
+    def next(self, now: float) -> QueuedWork | None:
         """Of whoever had the least time for its share; the newest first where it says so."""
-        waiting = [one for one in self.consumers.values() if one.waiting]
+        waiting = [one for one in self.consumers.values()
+                   if one.waiting and one.not_before <= now]
         if not waiting:
             return None
         one = min(waiting, key=lambda c: c.turn)
         self._now = one.turn
         return one.waiting.pop() if one.waiting[-1].take["newest_first"] else one.waiting.popleft()
 
-    def took(self, peer: bytes, seconds: float) -> None:
-        """What its piece took."""
+    def took(self, peer: bytes, seconds: float, now: float, held: bool = False) -> None:
+        """What its piece took, until now. held: it may have its share, and no more."""
         if one := self.consumers.get(peer):
             one.turn += seconds / one.share
+            # A while that it did not use counts for it, but not a long one.
+            began = max(one.not_before, now - seconds - SAVED_S)
+            one.not_before = began + seconds / one.share if held else 0.0
 
     def forget(self, peer: bytes, numbers: Iterable[str]) -> None:
         """It does not want these any more."""

@@ -16,10 +16,10 @@ from typing import Any
 from codegen.errors import PeerError
 from spmd.feed_options import given_settings
 from spmd.feeding.agent import run_agent
-from spmd.feeding.client import Client
+from spmd.feeding.client import Client, row_of
 from spmd.feeding.keys import make_folder
-from spmd.feeding.overview import table_text
 from spmd.feeding.serving import keys_of, serve
+from spmd.feeding.tables import pipeline_text, table_text
 from spmd.launch.processes import Processes
 
 HOME, CLEAR_LINE, CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
@@ -76,35 +76,49 @@ def _cancel(asked: argparse.Namespace) -> None:
 
 
 def _status(asked: argparse.Namespace) -> None:
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
     with _client(asked) as client:
+        if asked.name and asked.json:
+            print(json.dumps(client.status(asked.name), indent=1))
+            return
         seen = client.status()
-        _told(asked, seen, table_text(seen))
+        _told(asked, seen, _tables(seen, asked.name, width))
+
+
+def _tables(seen: dict[str, Any], name: str, width: int) -> str:
+    if not name:
+        return table_text(seen, width)
+    row_of(seen, name)
+    return pipeline_text(seen, name, width)
 
 
 def _top(asked: argparse.Namespace) -> None:
     """On a terminal the table is drawn over itself; elsewhere one comes after the other."""
     drawn = sys.stdout.isatty()
+    width, height = shutil.get_terminal_size() if drawn else (0, 0)
     with _client(asked) as client:
-        text = table_text(client.status())
+        text = _tables(client.status(), asked.name, width)
         print(BEGIN if drawn else "", end="")
         try:
             while True:
                 if drawn:
-                    width, height = shutil.get_terminal_size()
-                    lines = [line[:width] for line in text.splitlines()[:height - 1]]
+                    lines = [line[:width] for line in text.splitlines()]
+                    if len(lines) >= height:  # warnings stand at the end: say that they are there
+                        lines = [*lines[: height - 2], "… a higher window shows more"]
                     body = "".join(f"{line}{CLEAR_LINE}\n" for line in lines)
                     print(f"{HOME}{body}{CLEAR_BELOW}", end="", flush=True)
                 else:
                     print(text, end="\n\n", flush=True)
                 time.sleep(asked.every)
-                text = _looked(client, text)
+                width, height = shutil.get_terminal_size() if drawn else (0, 0)
+                text = _looked(client, asked.name, width, text)
         finally:
             print(END if drawn else "", end="", flush=True)
 
 
-def _looked(client: Client, before: str) -> str:
+def _looked(client: Client, name: str, width: int, before: str) -> str:
     try:
-        return table_text(client.status())
+        return _tables(client.status(), name, width)
     except PeerError:  # it may be starting again
         note = "the scheduler does not answer; this is what it said last:\n"
         return before if before.startswith(note) else note + before

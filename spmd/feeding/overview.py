@@ -1,6 +1,6 @@
-"""What is seen of a scheduler: one dict of pipelines, consumers and workers, and it as text.
+"""What is seen of a scheduler: one dict of pipelines, consumers, workers, and warnings.
 
-In: a Scheduler. Out: plain values for JSON, tables for people, warnings that say what to do.
+In: a Scheduler. Out: plain values, for JSON, tables and the page; warnings that say what to do.
 Always holds: looking changes nothing.
 """
 
@@ -44,13 +44,16 @@ def overview(scheduler: Scheduler, now: float) -> dict[str, Any]:
 def _consumer(scheduler: Scheduler, one: KnownConsumer, now: float) -> dict[str, Any]:
     found = scheduler.assigned
     needs = found.needs.get(one.consumer)
+    starved = one.meter.waiting(now)
+    if not found.of(one.consumer) and one.queued < one.per_batch:
+        starved = 1.0  # it waits for a batch that nobody makes: such a wait is counted at its end
     return {
         "consumer": one.consumer, "run": one.said["run"], "pipeline": one.pipeline,
         "feed": one.said["feed"], "ranks": one.ranks(), "host": _host(scheduler, one.said["host"]),
         "device": one.said["device"], "rows": one.said["rows"],
         "batches": one.taken // one.per_batch,
         "rate": _round(one.meter.rate), "taken_per_s": _round(one.meter.per_second(now)),
-        "starved": round(one.meter.waiting(now), 4), "queued": one.queued // one.per_batch,
+        "starved": round(starved, 4), "queued": one.queued // one.per_batch,
         "needs": None if needs is None else round(needs, 2),
         "workers": {w: round(s, 3) for w, s in found.of(one.consumer).items()},
         "lacks": found.lacks.get(one.consumer, 0),
@@ -155,52 +158,3 @@ def warnings(seen: dict[str, Any]) -> list[str]:
         found.append(f"{counts['malformed']} malformed messages were dropped, the last one: "
                      f"{seen['scheduler']['last_malformed']}")
     return found
-
-
-# ---- text
-
-
-def table_text(seen: dict[str, Any], width: int = 0) -> str:
-    """The tables that `feed status` and `feed top` print. width: 0 cuts no line."""
-    head = seen["scheduler"]
-    lines = [f"{head['address']}, up {_duration(head['uptime_s'])}: "
-             f"{len(seen['workers'])} workers of {len(seen['agents'])} agents"]
-    rows = [[p["name"], f"{p['priority']:g}", p["state"], f"{p['workers']}",
-             _number(p["needs"]), _number(p["taken_per_s"]), _number(p["made_per_s"]),
-             f"{p['starved']:.1%}", f"{p['queued']}", p["user"]] for p in seen["pipelines"]]
-    lines += _aligned(["pipeline", "priority", "state", "workers", "needs", "taken/s", "made/s",
-                       "starved", "queued", "user"], rows)
-    rows = [[c["ranks"], c["pipeline"], c["host"], f"{len(c['workers'])}", _number(c["needs"]),
-             _number(c["rate"]), _number(c["taken_per_s"]), f"{c['starved']:.1%}",
-             f"{c['queued']}", f"{c['batches']}"] for c in seen["consumers"]]
-    lines += _aligned(["ranks", "pipeline", "host", "workers", "needs", "could/s", "taken/s",
-                       "starved", "queued", "batches"], rows)
-    rows = [[w["worker"], w["host"], w["device"],
-             ", ".join(f"{n} {_number(r)}/s" for n, r in w["rates"].items()) or "-",
-             f"{w['busy']:.0%}", f"{w['queue']}", f"{len(w['shares'])}"] for w in seen["workers"]]
-    lines += _aligned(["worker", "host", "kind", "makes", "busy", "queue", "consumers"], rows)
-    if seen["warnings"]:
-        lines += ["", *(f"warning: {text}" for text in seen["warnings"])]
-    return "\n".join(line[:width] if width else line for line in lines)
-
-
-def _aligned(head: list[str], rows: list[list[str]]) -> list[str]:
-    if not rows:
-        return []
-    rows = [head, *rows]
-    widths = [max(len(row[k]) for row in rows) for k in range(len(head))]
-    return ["", *("  ".join(f"{cell:{w}}" for cell, w in zip(row, widths)).rstrip()
-                  for row in rows)]
-
-
-def _number(value: float | None) -> str:
-    if value is None:
-        return "?"
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else (
-        f"{rest} s")

@@ -14,6 +14,7 @@ import socket
 import sys
 import time
 from collections import deque
+from math import ceil
 
 from codegen.errors import EXIT_DATA, InputError
 from spmd.feeding.board import Board
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 IDLE_MS = 500
+LIMITS = ("cost", "energy", "cost_per_hour", "energy_per_hour")
 LOOK_S = 0.02  # between two looks at its agent, and at who comes, while it computes
 GATHER_S = 1e-3  # results that take less are gathered for so long, and given in one message
 
@@ -42,6 +44,7 @@ class HeldPipeline:
     def __init__(self, said: dict[str, Any]) -> None:
         self.said = said
         self.evaluator: Evaluator | None = None
+        self.has_limit = any(said["settings"].get(name) is not None for name in LIMITS)
 
 
 class MadeOf:
@@ -80,17 +83,17 @@ class Worker:
             if not self.is_busy() or time.monotonic() - self.gathering > GATHER_S:
                 self.give_gathered()
                 self.hear()
-            busy = self.is_busy()
-            if not busy or time.monotonic() - self.looked > LOOK_S:
-                self.attend(0 if busy else 5 if self.unsent else IDLE_MS)
+            due_ms = self.queue.due_in(time.monotonic()) * 1000
+            if due_ms or time.monotonic() - self.looked > LOOK_S:
+                self.attend(ceil(min(due_ms, 5 if self.unsent else IDLE_MS)))
                 self.hear()
-            if work := self.queue.next():
+            if work := self.queue.next(time.monotonic()):
                 self.compute(work)
         self.handing.close()
         self.lines.close()
 
     def is_busy(self) -> bool:
-        return bool(self.queue)
+        return not self.queue.due_in(time.monotonic())
 
     def show_made(self) -> None:
         """What was made so far, for the agent's beats."""
@@ -282,7 +285,7 @@ class Worker:
             self.board.idle()
             seconds = time.monotonic() - began
             made.busy_s += seconds
-            self.queue.took(work.peer, seconds)
+            self.queue.took(work.peer, seconds, began + seconds, pipeline.has_limit)
         made.examples += found.rows
         made.bytes += size
         if found.fatal:

@@ -86,13 +86,23 @@ def two_kinds(rng=None):
 def test_a_worker_goes_to_whom_it_helps_most():
     rows, ranks = two_kinds()
     found = assign([PipelineRow("p"), PipelineRow("q")], ranks, rows)
-    for rank in ranks:
-        assert supply(found, rank.consumer, rows, rank.pipeline) == pytest.approx(2000, rel=0.04)
+    had = [supply(found, rank.consumer, rows, rank.pipeline) for rank in ranks]
+    assert had == pytest.approx([2580, 1420], rel=0.04), "2.6 workers of their usual speed each"
     rng = random.Random(4)
     for _ in range(30):
         rows, ranks = two_kinds(rng)
         now = assign([PipelineRow("p"), PipelineRow("q")], ranks, rows, found.shares)
         assert now.shares == found.shares, "noise moves nobody"
+
+
+def test_who_needs_little_has_it_whatever_others_want():
+    """One takes as fast as it can; of its own two ranks each has the same part of what it needs."""
+    rows = [WorkerRow(f"a{k}", rates=dict.fromkeys("pqr", 1000.0)) for k in range(6)]
+    ranks = [ConsumerRow("p", "p", 900.0), ConsumerRow("q", "q", 2500.0),
+             ConsumerRow("r0", "r", 90_000.0), ConsumerRow("r1", "r", 30_000.0)]
+    found = assign([PipelineRow(n) for n in "pqr"], ranks, rows)
+    had = [supply(found, c.consumer, rows, c.pipeline) for c in ranks]
+    assert had == pytest.approx([990, 2505, 1879, 626], rel=0.03)
 
 
 def test_what_one_cannot_have_others_share_alike():
@@ -111,8 +121,7 @@ def scarce(draw):
     rate = st.floats(200.0, 3000.0)
     rows = [WorkerRow(f"w{k}", draw(st.sampled_from("ab")), rates={n: draw(rate) for n in names})
             for k in range(draw(st.integers(3, 7)))]
-    ranks = [ConsumerRow(f"r{n}", n, draw(st.floats(2000.0, 9000.0)), draw(st.sampled_from("ab")))
-             for n in names]
+    ranks = [ConsumerRow(f"r{n}", n, 40_000.0, draw(st.sampled_from("ab"))) for n in names]
     return rows, ranks
 
 
@@ -122,17 +131,18 @@ def test_the_poorest_has_about_as_much_as_it_can(case):
     """Beside the optimum, which linear programming finds."""
     rows, ranks = case
     n, m = len(ranks), len(rows)
+    usual = {r.pipeline: sum(w.rates[r.pipeline] for w in rows) / m for r in ranks}
     takes = np.zeros((n, n * m + 1))
     for i, rank in enumerate(ranks):
         takes[i, i * m : (i + 1) * m] = [-w.rates[rank.pipeline] for w in rows]
-        takes[i, -1] = rank.rate
+        takes[i, -1] = usual[rank.pipeline]
     gives = np.zeros((m, n * m + 1))
     for j in range(m):
         gives[j, j:-1:m] = 1.0
     best = linprog([0.0] * (n * m) + [-1.0], np.vstack([takes, gives]), [0.0] * n + [1.0] * m,
-                   bounds=[(0, 1)] * (n * m + 1))
+                   bounds=[(0, 1)] * (n * m) + [(0, m)])
     found = assign([PipelineRow(r.pipeline) for r in ranks], ranks, rows)
-    least = min(supply(found, r.consumer, rows, r.pipeline) / r.rate for r in ranks)
+    least = min(supply(found, r.consumer, rows, r.pipeline) / usual[r.pipeline] for r in ranks)
     assert least >= 0.88 * -best.fun
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from math import inf
 
 import pytest
 
@@ -14,16 +15,18 @@ def give(queue, peer, share, count=4, newest_first=False):
     queue.add(peer, share, [QueuedWork(peer, take, [str(k), k, 1, k, []]) for k in range(count)])
 
 
-def run(queue, costs, seconds, shares):
+def run(queue, costs, seconds, shares, held=(), now=0.0):
     """Everybody always has work waiting. Returns the seconds that each had."""
-    had, rng = dict.fromkeys(costs, 0.0), random.Random(3)
-    while sum(had.values()) < seconds:
+    had, rng, end = dict.fromkeys(costs, 0.0), random.Random(3), now + seconds
+    while now < end:
         for peer in costs:
             if peer not in queue.consumers or len(queue.consumers[peer].waiting) < 2:
                 give(queue, peer, shares[peer], 2)
-        peer = queue.next().peer
+        now += queue.due_in(now)
+        peer = queue.next(now).peer
         took = costs[peer] * rng.uniform(0.5, 1.5)
-        queue.took(peer, took)
+        now += took
+        queue.took(peer, took, now, peer in held)
         had[peer] += took
     return had
 
@@ -34,7 +37,8 @@ def test_time_follows_shares_though_pieces_are_unequal(shares):
     costs = {peer: 0.01 * (k + 1) ** 2 for k, peer in enumerate(shares)}
     had = run(FairQueue(), costs, 100.0, shares)
     for peer, share in shares.items():
-        assert had[peer] / sum(had.values()) == pytest.approx(share / sum(shares.values()), abs=0.01)
+        fair = share / sum(shares.values())
+        assert had[peer] / sum(had.values()) == pytest.approx(fair, abs=0.01)
 
 
 def test_another_share_counts_from_the_next_piece_on():
@@ -51,11 +55,20 @@ def test_who_was_idle_has_no_credit_and_takes_nobodys_time():
     assert had["b"] == pytest.approx(1.0, abs=0.05)
 
 
+@pytest.mark.parametrize("others", [{}, {"b": 0.6}])
+def test_with_a_limit_nobody_has_more_than_its_share(others):
+    """Alone at the worker, or beside one that takes whatever it can."""
+    shares = {"a": 0.25, **others}
+    had = run(FairQueue(), dict.fromkeys(shares, 0.03), 40.0, shares, held={"a"})
+    assert had["a"] == pytest.approx(10.0, rel=0.05)
+    assert had.get("b", 30.0) == pytest.approx(30.0, rel=0.05)
+
+
 def test_the_newest_first_what_is_forgotten_and_who_leaves():
     queue = FairQueue()
     give(queue, "a", 1.0, 3, newest_first=True)
-    assert queue.next().number == "2" and queue.lengths() == {"a": 2}
+    assert queue.next(0.0).number == "2" and queue.lengths() == {"a": 2}
     queue.forget("a", ["0"])
     give(queue, "b", 1.0, 1)
     queue.leave("b")
-    assert [queue.next().number, queue.next(), bool(queue)] == ["1", None, False]
+    assert [queue.next(0.0).number, queue.next(0.0), queue.due_in(0.0)] == ["1", None, inf]

@@ -51,7 +51,12 @@ def test_submit_status_update_cancel(served, feed, tmp_path):
     assert seen["settings"]["workers"] == ["hosta", "hostb"] and seen["state"] == "idle"
     assert feed("update", "words", "--max-workers", 2, *here)[1] == "words: updated (version 1)\n"
     code, out, _ = feed("status", *here)
-    assert "words     3         idle   0" in out and served.address in out
+    assert "words            3  idle         0" in out and served.address in out
+    code, out, _ = feed("status", "words", *here)
+    assert code == 0 and "version 1" in out and "rates={'cpu': 50.0, 'gpu': 400.0}" in out
+    assert json.loads(feed("status", "words", "--json", *here)[1])["name"] == "words"
+    code, _, err = feed("status", "wrods", *here)
+    assert code == 2 and "words, if that is what you mean" in err
     code, _, err = feed("update", "wrods", "--max-workers", 2, *here)
     assert code == 2 and "there is no pipeline wrods" in err and "words, if that is" in err
     code, _, err = feed("submit", file, "--pull", "al", *here)

@@ -106,7 +106,8 @@ def test_what_is_known_of_a_pipeline_is_compared_before_anything_is_computed(ser
 
     file = served.folder / "play.py"
     file.write_text("import spmd.data as data\n"
-                    "@data.pipeline(source=data.environments(object, 3))\ndef play(seen):\n    return {'y': seen.turn}\n")
+                    "@data.pipeline(source=data.environments(object, 3))\n"
+                    "def play(seen):\n    return {'y': seen.turn}\n")
     with served.client() as client:
         client.submit(file)
         facts = {"gives": [{"name": "x", "dtype": "<f4", "shape": [3]}]}

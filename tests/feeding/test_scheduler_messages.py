@@ -10,10 +10,11 @@ from spmd.feeding.keys import made_for_a_run
 from spmd.feeding.known_parties import KnownConsumer
 from spmd.feeding.measuring import RateMeter
 from spmd.feeding.metrics import prometheus
-from spmd.feeding.overview import overview, table_text
+from spmd.feeding.overview import overview
 from spmd.feeding.scheduler import Scheduler
 from spmd.feeding.scheduler_state import StateFile
 from spmd.feeding.sockets import Lines
+from spmd.feeding.tables import pipeline_text, table_text
 from spmd.feeding.wire import encode
 
 IDS = [f"{k:016x}" for k in range(6)]
@@ -73,6 +74,8 @@ def test_any_messages_in_any_order():
             for given in scheduler.assigned.shares.values():
                 assert sum(given.values()) <= 1.001
             assert table_text(scheduler.snapshot) and prometheus(scheduler.snapshot)
+            for name in scheduler.pipelines:
+                assert name in pipeline_text(scheduler.snapshot, name, 80)
         if k % 500 == 0:
             scheduler._bury(time.monotonic() + 5)
     assert scheduler.counts["defects"] == 0

@@ -1,0 +1,157 @@
+"""What `feed status` and `feed top` print: tables of an overview, of all pipelines or of one.
+
+In: what overview() gives. Out: text that fits a terminal.
+Always holds: what is left out is counted, and said where all of it is.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from typing import Any
+
+MOST_ROWS = 20  # of runs, and of machines
+WIDTH = 100  # of warnings, where nobody says how wide a terminal is
+
+# Heads of columns; numbers stand on the right.
+PIPELINES = ("pipeline", "priority>", "state", "workers>", "needs>", "taken/s>", "made/s>",
+             "starved>", "queued>", "user")
+RUNS = ("run", "pipeline", "ranks", "host", "workers>", "needs>", "could/s>", "taken/s>",
+        "starved>", "queued>", "batches>")
+MACHINES = ("machine", "kind", "workers>", "busy>", "queued>", "a worker makes")
+WORKERS = ("worker", "machine", "kind", "its part>", "makes/s>", "busy>", "queued>")
+
+Row = list[str]
+
+
+def table_text(seen: dict[str, Any], width: int = 0) -> str:
+    """Everything. width: of the terminal; 0 cuts no line."""
+    lines = [_head(seen)]
+    lines += _aligned(PIPELINES, [_pipeline(p) for p in seen["pipelines"]])
+    lines += _shortened(RUNS, [_run(c) for c in seen["consumers"]], "ranks")
+    lines += _shortened(MACHINES, [_machine(seen, a) for a in seen["agents"]], "machines")
+    if not seen["pipelines"]:
+        lines += ["", "no pipeline was submitted yet: python -m spmd feed submit FILE.py"]
+    return _cut(lines, width) + _warned(seen["warnings"], width)
+
+
+def pipeline_text(seen: dict[str, Any], name: str, width: int = 0) -> str:
+    """One pipeline, with all its ranks and workers. name: of one that is there."""
+    one = next(p for p in seen["pipelines"] if p["name"] == name)
+    runs = [c for c in seen["consumers"] if c["pipeline"] == name]
+    mine = {c["consumer"] for c in runs}
+    parts = {w["worker"]: sum(s for c, s in w["shares"].items() if c in mine)
+             for w in seen["workers"]}
+    lines = [_head(seen), *_aligned(PIPELINES, [_pipeline(one)]),
+             "", f"from {one['file']}, {_versions(one)}"]
+    if one["spent"]:
+        lines.append("spent up to now: " + ", ".join(_spent(one, what) for what in one["spent"]))
+    usual = {"", None, "turn", "auto", "fifo", "stop"}
+    given = [f"{key}={value}" for key, value in one["settings"].items()
+             if value not in ({}, []) and (isinstance(value, list | dict) or value not in usual)]
+    lines.append("settings: " + ", ".join(given))
+    lines += _aligned(RUNS, [_run(c) for c in runs])
+    lines += _aligned(WORKERS, [
+        [w["worker"][:8], w["host"], w["device"], f"{parts[w['worker']]:.0%}",
+         _number(w["rates"].get(name)), f"{w['busy']:.0%}", f"{w['queue']}"]
+        for w in seen["workers"] if parts[w["worker"]]])
+    about = [text for text in seen["warnings"] if name in text.split()]
+    return _cut(lines, width) + _warned(about, width)
+
+
+def _head(seen: dict[str, Any]) -> str:
+    head = seen["scheduler"]
+    return (f"{head['address']}, up {_duration(head['uptime_s'])}: {len(seen['workers'])} workers "
+            f"on {len(seen['agents'])} machine{'s' * (len(seen['agents']) != 1)}")
+
+
+def _pipeline(p: dict[str, Any]) -> Row:
+    return [p["name"], f"{p['priority']:g}", p["state"], f"{p['workers']}", _number(p["needs"]),
+            _number(p["taken_per_s"]), _number(p["made_per_s"]), f"{p['starved']:.1%}",
+            f"{p['queued']}", p["user"]]
+
+
+def _run(c: dict[str, Any]) -> Row:
+    return [c["run"], c["pipeline"], c["ranks"].removeprefix("ranks ").removeprefix("rank "),
+            c["host"], f"{len(c['workers'])}", _number(c["needs"]), _number(c["rate"]),
+            _number(c["taken_per_s"]), f"{c['starved']:.1%}", f"{c['queued']}", f"{c['batches']}"]
+
+
+def _machine(seen: dict[str, Any], agent: dict[str, Any]) -> Row:
+    mine = [w for w in seen["workers"] if w["agent"] == agent["agent"]]
+    rates: dict[str, list[float]] = {}
+    for w in mine:
+        for name, rate in w["rates"].items():
+            if rate:
+                rates.setdefault(name, []).append(rate)
+    makes = ", ".join(f"{n} {_number(sum(r) / len(r))}/s" for n, r in sorted(rates.items()))
+    count = f"{len(mine)}"
+    if agent["free"] and not mine:
+        makes = f"works at {agent['free']}"
+    return [agent["host"], agent["device"], count,
+            f"{sum(w['busy'] for w in mine) / len(mine):.0%}" if mine else "-",
+            f"{sum(w['queue'] for w in mine)}", makes or "-"]
+
+
+def _versions(one: dict[str, Any]) -> str:
+    """Which runs take which version of its source."""
+    older = {v: n for v, n in one["versions"].items() if v != str(one["version"])}
+    text = f"version {one['version']}"
+    if older:
+        text += "; " + ", ".join(f"{n} run{'s go' if n > 1 else ' goes'} on with version {v}"
+                                 for v, n in older.items())
+    return text
+
+
+def _spent(one: dict[str, Any], what: str) -> str:
+    limit = one["settings"].get(what)
+    return f"{what} {one['spent'][what]:.4g}" + (f" of {limit:g}" if limit is not None else "")
+
+
+# ---- lines --------------------------------------------------------------------------------------
+
+
+def _shortened(head: tuple[str, ...], rows: list[Row], what: str) -> list[str]:
+    lines = _aligned(head, rows[:MOST_ROWS])
+    if len(rows) > MOST_ROWS:
+        lines.append(f"… {len(rows) - MOST_ROWS} more lines of {what}: feed status PIPELINE, or "
+                     "--json")
+    return lines
+
+
+def _aligned(heads: tuple[str, ...], rows: list[Row]) -> list[str]:
+    """Columns that are as wide as they must be; one that says nothing at all is left out."""
+    if not rows:
+        return []
+    kept = [k for k in range(len(heads)) if any(row[k] for row in rows)]
+    names = [heads[k].rstrip(">") for k in kept]
+    rows = [names, *([row[k] for k in kept] for row in rows)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(kept))]
+    right = [heads[k].endswith(">") for k in kept]
+    return ["", *("  ".join(f"{cell:>{w}}" if r else f"{cell:{w}}"
+                            for cell, w, r in zip(row, widths, right)).rstrip() for row in rows)]
+
+
+def _cut(lines: list[str], width: int) -> str:
+    return "\n".join(f"{line[: width - 1]}…" if width and len(line) > width else line
+                     for line in lines)
+
+
+def _warned(warnings: list[str], width: int) -> str:
+    """Warnings are never cut: what to do stands at their end."""
+    parts = [textwrap.fill(text, width or WIDTH, initial_indent="warning: ",
+                           subsequent_indent="         ", break_long_words=False,
+                           break_on_hyphens=False) for text in warnings]
+    return "\n".join(["", "", *parts]) if parts else ""
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "?"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else (
+        f"{rest} s")

@@ -25,6 +25,7 @@ from spmd.feeding.client import Refused
 from spmd.feeding.evaluating import dtype_named
 from spmd.feeding.keys import zmq
 from spmd.feeding.machine import host_name
+from spmd.feeding.packing import in_parts
 from spmd.feeding.sockets import Lines, received
 from spmd.feeding.wire import MalformedMessage, Message, decode, encode, new_id
 
@@ -284,13 +285,14 @@ class Filling:
                 self.lose(worker)
                 self.workers[worker] = one.again()
             elif worker in self.workers and one.is_missed():
-                self.tell("lost", consumer=self.consumer, worker=worker)
+                self.tell("lost", consumer=self.consumer, worker=worker, why=one.watch.why())
+                self.say_once(one.said_missed(), worker)
         if not self.workers and (error := self.supply.what_ended()):
             raise error
         if not self.answered and time.monotonic() - self.began > SILENT_S:
             raise PeerError(
                 f"no scheduler answers at {self.supply.address}",
-                expected=f"an answer within {SILENT_S:g} s",
+                expected=f"an answer within {SILENT_S:g} s", found=self.line.why(),
                 remedy="start it: python -m spmd feed serve; are address and keys those of it?")
 
     def decoded(self, frames: list[Any]) -> Message:
@@ -458,13 +460,10 @@ class Filling:
             for ring in self.rings:
                 values = {n: np.ascontiguousarray(v) for n, v in ring.sent(self.sent).items()}
                 first = self.sent * self.feed.batch + ring.rows[0]
-                arrays = [{"name": n, "dtype": v.dtype.str, "shape": list(v.shape),
-                           "bytes": v.nbytes, "region": None, "offset": None, "frame": i,
-                           "codec": "none"} for i, (n, v) in enumerate(values.items())]
+                arrays, frames = in_frames(values)
                 for one in self.workers.values():
-                    one.say("give_back", [v.tobytes() for v in values.values()],
-                            pipeline=self.supply.pipeline, version=self.version, first=first,
-                            arrays=arrays)
+                    one.say("give_back", frames, pipeline=self.supply.pipeline,
+                            version=self.version, first=first, arrays=arrays)
             self.sent += 1
 
     # ---- what others are told
@@ -484,10 +483,12 @@ class Filling:
     def say_why(self) -> None:
         """Why it waits, once for each reason, if it is not over in a moment."""
         if self.pending and time.monotonic() - self.pending[0] > PENDING_S:
-            text = f"{self.supply.pipeline} waits: {self.pending[1]}"
-            if text not in self.said and self.rows[0] == 0:
-                self.said.add(text)
-                say(text)
+            self.say_once(f"waits: {self.pending[1]}", self.pending[1])
+
+    def say_once(self, text: str, about: str) -> None:
+        if about not in self.said and self.rows[0] == 0:
+            self.said.add(about)
+            say(f"{self.supply.pipeline}: {text}")
 
 
 def described(field: Any) -> dict[str, Any]:
@@ -502,6 +503,19 @@ def bytes_of(field: dict[str, Any]) -> int:
     for extent in field["shape"]:
         size *= extent
     return size
+
+
+def in_frames(values: dict[str, np.ndarray]) -> tuple[list[dict[str, Any]], list[Any]]:
+    """Arrays as they travel, with copies of their bytes."""
+    arrays: list[dict[str, Any]] = []
+    frames: list[Any] = []
+    for name, value in values.items():
+        parts = in_parts(value.tobytes())
+        arrays.append({"name": name, "dtype": value.dtype.str, "shape": list(value.shape),
+                       "bytes": value.nbytes, "region": None, "offset": None,
+                       "frame": len(frames), "parts": len(parts), "codec": "none"})
+        frames += parts
+    return arrays, frames
 
 
 def say(text: str) -> None:

@@ -19,6 +19,7 @@ except ImportError as missing:
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
 CODECS = ("none", "lz4", "zstd")
@@ -26,6 +27,8 @@ SMALL = 4096  # bytes: less is never packed
 SAMPLE = 1 << 17
 TRY_EVERY = 64  # frames between two trials of a field
 LEVEL = 1  # of zstd: higher ones pay on no link that feeds ranks
+PART = 128 << 10  # bytes of a frame: heartbeats pass between frames, not within one
+MOST_PARTS = 1 << 14  # of an array
 UNPACK_GAIN = {"lz4": 4.0, "zstd": 2.5}  # unpacking is so many times faster than packing
 
 
@@ -54,6 +57,18 @@ def unpacked(data: Any, codec: str, size: int) -> Any:
         raise InputError(f"a result of another length: expected {size} bytes, "
                          f"found {memoryview(found).nbytes}")
     return found
+
+
+def in_parts(data: Any) -> list[Any]:
+    """The frames that these bytes travel in: also on a slow line each takes less than a second."""
+    whole = memoryview(data)
+    size = max(PART, -(-whole.nbytes // MOST_PARTS))
+    return [whole[at : at + size] for at in range(0, whole.nbytes, size)] or [whole]
+
+
+def of_parts(frames: Sequence[Any]) -> Any:
+    """The bytes that were cut by in_parts()."""
+    return frames[0] if len(frames) == 1 else b"".join(frames)
 
 
 class Link:

@@ -24,6 +24,7 @@ from spmd.feeding.evaluating import bytes_of, described
 from spmd.feeding.filled_rings import FilledRings
 from spmd.feeding.keys import zmq
 from spmd.feeding.machine import host_name
+from spmd.feeding.packing import in_frames
 from spmd.feeding.sockets import Lines, received
 from spmd.feeding.wire import MalformedMessage, Message, decode, encode, new_id
 
@@ -273,13 +274,14 @@ class Filling:
                 self.lose(worker)
                 self.workers[worker] = one.again()
             elif worker in self.workers and one.is_missed():
-                self.tell("lost", consumer=self.consumer, worker=worker)
+                self.tell("lost", consumer=self.consumer, worker=worker, why=one.watch.why())
+                self.say_once(one.said_missed(), worker)
         if not self.workers and (error := self.supply.what_ended()):
             raise error
         if not self.answered and time.monotonic() - self.began > SILENT_S:
             raise PeerError(
                 f"no scheduler answers at {self.supply.address}",
-                expected=f"an answer within {SILENT_S:g} s",
+                expected=f"an answer within {SILENT_S:g} s", found=self.line.why(),
                 remedy="start it: python -m spmd feed serve; are address and keys those of it?")
 
     def decoded(self, frames: list[Any]) -> Message:
@@ -395,13 +397,10 @@ class Filling:
     def send_back(self) -> None:
         """Values of feed.send(), to every worker: each keeps those of its environments."""
         for first, values in self.rings.sent_back() if self.acts else ():
-            arrays = [{"name": n, "dtype": v.dtype.str, "shape": list(v.shape),
-                       "bytes": v.nbytes, "region": None, "offset": None, "frame": i,
-                       "codec": "none"} for i, (n, v) in enumerate(values.items())]
+            arrays, frames = in_frames(values)
             for one in self.workers.values():
-                one.say("give_back", [v.tobytes() for v in values.values()],
-                        pipeline=self.supply.pipeline, version=self.version, first=first,
-                        arrays=arrays)
+                one.say("give_back", frames, pipeline=self.supply.pipeline,
+                        version=self.version, first=first, arrays=arrays)
 
     # ---- what others are told
 
@@ -420,10 +419,12 @@ class Filling:
     def say_why(self) -> None:
         """Why it waits, once for each reason, if it is not over in a moment."""
         if self.pending and time.monotonic() - self.pending[0] > PENDING_S:
-            text = f"{self.supply.pipeline} waits: {self.pending[1]}"
-            if text not in self.said and self.rows[0] == 0:
-                self.said.add(text)
-                say(text)
+            self.say_once(f"waits: {self.pending[1]}", self.pending[1])
+
+    def say_once(self, text: str, about: str) -> None:
+        if about not in self.said and self.rows[0] == 0:
+            self.said.add(about)
+            say(f"{self.supply.pipeline}: {text}")
 
 
 def say(text: str) -> None:

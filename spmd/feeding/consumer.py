@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from spmd.feeding.keys import Keys
+    from spmd.feeding.opened import OpenedStream
 
 RATE_S = 0.5
 TICK_S = 0.05
@@ -46,11 +47,13 @@ class PipelineSupply:
     """pipeline@address, with the keys of the scheduler there. One for each feed.
 
     ranks: numbers of the ranks of this process; device: what they run on; run: of which run.
+    opened: the stream that all processes of the run go on with; None: of this process alone.
     """
 
     def __init__(self, pipeline: str, address: str, keys: Keys, *, ranks: tuple[int, ...] = (),
-                 device: str = "cpu", run: str = "") -> None:
-        self.pipeline, self.address, self.keys = pipeline, address, keys
+                 device: str = "cpu", run: str = "", opened: OpenedStream | None = None) -> None:
+        self.pipeline, self.address, self.keys, self.opened = pipeline, address, keys, opened
+        self._order = opened.order if opened else ""
         self.ranks, self.device, self.run_name = ranks, device, run
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
@@ -73,8 +76,16 @@ class PipelineSupply:
             self._thread = None
 
     def order(self) -> str:
-        """What a checkpoint knows the stream by; "" where the pipeline was read elsewhere."""
-        return ""
+        """What a checkpoint knows the stream by; "" until a worker has said it."""
+        return self._order
+
+    def goes_on_with(self, order: str) -> None:
+        """The order that workers are held to: of a checkpoint, or as the first of them said it."""
+        self._order = order
+
+    def text(self) -> str:
+        """What tells the source of the pipeline from others; "" where it is not known."""
+        return self.opened.text if self.opened else ""
 
     def has_finished(self) -> bool:
         return self._stop.is_set()
@@ -105,7 +116,8 @@ class Filling:
         self.homes: dict[int, str] = {}  # by first row: the worker with these environments
         self.failed: dict[int, SpmdError] = {}  # by batch: raised when a rank asks for it
         self.workers: dict[str, AskedWorker] = {}
-        self.version, self.how, self.settings = 0, "turn", {}  # type: ignore[var-annotated]
+        self.version: int | None = supply.opened.version if supply.opened else None
+        self.how, self.settings = "turn", {}  # type: ignore[var-annotated]
         self.began = time.monotonic()
         self.answered = False
         self.pending: tuple[float, str] | None = None  # since when there are no workers, and why
@@ -155,10 +167,12 @@ class Filling:
             pass  # it has been away for very long; when it is back, it asks us who we are
 
     def register(self) -> None:
+        opened = self.supply.opened
         self.tell("consume", consumer=self.consumer, run=self.supply.run_name,
                   pipeline=self.supply.pipeline, feed=self.feed.name, rows=list(self.rows),
                   batch=self.feed.batch, fields=self.fields, host=self.here,
-                  ranks=list(self.supply.ranks), device=self.supply.device)
+                  ranks=list(self.supply.ranks), device=self.supply.device, version=self.version,
+                  stream=opened.stream if opened else None, text=opened.text if opened else None)
 
     def scheduler_said(self, message: Message) -> None:
         self.answered = True
@@ -176,7 +190,7 @@ class Filling:
             self.gone(message)
 
     def assign(self, message: Message) -> None:
-        """Other workers, or another version of the pipeline: what was lost waits again."""
+        """Other workers, or other settings: what was lost waits again."""
         self.version, self.how = message["version"], message["how"]
         self.pending = None if message["workers"] else self.pending
         self.settings = message["settings"]
@@ -324,7 +338,8 @@ class Filling:
         for worker, items in work.items():
             self.workers[worker].say(
                 "take", consumer=self.consumer, pipeline=self.supply.pipeline,
-                version=self.version, fields=self.fields,
+                version=self.version, fields=self.fields, order=self.supply.order() or None,
+                share=self.workers[worker].share,
                 newest_first=self.settings.get("queue") == "lifo", work=items)
 
     def choose(self, loads: dict[str, int], now: float, count: int,
@@ -356,6 +371,9 @@ class Filling:
 
     def given(self, one: AskedWorker, message: Message) -> None:
         self.asking.together = message["together"] or 1
+        if message["order"] and not self.supply.order():
+            self.supply.goes_on_with(message["order"])
+            self.tell("learnt", consumer=self.consumer, order=message["order"])
         if self.asking.is_wanted(message["id"]):
             for failed in message["broken"]:
                 self.skip(f"{failed['example']} ({failed['file']}:{failed['line']}): "

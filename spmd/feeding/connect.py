@@ -14,7 +14,7 @@ from spmd.data.pipeline_files import is_loading, load
 from spmd.data.pipelines import Pipeline
 from spmd.feeding.consumer import PipelineSupply
 from spmd.feeding.local_feeding import started
-from spmd.feeding.opened import opened
+from spmd.feeding.opened_streams import opened
 from spmd.feeding.serving import keys_of
 
 TYPE_CHECKING = False

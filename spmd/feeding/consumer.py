@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from spmd.feeding.keys import Keys
-    from spmd.feeding.opened import OpenedStream
+    from spmd.feeding.opened_streams import OpenedStream
 
 RATE_S = 0.5
 TICK_S = 0.05

@@ -15,7 +15,7 @@ from spmd.feeding.client import Client
 from spmd.feeding.consumer import PipelineSupply
 from spmd.feeding.keys import Keys, made_for_a_run
 from spmd.feeding.machine import host_name
-from spmd.feeding.opened import opened_by
+from spmd.feeding.opened_streams import opened_by
 from spmd.feeding.serving import start_in_child
 
 TYPE_CHECKING = False

@@ -171,10 +171,14 @@ class Client:
                     return message["value"]
                 if message.kind == "refused":
                     raise _refused(message.fields)
+        watch = self._lines.watch(self._line)
+        watch.broke()
+        found = "" if watch.stands else watch.why()
         self._lines.forget(self._line)  # an answer that comes now would be taken for the next one's
         self._line = self._dealer()
         raise PeerError(
             f"no scheduler answers at {self.address}", expected=f"within {self.timeout:g} s",
+            found=found,
             remedy="python -m spmd feed serve starts one; --keys must be the folder that it uses")
 
 

@@ -151,16 +151,28 @@ def dtype_named(name: str) -> np.dtype:
     return found
 
 
+def described(field: Any) -> dict[str, Any]:
+    """A field as it stands on the wire: its shape without the batch."""
+    dtype = np.dtype(field.dtype)
+    return {"name": field.name, "dtype": dtype.str if dtype.kind != "V" else dtype.name,
+            "shape": [int(n) for n in field.shape[1:]]}
+
+
+def bytes_of(field: dict[str, Any]) -> int:
+    """Of one example."""
+    size = int(dtype_named(field["dtype"]).itemsize)
+    for extent in field["shape"]:
+        size *= extent
+    return size
+
+
 def placed(fields: list[dict[str, Any]], rows: int) -> tuple[list[tuple[Any, ...]], int]:
     """(name, shape, dtype, offset, bytes) of each array in one block, and the block's bytes."""
     found, offset = [], 0
     for field in fields:
-        dtype = dtype_named(field["dtype"])
+        size = rows * bytes_of(field)
         shape = (rows, *field["shape"])
-        size = dtype.itemsize
-        for extent in shape:
-            size *= extent
-        found.append((field["name"], shape, dtype, offset, size))
+        found.append((field["name"], shape, dtype_named(field["dtype"]), offset, size))
         offset += -(-size // ALIGNED) * ALIGNED
     return found, offset
 

@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 VERSION = 1
 HEADER_BYTES = 1 << 20  # where the text of a pipeline travels
 SOURCE_CHARACTERS = 1 << 19
-FRAMES = 256  # of raw bytes, in one message
-FRAME_BYTES = 1 << 32
+FRAMES = 1 << 16  # of raw bytes, in one message
+ARRAY_BYTES = 1 << 32
 WORK_ITEMS = 1024  # in one take
 FIELDS = 64
 
@@ -71,10 +71,11 @@ ASSIGNED = record(**PROCESS, share=number)
 FIELD = record(name=name, dtype=text(32), shape=each(whole(0, 1 << 40), 32))
 
 # An array of a result: `bytes` long when unpacked. It lies in region `region` of the worker at
-# `offset` (where = "region"), or in the raw frame number `frame`, packed by `codec`.
+# `offset`, or in `parts` raw frames from number `frame` on, packed by `codec`.
 ARRAY = record(
-    name=name, dtype=text(32), shape=each(whole(0, 1 << 40), 33), bytes=whole(0, FRAME_BYTES),
+    name=name, dtype=text(32), shape=each(whole(0, 1 << 40), 33), bytes=whole(0, ARRAY_BYTES),
     region=maybe(count), offset=maybe(count), frame=maybe(whole(0, FRAMES)),
+    parts=maybe(whole(1, FRAMES)),
     codec=maybe(one_of("none", "lz4", "zstd")),
 )
 
@@ -129,7 +130,7 @@ TABLE: dict[str, dict[str, Check]] = {
     "learnt": {"consumer": identity, "order": text(64)},
     "rate": {"consumer": identity, "taken": count, "busy_s": number, "waited_s": number,
              "queued": count},
-    "lost": {"consumer": identity, "worker": identity},
+    "lost": {"consumer": identity, "worker": identity, "why": maybe(text(256))},
     "done": {"consumer": identity},
     # scheduler -> consumer. workers replaces the list given before; how: the way to ask them.
     "workers": {"name": name, "version": count, "settings": settings,
@@ -211,8 +212,6 @@ def decode(frames: Sequence[Any]) -> Message:
     raw = [memoryview(f) for f in frames]
     if raw[0].nbytes > HEADER_BYTES:
         raise _malformed(f"a header: expected at most {HEADER_BYTES} bytes, found {raw[0].nbytes}")
-    if any(f.nbytes > FRAME_BYTES for f in raw):
-        raise _malformed(f"a frame: expected at most {FRAME_BYTES} bytes")
     try:
         header = json.loads(str(raw[0], "utf-8"), object_pairs_hook=_unique,
                             parse_constant=_constant)
@@ -242,7 +241,7 @@ def _checked(kind: str, fields: dict[str, Any], frames: int) -> None:
     for array in fields.get("arrays", ()):
         where = array["frame"]
         if (where is None) == (array["region"] is None or array["offset"] is None) or (
-                where is not None and where >= frames):
+                where is not None and where + (array["parts"] or 1) > frames):
             raise _malformed(f"{kind}: array {array['name']} is neither in a region nor in a frame")
 
 

@@ -22,7 +22,7 @@ from spmd.feeding.children import Channel, of_parent
 from spmd.feeding.evaluating import Evaluator, load_pipeline, placed, views, what_failed
 from spmd.feeding.fair_queue import FairQueue, QueuedWork
 from spmd.feeding.keys import Keys, pair, zmq
-from spmd.feeding.packing import Link, packed
+from spmd.feeding.packing import Link, in_parts, of_parts, packed
 from spmd.feeding.shared_results import Handing
 from spmd.feeding.sockets import FULL, GONE, SENT, Lines, received, send_to
 from spmd.feeding.wire import MalformedMessage, Message, decode, encode
@@ -63,7 +63,7 @@ class Worker:
         keys = Keys.of_plain(started["keys"])
         public, secret = pair()
         self.lines = Lines(keys)
-        self.router = self.lines.router(started["bind"], secret, public, large=True)
+        self.router = self.lines.router(started["bind"], secret, public)
         self.handing = Handing(started["memory"])
         self.pipelines: dict[tuple[str, int], HeldPipeline] = {}  # by name and version
         self.made: dict[str, MadeOf] = {}
@@ -194,8 +194,9 @@ class Worker:
                                message["arrays"][0]["shape"][0] if message["arrays"] else 0)
             arrays = {}
             for array, (name, shape, dtype, _, size) in zip(message["arrays"], places):
-                frame = message.frames[array["frame"]]
-                if frame.nbytes == size and list(shape) == array["shape"]:
+                begin = array["frame"] or 0
+                frame = of_parts(message.frames[begin : begin + (array["parts"] or 1)])
+                if memoryview(frame).nbytes == size and list(shape) == array["shape"]:
                     arrays.update(views([(name, shape, dtype, 0, size)], bytearray(frame)))
             pipeline.evaluator.pipeline.send(message["first"], arrays)
 
@@ -302,7 +303,7 @@ class Worker:
             return
         arrays, frames = self.framed(work, evaluator, places, memory)
         if self.answer(work.peer, encode("given", frames, arrays=arrays, **said)) == SENT:
-            self.link(work.peer, evaluator).sent(work.number, sum(map(len, frames)))
+            self.link(work.peer, evaluator).sent(work.number, sum(f.nbytes for f in frames))
 
     def gather(self, work: QueuedWork, said: dict[str, Any], places: list[tuple[Any, ...]],
                region: int) -> None:
@@ -338,8 +339,9 @@ class Worker:
             name, offset, size = place[0], place[3], place[4]
             data = whole[offset : offset + size]
             codec = link.codec(name, data)
-            arrays.append(_array(place, frame=len(frames), codec=codec))
-            frames.append(packed(data, codec))
+            parts = in_parts(packed(data, codec))
+            arrays.append(_array(place, frame=len(frames), parts=len(parts), codec=codec))
+            frames += parts
         return arrays, frames
 
 
@@ -347,7 +349,7 @@ def _array(place: tuple[Any, ...], **where: Any) -> dict[str, Any]:
     name, shape, dtype, _, size = place
     written = dtype.str if dtype.kind != "V" else dtype.name
     return {"name": name, "dtype": written, "shape": list(shape), "bytes": size,
-            "region": None, "offset": None, "frame": None, "codec": None, **where}
+            "region": None, "offset": None, "frame": None, "parts": None, "codec": None, **where}
 
 
 def main(arguments: list[str]) -> None:

@@ -25,7 +25,7 @@ FIELD = {"name": "x", "dtype": "<f4", "shape": [8, 8]}
 PIPELINE = {"name": "images", "version": 3, "file": "images.py", "source": "x = 1\n",
             "settings": {"priority": 5, "rates": {"cpu": 1.5}}}
 IN_FRAME = {"name": "x", "dtype": "<f4", "shape": [1], "bytes": 4, "region": None, "offset": None,
-            "frame": 0, "codec": "lz4"}
+            "frame": 0, "parts": 1, "codec": "lz4"}
 BROKEN = {"position": 7, "example": "cat.jpg", "file": "images.py", "line": 3, "text": "no"}
 FACTS = {"order": "0", "environments": 4, "gives": [FIELD]}
 
@@ -47,7 +47,7 @@ EXAMPLES = {
                 "batch": 8, "fields": [FIELD], "host": "h", "ranks": [0, 1], "device": "cpu",
                 "stream": B, "version": 1, "text": "0"},
     "rate": {"consumer": A, "taken": 3, "busy_s": 1.5, "waited_s": 0, "queued": 2},
-    "lost": {"consumer": A, "worker": B}, "done": {"consumer": A},
+    "lost": {"consumer": A, "worker": B, "why": "w"}, "done": {"consumer": A},
     "workers": {"name": "images", "version": 3, "settings": PIPELINE["settings"],
                 "workers": [{**PROCESS, "share": 0.5}], "how": "turn"},
     "pending": {"why": "no worker is free"}, "failed": {"text": "no", "code": 65},
@@ -111,6 +111,8 @@ def header(**fields):
     (header(kind="rate", consumer=A, taken=True, busy_s=0, waited_s=0, queued=0), "taken"),
     (header(kind="rate", consumer=A, taken=1, busy_s=1e999, waited_s=0, queued=0), "Infinity"),
     (header(kind="give_back", pipeline="p", version=0, first=0, arrays=[IN_FRAME]), "neither"),
+    ([*header(kind="give_back", pipeline="p", version=0, first=0,
+              arrays=[{**IN_FRAME, "parts": 2}]), b"abcd"], "neither"),
 ], ids=str)
 def test_what_is_no_message_is_refused(frames, says):
     with pytest.raises(MalformedMessage, match=says):

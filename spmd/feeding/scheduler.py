@@ -12,6 +12,7 @@ import sys
 import time
 import traceback
 from collections import Counter, deque
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -67,10 +68,12 @@ class Scheduler:
 
     # ---- the loop
 
-    def run(self) -> None:
-        """Until it is told to stop. Then consumers go on with the workers that they have."""
+    def run(self, ends: Callable[[], str] = str) -> None:
+        """Until it is told to stop, or `ends` says why it must. Then consumers go on with the
+        workers that they have."""
         while not self.stopping:
             self.router.poll(POLL_MS)
+            self.stopping = self.stopping or ends()
             try:
                 self.tick()
             except Exception as error:

@@ -15,6 +15,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 from codegen.errors import EnvironmentFault, SpmdError, UsageError
@@ -39,11 +40,16 @@ def state_folder() -> str:
     return os.path.join(base, "spmd")
 
 
+def folder_of(folder: str) -> str:
+    """The folder of keys that is meant."""
+    return folder or os.environ.get(KEYS, "") or os.path.join(state_folder(), "feed-keys")
+
+
 def keys_of(folder: str, *, scheduler: bool = False) -> Keys:
     """The keys of a folder, or of SPMD_FEED_KEYS, or of this user on this machine: these are made
     by whoever comes first."""
     folder = folder or os.environ.get(KEYS, "")
-    where = folder or os.path.join(state_folder(), "feed-keys")
+    where = folder_of(folder)
     if not folder and not os.path.exists(where):
         mine = f"{where}.{os.getpid()}"
         key_files.make_folder(mine)
@@ -86,6 +92,7 @@ class Served:
         self.page: WebPage | None = None
         self.store = StateFile(state)
         self._allowed = set(keys.allowed) | (self.store.allowed() if folder is None else set())
+        self._stamp = None if folder is None else _stamp(folder)
         self.lines = Lines(keys, self._allows)
         try:
             router = self.lines.router(listen, keys.server_secret, keys.server)
@@ -106,10 +113,12 @@ class Served:
         self.store.remember(keys=self._allowed)
 
     def _allows(self, key: str) -> bool:
-        """Asked for every connection: keys that were added to the folder meanwhile count too."""
-        if key not in self._allowed and self._folder is not None:
-            with suppress(SpmdError):
+        """Asked for every connection: keys that were added to the folder, or taken out of it, since
+        the last one count too. A line that stands is not cut."""
+        if self._folder is not None and self._stamp != (now := _stamp(self._folder)):
+            with suppress(SpmdError):  # while somebody writes it, what was read before counts
                 self._allowed = set(keys_of(self._folder, scheduler=True).allowed)
+                self._stamp = now
         if key not in self._allowed:
             self.counts["strangers"] += 1
         return key in self._allowed
@@ -119,6 +128,17 @@ class Served:
             self.page.close()
         self.lines.close(linger_ms=200)
         self.store.close()
+
+
+def _stamp(folder: str) -> tuple[Any, ...]:
+    """Another one when a key came to a folder, or left it."""
+    there = Path(folder_of(folder))
+    found = []
+    for path in sorted((there / "client.key", there / "allowed", *there.glob("allowed/*.key"))):
+        with suppress(OSError):
+            stat = path.stat()
+            found.append((str(path), stat.st_mtime_ns, stat.st_size, stat.st_ino))
+    return tuple(found)
 
 
 def _reached_at(listen: str, endpoint: str) -> str:
@@ -198,17 +218,8 @@ def _in_child(channel: Channel) -> None:
         channel.send(error=str(error))
         return
     channel.send(address=served.scheduler.address)
-    scheduler = served.scheduler
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run is told, and ends us
-    tick = scheduler.tick
-
-    def look_up() -> None:
-        tick()
-        if channel.said() is None:
-            scheduler.stopping = "the run has ended"
-
-    scheduler.tick = look_up  # type: ignore[method-assign]
-    scheduler.run()
+    served.scheduler.run(lambda: "the run has ended" if channel.said() is None else "")
     served.close()
 
 

@@ -247,6 +247,7 @@ class Agent:
             at["position"] = at["example"] = None
         named = at["example"] or (None if at["position"] is None else f"position {at['position']}")
         self.tell("gone", worker=one.worker, why=why, pipeline=at["pipeline"],
+                  version=at["version"] if at["pipeline"] else None,
                   position=at["position"], example=named, file=file, line=line)
         what = f" at {named} of {at['pipeline']} ({file}:{line})" if at["pipeline"] else ""
         self.log(f"worker {one.worker}{what} {why}; another one starts")

@@ -81,12 +81,14 @@ class Assignment:
 
     needs: how many workers each consumer takes by the rate equation (None: not known yet).
     lacks: how many more would do, for those that have too few.
+    limited: pipeline -> the setting that lets it have no more.
     """
 
     shares: Shares = field(default_factory=dict)
     pending: Mapping[str, str] = field(default_factory=dict)
     needs: Mapping[str, float | None] = field(default_factory=dict)
     lacks: Mapping[str, int] = field(default_factory=dict)
+    limited: Mapping[str, str] = field(default_factory=dict)
 
     def of(self, consumer: str) -> dict[str, float]:
         """The workers of a consumer, with their shares."""
@@ -122,7 +124,7 @@ def assign(
     every = [d for row in sorted(pipelines, key=lambda r: -r.priority) for d in demands[row.name]
              if row.name not in pending]
     _spread([d for d in every if d.spread], budgets, pool, before)
-    return _told(rows, demands, pool, pending)
+    return _told(rows, demands, pool, pending, budgets)
 
 
 # ---- what each one needs ------------------------------------------------------------------------
@@ -375,9 +377,10 @@ def _spread(
 
 def _told(
     rows: Mapping[str, PipelineRow], demands: Mapping[str, list[Need]], pool: Pool,
-    pending: dict[str, str],
+    pending: dict[str, str], budgets: Mapping[str, Budget],
 ) -> Assignment:
     shares = pool.shares()
+    limited = {name: limit for name, budget in budgets.items() if (limit := budget.used_up())}
     needs: dict[str, float | None] = {}
     lacks: dict[str, int] = {}
     fed = {c for given in shares.values() for c in given}
@@ -388,8 +391,8 @@ def _told(
             if d.known and short > 0.005 * d.need:
                 lacks[d.consumer] = max(1, ceil(short / d.usual - 0.05))
         if mine and name not in pending and not any(d.consumer in fed for d in mine):
-            limited = rows[name].limits
+            dear = rows[name].limits
             pending[name] = (
-                f"no worker is cheap enough for its limits of {' and '.join(limited)} in an hour"
-                if limited else "all workers are taken; try: more workers")
-    return Assignment(shares, pending, needs, lacks)
+                f"no worker is cheap enough for its limits of {' and '.join(dear)} in an hour"
+                if dear else "all workers are taken; try: more workers")
+    return Assignment(shares, pending, needs, lacks, limited)

@@ -121,7 +121,8 @@ class Filling:
         self.began = time.monotonic()
         self.answered = False
         self.pending: tuple[float, str] | None = None  # since when there are no workers, and why
-        self.skipped = self.rated = 0.0
+        self.skipped: set[int] = set()  # positions, of the whole run where this process speaks
+        self.rated = 0.0
         self.said: set[str] = set()
 
     def run(self) -> None:
@@ -154,8 +155,8 @@ class Filling:
                 one.say("forget", ids=numbers)
             one.close()
         self.tell("done", consumer=self.consumer)
-        if self.skipped > SAID:
-            say(f"{self.supply.pipeline}: {int(self.skipped)} examples were skipped in all")
+        if len(self.skipped) > SAID:
+            say(f"{self.supply.pipeline}: {len(self.skipped)} examples were skipped in all")
         self.lines.close(linger_ms=200)
 
     # ---- the scheduler
@@ -186,6 +187,8 @@ class Filling:
             refused = Refused(message["text"])
             refused.exit_code = message["code"]
             raise refused
+        elif message.kind == "skipped":
+            self.say_skipped(message["position"], message["text"])
         elif message.kind == "gone" and message["pipeline"] == self.supply.pipeline:
             self.gone(message)
 
@@ -231,8 +234,8 @@ class Filling:
                 f"{message['example']}\n  a worker that computed it {message['why']}, twice")
         if self.settings.get("on_error") == "skip":
             self.asking.left_out.add(position)
-            self.skip(f"{message['example']} ({message['file']}:{message['line']}): a worker that "
-                      f"computed it {message['why']}")
+            self.skip(position, f"{message['example']} ({message['file']}:{message['line']}): a "
+                      f"worker that computed it {message['why']}")
             return
         self.fail_at(position, InputError(
             what, place=Place(message["file"], message["line"] or 0) if message["file"] else None,
@@ -376,8 +379,8 @@ class Filling:
             self.tell("learnt", consumer=self.consumer, order=message["order"])
         if self.asking.is_wanted(message["id"]):
             for failed in message["broken"]:
-                self.skip(f"{failed['example']} ({failed['file']}:{failed['line']}): "
-                          f"{failed['text']}")
+                self.skip(failed["position"], f"{failed['example']} ({failed['file']}:"
+                          f"{failed['line']}): {failed['text']}")
         if free := self.rings.take_in(one, message, self.fields):
             one.say("free", ids=free)
 
@@ -388,10 +391,18 @@ class Filling:
             place=Place(failed["file"], failed["line"] or 0) if failed["file"] else None,
             remedy=advice(failed["text"]) if self.settings.get("on_error") != "skip" else "")
 
-    def skip(self, what: str) -> None:
-        self.skipped += 1
-        if self.skipped <= SAID:
-            say(f"{self.supply.pipeline}: skipped {what}")
+    def skip(self, position: int, what: str) -> None:
+        """Said once for the whole run: by its first process, which the scheduler tells."""
+        if 0 in self.supply.ranks or not self.supply.opened or not self.line.stands:
+            self.say_skipped(position, what)
+        else:
+            self.tell("skipped", consumer=self.consumer, position=position, text=what[:4000])
+
+    def say_skipped(self, position: int, what: str) -> None:
+        if position not in self.skipped:
+            self.skipped.add(position)
+            if len(self.skipped) <= SAID:
+                say(f"{self.supply.pipeline}: skipped {what}")
 
     # ---- rings
 

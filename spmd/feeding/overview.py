@@ -15,6 +15,7 @@ from spmd import __version__
 from spmd.feeding.known_parties import STARVED, KnownConsumer, KnownPipeline
 from spmd.feeding.scheduler import Scheduler
 
+GREEDY = 8  # times the workers that it has: it could take anything
 DISK = "make room on that disk: what is submitted until then is refused"
 
 
@@ -97,6 +98,7 @@ def _pipeline(
         "ran": one.running_since is not None, "workers": len(used), "consumers": len(mine),
         "needs": None if None in needs or not needs else round(sum(needs), 2),
         "lacks": sum(c["lacks"] for c in mine),
+        "limited": scheduler.assigned.limited.get(one.name, ""),
         "taken_per_s": _round(sum(c["taken_per_s"] or 0 for c in mine)),
         "made_per_s": _round(sum(
             known.meters[one.name].per_second(now) for a in scheduler.agents.values()
@@ -127,11 +129,18 @@ def warnings(seen: dict[str, Any]) -> list[str]:
     found = []
     address = seen["scheduler"]["address"]
     kinds = {w["worker"]: w["device"] for w in seen["workers"]}
+    limits = {p["name"]: p["limited"] for p in seen["pipelines"]}
     for c in seen["consumers"]:
         if c["starved"] <= STARVED:
             continue
         text = f"{c['ranks']} of {c['pipeline']} starves {c['starved']:.0%} of the time: "
-        if c["lacks"]:
+        if c["lacks"] and c["workers"] and (limit := limits[c["pipeline"]]):
+            text += (f"its {limit} allows no more; python -m spmd feed update {c['pipeline']} "
+                     f"--{limit.replace('_', '-')} MORE")
+        elif c["lacks"] > GREEDY * len(c["workers"]) > 0:
+            text += ("it computes next to nothing between two batches, so that each worker more "
+                     f"makes it faster: python -m spmd feed worker --connect {address}")
+        elif c["lacks"]:
             mine = sorted({kinds[w] for w in c["workers"] if w in kinds}) or ["cpu"]
             more = f"{c['lacks']} more worker{'s' * (c['lacks'] > 1)}"
             text += (f"{more} of this kind ({', '.join(mine)}) would do: python -m spmd feed "

@@ -161,7 +161,9 @@ class Scheduler:
         for one in self.consumers.values():
             if message["worker"] in self.assigned.of(one.consumer) or (
                     one.pipeline == message["pipeline"]):
-                self.tell(one.peer, "gone", **message.fields)
+                mine = message["version"] in (None, one.version)
+                self.tell(one.peer, "gone", **message.fields if mine else {
+                    **message.fields, "position": None, "example": None})
         self.counts["workers lost"] += 1
         self.dirty = True
 
@@ -223,6 +225,14 @@ class Scheduler:
         elif stored.version == self.pipelines[one.pipeline].stored.version:
             with suppress(FullDisk):
                 self.store.put_pipeline(stored)
+
+    def _on_skipped(self, peer: bytes, message: Message) -> None:
+        """Of one run, one process speaks."""
+        one = self.consumers.get(message["consumer"])
+        if one is not None and one.said["stream"]:
+            mine = [c for c in self.consumers.values() if c.said["stream"] == one.said["stream"]]
+            one = min(mine, key=lambda c: min(c.said["ranks"], default=1 << 40))
+        self.tell(one.peer if one else peer, "skipped", **message.fields)
 
     def _on_rate(self, peer: bytes, message: Message) -> None:
         one = self.consumers.get(message["consumer"])

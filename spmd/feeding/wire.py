@@ -111,8 +111,10 @@ TABLE: dict[str, dict[str, Check]] = {
              "memory": maybe(count), "cost": maybe(number), "energy": maybe(number)},
     "beat": {"agent": identity, "workers": by_name(by_name(MADE, 256), 4096, identity)},
     "leave": {"agent": identity},
-    # agent -> scheduler -> every consumer of that pipeline: a worker ended, at which example.
-    "gone": {"worker": identity, "why": text(), "pipeline": maybe(name), "position": maybe(count),
+    # agent -> scheduler -> every consumer of that pipeline: a worker ended, at which example. Who
+    # takes another version is told no position.
+    "gone": {"worker": identity, "why": text(), "pipeline": maybe(name),
+             "version": maybe(count), "position": maybe(count),
              "example": maybe(text()), "file": FILE, "line": LINE},
     # scheduler -> agent. load: this version of a pipeline may be asked of you, beside others.
     # drop: nobody takes that version any more. stop: end your workers.
@@ -128,6 +130,8 @@ TABLE: dict[str, dict[str, Check]] = {
                 "host": text(256), "ranks": each(count, 65536), "device": text(64),
                 "stream": maybe(identity), "version": maybe(count), "text": maybe(text(64))},
     "learnt": {"consumer": identity, "order": text(64)},
+    # -> scheduler -> the first consumer of that stream, which says it for the whole run.
+    "skipped": {"consumer": identity, "position": count, "text": text(4096)},
     "rate": {"consumer": identity, "taken": count, "busy_s": number, "waited_s": number,
              "queued": count},
     "lost": {"consumer": identity, "worker": identity, "why": maybe(text(256))},

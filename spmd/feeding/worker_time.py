@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+NEARLY = 0.97  # of a limit: it is what holds a pipeline back
 SLIVER = 0.01  # of a worker: less than this is nothing
 
 
@@ -43,6 +44,13 @@ class Budget:
 
     def is_bounded(self) -> bool:
         return self.most is not None or bool(self.limits)
+
+    def used_up(self) -> str:
+        """The setting of its pipeline that allows no more, or ""."""
+        if self.most is not None and len(self.workers) >= self.most:
+            return "max_workers"
+        return next((f"{what}_per_hour" for what, limit in self.limits.items()
+                     if self.spent[what] >= NEARLY * limit), "")
 
     def copy(self) -> Budget:
         other = Budget(self.most, self.limits)

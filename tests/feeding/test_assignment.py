@@ -195,6 +195,7 @@ def test_limits_of_number_cost_and_energy():
     assert len(assign([PipelineRow("p", max_workers=3)], rank, rows).of("r")) == 3
     found = assign([PipelineRow("p", limits={"cost": 2.0, "energy": 9.0})], rank, rows)
     assert sum(found.of("r").values()) == pytest.approx(4.0)
+    assert found.limited == {"p": "cost_per_hour"}
     found = assign([PipelineRow("p", limits={"energy": 0.25})], rank, rows)
     assert sum(found.of("r").values()) == pytest.approx(2.5)
     found = assign([PipelineRow("p", left={"cost": 0.0})], rank, rows)

@@ -170,3 +170,17 @@ def test_a_batch_that_is_taken_before_anything_was_sent_back(tmp_path):
 
     with pytest.raises(spmd.InputError, match="takes batch 2 .* sent nothing back behind batch 1"):
         spmd.build(hasty).run(ranks=2, feed=str(tmp_path / "adding.py"))
+
+
+@pytest.mark.mpi
+def test_what_is_skipped_is_said_once_for_the_run(image, mpirun, tmp_path):
+    """By the first process, whichever rank has the example's place; deaths of workers too."""
+    file = tmp_path / "numbers_of_a_feed.py"
+    body = ("if example % 20 == 7: raise KeyError('no label')\n"
+            "    if example == 9: import os; os.kill(os.getpid(), 9)")
+    text = PIPELINE.format(n=64, body=body)
+    file.write_text(text.replace("epochs=1", "epochs=1, on_error='skip'"))
+    done = mpirun(4, "-m", "spmd", "run", image, "--feed", file)
+    done.expect(0)
+    lines = [line for line in done.err.splitlines() if "numbers: skipped" in line]
+    assert len(lines) == 4 and sum("killed by SIGKILL" in line for line in lines) == 1, done.err

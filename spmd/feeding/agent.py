@@ -16,7 +16,7 @@ import time
 
 from codegen.errors import EnvironmentFault
 from spmd.feeding.board import COMPUTING, IDLE, Board
-from spmd.feeding.children import Child, end_together, ended_by
+from spmd.feeding.children import Child, end_marked, end_together, ended_by
 from spmd.feeding.keys import Keys, zmq
 from spmd.feeding.machine import available_memory, host_name, hours, is_free, own_address
 from spmd.feeding.sockets import Lines, received
@@ -90,14 +90,15 @@ class Agent:
 
     cost: of one worker in an hour; watts: that one takes.
     free: from when to when on the clock it works, as "20:00-06:00"; "" always.
-    lifeline: a descriptor whose end says that whoever started us is gone.
+    lifeline: a channel whose end says that whoever started us is gone. agent: its name, of one that
+    takes the place of another.
     """
 
     def __init__(self, connect: str, keys: Keys, processes: int, *, device: str = "cpu",
                  free: str = "", memory: int = 0, cost: float = 0.0, watts: float = 0.0,
-                 lifeline: Any = None,
+                 lifeline: Any = None, agent: str = "",
                  log: Callable[[str], None] | None = None) -> None:
-        self.agent, self.processes, self.device = new_id(), processes, device
+        self.agent, self.processes, self.device = agent or new_id(), processes, device
         self.hours, self.free = hours(free), free
         self.cost, self.watts = cost, watts
         self.memory = (memory or available_memory() * 3 // 4) // processes
@@ -171,8 +172,7 @@ class Agent:
         if self.lifeline is not None:
             poller.register(self.lifeline.fileno(), zmq.POLLIN)
         ready = dict(poller.poll(int(LOOK_S * 1000)))
-        if self.lifeline is not None and self.lifeline.fileno() in ready and (
-                self.lifeline.said() is None):
+        if self.lifeline is not None and self.lifeline.said() is None:
             self.stop("whoever started it has ended")
         for one in list(self.workers):
             if one.child.channel.fileno() in ready:
@@ -224,6 +224,7 @@ class Agent:
         status = one.child.wait()
         why = one.why or ended_by(status)
         at = one.board.now()
+        end_marked([one.child.mark])
         one.close()
         self.join()  # at once, without it: nobody asks it any more
         if at["state"] == IDLE or not at["pipeline"]:

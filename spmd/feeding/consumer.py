@@ -83,7 +83,7 @@ class PipelineSupply:
         return self._wake
 
     def what_ended(self) -> SpmdError | None:
-        """Whether what was started for this run has ended before it."""
+        """Whether what was started for this run does not live, however often it is started."""
         return None
 
 
@@ -285,7 +285,7 @@ class Filling:
                 self.workers[worker] = one.again()
             elif worker in self.workers and one.is_missed():
                 self.tell("lost", consumer=self.consumer, worker=worker)
-        if not self.workers and (error := self.supply.what_ended()):
+        if error := self.supply.what_ended():
             raise error
         if not self.answered and time.monotonic() - self.began > SILENT_S:
             raise PeerError(

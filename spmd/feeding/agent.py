@@ -18,7 +18,14 @@ from codegen.errors import EnvironmentFault
 from spmd.feeding.board import COMPUTING, IDLE, Board
 from spmd.feeding.children import Child, end_marked, end_together, ended_by
 from spmd.feeding.keys import Keys, zmq
-from spmd.feeding.machine import available_memory, host_name, hours, is_free, own_address
+from spmd.feeding.machine import (
+    available_memory,
+    host_name,
+    hours,
+    is_free,
+    memory_kills,
+    own_address,
+)
 from spmd.feeding.sockets import Lines, received
 from spmd.feeding.wire import MalformedMessage, Message, decode, encode, new_id
 
@@ -32,6 +39,7 @@ LOOK_S = 0.1  # between two looks at what workers do, and at their memory
 LOAD_S = 120.0  # a pipeline's file that is not loaded by then hangs
 GRACE_S = 0.5  # for what hangs to say where
 END_S = 0.3  # for workers to end by themselves
+CALM_S = 0.05
 AGAIN_S = (0.0, 0.2, 1.0, 5.0)  # before a worker starts again that dies at once, again and again
 BASE_BYTES = 256 << 20  # what a worker takes beside its examples
 OUTSIDE = (-signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP)
@@ -115,6 +123,7 @@ class Agent:
         self.workers: list[Supervised] = []
         self.pipelines: dict[str, dict[str, Any]] = {}
         self.deaths: list[float] = []
+        self.memory_kills = memory_kills()
         self.start_at = 0.0
         self.stopping = ""
         self._beaten = self._looked = 0.0
@@ -222,7 +231,7 @@ class Agent:
         """Names what it was at, and lets another one begin."""
         self.workers.remove(one)
         status = one.child.wait()
-        why = one.why or ended_by(status)
+        why, outside = self.why_it_died(one, status)
         at = one.board.now()
         end_marked([one.child.mark])
         one.close()
@@ -230,17 +239,28 @@ class Agent:
         if at["state"] == IDLE or not at["pipeline"]:
             at.update(pipeline=None, position=None, example=None, file=None, line=None)
         file, line = where or (at["file"], at["line"])
-        if status in OUTSIDE and not one.why:  # somebody ended it: its example has no part in that
+        if outside and status != -signal.SIGKILL:  # it was told to end: no example has part in that
             at["position"] = at["example"] = None
         named = at["example"] or (None if at["position"] is None else f"position {at['position']}")
         self.tell("gone", worker=one.worker, why=why, pipeline=at["pipeline"],
-                  position=at["position"], example=named, file=file, line=line)
+                  position=at["position"], example=named, file=file, line=line, outside=outside)
         what = f" at {named} of {at['pipeline']} ({file}:{line})" if at["pipeline"] else ""
-        self.log(f"worker {one.worker}{what} {why}; another one starts")
+        if status in OUTSIDE:  # who ends a worker so ends us too, mostly
+            time.sleep(CALM_S)
+        self.log(f"worker {one.worker}{what} {why}" + "; another one starts" * (not self.stopping))
         now = time.monotonic()
         self.deaths = [d for d in self.deaths if now - d < 10] + [now]
         soon = now - one.began < 2 and one.said is None  # it does not even begin
         self.start_at = now + AGAIN_S[min(len(self.deaths), len(AGAIN_S) - 1) if soon else 0]
+
+    def why_it_died(self, one: Supervised, status: int) -> tuple[str, bool]:
+        """In words; and whether somebody killed it, for all that can be known."""
+        if one.why:
+            return one.why, False
+        before, self.memory_kills = self.memory_kills, memory_kills()
+        if status == -signal.SIGKILL and self.memory_kills > before:
+            return f"{ended_by(status)}: the machine was out of memory", False
+        return ended_by(status), status in (*OUTSIDE, -signal.SIGKILL)
 
     # ---- the scheduler
 

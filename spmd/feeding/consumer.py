@@ -215,18 +215,20 @@ class Filling:
             one.close()
 
     def gone(self, message: Message) -> None:
-        """A worker died at an example: one that killed two of them is not computed again."""
+        """A worker died at an example: one that kills workers is not computed again."""
         self.lose(message["worker"])
         position = message["position"]
-        if position is None or not self.asking.died_at(position):
+        if position is None or not (
+                many := self.asking.died_at(position, bool(message["outside"]))):
             return
-        what = (f"pipeline {self.supply.pipeline} failed at position {position}, "
-                f"{message['example']}\n  a worker that computed it {message['why']}, twice")
         if self.settings.get("on_error") == "skip":
             self.asking.left_out.add(position)
-            self.skip(f"{message['example']} ({message['file']}:{message['line']}): a worker that "
-                      f"computed it {message['why']}")
+            self.skip(f"{message['example']} ({message['file']}:{message['line']}): {many} workers "
+                      f"died that computed it; the last {message['why']}")
             return
+        what = (f"pipeline {self.supply.pipeline} failed at position {position}, "
+                f"{message['example']}\n  {many} workers died that computed it; the last "
+                f"{message['why']}")
         self.fail_at(position, InputError(
             what, place=Place(message["file"], message["line"] or 0) if message["file"] else None,
             remedy="on_error='skip' goes on without such examples"))

@@ -207,6 +207,7 @@ def _in_child(channel: Channel, memory: StateMemory | None) -> None:
         return
     channel.send(address=served.scheduler.address)
     scheduler = served.scheduler
+    scheduler.own_workers = True
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run is told, and ends us
     tick = scheduler.tick
 

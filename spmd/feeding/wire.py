@@ -104,9 +104,10 @@ TABLE: dict[str, dict[str, Check]] = {
              "memory": maybe(count), "cost": maybe(number), "energy": maybe(number)},
     "beat": {"agent": identity, "workers": by_name(by_name(MADE, 256), 4096, identity)},
     "leave": {"agent": identity},
-    # agent -> scheduler -> every consumer of that pipeline: a worker ended, at which example.
+    # agent -> scheduler -> every consumer of that pipeline: a worker ended, at which example;
+    # outside: killed by somebody, for all that is known.
     "gone": {"worker": identity, "why": text(), "pipeline": maybe(name), "position": maybe(count),
-             "example": maybe(text()), "file": FILE, "line": LINE},
+             "example": maybe(text()), "file": FILE, "line": LINE, "outside": maybe(flag)},
     # scheduler -> agent. load: this pipeline may be asked of you. stop: end your workers.
     "load": PIPELINE,
     "drop": {"name": name},

@@ -37,7 +37,7 @@ EXAMPLES = {
         "at": {"position": 3, "example": "e", "file": "f", "line": 1, "seconds": 0.1}}}}},
     "leave": {"agent": A}, "drop": {"name": "images"}, "stop": {"why": "over"}, "who": {},
     "gone": {"worker": A, "why": "killed", "pipeline": "images", "position": 7, "example": "e",
-             "file": "f", "line": 1},
+             "file": "f", "line": 1, "outside": True},
     "load": PIPELINE, "submit": PIPELINE,
     "consume": {"consumer": A, "run": "r", "pipeline": "images", "feed": "feed", "rows": [0, 4],
                 "batch": 8, "fields": [FIELD], "host": "h", "ranks": [0, 1], "device": "cpu"},

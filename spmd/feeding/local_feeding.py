@@ -15,6 +15,7 @@ from spmd.feeding.client import Client
 from spmd.feeding.consumer import PipelineSupply
 from spmd.feeding.keys import Keys, made_for_a_run
 from spmd.feeding.machine import host_name
+from spmd.feeding.opened_streams import opened_by
 from spmd.feeding.restarting import ChildKeeper, KeptChild
 from spmd.feeding.scheduler_state import StateMemory
 from spmd.feeding.serving import SCHEDULER, begun_scheduler
@@ -33,14 +34,11 @@ START_S = 20.0
 class StartedSupply(PipelineSupply):
     """A PipelineSupply whose scheduler and workers this job has started."""
 
-    def __init__(self, pipeline: Pipeline, address: str, keys: Keys, keeper: ChildKeeper, *,
-                 name: str, **more: Any) -> None:
+    def __init__(self, address: str, keys: Keys, keeper: ChildKeeper, *, name: str,
+                 **more: Any) -> None:
         super().__init__(name, address, keys, **more)
-        self.keeper, self._whole = keeper, pipeline
+        self.keeper = keeper
         self._end = weakref.finalize(self, keeper.end)  # at the end of Python, too
-
-    def order(self) -> str:
-        return self._whole.order()
 
     def what_ended(self) -> PeerError | None:
         return self.keeper.error
@@ -63,8 +61,8 @@ class LocalScheduler:
         self.listen = f"{self.listen.rpartition(':')[0]}:{self.address.rpartition(':')[2]}"
 
 
-def started(pipeline: Pipeline, *, processes: Any, ranks: tuple[int, ...],
-            feed: str) -> StartedSupply:
+def started(pipeline: Pipeline, *, processes: Any, ranks: tuple[int, ...], feed: Any,
+            run: str) -> StartedSupply:
     """In all processes together. Raises EnvironmentFault where something does not start."""
     keeper = ChildKeeper(pipeline.name)
     try:
@@ -79,16 +77,16 @@ def started(pipeline: Pipeline, *, processes: Any, ranks: tuple[int, ...],
         # Agents load their modules while the scheduler does.
         processes.together(lambda: keeper.add(agent) if first == processes.number else None,
                            shared=False)
-        asked["where"] = processes.from_first(
-            lambda: begin_scheduler(pipeline, len(hosts) > 1, keeper))
+        where = processes.from_first(
+            lambda: begin_scheduler(pipeline, feed, run, len(hosts) > 1, keeper))
+        asked["where"] = {key: where[key] for key in ("address", "keys")}
         processes.together(agent.meet, shared=False)
     except BaseException:
         keeper.end()
         raise
     keeper.begin()
-    where = asked["where"]
-    return StartedSupply(pipeline, where["address"], Keys.of_plain(where["keys"]), keeper,
-                         name=where["name"], ranks=ranks, run=feed)
+    return StartedSupply(where["address"], Keys.of_plain(where["keys"]), keeper,
+                         name=where["name"], ranks=ranks, run=run, opened=where["opened"])
 
 
 def workers_each(pipeline: Pipeline, hosts: int) -> int:
@@ -97,7 +95,7 @@ def workers_each(pipeline: Pipeline, hosts: int) -> int:
     return -(-workers // hosts) if isinstance(workers, int) else 0
 
 
-def begin_scheduler(pipeline: Pipeline, several_hosts: bool,
+def begin_scheduler(pipeline: Pipeline, feed: Any, run: str, several_hosts: bool,
                     keeper: ChildKeeper) -> dict[str, Any]:
     """A scheduler that knows the pipeline: its address, the keys of this run, the name."""
     local = LocalScheduler(several_hosts)
@@ -105,8 +103,10 @@ def begin_scheduler(pipeline: Pipeline, several_hosts: bool,
     keeper.add(one)
     one.meet()
     with Client(local.address, local.keys, timeout=START_S) as client:
-        found = client.submit(pipeline)
-    return {"address": local.address, "keys": local.keys.as_plain(), "name": found["name"]}
+        name = client.submit(pipeline)["name"]
+        stream = opened_by(client, name, feed, run)
+    return {"address": local.address, "keys": local.keys.as_plain(), "name": name,
+            "opened": stream}
 
 
 def begin_agent(child: Child, asked: dict[str, Any]) -> None:

@@ -16,9 +16,16 @@ import time
 
 from codegen.errors import EnvironmentFault
 from spmd.feeding.board import COMPUTING, IDLE, Board
-from spmd.feeding.children import Child, end_together, ended_by
+from spmd.feeding.children import Child, end_marked, end_together, ended_by
 from spmd.feeding.keys import Keys, zmq
-from spmd.feeding.machine import available_memory, host_name, hours, is_free, own_address
+from spmd.feeding.machine import (
+    available_memory,
+    host_name,
+    hours,
+    is_free,
+    memory_kills,
+    own_address,
+)
 from spmd.feeding.sockets import Lines, received
 from spmd.feeding.wire import MalformedMessage, Message, decode, encode, new_id
 
@@ -33,6 +40,7 @@ LOAD_S = 120.0  # a pipeline's file that is not loaded by then hangs
 GRACE_S = 0.5  # for what hangs to say where
 AWAY_S = 3.0  # without a line to the scheduler: then it is told
 END_S = 0.3  # for workers to end by themselves
+CALM_S = 0.05
 AGAIN_S = (0.0, 0.2, 1.0, 5.0)  # before a worker starts again that dies at once, again and again
 BASE_BYTES = 256 << 20  # what a worker takes beside its examples
 OUTSIDE = (-signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP)
@@ -91,14 +99,15 @@ class Agent:
 
     cost: of one worker in an hour; watts: that one takes.
     free: from when to when on the clock it works, as "20:00-06:00"; "" always.
-    lifeline: a descriptor whose end says that whoever started us is gone.
+    lifeline: a channel whose end says that whoever started us is gone. agent: its name, of one that
+    takes the place of another.
     """
 
     def __init__(self, connect: str, keys: Keys, processes: int, *, device: str = "cpu",
                  free: str = "", memory: int = 0, cost: float = 0.0, watts: float = 0.0,
-                 lifeline: Any = None,
+                 lifeline: Any = None, agent: str = "",
                  log: Callable[[str], None] | None = None) -> None:
-        self.agent, self.processes, self.device = new_id(), processes, device
+        self.agent, self.processes, self.device = agent or new_id(), processes, device
         self.hours, self.free = hours(free), free
         self.cost, self.watts = cost, watts
         self.memory = (memory or available_memory() * 3 // 4) // processes
@@ -116,6 +125,7 @@ class Agent:
         self.workers: list[Supervised] = []
         self.pipelines: dict[tuple[str, int], dict[str, Any]] = {}  # by name and version
         self.deaths: list[float] = []
+        self.memory_kills = memory_kills()
         self.start_at = 0.0
         self.stopping = ""
         self._beaten = self._looked = 0.0
@@ -173,8 +183,7 @@ class Agent:
         if self.lifeline is not None:
             poller.register(self.lifeline.fileno(), zmq.POLLIN)
         ready = dict(poller.poll(int(LOOK_S * 1000)))
-        if self.lifeline is not None and self.lifeline.fileno() in ready and (
-                self.lifeline.said() is None):
+        if self.lifeline is not None and self.lifeline.said() is None:
             self.stop("whoever started it has ended")
         for one in list(self.workers):
             if one.child.channel.fileno() in ready:
@@ -236,25 +245,37 @@ class Agent:
         """Names what it was at, and lets another one begin."""
         self.workers.remove(one)
         status = one.child.wait()
-        why = one.why or ended_by(status)
+        why, outside = self.why_it_died(one, status)
         at = one.board.now()
+        end_marked([one.child.mark])
         one.close()
         self.join()  # at once, without it: nobody asks it any more
         if at["state"] == IDLE or not at["pipeline"]:
             at.update(pipeline=None, position=None, example=None, file=None, line=None)
         file, line = where or (at["file"], at["line"])
-        if status in OUTSIDE and not one.why:  # somebody ended it: its example has no part in that
+        if outside and status != -signal.SIGKILL:  # it was told to end: no example has part in that
             at["position"] = at["example"] = None
         named = at["example"] or (None if at["position"] is None else f"position {at['position']}")
         self.tell("gone", worker=one.worker, why=why, pipeline=at["pipeline"],
-                  version=at["version"] if at["pipeline"] else None,
-                  position=at["position"], example=named, file=file, line=line)
+                  version=at["version"] if at["pipeline"] else None, position=at["position"],
+                  example=named, file=file, line=line, outside=outside)
         what = f" at {named} of {at['pipeline']} ({file}:{line})" if at["pipeline"] else ""
-        self.log(f"worker {one.worker}{what} {why}; another one starts")
+        if status in OUTSIDE:  # who ends a worker so ends us too, mostly
+            time.sleep(CALM_S)
+        self.log(f"worker {one.worker}{what} {why}" + "; another one starts" * (not self.stopping))
         now = time.monotonic()
         self.deaths = [d for d in self.deaths if now - d < 10] + [now]
         soon = now - one.began < 2 and one.said is None  # it does not even begin
         self.start_at = now + AGAIN_S[min(len(self.deaths), len(AGAIN_S) - 1) if soon else 0]
+
+    def why_it_died(self, one: Supervised, status: int) -> tuple[str, bool]:
+        """In words; and whether somebody killed it, for all that can be known."""
+        if one.why:
+            return one.why, False
+        before, self.memory_kills = self.memory_kills, memory_kills()
+        if status == -signal.SIGKILL and self.memory_kills > before:
+            return f"{ended_by(status)}: the machine was out of memory", False
+        return ended_by(status), status in (*OUTSIDE, -signal.SIGKILL)
 
     # ---- the scheduler
 

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-DEADLY = 2  # so many workers that died at one example are enough
+DEADLY = 2  # so many workers that died at one example are enough,
+KILLED = 3  # or so many with those that somebody killed: that may have been the kernel
 LEAST_S = 5e-3  # a piece of less work is not worth a message
 MOST_BYTES = 64 << 20  # of a piece
 LEFT_OUT = 4096  # positions that a worker is told of
@@ -82,7 +83,7 @@ class Asking:
         self.asked: dict[str, Asked] = {}
         self.filled: dict[int, dict[int, Filled]] = {}  # by batch and row
         self.pieces: dict[int, int] = {}  # how many each open batch has
-        self.deaths: dict[int, int] = {}  # by position
+        self.deaths: dict[int, list[bool]] = {}  # by position: was it killed from outside?
         self.left_out: set[int] = set()
         self.together = 1  # examples that the pipeline computes at once
         self.example_s = 0.0  # measured; 0: not yet
@@ -257,10 +258,12 @@ class Asking:
             for one in () if again else filter(self._is_open, piece.each()):
                 heapq.heappush(self.waiting, one)
 
-    def died_at(self, position: int) -> bool:
-        """A worker died while it computed this position. True: it is enough."""
-        self.deaths[position] = self.deaths.get(position, 0) + 1
-        return self.deaths[position] >= DEADLY
+    def died_at(self, position: int, outside: bool = False) -> int:
+        """A worker died while it computed this position, or was killed from outside then. How many
+        have died so, if that is enough to say that the example is the cause; else 0."""
+        deaths = self.deaths.setdefault(position, [])
+        deaths.append(outside)
+        return len(deaths) if deaths.count(False) >= DEADLY or len(deaths) >= KILLED else 0
 
     def whole(self, newest_first: bool = False) -> tuple[int, list[Filled]] | None:
         """The next batch, if all of it is there, and its pieces in order. It is given on then.

@@ -2,6 +2,7 @@
 
 A child gets a channel, one end of a pair of sockets, on which both send lines of JSON; its end
 says that the other is gone. The kernel kills a child whose parent died (PR_SET_PDEATHSIG).
+What a child started itself, and left behind, is found by a mark in its environment.
 Always holds: no secret stands on a command line or in an environment.
 """
 
@@ -18,22 +19,30 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
+from pathlib import Path
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from typing import Any
 
 PR_SET_PDEATHSIG = 1
 LINE_BYTES = 4 << 20
+MARKS = "SPMD_FEED_CHILD"  # in the environment of a child: its mark, behind those of its parents
+WALKS = 5  # in each of which what is left may have started something more
 # Workers are as many as there are cores: libraries of theirs need no threads beside.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 class Channel:
-    """Lines of JSON between a process and its child. It never waits, except in `wait_for`."""
+    """Lines of JSON between a process and its child. It never waits, except in `wait_for`.
 
-    def __init__(self, end: socket.socket) -> None:
-        self.socket = end
+    parent: in a child, the process that has to live.
+    """
+
+    def __init__(self, end: socket.socket, parent: int = 0) -> None:
+        self.socket, self.parent = end, parent
         self._got = bytearray()
         self._rest = bytearray()
         end.setblocking(False)
@@ -57,7 +66,8 @@ class Channel:
 
     def said(self) -> list[dict[str, Any]] | None:
         """What came; None once the other side has ended."""
-        ended = False
+        # What a parent forks has its end of the line too, and may live longer.
+        ended = bool(self.parent) and os.getppid() != self.parent
         try:
             while data := self.socket.recv(1 << 16):
                 self._got += data
@@ -84,22 +94,25 @@ class Child:
     """A process of ours that runs a module of spmd. fds stay open in it, under the same numbers.
 
     What it prints goes to standard error. dies_with_thread: the thread that starts it lives as
-    long as it should; the main thread always does. It leads a group:
-    Ctrl-C of a terminal is not for it, and what it starts itself ends with it.
+    long as it should; the main thread always does. ends_itself: it has something to end first when
+    its parent is gone, so the kernel leaves it alone. It leads a group: Ctrl-C of a terminal is not
+    for it, and what it starts itself ends with it.
     """
 
-    def __init__(self, module: str, fds: tuple[int, ...] = (),
-                 dies_with_thread: bool = False) -> None:
+    def __init__(self, module: str, fds: tuple[int, ...] = (), dies_with_thread: bool = False,
+                 ends_itself: bool = False) -> None:
         mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.mark = uuid.uuid4().hex
         with theirs:
             # The kernel takes the end of the thread that starts a child for its parent's death.
             dies = threading.current_thread() is threading.main_thread() or dies_with_thread
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", module, str(theirs.fileno()),
-                 str(os.getpid() if dies else 0), *map(str, fds)],
+                [sys.executable, "-P", "-m", module, str(theirs.fileno()), str(os.getpid()),
+                 str(int(dies and not ends_itself)), *map(str, fds)],
                 pass_fds=(theirs.fileno(), *fds), stdin=subprocess.DEVNULL, stdout=2,
                 process_group=0,
-                env={**ONE_THREAD, **os.environ, "PYTHONPATH": _python_path()},
+                env={**ONE_THREAD, **os.environ, "PYTHONPATH": _python_path(),
+                     MARKS: f"{os.environ.get(MARKS, '')} {self.mark}".strip()},
             )
         self.channel = Channel(mine)
 
@@ -133,30 +146,53 @@ class Child:
 
 
 def end_together(children: list[Child], seconds: float) -> None:
-    """Ends all of them within this time, not each."""
+    """Ends all of them within this time, not each, and what they have started."""
     for child in children:
         child.channel.close()
     last = time.monotonic() + seconds
     for child in children:
         child.end(max(0.0, last - time.monotonic()))
+    end_marked(child.mark for child in children)
+
+
+def end_marked(marks: Iterable[str]) -> None:
+    """Kills what children of ours that have ended have started, in whatever group or session."""
+    wanted = {mark.encode() for mark in marks}
+    for _ in range(WALKS if wanted else 0):
+        left = [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc")))
+                if wanted & _marks_of(pid)]
+        if not left:
+            return
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def _marks_of(pid: int) -> set[bytes]:
+    try:
+        words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:  # not ours, or gone
+        return set()
+    of = f"{MARKS}=".encode()
+    return {mark for word in words if word.startswith(of) for mark in word[len(of):].split()}
 
 
 def of_parent(arguments: list[str]) -> tuple[Channel, list[int]]:
     """In a child: its channel, and the descriptors that it was given.
 
-    From here on the death of its parent is its own.
+    From here on the death of its parent is its own, or said on the channel.
     """
-    fd, parent, *fds = map(int, arguments)
-    if parent:
+    fd, parent, dies, *fds = map(int, arguments)
+    if dies:
         prctl = ctypes.CDLL(None).prctl
         prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         os.register_at_fork(  # what an operation forks, and forgets, ends with us
             after_in_child=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0))
-        if os.getppid() != parent:  # it died before we asked
-            os._exit(0)
+    if os.getppid() != parent:  # it died before we asked
+        os._exit(0)
     for one in (fd, *fds):
         os.set_inheritable(one, False)
-    return Channel(socket.socket(fileno=fd)), fds
+    return Channel(socket.socket(fileno=fd), parent), fds
 
 
 def _python_path() -> str:

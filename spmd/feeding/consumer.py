@@ -94,7 +94,7 @@ class PipelineSupply:
         return self._wake
 
     def what_ended(self) -> SpmdError | None:
-        """Whether what was started for this run has ended before it."""
+        """Whether what was started for this run does not live, however often it is started."""
         return None
 
 
@@ -225,18 +225,20 @@ class Filling:
             one.close()
 
     def gone(self, message: Message) -> None:
-        """A worker died at an example: one that killed two of them is not computed again."""
+        """A worker died at an example: one that kills workers is not computed again."""
         self.lose(message["worker"])
         position = message["position"]
-        if position is None or not self.asking.died_at(position):
+        if position is None or not (
+                many := self.asking.died_at(position, bool(message["outside"]))):
             return
-        what = (f"pipeline {self.supply.pipeline} failed at position {position}, "
-                f"{message['example']}\n  a worker that computed it {message['why']}, twice")
         if self.settings.get("on_error") == "skip":
             self.asking.left_out.add(position)
-            self.skip(position, f"{message['example']} ({message['file']}:{message['line']}): a "
-                      f"worker that computed it {message['why']}")
+            self.skip(position, f"{message['example']} ({message['file']}:{message['line']}): "
+                      f"{many} workers died that computed it; the last {message['why']}")
             return
+        what = (f"pipeline {self.supply.pipeline} failed at position {position}, "
+                f"{message['example']}\n  {many} workers died that computed it; the last "
+                f"{message['why']}")
         self.fail_at(position, InputError(
             what, place=Place(message["file"], message["line"] or 0) if message["file"] else None,
             remedy="on_error='skip' goes on without such examples"))
@@ -293,7 +295,7 @@ class Filling:
             elif worker in self.workers and one.is_missed():
                 self.tell("lost", consumer=self.consumer, worker=worker, why=one.watch.why())
                 self.say_once(one.said_missed(), worker)
-        if not self.workers and (error := self.supply.what_ended()):
+        if error := self.supply.what_ended():
             raise error
         if not self.answered and time.monotonic() - self.began > SILENT_S:
             raise PeerError(

@@ -78,7 +78,7 @@ class RayAgent:
 
 def start_agent(said: dict[str, Any]) -> Child:
     """An agent in a process of its own, which ends with this one. said: what on_dask sends."""
-    child = Child("spmd.feeding.elsewhere")
+    child = Child("spmd.feeding.elsewhere", ends_itself=True)
     child.channel.send(**said)
     return child
 

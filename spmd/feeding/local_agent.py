@@ -1,7 +1,7 @@
 """The agent that one command starts: a process with the workers of a run on this machine.
 
-In: a line of whoever started it: where the scheduler is, how many cores ranks need, how many
-workers. Always holds: it ends when its parent closes the channel, or dies.
+In: a line of whoever started it: where the scheduler is, its own name, how many cores ranks need,
+how many workers. Always holds: it ends when its parent closes the channel, or dies.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ def main(channel: Any) -> None:
     os.sched_setaffinity(0, range(os.cpu_count() or 1))  # a launcher may have bound its process
     cores = len(os.sched_getaffinity(0))
     agent = Agent(asked["where"]["address"], Keys.of_plain(asked["where"]["keys"]),
-                  asked["workers"] or max(1, cores - asked["busy"]), lifeline=channel)
+                  asked["workers"] or max(1, cores - asked["busy"]), lifeline=channel,
+                  agent=asked["agent"])
     channel.send(begun=True)
     agent.run()
 

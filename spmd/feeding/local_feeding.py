@@ -1,8 +1,8 @@
 """One command: a scheduler and workers on this machine, for one run, which end with it.
 
 In: a pipeline, the processes of a job. Out: where its scheduler is. The first process of the job
-starts the scheduler, the first of each host an agent with workers on the cores that ranks leave.
-Always holds: they end when the supply goes, and when their process dies, however it dies.
+starts the scheduler, the first of each host an agent with workers on the cores that ranks leave;
+whichever dies is started again. They end with the supply, and with their process, however it dies.
 """
 
 from __future__ import annotations
@@ -10,13 +10,16 @@ from __future__ import annotations
 import weakref
 
 from codegen.errors import EnvironmentFault, PeerError
-from spmd.feeding.children import Child, ended_by
+from spmd.feeding.children import Child
 from spmd.feeding.client import Client
 from spmd.feeding.consumer import PipelineSupply
 from spmd.feeding.keys import Keys, made_for_a_run
 from spmd.feeding.machine import host_name
 from spmd.feeding.opened_streams import opened_by
-from spmd.feeding.serving import start_in_child
+from spmd.feeding.restarting import ChildKeeper, KeptChild
+from spmd.feeding.scheduler_state import StateMemory
+from spmd.feeding.serving import SCHEDULER, begun_scheduler
+from spmd.feeding.wire import new_id
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,63 +28,64 @@ if TYPE_CHECKING:
     from spmd.data.pipelines import Pipeline
 
 AGENT = "spmd.feeding.local_agent"
-END_S = 1.0
 START_S = 20.0
 
 
 class StartedSupply(PipelineSupply):
     """A PipelineSupply whose scheduler and workers this job has started."""
 
-    def __init__(self, pipeline: Pipeline, address: str, keys: Keys, children: list[Child], *,
-                 name: str, **more: Any) -> None:
+    def __init__(self, address: str, keys: Keys, keeper: ChildKeeper, *, name: str,
+                 **more: Any) -> None:
         super().__init__(name, address, keys, **more)
-        self.children = children
-        self._end = weakref.finalize(self, end_all, children)  # at the end of Python, too
+        self.keeper = keeper
+        self._end = weakref.finalize(self, keeper.end)  # at the end of Python, too
 
     def what_ended(self) -> PeerError | None:
-        for child in self.children:
-            if (status := child.has_ended()) is not None and not self.has_finished():
-                return PeerError(
-                    f"pipeline {self.pipeline}: a process that feeds this run {ended_by(status)}, "
-                    "and there are no workers any more",
-                    expected="scheduler and workers that live as long as the run",
-                    remedy="start the run again, with --resume if it was kept")
-        return None
+        return self.keeper.error
 
 
-def end_all(children: list[Child]) -> None:
-    """Workers first: a scheduler that goes before would be missed by them."""
-    for child in reversed(children):
-        child.end(END_S)
-    children.clear()
+class LocalScheduler:
+    """The scheduler of a run: started again, it has the same keys, address and state."""
+
+    def __init__(self, several_hosts: bool) -> None:
+        self.keys, self.memory = made_for_a_run(), StateMemory()
+        self.listen = "tcp://0.0.0.0:*" if several_hosts else "tcp://127.0.0.1:*"
+        self.address = ""
+        weakref.finalize(self, self.memory.close)
+
+    def start(self) -> Child:
+        return Child(SCHEDULER, (self.memory.fd,))
+
+    def greet(self, child: Child) -> None:
+        self.address = begun_scheduler(child, self.keys, self.listen)
+        self.listen = f"{self.listen.rpartition(':')[0]}:{self.address.rpartition(':')[2]}"
 
 
 def started(pipeline: Pipeline, *, processes: Any, ranks: tuple[int, ...], feed: Any,
             run: str) -> StartedSupply:
     """In all processes together. Raises EnvironmentFault where something does not start."""
-    children: list[Child] = []
+    keeper = ChildKeeper(pipeline.name)
     try:
         rows = processes.all_gather((host_name(), len(ranks)))
         hosts = list(dict.fromkeys(host for host, _ in rows))
         here = rows[processes.number][0]
         first = next(k for k, (host, _) in enumerate(rows) if host == here)
-        busy = sum(count for host, count in rows if host == here)
-        each = workers_each(pipeline, len(hosts))
-        agents = processes.together(
-            lambda: [Child(AGENT)] if first == processes.number else [], shared=False)
-        children.extend(agents)  # they load their modules while the scheduler does
+        asked = {"busy": sum(count for host, count in rows if host == here),
+                 "workers": workers_each(pipeline, len(hosts)), "agent": new_id()}
+        agent = KeptChild("the agent of workers", lambda: Child(AGENT, ends_itself=True),
+                          lambda child: begin_agent(child, asked))
+        # Agents load their modules while the scheduler does.
+        processes.together(lambda: keeper.add(agent) if first == processes.number else None,
+                           shared=False)
         where = processes.from_first(
-            lambda: begin_scheduler(pipeline, feed, run, len(hosts) > 1, children))
-
-        def begin() -> None:
-            for one in agents:
-                begin_agent(one, where, busy, each)
-
-        processes.together(begin, shared=False)
+            lambda: begin_scheduler(pipeline, feed, run, len(hosts) > 1, keeper))
+        asked["where"] = {key: where[key] for key in ("address", "keys")}
+        processes.together(agent.meet, shared=False)
     except BaseException:
-        end_all(children)
+        keeper.end()
         raise
-    return StartedSupply(pipeline, where["address"], Keys.of_plain(where["keys"]), children,
+    keeper.begin()
+    return StartedSupply(where["address"], Keys.of_plain(where["keys"]), keeper,
                          name=where["name"], ranks=ranks, run=run, opened=where["opened"])
 
 
@@ -92,22 +96,23 @@ def workers_each(pipeline: Pipeline, hosts: int) -> int:
 
 
 def begin_scheduler(pipeline: Pipeline, feed: Any, run: str, several_hosts: bool,
-                    children: list[Child]) -> dict[str, Any]:
+                    keeper: ChildKeeper) -> dict[str, Any]:
     """A scheduler that knows the pipeline: its address, the keys of this run, the name."""
-    keys = made_for_a_run()
-    child, address = start_in_child(
-        keys, "tcp://0.0.0.0:*" if several_hosts else "tcp://127.0.0.1:*")
-    children.insert(0, child)
-    with Client(address, keys, timeout=START_S) as client:
+    local = LocalScheduler(several_hosts)
+    one = KeptChild("the scheduler", local.start, local.greet)
+    keeper.add(one)
+    one.meet()
+    with Client(local.address, local.keys, timeout=START_S) as client:
         name = client.submit(pipeline)["name"]
         stream = opened_by(client, name, feed, run)
-    return {"address": address, "keys": keys.as_plain(), "name": name, "opened": stream}
+    return {"address": local.address, "keys": local.keys.as_plain(), "name": name,
+            "opened": stream}
 
 
-def begin_agent(child: Child, where: dict[str, Any], busy: int, workers: int) -> None:
-    """Tells an agent what it works for. busy: cores that the ranks of this host need."""
-    child.channel.send(where={key: where[key] for key in ("address", "keys")}, busy=busy,
-                       workers=workers)
+def begin_agent(child: Child, asked: dict[str, Any]) -> None:
+    """Tells an agent what it works for: where the scheduler is, who the agent is (another one
+    takes the place of a dead one), cores that the ranks of this host need, how many workers."""
+    child.channel.send(**asked)
     if not child.channel.wait_for(START_S) or child.channel.said() != [{"begun": True}]:
         child.kill()
         raise EnvironmentFault(

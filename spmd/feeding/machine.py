@@ -44,6 +44,12 @@ def available_memory() -> int:
     return 1 << 30
 
 
+def memory_kills() -> int:
+    """How many processes the kernel has killed for want of memory, since the machine started."""
+    with open("/proc/vmstat") as file:
+        return sum(int(line.split()[1]) for line in file if line.startswith("oom_kill "))
+
+
 def hours(free: str) -> tuple[int, int] | None:
     """"20:00-06:00" in minutes of the day; UsageError for another text."""
     if not free:

@@ -59,6 +59,7 @@ class Scheduler:
         self.snapshot: dict[str, Any] = {}  # what the page shows; replaced, never changed
         self.looking: Any = None  # makes it: overview.overview
         self.stopping = ""
+        self.own_workers = False  # whoever started us starts workers too
         now = time.monotonic()
         self.awaited = set(store.agents())
         self.coming_until = now + COMING_S if self.awaited else now
@@ -328,9 +329,11 @@ class Scheduler:
 
     def _why(self, why: str) -> str:
         """More than the assignment can know of workers that are not there."""
-        resting = {a.free for a in self.agents.values() if a.free and not a.workers}
-        if resting and not any(a.workers for a in self.agents.values()):
+        none = not any(a.workers for a in self.agents.values())
+        if none and (resting := {a.free for a in self.agents.values() if a.free}):
             return f"workers are free at {', '.join(sorted(resting))} only; try: more workers"
+        if why and none and (self.agents or self.own_workers):
+            return "its workers are still starting"
         return why.replace("--connect ADDRESS", f"--connect {self.address}")
 
     def _version_of(self, one: KnownConsumer) -> StoredPipeline:

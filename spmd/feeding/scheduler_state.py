@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
+import struct
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -74,11 +75,39 @@ class KnownRun:
     seen: float = 0.0
 
 
+class StateMemory:
+    """The state of a scheduler that ends with its run: no file is left, and another one that the
+    run starts goes on with it. fd: memory of both. A kill while it is written leaves the one
+    before it: there are two places, and the number of the right one is written last."""
+
+    HEAD = struct.Struct("<QQ")  # number of states so far, bytes of the last
+    PLACES = 1 << 12, 1 << 40  # only pages that are written take memory
+
+    def __init__(self, fd: int | None = None) -> None:
+        self.fd = os.memfd_create("spmd-feed-state", os.MFD_CLOEXEC) if fd is None else fd
+
+    def _head(self) -> tuple[int, int]:
+        head = os.pread(self.fd, self.HEAD.size, 0)
+        return self.HEAD.unpack(head) if head else (0, 0)
+
+    def read(self) -> bytes:
+        number, size = self._head()
+        return os.pread(self.fd, size, self.PLACES[number % 2])
+
+    def write(self, state: bytes) -> None:
+        number = self._head()[0] + 1
+        os.pwrite(self.fd, state, self.PLACES[number % 2])
+        os.pwrite(self.fd, self.HEAD.pack(number, len(state)), 0)
+
+    def close(self) -> None:
+        os.close(self.fd)
+
+
 class StateFile:
     """The file. path: "" keeps everything in memory, for a scheduler that ends with its run."""
 
-    def __init__(self, path: str = "") -> None:
-        self.path = os.path.abspath(path) if path else ""
+    def __init__(self, path: str = "", memory: StateMemory | None = None) -> None:
+        self.path, self.memory = os.path.abspath(path) if path else "", memory
         self.trouble = ""  # why the last write failed; "" when it did not
         if path:
             _folder(self.path)
@@ -90,10 +119,13 @@ class StateFile:
     def _opened(self) -> sqlite3.Connection:
         db = sqlite3.connect(self.path or ":memory:", timeout=LOCKED_S, check_same_thread=False)
         try:
-            # Exclusive: the lock goes with the process, however it ends, and no other gets in.
-            db.execute("PRAGMA locking_mode=EXCLUSIVE")
-            db.execute("PRAGMA journal_mode=WAL")
-            db.execute("PRAGMA synchronous=NORMAL")
+            if self.path:
+                # Exclusive: the lock goes with the process, however it ends; no other gets in.
+                db.execute("PRAGMA locking_mode=EXCLUSIVE")
+                db.execute("PRAGMA journal_mode=WAL")
+                db.execute("PRAGMA synchronous=NORMAL")
+            elif self.memory and (kept := self.memory.read()):
+                db.deserialize(kept)
             version = db.execute("PRAGMA user_version").fetchone()[0]
             if version > FORMAT:
                 raise VersionError(f"{self.path}: state of a newer version",
@@ -181,8 +213,10 @@ class StateFile:
             with self._db:
                 for text, rows in work:
                     self._db.executemany(text, rows)
-        except sqlite3.Error as error:
-            self.trouble = f"{self.path}: {error}"
+            if self.memory:
+                self.memory.write(self._db.serialize())
+        except (sqlite3.Error, OSError) as error:
+            self.trouble = f"{self.path or 'memory'}: {error}"
             return False
         self.trouble = ""
         return True

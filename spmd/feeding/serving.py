@@ -25,13 +25,14 @@ from spmd.feeding.children import Channel, Child, of_parent
 from spmd.feeding.keys import Keys, zmq
 from spmd.feeding.overview import overview
 from spmd.feeding.scheduler import SLICE_S, Scheduler
-from spmd.feeding.scheduler_state import StateFile
+from spmd.feeding.scheduler_state import StateFile, StateMemory
 from spmd.feeding.sockets import Lines
 from spmd.feeding.web_page import WebPage
 
 PORT = int(HERE.rpartition(":")[2])
 KEYS = "SPMD_FEED_KEYS"  # a folder of keys, where none is given
 START_S = 20.0  # for a child to say its address
+SCHEDULER = "spmd.feeding.serving"  # as a child
 
 
 def state_folder() -> str:
@@ -86,11 +87,12 @@ class Served:
     """A scheduler with its sockets, its file and its page. Close it: nothing is left."""
 
     def __init__(self, listen: str, keys: Keys, *, state: str = "", page: int | None = None,
-                 slice_s: float = SLICE_S, folder: str | None = None) -> None:
+                 slice_s: float = SLICE_S, folder: str | None = None,
+                 memory: StateMemory | None = None) -> None:
         self.keys, self._folder = keys, folder
         self.counts: Counter[str] = Counter()
         self.page: WebPage | None = None
-        self.store = StateFile(state)
+        self.store = StateFile(state, memory)
         self._allowed = set(keys.allowed) | (self.store.allowed() if folder is None else set())
         self._stamp = None if folder is None else _stamp(folder)
         self.lines = Lines(keys, self._allows)
@@ -193,7 +195,13 @@ def start_in_child(keys: Keys, listen: str = "tcp://127.0.0.1:*", state: str = "
 
     End it with child.end(1.0). Raises EnvironmentFault where it does not start.
     """
-    child = Child("spmd.feeding.serving")
+    child = Child(SCHEDULER)
+    return child, begun_scheduler(child, keys, listen, state, page)
+
+
+def begun_scheduler(child: Child, keys: Keys, listen: str, state: str = "",
+                    page: int | None = None) -> str:
+    """The address of a scheduler that has been started, once it listens; else EnvironmentFault."""
     child.channel.send(keys=keys.as_plain(with_server=True), listen=listen, state=state, page=page)
     said = child.channel.said() if child.channel.wait_for(START_S) else None
     if not said or "address" not in said[0]:
@@ -202,10 +210,10 @@ def start_in_child(keys: Keys, listen: str = "tcp://127.0.0.1:*", state: str = "
             "the scheduler of this run does not start",
             found=said[0].get("error", "") if said else f"no word from it for {START_S:g} s",
             remedy="python -m spmd feed serve says more; then run --feed NAME@ADDRESS")
-    return child, said[0]["address"]
+    return str(said[0]["address"])
 
 
-def _in_child(channel: Channel) -> None:
+def _in_child(channel: Channel, memory: StateMemory | None) -> None:
     """What the child does: until its parent closes the channel."""
     channel.wait_for(START_S)
     asked: dict[str, Any] = (channel.said() or [{}])[0]
@@ -213,15 +221,22 @@ def _in_child(channel: Channel) -> None:
         return
     try:
         served = Served(asked["listen"], Keys.of_plain(asked["keys"]), state=asked["state"],
-                        page=asked["page"])
+                        page=asked["page"], memory=memory)
     except SpmdError as error:
         channel.send(error=str(error))
         return
     channel.send(address=served.scheduler.address)
+    served.scheduler.own_workers = True
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run is told, and ends us
     served.scheduler.run(lambda: "the run has ended" if channel.said() is None else "")
     served.close()
 
 
+def main(arguments: list[str]) -> None:
+    """As its parent starts it: a channel, and memory for the state if it is to be kept."""
+    channel, kept = of_parent(arguments)
+    _in_child(channel, StateMemory(kept[0]) if kept else None)
+
+
 if __name__ == "__main__":
-    _in_child(of_parent(sys.argv[1:])[0])
+    main(sys.argv[1:])

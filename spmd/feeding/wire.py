@@ -112,10 +112,10 @@ TABLE: dict[str, dict[str, Check]] = {
     "beat": {"agent": identity, "workers": by_name(by_name(MADE, 256), 4096, identity)},
     "leave": {"agent": identity},
     # agent -> scheduler -> every consumer of that pipeline: a worker ended, at which example. Who
-    # takes another version is told no position.
+    # takes another version is told no position. outside: killed by somebody, for all that is known.
     "gone": {"worker": identity, "why": text(), "pipeline": maybe(name),
-             "version": maybe(count), "position": maybe(count),
-             "example": maybe(text()), "file": FILE, "line": LINE},
+             "version": maybe(count), "position": maybe(count), "example": maybe(text()),
+             "file": FILE, "line": LINE, "outside": maybe(flag)},
     # scheduler -> agent. load: this version of a pipeline may be asked of you, beside others.
     # drop: nobody takes that version any more. stop: end your workers.
     "load": PIPELINE,

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ import spmd
 import spmd.data as data
 from spmd.data.pipeline_files import load_text
 from tests.conftest import Launch
-from tests.feeding.served_kit import command_of
+from tests.feeding.served_kit import command_of, until
 from tests.feeding.test_workers import ACTING
 
 PROGRAM = """
@@ -80,39 +81,61 @@ def test_environments_are_as_many_as_places(image):
         spmd.load(image).run(feed=play)
 
 
+def processes(launch, module):
+    return [p for p in launch.alive() if f"spmd.feeding.{module} " in command_of(p)]
+
+
+STARTS = ("import subprocess; subprocess.Popen(['sleep', '300'], start_new_session=True)"
+          "; time.sleep(0.05)")  # what an operation leaves behind, in a session of its own
+
+
 @pytest.mark.mpi
 @pytest.mark.parametrize("victim", ["launcher", "rank 0"])
 def test_kill_9_leaves_nothing(image, tmp_path, victim):
-    file = pipeline(tmp_path, f"open({str(tmp_path / 'began')!r}, 'w'); time.sleep(0.05)", 10000)
+    file = pipeline(tmp_path, STARTS, 10000)
     with Launch(["mpirun", "-n", 2, sys.executable, "-m", "spmd", "run", image, "--feed", file],
                 ) as launch:
         ranks = launch.ranks(2)
-        end = time.monotonic() + 20
-        while not (tmp_path / "began").exists() and time.monotonic() < end:
-            time.sleep(0.05)
-        assert len(launch.alive()) >= 6  # launcher, ranks, scheduler, agent, worker
-        for pid in {"launcher": [launch.process.pid], "rank 0": [ranks[0]]}[victim]:
-            os.kill(pid, signal.SIGKILL)
-        end = time.monotonic() + 10
-        while launch.alive() and time.monotonic() < end:
-            time.sleep(0.05)
-        assert launch.alive() == []
+        until(lambda: any(command_of(p).startswith("sleep") for p in launch.alive()), 20)
+        assert len(launch.alive()) >= 7  # launcher, ranks, scheduler, agent, worker, sleep
+        os.kill(launch.process.pid if victim == "launcher" else ranks[0], signal.SIGKILL)
+        until(lambda: not launch.alive())
 
 
 @pytest.mark.mpi
-def test_a_run_without_its_agent_ends(image, tmp_path):
-    began = tmp_path / "began"
-    file = pipeline(tmp_path, f"open({str(began)!r}, 'w'); time.sleep(0.05)", 10000)
+def test_who_dies_is_started_again(image, tmp_path):
+    """The scheduler at its address, with its keys and what it knew; the agent under its name."""
+    file = pipeline(tmp_path, STARTS, 100)
+    total = tmp_path / "total.npy"
+    with Launch([sys.executable, "-m", "spmd", "run", image, "--feed", file, "-o",
+                 f"total={total}"]) as launch:
+        for module, others in (("serving", "local_agent"), ("local_agent", "serving")):
+            until(lambda: processes(launch, "worker"), 20)
+            (dead,), (lives,) = processes(launch, module), processes(launch, others)
+            before = {p for p in launch.alive() if command_of(p).startswith("sleep")}
+            os.kill(dead, signal.SIGKILL)
+            until(lambda: processes(launch, module) not in ([], [dead]))
+            assert processes(launch, others) == [lives]
+        assert not before & set(launch.alive())  # those of the agent's workers went with it
+        done = launch.finish()
+    done.expect(0, "the scheduler of numbers was killed by SIGKILL; another one has started",
+                "the agent of workers of numbers was killed by SIGKILL; another one has started")
+    assert np.load(total) == sum(range(100))
+
+
+@pytest.mark.mpi
+def test_what_dies_again_and_again_ends_the_run(image, tmp_path):
+    file = pipeline(tmp_path, "time.sleep(0.05)", 10000)
     with Launch([sys.executable, "-m", "spmd", "run", image, "--feed", file]) as launch:
+        until(lambda: processes(launch, "worker"), 20)
         end = time.monotonic() + 20
-        while not began.exists() and time.monotonic() < end:
-            time.sleep(0.05)
-        agent = [p for p in launch.alive() if "spmd.feeding.local_agent" in command_of(p)]
-        os.kill(agent[0], signal.SIGKILL)
         while launch.process.poll() is None and time.monotonic() < end:
-            time.sleep(0.05)
-        err = launch.process.stderr.read()
-    assert launch.process.returncode == 75 and "was killed by SIGKILL" in err, err
+            for pid in processes(launch, "serving"):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.01)
+        launch.finish(5).expect(75, "the scheduler of this run was killed by SIGKILL, for the 5th "
+                                "time within 10 s")
 
 
 @pytest.mark.mpi

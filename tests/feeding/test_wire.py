@@ -39,7 +39,7 @@ EXAMPLES = {
     "leave": {"agent": A}, "drop": {"name": "images", "version": 2}, "stop": {"why": "over"},
     "who": {},
     "gone": {"worker": A, "why": "killed", "pipeline": "images", "version": 1, "position": 7,
-             "example": "e", "file": "f", "line": 1},
+             "example": "e", "file": "f", "line": 1, "outside": True},
     "load": PIPELINE, "submit": {**PIPELINE, **FACTS},
     "open": {"pipeline": "images", "version": 1, "text": "0", "run": "r", "feed": "feed"},
     "learnt": {"consumer": A, "order": "0"},

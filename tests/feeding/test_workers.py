@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from spmd import InputError, UsageError
-from spmd.feeding import consumer
+from spmd.feeding import agent, consumer
 from tests.feeding.feeding_kit import Field, Proxy, mask_of, running, x_of
+from tests.feeding.served_kit import until
 
 HEAD = "import os, time\nimport numpy as np\nimport spmd.data as data\n"
 
@@ -51,25 +52,25 @@ def test_batches_do_not_depend_on_workers_or_rows():
 
 def test_kill_9_in_the_middle_loses_nothing_and_repeats_nothing():
     with running(numbers("time.sleep(0.002)\nreturn {'x': example}", epochs=1)) as run:
-        agent = run.workers(3)
+        mine = run.workers(3)
         (ring,) = run.supply(x_of(20), 20)
         seen = []
         for k in range(50):
             seen += ring.next()["x"].tolist()
             if k in (5, 20):
-                os.kill(agent.wait_for_workers(2)[0], signal.SIGKILL)
+                os.kill(mine.wait_for_workers(2)[0], signal.SIGKILL)
         assert ring.next() is None
         assert sorted(seen) == list(range(1000))
-        assert sum("was killed by SIGKILL" in text for text in agent.said) == 2
-        agent.wait_for_workers(3)
+        assert sum("was killed by SIGKILL" in text for text in mine.said) == 2
+        mine.wait_for_workers(3)
 
 
 def test_a_stopped_worker_holds_nobody_up():
     with running(numbers("time.sleep(0.001)\nreturn {'x': example}", n=400, epochs=1)) as run:
-        agent = run.workers(2)
+        mine = run.workers(2)
         (ring,) = run.supply(x_of(20), 20)
         seen = ring.next()["x"].tolist()
-        stopped = agent.wait_for_workers(2)[0]
+        stopped = mine.wait_for_workers(2)[0]
         os.kill(stopped, signal.SIGSTOP)
         try:
             while (batch := ring.next()) is not None:
@@ -104,6 +105,16 @@ def test_the_end_with_and_without_a_mask():
         assert a["mask"].all() and a["x"].tolist() == list(range(40, 50))
         assert not b["mask"].any() and not b["x"].any()
         assert upper.next() is None and lower.next() is None
+
+
+def test_workers_that_are_still_starting_are_not_missed(capfd, monkeypatch):
+    monkeypatch.setattr(consumer, "PENDING_S", 0.0)
+    with running(numbers()) as run:
+        # An agent that has joined, before its first worker has.
+        monkeypatch.setattr(agent.Agent, "keep_number", lambda self: None)
+        run.workers(1)
+        run.supply(x_of(20), 20)
+        until(lambda: "numbers waits: its workers are still starting" in capfd.readouterr().err)
 
 
 def test_what_a_worker_owes_when_its_line_breaks_is_asked_again(monkeypatch):
@@ -172,22 +183,47 @@ def test_skip_marks_what_failed(capfd):
     assert "skipped" in (said := capfd.readouterr().err) and "made_here.py:6" in said
 
 
-DEADLY = "time.sleep(0.001)\nif example == 7: os.kill(os.getpid(), 9)\nreturn {'x': example + 1}"
+DEADLY = "time.sleep(0.001)\nif example == 7: {}\nreturn {{'x': example + 1}}"
+KILL = "os.kill(os.getpid(), 9)"  # as somebody else would: nothing tells the difference
 
 
-def test_an_example_that_kills_workers_is_named_after_two():
-    with running(numbers(DEADLY, n=40, shuffle=False)) as run:
-        agent = run.workers(2)
+@pytest.mark.parametrize(("how", "says", "deaths"), [
+    ("os.abort()", "SIGABRT", 2), ("os._exit(3)", "status 3", 2), (KILL, "SIGKILL", 3)])
+def test_an_example_that_kills_workers_is_named(how, says, deaths):
+    with running(numbers(DEADLY.format(how), n=40, shuffle=False)) as run:
+        mine = run.workers(2)
         (ring,) = run.supply(x_of(40), 40)
-        with pytest.raises(InputError, match="(?s)position 7.*number 7.*SIGKILL, twice") as caught:
+        with pytest.raises(InputError, match="(?s)position 7.*number 7.*"
+                           f"{deaths} workers died.*{says}") as caught:
             ring.next()
         assert "made_here.py" in str(caught.value)
-        assert 2 <= len(agent.said) <= 3 and "made_here.py:4" in agent.said[0]
-        agent.wait_for_workers(2)
+        assert deaths <= len(mine.said) <= deaths + 1 and "made_here.py:4" in mine.said[0]
+        mine.wait_for_workers(2)
+
+
+def test_two_kills_from_outside_at_one_example_are_no_fault_of_it(tmp_path):
+    body = (f"f = {str(tmp_path / 'deaths')!r}\nif example == 7 and open(f, 'a').tell() < 2:\n"
+            f"    open(f, 'a').write('x')\n    {KILL}\nreturn {{'x': example}}")
+    with running(numbers(body, n=40, shuffle=False)) as run:
+        mine = run.workers(1)
+        (ring,) = run.supply(x_of(40), 40)
+        assert ring.next()["x"].tolist() == list(range(40)) and len(mine.said) == 2
+
+
+def test_the_memory_killer_is_named(monkeypatch):
+    """It cannot be called up in a test; the kernel counts what it has killed."""
+    count = iter(range(9))
+    monkeypatch.setattr(agent, "memory_kills", lambda: next(count))
+    with running(numbers(DEADLY.format(KILL), n=40, shuffle=False)) as run:
+        run.workers(1)
+        (ring,) = run.supply(x_of(40), 40)
+        with pytest.raises(InputError, match="2 workers died.*out of memory"):
+            ring.next()
 
 
 def test_an_example_that_kills_workers_is_skipped_where_that_is_asked_for():
-    with running(numbers(DEADLY, n=40, shuffle=False, on_error="skip")) as run:
+    source = numbers(DEADLY.format("os.abort()"), n=40, shuffle=False, on_error="skip")
+    with running(source) as run:
         run.workers(1)
         (ring,) = run.supply(x_of(40) + mask_of(40), 40)
         batch = ring.next()
@@ -199,15 +235,15 @@ def test_a_batch_that_kills_workers_is_skipped_as_a_whole():
     source = HEAD + ("@data.batched(source=data.range(40), size=8, epochs=1, shuffle=False,\n"
                      "              on_error='skip')\n"
                      "def numbers(examples):\n"
-                     "    if 9 in examples: os.kill(os.getpid(), 9)\n"
+                     "    if 9 in examples: os._exit(1)\n"
                      "    return {'x': np.array(examples) + 1}\n")
     with running(source) as run:
-        agent = run.workers(1)
+        mine = run.workers(1)
         (ring,) = run.supply(x_of(40) + mask_of(40), 40)
         batch = ring.next()
         assert np.flatnonzero(~batch["mask"]).tolist() == list(range(8, 16))
         assert batch["x"].tolist() == [0 if 8 <= i < 16 else i + 1 for i in range(40)]
-        assert 2 <= len(agent.said) <= 3
+        assert 2 <= len(mine.said) <= 3
 
 
 def test_an_example_that_hangs_is_named_with_its_line():
@@ -231,10 +267,10 @@ def test_an_example_that_takes_all_memory_is_named():
 
 def test_nothing_is_left():
     with running(numbers("time.sleep(0.001)\nreturn {'x': example}")) as run:
-        agent = run.workers(2)
+        mine = run.workers(2)
         (ring,) = run.supply(x_of(20), 20)
         ring.next()
-        pids = agent.wait_for_workers(2)
+        pids = mine.wait_for_workers(2)
         descriptors = len(os.listdir("/proc/self/fd"))
     end = time.monotonic() + 5
     while any(os.path.exists(f"/proc/{p}") for p in pids) and time.monotonic() < end:

@@ -378,7 +378,7 @@ class Filling:
                           f"{failed['text']}")
         self.lent[number] = asking.fill(
             number, arrays, message["rows"], {b["position"] for b in message["broken"]},
-            message["end"], message["seconds"])
+            message["end"], message["seconds"], time.monotonic())
         free = [number] if framed or not wanted else []
         for number, rows, region, seconds in message["more"] or ():
             arrays = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import socket
 import time
 
@@ -42,6 +43,11 @@ def available_memory() -> int:
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) << 10
     return 1 << 30
+
+
+def lower(wanted: int, most: int) -> int:
+    """A limit that may be set where `most` is the hard one."""
+    return wanted if most == resource.RLIM_INFINITY else min(wanted, most)
 
 
 def hours(free: str) -> tuple[int, int] | None:

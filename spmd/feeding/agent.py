@@ -118,7 +118,7 @@ class Agent:
         self.watch, self._told = self.lines.watch(self.scheduler), ""
         self.mine = own_address(connect)
         self.workers: list[Supervised] = []
-        self.pipelines: dict[str, dict[str, Any]] = {}
+        self.pipelines: dict[tuple[str, int], dict[str, Any]] = {}  # by name and version
         self.deaths: list[float] = []
         self.start_at = 0.0
         self.stopping = ""
@@ -304,13 +304,13 @@ class Agent:
         elif message.kind == "stop":
             self.stop(message["why"])
         elif message.kind == "load":
-            self.pipelines[message["name"]] = message.fields
+            self.pipelines[message["name"], message["version"]] = message.fields
             for one in self.workers:
                 one.child.channel.send(load=message.fields)
         elif message.kind == "drop":
-            self.pipelines.pop(message["name"], None)
+            self.pipelines.pop((message["name"], message["version"]), None)
             for one in self.workers:
-                one.child.channel.send(drop=message["name"])
+                one.child.channel.send(drop=[message["name"], message["version"]])
 
 
 def _say(text: str) -> None:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
+    import numpy as np
+
 CODECS = ("none", "lz4", "zstd")
 SMALL = 4096  # bytes: less is never packed
 SAMPLE = 1 << 17
@@ -134,3 +136,16 @@ class Link:
             if total < 0.9 * least:
                 best, least = codec, total
         return best
+
+
+def in_frames(values: dict[str, np.ndarray]) -> tuple[list[dict[str, Any]], list[Any]]:
+    """Arrays as they travel, with copies of their bytes."""
+    arrays: list[dict[str, Any]] = []
+    frames: list[Any] = []
+    for name, value in values.items():
+        parts = in_parts(value.tobytes())
+        arrays.append({"name": name, "dtype": value.dtype.str, "shape": list(value.shape),
+                       "bytes": value.nbytes, "region": None, "offset": None,
+                       "frame": len(frames), "parts": len(parts), "codec": "none"})
+        frames += parts
+    return arrays, frames

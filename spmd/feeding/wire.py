@@ -97,6 +97,12 @@ PIPELINE: dict[str, Check] = {
     "name": name, "version": count, "file": text(), "source": SOURCE, "settings": settings,
 }
 
+# What whoever submits a source found in it: the order of its stream, how many environments it has,
+# the fields that it gives.
+FACTS: dict[str, Check] = {
+    "order": maybe(text(64)), "environments": maybe(count), "gives": maybe(each(FIELD, FIELDS)),
+}
+
 # kind -> its fields. Raw frames come behind the header of those in FRAMED only.
 TABLE: dict[str, dict[str, Check]] = {
     # agent -> scheduler. join is sent again whenever the list of processes changed.
@@ -108,16 +114,20 @@ TABLE: dict[str, dict[str, Check]] = {
     # agent -> scheduler -> every consumer of that pipeline: a worker ended, at which example.
     "gone": {"worker": identity, "why": text(), "pipeline": maybe(name), "position": maybe(count),
              "example": maybe(text()), "file": FILE, "line": LINE},
-    # scheduler -> agent. load: this pipeline may be asked of you. stop: end your workers.
+    # scheduler -> agent. load: this version of a pipeline may be asked of you, beside others.
+    # drop: nobody takes that version any more. stop: end your workers.
     "load": PIPELINE,
-    "drop": {"name": name},
+    "drop": {"name": name, "version": count},
     "stop": {"why": text()},
     # scheduler -> agent or consumer: I do not know you (any more): join or consume again.
     "who": {},
-    # consumer -> scheduler
+    # consumer -> scheduler. stream, version, text: what `open` answered to its run; without them
+    # the newest version. learnt: the order of its stream, where only a worker could tell.
     "consume": {"consumer": identity, "run": text(64), "pipeline": name, "feed": name,
                 "rows": row(count, count), "batch": whole(1), "fields": each(FIELD, FIELDS),
-                "host": text(256), "ranks": each(count, 65536), "device": text(64)},
+                "host": text(256), "ranks": each(count, 65536), "device": text(64),
+                "stream": maybe(identity), "version": maybe(count), "text": maybe(text(64))},
+    "learnt": {"consumer": identity, "order": text(64)},
     "rate": {"consumer": identity, "taken": count, "busy_s": number, "waited_s": number,
              "queued": count},
     "lost": {"consumer": identity, "worker": identity, "why": maybe(text(256))},
@@ -127,17 +137,22 @@ TABLE: dict[str, dict[str, Check]] = {
                 "workers": each(ASSIGNED, 2048), "how": one_of("turn", "random", "all")},
     "pending": {"why": text()},
     "failed": {"text": text(65536), "code": whole(0, 255)},
-    # client -> scheduler, and its answers
-    "submit": PIPELINE,
-    "update": {"name": name, "settings": settings, "source": maybe(SOURCE), "file": FILE},
+    # client -> scheduler, and its answers. open: a run begins to take a feed; it goes on with the
+    # version that is answered, in all its processes.
+    "submit": {**PIPELINE, **FACTS},
+    "update": {"name": name, "settings": settings, "source": maybe(SOURCE), "file": FILE,
+               "fixed": maybe(settings), **FACTS},
+    "open": {"pipeline": name, "version": maybe(count), "text": maybe(text(64)), "run": text(64),
+             "feed": name},
     "cancel": {"name": name},
     "status": {},
     "answer": {"value": plain(12, 65536)},
     "refused": {"text": text(65536), "code": whole(0, 255)},
-    # consumer -> worker. It must know the pipeline (load); one that does not answers unknown.
+    # consumer -> worker. It must know that version (load); one that does not answers unknown.
+    # order: of the stream that it must be, where that is known. share: of the worker's time.
     "take": {"consumer": identity, "pipeline": name, "version": count,
-             "fields": each(FIELD, FIELDS), "newest_first": flag,
-             "work": each(WORK, WORK_ITEMS)},
+             "fields": each(FIELD, FIELDS), "newest_first": flag, "order": maybe(text(64)),
+             "share": maybe(number), "work": each(WORK, WORK_ITEMS)},
     "free": {"ids": each(identity, 65536)},
     "forget": {"ids": each(identity, 65536)},  # answers to these are not wanted any more
     "give_back": {"pipeline": name, "version": count, "first": count,
@@ -146,6 +161,7 @@ TABLE: dict[str, dict[str, Check]] = {
     "given": {"id": identity, "rows": count, "arrays": each(ARRAY, FIELDS),
               "broken": each(BROKEN, 65536), "seconds": number, "end": maybe(count),
               "together": maybe(count),  # examples that the pipeline computes at once
+              "order": maybe(text(64)),  # of its stream, to whoever did not know it
               "more": maybe(each(ALIKE, WORK_ITEMS))},
     "broken": {"id": identity, "broken": BROKEN},  # on_error="stop": there will be no such result
     "unknown": {"pipeline": name, "version": count, "ids": each(identity, WORK_ITEMS)},

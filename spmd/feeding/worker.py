@@ -10,15 +10,16 @@ from __future__ import annotations
 import faulthandler
 import resource
 import signal
+import socket
 import sys
 import time
-from collections import deque
 
-from codegen.errors import EXIT_DATA
+from codegen.errors import EXIT_DATA, InputError
 from spmd.feeding import machine
 from spmd.feeding.board import Board
 from spmd.feeding.children import Channel, of_parent
 from spmd.feeding.evaluating import Evaluator, load_pipeline, placed, views, what_failed
+from spmd.feeding.fair_queue import FairQueue, QueuedWork
 from spmd.feeding.keys import Keys, pair, zmq
 from spmd.feeding.packing import Link, in_parts, of_parts, packed
 from spmd.feeding.shared_results import Handing
@@ -32,30 +33,25 @@ if TYPE_CHECKING:
 IDLE_MS = 500
 LOOK_S = 0.02  # between two looks at its agent, and at who comes, while it computes
 GATHER_S = 1e-3  # results that take less are gathered for so long, and given in one message
-QUEUE = 4096  # pieces of work that wait, of one consumer: its credits are far fewer
-UNREAD = 256  # results under way to one consumer
 SILENT_S = 2.0  # of a consumer that has results: then it is asked whether it is there
-
-
-class Work:
-    """A piece of work that waits."""
-
-    __slots__ = ("count", "first", "left_out", "number", "peer", "take", "through")
-
-    def __init__(self, peer: bytes, take: Message, item: list[Any]) -> None:
-        self.peer, self.take = peer, take
-        self.number, self.first, self.count, self.through, self.left_out = item
+UNREAD = 256  # results under way to one consumer
 
 
 class HeldPipeline:
-    """A pipeline as the agent told it; the evaluator is made when it is first asked for."""
+    """A version of a pipeline as the agent told it; its evaluator is made when it is first asked
+    for."""
 
     def __init__(self, said: dict[str, Any]) -> None:
         self.said = said
         self.evaluator: Evaluator | None = None
-        self.waiting: deque[Work] = deque()
+
+
+class MadeOf:
+    """What this worker has made of a pipeline since it started, of all its versions."""
+
+    def __init__(self) -> None:
         self.examples = self.bytes = 0
-        self.busy_s = self.turn = 0.0
+        self.busy_s = 0.0
 
 
 class Worker:
@@ -68,9 +64,10 @@ class Worker:
         self.lines = Lines(keys)
         self.router = self.lines.router(started["bind"], secret, public)
         self.handing = Handing(started["memory"])
-        self.pipelines: dict[str, HeldPipeline] = {}
+        self.pipelines: dict[tuple[str, int], HeldPipeline] = {}  # by name and version
+        self.made: dict[str, MadeOf] = {}
+        self.queue = FairQueue()
         self.links: dict[bytes, Link] = {}
-        self.held_up: set[bytes] = set()  # consumers that have enough on its way to them
         self.ended = False
         self.looked = self.gathering = 0.0
         self.gathered: dict[bytes, dict[str, Any]] = {}  # by consumer: a message that still grows
@@ -89,25 +86,19 @@ class Worker:
                 self.attend(0 if busy else IDLE_MS)
                 self.hear()
                 self.look_after_links()
-            work = self.next_work()
-            if work:
-                self.compute(*work)
+            if work := self.queue.next():
+                self.compute(work)
         self.handing.close()
         self.lines.close()
 
     def is_busy(self) -> bool:
-        return any(self.is_wanted(p) for p in self.pipelines.values())
-
-    def is_wanted(self, pipeline: HeldPipeline) -> bool:
-        """Is there work of it, for a consumer that takes what is on its way to it?"""
-        if not pipeline.waiting or not self.held_up:
-            return bool(pipeline.waiting)
-        return any(w.peer not in self.held_up for w in pipeline.waiting)
+        return bool(self.queue)
 
     def show_made(self) -> None:
         """What was made so far, for the agent's beats."""
-        self.board.made({name: {"examples": p.examples, "busy_s": p.busy_s, "bytes": p.bytes,
-                                "queue": len(p.waiting)} for name, p in self.pipelines.items()})
+        waiting = self.queue.lengths()
+        self.board.made({name: {"examples": one.examples, "busy_s": one.busy_s, "bytes": one.bytes,
+                                "queue": waiting[name]} for name, one in self.made.items()})
 
     # ---- messages
 
@@ -142,19 +133,23 @@ class Worker:
             if "load" in line:
                 self.load(line["load"])
             elif "drop" in line:
-                self.pipelines.pop(line["drop"], None)
+                self.drop(*line["drop"])
 
     def load(self, said: dict[str, Any]) -> None:
-        """A pipeline, a new version of one, or other settings for it."""
-        before = self.pipelines.get(said["name"])
-        now = HeldPipeline(said)
-        if before:
-            now.waiting, now.turn = before.waiting, before.turn
-            now.examples, now.bytes, now.busy_s = before.examples, before.bytes, before.busy_s
-            same = all(before.said[k] == said[k] for k in ("file", "source"))
-            if same and before.evaluator:
-                now.evaluator = Evaluator(before.evaluator.pipeline, said["settings"])
-        self.pipelines[said["name"]] = now
+        """A pipeline, another version of one beside those that are there, or other settings."""
+        of = said["name"], said["version"]
+        before, now = self.pipelines.get(of), HeldPipeline(said)
+        if before and before.evaluator and all(before.said[k] == said[k]
+                                               for k in ("file", "source")):
+            now.evaluator = before.evaluator.with_settings(said["settings"])
+        self.pipelines[of] = now
+        self.made.setdefault(said["name"], MadeOf())
+
+    def drop(self, name: str, version: int) -> None:
+        """Nobody takes this version any more."""
+        self.pipelines.pop((name, version), None)
+        if all(of[0] != name for of in self.pipelines):
+            self.made.pop(name, None)
 
     def consumer_said(self, peer: bytes, frames: list[Any]) -> None:
         try:
@@ -170,10 +165,7 @@ class Worker:
                     self.links[peer].arrived(number)
                     self.weigh()
         elif message.kind == "forget":
-            gone = set(message["ids"])
-            for pipeline in self.pipelines.values():
-                pipeline.waiting = deque(
-                    w for w in pipeline.waiting if w.peer != peer or w.number not in gone)
+            self.queue.forget(peer, message["ids"])
         elif message.kind == "give_back":
             try:
                 self.give_back(message)
@@ -182,19 +174,19 @@ class Worker:
                 self.answer(peer, encode("refused", text=text, code=EXIT_DATA))
 
     def take(self, peer: bytes, message: Message) -> None:
-        pipeline = self.pipelines.get(message["pipeline"])
-        numbers = [item[0] for item in message["work"]]
-        if pipeline is None or message["version"] > pipeline.said["version"]:
-            self.answer(peer, encode("unknown", pipeline=message["pipeline"],
-                                     version=message["version"], ids=numbers))
+        if (message["pipeline"], message["version"]) not in self.pipelines:
+            self.answer_unknown(peer, message, [item[0] for item in message["work"]])
             return
-        mine = sum(w.peer == peer for w in pipeline.waiting)
-        for item in message["work"][: max(QUEUE - mine, 0)]:
-            pipeline.waiting.append(Work(peer, message, item))
+        self.queue.add(peer, message["share"],
+                       [QueuedWork(peer, message, item) for item in message["work"]])
+
+    def answer_unknown(self, peer: bytes, take: Message, numbers: list[str]) -> None:
+        self.answer(peer, encode("unknown", pipeline=take["pipeline"], version=take["version"],
+                                 ids=numbers))
 
     def give_back(self, message: Message) -> None:
         """Actions for environments that this worker owns."""
-        pipeline = self.pipelines.get(message["pipeline"])
+        pipeline = self.pipelines.get((message["pipeline"], message["version"]))
         if pipeline and pipeline.evaluator:
             places, _ = placed([{**a, "shape": a["shape"][1:]} for a in message["arrays"]],
                                message["arrays"][0]["shape"][0] if message["arrays"] else 0)
@@ -218,7 +210,7 @@ class Worker:
         one that stops reading takes no memory from the others."""
         self.handing.beside = sum(link.under_way for link in self.links.values())
         most = max(self.handing.most - self.handing.used, 0) / max(len(self.links), 1)
-        self.held_up = {peer for peer, link in self.links.items() if link.count() and (
+        self.queue.held_up = {peer for peer, link in self.links.items() if link.count() and (
             link.under_way + link.largest > most or link.count() >= UNREAD)}
 
     def look_after_links(self) -> None:
@@ -234,29 +226,12 @@ class Worker:
         self.handing.leave(peer.decode("latin-1"))
         self.links.pop(peer, None)
         self.gathered.pop(peer, None)
+        self.queue.leave(peer)
         self.weigh()
-        for pipeline in self.pipelines.values():
-            pipeline.waiting = deque(w for w in pipeline.waiting if w.peer != peer)
 
     # ---- work
 
-    def next_work(self) -> tuple[HeldPipeline, Work] | None:
-        """Of the pipeline that had the least time; the newest first where it says so."""
-        wanted = [p for p in self.pipelines.values() if self.is_wanted(p)]
-        if not wanted:
-            return None
-        pipeline = min(wanted, key=lambda p: p.turn)
-        waiting, held_up = pipeline.waiting, self.held_up
-        newest = waiting[-1].take["newest_first"]
-        if held_up:
-            order = range(len(waiting) - 1, -1, -1) if newest else range(len(waiting))
-            at = next(i for i in order if waiting[i].peer not in held_up)
-            work = waiting[at]
-            del waiting[at]
-            return pipeline, work
-        return pipeline, waiting.pop() if newest else waiting.popleft()
-
-    def loaded(self, pipeline: HeldPipeline, work: Work) -> Evaluator | None:
+    def loaded(self, pipeline: HeldPipeline, work: QueuedWork) -> Evaluator | None:
         if pipeline.evaluator is None:
             said = pipeline.said
             self.shown = None
@@ -272,14 +247,32 @@ class Worker:
                 self.board.idle()
         return pipeline.evaluator
 
-    def fail(self, pipeline: HeldPipeline, work: Work, error: BaseException, what: str) -> None:
+    def is_meant(self, evaluator: Evaluator, work: QueuedWork) -> bool:
+        """Does this machine read the stream that the run has begun with?"""
+        expected = work.take["order"]
+        if not expected or evaluator.order() in (expected, ""):
+            return True
+        self.answer(work.peer, encode("refused", code=EXIT_DATA, text=str(InputError(
+            f"a worker on {socket.gethostname()} reads another source than this run has begun with",
+            expected="the same examples in the same order at every worker, and after a resume",
+            found="other files, another length, seed or order there",
+            remedy="the same files on every machine; if they have changed on purpose, submit the "
+            "pipeline again and begin a new run"))))
+        return False
+
+    def fail(self, pipeline: HeldPipeline, work: QueuedWork, error: BaseException,
+             what: str) -> None:
         text, file, line = what_failed(error, pipeline.said["file"])
         self.answer(work.peer, encode("broken", id=work.number, broken={
             "position": work.first, "example": what, "file": file, "line": line, "text": text}))
 
-    def compute(self, pipeline: HeldPipeline, work: Work) -> None:
-        evaluator = self.loaded(pipeline, work)
-        if evaluator is None:
+    def compute(self, work: QueuedWork) -> None:
+        pipeline = self.pipelines.get(work.of)
+        if pipeline is None:  # it was dropped meanwhile
+            self.answer_unknown(work.peer, work.take, [work.number])
+            return
+        evaluator, made = self.loaded(pipeline, work), self.made[work.of[0]]
+        if evaluator is None or not self.is_meant(evaluator, work):
             return
         if self.shown is not pipeline:
             self.shown = pipeline
@@ -306,10 +299,10 @@ class Worker:
         finally:
             self.board.idle()
             seconds = time.monotonic() - began
-            pipeline.busy_s += seconds
-            pipeline.turn = self.fair(pipeline) + seconds
-        pipeline.examples += found.rows
-        pipeline.bytes += size
+            made.busy_s += seconds
+            self.queue.took(work.peer, seconds)
+        made.examples += found.rows
+        made.bytes += size
         if found.fatal:
             self.handing.free(work.number)
             self.answer(work.peer, encode("broken", id=work.number, broken=found.broken[-1]))
@@ -317,6 +310,8 @@ class Worker:
         said: dict[str, Any] = {"id": work.number, "rows": found.rows, "broken": found.broken,
                                 "seconds": seconds, "end": found.end,
                                 "together": evaluator.pipeline.size or 1}
+        if work.take["order"] is None:
+            said["order"] = evaluator.order() or None
         if region:
             self.gather(work, said, places, region.number)
             return
@@ -327,7 +322,7 @@ class Worker:
             link.sent(work.number, sum(f.nbytes for f in frames))
             self.weigh()
 
-    def gather(self, work: Work, said: dict[str, Any], places: list[tuple[Any, ...]],
+    def gather(self, work: QueuedWork, said: dict[str, Any], places: list[tuple[Any, ...]],
                region: int) -> None:
         """A result in memory. Where each takes little time, several go in one message."""
         before = self.gathered.get(work.peer)
@@ -347,11 +342,6 @@ class Worker:
             peer, one = self.gathered.popitem()
             arrays = [_array(p, region=one["region"], offset=p[3]) for p in one["places"]]
             self.answer(peer, encode("given", arrays=arrays, more=one["more"], **one["said"]))
-
-    def fair(self, pipeline: HeldPipeline) -> float:
-        """Its time so far, or that of the others where it was idle meanwhile: no credit for it."""
-        others = [p.turn for p in self.pipelines.values() if p is not pipeline and p.waiting]
-        return max(pipeline.turn, min(others, default=pipeline.turn))
 
     def link(self, peer: bytes, evaluator: Evaluator) -> Link:
         return self.links.setdefault(peer, Link(evaluator.compress))

@@ -50,6 +50,13 @@ def lower(wanted: int, most: int) -> int:
     return wanted if most == resource.RLIM_INFINITY else min(wanted, most)
 
 
+def allow_descriptors(wanted: int) -> None:
+    """So many, or as many as the hard limit lets us have: a line takes five."""
+    now, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if now < (most := lower(wanted, hard)):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
 def hours(free: str) -> tuple[int, int] | None:
     """"20:00-06:00" in minutes of the day; UsageError for another text."""
     if not free:

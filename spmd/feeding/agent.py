@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import signal
 import socket
 import sys
@@ -23,6 +24,7 @@ from spmd.feeding.machine import (
     host_name,
     hours,
     is_free,
+    lower,
     memory_kills,
     own_address,
 )
@@ -110,11 +112,14 @@ class Agent:
         self.agent, self.processes, self.device = agent or new_id(), processes, device
         self.hours, self.free = hours(free), free
         self.cost, self.watts = cost, watts
-        self.memory = (memory or available_memory() * 3 // 4) // processes
+        hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+        self.memory = lower((memory or available_memory() * 3 // 4) // processes,
+                            hard if hard == resource.RLIM_INFINITY else hard - BASE_BYTES)
         if self.memory < BASE_BYTES // 2:
             raise EnvironmentFault(
                 "too little memory for workers", expected=f"{BASE_BYTES // 2} bytes for each",
-                found=f"{self.memory}", remedy="fewer --processes")
+                found=f"{self.memory}", remedy="fewer --processes" if hard == (
+                    resource.RLIM_INFINITY) else f"ulimit -d {3 * BASE_BYTES >> 11} or more")
         self.keys, self.lifeline = keys, lifeline
         self.log = log or _say
         self.host = host_name()

@@ -23,12 +23,24 @@ if TYPE_CHECKING:
 CREDITS, MOST_CREDITS = 2, 16
 AHEAD_S = 0.05  # of work that a worker should have before it
 AGAIN_S = 0.2  # before a line that breaks at once is made again
+TOLD_S = 5.0  # between two times
 AWAY_S = 2.0  # without a line to it: then the scheduler hears that it gives no answers
 
 REACH = ("let this machine reach that port (firewall, route), or name workers that it can reach: "
          "feed update NAME --workers HOST,HOST")
 KEYS = "one folder of keys for the scheduler, its workers and this run"
 REMEDIES = {REFUSED_KEY: KEYS, OTHER_KEY: KEYS}
+
+
+def said_missed(missed: dict[str, tuple[str, str]]) -> str:
+    """For people: to which workers (address, why) there is no line, what can be done."""
+    found = []
+    for why in sorted({why for _, why in missed.values()}):
+        mine = [f"{w} at {address}" for w, (address, w_why) in missed.items() if w_why == why]
+        more = f" and {len(mine) - 2} more" if len(mine) > 2 else ""
+        found.append(f"no line to worker {', '.join(mine[:2])}{more} for {AWAY_S:g} s: {why}; "
+                     f"others are asked, and it is tried on. try: {REMEDIES.get(why, REACH)}")
+    return "; ".join(found)
 
 
 class AskedWorker:
@@ -53,26 +65,29 @@ class AskedWorker:
                 pass  # another network namespace, or it has just ended: frames do as well
         self.rows = 0.0  # asked so far, over its share
         self.quiet_until = 0.0  # it does not know the pipeline yet
-        self.missed = False  # the scheduler was told that there is no line to it
+        self.told = 0.0  # when the scheduler was told that there is no line to it
 
     def can_be_asked(self, now: float) -> bool:
         return self.watch.stands and self.quiet_until <= now
 
-    def is_missed(self) -> bool:
-        """True once, when there has been no line to it for long."""
-        missed, self.missed = self.missed, self.watch.away() > AWAY_S
-        return self.missed and not missed
+    def missed(self) -> str:
+        """Why there has been no line to it for long, told now and then; "": nothing to tell."""
+        now = time.monotonic()
+        if self.watch.away() < AWAY_S or now - self.told < TOLD_S:
+            return ""
+        self.told = now
+        return self.watch.why()
 
-    def said_missed(self) -> str:
-        """For people: which worker, what was tried, what can be done."""
-        return (f"worker {self.worker} at {self.assigned['address']}: no line to it for "
-                f"{AWAY_S:g} s: {self.watch.why()}; others are asked. "
-                f"try: {REMEDIES.get(self.watch.why(), REACH)}")
+    def is_back(self) -> bool:
+        """True once, when there is a line again to a worker that was missed."""
+        back = self.told > 0 and self.watch.stands
+        self.told = 0.0 if back else self.told
+        return back
 
     def again(self) -> AskedWorker:
         """The same worker, over a new line; this one is closed."""
         found = AskedWorker(self.lines, {**self.assigned, "share": self.share}, self.here)
-        found.rows = self.rows
+        found.rows, found.told = self.rows, self.told
         return found
 
     def credits(self, piece_s: float) -> int:

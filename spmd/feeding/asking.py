@@ -87,6 +87,7 @@ class Asking:
         self.left_out: set[int] = set()
         self.together = 1  # examples that the pipeline computes at once
         self.example_s = 0.0  # measured; 0: not yet
+        self.took_s = 0.0  # from asking to the answer, the way between included
 
     # ---- how many batches there are
 
@@ -191,7 +192,8 @@ class Asking:
         """A piece that holds up the next batch, and takes much longer than it should."""
         for number, asked in self.asked.items():
             piece = asked.piece
-            expected = 4 * self.example_s * max(piece.count, self.together) + 0.25
+            expected = 0.25 + 4 * max(
+                self.example_s * max(piece.count, self.together), self.took_s)
             twice = sum(a.piece == piece for a in self.asked.values()) > 1
             if self.keeps_cut:  # environments must not act twice
                 return None
@@ -218,7 +220,7 @@ class Asking:
         return piece.k >= self.next and piece.row not in self.filled.get(piece.k, {})
 
     def fill(self, number: str, arrays: dict[str, Any], rows: int, broken: set[int],
-             end: int | None, seconds: float) -> int:
+             end: int | None, seconds: float, now: float | None = None) -> int:
         """An answer came. Of how many batches a part is filled by it; 0: it is not wanted."""
         if end is not None:
             self.end = end if self.end is None else min(self.end, end)
@@ -227,6 +229,8 @@ class Asking:
             return 0
         asked = self.asked.pop(number)
         piece = asked.piece
+        if now is not None:
+            self.took_s += (now - asked.when - self.took_s) * (0.2 if self.took_s else 1.0)
         there = [i < rows and piece.first + i not in broken
                  and piece.first + i not in self.left_out for i in range(piece.count)]
         wanted = [one for one in piece.each() if self._is_open(one)]

@@ -51,19 +51,23 @@ class PipelineRow:
 
 @dataclass(frozen=True)
 class ConsumerRow:
-    """A process of ranks. rate: examples/s that it takes when it never waits; None: not known."""
+    """A process of ranks. rate: examples/s that it takes when it never waits; None: not known.
+
+    avoids: workers that it does not reach.
+    """
 
     consumer: str
     pipeline: str
     rate: float | None = None
     host: str = ""
+    avoids: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
 class WorkerRow:
     """A worker. rates: measured, by pipeline. names: those by which it may be preferred.
 
-    prices: "cost" and "energy" of an hour. free: whether it may work now; until: when it may.
+    prices: "cost" and "energy" of an hour.
     """
 
     worker: str
@@ -72,7 +76,6 @@ class WorkerRow:
     rates: Mapping[str, float] = field(default_factory=dict)
     names: frozenset[str] = frozenset()
     prices: Mapping[str, float] = field(default_factory=dict)
-    free: bool = True
 
 
 @dataclass(frozen=True)
@@ -106,7 +109,7 @@ def assign(
     rows = {row.name: row for row in pipelines}
     ours = [c for c in consumers if c.pipeline in rows]
     before = before or {}
-    pool = Pool({w.worker: w for w in workers if w.free})
+    pool = Pool({w.worker: w for w in workers})
     demands = {name: list(_demands(row, [c for c in ours if c.pipeline == name], workers))
                for name, row in rows.items()}
     pending: dict[str, str] = {}
@@ -164,7 +167,8 @@ def _demands(
         if row.workers is not None:
             part = (c.rate or whole) / total if total else 1 / len(consumers)
             need, more = row.workers * usual * part, 0.0
-        yield Need(c.consumer, row.name, c.host, need, need + more, usual, speeds,
+        mine = {w: 0.0 if w in c.avoids else s for w, s in speeds.items()}
+        yield Need(c.consumer, row.name, c.host, need, need + more, usual, mine,
                      row.preferred, known, spread=not known and row.workers is None)
 
 
@@ -179,8 +183,6 @@ def _refusal(row: PipelineRow, workers: Sequence[WorkerRow]) -> str:
     """Why a pipeline can have no worker at all, or ""."""
     if not workers:
         return "no worker has joined; try: python -m spmd feed worker --connect ADDRESS"
-    if not any(w.free for w in workers):
-        return "all workers rest: consumers had no answer from them just now"
     for what, left in row.left.items():
         if left <= 0:
             return (f"its limit of {what} is used up; try: python -m spmd feed update {row.name} "
@@ -368,7 +370,7 @@ def _spread(
             d.consumer not in owners or len(pool.of(d.consumer)) >= fair,
             len(pool.of(d.consumer)), d.host != host))
         for d in order:
-            if pool.take(d, worker, 1.0, budgets[d.pipeline]) > 0:
+            if d.speeds[worker] and pool.take(d, worker, 1.0, budgets[d.pipeline]) > 0:
                 break
 
 

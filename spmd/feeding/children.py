@@ -84,7 +84,9 @@ class Channel:
 
     def wait_for(self, seconds: float) -> bool:
         self.flush()
-        return bool(select.select([self.socket], [], [], seconds)[0])
+        poller = select.poll()  # select() knows no descriptor above 1023
+        poller.register(self.socket, select.POLLIN)
+        return bool(poller.poll(seconds * 1000))
 
     def close(self) -> None:
         self.socket.close()

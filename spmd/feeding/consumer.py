@@ -17,7 +17,7 @@ import weakref
 
 from codegen.errors import InputError, PeerError, Place, SpmdError, UsageError
 from spmd.data.computing import MASK, advice
-from spmd.feeding.asked_worker import AskedWorker
+from spmd.feeding.asked_worker import AskedWorker, said_missed
 from spmd.feeding.asking import Asking, merged
 from spmd.feeding.client import Refused
 from spmd.feeding.evaluating import bytes_of, described
@@ -40,6 +40,7 @@ TICK_S = 0.05
 UNKNOWN_S = 0.05  # before a worker that does not know the pipeline yet is asked again
 SILENT_S = 20.0  # without a word of the scheduler when it is first asked
 PENDING_S = 3.0  # without workers: then it is said why
+TOGETHER_S = 1.0  # for workers that are missed to be named in one line
 SAID = 10  # skipped examples that are named one by one
 
 
@@ -124,6 +125,8 @@ class Filling:
         self.skipped: set[int] = set()  # positions, of the whole run where this process speaks
         self.rated = 0.0
         self.said: set[str] = set()
+        self.missed: dict[str, tuple[str, str]] = {}  # no line to these; not told yet
+        self.missed_since = 0.0
 
     def run(self) -> None:
         try:
@@ -292,9 +295,12 @@ class Filling:
             elif worker in self.workers and one.has_broken():
                 self.lose(worker)
                 self.workers[worker] = one.again()
-            elif worker in self.workers and one.is_missed():
-                self.tell("lost", consumer=self.consumer, worker=worker, why=one.watch.why())
-                self.say_once(one.said_missed(), worker)
+            elif worker in self.workers and (why := one.missed()):
+                self.tell("lost", consumer=self.consumer, worker=worker, why=why)
+                self.missed[worker] = one.assigned["address"], why
+                self.missed_since = self.missed_since or time.monotonic()
+            elif worker in self.workers and one.is_back():
+                self.tell("reached", consumer=self.consumer, worker=worker)
         if error := self.supply.what_ended():
             raise error
         if not self.answered and time.monotonic() - self.began > SILENT_S:
@@ -451,6 +457,10 @@ class Filling:
         """Why it waits, once for each reason, if it is not over in a moment."""
         if self.pending and time.monotonic() - self.pending[0] > PENDING_S:
             self.say_once(f"waits: {self.pending[1]}", self.pending[1])
+
+        if self.missed and time.monotonic() - self.missed_since > TOGETHER_S:
+            self.say_once(said_missed(self.missed), str(sorted(self.missed)))
+            self.missed, self.missed_since = {}, 0.0
 
     def say_once(self, text: str, about: str) -> None:
         if about not in self.said and self.rows[0] == 0:

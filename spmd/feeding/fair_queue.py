@@ -49,12 +49,13 @@ class FairQueue:
 
     def __init__(self) -> None:
         self.consumers: dict[bytes, ConsumerTurn] = {}
+        self.held_up: set[bytes] = set()  # their turn comes when they take what is on its way
         self._now = 0.0  # the turn of whoever was served last
 
     def due_in(self, now: float) -> float:
         """In how many seconds there is something to do; infinite where nothing waits."""
-        return min((max(0.0, one.not_before - now) for one in self.consumers.values()
-                    if one.waiting), default=inf)
+        return min((max(0.0, one.not_before - now) for peer, one in self.consumers.items()
+                    if one.waiting and peer not in self.held_up), default=inf)
 
     def add(self, peer: bytes, share: float | None, works: Iterable[QueuedWork]) -> None:
         """Work of a consumer, and the share that it has of this worker from now on."""
@@ -69,8 +70,8 @@ class FairQueue:
 
     def next(self, now: float) -> QueuedWork | None:
         """Of whoever had the least time for its share; the newest first where it says so."""
-        waiting = [one for one in self.consumers.values()
-                   if one.waiting and one.not_before <= now]
+        waiting = [one for peer, one in self.consumers.items()
+                   if one.waiting and one.not_before <= now and peer not in self.held_up]
         if not waiting:
             return None
         one = min(waiting, key=lambda c: c.turn)

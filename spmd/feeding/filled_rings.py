@@ -8,6 +8,7 @@ Always holds: a result is named as free once, after every rank has taken all bat
 from __future__ import annotations
 
 import os
+import time
 
 import numpy as np
 
@@ -80,7 +81,8 @@ class FilledRings:
             if wanted:
                 count = self.asking.asked[number].piece.count
                 arrays = worker.arrays(message, fields, count, region)
-            batches = self.asking.fill(number, arrays, rows, broken, message["end"], seconds)
+            batches = self.asking.fill(number, arrays, rows, broken, message["end"], seconds,
+                                       time.monotonic())
             if wanted and not framed:
                 self.lent[number] = batches
             else:

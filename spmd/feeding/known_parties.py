@@ -6,13 +6,14 @@ Always holds: a worker belongs to one agent that is alive; whoever is silent is 
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Collection
+from typing import Any, NamedTuple
 
 from spmd.feeding.assignment import ConsumerRow, PipelineRow, WorkerRow
 from spmd.feeding.measuring import RateMeter
 from spmd.feeding.scheduler_state import StoredPipeline
 
-SUSPECT_S = 5.0  # a worker that a consumer got no answer from rests so long
+AVOID_S, MOST_AVOID_S = 5.0, 60.0  # a worker that a consumer has no line to; longer each time
 CONSUMER_WINDOW_S = 10.0
 STARVED = 0.02  # of the time: more is told, and helped against
 STEP, MOST_EXTRA, STEADY_S = 0.05, 0.5, 3.0
@@ -26,7 +27,6 @@ class KnownWorker:
         self.process = process
         self.meters: dict[str, RateMeter] = {}
         self.made: dict[str, dict[str, Any]] = {}  # pipeline -> the last beat
-        self.rests_until = 0.0
 
     def beat(self, now: float, by_pipeline: dict[str, dict[str, Any]]) -> None:
         for name, made in by_pipeline.items():
@@ -34,9 +34,13 @@ class KnownWorker:
             meter.see(now, made["examples"], made["busy_s"])
         self.made = by_pipeline
 
-    def rest(self, now: float) -> None:
-        """Nobody is sent to it for a while: somebody had no answer."""
-        self.rests_until = now + SUSPECT_S
+
+class Avoided(NamedTuple):
+    """Until when a consumer is not sent to a worker, for how long in all, and why."""
+
+    until: float
+    seconds: float
+    why: str
 
 
 class KnownAgent:
@@ -62,13 +66,13 @@ class KnownAgent:
         for process in said["processes"]:
             self.workers[process["worker"]].process = process
 
-    def rows(self, now: float) -> list[WorkerRow]:
+    def rows(self) -> list[WorkerRow]:
         return [WorkerRow(
             worker, self.host, self.device,
             {name: meter.rate for name, meter in one.meters.items() if meter.rate},
             frozenset({self.name, self.agent, self.host, one.process["address"]}),
-            {"cost": self.cost, "energy": self.watts * JOULES},
-            now >= one.rests_until) for worker, one in self.workers.items()]
+            {"cost": self.cost, "energy": self.watts * JOULES})
+            for worker, one in self.workers.items()]
 
 
 class KnownConsumer:
@@ -87,6 +91,7 @@ class KnownConsumer:
         self.taken = self.queued = 0
         self.told: Any = None
         self.steady_since = now
+        self.avoided: dict[str, Avoided] = {}  # by worker
         self.extra = 0.0  # more than measured, where it starves though that should be enough
 
     def rate(self, now: float, said: dict[str, Any]) -> None:
@@ -105,10 +110,24 @@ class KnownConsumer:
             self.extra = max(0.0, self.extra - STEP / 5)
             self.steady_since = now
 
-    def row(self) -> ConsumerRow:
+    def avoid(self, worker: str, now: float, why: str) -> None:
+        """It has no line to this worker; others may have."""
+        before = self.avoided.get(worker)
+        seconds = min(2 * before.seconds, MOST_AVOID_S) if before else AVOID_S
+        self.avoided[worker] = Avoided(now + seconds, seconds, why)
+
+    def avoids(self, now: float, workers: Collection[str]) -> frozenset[str]:
+        """The workers that it is not sent to now. Where these would be all, it goes on trying."""
+        for worker in [w for w, one in self.avoided.items()
+                       if w not in workers or now > one.until + 2 * one.seconds]:
+            del self.avoided[worker]
+        found = frozenset(w for w, one in self.avoided.items() if now < one.until)
+        return frozenset() if len(found) == len(workers) else found
+
+    def row(self, now: float, workers: Collection[str]) -> ConsumerRow:
         rate = self.meter.rate
         return ConsumerRow(self.consumer, self.pipeline, rate * (1 + self.extra) if rate else None,
-                           self.said["host"])
+                           self.said["host"], self.avoids(now, workers))
 
     def ranks(self) -> str:
         """rank 3; ranks 0-3; ranks 1, 5."""

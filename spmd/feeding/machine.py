@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import socket
 import time
 
@@ -48,6 +49,18 @@ def memory_kills() -> int:
     """How many processes the kernel has killed for want of memory, since the machine started."""
     with open("/proc/vmstat") as file:
         return sum(int(line.split()[1]) for line in file if line.startswith("oom_kill "))
+
+
+def lower(wanted: int, most: int) -> int:
+    """A limit that may be set where `most` is the hard one."""
+    return wanted if most == resource.RLIM_INFINITY else min(wanted, most)
+
+
+def allow_descriptors(wanted: int) -> None:
+    """So many, or as many as the hard limit lets us have: a line takes five."""
+    now, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if now < (most := lower(wanted, hard)):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def hours(free: str) -> tuple[int, int] | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 from spmd import __version__
@@ -58,6 +59,7 @@ def _consumer(scheduler: Scheduler, one: KnownConsumer, now: float) -> dict[str,
         "needs": None if needs is None else round(needs, 2),
         "workers": {w: round(s, 3) for w, s in found.of(one.consumer).items()},
         "lacks": found.lacks.get(one.consumer, 0),
+        "no_line": {w: no.why for w, no in one.avoided.items() if now < no.until},
     }
 
 
@@ -124,6 +126,18 @@ def _round(rate: float | None) -> float | None:
 # ---- what to do
 
 
+def _lines(seen: dict[str, Any]) -> Iterator[str]:
+    """Who has no line to which workers."""
+    hosts = {w["worker"]: w["host"] for w in seen["workers"]}
+    for c in seen["consumers"]:
+        for why in sorted(set(c["no_line"].values())):
+            mine = [w for w, found in c["no_line"].items() if found == why]
+            where = ", ".join(sorted({hosts.get(w, "a machine that left") for w in mine}))
+            yield (f"{c['ranks']} of {c['pipeline']} has no line to {len(mine)} "
+                   f"worker{'s' * (len(mine) > 1)} of {where}: {why}; ranks must reach the ports "
+                   "that workers listen at: is there a firewall?")
+
+
 def warnings(seen: dict[str, Any]) -> list[str]:
     """What is not as it should be, each with what to do."""
     found = []
@@ -156,6 +170,7 @@ def warnings(seen: dict[str, Any]) -> list[str]:
                 f"update {c['pipeline']} --workers {count + 1}" if count < there else
                 f"worker --connect {address}")
         found.append(text)
+    found += _lines(seen)
     found += [f"{p['name']} waits: {p['why']}" for p in seen["pipelines"] if p["why"]]
     if seen["scheduler"]["trouble"]:
         found.append(f"the state is not written ({seen['scheduler']['trouble']}): {DISK}")

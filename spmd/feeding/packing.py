@@ -82,24 +82,34 @@ class Link:
     def __init__(self, fixed: str = "auto") -> None:
         self.fixed = fixed
         self.speed = 0.0  # bytes/s; 0: not known yet
+        self.under_way = self.largest = 0  # bytes of results that the consumer has not got yet
+        self.heard = time.monotonic()
         self._sent: dict[str, tuple[float, int]] = {}
         self._busy_until = 0.0
         self._trials: dict[str, tuple[int, str]] = {}
 
     def sent(self, result: str, size: int) -> None:
         self._sent[result] = (time.monotonic(), size)
+        self.under_way += size
+        self.largest = max(self.largest, size)
 
     def arrived(self, result: str) -> None:
         """The consumer says that it has a result: what was under way together shared the time."""
+        self.heard = time.monotonic()
         if result not in self._sent:
             return
         began, size = self._sent.pop(result)
+        self.under_way -= size
         now = time.monotonic()
         seconds = max(now - max(began, self._busy_until), 1e-6)
         self._busy_until = now
         if size >= SMALL:
             speed = size / seconds
             self.speed = speed if not self.speed else 0.8 * self.speed + 0.2 * speed
+
+    def count(self) -> int:
+        """Results under way."""
+        return len(self._sent)
 
     def codec(self, field: str, data: memoryview) -> str:
         if data.nbytes < SMALL:

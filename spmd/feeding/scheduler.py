@@ -244,11 +244,15 @@ class Scheduler:
         one.rate(time.monotonic(), message.fields)
 
     def _on_lost(self, peer: bytes, message: Message) -> None:
-        for agent in self.agents.values():
-            if message["worker"] in agent.workers:
-                agent.workers[message["worker"]].rest(time.monotonic())
-                self.counts["no answers"] += 1
-                self.dirty = True
+        if one := self.consumers.get(message["consumer"]):
+            one.avoid(message["worker"], time.monotonic(), message["why"] or "")
+            self.counts["no answers"] += 1
+            self.dirty = True
+
+    def _on_reached(self, peer: bytes, message: Message) -> None:
+        if one := self.consumers.get(message["consumer"]):
+            one.avoided.pop(message["worker"], None)
+            self.dirty = True
 
     def _on_done(self, peer: bytes, message: Message) -> None:
         one = self.consumers.pop(message["consumer"], None)
@@ -307,12 +311,13 @@ class Scheduler:
     def plan(self, now: float) -> None:
         """Assigns anew, and tells those for whom something is different."""
         self._planned, self.dirty = now, False
-        workers = [row for agent in self.agents.values() for row in agent.rows(now)]
+        workers = [row for agent in self.agents.values() for row in agent.rows()]
         running = self._running()
         pipelines = [one.row(now, {device: rate for (name, device), rate in self.given_rates.items()
                                    if name == one.name})
                      for one in self.pipelines.values() if one.name in running]
-        found = assign(pipelines, [c.row() for c in self.consumers.values()], workers,
+        there = {row.worker for row in workers}
+        found = assign(pipelines, [c.row(now, there) for c in self.consumers.values()], workers,
                        self.assigned.shares, int(now // self.slice_s))
         if self.awaited and now < self.coming_until:
             return  # just restarted: everybody works on as before, until all are here again
@@ -358,8 +363,10 @@ class Scheduler:
         how = stored.settings.get("pull") or "turn"
         if how == "all":  # of all that work for this pipeline
             peers = {c.consumer for c in self.consumers.values() if c.pipeline == one.pipeline}
+            avoids = one.avoids(now, where)
             shares = {w: max(given.get(one.consumer, 0.0), SHARE_OF_ALL)
-                      for w, given in self.assigned.shares.items() if peers & given.keys()}
+                      for w, given in self.assigned.shares.items()
+                      if peers & given.keys() and w not in avoids}
         shares = {w: share for w, share in shares.items() if w in where}
         for agent in {id(a): a for a in (where[w][0] for w in shares)}.values():
             if agent.loaded.get(of) != stored.settings and (

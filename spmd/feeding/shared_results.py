@@ -59,6 +59,7 @@ class Handing:
 
     def __init__(self, most: int) -> None:
         self.most, self.used = most, 0
+        self.beside = 0  # bytes of results that are not in regions
         self.local = "spmd-feed-" + secrets.token_hex(8)
         self.secret = secrets.token_hex(16)
         self.listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -132,7 +133,7 @@ class Handing:
         else:
             rounded = -(-size // PAGE) * PAGE
             self._make_room(rounded)
-            if self.used + rounded > self.most or self._count() >= MOST_REGIONS:
+            if not self._fits(rounded):
                 return None
             try:
                 region = SharedRegion(self._numbers, rounded)
@@ -155,11 +156,14 @@ class Handing:
     def _make_room(self, size: int) -> None:
         """Lets unused regions go until so much more fits."""
         for consumer, regions in self._free.items():
-            while regions and (self.used + size > self.most or self._count() >= MOST_REGIONS):
+            while regions and not self._fits(size):
                 region = regions.pop(0)
                 with suppress(OSError):  # who keeps it mapped keeps its memory
                     self.peers[consumer].send(HANDED.pack(region.number, 0))
                 self._drop(region)
+
+    def _fits(self, size: int) -> bool:
+        return self.used + self.beside + size <= self.most and self._count() < MOST_REGIONS
 
     def _count(self) -> int:
         return len(self._lent) + sum(map(len, self._free.values()))

@@ -16,6 +16,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from codegen.errors import UsageError
 from spmd.feeding.keys import zmq
+from spmd.feeding.machine import allow_descriptors
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ SILENT_MS = 1500  # a peer whose machine vanished is noticed then
 MESSAGES = 4096  # in a queue of a peer; credits keep it far below
 FRAME_BYTES = 4 << 20  # at most; arrays travel in smaller parts
 
+DESCRIPTORS, SOCKETS = 1 << 16, 1 << 14  # for a run with thousands of workers
 CONNECT_MS = 2000  # for an answer to a connection, before it is tried anew
 REFUSED_S = 2.0  # before a line is tried again that the other side refused
 
@@ -57,7 +59,9 @@ class Lines:
 
     def __init__(self, keys: Keys, allows: Callable[[str], bool] | None = None) -> None:
         self.keys = keys
+        allow_descriptors(DESCRIPTORS)
         self.context = zmq.Context(io_threads=1)
+        self.context.set(zmq.MAX_SOCKETS, SOCKETS)
         self._allows = allows or keys.allowed.__contains__
         self._sockets: set[Any] = set()
         self._watches: dict[Any, LineWatch] = {}  # of dealers

@@ -135,6 +135,7 @@ TABLE: dict[str, dict[str, Check]] = {
     "rate": {"consumer": identity, "taken": count, "busy_s": number, "waited_s": number,
              "queued": count},
     "lost": {"consumer": identity, "worker": identity, "why": maybe(text(256))},
+    "reached": {"consumer": identity, "worker": identity},  # it was lost
     "done": {"consumer": identity},
     # scheduler -> consumer. workers replaces the list given before; how: the way to ask them.
     "workers": {"name": name, "version": count, "settings": settings,

@@ -13,10 +13,10 @@ import signal
 import socket
 import sys
 import time
-from collections import deque
 from math import ceil
 
 from codegen.errors import EXIT_DATA, InputError
+from spmd.feeding import machine
 from spmd.feeding.board import Board
 from spmd.feeding.children import Channel, of_parent
 from spmd.feeding.evaluating import Evaluator, load_pipeline, placed, views, what_failed
@@ -24,7 +24,7 @@ from spmd.feeding.fair_queue import FairQueue, QueuedWork
 from spmd.feeding.keys import Keys, pair, zmq
 from spmd.feeding.packing import Link, in_parts, of_parts, packed
 from spmd.feeding.shared_results import Handing
-from spmd.feeding.sockets import FULL, GONE, SENT, Lines, received, send_to
+from spmd.feeding.sockets import SENT, Lines, received, send_to
 from spmd.feeding.wire import MalformedMessage, Message, decode, encode
 
 TYPE_CHECKING = False
@@ -35,6 +35,8 @@ IDLE_MS = 500
 LIMITS = ("cost", "energy", "cost_per_hour", "energy_per_hour")
 LOOK_S = 0.02  # between two looks at its agent, and at who comes, while it computes
 GATHER_S = 1e-3  # results that take less are gathered for so long, and given in one message
+SILENT_S = 2.0  # of a consumer that has results: then it is asked whether it is there
+UNREAD = 256  # results under way to one consumer
 
 
 class HeldPipeline:
@@ -69,7 +71,6 @@ class Worker:
         self.made: dict[str, MadeOf] = {}
         self.queue = FairQueue()
         self.links: dict[bytes, Link] = {}
-        self.unsent: deque[tuple[bytes, list[Any]]] = deque()
         self.ended = False
         self.looked = self.gathering = 0.0
         self.gathered: dict[bytes, dict[str, Any]] = {}  # by consumer: a message that still grows
@@ -85,8 +86,9 @@ class Worker:
                 self.hear()
             due_ms = self.queue.due_in(time.monotonic()) * 1000
             if due_ms or time.monotonic() - self.looked > LOOK_S:
-                self.attend(ceil(min(due_ms, 5 if self.unsent else IDLE_MS)))
+                self.attend(ceil(min(due_ms, IDLE_MS)))
                 self.hear()
+                self.look_after_links()
             if work := self.queue.next(time.monotonic()):
                 self.compute(work)
         self.handing.close()
@@ -121,9 +123,7 @@ class Worker:
                 self.leave(consumer.encode())
 
     def hear(self) -> None:
-        """Sends what had to wait, and takes in what consumers say."""
-        while self.unsent and send_to(self.router, *self.unsent[0]) != FULL:
-            self.unsent.popleft()
+        """Takes in what consumers say."""
         while frames := received(self.router):
             self.consumer_said(bytes(frames[0]), frames[1:])
 
@@ -166,6 +166,7 @@ class Worker:
                 self.handing.free(number)
                 if peer in self.links:
                     self.links[peer].arrived(number)
+                    self.weigh()
         elif message.kind == "forget":
             self.queue.forget(peer, message["ids"])
         elif message.kind == "give_back":
@@ -201,12 +202,27 @@ class Worker:
             pipeline.evaluator.pipeline.send(message["first"], arrays)
 
     def answer(self, peer: bytes, frames: list[Any]) -> str:
-        how = FULL if self.unsent else send_to(self.router, peer, frames)
-        if how == FULL:
-            self.unsent.append((peer, frames))
-        elif how == GONE:
+        """A consumer that is gone, or that reads none of thousands of answers, gets no more."""
+        how = send_to(self.router, peer, frames)
+        if how != SENT:
             self.leave(peer)
         return how
+
+    def weigh(self) -> None:
+        """How much is on its way to consumers, and who must take some of it before there is more:
+        one that stops reading takes no memory from the others."""
+        self.handing.beside = sum(link.under_way for link in self.links.values())
+        most = max(self.handing.most - self.handing.used, 0) / max(len(self.links), 1)
+        self.queue.held_up = {peer for peer, link in self.links.items() if link.count() and (
+            link.under_way + link.largest > most or link.count() >= UNREAD)}
+
+    def look_after_links(self) -> None:
+        """Lets those go that left without a word, with what was under way to them."""
+        now = time.monotonic()
+        for peer, link in list(self.links.items()):
+            if now - link.heard > SILENT_S:
+                link.heard = now
+                self.answer(peer, encode("who"))
 
     def leave(self, peer: bytes) -> None:
         """A consumer is gone: nobody wants what it asked for."""
@@ -214,6 +230,7 @@ class Worker:
         self.links.pop(peer, None)
         self.gathered.pop(peer, None)
         self.queue.leave(peer)
+        self.weigh()
 
     # ---- work
 
@@ -301,9 +318,12 @@ class Worker:
         if region:
             self.gather(work, said, places, region.number)
             return
-        arrays, frames = self.framed(work, evaluator, places, memory)
+        link = self.link(work.peer, evaluator)
+        # What lies beyond the end of the stream is zeros.
+        arrays, frames = framed(link, places, memory, "" if found.rows else "zstd")
         if self.answer(work.peer, encode("given", frames, arrays=arrays, **said)) == SENT:
-            self.link(work.peer, evaluator).sent(work.number, sum(f.nbytes for f in frames))
+            link.sent(work.number, sum(f.nbytes for f in frames))
+            self.weigh()
 
     def gather(self, work: QueuedWork, said: dict[str, Any], places: list[tuple[Any, ...]],
                region: int) -> None:
@@ -329,20 +349,21 @@ class Worker:
     def link(self, peer: bytes, evaluator: Evaluator) -> Link:
         return self.links.setdefault(peer, Link(evaluator.compress))
 
-    def framed(self, work: QueuedWork, evaluator: Evaluator, places: list[tuple[Any, ...]],
-               memory: Any) -> tuple[list[dict[str, Any]], list[Any]]:
-        link = self.link(work.peer, evaluator)
-        arrays: list[dict[str, Any]] = []
-        frames: list[Any] = []
-        whole = memoryview(memory)
-        for place in places:
-            name, offset, size = place[0], place[3], place[4]
-            data = whole[offset : offset + size]
-            codec = link.codec(name, data)
-            parts = in_parts(packed(data, codec))
-            arrays.append(_array(place, frame=len(frames), parts=len(parts), codec=codec))
-            frames += parts
-        return arrays, frames
+
+def framed(link: Link, places: list[tuple[Any, ...]], memory: Any,
+           fixed: str) -> tuple[list[dict[str, Any]], list[Any]]:
+    """A result as it travels to another machine, by this codec or by what pays on that line."""
+    arrays: list[dict[str, Any]] = []
+    frames: list[Any] = []
+    whole = memoryview(memory)
+    for place in places:
+        name, offset, size = place[0], place[3], place[4]
+        data = whole[offset : offset + size]
+        codec = fixed or link.codec(name, data)
+        parts = in_parts(packed(data, codec))
+        arrays.append(_array(place, frame=len(frames), parts=len(parts), codec=codec))
+        frames += parts
+    return arrays, frames
 
 
 def _array(place: tuple[Any, ...], **where: Any) -> dict[str, Any]:
@@ -361,8 +382,9 @@ def main(arguments: list[str]) -> None:
         if said is None or not channel.wait_for(60):
             return
     started = said[0]
-    if started.get("limit"):
-        resource.setrlimit(resource.RLIMIT_DATA, (started["limit"], started["limit"]))
+    if limit := started.get("limit"):
+        limit = machine.lower(limit, resource.getrlimit(resource.RLIMIT_DATA)[1])
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     worker = Worker(channel, Board(board), started)
     worker.heed(said[1:])
     worker.run()

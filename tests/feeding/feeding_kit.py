@@ -93,10 +93,11 @@ class PlainRing:
 
 
 class Proxy:
-    """TCP to whatever address a worker has. cut() closes what stands: bytes under way are lost."""
+    """TCP to whatever address a worker has. cut() closes what stands: bytes under way are lost.
+    rate: bytes/s that a connection passes; 0: all."""
 
-    def __init__(self):
-        self.to, self.connections, self._open = None, 0, []
+    def __init__(self, rate=0):
+        self.to, self.connections, self._open, self.rate = None, 0, [], rate
         self._listening = socket.create_server(("127.0.0.1", 0))
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -134,6 +135,8 @@ class Proxy:
         with a, b, suppress(OSError):
             while data := a.recv(1 << 16):
                 b.sendall(data)
+                if self.rate:
+                    time.sleep(len(data) / self.rate)
 
 
 class RunningAgent:

@@ -225,8 +225,10 @@ def test_what_is_not_measured_yet_gets_what_is_idle():
 def test_nobody_there_is_said():
     rank = [ConsumerRow("r", "p", 100.0)]
     assert "feed worker --connect" in assign([PipelineRow("p")], rank, []).pending["p"]
-    found = assign([PipelineRow("p")], rank, workers(2, 10.0, free=False))
-    assert "all workers rest" in found.pending["p"]
+    apart = replace(rank[0], avoids=frozenset({"a0"}))
+    other = replace(rank[0], consumer="other")
+    found = assign([PipelineRow("p")], [apart, other], workers(2, 100.0))
+    assert found.shares == {"a0": {"other": 1.0}, "a1": {"r": 1.0}}, "each has what it reaches"
 
 
 def test_noise_moves_nobody():
@@ -264,11 +266,12 @@ def situations(draw):
                  for n in names]
     rate = st.floats(10.0, 20_000.0)
     consumers = [ConsumerRow(f"r{k}", draw(st.sampled_from(names)), draw(st.none() | rate),
-                             draw(st.sampled_from("hij")))
+                             draw(st.sampled_from("hij")),
+                             draw(st.frozensets(st.sampled_from(["w0", "w1", "w2"]))))
                  for k in range(draw(st.integers(1, 6)))]
     rows = [WorkerRow(f"w{k}", draw(st.sampled_from("hij")),
                       rates={n: draw(rate) for n in names if draw(st.integers(0, 3))},
-                      prices={"cost": draw(st.floats(0.0, 2.0))}, free=draw(st.integers(0, 5)) > 0)
+                      prices={"cost": draw(st.floats(0.0, 2.0))})
             for k in range(draw(st.integers(0, 8)))]
     return pipelines, consumers, rows
 
@@ -279,10 +282,11 @@ def test_whatever_comes_nothing_is_overdrawn(now, earlier, turn):
     pipelines, consumers, rows = now
     before = assign(*earlier).shares
     found = assign(pipelines, consumers, rows, before, turn)
-    by_name, free = {p.name: p for p in pipelines}, {w.worker: w for w in rows if w.free}
+    by_name, free = {p.name: p for p in pipelines}, {w.worker: w for w in rows}
     of = {c.consumer: c.pipeline for c in consumers}
     for worker, given_to in found.shares.items():
         assert worker in free
+        assert not any(c.consumer in given_to for c in consumers if worker in c.avoids)
         assert sum(given_to.values()) <= 1 + 1e-4
         assert all(0 < share <= 1 for share in given_to.values())
     for p in pipelines:

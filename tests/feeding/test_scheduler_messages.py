@@ -120,7 +120,7 @@ def test_who_starves_with_enough_workers_gets_more():
     for k in range(40):
         one.rate(k / 2, {"taken": 500 * k, "busy_s": 0.4 * k, "waited_s": 0.1 * k, "queued": 0})
         one.adapt(k / 2, True)
-    assert 1250 * 1.1 < one.row().rate <= 1250 * 1.5
+    assert 1250 * 1.1 < one.row(0.0, []).rate <= 1250 * 1.5
     assert one.ranks() == "rank 3"
 
 

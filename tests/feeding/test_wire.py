@@ -49,6 +49,7 @@ EXAMPLES = {
                 "stream": B, "version": 1, "text": "0"},
     "rate": {"consumer": A, "taken": 3, "busy_s": 1.5, "waited_s": 0, "queued": 2},
     "lost": {"consumer": A, "worker": B, "why": "w"}, "done": {"consumer": A},
+    "reached": {"consumer": A, "worker": B},
     "workers": {"name": "images", "version": 3, "settings": PIPELINE["settings"],
                 "workers": [{**PROCESS, "share": 0.5}], "how": "turn"},
     "pending": {"why": "no worker is free"}, "failed": {"text": "no", "code": 65},

@@ -1,0 +1,140 @@
+"""Lines between machines: slow ones, such as do not stand, and consumers that take nothing."""
+
+from __future__ import annotations
+
+import socket
+import time
+
+import numpy as np
+import pytest
+
+from spmd import UsageError
+from spmd.feeding import asked_worker, consumer, sockets
+from spmd.feeding.client import Client
+from spmd.feeding.keys import made_for_a_run, pair
+from spmd.feeding.packing import PART, in_parts, of_parts
+from spmd.feeding.sockets import OTHER_KEY, REFUSED_KEY, Lines, received
+from spmd.feeding.wire import decode, encode, new_id
+from tests.feeding.feeding_kit import Proxy, running, x_of
+
+SIZE = 3 << 20
+NOISE = f"""
+import numpy as np
+import spmd.data as data
+
+@data.pipeline(source=data.range(100), epochs=1, shuffle=False, compress="none")
+def numbers(example):
+    return {{"x": np.random.default_rng(example).integers(0, 256, {SIZE}, np.uint8)}}
+"""
+
+
+@pytest.fixture
+def elsewhere(monkeypatch):
+    """Workers are on another host: what they make travels."""
+    monkeypatch.setattr(consumer, "host_name", lambda: "another host")
+
+
+def until(holds, seconds=8.0):
+    end = time.monotonic() + seconds
+    while not (found := holds()):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+    return found
+
+
+@pytest.mark.parametrize("size", [0, 1, PART, PART + 1, 5 * PART])
+def test_parts_become_what_was_cut(size):
+    data = np.random.default_rng(size).bytes(size)
+    parts = in_parts(data)
+    assert all(p.nbytes <= PART for p in parts) and bytes(of_parts(parts)) == data
+
+
+def test_a_large_result_takes_longer_than_the_silence_that_breaks_a_line(elsewhere, monkeypatch):
+    """Heartbeats pass between the parts of a result that is under way for twice their limit."""
+    monkeypatch.setattr(sockets, "HEARTBEAT_MS", 150)
+    monkeypatch.setattr(sockets, "SILENT_MS", 600)
+    with running(NOISE) as run, Proxy(rate=SIZE / 1.5) as proxy:
+        monkeypatch.setattr(consumer, "AskedWorker", proxy.reached(consumer.AskedWorker))
+        run.workers(1)
+        (ring,) = run.supply(x_of(1, np.uint8, SIZE), 1)
+        wanted = np.random.default_rng(0).integers(0, 256, SIZE, np.uint8)
+        assert np.array_equal(ring.next(20)["x"][0], wanted) and proxy.connections == 1
+
+
+def test_a_line_says_why_it_does_not_stand(monkeypatch):
+    monkeypatch.setattr(sockets, "REFUSED_S", 0.2)
+    keys, (public, secret), (other, _) = made_for_a_run(), pair(), pair()
+    allowed = set()
+    lines = Lines(keys, allowed.__contains__)
+    address = lines.router("tcp://127.0.0.1:*", secret, public).last_endpoint.decode()
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        closed = f"tcp://127.0.0.1:{gone.getsockname()[1]}"
+    found = {}
+    for why, where, key in (("nobody listens there", closed, public),
+                            (REFUSED_KEY, address, public), (OTHER_KEY, address, other)):
+        watch = found[why] = lines.watch(lines.dealer(where, key, new_id()))
+        until(lambda watch=watch, why=why: not watch.broke() and why in watch.why())
+        assert watch.away() > 0
+    allowed.add(keys.public)  # without starting anything anew
+    until(lambda: not found[REFUSED_KEY].broke() and found[REFUSED_KEY].stands)
+    with pytest.raises(UsageError, match="HOST:PORT"):
+        lines.dealer("tcp://no-such-host.invalid:5", public, new_id())
+    lines.close()
+
+
+def test_a_worker_without_a_line_is_named_and_others_are_asked(elsewhere, monkeypatch, capfd):
+    monkeypatch.setattr(asked_worker, "AWAY_S", 0.3)
+    monkeypatch.setattr(consumer, "TOGETHER_S", 0.1)
+    whole = consumer.AskedWorker
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        closed = f"tcp://127.0.0.1:{gone.getsockname()[1]}"
+    with running(NOISE.replace(str(SIZE), "8")) as run, Client(run.address, run.keys) as client:
+        first = run.workers(2).wait_for_workers(2)
+        behind = run.agents[0].agent.workers[0].worker
+        monkeypatch.setattr(consumer, "AskedWorker", lambda lines, assigned, here: whole(
+            lines, {**assigned, "address": closed} if assigned["worker"] == behind else assigned,
+            here))
+        (ring,) = run.supply(x_of(4, np.uint8, 8), 4)
+        batches = [ring.next()["x"] for _ in range(24)]
+        warning = until(lambda: [w for w in client.status()["warnings"] if "has no line" in w])
+        batches.append(ring.next()["x"])
+        assert ring.next() is None and len(np.concatenate(batches)) == 100
+        assert "to 1 worker of" in warning[0] and "nobody listens there" in warning[0]
+        said = until(lambda: capfd.readouterr().err)
+        assert f"no line to worker {behind} at {closed}" in said and "try: " in said
+        assert first == run.agents[0].pids()
+
+
+def test_who_takes_nothing_takes_no_memory_from_others():
+    """Results that lie unread fill no more than the worker's part; whoever reads goes on."""
+    with running(NOISE.replace("range(100)", "range(10**6)")) as run:
+        agent = run.workers(1, memory=128 << 20)
+        agent.wait_for_workers(1)
+        said = agent.agent.workers[0].said
+        run.supply(x_of(1, np.uint8, SIZE), 1)[0].next()  # the worker has the pipeline now
+        lines = Lines(run.keys)
+        field = {"name": "x", "dtype": "|u1", "shape": [SIZE]}
+
+        def ask(count):
+            line = lines.dealer(f"tcp://127.0.0.1:{said['port']}", said["key"], new_id())
+            numbers = [new_id() for _ in range(count)]
+            line.send_multipart(encode(
+                "take", consumer=new_id(), pipeline="numbers", version=1, newest_first=False,
+                fields=[field], work=[[n, i, 1, i, []] for i, n in enumerate(numbers)]))
+            return line, numbers
+
+        slow, asked = ask(64)  # 192 MiB
+        time.sleep(1.0)
+        other, _ = ask(1)
+        assert other.poll(8000) and decode(received(other)).kind == "given"
+        had = []
+        while slow.poll(400):
+            had.append(decode(received(slow))["id"])
+        assert 0 < len(had) * SIZE <= 128 << 20
+        slow.send_multipart(encode("free", ids=had))
+        while len(had) < len(asked):
+            assert slow.poll(8000)
+            had.append(decode(received(slow))["id"])
+            slow.send_multipart(encode("free", ids=had[-1:]))
+        assert had == asked
+        lines.close()

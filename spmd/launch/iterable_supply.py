@@ -18,7 +18,7 @@ import numpy as np
 from codegen import dtypes
 from codegen.errors import InputError, SpmdError, UsageError
 from codegen.places import is_user_file, place_at
-from spmd.engine.feed_rings import FedFeed, FeedField, FeedRing
+from spmd.engine.feed_rings import FedFeed, FeedField, FeedRing, are_idle
 from spmd.launch.processes import say
 
 MASK = "mask"  # the field that says which rows of a batch are there
@@ -29,7 +29,8 @@ WANTED_SECONDS = 0.01  # between two looks at whether a rank waits for a batch t
 class Supply(Protocol):
     """Whoever fills rings with batches, from `begin` until `finish`.
 
-    A ring of no rows hears of every batch too: `put(k, [])`, `end(k)`.
+    A ring of no rows hears of every batch too, `put(k, [])`, `end(k)`: where the program asks for
+    more, see are_idle.
     """
 
     def begin(self, feed: FedFeed, rings: list[FeedRing], start: int) -> None:
@@ -64,6 +65,8 @@ class IterableSupply:
             raise UsageError(f'the program sends values back to feed "{feed.name}"',
                              expected="a pipeline, whose workers take them", found="an iterable",
                              remedy="feed=pipeline; or leave out feed.send")
+        if are_idle(feed, rings):
+            return
         if self.thread is not None and self.thread.is_alive():
             raise InputError(f'feed "{feed.name}": the iterable still computes batch {self.next}',
                              expected="that it gives a batch, or ends", found="neither, since the "

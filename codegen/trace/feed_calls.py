@@ -74,8 +74,13 @@ class Stream:
             array = as_array(x)
             whole_batches.check_sent(self.name, name, array.extents, first.shape[0])
             given.append(array.read())
-            layouts.append(((first.layout or ((),))[0], *((),) * (array.ndim - 1)))
+            layouts.append((self._answered(), *((),) * (array.ndim - 1)))
         context.emit(Send(self.name, tuple(fields), tuple(layouts)), given)
+
+    def _answered(self) -> tuple[str, ...]:
+        """What splits the rows of answers: a rank has those of all rows of which it has any field."""
+        split = {(t.layout or ((),))[0] for _, t in self.declared.fields}
+        return split.pop() if len(split) == 1 else ()
 
     def __iter__(self) -> Iterator[Any]:
         raise TracedValueError(

@@ -132,7 +132,7 @@ def test_a_pipeline_and_processes_of_other_stages(images, mpirun, tmp_path):
     file.write_text("import numpy as np\nimport spmd.data as data\n"
                     "@data.pipeline(source=data.range(180), epochs=1, shuffle=False)\n"
                     "def numbers(example):\n    return {'x': np.full((1, 2), example)}\n")
-    for which, image in images.items():
+    for image in images.values():
         image.save(tmp_path / "stages.img")
         mpirun(3, "-m", "spmd", "run", tmp_path / "stages.img", "--feed", file, "--mesh",
                "stage=3,r=1", "-o", f"kept={tmp_path / 'kept.npy'}").expect(0)
@@ -141,3 +141,42 @@ def test_a_pipeline_and_processes_of_other_stages(images, mpirun, tmp_path):
         for b in numbers:
             kept = kept * 2 + b
         np.testing.assert_array_equal(np.load(tmp_path / "kept.npy"), kept)
+
+
+ANSWERS = '''
+import numpy as np
+import spmd
+
+@spmd.program(mesh=("r",))
+def answers():
+    feed = spmd.feed(x=spmd.spec((5,), np.float64),
+                     y=spmd.spec((5,), np.float64, layout=spmd.replicated))
+    total = spmd.asarray(0.0)
+    for b in feed:
+        feed.send(b.x * 2)
+        total = total + b.x[0]
+    return total
+'''
+
+ASKED = '''
+import sys
+from mpi4py import MPI
+import spmd
+
+sys.path.insert(0, sys.argv[2])
+from tests.programs.test_fed_images import Collecting
+from tests.spmd.test_fed_stages import np
+
+supply = Collecting([{"x": k + np.arange(5.0), "y": np.arange(5.0)} for k in range(3)])
+spmd.load(sys.argv[1]).run(comm=MPI.COMM_WORLD, feed=supply)
+assert [ring.rows for ring in supply.rings] == [(0, 5)]
+for k in range(3):
+    np.testing.assert_array_equal(supply.back[k]["values"], 2 * (k + np.arange(5.0)))
+'''
+
+
+def test_an_answer_has_all_rows_that_a_process_takes(mpirun, built, tmp_path):
+    """Each process has all rows of y, so it answers for all of them: also for those whose x it has
+    no part of."""
+    (tmp_path / "script.py").write_text(ASKED)
+    mpirun(2, tmp_path / "script.py", built(ANSWERS), Path(__file__).resolve().parents[2]).expect(0)

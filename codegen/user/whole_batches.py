@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from codegen import dtypes
+from codegen.casts import may_cast, range_text
 from codegen.errors import InputError, MissingError, ProgramError, ShapeError, UsageError
 from codegen.places import user_place
 from codegen.user.numbers import element_type
@@ -217,12 +218,12 @@ class Batches:
                              expected=", ".join(self.fields), found=", ".join(arrays),
                              remedy=f"give {unknown[0]} too" if unknown[0] in self.fields else
                              f"leave out {unknown[0]}, or declare it")
-        for name in wanted:  # only conversions that lose nothing, as of images
-            loses = "safe" if hasattr(given[name], "dtype") else "same_kind"
-            dtype = self.fields[name][1]
-            if not np.can_cast(arrays[name].dtype, dtype, loses):  # type: ignore[arg-type]
+        for name in wanted:
+            dtype = np.dtype(self.fields[name][1])
+            if not may_cast(arrays[name], dtype):
                 raise InputError(f'field "{name}" of feed "{self.feed}" has another dtype',
-                                 expected=str(dtype), found=str(arrays[name].dtype),
+                                 expected=str(dtype),
+                                 found=f"{arrays[name].dtype}{range_text(arrays[name])}",
                                  remedy=f"array.astype({str(dtype)!r})")
         rows = len(arrays[wanted[0]]) if arrays[wanted[0]].ndim else 0
         batch = next(iter(self.fields.values()))[0][0]

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from codegen import dtypes
+from codegen.casts import may_cast, range_text
 from codegen.errors import InputError, SpmdError, UsageError
 from codegen.places import is_user_file, place_at
 from codegen.user import whole_batches
@@ -258,18 +259,17 @@ def _rows(feed: FedFeed, given: Any) -> int | None:
 
 
 def _converted(where: str, field: FeedField, value: Any, rows: int | None) -> np.ndarray:
-    """An array of the declared dtype. Only conversions that lose nothing are made."""
+    """An array of the declared dtype, cast as workers cast what a pipeline gives."""
     try:
         array: np.ndarray = dtypes.as_numpy(value)
     except Exception as error:
         raise InputError(f"{where}: field {field.name} is no array: {error}",
                          expected=f"{field.dtype} {list(field.shape)}",
                          found=type(value).__name__) from None
-    # Lists and Python numbers have no dtype of their own: they adapt, as in NumPy.
-    casting: Any = "safe" if hasattr(value, "dtype") else "same_kind"
-    if not np.can_cast(array.dtype, field.dtype, casting):
+    if not may_cast(array, field.dtype):
         raise InputError(f"{where}: field {field.name} has dtype {array.dtype}, which does not fit "
-                         f"{field.dtype}", expected=str(field.dtype), found=str(array.dtype),
+                         f"{field.dtype}", expected=str(field.dtype),
+                         found=f"{array.dtype}{range_text(array)}",
                          remedy=f"array.astype({str(field.dtype)!r})")
     wanted = (rows if rows is not None and rows <= field.shape[0] else field.shape[0],
               *field.shape[1:])

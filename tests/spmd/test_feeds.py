@@ -189,8 +189,11 @@ X, Y = np.zeros((6, 5), np.float32), np.zeros(6, np.int64)
     (7, 2, ['feed "feed" is given something that has no batches', "found:    int"]),
     ([{"x": X, "y": Y}, {"x": X[:, :4], "y": Y}], 65,
      ['feed "feed", batch 1: field x has another shape', "(6, 5)", "(6, 4)"]),
-    ([{"x": X.astype(np.float64), "y": Y}], 65,
-     ['batch 0: field x has dtype float64, which does not fit float32', "array.astype('float32')"]),
+    ([{"x": X.astype(complex), "y": Y}], 65,
+     ['batch 0: field x has dtype complex128, which does not fit float32',
+      "array.astype('float32')"]),
+    ([{"x": X, "y": Y.astype(np.uint64) + np.uint64(2**63)}], 65,
+     ['batch 0: field y has dtype uint64, which does not fit int64', "from 9223372036854775808"]),
     ([{"x": X, "z": Y}], 65, ["batch 0 has a field 'z' that the feed does not declare"]),
     ([{"x": X}], 65, ["batch 0 has no field y", "expected: x, y, mask"]),
     ([[X, Y]], 65, ["batch 0 is no dict of arrays", "found:    list"]),
@@ -206,6 +209,7 @@ def test_what_does_not_fit_is_refused(sums, feed, code, words):
 def test_values_that_fit_are_converted(sums):
     given = batches(2)
     lists = [{"x": b["x"].astype(np.float16), "y": [int(n) for n in b["y"]]} for b in given]
+    lists[1] = {"x": lists[1]["x"].astype(np.float64), "y": given[1]["y"].astype(np.uint64)}
     wanted = [{"x": b["x"].astype(np.float32), "y": np.array(b["y"])} for b in lists]
     same(sums.run(ranks=3, feed=lists), expected(wanted))
 

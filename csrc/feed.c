@@ -151,7 +151,8 @@ static int rings_make(spmd_job *job, spmd_fed *fed)
                 ring->begin = rows[0];
                 ring->end = rows[1];
             }
-            ring->readers++;
+            ring->readers += !empty;
+            me->streams[fed->number].idle = empty;
             me->streams[fed->number].ring = ring;
         }
     for (int64_t k = 0; status == SPMD_OK && k < fed->rings; k++)
@@ -305,6 +306,7 @@ int spmd_job_feed_begin(spmd_job *job, int64_t feed, int64_t start)
         }
         atomic_store(&ring->jumped, 0);
         atomic_store(&ring->last, ENDLESS);
+        atomic_store(&ring->there, start);
         atomic_store(&ring->taken, start);
     }
     for (int64_t k = 0; k < job->count; k++) {
@@ -340,9 +342,18 @@ int spmd_ring_event(const spmd_ring *ring)
     return ring->event;
 }
 
+/* Ranks without rows take when they come to it, each for itself. */
 int64_t spmd_ring_taken(const spmd_ring *ring)
 {
-    return atomic_load_explicit(&ring->taken, memory_order_acquire);
+    const spmd_job *job = ring->job;
+    int64_t least = ENDLESS;
+    if (ring->begin < ring->end)
+        return atomic_load_explicit(&ring->taken, memory_order_acquire);
+    for (int64_t k = 0; k < job->count; k++) {
+        const spmd_reader *reader = &job->hosted[k].streams[ring->fed->number];
+        least = spmd_least(least, atomic_load_explicit(&reader->taken, memory_order_acquire));
+    }
+    return least;
 }
 
 /* Something was taken, or sent: whoever fills the ring looks. */
@@ -375,9 +386,23 @@ static bool rows_fit(const spmd_ring *ring, int64_t pieces, const int64_t *row)
     return true;
 }
 
+/* The stream has so many batches at least. */
+static void reach(spmd_ring *ring, int64_t count)
+{
+    say(ring, false, count);
+    raise_to(&ring->there, count);
+}
+
 int spmd_ring_put(spmd_ring *ring, int64_t k, int64_t pieces, const int64_t *row)
 {
     const spmd_fed *fed = ring->fed;
+    if (ring->begin == ring->end) {
+        if (pieces || k >= atomic_load(&ring->last))
+            return SPMD_RANGE;
+        reach(ring, k + 1);
+        readers_ring(ring);
+        return SPMD_OK;
+    }
     int64_t taken = spmd_ring_taken(ring), words = 2 + fed->fields;
     if (k < taken)
         return SPMD_OK;
@@ -398,7 +423,7 @@ int spmd_ring_put(spmd_ring *ring, int64_t k, int64_t pieces, const int64_t *row
         memcpy(batch->row, row, (size_t)(pieces * words) * sizeof *row);
     batch->pieces = pieces;
     atomic_store_explicit(&batch->readers, ring->readers, memory_order_relaxed);
-    say(ring, false, k + 1);
+    reach(ring, k + 1);
     atomic_store_explicit(&batch->number, k + 1, memory_order_release);
     readers_ring(ring);
     return SPMD_OK;
@@ -456,6 +481,13 @@ static void reader_waits(const spmd_hosted *me, int64_t feed, int64_t *waited, i
     }
 }
 
+/* A rank without rows hears of batches with those that hold some, and may wait until these have
+ * come so far: that says nothing of who makes the batches. */
+static bool is_beside(const spmd_hosted *me, int64_t feed)
+{
+    return me->streams[feed].idle && me->streams[feed].ring->readers > 0;
+}
+
 int spmd_ring_wants(const spmd_ring *ring, int64_t k)
 {
     const spmd_job *job = ring->job;
@@ -463,8 +495,10 @@ int spmd_ring_wants(const spmd_ring *ring, int64_t k)
     for (int64_t r = 0; r < job->count; r++) {
         const spmd_hosted *me = &job->hosted[r];
         const spmd_reader *reader = &me->streams[ring->fed->number];
-        if (reader->ring == ring && atomic_load(&me->starves) &&
-            atomic_load(&me->hungry) == ring->fed->number && atomic_load(&reader->taken) == k) {
+        if (reader->ring != ring || is_beside(me, ring->fed->number))
+            continue;
+        if (atomic_load(&me->starves) && atomic_load(&me->hungry) == ring->fed->number &&
+            atomic_load(&reader->taken) == k) {
             if (atomic_load(&reader->sent) < k)
                 return 2;
             wants = 1;
@@ -476,15 +510,20 @@ int spmd_ring_wants(const spmd_ring *ring, int64_t k)
 void spmd_ring_waits(const spmd_ring *ring, int64_t *waited, int64_t *passed)
 {
     const spmd_job *job = ring->job;
+    int64_t count = 0;
     *waited = *passed = 0;
     for (int64_t k = 0; k < job->count; k++) {
         int64_t w, p;
-        if (job->hosted[k].streams[ring->fed->number].ring != ring)
+        if (job->hosted[k].streams[ring->fed->number].ring != ring ||
+            is_beside(&job->hosted[k], ring->fed->number))
             continue;
         reader_waits(&job->hosted[k], ring->fed->number, &w, &p);
-        *waited += w / ring->readers;
-        *passed += p / ring->readers;
+        *waited += w;
+        *passed += p;
+        count++;
     }
+    *waited /= count;
+    *passed /= count;
 }
 
 void spmd_job_feed_waits(const spmd_job *job, int64_t feed, int64_t *waited, int64_t *passed)
@@ -492,8 +531,10 @@ void spmd_job_feed_waits(const spmd_job *job, int64_t feed, int64_t *waited, int
     *waited = *passed = 0;
     for (int64_t k = 0; fed_of(job, feed) && k < job->count; k++) {
         int64_t w, p;
+        if (is_beside(&job->hosted[k], feed))
+            continue;
         reader_waits(&job->hosted[k], feed, &w, &p);
-        if (w > *waited || k == 0) {
+        if (w > *waited || *passed == 0) {
             *waited = w;
             *passed = p;
         }
@@ -520,7 +561,7 @@ int64_t spmd_job_starves(const spmd_job *job, int64_t *rank, int64_t *feed, int6
     for (int64_t k = 0; job->feds && k < job->count; k++) {
         const spmd_hosted *me = &job->hosted[k];
         int64_t since = atomic_load(&me->starves);
-        if (!since || now - since <= longest)
+        if (!since || now - since <= longest || is_beside(me, atomic_load(&me->hungry)))
             continue;
         longest = now - since;
         *rank = job->first + k;

@@ -16,15 +16,17 @@ typedef struct spmd_batch {
     char *values;
 } spmd_batch;
 
-/* Batches that some hosted ranks take: those that hold the same rows. */
+/* Batches that some hosted ranks take: those that hold the same rows. A process of whose ranks none
+ * holds a row has one ring, of no rows, of which it hears how far the stream reaches. */
 struct spmd_ring {
     struct spmd_job *job;
     struct spmd_fed *fed;
     int64_t begin, end;     /* rows of a batch */
-    int64_t readers;        /* ranks */
+    int64_t readers;        /* ranks that hold them */
     spmd_batch *batch;      /* fed->depth of them: number k lies in k % depth */
     int event;              /* written when a batch was taken by all, or sent to by all */
     pthread_mutex_t lock;   /* of what is sent */
+    _Atomic int64_t there;  /* so many batches the stream has at least */
     _Alignas(SPMD_LINE) _Atomic int64_t taken; /* batches, by all readers */
     _Atomic int64_t jumped; /* readers that have left out what a checkpoint has taken */
     _Atomic int64_t last;   /* the stream has so many batches */
@@ -54,6 +56,7 @@ typedef struct spmd_reader {
     spmd_ring *ring;
     int64_t began;        /* batches that were taken before this run */
     _Atomic int64_t sent; /* batches to which values were sent */
+    bool idle;            /* it holds no row: it waits for no batch, and nobody for it */
     bool over;            /* it was told that there are no more */
     bool early;           /* some were taken in this run before its loop */
     _Atomic int64_t taken, waited, first, last; /* batches; nanoseconds; when it took */

@@ -150,6 +150,40 @@ static bool is_given(const spmd_rank *rank, const spmd_hosted *me, uint32_t feed
     return false;
 }
 
+/* Four times a round of the ring: the rank always comes to the next time, as a ring that was full
+ * has more batches than lie between two. */
+static void taken_tell(spmd_ring *ring, int64_t taken)
+{
+    int64_t depth = ring->fed->depth;
+    if (depth < 8 || taken % (depth / 4) == 0)
+        spmd_ring_tell(ring);
+}
+
+static int fails_behind_end(const spmd_rank *rank, const spmd_fed *fed, int64_t k)
+{
+    spmd_rank_fail(rank, 65,
+                   "feed '%s' has ended after %lld batches, and next() asks for another one; "
+                   "while feed.more(): asks first",
+                   fed->name, (long long)k);
+    return 0;
+}
+
+/* A rank that holds no rows goes on at once: behind the end of the stream, those that do hold some
+ * end the run. */
+static int idle_take(spmd_hosted *me, spmd_reader *reader, int64_t k)
+{
+    int64_t now = spmd_now();
+    if (!atomic_load_explicit(&reader->first, memory_order_relaxed))
+        atomic_store_explicit(&reader->first, now, memory_order_relaxed);
+    atomic_store_explicit(&reader->last, now, memory_order_relaxed);
+    atomic_store_explicit(&reader->taken, k + 1, memory_order_release);
+    if (reader->ring->readers == 0)
+        taken_tell(reader->ring, k + 1);
+    me->worker->advances++;
+    spmd_timeline_fed(me, 0, now, 0);
+    return 1;
+}
+
 int spmd_rank_take(spmd_rank *rank, uint32_t take)
 {
     spmd_hosted *me = rank->engine_data;
@@ -162,15 +196,13 @@ int spmd_rank_take(spmd_rank *rank, uint32_t take)
     const spmd_fed *fed = ring->fed;
     int64_t k = atomic_load_explicit(&reader->taken, memory_order_relaxed), bytes = 0;
 
-    if (!is_there(reader, k)) {
-        if (atomic_load_explicit(&ring->last, memory_order_acquire) > k)
-            return waits(me, feed);
-        spmd_rank_fail(rank, 65,
-                       "feed '%s' has ended after %lld batches, and next() asks for another one; "
-                       "while feed.more(): asks first",
-                       fed->name, (long long)k);
-        return 0;
-    }
+    bool there = is_there(reader, k);
+    if (!there && atomic_load_explicit(&ring->last, memory_order_acquire) <= k)
+        return fails_behind_end(rank, fed, k);
+    if (reader->idle)
+        return idle_take(me, reader, k);
+    if (!there)
+        return waits(me, feed);
     int64_t begin = spmd_now(), since = wait_over(me, reader, begin);
     spmd_batch *batch = &ring->batch[k % fed->depth];
     for (int64_t f = 0; f < fed->fields; f++)
@@ -182,10 +214,7 @@ int spmd_rank_take(spmd_rank *rank, uint32_t take)
     atomic_store_explicit(&reader->taken, k + 1, memory_order_release);
     if (atomic_fetch_sub_explicit(&batch->readers, 1, memory_order_acq_rel) == 1) {
         atomic_store_explicit(&ring->taken, k + 1, memory_order_release);
-        /* Four times a round of the ring: the rank always comes to the next time, as a ring that
-         * was full has more batches than lie between two. */
-        if (fed->depth < 8 || (k + 1) % (fed->depth / 4) == 0)
-            spmd_ring_tell(ring);
+        taken_tell(ring, k + 1);
     }
     spmd_timeline_fed(me, since, begin, bytes);
     return 1;
@@ -198,7 +227,7 @@ int spmd_rank_more(spmd_rank *rank, uint32_t feed, int64_t *more)
         return 0;
     spmd_reader *reader = &me->streams[feed];
     int64_t k = atomic_load_explicit(&reader->taken, memory_order_relaxed);
-    *more = is_there(reader, k);
+    *more = atomic_load_explicit(&reader->ring->there, memory_order_acquire) > k;
     if (!*more && atomic_load_explicit(&reader->ring->last, memory_order_acquire) > k)
         return waits(me, feed);
     reader->over = !*more;
@@ -245,6 +274,11 @@ int spmd_rank_send(spmd_rank *rank, uint32_t send)
         spmd_rank_fail(rank, 65, "feed '%s': send() needs a batch that next() has taken, and once "
                        "for each", ring->fed->name);
         return 0;
+    }
+    if (reader->idle) {
+        reader->sent = taken;
+        me->worker->advances++;
+        return 1;
     }
     spmd_batch *batch = &ring->batch[(taken - 1) % ring->fed->depth];
     pthread_mutex_lock(&ring->lock);
@@ -314,6 +348,10 @@ void spmd_readers_resume(spmd_hosted *me)
             continue;
         atomic_store(&reader->taken, fed->taken);
         reader->sent = fed->taken;
+        if (reader->idle) {
+            spmd_ring_tell(ring);
+            continue;
+        }
         if (atomic_fetch_add(&ring->jumped, 1) + 1 == ring->readers) {
             atomic_store(&ring->taken, fed->taken);
             spmd_ring_tell(ring);

@@ -10,9 +10,11 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import chain
 
-from codegen.ir import Module, Op, Region, Value
+from codegen.answers import unanswerable
+from codegen.errors import UnsupportedError
+from codegen.ir import Module, Op, Region, Value, walk
 from codegen.mesh import Mesh
-from codegen.ops import Branch, Loop, Point, ShardMap
+from codegen.ops import Branch, Loop, Point, Send, ShardMap
 from codegen.symbolic import expr
 from codegen.variance import Variance
 
@@ -46,9 +48,23 @@ class _Numbering:
 
     def loop(self, op: Op, what: Loop) -> Op:
         body = op.regions[-1]
+        for feed in {o.what.feed for o in walk(body) if isinstance(o.what, Send)}:
+            late, _ = unanswerable(feed, body)
+            if late is not None:
+                raise _of_an_earlier_turn(feed, late)
         counter = None if what.counter is None else expr.symbol(what.counter)
         given = tuple(Value(v.name, v.type) for v in body.args)
         point = Op(Point(self.count, counter), given, body.args, (), op.place)
         self.count += 1
         inner = Region(given, (point, *body.ops), body.results)
         return replace(op, regions=(*op.regions[:-1], inner))
+
+
+def _of_an_earlier_turn(feed: str, send: Op) -> UnsupportedError:
+    """Whoever goes on at the head of that turn has no batch to answer: it was taken before."""
+    return UnsupportedError(
+        f'feed "{feed}": a turn of a loop answers the batch of the turn before it, and a run that '
+        "is kept goes on between the two", place=send.place,
+        expected="feed.next() and the send that answers it in one turn, as checkpoints are kept "
+        "where a turn begins", found="feed.send before feed.next() of its turn",
+        remedy="send in the turn that takes the batch; or build without checkpoint")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
+from codegen.answers import unanswerable
 from codegen.errors import ProgramError, TracedValueError
 from codegen.ir import ArrayType, Feed, Module, Op, layout_text, walk
 from codegen.mesh import Layout
@@ -74,8 +75,13 @@ class Stream:
             array = as_array(x)
             whole_batches.check_sent(self.name, name, array.extents, first.shape[0])
             given.append(array.read())
-            layouts.append(((first.layout or ((),))[0], *((),) * (array.ndim - 1)))
+            layouts.append((self._answered(), *((),) * (array.ndim - 1)))
         context.emit(Send(self.name, tuple(fields), tuple(layouts)), given)
+
+    def _answered(self) -> tuple[str, ...]:
+        """What splits the rows of answers: a rank answers for all rows that it has of any field."""
+        split = {(t.layout or ((),))[0] for _, t in self.declared.fields}
+        return split.pop() if len(split) == 1 else ()
 
     def __iter__(self) -> Iterator[Any]:
         raise TracedValueError(
@@ -190,6 +196,14 @@ def check_feeds(module: Module) -> Module:
                 also=(("the other one:", first.place),) if first.place else (), expected=expected,
                 found=given, remedy="the same names, dtypes and shapes: those who make batches "
                 "read one kind of answer")
+    for name in sent:
+        wrong, _ = unanswerable(name, module.body)
+        if wrong is not None:
+            raise ProgramError(
+                f'feed "{name}": send has no batch that it could answer', place=wrong.place,
+                expected="a batch that feed.next() has taken before it, and one send for each",
+                found="none that is not answered yet",
+                remedy="b = feed.next(), then feed.send(…) with a row for each example of b")
     for f in module.feeds:
         if f.name not in taken:
             raise ProgramError(f'nothing is taken of feed "{f.name}"', place=f.place,

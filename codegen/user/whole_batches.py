@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import collections
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from codegen import dtypes
+from codegen.casts import may_cast, range_text
 from codegen.errors import InputError, MissingError, ProgramError, ShapeError, UsageError
 from codegen.places import user_place
 from codegen.user.numbers import element_type
@@ -115,6 +116,19 @@ def check_sent(feed: str, field: str, shape: Sequence[Any], batch: Any) -> None:
                          remedy="np.broadcast_to(value, (batch,)) sends the same to all")
 
 
+def unanswerable(feed: str) -> InputError:
+    return InputError(f'feed "{feed}": send() needs a batch that next() has taken, and once for '
+                      "each", place=user_place(), expected="feed.send behind each feed.next()",
+                      found="no batch since the last send", remedy="b = feed.next() before it")
+
+
+def untold(feed: str) -> UsageError:
+    return UsageError(f'the program sends values back to feed "{feed}"', place=user_place(),
+                      expected="a pipeline of data.environments, or a generator: values = yield "
+                      "{…}, a batch", found="batches whose maker is told nothing",
+                      remedy="leave out feed.send, or a generator in the place of a list")
+
+
 # ---- whole batches -------------------------------------------------------------------------------
 
 
@@ -136,25 +150,51 @@ def _batches(source: Any, fields: Mapping[str, tuple[Any, Any]]) -> Any:
 
 class Batches:
     """The batches that an iterable of dicts gives, by their numbers. fields: shape and NumPy's
-    dtype of each. sent: what was sent, by the number of the batch."""
+    dtype of each."""
 
     def __init__(self, feed: str, source: Any, fields: Mapping[str, tuple[Any, Any]]) -> None:
         self.feed, self.fields = feed, dict(fields)
         self.source: Iterator[Any] = iter(_batches(source, self.fields))
         self.made: list[dict[str, Array]] = []
-        self.sent: list[tuple[int, dict[str, Array]]] = []
         self.ended = False
+        self.answered = 0  # batches behind which values were sent
+        self._tells: Callable[..., Any] | None = (
+            None if isinstance(source, Generator) else getattr(source, "send", None))
+        self._reply: dict[str, Array] | None = None  # that a generator has not been told yet
 
     def more(self, number: int) -> bool:
         """Whether there is a batch of this number."""
         while len(self.made) <= number and not self.ended:
-            found = next(self.source, None)
+            found = self._next()
             batch = None if found is None else self._whole(found)
             if batch is None:
                 self.ended = True
             else:
                 self.made.append(batch)
         return len(self.made) > number
+
+    def _next(self) -> Any:
+        if self._reply is None:
+            return next(self.source, None)
+        reply, self._reply = self._reply, None
+        try:
+            return self.source.send(reply)  # type: ignore[attr-defined]
+        except StopIteration:
+            return None
+
+    def answer(self, taken: int, values: dict[str, Array]) -> None:
+        """What is sent behind the last of `taken` batches reaches who made it. Raises InputError
+        without such a batch, UsageError where nobody takes it."""
+        if taken == self.answered:
+            raise unanswerable(self.feed)
+        self.answered = taken
+        if callable(self._tells):
+            batch = next(iter(self.fields.values()))[0][0]
+            self._tells((taken - 1) * batch, values)
+        elif isinstance(self.source, Generator):
+            self._reply = values
+        else:
+            raise untold(self.feed)
 
     def take(self, number: int) -> dict[str, Array]:
         """The batch of this number. Raises InputError where the stream has ended."""
@@ -178,12 +218,12 @@ class Batches:
                              expected=", ".join(self.fields), found=", ".join(arrays),
                              remedy=f"give {unknown[0]} too" if unknown[0] in self.fields else
                              f"leave out {unknown[0]}, or declare it")
-        for name in wanted:  # only conversions that lose nothing, as of images
-            loses = "safe" if hasattr(given[name], "dtype") else "same_kind"
-            dtype = self.fields[name][1]
-            if not np.can_cast(arrays[name].dtype, dtype, loses):  # type: ignore[arg-type]
+        for name in wanted:
+            dtype = np.dtype(self.fields[name][1])
+            if not may_cast(arrays[name], dtype):
                 raise InputError(f'field "{name}" of feed "{self.feed}" has another dtype',
-                                 expected=str(dtype), found=str(arrays[name].dtype),
+                                 expected=str(dtype),
+                                 found=f"{arrays[name].dtype}{range_text(arrays[name])}",
                                  remedy=f"array.astype({str(dtype)!r})")
         rows = len(arrays[wanted[0]]) if arrays[wanted[0]].ndim else 0
         batch = next(iter(self.fields.values()))[0][0]

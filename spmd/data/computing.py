@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from codegen.casts import may_cast, range_text
 from codegen.errors import EnvironmentFault, InputError, Place, SpmdError
 
 MASK = "mask"  # the field that says which places have an example: who stacks knows, no pipeline
@@ -204,36 +205,11 @@ def fit(name: str, value: Any, shape: tuple[int, ...], dtype: np.dtype, whose: s
     if a.shape != shape:
         raise Misfit(f"field {name!r} has another shape than {whose}\n"
                      f"expected: {dtype} {shape}\nfound:    {a.dtype} {a.shape}")
-    if a.dtype != dtype and not _casts(a.dtype, dtype) and not _holds(dtype, a):
+    if not may_cast(a, dtype):
         raise Misfit(f"field {name!r} has another dtype than {whose}, to which it is not cast\n"
-                     f"expected: {dtype} {shape}\nfound:    {a.dtype} {a.shape}{_range(a)}\n"
+                     f"expected: {dtype} {shape}\nfound:    {a.dtype} {a.shape}{range_text(a)}\n"
                      f"try:      .astype(np.{dtype}), if that is what you mean")
     return a
-
-
-def _is_float(dtype: np.dtype) -> bool:
-    return dtype.kind == "f" or dtype.name.startswith(("float", "bfloat"))
-
-
-def _casts(given: np.dtype, to: np.dtype) -> bool:
-    """Whatever the values are: to more of the same, and any real number to a float of any size."""
-    if _is_float(to):
-        return given.kind in "biu" or _is_float(given)
-    if to.kind == "c":
-        return given.kind in "biuc" or _is_float(given)
-    return np.can_cast(given, to, "safe")
-
-
-def _holds(dtype: np.dtype, a: np.ndarray) -> bool:
-    """Are these integers that an integer dtype has?"""
-    if a.dtype.kind not in "iu" or dtype.kind not in "iu":
-        return False
-    limits = np.iinfo(dtype)
-    return not a.size or (int(a.min()) >= limits.min and int(a.max()) <= limits.max)
-
-
-def _range(a: np.ndarray) -> str:
-    return f", from {a.min()} to {a.max()}" if a.size and a.dtype.kind in "iuf" else ""
 
 
 # ---- what was raised, and where

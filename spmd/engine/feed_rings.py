@@ -37,13 +37,14 @@ class FeedField:
 
 class FedFeed:
     """A feed of an image, for one job: name, batch (rows of one), fields; sends: fields of what
-    ranks send back. copied: several processes hold the same rows, which must be equal in all."""
+    ranks send back. asked: the program asks whether there are more batches. copied: several
+    processes hold the same rows, which must be equal in all."""
 
     copied = False
 
     def __init__(self, number: int, name: str, fields: Sequence[FeedField],
-                 sends: Sequence[FeedField]) -> None:
-        self.number, self.name = number, name
+                 sends: Sequence[FeedField], asked: bool = True) -> None:
+        self.number, self.name, self.asked = number, name, asked
         self.fields, self.sends = tuple(fields), tuple(sends)
         self.batch = self.fields[0].shape[0]
 
@@ -51,6 +52,11 @@ class FedFeed:
     def row_bytes(self) -> int:
         return sum(f.dtype.itemsize * int(np.prod(f.shape[1:], dtype=np.int64))
                    for f in self.fields)
+
+
+def are_idle(feed: FedFeed, rings: Sequence[FeedRing]) -> bool:
+    """No rank of this process holds a row, and none asks how far the stream goes."""
+    return not feed.asked and all(ring.rows[0] == ring.rows[1] for ring in rings)
 
 
 class FeedRing:

@@ -133,6 +133,14 @@ class Asking:
                 heapq.heappush(self.waiting, AskedPiece(k, 0, 0, k * self.batch))
                 self.pieces[k] = 1
 
+    def pass_until(self, limit: int) -> None:
+        """Batches before `limit` need no answer: they have no rows here, and it is known where the
+        stream ends."""
+        last = self.batches()
+        self.waiting.clear()
+        for k in range(self.next, limit if last is None else min(limit, last)):
+            self.filled[k], self.pieces[k], self.opened = {}, 0, max(self.opened, k + 1)
+
     def _spanned(self, workers: int, depth: int, span: int) -> int:
         """How many batches are worth one piece."""
         if span < 2 or not self.example_s or self.segments != [(0, self.batch)]:

@@ -17,6 +17,7 @@ import weakref
 
 from codegen.errors import InputError, PeerError, Place, SpmdError, UsageError
 from spmd.data.computing import MASK, advice
+from spmd.engine.feed_rings import are_idle
 from spmd.feeding.asked_worker import AskedWorker, said_missed
 from spmd.feeding.asking import Asking, merged
 from spmd.feeding.client import Refused
@@ -65,7 +66,8 @@ class PipelineSupply:
         """Fills the rings from batch `start` on, in a thread, until finish()."""
         self._stop.clear()
         filling = Filling(self, feed, rings, start)
-        self._thread = threading.Thread(target=filling.run, name="feed-consumer", daemon=True)
+        run = filling.stand_by if are_idle(feed, rings) else filling.run
+        self._thread = threading.Thread(target=run, name="feed-consumer", daemon=True)
         self._thread.start()
 
     def finish(self) -> None:
@@ -91,6 +93,9 @@ class PipelineSupply:
     def has_finished(self) -> bool:
         return self._stop.is_set()
 
+    def has_finished_within(self, seconds: float) -> bool:
+        return self._stop.wait(seconds)
+
     def fileno(self) -> int:
         return self._wake
 
@@ -109,11 +114,12 @@ class Filling:
         self.masked = len(self.fields) < len(feed.fields)
         segments = merged([tuple(r.rows) for r in rings])
         self.rows = (segments[0][0], segments[-1][1]) if segments else (0, 0)
+        self.knows_end = False  # it has no rows, and nothing to ask any more
         self.asking = Asking(segments, feed.batch, start, masked=self.masked,
                              row_bytes=sum(bytes_of(f) for f in self.fields),
                              keeps_cut=bool(feed.sends))
         self.rings = FilledRings(feed, rings, self.asking, start)
-        self.acts = bool(feed.sends)
+        self.acts = bool(feed.sends and segments)
         self.homes: dict[int, str] = {}  # by first row: the worker with these environments
         self.failed: dict[int, SpmdError] = {}  # by batch: raised when a rank asks for it
         self.workers: dict[str, AskedWorker] = {}
@@ -151,6 +157,13 @@ class Filling:
                                        f"{type(error).__name__}: {error}"))
         finally:
             self.close()
+
+    def stand_by(self) -> None:
+        """No batch is for this process: only what it has started for the others is looked after."""
+        while not self.supply.has_finished_within(TICK_S):
+            if error := self.supply.what_ended():
+                self.rings.fail(error)
+                return
 
     def close(self) -> None:
         for one in self.workers.values():
@@ -320,11 +333,14 @@ class Filling:
     def ask(self) -> None:
         """Asks for what waits, of whoever has least before it."""
         asking, now = self.asking, time.monotonic()
-        if not self.workers:
+        if not self.workers and not self.knows_end:
             return
         taken, depth = self.rings.taken(), self.rings.depth
         limit = taken + depth if not self.acts else min(self.rings.sent + 1, taken + 1)
         limit = min([limit, *self.failed])
+        if not asking.segments and self.hears_of_no_end():
+            asking.pass_until(limit)
+            return
         alone = self.acts or self.gives_newest()
         asking.open_until(limit, len(self.workers), 1 if self.acts else depth,
                           1 if alone else depth // 4)
@@ -352,6 +368,16 @@ class Filling:
                 version=self.version, fields=self.fields, order=self.supply.order() or None,
                 share=self.workers[worker].share,
                 newest_first=self.settings.get("queue") == "lifo", work=items)
+
+    def hears_of_no_end(self) -> bool:
+        """Of a process without rows: it knows where the stream ends, or that it does not. Then it
+        has no more to do with workers, and takes no share of them."""
+        if not self.knows_end and (self.asking.end is not None or not self.settings.get("epochs")):
+            self.knows_end = True
+            for worker in list(self.workers):
+                self.lose(worker)
+            self.tell("done", consumer=self.consumer)
+        return self.knows_end
 
     def choose(self, loads: dict[str, int], now: float, count: int,
                home: str = "") -> AskedWorker | None:
@@ -443,7 +469,7 @@ class Filling:
 
     def rate(self) -> None:
         now = time.monotonic()
-        if now - self.rated < RATE_S:
+        if now - self.rated < RATE_S or self.knows_end:
             return
         self.rated = now
         self.say_why()

@@ -13,6 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from codegen.errors import UsageError
+from codegen.places import user_place
+from spmd.data.pipeline_files import load
+from spmd.data.pipelines import Pipeline
 from spmd.engine.feed_rings import FedFeed, FeedField
 from spmd.launch.feeds import LEAST, served
 from spmd.launch.processes import Processes
@@ -92,10 +96,28 @@ class EagerFeed:
 
     def __init__(self, name: str, given: str) -> None:
         self.name, self.given = name, given
+        self._acting: Pipeline | None = None  # of environments, which are here then
 
     def batches(self, batch: int, fields: Mapping[str, tuple[Any, Any]]
                 ) -> Iterator[dict[str, np.ndarray]]:
         """Whole batches. fields: shape of one example, and dtype."""
+        if "@" not in self.given and (pipeline := load(self.given)).acts:
+            pipeline.check_batch(batch)
+            self._acting = pipeline
+            return pipeline.batches(batch, fields)
+        return self._served(batch, fields)
+
+    def send(self, first: int, values: Mapping[str, np.ndarray]) -> None:
+        """Values behind a batch, for the environments at the positions first, first + 1, …"""
+        if self._acting is None:
+            raise UsageError(
+                f'the program sends values back to feed "{self.name}"', place=user_place(),
+                expected="in an eager run: the file of a pipeline of data.environments",
+                found=self.given, remedy="build it, and run the image with this feed")
+        self._acting.send(first, values)
+
+    def _served(self, batch: int, fields: Mapping[str, tuple[Any, Any]]
+                ) -> Iterator[dict[str, np.ndarray]]:
         feed = FedFeed(0, self.name, [FeedField(name, str(dtype), (batch, *shape))
                                       for name, (shape, dtype) in fields.items()], ())
         ring = WholeRing(feed)

@@ -137,11 +137,15 @@ class Feeds:
         self.close()
         self.job = job
         for number, row in enumerate(self.rows):
-            feed = described(number, row, job)
+            feed = described(number, row, job, self._asks(row["name"]))
             self.open.append(OpenFeed(feed, self._rings(job, feed)))
         held = self.processes.all_gather([[r.rows for r in one.rings] for one in self.open])
         for k, one in enumerate(self.open):
             one.feed.copied = is_copied([rows[k] for rows in held])
+
+    def _asks(self, feed: str) -> bool:
+        return any(row["kind"] == "more" and row["feed"] == feed
+                   for row in self.launch.manifest["operations"])
 
     def _rings(self, job: Job, feed: FedFeed) -> list[FeedRing]:
         depth = max(LEAST, min(MOST, AHEAD_BYTES // max(1, feed.batch * feed.row_bytes)))
@@ -354,7 +358,7 @@ def is_copied(held: list[list[tuple[int, int]]]) -> bool:
     return False
 
 
-def described(number: int, row: dict[str, Any], job: Job) -> FedFeed:
+def described(number: int, row: dict[str, Any], job: Job, asked: bool) -> FedFeed:
     """A feed as the manifest says it, for the sizes of this job. Raises UsageError."""
 
     def fields(rows: list[dict[str, Any]]) -> list[FeedField]:
@@ -366,5 +370,6 @@ def described(number: int, row: dict[str, Any], job: Job) -> FedFeed:
             raise UsageError(f'feed "{row["name"]}" is sent different values at different places',
                              expected=repr(sends[0]), found=repr(other),
                              remedy="send the same fields everywhere")
-    return FedFeed(number, row["name"], fields(row["fields"]), sends[0] if sends else [])
+    return FedFeed(number, row["name"], fields(row["fields"]), sends[0] if sends else [],
+                   asked)
 

@@ -10,15 +10,17 @@ from __future__ import annotations
 import os
 import select
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 import numpy as np
 
 from codegen import dtypes
+from codegen.casts import may_cast, range_text
 from codegen.errors import InputError, SpmdError, UsageError
 from codegen.places import is_user_file, place_at
-from spmd.engine.feed_rings import FedFeed, FeedField, FeedRing
+from codegen.user import whole_batches
+from spmd.engine.feed_rings import FedFeed, FeedField, FeedRing, are_idle
 from spmd.launch.processes import say
 
 MASK = "mask"  # the field that says which rows of a batch are there
@@ -29,7 +31,8 @@ WANTED_SECONDS = 0.01  # between two looks at whether a rank waits for a batch t
 class Supply(Protocol):
     """Whoever fills rings with batches, from `begin` until `finish`.
 
-    A ring of no rows hears of every batch too: `put(k, [])`, `end(k)`.
+    A ring of no rows hears of every batch too, `put(k, [])`, `end(k)`: where the program asks for
+    more, see are_idle.
     """
 
     def begin(self, feed: FedFeed, rings: list[FeedRing], start: int) -> None:
@@ -54,16 +57,15 @@ class IterableSupply:
         self.next = 0  # of the stream
         self.held: dict[int, dict[str, np.ndarray]] = {}  # whole batches that may not be taken yet
         self.ended: int | None = None
+        self.reply: dict[str, np.ndarray] | None = None  # that a generator has not been told yet
         self.thread: threading.Thread | None = None
         self.stops = False
         self.wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
     def begin(self, feed: FedFeed, rings: list[FeedRing], start: int) -> None:
         """Raises UsageError where batch `start` cannot be had any more."""
-        if feed.sends:
-            raise UsageError(f'the program sends values back to feed "{feed.name}"',
-                             expected="a pipeline, whose workers take them", found="an iterable",
-                             remedy="feed=pipeline; or leave out feed.send")
+        if are_idle(feed, rings):
+            return
         if self.thread is not None and self.thread.is_alive():
             raise InputError(f'feed "{feed.name}": the iterable still computes batch {self.next}',
                              expected="that it gives a batch, or ends", found="neither, since the "
@@ -71,6 +73,8 @@ class IterableSupply:
         if self.stream is None or (start < self.next and start not in self.held
                                    and self.ended != start):
             self._open(feed, start)
+        if feed.sends:
+            self._check_told(feed, rings, start)
         self.stops = False
         self.thread = threading.Thread(target=self._run, args=(feed, rings, start), daemon=True,
                                        name=f"feed {feed.name}")
@@ -90,7 +94,24 @@ class IterableSupply:
                 f'feed "{feed.name}": the iterable is beyond batch {start}',
                 expected="one that can begin again: a list, or a function that gives an iterator",
                 found=f"an iterator that has given {self.next} batches")
-        self.stream, self.next, self.held, self.ended = stream, 0, {}, None
+        self.stream, self.next, self.held, self.ended, self.reply = stream, 0, {}, None, None
+
+    def _check_told(self, feed: FedFeed, rings: list[FeedRing], start: int) -> None:
+        """What ranks send reaches the iterable, all of it. Raises UsageError."""
+        if not isinstance(self.stream, Generator):
+            raise whole_batches.untold(feed.name)
+        rows = {row for ring in rings for row in range(*ring.rows)}
+        if len(rows) < feed.batch:
+            raise UsageError(
+                f'feed "{feed.name}": a generator is told what ranks of other processes send',
+                expected=f"all {feed.batch} rows of an answer in each process",
+                found=f"{len(rows)} rows", remedy="one process, run --ranks N; fields with "
+                "layout=spmd.replicated; or a pipeline of data.environments")
+        if start > self.next:
+            raise UsageError(
+                f'feed "{feed.name}": a generator cannot go on at batch {start}',
+                expected="what it was told behind the batches before", found="a run that goes on "
+                "from a checkpoint", remedy="a pipeline of data.environments, which begins anew")
 
     def finish(self) -> None:
         """Waits a moment for the thread; one that is inside the iterable then stays there."""
@@ -105,6 +126,8 @@ class IterableSupply:
         k = start
         try:
             while self._has_room(rings, k):
+                if feed.sends and k > start and k not in self.held:
+                    self._hear(feed, rings, k - 1)
                 batch = self._batch(feed, k, rings[0].depth)
                 if self.stops:
                     return
@@ -122,16 +145,35 @@ class IterableSupply:
 
     def _has_room(self, rings: list[FeedRing], k: int) -> bool:
         """Waits until batch k has room in all of them. False: nobody wants more."""
+        while not self.stops and any(k >= ring.taken + ring.depth for ring in rings):
+            self._wait(rings)
+        return not self.stops
+
+    def _wait(self, rings: list[FeedRing], seconds: float | None = None) -> None:
+        """Until something was taken or sent, or the run ends."""
         poll = select.poll()
         for fd in (self.wake, *(ring.fileno() for ring in rings)):
             poll.register(fd, select.POLLIN)
-        while not self.stops and any(k >= ring.taken + ring.depth for ring in rings):
-            for fd, _ in poll.poll():
-                try:
-                    os.eventfd_read(fd)
-                except BlockingIOError:
-                    pass
-        return not self.stops
+        for fd, _ in poll.poll(None if seconds is None else 1000 * seconds):
+            try:
+                os.eventfd_read(fd)
+            except BlockingIOError:
+                pass
+
+    def _hear(self, feed: FedFeed, rings: list[FeedRing], k: int) -> None:
+        """Waits for what ranks send behind batch k, until one asks for the next batch without."""
+        while True:
+            over = self.stops  # what came before is not lost: the next run goes on with it
+            parts = [(ring.rows, ring.sent(k)) for ring in rings]
+            if all(part is not None for _, part in parts):
+                self.reply = {f.name: np.empty(f.shape, f.dtype) for f in feed.sends}
+                for name, whole in self.reply.items():
+                    for (begin, end), part in parts:
+                        whole[begin:end] = part[name]  # type: ignore[index]
+                return
+            if over or any(ring.owes(k + 1) for ring in rings):
+                return
+            self._wait(rings, WANTED_SECONDS)
 
     def _fail(self, rings: list[FeedRing], k: int, error: BaseException) -> None:
         """Ends the run, once a rank asks for the batch that could not be had."""
@@ -160,7 +202,8 @@ class IterableSupply:
         """What the iterable gives; `ended` is set where that is no batch."""
         assert self.stream is not None
         try:
-            found = next(self.stream)
+            reply, self.reply = self.reply, None
+            found = next(self.stream) if reply is None else self.stream.send(reply)  # type: ignore
         except StopIteration:
             self.ended = self.next
             return None
@@ -216,18 +259,17 @@ def _rows(feed: FedFeed, given: Any) -> int | None:
 
 
 def _converted(where: str, field: FeedField, value: Any, rows: int | None) -> np.ndarray:
-    """An array of the declared dtype. Only conversions that lose nothing are made."""
+    """An array of the declared dtype, cast as workers cast what a pipeline gives."""
     try:
         array: np.ndarray = dtypes.as_numpy(value)
     except Exception as error:
         raise InputError(f"{where}: field {field.name} is no array: {error}",
                          expected=f"{field.dtype} {list(field.shape)}",
                          found=type(value).__name__) from None
-    # Lists and Python numbers have no dtype of their own: they adapt, as in NumPy.
-    casting: Any = "safe" if hasattr(value, "dtype") else "same_kind"
-    if not np.can_cast(array.dtype, field.dtype, casting):
+    if not may_cast(array, field.dtype):
         raise InputError(f"{where}: field {field.name} has dtype {array.dtype}, which does not fit "
-                         f"{field.dtype}", expected=str(field.dtype), found=str(array.dtype),
+                         f"{field.dtype}", expected=str(field.dtype),
+                         found=f"{array.dtype}{range_text(array)}",
                          remedy=f"array.astype({str(field.dtype)!r})")
     wanted = (rows if rows is not None and rows <= field.shape[0] else field.shape[0],
               *field.shape[1:])

@@ -72,8 +72,19 @@ def two_feeds(batch: int = 7):
     return w, tested, k
 
 
+class Told(list):
+    """Batches whose maker keeps what is sent: by its number, behind the batch of 7 rows."""
+
+    def __init__(self, batches):
+        super().__init__(batches)
+        self.back = []
+
+    def send(self, first, values):
+        self.back.append((first // 7, values))
+
+
 def given():
-    return {"train": batches(12), "tests": batches(3, seed=2)}
+    return {"train": batches(12), "tests": Told(batches(3, seed=2))}
 
 
 # ---- what the oracles say ------------------------------------------------------------------------
@@ -83,7 +94,12 @@ def test_graph_program_and_eager_run_agree_on_every_mesh():
     graph, sent = two_feeds.capture(), []
     whole = interpret.run(graph, MESHES[0], feeds=given(), sent=sent)
     program = lower(graph).program
-    eager = two_feeds.eager(feed=given())
+    told = given()
+    eager = two_feeds.eager(feed=told)
+    for (number, values), (_, same, arrays) in zip(told["tests"].back, sent, strict=True):
+        assert number == same
+        for name, array in arrays.items():
+            np.testing.assert_allclose(values[name], array, rtol=1e-12)
     for k, array in enumerate(eager):
         np.testing.assert_allclose(whole[str(k)], array, rtol=1e-12)
     assert [feed for feed, *_ in sent] == ["tests"] * 2
@@ -245,6 +261,30 @@ def sent_without_anything(feed):
     feed.send()  # here
 
 
+def sent_before_a_batch(feed):
+    feed.send(spmd.zeros(4))  # here
+    return feed.next().x
+
+
+def sent_twice_behind_a_batch(feed):
+    total = feed.next().x
+    if np.sum(total) > 1:
+        feed.send(total)
+    else:
+        feed.send(total * 2)
+    feed.send(total)  # here
+    return total
+
+
+def sent_twice_in_a_turn(feed):
+    total = feed.next().x
+    for _ in spmd.range(3):
+        total = total + feed.next().x
+        feed.send(total)
+        feed.send(total)  # here
+    return total
+
+
 def sent_in_two_ways(feed):
     x = feed.next().x
     feed.send(x)
@@ -322,6 +362,9 @@ REFUSED = {
     a_field_that_is_not_declared: (MissingError, "spmd.feed(z=spmd.spec(shape, dtype))"),
     sent_in_another_shape: (ShapeError, "a row for each example: (4, …)"),
     sent_without_anything: (UsageError, "feed.send(a=x, b=y)"),
+    sent_before_a_batch: (ProgramError, "send has no batch that it could answer"),
+    sent_twice_behind_a_batch: (ProgramError, "one send for each"),
+    sent_twice_in_a_turn: (ProgramError, "b = feed.next(), then feed.send(…)"),
     sent_in_two_ways: (ProgramError, "is sent different values"),
     next_in_a_shard_map: (ProgramError, "b = feed.next() before it"),
     more_in_a_shard_map: (ProgramError, "call feed.more outside of it"),
@@ -343,6 +386,31 @@ def test_what_is_refused(f):
         Program(program, mesh=("x",)).capture()
     assert caught.value.place is not None
     assert "# here" in caught.value.place.source_line()
+
+
+def test_answers_that_may_have_a_batch():
+    """The answer to a batch of the turn before, in a branch, and behind a loop."""
+    @spmd.program(mesh=("x",))
+    def late():
+        feed, last = spmd.feed(x=spmd.spec((4,), np.float64)), spmd.asarray(np.zeros(4))
+        for k in spmd.range(3):
+            if k > 0:
+                feed.send(last)
+            last = feed.next().x + k
+        feed.send(last)
+        return last
+
+    stream, told = [{"x": np.full(4, k)} for k in range(3)], []
+
+    def gives():
+        for b in stream:
+            told.append((yield b))
+
+    with pytest.raises(UnsupportedError, match="answers the batch of the turn before"):
+        with_points(late.capture())
+    expected = late.eager(feed=gives)
+    assert [t["values"][0] for t in told[:2]] == [0, 2] and late.capture().feeds
+    np.testing.assert_array_equal(expected, np.full(4, 4))
 
 
 def test_a_feed_of_which_nothing_is_taken():

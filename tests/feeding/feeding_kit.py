@@ -22,7 +22,7 @@ from spmd.feeding.keys import made_for_a_run
 from spmd.feeding.serving import Served
 
 Field = namedtuple("Field", "name shape dtype")
-Feed = namedtuple("Feed", "name batch fields sends copied", defaults=((), False))
+Feed = namedtuple("Feed", "name batch fields sends copied asked", defaults=((), False, True))
 
 
 class PlainRing:
@@ -71,6 +71,19 @@ class PlainRing:
 
     def waits(self):
         return 0.0, 0.1
+
+    def heard(self, seconds=8.0):
+        """Of a ring of no rows: whether there is a next batch, which is taken."""
+        with self._change:
+            k = self.taken
+            assert self._change.wait_for(
+                lambda: self._error or k in self._batches or self._ended == k, seconds)
+            assert not self._error, self._error
+            found = self._batches.pop(k, None)
+            assert found in (None, [])
+            self.taken += found is not None
+        os.eventfd_write(self._event, 1)
+        return found is not None
 
     def next(self, seconds=8.0):
         """The next batch, None at the end; raises what fail() was given."""
@@ -181,12 +194,13 @@ class Run:
         self.agents.append(RunningAgent(self.address, self.keys, n, **more))
         return self.agents[-1]
 
-    def supply(self, fields, batch, rows=None, start=0, depth=2, name="numbers", sends=()):
+    def supply(self, fields, batch, rows=None, start=0, depth=2, name="numbers", sends=(),
+               asked=True):
         rings = [PlainRing(r, depth) for r in (rows or [(0, batch)])]
         for ring in rings:
             ring.taken = start
         supply = PipelineSupply(name, self.address, self.keys, run="test")
-        supply.begin(Feed("feed", batch, fields, sends), rings, start)
+        supply.begin(Feed("feed", batch, fields, sends, False, asked), rings, start)
         self.supplies.append(supply)
         return rings
 

@@ -24,7 +24,7 @@ from spmd.feeding.keys import make_folder, read_folder
 from tests.conftest import ROOT
 
 Field = namedtuple("Field", "name shape dtype")
-Feed = namedtuple("Feed", "name batch fields sends copied", defaults=((), False))
+Feed = namedtuple("Feed", "name batch fields sends copied asked", defaults=((), False, True))
 
 PIPELINE = """
 import time

@@ -14,6 +14,7 @@ import pytest
 import spmd
 import spmd.data as data
 from spmd.data.pipeline_files import load_text
+from spmd.launch.eager_feeds import EagerFeed
 from tests.conftest import Launch
 from tests.feeding.served_kit import command_of, until
 from tests.feeding.test_workers import ACTING
@@ -79,6 +80,46 @@ def test_environments_are_as_many_as_places(image):
     play.check_batch(3)
     with pytest.raises(spmd.UsageError, match=r"a batch of 3, or data.environments\(…, 16\)"):
         spmd.load(image).run(feed=play)
+
+
+CARTS = '''
+import numpy as np
+import spmd.data as data
+
+class Cart:
+    def reset(self, seed=None):
+        self.x, self.turns = (seed or 7) % 10, 0
+        return np.array([self.x, 0.0]), {}
+
+    def step(self, action):
+        self.x, self.turns = self.x + action["push"] * action["far"], self.turns + 1
+        return np.array([self.x, self.turns]), 1.5, self.turns == 4, False, {}
+
+@data.pipeline(source=data.environments(Cart, 5))
+def carts(seen):
+    return {"at": seen.obs, "done": seen.done}
+'''
+
+
+def test_environments_act_alike_in_an_eager_run(tmp_path):
+    """With a pipeline, and with the file of one, as on the command line."""
+    @spmd.program(mesh=("r",))
+    def play(turns: int = 8):
+        feed = spmd.feed(at=spmd.spec((5, 2), np.float64), done=spmd.spec((5,), np.bool_))
+        seen = spmd.zeros((turns, 5))
+        for k in spmd.range(turns):
+            b = feed.next()
+            seen[k] = np.sum(b.at, axis=1) + 100 * b.done
+            feed.send(push=np.where(b.at[:, 0] > 5, -1, 1), far=b.at[:, 1] + 1)
+        return seen
+
+    (carts,) = load_text(CARTS, "carts.py").values()
+    expected = play.eager(feed=carts)
+    assert (expected >= 100).sum() == 5
+    np.testing.assert_array_equal(play.eager(feed=carts), expected)  # once more, from the begin
+    (file := tmp_path / "carts_of_a_feed.py").write_text(CARTS)
+    np.testing.assert_array_equal(play.eager(feed=EagerFeed("feed", str(file))), expected)
+    np.testing.assert_array_equal(spmd.build(play).run(ranks=2, feed=str(file)), expected)
 
 
 def processes(launch, module):

@@ -50,6 +50,20 @@ def test_batches_do_not_depend_on_workers_or_rows():
     assert np.array_equal(*found)
 
 
+@pytest.mark.parametrize(("asked", "epochs", "batches"), [(False, 1, 0), (True, 1, 50),
+                                                          (True, None, 60)])
+def test_a_process_without_rows_asks_for_no_example(asked, epochs, batches):
+    """Where the program asks for more, it hears how far the stream goes, and is done."""
+    with running(numbers("assert False", epochs=epochs)) as run:
+        run.workers(1).wait_for_workers(1)
+        (ring,) = run.supply(x_of(20), 20, rows=[(0, 0)], asked=asked)
+        for _ in range(batches):
+            assert ring.heard()
+        assert batches in (0, 60) or not ring.heard()
+        time.sleep(0.1)
+        assert run.served.scheduler.consumers == {}
+
+
 def test_kill_9_in_the_middle_loses_nothing_and_repeats_nothing():
     with running(numbers("time.sleep(0.002)\nreturn {'x': example}", epochs=1)) as run:
         mine = run.workers(3)

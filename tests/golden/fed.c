@@ -23,11 +23,12 @@ enum {
     B_w_2 = 3,
     B_more = 4,
     B_error = 5,
-    B_reduce = 6,
-    B_reduce_2 = 7,
-    B_x_2 = 8,
-    B_mask_2 = 9,
-    B_w_3 = 10,
+    B_error_2 = 6,
+    B_reduce = 7,
+    B_reduce_2 = 8,
+    B_x_2 = 9,
+    B_mask_2 = 10,
+    B_w_3 = 11,
 };
 /* loop counters */
 enum {
@@ -41,8 +42,8 @@ enum {
 enum {
     X_x__offset_0,
     X_x__extent_0,
-    X_6_div_n_x,
     X_6_mod_n_x,
+    X_6_div_n_x,
     X_give_0_begin,
     X_give_0_end,
 };
@@ -86,16 +87,24 @@ static void phase_1(float *restrict w_2)
  */
 __attribute__((noinline))
 static void phase_2(const float *restrict x_, const float *restrict w_2, float *restrict error,
-    float *restrict reduce, const int64_t extent)
+    const int64_t extent)
 {
     /* sample_programs.py:92: error = b.x @ w */
     for (int64_t j0 = 0; j0 < extent; j0++) {
-        float error_2 = 0.0f;
+        float error_3 = 0.0f;
         for (int64_t j1 = 0; j1 < 4; j1++) {
-            error_2 = error_2 + x_[4 * j0 + j1] * w_2[j1];
+            error_3 = error_3 + x_[4 * j0 + j1] * w_2[j1];
         }
-        error[j0] = error_2;
+        error[j0] = error_3;
     }
+}
+
+/* compute phase
+ *   extent = 6 // n_x + (i_x < 6 % n_x)
+ */
+__attribute__((noinline))
+static void phase_3(const float *restrict error, float *restrict reduce, const int64_t extent)
+{
     /* sample_programs.py:93: if np.sum(error) > 1 and feed.more() */
     double reduce_3_lanes[32];
     for (int64_t k = 0; k < 32; k++) reduce_3_lanes[k] = 0.0;
@@ -120,7 +129,7 @@ static void phase_2(const float *restrict x_, const float *restrict w_2, float *
 
 /* compute phase */
 __attribute__((noinline))
-static void phase_3(uint8_t *restrict more, const float *restrict reduce_2)
+static void phase_4(uint8_t *restrict more, const float *restrict reduce_2)
 {
     /* sample_programs.py:93: if np.sum(error) > 1 and feed.more() */
     more[0] = reduce_2[0] > 1.0f;
@@ -128,7 +137,7 @@ static void phase_3(uint8_t *restrict more, const float *restrict reduce_2)
 
 /* compute phase */
 __attribute__((noinline))
-static void phase_4(uint8_t *restrict more)
+static void phase_5(uint8_t *restrict more)
 {
     /* sample_programs.py:93: if np.sum(error) > 1 and feed.more() */
     more[0] = 0;
@@ -136,7 +145,7 @@ static void phase_4(uint8_t *restrict more)
 
 /* compute phase */
 __attribute__((noinline))
-static void phase_5(float *restrict w_2, const float *restrict w_)
+static void phase_6(float *restrict w_2, const float *restrict w_)
 {
     /* sample_programs.py:94: w = w + feed.next().x[0] */
     for (int64_t j0 = 0; j0 < 4; j0++) {
@@ -148,7 +157,7 @@ static void phase_5(float *restrict w_2, const float *restrict w_)
  *   extent = 6 // n_x + (i_x < 6 % n_x)
  */
 __attribute__((noinline))
-static void phase_6(float *restrict w_, const uint8_t *restrict mask, const float *restrict error,
+static void phase_7(float *restrict w_, const uint8_t *restrict mask, const float *restrict error,
     const float *restrict x_, const int64_t extent, const int64_t at0)
 {
     /* sample_programs.py:95: w = w - np.mean(np.where(b.mask, error, 0)[:, None] * b.x, axis=0) */
@@ -164,7 +173,7 @@ static void phase_6(float *restrict w_, const uint8_t *restrict mask, const floa
 
 /* compute phase */
 __attribute__((noinline))
-static void phase_7(float *restrict w_2, const float *restrict w_3)
+static void phase_8(float *restrict w_2, const float *restrict w_3)
 {
     /* sample_programs.py:95: w = w - np.mean(np.where(b.mask, error, 0)[:, None] * b.x, axis=0) */
     for (int64_t j0 = 0; j0 < 4; j0++) {
@@ -228,36 +237,66 @@ static void exchange_0(spmd_rank *r)
     r->stage = 0;
 }
 
-/* exchange 1, asked by the engine: what I fold from `member`, and into what
- * sample_programs.py:93: if np.sum(error) > 1 and feed.more()
+/* exchange 1, asked by the engine: what I copy from `member`, and into what
+ * sample_programs.py:96: feed.send(error)
  */
 static void pull_1(const spmd_rank *r, int64_t member, spmd_box *from, spmd_box *into)
 {
-    (void)member;
-    from->offset = r->buffer[B_reduce];
-    from->dims = 1;
-    from->extent[0] = 1;
+    const int64_t x_6_div_n_x = r->at_load[X_6_div_n_x];
+    const int64_t x_6_mod_n_x = r->at_load[X_6_mod_n_x];
+    from->offset = r->buffer[B_error];
+    from->dims = 2;
+    from->extent[0] = x_6_div_n_x + (member < x_6_mod_n_x);
     from->stride[0] = 4;
-    into->offset = r->buffer[B_reduce_2];
-    into->dims = 1;
-    into->extent[0] = 1;
+    from->extent[1] = 1;
+    from->stride[1] = 4;
+    into->offset = r->buffer[B_error_2] + 4 * spmd_begins(member, x_6_div_n_x, x_6_mod_n_x);
+    into->dims = 2;
+    into->extent[0] = from->extent[0];
     into->stride[0] = 4;
+    into->extent[1] = 1;
+    into->stride[1] = 4;
 }
 
-/* exchange 1, asked by the engine: what is for `member` to fold from me
- * sample_programs.py:93: if np.sum(error) > 1 and feed.more()
+/* exchange 1, asked by the engine: what is for `member` to copy from me
+ * sample_programs.py:96: feed.send(error)
  */
 static void send_1(const spmd_rank *r, int64_t member, spmd_box *from)
 {
+    const int64_t x_x__extent_0 = r->at_load[X_x__extent_0];
     (void)member;
-    from->offset = r->buffer[B_reduce];
-    from->dims = 1;
-    from->extent[0] = 1;
+    from->offset = r->buffer[B_error];
+    from->dims = 2;
+    from->extent[0] = x_x__extent_0;
     from->stride[0] = 4;
+    from->extent[1] = 1;
+    from->stride[1] = 4;
 }
 
-/* exchange 1, begun by step(): all_reduce over x
- * sample_programs.py:93: if np.sum(error) > 1 and feed.more()
+/* exchange 1, asked by the engine: what of mine may be written to `member`
+ * sample_programs.py:96: feed.send(error)
+ */
+static void give_1(const spmd_rank *r, int64_t member, spmd_box *from, spmd_box *into)
+{
+    const int64_t x_x__extent_0 = r->at_load[X_x__extent_0];
+    const int64_t x_x__offset_0 = r->at_load[X_x__offset_0];
+    (void)member;
+    from->offset = r->buffer[B_error];
+    from->dims = 2;
+    from->extent[0] = x_x__extent_0;
+    from->stride[0] = 4;
+    from->extent[1] = 1;
+    from->stride[1] = 4;
+    into->offset = r->buffer[B_error_2] + 4 * x_x__offset_0;
+    into->dims = 2;
+    into->extent[0] = from->extent[0];
+    into->stride[0] = 4;
+    into->extent[1] = 1;
+    into->stride[1] = 4;
+}
+
+/* exchange 1, begun by step(): all_gather over x
+ * sample_programs.py:96: feed.send(error)
  */
 static void exchange_1(spmd_rank *r)
 {
@@ -265,7 +304,7 @@ static void exchange_1(spmd_rank *r)
     const int64_t n_x = r->world->size[AXIS_x];
     spmd_exchange *const x = &r->exchange;
     x->site = 1;
-    x->kind = SPMD_REDUCE;
+    x->kind = SPMD_PULL;
     x->size = 4;
     x->members = n_x;
     x->position = i_x;
@@ -278,16 +317,72 @@ static void exchange_1(spmd_rank *r)
     x->wraps = 1;
     x->pull = pull_1;
     x->send = send_1;
+    x->give = give_1;
+    x->take = 0;
+    x->fold = 0;
+    r->stage = 0;
+}
+
+/* exchange 2, asked by the engine: what I fold from `member`, and into what
+ * sample_programs.py:93: if np.sum(error) > 1 and feed.more()
+ */
+static void pull_2(const spmd_rank *r, int64_t member, spmd_box *from, spmd_box *into)
+{
+    (void)member;
+    from->offset = r->buffer[B_reduce];
+    from->dims = 1;
+    from->extent[0] = 1;
+    from->stride[0] = 4;
+    into->offset = r->buffer[B_reduce_2];
+    into->dims = 1;
+    into->extent[0] = 1;
+    into->stride[0] = 4;
+}
+
+/* exchange 2, asked by the engine: what is for `member` to fold from me
+ * sample_programs.py:93: if np.sum(error) > 1 and feed.more()
+ */
+static void send_2(const spmd_rank *r, int64_t member, spmd_box *from)
+{
+    (void)member;
+    from->offset = r->buffer[B_reduce];
+    from->dims = 1;
+    from->extent[0] = 1;
+    from->stride[0] = 4;
+}
+
+/* exchange 2, begun by step(): all_reduce over x
+ * sample_programs.py:93: if np.sum(error) > 1 and feed.more()
+ */
+static void exchange_2(spmd_rank *r)
+{
+    const int64_t i_x = r->coord[AXIS_x];
+    const int64_t n_x = r->world->size[AXIS_x];
+    spmd_exchange *const x = &r->exchange;
+    x->site = 2;
+    x->kind = SPMD_REDUCE;
+    x->size = 4;
+    x->members = n_x;
+    x->position = i_x;
+    x->first = 0;
+    x->count[0] = n_x, x->count[1] = 1, x->count[2] = 1;
+    x->stride[0] = 1, x->stride[1] = 0, x->stride[2] = 0;
+    x->flow = SPMD_ALL;
+    x->differs = 0;
+    x->constant = 1;
+    x->wraps = 1;
+    x->pull = pull_2;
+    x->send = send_2;
     x->give = 0;
     x->take = 0;
     x->fold = fold_add_float32[r->engine->vectors];
     r->stage = 0;
 }
 
-/* exchange 2, asked by the engine: what I copy from `member`, and into what
+/* exchange 3, asked by the engine: what I copy from `member`, and into what
  * sample_programs.py:94: w = w + feed.next().x[0]
  */
-static void pull_2(const spmd_rank *r, int64_t member, spmd_box *from, spmd_box *into)
+static void pull_3(const spmd_rank *r, int64_t member, spmd_box *from, spmd_box *into)
 {
     const int64_t x_6_div_n_x = r->at_load[X_6_div_n_x];
     const int64_t x_6_mod_n_x = r->at_load[X_6_mod_n_x];
@@ -309,10 +404,10 @@ static void pull_2(const spmd_rank *r, int64_t member, spmd_box *from, spmd_box 
     into->stride[1] = 4;
 }
 
-/* exchange 2, asked by the engine: what is for `member` to copy from me
+/* exchange 3, asked by the engine: what is for `member` to copy from me
  * sample_programs.py:94: w = w + feed.next().x[0]
  */
-static void send_2(const spmd_rank *r, int64_t member, spmd_box *from)
+static void send_3(const spmd_rank *r, int64_t member, spmd_box *from)
 {
     const int64_t x_give_0_begin = r->at_load[X_give_0_begin];
     const int64_t x_give_0_end = r->at_load[X_give_0_end];
@@ -329,10 +424,10 @@ static void send_2(const spmd_rank *r, int64_t member, spmd_box *from)
     from->stride[1] = 4;
 }
 
-/* exchange 2, asked by the engine: what of mine may be written to `member`
+/* exchange 3, asked by the engine: what of mine may be written to `member`
  * sample_programs.py:94: w = w + feed.next().x[0]
  */
-static void give_2(const spmd_rank *r, int64_t member, spmd_box *from, spmd_box *into)
+static void give_3(const spmd_rank *r, int64_t member, spmd_box *from, spmd_box *into)
 {
     const int64_t x_give_0_begin = r->at_load[X_give_0_begin];
     const int64_t x_give_0_end = r->at_load[X_give_0_end];
@@ -357,15 +452,15 @@ static void give_2(const spmd_rank *r, int64_t member, spmd_box *from, spmd_box 
     into->stride[1] = 4;
 }
 
-/* exchange 2, begun by step(): redistribute over x
+/* exchange 3, begun by step(): redistribute over x
  * sample_programs.py:94: w = w + feed.next().x[0]
  */
-static void exchange_2(spmd_rank *r)
+static void exchange_3(spmd_rank *r)
 {
     const int64_t i_x = r->coord[AXIS_x];
     const int64_t n_x = r->world->size[AXIS_x];
     spmd_exchange *const x = &r->exchange;
-    x->site = 2;
+    x->site = 3;
     x->kind = SPMD_PULL;
     x->size = 4;
     x->members = n_x;
@@ -377,18 +472,18 @@ static void exchange_2(spmd_rank *r)
     x->differs = 1;
     x->constant = 1;
     x->wraps = 1;
-    x->pull = pull_2;
-    x->send = send_2;
-    x->give = give_2;
+    x->pull = pull_3;
+    x->send = send_3;
+    x->give = give_3;
     x->take = 0;
     x->fold = 0;
     r->stage = 0;
 }
 
-/* exchange 3, asked by the engine: what I fold from `member`, and into what
+/* exchange 4, asked by the engine: what I fold from `member`, and into what
  * sample_programs.py:95: w = w - np.mean(np.where(b.mask, error, 0)[:, None] * b.x, axis=0)
  */
-static void pull_3(const spmd_rank *r, int64_t member, spmd_box *from, spmd_box *into)
+static void pull_4(const spmd_rank *r, int64_t member, spmd_box *from, spmd_box *into)
 {
     (void)member;
     from->offset = r->buffer[B_w_];
@@ -401,10 +496,10 @@ static void pull_3(const spmd_rank *r, int64_t member, spmd_box *from, spmd_box 
     into->stride[0] = 4;
 }
 
-/* exchange 3, asked by the engine: what is for `member` to fold from me
+/* exchange 4, asked by the engine: what is for `member` to fold from me
  * sample_programs.py:95: w = w - np.mean(np.where(b.mask, error, 0)[:, None] * b.x, axis=0)
  */
-static void send_3(const spmd_rank *r, int64_t member, spmd_box *from)
+static void send_4(const spmd_rank *r, int64_t member, spmd_box *from)
 {
     (void)member;
     from->offset = r->buffer[B_w_];
@@ -413,15 +508,15 @@ static void send_3(const spmd_rank *r, int64_t member, spmd_box *from)
     from->stride[0] = 4;
 }
 
-/* exchange 3, begun by step(): all_reduce over x
+/* exchange 4, begun by step(): all_reduce over x
  * sample_programs.py:95: w = w - np.mean(np.where(b.mask, error, 0)[:, None] * b.x, axis=0)
  */
-static void exchange_3(spmd_rank *r)
+static void exchange_4(spmd_rank *r)
 {
     const int64_t i_x = r->coord[AXIS_x];
     const int64_t n_x = r->world->size[AXIS_x];
     spmd_exchange *const x = &r->exchange;
-    x->site = 3;
+    x->site = 4;
     x->kind = SPMD_REDUCE;
     x->size = 4;
     x->members = n_x;
@@ -433,8 +528,8 @@ static void exchange_3(spmd_rank *r)
     x->differs = 0;
     x->constant = 1;
     x->wraps = 1;
-    x->pull = pull_3;
-    x->send = send_3;
+    x->pull = pull_4;
+    x->send = send_4;
     x->give = 0;
     x->take = 0;
     x->fold = fold_add_float32[r->engine->vectors];
@@ -444,6 +539,7 @@ static void exchange_3(spmd_rank *r)
 /* the program of one rank */
 static int step(spmd_rank *r)
 {
+    const int64_t n_x = r->world->size[AXIS_x];
     const int64_t x_x__extent_0 = r->at_load[X_x__extent_0];
     const int64_t x_x__offset_0 = r->at_load[X_x__offset_0];
     switch (r->pc) {
@@ -485,28 +581,44 @@ static int step(spmd_rank *r)
             if (!r->engine->take(r, 1)) return SPMD_WAITS;
             /* sample_programs.py:92: error = b.x @ w */
             spmd_enter(r, 6);
-            phase_2(AT(r, B_x_), AT(r, B_w_2), AT(r, B_error), AT(r, B_reduce), x_x__extent_0);
-            /* sample_programs.py:93: if np.sum(error) > 1 and feed.more() */
+            phase_2(AT(r, B_x_), AT(r, B_w_2), AT(r, B_error), x_x__extent_0);
+            /* sample_programs.py:96: feed.send(error) */
             spmd_enter(r, 7);
-            exchange_1(r);
-            r->pc = 5;
-            /* fall through */
-        case 5:
-            if (!r->engine->exchange(r)) return SPMD_WAITS;
+            if (n_x == 1) {
+                spmd_box from, into;
+                pull_1(r, 0, &from, &into);
+                r->buffer[B_error_2] += from.offset - into.offset;
+            }
+            else {
+                exchange_1(r);
+                r->pc = 5;
+                /* fall through */
+            case 5:
+                if (!r->engine->exchange(r)) return SPMD_WAITS;
+            }
+            /* sample_programs.py:93: if np.sum(error) > 1 and feed.more() */
             spmd_enter(r, 8);
-            phase_3(AT(r, B_more), AT(r, B_reduce_2));
+            phase_3(AT(r, B_error), AT(r, B_reduce), x_x__extent_0);
+            spmd_enter(r, 9);
+            exchange_2(r);
+            r->pc = 6;
+            /* fall through */
+        case 6:
+            if (!r->engine->exchange(r)) return SPMD_WAITS;
+            spmd_enter(r, 10);
+            phase_4(AT(r, B_more), AT(r, B_reduce_2));
             /* branch on data: sample_programs.py:93: if np.sum(error) > 1 and feed.more() */
             if (!((uint8_t *)AT(r, B_more))[0]) {
-                spmd_enter(r, 9);
-                phase_4(AT(r, B_more));
+                spmd_enter(r, 11);
+                phase_5(AT(r, B_more));
             } else {
                 {
                     int64_t more;
                     /* feed "feed": sample_programs.py:93: if np.sum(error) > 1 and feed.more() */
-                    spmd_enter(r, 10);
-                    r->pc = 6;
+                    spmd_enter(r, 12);
+                    r->pc = 7;
                     /* fall through */
-                case 6:
+                case 7:
                     if (!r->engine->more(r, 0, &more)) return SPMD_WAITS;
                     *(uint8_t *)AT(r, B_more) = more != 0;
                 }
@@ -515,38 +627,38 @@ static int step(spmd_rank *r)
             if (!((uint8_t *)AT(r, B_more))[0]) {
             } else {
                 /* feed "feed": sample_programs.py:94: w = w + feed.next().x[0] */
-                spmd_enter(r, 11);
-                r->pc = 7;
-                /* fall through */
-            case 7:
-                if (!r->engine->take(r, 2)) return SPMD_WAITS;
-                spmd_enter(r, 12);
-                exchange_2(r);
+                spmd_enter(r, 13);
                 r->pc = 8;
                 /* fall through */
             case 8:
+                if (!r->engine->take(r, 2)) return SPMD_WAITS;
+                spmd_enter(r, 14);
+                exchange_3(r);
+                r->pc = 9;
+                /* fall through */
+            case 9:
                 if (!r->engine->exchange(r)) return SPMD_WAITS;
-                spmd_enter(r, 13);
-                phase_5(AT(r, B_w_2), AT(r, B_w_));
+                spmd_enter(r, 15);
+                phase_6(AT(r, B_w_2), AT(r, B_w_));
             }
             /* sample_programs.py:95: w = w - np.mean(np.where(b.mask, error, 0)[:, None] * b.x,
              * axis=0) */
-            spmd_enter(r, 14);
-            phase_6(AT(r, B_w_), AT(r, B_mask), AT(r, B_error), AT(r, B_x_), x_x__extent_0,
-                x_x__offset_0);
-            spmd_enter(r, 15);
-            exchange_3(r);
-            r->pc = 9;
-            /* fall through */
-        case 9:
-            if (!r->engine->exchange(r)) return SPMD_WAITS;
             spmd_enter(r, 16);
-            phase_7(AT(r, B_w_2), AT(r, B_w_3));
-            /* feed "feed": sample_programs.py:96: feed.send(error) */
+            phase_7(AT(r, B_w_), AT(r, B_mask), AT(r, B_error), AT(r, B_x_), x_x__extent_0,
+                x_x__offset_0);
             spmd_enter(r, 17);
+            exchange_4(r);
             r->pc = 10;
             /* fall through */
         case 10:
+            if (!r->engine->exchange(r)) return SPMD_WAITS;
+            spmd_enter(r, 18);
+            phase_8(AT(r, B_w_2), AT(r, B_w_3));
+            /* feed "feed": sample_programs.py:96: feed.send(error) */
+            spmd_enter(r, 19);
+            r->pc = 11;
+            /* fall through */
+        case 11:
             if (!r->engine->send(r, 0)) return SPMD_WAITS;
         }
     }
@@ -594,8 +706,8 @@ static void shard(const spmd_rank *r, uint32_t array, int64_t *offset, int64_t *
         extent[0] = 6;
         break;
     case 7: /* values */
-        offset[0] = x_x__offset_0;
-        extent[0] = x_x__extent_0;
+        offset[0] = 0;
+        extent[0] = 6;
         break;
     default:
         break;
@@ -609,8 +721,8 @@ static void load(spmd_rank *r)
     const int64_t n_x = r->world->size[AXIS_x];
     r->at_load[X_x__offset_0] = spmd_begin(i_x, 6, n_x);
     r->at_load[X_x__extent_0] = spmd_floordiv(6, n_x) + (i_x < spmd_mod(6, n_x));
-    r->at_load[X_6_div_n_x] = spmd_floordiv(6, n_x);
     r->at_load[X_6_mod_n_x] = spmd_mod(6, n_x);
+    r->at_load[X_6_div_n_x] = spmd_floordiv(6, n_x);
     r->at_load[X_give_0_begin] = spmd_max(0, spmd_begin(i_x, 6, n_x));
     r->at_load[X_give_0_end] = spmd_min(1, spmd_begin(i_x + 1, 6, n_x));
 }
@@ -625,6 +737,7 @@ static void reserve(const spmd_world *world, int64_t *bytes)
     bytes[B_w_2] = 16;
     bytes[B_more] = 1;
     bytes[B_error] = 4 * spmd_begin(1, 6, n_x);
+    bytes[B_error_2] = 24;
     bytes[B_reduce] = 4;
     bytes[B_reduce_2] = 4;
     bytes[B_x_2] = 16 * spmd_begin(1, 6, n_x);
@@ -633,7 +746,7 @@ static void reserve(const spmd_world *world, int64_t *bytes)
 }
 
 static const uint32_t array_buffer[] = {B_w_2, B_x_, B_mask, B_x_, B_mask, B_x_2, B_mask_2,
-    B_error};
+    B_error_2};
 static const uint32_t array_dims[] = {1, 2, 1, 2, 1, 2, 1, 1};
 static const uint32_t array_size[] = {4, 4, 1, 4, 1, 4, 1, 4};
 static const uint32_t take_feed[] = {0, 0, 0};
@@ -648,10 +761,10 @@ const spmd_image spmd_image_table = {
     .scalars = 0,
     .inputs = 0,
     .outputs = 1,
-    .buffers = 11,
+    .buffers = 12,
     .at_load = 6,
     .counters = 1,
-    .sites = 4,
+    .sites = 5,
     .feeds = 1,
     .takes = 3,
     .sends = 1,

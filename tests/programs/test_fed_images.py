@@ -12,7 +12,7 @@ import spmd
 from codegen.oracle import interpret
 from spmd.launch.iterable_supply import IterableSupply
 from tests.codegen.sample_programs import fed
-from tests.codegen.test_feeds import given, two_feeds
+from tests.codegen.test_feeds import Told, given, two_feeds
 
 # mypy: ignore-errors
 
@@ -75,7 +75,7 @@ def test_streams_that_end_in_the_middle_of_a_batch(images):
     """Of 6 rows, split unevenly: zeros and False where the last batch has none."""
     rng = np.random.default_rng(0)
     stream = [{"x": rng.normal(size=(rows, 4)).astype(np.float32)} for rows in (6, 6, 6, 6, 3)]
-    expected = fed.eager(feed=stream)
+    expected = fed.eager(feed=Told(stream))
     for ranks in (1, 2, 3, 7):
         found = images[fed].run(ranks=ranks, feed=Collecting(stream))
         np.testing.assert_allclose(found, expected, rtol=1e-5)

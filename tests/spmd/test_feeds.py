@@ -189,8 +189,11 @@ X, Y = np.zeros((6, 5), np.float32), np.zeros(6, np.int64)
     (7, 2, ['feed "feed" is given something that has no batches', "found:    int"]),
     ([{"x": X, "y": Y}, {"x": X[:, :4], "y": Y}], 65,
      ['feed "feed", batch 1: field x has another shape', "(6, 5)", "(6, 4)"]),
-    ([{"x": X.astype(np.float64), "y": Y}], 65,
-     ['batch 0: field x has dtype float64, which does not fit float32', "array.astype('float32')"]),
+    ([{"x": X.astype(complex), "y": Y}], 65,
+     ['batch 0: field x has dtype complex128, which does not fit float32',
+      "array.astype('float32')"]),
+    ([{"x": X, "y": Y.astype(np.uint64) + np.uint64(2**63)}], 65,
+     ['batch 0: field y has dtype uint64, which does not fit int64', "from 9223372036854775808"]),
     ([{"x": X, "z": Y}], 65, ["batch 0 has a field 'z' that the feed does not declare"]),
     ([{"x": X}], 65, ["batch 0 has no field y", "expected: x, y, mask"]),
     ([[X, Y]], 65, ["batch 0 is no dict of arrays", "found:    list"]),
@@ -206,6 +209,7 @@ def test_what_does_not_fit_is_refused(sums, feed, code, words):
 def test_values_that_fit_are_converted(sums):
     given = batches(2)
     lists = [{"x": b["x"].astype(np.float16), "y": [int(n) for n in b["y"]]} for b in given]
+    lists[1] = {"x": lists[1]["x"].astype(np.float64), "y": given[1]["y"].astype(np.uint64)}
     wanted = [{"x": b["x"].astype(np.float32), "y": np.array(b["y"])} for b in lists]
     same(sums.run(ranks=3, feed=lists), expected(wanted))
 
@@ -304,11 +308,49 @@ def test_the_next_batch_follows_from_what_was_sent(tmp_path, ranks):
     assert len(walkers.seen) == 30 * len(walkers.rings) == 30 * ranks
 
 
+@spmd.program(mesh=("r",))
+def steers(n: int = 5, turns: int = 9):
+    feed = spmd.feed(at=spmd.spec((n, 2), np.float64), done=spmd.spec((n,), np.bool_))
+    seen, k = spmd.zeros((turns, n)), spmd.asarray(0)
+    while k < turns and feed.more():
+        b = feed.next()
+        seen[k] = np.sum(b.at, axis=1) + b.done
+        if k != 4:
+            feed.send(push=np.where(b.at[:, 0] > 2, -1, 1), turn=np.full(n, k))
+        k = k + 1
+    return seen
+
+
+def carts(told=None):
+    """A generator is told what ranks send; None where they send nothing."""
+    at = np.arange(10.0).reshape(5, 2)
+    for turn in range(30):
+        back = yield {"at": at, "done": at[:, 1] > 5}
+        if told is not None:
+            told.append(back)
+        if back is not None:
+            assert list(back["turn"]) == [turn % 9] * 5 and back["push"].dtype == np.int64
+            at = at + back["push"][:, None]
+
+
+def test_a_generator_is_told_what_ranks_send():
+    image, eagerly = spmd.build(steers), []
+    expected = steers.eager(feed=carts(eagerly))
+    assert len(eagerly) == 8 and eagerly[4] is None
+    for ranks in (1, 3, 7):
+        told = []
+        np.testing.assert_array_equal(image.run(ranks=ranks, feed=lambda: carts(told)), expected)
+        assert len(told) >= 8 and told[4] is None
+    with image.open(ranks=3, feed=carts()) as job:  # what was sent last is told in the next run
+        np.testing.assert_array_equal(job(), expected)
+        assert (job() != expected).any()
+
+
 def test_an_iterable_takes_no_values(tmp_path):
     file = tmp_path / "walks.py"
     file.write_text(WALK)
     with pytest.raises(spmd.UsageError, match='the program sends values back to feed "feed"'):
-        spmd.build(file).run(ranks=1, feed=[])
+        spmd.build(file).run(ranks=1, feed=[{"x": np.zeros((5, 2), np.int64)}])
 
 
 # ---- eager runs ------------------------------------------------------------------------------

@@ -1,0 +1,167 @@
+"""Random programs with feeds: in loops, in branches and helpers, eager runs and images agree.
+
+Each draws feeds with layouts, statements that take, ask and send, and batches; what is sent back is
+compared too. `make random` searches on.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import random
+
+import numpy as np
+import pytest
+
+import spmd
+
+# mypy: ignore-errors
+
+SEEDS = range(int(os.environ.get("FED_SEEDS", "4")))
+MESHES = ({"r": 1, "c": 1}, {"r": 2, "c": 1}, {"r": 3, "c": 1}, {"r": 2, "c": 2}, {"r": 1, "c": 3})
+LAYOUTS = ("None", "spmd.replicated", '("r", None)', '(("r", "c"), None)', '("c", "r")',
+           '(None, "r")', '(None, ("c", "r"))')
+DTYPES = ("float64", "float32", "int32")
+HEAD = '''
+import numpy as np
+import spmd
+
+def of(x):
+    return np.sum(x, axis=0) + 0.5 * np.max(x)
+
+def taken(feed, w):
+    return w * 0.5 + of(feed.next().x)
+
+@spmd.program(mesh=("r", "c"))
+def program():
+'''
+
+
+def within(lines):
+    return ["    " + line for line in lines]
+
+
+class Drawn:
+    """The text of a program, its feeds, and how many batches each is given."""
+
+    def __init__(self, seed):
+        self.random = r = random.Random(seed)
+        self.count, self.feeds = 0, {}
+        for name in ("one", "two")[: r.choice((1, 1, 2))]:
+            layouts = {"x": r.choice(LAYOUTS), "y": r.choice(LAYOUTS[:4])}
+            self.feeds[name] = r.choice((1, 3, 5, 6)), r.choice(DTYPES), layouts
+        self.sends = {name: r.random() < 0.5 for name in self.feeds}
+        self.counts = {name: r.randrange(3, 20) for name in self.feeds}
+
+    def text(self):
+        lines = []
+        for name, (rows, dtype, layouts) in self.feeds.items():
+            lines.append(f"{name} = spmd.feed({name!r}, "
+                         f"x=spmd.spec(({rows}, 3), np.{dtype}, layout={layouts['x']}), "
+                         f"y=spmd.spec(({rows}, 2), np.float64, layout={layouts['y']}))")
+        lines += ['w = spmd.input("w", (3,), np.float64, default=lambda i: i + 1.0)',
+                  "seen, n = spmd.zeros(4), spmd.asarray(np.int64(0))"]
+        for name in self.feeds:
+            lines += self.take(name) + self.statement(2) + self.loop(2)
+        return HEAD + "".join(f"{line}\n" for line in within([*lines, "return w, seen, n"]))
+
+    def take(self, name=""):
+        """A batch, and perhaps an answer."""
+        r = self.random
+        name = name or r.choice([*self.feeds])
+        if not self.sends[name] and r.random() < 0.2:
+            return [f"w = taken({name}, w)", "n = n + 1"]
+        self.count += 1
+        b = f"b{self.count}"
+        lines = [f"{b} = {name}.next()", r.choice((
+            f"w = w * 0.5 + of({b}.x)", f"w = w * 0.25 + {b}.x[-1]", "w = w + 1",
+            f"w = np.tanh(w) + np.sum({b}.x * w, axis=0)", f"w = w * 0.5 + np.sum({b}.y)"))]
+        if self.sends[name]:
+            lines.append(f"{name}.send(a={b}.x[:, 0] * 2, b={b}.y + np.sum(w))")
+        if r.random() < 0.6:
+            lines.append(f"seen[n % 4] = seen[n % 4] * 0.5 + np.sum({b}.x)")
+        return [*lines, "n = n + 1"]
+
+    def statement(self, deep):
+        kinds = (self.take,) if not deep else (
+            self.take, self.loop, self.branch, self.unrolled)
+        kind = self.random.choice(kinds)
+        return kind() if kind == self.take else kind(deep)
+
+    def unrolled(self, deep):
+        return [f"for _ in range({self.random.randrange(1, 3)}):", *within(self.statement(deep - 1))]
+
+    def loop(self, deep):
+        r, name = self.random, self.random.choice([*self.feeds])
+        head = r.choice((f"for k in spmd.range({r.randrange(0, 4)}):", f"while {name}.more():",
+                         f"while {name}.more() and n < {r.randrange(2, 9)}:",
+                         f"for _ in {name}:", f"while n < {r.randrange(2, 7)}:"))
+        body = [] if head.startswith("for _") else self.take(name)
+        if not body:
+            answer = [f"{name}.send(a=_.x[:, 0] * 2, b=_.y + n)"] if self.sends[name] else []
+            body = ["w = w * 0.5 + of(_.x)", "n = n + 1", *answer]
+        if r.random() < 0.6:
+            body += self.statement(deep - 1)
+        if r.random() < 0.3:
+            body += [f"if n > {r.randrange(2, 9)}:", "    break"]
+        return [head, *within(body)]
+
+    def branch(self, deep):
+        r, name = self.random, self.random.choice([*self.feeds])
+        on = r.choice(("n % 2 == 0", "np.sum(w) > 3", f"{name}.more()", "n > 2 and np.max(w) > 1"))
+        lines = [f"if {on}:", *within(self.statement(deep - 1))]
+        if r.random() < 0.5:
+            lines += ["else:", *within(self.statement(deep - 1))]
+        return lines
+
+    def batches(self, name, told):
+        """A generator: the next batch follows from what it was told."""
+        rows, dtype, _ = self.feeds[name]
+        rng, more = np.random.default_rng(rows), 0.0
+        for k in range(self.counts[name]):
+            x = rng.integers(-3, 4, (rows, 3)) + k % 3
+            back = yield {"x": x.astype(dtype), "y": rng.normal(size=(rows, 2)) + more}
+            if back is not None:
+                told.append(back)
+                more = np.tanh(np.sum(back["a"]) / 100)
+
+
+def outcome(run, drawn):
+    """What a run gives, or that a stream ended too early; and what it has sent."""
+    told = {name: [] for name in drawn.feeds}
+    try:
+        found = run({name: drawn.batches(name, told[name]) for name in drawn.feeds})
+    except spmd.InputError as error:
+        assert "has no more batches" in error.message, error
+        return None, told
+    except spmd.SpmdError as error:
+        assert "has ended after" in str(error), error
+        return None, told
+    return found, told
+
+
+def close(one, other, where):
+    np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7, err_msg=where)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_random_programs_with_feeds(seed, tmp_path):
+    drawn = Drawn(seed)
+    (file := tmp_path / f"fed_{seed}.py").write_text(drawn.text())
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    expected, said = outcome(lambda feed: module.program.eager(feed=feed), drawn)
+    image = spmd.build(module.program)
+    for mesh in drawn.random.sample(MESHES, 2):
+        found, told = outcome(lambda feed, mesh=mesh: image.run(mesh=mesh, feed=feed), drawn)
+        where = f"{file.read_text()}\nseed {seed}, mesh {mesh}, batches {drawn.counts}"
+        assert (found is None) == (expected is None), where
+        for one, other in zip(found or (), expected or (), strict=True):
+            close(one, other, where)
+        for name, answers in said.items():
+            # A generator hears of the last answer when it is asked for more: an image reads ahead.
+            assert found is None or len(told[name]) - len(answers) in (0, 1), where
+            for one, other in zip(told[name], answers):
+                for field, values in other.items():
+                    close(one[field], values, where)

@@ -19,7 +19,7 @@ from PIL import Image
 from sklearn.datasets import load_sample_images
 
 from spmd import data
-from spmd.data import decoding
+from spmd.data import picture_files
 
 SIZES = {"256 x 256": (256, 256), "640 x 427": (427, 640), "3840 x 2562": (2562, 3840)}
 TARGETS = {"256 x 256": 96, "640 x 427": 224, "3840 x 2562": 224}
@@ -65,14 +65,14 @@ def seconds(way: Callable[[], Any], times: int) -> float:
 
 def main(rounds: str) -> None:
     decoders: dict[str, Callable[[], Any]] = {"Pillow": lambda: None}
-    if (found := decoding.faster()) is not None:
+    if (found := picture_files.faster()) is not None:
         decoders["simplejpeg"] = lambda: found
     times: dict[str, list[float]] = {}
     for _ in range(int(rounds)):
         for size, extents in SIZES.items():
             raw, side = photograph(extents), TARGETS[size]
             for decoder, module in decoders.items():
-                decoding.faster = module  # type: ignore[assignment]
+                picture_files.faster = module  # type: ignore[assignment]
                 for name, way in ways(raw, side).items():
                     one = seconds(way, 2 if extents[0] > 2000 else 40)
                     times.setdefault(f"{size}|{name}|{decoder}", []).append(1e3 * one)

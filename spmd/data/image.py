@@ -20,7 +20,7 @@ from spmd.data.colours import (
     to_float,
     to_gray,
 )
-from spmd.data.decoding import decode, decoded, is_raw, pillow, size_of
+from spmd.data.picture_files import decode, decoded, is_raw, pillow, size_of
 
 __all__ = [
     "adjust_hue", "brightness", "center_crop", "contrast", "crop", "decode", "flip", "jitter",

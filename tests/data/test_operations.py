@@ -87,13 +87,13 @@ def test_the_faster_decoder_gives_the_same_pixels(photo, monkeypatch):
     cmyk = io.BytesIO()
     Image.fromarray(photo[:40, :40]).convert("CMYK").save(cmyk, "JPEG")
     cases.append((cmyk.getvalue(), None))
-    faster = [data.decoding.decoded(raw, "RGB", enough) for raw, enough in cases]
+    faster = [data.picture_files.decoded(raw, "RGB", enough) for raw, enough in cases]
     sizes = [data.image.size_of(raw) for raw, _ in cases]
     with pytest.raises(spmd.InputError, match="cannot be decoded"):
         data.image.decode(cases[0][0][:300])
-    monkeypatch.setattr(data.decoding, "faster", lambda: None)
+    monkeypatch.setattr(data.picture_files, "faster", lambda: None)
     for (raw, enough), (found, share), size in zip(cases, faster, sizes):
-        expected, other = data.decoding.decoded(raw, "RGB", enough)
+        expected, other = data.picture_files.decoded(raw, "RGB", enough)
         assert share == other and np.array_equal(found, expected)
         assert data.image.size_of(raw) == size and found.shape[0] == -(-size[0] // share)
     assert {share for _, share in faster} >= {1, 2, 4}

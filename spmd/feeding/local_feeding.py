@@ -35,8 +35,12 @@ class StartedSupply(PipelineSupply):
     def __init__(self, pipeline: Pipeline, address: str, keys: Keys, children: list[Child], *,
                  name: str, **more: Any) -> None:
         super().__init__(name, address, keys, **more)
-        self.children = children
+        self.children, self.check_batch = children, pipeline.check_batch
         self._end = weakref.finalize(self, end_all, children)  # at the end of Python, too
+
+    def can_go_on(self, ranks: tuple[int, ...]) -> bool:
+        """For the same ranks in another job of this run: all that was started still runs."""
+        return ranks == self.ranks and not any(c.has_ended() is not None for c in self.children)
 
     def what_ended(self) -> PeerError | None:
         for child in self.children:

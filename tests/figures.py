@@ -397,36 +397,20 @@ def training(folder: Path, rounds: int = 7) -> None:
            "ours / the faster PyTorch", "ours / JAX", "ours / 1 rank"], rows)
 
 
-def feeding(folder: Path, rounds: int = 7) -> None:
-    """Batches of workers beside a copy of memory, DataLoader and Grain; a rank that computes."""
-    if missing := figures_feeding.missing():
-        print(f"Feeding is measured beside DataLoader and Grain; {figures_feeding.PYTHON} lacks "
-              f"{missing}. PEERS_PYTHON names a Python that has them:\n"
-              "  python -m venv peers && peers/bin/pip install torch grain pillow\n"
-              "  make figures ARGS=feeding PEERS_PYTHON=peers/bin/python\n")
-        return
-
-    def found(part: str) -> dict[str, float]:
+def feeding(_: Path, rounds: int = 5) -> None:
+    """Batches of workers beside a copy of memory and other libraries; a rank that computes."""
+    for library, name in figures_feeding.PEERS.items():
+        if figures_feeding.lacks(library, (figures_feeding.NEEDS[library],)):
+            which = "PEERS_PYTHON_TF" if library == "tf" else "PEERS_PYTHON"
+            package = {"torch": "torch torchvision pillow", "grain": "grain pillow"}.get(
+                library, "tensorflow-cpu")
+            print(f"Without {name}: {figures_feeding.python_of(library)} has none. {which} names "
+                  f"a Python that has it: pip install {package}.\n")
+    print(f"A batch, ms, median of {rounds} rounds in which all alternate; in brackets how many "
+          "times as long as ours it takes:\n")
+    for part in (*figures_feeding.STEPS, "starved"):
         argv = [sys.executable, "-m", "tests.figures_feeding", part, rounds]
-        lines: list[str] = run(argv, timeout=1800).expect(0).out.splitlines()
-        return dict(json.loads(lines[-1]))
-
-    rows = []
-    for part in figures_feeding.STEPS:
-        one = found(part)
-        for n in (1, 2):
-            names = [*(f"{k} {n}" for k in ("ours", *figures_feeding.PEERS)), "copy"]
-            times = (f"{1e3 * one[k]:.3f}" if k in one else "" for k in names)
-            ratios = (f"{1 / one[f'ours {n} / {k}']:.2f}" if k in one else "" for k in names[1:])
-            rows.append((part, n, *times, *ratios))
-    print(f"A batch, ms, median of {rounds}; above 1 in the last columns, ours is faster:\n")
-    table(["batches", "workers", "ours", "DataLoader", "Grain", "a copy", "DataLoader / ours",
-           "Grain / ours", "a copy / ours"], rows)
-    one = found("starved")
-    print(f"A rank that computes {1e3 * one['batch']:.0f} ms with each batch of 1024 waits "
-          f"{one['share']:.2%} of its time after its first batch, which is there after "
-          f"{one['first']:.2f} s. next() takes {1e6 * one['next']:.1f} us where a small batch "
-          "is there.\n")
+        print(run(argv, timeout=600).expect(0).out, flush=True)
 
 
 def pictures(_: Path, rounds: int = 7) -> None:

@@ -1,8 +1,9 @@
-"""How fast workers feed ranks, beside a copy of memory, DataLoader and Grain: one JSON line.
+"""How fast workers feed ranks, beside a copy of memory, DataLoader, Grain and tf.data service.
 
-In: a part, how many rounds. Out: seconds of a batch with each, medians; medians of the ratios of a
-round, in which they alternate; of `starved`, how much of its time a rank waits that computes for
-about 110 ms with each batch of 1024 examples. PEERS_PYTHON names a Python that has torch and grain.
+In: a part, how many rounds. Out: ms of a batch, medians of rounds in which all alternate, and of
+processor time, which other work disturbs less; of `starved`, how much a rank waits that computes
+110 ms with each batch. PEERS_PYTHON names a Python that has torch, torchvision, grain and pillow,
+PEERS_PYTHON_TF one that has tensorflow; whoever is not there is left out.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,20 @@ import numpy as np
 
 import spmd
 from tests import figures_loaders
-from tests.figures_loaders import BATCH, MEGABYTE, SIDE
+from tests.figures_loaders import BATCH, MEGABYTE, READY, SIDE
 
 PYTHON = os.environ.get("PEERS_PYTHON", sys.executable)
-PEERS = ("torch", "grain")
-STEPS = {"copies": 2000, "photographs": 40}
+PYTHON_TF = os.environ.get("PEERS_PYTHON_TF", PYTHON)
+PEERS = {"torch": "DataLoader", "grain": "Grain", "tf": "tf.data service"}
+NEEDS = {"torch": "torch", "grain": "grain", "tf": "tensorflow"}
+STEPS = {"copies": 1000, "photographs": 30, "ready": 30}
+TITLES = {
+    "copies": "1 MB, a row of an array",
+    "photographs": "32 photographs, one function for all (tf.data: its own operations)",
+    "ready": "32 photographs, each library's own operations",
+}
 ROWS = 1024  # of a batch, in `starved`
+ASKED = {"torch": 3.0, "tf": 3.0, "copy": 0.8}  # how many times as long as ours they may take
 
 HEAD = """
 import sys
@@ -50,6 +59,12 @@ def work(example):
 @data.pipeline(source=data.files({folder!r} + "/*.jpg"), shuffle=False, workers={workers})
 def work(example, rng):
     return {{"x": crop(example.bytes, rng)}}
+""",
+    "ready": """
+@data.pipeline(source=data.files({folder!r} + "/*.jpg"), shuffle=False, workers={workers})
+def work(example, rng):
+    picture = data.image.decode(example.bytes)
+    return {{"x": data.image.random_flip(data.image.random_crop(picture, (96, 96), rng), rng)}}
 """,
     "starved": """
 @data.pipeline(source=data.range(1 << 20), workers={workers})
@@ -76,32 +91,104 @@ def program(batch: int, shape: tuple[int, ...], work: int = 0) -> Any:
     return taken
 
 
-@contextmanager
-def peer(library: str, part: str, workers: int, folder: str) -> Iterator[Callable[[int], float]]:
-    """DataLoader or Grain in a process of its own: seconds of so many batches."""
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
-    argv = [PYTHON, "-m", "tests.figures_loaders", library, part, str(workers), folder]
-    process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-                               env=environment, start_new_session=True)
-    assert process.stdin and process.stdout
+def floats_of_bytes(batch: int, shape: tuple[int, ...]) -> Any:
+    """A program that takes pictures as bytes, and makes floats of each itself."""
 
-    def run(steps: int) -> float:
-        print(steps, file=process.stdin, flush=True)
-        return float(process.stdout.readline())  # type: ignore[union-attr]
+    @spmd.program(mesh=("data",))
+    def taken_as_bytes() -> Any:
+        feed = spmd.feed(x=spmd.spec((batch, *shape), np.uint8))
+        n, last = spmd.scalar("n", 1), spmd.zeros((batch, *shape), np.float32)
+        spmd.scalar("work", 0)
+        for _ in spmd.range(n):
+            last = feed.next().x.astype(np.float32) / 255
+        return last
 
-    try:
-        yield run
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)  # with its workers
-        process.wait()
+    return taken_as_bytes
 
 
-def missing() -> str:
-    """What the Python of the peers lacks."""
-    asked = "from importlib.util import find_spec as f\nfor m in ('torch', 'grain', 'PIL'):" \
-            "\n  if not f(m): print(m)"
-    found = subprocess.run([PYTHON, "-c", asked], capture_output=True, text=True, check=True)
-    return ", ".join(found.stdout.split())
+class Loader:
+    """A library, or ours, in a process of its own, which takes batches when it is told to."""
+
+    def __init__(self, library: str, part: str, workers: int, folder: str) -> None:
+        environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
+        module = "tests.figures_feeding" if library == "ours" else "tests.figures_loaders"
+        argv = [python_of(library), "-m", module, library, part, str(workers), folder]
+        self.process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                        text=True, env=environment, start_new_session=True)
+        self.processor = 0.0  # seconds of a batch, in all of its processes, in the last run
+
+    def run(self, steps: int) -> float:
+        """Seconds of so many batches."""
+        assert self.process.stdin and self.process.stdout
+        before = processor_seconds(self.process.pid)
+        print(steps, file=self.process.stdin, flush=True)
+        seconds = float(self.process.stdout.readline())
+        time.sleep(0.3)  # as many batches are ready again as there were
+        self.processor = (processor_seconds(self.process.pid) - before) / (READY + steps)
+        return seconds
+
+    def __enter__(self) -> Loader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        try:
+            self.process.communicate(timeout=5)
+        except subprocess.TimeoutExpired:
+            pass
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)  # with its workers
+        self.process.wait()
+
+
+def processor_seconds(root: int) -> float:
+    """Of a process and all below it, and of those that they have waited for."""
+    parents, seconds = {}, {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            name, _, rest = path.read_text().rpartition(")")
+        except OSError:  # it has just ended
+            continue
+        pid, row = int(name.split()[0]), rest.split()
+        parents[pid] = int(row[1])
+        seconds[pid] = sum(map(int, row[11:15])) / os.sysconf("SC_CLK_TCK")
+
+    def below(pid: int) -> bool:
+        while pid and pid != root:
+            pid = parents.get(pid, 0)
+        return pid == root
+
+    return sum(s for pid, s in seconds.items() if below(pid))
+
+
+def take_batches(part: str, workers: str, folder: str) -> None:
+    """Ours, as figures_loaders does it with others."""
+    made = floats_of_bytes if part == "ready" else program
+    image = spmd.build(made(BATCH[part], MEGABYTE if part == "copies" else (SIDE, SIDE, 3)))
+    with image.open(ranks=1, feed=pipeline_file(part, int(workers), folder)) as job:
+        for line in sys.stdin:
+            job(n=READY, work=0)
+            start = time.perf_counter()
+            job(n=int(line), work=0)
+            print(time.perf_counter() - start, flush=True)
+
+
+def python_of(library: str) -> str:
+    return {"ours": sys.executable, "tf": PYTHON_TF}.get(library, PYTHON)
+
+
+def lacks(library: str, modules: tuple[str, ...]) -> bool:
+    """Does the Python of this library lack one of the modules?"""
+    asked = "import sys\nfrom importlib.util import find_spec\n" \
+            "sys.exit(not all(find_spec(m) for m in sys.argv[1:]))"
+    return subprocess.run([python_of(library), "-c", asked, *modules]).returncode != 0
+
+
+def peers_of(part: str) -> list[str]:
+    """Who is there, and can do this part."""
+    more = {"photographs": ("PIL",), "ready": ("torchvision",)}.get(part, ())
+    return [library for library in PEERS
+            if not (library == "grain" and part == "ready")
+            and not lacks(library, (NEEDS[library], *(more if library != "tf" else ())))]
 
 
 def photographs(folder: str) -> None:
@@ -123,15 +210,6 @@ def pipeline_file(part: str, workers: int, folder: str) -> str:
     return str(path)
 
 
-def ours(job: Any) -> Callable[[int], float]:
-    def run(steps: int) -> float:
-        start = time.perf_counter()
-        job(n=steps, work=0)
-        return time.perf_counter() - start
-
-    return run
-
-
 def copies(steps: int) -> float:
     """Seconds of copying so many megabytes, one after the other, between arrays in memory."""
     given = figures_loaders.megabytes()
@@ -143,30 +221,53 @@ def copies(steps: int) -> float:
 
 
 def measured(part: str, rounds: int) -> dict[str, float]:
-    """Seconds of a batch by who feeds it and with how many workers; ours over the others'."""
-    shape = MEGABYTE if part == "copies" else (SIDE, SIDE, 3)
-    steps, image = STEPS[part], spmd.build(program(BATCH[part], shape))
+    """Seconds of a batch by who feeds it and with how many workers, and of processor time; the
+    others' over ours."""
+    steps, libraries = STEPS[part], ["ours", *peers_of(part)]
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         photographs(folder)
-        runs: dict[str, Callable[[int], float]] = {}
-        for n in (1, 2):
-            feed = pipeline_file(part, n, folder)
-            runs[f"ours {n}"] = ours(stack.enter_context(image.open(ranks=1, feed=feed)))
-            for library in PEERS:
-                runs[f"{library} {n}"] = stack.enter_context(peer(library, part, n, folder))
+        loaders = {f"{library} {n}": stack.enter_context(Loader(library, part, n, folder))
+                   for n in (1, 2) for library in libraries}
+        runs: dict[str, Callable[[int], float]] = {k: one.run for k, one in loaders.items()}
         if part == "copies":
             runs["copy"] = copies
         for run in runs.values():
-            run(steps)  # whatever is slow at first
-        rows = [{name: run(steps) / steps for name, run in runs.items()} for _ in range(rounds)]
-    found = {name: statistics.median(row[name] for row in rows) for name in runs}
+            run(max(steps // 4, 16))  # whatever is slow at first
+        rows = []
+        for _ in range(rounds):
+            rows.append({name: run(steps) / steps for name, run in runs.items()})
+            rows[-1] |= {f"cpu {name}": loader.processor for name, loader in loaders.items()}
+    found = {name: statistics.median(row[name] for row in rows) for name in rows[0]}
     for n in (1, 2):
         for name in runs:
             if name == "copy" or name.endswith(f" {n}"):
-                found[f"ours {n} / {name}"] = statistics.median(
-                    row[f"ours {n}"] / row[name] for row in rows)
+                found[f"{name} / ours {n}"] = statistics.median(
+                    row[name] / row[f"ours {n}"] for row in rows)
     return found
+
+
+def say(part: str, found: dict[str, float]) -> None:
+    """What was measured as a table, and what was asked."""
+    names = [k for k in (*PEERS, "copy") if f"{k} 1" in found or k in found]
+    head = [TITLES[part], "ours", *(PEERS.get(k, "a copy") for k in names)]
+    rows = [head, ["---"] * len(head)]
+    for n in (1, 2):
+        who = f"{n} worker{'s' * (n > 1)}"
+        rows.append([who, f"{1e3 * found[f'ours {n}']:.3f}"])
+        rows.append([f"{who}, processor", f"{1e3 * found[f'cpu ours {n}']:.3f}"])
+        for k in names:
+            key = k if k == "copy" else f"{k} {n}"
+            rows[-2].append(f"{1e3 * found[key]:.3f} (**{found[f'{key} / ours {n}']:.2f}**)")
+            cpu, mine = found.get(f"cpu {key}"), found[f"cpu ours {n}"]
+            rows[-1].append(f"{1e3 * cpu:.3f} ({cpu / mine:.2f})" if cpu else "")
+    print("\n".join("| " + " | ".join(row) + " |" for row in rows))
+    for k in names:
+        if k in ASKED:
+            least = min(v for name, v in found.items() if name.startswith(k) and " / " in name)
+            print(f"\n{PEERS.get(k, 'a copy')}: {least:.2f} times as long as ours or more; asked: "
+                  f"{ASKED[k]:g}, {'met' if least >= ASKED[k] else 'missed'}.", end="")
+    print("\n", flush=True)
 
 
 def starved(rounds: int) -> dict[str, float]:
@@ -199,9 +300,18 @@ def taken_of(image: Any, file: str, **arguments: Any) -> list[tuple[float, float
 
 
 def main(part: str, rounds: str) -> None:
-    found = starved(int(rounds)) if part == "starved" else measured(part, int(rounds))
-    print(json.dumps(found))
+    if part != "starved":
+        say(part, measured(part, int(rounds)))
+        return
+    one = starved(int(rounds))
+    print(f"A rank that computes {1e3 * one['batch']:.0f} ms with each batch of {ROWS} waits "
+          f"{one['share']:.2%} of its time after its first batch, which is there after "
+          f"{one['first']:.2f} s. next() takes {1e6 * one['next']:.1f} us where a small batch "
+          "is there.\n", flush=True)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    if sys.argv[1] == "ours":
+        take_batches(*sys.argv[2:])
+    else:
+        main(*sys.argv[1:])

@@ -13,7 +13,7 @@ from codegen.places import user_place
 from spmd.data.pipeline_files import is_loading, load
 from spmd.data.pipelines import Pipeline
 from spmd.feeding.consumer import PipelineSupply
-from spmd.feeding.local_feeding import started
+from spmd.feeding.local_feeding import StartedSupply, started
 from spmd.feeding.opened_streams import opened
 from spmd.feeding.serving import keys_of
 
@@ -48,6 +48,11 @@ def supply_for(given: Any, *, feed: Any, processes: Any, ranks: tuple[int, ...] 
     if isinstance(given, str) and "@" in given and "://" in given:
         processes.refuse(UsageError(f'feed "{feed.name}": {given!r} is no address of a pipeline',
                                     expected="NAME@tcp://HOST:PORT"))
+
+    if isinstance(before, StartedSupply):  # its workers know the pipeline already
+        processes.together(lambda: before.check_batch(feed.batch), shared=False)
+        if all(processes.all_gather(before.can_go_on(ranks))):
+            return before
 
     def checked() -> Pipeline:
         found = given if isinstance(given, Pipeline) else load(given)

@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 import weakref
+from contextlib import suppress
 
 from codegen.errors import InputError, PeerError, Place, SpmdError, UsageError
 from spmd.data.computing import MASK, advice
@@ -65,6 +66,8 @@ class PipelineSupply:
     def begin(self, feed: Any, rings: list[Any], start: int) -> None:
         """Fills the rings from batch `start` on, in a thread, until finish()."""
         self._stop.clear()
+        with suppress(BlockingIOError):
+            os.eventfd_read(self._wake)  # what ended the thread before this one
         filling = Filling(self, feed, rings, start)
         run = filling.stand_by if are_idle(feed, rings) else filling.run
         self._thread = threading.Thread(target=run, name="feed-consumer", daemon=True)

@@ -34,11 +34,15 @@ START_S = 20.0
 class StartedSupply(PipelineSupply):
     """A PipelineSupply whose scheduler and workers this job has started."""
 
-    def __init__(self, address: str, keys: Keys, keeper: ChildKeeper, *, name: str,
-                 **more: Any) -> None:
+    def __init__(self, pipeline: Pipeline, address: str, keys: Keys, keeper: ChildKeeper, *,
+                 name: str, **more: Any) -> None:
         super().__init__(name, address, keys, **more)
-        self.keeper = keeper
+        self.keeper, self.check_batch = keeper, pipeline.check_batch
         self._end = weakref.finalize(self, keeper.end)  # at the end of Python, too
+
+    def can_go_on(self, ranks: tuple[int, ...]) -> bool:
+        """For the same ranks in another job of this run: all that was started still runs."""
+        return ranks == self.ranks and self.keeper.error is None
 
     def what_ended(self) -> PeerError | None:
         return self.keeper.error
@@ -85,7 +89,7 @@ def started(pipeline: Pipeline, *, processes: Any, ranks: tuple[int, ...], feed:
         keeper.end()
         raise
     keeper.begin()
-    return StartedSupply(where["address"], Keys.of_plain(where["keys"]), keeper,
+    return StartedSupply(pipeline, where["address"], Keys.of_plain(where["keys"]), keeper,
                          name=where["name"], ranks=ranks, run=run, opened=where["opened"])
 
 

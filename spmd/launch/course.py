@@ -88,7 +88,7 @@ class Launch:
         compared: then the inputs are put here.
         """
         if self.job is None or self.job.setup.words != setup.words:
-            self.end()
+            self.end(goes_on=True)
             job = self.job = Job(self.checked, setup, self.processes, self.options.time_limit)
             if self.times is not None:
                 events = MOST_EVENTS // setup.ranks if self.times else 0
@@ -125,12 +125,12 @@ class Launch:
         if self.keeping is not None:
             self.keeping.finish()
 
-    def end(self) -> None:
-        """Gives the job's memory back."""
+    def end(self, goes_on: bool = False) -> None:
+        """Gives the job's memory back. goes_on: another job of this run follows at once."""
         if self.keeping is not None:
             self.keeping.close()
         if self.feeds is not None:
-            self.feeds.close()
+            self.feeds.close(goes_on)
         if self.job is not None:
             self.job.close()
             self.job = None

@@ -134,7 +134,7 @@ class Feeds:
 
     def _open(self, job: Job) -> None:
         """Rings. A feed goes on where the job before this one had come to."""
-        self.close()
+        self.close(goes_on=True)
         self.job = job
         for number, row in enumerate(self.rows):
             feed = described(number, row, job, self._asks(row["name"]))
@@ -320,9 +320,11 @@ class Feeds:
                 one.supply.finish()
                 one.supply = None
 
-    def close(self) -> None:
-        """Before the job goes."""
+    def close(self, goes_on: bool = False) -> None:
+        """Before the job goes. goes_on: another one takes what comes next, of the same workers."""
         self.finish()
+        if not goes_on:
+            self.before.clear()
         for one in self.open:
             for ring in one.rings:
                 ring.close()

@@ -248,3 +248,32 @@ def test_what_is_skipped_is_said_once_for_the_run(image, mpirun, tmp_path):
     done.expect(0)
     lines = [line for line in done.err.splitlines() if "numbers: skipped" in line]
     assert len(lines) == 4 and sum("killed by SIGKILL" in line for line in lines) == 1, done.err
+
+
+def test_calls_with_other_scalars_keep_their_workers(tmp_path):
+    """Another number of steps is another job: what comes next, of the same worker; and no worker is
+    left when the image is closed, though its object is."""
+    @spmd.program(mesh=("r",))
+    def some():
+        feed = spmd.feed(y=spmd.spec((4,), np.int64), worker=spmd.spec((4,), np.int64))
+        steps, last, worker = spmd.scalar("steps", 1), spmd.asarray(0), spmd.asarray(0)
+        for _ in spmd.range(steps):
+            b = feed.next()
+            last, worker = b.y[3], b.worker[0]
+        return last, worker
+
+    file = tmp_path / "whose.py"
+    file.write_text("import os\nimport spmd.data as data\n\n"
+                    "@data.pipeline(source=data.range(1000), shuffle=False, workers=1)\n"
+                    "def whose(example):\n    return {'y': example, 'worker': os.getpid()}\n")
+    with spmd.build(some).open(ranks=2, feed=file) as job:
+        found = [tuple(map(int, job(steps=n))) for n in (2, 3, 3, 1)]
+        assert [last for last, _ in found] == [7, 19, 31, 35]
+        assert len({worker for _, worker in found}) == 1
+        used = time.process_time()
+        time.sleep(0.5)  # nobody takes batches, and nothing is to be done
+        assert time.process_time() - used < 0.25
+    end = time.monotonic() + 5
+    while os.path.exists(f"/proc/{found[0][1]}") and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not os.path.exists(f"/proc/{found[0][1]}")

@@ -89,7 +89,8 @@ class Drawn:
         return kind() if kind == self.take else kind(deep)
 
     def unrolled(self, deep):
-        return [f"for _ in range({self.random.randrange(1, 3)}):", *within(self.statement(deep - 1))]
+        return [f"for _ in range({self.random.randrange(1, 3)}):",
+                *within(self.statement(deep - 1))]
 
     def loop(self, deep):
         r, name = self.random, self.random.choice([*self.feeds])

@@ -41,7 +41,8 @@ SHARED = Path("/dev/shm")
 MPIS = ("mpich_", "sm_segment.", "ucx_")  # what files of MPI's are called there
 MARK = "SPMD_TEST_LAUNCH"  # in the environment of everything a test starts
 USERS_CC = "SPMD_TEST_USERS_CC"  # what CC was before images were compiled with less effort
-LIGHT = "-O1 -ftree-vectorize -fstrict-aliasing"
+LIGHT = "-Og"  # half of the time that loops of vectors take to compile
+VECTORS = "-O1 -ftree-vectorize -fstrict-aliasing"
 
 # Open MPI refuses root and more ranks than cores unless told; MPICH does not read these.
 LAUNCH_ENVIRONMENT = {
@@ -310,6 +311,16 @@ def built(once: Callable[..., Path]) -> Callable[..., Path]:
 
 
 @pytest.fixture(scope="module")
+def vectors_cc() -> Iterator[None]:
+    """Images whose compiler relies on what the code promises of memory and of turns in any order,
+    as users' does: for tests that draw programs, or are about loops."""
+    with pytest.MonkeyPatch.context() as patch:
+        if USERS_CC in os.environ:
+            patch.setenv("CC", f"{os.environ['CC']}-vectors")
+        yield
+
+
+@pytest.fixture(scope="module")
 def users_cc() -> Iterator[None]:
     """Images are compiled as users' are: where that is what a test is about."""
     with pytest.MonkeyPatch.context() as patch:
@@ -364,14 +375,14 @@ def _swept(before: set[Path]) -> None:
 
 
 def _compile_light(path: Path) -> None:
-    """Images take half the time of the C compiler. What code promises is still relied on, of memory
-    that is shared and of turns in any order; `make random` compiles as users do."""
+    """Images take a fourth of the C compiler's time; `make random` compiles as users do."""
     try:
         command = link.compiler()
     except EnvironmentFault:  # tests will say so
         return
-    path.write_text(f'#!/bin/sh\nexec {" ".join(command)} "$@" {LIGHT}\n')
-    path.chmod(0o755)
+    for file, flags in ((path, LIGHT), (path.with_name(f"{path.name}-vectors"), VECTORS)):
+        file.write_text(f'#!/bin/sh\nexec {" ".join(command)} "$@" {flags}\n')
+        file.chmod(0o755)
     os.environ[USERS_CC] = os.environ.get("CC", "")
     os.environ["CC"] = str(path)
 

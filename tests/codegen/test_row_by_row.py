@@ -11,6 +11,8 @@ from codegen.passes import row_by_row
 from codegen.plan.grammar import Nest, Phase, Turns
 from codegen.plan.steps import walk_steps, walk_works
 
+pytestmark = pytest.mark.usefixtures("vectors_cc")
+
 
 def lap(u):
     return u[:-2, 1:-1] + u[2:, 1:-1] + u[1:-1, :-2] + u[1:-1, 2:] - 4 * u[1:-1, 1:-1]

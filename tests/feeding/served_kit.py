@@ -38,7 +38,7 @@ def {name}(examples):
 """
 
 
-def until(what, seconds=10.0):
+def until(what, seconds=30.0):
     """Waits until something is true; returns it."""
     end = time.monotonic() + seconds
     while not (found := what()):

@@ -161,5 +161,5 @@ def test_a_scheduler_of_a_run_ends_with_it():
     with data.Client(address, keys) as client:
         assert client.status()["pipelines"] == []
         child.channel.close()
-        until(lambda: child.has_ended() is not None, 3)
+        until(lambda: child.has_ended() is not None)
     assert child.has_ended() == 0

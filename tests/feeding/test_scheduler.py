@@ -47,7 +47,7 @@ def test_ranks_are_fed_and_a_dead_agent_is_replaced(served):
     assert rank.starved(1.0) < 0.02
     doomed.send_signal(signal.SIGKILL)
     began = time.monotonic()
-    until(lambda: len(served.status()["workers"]) == 3, 3)
+    until(lambda: len(served.status()["workers"]) == 3)
     assert time.monotonic() - began < 2
     time.sleep(1)
     assert rank.starved(1.0) < 0.02, "steady again"
@@ -59,28 +59,35 @@ def test_ranks_are_fed_and_a_dead_agent_is_replaced(served):
 
 
 def test_a_killed_scheduler_comes_again_and_nobody_stops(served):
+    """Limits are wide: on a busy machine Python alone starts in seconds."""
     agent = served.worker(2)
     served.submit("numbers", 0.0005, user="ada")
     served.workers_come(2)
     rank = served.rank("numbers", seconds=0.1)
     until(lambda: len(rank.seen) > 3)
     workers = {w["worker"] for w in served.status()["workers"]}
-    time.sleep(1.2)  # the state is written each second
+    state = served.folder / "state-wal"
+    written = state.stat().st_mtime_ns
+    until(lambda: state.stat().st_mtime_ns > written)
     served.process.kill()
     served.process.wait()
-    before = len(rank.seen)
-    time.sleep(1.0)
-    assert len(rank.seen) > before + 3, "nobody needs the scheduler to go on"
+
+    def goes_on(batches):
+        """More than what was made before."""
+        before = len(rank.seen)
+        until(lambda: rank.error or len(rank.seen) > before + batches)
+        assert not rank.error
+
+    goes_on(3 * rank.ring.depth)  # nobody needs the scheduler
     served.start()
-    until(lambda: shares(served.status()).get("rank 0"), 4)
-    found = served.status()
-    assert {w["worker"] for w in found["workers"]} == workers
-    pipeline, = found["pipelines"]
+    until(lambda: shares(served.status()).get("rank 0"))
+    until(lambda: {w["worker"] for w in served.status()["workers"]} == workers)
+    pipeline, = served.status()["pipelines"]
     assert pipeline["user"] == "ada" and pipeline["state"] == "running"
-    assert rank.starved(1.0) < 0.2 and not rank.error
+    goes_on(3 * rank.ring.depth)
     agent.send_signal(signal.SIGTERM)
-    until(lambda: not served.status()["workers"], 3)
-    assert agent.wait(5) == 0
+    until(lambda: not served.status()["workers"])
+    assert agent.wait(20) == 0
 
 
 def test_priorities_updates_and_cancelling(served):
@@ -92,25 +99,25 @@ def test_priorities_updates_and_cancelling(served):
         with pytest.raises(UsageError, match="no pipeline"):
             client.status("hihg")
         low = served.rank("low")
-        assert client.wait("low", "running", 15)["workers"] == 1
+        assert client.wait("low", "running", 30)["workers"] == 1
         high = served.rank("high")
-        client.wait("high", "running", 15)
-        row = until(lambda: (row := client.status("low"))["state"] == "pending" and row, 15)
+        client.wait("high", "running", 30)
+        row = until(lambda: (row := client.status("low"))["state"] == "pending" and row)
         assert row["why"].startswith("pipelines of higher priority have all workers: high")
         assert any(w.startswith("low waits: ") for w in client.status()["warnings"])
         count = len(high.seen)
         assert client.update("low", priority=9, max_workers=1)["settings"]["priority"] == 9
-        until(lambda: client.status("high")["state"] == "pending", 15)
+        until(lambda: client.status("high")["state"] == "pending")
         assert client.status("low")["version"] == 1, "nothing is loaded anew for a priority"
         served.worker(1)
-        until(lambda: {p["state"] for p in client.status()["pipelines"]} == {"running"}, 15)
-        until(lambda: len(high.seen) > count, 15)
+        until(lambda: {p["state"] for p in client.status()["pipelines"]} == {"running"})
+        until(lambda: len(high.seen) > count)
         with pytest.raises(Exception, match="seed of a running pipeline cannot be changed"):
             client.update("low", seed=7)
         with pytest.raises(Exception, match="is running, and what you submit differs"):
             served.submit("low", 0.5)
         client.cancel("low")
-        until(lambda: low.error, 3)
+        until(lambda: low.error)
         assert "pipeline low was cancelled" in str(low.error)
         high.close()
         assert client.wait("high", timeout=5)["state"] == "idle"

@@ -30,6 +30,8 @@ from codegen.trace import namespace
 from codegen.trace.numpy.refused import BUILD_TIME
 from tests.programs.expressions import ARRAYS, EXPRESSIONS, MORE
 
+pytestmark = pytest.mark.usefixtures("vectors_cc")
+
 STATES = {s.name: s for s in namespace.states()}
 LONG = settings.get_profile(settings._current_profile or "short").max_examples > 100  # make random
 

@@ -26,6 +26,8 @@ from codegen.passes.uniform import check_uniform
 from codegen.user.numbers import element_type
 from tests.programs import global_recipes as recipes
 
+pytestmark = pytest.mark.usefixtures("vectors_cc")
+
 # The profile that tests/conftest.py loads says how many: few, and always the same, or many.
 EXAMPLES, SHORT = settings().max_examples, settings().derandomize
 

@@ -14,6 +14,8 @@ import pytest
 import spmd
 from codegen.image import manifest
 
+pytestmark = pytest.mark.usefixtures("vectors_cc")
+
 HEAT = """
 import numpy as np
 import spmd

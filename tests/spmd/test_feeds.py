@@ -146,10 +146,22 @@ def test_an_epoch_in_each_call(sums):
             job()
 
 
-def test_the_profile_says_what_was_waited_for(sums, tmp_path, capsys):
+def test_the_profile_says_what_was_waited_for(sums, tmp_path, monkeypatch):
+    rings, begin = [], IterableSupply.begin
+
+    def kept(self, feed, its_rings, start):
+        rings[:] = its_rings
+        begin(self, feed, its_rings, start)
+
+    monkeypatch.setattr(IterableSupply, "begin", kept)
+
     def slow():
-        for b in batches(8):
-            time.sleep(0.02)
+        """Each batch comes 30 ms after a rank has begun to wait for it, however slow ranks are."""
+        for k, b in enumerate(batches(8)):
+            end = time.monotonic() + 20
+            while not any(ring.is_wanted(k) for ring in rings) and time.monotonic() < end:
+                time.sleep(0.001)
+            time.sleep(0.03)
             yield b
 
     profile = sums.profile(ranks=2, feed=slow)
@@ -157,7 +169,8 @@ def test_the_profile_says_what_was_waited_for(sums, tmp_path, capsys):
     assert waited > 0.1
     assert {row["kind"] for row in profile if "feed" in row} == {"more", "take"}
     share = float(str(profile).split('waiting for feed "feed": ')[1].split("%")[0])
-    assert share > 50
+    whole = sum(row["seconds"] for row in profile)
+    assert share == pytest.approx(100 * waited / whole, abs=0.06) and whole >= waited
     file = tmp_path / "t.json"
     sums.timeline(file, ranks=2, feed=batches(3))
     sums.timeline(file, ranks=2, feed=slow)

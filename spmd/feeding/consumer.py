@@ -1,7 +1,7 @@
 """PipelineSupply: a thread in a process of ranks that fills their rings with what workers compute.
 
 In: a scheduler's address and a pipeline's name. It asks the workers that it is assigned for ranges
-of positions, maps or unpacks what they give, and puts whole batches into the rings.
+of positions, and gives on what they answer (filled_rings.py).
 Always holds: every place is filled once; what is lost is asked for again; an error ends the run.
 """
 
@@ -15,17 +15,17 @@ import threading
 import time
 import weakref
 
-import numpy as np
-
 from codegen.errors import InputError, PeerError, Place, SpmdError, UsageError
 from spmd.data.computing import MASK, advice
 from spmd.engine.feed_rings import are_idle
 from spmd.feeding.asked_worker import AskedWorker
-from spmd.feeding.asking import Asking, Filled, merged
+from spmd.feeding.asking import Asking, merged
 from spmd.feeding.client import Refused
-from spmd.feeding.evaluating import dtype_named
+from spmd.feeding.evaluating import bytes_of, described
+from spmd.feeding.filled_rings import FilledRings
 from spmd.feeding.keys import zmq
 from spmd.feeding.machine import host_name
+from spmd.feeding.packing import in_frames
 from spmd.feeding.sockets import Lines, received
 from spmd.feeding.wire import MalformedMessage, Message, decode, encode, new_id
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from spmd.feeding.keys import Keys
+    from spmd.feeding.opened_streams import OpenedStream
 
 RATE_S = 0.5
 TICK_S = 0.05
@@ -47,11 +48,13 @@ class PipelineSupply:
     """pipeline@address, with the keys of the scheduler there. One for each feed.
 
     ranks: numbers of the ranks of this process; device: what they run on; run: of which run.
+    opened: the stream that all processes of the run go on with; None: of this process alone.
     """
 
     def __init__(self, pipeline: str, address: str, keys: Keys, *, ranks: tuple[int, ...] = (),
-                 device: str = "cpu", run: str = "") -> None:
-        self.pipeline, self.address, self.keys = pipeline, address, keys
+                 device: str = "cpu", run: str = "", opened: OpenedStream | None = None) -> None:
+        self.pipeline, self.address, self.keys, self.opened = pipeline, address, keys, opened
+        self._order = opened.order if opened else ""
         self.ranks, self.device, self.run_name = ranks, device, run
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
@@ -75,8 +78,16 @@ class PipelineSupply:
             self._thread = None
 
     def order(self) -> str:
-        """What a checkpoint knows the stream by; "" where the pipeline was read elsewhere."""
-        return ""
+        """What a checkpoint knows the stream by; "" until a worker has said it."""
+        return self._order
+
+    def goes_on_with(self, order: str) -> None:
+        """The order that workers are held to: of a checkpoint, or as the first of them said it."""
+        self._order = order
+
+    def text(self) -> str:
+        """What tells the source of the pipeline from others; "" where it is not known."""
+        return self.opened.text if self.opened else ""
 
     def has_finished(self) -> bool:
         return self._stop.is_set()
@@ -96,25 +107,23 @@ class Filling:
     """What the thread of a PipelineSupply does."""
 
     def __init__(self, supply: PipelineSupply, feed: Any, rings: list[Any], start: int) -> None:
-        self.supply, self.feed, self.rings = supply, feed, rings
+        self.supply, self.feed = supply, feed
         self.consumer, self.here = new_id(), host_name()
         self.fields = [described(f) for f in feed.fields if f.name != MASK]
         self.masked = len(self.fields) < len(feed.fields)
-        self.depth = max(2, min(r.depth for r in rings))
         segments = merged([tuple(r.rows) for r in rings])
         self.rows = (segments[0][0], segments[-1][1]) if segments else (0, 0)
         self.knows_end = False  # it has no rows, and nothing to ask any more
         self.asking = Asking(segments, feed.batch, start, masked=self.masked,
                              row_bytes=sum(bytes_of(f) for f in self.fields),
                              keeps_cut=bool(feed.sends))
+        self.rings = FilledRings(feed, rings, self.asking, start)
         self.acts = bool(feed.sends and segments)
         self.homes: dict[int, str] = {}  # by first row: the worker with these environments
         self.failed: dict[int, SpmdError] = {}  # by batch: raised when a rank asks for it
         self.workers: dict[str, AskedWorker] = {}
-        self.version, self.how, self.settings = 0, "turn", {}  # type: ignore[var-annotated]
-        self.held: list[tuple[int, list[Filled]]] = []  # given to rings, not taken yet
-        self.lent: dict[str, int] = {}  # by result: batches that are not taken yet
-        self.sent = start  # batches behind which values were sent back
+        self.version: int | None = supply.opened.version if supply.opened else None
+        self.how, self.settings = "turn", {}  # type: ignore[var-annotated]
         self.began = time.monotonic()
         self.answered = False
         self.pending: tuple[float, str] | None = None  # since when there are no workers, and why
@@ -138,10 +147,10 @@ class Filling:
                 self.ask()
                 self.rate()
         except SpmdError as error:
-            self.fail(error)
+            self.rings.fail(error)
         except Exception as error:  # a defect of ours must end the run, not hang it
-            self.fail(InputError(f"feeding {self.supply.pipeline} failed: "
-                                 f"{type(error).__name__}: {error}"))
+            self.rings.fail(InputError(f"feeding {self.supply.pipeline} failed: "
+                                       f"{type(error).__name__}: {error}"))
         finally:
             self.close()
 
@@ -149,12 +158,8 @@ class Filling:
         """No batch is for this process: only what it has started for the others is looked after."""
         while not self.supply.has_finished_within(TICK_S):
             if error := self.supply.what_ended():
-                self.fail(error)
+                self.rings.fail(error)
                 return
-
-    def fail(self, error: SpmdError) -> None:
-        for ring in self.rings:
-            ring.fail(error)
 
     def close(self) -> None:
         for one in self.workers.values():
@@ -175,10 +180,12 @@ class Filling:
             pass  # it has been away for very long; when it is back, it asks us who we are
 
     def register(self) -> None:
+        opened = self.supply.opened
         self.tell("consume", consumer=self.consumer, run=self.supply.run_name,
                   pipeline=self.supply.pipeline, feed=self.feed.name, rows=list(self.rows),
                   batch=self.feed.batch, fields=self.fields, host=self.here,
-                  ranks=list(self.supply.ranks), device=self.supply.device)
+                  ranks=list(self.supply.ranks), device=self.supply.device, version=self.version,
+                  stream=opened.stream if opened else None, text=opened.text if opened else None)
 
     def scheduler_said(self, message: Message) -> None:
         self.answered = True
@@ -196,7 +203,7 @@ class Filling:
             self.gone(message)
 
     def assign(self, message: Message) -> None:
-        """Other workers, or another version of the pipeline: what was lost waits again."""
+        """Other workers, or other settings: what was lost waits again."""
         self.version, self.how = message["version"], message["how"]
         self.pending = None if message["workers"] else self.pending
         self.settings = message["settings"]
@@ -249,15 +256,16 @@ class Filling:
         self.failed.setdefault(self.asking.batch_of(position), error)
 
     def raise_what_is_wanted(self) -> None:
-        if self.acts and any(r.owes(self.sent + 1) for r in self.rings):
+        sent = self.rings.sent
+        if self.acts and self.rings.owe(sent + 1):
             raise InputError(
-                f"a rank takes batch {self.sent + 1} of pipeline {self.supply.pipeline} and has "
-                f"sent nothing back behind batch {self.sent}",
+                f"a rank takes batch {sent + 1} of pipeline {self.supply.pipeline} and has "
+                f"sent nothing back behind batch {sent}",
                 expected="feed.send(…) behind each feed.next(): environments go on by what they "
                 "are told", found="a second feed.next()",
                 remedy="feed.send in each turn, in every branch")
         for k, error in self.failed.items():
-            if any(r.is_wanted(k) for r in self.rings):
+            if self.rings.is_wanted(k):
                 raise error
 
     # ---- waiting
@@ -268,18 +276,14 @@ class Filling:
         workers = self.workers.values()
         sockets = (self.scheduler, self.line.monitor, *(w.socket for w in workers),
                    *(w.watch.monitor for w in workers))
-        for fd in (self.supply.fileno(), *(r.fileno() for r in self.rings),
+        for fd in (self.supply.fileno(), *self.rings.descriptors(),
                    *(w.reading.socket.fileno() for w in workers if w.reading),
                    *(s.FD for s in sockets)):
             poller.register(fd, select.POLLIN)
         # What a ZeroMQ socket has already is not shown by its descriptor.
         ready = any(s.events & zmq.POLLIN for s in sockets)
         poller.poll(0 if ready else TICK_S * 1000)
-        for fd in (self.supply.fileno(), *(r.fileno() for r in self.rings)):
-            try:
-                os.eventfd_read(fd)
-            except BlockingIOError:
-                pass
+        self.rings.hear()
 
     def attend(self) -> None:
         if self.line.broke():
@@ -297,13 +301,14 @@ class Filling:
                 self.lose(worker)
                 self.workers[worker] = one.again()
             elif worker in self.workers and one.is_missed():
-                self.tell("lost", consumer=self.consumer, worker=worker)
+                self.tell("lost", consumer=self.consumer, worker=worker, why=one.watch.why())
+                self.say_once(one.said_missed(), worker)
         if not self.workers and (error := self.supply.what_ended()):
             raise error
         if not self.answered and time.monotonic() - self.began > SILENT_S:
             raise PeerError(
                 f"no scheduler answers at {self.supply.address}",
-                expected=f"an answer within {SILENT_S:g} s",
+                expected=f"an answer within {SILENT_S:g} s", found=self.line.why(),
                 remedy="start it: python -m spmd feed serve; are address and keys those of it?")
 
     def decoded(self, frames: list[Any]) -> Message:
@@ -319,15 +324,15 @@ class Filling:
         asking, now = self.asking, time.monotonic()
         if not self.workers and not self.knows_end:
             return
-        taken = min(r.taken for r in self.rings)
-        limit = taken + self.depth if not self.acts else min(self.sent + 1, taken + 1)
+        taken, depth = self.rings.taken(), self.rings.depth
+        limit = taken + depth if not self.acts else min(self.rings.sent + 1, taken + 1)
         limit = min([limit, *self.failed])
         if not asking.segments and self.hears_of_no_end():
             asking.pass_until(limit)
             return
         alone = self.acts or self.gives_newest()
-        asking.open_until(limit, len(self.workers), 1 if self.acts else self.depth,
-                          1 if alone else self.depth // 4)
+        asking.open_until(limit, len(self.workers), 1 if self.acts else depth,
+                          1 if alone else depth // 4)
         loads = {w: len(asking.of(w)) for w in self.workers}
         work: dict[str, list[Any]] = {}
         while asking.waiting:
@@ -349,7 +354,8 @@ class Filling:
         for worker, items in work.items():
             self.workers[worker].say(
                 "take", consumer=self.consumer, pipeline=self.supply.pipeline,
-                version=self.version, fields=self.fields,
+                version=self.version, fields=self.fields, order=self.supply.order() or None,
+                share=self.workers[worker].share,
                 newest_first=self.settings.get("queue") == "lifo", work=items)
 
     def hears_of_no_end(self) -> bool:
@@ -390,30 +396,15 @@ class Filling:
             one.quiet_until = time.monotonic() + UNKNOWN_S
 
     def given(self, one: AskedWorker, message: Message) -> None:
-        asking, number = self.asking, message["id"]
-        asking.together = message["together"] or 1
-        framed = any(a["frame"] is not None for a in message["arrays"])
-        wanted = asking.is_wanted(number)
-        arrays: dict[str, np.ndarray] = {}
-        if wanted:
-            arrays = one.arrays(message, self.fields, asking.asked[number].piece.count)
+        self.asking.together = message["together"] or 1
+        if message["order"] and not self.supply.order():
+            self.supply.goes_on_with(message["order"])
+            self.tell("learnt", consumer=self.consumer, order=message["order"])
+        if self.asking.is_wanted(message["id"]):
             for failed in message["broken"]:
                 self.skip(f"{failed['example']} ({failed['file']}:{failed['line']}): "
                           f"{failed['text']}")
-        self.lent[number] = asking.fill(
-            number, arrays, message["rows"], {b["position"] for b in message["broken"]},
-            message["end"], message["seconds"])
-        free = [number] if framed or not wanted else []
-        for number, rows, region, seconds in message["more"] or ():
-            arrays = {}
-            if asking.is_wanted(number):
-                arrays = one.arrays(message, self.fields, asking.asked[number].piece.count, region)
-            else:
-                free.append(number)
-            self.lent[number] = asking.fill(number, arrays, rows, set(), message["end"], seconds)
-        for number in free:
-            self.lent.pop(number, None)
-        if free:
+        if free := self.rings.take_in(one, message, self.fields):
             one.say("free", ids=free)
 
     def broken(self, failed: dict[str, Any]) -> InputError:
@@ -431,67 +422,29 @@ class Filling:
     # ---- rings
 
     def fill_rings(self) -> None:
-        while found := self.asking.whole(self.gives_newest()):
-            k, pieces = found
-            for ring in self.rings:
-                ring.put(k, self.parts(ring.rows, pieces))
-            self.held.append((k, pieces))
-        if self.asking.has_ended() and "end" not in self.said:
-            self.said.add("end")
-            for ring in self.rings:
-                ring.end(self.asking.next)
-            if (rest := self.asking.not_given()) and self.rows[0] == 0:
-                say(f"{self.supply.pipeline}: the last {rest} examples do not fill a batch of "
-                    f"{self.feed.batch} and are not given; a field mask would let them through")
+        self.rings.fill(self.gives_newest())
+        if self.rings.end() and (rest := self.asking.not_given()) and self.rows[0] == 0:
+            say(f"{self.supply.pipeline}: the last {rest} examples do not fill a batch of "
+                f"{self.feed.batch} and are not given; a field mask would let them through")
 
     def gives_newest(self) -> bool:
         # Where another process has the same rows, it must have the same batch of them.
         return self.settings.get("queue") == "lifo" and not self.feed.copied and (
             self.settings.get("sampling") == "independent")
 
-    def parts(self, rows: tuple[int, int], pieces: list[Filled]) -> list[Any]:
-        """The pieces as far as they lie in these rows, with the mask."""
-        found = []
-        for one in pieces:
-            begin = max(one.piece.row, rows[0])
-            end = min(one.piece.row + one.piece.count, rows[1])
-            if begin < end:
-                cut = slice(begin - one.piece.row, end - one.piece.row)
-                part = {name: a[cut] for name, a in one.arrays.items()}
-                if self.masked:
-                    part[MASK] = np.array(one.there[cut], np.bool_)
-                found.append((begin, end - begin, part))
-        return found
-
     def hand_back(self) -> None:
         """Memory of workers that no rank looks at any more."""
-        taken = min(r.taken for r in self.rings)
-        free: dict[str, list[str]] = {}
-        while self.held and self.held[0][0] < taken:
-            for one in self.held.pop(0)[1]:
-                left = self.lent.pop(one.number, 0) - 1
-                if left > 0:
-                    self.lent[one.number] = left
-                elif left == 0 and one.worker in self.workers:
-                    free.setdefault(one.worker, []).append(one.number)
-        for worker, numbers in free.items():
-            if self.workers[worker].reading:
+        for worker, numbers in self.rings.free().items():
+            if worker in self.workers and self.workers[worker].reading:
                 self.workers[worker].say("free", ids=numbers)
 
     def send_back(self) -> None:
         """Values of feed.send(), to every worker: each keeps those of its environments."""
-        while self.acts and all((r.sent(self.sent)) is not None for r in self.rings):
-            for ring in self.rings:
-                values = {n: np.ascontiguousarray(v) for n, v in ring.sent(self.sent).items()}
-                first = self.sent * self.feed.batch + ring.rows[0]
-                arrays = [{"name": n, "dtype": v.dtype.str, "shape": list(v.shape),
-                           "bytes": v.nbytes, "region": None, "offset": None, "frame": i,
-                           "codec": "none"} for i, (n, v) in enumerate(values.items())]
-                for one in self.workers.values():
-                    one.say("give_back", [v.tobytes() for v in values.values()],
-                            pipeline=self.supply.pipeline, version=self.version, first=first,
-                            arrays=arrays)
-            self.sent += 1
+        for first, values in self.rings.sent_back() if self.acts else ():
+            arrays, frames = in_frames(values)
+            for one in self.workers.values():
+                one.say("give_back", frames, pipeline=self.supply.pipeline,
+                        version=self.version, first=first, arrays=arrays)
 
     # ---- what others are told
 
@@ -501,33 +454,21 @@ class Filling:
             return
         self.rated = now
         self.say_why()
-        waited, between = (max(x) for x in zip(*(r.waits() for r in self.rings)))
+        waited, between = self.rings.waits()
         rows = sum(e - b for b, e in self.asking.segments)
-        taken = min(r.taken for r in self.rings)
+        taken = self.rings.taken()
         self.tell("rate", consumer=self.consumer, taken=taken * rows, busy_s=between,
                   waited_s=waited, queued=(self.asking.next - taken) * rows)
 
     def say_why(self) -> None:
         """Why it waits, once for each reason, if it is not over in a moment."""
         if self.pending and time.monotonic() - self.pending[0] > PENDING_S:
-            text = f"{self.supply.pipeline} waits: {self.pending[1]}"
-            if text not in self.said and self.rows[0] == 0:
-                self.said.add(text)
-                say(text)
+            self.say_once(f"waits: {self.pending[1]}", self.pending[1])
 
-
-def described(field: Any) -> dict[str, Any]:
-    """A field as it stands on the wire: its shape without the batch."""
-    dtype = np.dtype(field.dtype)
-    return {"name": field.name, "dtype": dtype.str if dtype.kind != "V" else dtype.name,
-            "shape": [int(n) for n in field.shape[1:]]}
-
-
-def bytes_of(field: dict[str, Any]) -> int:
-    size = int(dtype_named(field["dtype"]).itemsize)
-    for extent in field["shape"]:
-        size *= extent
-    return size
+    def say_once(self, text: str, about: str) -> None:
+        if about not in self.said and self.rows[0] == 0:
+            self.said.add(about)
+            say(f"{self.supply.pipeline}: {text}")
 
 
 def say(text: str) -> None:

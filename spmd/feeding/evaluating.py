@@ -48,6 +48,22 @@ class Evaluator:
         self.compress = read["compress"]
         self._may_end = pipeline.settings.epochs is not None and pipeline.length() is None
         self._mean_s = 0.0  # of an example; 0: none was computed yet
+        self._order: str | None = None
+
+    def with_settings(self, settings: dict[str, Any]) -> Evaluator:
+        """The same with other settings."""
+        found = Evaluator(self.pipeline, settings)
+        found._order = self._order
+        return found
+
+    def order(self) -> str:
+        """What tells its stream from others on this machine; "" where its source cannot say."""
+        if self._order is None:
+            try:
+                self._order = self.pipeline.order()
+            except Exception:  # of a user's source: what is wrong is said at its examples
+                self._order = ""
+        return self._order
 
     def compute(self, work: Any, fields: list[dict[str, Any]], out: dict[str, np.ndarray],
                 board: Any) -> Computed:
@@ -135,16 +151,28 @@ def dtype_named(name: str) -> np.dtype:
     return found
 
 
+def described(field: Any) -> dict[str, Any]:
+    """A field as it stands on the wire: its shape without the batch."""
+    dtype = np.dtype(field.dtype)
+    return {"name": field.name, "dtype": dtype.str if dtype.kind != "V" else dtype.name,
+            "shape": [int(n) for n in field.shape[1:]]}
+
+
+def bytes_of(field: dict[str, Any]) -> int:
+    """Of one example."""
+    size = int(dtype_named(field["dtype"]).itemsize)
+    for extent in field["shape"]:
+        size *= extent
+    return size
+
+
 def placed(fields: list[dict[str, Any]], rows: int) -> tuple[list[tuple[Any, ...]], int]:
     """(name, shape, dtype, offset, bytes) of each array in one block, and the block's bytes."""
     found, offset = [], 0
     for field in fields:
-        dtype = dtype_named(field["dtype"])
+        size = rows * bytes_of(field)
         shape = (rows, *field["shape"])
-        size = dtype.itemsize
-        for extent in shape:
-            size *= extent
-        found.append((field["name"], shape, dtype, offset, size))
+        found.append((field["name"], shape, dtype_named(field["dtype"]), offset, size))
         offset += -(-size // ALIGNED) * ALIGNED
     return found, offset
 

@@ -1,0 +1,142 @@
+"""The rings of a feed in one process: whole batches go in, memory of workers and values come out.
+
+In: what workers answered, as Asking has it, in order. Out: batches in rings; the results that no
+rank looks at any more; what ranks sent back.
+Always holds: a result is named as free once, after every rank has taken all batches made of it.
+"""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+
+from spmd.data.computing import MASK
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+    from spmd.feeding.asked_worker import AskedWorker
+    from spmd.feeding.asking import Asking, Filled
+    from spmd.feeding.wire import Message
+
+
+class FilledRings:
+    """start: number of the first batch. The feed may have a field `mask`, which is made here."""
+
+    def __init__(self, feed: Any, rings: list[Any], asking: Asking, start: int) -> None:
+        self.feed, self.rings, self.asking = feed, rings, asking
+        self.masked = any(f.name == MASK for f in feed.fields)
+        self.depth = max(2, min(r.depth for r in rings))
+        self.held: list[tuple[int, list[Filled]]] = []  # given to rings, not taken yet
+        self.lent: dict[str, int] = {}  # by result: batches that are not taken yet
+        self.sent = start  # batches behind which values were sent back
+        self.ended = False
+
+    def taken(self) -> int:
+        """Every rank of this process has taken the batches before this one."""
+        return min(int(r.taken) for r in self.rings)
+
+    def is_wanted(self, k: int) -> bool:
+        return any(r.is_wanted(k) for r in self.rings)
+
+    def owe(self, k: int) -> bool:
+        """Whether a rank waits for batch k that has sent nothing back behind the one before."""
+        return any(r.owes(k) for r in self.rings)
+
+    def descriptors(self) -> list[int]:
+        """Readable after something was taken, or sent."""
+        return [r.fileno() for r in self.rings]
+
+    def hear(self) -> None:
+        for fd in self.descriptors():
+            try:
+                os.eventfd_read(fd)
+            except BlockingIOError:
+                pass
+
+    def waits(self) -> tuple[float, float]:
+        """Seconds for which ranks waited, and seconds between two takes: of the slowest ring."""
+        waited, between = zip(*(r.waits() for r in self.rings))
+        return max(waited), max(between)
+
+    def fail(self, error: BaseException) -> None:
+        for ring in self.rings:
+            ring.fail(error)
+
+    # ---- in
+
+    def take_in(self, worker: AskedWorker, message: Message,
+                fields: list[dict[str, Any]]) -> list[str]:
+        """An answer. Gives the results in it that nobody looks at any more."""
+        framed = any(a["frame"] is not None for a in message["arrays"])
+        broken = {b["position"] for b in message["broken"]}
+        first = (message["id"], message["rows"], None, message["seconds"])
+        free = []
+        for number, rows, region, seconds in (first, *(message["more"] or ())):
+            wanted, arrays = self.asking.is_wanted(number), {}
+            if wanted:
+                count = self.asking.asked[number].piece.count
+                arrays = worker.arrays(message, fields, count, region)
+            batches = self.asking.fill(number, arrays, rows, broken, message["end"], seconds)
+            if wanted and not framed:
+                self.lent[number] = batches
+            else:
+                free.append(number)
+            broken = set()  # what failed is of the first
+        return free
+
+    def fill(self, newest_first: bool) -> None:
+        """Whole batches, as far as they are there."""
+        while found := self.asking.whole(newest_first):
+            k, pieces = found
+            for ring in self.rings:
+                ring.put(k, self.parts(ring.rows, pieces))
+            self.held.append((k, pieces))
+
+    def end(self) -> bool:
+        """Says that the stream has ended, once it has. True if that is news."""
+        if self.ended or not self.asking.has_ended():
+            return False
+        self.ended = True
+        for ring in self.rings:
+            ring.end(self.asking.next)
+        return True
+
+    def parts(self, rows: tuple[int, int], pieces: list[Filled]) -> list[Any]:
+        """The pieces as far as they lie in these rows, with the mask."""
+        found = []
+        for one in pieces:
+            begin = max(one.piece.row, rows[0])
+            end = min(one.piece.row + one.piece.count, rows[1])
+            if begin < end:
+                cut = slice(begin - one.piece.row, end - one.piece.row)
+                part = {name: a[cut] for name, a in one.arrays.items()}
+                if self.masked:
+                    part[MASK] = np.array(one.there[cut], np.bool_)
+                found.append((begin, end - begin, part))
+        return found
+
+    # ---- out
+
+    def free(self) -> dict[str, list[str]]:
+        """By worker: results that no rank looks at any more."""
+        taken, found = self.taken(), {}  # type: ignore[var-annotated]
+        while self.held and self.held[0][0] < taken:
+            for one in self.held.pop(0)[1]:
+                left = self.lent.pop(one.number, 0) - 1
+                if left > 0:
+                    self.lent[one.number] = left
+                elif left == 0:
+                    found.setdefault(one.worker, []).append(one.number)
+        return found
+
+    def sent_back(self) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
+        """Values of feed.send(): the first position, and a row for each place from there on."""
+        while all(r.sent(self.sent) is not None for r in self.rings):
+            for ring in self.rings:
+                values = {n: np.ascontiguousarray(v) for n, v in ring.sent(self.sent).items()}
+                yield self.sent * self.feed.batch + ring.rows[0], values
+            self.sent += 1

@@ -93,8 +93,13 @@ def inside(what: str) -> ProgramError:
         f"feed.{what}() stands inside a shard_map", place=user_place(),
         expected="feeds in the program itself: a batch is an array of all ranks",
         found="one rank's view",
-        remedy="b = feed.next() before it, and pass b.x to the function: each rank gets its part"
-        if what == "next" else f"call feed.{what} outside of it")
+        remedy={
+            "next": "b = feed.next() before it, and pass b.x to the function: each rank gets its "
+            "part; a loop over batches stands outside, and calls the shard_map in each turn",
+            "more": "call feed.more outside of it: a loop over batches stands outside, and calls "
+            "the shard_map in each turn",
+            "send": "return the values, with out_layouts as those of the batch, and call feed.send "
+            "outside of it"}[what])
 
 
 def sent_fields(feed: str, values: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:

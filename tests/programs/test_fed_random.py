@@ -89,18 +89,18 @@ class Drawn:
         return kind() if kind == self.take else kind(deep)
 
     def unrolled(self, deep):
-        return [f"for _ in range({self.random.randrange(1, 3)}):",
-                *within(self.statement(deep - 1))]
+        turns = self.random.randrange(1, 3)
+        return [f"for _ in range({turns}):", *within(self.statement(deep - 1))]
 
     def loop(self, deep):
         r, name = self.random, self.random.choice([*self.feeds])
         head = r.choice((f"for k in spmd.range({r.randrange(0, 4)}):", f"while {name}.more():",
                          f"while {name}.more() and n < {r.randrange(2, 9)}:",
-                         f"for _ in {name}:", f"while n < {r.randrange(2, 7)}:"))
-        body = [] if head.startswith("for _") else self.take(name)
+                         f"for each in {name}:", f"while n < {r.randrange(2, 7)}:"))
+        body = [] if head.startswith("for each") else self.take(name)
         if not body:
-            answer = [f"{name}.send(a=_.x[:, 0] * 2, b=_.y + n)"] if self.sends[name] else []
-            body = ["w = w * 0.5 + of(_.x)", "n = n + 1", *answer]
+            answer = [f"{name}.send(a=each.x[:, 0] * 2, b=each.y + n)"] if self.sends[name] else []
+            body = ["w = w * 0.5 + of(each.x)", "n = n + 1", *answer]
         if r.random() < 0.6:
             body += self.statement(deep - 1)
         if r.random() < 0.3:

@@ -60,7 +60,7 @@ class Scheduler:
         self.own_workers = False  # whoever started us starts workers too
         now = time.monotonic()
         self.awaited = set(store.agents())
-        self.coming_until = now + COMING_S if self.awaited else now
+        self.coming_until = now + COMING_S if self.awaited or self.assigned.shares else now
         self.dirty = True
         self._planned = self._kept = self._ticked = self._charged = now
 
@@ -298,7 +298,7 @@ class Scheduler:
                      for one in self.pipelines.values() if one.name in running]
         found = assign(pipelines, [c.row() for c in self.consumers.values()], workers,
                        self.assigned.shares, int(now // self.slice_s))
-        if self.awaited and now < self.coming_until:
+        if now < self.coming_until and (self.awaited or self._are_unmeasured()):
             return  # just restarted: everybody works on as before, until all are here again
         self.assigned = found
         for name, pipeline in self.pipelines.items():
@@ -310,6 +310,11 @@ class Scheduler:
             consumer.adapt(now, consumer.consumer not in found.lacks)
         self._charge(rows, now)
         self.look(now)
+
+    def _are_unmeasured(self) -> bool:
+        """Is there a consumer that had workers, and whose rate is not known again?"""
+        had = {c for given in self.assigned.shares.values() for c in given}
+        return any(c not in self.consumers or not self.consumers[c].meter.rate for c in had)
 
     def _why(self, why: str) -> str:
         """More than the assignment can know of workers that are not there."""

@@ -175,12 +175,6 @@ class Stage:
         return all(len(row) == len(needs) and all(abs(a - n) <= WITHIN for a, n in zip(row, needs))
                    for row in rows)
 
-    def shown(self, event: float) -> str:
-        """For whoever looks into it."""
-        return "\n".join(
-            f"{k:3} {' '.join(f'{100 * one.starved(event + k, event + k + 1):5.1f}%' for one in self.consumers)}"
-            f"  {[round(x, 2) for x in self.assigned(event + k)]}" for k in range(-3, int(WATCHED_S)))
-
     def steady_after(self, event: float) -> float:
         """Seconds from an event until every following second is steady; infinite if none is."""
         end = event + WATCHED_S
@@ -251,9 +245,9 @@ def scene(name: str, image: str, work: int) -> dict[str, float]:
             until(lambda: len(served.status()["workers"]) == count)
             event = time.monotonic()
         time.sleep(WATCHED_S + 0.5)
-        print(name, stage.shown(event), stage.makes, sep="\n", file=sys.stderr)
-        return {"seconds": stage.steady_after(event), "assigned": sum(stage.assigned(
-            event + WATCHED_S)), "needs": sum(stage.needs(event + WATCHED_S - 4, event + WATCHED_S))}
+        end = event + WATCHED_S
+        return {"seconds": stage.steady_after(event), "assigned": sum(stage.assigned(end)),
+                "needs": sum(stage.needs(end - 4, end))}
 
 
 def kill_worker(agent: int) -> None:

@@ -190,7 +190,10 @@ class Scheduler:
         except SpmdError as error:
             self.tell(peer, "failed", code=error.exit_code, text=str(error))
             return
-        self.consumers[message["consumer"]] = KnownConsumer(peer, message.fields, version, now)
+        one = KnownConsumer(peer, message.fields, version, now)
+        if before := self.consumers.get(one.consumer):
+            one.meter = before.meter  # its line broke: it is what it was
+        self.consumers[one.consumer] = one
         pipeline = self.pipelines[name]
         pipeline.running_since = pipeline.running_since or now
         self.dirty = True
@@ -300,7 +303,7 @@ class Scheduler:
                        self.assigned.shares, int(now // self.slice_s))
         if now < self.coming_until and (self.awaited or self._are_unmeasured()):
             return  # just restarted: everybody works on as before, until all are here again
-        self.assigned = found
+        self.assigned, self.coming_until = found, now
         for name, pipeline in self.pipelines.items():
             pipeline.why = self._why(found.pending.get(name, ""))
         rows = {row.worker: row for row in workers}

@@ -98,10 +98,10 @@ class RunningConsumer:
 
     def __init__(self, image: str, served: ServedProcess, takes: float, work: int) -> None:
         self.rows: list[list[float]] = []
-        how = ["consume", image, f"steady@{served.address}", str(round(takes * work))] if work else [
-            "wait", "", f"steady@{served.address}", str(takes * COMPUTES_S)]
+        how, much = ("consume", round(takes * work)) if work else ("wait", takes * COMPUTES_S)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.figures_steady", *how], stdout=subprocess.PIPE, text=True,
+            [sys.executable, "-m", "tests.figures_steady", how, image, f"steady@{served.address}",
+             str(much)], stdout=subprocess.PIPE, text=True,
             env={**os.environ, "SPMD_FEED_KEYS": served.keys_folder})
         threading.Thread(target=self._hear, daemon=True).start()
 
@@ -242,7 +242,7 @@ def scene(name: str, image: str, work: int) -> dict[str, float]:
         events[name]()
         if "join" in name:  # from when they are there: starting Python is not what is measured
             count = {"workers join": 6, "a consumer joins": 8}[name]
-            until(lambda: len(served.status()["workers"]) == count)
+            until(lambda: len(served.status()["workers"]) == count, 60)
             event = time.monotonic()
         time.sleep(WATCHED_S + 0.5)
         end = event + WATCHED_S

@@ -30,7 +30,7 @@ import spmd
 from spmd.feeding.serving import keys_of
 from tests.feeding.served_kit import Rank, ServedProcess, until
 
-ROWS, SIZE, COMPUTES_S = 1024, 64, 0.11
+ROWS, SIZE, COMPUTES_S = 1024, 128, 0.11
 SETTLES_S, STRETCH_S, WATCHED_S = 8.0, 10.0, 10.0
 NEEDED = (2, 4, 6)
 LIMIT, WITHIN = 0.02, 1.0

@@ -397,8 +397,23 @@ def training(folder: Path, rounds: int = 7) -> None:
            "ours / the faster PyTorch", "ours / JAX", "ours / 1 rank"], rows)
 
 
-def feeding(_: Path, rounds: int = 5) -> None:
+def steady(_: Path, rounds: int = 3) -> None:
+    """Workers by the rate equation, and how soon ranks are steady again."""
+    argv = [sys.executable, "-m", "tests.figures_steady", "measure", rounds]
+    found = json.loads(run(argv, timeout=1800).expect(0).out.splitlines()[-1])
+    rows = [(name, f"{one['needs']:.2f}", f"{one['assigned']:.2f}",
+             f"{one['starved']:.2%}" if "starved" in one else "",
+             f"{one['seconds']:.1f}" if "seconds" in one else "") for name, one in found.items()]
+    print("Ranks of 110 ms for a batch of 1024, and workers that wait as for a storage far away; "
+          f"medians of {rounds}. Steady: each following second, ranks wait for less than 2 % of "
+          "it, and assigned workers are within one of the rate equation:\n")
+    table(["", "workers = consumption / production", "assigned", "starved", "steady after, s"],
+          rows)
+
+
+def feeding(folder: Path, rounds: int = 5) -> None:
     """Batches of workers beside a copy of memory and other libraries; a rank that computes."""
+    steady(folder)
     for library, name in figures_feeding.PEERS.items():
         if figures_feeding.lacks(library, (figures_feeding.NEEDS[library],)):
             which = "PEERS_PYTHON_TF" if library == "tf" else "PEERS_PYTHON"

@@ -21,7 +21,8 @@ Shares = dict[str, dict[str, float]]  # worker -> consumer -> part of its time
 HEADROOM = 0.10  # of what a consumer takes, but never a whole worker
 MOST_HEADROOM = 0.75  # workers
 KEPT_FROM = 0.1  # of the headroom: what a consumer has is kept from here
-KEPT_UP_TO = 1.5  # times what it takes, and one worker more at most
+KEPT_UP_TO = 1.5  # times what it takes, and at most
+KEPT_MORE = 0.8  # workers more: it stays within one of the rate equation
 NOISE = 0.03  # of what it takes: measured rates differ by so much from second to second
 FAIR_ENOUGH = 0.93  # of what all could have: too few workers are not dealt anew for less
 WORTH = 1.05  # times as much for the poorest: for less, nobody gives up workers of its own host
@@ -335,7 +336,7 @@ def _fair_goals(
 def _is_right(d: Need, supply: float) -> bool:
     """Whether what a consumer has is about what it needs."""
     low = d.need + (d.target - d.need) * KEPT_FROM
-    return low <= supply <= min((1 + NOISE) * d.need + d.usual, KEPT_UP_TO * d.need)
+    return low <= supply <= min((1 + NOISE) * d.need + KEPT_MORE * d.usual, KEPT_UP_TO * d.need)
 
 
 def _largest(fits: Callable[[float], bool], high: float = 1.0) -> float:

@@ -16,7 +16,8 @@ from spmd.feeding.scheduler_state import StoredPipeline
 AVOID_S, MOST_AVOID_S = 5.0, 60.0  # a worker that a consumer has no line to; longer each time
 CONSUMER_WINDOW_S = 10.0
 STARVED = 0.02  # of the time: more is told, and helped against
-STEP, MOST_EXTRA, STEADY_S = 0.05, 0.5, 3.0
+STEP, MOST_EXTRA = 0.05, 0.5
+SETTLES_S, STEADY_S = 2.0, 3.0  # after another assignment: what is lost then says nothing of it
 JOULES = 3600.0  # of a watt in an hour
 
 
@@ -100,9 +101,9 @@ class KnownConsumer:
 
     def adapt(self, now: float, enough: bool) -> None:
         """Asks for more where it starves with workers that should be enough, later for less."""
-        if now - self.steady_since < STEADY_S or not self.meter.rate:
+        if now - self.steady_since < SETTLES_S + STEADY_S or not self.meter.rate:
             return
-        starved = self.meter.waiting(now)
+        starved = self.meter.waiting(now, STEADY_S)
         if starved > STARVED and enough:
             self.extra = min(MOST_EXTRA, self.extra + STEP)
             self.steady_since = now

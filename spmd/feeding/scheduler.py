@@ -62,7 +62,7 @@ class Scheduler:
         self.own_workers = False  # whoever started us starts workers too
         now = time.monotonic()
         self.awaited = set(store.agents())
-        self.coming_until = now + COMING_S if self.awaited else now
+        self.coming_until = now + COMING_S if self.awaited or self.assigned.shares else now
         self.dirty = True
         self._planned = self._kept = self._ticked = self._charged = now
         self._took = 0.0  # for the last assignment
@@ -198,7 +198,10 @@ class Scheduler:
         except SpmdError as error:
             self.tell(peer, "failed", code=error.exit_code, text=str(error))
             return
-        self.consumers[message["consumer"]] = KnownConsumer(peer, message.fields, version, now)
+        one = KnownConsumer(peer, message.fields, version, now)
+        if before := self.consumers.get(one.consumer):
+            one.meter = before.meter  # its line broke: it is what it was
+        self.consumers[one.consumer] = one
         pipeline = self.pipelines[name]
         pipeline.running_since = pipeline.running_since or now
         self.dirty = True
@@ -319,9 +322,9 @@ class Scheduler:
         there = {row.worker for row in workers}
         found = assign(pipelines, [c.row(now, there) for c in self.consumers.values()], workers,
                        self.assigned.shares, int(now // self.slice_s))
-        if self.awaited and now < self.coming_until:
+        if now < self.coming_until and (self.awaited or self._are_unmeasured()):
             return  # just restarted: everybody works on as before, until all are here again
-        self.assigned = found
+        self.assigned, self.coming_until = found, now
         for name, pipeline in self.pipelines.items():
             pipeline.why = self._why(found.pending.get(name, ""))
         rows = {row.worker: row for row in workers}
@@ -331,6 +334,11 @@ class Scheduler:
             consumer.adapt(now, consumer.consumer not in found.lacks)
         self._charge(rows, now)
         self.look(now)
+
+    def _are_unmeasured(self) -> bool:
+        """Is there a consumer that had workers, and whose rate is not known again?"""
+        had = {c for given in self.assigned.shares.values() for c in given}
+        return any(c not in self.consumers or not self.consumers[c].meter.rate for c in had)
 
     def _why(self, why: str) -> str:
         """More than the assignment can know of workers that are not there."""

@@ -110,11 +110,11 @@ class TimedRing:
 class Rank:
     """Takes batches of `batch` examples, computing for so many seconds after each."""
 
-    def __init__(self, name, served, batch=100, seconds=0.05, number=0):
+    def __init__(self, name, served, batch=100, seconds=0.05, number=0, dtype=np.int64):
         self.ring, self.seen, self.error = TimedRing((0, batch)), [], None
         self.seconds, self.over = seconds, threading.Event()
         self.supply = PipelineSupply(name, served.address, served.keys, ranks=(number,), run="test")
-        self.supply.begin(Feed("feed", batch, [Field("x", (batch,), np.int64)]), [self.ring], 0)
+        self.supply.begin(Feed("feed", batch, [Field("x", (batch,), dtype)]), [self.ring], 0)
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
 

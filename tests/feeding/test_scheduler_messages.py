@@ -12,7 +12,7 @@ from spmd.feeding.measuring import RateMeter
 from spmd.feeding.metrics import prometheus
 from spmd.feeding.overview import overview
 from spmd.feeding.scheduler import Scheduler
-from spmd.feeding.scheduler_state import StateFile
+from spmd.feeding.scheduler_state import StateFile, StoredPipeline
 from spmd.feeding.sockets import Lines
 from spmd.feeding.status_tables import pipeline_text, table_text
 from spmd.feeding.wire import encode
@@ -82,6 +82,38 @@ def test_any_messages_in_any_order():
             scheduler._bury(time.monotonic() + 5)
     assert scheduler.counts["defects"] == 0
     assert scheduler.counts["malformed"] > 100
+    lines.close()
+
+
+def test_who_starts_again_keeps_what_everybody_has_until_all_are_measured():
+    """Two ranks of which one needs three workers and the other one: four shares, not two each."""
+    keys, store = made_for_a_run(), StateFile()
+    lines = Lines(keys)
+    had = {w: {IDS[1] if k else IDS[2]: 1.0} for k, w in enumerate(IDS[:4])}
+    store.put_pipeline(StoredPipeline("images", 1, "f.py", "x", {}))
+    store.remember(shares=had, rates={("images", "cpu"): 1000.0})
+    scheduler = Scheduler(lines.router("tcp://127.0.0.1:*", keys.server_secret, keys.server), store)
+
+    def planned():
+        scheduler.plan(time.monotonic())
+        return scheduler.assigned.shares
+
+    assert planned() == had, "nobody is here yet"
+    process = [{"worker": w, "address": "tcp://h:1", "key": "k" * 40} for w in had]
+    scheduler.hear(b"a", encode("join", agent=IDS[0], host="a", name="n", device="cpu",
+                                processes=process))
+    for one, taken in ((IDS[1], 2700), (IDS[2], 900)):
+        scheduler.hear(one.encode(), encode(
+            "consume", consumer=one, run="r", pipeline="images", feed="feed", rows=[0, 8], batch=8,
+            fields=[], host="a", ranks=[0], device="cpu"))
+        assert planned() == had, "their rates are not known yet"
+        for k in range(2):
+            scheduler.hear(one.encode(), encode(
+                "rate", consumer=one, taken=taken * k, busy_s=float(k), waited_s=0.0, queued=0))
+    assert planned() == had and not scheduler._are_unmeasured()
+    assert {w for w, of in had.items() if IDS[1] in of} == set(scheduler.assigned.of(IDS[1]))
+    scheduler.hear(IDS[2].encode(), encode("done", consumer=IDS[2]))
+    assert planned() != had, "it assigns again"
     lines.close()
 
 

@@ -82,6 +82,24 @@ def test_a_line_says_why_it_does_not_stand(monkeypatch):
     lines.close()
 
 
+def test_a_flood_that_breaks_off_ends_nobody(monkeypatch):
+    """libzmq would abort this process: its issue 4767."""
+    monkeypatch.setattr(sockets, "HEARTBEAT_MS", 50)
+    keys, (public, secret) = made_for_a_run(), pair()
+    lines, other = Lines(keys), Lines(keys)
+    router = lines.router("tcp://127.0.0.1:*", secret, public)
+    flood = other.dealer(router.last_endpoint.decode(), public, new_id())
+    for _ in range(3 * sockets.MESSAGES):
+        flood.send(b"x" * 100)
+    other.close(linger_ms=1000)
+    time.sleep(0.3)
+    count = 0
+    while received(router):
+        count += 1
+    assert count == 3 * sockets.MESSAGES
+    lines.close()
+
+
 def test_a_worker_without_a_line_is_named_and_others_are_asked(elsewhere, monkeypatch, capfd):
     monkeypatch.setattr(asked_worker, "AWAY_S", 0.3)
     monkeypatch.setattr(consumer, "TOGETHER_S", 0.1)

@@ -39,7 +39,7 @@ help:
 	@echo "make random            a long run of random programs against the oracles"
 	@echo "make kills             a hundred runs killed at random moments"
 	@echo "make feed-kills        a hundred kills of runs with feeds: every example exactly once"
-	@echo "make fuzz              a million malformed frames, for decoder and worker"
+	@echo "make fuzz              a million malformed frames, for all parts of feeding"
 	@echo "make stress            the engine under random delays, for STRESS_SECONDS=300"
 	@echo "make golden            rewrite the golden files"
 	@echo "make sanitize-address  the engine under AddressSanitizer and UBSan"

@@ -83,7 +83,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return [_plain(v) for v in value]
     if isinstance(value, dict):
-        return {str(k): float(v) for k, v in value.items()}
+        return {str(k): _plain(v) for k, v in value.items()}
     return value.item() if hasattr(value, "item") else value
 
 

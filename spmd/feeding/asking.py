@@ -237,7 +237,7 @@ class Asking:
             return 0
         asked = self.asked.pop(number)
         piece = asked.piece
-        if now is not None:
+        if now is not None and rows:
             self.took_s += (now - asked.when - self.took_s) * (0.2 if self.took_s else 1.0)
         there = [i < rows and piece.first + i not in broken
                  and piece.first + i not in self.left_out for i in range(piece.count)]

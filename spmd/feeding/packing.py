@@ -29,7 +29,9 @@ SMALL = 4096  # bytes: less is never packed
 SAMPLE = 1 << 17
 TRY_EVERY = 64  # frames between two trials of a field
 LEVEL = 1  # of zstd: higher ones pay on no link that feeds ranks
-PART = 128 << 10  # bytes of a frame: heartbeats pass between frames, not within one
+# Bytes of a frame: heartbeats pass between frames, not within one. Small ones cost more time.
+LEAST_PART, PART = 16 << 10, 128 << 10
+PART_S = 0.25  # that a frame may take on its way
 MOST_PARTS = 1 << 14  # of an array
 UNPACK_GAIN = {"lz4": 4.0, "zstd": 2.5}  # unpacking is so many times faster than packing
 
@@ -61,10 +63,10 @@ def unpacked(data: Any, codec: str, size: int) -> Any:
     return found
 
 
-def in_parts(data: Any) -> list[Any]:
-    """The frames that these bytes travel in: also on a slow line each takes less than a second."""
+def in_parts(data: Any, size: int = LEAST_PART) -> list[Any]:
+    """The frames of so many bytes that these travel in; there are never too many frames."""
     whole = memoryview(data)
-    size = max(PART, -(-whole.nbytes // MOST_PARTS))
+    size = max(size, -(-whole.nbytes // MOST_PARTS))
     return [whole[at : at + size] for at in range(0, whole.nbytes, size)] or [whole]
 
 
@@ -110,6 +112,10 @@ class Link:
     def count(self) -> int:
         """Results under way."""
         return len(self._sent)
+
+    def part(self) -> int:
+        """Bytes of a frame: small ones until it is known that the line is fast."""
+        return min(max(LEAST_PART, int(self.speed * PART_S)), PART)
 
     def codec(self, field: str, data: memoryview) -> str:
         if data.nbytes < SMALL:

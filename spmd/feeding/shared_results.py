@@ -251,9 +251,10 @@ class ReadResults:
         if not fds:
             self._memory.pop(number, None)
             return
-        sealed = fcntl.fcntl(fds[0], fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
-        if sealed and 0 < size <= os.fstat(fds[0]).st_size:
-            self._memory[number] = mmap.mmap(fds[0], size, prot=mmap.PROT_READ)
+        with suppress(OSError):  # what is no memory of a worker
+            sealed = fcntl.fcntl(fds[0], fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
+            if sealed and 0 < size <= os.fstat(fds[0]).st_size:
+                self._memory[number] = mmap.mmap(fds[0], size, prot=mmap.PROT_READ)
 
     def close(self) -> None:
         self.socket.close()

@@ -218,8 +218,10 @@ def decode(frames: Sequence[Any]) -> Message:
     if raw[0].nbytes > HEADER_BYTES:
         raise _malformed(f"a header: expected at most {HEADER_BYTES} bytes, found {raw[0].nbytes}")
     try:
-        header = json.loads(str(raw[0], "utf-8"), object_pairs_hook=_unique,
-                            parse_constant=_constant)
+        text = str(raw[0], "utf-8")
+        header = json.loads(text, object_pairs_hook=_unique, parse_constant=_constant)
+        if "\\u" in text:  # half of a character is none: no file and no terminal takes it
+            json.dumps(header, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise _malformed(f"a header that is no JSON: {str(error)[:200]}") from None
     if not isinstance(header, dict):

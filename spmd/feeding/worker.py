@@ -360,7 +360,7 @@ def framed(link: Link, places: list[tuple[Any, ...]], memory: Any,
         name, offset, size = place[0], place[3], place[4]
         data = whole[offset : offset + size]
         codec = fixed or link.codec(name, data)
-        parts = in_parts(packed(data, codec))
+        parts = in_parts(packed(data, codec), link.part())
         arrays.append(_array(place, frame=len(frames), parts=len(parts), codec=codec))
         frames += parts
     return arrays, frames

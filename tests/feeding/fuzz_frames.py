@@ -29,9 +29,9 @@ ODD = (None, True, -1, 2**70, 1e300, "", "0123456789abcdef", [], {}, [[]], {"x":
 BETWEEN = 2000  # frames between two proper requests
 
 
-def changed(chance: random.Random) -> list[bytes]:
+def changed(chance: random.Random, kind: str = "") -> list[bytes]:
     """A message that was right, with something done to it."""
-    kind = chance.choice(KINDS)
+    kind = kind or chance.choice(KINDS)
     frames = [MESSAGES[kind], *frames_for(kind)]
     how = chance.randrange(6)
     if how == 0:  # bytes
@@ -127,6 +127,15 @@ def asks(lines: Lines, said: dict[str, object]) -> float:
 
 
 if __name__ == "__main__":
+    from tests.feeding import fuzz_sockets  # it takes from here what it sends
+
     count, seed = int(sys.argv[1]), int(sys.argv[2] if len(sys.argv) > 2 else time.time())
     print(f"seed {seed}: {fuzz_decoder(count, seed)} of {count} frames refused by the decoder")
     print(f"a worker that got as many answered within {fuzz_worker(count, seed + 1):.3f} s")
+    print(f"a scheduler: within {fuzz_sockets.fuzz_scheduler(count, seed + 2):.3f} s")
+    fuzz_sockets.fuzz_agent(count // 10, seed + 3)
+    print("an agent kept its worker and beat")
+    taken = fuzz_sockets.fuzz_results(count, seed + 4)
+    print(f"of as many results {taken} were arrays, the others were refused")
+    fuzz_sockets.fuzz_unix_sockets(count // 10, seed + 5)
+    print("Unix sockets: nothing was mapped that should not be, nothing is left open")

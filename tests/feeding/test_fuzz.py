@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 from tests.feeding.fuzz_frames import fuzz_decoder, fuzz_worker
+from tests.feeding.fuzz_sockets import (
+    fuzz_agent,
+    fuzz_results,
+    fuzz_scheduler,
+    fuzz_unix_sockets,
+)
 
 
 def test_the_decoder_raises_nothing_else():
@@ -12,3 +18,19 @@ def test_the_decoder_raises_nothing_else():
 
 def test_a_worker_goes_on():
     assert fuzz_worker(5000, 2) < 10
+
+
+def test_a_scheduler_goes_on_without_a_defect():
+    assert fuzz_scheduler(3000, 3) < 10
+
+
+def test_an_agent_keeps_its_worker():
+    fuzz_agent(1000, 4)
+
+
+def test_a_result_is_what_was_asked_for_or_refused():
+    assert 0 < fuzz_results(3000, 5) < 1000
+
+
+def test_unix_sockets_take_nothing_odd():
+    fuzz_unix_sockets(500, 6)

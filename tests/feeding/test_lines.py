@@ -12,7 +12,7 @@ from spmd import UsageError
 from spmd.feeding import asked_worker, consumer, sockets
 from spmd.feeding.client import Client
 from spmd.feeding.keys import made_for_a_run, pair
-from spmd.feeding.packing import PART, in_parts, of_parts
+from spmd.feeding.packing import LEAST_PART, PART, in_parts, of_parts
 from spmd.feeding.sockets import OTHER_KEY, REFUSED_KEY, Lines, received
 from spmd.feeding.wire import decode, encode, new_id
 from tests.feeding.feeding_kit import Proxy, running, x_of
@@ -45,8 +45,9 @@ def until(holds, seconds=8.0):
 @pytest.mark.parametrize("size", [0, 1, PART, PART + 1, 5 * PART])
 def test_parts_become_what_was_cut(size):
     data = np.random.default_rng(size).bytes(size)
-    parts = in_parts(data)
-    assert all(p.nbytes <= PART for p in parts) and bytes(of_parts(parts)) == data
+    for part in (LEAST_PART, PART):
+        parts = in_parts(data, part)
+        assert all(p.nbytes <= part for p in parts) and bytes(of_parts(parts)) == data
 
 
 def test_a_large_result_takes_longer_than_the_silence_that_breaks_a_line(elsewhere, monkeypatch):
@@ -79,6 +80,23 @@ def test_a_line_says_why_it_does_not_stand(monkeypatch):
     until(lambda: not found[REFUSED_KEY].broke() and found[REFUSED_KEY].stands)
     with pytest.raises(UsageError, match="HOST:PORT"):
         lines.dealer("tcp://no-such-host.invalid:5", public, new_id())
+    lines.close()
+
+
+def test_a_flood_that_breaks_off_ends_nobody(monkeypatch):
+    """libzmq would abort this process: its issue 4767."""
+    monkeypatch.setattr(sockets, "HEARTBEAT_MS", 50)
+    keys, (public, secret) = made_for_a_run(), pair()
+    lines, other = Lines(keys), Lines(keys)
+    router = lines.router("tcp://127.0.0.1:*", secret, public)
+    flood = other.dealer(router.last_endpoint.decode(), public, new_id())
+    for _ in range(3 * sockets.MESSAGES):
+        flood.send(b"x" * 100)
+    other.close(linger_ms=5000)
+    time.sleep(0.3)  # several heartbeats
+    for _ in range(3 * sockets.MESSAGES):
+        assert router.poll(5000)
+        received(router)
     lines.close()
 
 

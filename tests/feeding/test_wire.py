@@ -98,6 +98,7 @@ def header(**fields):
     ([b'{"wire": ' + b"9" * 5000 + b', "kind": "who"}'], "no JSON"),
     ([b" " * (HEADER_BYTES + 1)], "at most"),
     ([b"3"], "an object"),
+    ([b'{"wire": 1, "kind": "drop", "name": "\\ud800"}'], "surrogates"),
     ([b'{"kind": "who"}'], "version 1"),
     ([b'{"wire": true, "kind": "who"}'], "version 1"),
     (header(kind="shell"), "no such kind"),

@@ -19,7 +19,7 @@ from spmd.feeding.agent import run_agent
 from spmd.feeding.client import Client, row_of
 from spmd.feeding.keys import make_folder
 from spmd.feeding.serving import keys_of, serve
-from spmd.feeding.tables import pipeline_text, table_text
+from spmd.feeding.status_tables import pipeline_text, table_text
 from spmd.launch.processes import Processes
 
 HOME, CLEAR_LINE, CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"

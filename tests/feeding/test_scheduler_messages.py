@@ -14,7 +14,7 @@ from spmd.feeding.overview import overview
 from spmd.feeding.scheduler import Scheduler
 from spmd.feeding.scheduler_state import StateFile
 from spmd.feeding.sockets import Lines
-from spmd.feeding.tables import pipeline_text, table_text
+from spmd.feeding.status_tables import pipeline_text, table_text
 from spmd.feeding.wire import encode
 
 IDS = [f"{k:016x}" for k in range(6)]

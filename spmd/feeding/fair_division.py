@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import exp
 
-TURNS = 120
+TURNS = 240
 SPEED = 4.0  # of the weights
 STEP = 0.6  # of prices, where a limit of cost is passed
 

@@ -51,6 +51,7 @@ def _consumer(scheduler: Scheduler, one: KnownConsumer, now: float) -> dict[str,
         starved = 1.0  # it waits for a batch that nobody makes: such a wait is counted at its end
     return {
         "consumer": one.consumer, "run": one.said["run"], "pipeline": one.pipeline,
+        "version": one.version,
         "feed": one.said["feed"], "ranks": one.ranks(), "host": _host(scheduler, one.said["host"]),
         "device": one.said["device"], "rows": one.said["rows"],
         "batches": one.taken // one.per_batch,
@@ -145,13 +146,13 @@ def warnings(seen: dict[str, Any]) -> list[str]:
     kinds = {w["worker"]: w["device"] for w in seen["workers"]}
     limits = {p["name"]: p["limited"] for p in seen["pipelines"]}
     for c in seen["consumers"]:
-        if c["starved"] <= STARVED:
-            continue
+        if c["starved"] <= STARVED or not c["workers"]:
+            continue  # without any, it is pending, which is told below
         text = f"{c['ranks']} of {c['pipeline']} starves {c['starved']:.0%} of the time: "
-        if c["lacks"] and c["workers"] and (limit := limits[c["pipeline"]]):
+        if c["lacks"] and (limit := limits[c["pipeline"]]):
             text += (f"its {limit} allows no more; python -m spmd feed update {c['pipeline']} "
                      f"--{limit.replace('_', '-')} MORE")
-        elif c["lacks"] > GREEDY * len(c["workers"]) > 0:
+        elif c["lacks"] > GREEDY * len(c["workers"]):
             text += ("it computes next to nothing between two batches, so that each worker more "
                      f"makes it faster: python -m spmd feed worker --connect {address}")
         elif c["lacks"]:
@@ -159,8 +160,6 @@ def warnings(seen: dict[str, Any]) -> list[str]:
             more = f"{c['lacks']} more worker{'s' * (c['lacks'] > 1)}"
             text += (f"{more} of this kind ({', '.join(mine)}) would do: python -m spmd feed "
                      f"worker --connect {address} --processes {c['lacks']}")
-        elif not c["workers"]:
-            continue  # it is pending, which is told below
         else:
             count, there = len(c["workers"]), len(seen["workers"])
             text += (f"its {count} workers make enough, so they or the way to them are slower than "

@@ -9,16 +9,19 @@ from __future__ import annotations
 import textwrap
 from typing import Any
 
+from spmd.data.settings import Settings
+
 MOST_ROWS = 20  # of runs, and of machines
 WIDTH = 100  # of warnings, where nobody says how wide a terminal is
 
-# Heads of columns; numbers stand on the right.
-PIPELINES = ("pipeline", "priority>", "state", "workers>", "needs>", "taken/s>", "made/s>",
-             "starved>", "queued>", "user")
-RUNS = ("run", "pipeline", "ranks", "host", "workers>", "needs>", "could/s>", "taken/s>",
-        "starved>", "queued>", "batches>")
-MACHINES = ("machine", "kind", "workers>", "busy>", "queued>", "a worker makes")
-WORKERS = ("worker", "machine", "kind", "its part>", "makes/s>", "busy>", "queued>")
+# Heads of columns. > numbers stand on the right; - is left out where the terminal is narrow, the
+# last one first.
+PIPELINES = ("pipeline", "priority>", "state", "workers>", "needs>", "taken/s>", "starved>",
+             "user-", "queued>-", "made/s>-")
+RUNS = ("run", "pipeline", "ranks", "workers>", "needs>", "taken/s>", "starved>", "batches>-",
+        "host-", "queued>-", "could/s>-")
+MACHINES = ("agent on", "kind", "workers>", "busy>", "queued>", "a worker makes")
+WORKERS = ("worker", "agent on", "kind", "its part>", "makes/s>", "busy>", "queued>")
 
 Row = list[str]
 
@@ -26,9 +29,9 @@ Row = list[str]
 def table_text(seen: dict[str, Any], width: int = 0) -> str:
     """Everything. width: of the terminal; 0 cuts no line."""
     lines = [_head(seen)]
-    lines += _aligned(PIPELINES, [_pipeline(p) for p in seen["pipelines"]])
-    lines += _shortened(RUNS, [_run(c) for c in seen["consumers"]], "ranks")
-    lines += _shortened(MACHINES, [_machine(seen, a) for a in seen["agents"]], "machines")
+    lines += _aligned(PIPELINES, [_pipeline(p) for p in seen["pipelines"]], width)
+    lines += _shortened(RUNS, [_run(c) for c in seen["consumers"]], "ranks", width)
+    lines += _shortened(MACHINES, [_machine(seen, a) for a in seen["agents"]], "agents", width)
     if not seen["pipelines"]:
         lines += ["", "no pipeline was submitted yet: python -m spmd feed submit FILE.py"]
     return _cut(lines, width) + _warned(seen["warnings"], width)
@@ -41,39 +44,41 @@ def pipeline_text(seen: dict[str, Any], name: str, width: int = 0) -> str:
     mine = {c["consumer"] for c in runs}
     parts = {w["worker"]: sum(s for c, s in w["shares"].items() if c in mine)
              for w in seen["workers"]}
-    lines = [_head(seen), *_aligned(PIPELINES, [_pipeline(one)]),
+    lines = [_head(seen), *_aligned(PIPELINES, [_pipeline(one)], width),
              "", f"from {one['file']}, {_versions(one)}"]
     if one["spent"]:
         lines.append("spent up to now: " + ", ".join(_spent(one, what) for what in one["spent"]))
-    usual = {"", None, "turn", "auto", "fifo", "stop"}
-    given = [f"{key}={value}" for key, value in one["settings"].items()
-             if value not in ({}, []) and (isinstance(value, list | dict) or value not in usual)]
-    lines.append("settings: " + ", ".join(given))
-    lines += _aligned(RUNS, [_run(c) for c in runs])
+    usual = Settings().as_json()
+    given = [f"{key}={value}" for key, value in one["settings"].items() if value != usual.get(key)]
+    lines += textwrap.wrap("settings: " + (", ".join(given) or "as usual"), width or WIDTH,
+                           subsequent_indent="          ")
+    lines += _aligned(RUNS, [_run(c) for c in runs], width)
     lines += _aligned(WORKERS, [
         [w["worker"][:8], w["host"], w["device"], f"{parts[w['worker']]:.0%}",
          _number(w["rates"].get(name)), f"{w['busy']:.0%}", f"{w['queue']}"]
-        for w in seen["workers"] if parts[w["worker"]]])
-    about = [text for text in seen["warnings"] if name in text.split()]
+        for w in seen["workers"] if parts[w["worker"]]], width)
+    about = [text for text in seen["warnings"]
+             if text.startswith(f"{name} ") or f" of {name} starves" in text]
     return _cut(lines, width) + _warned(about, width)
 
 
 def _head(seen: dict[str, Any]) -> str:
     head = seen["scheduler"]
     return (f"{head['address']}, up {_duration(head['uptime_s'])}: {len(seen['workers'])} workers "
-            f"on {len(seen['agents'])} machine{'s' * (len(seen['agents']) != 1)}")
+            f"of {len(seen['agents'])} agents")
 
 
 def _pipeline(p: dict[str, Any]) -> Row:
     return [p["name"], f"{p['priority']:g}", p["state"], f"{p['workers']}", _number(p["needs"]),
-            _number(p["taken_per_s"]), _number(p["made_per_s"]), f"{p['starved']:.1%}",
-            f"{p['queued']}", p["user"]]
+            _number(p["taken_per_s"]), f"{p['starved']:.1%}" if p["consumers"] else "-", p["user"],
+            f"{p['queued']}", _number(p["made_per_s"])]
 
 
 def _run(c: dict[str, Any]) -> Row:
     return [c["run"], c["pipeline"], c["ranks"].removeprefix("ranks ").removeprefix("rank "),
-            c["host"], f"{len(c['workers'])}", _number(c["needs"]), _number(c["rate"]),
-            _number(c["taken_per_s"]), f"{c['starved']:.1%}", f"{c['queued']}", f"{c['batches']}"]
+            f"{len(c['workers'])}", _number(c["needs"]), _number(c["taken_per_s"]),
+            f"{c['starved']:.1%}", f"{c['batches']}", c["host"], f"{c['queued']}",
+            _number(c["rate"])]
 
 
 def _machine(seen: dict[str, Any], agent: dict[str, Any]) -> Row:
@@ -110,25 +115,25 @@ def _spent(one: dict[str, Any], what: str) -> str:
 # ---- lines --------------------------------------------------------------------------------------
 
 
-def _shortened(head: tuple[str, ...], rows: list[Row], what: str) -> list[str]:
-    lines = _aligned(head, rows[:MOST_ROWS])
+def _shortened(head: tuple[str, ...], rows: list[Row], what: str, width: int) -> list[str]:
+    lines = _aligned(head, rows[:MOST_ROWS], width)
     if len(rows) > MOST_ROWS:
         lines.append(f"… {len(rows) - MOST_ROWS} more lines of {what}: feed status PIPELINE, or "
                      "--json")
     return lines
 
 
-def _aligned(heads: tuple[str, ...], rows: list[Row]) -> list[str]:
-    """Columns that are as wide as they must be; one that says nothing at all is left out."""
+def _aligned(heads: tuple[str, ...], rows: list[Row], width: int) -> list[str]:
+    """Columns that are as wide as they must be, and those that fit; none that says nothing."""
     if not rows:
         return []
     kept = [k for k in range(len(heads)) if any(row[k] for row in rows)]
-    names = [heads[k].rstrip(">") for k in kept]
-    rows = [names, *([row[k] for k in kept] for row in rows)]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(kept))]
-    right = [heads[k].endswith(">") for k in kept]
-    return ["", *("  ".join(f"{cell:>{w}}" if r else f"{cell:{w}}"
-                            for cell, w, r in zip(row, widths, right)).rstrip() for row in rows)]
+    names = [head.rstrip("->") for head in heads]
+    wide = {k: max(len(names[k]), *(len(row[k]) for row in rows)) for k in kept}
+    while width and sum(wide[k] + 2 for k in kept) - 2 > width and heads[kept[-1]].endswith("-"):
+        kept.pop()
+    return ["", *("  ".join(f"{row[k]:{'>' if '>' in heads[k] else '<'}{wide[k]}}"
+                            for k in kept).rstrip() for row in [names, *rows])]
 
 
 def _cut(lines: list[str], width: int) -> str:

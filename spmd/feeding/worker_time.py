@@ -7,7 +7,7 @@ Always holds: no worker gives more than all of its time, no budget is passed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -176,27 +176,7 @@ def fit(
             not d.preferred and row.host == d.host)
 
     if parts is not None:
-        best = {name: dict(mine) for name, mine in parts.items()}
-        line = {name: _by_host(mine, pool) for name, mine in parts.items()}
-
-        def take_best(d: Need, workers: Iterable[str]) -> None:
-            mine = best[d.pipeline]
-            for worker in workers:
-                if wants[d.consumer] <= SLIVER * min(d.usual, d.target):
-                    return
-                if mine[worker] < SLIVER:
-                    continue
-                left = pool.left[worker]
-                take(d, [(worker, mine[worker])])
-                mine[worker] -= left - pool.left[worker]
-
-        for d in demands:
-            take_best(d, [w for w, _ in had[d.consumer] if w in best[d.pipeline]])
-        for where in (lambda d: d.host, lambda d: ""):
-            for d in demands:
-                rest = line[d.pipeline].get(where(d), [])
-                take_best(d, list(rest))
-                rest[:] = [w for w in rest if best[d.pipeline][w] >= SLIVER]
+        _take_best(demands, parts, pool, had, take)
     for d in demands:
         take(d, [(w, s) for w, s in had[d.consumer] if is_near(d, w)])
     for d in demands:
@@ -212,6 +192,32 @@ def fit(
         if wants[d.consumer] > 0:
             take(d, ((w, 1.0) for w in _in_order(d, pool.left, wants[d.consumer], pool)))
     return all(wants[d.consumer] <= SLIVER * min(d.usual, d.target) for d in demands)
+
+
+def _take_best(
+    demands: list[Need], parts: Mapping[str, Mapping[str, float]], pool: Pool,
+    had: Mapping[str, list[tuple[str, float]]],
+    take: Callable[[Need, Iterable[tuple[str, float]]], None],
+) -> None:
+    """Of the workers that are best for their pipelines: first those that they have."""
+    best = {name: dict(mine) for name, mine in parts.items()}
+    line = {name: _by_host(mine, pool) for name, mine in parts.items()}
+
+    def take_of(d: Need, workers: Iterable[str]) -> None:
+        mine = best[d.pipeline]
+        for worker in workers:
+            if mine[worker] >= SLIVER:
+                left = pool.left[worker]
+                take(d, [(worker, mine[worker])])
+                mine[worker] -= left - pool.left[worker]
+
+    for d in demands:
+        take_of(d, [w for w, _ in had[d.consumer] if w in best[d.pipeline]])
+    for near in (True, False):
+        for d in demands:
+            rest = line[d.pipeline].get(d.host if near else "", [])
+            take_of(d, list(rest))
+            rest[:] = [w for w in rest if best[d.pipeline][w] >= SLIVER]
 
 
 def _by_host(mine: Mapping[str, float], pool: Pool) -> dict[str, list[str]]:

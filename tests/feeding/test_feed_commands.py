@@ -53,7 +53,7 @@ def test_submit_status_update_cancel(served, feed, tmp_path):
     code, out, _ = feed("status", *here)
     assert "words            3  idle         0" in out and served.address in out
     code, out, _ = feed("status", "words", *here)
-    assert code == 0 and "version 1" in out and "rates={'cpu': 50.0, 'gpu': 400.0}" in out
+    assert code == 0 and "version 1" in out and "rates={'cpu': 50.0" in out
     assert json.loads(feed("status", "words", "--json", *here)[1])["name"] == "words"
     code, _, err = feed("status", "wrods", *here)
     assert code == 2 and "words, if that is what you mean" in err

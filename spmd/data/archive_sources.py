@@ -35,7 +35,7 @@ class ArchiveFile(FileExample):
         return self._source.read(self._index)  # type: ignore[attr-defined]
 
 
-class Member(NamedTuple):
+class PackedFile(NamedTuple):
     name: str
     size: int  # unpacked
     where: int  # of a tar: its first byte; of a zip: its check sum
@@ -47,7 +47,7 @@ class _Archive(ExampleSource):
         self.place = caller()
         self.path, self.match, self.label = path, match, label
         self._file = PlainFile(path, self.wrong)
-        self._members: Callable[[], list[Member]] = once_made(self._listed)
+        self._members: Callable[[], list[PackedFile]] = once_made(self._listed)
         self._classes: Callable[[], dict[str, int]] = once_made(lambda: {
             name: k for k, name in enumerate(sorted({_folder(m.name) for m in self._members()}))})
         self._zip: zipfile.ZipFile | None = None
@@ -58,7 +58,7 @@ class _Archive(ExampleSource):
         """The folders by name, in the order of their labels."""
         return list(self._classes())
 
-    def _listed(self) -> list[Member]:
+    def _listed(self) -> list[PackedFile]:
         try:
             found = _of_zip(self.path) if zipfile.is_zipfile(self.path) else _of_tar(self.path)
         except OSError as error:
@@ -101,7 +101,7 @@ class _Archive(ExampleSource):
         except Exception as error:  # a key is needed, a method is unknown, bytes are damaged
             raise self._damaged(member, str(error)) from None
 
-    def _damaged(self, member: Member, found: str) -> InputError:
+    def _damaged(self, member: PackedFile, found: str) -> InputError:
         return self.wrong(f"{member.name} in {short(self.path)} cannot be unpacked",
                           "a whole file, without a password", found)
 
@@ -124,17 +124,17 @@ def _folder(name: str) -> str:
     return os.path.basename(os.path.dirname(name))
 
 
-def _of_zip(path: str) -> list[Member]:
+def _of_zip(path: str) -> list[PackedFile]:
     with zipfile.ZipFile(path) as opened:
-        return [Member(one.filename, one.file_size, one.CRC, one)
+        return [PackedFile(one.filename, one.file_size, one.CRC, one)
                 for one in {one.filename: one for one in opened.infolist()}.values()
                 if not one.is_dir()]
 
 
-def _of_tar(path: str) -> list[Member]:
+def _of_tar(path: str) -> list[PackedFile]:
     """Of several files of one name the last one counts, as where it is unpacked."""
     with tarfile.open(path, "r:") as opened:
-        return [Member(one.name, one.size, one.offset_data, None)
+        return [PackedFile(one.name, one.size, one.offset_data, None)
                 for one in {one.name: one for one in opened}.values()
                 if one.isreg() and not one.issparse()]
 

@@ -90,17 +90,22 @@ def software(engine: Check) -> Iterator[Check]:
     for name, module, need in (
         ("NumPy", "numpy", ""), ("cffi", "cffi", ""), ("ml_dtypes", "ml_dtypes", ""),
         ("numba", "numba", "@spmd.kernel"),
+        *((name, module, "run --feed with a pipeline") for name, module in (
+            ("pyzmq", "zmq"), ("lz4", "lz4"), ("zstandard", "zstandard"))),
+        ("Pillow", "PIL", "spmd.data.image"),
     ):
         yield _package(name, module, need)
+    yield Check("simplejpeg", OK, version_of("simplejpeg") or
+                "not installed; with it JPEG pictures take half the time")
 
 
 def _package(name: str, module: str, need: str) -> Check:
     """need: what alone cannot be done without it; "" for everything."""
     if find_spec(module) is not None:
-        return Check(name, OK, version_of(module) or "of unknown version")
+        return Check(name, OK, version_of(name) or "of unknown version")
     return Check(name, WARNING if need else MISSING,
                  f"not installed{f'; only {need} needs it' if need else ''}",
-                 f"pip install {module}")
+                 f"pip install {name.lower()}")
 
 
 def _engine() -> tuple[Check, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 
 from spmd.data import image, text
+from spmd.data.archive_sources import ArchiveFile, archive
 from spmd.data.array_sources import Rows, arrays
 from spmd.data.array_sources import number_range as range
 from spmd.data.computing import Failure, Stacked
@@ -30,6 +31,7 @@ from spmd.data.preparing import (
 )
 from spmd.data.settings import Settings
 from spmd.data.source_base import ExampleSource
+from spmd.data.token_sources import windows
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -44,11 +46,12 @@ _FEEDING = {"Client": "spmd.feeding.client", "on_dask": "spmd.feeding.elsewhere"
             "on_ray": "spmd.feeding.elsewhere"}
 
 __all__ = [
-    "Client", "ExampleSource", "Failure", "FileExample", "Observed", "Pipeline", "Rows", "Settings",
-    "Stacked", "TextLine", "arrays", "batched", "binarise", "bucket", "concatenate", "csv",
+    "ArchiveFile", "Client", "ExampleSource", "Failure", "FileExample", "Observed", "Pipeline",
+    "Rows", "Settings", "Stacked", "TextLine", "archive", "arrays", "batched", "binarise", "bucket",
+    "concatenate", "csv",
     "environments", "files", "image", "iterator", "lines", "load", "load_text", "mix", "normalise",
     "on_dask", "on_ray", "one_hot", "pad", "pad_or_cut", "pipeline", "range", "rescale", "stack",
-    "standardise", "text",
+    "standardise", "text", "windows",
 ]
 
 

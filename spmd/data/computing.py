@@ -117,7 +117,9 @@ class StackedRows:
         for name, a in given.items():
             if a.shape[:1] != (size,):
                 raise Misfit(f"field {name!r} of a batch has other rows than the batch\n"
-                             f"expected: {size} rows\nfound:    shape {a.shape}")
+                             f"expected: {size} rows\nfound:    shape {a.shape}\n"
+                             "try:      a row for each example; source.where(…) leaves some out "
+                             "before they come to the function")
         if self.specs is None:
             self._begin({name: a[0] for name, a in given.items()})
         assert self.specs is not None
@@ -203,9 +205,12 @@ def fit(name: str, value: Any, shape: tuple[int, ...], dtype: np.dtype, whose: s
         raise Misfit(f"field {name!r} is no array\nexpected: {dtype} {shape}\n"
                      f"found:    {error}") from None
     if a.shape != shape:
+        longer = a.ndim and len(shape) == a.ndim and a.shape[1:] == shape[1:]
         raise Misfit(f"field {name!r} has another shape than {whose}\n"
-                     f"expected: {dtype} {shape}\nfound:    {a.dtype} {a.shape}")
-    if not may_cast(a, dtype):
+                     f"expected: {dtype} {shape}\nfound:    {a.dtype} {a.shape}" + (
+                         f"\ntry:      data.pad_or_cut(…, {shape[0]}) makes all equally long"
+                         if longer else ""))
+    if a.size and not may_cast(a, dtype):
         raise Misfit(f"field {name!r} has another dtype than {whose}, to which it is not cast\n"
                      f"expected: {dtype} {shape}\nfound:    {a.dtype} {a.shape}{range_text(a)}\n"
                      f"try:      .astype(np.{dtype}), if that is what you mean")

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from codegen.errors import UsageError
+from spmd.data.array_sources import Rows
 from spmd.data.source_base import ExampleSource
 from spmd.data.source_tools import Digest, caller, once_made
 
@@ -73,6 +74,7 @@ class _Several(ExampleSource):
     def __init__(self, sources: Sequence[ExampleSource]) -> None:
         self.place = caller()
         self.sources = list(sources)
+        self._one_table = once_made(self._has_one_table)
 
     def _lengths(self) -> list[int] | None:
         """None if one is not known."""
@@ -87,6 +89,31 @@ class _Several(ExampleSource):
     def get(self, index: int) -> Any:
         source, number = self._find(index)
         return self.sources[source].get(number)
+
+    def get_many(self, indices: list[int]) -> Any:
+        """Rows where each source gives Rows with the same fields of the same shape and dtype."""
+        found = [self._find(index) for index in indices]
+        if not found or not self._one_table():
+            return super().get_many(indices)
+        places: dict[int, list[int]] = {}
+        for place, (source, _) in enumerate(found):
+            places.setdefault(source, []).append(place)
+        fields: dict[str, Any] = {}
+        for source, mine in places.items():
+            rows = self.sources[source].get_many([found[place][1] for place in mine])
+            for name in rows.keys():
+                if name not in fields:
+                    one = rows[name]
+                    fields[name] = np.empty((len(indices), *one.shape[1:]), one.dtype)
+                fields[name][mine] = rows[name]
+        return Rows(fields, indices)
+
+    def _has_one_table(self) -> bool:
+        if any(type(s).get_many is ExampleSource.get_many for s in self.sources):
+            return False  # they give lists
+        first = [source.get_many([0]) for source in self.sources]
+        return all(isinstance(rows, Rows) for rows in first) and len({
+            tuple(sorted((n, r[n].shape, str(r[n].dtype)) for n in r.keys())) for r in first}) == 1
 
     def name(self, index: int) -> str:
         source, number = self._find(index)

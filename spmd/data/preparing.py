@@ -105,7 +105,7 @@ def pad(x: Any, shape: int | Sequence[int], value: Any = 0) -> np.ndarray:
         >>> data.pad([1, 2], 4).tolist()
         [1, 2, 0, 0]
     """
-    x = np.asarray(x)
+    x = _typed(x, value)
     want = (shape, *x.shape[1:]) if isinstance(shape, int | np.integer) else tuple(shape)
     if len(want) != x.ndim or any(have > most for have, most in zip(x.shape, want)):
         raise InputError("an array is larger than it is padded to", expected=f"at most {want}",
@@ -123,7 +123,7 @@ def pad_or_cut(x: Any, length: int, value: Any = 0) -> np.ndarray:
         >>> data.pad_or_cut([1, 2, 3], 2).tolist(), data.pad_or_cut([1], 2).tolist()
         ([1, 2], [1, 0])
     """
-    return pad(np.asarray(x)[:length], length, value)
+    return pad(_typed(x, value)[:length], length, value)
 
 
 def bucket(length: int, lengths: Sequence[int]) -> int:
@@ -151,13 +151,18 @@ def stack(arrays: Sequence[Any], length: int | Sequence[int] | None = None, valu
         >>> data.stack([[1], [2, 3]], length=(4, 8)).tolist()
         [[1, 0, 0, 0], [2, 3, 0, 0]]
     """
-    every = [np.asarray(a) for a in arrays]
+    every = [_typed(a, value) for a in arrays]
     longest = max((len(a) for a in every), default=0)
     if length is None:
         length = longest
     elif not isinstance(length, int | np.integer):
         length = bucket(longest, length)
     return np.stack([pad(a, int(length), value) for a in every])
+
+
+def _typed(x: Any, value: Any) -> np.ndarray:
+    """As an array; an empty list, whose numbers NumPy takes for floats, has the type of `value`."""
+    return np.asarray(x, np.asarray(value).dtype if isinstance(x, list) and not x else None)
 
 
 def _floats(x: Any) -> np.ndarray:

@@ -17,7 +17,7 @@ try:
     import zmq as zmq  # the others take it from here
 except ImportError:
     raise EnvironmentFault(
-        "feeding needs pyzmq, which is not installed here", remedy='pip install "spmd[feed]"'
+        "feeding needs pyzmq, which is not installed here", remedy="pip install pyzmq lz4 zstandard"
     ) from None
 
 TYPE_CHECKING = False

@@ -15,7 +15,7 @@ try:
     import zstandard
 except ImportError as missing:
     raise EnvironmentFault(f"feeding needs {missing.name}, which is not installed here",
-                           remedy='pip install "spmd[feed]"') from None
+                           remedy="pip install pyzmq lz4 zstandard") from None
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -250,6 +250,8 @@ def test_lengths():
     assert np.array_equal(data.pad(NUMBERS, (9, 8), 7),
                           np.pad(NUMBERS, ((0, 2), (0, 3)), constant_values=7))
     assert data.stack([[1, 2], [3]]).tolist() == [[1, 2], [3, 0]]
+    for empty in (data.pad_or_cut([], 3, value=-1), data.stack([[], [1, 2]])):  # of an empty line
+        assert empty.dtype == np.int64
     assert data.stack([NUMBERS, NUMBERS[:2]], length=[4, 8]).shape == (2, 8, 5)
     for wrong in (lambda: data.pad([1, 2], 1), lambda: data.bucket(9, (4, 8)),
                   lambda: data.one_hot([3], 3), lambda: data.one_hot([0.5], 3),

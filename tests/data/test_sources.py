@@ -351,3 +351,25 @@ def test_environments_that_are_wrong():
         import gymnasium  # noqa: F401
     except ImportError:
         assert "pip install gymnasium" in acting("CartPole-v1").compute(0, 1).failures[0].text
+
+
+def test_a_batch_of_several_sources_is_whole_arrays_where_they_are_alike():
+    """mix and concatenate of tables with the same fields act as one table; of others, as lists."""
+    a, b = np.arange(8.0).reshape(4, 2), np.arange(10.0, 16).reshape(3, 2)
+    tables = data.arrays(x=a, y=a[:, 0]), data.arrays(x=b, y=b[:, 0])
+    for source in (data.concatenate(*tables), data.mix(*tables, weights=(2, 1), stop="last"),
+                   data.concatenate(tables[0].skip(1), data.mix(*tables))):
+        numbers = list(range(source.length()))[::-1]
+        rows, each = source.get_many(numbers), [source.get(k) for k in numbers]
+        assert np.array_equal(rows.x, [e.x for e in each])
+        assert np.array_equal(rows.y, [e.y for e in each])
+        assert np.array_equal(rows[1].x, each[1].x) and len(rows) == len(each)
+
+        @data.batched(source=source, size=3, epochs=1, seed=2)
+        def doubled(examples):
+            return {"x": 2 * examples.x}
+
+        found = doubled.compute(0, source.length()).arrays["x"]
+        assert sorted(found[:, 0]) == sorted(2 * e.x[0] for e in each)
+    for other in (data.arrays(x=b), data.arrays(x=b.astype(int), y=b[:, 0]), data.range(3)):
+        assert isinstance(data.concatenate(tables[0], other).get_many([0, 5]), list)

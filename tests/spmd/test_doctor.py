@@ -73,6 +73,18 @@ def test_no_mpi_is_a_warning(spmd_command):
     assert "missing" not in done.out
 
 
+def test_packages_of_feeds(monkeypatch):
+    """Each by the name under which it is installed; without them all else works."""
+    lacking = {"zmq", "PIL"}
+    find = doctor.find_spec
+    monkeypatch.setattr(doctor, "find_spec", lambda m: None if m in lacking else find(m))
+    found = {c.name: c for c in doctor.software(Check("engine", OK, ""))}
+    assert found["pyzmq"].state == found["Pillow"].state == WARNING
+    assert found["pyzmq"].remedy == "pip install pyzmq"
+    assert found["Pillow"].remedy == "pip install pillow"
+    assert found["lz4"].state == OK and found["lz4"].found[0].isdigit()
+
+
 def test_ranks_and_cores(spmd_command):
     cores = len(os.sched_getaffinity(0))
     for ranks, state in ((cores, OK), (cores + 1, WARNING)):

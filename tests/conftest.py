@@ -313,7 +313,7 @@ def built(once: Callable[..., Path]) -> Callable[..., Path]:
 @pytest.fixture(scope="module")
 def vectors_cc() -> Iterator[None]:
     """Images whose compiler relies on what the code promises of memory and of turns in any order,
-    as users' does: for tests that draw programs, or are about loops."""
+    as users' does: for tests that draw programs, are about loops, or compute for long."""
     with pytest.MonkeyPatch.context() as patch:
         if USERS_CC in os.environ:
             patch.setenv("CC", f"{os.environ['CC']}-vectors")

@@ -65,11 +65,11 @@ GLOBAL = {
 
 @pytest.mark.one_mpi
 @pytest.mark.parametrize("name", GLOBAL)
-def test_global_arrays_under_mpirun(mpirun, built, spmd_command, tmp_path, name):
+def test_global_arrays_under_mpirun(mpirun, built, spmd_here, tmp_path, name):
     parameters, output = GLOBAL[name]
     image = built(EXAMPLES / f"{name}.py", **parameters)
     one, three = tmp_path / "one.npy", tmp_path / "three.npy"
-    spmd_command("run", image, "--ranks", 1, "-o", f"{output}={one}").expect(0)
+    spmd_here("run", image, "--ranks", 1, "-o", f"{output}={one}").expect(0)
     mpirun(3, "-m", "spmd", "run", image, "-o", f"{output}={three}").expect(0)
     np.testing.assert_allclose(np.load(three), np.load(one), rtol=1e-6)
 

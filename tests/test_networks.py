@@ -10,6 +10,12 @@ import pytest
 
 from tests.conftest import EXAMPLES, NETWORKS
 
+pytestmark = pytest.mark.usefixtures("vectors_cc")  # they compute for long
+
+# Their workers take most of the time. That batches do not depend on the number of ranks,
+# feed_digits.py and feed_cartpole.py show; what these learn, one run shows.
+RUN_ONCE = ("feed_lines.py", "feed_photographs.py")
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize("example", NETWORKS)
@@ -17,4 +23,7 @@ def test_checks_itself(example, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(EXAMPLES)  # some use another's weights
     monkeypatch.setattr(sys, "argv", [example])
-    runpy.run_path(str(EXAMPLES / example), run_name="__main__")
+    once = example in RUN_ONCE
+    names = runpy.run_path(str(EXAMPLES / example), run_name=example if once else "__main__")
+    if once:
+        names["check"](ranks=(3,))

@@ -50,9 +50,9 @@ def test_every_level_agrees_with_numpy(case, name: str, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_verify_evaluates_them(name: str, case, spmd_command) -> None:
+def test_verify_evaluates_them(name: str, case, spmd_here) -> None:
     image = case(name, CASES[name][2][0])
-    done = spmd_command("verify", image, "--ranks", "1-9", "--execute")
+    done = spmd_here("verify", image, "--ranks", "1-9", "--execute")
     assert "say the same" in done.expect(0).out
 
 

@@ -60,7 +60,7 @@ def search(part: int, count: int, body: Callable[..., None], *drawn: Any) -> Non
 
 @pytest.mark.parametrize("part", range(PARTS))
 def test_recipes(part: int) -> None:
-    search(part, EXAMPLES * 10, interpreted, recipes.recipes(), RANKS, CHOICE)
+    search(part, EXAMPLES * 7, interpreted, recipes.recipes(), RANKS, CHOICE)
 
 
 def interpreted(recipe: Any, ranks: int, choice: int) -> None:

@@ -305,6 +305,9 @@ void spmd_ring_rows(const spmd_ring *ring, int64_t *begin, int64_t *end);
  * ascend; rows of no piece are zeros. One that nobody waits for any more is dropped. SPMD_BUSY:
  * there is no room for it yet. SPMD_RANGE: it is there, or its rows are not the ring's. */
 int spmd_ring_put(spmd_ring *ring, int64_t k, int64_t pieces, const int64_t *row);
+/* The batches from k on, which lie one behind the other in memory; row: of batch k. */
+int spmd_ring_put_many(spmd_ring *ring, int64_t k, int64_t batches, int64_t pieces,
+                       const int64_t *row);
 /* The stream has k batches. */
 int spmd_ring_end(spmd_ring *ring, int64_t k);
 int64_t spmd_ring_taken(const spmd_ring *ring); /* by all ranks of the ring: batches before this */

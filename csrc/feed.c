@@ -375,7 +375,8 @@ static bool rows_fit(const spmd_ring *ring, int64_t pieces, const int64_t *row)
     return true;
 }
 
-int spmd_ring_put(spmd_ring *ring, int64_t k, int64_t pieces, const int64_t *row)
+/* ahead: by so many batches what is put lies behind `row` in memory. */
+static int batch_put(spmd_ring *ring, int64_t k, int64_t ahead, int64_t pieces, const int64_t *row)
 {
     const spmd_fed *fed = ring->fed;
     int64_t taken = spmd_ring_taken(ring), words = 2 + fed->fields;
@@ -396,12 +397,30 @@ int spmd_ring_put(spmd_ring *ring, int64_t k, int64_t pieces, const int64_t *row
     }
     if (pieces)
         memcpy(batch->row, row, (size_t)(pieces * words) * sizeof *row);
+    for (int64_t p = 0; ahead && p < pieces; p++)
+        for (int64_t f = 0; f < fed->fields; f++)
+            batch->row[p * words + 2 + f] +=
+                ahead * fed->shape[f].extent[0] * fed->shape[f].row_bytes;
     batch->pieces = pieces;
     atomic_store_explicit(&batch->readers, ring->readers, memory_order_relaxed);
     say(ring, false, k + 1);
     atomic_store_explicit(&batch->number, k + 1, memory_order_release);
-    readers_ring(ring);
     return SPMD_OK;
+}
+
+int spmd_ring_put_many(spmd_ring *ring, int64_t k, int64_t batches, int64_t pieces,
+                       const int64_t *row)
+{
+    int status = SPMD_OK;
+    for (int64_t ahead = 0; status == SPMD_OK && ahead < batches; ahead++)
+        status = batch_put(ring, k + ahead, ahead, pieces, row);
+    readers_ring(ring);
+    return status;
+}
+
+int spmd_ring_put(spmd_ring *ring, int64_t k, int64_t pieces, const int64_t *row)
+{
+    return spmd_ring_put_many(ring, k, 1, pieces, row);
 }
 
 int spmd_ring_end(spmd_ring *ring, int64_t k)

@@ -7,7 +7,7 @@ import time
 import numpy as np
 
 from codegen.errors import InputError
-from spmd.feeding.evaluating import dtype_named
+from spmd.feeding.evaluating import bytes_of, dtype_named
 from spmd.feeding.packing import unpacked
 from spmd.feeding.shared_results import ReadResults, fits
 from spmd.feeding.wire import encode, new_id
@@ -78,23 +78,28 @@ class AskedWorker:
         self.broken |= self.watch.broke()
         return self.broken and time.monotonic() - self.began > AGAIN_S
 
-    def arrays(self, message: Message, fields: list[dict[str, Any]], count: int,
-               region: int | None = None) -> dict[str, np.ndarray]:
-        """What it gave: each field of the feed, of `count` rows. InputError if it is not that.
-        region: where the arrays lie, if not where they say."""
+    def places(self, message: Message, fields: list[dict[str, Any]],
+               count: int) -> list[tuple[Any, ...]]:
+        """What it gave, held against what was asked for, each field of the feed, of `count` rows:
+        the array, its shape, dtype and bytes. InputError if it is not that."""
         wanted = {f["name"]: f for f in fields}
         if {a["name"] for a in message["arrays"]} != wanted.keys() or (
                 len(message["arrays"]) != len(wanted)):
             raise self._wrong(f"expected the fields {', '.join(wanted)}")
-        found = {}
+        found = []
         for array in message["arrays"]:
             field = wanted[array["name"]]
-            shape, dtype = (count, *field["shape"]), dtype_named(field["dtype"])
-            size = dtype.itemsize
-            for extent in shape:
-                size *= extent
+            shape, size = (count, *field["shape"]), count * bytes_of(field)
             if array["bytes"] != size or tuple(array["shape"]) != shape:
                 raise self._wrong(f"{array['name']}: expected {size} bytes of shape {shape}")
+            found.append((array, shape, dtype_named(field["dtype"]), size))
+        return found
+
+    def arrays(self, message: Message, places: list[tuple[Any, ...]],
+               region: int | None = None) -> dict[str, np.ndarray]:
+        """By field. region: where the arrays lie, if not where they say."""
+        found = {}
+        for array, shape, dtype, size in places:
             memory, offset = self._memory(message, array, size, region)
             found[array["name"]] = np.ndarray(shape, dtype, memory, offset)
         return found

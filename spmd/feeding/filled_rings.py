@@ -8,6 +8,7 @@ Always holds: a result is named as free once, after every rank has taken all bat
 from __future__ import annotations
 
 import os
+from collections import deque
 
 import numpy as np
 
@@ -30,7 +31,8 @@ class FilledRings:
         self.feed, self.rings, self.asking = feed, rings, asking
         self.masked = any(f.name == MASK for f in feed.fields)
         self.depth = max(2, min(r.depth for r in rings))
-        self.held: list[tuple[int, list[Filled]]] = []  # given to rings, not taken yet
+        # Given to rings, not taken yet: the batch behind them, how many, what they are made of.
+        self.held: deque[tuple[int, int, list[Filled]]] = deque()
         self.lent: dict[str, int] = {}  # by result: batches that are not taken yet
         self.sent = start  # batches behind which values were sent back
         self.ended = False
@@ -72,6 +74,7 @@ class FilledRings:
                 fields: list[dict[str, Any]]) -> list[str]:
         """An answer. Gives the results in it that nobody looks at any more."""
         framed = any(a["frame"] is not None for a in message["arrays"])
+        places: dict[int, Any] = {}  # by rows asked for
         broken = {b["position"] for b in message["broken"]}
         first = (message["id"], message["rows"], None, message["seconds"])
         free = []
@@ -79,7 +82,9 @@ class FilledRings:
             wanted, arrays = self.asking.is_wanted(number), {}
             if wanted:
                 count = self.asking.asked[number].piece.count
-                arrays = worker.arrays(message, fields, count, region)
+                if count not in places:
+                    places[count] = worker.places(message, fields, count)
+                arrays = worker.arrays(message, places[count], region)
             batches = self.asking.fill(number, arrays, rows, broken, message["end"], seconds)
             if wanted and not framed:
                 self.lent[number] = batches
@@ -91,10 +96,16 @@ class FilledRings:
     def fill(self, newest_first: bool) -> None:
         """Whole batches, as far as they are there."""
         while found := self.asking.whole(newest_first):
-            k, pieces = found
-            for ring in self.rings:
-                ring.put(k, self.parts(ring.rows, pieces))
-            self.held.append((k, pieces))
+            k, batches, pieces = found
+            if len(pieces) == 1 and pieces[0].piece.count == pieces[0].piece.batches * (
+                    self.feed.batch):
+                arrays = self.arrays(pieces[0], pieces[0].rows_of(k, batches))
+                for ring in self.rings:
+                    ring.put_whole(k, batches, arrays)
+            else:
+                for ring in self.rings:
+                    ring.put(k, self.parts(ring.rows, pieces))
+            self.held.append((k + batches, batches, pieces))
 
     def end(self) -> bool:
         """Says that the stream has ended, once it has. True if that is news."""
@@ -113,10 +124,18 @@ class FilledRings:
             end = min(one.piece.row + one.piece.count, rows[1])
             if begin < end:
                 cut = slice(begin - one.piece.row, end - one.piece.row)
-                part = {name: a[cut] for name, a in one.arrays.items()}
-                if self.masked:
-                    part[MASK] = np.array(one.there[cut], np.bool_)
-                found.append((begin, end - begin, part))
+                found.append((begin, end - begin, self.arrays(one, cut)))
+        return found
+
+    def arrays(self, one: Filled, cut: slice) -> dict[str, np.ndarray]:
+        """Some rows of an answer, with the mask."""
+        found = one.arrays
+        if cut.stop - cut.start < one.piece.count:
+            found = {name: a[cut] for name, a in found.items()}
+        if self.masked:
+            there = np.ones(cut.stop - cut.start, np.bool_) if one.there is None else (
+                np.array(one.there[cut], np.bool_))
+            found = {**found, MASK: there}
         return found
 
     # ---- out
@@ -124,9 +143,10 @@ class FilledRings:
     def free(self) -> dict[str, list[str]]:
         """By worker: results that no rank looks at any more."""
         taken, found = self.taken(), {}  # type: ignore[var-annotated]
-        while self.held and self.held[0][0] < taken:
-            for one in self.held.pop(0)[1]:
-                left = self.lent.pop(one.number, 0) - 1
+        while self.held and self.held[0][0] <= taken:
+            _, batches, pieces = self.held.popleft()
+            for one in pieces:
+                left = self.lent.pop(one.number, 0) - batches
                 if left > 0:
                     self.lent[one.number] = left
                 elif left == 0:

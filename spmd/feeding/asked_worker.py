@@ -49,6 +49,11 @@ class AskedWorker:
         self.quiet_until = 0.0  # it does not know the pipeline yet
         self.missed = False  # the scheduler was told that there is no line to it
 
+    def fds(self) -> tuple[int, ...]:
+        """Where it shows that it has ended, or that its line broke."""
+        return (*self.watch.fds(), self.reading.socket.fileno()) if self.reading else (
+            self.watch.fds())
+
     def can_be_asked(self, now: float) -> bool:
         return self.watch.stands and self.quiet_until <= now
 

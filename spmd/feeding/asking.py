@@ -14,7 +14,7 @@ from spmd.feeding.wire import new_id
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from typing import Any
 
 DEADLY = 2  # so many workers that died at one example are enough
@@ -193,6 +193,14 @@ class Asking:
         stop = piece.first + piece.count  # before it too: what is computed together begins there
         out = sorted(p for p in self.left_out if piece.first - LEFT_OUT <= p < stop)
         return [number, piece.first, piece.count, through, out[-LEFT_OUT:]]
+
+    def loads(self, workers: Iterable[str]) -> dict[str, int]:
+        """How many pieces each of these workers owes."""
+        found = dict.fromkeys(workers, 0)
+        for asked in self.asked.values():
+            if asked.worker in found:
+                found[asked.worker] += 1
+        return found
 
     def of(self, worker: str) -> list[str]:
         return [n for n, a in self.asked.items() if a.worker == worker]

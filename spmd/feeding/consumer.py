@@ -24,7 +24,7 @@ from spmd.feeding.evaluating import bytes_of, described
 from spmd.feeding.filled_rings import FilledRings
 from spmd.feeding.keys import zmq
 from spmd.feeding.machine import host_name
-from spmd.feeding.sockets import Lines, received
+from spmd.feeding.sockets import Lines, is_readable, received
 from spmd.feeding.wire import MalformedMessage, Message, decode, encode, new_id
 
 TYPE_CHECKING = False
@@ -110,6 +110,10 @@ class Filling:
         self.pending: tuple[float, str] | None = None  # since when there are no workers, and why
         self.skipped = self.rated = 0.0
         self.said: set[str] = set()
+        self.free: dict[str, list[str]] = {}  # by worker: what no rank looks at any more
+        self.poller: select.poll | None = None  # of the lines at hand
+        self.ready: set[int] = set()  # descriptors at which there is something
+        self.looked = 0.0  # when all of them were looked at
 
     def run(self) -> None:
         try:
@@ -126,6 +130,7 @@ class Filling:
                 self.fill_rings()
                 self.raise_what_is_wanted()
                 self.ask()
+                self.say_what_is_free()
                 self.rate()
         except SpmdError as error:
             self.rings.fail(error)
@@ -185,7 +190,7 @@ class Filling:
                 "know which", expected=f"a field mask=spmd.spec(({self.feed.batch},), np.bool_)",
                 found=", ".join(f["name"] for f in self.fields),
                 remedy='declare mask in spmd.feed(…), or set on_error="stop"')
-        now = {w["worker"]: w for w in message["workers"]}
+        now, self.poller = {w["worker"]: w for w in message["workers"]}, None
         for worker in self.workers.keys() - now.keys():
             self.lose(worker)
         for worker, assigned in now.items():
@@ -199,6 +204,7 @@ class Filling:
     def lose(self, worker: str) -> None:
         """A worker is gone, or not ours any more: others are asked for what it owes."""
         one = self.workers.pop(worker, None)
+        self.poller = None
         if one is not None:
             numbers = self.asking.of(worker)
             if numbers and one.is_alive():
@@ -244,34 +250,45 @@ class Filling:
 
     def wait(self) -> None:
         """Until somebody says something, a rank took a batch, or a moment passed."""
-        poller = select.poll()
-        workers = self.workers.values()
-        sockets = (self.scheduler, self.line.monitor, *(w.socket for w in workers),
-                   *(w.watch.monitor for w in workers))
-        for fd in (self.supply.fileno(), *self.rings.descriptors(),
-                   *(w.reading.socket.fileno() for w in workers if w.reading),
-                   *(s.FD for s in sockets)):
-            poller.register(fd, select.POLLIN)
+        poller = self.poller = self.poller or self.polled()
         # What a ZeroMQ socket has already is not shown by its descriptor.
-        ready = any(s.events & zmq.POLLIN for s in sockets)
-        poller.poll(0 if ready else TICK_S * 1000)
-        self.rings.hear()
+        ready = is_readable(self.scheduler) or any(
+            is_readable(w.socket) for w in self.workers.values())
+        self.ready = {fd for fd, _ in poller.poll(0 if ready else TICK_S * 1000)}
+        self.rings.hear(self.ready)
+        if self.supply.fileno() in self.ready:
+            os.eventfd_read(self.supply.fileno())
+        now = time.monotonic()
+        if now - self.looked > TICK_S:  # a line's end is noticed, whatever its descriptor says
+            self.looked = now
+            self.ready.update(self.line.fds(), *(w.fds() for w in self.workers.values()))
+
+    def polled(self) -> select.poll:
+        poller = select.poll()
+        for fd in (self.supply.fileno(), *self.rings.descriptors(), self.scheduler.FD,
+                   *self.line.fds(), *(w.socket.FD for w in self.workers.values()),
+                   *(fd for w in self.workers.values() for fd in w.fds())):
+            poller.register(fd, select.POLLIN)
+        return poller
 
     def attend(self) -> None:
-        if self.line.broke():
+        if self.ready.intersection(self.line.fds()) and self.line.broke():
             self.register()  # what the scheduler said meanwhile may be lost: it says it again
         while frames := received(self.scheduler):
             self.scheduler_said(self.decoded(frames))
         for worker, one in list(self.workers.items()):
-            alive = one.is_alive()
+            look = not self.ready.isdisjoint(one.fds())
+            alive = not look or one.is_alive()
             while worker in self.workers and (frames := received(one.socket)):
                 self.worker_said(one, self.decoded(frames))
+            if not look:
+                continue
             if not alive and worker in self.workers:
                 self.lose(worker)
                 self.tell("lost", consumer=self.consumer, worker=worker)
             elif worker in self.workers and one.has_broken():
                 self.lose(worker)
-                self.workers[worker] = one.again()
+                self.workers[worker], self.poller = one.again(), None
             elif worker in self.workers and one.is_missed():
                 self.tell("lost", consumer=self.consumer, worker=worker)
         if not self.workers and (error := self.supply.what_ended()):
@@ -301,7 +318,7 @@ class Filling:
         alone = self.acts or self.gives_newest()
         asking.open_until(limit, len(self.workers), 1 if self.acts else depth,
                           1 if alone else depth // 4)
-        loads = {w: len(asking.of(w)) for w in self.workers}
+        loads = asking.loads(self.workers)
         work: dict[str, list[Any]] = {}
         while asking.waiting:
             piece = asking.waiting[0]
@@ -321,9 +338,9 @@ class Filling:
                 work.setdefault(other.worker, []).append(asking.ask_again(late, other.worker, now))
         for worker, items in work.items():
             self.workers[worker].say(
-                "take", consumer=self.consumer, pipeline=self.supply.pipeline,
-                version=self.version, fields=self.fields,
-                newest_first=self.settings.get("queue") == "lifo", work=items)
+                "take", pipeline=self.supply.pipeline, version=self.version, fields=self.fields,
+                newest_first=self.settings.get("queue") == "lifo", work=items,
+                free=self.free.pop(worker, None))
 
     def choose(self, loads: dict[str, int], now: float, count: int,
                home: str = "") -> AskedWorker | None:
@@ -387,10 +404,17 @@ class Filling:
             self.settings.get("sampling") == "independent")
 
     def hand_back(self) -> None:
-        """Memory of workers that no rank looks at any more."""
+        """Memory of workers that no rank looks at any more: said with what they are asked next."""
         for worker, numbers in self.rings.free().items():
             if worker in self.workers and self.workers[worker].reading:
+                self.free.setdefault(worker, []).extend(numbers)
+
+    def say_what_is_free(self) -> None:
+        """To workers that were asked for nothing meanwhile."""
+        for worker, numbers in self.free.items():
+            if worker in self.workers:
                 self.workers[worker].say("free", ids=numbers)
+        self.free.clear()
 
     def send_back(self) -> None:
         """Values of feed.send(), to every worker: each keeps those of its environments."""

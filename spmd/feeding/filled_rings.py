@@ -52,12 +52,10 @@ class FilledRings:
         """Readable after something was taken, or sent."""
         return [r.fileno() for r in self.rings]
 
-    def hear(self) -> None:
-        for fd in self.descriptors():
-            try:
-                os.eventfd_read(fd)
-            except BlockingIOError:
-                pass
+    def hear(self, ready: set[int]) -> None:
+        """ready: descriptors at which there is something."""
+        for fd in ready.intersection(self.descriptors()):
+            os.eventfd_read(fd)
 
     def waits(self) -> tuple[float, float]:
         """Seconds for which ranks waited, and seconds between two takes: of the slowest ring."""

@@ -31,6 +31,8 @@ MESSAGES = 4096  # in a queue of a peer; credits keep it far below
 SMALL = 4 << 20  # bytes of a frame where no arrays travel
 LARGE = 1 << 32
 
+EVENTS, READABLE = int(zmq.EVENTS), int(zmq.POLLIN)  # plain numbers: asked for at every turn
+
 SENT, GONE, FULL = "sent", "gone", "full"
 
 
@@ -141,8 +143,13 @@ class LineWatch:
         self._watched = socket
         self.monitor = socket.get_monitor_socket(
             zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+        self._fds = (int(self.monitor.FD),)
         self.stands = False
         self.since = time.monotonic()
+
+    def fds(self) -> tuple[int, ...]:
+        """Where something shows when it stands, or breaks."""
+        return self._fds
 
     def broke(self) -> bool:
         """Has it broken since the last call? It may stand again already."""
@@ -176,7 +183,7 @@ def send_to(router: Any, peer: bytes, frames: Sequence[Any]) -> str:
 
 
 def is_readable(socket: Any) -> bool:
-    return bool(socket.getsockopt(zmq.EVENTS) & zmq.POLLIN)
+    return bool(int(socket.getsockopt(EVENTS)) & READABLE)
 
 
 def received(socket: Any) -> list[Any] | None:

@@ -134,9 +134,10 @@ TABLE: dict[str, dict[str, Check]] = {
     "answer": {"value": plain(12, 65536)},
     "refused": {"text": text(65536), "code": whole(0, 255)},
     # consumer -> worker. It must know the pipeline (load); one that does not answers unknown.
-    "take": {"consumer": identity, "pipeline": name, "version": count,
-             "fields": each(FIELD, FIELDS), "newest_first": flag,
-             "work": each(WORK, WORK_ITEMS)},
+    # free: results that no rank looks at any more, as in a message of that name.
+    "take": {"pipeline": name, "version": count, "fields": each(FIELD, FIELDS),
+             "newest_first": flag, "work": each(WORK, WORK_ITEMS),
+             "free": maybe(each(identity, 65536))},
     "free": {"ids": each(identity, 65536)},
     "forget": {"ids": each(identity, 65536)},  # answers to these are not wanted any more
     "give_back": {"pipeline": name, "version": count, "first": count,

@@ -15,6 +15,7 @@ import time
 from collections import deque
 
 from codegen.errors import EXIT_DATA
+from spmd.data.computing import MASK
 from spmd.feeding.board import Board
 from spmd.feeding.children import Channel, of_parent
 from spmd.feeding.evaluating import Evaluator, load_pipeline, placed, views, what_failed
@@ -26,6 +27,7 @@ from spmd.feeding.wire import MalformedMessage, Message, decode, encode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
 IDLE_MS = 500
@@ -72,6 +74,8 @@ class Worker:
         self.looked = self.gathering = 0.0
         self.gathered: dict[bytes, dict[str, Any]] = {}  # by consumer: a message that still grows
         self.shown: HeldPipeline | None = None  # on the board
+        # Of the last piece: its fields, its rows, where each lies, bytes of all.
+        self.places: tuple[Any, ...] = ([], 0, [], 0)
         port = self.router.last_endpoint.decode().rpartition(":")[2]
         channel.send(port=int(port), key=public, local=self.handing.local,
                      secret=self.handing.secret)
@@ -154,12 +158,10 @@ class Worker:
         except MalformedMessage:
             return  # of somebody who has a key; it gets no answer, and nobody is harmed
         if message.kind == "take":
+            self.free(peer, message["free"] or ())
             self.take(peer, message)
         elif message.kind == "free":
-            for number in message["ids"]:
-                self.handing.free(number)
-                if peer in self.links:
-                    self.links[peer].arrived(number)
+            self.free(peer, message["ids"])
         elif message.kind == "forget":
             gone = set(message["ids"])
             for pipeline in self.pipelines.values():
@@ -171,6 +173,12 @@ class Worker:
             except Exception as error:  # actions that the pipeline cannot take
                 text, _, _ = what_failed(error, "")
                 self.answer(peer, encode("refused", text=text, code=EXIT_DATA))
+
+    def free(self, peer: bytes, numbers: Sequence[str]) -> None:
+        for number in numbers:
+            self.handing.free(number)
+            if peer in self.links:
+                self.links[peer].arrived(number)
 
     def take(self, peer: bytes, message: Message) -> None:
         pipeline = self.pipelines.get(message["pipeline"])
@@ -257,8 +265,10 @@ class Worker:
         self.board.at(work.first, "", work.count)
         began = time.monotonic()
         try:
-            fields = [f for f in work.take["fields"] if f["name"] != "mask"]
-            places, size = placed(fields, work.count)
+            fields = [f for f in work.take["fields"] if f["name"] != MASK]
+            if self.places[:2] != (fields, work.count):
+                self.places = fields, work.count, *placed(fields, work.count)
+            places, size = self.places[2:]
             if size > self.handing.most:
                 raise MemoryError(f"{work.count} examples take {size} bytes; this worker may hold "
                                   f"{self.handing.most}")

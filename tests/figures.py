@@ -429,6 +429,20 @@ def feeding(folder: Path, rounds: int = 7) -> None:
           "is there.\n")
 
 
+def pictures(_: Path, rounds: int = 7) -> None:
+    """What pictures cost a worker, by each decoder."""
+    argv = [sys.executable, "-m", "tests.figures_pictures", rounds]
+    found = json.loads(run(argv, timeout=600).expect(0).out.splitlines()[-1])
+    rows: dict[tuple[str, str], list[str]] = {}
+    for name, ms in found.items():
+        size, what, _ = name.split("|")
+        rows.setdefault((size, what), []).append(f"{ms:.2f}")
+    print(f"A picture, ms of one core, median of {rounds}; 96 pixels a side are made of the first, "
+          "224 of the others:\n")
+    decoders = dict.fromkeys(name.split("|")[2] for name in found)
+    table(["JPEG", "what is done", *decoders], [(*row, *ms) for row, ms in rows.items()])
+
+
 def research_kernels(folder: Path, rounds: int = 5) -> None:
     """The Parallel Research Kernels beside the C with MPI, whose folder PRK names."""
     rows: list[tuple[object, ...]] = []
@@ -473,6 +487,7 @@ FIGURES: dict[str, Callable[[Path], None]] = {
     "derivatives": derivatives,
     "training": training,
     "feeding": feeding,
+    "pictures": pictures,
     "prk": research_kernels,
 }
 

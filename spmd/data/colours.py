@@ -26,7 +26,20 @@ def to_float(image: Any, dtype: Any = np.float32) -> np.ndarray:
     image = np.asarray(image)
     if image.dtype != np.uint8:
         return image.astype(dtype, copy=False)
-    return image.astype(dtype) / np.dtype(dtype).type(255)
+    found = _in_order(image).astype(dtype)
+    if found.dtype.kind != "f":
+        return found / np.dtype(dtype).type(255)
+    found /= found.dtype.type(255)
+    return found
+
+
+def _in_order(image: np.ndarray) -> np.ndarray:
+    """The same pixels, copied as wholes where a mirrored picture has them backwards in memory:
+    NumPy would copy so few channels one by one."""
+    if image.ndim != 3 or image.strides[2] != 1 or image.strides[1] >= 0 or not image.size:
+        return image
+    pixels = image.view(f"V{image.shape[2]}")[..., 0]
+    return np.ascontiguousarray(pixels).view(np.uint8).reshape(image.shape)
 
 
 def to_gray(image: Any) -> np.ndarray:

@@ -6,15 +6,11 @@ resizes and rotates.
 
 from __future__ import annotations
 
-import io
-import os
-from functools import cache
-from importlib import import_module
 from typing import Any
 
 import numpy as np
 
-from codegen.errors import EnvironmentFault, InputError
+from codegen.errors import InputError
 from spmd.data.colours import (
     adjust_hue,
     brightness,
@@ -24,46 +20,16 @@ from spmd.data.colours import (
     to_float,
     to_gray,
 )
+from spmd.data.picture_files import decode, decoded, is_raw, pillow, size_of
 
 __all__ = [
     "adjust_hue", "brightness", "center_crop", "contrast", "crop", "decode", "flip", "jitter",
     "random_crop", "random_flip", "random_resized_crop", "resize", "rotate", "saturation",
-    "to_float", "to_gray",
+    "size_of", "to_float", "to_gray",
 ]
 
 METHODS = {"nearest": 0, "bilinear": 2}  # Pillow's numbers
-
-
-@cache
-def _pillow() -> Any:
-    try:
-        return import_module("PIL.Image")
-    except ImportError:
-        raise EnvironmentFault(
-            "spmd.data.image needs Pillow", expected="the package pillow", found="none",
-            remedy="pip install pillow, where the workers run") from None
-
-
-def decode(raw: bytes | str | os.PathLike[str], mode: str = "RGB") -> np.ndarray:
-    """A picture of the bytes of a file, or of its path: JPEG, PNG and whatever Pillow reads.
-
-    mode: "RGB" gives uint8 (height, width, 3), "L" gray uint8 (height, width), "RGBA" with the
-    opacity. Raises InputError for what is no picture, or ends too early.
-
-    ::
-
-        picture = data.image.decode(example.bytes)
-    """
-    pillow = _pillow()
-    try:
-        with pillow.open(io.BytesIO(raw) if isinstance(raw, bytes) else raw) as opened:
-            return np.array(opened.convert(mode))
-    except (OSError, SyntaxError, ValueError, pillow.DecompressionBombError) as error:
-        size = f"{len(raw)} bytes" if isinstance(raw, bytes) else os.fspath(raw)
-        text = str(error) if "BytesIO" not in str(error) else "of no format that Pillow knows"
-        raise InputError(
-            "a picture cannot be decoded", expected="JPEG, PNG or another picture",
-            found=f"{size}: {text}") from None
+ENOUGH = 2  # a file is decoded at so many times the size that it is resized to, or more
 
 
 # ---- parts of a picture
@@ -111,19 +77,29 @@ def random_resized_crop(
 ) -> np.ndarray:
     """A part with a share of the area within `scale`, and width / height within `ratio`, resized.
 
-    Ten parts are drawn; if none fits, the largest one in the middle is taken, as others do.
+    Ten parts are drawn; if none fits, the largest one in the middle is taken, as others do. Of the
+    bytes of a file the same part is taken, and only as many pixels are decoded as `resize` says.
     """
-    image = _picture(image)
-    high, wide = image.shape[:2]
+    high, wide = size_of(image) if is_raw(image) else _picture(image).shape[:2]
+    part = _drawn_part(high, wide, rng, scale, ratio)
+    return _resized(image, size, _method("bilinear"), part)
+
+
+def _drawn_part(
+    high: int, wide: int, rng: np.random.Generator, scale: tuple[float, float],
+    ratio: tuple[float, float],
+) -> tuple[int, int, int, int]:
+    """(top, left, height, width)"""
     for _ in range(10):
         area = high * wide * rng.uniform(*scale)
         side = np.exp(rng.uniform(*np.log(ratio)))
         width, height = round(np.sqrt(area * side)), round(np.sqrt(area / side))
         if 0 < width <= wide and 0 < height <= high:
-            return resize(random_crop(image, (height, width), rng), size)
+            top, left = (int(rng.integers(n + 1)) for n in (high - height, wide - width))
+            return top, left, height, width
     side = min(max(wide / high, ratio[0]), ratio[1])
-    part = min(high, round(wide / side)), min(wide, round(high * side))
-    return resize(center_crop(image, part), size)
+    height, width = min(high, round(wide / side)), min(wide, round(high * side))
+    return (high - height) // 2, (wide - width) // 2, height, width
 
 
 def flip(image: Any, axis: int = 1) -> np.ndarray:
@@ -149,18 +125,38 @@ def resize(image: Any, size: tuple[int, int], method: str = "bilinear") -> np.nd
     """Of another size (height, width), by "bilinear" or "nearest".
 
     Where bilinear makes a picture smaller, each pixel is the weighted mean of all that it covers,
-    as in Pillow. Integers of 8 bits and floats stay what they are.
+    as in Pillow. Integers of 8 bits and floats stay what they are. Of the bytes of a file, a JPEG
+    is decoded at a half, a quarter or an eighth of its size, if that is at least twice `size`:
+    colours are hardly others then, and large photographs take far less time.
 
     ::
 
         >>> data.image.resize(np.float32([[0, 1]]), (1, 4)).tolist()
         [[0.0, 0.25, 0.75, 1.0]]
     """
-    how, (height, width) = _method(method), size
+    return _resized(image, size, _method(method))
+
+
+def _resized(
+    image: Any, size: tuple[int, int], how: int, part: tuple[int, int, int, int] | None = None
+) -> np.ndarray:
+    """part: (top, left, height, width) of what is resized; without it, all of the picture."""
+    height, width = size
     if height < 1 or width < 1:
         raise InputError("size of a picture is wrong", expected="(height, width), each from 1",
                          found=repr(size))
-    return _by_planes(image, lambda plane: plane.resize((width, height), how))
+    share, box = 1, None
+    if is_raw(image):
+        whole = size_of(image)
+        part = part or (0, 0, *whole)
+        enough = [ENOUGH * n * all_of // own for n, all_of, own in zip(size, whole, part[2:])]
+        image, share = decoded(image, "RGB", (enough[0], enough[1]))
+    if part and share == 1:
+        image = crop(image, *part)
+    elif part:  # counted in the pixels that were decoded
+        top, left, high, wide = (n / share for n in part)
+        box = left, top, min(left + wide, image.shape[1]), min(top + high, image.shape[0])
+    return _by_planes(image, lambda plane: plane.resize((width, height), how, box=box))
 
 
 def rotate(
@@ -185,12 +181,12 @@ def _by_planes(image: Any, change: Any, one: bool = False) -> np.ndarray:
             image.dtype.kind not in "uf"):
         raise InputError("a picture has another dtype", expected="uint8, or floats",
                          found=f"{image.dtype} {image.shape}", remedy="data.image.to_float(image)")
-    pillow = _pillow()
+    module = pillow()
     plain = image if image.dtype == np.uint8 else image.astype(np.float32)
     if plain.ndim == 2 or (plain.dtype == np.uint8 and plain.shape[2] == 3 and not one):
-        found = np.asarray(change(pillow.fromarray(np.ascontiguousarray(plain))))
+        found = np.asarray(change(module.fromarray(np.ascontiguousarray(plain))))
     else:
-        planes = [np.asarray(change(pillow.fromarray(np.ascontiguousarray(plain[:, :, c]))))
+        planes = [np.asarray(change(module.fromarray(np.ascontiguousarray(plain[:, :, c]))))
                   for c in range(plain.shape[2])]
         found = np.stack(planes, axis=2)
     return found.astype(image.dtype, copy=False)

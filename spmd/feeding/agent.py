@@ -31,6 +31,7 @@ BEAT_S = 0.5
 LOOK_S = 0.1  # between two looks at what workers do, and at their memory
 LOAD_S = 120.0  # a pipeline's file that is not loaded by then hangs
 GRACE_S = 0.5  # for what hangs to say where
+AWAY_S = 3.0  # without a line to the scheduler: then it is told
 END_S = 0.3  # for workers to end by themselves
 AGAIN_S = (0.0, 0.2, 1.0, 5.0)  # before a worker starts again that dies at once, again and again
 BASE_BYTES = 256 << 20  # what a worker takes beside its examples
@@ -110,9 +111,10 @@ class Agent:
         self.host = host_name()
         self.lines = Lines(keys)
         self.scheduler = self.lines.dealer(connect, keys.server, self.agent)
+        self.watch, self._told = self.lines.watch(self.scheduler), ""
         self.mine = own_address(connect)
         self.workers: list[Supervised] = []
-        self.pipelines: dict[str, dict[str, Any]] = {}
+        self.pipelines: dict[tuple[str, int], dict[str, Any]] = {}  # by name and version
         self.deaths: list[float] = []
         self.start_at = 0.0
         self.stopping = ""
@@ -177,13 +179,25 @@ class Agent:
         for one in list(self.workers):
             if one.child.channel.fileno() in ready:
                 self.worker_said(one)
-        if self.lines.watch(self.scheduler).broke():  # what we said just now may be lost
+        if self.watch.broke():  # what we said just now may be lost
             self._joined = None
+        self.say_of_line()
         while frames := received(self.scheduler):
             try:
                 self.scheduler_said(decode(frames))
             except MalformedMessage as error:
                 self.log(f"from the scheduler: {error}")
+
+    def say_of_line(self) -> None:
+        """That there is no scheduler, and why; and when there is one again."""
+        why = self.watch.why() if self.watch.away() > AWAY_S else ""
+        if self.watch.stands and self._told:
+            self.log(f"the scheduler at {self.watch.address} is there")
+            self._told = ""
+        elif why and why != self._told:
+            self._told = why
+            self.log(f"no scheduler at {self.watch.address}: {why}; it is tried on. try: is feed "
+                     "serve running there, with the same folder of keys? does a firewall let us?")
 
     def worker_said(self, one: Supervised) -> None:
         said = one.child.channel.said()
@@ -286,13 +300,13 @@ class Agent:
         elif message.kind == "stop":
             self.stop(message["why"])
         elif message.kind == "load":
-            self.pipelines[message["name"]] = message.fields
+            self.pipelines[message["name"], message["version"]] = message.fields
             for one in self.workers:
                 one.child.channel.send(load=message.fields)
         elif message.kind == "drop":
-            self.pipelines.pop(message["name"], None)
+            self.pipelines.pop((message["name"], message["version"]), None)
             for one in self.workers:
-                one.child.channel.send(drop=message["name"])
+                one.child.channel.send(drop=[message["name"], message["version"]])
 
 
 def _say(text: str) -> None:

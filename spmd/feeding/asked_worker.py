@@ -8,8 +8,9 @@ import numpy as np
 
 from codegen.errors import InputError
 from spmd.feeding.evaluating import bytes_of, dtype_named
-from spmd.feeding.packing import unpacked
+from spmd.feeding.packing import of_parts, unpacked
 from spmd.feeding.shared_results import ReadResults, fits
+from spmd.feeding.sockets import OTHER_KEY, REFUSED_KEY
 from spmd.feeding.wire import encode, new_id
 
 TYPE_CHECKING = False
@@ -24,6 +25,11 @@ AHEAD_S = 0.05  # of work that a worker should have before it
 AGAIN_S = 0.2  # before a line that breaks at once is made again
 AWAY_S = 2.0  # without a line to it: then the scheduler hears that it gives no answers
 
+REACH = ("let this machine reach that port (firewall, route), or name workers that it can reach: "
+         "feed update NAME --workers HOST,HOST")
+KEYS = "one folder of keys for the scheduler, its workers and this run"
+REMEDIES = {REFUSED_KEY: KEYS, OTHER_KEY: KEYS}
+
 
 class AskedWorker:
     """assigned: what the scheduler says of it: address, key, local socket, share."""
@@ -35,7 +41,7 @@ class AskedWorker:
         # Each line has a name of its own: of what a worker does for an earlier one, nothing comes
         # to this one, neither an answer nor a region that only the earlier one has mapped.
         me = new_id()
-        self.socket = lines.dealer(assigned["address"], assigned["key"], me, large=True)
+        self.socket = lines.dealer(assigned["address"], assigned["key"], me)
         self.watch = lines.watch(self.socket)
         self.broken = False
         self.began = time.monotonic()
@@ -61,6 +67,12 @@ class AskedWorker:
         """True once, when there has been no line to it for long."""
         missed, self.missed = self.missed, self.watch.away() > AWAY_S
         return self.missed and not missed
+
+    def said_missed(self) -> str:
+        """For people: which worker, what was tried, what can be done."""
+        return (f"worker {self.worker} at {self.assigned['address']}: no line to it for "
+                f"{AWAY_S:g} s: {self.watch.why()}; others are asked. "
+                f"try: {REMEDIES.get(self.watch.why(), REACH)}")
 
     def again(self) -> AskedWorker:
         """The same worker, over a new line; this one is closed."""
@@ -112,7 +124,8 @@ class AskedWorker:
     def _memory(self, message: Message, array: dict[str, Any], size: int,
                 region: int | None) -> tuple[Any, int]:
         if array["frame"] is not None and region is None:
-            data = message.frames[array["frame"]]
+            first = array["frame"]
+            data = of_parts(message.frames[first : first + (array["parts"] or 1)])
             return unpacked(data, array["codec"] or "none", size), 0
         number = array["region"] if region is None else region
         memory = self.reading.region(number) if self.reading else None

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from codegen.errors import PeerError, SpmdError, UsageError
-from spmd.data.pipeline_files import load
+from spmd.data.pipeline_files import chosen, load, load_text
 from spmd.data.pipelines import Pipeline
 from spmd.data.settings import FIXED, Settings, read
 from spmd.feed_options import HERE
@@ -85,7 +85,7 @@ class Client:
             check_against(found, changed.image)
         return self._ask("submit", name=name or found.name, version=0,
                          file=os.path.abspath(found.file), source=_text_of(found.file),
-                         settings=changed.as_json())
+                         settings=changed.as_json(), **_facts(found, bool(changed.image)))
 
     def status(self, name: str = "") -> dict[str, Any]:
         """Everything: pipelines, consumers, workers, agents, warnings; or one pipeline's row.
@@ -127,12 +127,33 @@ class Client:
         """Other settings (workers, priority, limits …) or another file for a pipeline that may be
         running. Nothing is lost: what workers do not give any more is asked of others.
 
-        Returns {"name", "version", "settings"}. Raises UsageError for a setting that says which
-        examples there are: it is constant while a pipeline runs.
+        Settings hold at once. Another file is a new version: runs that have begun go on with the
+        version with which they began, so that no batch mixes two; runs that begin later take the
+        new one.
+
+        Returns {"name", "version", "settings", "runs_before": how many runs go on with an older
+        version}. Raises UsageError for a setting that says which examples there are: only another
+        file can change those. InputError where that has a mistake, or does not fit its image.
         """
-        return self._ask("update", name=name, settings=settings,
-                         source=_text_of(os.fspath(source)) if source else None,
-                         file=os.path.abspath(source) if source else None)
+        if not source:
+            return self._ask("update", name=name, settings=settings)
+        found = _of_file(source, name)
+        image = settings.get("image", found.settings.image)
+        if image:
+            check_against(found, image)
+        fixed = {key: value for key, value in found.settings.as_json().items() if key in FIXED}
+        return self._ask("update", name=name, settings=settings, fixed={**fixed, "image": image},
+                         source=_text_of(found.file), file=os.path.abspath(found.file),
+                         **_facts(found, bool(image)))
+
+    def open(self, name: str, feed: str, run: str, *, version: int | None = None,
+             text: str = "") -> dict[str, Any]:
+        """For a run that begins to take a pipeline, or goes on with that version and text of it.
+
+        Returns {"stream", "version", "text", "facts"}: what all its processes go on with.
+        """
+        return self._ask("open", pipeline=name, feed=feed, run=run, version=version,
+                         text=text or None)
 
     def cancel(self, name: str) -> dict[str, Any]:
         """Takes a pipeline away; runs that take it end with a message."""
@@ -153,10 +174,14 @@ class Client:
                     return message["value"]
                 if message.kind == "refused":
                     raise _refused(message.fields)
+        watch = self._lines.watch(self._line)
+        watch.broke()
+        found = "" if watch.stands else watch.why()
         self._lines.forget(self._line)  # an answer that comes now would be taken for the next one's
         self._line = self._dealer()
         raise PeerError(
             f"no scheduler answers at {self.address}", expected=f"within {self.timeout:g} s",
+            found=found,
             remedy="python -m spmd feed serve starts one; --keys must be the folder that it uses")
 
 
@@ -170,6 +195,27 @@ def _submitted_with(found: Pipeline, settings: Mapping[str, Any]) -> Settings:
                 place=found.place, found=f"{name}={settings[name]!r}",
                 remedy=f"@data.pipeline(…, {name}={settings[name]!r}) there")
     return changed
+
+
+def _of_file(source: str | os.PathLike[str], name: str) -> Pipeline:
+    """The pipeline of a file: of this name, or the only one."""
+    found = load_text(_text_of(os.fspath(source)), os.fspath(source))
+    return chosen(found, os.fspath(source), name if name in found or len(found) != 1 else "")
+
+
+def _facts(found: Pipeline, computed: bool) -> dict[str, Any]:
+    """What is known of its stream here. Not its order, where its files are on other machines.
+
+    computed: its first example was, to be compared with an image.
+    """
+    try:
+        order = found.order()
+    except Exception:  # whatever the user's source raises: workers will say what is wrong
+        order = None
+    gives = [{"name": name, "shape": list(shape), "dtype": dtype.str}
+             for name, (shape, dtype) in found.specs().items()] if computed else None
+    return {"order": order, "gives": gives,
+            "environments": getattr(found.source, "count", None) if found.acts else None}
 
 
 def _refused(said: Mapping[str, Any]) -> Refused:

@@ -14,6 +14,7 @@ from spmd.data.pipeline_files import is_loading, load
 from spmd.data.pipelines import Pipeline
 from spmd.feeding.consumer import PipelineSupply
 from spmd.feeding.local_feeding import started
+from spmd.feeding.opened_streams import opened
 from spmd.feeding.serving import keys_of
 
 TYPE_CHECKING = False
@@ -25,9 +26,11 @@ if TYPE_CHECKING:
 REMOTE = re.compile(r"([A-Za-z0-9_.:+-]{1,128})@(tcp://\S+:\d+)")
 
 
-def supply_for(given: Any, *, feed: Any, processes: Any, ranks: tuple[int, ...] = ()) -> Supply:
+def supply_for(given: Any, *, feed: Any, processes: Any, ranks: tuple[int, ...] = (),
+               before: Any = None) -> Supply:
     """In all processes of a job together. given: a Pipeline, "FILE.py", "FILE.py:NAME", or
     "NAME@tcp://HOST:PORT", a pipeline that was submitted there.
+    before: the supply with which the run has come to where this one begins.
 
     Raises UsageError for something else, and what the pipeline's file raises.
     """
@@ -39,7 +42,9 @@ def supply_for(given: Any, *, feed: Any, processes: Any, ranks: tuple[int, ...] 
     if isinstance(given, str) and (found := REMOTE.fullmatch(given)):
         name, address = found.groups()
         keys = processes.together(lambda: keys_of(""), shared=False)
-        return PipelineSupply(name, address, keys, ranks=ranks, run=run_name())
+        stream = processes.from_first(lambda: opened(
+            name, address, keys, feed, run_name(), getattr(before, "opened", None)))
+        return PipelineSupply(name, address, keys, ranks=ranks, run=run_name(), opened=stream)
     if isinstance(given, str) and "@" in given and "://" in given:
         processes.refuse(UsageError(f'feed "{feed.name}": {given!r} is no address of a pipeline',
                                     expected="NAME@tcp://HOST:PORT"))
@@ -50,7 +55,7 @@ def supply_for(given: Any, *, feed: Any, processes: Any, ranks: tuple[int, ...] 
         return found
 
     pipeline = processes.together(checked, shared=False)
-    return started(pipeline, processes=processes, ranks=ranks, feed=run_name())
+    return started(pipeline, processes=processes, ranks=ranks, feed=feed, run=run_name())
 
 
 def run_name() -> str:

@@ -24,6 +24,7 @@ from spmd.feeding.evaluating import bytes_of, described
 from spmd.feeding.filled_rings import FilledRings
 from spmd.feeding.keys import zmq
 from spmd.feeding.machine import host_name
+from spmd.feeding.packing import in_frames
 from spmd.feeding.sockets import Lines, is_readable, received
 from spmd.feeding.wire import MalformedMessage, Message, decode, encode, new_id
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from spmd.feeding.keys import Keys
+    from spmd.feeding.opened_streams import OpenedStream
 
 RATE_S = 0.5
 TICK_S = 0.05
@@ -45,11 +47,13 @@ class PipelineSupply:
     """pipeline@address, with the keys of the scheduler there. One for each feed.
 
     ranks: numbers of the ranks of this process; device: what they run on; run: of which run.
+    opened: the stream that all processes of the run go on with; None: of this process alone.
     """
 
     def __init__(self, pipeline: str, address: str, keys: Keys, *, ranks: tuple[int, ...] = (),
-                 device: str = "cpu", run: str = "") -> None:
-        self.pipeline, self.address, self.keys = pipeline, address, keys
+                 device: str = "cpu", run: str = "", opened: OpenedStream | None = None) -> None:
+        self.pipeline, self.address, self.keys, self.opened = pipeline, address, keys, opened
+        self._order = opened.order if opened else ""
         self.ranks, self.device, self.run_name = ranks, device, run
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
@@ -72,8 +76,16 @@ class PipelineSupply:
             self._thread = None
 
     def order(self) -> str:
-        """What a checkpoint knows the stream by; "" where the pipeline was read elsewhere."""
-        return ""
+        """What a checkpoint knows the stream by; "" until a worker has said it."""
+        return self._order
+
+    def goes_on_with(self, order: str) -> None:
+        """The order that workers are held to: of a checkpoint, or as the first of them said it."""
+        self._order = order
+
+    def text(self) -> str:
+        """What tells the source of the pipeline from others; "" where it is not known."""
+        return self.opened.text if self.opened else ""
 
     def has_finished(self) -> bool:
         return self._stop.is_set()
@@ -104,7 +116,8 @@ class Filling:
         self.homes: dict[int, str] = {}  # by first row: the worker with these environments
         self.failed: dict[int, SpmdError] = {}  # by batch: raised when a rank asks for it
         self.workers: dict[str, AskedWorker] = {}
-        self.version, self.how, self.settings = 0, "turn", {}  # type: ignore[var-annotated]
+        self.version: int | None = supply.opened.version if supply.opened else None
+        self.how, self.settings = "turn", {}  # type: ignore[var-annotated]
         self.began = time.monotonic()
         self.answered = False
         self.pending: tuple[float, str] | None = None  # since when there are no workers, and why
@@ -159,10 +172,12 @@ class Filling:
             pass  # it has been away for very long; when it is back, it asks us who we are
 
     def register(self) -> None:
+        opened = self.supply.opened
         self.tell("consume", consumer=self.consumer, run=self.supply.run_name,
                   pipeline=self.supply.pipeline, feed=self.feed.name, rows=list(self.rows),
                   batch=self.feed.batch, fields=self.fields, host=self.here,
-                  ranks=list(self.supply.ranks), device=self.supply.device)
+                  ranks=list(self.supply.ranks), device=self.supply.device, version=self.version,
+                  stream=opened.stream if opened else None, text=opened.text if opened else None)
 
     def scheduler_said(self, message: Message) -> None:
         self.answered = True
@@ -180,7 +195,7 @@ class Filling:
             self.gone(message)
 
     def assign(self, message: Message) -> None:
-        """Other workers, or another version of the pipeline: what was lost waits again."""
+        """Other workers, or other settings: what was lost waits again."""
         self.version, self.how = message["version"], message["how"]
         self.pending = None if message["workers"] else self.pending
         self.settings = message["settings"]
@@ -290,13 +305,14 @@ class Filling:
                 self.lose(worker)
                 self.workers[worker], self.poller = one.again(), None
             elif worker in self.workers and one.is_missed():
-                self.tell("lost", consumer=self.consumer, worker=worker)
+                self.tell("lost", consumer=self.consumer, worker=worker, why=one.watch.why())
+                self.say_once(one.said_missed(), worker)
         if not self.workers and (error := self.supply.what_ended()):
             raise error
         if not self.answered and time.monotonic() - self.began > SILENT_S:
             raise PeerError(
                 f"no scheduler answers at {self.supply.address}",
-                expected=f"an answer within {SILENT_S:g} s",
+                expected=f"an answer within {SILENT_S:g} s", found=self.line.why(),
                 remedy="start it: python -m spmd feed serve; are address and keys those of it?")
 
     def decoded(self, frames: list[Any]) -> Message:
@@ -339,6 +355,7 @@ class Filling:
         for worker, items in work.items():
             self.workers[worker].say(
                 "take", pipeline=self.supply.pipeline, version=self.version, fields=self.fields,
+                order=self.supply.order() or None, share=self.workers[worker].share,
                 newest_first=self.settings.get("queue") == "lifo", work=items,
                 free=self.free.pop(worker, None))
 
@@ -371,6 +388,9 @@ class Filling:
 
     def given(self, one: AskedWorker, message: Message) -> None:
         self.asking.together = message["together"] or 1
+        if message["order"] and not self.supply.order():
+            self.supply.goes_on_with(message["order"])
+            self.tell("learnt", consumer=self.consumer, order=message["order"])
         if self.asking.is_wanted(message["id"]):
             for failed in message["broken"]:
                 self.skip(f"{failed['example']} ({failed['file']}:{failed['line']}): "
@@ -419,13 +439,10 @@ class Filling:
     def send_back(self) -> None:
         """Values of feed.send(), to every worker: each keeps those of its environments."""
         for first, values in self.rings.sent_back() if self.acts else ():
-            arrays = [{"name": n, "dtype": v.dtype.str, "shape": list(v.shape),
-                       "bytes": v.nbytes, "region": None, "offset": None, "frame": i,
-                       "codec": "none"} for i, (n, v) in enumerate(values.items())]
+            arrays, frames = in_frames(values)
             for one in self.workers.values():
-                one.say("give_back", [v.tobytes() for v in values.values()],
-                        pipeline=self.supply.pipeline, version=self.version, first=first,
-                        arrays=arrays)
+                one.say("give_back", frames, pipeline=self.supply.pipeline,
+                        version=self.version, first=first, arrays=arrays)
 
     # ---- what others are told
 
@@ -444,10 +461,12 @@ class Filling:
     def say_why(self) -> None:
         """Why it waits, once for each reason, if it is not over in a moment."""
         if self.pending and time.monotonic() - self.pending[0] > PENDING_S:
-            text = f"{self.supply.pipeline} waits: {self.pending[1]}"
-            if text not in self.said and self.rows[0] == 0:
-                self.said.add(text)
-                say(text)
+            self.say_once(f"waits: {self.pending[1]}", self.pending[1])
+
+    def say_once(self, text: str, about: str) -> None:
+        if about not in self.said and self.rows[0] == 0:
+            self.said.add(about)
+            say(f"{self.supply.pipeline}: {text}")
 
 
 def say(text: str) -> None:

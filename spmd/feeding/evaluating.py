@@ -50,6 +50,22 @@ class Evaluator:
         self._mean_s = 0.0  # of an example; 0: none was computed yet
         self._fields: list[dict[str, Any]] = []  # of the last work, and their specs
         self._specs: dict[str, tuple[tuple[int, ...], np.dtype]] = {}
+        self._order: str | None = None
+
+    def with_settings(self, settings: dict[str, Any]) -> Evaluator:
+        """The same with other settings."""
+        found = Evaluator(self.pipeline, settings)
+        found._order = self._order
+        return found
+
+    def order(self) -> str:
+        """What tells its stream from others on this machine; "" where its source cannot say."""
+        if self._order is None:
+            try:
+                self._order = self.pipeline.order()
+            except Exception:  # of a user's source: what is wrong is said at its examples
+                self._order = ""
+        return self._order
 
     def compute(self, work: Any, fields: list[dict[str, Any]], out: dict[str, np.ndarray],
                 board: Any) -> Computed:

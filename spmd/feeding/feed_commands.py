@@ -63,7 +63,11 @@ def _submit(asked: argparse.Namespace) -> None:
 def _update(asked: argparse.Namespace) -> None:
     with _client(asked) as client:
         found = client.update(asked.name, source=asked.source, **given_settings(asked))
-        _told(asked, found, f"{found['name']}: updated (version {found['version']})")
+        text = f"{found['name']}: updated (version {found['version']})"
+        if count := found["runs_before"]:
+            text += (f"; {count} run{'s go' if count > 1 else ' goes'} on with the source with "
+                     "which it began, later ones take this one")
+        _told(asked, found, text)
 
 
 def _cancel(asked: argparse.Namespace) -> None:

@@ -40,14 +40,14 @@ class KnownWorker:
 
 
 class KnownAgent:
-    """What supervises the workers of a machine. loaded: pipeline -> version it was told of.
+    """What supervises the workers of a machine. loaded: (pipeline, version) -> settings as told.
 
     cost: of one of its workers in an hour; watts: that such a worker takes.
     """
 
     def __init__(self, peer: bytes, said: dict[str, Any], now: float) -> None:
         self.peer, self.seen = peer, now
-        self.loaded: dict[str, int] = {}
+        self.loaded: dict[tuple[str, int], dict[str, Any]] = {}
         self.workers: dict[str, KnownWorker] = {}
         self.hear(said)
 
@@ -74,11 +74,12 @@ class KnownAgent:
 class KnownConsumer:
     """A process of ranks that takes a feed. told: the workers that it was sent, with shares.
 
-    taken, queued: examples that its ranks took, and that lie ready for them.
+    version: of its pipeline, as long as it lives. taken, queued: examples that its ranks took, and
+    that lie ready for them.
     """
 
-    def __init__(self, peer: bytes, said: dict[str, Any], now: float) -> None:
-        self.peer, self.seen, self.said = peer, now, said
+    def __init__(self, peer: bytes, said: dict[str, Any], version: int, now: float) -> None:
+        self.peer, self.seen, self.said, self.version = peer, now, said, version
         self.consumer, self.pipeline = said["consumer"], said["pipeline"]
         first, last = said["rows"]
         self.per_batch = max(1, last - first)

@@ -15,6 +15,7 @@ from spmd.feeding.client import Client
 from spmd.feeding.consumer import PipelineSupply
 from spmd.feeding.keys import Keys, made_for_a_run
 from spmd.feeding.machine import host_name
+from spmd.feeding.opened_streams import opened_by
 from spmd.feeding.serving import start_in_child
 
 TYPE_CHECKING = False
@@ -34,11 +35,8 @@ class StartedSupply(PipelineSupply):
     def __init__(self, pipeline: Pipeline, address: str, keys: Keys, children: list[Child], *,
                  name: str, **more: Any) -> None:
         super().__init__(name, address, keys, **more)
-        self.children, self._whole = children, pipeline
+        self.children = children
         self._end = weakref.finalize(self, end_all, children)  # at the end of Python, too
-
-    def order(self) -> str:
-        return self._whole.order()
 
     def what_ended(self) -> PeerError | None:
         for child in self.children:
@@ -58,8 +56,8 @@ def end_all(children: list[Child]) -> None:
     children.clear()
 
 
-def started(pipeline: Pipeline, *, processes: Any, ranks: tuple[int, ...],
-            feed: str) -> StartedSupply:
+def started(pipeline: Pipeline, *, processes: Any, ranks: tuple[int, ...], feed: Any,
+            run: str) -> StartedSupply:
     """In all processes together. Raises EnvironmentFault where something does not start."""
     children: list[Child] = []
     try:
@@ -72,7 +70,8 @@ def started(pipeline: Pipeline, *, processes: Any, ranks: tuple[int, ...],
         agents = processes.together(
             lambda: [Child(AGENT)] if first == processes.number else [], shared=False)
         children.extend(agents)  # they load their modules while the scheduler does
-        where = processes.from_first(lambda: begin_scheduler(pipeline, len(hosts) > 1, children))
+        where = processes.from_first(
+            lambda: begin_scheduler(pipeline, feed, run, len(hosts) > 1, children))
 
         def begin() -> None:
             for one in agents:
@@ -83,7 +82,7 @@ def started(pipeline: Pipeline, *, processes: Any, ranks: tuple[int, ...],
         end_all(children)
         raise
     return StartedSupply(pipeline, where["address"], Keys.of_plain(where["keys"]), children,
-                         name=where["name"], ranks=ranks, run=feed)
+                         name=where["name"], ranks=ranks, run=run, opened=where["opened"])
 
 
 def workers_each(pipeline: Pipeline, hosts: int) -> int:
@@ -92,7 +91,7 @@ def workers_each(pipeline: Pipeline, hosts: int) -> int:
     return -(-workers // hosts) if isinstance(workers, int) else 0
 
 
-def begin_scheduler(pipeline: Pipeline, several_hosts: bool,
+def begin_scheduler(pipeline: Pipeline, feed: Any, run: str, several_hosts: bool,
                     children: list[Child]) -> dict[str, Any]:
     """A scheduler that knows the pipeline: its address, the keys of this run, the name."""
     keys = made_for_a_run()
@@ -100,13 +99,15 @@ def begin_scheduler(pipeline: Pipeline, several_hosts: bool,
         keys, "tcp://0.0.0.0:*" if several_hosts else "tcp://127.0.0.1:*")
     children.insert(0, child)
     with Client(address, keys, timeout=START_S) as client:
-        found = client.submit(pipeline)
-    return {"address": address, "keys": keys.as_plain(), "name": found["name"]}
+        name = client.submit(pipeline)["name"]
+        stream = opened_by(client, name, feed, run)
+    return {"address": address, "keys": keys.as_plain(), "name": name, "opened": stream}
 
 
 def begin_agent(child: Child, where: dict[str, Any], busy: int, workers: int) -> None:
     """Tells an agent what it works for. busy: cores that the ranks of this host need."""
-    child.channel.send(where=where, busy=busy, workers=workers)
+    child.channel.send(where={key: where[key] for key in ("address", "keys")}, busy=busy,
+                       workers=workers)
     if not child.channel.wait_for(START_S) or child.channel.said() != [{"begun": True}]:
         child.kill()
         raise EnvironmentFault(

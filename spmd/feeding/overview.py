@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from typing import Any
 
 from spmd import __version__
@@ -89,6 +90,7 @@ def _pipeline(
         "user": given.get("user", ""), "priority": given.get("priority", 0),
         "state": "running" if used else "pending" if mine else "idle",
         "why": one.why if mine and not used else "",
+        "versions": _versions(scheduler, one),
         "ran": one.running_since is not None, "workers": len(used), "consumers": len(mine),
         "needs": None if None in needs or not needs else round(sum(needs), 2),
         "lacks": sum(c["lacks"] for c in mine),
@@ -101,6 +103,13 @@ def _pipeline(
         "spent": {what: round(value, 6) for what, value in one.stored.spent.items()},
         "settings": given,
     }
+
+
+def _versions(scheduler: Scheduler, one: KnownPipeline) -> dict[str, int]:
+    """How many runs take which version."""
+    runs = {(c.said["stream"] or c.consumer, c.version) for c in scheduler.consumers.values()
+            if c.pipeline == one.name}
+    return {str(v): n for v, n in sorted(Counter(version for _, version in runs).items())}
 
 
 def _round(rate: float | None) -> float | None:

@@ -19,13 +19,18 @@ except ImportError as missing:
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
+
+    import numpy as np
 
 CODECS = ("none", "lz4", "zstd")
 SMALL = 4096  # bytes: less is never packed
 SAMPLE = 1 << 17
 TRY_EVERY = 64  # frames between two trials of a field
 LEVEL = 1  # of zstd: higher ones pay on no link that feeds ranks
+PART = 128 << 10  # bytes of a frame: heartbeats pass between frames, not within one
+MOST_PARTS = 1 << 14  # of an array
 UNPACK_GAIN = {"lz4": 4.0, "zstd": 2.5}  # unpacking is so many times faster than packing
 
 
@@ -54,6 +59,18 @@ def unpacked(data: Any, codec: str, size: int) -> Any:
         raise InputError(f"a result of another length: expected {size} bytes, "
                          f"found {memoryview(found).nbytes}")
     return found
+
+
+def in_parts(data: Any) -> list[Any]:
+    """The frames that these bytes travel in: also on a slow line each takes less than a second."""
+    whole = memoryview(data)
+    size = max(PART, -(-whole.nbytes // MOST_PARTS))
+    return [whole[at : at + size] for at in range(0, whole.nbytes, size)] or [whole]
+
+
+def of_parts(frames: Sequence[Any]) -> Any:
+    """The bytes that were cut by in_parts()."""
+    return frames[0] if len(frames) == 1 else b"".join(frames)
 
 
 class Link:
@@ -109,3 +126,16 @@ class Link:
             if total < 0.9 * least:
                 best, least = codec, total
         return best
+
+
+def in_frames(values: dict[str, np.ndarray]) -> tuple[list[dict[str, Any]], list[Any]]:
+    """Arrays as they travel, with copies of their bytes."""
+    arrays: list[dict[str, Any]] = []
+    frames: list[Any] = []
+    for name, value in values.items():
+        parts = in_parts(value.tobytes())
+        arrays.append({"name": name, "dtype": value.dtype.str, "shape": list(value.shape),
+                       "bytes": value.nbytes, "region": None, "offset": None,
+                       "frame": len(frames), "parts": len(parts), "codec": "none"})
+        frames += parts
+    return arrays, frames

@@ -13,15 +13,10 @@ from difflib import get_close_matches
 from typing import Any
 
 from codegen.errors import UsageError
-from spmd.data.settings import Settings, read
+from spmd.data.settings import FIXED, Settings, read
 from spmd.feeding.known_parties import KnownPipeline
 from spmd.feeding.scheduler_state import StoredPipeline
-
-# Settings that only the scheduler reads: workers need not load anything anew for these.
-SCHEDULED = frozenset(
-    "workers max_workers user priority estimated_seconds rates cost energy cost_per_hour "
-    "energy_per_hour pull".split()
-)
+from spmd.feeding.wire import FACTS
 
 
 def submitted(
@@ -35,34 +30,47 @@ def submitted(
     before = pipelines.get(said["name"])
     if before is None:
         return KnownPipeline(StoredPipeline(
-            said["name"], 1, said["file"], said["source"], settings, {}, time.time())), "new"
+            said["name"], 1, said["file"], said["source"], settings, {}, time.time(),
+            facts_of(said))), "new"
     old = before.stored
-    if (old.source, old.settings) == (said["source"], settings):
+    if (old.source, old.settings) == (said["source"], settings) and not _reordered(said, old):
         return before, "unchanged"
     if said["name"] in running:
         raise UsageError(
             f"pipeline {said['name']} is running, and what you submit differs from it",
-            remedy=f"python -m spmd feed update {said['name']} …, which loses nothing; or cancel "
-            "it first, or submit under another name (--name)")
+            remedy=f"python -m spmd feed update {said['name']} --source FILE.py, for runs that "
+            "begin later; or submit under another name (--name), or cancel it first")
     stored = StoredPipeline(said["name"], old.version + 1, said["file"], said["source"], settings,
-                            dict(old.spent), time.time())
+                            dict(old.spent), time.time(), facts_of(said))
     return KnownPipeline(stored), "changed"
+
+
+def _reordered(said: Mapping[str, Any], old: StoredPipeline) -> bool:
+    """Other files, say: the same text, but other examples at the positions."""
+    return bool(said["order"] and old.facts.get("order", said["order"]) != said["order"])
+
+
+def facts_of(said: Mapping[str, Any]) -> dict[str, Any]:
+    """What whoever submits found in the source, as far as it is known."""
+    return {name: said[name] for name in FACTS if said[name] is not None}
 
 
 def updated(
     said: Mapping[str, Any], pipelines: Mapping[str, KnownPipeline]
 ) -> StoredPipeline:
-    """A pipeline with other settings. A new version where workers must load it again.
+    """A pipeline with other settings, or with another source: then it is a new version.
 
-    UsageError: no such pipeline, or a setting that cannot change while it runs.
+    UsageError: no such pipeline, or a setting that only its source can change.
     """
     stored = _of(said["name"], pipelines).stored
-    settings = Settings(**stored.settings).changed(said["settings"]).as_json()
-    source = said["source"] if said["source"] is not None else stored.source
-    reload = source != stored.source or any(
-        settings[name] != stored.settings.get(name) for name in settings.keys() - SCHEDULED)
-    return replace(stored, settings=settings, source=source, file=said["file"] or stored.file,
-                   version=stored.version + reload)
+    changed = Settings(**stored.settings).changed(said["settings"])
+    if said["source"] is None or said["source"] == stored.source and not _reordered(said, stored):
+        return replace(stored, settings=changed.as_json())
+    fixed = {name: value for name, value in (said["fixed"] or {}).items() if name in FIXED}
+    settings = read({**changed.as_json(), **fixed}).as_json()
+    return replace(stored, settings=settings, source=said["source"],
+                   file=said["file"] or stored.file, version=stored.version + 1,
+                   facts=facts_of(said))
 
 
 def cancelled(name: str, pipelines: Mapping[str, KnownPipeline]) -> None:

@@ -12,13 +12,15 @@ import sys
 import time
 import traceback
 from collections import Counter, deque
+from contextlib import suppress
 from typing import Any
 
-from codegen.errors import SpmdError
+from codegen.errors import AgreementError, SpmdError
 from spmd.feeding.assignment import Assignment, assign
 from spmd.feeding.known_parties import KnownAgent, KnownConsumer, KnownPipeline
 from spmd.feeding.pipeline_requests import cancelled, submitted, updated
-from spmd.feeding.scheduler_state import StateFile
+from spmd.feeding.run_versions import RunVersions, unknown_pipeline
+from spmd.feeding.scheduler_state import FullDisk, StateFile, StoredPipeline
 from spmd.feeding.sockets import GONE, SENT, received, send_to
 from spmd.feeding.wire import MalformedMessage, Message, decode, encode
 
@@ -47,6 +49,7 @@ class Scheduler:
         self.agents: dict[str, KnownAgent] = {}
         self.consumers: dict[str, KnownConsumer] = {}
         self.pipelines = {one.name: KnownPipeline(one) for one in store.pipelines()}
+        self.versions = RunVersions(store)
         self.given_rates = store.rates()
         self.assigned = Assignment(store.shares())
         self.history: dict[str, deque[tuple[float, ...]]] = {}
@@ -181,16 +184,39 @@ class Scheduler:
 
     def _on_consume(self, peer: bytes, message: Message) -> None:
         name, now = message["pipeline"], time.monotonic()
-        if name not in self.pipelines:
-            known = ", ".join(sorted(self.pipelines)) or "none"
-            self.tell(peer, "failed", code=78, text=(
-                f"pipeline {name} was not submitted to {self.address}\n  expected: one of those "
-                f"that were: {known}\n  try:      python -m spmd feed submit FILE.py"))
+        try:
+            version = self.versions.register(self._pipeline(name).stored, message.fields)
+        except SpmdError as error:
+            self.tell(peer, "failed", code=error.exit_code, text=str(error))
             return
-        self.consumers[message["consumer"]] = KnownConsumer(peer, message.fields, now)
+        self.consumers[message["consumer"]] = KnownConsumer(peer, message.fields, version, now)
         pipeline = self.pipelines[name]
         pipeline.running_since = pipeline.running_since or now
         self.dirty = True
+
+    def _pipeline(self, name: str) -> KnownPipeline:
+        if name not in self.pipelines:
+            raise unknown_pipeline(name, self.pipelines, self.address)
+        return self.pipelines[name]
+
+    def _on_open(self, peer: bytes, message: Message) -> None:
+        stored = self._pipeline(message["pipeline"]).stored
+        self.tell(peer, "answer", value=self.versions.begin(stored, message.fields))
+
+    def _on_learnt(self, peer: bytes, message: Message) -> None:
+        """The order of a stream, as the first worker read it that was asked."""
+        one = self.consumers.get(message["consumer"])
+        if one is None:
+            return
+        stored = self._version_of(one)
+        if stored.facts.setdefault("order", message["order"]) != message["order"]:
+            self.tell(peer, "failed", code=65, text=str(AgreementError(
+                f"workers of pipeline {one.pipeline} do not read the same source",
+                expected="the same examples in the same order at all of them",
+                found="others at different machines", remedy="the same files everywhere")))
+        elif stored.version == self.pipelines[one.pipeline].stored.version:
+            with suppress(FullDisk):
+                self.store.put_pipeline(stored)
 
     def _on_rate(self, peer: bytes, message: Message) -> None:
         one = self.consumers.get(message["consumer"])
@@ -215,8 +241,10 @@ class Scheduler:
 
     def _on_submit(self, peer: bytes, message: Message) -> None:
         one, what = submitted(message.fields, self.pipelines, self._running())
-        if what != "unchanged":
+        if what == "new":
             self.store.put_pipeline(one.stored)
+        elif what == "changed":
+            self._replace(self.pipelines[one.name].stored, one.stored)
         self.pipelines[one.name] = one
         self.dirty = True
         self.tell(peer, "answer", value={"name": one.name, "version": one.stored.version,
@@ -224,24 +252,29 @@ class Scheduler:
 
     def _on_update(self, peer: bytes, message: Message) -> None:
         stored = updated(message.fields, self.pipelines)
-        self.store.put_pipeline(stored)
         one = self.pipelines[stored.name]
+        self._replace(one.stored, stored)
         one.stored = stored
         self.dirty = True
-        self.tell(peer, "answer", value={"name": one.name, "version": stored.version,
-                                         "settings": stored.settings})
+        before = [c for c in self.consumers.values()
+                  if c.pipeline == one.name and c.version != stored.version]
+        self.tell(peer, "answer", value={
+            "name": one.name, "version": stored.version, "settings": stored.settings,
+            "runs_before": len({c.said["stream"] or c.consumer for c in before})})
+
+    def _replace(self, old: StoredPipeline, new: StoredPipeline) -> None:
+        self.store.put_pipeline(new, self.versions.replaced(old, new))
 
     def _on_cancel(self, peer: bytes, message: Message) -> None:
         name = message["name"]
         cancelled(name, self.pipelines)
         self.store.drop_pipeline(name)
         del self.pipelines[name]
+        self.versions.cancelled(name)
         for one in [c for c in self.consumers.values() if c.pipeline == name]:
             self.tell(one.peer, "failed", code=75, text=f"pipeline {name} was cancelled")
             del self.consumers[one.consumer]
-        for agent in self.agents.values():
-            if agent.loaded.pop(name, None) is not None:
-                self.tell(agent.peer, "drop", name=name)
+        self._drop_unused()
         self.dirty = True
         self.tell(peer, "answer", value={"name": name, "what": "cancelled"})
 
@@ -270,6 +303,7 @@ class Scheduler:
         for name, pipeline in self.pipelines.items():
             pipeline.why = self._why(found.pending.get(name, ""))
         rows = {row.worker: row for row in workers}
+        self._drop_unused()
         for consumer in self.consumers.values():
             self._tell_workers(consumer, found.of(consumer.consumer), now)
             consumer.adapt(now, consumer.consumer not in found.lacks)
@@ -283,8 +317,23 @@ class Scheduler:
             return f"workers are free at {', '.join(sorted(resting))} only; try: more workers"
         return why.replace("--connect ADDRESS", f"--connect {self.address}")
 
+    def _version_of(self, one: KnownConsumer) -> StoredPipeline:
+        """Of its pipeline, the one with which its run began."""
+        newest = self.pipelines[one.pipeline].stored
+        return self.versions.numbered(newest, one.version)
+
+    def _drop_unused(self) -> None:
+        """Agents hold the versions that somebody takes, and the newest one."""
+        used = {(c.pipeline, c.version) for c in self.consumers.values()}
+        used |= {(p.name, p.stored.version) for p in self.pipelines.values()}
+        for agent in self.agents.values():
+            for name, version in agent.loaded.keys() - used:
+                del agent.loaded[name, version]
+                self.tell(agent.peer, "drop", name=name, version=version)
+
     def _tell_workers(self, one: KnownConsumer, shares: dict[str, float], now: float) -> None:
-        stored = self.pipelines[one.pipeline].stored
+        stored = self._version_of(one)
+        of = stored.name, stored.version
         where = {w: (agent, known) for agent in self.agents.values()
                  for w, known in agent.workers.items()}
         how = stored.settings.get("pull") or "turn"
@@ -294,9 +343,9 @@ class Scheduler:
                       for w, given in self.assigned.shares.items() if peers & given.keys()}
         shares = {w: share for w, share in shares.items() if w in where}
         for agent in {id(a): a for a in (where[w][0] for w in shares)}.values():
-            if agent.loaded.get(one.pipeline) != stored.version and (
+            if agent.loaded.get(of) != stored.settings and (
                     self.tell(agent.peer, "load", **_travelling(stored)) == SENT):
-                agent.loaded[one.pipeline] = stored.version
+                agent.loaded[of] = stored.settings
         why = "" if shares else self.pipelines[one.pipeline].why or "all workers are taken"
         before = one.told
         if before and before[:3] == (stored.version, stored.settings, why) and (
@@ -342,9 +391,10 @@ class Scheduler:
         self.store.remember(
             pipelines=[p.stored for p in self.pipelines.values() if p.stored.spent],
             agents=[(a.agent, a.name, a.host, a.device) for a in self.agents.values()],
-            runs=[(c.said["run"], c.said["feed"], c.pipeline, c.taken // c.per_batch)
-                  for c in self.consumers.values()],
+            runs=self.versions.see((c.said["stream"] or c.consumer, c.taken // c.per_batch)
+                                   for c in self.consumers.values()),
             rates={of: self.given_rates[of] for of in rates}, shares=self.assigned.shares)
+        self.versions.forget()
         for name in self._running() & self.pipelines.keys():
             mine = [c for c in self.consumers.values() if c.pipeline == name]
             workers = {w for c in mine for w in self.assigned.of(c.consumer)}

@@ -1,6 +1,6 @@
 """What a scheduler knows, in one SQLite file with a write-ahead log: no kill damages it.
 
-In: pipelines, agents, runs with their cursors, rates, shares. Out: the same after a restart.
+In: pipelines, older versions that runs go on with, agents, rates. Out: the same after a restart.
 Always holds: what put_pipeline() has returned from is in the file; a file has one scheduler at a
 time; a full disk refuses what is new, and everything else goes on from memory.
 """
@@ -13,21 +13,23 @@ import sqlite3
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any
 
 from codegen.errors import EnvironmentFault, InputError, OutputError, VersionError
 
-FORMAT = 1
+FORMAT = 2  # 1 had no older versions, no facts, and runs of which nobody read anything
 LOCKED_S = 0.5  # a scheduler that is ending gives its file up within this time
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS pipelines (name TEXT PRIMARY KEY, version INTEGER, file TEXT,
-    source TEXT, settings TEXT, spent TEXT, submitted REAL);
+    source TEXT, settings TEXT, spent TEXT, submitted REAL, facts TEXT DEFAULT '{}');
 CREATE TABLE IF NOT EXISTS agents (agent TEXT PRIMARY KEY, name TEXT, host TEXT, device TEXT,
     seen REAL);
-CREATE TABLE IF NOT EXISTS runs (run TEXT, feed TEXT, pipeline TEXT, taken INTEGER, seen REAL,
-    PRIMARY KEY (run, feed));
+CREATE TABLE IF NOT EXISTS older (name TEXT, version INTEGER, file TEXT, source TEXT,
+    settings TEXT, facts TEXT, PRIMARY KEY (name, version));
+CREATE TABLE IF NOT EXISTS runs (stream TEXT PRIMARY KEY, run TEXT, feed TEXT, pipeline TEXT,
+    version INTEGER, taken INTEGER, seen REAL);
 CREATE TABLE IF NOT EXISTS rates (pipeline TEXT, device TEXT, rate REAL,
     PRIMARY KEY (pipeline, device));
 CREATE TABLE IF NOT EXISTS allowed (key TEXT PRIMARY KEY);
@@ -41,7 +43,10 @@ class FullDisk(OutputError):
 
 @dataclass
 class StoredPipeline:
-    """A pipeline as it was submitted. spent: "cost", "energy" and "seconds" up to now."""
+    """A version of a pipeline. spent: "cost" and "energy" up to now.
+
+    facts: what whoever submitted it found in its source: "order", "environments", "fields".
+    """
 
     name: str
     version: int
@@ -50,6 +55,23 @@ class StoredPipeline:
     settings: dict[str, Any]
     spent: dict[str, float] = field(default_factory=dict)
     submitted: float = 0.0
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class KnownRun:
+    """A run that takes a feed, with the version that it began with. stream: its own name.
+
+    taken: batches. seen: when somebody of it was heard last, in seconds of the epoch.
+    """
+
+    stream: str
+    run: str
+    feed: str
+    pipeline: str
+    version: int
+    taken: int = 0
+    seen: float = 0.0
 
 
 class StateFile:
@@ -81,6 +103,9 @@ class StateFile:
             if found != "ok":
                 raise sqlite3.DatabaseError(found)
             with db:
+                if version == 1:
+                    db.execute("DROP TABLE runs")
+                    db.execute("ALTER TABLE pipelines ADD COLUMN facts TEXT DEFAULT '{}'")
                 db.executescript(_TABLES)
                 db.execute(f"PRAGMA user_version={FORMAT}")
         except BaseException:
@@ -94,15 +119,20 @@ class StateFile:
 
     # ---- what must be kept: FullDisk where it cannot
 
-    def put_pipeline(self, one: StoredPipeline) -> None:
-        """Keeps a new pipeline, or a new version of one."""
-        self._must("INSERT OR REPLACE INTO pipelines VALUES (?,?,?,?,?,?,?)", [_row(one)])
+    def put_pipeline(self, one: StoredPipeline, older: Iterable[StoredPipeline] = ()) -> None:
+        """Keeps a new pipeline, or a new version of one, and what it was before for its runs."""
+        self._must(("INSERT OR REPLACE INTO pipelines VALUES (?,?,?,?,?,?,?,?)", [_row(one)]),
+                   ("INSERT OR REPLACE INTO older VALUES (?,?,?,?,?,?)",
+                    [(o.name, o.version, o.file, o.source, json.dumps(o.settings),
+                      json.dumps(o.facts)) for o in older]))
 
     def drop_pipeline(self, name: str) -> None:
-        self._must("DELETE FROM pipelines WHERE name=?", [(name,)])
+        self._must(("DELETE FROM pipelines WHERE name=?", [(name,)]),
+                   ("DELETE FROM older WHERE name=?", [(name,)]),
+                   ("DELETE FROM runs WHERE pipeline=?", [(name,)]))
 
-    def _must(self, text: str, rows: Iterable[tuple[Any, ...]]) -> None:
-        if not self._try([(text, list(rows))]):
+    def _must(self, *work: tuple[str, list[tuple[Any, ...]]]) -> None:
+        if not self._try(list(work)):
             raise FullDisk(
                 f"the scheduler cannot keep this: {self.trouble}",
                 found=f"{self.path or 'memory'}; what runs goes on",
@@ -113,18 +143,19 @@ class StateFile:
     def remember(
         self, *, pipelines: Iterable[StoredPipeline] = (),
         agents: Iterable[tuple[str, str, str, str]] = (),
-        runs: Iterable[tuple[str, str, str, int]] = (),
+        runs: Iterable[KnownRun] = (),
         rates: Mapping[tuple[str, str], float] | None = None, keys: Iterable[str] = (),
         shares: Mapping[str, Mapping[str, float]] | None = None,
     ) -> bool:
-        """Everything at once or nothing. agents: id, name, host, device; runs: run, feed,
-        pipeline, batches taken; rates: by pipeline and device. False: see `trouble`."""
+        """Everything at once or nothing. agents: id, name, host, device; rates: by pipeline and
+        device. False: see `trouble`."""
         now = time.time()
         work: list[tuple[str, list[tuple[Any, ...]]]] = [
             ("UPDATE pipelines SET spent=? WHERE name=?",
              [(json.dumps(one.spent), one.name) for one in pipelines]),
             ("INSERT OR REPLACE INTO agents VALUES (?,?,?,?,?)", [(*row, now) for row in agents]),
-            ("INSERT OR REPLACE INTO runs VALUES (?,?,?,?,?)", [(*row, now) for row in runs]),
+            ("INSERT OR REPLACE INTO runs VALUES (?,?,?,?,?,?,?)",
+             [astuple(one) for one in runs]),
             ("INSERT OR REPLACE INTO rates VALUES (?,?,?)",
              [(*of, rate) for of, rate in (rates or {}).items()]),
             ("INSERT OR IGNORE INTO allowed VALUES (?)", [(key,) for key in keys]),
@@ -138,6 +169,12 @@ class StateFile:
     def forget_agent(self, agent: str) -> None:
         """One that has left, or is dead: nobody waits for it after a restart."""
         self._try([("DELETE FROM agents WHERE agent=?", [(agent,)])])
+
+    def forget_runs(self, before: float) -> None:
+        """Those that were not seen since then, and the older versions that no run goes on with."""
+        self._try([("DELETE FROM runs WHERE seen<?", [(before,)]),
+                   ("DELETE FROM older WHERE NOT EXISTS (SELECT 1 FROM runs WHERE "
+                    "runs.pipeline=older.name AND runs.version=older.version)", [()])])
 
     def _try(self, work: list[tuple[str, list[tuple[Any, ...]]]]) -> bool:
         try:
@@ -154,15 +191,20 @@ class StateFile:
 
     def pipelines(self) -> list[StoredPipeline]:
         rows = self._db.execute("SELECT * FROM pipelines ORDER BY submitted, name").fetchall()
-        return [StoredPipeline(n, v, f, s, json.loads(given), json.loads(spent), at)
-                for n, v, f, s, given, spent, at in rows]
+        return [StoredPipeline(n, v, f, s, json.loads(given), json.loads(spent), at,
+                               json.loads(facts)) for n, v, f, s, given, spent, at, facts in rows]
+
+    def older(self) -> list[StoredPipeline]:
+        """Versions that were replaced, and that runs may go on with."""
+        rows = self._db.execute("SELECT * FROM older ORDER BY name, version").fetchall()
+        return [StoredPipeline(n, v, f, s, json.loads(given), facts=json.loads(facts))
+                for n, v, f, s, given, facts in rows]
 
     def agents(self) -> list[str]:
         return [row[0] for row in self._db.execute("SELECT agent FROM agents")]
 
-    def runs(self) -> list[dict[str, Any]]:
-        rows = self._db.execute("SELECT run, feed, pipeline, taken, seen FROM runs ORDER BY seen")
-        return [dict(zip(("run", "feed", "pipeline", "taken", "seen"), row)) for row in rows]
+    def runs(self) -> list[KnownRun]:
+        return [KnownRun(*row) for row in self._db.execute("SELECT * FROM runs ORDER BY seen")]
 
     def rates(self) -> dict[tuple[str, str], float]:
         rows = self._db.execute("SELECT pipeline, device, rate FROM rates")
@@ -178,7 +220,7 @@ class StateFile:
 
 def _row(one: StoredPipeline) -> tuple[Any, ...]:
     return (one.name, one.version, one.file, one.source, json.dumps(one.settings),
-            json.dumps(one.spent), one.submitted)
+            json.dumps(one.spent), one.submitted, json.dumps(one.facts))
 
 
 def _folder(path: str) -> None:

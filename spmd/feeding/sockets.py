@@ -6,8 +6,10 @@ Always holds: a ROUTER says so when a peer is gone (ROUTER_MANDATORY) or its que
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
+from contextlib import suppress
 
 from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
@@ -26,14 +28,27 @@ ZAP = "inproc://zeromq.zap.01"
 HANDSHAKE_MS = 5000  # a peer that connects and says nothing is dropped then
 HEARTBEAT_MS = 500
 SILENT_MS = 1500  # a peer whose machine vanished is noticed then
-LARGE_SILENT_MS = 20_000  # where results travel: nothing else is heard while one is under way
 MESSAGES = 4096  # in a queue of a peer; credits keep it far below
-SMALL = 4 << 20  # bytes of a frame where no arrays travel
-LARGE = 1 << 32
+FRAME_BYTES = 4 << 20  # at most; arrays travel in smaller parts
+
+CONNECT_MS = 2000  # for an answer to a connection, before it is tried anew
+REFUSED_S = 2.0  # before a line is tried again that the other side refused
 
 EVENTS, READABLE = int(zmq.EVENTS), int(zmq.POLLIN)  # plain numbers: asked for at every turn
 
 SENT, GONE, FULL = "sent", "gone", "full"
+
+REFUSED_KEY = "it refuses our key"
+OTHER_KEY = "it ends our connections: its key is another one than we know"
+FINAL = (zmq.EVENT_HANDSHAKE_FAILED_AUTH, zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)
+SAYS = {  # what a monitor tells of a line that does not stand
+    zmq.EVENT_CONNECTED: "it takes connections and gives no proper answer",
+    zmq.EVENT_HANDSHAKE_SUCCEEDED: "the line broke",
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH: REFUSED_KEY,
+    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: "what listens there is no part of feeding",
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: OTHER_KEY,
+}
+WATCHED = (zmq.EVENT_DISCONNECTED, zmq.EVENT_CONNECT_DELAYED, zmq.EVENT_CLOSED, *SAYS)
 
 
 class Lines:
@@ -54,9 +69,9 @@ class Lines:
         self._keeper = threading.Thread(target=self._keep, name="feed-door", daemon=True)
         self._keeper.start()
 
-    def router(self, address: str, secret: str, public: str, *, large: bool = False) -> Any:
+    def router(self, address: str, secret: str, public: str) -> Any:
         """A ROUTER that strangers cannot connect to. address: tcp://0.0.0.0:* takes a free port."""
-        found = self._socket(zmq.ROUTER, large)
+        found = self._socket(zmq.ROUTER)
         found.router_mandatory = True
         found.router_handover = True  # who comes again after its line broke is the same peer
         found.curve_server = True
@@ -65,19 +80,21 @@ class Lines:
         found.bind(address)
         return found
 
-    def dealer(self, address: str, server: str, identity: str, *, large: bool = False) -> Any:
+    def dealer(self, address: str, server: str, identity: str) -> Any:
         """A DEALER to one ROUTER, whose public key is `server`. It connects again by itself.
 
         Raises UsageError for what is no address.
         """
-        found = self._socket(zmq.DEALER, large)
+        found = self._socket(zmq.DEALER)
         found.routing_id = identity.encode()
         found.curve_serverkey = server.encode()
         found.curve_publickey = self.keys.public.encode()
         found.curve_secretkey = self.keys.secret.encode()
         found.reconnect_ivl, found.reconnect_ivl_max = 50, 500
-        self._watches[found] = LineWatch(found)
+        found.connect_timeout = CONNECT_MS
         try:
+            address = resolved(address)
+            self._watches[found] = LineWatch(found, address)
             found.connect(address)
         except zmq.ZMQError as error:
             raise UsageError(f"{address}: {error}", expected="tcp://HOST:PORT") from None
@@ -87,29 +104,29 @@ class Lines:
         """What becomes of a dealer's line; it ends with the socket."""
         return self._watches[dealer]
 
-    def _socket(self, kind: int, large: bool) -> Any:
+    def _socket(self, kind: int) -> Any:
         found = self.context.socket(kind)
         found.linger = 0
         found.sndhwm = found.rcvhwm = MESSAGES
-        found.maxmsgsize = LARGE if large else SMALL
+        found.maxmsgsize = FRAME_BYTES
         found.handshake_ivl = HANDSHAKE_MS
         found.heartbeat_ivl = HEARTBEAT_MS
-        found.heartbeat_timeout = LARGE_SILENT_MS if large else SILENT_MS
+        found.heartbeat_timeout = SILENT_MS
         found.ipv6 = True
         found.tcp_keepalive = 1
         self._sockets.add(found)
         return found
 
-    def forget(self, socket: Any, linger_ms: int = 0) -> None:
+    def forget(self, line: Any, linger_ms: int = 0) -> None:
         """Closes one of our sockets; what it still has to send may take so long."""
-        self._sockets.discard(socket)
-        if watch := self._watches.pop(socket, None):
+        self._sockets.discard(line)
+        if watch := self._watches.pop(line, None):
             watch.close()
-        socket.close(linger_ms)
+        line.close(linger_ms)
 
     def close(self, linger_ms: int = 0) -> None:
-        for socket in list(self._sockets):
-            self.forget(socket, linger_ms)
+        for line in list(self._sockets):
+            self.forget(line, linger_ms)
         self.context.term()  # ends the doorkeeper, which closes its own socket
         self._keeper.join(2)
 
@@ -139,13 +156,14 @@ class Lines:
 class LineWatch:
     """Whether the line of a DEALER stands. What was under way when it broke may be lost."""
 
-    def __init__(self, socket: Any) -> None:
-        self._watched = socket
-        self.monitor = socket.get_monitor_socket(
-            zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+    def __init__(self, line: Any, address: str) -> None:
+        self._watched, self.address = line, address
+        self.monitor = line.get_monitor_socket(sum(WATCHED))
         self._fds = (int(self.monitor.FD),)
         self.stands = False
-        self.since = time.monotonic()
+        self.since = self._tried = time.monotonic()
+        self._found = "nothing answers there"
+        self._ended = False  # ZeroMQ does not try any more
 
     def fds(self) -> tuple[int, ...]:
         """Where something shows when it stands, or breaks."""
@@ -155,18 +173,65 @@ class LineWatch:
         """Has it broken since the last call? It may stand again already."""
         broken = False
         while is_readable(self.monitor):
-            self.stands = recv_monitor_message(self.monitor)["event"] != zmq.EVENT_DISCONNECTED
-            self.since = time.monotonic()
-            broken = broken or not self.stands
+            event = recv_monitor_message(self.monitor)["event"]
+            if event in (zmq.EVENT_HANDSHAKE_SUCCEEDED, zmq.EVENT_DISCONNECTED):
+                before, self.stands = self.stands, event == zmq.EVENT_HANDSHAKE_SUCCEEDED
+                if before != self.stands:
+                    self.since = time.monotonic()
+                broken = broken or (before and not self.stands)
+            self._note(event)
+        if self._ended and time.monotonic() - self._tried > REFUSED_S:
+            self._try_again()
         return broken
+
+    def _note(self, event: Any) -> None:
+        now = time.monotonic()
+        if event == zmq.EVENT_CONNECT_DELAYED:
+            self._tried = now
+        elif event == zmq.EVENT_CLOSED:  # before there was a connection
+            self._found = ("nothing answers there" if now - self._tried > SILENT_MS / 1000 else
+                           "the connection is refused: nobody listens there")
+        elif event in SAYS:
+            self._found = SAYS[event]
+            self._ended = self._ended or event in FINAL
+            self._tried = now
+
+    def _try_again(self) -> None:
+        """A key may have been allowed meanwhile, or another process may listen there."""
+        self._ended, self._tried = False, time.monotonic()
+        with suppress(zmq.ZMQError):  # there is nothing left of it
+            self._watched.disconnect(self.address)
+        self._watched.connect(self.address)
 
     def away(self) -> float:
         """For how many seconds there has been no line."""
         return 0.0 if self.stands else time.monotonic() - self.since
 
+    def why(self) -> str:
+        """What was found where a line was tried."""
+        return self._found
+
     def close(self) -> None:
         self._watched.disable_monitor()
         self.monitor.close(0)
+
+
+def resolved(address: str) -> str:
+    """tcp://NAME:PORT with the address of that name: asking for names would hold up all lines.
+
+    Raises UsageError for a name that nobody knows.
+    """
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    if not address.startswith("tcp://") or not port.isdigit() or host.startswith("["):
+        return address
+    try:
+        found = socket.getaddrinfo(host, int(port), socket.AF_INET6, socket.SOCK_STREAM,
+                                   flags=socket.AI_V4MAPPED)
+    except (OSError, OverflowError, UnicodeError) as error:
+        raise UsageError(f"{address}: {error}", expected="tcp://HOST:PORT",
+                         remedy="is the name of the host right?") from None
+    ip = str(found[0][4][0]).removeprefix("::ffff:")
+    return f"tcp://[{ip}]:{port}" if ":" in ip else f"tcp://{ip}:{port}"
 
 
 def send_to(router: Any, peer: bytes, frames: Sequence[Any]) -> str:

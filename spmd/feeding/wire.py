@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 VERSION = 1
 HEADER_BYTES = 1 << 20  # where the text of a pipeline travels
 SOURCE_CHARACTERS = 1 << 19
-FRAMES = 256  # of raw bytes, in one message
-FRAME_BYTES = 1 << 32
+FRAMES = 1 << 16  # of raw bytes, in one message
+ARRAY_BYTES = 1 << 32
 WORK_ITEMS = 1024  # in one take
 FIELDS = 64
 
@@ -71,10 +71,11 @@ ASSIGNED = record(**PROCESS, share=number)
 FIELD = record(name=name, dtype=text(32), shape=each(whole(0, 1 << 40), 32))
 
 # An array of a result: `bytes` long when unpacked. It lies in region `region` of the worker at
-# `offset` (where = "region"), or in the raw frame number `frame`, packed by `codec`.
+# `offset`, or in `parts` raw frames from number `frame` on, packed by `codec`.
 ARRAY = record(
-    name=name, dtype=text(32), shape=each(whole(0, 1 << 40), 33), bytes=whole(0, FRAME_BYTES),
+    name=name, dtype=text(32), shape=each(whole(0, 1 << 40), 33), bytes=whole(0, ARRAY_BYTES),
     region=maybe(count), offset=maybe(count), frame=maybe(whole(0, FRAMES)),
+    parts=maybe(whole(1, FRAMES)),
     codec=maybe(one_of("none", "lz4", "zstd")),
 )
 
@@ -96,6 +97,12 @@ PIPELINE: dict[str, Check] = {
     "name": name, "version": count, "file": text(), "source": SOURCE, "settings": settings,
 }
 
+# What whoever submits a source found in it: the order of its stream, how many environments it has,
+# the fields that it gives.
+FACTS: dict[str, Check] = {
+    "order": maybe(text(64)), "environments": maybe(count), "gives": maybe(each(FIELD, FIELDS)),
+}
+
 # kind -> its fields. Raw frames come behind the header of those in FRAMED only.
 TABLE: dict[str, dict[str, Check]] = {
     # agent -> scheduler. join is sent again whenever the list of processes changed.
@@ -107,37 +114,46 @@ TABLE: dict[str, dict[str, Check]] = {
     # agent -> scheduler -> every consumer of that pipeline: a worker ended, at which example.
     "gone": {"worker": identity, "why": text(), "pipeline": maybe(name), "position": maybe(count),
              "example": maybe(text()), "file": FILE, "line": LINE},
-    # scheduler -> agent. load: this pipeline may be asked of you. stop: end your workers.
+    # scheduler -> agent. load: this version of a pipeline may be asked of you, beside others.
+    # drop: nobody takes that version any more. stop: end your workers.
     "load": PIPELINE,
-    "drop": {"name": name},
+    "drop": {"name": name, "version": count},
     "stop": {"why": text()},
     # scheduler -> agent or consumer: I do not know you (any more): join or consume again.
     "who": {},
-    # consumer -> scheduler
+    # consumer -> scheduler. stream, version, text: what `open` answered to its run; without them
+    # the newest version. learnt: the order of its stream, where only a worker could tell.
     "consume": {"consumer": identity, "run": text(64), "pipeline": name, "feed": name,
                 "rows": row(count, count), "batch": whole(1), "fields": each(FIELD, FIELDS),
-                "host": text(256), "ranks": each(count, 65536), "device": text(64)},
+                "host": text(256), "ranks": each(count, 65536), "device": text(64),
+                "stream": maybe(identity), "version": maybe(count), "text": maybe(text(64))},
+    "learnt": {"consumer": identity, "order": text(64)},
     "rate": {"consumer": identity, "taken": count, "busy_s": number, "waited_s": number,
              "queued": count},
-    "lost": {"consumer": identity, "worker": identity},
+    "lost": {"consumer": identity, "worker": identity, "why": maybe(text(256))},
     "done": {"consumer": identity},
     # scheduler -> consumer. workers replaces the list given before; how: the way to ask them.
     "workers": {"name": name, "version": count, "settings": settings,
                 "workers": each(ASSIGNED, 2048), "how": one_of("turn", "random", "all")},
     "pending": {"why": text()},
     "failed": {"text": text(65536), "code": whole(0, 255)},
-    # client -> scheduler, and its answers
-    "submit": PIPELINE,
-    "update": {"name": name, "settings": settings, "source": maybe(SOURCE), "file": FILE},
+    # client -> scheduler, and its answers. open: a run begins to take a feed; it goes on with the
+    # version that is answered, in all its processes.
+    "submit": {**PIPELINE, **FACTS},
+    "update": {"name": name, "settings": settings, "source": maybe(SOURCE), "file": FILE,
+               "fixed": maybe(settings), **FACTS},
+    "open": {"pipeline": name, "version": maybe(count), "text": maybe(text(64)), "run": text(64),
+             "feed": name},
     "cancel": {"name": name},
     "status": {},
     "answer": {"value": plain(12, 65536)},
     "refused": {"text": text(65536), "code": whole(0, 255)},
-    # consumer -> worker. It must know the pipeline (load); one that does not answers unknown.
+    # consumer -> worker. It must know that version (load); one that does not answers unknown.
+    # order: of the stream that it must be, where that is known. share: of the worker's time.
     # free: results that no rank looks at any more, as in a message of that name.
     "take": {"pipeline": name, "version": count, "fields": each(FIELD, FIELDS),
-             "newest_first": flag, "work": each(WORK, WORK_ITEMS),
-             "free": maybe(each(identity, 65536))},
+             "newest_first": flag, "order": maybe(text(64)), "share": maybe(number),
+             "work": each(WORK, WORK_ITEMS), "free": maybe(each(identity, 65536))},
     "free": {"ids": each(identity, 65536)},
     "forget": {"ids": each(identity, 65536)},  # answers to these are not wanted any more
     "give_back": {"pipeline": name, "version": count, "first": count,
@@ -146,6 +162,7 @@ TABLE: dict[str, dict[str, Check]] = {
     "given": {"id": identity, "rows": count, "arrays": each(ARRAY, FIELDS),
               "broken": each(BROKEN, 65536), "seconds": number, "end": maybe(count),
               "together": maybe(count),  # examples that the pipeline computes at once
+              "order": maybe(text(64)),  # of its stream, to whoever did not know it
               "more": maybe(each(ALIKE, WORK_ITEMS))},
     "broken": {"id": identity, "broken": BROKEN},  # on_error="stop": there will be no such result
     "unknown": {"pipeline": name, "version": count, "ids": each(identity, WORK_ITEMS)},
@@ -196,8 +213,6 @@ def decode(frames: Sequence[Any]) -> Message:
     raw = [memoryview(f) for f in frames]
     if raw[0].nbytes > HEADER_BYTES:
         raise _malformed(f"a header: expected at most {HEADER_BYTES} bytes, found {raw[0].nbytes}")
-    if any(f.nbytes > FRAME_BYTES for f in raw):
-        raise _malformed(f"a frame: expected at most {FRAME_BYTES} bytes")
     try:
         header = json.loads(str(raw[0], "utf-8"), object_pairs_hook=_unique,
                             parse_constant=_constant)
@@ -227,7 +242,7 @@ def _checked(kind: str, fields: dict[str, Any], frames: int) -> None:
     for array in fields.get("arrays", ()):
         where = array["frame"]
         if (where is None) == (array["region"] is None or array["offset"] is None) or (
-                where is not None and where >= frames):
+                where is not None and where + (array["parts"] or 1) > frames):
             raise _malformed(f"{kind}: array {array['name']} is neither in a region nor in a frame")
 
 

@@ -10,17 +10,19 @@ from __future__ import annotations
 import faulthandler
 import resource
 import signal
+import socket
 import sys
 import time
 from collections import deque
 
-from codegen.errors import EXIT_DATA
+from codegen.errors import EXIT_DATA, InputError
 from spmd.data.computing import MASK
 from spmd.feeding.board import Board
 from spmd.feeding.children import Channel, of_parent
 from spmd.feeding.evaluating import Evaluator, load_pipeline, placed, views, what_failed
+from spmd.feeding.fair_queue import FairQueue, QueuedWork
 from spmd.feeding.keys import Keys, pair, zmq
-from spmd.feeding.packing import Link, packed
+from spmd.feeding.packing import Link, in_parts, of_parts, packed
 from spmd.feeding.shared_results import Handing
 from spmd.feeding.sockets import FULL, GONE, SENT, Lines, received, send_to
 from spmd.feeding.wire import MalformedMessage, Message, decode, encode
@@ -33,28 +35,23 @@ if TYPE_CHECKING:
 IDLE_MS = 500
 LOOK_S = 0.02  # between two looks at its agent, and at who comes, while it computes
 GATHER_S = 1e-3  # results that take less are gathered for so long, and given in one message
-QUEUE = 4096  # pieces of work that wait, of one consumer: its credits are far fewer
-
-
-class Work:
-    """A piece of work that waits."""
-
-    __slots__ = ("count", "first", "left_out", "number", "peer", "take", "through")
-
-    def __init__(self, peer: bytes, take: Message, item: list[Any]) -> None:
-        self.peer, self.take = peer, take
-        self.number, self.first, self.count, self.through, self.left_out = item
 
 
 class HeldPipeline:
-    """A pipeline as the agent told it; the evaluator is made when it is first asked for."""
+    """A version of a pipeline as the agent told it; its evaluator is made when it is first asked
+    for."""
 
     def __init__(self, said: dict[str, Any]) -> None:
         self.said = said
         self.evaluator: Evaluator | None = None
-        self.waiting: deque[Work] = deque()
+
+
+class MadeOf:
+    """What this worker has made of a pipeline since it started, of all its versions."""
+
+    def __init__(self) -> None:
         self.examples = self.bytes = 0
-        self.busy_s = self.turn = 0.0
+        self.busy_s = 0.0
 
 
 class Worker:
@@ -65,9 +62,11 @@ class Worker:
         keys = Keys.of_plain(started["keys"])
         public, secret = pair()
         self.lines = Lines(keys)
-        self.router = self.lines.router(started["bind"], secret, public, large=True)
+        self.router = self.lines.router(started["bind"], secret, public)
         self.handing = Handing(started["memory"])
-        self.pipelines: dict[str, HeldPipeline] = {}
+        self.pipelines: dict[tuple[str, int], HeldPipeline] = {}  # by name and version
+        self.made: dict[str, MadeOf] = {}
+        self.queue = FairQueue()
         self.links: dict[bytes, Link] = {}
         self.unsent: deque[tuple[bytes, list[Any]]] = deque()
         self.ended = False
@@ -89,19 +88,19 @@ class Worker:
             if not busy or time.monotonic() - self.looked > LOOK_S:
                 self.attend(0 if busy else 5 if self.unsent else IDLE_MS)
                 self.hear()
-            work = self.next_work()
-            if work:
-                self.compute(*work)
+            if work := self.queue.next():
+                self.compute(work)
         self.handing.close()
         self.lines.close()
 
     def is_busy(self) -> bool:
-        return any(p.waiting for p in self.pipelines.values())
+        return bool(self.queue)
 
     def show_made(self) -> None:
         """What was made so far, for the agent's beats."""
-        self.board.made({name: {"examples": p.examples, "busy_s": p.busy_s, "bytes": p.bytes,
-                                "queue": len(p.waiting)} for name, p in self.pipelines.items()})
+        waiting = self.queue.lengths()
+        self.board.made({name: {"examples": one.examples, "busy_s": one.busy_s, "bytes": one.bytes,
+                                "queue": waiting[name]} for name, one in self.made.items()})
 
     # ---- messages
 
@@ -138,19 +137,23 @@ class Worker:
             if "load" in line:
                 self.load(line["load"])
             elif "drop" in line:
-                self.pipelines.pop(line["drop"], None)
+                self.drop(*line["drop"])
 
     def load(self, said: dict[str, Any]) -> None:
-        """A pipeline, a new version of one, or other settings for it."""
-        before = self.pipelines.get(said["name"])
-        now = HeldPipeline(said)
-        if before:
-            now.waiting, now.turn = before.waiting, before.turn
-            now.examples, now.bytes, now.busy_s = before.examples, before.bytes, before.busy_s
-            same = all(before.said[k] == said[k] for k in ("file", "source"))
-            if same and before.evaluator:
-                now.evaluator = Evaluator(before.evaluator.pipeline, said["settings"])
-        self.pipelines[said["name"]] = now
+        """A pipeline, another version of one beside those that are there, or other settings."""
+        of = said["name"], said["version"]
+        before, now = self.pipelines.get(of), HeldPipeline(said)
+        if before and before.evaluator and all(before.said[k] == said[k]
+                                               for k in ("file", "source")):
+            now.evaluator = before.evaluator.with_settings(said["settings"])
+        self.pipelines[of] = now
+        self.made.setdefault(said["name"], MadeOf())
+
+    def drop(self, name: str, version: int) -> None:
+        """Nobody takes this version any more."""
+        self.pipelines.pop((name, version), None)
+        if all(of[0] != name for of in self.pipelines):
+            self.made.pop(name, None)
 
     def consumer_said(self, peer: bytes, frames: list[Any]) -> None:
         try:
@@ -163,10 +166,7 @@ class Worker:
         elif message.kind == "free":
             self.free(peer, message["ids"])
         elif message.kind == "forget":
-            gone = set(message["ids"])
-            for pipeline in self.pipelines.values():
-                pipeline.waiting = deque(
-                    w for w in pipeline.waiting if w.peer != peer or w.number not in gone)
+            self.queue.forget(peer, message["ids"])
         elif message.kind == "give_back":
             try:
                 self.give_back(message)
@@ -181,26 +181,27 @@ class Worker:
                 self.links[peer].arrived(number)
 
     def take(self, peer: bytes, message: Message) -> None:
-        pipeline = self.pipelines.get(message["pipeline"])
-        numbers = [item[0] for item in message["work"]]
-        if pipeline is None or message["version"] > pipeline.said["version"]:
-            self.answer(peer, encode("unknown", pipeline=message["pipeline"],
-                                     version=message["version"], ids=numbers))
+        if (message["pipeline"], message["version"]) not in self.pipelines:
+            self.answer_unknown(peer, message, [item[0] for item in message["work"]])
             return
-        mine = sum(w.peer == peer for w in pipeline.waiting)
-        for item in message["work"][: max(QUEUE - mine, 0)]:
-            pipeline.waiting.append(Work(peer, message, item))
+        self.queue.add(peer, message["share"],
+                       [QueuedWork(peer, message, item) for item in message["work"]])
+
+    def answer_unknown(self, peer: bytes, take: Message, numbers: list[str]) -> None:
+        self.answer(peer, encode("unknown", pipeline=take["pipeline"], version=take["version"],
+                                 ids=numbers))
 
     def give_back(self, message: Message) -> None:
         """Actions for environments that this worker owns."""
-        pipeline = self.pipelines.get(message["pipeline"])
+        pipeline = self.pipelines.get((message["pipeline"], message["version"]))
         if pipeline and pipeline.evaluator:
             places, _ = placed([{**a, "shape": a["shape"][1:]} for a in message["arrays"]],
                                message["arrays"][0]["shape"][0] if message["arrays"] else 0)
             arrays = {}
             for array, (name, shape, dtype, _, size) in zip(message["arrays"], places):
-                frame = message.frames[array["frame"]]
-                if frame.nbytes == size and list(shape) == array["shape"]:
+                begin = array["frame"] or 0
+                frame = of_parts(message.frames[begin : begin + (array["parts"] or 1)])
+                if memoryview(frame).nbytes == size and list(shape) == array["shape"]:
                     arrays.update(views([(name, shape, dtype, 0, size)], bytearray(frame)))
             pipeline.evaluator.pipeline.send(message["first"], arrays)
 
@@ -217,21 +218,11 @@ class Worker:
         self.handing.leave(peer.decode("latin-1"))
         self.links.pop(peer, None)
         self.gathered.pop(peer, None)
-        for pipeline in self.pipelines.values():
-            pipeline.waiting = deque(w for w in pipeline.waiting if w.peer != peer)
+        self.queue.leave(peer)
 
     # ---- work
 
-    def next_work(self) -> tuple[HeldPipeline, Work] | None:
-        """Of the pipeline that had the least time; the newest first where it says so."""
-        waiting = [p for p in self.pipelines.values() if p.waiting]
-        if not waiting:
-            return None
-        pipeline = min(waiting, key=lambda p: p.turn)
-        newest = pipeline.waiting[-1].take["newest_first"]
-        return pipeline, pipeline.waiting.pop() if newest else pipeline.waiting.popleft()
-
-    def loaded(self, pipeline: HeldPipeline, work: Work) -> Evaluator | None:
+    def loaded(self, pipeline: HeldPipeline, work: QueuedWork) -> Evaluator | None:
         if pipeline.evaluator is None:
             said = pipeline.said
             self.shown = None
@@ -247,14 +238,32 @@ class Worker:
                 self.board.idle()
         return pipeline.evaluator
 
-    def fail(self, pipeline: HeldPipeline, work: Work, error: BaseException, what: str) -> None:
+    def is_meant(self, evaluator: Evaluator, work: QueuedWork) -> bool:
+        """Does this machine read the stream that the run has begun with?"""
+        expected = work.take["order"]
+        if not expected or evaluator.order() in (expected, ""):
+            return True
+        self.answer(work.peer, encode("refused", code=EXIT_DATA, text=str(InputError(
+            f"a worker on {socket.gethostname()} reads another source than this run has begun with",
+            expected="the same examples in the same order at every worker, and after a resume",
+            found="other files, another length, seed or order there",
+            remedy="the same files on every machine; if they have changed on purpose, submit the "
+            "pipeline again and begin a new run"))))
+        return False
+
+    def fail(self, pipeline: HeldPipeline, work: QueuedWork, error: BaseException,
+             what: str) -> None:
         text, file, line = what_failed(error, pipeline.said["file"])
         self.answer(work.peer, encode("broken", id=work.number, broken={
             "position": work.first, "example": what, "file": file, "line": line, "text": text}))
 
-    def compute(self, pipeline: HeldPipeline, work: Work) -> None:
-        evaluator = self.loaded(pipeline, work)
-        if evaluator is None:
+    def compute(self, work: QueuedWork) -> None:
+        pipeline = self.pipelines.get(work.of)
+        if pipeline is None:  # it was dropped meanwhile
+            self.answer_unknown(work.peer, work.take, [work.number])
+            return
+        evaluator, made = self.loaded(pipeline, work), self.made[work.of[0]]
+        if evaluator is None or not self.is_meant(evaluator, work):
             return
         if self.shown is not pipeline:
             self.shown = pipeline
@@ -283,10 +292,10 @@ class Worker:
         finally:
             self.board.idle()
             seconds = time.monotonic() - began
-            pipeline.busy_s += seconds
-            pipeline.turn = self.fair(pipeline) + seconds
-        pipeline.examples += found.rows
-        pipeline.bytes += size
+            made.busy_s += seconds
+            self.queue.took(work.peer, seconds)
+        made.examples += found.rows
+        made.bytes += size
         if found.fatal:
             self.handing.free(work.number)
             self.answer(work.peer, encode("broken", id=work.number, broken=found.broken[-1]))
@@ -294,14 +303,16 @@ class Worker:
         said: dict[str, Any] = {"id": work.number, "rows": found.rows, "broken": found.broken,
                                 "seconds": seconds, "end": found.end,
                                 "together": evaluator.pipeline.size or 1}
+        if work.take["order"] is None:
+            said["order"] = evaluator.order() or None
         if region:
             self.gather(work, said, places, region.number)
             return
         arrays, frames = self.framed(work, evaluator, places, memory)
         if self.answer(work.peer, encode("given", frames, arrays=arrays, **said)) == SENT:
-            self.link(work.peer, evaluator).sent(work.number, sum(map(len, frames)))
+            self.link(work.peer, evaluator).sent(work.number, sum(f.nbytes for f in frames))
 
-    def gather(self, work: Work, said: dict[str, Any], places: list[tuple[Any, ...]],
+    def gather(self, work: QueuedWork, said: dict[str, Any], places: list[tuple[Any, ...]],
                region: int) -> None:
         """A result in memory. Where each takes little time, several go in one message."""
         before = self.gathered.get(work.peer)
@@ -322,15 +333,10 @@ class Worker:
             arrays = [_array(p, region=one["region"], offset=p[3]) for p in one["places"]]
             self.answer(peer, encode("given", arrays=arrays, more=one["more"], **one["said"]))
 
-    def fair(self, pipeline: HeldPipeline) -> float:
-        """Its time so far, or that of the others where it was idle meanwhile: no credit for it."""
-        others = [p.turn for p in self.pipelines.values() if p is not pipeline and p.waiting]
-        return max(pipeline.turn, min(others, default=pipeline.turn))
-
     def link(self, peer: bytes, evaluator: Evaluator) -> Link:
         return self.links.setdefault(peer, Link(evaluator.compress))
 
-    def framed(self, work: Work, evaluator: Evaluator, places: list[tuple[Any, ...]],
+    def framed(self, work: QueuedWork, evaluator: Evaluator, places: list[tuple[Any, ...]],
                memory: Any) -> tuple[list[dict[str, Any]], list[Any]]:
         link = self.link(work.peer, evaluator)
         arrays: list[dict[str, Any]] = []
@@ -340,8 +346,9 @@ class Worker:
             name, offset, size = place[0], place[3], place[4]
             data = whole[offset : offset + size]
             codec = link.codec(name, data)
-            arrays.append(_array(place, frame=len(frames), codec=codec))
-            frames.append(packed(data, codec))
+            parts = in_parts(packed(data, codec))
+            arrays.append(_array(place, frame=len(frames), parts=len(parts), codec=codec))
+            frames += parts
         return arrays, frames
 
 
@@ -349,7 +356,7 @@ def _array(place: tuple[Any, ...], **where: Any) -> dict[str, Any]:
     name, shape, dtype, _, size = place
     written = dtype.str if dtype.kind != "V" else dtype.name
     return {"name": name, "dtype": written, "shape": list(shape), "bytes": size,
-            "region": None, "offset": None, "frame": None, "codec": None, **where}
+            "region": None, "offset": None, "frame": None, "parts": None, "codec": None, **where}
 
 
 def main(arguments: list[str]) -> None:

@@ -237,7 +237,7 @@ def read_index(path: str) -> dict[str, Any]:
         feeds = found.setdefault("feeds", {})  # sets of older runs say nothing of them
         sound = all(map(StoredPart.is_sound, parts)) and all(
             type(row[key]) is int and 0 <= row["from"] <= row["taken"]
-            and isinstance(row.get("order", ""), str)
+            and isinstance(row.get("order", ""), str) and isinstance(row.get("text", ""), str)
             for row in feeds.values() for key in ("taken", "from"))
         if not sound or any(type(found[key]) is not kind for key, kind in SAYS):
             raise ValueError

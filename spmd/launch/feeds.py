@@ -49,10 +49,11 @@ class OpenFeed:
         self.supply: Supply | None = None
 
 
-def order_of(one: OpenFeed) -> str:
-    """What a checkpoint knows the stream of a feed by; "" where nothing is known of it."""
-    ask = getattr(one.supply, "order", None)
-    return ask() if ask else ""
+def said_of(one: OpenFeed) -> dict[str, str]:
+    """What a checkpoint knows the stream of a feed by, and the text of what computes it; "" where
+    nothing is known."""
+    asked = {what: getattr(one.supply, what, None) for what in ("order", "text")}
+    return {what: ask() if ask else "" for what, ask in asked.items()}
 
 
 class Feeds:
@@ -65,6 +66,7 @@ class Feeds:
         self.fresh = False  # what is given has not begun yet
         self.ended: set[str] = set()  # feeds of which a run saw the end
         self.supplies: dict[str, Supply] = {}  # of iterables, which know what they have given
+        self.before: dict[str, Supply] = {}  # those of streams that go on in another job
         self.open: list[OpenFeed] = []
         self.job: Job | None = None
         self.taken: dict[str, int] = {}  # in the runs so far, of streams that go on
@@ -89,7 +91,7 @@ class Feeds:
                              found=type(given).__name__, remedy=f"--feed {names[0]}=FILE for each")
         self.finish()
         self.given = dict(given) if several else {names[0]: given}
-        self.fresh, self.supplies, self.ended = True, {}, set()
+        self.fresh, self.supplies, self.before, self.ended = True, {}, {}, set()
 
     def check(self) -> None:
         """Every feed is given, and no other."""
@@ -116,8 +118,10 @@ class Feeds:
         try:
             for one in self.open:
                 if one.supply is None or resumed is not None:
+                    if resumed is not None:
+                        self.before.pop(one.feed.name, None)
                     supply = self.supplies.get(one.feed.name) or self._supply(one.feed)
-                    one.supply = supply
+                    one.supply = self.before[one.feed.name] = supply
                     if isinstance(supply, IterableSupply):
                         self.supplies[one.feed.name] = supply
                     self._compare(one, resumed)
@@ -175,13 +179,21 @@ class Feeds:
 
     def _compare(self, one: OpenFeed, resumed: dict[str, Any] | None) -> None:
         """The stream that a checkpoint goes on with is the one that it has taken batches of."""
-        kept = resumed["feeds"][one.feed.name].get("order", "") if resumed is not None else ""
-        if kept and (order := order_of(one)) and order != kept:
+        if resumed is None:
+            return
+        kept, now = resumed["feeds"][one.feed.name], said_of(one)
+        order, text = kept.get("order", ""), kept.get("text", "")
+        if order and now["order"] and order != now["order"]:
             self.processes.refuse(InputError(
                 f'feed "{one.feed.name}" is another stream than that of the checkpoint',
                 expected="a pipeline with the same source, sampling, seed and order as before",
                 found="other ones: examples would be taken twice, or never",
                 remedy="the pipeline as it was; or a new run that begins with the kept arrays"))
+        if order and (hold := getattr(one.supply, "goes_on_with", None)):
+            hold(order)  # workers are held to it where nobody else knows it yet
+        if text and now["text"] and text != now["text"] and self.processes.number == 0:
+            say(f'spmd: feed "{one.feed.name}": the text of its pipeline is another one than when '
+                "the checkpoint was kept; examples from here on are computed by that of now")
 
     def _supply(self, feed: FedFeed) -> Supply:
         """Of what was given. All processes come here; those of a pipeline meet in it."""
@@ -192,7 +204,7 @@ class Feeds:
             return mine
         setup = self.job.setup if self.job else None
         ranks = tuple(range(setup.first, setup.first + setup.count)) if setup else ()
-        return served(given, feed, self.processes, ranks)
+        return served(given, feed, self.processes, ranks, self.before.get(feed.name))
 
     def _begin(self, job: Job, one: OpenFeed, start: int, taken: int) -> None:
         def begin() -> None:
@@ -270,6 +282,7 @@ class Feeds:
             one.supply.finish()
         one.supply = None
         self.supplies.pop(one.feed.name, None)
+        self.before.pop(one.feed.name, None)
         self.taken[one.feed.name] = 0
         self.ended.add(one.feed.name)
 
@@ -293,7 +306,7 @@ class Feeds:
         found, n = {}, ffi.new("int64_t[2]")
         for one in self.open:
             self.job._check(lib.spmd_job_set_feed(self.job._job, one.feed.number, n, n + 1))
-            found[one.feed.name] = {"taken": n[0], "from": n[1], "order": order_of(one)}
+            found[one.feed.name] = {"taken": n[0], "from": n[1], **said_of(one)}
         return found
 
     def finish(self) -> None:
@@ -313,9 +326,11 @@ class Feeds:
             self.open, self.job = [], None
 
 
-def served(given: Any, feed: FedFeed, processes: Processes, ranks: tuple[int, ...]) -> Supply:
+def served(given: Any, feed: FedFeed, processes: Processes, ranks: tuple[int, ...],
+           before: Supply | None = None) -> Supply:
     """The supply of a pipeline, its file, or PIPELINE@ADDRESS. All processes of a job come here.
-    ranks: those of this process. EnvironmentFault where the part of spmd that feeds is missing."""
+    ranks: those of this process. before: whose stream goes on. EnvironmentFault where the part of
+    spmd that feeds is missing."""
     try:
         connect = import_module(CONNECT)
     except ModuleNotFoundError as error:
@@ -323,7 +338,8 @@ def served(given: Any, feed: FedFeed, processes: Processes, ranks: tuple[int, ..
             raise
         raise EnvironmentFault(f'feed "{feed.name}": pipelines need {CONNECT}, which is not there',
                                expected="an iterable of batches", found=str(given)) from None
-    found: Supply = connect.supply_for(given, feed=feed, processes=processes, ranks=ranks)
+    found: Supply = connect.supply_for(given, feed=feed, processes=processes, ranks=ranks,
+                                       before=before)
     return found
 
 

@@ -68,6 +68,57 @@ def test_decoding(photo):
             data.image.decode(wrong)
 
 
+def jpeg(pixels, **how):
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "JPEG", **how)
+    return file.getvalue()
+
+
+def test_the_faster_decoder_gives_the_same_pixels(photo, monkeypatch):
+    """Sizes, kinds of JPEG and scales; damaged files and those of other colours go to Pillow."""
+    pytest.importorskip("simplejpeg")
+    draw, cases = rng(3), []
+    for k in range(24):
+        high, wide = draw.integers(1, 200, 2)
+        part = photo[:high, :wide] if k % 5 else photo[:high, :wide, 0]
+        enough = None if k % 3 else (int(draw.integers(1, 90)), int(draw.integers(1, 90)))
+        cases.append((jpeg(part, quality=int(draw.integers(20, 99)), subsampling=k % 3,
+                           progressive=k % 4 == 0), enough))
+    cmyk = io.BytesIO()
+    Image.fromarray(photo[:40, :40]).convert("CMYK").save(cmyk, "JPEG")
+    cases.append((cmyk.getvalue(), None))
+    faster = [data.picture_files.decoded(raw, "RGB", enough) for raw, enough in cases]
+    sizes = [data.image.size_of(raw) for raw, _ in cases]
+    with pytest.raises(spmd.InputError, match="cannot be decoded"):
+        data.image.decode(cases[0][0][:300])
+    monkeypatch.setattr(data.picture_files, "faster", lambda: None)
+    for (raw, enough), (found, share), size in zip(cases, faster, sizes):
+        expected, other = data.picture_files.decoded(raw, "RGB", enough)
+        assert share == other and np.array_equal(found, expected)
+        assert data.image.size_of(raw) == size and found.shape[0] == -(-size[0] // share)
+    assert {share for _, share in faster} >= {1, 2, 4}
+
+
+def test_large_photographs_are_decoded_small(photo):
+    """Nearly the picture that decoding all of it gives, and the very part that would be drawn."""
+    large = np.asarray(Image.fromarray(photo).resize((1280, 854), Image.Resampling.LANCZOS))
+    raw = jpeg(large, quality=92)
+    assert data.image.size_of(raw) == (854, 1280)
+    assert data.image.decode(raw, at_least=(213, 320)).shape == (214, 320, 3)
+    assert data.image.decode(raw, at_least=(215, 320)).shape == (427, 640, 3)
+    whole = data.image.decode(raw)
+    for change in (lambda of: data.image.resize(of, (48, 72)),
+                   *(lambda of, k=k: data.image.random_resized_crop(of, (40, 40), rng(k))
+                     for k in range(4))):
+        off = np.abs(change(whole).astype(int) - change(raw))
+        assert off.mean() < 1 and off.max() < 30  # of 255
+    small = jpeg(photo)  # nothing can be left out: bit for bit the same
+    assert np.array_equal(data.image.resize(small, (300, 400)),
+                          data.image.resize(data.image.decode(small), (300, 400)))
+    with pytest.raises(spmd.InputError, match="cannot be decoded"):
+        data.image.random_resized_crop(b"text", (9, 9), rng())
+
+
 @pytest.mark.parametrize("size", [(32, 48), (427, 640), (500, 100), (1, 1)])
 def test_resize_is_a_triangle_filter(photo, size):
     """Weights written out: each pixel is a mean of what it covers, or lies between."""
@@ -128,6 +179,17 @@ def test_parts_and_mirrors(photo):
                   lambda: data.image.resize(photo.astype(int), (2, 2))):
         with pytest.raises(spmd.InputError):
             wrong()
+
+
+def test_floats_of_mirrored_parts(photo):
+    """However the pixels lie in memory."""
+    for part in (photo[9:40, 5:30], photo[:7, :9, 1], photo[:3, ::2], photo[:4, :5, :2], photo[:0],
+                 np.moveaxis(photo[:8, :6], 2, 0)):
+        for mirrored in (part, part[:, ::-1], part[::-1], part[::-1, ::-1]):
+            for kind in (np.float32, np.float16, np.float64):
+                found = data.image.to_float(mirrored, kind)
+                assert found.dtype == kind
+                assert np.array_equal(found, mirrored.astype(kind) / kind(255))
 
 
 @pytest.mark.parametrize("factor", [0.0, 0.4, 1.0, 1.7])

@@ -118,17 +118,32 @@ def test_priorities_updates_and_cancelling(served):
             client.wait("high", "running", 0.3)
 
 
-def test_a_source_can_change_while_it_runs(served):
+def test_a_run_goes_on_with_the_source_with_which_it_began(served):
+    """Whatever is submitted meanwhile, whoever is killed; later runs take the new source."""
     served.worker(2)
     served.submit("numbers", 0.0002, "shuffle=False")
-    rank = served.rank("numbers", batch=50, seconds=0.02)
-    until(lambda: len(rank.seen) > 5)
+    both = [served.rank("numbers", batch=50, seconds=0.02)]
+    until(lambda: len(both[0].seen) > 5)
     file = served.folder / "numbers.py"
     file.write_text(file.read_text().replace("np.array(examples", "-np.array(examples"))
     with served.client() as client:
-        assert client.update("numbers", source=file)["version"] == 2
-    until(lambda: rank.seen[-1][-1] < 0)
-    assert np.array_equal(np.abs(np.concatenate(rank.seen)), np.arange(len(rank.seen) * 50))
+        found = client.update("numbers", source=file, priority=7)
+        assert (found["version"], found["runs_before"]) == (2, 1)
+        assert client.status("numbers")["versions"] == {"1": 1}
+        both.append(served.rank("numbers", batch=50, seconds=0.02))
+        until(lambda: len(both[1].seen) > 5)
+        assert client.status("numbers")["versions"] == {"1": 1, "2": 1}
+    time.sleep(1.2)  # the state is written each second
+    served.process.kill()
+    served.process.wait()
+    served.start()
+    counts = [len(rank.seen) for rank in both]
+    served.worker(2)
+    served.workers_come(4)
+    until(lambda: all(len(r.seen) > c + 20 for r, c in zip(both, counts)))
+    for rank, sign in zip(both, (1, -1)):
+        rank.close()
+        assert np.array_equal(np.concatenate(rank.seen), sign * np.arange(len(rank.seen) * 50))
 
 
 def test_strangers_and_malformed_frames_are_counted_and_harm_nobody(served):

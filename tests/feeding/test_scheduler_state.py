@@ -6,6 +6,7 @@ import os
 import random
 import resource
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -14,18 +15,20 @@ from pathlib import Path
 import pytest
 
 from codegen.errors import EnvironmentFault, InputError
-from spmd.feeding.scheduler_state import FullDisk, StateFile, StoredPipeline
+from spmd.feeding.scheduler_state import FullDisk, KnownRun, StateFile, StoredPipeline
 from tests.conftest import ROOT
 
 WRITER = """
 import sys
-from spmd.feeding.scheduler_state import StateFile, StoredPipeline
+from spmd.feeding.scheduler_state import KnownRun, StateFile, StoredPipeline
 store = StateFile(sys.argv[1])
 number = max([p.version for p in store.pipelines()], default=0)
 while True:
     number += 1
-    store.put_pipeline(StoredPipeline("p", number, "p.py", "x" * (number % 7000), {"seed": number}))
-    store.remember(runs=[("run", "feed", "p", number)], rates={("p", "cpu"): 1.0 * number})
+    new = StoredPipeline("p", number, "p.py", "x" * (number % 7000), {"seed": number})
+    store.put_pipeline(new, [StoredPipeline("p", number - 1, "p.py", "", {})])
+    store.remember(runs=[KnownRun("s", "run", "feed", "p", 1, number)],
+                   rates={("p", "cpu"): 1.0 * number})
     print(number, flush=True)
 """
 
@@ -44,8 +47,9 @@ def test_what_was_kept_is_kept_whenever_it_is_killed(tmp_path: Path) -> None:
         one, = store.pipelines()
         assert one.version in (said[-1], said[-1] + 1)
         assert one.settings == {"seed": one.version} and len(one.source) == one.version % 7000
-        assert store.runs()[0]["taken"] == store.rates()["p", "cpu"]
-        assert store.runs()[0]["taken"] in (one.version, one.version - 1)
+        assert max(o.version for o in store.older()) == one.version - 1
+        assert store.runs()[0].taken == store.rates()["p", "cpu"]
+        assert store.runs()[0].taken in (one.version, one.version - 1)
         store.close()
 
 
@@ -66,6 +70,33 @@ def test_everything_comes_back(tmp_path: Path) -> None:
     store.forget_agent("a" * 16)
     store.drop_pipeline("p")
     assert (store.agents(), store.pipelines()) == ([], [])
+
+
+def test_older_versions_stay_as_long_as_a_run_was_seen(tmp_path: Path) -> None:
+    store = StateFile(str(tmp_path / "s"))
+    one, two, three = (StoredPipeline("p", k, "p.py", f"text {k}", {}) for k in (1, 2, 3))
+    store.put_pipeline(one)
+    store.remember(runs=[KnownRun("s", "run", "feed", "p", 1, 7, time.time())])
+    store.put_pipeline(two, [one])
+    store.put_pipeline(three, [two])
+    store.forget_runs(time.time() - 60)
+    assert store.older() == [one] and store.runs()[0].version == 1
+    store.forget_runs(time.time() + 60)
+    assert store.older() == store.runs() == [] and store.pipelines()[0].source == "text 3"
+
+
+def test_a_state_of_the_format_before_is_read(tmp_path: Path) -> None:
+    db = sqlite3.connect(tmp_path / "s")
+    db.executescript(
+        "CREATE TABLE pipelines (name TEXT PRIMARY KEY, version INTEGER, file TEXT, source TEXT, "
+        "settings TEXT, spent TEXT, submitted REAL); CREATE TABLE runs (run TEXT, feed TEXT, "
+        "pipeline TEXT, taken INTEGER, seen REAL, PRIMARY KEY (run, feed));"
+        "INSERT INTO pipelines VALUES ('p', 3, 'p.py', 'x', '{}', '{}', 5.0);"
+        "INSERT INTO runs VALUES ('r', 'f', 'p', 1, 2.0); PRAGMA user_version=1;")
+    db.close()
+    store = StateFile(str(tmp_path / "s"))
+    assert store.pipelines() == [StoredPipeline("p", 3, "p.py", "x", {}, {}, 5.0)]
+    assert store.runs() == []
 
 
 def test_a_second_scheduler_is_refused(tmp_path: Path) -> None:
@@ -96,13 +127,13 @@ def test_a_damaged_file_is_named(tmp_path: Path, damage: str) -> None:
 
 FULL = """
 import sys
-from spmd.feeding.scheduler_state import FullDisk, StateFile, StoredPipeline
+from spmd.feeding.scheduler_state import FullDisk, KnownRun, StateFile, StoredPipeline
 store = StateFile(sys.argv[1])
 try:
     for k in range(1000):
         store.put_pipeline(StoredPipeline(f"p{k}", 1, "p.py", "x" * 9000, {}))
 except FullDisk as error:
-    soft = store.remember(runs=[("r", "f", "p", 1)] * 99)
+    soft = store.remember(runs=[KnownRun("s", "r", "f", "p", 1, 1)] * 99)
     print(k, len(store.pipelines()), soft, error)
 """
 

@@ -25,8 +25,9 @@ FIELD = {"name": "x", "dtype": "<f4", "shape": [8, 8]}
 PIPELINE = {"name": "images", "version": 3, "file": "images.py", "source": "x = 1\n",
             "settings": {"priority": 5, "rates": {"cpu": 1.5}}}
 IN_FRAME = {"name": "x", "dtype": "<f4", "shape": [1], "bytes": 4, "region": None, "offset": None,
-            "frame": 0, "codec": "lz4"}
+            "frame": 0, "parts": 1, "codec": "lz4"}
 BROKEN = {"position": 7, "example": "cat.jpg", "file": "images.py", "line": 3, "text": "no"}
+FACTS = {"order": "0", "environments": 4, "gives": [FIELD]}
 
 # One message of each kind, every field filled.
 EXAMPLES = {
@@ -35,26 +36,31 @@ EXAMPLES = {
     "beat": {"agent": A, "workers": {B: {"images": {
         "examples": 5, "busy_s": 0.5, "bytes": 10, "queue": 2,
         "at": {"position": 3, "example": "e", "file": "f", "line": 1, "seconds": 0.1}}}}},
-    "leave": {"agent": A}, "drop": {"name": "images"}, "stop": {"why": "over"}, "who": {},
+    "leave": {"agent": A}, "drop": {"name": "images", "version": 2}, "stop": {"why": "over"},
+    "who": {},
     "gone": {"worker": A, "why": "killed", "pipeline": "images", "position": 7, "example": "e",
              "file": "f", "line": 1},
-    "load": PIPELINE, "submit": PIPELINE,
+    "load": PIPELINE, "submit": {**PIPELINE, **FACTS},
+    "open": {"pipeline": "images", "version": 1, "text": "0", "run": "r", "feed": "feed"},
+    "learnt": {"consumer": A, "order": "0"},
     "consume": {"consumer": A, "run": "r", "pipeline": "images", "feed": "feed", "rows": [0, 4],
-                "batch": 8, "fields": [FIELD], "host": "h", "ranks": [0, 1], "device": "cpu"},
+                "batch": 8, "fields": [FIELD], "host": "h", "ranks": [0, 1], "device": "cpu",
+                "stream": B, "version": 1, "text": "0"},
     "rate": {"consumer": A, "taken": 3, "busy_s": 1.5, "waited_s": 0, "queued": 2},
-    "lost": {"consumer": A, "worker": B}, "done": {"consumer": A},
+    "lost": {"consumer": A, "worker": B, "why": "w"}, "done": {"consumer": A},
     "workers": {"name": "images", "version": 3, "settings": PIPELINE["settings"],
                 "workers": [{**PROCESS, "share": 0.5}], "how": "turn"},
     "pending": {"why": "no worker is free"}, "failed": {"text": "no", "code": 65},
-    "update": {"name": "images", "settings": {}, "source": "", "file": "f"},
+    "update": {"name": "images", "settings": {}, "source": "", "file": "f",
+               "fixed": {"seed": 1}, **FACTS},
     "cancel": {"name": "images"}, "status": {}, "answer": {"value": {"rows": [1, None, True]}},
     "refused": {"text": "no", "code": 65},
-    "take": {"pipeline": "images", "version": 1, "fields": [FIELD],
-             "newest_first": False, "work": [[A, 0, 8, 15, [3]]], "free": [B]},
+    "take": {"pipeline": "images", "version": 1, "fields": [FIELD], "newest_first": False,
+             "order": "0", "share": 0.5, "work": [[A, 0, 8, 15, [3]]], "free": [B]},
     "free": {"ids": [A]}, "forget": {"ids": [A, B]},
     "give_back": {"pipeline": "images", "version": 1, "first": 0, "arrays": [IN_FRAME]},
     "given": {"id": A, "rows": 1, "arrays": [IN_FRAME], "broken": [BROKEN], "seconds": 0.1,
-              "end": 9, "together": 1, "more": [[B, 1, 2, 0.1]]},
+              "end": 9, "together": 1, "order": "0", "more": [[B, 1, 2, 0.1]]},
     "broken": {"id": A, "broken": BROKEN},
     "unknown": {"pipeline": "images", "version": 1, "ids": [A]},
 }
@@ -105,6 +111,8 @@ def header(**fields):
     (header(kind="rate", consumer=A, taken=True, busy_s=0, waited_s=0, queued=0), "taken"),
     (header(kind="rate", consumer=A, taken=1, busy_s=1e999, waited_s=0, queued=0), "Infinity"),
     (header(kind="give_back", pipeline="p", version=0, first=0, arrays=[IN_FRAME]), "neither"),
+    ([*header(kind="give_back", pipeline="p", version=0, first=0,
+              arrays=[{**IN_FRAME, "parts": 2}]), b"abcd"], "neither"),
 ], ids=str)
 def test_what_is_no_message_is_refused(frames, says):
     with pytest.raises(MalformedMessage, match=says):

@@ -1,0 +1,149 @@
+"""Pictures of files: decoded whole, or a JPEG at a part of its size where less is enough.
+
+In: the bytes of a file, or its path. Out: uint8 arrays, (height, width[, channels]).
+Always holds: simplejpeg, if it is there, gives the pixels that Pillow gives, only sooner; whatever
+it does not take, Pillow reads.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from functools import cache
+from importlib import import_module
+from typing import Any, TypeGuard
+
+import numpy as np
+
+from codegen.errors import EnvironmentFault, InputError
+
+SHARES = (8, 4, 2)  # a JPEG can be decoded at an eighth, a quarter, a half of its size
+SMALLEST = 16  # pixels: below this several scales of libjpeg give one size
+JPEG = b"\xff\xd8\xff"
+
+Raw = bytes | bytearray | memoryview
+
+
+@cache
+def pillow() -> Any:
+    try:
+        return import_module("PIL.Image")
+    except ImportError:
+        raise EnvironmentFault(
+            "spmd.data.image needs Pillow", expected="the package pillow", found="none",
+            remedy="pip install pillow, where the workers run") from None
+
+
+@cache
+def faster() -> Any:
+    """simplejpeg, or None where it is not installed."""
+    try:
+        return import_module("simplejpeg")
+    except ImportError:
+        return None
+
+
+def is_raw(image: Any) -> TypeGuard[Raw]:
+    """The bytes of a file, not decoded yet?"""
+    return isinstance(image, Raw)
+
+
+def decode(
+    raw: Raw | str | os.PathLike[str], mode: str = "RGB",
+    at_least: tuple[int, int] | None = None,
+) -> np.ndarray:
+    """A picture of the bytes of a file, or of its path: JPEG, PNG and whatever Pillow reads.
+
+    mode: "RGB" gives uint8 (height, width, 3), "L" gray uint8 (height, width), "RGBA" with the
+    opacity. at_least: (height, width) that are enough. A JPEG is then decoded at a half, a quarter
+    or an eighth of its size, the smallest that is as large; that takes less time. Other files are
+    decoded whole. Raises InputError for what is no picture, or ends too early.
+
+    ::
+
+        picture = data.image.decode(example.bytes)
+        small = data.image.decode(example.bytes, at_least=(192, 192))
+    """
+    return decoded(raw, mode, at_least)[0]
+
+
+def size_of(raw: Raw | str | os.PathLike[str]) -> tuple[int, int]:
+    """(height, width) of a picture that is not decoded yet: its first bytes say it."""
+    if is_raw(raw) and raw[:3] == JPEG and faster():
+        try:
+            height, width = faster().decode_jpeg_header(raw)[:2]
+            return height, width
+        except ValueError:
+            pass  # Pillow says what is wrong
+    with _reading(raw), _open(raw) as opened:
+        width, height = opened.size
+        return height, width
+
+
+def decoded(
+    raw: Raw | str | os.PathLike[str], mode: str = "RGB", at_least: tuple[int, int] | None = None
+) -> tuple[np.ndarray, int]:
+    """The picture, and which share of its size it has: 1, 2, 4 or 8 pixels are one in it."""
+    with _reading(raw):
+        if mode == "RGB" and is_raw(raw) and raw[:3] == JPEG and faster():
+            found = _sooner(raw, at_least)
+            if found:
+                return found
+        with _open(raw) as opened:
+            share = _share((opened.height, opened.width), at_least)
+            if share > 1:
+                before = opened.size
+                opened.draft(None, (before[0] // share, before[1] // share))
+                share = 1 if opened.size == before else share
+            return np.array(opened if opened.mode == mode else opened.convert(mode)), share
+
+
+def _sooner(raw: Any, at_least: tuple[int, int] | None) -> tuple[np.ndarray, int] | None:
+    """By simplejpeg. None: Pillow is to read it, or to say why it cannot be read."""
+    library = faster()
+    try:
+        height, width, colours, _ = library.decode_jpeg_header(raw)
+        if colours not in ("YCbCr", "Gray") or height * width > (pillow().MAX_IMAGE_PIXELS or 0):
+            return None
+        share = _share((height, width), at_least)
+        if share == 1:
+            return library.decode_jpeg(raw, "RGB"), 1
+        if min(height, width) < SMALLEST:
+            return None
+        want = -(-height // share), -(-width // share)
+        found = library.decode_jpeg(raw, "RGB", min_height=want[0], min_width=want[1])
+        return (found, share) if found.shape[:2] == want else None
+    except ValueError:
+        return None
+
+
+def _share(size: tuple[int, int], at_least: tuple[int, int] | None) -> int:
+    if at_least is None:
+        return 1
+    most = min(have // max(enough, 1) for have, enough in zip(size, at_least))
+    return next((s for s in SHARES if s <= most), 1)
+
+
+def _open(raw: Any) -> Any:
+    return pillow().open(io.BytesIO(raw) if is_raw(raw) else raw)
+
+
+class _reading:
+    """Whatever Pillow raises while it reads is said as InputError."""
+
+    def __init__(self, raw: Any) -> None:
+        self.raw = raw
+
+    def __enter__(self) -> None:
+        pillow()
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        known = OSError, SyntaxError, ValueError, pillow().DecompressionBombError
+        if not isinstance(error, known):
+            return
+        raw = self.raw
+        size = f"{len(raw)} bytes" if is_raw(raw) else os.fspath(raw)
+        text = str(error) if "BytesIO" not in str(error) else "of no format that Pillow knows"
+        raise InputError(
+            "a picture cannot be decoded", expected="JPEG, PNG or another picture",
+            found=f"{size}: {text}") from None

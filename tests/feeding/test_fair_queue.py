@@ -1,0 +1,61 @@
+"""A worker's time follows the shares of its consumers, whatever their pieces take."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from spmd.feeding.fair_queue import FairQueue, QueuedWork
+
+
+def give(queue, peer, share, count=4, newest_first=False):
+    take = {"pipeline": peer, "version": 1, "newest_first": newest_first}
+    queue.add(peer, share, [QueuedWork(peer, take, [str(k), k, 1, k, []]) for k in range(count)])
+
+
+def run(queue, costs, seconds, shares):
+    """Everybody always has work waiting. Returns the seconds that each had."""
+    had, rng = dict.fromkeys(costs, 0.0), random.Random(3)
+    while sum(had.values()) < seconds:
+        for peer in costs:
+            if peer not in queue.consumers or len(queue.consumers[peer].waiting) < 2:
+                give(queue, peer, shares[peer], 2)
+        peer = queue.next().peer
+        took = costs[peer] * rng.uniform(0.5, 1.5)
+        queue.took(peer, took)
+        had[peer] += took
+    return had
+
+
+@pytest.mark.parametrize("shares", [{"a": 0.5, "b": 0.5}, {"a": 0.8, "b": 0.1, "c": 0.1},
+                                    {"a": 0.25, "b": 0.05}])
+def test_time_follows_shares_though_pieces_are_unequal(shares):
+    costs = {peer: 0.01 * (k + 1) ** 2 for k, peer in enumerate(shares)}
+    had = run(FairQueue(), costs, 100.0, shares)
+    for peer, share in shares.items():
+        assert had[peer] / sum(had.values()) == pytest.approx(share / sum(shares.values()), abs=0.01)
+
+
+def test_another_share_counts_from_the_next_piece_on():
+    queue, costs = FairQueue(), {"a": 0.01, "b": 0.01}
+    run(queue, costs, 50.0, {"a": 0.9, "b": 0.1})
+    had = run(queue, costs, 10.0, {"a": 0.1, "b": 0.9})
+    assert had["b"] == pytest.approx(9.0, abs=0.3), "nobody pays for what it had before"
+
+
+def test_who_was_idle_has_no_credit_and_takes_nobodys_time():
+    queue = FairQueue()
+    assert run(queue, {"a": 0.01}, 5.0, {"a": 0.1})["a"] >= 5, "all of it, where nobody else asks"
+    had = run(queue, {"a": 0.01, "b": 0.01}, 2.0, {"a": 0.5, "b": 0.5})
+    assert had["b"] == pytest.approx(1.0, abs=0.05)
+
+
+def test_the_newest_first_what_is_forgotten_and_who_leaves():
+    queue = FairQueue()
+    give(queue, "a", 1.0, 3, newest_first=True)
+    assert queue.next().number == "2" and queue.lengths() == {"a": 2}
+    queue.forget("a", ["0"])
+    give(queue, "b", 1.0, 1)
+    queue.leave("b")
+    assert [queue.next().number, queue.next(), bool(queue)] == ["1", None, False]

@@ -1,0 +1,118 @@
+"""Runs of NAME@ADDRESS: the version that they go on with, and streams that are none of theirs."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+import spmd
+from codegen.errors import AgreementError
+from spmd.feeding.connect import supply_for
+from spmd.feeding.run_versions import RunVersions, text_digest
+from spmd.feeding.scheduler_state import StateFile, StoredPipeline
+from spmd.launch.processes import Processes
+from tests.feeding.feeding_kit import Feed, Field
+from tests.feeding.served_kit import ServedProcess
+
+PIPELINE = """
+import spmd.data as data
+@data.pipeline(source=data.range({n}), seed={seed}, epochs=1)
+def numbers(example):
+    return {{"x": {value}}}
+"""
+
+
+@pytest.fixture
+def served(tmp_path, monkeypatch):
+    one = ServedProcess(tmp_path)
+    monkeypatch.setenv("SPMD_FEED_KEYS", one.keys_folder)
+    yield one
+    one.close()
+
+
+def stored(version, settings=None):
+    return StoredPipeline("p", version, "p.py", f"text {version}", settings or {"seed": version})
+
+
+def said(version=None, text=None, stream=None):
+    return {"version": version, "text": text and text_digest(text), "run": "r", "feed": "f",
+            "stream": stream, "consumer": "c" * 16}
+
+
+def test_whoever_registers_takes_the_version_of_its_run():
+    versions, one = RunVersions(StateFile()), stored(1)
+    opened = versions.begin(one, said())
+    two = stored(2, {"seed": 2, "priority": 5})
+    versions.replaced(one, two)
+    mine = {**said(opened["version"], "text 1", opened["stream"])}
+    assert versions.register(two, mine) == 1, "an update landed while its processes register"
+    assert versions.numbered(two, 1).settings == {"seed": 1, "priority": 5}, "as it is set now"
+    assert versions.register(two, said()) == 2
+    with pytest.raises(AgreementError, match="version 1 of pipeline p, .* is not kept any more"):
+        versions.of(two, said(1, "another text"))
+    assert versions.of(stored(9), said(1, "text 9")).version == 9, "counted by another state"
+    versions.runs[opened["stream"]].seen = time.time() - 90000
+    versions.forget()
+    with pytest.raises(AgreementError, match="is not kept"):
+        versions.register(two, mine)
+
+
+@pytest.mark.mpi
+def test_a_checkpoint_of_a_served_pipeline_knows_its_stream(served, capfd):
+    """By what who submits finds in the source, and by what workers find where nobody knows."""
+    def given(seed=3, value="example"):
+        file = served.folder / "numbers.py"
+        file.write_text(PIPELINE.format(n=160, seed=seed, value=value))
+        return file
+
+    @spmd.program(mesh=("r",))
+    def summed():
+        feed = spmd.feed(x=spmd.spec((16,), np.int64))
+        total = spmd.asarray(0)
+        for b in feed:
+            total = total + np.sum(b.x)
+        return total
+
+    served.worker(1)
+    image, kept = spmd.build(summed, checkpoint=True), str(served.folder / "kept")
+    name = f"numbers@{served.address}"
+    with served.client() as client:
+        client.submit(given())
+        assert image.run(feed=name, checkpoint=kept, every=4) == 12720
+        capfd.readouterr()
+        assert image.run(feed=name, resume=kept, ranks=2) == 12720
+        assert "text of its pipeline" not in capfd.readouterr().err
+        assert client.update("numbers", source=given(value="example + 0"))["version"] == 2
+        assert image.run(feed=name, resume=kept) == 12720
+        assert "the text of its pipeline is another one than" in capfd.readouterr().err
+        client.update("numbers", source=given(seed=4))
+        with pytest.raises(spmd.InputError, match="another stream than that of the checkpoint"):
+            image.run(feed=name, resume=kept)
+        client._ask("submit", name="dark", version=0, file="numbers.py", settings={"epochs": 1},
+                    source=given(seed=4).read_text())
+        with pytest.raises(spmd.InputError, match="a worker on .* reads another source than this"):
+            image.run(feed=name.replace("numbers", "dark"), resume=kept)
+        with pytest.raises(spmd.SpmdError, match="(?s)numbrs was not submitted.*numbers@tcp"):
+            image.run(feed=name.replace("numbers", "numbrs"))
+
+
+def test_what_is_known_of_a_pipeline_is_compared_before_anything_is_computed(served):
+    """No worker is there at all."""
+    def opened(name, field, batch=8):
+        return supply_for(f"{name}@{served.address}", feed=Feed("f", batch, [field]),
+                          processes=Processes())
+
+    file = served.folder / "play.py"
+    file.write_text("import spmd.data as data\n"
+                    "@data.pipeline(source=data.environments(object, 3))\ndef play(seen):\n    return {'y': seen.turn}\n")
+    with served.client() as client:
+        client.submit(file)
+        facts = {"gives": [{"name": "x", "dtype": "<f4", "shape": [3]}]}
+        client._ask("submit", name="told", version=0, file="t.py", source="", settings={}, **facts)
+    with pytest.raises(spmd.UsageError, match="3 environments, a batch of 8"):
+        opened("play", Field("y", (8,), np.int64))
+    with pytest.raises(spmd.InputError, match=r'(?s)what feed "f" declares.*x \(4,\).*x \(3,\)'):
+        opened("told", Field("x", (8, 4), np.float32))
+    assert opened("told", Field("x", (8, 3), np.float32)).opened.version == 1

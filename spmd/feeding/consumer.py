@@ -392,7 +392,7 @@ class Filling:
             self.supply.goes_on_with(message["order"])
             self.tell("learnt", consumer=self.consumer, order=message["order"])
         if self.asking.is_wanted(message["id"]):
-            for failed in message["broken"]:
+            for failed in message["broken"] or ():
                 self.skip(f"{failed['example']} ({failed['file']}:{failed['line']}): "
                           f"{failed['text']}")
         if free := self.rings.take_in(one, message, self.fields):

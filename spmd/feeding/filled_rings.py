@@ -71,20 +71,17 @@ class FilledRings:
     def take_in(self, worker: AskedWorker, message: Message,
                 fields: list[dict[str, Any]]) -> list[str]:
         """An answer. Gives the results in it that nobody looks at any more."""
-        framed = any(a["frame"] is not None for a in message["arrays"])
-        places: dict[int, Any] = {}  # by rows asked for
-        broken = {b["position"] for b in message["broken"]}
-        first = (message["id"], message["rows"], None, message["seconds"])
+        broken = {b["position"] for b in message["broken"] or ()}
+        first = (message["id"], message["rows"], message["region"], message["seconds"])
         free = []
         for number, rows, region, seconds in (first, *(message["more"] or ())):
             wanted, arrays = self.asking.is_wanted(number), {}
             if wanted:
                 count = self.asking.asked[number].piece.count
-                if count not in places:
-                    places[count] = worker.places(message, fields, count)
-                arrays = worker.arrays(message, places[count], region)
+                arrays = worker.in_frames(message, fields, count) if region is None else (
+                    worker.in_region(region, fields, count))
             batches = self.asking.fill(number, arrays, rows, broken, message["end"], seconds)
-            if wanted and not framed:
+            if wanted and region is not None:
                 self.lent[number] = batches
             else:
                 free.append(number)

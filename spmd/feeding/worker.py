@@ -199,7 +199,7 @@ class Worker:
                                message["arrays"][0]["shape"][0] if message["arrays"] else 0)
             arrays = {}
             for array, (name, shape, dtype, _, size) in zip(message["arrays"], places):
-                begin = array["frame"] or 0
+                begin = array["frame"]
                 frame = of_parts(message.frames[begin : begin + (array["parts"] or 1)])
                 if memoryview(frame).nbytes == size and list(shape) == array["shape"]:
                     arrays.update(views([(name, shape, dtype, 0, size)], bytearray(frame)))
@@ -300,8 +300,8 @@ class Worker:
             self.handing.free(work.number)
             self.answer(work.peer, encode("broken", id=work.number, broken=found.broken[-1]))
             return
-        said: dict[str, Any] = {"id": work.number, "rows": found.rows, "broken": found.broken,
-                                "seconds": seconds, "end": found.end,
+        said: dict[str, Any] = {"id": work.number, "rows": found.rows, "seconds": seconds,
+                                "broken": found.broken or None, "end": found.end,
                                 "together": evaluator.pipeline.size or 1}
         if work.take["order"] is None:
             said["order"] = evaluator.order() or None
@@ -330,8 +330,8 @@ class Worker:
     def give_gathered(self) -> None:
         while self.gathered:
             peer, one = self.gathered.popitem()
-            arrays = [_array(p, region=one["region"], offset=p[3]) for p in one["places"]]
-            self.answer(peer, encode("given", arrays=arrays, more=one["more"], **one["said"]))
+            self.answer(peer, encode("given", region=one["region"], more=one["more"] or None,
+                                     **one["said"]))
 
     def link(self, peer: bytes, evaluator: Evaluator) -> Link:
         return self.links.setdefault(peer, Link(evaluator.compress))
@@ -356,7 +356,7 @@ def _array(place: tuple[Any, ...], **where: Any) -> dict[str, Any]:
     name, shape, dtype, _, size = place
     written = dtype.str if dtype.kind != "V" else dtype.name
     return {"name": name, "dtype": written, "shape": list(shape), "bytes": size,
-            "region": None, "offset": None, "frame": None, "parts": None, "codec": None, **where}
+            **where}
 
 
 def main(arguments: list[str]) -> None:

@@ -114,19 +114,21 @@ class Asking:
 
     # ---- pieces
 
-    def open_until(self, limit: int, workers: int, depth: int, span: int = 1) -> None:
-        """Cuts the batches before `limit` into pieces that wait to be asked for.
+    def open_until(self, room: int, workers: int, depth: int, span: int = 1,
+                   stop: int | None = None) -> None:
+        """Cuts the batches for which there is room, those before `room`, into pieces that wait to
+        be asked for.
 
-        span: so many batches may be one piece, where each alone is not worth a message.
+        span: so many batches may be one piece, where each alone is not worth a message. stop: no
+        batch from here on is asked for.
         """
-        if self.opened >= limit:
+        if self.opened >= room:
             return
-        last = self.batches()
-        limit = limit if last is None else min(limit, last)
+        limit = min(n for n in (room, stop, self.batches()) if n is not None)
         while self.opened < limit:
             k, many = self.opened, self._spanned(workers, depth, span)
-            if limit - k < many and k - self.next >= depth // 2:
-                break  # enough is on its way: a whole piece waits to be asked for
+            if room - k < many:
+                break  # nearly all of the room is filled, or will be: a whole piece has time
             if (many := min(many, limit - k)) > 1:
                 self._open_together(k, many)
                 continue

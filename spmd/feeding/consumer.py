@@ -329,11 +329,10 @@ class Filling:
         if not self.workers:
             return
         taken, depth = self.rings.taken(), self.rings.depth
-        limit = taken + depth if not self.acts else min(self.rings.sent + 1, taken + 1)
-        limit = min([limit, *self.failed])
+        room = taken + depth if not self.acts else min(self.rings.sent + 1, taken + 1)
         alone = self.acts or self.gives_newest()
-        asking.open_until(limit, len(self.workers), 1 if self.acts else depth,
-                          1 if alone else depth // 4)
+        asking.open_until(room, len(self.workers), 1 if self.acts else depth,
+                          1 if alone else depth // 4, min(self.failed, default=None))
         loads = asking.loads(self.workers)
         work: dict[str, list[Any]] = {}
         while asking.waiting:

@@ -398,7 +398,7 @@ def training(folder: Path, rounds: int = 7) -> None:
 
 
 def feeding(folder: Path, rounds: int = 7) -> None:
-    """Batches of workers beside a copy of memory, DataLoader and Grain; a rank that computes."""
+    """Batches of workers beside copies of memory, DataLoader and Grain; a rank that computes."""
     if missing := figures_feeding.missing():
         print(f"Feeding is measured beside DataLoader and Grain; {figures_feeding.PYTHON} lacks "
               f"{missing}. PEERS_PYTHON names a Python that has them:\n"
@@ -415,13 +415,14 @@ def feeding(folder: Path, rounds: int = 7) -> None:
     for part in figures_feeding.STEPS:
         one = found(part)
         for n in (1, 2):
-            names = [*(f"{k} {n}" for k in ("ours", *figures_feeding.PEERS)), "copy"]
+            names = [*(f"{k} {n}" for k in ("ours", *figures_feeding.PEERS)),
+                     *figures_feeding.ALONE]
             times = (f"{1e3 * one[k]:.3f}" if k in one else "" for k in names)
             ratios = (f"{1 / one[f'ours {n} / {k}']:.2f}" if k in one else "" for k in names[1:])
             rows.append((part, n, *times, *ratios))
     print(f"A batch, ms, median of {rounds}; above 1 in the last columns, ours is faster:\n")
-    table(["batches", "workers", "ours", "DataLoader", "Grain", "a copy", "DataLoader / ours",
-           "Grain / ours", "a copy / ours"], rows)
+    table(["batches", "workers", "ours", "DataLoader", "Grain", "a copy", "a handover",
+           "DataLoader / ours", "Grain / ours", "a copy / ours", "a handover / ours"], rows)
     one = found("starved")
     print(f"A rank that computes {1e3 * one['batch']:.0f} ms with each batch of 1024 waits "
           f"{one['share']:.2%} of its time after its first batch, which is there after "

@@ -1,4 +1,4 @@
-"""How fast workers feed ranks, beside a copy of memory, DataLoader and Grain: one JSON line.
+"""How fast workers feed ranks, beside copies of memory, DataLoader and Grain: one JSON line.
 
 In: a part, how many rounds. Out: seconds of a batch with each, medians; medians of the ratios of a
 round, in which they alternate; of `starved`, how much of its time a rank waits that computes for
@@ -28,6 +28,7 @@ from tests.figures_loaders import BATCH, MEGABYTE, SIDE
 
 PYTHON = os.environ.get("PEERS_PYTHON", sys.executable)
 PEERS = ("torch", "grain")
+ALONE = ("copy", "handover")  # what has no workers
 STEPS = {"copies": 2000, "photographs": 40}
 ROWS = 1024  # of a batch, in `starved`
 
@@ -79,8 +80,26 @@ def program(batch: int, shape: tuple[int, ...], work: int = 0) -> Any:
 @contextmanager
 def peer(library: str, part: str, workers: int, folder: str) -> Iterator[Callable[[int], float]]:
     """DataLoader or Grain in a process of its own: seconds of so many batches."""
+    with asked([PYTHON, "-m", "tests.figures_loaders", library, part, str(workers),
+                folder]) as run:
+        yield run
+
+
+@contextmanager
+def handover(folder: str) -> Iterator[Callable[[int], float]]:
+    """Two processes of C, of which one hands megabytes to the other, by two copies: the least that
+    can be had."""
+    program = Path(folder, "handover")
+    source = Path(__file__).parent / "handover.c"
+    subprocess.run(["cc", "-O2", str(source), "-o", str(program)], check=True)
+    with asked([str(program)]) as run:
+        yield run
+
+
+@contextmanager
+def asked(argv: list[str]) -> Iterator[Callable[[int], float]]:
+    """A process that takes a number of batches from each line, and says how long it took."""
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
-    argv = [PYTHON, "-m", "tests.figures_loaders", library, part, str(workers), folder]
     process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
                                env=environment, start_new_session=True)
     assert process.stdin and process.stdout
@@ -157,13 +176,14 @@ def measured(part: str, rounds: int) -> dict[str, float]:
                 runs[f"{library} {n}"] = stack.enter_context(peer(library, part, n, folder))
         if part == "copies":
             runs["copy"] = copies
+            runs["handover"] = stack.enter_context(handover(folder))
         for run in runs.values():
             run(steps)  # whatever is slow at first
         rows = [{name: run(steps) / steps for name, run in runs.items()} for _ in range(rounds)]
     found = {name: statistics.median(row[name] for row in rows) for name in runs}
     for n in (1, 2):
         for name in runs:
-            if name == "copy" or name.endswith(f" {n}"):
+            if name in ALONE or name.endswith(f" {n}"):
                 found[f"ours {n} / {name}"] = statistics.median(
                     row[f"ours {n}"] / row[name] for row in rows)
     return found

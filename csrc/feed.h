@@ -26,6 +26,7 @@ struct spmd_ring {
     int event;              /* written when a batch was taken by all, or sent to by all */
     pthread_mutex_t lock;   /* of what is sent */
     _Alignas(SPMD_LINE) _Atomic int64_t taken; /* batches, by all readers */
+    _Atomic int64_t tells;  /* `event` is written when so many more were taken */
     _Atomic int64_t jumped; /* readers that have left out what a checkpoint has taken */
     _Atomic int64_t last;   /* the stream has so many batches */
 };

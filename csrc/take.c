@@ -182,9 +182,7 @@ int spmd_rank_take(spmd_rank *rank, uint32_t take)
     atomic_store_explicit(&reader->taken, k + 1, memory_order_release);
     if (atomic_fetch_sub_explicit(&batch->readers, 1, memory_order_acq_rel) == 1) {
         atomic_store_explicit(&ring->taken, k + 1, memory_order_release);
-        /* Four times a round of the ring: the rank always comes to the next time, as a ring that
-         * was full has more batches than lie between two. */
-        if (fed->depth < 8 || (k + 1) % (fed->depth / 4) == 0)
+        if ((k + 1) % atomic_load_explicit(&ring->tells, memory_order_acquire) == 0)
             spmd_ring_tell(ring);
     }
     spmd_timeline_fed(me, since, begin, bytes);

@@ -156,6 +156,13 @@ class FeedRing:
         with self._lock:
             return self._taken if self._closed else int(lib.spmd_ring_taken(self._ring))
 
+    def fill_ahead(self, batches: int) -> None:
+        """No more than so many are put ahead of those taken, though there is room for `depth`:
+        `fileno` becomes readable when a quarter of them was taken."""
+        with self._lock:
+            if not self._closed:
+                lib.spmd_ring_ahead(self._ring, min(batches, self.depth))
+
     def is_wanted(self, k: int) -> bool:
         """Whether a rank of this ring waits for batch k."""
         with self._lock:

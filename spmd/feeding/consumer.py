@@ -40,6 +40,7 @@ TICK_S = 0.05
 UNKNOWN_S = 0.05  # before a worker that does not know the pipeline yet is asked again
 SILENT_S = 20.0  # without a word of the scheduler when it is first asked
 PENDING_S = 3.0  # without workers: then it is said why
+NEWEST = 16  # batches that may wait where the newest are wanted
 SAID = 10  # skipped examples that are named one by one
 
 
@@ -205,6 +206,8 @@ class Filling:
                 "know which", expected=f"a field mask=spmd.spec(({self.feed.batch},), np.bool_)",
                 found=", ".join(f["name"] for f in self.fields),
                 remedy='declare mask in spmd.feed(…), or set on_error="stop"')
+        # What waits long is not new any more.
+        self.rings.fill_ahead(NEWEST if self.gives_newest() else self.rings.depth)
         now, self.poller = {w["worker"]: w for w in message["workers"]}, None
         for worker in self.workers.keys() - now.keys():
             self.lose(worker)
@@ -328,7 +331,7 @@ class Filling:
         asking, now = self.asking, time.monotonic()
         if not self.workers:
             return
-        taken, depth = self.rings.taken(), self.rings.depth
+        taken, depth = self.rings.taken(), self.rings.ahead
         room = taken + depth if not self.acts else min(self.rings.sent + 1, taken + 1)
         alone = self.acts or self.gives_newest()
         asking.open_until(room, len(self.workers), 1 if self.acts else depth,

@@ -30,7 +30,7 @@ class FilledRings:
     def __init__(self, feed: Any, rings: list[Any], asking: Asking, start: int) -> None:
         self.feed, self.rings, self.asking = feed, rings, asking
         self.masked = any(f.name == MASK for f in feed.fields)
-        self.depth = max(2, min(r.depth for r in rings))
+        self.depth = self.ahead = max(2, min(r.depth for r in rings))
         # Given to rings, not taken yet: the batch behind them, how many, what they are made of.
         self.held: deque[tuple[int, int, list[Filled]]] = deque()
         self.lent: dict[str, int] = {}  # by result: batches that are not taken yet
@@ -56,6 +56,12 @@ class FilledRings:
         """ready: descriptors at which there is something."""
         for fd in ready.intersection(self.descriptors()):
             os.eventfd_read(fd)
+
+    def fill_ahead(self, batches: int) -> None:
+        """No more than so many are put ahead of those taken."""
+        self.ahead = min(self.depth, batches)
+        for ring in self.rings:
+            ring.fill_ahead(self.ahead)
 
     def waits(self) -> tuple[float, float]:
         """Seconds for which ranks waited, and seconds between two takes: of the slowest ring."""

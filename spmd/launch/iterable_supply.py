@@ -22,6 +22,7 @@ from spmd.engine.feed_rings import FedFeed, FeedField, FeedRing
 from spmd.launch.processes import say
 
 MASK = "mask"  # the field that says which rows of a batch are there
+AHEAD = 16  # batches that are read ahead, at most
 LEAVE_SECONDS = 2.0  # for which the end of a run waits for an iterable that computes
 WANTED_SECONDS = 0.01  # between two looks at whether a rank waits for a batch that failed
 
@@ -103,9 +104,11 @@ class IterableSupply:
 
     def _run(self, feed: FedFeed, rings: list[FeedRing], start: int) -> None:
         k = start
+        for ring in rings:
+            ring.fill_ahead(AHEAD)
         try:
             while self._has_room(rings, k):
-                batch = self._batch(feed, k, rings[0].depth)
+                batch = self._batch(feed, k, min(rings[0].depth, AHEAD))
                 if self.stops:
                     return
                 if batch is None:
@@ -125,7 +128,8 @@ class IterableSupply:
         poll = select.poll()
         for fd in (self.wake, *(ring.fileno() for ring in rings)):
             poll.register(fd, select.POLLIN)
-        while not self.stops and any(k >= ring.taken + ring.depth for ring in rings):
+        while not self.stops and any(
+                k >= ring.taken + min(ring.depth, AHEAD) for ring in rings):
             for fd, _ in poll.poll():
                 try:
                     os.eventfd_read(fd)

@@ -63,6 +63,9 @@ class PlainRing:
     def fileno(self):
         return self._event
 
+    def fill_ahead(self, batches):
+        """It tells of every batch."""
+
     def is_wanted(self, k):
         return self._waiting and k == self.taken
 

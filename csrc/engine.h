@@ -305,10 +305,16 @@ void spmd_ring_rows(const spmd_ring *ring, int64_t *begin, int64_t *end);
  * ascend; rows of no piece are zeros. One that nobody waits for any more is dropped. SPMD_BUSY:
  * there is no room for it yet. SPMD_RANGE: it is there, or its rows are not the ring's. */
 int spmd_ring_put(spmd_ring *ring, int64_t k, int64_t pieces, const int64_t *row);
+/* The batches from k on, which lie one behind the other in memory; row: of batch k. */
+int spmd_ring_put_many(spmd_ring *ring, int64_t k, int64_t batches, int64_t pieces,
+                       const int64_t *row);
 /* The stream has k batches. */
 int spmd_ring_end(spmd_ring *ring, int64_t k);
 int64_t spmd_ring_taken(const spmd_ring *ring); /* by all ranks of the ring: batches before this */
 int spmd_ring_event(const spmd_ring *ring); /* an eventfd: something was taken, or sent */
+/* Whoever fills it puts no more than so many batches ahead of those taken; `depth` at first. The
+ * event is told when a quarter of them was taken. */
+void spmd_ring_ahead(spmd_ring *ring, int64_t batches);
 /* The values sent behind batch k, by field: rows of the ring. SPMD_BUSY: not all have sent. They
  * stay until they are let go; as long as that, no values behind batch k + depth can be sent. */
 int spmd_ring_sent(spmd_ring *ring, int64_t k, void **values);

@@ -119,6 +119,7 @@ static int ring_open(spmd_job *job, spmd_fed *fed, spmd_ring *ring)
         return SPMD_NO_MEMORY;
     memset(ring->batch, 0, bytes);
     pthread_mutex_init(&ring->lock, NULL);
+    spmd_ring_ahead(ring, fed->depth);
     ring->event = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
     if (ring->event < 0)
         return SPMD_SYSTEM;
@@ -342,6 +343,13 @@ int spmd_ring_event(const spmd_ring *ring)
     return ring->event;
 }
 
+/* Four times a round: a rank always comes to the next time, as so many batches as are put ahead are
+ * more than lie between two. */
+void spmd_ring_ahead(spmd_ring *ring, int64_t batches)
+{
+    atomic_store_explicit(&ring->tells, batches < 8 ? 1 : batches / 4, memory_order_release);
+}
+
 /* Ranks without rows take when they come to it, each for itself. */
 int64_t spmd_ring_taken(const spmd_ring *ring)
 {
@@ -393,14 +401,14 @@ static void reach(spmd_ring *ring, int64_t count)
     raise_to(&ring->there, count);
 }
 
-int spmd_ring_put(spmd_ring *ring, int64_t k, int64_t pieces, const int64_t *row)
+/* ahead: by so many batches what is put lies behind `row` in memory. */
+static int batch_put(spmd_ring *ring, int64_t k, int64_t ahead, int64_t pieces, const int64_t *row)
 {
     const spmd_fed *fed = ring->fed;
     if (ring->begin == ring->end) {
         if (pieces || k >= atomic_load(&ring->last))
             return SPMD_RANGE;
         reach(ring, k + 1);
-        readers_ring(ring);
         return SPMD_OK;
     }
     int64_t taken = spmd_ring_taken(ring), words = 2 + fed->fields;
@@ -421,12 +429,30 @@ int spmd_ring_put(spmd_ring *ring, int64_t k, int64_t pieces, const int64_t *row
     }
     if (pieces)
         memcpy(batch->row, row, (size_t)(pieces * words) * sizeof *row);
+    for (int64_t p = 0; ahead && p < pieces; p++)
+        for (int64_t f = 0; f < fed->fields; f++)
+            batch->row[p * words + 2 + f] +=
+                ahead * fed->shape[f].extent[0] * fed->shape[f].row_bytes;
     batch->pieces = pieces;
     atomic_store_explicit(&batch->readers, ring->readers, memory_order_relaxed);
     reach(ring, k + 1);
     atomic_store_explicit(&batch->number, k + 1, memory_order_release);
-    readers_ring(ring);
     return SPMD_OK;
+}
+
+int spmd_ring_put_many(spmd_ring *ring, int64_t k, int64_t batches, int64_t pieces,
+                       const int64_t *row)
+{
+    int status = SPMD_OK;
+    for (int64_t ahead = 0; status == SPMD_OK && ahead < batches; ahead++)
+        status = batch_put(ring, k + ahead, ahead, pieces, row);
+    readers_ring(ring);
+    return status;
+}
+
+int spmd_ring_put(spmd_ring *ring, int64_t k, int64_t pieces, const int64_t *row)
+{
+    return spmd_ring_put_many(ring, k, 1, pieces, row);
 }
 
 int spmd_ring_end(spmd_ring *ring, int64_t k)

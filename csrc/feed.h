@@ -28,6 +28,7 @@ struct spmd_ring {
     pthread_mutex_t lock;   /* of what is sent */
     _Atomic int64_t there;  /* so many batches the stream has at least */
     _Alignas(SPMD_LINE) _Atomic int64_t taken; /* batches, by all readers */
+    _Atomic int64_t tells;  /* `event` is written when so many more were taken */
     _Atomic int64_t jumped; /* readers that have left out what a checkpoint has taken */
     _Atomic int64_t last;   /* the stream has so many batches */
 };

@@ -150,12 +150,10 @@ static bool is_given(const spmd_rank *rank, const spmd_hosted *me, uint32_t feed
     return false;
 }
 
-/* Four times a round of the ring: the rank always comes to the next time, as a ring that was full
- * has more batches than lie between two. */
+/* As often as whoever fills the ring wants to hear of it. */
 static void taken_tell(spmd_ring *ring, int64_t taken)
 {
-    int64_t depth = ring->fed->depth;
-    if (depth < 8 || taken % (depth / 4) == 0)
+    if (taken % atomic_load_explicit(&ring->tells, memory_order_acquire) == 0)
         spmd_ring_tell(ring);
 }
 

@@ -1,4 +1,4 @@
-"""How fast workers feed ranks, beside a copy of memory, DataLoader, Grain and tf.data service.
+"""How fast workers feed ranks, beside copies of memory, DataLoader, Grain and tf.data service.
 
 In: a part, how many rounds. Out: ms of a batch, medians of rounds in which all alternate, and of
 processor time, which other work disturbs less; of `starved`, how much a rank waits that computes
@@ -37,6 +37,7 @@ TITLES = {
     "photographs": "32 photographs, one function for all (tf.data: its own operations)",
     "ready": "32 photographs, each library's own operations",
 }
+ALONE = {"copy": "a copy", "handover": "a handover in C"}  # what has no workers
 ROWS = 1024  # of a batch, in `starved`
 ASKED = {"torch": 3.0, "tf": 3.0, "copy": 0.8}  # how many times as long as ours they may take
 
@@ -109,10 +110,8 @@ def floats_of_bytes(batch: int, shape: tuple[int, ...]) -> Any:
 class Loader:
     """A library, or ours, in a process of its own, which takes batches when it is told to."""
 
-    def __init__(self, library: str, part: str, workers: int, folder: str) -> None:
+    def __init__(self, argv: list[str]) -> None:
         environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
-        module = "tests.figures_feeding" if library == "ours" else "tests.figures_loaders"
-        argv = [python_of(library), "-m", module, library, part, str(workers), folder]
         self.process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                         text=True, env=environment, start_new_session=True)
         self.processor = 0.0  # seconds of a batch, in all of its processes, in the last run
@@ -138,6 +137,20 @@ class Loader:
         with suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)  # with its workers
         self.process.wait()
+
+
+def loader(library: str, part: str, workers: int, folder: str) -> Loader:
+    module = "tests.figures_feeding" if library == "ours" else "tests.figures_loaders"
+    return Loader([python_of(library), "-m", module, library, part, str(workers), folder])
+
+
+def handover(folder: str) -> Loader:
+    """Two processes of C, of which one hands megabytes to the other, by two copies: the least that
+    can be had."""
+    program = Path(folder, "handover")
+    source = Path(__file__).parent / "handover.c"
+    subprocess.run(["cc", "-O2", str(source), "-o", str(program)], check=True)
+    return Loader([str(program)])
 
 
 def processor_seconds(root: int) -> float:
@@ -227,11 +240,12 @@ def measured(part: str, rounds: int) -> dict[str, float]:
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         photographs(folder)
-        loaders = {f"{library} {n}": stack.enter_context(Loader(library, part, n, folder))
+        loaders = {f"{library} {n}": stack.enter_context(loader(library, part, n, folder))
                    for n in (1, 2) for library in libraries}
         runs: dict[str, Callable[[int], float]] = {k: one.run for k, one in loaders.items()}
         if part == "copies":
             runs["copy"] = copies
+            runs["handover"] = stack.enter_context(handover(folder)).run
         for run in runs.values():
             run(max(steps // 4, 16))  # whatever is slow at first
         rows = []
@@ -241,7 +255,7 @@ def measured(part: str, rounds: int) -> dict[str, float]:
     found = {name: statistics.median(row[name] for row in rows) for name in rows[0]}
     for n in (1, 2):
         for name in runs:
-            if name == "copy" or name.endswith(f" {n}"):
+            if name in ALONE or name.endswith(f" {n}"):
                 found[f"{name} / ours {n}"] = statistics.median(
                     row[name] / row[f"ours {n}"] for row in rows)
     return found
@@ -249,15 +263,15 @@ def measured(part: str, rounds: int) -> dict[str, float]:
 
 def say(part: str, found: dict[str, float]) -> None:
     """What was measured as a table, and what was asked."""
-    names = [k for k in (*PEERS, "copy") if f"{k} 1" in found or k in found]
-    head = [TITLES[part], "ours", *(PEERS.get(k, "a copy") for k in names)]
+    names = [k for k in (*PEERS, *ALONE) if f"{k} 1" in found or k in found]
+    head = [TITLES[part], "ours", *({**PEERS, **ALONE}[k] for k in names)]
     rows = [head, ["---"] * len(head)]
     for n in (1, 2):
         who = f"{n} worker{'s' * (n > 1)}"
         rows.append([who, f"{1e3 * found[f'ours {n}']:.3f}"])
         rows.append([f"{who}, processor", f"{1e3 * found[f'cpu ours {n}']:.3f}"])
         for k in names:
-            key = k if k == "copy" else f"{k} {n}"
+            key = k if k in ALONE else f"{k} {n}"
             rows[-2].append(f"{1e3 * found[key]:.3f} (**{found[f'{key} / ours {n}']:.2f}**)")
             cpu, mine = found.get(f"cpu {key}"), found[f"cpu ours {n}"]
             rows[-1].append(f"{1e3 * cpu:.3f} ({cpu / mine:.2f})" if cpu else "")

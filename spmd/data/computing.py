@@ -105,10 +105,14 @@ class StackedRows:
             self._begin({name: np.asarray(v) for name, v in self._named(result).items()})
         assert self.specs is not None
         self._same_names(self._named(result))
-        fitted = {name: fit(name, result[name], *spec, self._whose)
-                  for name, spec in self.specs.items()}
-        for name, value in fitted.items():
-            self.arrays[name][row] = value
+        fitted = []
+        for name, (shape, dtype) in self.specs.items():
+            value = result[name]
+            if type(value) is not np.ndarray or value.dtype != dtype or value.shape != shape:
+                value = fit(name, value, shape, dtype, self._whose)
+            fitted.append((self.arrays[name], value))
+        for array, value in fitted:
+            array[row] = value
         self.there[row] = True
 
     def put_many(self, rows: slice, results: Mapping[str, Any], skip: int, size: int) -> None:
@@ -145,7 +149,7 @@ class StackedRows:
         self.arrays = self._made(self.specs)
 
     def _named(self, result: Any) -> Mapping[str, Any]:
-        if not isinstance(result, Mapping) or not result:
+        if (type(result) is not dict and not isinstance(result, Mapping)) or not result:
             raise Misfit(f"the pipeline returned no fields\nexpected: a dict, such as {{'x': …}}\n"
                          f"found:    {kind_of(result)}\n"
                          f"try:      return {{'{next(iter(self.specs or 'x'))}': …}}")

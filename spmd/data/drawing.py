@@ -19,6 +19,7 @@ from spmd.data.source_base import ExampleSource
 
 WINDOW = 1024  # examples that are shuffled among each other where only reading on gives them
 KEPT = 2 * WINDOW  # examples that were read last
+BLOCK, BLOCKS = 1024, 8  # positions whose keys are computed together; how often they are kept
 
 
 class EndOfStream(Exception):
@@ -57,7 +58,29 @@ class ByNumber(Drawn):
         if source.length() == 0:
             raise source.empty()
 
+        self._blocks: dict[int, list[int]] = {}  # keys of BLOCK positions, the oldest first
+
     def keys(self, positions: np.ndarray) -> list[int]:
+        """Those of many positions take little more time than that of one: they are kept for the
+        next call."""
+        found: list[int] = []
+        at, end = (int(positions[0]), int(positions[-1]) + 1) if len(positions) else (0, 0)
+        if end - at != len(positions) or self.settings.shuffle is False:
+            return self._keys(positions)
+        while at < end:
+            number, begin = divmod(at, BLOCK)
+            found += self._block(number)[begin : begin + end - at]
+            at = (number + 1) * BLOCK
+        return found
+
+    def _block(self, number: int) -> list[int]:
+        if number not in self._blocks:
+            if len(self._blocks) >= BLOCKS:
+                del self._blocks[next(iter(self._blocks))]
+            self._blocks[number] = self._keys(np.arange(number * BLOCK, (number + 1) * BLOCK))
+        return self._blocks[number]
+
+    def _keys(self, positions: np.ndarray) -> list[int]:
         n, s = self.source.counted("a stream"), self.settings
         if s.sampling == "independent":
             return independent(n, positions, s.seed).tolist()

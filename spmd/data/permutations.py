@@ -8,6 +8,7 @@ Always holds: an answer follows from seed and position alone, whatever else is a
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import isqrt
 
 import numpy as np
@@ -40,6 +41,12 @@ def keyed(seed: int, *words: Words | int) -> Words:
     return key
 
 
+@lru_cache(64)
+def round_keys(seed: int, epoch: int, window: int, rounds: int) -> list[Words]:
+    """The words of one permutation, of a single element each."""
+    return [keyed(seed, epoch, window, k) for k in range(rounds)]
+
+
 def permuted(
     n: int, positions: Positions, seed: int, epoch: Words | int = 0, window: Words | int = 0
 ) -> Positions:
@@ -57,13 +64,16 @@ def permuted(
     b = np.uint64(-(-n // int(a)))
     cells = np.asarray(positions).astype(np.uint64)
     rounds = ROUNDS if n > FEW else ROUNDS_OF_FEW
-    keys = [np.broadcast_to(keyed(seed, epoch, window, k), cells.shape) for k in range(rounds)]
+    one = isinstance(epoch, int) and isinstance(window, int)
+    words = round_keys(seed, epoch, window, rounds) if one else (  # type: ignore[arg-type]
+        [np.broadcast_to(keyed(seed, epoch, window, k), cells.shape) for k in range(rounds)])
     walking = np.arange(len(cells))
     while walking.size:
         left, right = np.divmod(cells[walking], b)
+        keys = words if one else [w[walking] for w in words]
         for k in range(0, rounds, 2):
-            left = (left + scrambled(keys[k][walking] ^ right) % a) % a
-            right = (right + scrambled(keys[k + 1][walking] ^ left) % b) % b
+            left = (left + scrambled(keys[k] ^ right) % a) % a
+            right = (right + scrambled(keys[k + 1] ^ left) % b) % b
         cells[walking] = left * b + right
         walking = walking[cells[walking] >= n]
     return cells.astype(np.int64)
@@ -79,6 +89,8 @@ def once(n: int, positions: Positions, seed: int, shuffle: bool | int) -> Positi
     if shuffle is False:
         return place
     if shuffle is True or shuffle >= n:
+        if place.size and np.all(epoch == epoch[0]):
+            return permuted(n, place, seed, int(epoch[0]))
         return permuted(n, place, seed, epoch.astype(np.uint64))
     number, inside = np.divmod(place, shuffle)
     found = place - inside

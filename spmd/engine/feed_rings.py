@@ -8,6 +8,7 @@ sent back. Always holds: arrays stay alive until every rank of the ring has take
 from __future__ import annotations
 
 from _thread import RLock
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
     Piece = tuple[int, int, dict[str, np.ndarray]]
 
 NS = 1e9
+
+
+def address_of(array: np.ndarray) -> int:
+    return int(array.__array_interface__["data"][0])
 
 
 class FeedField:
@@ -72,7 +77,8 @@ class FeedRing:
         self._ring, self._fd = ring, int(lib.spmd_ring_event(ring))
         self._lock = RLock()
         self._closed = False
-        self._kept: dict[int, list[Piece]] = {}
+        # Of batches that were put: the one behind them, and arrays that must live until then.
+        self._kept: deque[tuple[int, Any]] = deque()
         self._sent: dict[int, dict[str, np.ndarray]] = {}
         self._taken = 0
         rows = ffi.new("int64_t[2]")
@@ -96,17 +102,29 @@ class FeedRing:
         """
         pieces = [(first, rows, self._fitting(rows, given)) for first, rows, given in pieces]
         pieces.sort(key=lambda piece: piece[0])
-        row = np.empty((len(pieces), 2 + len(self.feed.fields)), np.int64)
-        for at, (first, rows, given) in zip(row, pieces):
-            at[:2] = first, rows
-            at[2:] = [given[f.name].__array_interface__["data"][0] for f in self.feed.fields]
+        row = [word for first, rows, given in pieces for word in (
+            first, rows, *(address_of(given[f.name]) for f in self.feed.fields))]
+        self._put(k, 1, len(pieces), row, pieces)
+
+    def put_whole(self, k: int, batches: int, arrays: dict[str, np.ndarray]) -> None:
+        """The batches from k on are there, one behind the other: all rows of all of them. Else as
+        `put`."""
+        given = self._fitting(batches * self.feed.batch, arrays)
+        begin, end = self.rows
+        row = [begin, end - begin, *(
+            address_of(given[f.name]) + begin * given[f.name].strides[0] for f in self.feed.fields)]
+        self._put(k, batches, 1 if begin < end else 0, row, given)
+
+    def _put(self, k: int, batches: int, pieces: int, row: list[int], kept: Any) -> None:
         with self._lock:
             if self._closed:
                 return
-            self._kept[k] = list(pieces)
-            status = lib.spmd_ring_put(self._ring, k, len(pieces),
-                                       ffi.cast("int64_t *", row.__array_interface__["data"][0]))
-            self._check(status, f"batch {k}, rows {[p[:2] for p in pieces]}")
+            self._kept.append((k + batches, kept))
+            status = lib.spmd_ring_put_many(
+                self._ring, k, batches, pieces, ffi.new("int64_t[]", row))
+            if status != lib.SPMD_OK:
+                self._check(status, f"batches {k} to {k + batches - 1}, "
+                            f"{pieces} pieces, the first from row {row[:1]} on")
             self._forget()
 
     def _fitting(self, rows: int, given: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -128,9 +146,9 @@ class FeedRing:
                 expected=f"batches from {self.taken} on, at most {self.depth}, rows {self.rows}")
 
     def _forget(self) -> None:
-        taken = self.taken
-        for k in [k for k in self._kept if k < taken]:
-            del self._kept[k]
+        taken = lib.spmd_ring_taken(self._ring)
+        while self._kept and self._kept[0][0] <= taken:
+            self._kept.popleft()
 
     def end(self, k: int) -> None:
         """There is no batch k: the stream has ended."""
@@ -143,6 +161,13 @@ class FeedRing:
         """Every rank of the ring has taken the batches before this one."""
         with self._lock:
             return self._taken if self._closed else int(lib.spmd_ring_taken(self._ring))
+
+    def fill_ahead(self, batches: int) -> None:
+        """No more than so many are put ahead of those taken, though there is room for `depth`:
+        `fileno` becomes readable when a quarter of them was taken."""
+        with self._lock:
+            if not self._closed:
+                lib.spmd_ring_ahead(self._ring, min(batches, self.depth))
 
     def is_wanted(self, k: int) -> bool:
         """Whether a rank of this ring waits for batch k."""

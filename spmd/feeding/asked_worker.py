@@ -7,9 +7,9 @@ import time
 import numpy as np
 
 from codegen.errors import InputError
-from spmd.feeding.evaluating import dtype_named
+from spmd.feeding.evaluating import bytes_of, dtype_named, placed, views
 from spmd.feeding.packing import of_parts, unpacked
-from spmd.feeding.shared_results import ReadResults, fits
+from spmd.feeding.shared_results import ReadResults
 from spmd.feeding.sockets import OTHER_KEY, REFUSED_KEY
 from spmd.feeding.wire import encode, new_id
 
@@ -63,9 +63,15 @@ class AskedWorker:
                 self.reading = ReadResults(me, assigned["local"], assigned["secret"] or "")
             except OSError:
                 pass  # another network namespace, or it has just ended: frames do as well
+        self.places: dict[int, tuple[list[tuple[Any, ...]], int]] = {}  # by rows of a result
         self.rows = 0.0  # asked so far, over its share
         self.quiet_until = 0.0  # it does not know the pipeline yet
         self.told = 0.0  # when the scheduler was told that there is no line to it
+
+    def fds(self) -> tuple[int, ...]:
+        """Where it shows that it has ended, or that its line broke."""
+        return (*self.watch.fds(), self.reading.socket.fileno()) if self.reading else (
+            self.watch.fds())
 
     def can_be_asked(self, now: float) -> bool:
         return self.watch.stands and self.quiet_until <= now
@@ -105,10 +111,20 @@ class AskedWorker:
         self.broken |= self.watch.broke()
         return self.broken and time.monotonic() - self.began > AGAIN_S
 
-    def arrays(self, message: Message, fields: list[dict[str, Any]], count: int,
-               region: int | None = None) -> dict[str, np.ndarray]:
-        """What it gave: each field of the feed, of `count` rows. InputError if it is not that.
-        region: where the arrays lie, if not where they say."""
+    def in_region(self, number: int, fields: list[dict[str, Any]],
+                  count: int) -> dict[str, np.ndarray]:
+        """What it gave, by field, of `count` rows, in memory that it shares."""
+        if (known := self.places.get(count)) is None:
+            known = self.places[count] = placed(fields, count)
+        places, size = known
+        memory = self.reading.region(number) if self.reading else None
+        if memory is None or size > len(memory):
+            raise self._wrong(f"{size} bytes: no such region of its memory")
+        return views(places, memory)
+
+    def in_frames(self, message: Message, fields: list[dict[str, Any]],
+                  count: int) -> dict[str, np.ndarray]:
+        """What it sent: each field of the feed, of `count` rows. InputError if it is not that."""
         wanted = {f["name"]: f for f in fields}
         if {a["name"] for a in message["arrays"]} != wanted.keys() or (
                 len(message["arrays"]) != len(wanted)):
@@ -116,27 +132,14 @@ class AskedWorker:
         found = {}
         for array in message["arrays"]:
             field = wanted[array["name"]]
-            shape, dtype = (count, *field["shape"]), dtype_named(field["dtype"])
-            size = dtype.itemsize
-            for extent in shape:
-                size *= extent
+            shape, size = (count, *field["shape"]), count * bytes_of(field)
             if array["bytes"] != size or tuple(array["shape"]) != shape:
                 raise self._wrong(f"{array['name']}: expected {size} bytes of shape {shape}")
-            memory, offset = self._memory(message, array, size, region)
-            found[array["name"]] = np.ndarray(shape, dtype, memory, offset)
-        return found
-
-    def _memory(self, message: Message, array: dict[str, Any], size: int,
-                region: int | None) -> tuple[Any, int]:
-        if array["frame"] is not None and region is None:
             first = array["frame"]
             data = of_parts(message.frames[first : first + (array["parts"] or 1)])
-            return unpacked(data, array["codec"] or "none", size), 0
-        number = array["region"] if region is None else region
-        memory = self.reading.region(number) if self.reading else None
-        if memory is None or array["offset"] is None or not fits(memory, array["offset"], size):
-            raise self._wrong(f"{array['name']}: no such region of its memory")
-        return memory, array["offset"]
+            memory = unpacked(data, array["codec"] or "none", size)
+            found[array["name"]] = np.ndarray(shape, dtype_named(field["dtype"]), memory)
+        return found
 
     def _wrong(self, text: str) -> InputError:
         return InputError(f"worker {self.worker} at {self.assigned['address']} gave something else "

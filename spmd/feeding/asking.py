@@ -14,11 +14,13 @@ from spmd.feeding.wire import new_id
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from typing import Any
 
 DEADLY = 2  # so many workers that died at one example are enough,
 KILLED = 3  # or so many with those that somebody killed: that may have been the kernel
+LATE_S = 0.25  # beside what a piece should take, until another worker is asked for it
+FIRST_S = 3.0  # the same where nothing was measured yet: the first piece has imports in it
 LEAST_S = 5e-3  # a piece of less work is not worth a message
 MOST_BYTES = 64 << 20  # of a piece
 LEFT_OUT = 4096  # positions that a worker is told of
@@ -56,13 +58,20 @@ class Asked:
 
 @dataclass
 class Filled:
-    """An answer. arrays: of `piece.count` rows, zeros where nothing is; there: which rows are."""
+    """An answer. arrays: of `piece.count` rows, zeros where nothing is; there: which rows are, None
+    where all are."""
 
     piece: AskedPiece
     arrays: dict[str, Any]
-    there: list[bool]
+    there: list[bool] | None
     worker: str
     number: str  # by which its worker knows it
+
+    def rows_of(self, k: int, batches: int) -> slice:
+        """Its rows of the batches from k on."""
+        each = self.piece.count // self.piece.batches
+        begin = (k - self.piece.k) * each if self.piece.batches > 1 else 0
+        return slice(begin, begin + batches * each)
 
 
 class Asking:
@@ -107,17 +116,21 @@ class Asking:
 
     # ---- pieces
 
-    def open_until(self, limit: int, workers: int, depth: int, span: int = 1) -> None:
-        """Cuts the batches before `limit` into pieces that wait to be asked for.
+    def open_until(self, room: int, workers: int, depth: int, span: int = 1,
+                   stop: int | None = None) -> None:
+        """Cuts the batches for which there is room, those before `room`, into pieces that wait to
+        be asked for.
 
-        span: so many batches may be one piece, where each alone is not worth a message.
+        span: so many batches may be one piece, where each alone is not worth a message. stop: no
+        batch from here on is asked for.
         """
-        last = self.batches()
-        limit = limit if last is None else min(limit, last)
+        if self.opened >= room:
+            return
+        limit = min(n for n in (room, stop, self.batches()) if n is not None)
         while self.opened < limit:
             k, many = self.opened, self._spanned(workers, depth, span)
-            if limit - k < many and k - self.next >= depth // 2:
-                break  # enough is on its way: a whole piece waits to be asked for
+            if room - k < many:
+                break  # nearly all of the room is filled, or will be: a whole piece has time
             if (many := min(many, limit - k)) > 1:
                 self._open_together(k, many)
                 continue
@@ -193,20 +206,29 @@ class Asking:
         out = sorted(p for p in self.left_out if piece.first - LEFT_OUT <= p < stop)
         return [number, piece.first, piece.count, through, out[-LEFT_OUT:]]
 
+    def loads(self, workers: Iterable[str]) -> dict[str, int]:
+        """How many pieces each of these workers owes."""
+        found = dict.fromkeys(workers, 0)
+        for asked in self.asked.values():
+            if asked.worker in found:
+                found[asked.worker] += 1
+        return found
+
     def of(self, worker: str) -> list[str]:
         return [n for n, a in self.asked.items() if a.worker == worker]
 
     def late(self, now: float) -> str | None:
         """A piece that holds up the next batch, and takes much longer than it should."""
+        if self.keeps_cut:  # environments must not act twice
+            return None
         for number, asked in self.asked.items():
             piece = asked.piece
-            expected = 0.25 + 4 * max(
+            if not piece.k <= self.next < piece.k + piece.batches:
+                continue
+            expected = FIRST_S if not self.example_s else LATE_S + 4 * max(
                 self.example_s * max(piece.count, self.together), self.took_s)
-            twice = sum(a.piece == piece for a in self.asked.values()) > 1
-            if self.keeps_cut:  # environments must not act twice
-                return None
-            holds_up = piece.k <= self.next < piece.k + piece.batches
-            if holds_up and now - asked.when > expected and not twice and self.example_s:
+            if now - asked.when > expected and (
+                    sum(a.piece == piece for a in self.asked.values()) < 2):
                 return number
         return None
 
@@ -222,7 +244,12 @@ class Asking:
 
     def is_wanted(self, number: str) -> bool:
         asked = self.asked.get(number)
-        return asked is not None and any(map(self._is_open, asked.piece.each()))
+        return asked is not None and bool(self._still_open(asked.piece))
+
+    def _still_open(self, piece: AskedPiece) -> list[int]:
+        """Batches that lack what this piece has of them."""
+        begin, end = max(piece.k, self.next), piece.k + piece.batches
+        return [k for k in range(begin, end) if piece.row not in self.filled.get(k, ())]
 
     def _is_open(self, piece: AskedPiece) -> bool:
         return piece.k >= self.next and piece.row not in self.filled.get(piece.k, {})
@@ -232,20 +259,19 @@ class Asking:
         """An answer came. Of how many batches a part is filled by it; 0: it is not wanted."""
         if end is not None:
             self.end = end if self.end is None else min(self.end, end)
-        if not self.is_wanted(number):
-            self.asked.pop(number, None)
+        asked = self.asked.pop(number, None)
+        wanted = self._still_open(asked.piece) if asked else []
+        if asked is None or not wanted:
             return 0
-        asked = self.asked.pop(number)
         piece = asked.piece
         if now is not None and rows:
             self.took_s += (now - asked.when - self.took_s) * (0.2 if self.took_s else 1.0)
-        there = [i < rows and piece.first + i not in broken
-                 and piece.first + i not in self.left_out for i in range(piece.count)]
-        wanted = [one for one in piece.each() if self._is_open(one)]
-        for one in wanted:
-            cut = slice(one.first - piece.first, one.first - piece.first + one.count)
-            part = {name: a[cut] for name, a in arrays.items()}
-            self.filled[one.k][one.row] = Filled(one, part, there[cut], asked.worker, number)
+        there = None if rows >= piece.count and not broken and not self.left_out else [
+            i < rows and piece.first + i not in broken
+            and piece.first + i not in self.left_out for i in range(piece.count)]
+        found = Filled(piece, arrays, there, asked.worker, number)
+        for k in wanted:
+            self.filled[k][piece.row] = found
         if rows and seconds:
             mean = seconds / max(rows, self.together)
             self.example_s = 0.8 * self.example_s + 0.2 * mean if self.example_s else mean
@@ -277,24 +303,38 @@ class Asking:
         deaths.append(outside)
         return len(deaths) if deaths.count(False) >= DEADLY or len(deaths) >= KILLED else 0
 
-    def whole(self, newest_first: bool = False) -> tuple[int, list[Filled]] | None:
-        """The next batch, if all of it is there, and its pieces in order. It is given on then.
+    def whole(self, newest_first: bool = False) -> tuple[int, int, list[Filled]] | None:
+        """The next batch, if all of it is there: its number, how many batches, and the pieces in
+        order. It is given on then, with those behind it that came in the same piece.
 
         newest_first: the newest one that is there takes its place, whichever it is.
         """
-        if self.has_ended() or self.next >= self.opened:
+        if self.next >= self.opened or self.has_ended():
             return None
-        k = self.next
+        k, batches = self.next, 1
         if newest_first and self.end is None:
             there = [j for j in self.filled if len(self.filled[j]) == self.pieces[j]]
-            if there and max(there) != k:
+            if there and max(there) != k and not self._has_spans():
                 self._swap(k, max(there))
-        if len(self.filled[k]) < self.pieces[k]:
+        found = self.filled[k]
+        if len(found) < self.pieces[k]:
             return None
-        self.next += 1
-        del self.pieces[k]
-        found = self.filled.pop(k)
-        return k, [found[row] for row in sorted(found)]
+        one, last = next(iter(found.values()), None), self.batches()
+        if one and one.piece.batches > 1:
+            end = one.piece.k + one.piece.batches
+            end = end if last is None else min(end, last)
+            while k + batches < end and self.filled[k + batches].get(0) is one:
+                batches += 1
+        for given in range(k, k + batches):
+            del self.filled[given], self.pieces[given]
+        self.next += batches
+        return k, batches, [found[row] for row in sorted(found)]
+
+    def _has_spans(self) -> bool:
+        """Are pieces of several batches under way? Their batches keep their order."""
+        pieces = [*self.waiting, *(a.piece for a in self.asked.values()),
+                  *(one.piece for found in self.filled.values() for one in found.values())]
+        return any(piece.batches > 1 for piece in pieces)
 
     def _swap(self, k: int, newer: int) -> None:
         """Batch `newer` is given as number k, and what is still asked for as k later on."""

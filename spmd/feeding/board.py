@@ -50,9 +50,12 @@ class Board:
 
     def at(self, position: int, name: str, count: int = 1) -> None:
         """The computation of an example begins, or of `count` of them at once."""
-        said = name.encode("utf-8", "replace")[:NAME_BYTES]
-        self._memory[NAME_AT : NAME_AT + len(said)] = said
-        NOW.pack_into(self._memory, 0, COMPUTING, count, position, time.monotonic_ns(), len(said))
+        length = 0
+        if name:
+            said = name.encode("utf-8", "replace")[:NAME_BYTES]
+            length = len(said)
+            self._memory[NAME_AT : NAME_AT + length] = said
+        NOW.pack_into(self._memory, 0, COMPUTING, count, position, time.monotonic_ns(), length)
 
     def made(self, made: dict[str, Any]) -> None:
         self._put(MADE_AT, SIZE - MADE_AT, made)

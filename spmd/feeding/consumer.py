@@ -27,7 +27,7 @@ from spmd.feeding.filled_rings import FilledRings
 from spmd.feeding.keys import zmq
 from spmd.feeding.machine import host_name
 from spmd.feeding.packing import in_frames
-from spmd.feeding.sockets import Lines, received
+from spmd.feeding.sockets import Lines, is_readable, received
 from spmd.feeding.wire import MalformedMessage, Message, decode, encode, new_id
 
 TYPE_CHECKING = False
@@ -43,6 +43,7 @@ UNKNOWN_S = 0.05  # before a worker that does not know the pipeline yet is asked
 SILENT_S = 20.0  # without a word of the scheduler when it is first asked
 PENDING_S = 3.0  # without workers: then it is said why
 TOGETHER_S = 1.0  # for workers that are missed to be named in one line
+NEWEST = 16  # batches that may wait where the newest are wanted
 SAID = 10  # skipped examples that are named one by one
 
 
@@ -136,6 +137,10 @@ class Filling:
         self.said: set[str] = set()
         self.missed: dict[str, tuple[str, str]] = {}  # no line to these; not told yet
         self.missed_since = 0.0
+        self.free: dict[str, list[str]] = {}  # by worker: what no rank looks at any more
+        self.poller: select.poll | None = None  # of the lines at hand
+        self.ready: set[int] = set()  # descriptors at which there is something
+        self.looked = 0.0  # when all of them were looked at
 
     def run(self) -> None:
         try:
@@ -152,6 +157,7 @@ class Filling:
                 self.fill_rings()
                 self.raise_what_is_wanted()
                 self.ask()
+                self.say_what_is_free()
                 self.rate()
         except SpmdError as error:
             self.rings.fail(error)
@@ -222,7 +228,9 @@ class Filling:
                 "know which", expected=f"a field mask=spmd.spec(({self.feed.batch},), np.bool_)",
                 found=", ".join(f["name"] for f in self.fields),
                 remedy='declare mask in spmd.feed(…), or set on_error="stop"')
-        now = {w["worker"]: w for w in message["workers"]}
+        # What waits long is not new any more.
+        self.rings.fill_ahead(NEWEST if self.gives_newest() else self.rings.depth)
+        now, self.poller = {w["worker"]: w for w in message["workers"]}, None
         for worker in self.workers.keys() - now.keys():
             self.lose(worker)
         for worker, assigned in now.items():
@@ -236,6 +244,7 @@ class Filling:
     def lose(self, worker: str) -> None:
         """A worker is gone, or not ours any more: others are asked for what it owes."""
         one = self.workers.pop(worker, None)
+        self.poller = None
         if one is not None:
             numbers = self.asking.of(worker)
             if numbers and one.is_alive():
@@ -283,34 +292,45 @@ class Filling:
 
     def wait(self) -> None:
         """Until somebody says something, a rank took a batch, or a moment passed."""
-        poller = select.poll()
-        workers = self.workers.values()
-        sockets = (self.scheduler, self.line.monitor, *(w.socket for w in workers),
-                   *(w.watch.monitor for w in workers))
-        for fd in (self.supply.fileno(), *self.rings.descriptors(),
-                   *(w.reading.socket.fileno() for w in workers if w.reading),
-                   *(s.FD for s in sockets)):
-            poller.register(fd, select.POLLIN)
+        poller = self.poller = self.poller or self.polled()
         # What a ZeroMQ socket has already is not shown by its descriptor.
-        ready = any(s.events & zmq.POLLIN for s in sockets)
-        poller.poll(0 if ready else TICK_S * 1000)
-        self.rings.hear()
+        ready = is_readable(self.scheduler) or any(
+            is_readable(w.socket) for w in self.workers.values())
+        self.ready = {fd for fd, _ in poller.poll(0 if ready else TICK_S * 1000)}
+        self.rings.hear(self.ready)
+        if self.supply.fileno() in self.ready:
+            os.eventfd_read(self.supply.fileno())
+        now = time.monotonic()
+        if now - self.looked > TICK_S:  # a line's end is noticed, whatever its descriptor says
+            self.looked = now
+            self.ready.update(self.line.fds(), *(w.fds() for w in self.workers.values()))
+
+    def polled(self) -> select.poll:
+        poller = select.poll()
+        for fd in (self.supply.fileno(), *self.rings.descriptors(), self.scheduler.FD,
+                   *self.line.fds(), *(w.socket.FD for w in self.workers.values()),
+                   *(fd for w in self.workers.values() for fd in w.fds())):
+            poller.register(fd, select.POLLIN)
+        return poller
 
     def attend(self) -> None:
-        if self.line.broke():
+        if self.ready.intersection(self.line.fds()) and self.line.broke():
             self.register()  # what the scheduler said meanwhile may be lost: it says it again
         while frames := received(self.scheduler):
             self.scheduler_said(self.decoded(frames))
         for worker, one in list(self.workers.items()):
-            alive = one.is_alive()
+            look = not self.ready.isdisjoint(one.fds())
+            alive = not look or one.is_alive()
             while worker in self.workers and (frames := received(one.socket)):
                 self.worker_said(one, self.decoded(frames))
+            if not look:
+                continue
             if not alive and worker in self.workers:
                 self.lose(worker)
                 self.tell("lost", consumer=self.consumer, worker=worker)
             elif worker in self.workers and one.has_broken():
                 self.lose(worker)
-                self.workers[worker] = one.again()
+                self.workers[worker], self.poller = one.again(), None
             elif worker in self.workers and (why := one.missed()):
                 self.tell("lost", consumer=self.consumer, worker=worker, why=why)
                 self.missed[worker] = one.assigned["address"], why
@@ -338,16 +358,15 @@ class Filling:
         asking, now = self.asking, time.monotonic()
         if not self.workers and not self.knows_end:
             return
-        taken, depth = self.rings.taken(), self.rings.depth
-        limit = taken + depth if not self.acts else min(self.rings.sent + 1, taken + 1)
-        limit = min([limit, *self.failed])
+        taken, depth = self.rings.taken(), self.rings.ahead
+        room = taken + depth if not self.acts else min(self.rings.sent + 1, taken + 1)
         if not asking.segments and self.hears_of_no_end():
-            asking.pass_until(limit)
+            asking.pass_until(min([room, *self.failed]))
             return
         alone = self.acts or self.gives_newest()
-        asking.open_until(limit, len(self.workers), 1 if self.acts else depth,
-                          1 if alone else depth // 4)
-        loads = {w: len(asking.of(w)) for w in self.workers}
+        asking.open_until(room, len(self.workers), 1 if self.acts else depth,
+                          1 if alone else depth // 4, min(self.failed, default=None))
+        loads = asking.loads(self.workers)
         work: dict[str, list[Any]] = {}
         while asking.waiting:
             piece = asking.waiting[0]
@@ -367,10 +386,10 @@ class Filling:
                 work.setdefault(other.worker, []).append(asking.ask_again(late, other.worker, now))
         for worker, items in work.items():
             self.workers[worker].say(
-                "take", consumer=self.consumer, pipeline=self.supply.pipeline,
-                version=self.version, fields=self.fields, order=self.supply.order() or None,
-                share=self.workers[worker].share,
-                newest_first=self.settings.get("queue") == "lifo", work=items)
+                "take", pipeline=self.supply.pipeline, version=self.version, fields=self.fields,
+                order=self.supply.order() or None, share=self.workers[worker].share,
+                newest_first=self.settings.get("queue") == "lifo", work=items,
+                free=self.free.pop(worker, None))
 
     def hears_of_no_end(self) -> bool:
         """Of a process without rows: it knows where the stream ends, or that it does not. Then it
@@ -415,7 +434,7 @@ class Filling:
             self.supply.goes_on_with(message["order"])
             self.tell("learnt", consumer=self.consumer, order=message["order"])
         if self.asking.is_wanted(message["id"]):
-            for failed in message["broken"]:
+            for failed in message["broken"] or ():
                 self.skip(failed["position"], f"{failed['example']} ({failed['file']}:"
                           f"{failed['line']}): {failed['text']}")
         if free := self.rings.take_in(one, message, self.fields):
@@ -455,10 +474,17 @@ class Filling:
             self.settings.get("sampling") == "independent")
 
     def hand_back(self) -> None:
-        """Memory of workers that no rank looks at any more."""
+        """Memory of workers that no rank looks at any more: said with what they are asked next."""
         for worker, numbers in self.rings.free().items():
             if worker in self.workers and self.workers[worker].reading:
+                self.free.setdefault(worker, []).extend(numbers)
+
+    def say_what_is_free(self) -> None:
+        """To workers that were asked for nothing meanwhile."""
+        for worker, numbers in self.free.items():
+            if worker in self.workers:
                 self.workers[worker].say("free", ids=numbers)
+        self.free.clear()
 
     def send_back(self) -> None:
         """Values of feed.send(), to every worker: each keeps those of its environments."""

@@ -48,6 +48,8 @@ class Evaluator:
         self.compress = read["compress"]
         self._may_end = pipeline.settings.epochs is not None and pipeline.length() is None
         self._mean_s = 0.0  # of an example; 0: none was computed yet
+        self._fields: list[dict[str, Any]] = []  # of the last work, and their specs
+        self._specs: dict[str, tuple[tuple[int, ...], np.dtype]] = {}
         self._order: str | None = None
 
     def with_settings(self, settings: dict[str, Any]) -> Evaluator:
@@ -69,7 +71,10 @@ class Evaluator:
                 board: Any) -> Computed:
         """Rows first, first + 1, … into `out`, as far as the stream goes."""
         first, count = work.first, work.count
-        specs = {f["name"]: (f["shape"], dtype_named(f["dtype"])) for f in fields}
+        if fields != self._fields:
+            self._fields = fields
+            self._specs = {f["name"]: (tuple(f["shape"]), dtype_named(f["dtype"])) for f in fields}
+        specs = self._specs
         watch, began = self._watch(first, count, board), time.monotonic()
         broken: list[dict[str, Any]] = []
         end = self.pipeline.total()

@@ -22,22 +22,27 @@ KEY = re.compile(r"[0-9A-Za-z.:+=^!/*?&<>()\[\]{}@%$#-]{40}|")  # Z85, or none
 LARGEST = 2**62
 
 
-def _expect(holds: bool, what: str, found: object) -> None:
-    if not holds:
-        text = repr(found)
-        raise ValueError(f"expected {what}, found {text[:77] + '...' if len(text) > 80 else text}")
+def _wrong(what: str, found: object) -> ValueError:
+    text = repr(found)
+    return ValueError(
+        f"expected {what}, found {text[:77] + '...' if len(text) > 80 else text}")
 
 
 def text(limit: int = 4096) -> Check:
+    what = f"a text of at most {limit} characters"
+
     def check(value: Any) -> None:
-        _expect(isinstance(value, str) and len(value) <= limit,
-                f"a text of at most {limit} characters", value)
+        if not isinstance(value, str) or len(value) > limit:
+            raise _wrong(what, value)
     return check
 
 
 def pattern(expression: re.Pattern[str], what: str) -> Check:
+    matches = expression.fullmatch
+
     def check(value: Any) -> None:
-        _expect(isinstance(value, str) and expression.fullmatch(value) is not None, what, value)
+        if not isinstance(value, str) or matches(value) is None:
+            raise _wrong(what, value)
     return check
 
 
@@ -48,9 +53,11 @@ key = pattern(KEY, "a key of 40 characters")
 
 
 def whole(least: int = 0, most: int = LARGEST) -> Check:
+    what = f"a whole number from {least} to {most}"
+
     def check(value: Any) -> None:
-        _expect(type(value) is int and least <= value <= most,
-                f"a whole number from {least} to {most}", value)
+        if type(value) is not int or not least <= value <= most:
+            raise _wrong(what, value)
     return check
 
 
@@ -59,22 +66,26 @@ count = whole()
 
 def number(value: Any) -> None:
     """A finite number that is not negative: a rate, seconds, a share."""
-    _expect(type(value) in (int, float) and 0 <= value <= 1e300, "a number from 0 on", value)
+    if type(value) not in (int, float) or not 0 <= value <= 1e300:
+        raise _wrong("a number from 0 on", value)
 
 
 def flag(value: Any) -> None:
-    _expect(type(value) is bool, "true or false", value)
+    if type(value) is not bool:
+        raise _wrong("true or false", value)
 
 
 def one_of(*values: str) -> Check:
     def check(value: Any) -> None:
-        _expect(isinstance(value, str) and value in values, " or ".join(values), value)
+        if not isinstance(value, str) or value not in values:
+            raise _wrong(" or ".join(values), value)
     return check
 
 
 def each(inner: Check, most: int) -> Check:
     def check(value: Any) -> None:
-        _expect(isinstance(value, list) and len(value) <= most, f"a list of at most {most}", value)
+        if not isinstance(value, list) or len(value) > most:
+            raise _wrong(f"a list of at most {most}", value)
         for item in value:
             inner(item)
     return check
@@ -83,8 +94,8 @@ def each(inner: Check, most: int) -> Check:
 def row(*inners: Check) -> Check:
     """A list of so many values, each of its own kind."""
     def check(value: Any) -> None:
-        _expect(isinstance(value, list) and len(value) == len(inners),
-                f"a list of {len(inners)} values", value)
+        if not isinstance(value, list) or len(value) != len(inners):
+            raise _wrong(f"a list of {len(inners)} values", value)
         for inner, item in zip(inners, value):
             inner(item)
     return check
@@ -93,8 +104,8 @@ def row(*inners: Check) -> Check:
 def by_name(inner: Check, most: int, of: Check = name) -> Check:
     """An object whose keys are names."""
     def check(value: Any) -> None:
-        _expect(isinstance(value, dict) and len(value) <= most,
-                f"an object of at most {most} entries", value)
+        if not isinstance(value, dict) or len(value) > most:
+            raise _wrong(f"an object of at most {most} entries", value)
         for one, item in value.items():
             of(one)
             inner(item)
@@ -117,14 +128,16 @@ def is_optional(check: Check) -> bool:
 def record(**fields: Check) -> Check:
     """An object with these fields and no others."""
     def check(value: Any) -> None:
-        _expect(isinstance(value, dict), "an object", value)
+        if not isinstance(value, dict):
+            raise _wrong("an object", value)
         check_fields(value, fields)
     return check
 
 
 def check_fields(value: dict[str, Any], fields: dict[str, Check]) -> None:
     """Every field is there, unless it may be missing, and holds what it should; none is unknown."""
-    for unknown in value.keys() - fields.keys():
+    if not value.keys() <= fields.keys():
+        unknown = min(value.keys() - fields.keys())
         raise ValueError(f"expected only the fields {', '.join(fields)}, found {unknown[:80]!r}")
     for one, check in fields.items():
         if one not in value:
@@ -142,21 +155,25 @@ def plain(depth: int = 4, most: int = 256) -> Check:
     """Settings: texts, numbers, flags, lists and objects of them, to a depth."""
     def check(value: Any, left: int = depth) -> None:
         if isinstance(value, dict | list):
-            _expect(left > 0 and len(value) <= most,
-                    f"at most {most} entries, {depth} levels deep", value)
+            if left <= 0 or len(value) > most:
+                raise _wrong(f"at most {most} entries, {depth} levels deep", value)
             for item in value.values() if isinstance(value, dict) else value:
                 check(item, left - 1)
             for one in value if isinstance(value, dict) else ():
-                _expect(len(one) <= 128, "a key of at most 128 characters", one)
+                if len(one) > 128:
+                    raise _wrong("a key of at most 128 characters", one)
             return
         if isinstance(value, str):
-            _expect(len(value) <= 65536, "a text of at most 65536 characters", value)
+            if len(value) > 65536:
+                raise _wrong("a text of at most 65536 characters", value)
         elif isinstance(value, float):
-            _expect(abs(value) <= 1e300, "a finite number", value)
+            if not abs(value) <= 1e300:
+                raise _wrong("a finite number", value)
         elif type(value) is int:
-            _expect(abs(value) <= LARGEST, f"a whole number up to {LARGEST}", value)
-        else:
-            _expect(value is None or type(value) is bool, "a text, a number or a flag", value)
+            if abs(value) > LARGEST:
+                raise _wrong(f"a whole number up to {LARGEST}", value)
+        elif value is not None and type(value) is not bool:
+            raise _wrong("a text, a number or a flag", value)
     return check
 
 

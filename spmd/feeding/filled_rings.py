@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import deque
 
 import numpy as np
 
@@ -30,8 +31,9 @@ class FilledRings:
     def __init__(self, feed: Any, rings: list[Any], asking: Asking, start: int) -> None:
         self.feed, self.rings, self.asking = feed, rings, asking
         self.masked = any(f.name == MASK for f in feed.fields)
-        self.depth = max(2, min(r.depth for r in rings))
-        self.held: list[tuple[int, list[Filled]]] = []  # given to rings, not taken yet
+        self.depth = self.ahead = max(2, min(r.depth for r in rings))
+        # Given to rings, not taken yet: the batch behind them, how many, what they are made of.
+        self.held: deque[tuple[int, int, list[Filled]]] = deque()
         self.lent: dict[str, int] = {}  # by result: batches that are not taken yet
         self.sent = start  # batches behind which values were sent back
         self.ended = False
@@ -51,12 +53,16 @@ class FilledRings:
         """Readable after something was taken, or sent."""
         return [r.fileno() for r in self.rings]
 
-    def hear(self) -> None:
-        for fd in self.descriptors():
-            try:
-                os.eventfd_read(fd)
-            except BlockingIOError:
-                pass
+    def hear(self, ready: set[int]) -> None:
+        """ready: descriptors at which there is something."""
+        for fd in ready.intersection(self.descriptors()):
+            os.eventfd_read(fd)
+
+    def fill_ahead(self, batches: int) -> None:
+        """No more than so many are put ahead of those taken."""
+        self.ahead = min(self.depth, batches)
+        for ring in self.rings:
+            ring.fill_ahead(self.ahead)
 
     def waits(self) -> tuple[float, float]:
         """Seconds for which ranks waited, and seconds between two takes: of the slowest ring."""
@@ -72,18 +78,18 @@ class FilledRings:
     def take_in(self, worker: AskedWorker, message: Message,
                 fields: list[dict[str, Any]]) -> list[str]:
         """An answer. Gives the results in it that nobody looks at any more."""
-        framed = any(a["frame"] is not None for a in message["arrays"])
-        broken = {b["position"] for b in message["broken"]}
-        first = (message["id"], message["rows"], None, message["seconds"])
+        broken = {b["position"] for b in message["broken"] or ()}
+        first = (message["id"], message["rows"], message["region"], message["seconds"])
         free = []
         for number, rows, region, seconds in (first, *(message["more"] or ())):
             wanted, arrays = self.asking.is_wanted(number), {}
             if wanted:
                 count = self.asking.asked[number].piece.count
-                arrays = worker.arrays(message, fields, count, region)
+                arrays = worker.in_frames(message, fields, count) if region is None else (
+                    worker.in_region(region, fields, count))
             batches = self.asking.fill(number, arrays, rows, broken, message["end"], seconds,
                                        time.monotonic())
-            if wanted and not framed:
+            if wanted and region is not None:
                 self.lent[number] = batches
             else:
                 free.append(number)
@@ -93,10 +99,16 @@ class FilledRings:
     def fill(self, newest_first: bool) -> None:
         """Whole batches, as far as they are there."""
         while found := self.asking.whole(newest_first):
-            k, pieces = found
-            for ring in self.rings:
-                ring.put(k, self.parts(ring.rows, pieces))
-            self.held.append((k, pieces))
+            k, batches, pieces = found
+            if len(pieces) == 1 and pieces[0].piece.count == pieces[0].piece.batches * (
+                    self.feed.batch):
+                arrays = self.arrays(pieces[0], pieces[0].rows_of(k, batches))
+                for ring in self.rings:
+                    ring.put_whole(k, batches, arrays)
+            else:
+                for ring in self.rings:
+                    ring.put(k, self.parts(ring.rows, pieces))
+            self.held.append((k + batches, batches, pieces))
 
     def end(self) -> bool:
         """Says that the stream has ended, once it has. True if that is news."""
@@ -115,10 +127,18 @@ class FilledRings:
             end = min(one.piece.row + one.piece.count, rows[1])
             if begin < end:
                 cut = slice(begin - one.piece.row, end - one.piece.row)
-                part = {name: a[cut] for name, a in one.arrays.items()}
-                if self.masked:
-                    part[MASK] = np.array(one.there[cut], np.bool_)
-                found.append((begin, end - begin, part))
+                found.append((begin, end - begin, self.arrays(one, cut)))
+        return found
+
+    def arrays(self, one: Filled, cut: slice) -> dict[str, np.ndarray]:
+        """Some rows of an answer, with the mask."""
+        found = one.arrays
+        if cut.stop - cut.start < one.piece.count:
+            found = {name: a[cut] for name, a in found.items()}
+        if self.masked:
+            there = np.ones(cut.stop - cut.start, np.bool_) if one.there is None else (
+                np.array(one.there[cut], np.bool_))
+            found = {**found, MASK: there}
         return found
 
     # ---- out
@@ -126,9 +146,10 @@ class FilledRings:
     def free(self) -> dict[str, list[str]]:
         """By worker: results that no rank looks at any more."""
         taken, found = self.taken(), {}  # type: ignore[var-annotated]
-        while self.held and self.held[0][0] < taken:
-            for one in self.held.pop(0)[1]:
-                left = self.lent.pop(one.number, 0) - 1
+        while self.held and self.held[0][0] <= taken:
+            _, batches, pieces = self.held.popleft()
+            for one in pieces:
+                left = self.lent.pop(one.number, 0) - batches
                 if left > 0:
                     self.lent[one.number] = left
                 elif left == 0:

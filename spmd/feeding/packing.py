@@ -151,7 +151,7 @@ def in_frames(values: dict[str, np.ndarray]) -> tuple[list[dict[str, Any]], list
     for name, value in values.items():
         parts = in_parts(value.tobytes())
         arrays.append({"name": name, "dtype": value.dtype.str, "shape": list(value.shape),
-                       "bytes": value.nbytes, "region": None, "offset": None,
-                       "frame": len(frames), "parts": len(parts), "codec": "none"})
+                       "bytes": value.nbytes, "frame": len(frames),
+                       "parts": len(parts), "codec": "none"})
         frames += parts
     return arrays, frames

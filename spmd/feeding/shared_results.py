@@ -17,10 +17,6 @@ import socket
 import struct
 from contextlib import suppress
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from typing import Any
-
 PAGE = mmap.PAGESIZE
 MOST_REGIONS = 256  # of one worker: each takes a descriptor at both ends
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -259,7 +255,3 @@ class ReadResults:
     def close(self) -> None:
         self.socket.close()
         self._memory.clear()  # what arrays still look at goes with them
-
-
-def fits(memory: Any, offset: int, size: int) -> bool:
-    return offset % 16 == 0 and 0 <= offset and offset + size <= len(memory)

@@ -36,6 +36,8 @@ DESCRIPTORS, SOCKETS = 1 << 16, 1 << 14  # for a run with thousands of workers
 CONNECT_MS = 2000  # for an answer to a connection, before it is tried anew
 REFUSED_S = 2.0  # before a line is tried again that the other side refused
 
+EVENTS, READABLE = int(zmq.EVENTS), int(zmq.POLLIN)  # plain numbers: asked for at every turn
+
 SENT, GONE, FULL = "sent", "gone", "full"
 
 REFUSED_KEY = "it refuses our key"
@@ -163,10 +165,15 @@ class LineWatch:
     def __init__(self, line: Any, address: str) -> None:
         self._watched, self.address = line, address
         self.monitor = line.get_monitor_socket(sum(WATCHED))
+        self._fds = (int(self.monitor.FD),)
         self.stands = False
         self.since = self._tried = time.monotonic()
         self._found = "nothing answers there"
         self._ended = False  # ZeroMQ does not try any more
+
+    def fds(self) -> tuple[int, ...]:
+        """Where something shows when it stands, or breaks."""
+        return self._fds
 
     def broke(self) -> bool:
         """Has it broken since the last call? It may stand again already."""
@@ -247,7 +254,7 @@ def send_to(router: Any, peer: bytes, frames: Sequence[Any]) -> str:
 
 
 def is_readable(socket: Any) -> bool:
-    return bool(socket.getsockopt(zmq.EVENTS) & zmq.POLLIN)
+    return bool(int(socket.getsockopt(EVENTS)) & READABLE)
 
 
 def received(socket: Any) -> list[Any] | None:

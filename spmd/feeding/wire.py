@@ -70,12 +70,11 @@ ASSIGNED = record(**PROCESS, share=number)
 # A field of a feed: dtype as NumPy writes it ("<f4"), shape of one example.
 FIELD = record(name=name, dtype=text(32), shape=each(whole(0, 1 << 40), 32))
 
-# An array of a result: `bytes` long when unpacked. It lies in region `region` of the worker at
-# `offset`, or in `parts` raw frames from number `frame` on, packed by `codec`.
+# An array of a result: `bytes` long when unpacked. It lies in `parts` raw frames from number
+# `frame` on, packed by `codec`.
 ARRAY = record(
     name=name, dtype=text(32), shape=each(whole(0, 1 << 40), 33), bytes=whole(0, ARRAY_BYTES),
-    region=maybe(count), offset=maybe(count), frame=maybe(whole(0, FRAMES)),
-    parts=maybe(whole(1, FRAMES)),
+    frame=whole(0, FRAMES), parts=maybe(whole(1, FRAMES)),
     codec=maybe(one_of("none", "lz4", "zstd")),
 )
 
@@ -155,22 +154,28 @@ TABLE: dict[str, dict[str, Check]] = {
     "refused": {"text": text(65536), "code": whole(0, 255)},
     # consumer -> worker. It must know that version (load); one that does not answers unknown.
     # order: of the stream that it must be, where that is known. share: of the worker's time.
-    "take": {"consumer": identity, "pipeline": name, "version": count,
-             "fields": each(FIELD, FIELDS), "newest_first": flag, "order": maybe(text(64)),
-             "share": maybe(number), "work": each(WORK, WORK_ITEMS)},
+    # free: results that no rank looks at any more, as in a message of that name.
+    "take": {"pipeline": name, "version": count, "fields": each(FIELD, FIELDS),
+             "newest_first": flag, "order": maybe(text(64)), "share": maybe(number),
+             "work": each(WORK, WORK_ITEMS), "free": maybe(each(identity, 65536))},
     "free": {"ids": each(identity, 65536)},
     "forget": {"ids": each(identity, 65536)},  # answers to these are not wanted any more
     "give_back": {"pipeline": name, "version": count, "first": count,
                   "arrays": each(ARRAY, FIELDS)},  # feed.send(): a row for each place
     # worker -> consumer. rows may be fewer than asked where the stream ends: end is its length.
-    "given": {"id": identity, "rows": count, "arrays": each(ARRAY, FIELDS),
-              "broken": each(BROKEN, 65536), "seconds": number, "end": maybe(count),
+    # It lies in frames, or in a region of the worker: there all fields that were asked for are
+    # one behind the other, as evaluating.placed says.
+    "given": {"id": identity, "rows": count, "arrays": maybe(each(ARRAY, FIELDS)),
+              "region": maybe(count), "broken": maybe(each(BROKEN, 65536)), "seconds": number,
+              "end": maybe(count),
               "together": maybe(count),  # examples that the pipeline computes at once
               "order": maybe(text(64)),  # of its stream, to whoever did not know it
               "more": maybe(each(ALIKE, WORK_ITEMS))},
     "broken": {"id": identity, "broken": BROKEN},  # on_error="stop": there will be no such result
     "unknown": {"pipeline": name, "version": count, "ids": each(identity, WORK_ITEMS)},
 }
+OPTIONAL = {kind: {one for one, check in fields.items() if is_optional(check)}
+            for kind, fields in TABLE.items()}
 FRAMED = frozenset({"given", "give_back"})
 
 
@@ -201,7 +206,7 @@ def encode(kind: str, frames: Sequence[Any] = (), /, **fields: Any) -> list[Any]
     header = json.dumps(
         {"wire": VERSION, "kind": kind,
          **{one: value for one, value in fields.items()
-            if value is not None or not is_optional(TABLE[kind][one])}},
+            if value is not None or one not in OPTIONAL[kind]}},
         ensure_ascii=False, separators=(",", ":"), allow_nan=False,
     ).encode("utf-8", "replace")
     if len(header) > HEADER_BYTES:
@@ -245,11 +250,11 @@ def _checked(kind: str, fields: dict[str, Any], frames: int) -> None:
         check_fields(fields, TABLE[kind])
     except ValueError as error:
         raise _malformed(f"{kind}: {error}") from None
-    for array in fields.get("arrays", ()):
-        where = array["frame"]
-        if (where is None) == (array["region"] is None or array["offset"] is None) or (
-                where is not None and where + (array["parts"] or 1) > frames):
-            raise _malformed(f"{kind}: array {array['name']} is neither in a region nor in a frame")
+    for array in fields.get("arrays") or ():
+        if array["frame"] + (array["parts"] or 1) > frames:
+            raise _malformed(f"{kind}: array {array['name']} is in no frame")
+    if kind == "given" and (fields.get("arrays") is None) == (fields.get("region") is None):
+        raise _malformed("given: expected either arrays or a region")
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

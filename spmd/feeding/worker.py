@@ -16,6 +16,7 @@ import time
 from math import ceil
 
 from codegen.errors import EXIT_DATA, InputError
+from spmd.data.computing import MASK
 from spmd.feeding import machine
 from spmd.feeding.board import Board
 from spmd.feeding.children import Channel, of_parent
@@ -29,6 +30,7 @@ from spmd.feeding.wire import MalformedMessage, Message, decode, encode
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
 IDLE_MS = 500
@@ -75,6 +77,8 @@ class Worker:
         self.looked = self.gathering = 0.0
         self.gathered: dict[bytes, dict[str, Any]] = {}  # by consumer: a message that still grows
         self.shown: HeldPipeline | None = None  # on the board
+        # Of the last piece: its fields, its rows, where each lies, bytes of all.
+        self.places: tuple[Any, ...] = ([], 0, [], 0)
         port = self.router.last_endpoint.decode().rpartition(":")[2]
         channel.send(port=int(port), key=public, local=self.handing.local,
                      secret=self.handing.secret)
@@ -160,13 +164,10 @@ class Worker:
         except MalformedMessage:
             return  # of somebody who has a key; it gets no answer, and nobody is harmed
         if message.kind == "take":
+            self.free(peer, message["free"] or ())
             self.take(peer, message)
         elif message.kind == "free":
-            for number in message["ids"]:
-                self.handing.free(number)
-                if peer in self.links:
-                    self.links[peer].arrived(number)
-                    self.weigh()
+            self.free(peer, message["ids"])
         elif message.kind == "forget":
             self.queue.forget(peer, message["ids"])
         elif message.kind == "give_back":
@@ -175,6 +176,13 @@ class Worker:
             except Exception as error:  # actions that the pipeline cannot take
                 text, _, _ = what_failed(error, "")
                 self.answer(peer, encode("refused", text=text, code=EXIT_DATA))
+
+    def free(self, peer: bytes, numbers: Sequence[str]) -> None:
+        for number in numbers:
+            self.handing.free(number)
+            if peer in self.links:
+                self.links[peer].arrived(number)
+                self.weigh()
 
     def take(self, peer: bytes, message: Message) -> None:
         if (message["pipeline"], message["version"]) not in self.pipelines:
@@ -195,7 +203,7 @@ class Worker:
                                message["arrays"][0]["shape"][0] if message["arrays"] else 0)
             arrays = {}
             for array, (name, shape, dtype, _, size) in zip(message["arrays"], places):
-                begin = array["frame"] or 0
+                begin = array["frame"]
                 frame = of_parts(message.frames[begin : begin + (array["parts"] or 1)])
                 if memoryview(frame).nbytes == size and list(shape) == array["shape"]:
                     arrays.update(views([(name, shape, dtype, 0, size)], bytearray(frame)))
@@ -286,8 +294,10 @@ class Worker:
         self.board.at(work.first, "", work.count)
         began = time.monotonic()
         try:
-            fields = [f for f in work.take["fields"] if f["name"] != "mask"]
-            places, size = placed(fields, work.count)
+            fields = [f for f in work.take["fields"] if f["name"] != MASK]
+            if self.places[:2] != (fields, work.count):
+                self.places = fields, work.count, *placed(fields, work.count)
+            places, size = self.places[2:]
             if size > self.handing.most:
                 raise MemoryError(f"{work.count} examples take {size} bytes; this worker may hold "
                                   f"{self.handing.most}")
@@ -310,8 +320,8 @@ class Worker:
             self.handing.free(work.number)
             self.answer(work.peer, encode("broken", id=work.number, broken=found.broken[-1]))
             return
-        said: dict[str, Any] = {"id": work.number, "rows": found.rows, "broken": found.broken,
-                                "seconds": seconds, "end": found.end,
+        said: dict[str, Any] = {"id": work.number, "rows": found.rows, "seconds": seconds,
+                                "broken": found.broken or None, "end": found.end,
                                 "together": evaluator.pipeline.size or 1}
         if work.take["order"] is None:
             said["order"] = evaluator.order() or None
@@ -343,8 +353,8 @@ class Worker:
     def give_gathered(self) -> None:
         while self.gathered:
             peer, one = self.gathered.popitem()
-            arrays = [_array(p, region=one["region"], offset=p[3]) for p in one["places"]]
-            self.answer(peer, encode("given", arrays=arrays, more=one["more"], **one["said"]))
+            self.answer(peer, encode("given", region=one["region"], more=one["more"] or None,
+                                     **one["said"]))
 
     def link(self, peer: bytes, evaluator: Evaluator) -> Link:
         return self.links.setdefault(peer, Link(evaluator.compress))
@@ -370,7 +380,7 @@ def _array(place: tuple[Any, ...], **where: Any) -> dict[str, Any]:
     name, shape, dtype, _, size = place
     written = dtype.str if dtype.kind != "V" else dtype.name
     return {"name": name, "dtype": written, "shape": list(shape), "bytes": size,
-            "region": None, "offset": None, "frame": None, "parts": None, "codec": None, **where}
+            **where}
 
 
 def main(arguments: list[str]) -> None:

@@ -38,6 +38,16 @@ class WholeRing:
         self._event = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._waits = False
 
+    def put_whole(self, k: int, batches: int, arrays: Mapping[str, Any]) -> None:
+        """The batches from k on, one behind the other."""
+        rows = self.feed.batch
+        for i in range(batches):
+            part = {name: a[i * rows : (i + 1) * rows] for name, a in arrays.items()}
+            self.put(k + i, [(0, rows, part)])
+
+    def fill_ahead(self, batches: int) -> None:
+        """It tells of every batch."""
+
     def put(self, k: int, pieces: Sequence[tuple[int, int, Mapping[str, Any]]]) -> None:
         """As of FeedRing: rows of no piece are zeros."""
         whole = {f.name: np.zeros(f.shape, f.dtype) for f in self.feed.fields}

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 AHEAD_BYTES = 64 << 20  # of batches that wait in a ring
 LEAST, MOST = 2, 16  # batches in a ring
+SMALL_BYTES, MOST_SMALL = 1 << 20, 128  # of small ones more: what is done for a ring is done less
 PATIENCE = 60  # time limits that a rank waits for a batch: as for processes that compute
 STARVING = 0.05  # share of the time that is worth a warning,
 WORTH_SECONDS = 3.0  # of so long a time at least
@@ -148,7 +149,10 @@ class Feeds:
                    for row in self.launch.manifest["operations"])
 
     def _rings(self, job: Job, feed: FedFeed) -> list[FeedRing]:
-        depth = max(LEAST, min(MOST, AHEAD_BYTES // max(1, feed.batch * feed.row_bytes)))
+        batch_bytes = max(1, feed.batch * feed.row_bytes)
+        depth = max(LEAST, min(MOST, AHEAD_BYTES // batch_bytes))
+        if not feed.sends:
+            depth = max(depth, min(MOST_SMALL, SMALL_BYTES // batch_bytes))
         shapes = [n for f in (*feed.fields, *feed.sends) for n in (len(f.shape), *f.shape)]
         keep = ffi.new("char[]", feed.name.encode()), ffi.new("int64_t[]", shapes)
         row = {"name": keep[0], "depth": depth, "fields": len(feed.fields),

@@ -24,6 +24,7 @@ from spmd.engine.feed_rings import FedFeed, FeedField, FeedRing, are_idle
 from spmd.launch.processes import say
 
 MASK = "mask"  # the field that says which rows of a batch are there
+AHEAD = 16  # batches that are read ahead, at most
 LEAVE_SECONDS = 2.0  # for which the end of a run waits for an iterable that computes
 WANTED_SECONDS = 0.01  # between two looks at whether a rank waits for a batch that failed
 
@@ -124,11 +125,13 @@ class IterableSupply:
 
     def _run(self, feed: FedFeed, rings: list[FeedRing], start: int) -> None:
         k = start
+        for ring in rings:
+            ring.fill_ahead(AHEAD)
         try:
             while self._has_room(rings, k):
                 if feed.sends and k > start and k not in self.held:
                     self._hear(feed, rings, k - 1)
-                batch = self._batch(feed, k, rings[0].depth)
+                batch = self._batch(feed, k, min(rings[0].depth, AHEAD))
                 if self.stops:
                     return
                 if batch is None:
@@ -145,7 +148,8 @@ class IterableSupply:
 
     def _has_room(self, rings: list[FeedRing], k: int) -> bool:
         """Waits until batch k has room in all of them. False: nobody wants more."""
-        while not self.stops and any(k >= ring.taken + ring.depth for ring in rings):
+        while not self.stops and any(
+                k >= ring.taken + min(ring.depth, AHEAD) for ring in rings):
             self._wait(rings)
         return not self.stops
 

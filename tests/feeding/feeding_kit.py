@@ -43,6 +43,13 @@ class PlainRing:
             self._batches[k] = pieces
             self._change.notify()
 
+    def put_whole(self, k, batches, arrays):
+        begin, end = self.rows
+        batch = len(next(iter(arrays.values()))) // batches
+        for i in range(batches):
+            part = {name: a[i * batch + begin : i * batch + end] for name, a in arrays.items()}
+            self.put(k + i, [(begin, end - begin, part)] if begin < end else [])
+
     def end(self, k):
         with self._change:
             self._ended = k
@@ -55,6 +62,9 @@ class PlainRing:
 
     def fileno(self):
         return self._event
+
+    def fill_ahead(self, batches):
+        """It tells of every batch."""
 
     def is_wanted(self, k):
         return self._waiting and k == self.taken

@@ -116,7 +116,7 @@ def asks(lines: Lines, said: dict[str, object]) -> float:
     line = lines.dealer(f"tcp://127.0.0.1:{said['port']}", str(said["key"]), new_id())
     began, number = time.monotonic(), new_id()
     line.send_multipart(encode(
-        "take", consumer=new_id(), pipeline="numbers", version=1, newest_first=False,
+        "take", pipeline="numbers", version=1, newest_first=False,
         fields=[{"name": "x", "dtype": "<i8", "shape": []}], work=[[number, 5, 4, 8, []]]))
     assert line.poll(20000), "the worker does not answer"
     message = decode(received(line))

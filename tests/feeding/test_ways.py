@@ -170,9 +170,12 @@ def test_every_row_is_filled_once_whatever_is_lost_or_answered_twice(seed):
                 rows = np.arange(piece.first, piece.first + piece.count)
                 asking.fill(number, {"x": rows}, there, set(), n, 1e-6)
         while found := asking.whole():
-            for one in found[1]:
+            k, batches, pieces = found
+            for one in pieces:
                 assert len(one.arrays["x"]) == one.piece.count
-                seen += [int(p) for p, there in zip(one.arrays["x"], one.there) if there]
+                cut = one.rows_of(k, batches)
+                there = [True] * one.piece.count if one.there is None else one.there
+                seen += [int(p) for p, there in zip(one.arrays["x"][cut], there[cut]) if there]
     last = n if asking.masked else n - n % batch
     assert seen == [p for p in range(last) if any(b <= p % batch < e for b, e in segments)]
 
@@ -243,11 +246,11 @@ def test_the_newest_batch_takes_no_rows_of_others():
     old, new = (asking.take(w, 0.0) for w in "ab")
     again = asking.ask_again(new[0], "c", 0.0)
     asking.fill(new[0], {}, 2, set(), None, 0.1)
-    assert asking.whole(newest_first=True)[1][0].piece.first == 2
+    assert asking.whole(newest_first=True)[2][0].piece.first == 2
     assert asking.batch_of(0) == 1, "batch 0 is the second one now"
     assert not asking.fill(again[0], {}, 2, set(), None, 0.1)
     asking.fill(old[0], {}, 2, set(), None, 0.1)
-    assert asking.whole(newest_first=True)[1][0].piece.first == 0
+    assert asking.whole(newest_first=True)[2][0].piece.first == 0
 
 
 def test_who_waits_for_no_scheduler_goes_on(monkeypatch):

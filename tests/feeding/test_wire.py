@@ -24,8 +24,8 @@ PROCESS = {"worker": A, "address": "tcp://127.0.0.1:5555", "key": "k" * 40, "loc
 FIELD = {"name": "x", "dtype": "<f4", "shape": [8, 8]}
 PIPELINE = {"name": "images", "version": 3, "file": "images.py", "source": "x = 1\n",
             "settings": {"priority": 5, "rates": {"cpu": 1.5}}}
-IN_FRAME = {"name": "x", "dtype": "<f4", "shape": [1], "bytes": 4, "region": None, "offset": None,
-            "frame": 0, "parts": 1, "codec": "lz4"}
+IN_FRAME = {"name": "x", "dtype": "<f4", "shape": [1], "bytes": 4, "frame": 0, "parts": 1,
+            "codec": "lz4"}
 BROKEN = {"position": 7, "example": "cat.jpg", "file": "images.py", "line": 3, "text": "no"}
 FACTS = {"order": "0", "environments": 4, "gives": [FIELD]}
 
@@ -57,12 +57,12 @@ EXAMPLES = {
                "fixed": {"seed": 1}, **FACTS},
     "cancel": {"name": "images"}, "status": {}, "answer": {"value": {"rows": [1, None, True]}},
     "refused": {"text": "no", "code": 65},
-    "take": {"consumer": A, "pipeline": "images", "version": 1, "fields": [FIELD],
-             "newest_first": False, "order": "0", "share": 0.5, "work": [[A, 0, 8, 15, [3]]]},
+    "take": {"pipeline": "images", "version": 1, "fields": [FIELD], "newest_first": False,
+             "order": "0", "share": 0.5, "work": [[A, 0, 8, 15, [3]]], "free": [B]},
     "free": {"ids": [A]}, "forget": {"ids": [A, B]},
     "give_back": {"pipeline": "images", "version": 1, "first": 0, "arrays": [IN_FRAME]},
-    "given": {"id": A, "rows": 1, "arrays": [IN_FRAME], "broken": [BROKEN], "seconds": 0.1,
-              "end": 9, "together": 1, "order": "0", "more": [[B, 1, 2, 0.1]]},
+    "given": {"id": A, "rows": 1, "arrays": [IN_FRAME], "region": None, "broken": [BROKEN],
+              "seconds": 0.1, "end": 9, "together": 1, "order": "0", "more": [[B, 1, 2, 0.1]]},
     "broken": {"id": A, "broken": BROKEN},
     "unknown": {"pipeline": "images", "version": 1, "ids": [A]},
 }
@@ -113,9 +113,11 @@ def header(**fields):
     (header(kind="rate", consumer=A, taken=-1, busy_s=0, waited_s=0, queued=0), "taken"),
     (header(kind="rate", consumer=A, taken=True, busy_s=0, waited_s=0, queued=0), "taken"),
     (header(kind="rate", consumer=A, taken=1, busy_s=1e999, waited_s=0, queued=0), "Infinity"),
-    (header(kind="give_back", pipeline="p", version=0, first=0, arrays=[IN_FRAME]), "neither"),
+    (header(kind="give_back", pipeline="p", version=0, first=0, arrays=[IN_FRAME]), "in no frame"),
+    (header(kind="given", id=A, rows=1, seconds=0), "either arrays or a region"),
+    (header(kind="given", id=A, rows=1, seconds=0, region=3, arrays=[]), "either arrays or a reg"),
     ([*header(kind="give_back", pipeline="p", version=0, first=0,
-              arrays=[{**IN_FRAME, "parts": 2}]), b"abcd"], "neither"),
+              arrays=[{**IN_FRAME, "parts": 2}]), b"abcd"], "in no frame"),
 ], ids=str)
 def test_what_is_no_message_is_refused(frames, says):
     with pytest.raises(MalformedMessage, match=says):

@@ -66,6 +66,7 @@ typedef struct spmd_reader {
 /* feed.c */
 void spmd_ring_tell(spmd_ring *ring);
 void spmd_feeds_free(spmd_job *job);
+spmd_fed *spmd_job_fed(const spmd_job *job, int64_t feed);
 void spmd_feeds_seen(spmd_job *job, const int64_t *reach, const int64_t *ends);
 spmd_header *spmd_feeds_words(const spmd_job *job);
 

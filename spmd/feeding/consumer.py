@@ -511,16 +511,15 @@ class Filling:
     def say_why(self) -> None:
         """Why it waits, once for each reason, if it is not over in a moment."""
         if self.pending and time.monotonic() - self.pending[0] > PENDING_S:
-            self.say_once(f"waits: {self.pending[1]}", self.pending[1])
-
+            self.say_once(f" waits: {self.pending[1]}", self.pending[1])
         if self.missed and time.monotonic() - self.missed_since > TOGETHER_S:
-            self.say_once(said_missed(self.missed), str(sorted(self.missed)))
+            self.say_once(f": {said_missed(self.missed)}", str(sorted(self.missed)))
             self.missed, self.missed_since = {}, 0.0
 
     def say_once(self, text: str, about: str) -> None:
         if about not in self.said and self.rows[0] == 0:
             self.said.add(about)
-            say(f"{self.supply.pipeline}: {text}")
+            say(self.supply.pipeline + text)
 
 
 def say(text: str) -> None:

@@ -137,7 +137,7 @@ def test_who_takes_nothing_takes_no_memory_from_others():
             line = lines.dealer(f"tcp://127.0.0.1:{said['port']}", said["key"], new_id())
             numbers = [new_id() for _ in range(count)]
             line.send_multipart(encode(
-                "take", consumer=new_id(), pipeline="numbers", version=1, newest_first=False,
+                "take", pipeline="numbers", version=1, newest_first=False,
                 fields=[field], work=[[n, i, 1, i, []] for i, n in enumerate(numbers)]))
             return line, numbers
 

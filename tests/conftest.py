@@ -41,6 +41,7 @@ SHARED = Path("/dev/shm")
 MPIS = ("mpich_", "sm_segment.", "ucx_")  # what files of MPI's are called there
 MARK = "SPMD_TEST_LAUNCH"  # in the environment of everything a test starts
 USERS_CC = "SPMD_TEST_USERS_CC"  # what CC was before images were compiled with less effort
+LIGHT_CC = "SPMD_TEST_LIGHT_CC"  # the one that does so
 LIGHT = "-Og"  # half of the time that loops of vectors take to compile
 VECTORS = "-O1 -ftree-vectorize -fstrict-aliasing"
 
@@ -315,8 +316,8 @@ def vectors_cc() -> Iterator[None]:
     """Images whose compiler relies on what the code promises of memory and of turns in any order,
     as users' does: for tests that draw programs, are about loops, or compute for long."""
     with pytest.MonkeyPatch.context() as patch:
-        if USERS_CC in os.environ:
-            patch.setenv("CC", f"{os.environ['CC']}-vectors")
+        if LIGHT_CC in os.environ:
+            patch.setenv("CC", f"{os.environ[LIGHT_CC]}-vectors")
         yield
 
 
@@ -384,7 +385,7 @@ def _compile_light(path: Path) -> None:
         file.write_text(f'#!/bin/sh\nexec {" ".join(command)} "$@" {flags}\n')
         file.chmod(0o755)
     os.environ[USERS_CC] = os.environ.get("CC", "")
-    os.environ["CC"] = str(path)
+    os.environ[LIGHT_CC] = os.environ["CC"] = str(path)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -125,12 +125,11 @@ class AskedWorker:
     def in_frames(self, message: Message, fields: list[dict[str, Any]],
                   count: int) -> dict[str, np.ndarray]:
         """What it sent: each field of the feed, of `count` rows. InputError if it is not that."""
-        wanted = {f["name"]: f for f in fields}
-        if {a["name"] for a in message["arrays"]} != wanted.keys() or (
-                len(message["arrays"]) != len(wanted)):
+        wanted, arrays = {f["name"]: f for f in fields}, message["arrays"] or ()
+        if {a["name"] for a in arrays} != wanted.keys() or len(arrays) != len(wanted):
             raise self._wrong(f"expected the fields {', '.join(wanted)}")
         found = {}
-        for array in message["arrays"]:
+        for array in arrays:
             field = wanted[array["name"]]
             shape, size = (count, *field["shape"]), count * bytes_of(field)
             if array["bytes"] != size or tuple(array["shape"]) != shape:

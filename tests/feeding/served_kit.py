@@ -70,6 +70,15 @@ class TimedRing:
             self.batches[k] = np.concatenate([p[2]["x"] for p in pieces])
             self.change.notify()
 
+    def put_whole(self, k, batches, arrays):
+        (begin, end), batch = self.rows, len(arrays["x"]) // batches
+        for i in range(batches):
+            rows = arrays["x"][i * batch + begin : i * batch + end]
+            self.put(k + i, [(begin, end - begin, {"x": rows})])
+
+    def fill_ahead(self, batches):
+        """It tells of every batch."""
+
     def end(self, k):
         with self.change:
             self.ended = k

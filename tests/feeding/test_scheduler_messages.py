@@ -76,7 +76,7 @@ def test_any_messages_in_any_order():
             for given in scheduler.assigned.shares.values():
                 assert sum(given.values()) <= 1.001
             assert table_text(scheduler.snapshot) and prometheus(scheduler.snapshot)
-            for name in scheduler.pipelines:
+            for name in (p["name"] for p in scheduler.snapshot["pipelines"]):
                 assert name in pipeline_text(scheduler.snapshot, name, 80)
         if k % 500 == 0:
             scheduler._bury(time.monotonic() + 5)

@@ -251,9 +251,6 @@ class Asking:
         begin, end = max(piece.k, self.next), piece.k + piece.batches
         return [k for k in range(begin, end) if piece.row not in self.filled.get(k, ())]
 
-    def _is_open(self, piece: AskedPiece) -> bool:
-        return piece.k >= self.next and piece.row not in self.filled.get(piece.k, {})
-
     def fill(self, number: str, arrays: dict[str, Any], rows: int, broken: set[int],
              end: int | None, seconds: float, now: float | None = None) -> int:
         """An answer came. Of how many batches a part is filled by it; 0: it is not wanted."""
@@ -293,7 +290,7 @@ class Asking:
                 continue
             piece = asked.piece
             again = any(a.piece == piece for a in self.asked.values())
-            for one in () if again else filter(self._is_open, piece.each()):
+            for one in () if again else filter(self._still_open, piece.each()):
                 heapq.heappush(self.waiting, one)
 
     def died_at(self, position: int, outside: bool = False) -> int:

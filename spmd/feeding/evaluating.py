@@ -156,10 +156,14 @@ def dtype_named(name: str) -> np.dtype:
     return found
 
 
+def dtype_text(dtype: np.dtype) -> str:
+    """As dtype_named reads it. Those that NumPy does not have go by their names."""
+    return dtype.str if dtype.kind != "V" else dtype.name
+
+
 def described(field: Any) -> dict[str, Any]:
     """A field as it stands on the wire: its shape without the batch."""
-    dtype = np.dtype(field.dtype)
-    return {"name": field.name, "dtype": dtype.str if dtype.kind != "V" else dtype.name,
+    return {"name": field.name, "dtype": dtype_text(np.dtype(field.dtype)),
             "shape": [int(n) for n in field.shape[1:]]}
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 
 from codegen.errors import EnvironmentFault, InputError
+from spmd.feeding.evaluating import dtype_text
 
 try:
     import lz4.block
@@ -150,8 +151,8 @@ def in_frames(values: dict[str, np.ndarray]) -> tuple[list[dict[str, Any]], list
     frames: list[Any] = []
     for name, value in values.items():
         parts = in_parts(value.tobytes())
-        arrays.append({"name": name, "dtype": value.dtype.str, "shape": list(value.shape),
-                       "bytes": value.nbytes, "frame": len(frames),
-                       "parts": len(parts), "codec": "none"})
+        arrays.append({"name": name, "dtype": dtype_text(value.dtype),
+                       "shape": list(value.shape), "bytes": value.nbytes,
+                       "frame": len(frames), "parts": len(parts), "codec": "none"})
         frames += parts
     return arrays, frames

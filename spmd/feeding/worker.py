@@ -20,7 +20,14 @@ from spmd.data.computing import MASK
 from spmd.feeding import machine
 from spmd.feeding.board import Board
 from spmd.feeding.children import Channel, of_parent
-from spmd.feeding.evaluating import Evaluator, load_pipeline, placed, views, what_failed
+from spmd.feeding.evaluating import (
+    Evaluator,
+    dtype_text,
+    load_pipeline,
+    placed,
+    views,
+    what_failed,
+)
 from spmd.feeding.fair_queue import FairQueue, QueuedWork
 from spmd.feeding.keys import Keys, pair, zmq
 from spmd.feeding.packing import Link, in_parts, of_parts, packed
@@ -378,9 +385,7 @@ def framed(link: Link, places: list[tuple[Any, ...]], memory: Any,
 
 def _array(place: tuple[Any, ...], **where: Any) -> dict[str, Any]:
     name, shape, dtype, _, size = place
-    written = dtype.str if dtype.kind != "V" else dtype.name
-    return {"name": name, "dtype": written, "shape": list(shape), "bytes": size,
-            **where}
+    return {"name": name, "dtype": dtype_text(dtype), "shape": list(shape), "bytes": size, **where}
 
 
 def main(arguments: list[str]) -> None:

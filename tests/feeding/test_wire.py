@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spmd.data.computing import dtype_of
+from spmd.feeding.evaluating import dtype_named
+from spmd.feeding.packing import in_frames, of_parts
 from spmd.feeding.wire import (
     FRAMED,
     HEADER_BYTES,
@@ -158,3 +162,12 @@ def test_flipped_bytes_raise_nothing_else(kind, data):
         decode([bytes(raw), *frames_for(kind)])
     except MalformedMessage as error:
         assert "malformed message" in str(error)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "complex64", "bool"])
+def test_values_sent_back_keep_their_dtype(dtype):
+    """Also one that NumPy writes as "<V2"."""
+    value = np.ones((3, 2), dtype_of(dtype))
+    (array,), frames = in_frames({"a": value})
+    assert dtype_named(array["dtype"]) == value.dtype
+    assert of_parts(frames[: array["parts"]]) == value.tobytes()

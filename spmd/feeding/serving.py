@@ -189,20 +189,9 @@ def _ended_by_signals(scheduler: Scheduler) -> Iterator[None]:
 # ---- in a child ---------------------------------------------------------------------------------
 
 
-def start_in_child(keys: Keys, listen: str = "tcp://127.0.0.1:*", state: str = "",
-                   page: int | None = None) -> tuple[Child, str]:
-    """A scheduler in a process of its own, which ends with this one, and its address.
-
-    End it with child.end(1.0). Raises EnvironmentFault where it does not start.
-    """
-    child = Child(SCHEDULER)
-    return child, begun_scheduler(child, keys, listen, state, page)
-
-
-def begun_scheduler(child: Child, keys: Keys, listen: str, state: str = "",
-                    page: int | None = None) -> str:
+def begun_scheduler(child: Child, keys: Keys, listen: str) -> str:
     """The address of a scheduler that has been started, once it listens; else EnvironmentFault."""
-    child.channel.send(keys=keys.as_plain(with_server=True), listen=listen, state=state, page=page)
+    child.channel.send(keys=keys.as_plain(with_server=True), listen=listen)
     said = child.channel.said() if child.channel.wait_for(START_S) else None
     if not said or "address" not in said[0]:
         child.kill()
@@ -220,8 +209,7 @@ def _in_child(channel: Channel, memory: StateMemory | None) -> None:
     if not asked:
         return
     try:
-        served = Served(asked["listen"], Keys.of_plain(asked["keys"]), state=asked["state"],
-                        page=asked["page"], memory=memory)
+        served = Served(asked["listen"], Keys.of_plain(asked["keys"]), memory=memory)
     except SpmdError as error:
         channel.send(error=str(error))
         return

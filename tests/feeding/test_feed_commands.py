@@ -15,8 +15,9 @@ import pytest
 import spmd
 import spmd.data as data
 from spmd import cli
+from spmd.feeding.children import Child
 from spmd.feeding.keys import made_for_a_run
-from spmd.feeding.serving import start_in_child
+from spmd.feeding.serving import SCHEDULER, begun_scheduler
 from tests.conftest import ROOT
 from tests.feeding.served_kit import PIPELINE, ServedProcess, until
 
@@ -157,8 +158,8 @@ def test_a_pipeline_is_compared_with_its_image(served, tmp_path):
 
 def test_a_scheduler_of_a_run_ends_with_it():
     keys = made_for_a_run()
-    child, address = start_in_child(keys)
-    with data.Client(address, keys) as client:
+    child = Child(SCHEDULER)
+    with data.Client(begun_scheduler(child, keys, "tcp://127.0.0.1:*"), keys) as client:
         assert client.status()["pipelines"] == []
         child.channel.close()
         until(lambda: child.has_ended() is not None)

@@ -314,6 +314,7 @@ int spmd_job_feed_begin(spmd_job *job, int64_t feed, int64_t start)
         spmd_reader *reader = &job->hosted[k].streams[feed];
         reader->began = reader->sent = start;
         reader->over = false;
+        reader->held = 0;
         atomic_store(&reader->taken, start);
         atomic_store(&reader->waited, 0);
         atomic_store(&reader->first, 0);

@@ -57,6 +57,7 @@ typedef struct spmd_reader {
     spmd_ring *ring;
     int64_t began;        /* batches that were taken before this run */
     _Atomic int64_t sent; /* batches to which values were sent */
+    int64_t held;         /* the batch that it looks at where that lies, + 1; 0: at none */
     bool idle;            /* it holds no row: it waits for no batch, and nobody for it */
     bool over;            /* it was told that there are no more */
     bool early;           /* some were taken in this run before its loop */
@@ -76,6 +77,7 @@ int spmd_rank_more(spmd_rank *rank, uint32_t feed, int64_t *more);
 int spmd_rank_send(spmd_rank *rank, uint32_t send);
 bool spmd_job_starved(const spmd_job *job);
 void spmd_readers_reset(spmd_hosted *me);
+void spmd_readers_done(spmd_hosted *me);
 void spmd_readers_loop(spmd_hosted *me);
 void spmd_readers_resume(spmd_hosted *me);
 void spmd_readers_keep(spmd_hosted *me);

@@ -57,6 +57,7 @@ static int64_t worker_sweep(spmd_worker *worker, bool *moved)
         if (spmd_job_aborted(job))
             return -1;
         if (job->image->step(&record->rank) == SPMD_DONE) {
+            spmd_readers_done(&job->hosted[k]);
             spmd_timeline_end(&job->hosted[k]);
             atomic_fetch_add_explicit(&record->runs, 1, memory_order_relaxed);
             atomic_store_explicit(&record->done, 1, memory_order_release);

@@ -108,15 +108,44 @@ static void rows_zero(const spmd_rank *rank, uint32_t array, const spmd_piece_of
     spmd_box_zero(rank->memory, &box, piece->size);
 }
 
-/* A rank's part of a field, out of the pieces. */
+/* Where a rank's part of a field lies in the pieces, as it would in its buffer; NULL: not so. */
+static char *part_in_place(const spmd_piece_of *piece,
+                           const spmd_shape *shape, const spmd_batch *batch, int64_t field)
+{
+    const int64_t *row = batch->row;
+    if (batch->pieces != 1 || !is_plain(piece, shape) || row[0] > piece->offset[0] ||
+        row[0] + row[1] < piece->offset[0] + piece->extent[0])
+        return NULL;
+    char *found = (char *)(uintptr_t)row[2 + field] +
+                  (piece->offset[0] - row[0]) * shape->row_bytes;
+    return (uintptr_t)found % (uintptr_t)shape->size ? NULL : found;
+}
+
+static bool may_lie(const spmd_rank *rank, uint32_t array)
+{
+    const spmd_image *image = ((spmd_hosted *)rank->engine_data)->job->image;
+    uint32_t lies = image->take_lies ? image->take_lies[array - image->take_first[0]] : SPMD_COPIED;
+    return lies == SPMD_IN_PLACE || (lies == SPMD_ALONE && rank->world->ranks == 1);
+}
+
+/* A rank's part of a field, out of the pieces; `held` is set where it stays there. */
 static int64_t field_take(const spmd_rank *rank, uint32_t array, const spmd_shape *shape,
-                          const spmd_batch *batch, int64_t field, int64_t words)
+                          const spmd_batch *batch, int64_t field, int64_t words, bool *held)
 {
     const spmd_image *image = ((spmd_hosted *)rank->engine_data)->job->image;
     spmd_piece_of piece = spmd_array_piece(rank, image, array);
     int64_t at = piece.offset[0], end = at + piece.extent[0];
     if (piece.bytes == 0)
         return 0;
+    if (may_lie(rank, array)) {
+        int64_t *begin = &rank->buffer[image->array_buffer[array]];
+        char *found = part_in_place(&piece, shape, batch, field);
+        *begin = found ? found - rank->memory - piece.first
+                       : rank->world->buffer[image->array_buffer[array]];
+        *held |= found != NULL;
+        if (found)
+            return piece.bytes;
+    }
     for (int64_t k = 0; k < batch->pieces && at < end; k++) {
         const int64_t *row = batch->row + k * words;
         int64_t first = row[0] > at ? row[0] : at, until = spmd_least(row[0] + row[1], end);
@@ -182,6 +211,25 @@ static int idle_take(spmd_hosted *me, spmd_reader *reader, int64_t k)
     return 1;
 }
 
+/* A rank does not look at a batch any more. */
+static void batch_leave(spmd_ring *ring, int64_t k)
+{
+    if (atomic_fetch_sub_explicit(&ring->batch[k % ring->fed->depth].readers, 1,
+                                  memory_order_acq_rel) == 1) {
+        atomic_store_explicit(&ring->taken, k + 1, memory_order_release);
+        taken_tell(ring, k + 1);
+    }
+}
+
+/* Nor at the one that it holds. */
+static void held_leave(spmd_reader *reader)
+{
+    int64_t held = reader->held;
+    reader->held = 0;
+    if (held)
+        batch_leave(reader->ring, held - 1);
+}
+
 int spmd_rank_take(spmd_rank *rank, uint32_t take)
 {
     spmd_hosted *me = rank->engine_data;
@@ -199,21 +247,23 @@ int spmd_rank_take(spmd_rank *rank, uint32_t take)
         return fails_behind_end(rank, fed, k);
     if (reader->idle)
         return idle_take(me, reader, k);
+    held_leave(reader);
     if (!there)
         return waits(me, feed);
     int64_t begin = spmd_now(), since = wait_over(me, reader, begin);
     spmd_batch *batch = &ring->batch[k % fed->depth];
+    bool held = false;
     for (int64_t f = 0; f < fed->fields; f++)
-        bytes += field_take(rank, first + (uint32_t)f, &fed->shape[f], batch, f, 2 + fed->fields);
+        bytes += field_take(rank, first + (uint32_t)f, &fed->shape[f], batch, f, 2 + fed->fields, &held);
     int64_t now = spmd_now();
     atomic_store_explicit(&reader->last, now, memory_order_relaxed);
     if (!atomic_load_explicit(&reader->first, memory_order_relaxed))
         atomic_store_explicit(&reader->first, now, memory_order_relaxed);
     atomic_store_explicit(&reader->taken, k + 1, memory_order_release);
-    if (atomic_fetch_sub_explicit(&batch->readers, 1, memory_order_acq_rel) == 1) {
-        atomic_store_explicit(&ring->taken, k + 1, memory_order_release);
-        taken_tell(ring, k + 1);
-    }
+    if (held)
+        reader->held = k + 1;
+    else
+        batch_leave(ring, k);
     spmd_timeline_fed(me, since, begin, bytes);
     return 1;
 }
@@ -315,6 +365,32 @@ void spmd_readers_reset(spmd_hosted *me)
     }
 }
 
+/* The rank is done: it looks at no batch any more. */
+void spmd_readers_done(spmd_hosted *me)
+{
+    for (uint32_t feed = 0; me->streams && feed < me->job->image->feeds; feed++)
+        held_leave(&me->streams[feed]);
+}
+
+/* What a rank holds comes into its buffers, where it stays. */
+static void held_copy(spmd_hosted *me, uint32_t feed)
+{
+    const spmd_image *image = me->job->image;
+    const spmd_rank *rank = &me->record->rank;
+    for (uint32_t take = 0; take < image->takes; take++)
+        for (uint32_t k = image->take_first[take]; k < image->take_first[take + 1]; k++) {
+            int64_t *begin = &rank->buffer[image->array_buffer[k]];
+            int64_t home = rank->world->buffer[image->array_buffer[k]];
+            if (image->take_feed[take] != feed || !may_lie(rank, k) || *begin == home)
+                continue;
+            spmd_piece_of piece = spmd_array_piece(rank, image, k);
+            memcpy(rank->memory + home + piece.first, rank->memory + *begin + piece.first,
+                   (size_t)piece.bytes);
+            *begin = home;
+        }
+    held_leave(&me->streams[feed]);
+}
+
 /* A loop begins. Batches before it are taken again by whoever goes on from a turn of it. */
 void spmd_readers_loop(spmd_hosted *me)
 {
@@ -344,6 +420,7 @@ void spmd_readers_resume(spmd_hosted *me)
         reader->early = fed->from < fed->taken;
         if (!ring || !reader->early)
             continue;
+        held_copy(me, feed);
         atomic_store(&reader->taken, fed->taken);
         reader->sent = fed->taken;
         if (reader->idle) {

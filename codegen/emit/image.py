@@ -31,6 +31,7 @@ from codegen.plan.grammar import (
     Plan,
     Print,
 )
+from codegen.plan.fed_in_place import where_fields_lie
 from codegen.plan.names import identifier
 from codegen.plan.steps import simple_works, walk_steps
 from codegen.symbolic.expr import Expr, Sym
@@ -303,6 +304,9 @@ def _tables(plan: Plan, places: Places) -> str:
             *first, end = accumulate((len(h.arrays) for h in some), initial=end)
             lists[f"{kind}_feed"] = ", ".join(str(numbers[h.feed]) for h in some)
             lists[f"{kind}_first"] = ", ".join(map(str, (*first, end)))
+    if plan.takes and any(where := where_fields_lie(plan)):
+        lists["take_lies"] = ", ".join(("SPMD_COPIED", "SPMD_ALONE", "SPMD_IN_PLACE")[k]
+                                       for k in where)
     fields = (
         ("interface_version", "SPMD_INTERFACE"),
         ("axes", len(plan.mesh.axes)),

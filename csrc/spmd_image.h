@@ -194,10 +194,10 @@ enum spmd_step_result { SPMD_DONE = 0, SPMD_WAITS = 1 };
 
 /* What may be done with a field of a batch instead of a copy into its buffer: the buffer may begin
  * where the field lies, until the feed's next batch is asked for, or the rank is done. */
-enum spmd_lies {
-    SPMD_COPIED = 0,   /* nothing */
-    SPMD_ALONE = 1,    /* where there is one rank; others would look for it in the buffer's place */
-    SPMD_IN_PLACE = 2, /* on all ranks */
+enum spmd_lie {
+    SPMD_LIE_COPIED = 0,   /* nothing */
+    SPMD_LIE_ALONE = 1,    /* where there is one rank: others would look for it in its buffer */
+    SPMD_LIE_IN_PLACE = 2, /* on all ranks */
 };
 
 /* What an image offers to the engine; exported as `spmd_image_table`. Arrays are numbered inputs
@@ -213,7 +213,7 @@ typedef struct spmd_image {
     const uint32_t *array_size;  /* bytes of an element; NULL without points, takes and sends */
     const uint32_t *point_first; /* array of each point; behind the last one, the end. NULL: none */
     const uint32_t *take_feed, *take_first; /* of each take: its feed; as of each point */
-    const uint32_t *take_lies; /* of each field of the takes, an spmd_lies. NULL: all are copied */
+    const uint32_t *take_lies; /* of each field of the takes, an spmd_lie. NULL: all are copied */
     const uint32_t *send_feed, *send_first; /* of each send */
     /* Bytes of each buffer: the most any rank needs, for these sizes and scalars. */
     void (*reserve)(const spmd_world *world, int64_t *bytes);

@@ -109,8 +109,8 @@ static void rows_zero(const spmd_rank *rank, uint32_t array, const spmd_piece_of
 }
 
 /* Where a rank's part of a field lies in the pieces, as it would in its buffer; NULL: not so. */
-static char *part_in_place(const spmd_piece_of *piece,
-                           const spmd_shape *shape, const spmd_batch *batch, int64_t field)
+static char *part_in_place(const spmd_piece_of *piece, const spmd_shape *shape,
+                           const spmd_batch *batch, int64_t field)
 {
     const int64_t *row = batch->row;
     if (batch->pieces != 1 || !is_plain(piece, shape) || row[0] > piece->offset[0] ||
@@ -124,14 +124,16 @@ static char *part_in_place(const spmd_piece_of *piece,
 static bool may_lie(const spmd_rank *rank, uint32_t array)
 {
     const spmd_image *image = ((spmd_hosted *)rank->engine_data)->job->image;
-    uint32_t lies = image->take_lies ? image->take_lies[array - image->take_first[0]] : SPMD_COPIED;
-    return lies == SPMD_IN_PLACE || (lies == SPMD_ALONE && rank->world->ranks == 1);
+    uint32_t may = image->take_lies ? image->take_lies[array - image->take_first[0]]
+                                    : SPMD_LIE_COPIED;
+    return may == SPMD_LIE_IN_PLACE || (may == SPMD_LIE_ALONE && rank->world->ranks == 1);
 }
 
 /* A rank's part of a field, out of the pieces; `held` is set where it stays there. */
-static int64_t field_take(const spmd_rank *rank, uint32_t array, const spmd_shape *shape,
-                          const spmd_batch *batch, int64_t field, int64_t words, bool *held)
+static int64_t field_take(const spmd_rank *rank, uint32_t array, const spmd_fed *fed, int64_t field,
+                          const spmd_batch *batch, bool *held)
 {
+    const spmd_shape *shape = &fed->shape[field];
     const spmd_image *image = ((spmd_hosted *)rank->engine_data)->job->image;
     spmd_piece_of piece = spmd_array_piece(rank, image, array);
     int64_t at = piece.offset[0], end = at + piece.extent[0];
@@ -147,7 +149,7 @@ static int64_t field_take(const spmd_rank *rank, uint32_t array, const spmd_shap
             return piece.bytes;
     }
     for (int64_t k = 0; k < batch->pieces && at < end; k++) {
-        const int64_t *row = batch->row + k * words;
+        const int64_t *row = batch->row + k * (2 + fed->fields);
         int64_t first = row[0] > at ? row[0] : at, until = spmd_least(row[0] + row[1], end);
         if (first >= until)
             continue;
@@ -230,6 +232,25 @@ static void held_leave(spmd_reader *reader)
         batch_leave(reader->ring, held - 1);
 }
 
+/* The batch that a rank holds comes into its buffers, where it stays. */
+static void held_copy(spmd_hosted *me, uint32_t feed)
+{
+    const spmd_image *image = me->job->image;
+    const spmd_rank *rank = &me->record->rank;
+    for (uint32_t take = 0; me->streams[feed].held && take < image->takes; take++)
+        for (uint32_t k = image->take_first[take]; k < image->take_first[take + 1]; k++) {
+            int64_t *begin = &rank->buffer[image->array_buffer[k]];
+            int64_t home = rank->world->buffer[image->array_buffer[k]];
+            if (image->take_feed[take] != feed || !may_lie(rank, k) || *begin == home)
+                continue;
+            spmd_piece_of piece = spmd_array_piece(rank, image, k);
+            memcpy(rank->memory + home + piece.first, rank->memory + *begin + piece.first,
+                   (size_t)piece.bytes);
+            *begin = home;
+        }
+    held_leave(&me->streams[feed]);
+}
+
 int spmd_rank_take(spmd_rank *rank, uint32_t take)
 {
     spmd_hosted *me = rank->engine_data;
@@ -254,7 +275,7 @@ int spmd_rank_take(spmd_rank *rank, uint32_t take)
     spmd_batch *batch = &ring->batch[k % fed->depth];
     bool held = false;
     for (int64_t f = 0; f < fed->fields; f++)
-        bytes += field_take(rank, first + (uint32_t)f, &fed->shape[f], batch, f, 2 + fed->fields, &held);
+        bytes += field_take(rank, first + (uint32_t)f, fed, f, batch, &held);
     int64_t now = spmd_now();
     atomic_store_explicit(&reader->last, now, memory_order_relaxed);
     if (!atomic_load_explicit(&reader->first, memory_order_relaxed))
@@ -276,8 +297,10 @@ int spmd_rank_more(spmd_rank *rank, uint32_t feed, int64_t *more)
     spmd_reader *reader = &me->streams[feed];
     int64_t k = atomic_load_explicit(&reader->taken, memory_order_relaxed);
     *more = atomic_load_explicit(&reader->ring->there, memory_order_acquire) > k;
-    if (!*more && atomic_load_explicit(&reader->ring->last, memory_order_acquire) > k)
+    if (!*more && atomic_load_explicit(&reader->ring->last, memory_order_acquire) > k) {
+        held_copy(me, feed); /* whoever makes the next one may need its place */
         return waits(me, feed);
+    }
     reader->over = !*more;
     int64_t now = spmd_now();
     spmd_timeline_fed(me, wait_over(me, reader, now), now, 0);
@@ -370,25 +393,6 @@ void spmd_readers_done(spmd_hosted *me)
 {
     for (uint32_t feed = 0; me->streams && feed < me->job->image->feeds; feed++)
         held_leave(&me->streams[feed]);
-}
-
-/* What a rank holds comes into its buffers, where it stays. */
-static void held_copy(spmd_hosted *me, uint32_t feed)
-{
-    const spmd_image *image = me->job->image;
-    const spmd_rank *rank = &me->record->rank;
-    for (uint32_t take = 0; take < image->takes; take++)
-        for (uint32_t k = image->take_first[take]; k < image->take_first[take + 1]; k++) {
-            int64_t *begin = &rank->buffer[image->array_buffer[k]];
-            int64_t home = rank->world->buffer[image->array_buffer[k]];
-            if (image->take_feed[take] != feed || !may_lie(rank, k) || *begin == home)
-                continue;
-            spmd_piece_of piece = spmd_array_piece(rank, image, k);
-            memcpy(rank->memory + home + piece.first, rank->memory + *begin + piece.first,
-                   (size_t)piece.bytes);
-            *begin = home;
-        }
-    held_leave(&me->streams[feed]);
 }
 
 /* A loop begins. Batches before it are taken again by whoever goes on from a turn of it. */

@@ -20,6 +20,7 @@ from codegen.emit.rank_code import Places, RankFunction
 from codegen.emit.spell import combined
 from codegen.emit.stepping import ControlWriter
 from codegen.functions import FUNCTIONS
+from codegen.plan.fed_in_place import where_fields_lie
 from codegen.plan.grammar import (
     Array,
     Exchange,
@@ -31,7 +32,6 @@ from codegen.plan.grammar import (
     Plan,
     Print,
 )
-from codegen.plan.fed_in_place import where_fields_lie
 from codegen.plan.names import identifier
 from codegen.plan.steps import simple_works, walk_steps
 from codegen.symbolic.expr import Expr, Sym
@@ -305,7 +305,7 @@ def _tables(plan: Plan, places: Places) -> str:
             lists[f"{kind}_feed"] = ", ".join(str(numbers[h.feed]) for h in some)
             lists[f"{kind}_first"] = ", ".join(map(str, (*first, end)))
     if plan.takes and any(where := where_fields_lie(plan)):
-        lists["take_lies"] = ", ".join(("SPMD_COPIED", "SPMD_ALONE", "SPMD_IN_PLACE")[k]
+        lists["take_lies"] = ", ".join(("SPMD_LIE_COPIED", "SPMD_LIE_ALONE", "SPMD_LIE_IN_PLACE")[k]
                                        for k in where)
     fields = (
         ("interface_version", "SPMD_INTERFACE"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import re
 from dataclasses import replace
 
@@ -31,6 +32,7 @@ from codegen.oracle import interpret
 from codegen.passes.check_plan import check_plan
 from codegen.passes.points import with_points
 from codegen.passes.uniform import check_uniform
+from codegen.plan.fed_in_place import ALONE, COPIED, IN_PLACE, where_fields_lie
 from codegen.symbolic import expr
 from codegen.trace.program import Program
 from tests.codegen.sample_programs import fed
@@ -509,6 +511,31 @@ def test_takes_stand_in_the_tables_of_the_plan():
 
 
 # ---- the manifest --------------------------------------------------------------------------------
+
+
+def placed(body):
+    """Where the fields of a program's takes may lie. body: of its loop over batches b."""
+    space = {}
+    text = ("import numpy as np, spmd\n@spmd.program(mesh=('r',))\ndef placed():\n"
+            "    feed = spmd.feed(x=spmd.spec((8, 3), np.float64, layout=('r', None)))\n"
+            "    w, kept = spmd.zeros(3), spmd.zeros((8, 3), layout=('r', None))\n"
+            "    for _ in spmd.range(9):\n"
+            f"        b = feed.next()\n        {body}\n    return w, kept\n")
+    linecache.cache["placed.py"] = len(text), None, text.splitlines(True), "placed.py"
+    exec(compile(text, "placed.py", "exec"), space)
+    return where_fields_lie(lower(space["placed"].capture()).finished)
+
+
+@pytest.mark.parametrize("body, lies", [
+    ("w += np.sum(b.x, axis=0)", IN_PLACE),
+    ("w += np.sum(b.x @ np.eye(3), axis=0)", IN_PLACE),
+    ("kept += np.roll(b.x, 1, axis=0)", ALONE),  # other ranks read rows of it
+    ("kept = b.x", COPIED),  # the last one is the result
+    ("kept += b.x; b = feed.next(); w += np.sum(b.x, axis=0)", COPIED),  # two are looked at
+    ("kept += b.x; feed.send(y=b.x[:, 0])", COPIED),
+])
+def test_what_stays_where_a_batch_lies(body, lies):
+    assert set(placed(body)) == {lies}
 
 
 def test_the_manifest_says_what_an_image_takes():

@@ -125,7 +125,8 @@ class Table(ctypes.Structure):
                                          "buffers", "at_load", "counters", "sites",
                                          "points", "feeds", "takes", "sends")),
         *((n, ctypes.c_void_p) for n in ("array_buffer", "array_dims", "array_size", "point_first",
-                                         "take_feed", "take_first", "send_feed", "send_first")),
+                                         "take_feed", "take_first", "take_lies", "send_feed",
+                                         "send_first")),
         ("reserve", ctypes.CFUNCTYPE(None, ctypes.POINTER(World), ctypes.POINTER(ctypes.c_int64))),
     )
 

@@ -177,6 +177,13 @@ typedef struct spmd_finish {
 
 int spmd_finish_begin(const spmd_finish *given);
 
+/* From now on SIGINT and SIGTERM, where they would kill this process, end it: 128 and the number is
+ * its exit code. tell: first the number goes to this file, as a byte, and whoever reads it has a
+ * few seconds; -1: nobody does. words: what goes to standard error at once; none so far. */
+int spmd_leave_begin(void);
+void spmd_leave_tell(int file);
+int spmd_leave_words(const char *words);
+
 /* From now on SIGURG makes the main thread append spmd_where_bytes() to this file: where it is. */
 int spmd_where_begin(int file);
 int64_t spmd_where_bytes(void);

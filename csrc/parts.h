@@ -400,6 +400,9 @@ void spmd_core_choose(spmd_worker *worker);
 void spmd_core_begin(spmd_worker *worker);
 bool spmd_core_shared(spmd_worker *worker, int64_t now);
 
+/* start.c */
+void spmd_say(const char *text); /* on standard error, whether anybody reads it or not */
+
 /* watch.c and far.c */
 typedef struct spmd_far spmd_far;
 typedef struct spmd_fars {

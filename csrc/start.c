@@ -29,7 +29,7 @@ static bool start_over_within(int64_t milliseconds)
     return start.over;
 }
 
-static void say(const char *text)
+void spmd_say(const char *text)
 {
     if (write(STDERR_FILENO, text, strlen(text)) < 0)
         return; /* nobody reads it */
@@ -39,9 +39,9 @@ static void *start_main(void *unused)
 {
     pthread_mutex_lock(&start.lock);
     if (!start_over_within(start.given.warn_ms)) {
-        say(start.given.warning);
+        spmd_say(start.given.warning);
         if (!start_over_within(start.given.end_ms - start.given.warn_ms)) {
-            say(start.given.error);
+            spmd_say(start.given.error);
             _exit((int)start.given.code);
         }
     }
@@ -155,11 +155,11 @@ static void *finish_main(void *unused)
                 outlive(SIGTERM);
                 one->silent = another_speaks();
                 if (!one->silent)
-                    say(one->warning);
+                    spmd_say(one->warning);
             }
             if (time > finish.limit / 100 * LOST_SHARE + (one->silent ? finish.late : 0)) {
                 if (!one->silent)
-                    say(one->error);
+                    spmd_say(one->error);
                 kill_later(one->pid);
                 _exit(finish.code);
             }

@@ -202,6 +202,13 @@ def survivors() -> list[str]:
 
 
 @pytest.fixture(scope="session")
+def ended_by() -> Callable[[int], int]:
+    """The launcher's exit code when a signal ends a job. Open MPI's has one of its own."""
+    hydra = "HYDRA" in run(["mpirun", "--version"]).text
+    return lambda number: 128 + number if hydra else 1
+
+
+@pytest.fixture(scope="session")
 def mpirun() -> Callable[..., Finished]:
     """mpirun(4, "-m", "spmd", "run", image): python with these arguments on 4 real processes."""
 

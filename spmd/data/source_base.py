@@ -16,6 +16,8 @@ from codegen.errors import InputError, Place, UsageError
 from spmd.data.permutations import permuted
 from spmd.data.source_tools import Digest, caller, once_made
 
+TOGETHER = 1 << 14  # places of a permutation that are computed at once
+
 
 class ExampleSource:
     """Where the raw examples of a pipeline come from; `data.files` and others make one.
@@ -261,10 +263,22 @@ def _split(
     def numbers(k: int) -> Any:
         n = source.counted("split")
         begin, end = (round(n * e) for e in ends[k : k + 2])
-        places = np.arange(begin, end, dtype=np.int64)
-        return np.sort(permuted(n, places, seed)) if shuffle and len(places) else places
+        return _dealt(n, begin, end, seed) if shuffle else np.arange(begin, end, dtype=np.int64)
 
     def part(k: int) -> ExampleSource:
         return _Chosen(source, lambda: numbers(k))
 
     return tuple(part(k) for k in range(len(parts)))
+
+
+def _dealt(n: int, begin: int, end: int, seed: int) -> Any:
+    """The numbers below n that a permutation has at the places from begin to end, in order.
+
+    The fewer places are computed, these or the others, and not all at once.
+    """
+    few = 2 * (end - begin) <= n
+    mine = np.full(n, not few)
+    for first, last in [(begin, end)] if few else [(0, begin), (end, n)]:
+        for at in range(first, last, TOGETHER):
+            mine[permuted(n, np.arange(at, min(at + TOGETHER, last)), seed)] = few
+    return np.flatnonzero(mine)

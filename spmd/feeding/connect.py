@@ -19,6 +19,7 @@ from spmd.feeding.serving import keys_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from typing import Any
 
     from spmd.launch.iterable_supply import Supply
@@ -27,10 +28,11 @@ REMOTE = re.compile(r"([A-Za-z0-9_.:+-]{1,128})@(tcp://\S+:\d+)")
 
 
 def supply_for(given: Any, *, feed: Any, processes: Any, ranks: tuple[int, ...] = (),
-               before: Any = None) -> Supply:
+               before: Any = None, beside: Iterable[Any] = ()) -> Supply:
     """In all processes of a job together. given: a Pipeline, "FILE.py", "FILE.py:NAME", or
     "NAME@tcp://HOST:PORT", a pipeline that was submitted there.
-    before: the supply with which the run has come to where this one begins.
+    before: the supply with which the run has come to where this one begins. beside: those of its
+    other feeds: of one pipeline all have the same version.
 
     Raises UsageError for something else, and what the pipeline's file raises.
     """
@@ -42,8 +44,10 @@ def supply_for(given: Any, *, feed: Any, processes: Any, ranks: tuple[int, ...] 
     if isinstance(given, str) and (found := REMOTE.fullmatch(given)):
         name, address = found.groups()
         keys = processes.together(lambda: keys_of(""), shared=False)
+        known = [one for one in (before, *beside) if isinstance(one, PipelineSupply)]
+        same = [one.opened for one in known if (one.pipeline, one.address) == (name, address)]
         stream = processes.from_first(lambda: opened(
-            name, address, keys, feed, run_name(), getattr(before, "opened", None)))
+            name, address, keys, feed, run_name(), same[0] if same else None))
         return PipelineSupply(name, address, keys, ranks=ranks, run=run_name(), opened=stream)
     if isinstance(given, str) and "@" in given and "://" in given:
         processes.refuse(UsageError(f'feed "{feed.name}": {given!r} is no address of a pipeline',

@@ -19,6 +19,7 @@ from spmd.data.pipeline_files import load
 from spmd.data.pipelines import Pipeline
 from spmd.engine.feed_rings import FedFeed, FeedField
 from spmd.launch.feeds import LEAST, served
+from spmd.launch.iterable_supply import Supply
 from spmd.launch.processes import Processes
 
 WAIT_SECONDS = 0.1  # between two looks at whether the supply has failed
@@ -104,8 +105,10 @@ class EagerFeed:
 
     masks = True  # its batches have the field mask, where one is declared
 
-    def __init__(self, name: str, given: str) -> None:
+    def __init__(self, name: str, given: str, beside: list[Supply] | None = None) -> None:
+        """beside: supplies of the other feeds of the run; its own comes to them."""
         self.name, self.given = name, given
+        self.beside: list[Supply] = [] if beside is None else beside
         self._acting: Pipeline | None = None  # of environments, which are here then
 
     def batches(self, batch: int, fields: Mapping[str, tuple[Any, Any]]
@@ -131,7 +134,8 @@ class EagerFeed:
         feed = FedFeed(0, self.name, [FeedField(name, str(dtype), (batch, *shape))
                                       for name, (shape, dtype) in fields.items()], ())
         ring = WholeRing(feed)
-        supply = served(self.given, feed, Processes(), (0,))
+        supply = served(self.given, feed, Processes(), (0,), beside=self.beside)
+        self.beside.append(supply)
         supply.begin(feed, [ring], 0)  # type: ignore[list-item]
         try:
             while (found := ring.take()) is not None:
@@ -145,4 +149,5 @@ def eager_feeds(given: Any) -> Any:
     """What `run --eager --feed` gives, for program.eager(feed=…)."""
     if isinstance(given, str):
         return EagerFeed("feed", given)
-    return {name: EagerFeed(name, text) for name, text in given.items()}
+    beside: list[Supply] = []
+    return {name: EagerFeed(name, text, beside) for name, text in given.items()}

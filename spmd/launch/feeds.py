@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib import import_module
 from typing import Any
 
@@ -212,7 +212,8 @@ class Feeds:
             return mine
         setup = self.job.setup if self.job else None
         ranks = tuple(range(setup.first, setup.first + setup.count)) if setup else ()
-        return served(given, feed, self.processes, ranks, self.before.get(feed.name))
+        others = [one for name, one in self.before.items() if name != feed.name]
+        return served(given, feed, self.processes, ranks, self.before.get(feed.name), others)
 
     def _begin(self, job: Job, one: OpenFeed, start: int, taken: int) -> None:
         def begin() -> None:
@@ -337,10 +338,10 @@ class Feeds:
 
 
 def served(given: Any, feed: FedFeed, processes: Processes, ranks: tuple[int, ...],
-           before: Supply | None = None) -> Supply:
+           before: Supply | None = None, beside: Iterable[Supply] = ()) -> Supply:
     """The supply of a pipeline, its file, or PIPELINE@ADDRESS. All processes of a job come here.
-    ranks: those of this process. before: whose stream goes on. EnvironmentFault where the part of
-    spmd that feeds is missing."""
+    ranks: those of this process. before: whose stream goes on. beside: of other feeds of the run.
+    EnvironmentFault where the part of spmd that feeds is missing."""
     try:
         connect = import_module(CONNECT)
     except ModuleNotFoundError as error:
@@ -349,7 +350,7 @@ def served(given: Any, feed: FedFeed, processes: Processes, ranks: tuple[int, ..
         raise EnvironmentFault(f'feed "{feed.name}": pipelines need {CONNECT}, which is not there',
                                expected="an iterable of batches", found=str(given)) from None
     found: Supply = connect.supply_for(given, feed=feed, processes=processes, ranks=ranks,
-                                       before=before)
+                                       before=before, beside=beside)
     return found
 
 

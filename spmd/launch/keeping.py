@@ -26,7 +26,7 @@ from spmd.files.checkpoints import (
     set_name,
     write_part,
 )
-from spmd.launch import resuming
+from spmd.launch import leaving, resuming
 from spmd.launch.memory import bytes_text
 from spmd.texts import MOST_SECONDS, is_number
 
@@ -113,6 +113,8 @@ class Keeping:
         job._check(lib.spmd_job_keep(job._job, turns, nanoseconds))
         if chosen:
             self.resumed = self.processes.together(lambda: resuming.fill(self, job, chosen))
+            if self.first and os.path.dirname(chosen) == self.path:
+                self._may_leave(self.resumed["turn"])
         else:
             self.resumed = None
             job._check(lib.spmd_job_resume(job._job, ffi.new("spmd_set *", {"point": -1})))
@@ -267,6 +269,7 @@ class Keeping:
             if not complete_set(path, self.processes.count, said):
                 return
             self.waiting.pop(0)
+            self._may_leave(said["turn"])
             names = complete(self.path)
             mine = [name for name in names if self.runs == 1 or name.endswith(self.nonce)]
             for old in set(names) - set(mine[-KEPT:]):
@@ -320,10 +323,18 @@ class Keeping:
 
     def say_how_to_go_on(self) -> None:
         """To whoever has interrupted the run."""
-        if self.sets and self.processes.count == 1:
+        if self.sets and self.first:
             self._complete()
-            print(f"spmd: interrupted; the last checkpoint is of turn {self.last_turn}: the same "
-                  f"with --resume {self.to} goes on from it", file=sys.stderr)
+            print(self._last_words(self.last_turn), file=sys.stderr)
+
+    def _may_leave(self, turn: int) -> None:
+        """There is a complete set of this turn to go on from: a signal under a launcher says so."""
+        if self.processes.count > 1:
+            leaving.say(self._last_words(turn))
+
+    def _last_words(self, turn: int) -> str:
+        return (f"spmd: interrupted; the last checkpoint is of turn {turn}: the same with "
+                f"--resume {self.to} goes on from it")
 
     def close(self) -> None:
         if self.folder is not None:

@@ -14,6 +14,7 @@ import time
 
 from codegen.errors import AgreementError, SpmdError
 from spmd import report
+from spmd.launch import leaving
 from spmd.launch.launchers import library, unname_memory
 
 TYPE_CHECKING = False
@@ -132,8 +133,11 @@ class Processes:
         """Process 0's result of `step`, in every process; it alone runs it."""
         return self.meet(step if self.number == 0 else lambda: None)[0]
 
-    def abort(self, code: int) -> None:
-        """Ends every process of the job at once, where there are others."""
+    def abort(self, code: int, quiet: bool = False) -> None:
+        """Ends every process of the job at once, where there are others.
+
+        quiet: MPI, too, says nothing of it.
+        """
         for stream in (sys.stdout, sys.stderr):
             try:
                 stream.flush()
@@ -141,8 +145,9 @@ class Processes:
                 pass  # nobody reads it
         if self.count > 1:
             _until_read(sys.stdout, sys.stderr)
+            if quiet:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
             self.comm.Abort(code)
-
 
     def lose(self, error: PeerError, then: Callable[[], object] = bool) -> NoReturn:
         """Says which process is lost, and ends all: there is nothing that MPI could go on with."""
@@ -157,6 +162,7 @@ class Processes:
             self.patience.may_leave = True
             self.comm.Barrier()
             self.patience.end()
+            leaving.at_the_end()
 
 
 def say(text: str) -> None:

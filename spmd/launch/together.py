@@ -1,8 +1,8 @@
 """The processes that a launcher started for one command: they come, and were told the same.
 
 In: what each of them was told to do. Out: `Processes`.
-Always holds: MPI may wait for a process that never comes: a signal ends us as it ends any program,
-and a process whose arguments are wrong comes too, to say so.
+Always holds: MPI may wait for a process that never comes: a signal ends us without any Python, and
+a process whose arguments are wrong comes too, to say so.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import signal
 
+from spmd.launch import leaving
 from spmd.launch.hosts import place
 from spmd.launch.launchers import launcher, world
 from spmd.launch.patience import Patience, StartWatch
@@ -28,9 +29,12 @@ def come(limit: float) -> tuple[Processes, StartWatch | None]:
     for number in (signal.SIGINT, signal.SIGTERM):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL)
+    leaving.begin()
     rank, count, _ = launcher()
     start = StartWatch(rank, count, limit) if limit else None
-    return Processes(world()), start
+    processes = Processes(world())
+    leaving.end_all_from_now_on(processes)
+    return processes, start
 
 
 def agree(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import os
+import tracemalloc
 from collections import Counter
 
 import numpy as np
@@ -16,6 +17,7 @@ from safetensors.numpy import save_file
 import spmd
 from spmd import data
 from spmd.data import line_sources
+from spmd.data.permutations import permuted
 from spmd.data.source_tools import relative_to
 
 
@@ -230,6 +232,26 @@ def test_a_split_is_one(n, fraction, seed, shuffle):
     assert abs(len(parts[0]) - fraction * n) <= 0.5
     again = source.split(fraction, seed=seed, shuffle=shuffle)[0]
     assert every(again) == parts[0]
+    if shuffle:  # whichever places were computed
+        order = permuted(n, np.arange(n), seed).tolist()
+        assert parts == [sorted(order[: len(parts[0])]), sorted(order[len(parts[0]) :])]
+
+
+@pytest.mark.parametrize("shuffle", [False, True, 1000])
+@pytest.mark.parametrize("sampling", ["once", "independent"])
+def test_memory_does_not_grow_with_the_source(shuffle, sampling):
+    """A table of its numbers would take 8 GB."""
+    tracemalloc.start()
+    try:
+        numbers = data.batched(source=data.range(10**9), size=16, epochs=1, shuffle=shuffle,
+                               sampling=sampling)(lambda ids: {"x": np.asarray(ids)})
+        assert numbers.order() and numbers.total(1024) == -(-(10**9) // 1024)
+        for first in (0, 10**8, 10**9 - 1024):
+            found = numbers.compute(first, 1024)
+            assert found.there.all() and found.arrays["x"].max() < 10**9
+        assert tracemalloc.get_traced_memory()[1] < 10 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_parts_of_parts_and_of_iterators():

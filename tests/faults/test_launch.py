@@ -47,6 +47,8 @@ def endless():
     return turn(x)
 '''
 
+BUSY = ENDLESS.replace('spmd.ppermute(x, "r", shift=2) * 0.5', "np.sin(x)")
+
 TAKES_INPUT = '''
 import numpy as np
 import spmd
@@ -259,8 +261,8 @@ def test_signals_in_one_process(built, number, code):
 @pytest.mark.parametrize("everybody", [False, True])
 @pytest.mark.parametrize("options", [(), ("--transport", "mpi")])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signals_under_mpirun(built, number, options, everybody):
-    """The launcher decides the exit code; what counts is a prompt end with nothing left.
+def test_signals_under_mpirun(built, number, options, everybody, ended_by):
+    """A prompt end with nothing left, and the exit code that says why, where a launcher has it.
 
     everybody: as a terminal sends it to all processes in the foreground. The time limit is long:
     on a busy machine ranks are slow, which is not what they may speak of here.
@@ -276,8 +278,42 @@ def test_signals_under_mpirun(built, number, options, everybody):
             launch.process.send_signal(number)
         done = launch.finish(30)
     assert time.monotonic() - sent < 20  # Open MPI's launcher takes its time
-    assert done.code != 0
+    assert done.code == ended_by(number)
     assert "Traceback" not in done.text and "spmd:" not in done.err, done.err
+    assert "MPI_Abort" not in done.err, done.err
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(("rank", "number"), [(1, signal.SIGTERM), (0, signal.SIGINT)])
+def test_a_signal_for_one_rank_that_computes(built, rank, number, ended_by):
+    """It is in machine code, where no Python runs, and so are all others: the job ends."""
+    if ended_by(number) == 1:
+        pytest.skip("under Open MPI a rank that alone is told to end is a lost one")
+    argv = ["mpirun", "-n", "4", sys.executable, "-m", "spmd", "run", built(BUSY),
+            "--time-limit", "60"]
+    with Launch(argv) as launch:
+        _wait_for_start(launch)
+        os.kill(launch.ranks(4)[rank], number)
+        done = launch.finish(30)
+    assert done.code == ended_by(number), done.text
+    assert "Traceback" not in done.text and "spmd:" not in done.err, done.err
+
+
+def test_a_copy_of_a_process_is_not_the_process():
+    """What `fork` made of a rank, such as a worker of somebody's iterable, ends as it would."""
+    script = (
+        "import os, signal, time\n"
+        "from spmd.launch import leaving\n"
+        "leaving.begin()\n"
+        "leaving.say('the last words')\n"
+        "copy = os.fork() or time.sleep(60)\n"
+        "os.kill(copy, signal.SIGTERM)\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(copy, 0)[1]), flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGTERM)\n"
+        "time.sleep(60)\n"
+    )
+    done = run([sys.executable, "-c", script], timeout=30).expect(143, "-15")
+    assert done.err == "the last words\n"
 
 
 def _wait_for_start(launch: Launch) -> None:

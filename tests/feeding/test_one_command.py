@@ -144,6 +144,20 @@ def test_kill_9_leaves_nothing(image, tmp_path, victim):
 
 
 @pytest.mark.mpi
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_leaves_nothing(image, tmp_path, number, ended_by):
+    """As a terminal, or a scheduler of jobs, sends it to all processes of the group."""
+    file = pipeline(tmp_path, "time.sleep(0.01)", 10000)
+    with Launch(["mpirun", "-n", 2, sys.executable, "-m", "spmd", "run", image, "--feed", file],
+                ) as launch:
+        until(lambda: processes(launch, "worker"), 20)
+        os.killpg(launch.process.pid, number)
+        until(lambda: not launch.alive())
+        done = launch.finish()
+    assert done.code == ended_by(number) and "spmd:" not in done.err, done.text
+
+
+@pytest.mark.mpi
 def test_who_dies_is_started_again(image, tmp_path):
     """The scheduler at its address, with its keys and what it knew; the agent under its name."""
     file = pipeline(tmp_path, STARTS, 100)

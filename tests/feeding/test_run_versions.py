@@ -9,9 +9,11 @@ import pytest
 
 import spmd
 from codegen.errors import AgreementError
+from spmd.feeding import connect
 from spmd.feeding.connect import supply_for
 from spmd.feeding.run_versions import RunVersions, text_digest
 from spmd.feeding.scheduler_state import StateFile, StoredPipeline
+from spmd.launch.eager_feeds import eager_feeds
 from spmd.launch.processes import Processes
 from tests.feeding.feeding_kit import Feed, Field
 from tests.feeding.served_kit import ServedProcess
@@ -117,3 +119,37 @@ def test_what_is_known_of_a_pipeline_is_compared_before_anything_is_computed(ser
     with pytest.raises(spmd.InputError, match=r'(?s)what feed "f" declares.*x \(4,\).*x \(3,\)'):
         opened("told", Field("x", (8, 4), np.float32))
     assert opened("told", Field("x", (8, 3), np.float32)).opened.version == 1
+
+
+def test_two_feeds_of_a_run_take_one_version(served, monkeypatch):
+    """An update lands while the run has opened the first of them only."""
+    def given(seed):
+        (file := served.folder / "numbers.py").write_text(
+            PIPELINE.format(n=160, seed=seed, value="example"))
+        return file
+
+    def update_then(*args):
+        begun.append(args[3].name)
+        if len(begun) % 2 == 0:
+            client.update("numbers", source=given(3 + len(begun)))
+        return opened(*args)
+
+    @spmd.program(mesh=("r",))
+    def pairs():
+        ours, theirs = (spmd.feed(name, x=spmd.spec((16,), np.int64)) for name in ("a", "b"))
+        equal = spmd.asarray(0)
+        for one in ours:
+            equal = equal + np.sum(one.x == theirs.next().x)
+        return equal
+
+    served.worker(1)
+    begun, opened = [], connect.opened
+    monkeypatch.setattr(connect, "opened", update_then)
+    given_both = dict.fromkeys(("a", "b"), f"numbers@{served.address}")
+    with served.client() as client:
+        client.submit(given(3))
+        assert spmd.build(pairs).run(ranks=2, feed=given_both) == 160
+        assert begun == ["a", "b"]
+        assert pairs.eager(feed=eager_feeds(given_both)) == 160
+        assert begun == ["a", "b"] * 2
+        assert [one["version"] for one in client.status()["pipelines"]] == [3]

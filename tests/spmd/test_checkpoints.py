@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -292,6 +293,32 @@ def test_processes_write_their_parts(once, mpirun, tmp_path, spmd_command):
                "-o", f"u={again}", env={"SPMD_PRETEND_HOSTS": hosts}).expect(0)
         assert whole.read_bytes() == again.read_bytes() and len(sets(apart)) == 2
     spmd_command("run", image, "--checkpoint", tmp_path, "--every", "0").expect(2, "--every")
+
+
+@pytest.mark.mpi
+def test_interrupted_under_mpirun_it_says_once_how_to_go_on(once, tmp_path, ended_by):
+    kept = tmp_path / "kept"
+    argv = ["mpirun", "-n", 3, sys.executable, "-m", "spmd", "run",
+            keepable(once, "kept_turns", TURNS), "--set", f"steps={10**9}", "--time-limit", "60",
+            "--checkpoint", kept, "--resume", kept, "--every"]
+    for every, begins in (("500", "no checkpoint in"), (f"{10**8}", "goes on from turn")):
+        with Launch([*argv, every]) as launch:
+            assert launch.process.stderr is not None
+            assert begins in launch.process.stderr.readline()
+            until = time.monotonic() + 30
+            while not sets(kept) and time.monotonic() < until:
+                time.sleep(0.05)
+            time.sleep(0.5)
+            os.killpg(launch.process.pid, signal.SIGINT)
+            done = launch.finish(30)
+        turns = [str(int(path.name.split("-")[1].removeprefix("turn"))) for path in sets(kept)]
+        assert done.code == ended_by(signal.SIGINT), done.text
+        if done.code == 1:
+            continue  # Open MPI's launcher drops what processes say from then on
+        ((turn, folder),) = re.findall(
+            "the last checkpoint is of turn ([0-9]+): the same with --resume (.*) goes", done.err)
+        assert turn in turns[-2:] and folder == str(kept), done.err
+        assert done.err.count("\n") == 1, done.err
 
 
 LONG = TURNS.replace('"steps", 20', '"steps", 30000')

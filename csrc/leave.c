@@ -1,0 +1,78 @@
+/* A process of a launcher that is told to end, by SIGINT or SIGTERM. The launcher makes its own
+ * code of ours: of a process that a signal has killed it makes the bare number of the signal, which
+ * means something else. So a process ends by a code. In compute phases, and in MPI, nothing but a
+ * handler could hear of the signal. */
+#define _GNU_SOURCE
+#include "parts.h"
+
+#include <signal.h>
+#include <string.h>
+#include <unistd.h>
+
+#define WORDS_BYTES 8192
+#define LATEST_S 5
+
+static struct {
+    pid_t owner;
+    atomic_int told, number, file;
+    /* What is said last, and room for what will be: a handler may be reading the former. */
+    char words[2][WORDS_BYTES];
+    atomic_int chosen;
+} leave = {.file = -1};
+
+static void leave_at_once(int unused)
+{
+    (void)unused;
+    _exit(128 + atomic_load(&leave.number));
+}
+
+static void leave_hear(int number)
+{
+    const unsigned char byte = (unsigned char)number;
+    int file = atomic_load(&leave.file);
+
+    if (getpid() != leave.owner) { /* a copy made by fork ends as any program does */
+        signal(number, SIG_DFL);
+        raise(number);
+        return;
+    }
+    if (atomic_exchange(&leave.told, 1))
+        return;
+    atomic_store(&leave.number, number);
+    spmd_say(leave.words[atomic_load(&leave.chosen)]);
+    if (file < 0 || write(file, &byte, 1) != 1)
+        leave_at_once(number);
+    signal(SIGALRM, leave_at_once); /* unless whoever reads that byte ends us before */
+    alarm(LATEST_S);
+}
+
+int spmd_leave_begin(void)
+{
+    struct sigaction before, action = {.sa_handler = leave_hear, .sa_flags = SA_RESTART};
+    const int numbers[] = {SIGINT, SIGTERM};
+
+    leave.owner = getpid();
+    for (int k = 0; k < 2; k++) {
+        if (sigaction(numbers[k], NULL, &before))
+            return SPMD_SYSTEM;
+        if (before.sa_handler == SIG_DFL && sigaction(numbers[k], &action, NULL))
+            return SPMD_SYSTEM;
+    }
+    return SPMD_OK;
+}
+
+void spmd_leave_tell(int file)
+{
+    atomic_store(&leave.file, file);
+}
+
+int spmd_leave_words(const char *words)
+{
+    int next = 1 - atomic_load(&leave.chosen);
+
+    if (strlen(words) >= WORDS_BYTES)
+        return SPMD_RANGE;
+    strcpy(leave.words[next], words);
+    atomic_store(&leave.chosen, next);
+    return SPMD_OK;
+}

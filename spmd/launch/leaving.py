@@ -1,0 +1,56 @@
+"""What SIGINT and SIGTERM do to a process of a launcher: an exit code of 128 and their number.
+
+In: the processes of a job; words for whoever interrupts it. Out: the end of all of them.
+Always holds: whatever a process is in, compute phases and MPI_Init too, it ends within seconds.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from _thread import start_new_thread
+
+from spmd.engine import lib
+from spmd.launch.launchers import MPICH, family_of
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from spmd.launch.processes import Processes
+
+LATER_S = 1.0  # than process 0, which has something to say: the others end the job, if it does not
+
+
+def begin() -> None:
+    """From now on a signal ends this process: where it would kill it, not where it is ignored."""
+    lib.spmd_leave_begin()
+
+
+def end_all_from_now_on(processes: Processes) -> None:
+    """MPI has started: a signal for one process ends the job.
+
+    Of MPICH. Its launcher kills the others when one has ended, and says that they were killed;
+    the code of a job that a process has aborted is that of the process. Open MPI's launcher
+    always says 1, and an abort makes it talk.
+    """
+    if processes.count > 1 and family_of(processes.mpi().Get_library_version()) == MPICH:
+        heard, told = os.pipe()
+        start_new_thread(_end_all, (processes, heard))
+        lib.spmd_leave_tell(told)
+
+
+def at_the_end() -> None:
+    """No job can be aborted any more: a signal ends this process."""
+    lib.spmd_leave_tell(-1)
+
+
+def say(words: str) -> None:
+    """What this process, once it is told to end, says first: a line."""
+    lib.spmd_leave_words(f"{words}\n".encode())
+
+
+def _end_all(processes: Processes, heard: int) -> None:
+    code = 128 + os.read(heard, 1)[0]
+    if processes.number:
+        time.sleep(LATER_S)
+    processes.abort(code, quiet=True)
+    os._exit(code)

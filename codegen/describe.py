@@ -141,8 +141,9 @@ def _carried(a: Array) -> dict[str, Any]:
 def _feed(feed: Feed, plan: Plan) -> dict[str, Any]:
     """What it gives, and where in the program that is taken or something is sent: takes and sends
     by their numbers in the image."""
+    where = {"place": line_of(feed.place)} if feed.place else {}
     return {
-        "name": feed.name,
+        "name": feed.name, **where,
         "fields": [
             {"name": name, "dtype": t.dtype.name, "shape": [to_json(e) for e in t.shape],
              "layout": [list(entry) for entry in t.layout or ()]}

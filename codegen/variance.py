@@ -12,6 +12,7 @@ from codegen.errors import Place
 from codegen.ir import DefUse, Module, Op, Region, Value, walk
 from codegen.mesh import Layout, Mesh
 from codegen.ops import Branch, Exchange, Let, Loop, Point, Take
+from codegen.ops.kind import layout_of
 from codegen.symbolic.expr import Expr
 
 Axes = frozenset[str]
@@ -46,8 +47,8 @@ class Variance:
         elif isinstance(what, Point):
             self.of.update((v, self.values([x])) for x, v in zip(op.operands, op.results))
         elif isinstance(what, Take):
-            for value, (_, layout) in zip(op.results, what.homes, strict=True):
-                self.of[value] = frozenset(a for e in layout for a in e) - self.alone
+            for value, layout in zip(op.results, layouts_of(op), strict=True):
+                self.of[value] = self.taken(layout)
         elif op.regions:  # of what is said together, while a program is traced
             for region in op.regions:
                 self.region(region)
@@ -61,6 +62,10 @@ class Variance:
                 axes = given | self.exprs(what.exprs())
             for value in op.results:
                 self.of[value] = axes | self.exprs(value.type.shape)
+
+    def taken(self, layout: Layout) -> Axes:
+        """Of a field of a batch."""
+        return frozenset(a for entry in layout for a in entry) - self.alone
 
     def values(self, values: Iterable[Value]) -> Axes:
         return NONE.union(*(self.of.get(v, NONE) for v in values))
@@ -167,6 +172,9 @@ class Received(Variance):
         super().__init__(mesh, {})
         self.coords = {}
 
+    def taken(self, layout: Layout) -> Axes:
+        return NONE
+
     def exchanged(self, what: Exchange, given: Axes) -> Axes:
         axes = given | self.exprs(what.exprs())
         if what.differs() == []:
@@ -217,6 +225,9 @@ class InBody:
                 return f'argument "{value.name}", which is split over "{axis}", goes in', found
             before = self._ends.get(value, ()) if op is None else tuple(self._before(op, value))
             found = op.place if op else found
+            if op is not None and isinstance(op.what, Take):
+                return (f'field "{op.what.fields[op.results.index(value)]}" of feed '
+                        f'"{op.what.feed}", which is split over "{axis}", goes in'), found
             if op is not None and not any(axis in self.varies(v) for v in before):
                 break
             left += before
@@ -231,6 +242,14 @@ class InBody:
         else:
             yield from (region.results[k] for region in op.regions)
         yield from op.operands
+
+
+def layouts_of(op: Op) -> tuple[Layout, ...]:
+    """Of the fields that a Take makes."""
+    assert isinstance(op.what, Take)
+    if op.what.homes:
+        return tuple(layout for _, layout in op.what.homes)
+    return tuple(layout_of(v.type) for v in op.results)
 
 
 def analysed(program: Module) -> Variance:

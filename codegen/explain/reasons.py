@@ -77,6 +77,9 @@ class Explained:
         feeds = {f.name: f for f in graph.feeds}
         self.fields = {v: feeds[op.what.feed] for op in self.ops if isinstance(op.what, Take)
                        for v in op.results}
+        seen = {(feed.name, v.name) for v, feed in self.fields.items()}
+        self.fields |= {Value(name, t): feed for feed in graph.feeds for name, t in feed.fields
+                        if (feed.name, name) not in seen}  # taken in one rank's view only
         for op in self.ops:
             carried = [*op.operands, *(v for inner in op.regions for v in inner.results)]
             made = [self.demands.defs.get(v) for v in carried if op.regions]
@@ -133,7 +136,8 @@ class Explained:
 
     def _array_row(self, name: str, value: Value) -> dict[str, Any]:
         op = self.demands.defs.get(value)
-        place = self.inputs[value].place if value in self.inputs else op.place if op else None
+        declared = self.inputs.get(value) or self.fields.get(value)
+        place = op.place if op else declared.place if declared else None
         why, because = self.why(value)
         made = self.demands.of.get(value)
         size = expr.product(map(self.meter.cut, self.held(value))) * value.type.dtype.size

@@ -220,7 +220,7 @@ _MANIFEST = table(
         name=text, dtype=word(*DTYPES), shape=maybe(every(formula, DIMS)),
         layout=maybe(every(every(text, AXES), DIMS)), buffer=_COUNT)))),
     feeds=every(table(
-        name=text, fields=every(_FIELD),
+        {"place": text}, name=text, fields=every(_FIELD),
         takes=every(table(number=_COUNT, buffers=every(_COUNT))),
         sends=every(table(number=_COUNT, fields=every(_ARRAY))))),
     returns=returned,

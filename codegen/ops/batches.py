@@ -38,7 +38,7 @@ class Feeding(Kind):
 
 @dataclass(frozen=True)
 class Take(Feeding):
-    """The fields of the feed's next batch. homes: in a Program, of each."""
+    """The fields of the feed's next batch. homes: of each, in one rank's view."""
 
     name = "take"
     fields: tuple[str, ...]
@@ -71,8 +71,8 @@ class More(Feeding):
 
 @dataclass(frozen=True)
 class Send(Feeding):
-    """Hands its operands, laid out so, to those who made the batch that was taken last. homes: in a
-    Program, of each."""
+    """Hands its operands, laid out so, to those who made the batch that was taken last. homes: of
+    each, in one rank's view."""
 
     name = "send"
     fields: tuple[str, ...]

@@ -23,6 +23,7 @@ from codegen.image.manifest import scalar_value
 from codegen.ir import Module, layout_text, walk
 from codegen.mesh import Layout, as_written
 from codegen.ops import ShardMap
+from codegen.ops.kind import layout_of
 from codegen.oracle import interpret
 from codegen.oracle.common import Common
 from codegen.oracle.local import EagerArray, whole
@@ -155,6 +156,18 @@ class World(Common):
         if name not in self.feeds:
             self.feeds[name] = declared(self, self.given.get("feed"), name, fields, self.feeds)
         return self.feeds[name]
+
+    def field_layout(self, feed: str, field: str) -> Any:
+        """How the compiler lays a field out whose dims the program's rules may name."""
+        try:
+            (found,) = (f for f in self.graph().feeds if f.name == feed)
+        except SpmdError as error:
+            raise LayoutError(
+                f'field "{field}" of feed "{feed}" needs a layout in an eager run',
+                place=user_place(), expected="the layout that the program's rules say",
+                found=f"the program does not build: {error.message}",
+                remedy='write it: spmd.spec(shape, dtype, layout=("x", None))') from error
+        return as_written(layout_of(dict(found.fields)[field]))
 
     def _declare(self, what: str, name: str, **parts: Any) -> None:
         """Raises ProgramError where a name means something else already."""

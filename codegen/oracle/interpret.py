@@ -302,12 +302,18 @@ class _World:
         ranks, running = [], []
         for k in range(len(self.coords)):
             rank = self.rank(k, outer.values, outer.env)
+            rank.taken, rank.sends = dict(outer.taken), outer.sends
             args = []
             for arg, x, layout in zip(body.args, operands, what.in_layouts, strict=True):
                 args.append(rank.checked(op, arg, x[self.grid.box(x.shape, layout, k)]))
             ranks.append(rank)
             running.append(rank.region(body, args))
         parts = self.together(ranks, running)
+        if any((r.taken, r.sends) != (ranks[0].taken, ranks[0].sends) for r in ranks):
+            raise MatchingError("ranks have taken other batches, or sent back otherwise",
+                                place=op.place, expected="all ranks come to a feed, or none",
+                                found=", ".join(str(r.taken) for r in ranks))
+        outer.taken, outer.sends = ranks[0].taken, ranks[0].sends
         out = []
         for j, (value, layout) in enumerate(zip(op.results, what.out_layouts, strict=True)):
             shape = extents(value.type.shape, outer.eval)

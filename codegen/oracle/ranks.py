@@ -19,6 +19,7 @@ from codegen.oracle.grid import Grid, join
 from codegen.oracle.local import EagerArray, local, received
 from codegen.oracle.threads import Combine, Crew, ExchangeCall
 from codegen.places import user_place
+from codegen.user import whole_batches
 from codegen.user.pytree import map_tree
 from codegen.user.signatures import check_call
 
@@ -138,6 +139,9 @@ class EagerRank(Common):
         return self.shards.position(self.index_, self.names(axis))
 
     index = axis_index
+
+    def feed(self, *_: Any, **__: Any) -> Any:
+        raise whole_batches.declared_inside()
 
     def exchange(self, kind: str, axes: Axes, payload: Any, combine: Combine) -> Any:
         call = ExchangeCall(kind, self.names(axes), user_place(), payload, combine)

@@ -1,54 +1,117 @@
-"""Feeds in an eager run: whole batches as NumPy arrays."""
+"""Feeds in an eager run: whole batches as NumPy arrays, and in one rank's view its own blocks."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from operator import index
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from codegen.errors import InputError, ProgramError, UsageError
-from codegen.oracle.common import Common
+from codegen.errors import InputError, ProgramError, SpmdError, UsageError
+from codegen.oracle.ranks import EagerRank
+from codegen.oracle.threads import Combine, ExchangeCall
 from codegen.places import user_place
 from codegen.user import eager_runs, whole_batches
+from codegen.user.layout_trees import Dim, MeshName
 from codegen.user.numbers import element_type
 from codegen.user.spec import Spec
 from codegen.user.whole_batches import Batches
+
+if TYPE_CHECKING:
+    from codegen.oracle.eager import World
 
 
 class EagerStream:
     """What spmd.feed gives in an eager run: as codegen.trace.feed_calls.Stream."""
 
-    def __init__(self, world: Common, batches: Batches, layouts: Mapping[str, Any]) -> None:
-        self.world, self.batches, self.layouts = world, batches, layouts
+    def __init__(self, world: World, batches: Batches, layouts: Mapping[str, Any],
+                 by_rules: Container[str]) -> None:
+        """by_rules: fields that the rules of the program may lay out otherwise."""
+        self.world, self.batches = world, batches
+        self.layouts, self.by_rules = dict(layouts), by_rules
         self.number = 0
         self._batch = whole_batches.batch_type(batches.feed, batches.fields)
 
     def next(self) -> Any:
-        self._check("next")
+        if (rank := self._rank("next")) is None:
+            found = self._take()
+            return self._batch(**{k: self.world.made(x, self.layouts[k]) for k, x in found.items()})
+        layouts = {k: self._known_layout(k) for k in self.batches.fields}
+
+        def blocks(_: Sequence[Any]) -> list[Any]:
+            whole = self._take()
+            return [{k: rank.shards.shard(x, layouts[k], at) for k, x in whole.items()}
+                    for at in range(len(rank.shards.coords))]
+
+        return self._batch(**self._together(rank, "next", None, blocks))
+
+    def _take(self) -> dict[str, Any]:
         found = self.batches.take(self.number)
         self.number += 1
-        return self._batch(**{k: self.world.made(x, self.layouts[k]) for k, x in found.items()})
+        return found
 
     def more(self) -> bool:
-        self._check("more")
-        return self.batches.more(self.number)
+        if (rank := self._rank("more")) is None:
+            return self.batches.more(self.number)
+        return bool(self._together(rank, "more", None, lambda given: [
+            self.batches.more(self.number)] * len(given)))
 
     def __iter__(self) -> Iterator[Any]:
         while self.more():
             yield self.next()
 
     def send(self, *values: Any, **named: Any) -> None:
-        self._check("send")
+        rank = self._rank("send")
         fields = whole_batches.sent_fields(self.batches.feed, values, named)
-        (shape, _), *_ = self.batches.fields.values()
         arrays = {k: np.array(x) for k, x in fields.items()}
+        if rank is None:
+            self._answer(arrays)
+            return
+        split = {rank.shards.entries(self._known_layout(k), len(shape))[0]
+                 for k, (shape, _) in self.batches.fields.items()}
+        layout = (split.pop() if len(split) == 1 else None,)
+        (shape, _), *_ = self.batches.fields.values()
+        (own,) = rank.shards.box(shape[:1], rank.shards.entries(layout, 1), rank.index_)
+        for name, x in arrays.items():
+            whole_batches.check_sent(self.batches.feed, name, x.shape, own.stop - own.start)
+
+        def whole(parts: Sequence[Any]) -> list[Any]:
+            self._answer({k: np.asarray(rank.shards.join([part[k] for part in parts], layout))
+                          for k in arrays})
+            return [None] * len(parts)
+
+        self._together(rank, "send", arrays, whole)
+
+    def _answer(self, arrays: dict[str, Any]) -> None:
+        (shape, _), *_ = self.batches.fields.values()
         for name, x in arrays.items():
             whole_batches.check_sent(self.batches.feed, name, x.shape, shape[0])
         self.batches.answer(self.number, arrays)
 
-    def _check(self, what: str) -> None:
+    def _known_layout(self, field: str) -> Any:
+        """How a field is cut: as it says, or as the compiler lays it out."""
+        if field in self.by_rules:
+            return self.world.field_layout(self.batches.feed, field)
+        layout = self.layouts[field]
+        return (layout,) if isinstance(layout, MeshName) else layout
+
+    def _together(self, rank: EagerRank, what: str, given: Any, of: Combine) -> Any:
+        """What `of` gives this rank, once all have come here."""
+        here = user_place()
+
+        def at_this_line(parts: Sequence[Any]) -> Sequence[Any]:
+            try:
+                return of(parts)
+            except SpmdError as error:
+                error.place = here
+                raise
+
+        call = ExchangeCall(f"feed.{what}()", tuple(self.world.axes), here, given, at_this_line)
+        return rank.crew.exchange(rank.index_, call)
+
+    def _rank(self, what: str) -> EagerRank | None:
+        """The rank that calls; None: the program itself."""
         now = eager_runs.runtime()
         if now is None:
             raise ProgramError(
@@ -56,11 +119,10 @@ class EagerStream:
                 place=user_place(), expected="a batch that is taken before it",
                 found="a derivative, which is computed as a program of its own",
                 remedy="b = feed.next() before, and b.x as an argument")
-        if now is not self.world:
-            raise whole_batches.inside(what)
+        return None if now is self.world else now
 
 
-def declared(world: Common, given: Any, name: str, fields: Mapping[str, Any],
+def declared(world: World, given: Any, name: str, fields: Mapping[str, Any],
              others: Mapping[str, Any]) -> EagerStream:
     """The stream of a declaration. given: what the run was given as feed=; others: the feeds that
     are declared already."""
@@ -86,4 +148,6 @@ def declared(world: Common, given: Any, name: str, fields: Mapping[str, Any],
         for k, s in specs.items()})
     return EagerStream(world, batches, {
         k: (next(iter(world.axes)), *[None] * (len(shapes[k]) - 1)) if s.layout is None
-        else s.layout for k, s in specs.items()})
+        else s.layout for k, s in specs.items()}, {
+        k for k, s in specs.items() if s.layout in (None, "auto")
+        and any(isinstance(e, Dim) for e in shapes[k])})

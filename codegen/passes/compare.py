@@ -15,7 +15,7 @@ from codegen import mesh
 from codegen.errors import Place
 from codegen.ir import ArrayType, Module, Op, Region, Value, walk
 from codegen.kit import Builder
-from codegen.ops import POSITION, Branch, Exchange, Expect, Loop, Move, ShardMap
+from codegen.ops import POSITION, Branch, Exchange, Expect, Loop, Move, Send, ShardMap
 from codegen.printer import axes_text
 from codegen.symbolic import expr
 from codegen.variance import InBody
@@ -82,7 +82,7 @@ class _Compare:
     def shard_map(self, op: Op, call: ShardMap) -> Op:
         (body,) = op.regions
         known = InBody(self.graph.mesh, body, call.in_layouts)
-        inner = list(self.local(body))
+        inner = list(self.local(body, known))
         for result, value, layout in zip(
             op.results, body.results, call.out_layouts, strict=True
         ):
@@ -94,11 +94,17 @@ class _Compare:
                 inner += self.same(value, axes, f'the result of "{result.name}"', place)
         return op.mapped(lambda body: body.with_ops(inner))
 
-    def local(self, region: Region) -> Iterator[Op]:
-        """The ops of a region, with conditions compared that ranks must agree on."""
+    def local(self, region: Region, known: InBody) -> Iterator[Op]:
+        """The ops of a region, with conditions compared that ranks must agree on, and what several
+        of them send of the same rows."""
         for op in region.ops:
             axes = self.met(op.regions)
-            op = op.mapped(lambda r: r.with_ops(self.local(r)))
+            op = op.mapped(lambda r: r.with_ops(self.local(r, known)))
+            if isinstance(op.what, Send):
+                for value, layout in zip(op.operands, op.what.layouts, strict=True):
+                    unknown = known.varies(value) - {a for entry in layout for a in entry}
+                    if alike := tuple(a for a in self.long if a in unknown):
+                        yield from self.same(value, alike, "what is sent back", op.place)
             if axes and isinstance(op.what, Loop) and len(op.regions) == 2:
                 test, body = op.regions
                 same = self.same(test.results[0], axes, "the condition of this loop", op.place)

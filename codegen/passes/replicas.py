@@ -1,15 +1,16 @@
 """Refuses a shard_map whose result differs between ranks along an axis its layout does not name.
 
-Goes in: a Graph. Comes out: the same, or a MatchingError where a result is what each rank makes of
-its index or of its own shard, and nothing combines it over the axis: then it varies, as far as
-the program says. What other ranks have sent may make it equal again: that nobody knows at build.
+Goes in: a Graph. Comes out: the same, or a MatchingError where a result, or what is sent to a feed,
+is what each rank makes of its index or its own shard, and nothing combines it over the axis: then
+it varies, as far as the program says. What other ranks have sent may make it equal again.
 """
 
 from __future__ import annotations
 
 from codegen.errors import MatchingError
 from codegen.ir import Module, Op, Value, layout_text, walk
-from codegen.ops import ShardMap
+from codegen.mesh import Layout
+from codegen.ops import Send, ShardMap
 from codegen.printer import axes_text
 from codegen.variance import InBody
 
@@ -17,8 +18,11 @@ from codegen.variance import InBody
 def check_replicas(graph: Module) -> Module:
     """Raises MatchingError, with the line and what makes the ranks differ."""
     for op in walk(graph.body):
-        if isinstance(op.what, ShardMap) and not op.what.sure:
-            _Results(graph, op, op.what).check()
+        if isinstance(op.what, ShardMap):
+            found = _Results(graph, op, op.what)
+            found.check_sent()
+            if not op.what.sure:
+                found.check()
     return graph
 
 
@@ -32,10 +36,33 @@ class _Results:
 
     def check(self) -> None:
         for value, layout in zip(self.body.results, self.call.out_layouts, strict=True):
-            apart = self.known.surely(value) - {a for entry in layout for a in entry}
-            axis = next((a for a in self.graph.mesh.names if a in apart), None)
-            if axis is not None:
+            if axis := self.differs(value, layout):
                 raise self.refused(value, layout_text(layout), axis)
+
+    def check_sent(self) -> None:
+        for op in walk(self.body):
+            if isinstance(op.what, Send):
+                for value, layout in zip(op.operands, op.what.layouts, strict=True):
+                    if axis := self.differs(value, layout):
+                        raise self.refused_send(op, op.what, value, axis)
+
+    def differs(self, value: Value, layout: Layout) -> str:
+        """An axis that the layout does not name, along which the value surely varies; or ""."""
+        apart = self.known.surely(value) - {a for entry in layout for a in entry}
+        return next((a for a in self.graph.mesh.names if a in apart), "")
+
+    def refused_send(self, op: Op, send: Send, value: Value, axis: str) -> MatchingError:
+        along, cause = axes_text([axis]), self.known.cause(value, axis)
+        return MatchingError(
+            f'what is sent to feed "{send.feed}" differs between the ranks along {along}, which '
+            "answer for the same rows", place=op.place,
+            also=((f"{cause[0]} here:", cause[1]),) if cause[1] else (),
+            expected=f"one value on all ranks along {along}, over which the fields of the feed do "
+            "not all split the batch",
+            found=f"{cause[0]}, and nothing combines it over {along}",
+            remedy=f'spmd.psum(value, "{axis}") combines what the ranks have; '
+            f'spmd.pbroadcast(value, "{axis}") takes the first rank\'s',
+        )
 
     def refused(self, value: Value, layout: str, axis: str) -> MatchingError:
         made = self.known.made.get(value)

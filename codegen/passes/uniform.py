@@ -69,10 +69,11 @@ class _Check:
         self, op: Op, called: str, members: Axes, around: tuple[_Around, ...]
     ) -> None:
         """All of them come to it, or none."""
-        for outer in reversed(around):
+        for k, outer in reversed([*enumerate(around)]):
             if apart := outer.axes & members:
                 names = tuple(a for a in self.mesh.names if a in apart)
-                raise self.refused(op, called, outer.op, names)
+                same = (o.op for o in around[:k] if o.op.place == outer.op.place)
+                raise self.refused(op, called, next(same, outer.op), names)
 
     def refused(
         self, op: Op, called: str, outer: Op, apart: tuple[str, ...]
@@ -84,23 +85,25 @@ class _Check:
         else:
             where = f"inside a branch that only some ranks along {along} may take"
             what = "the branch is taken by some ranks only:"
-        found, remedy = self.cause(outer, apart)
+        fed = isinstance(op.what, Feeding)
+        why = ": a batch is of all ranks, each takes its part of it" if fed else ""
+        found, remedy = self.cause(outer, apart, "take the batch" if fed else "compute the value")
         also: tuple[tuple[str, Place], ...] = ((what, outer.place),) if outer.place else ()
         return MatchingError(
             f"{called} {where}",
             place=op.place,
             also=also,
-            expected=f"all ranks along {along} come to it together, or none",
+            expected=f"all ranks along {along} come to it together, or none{why}",
             found=found,
             remedy=remedy,
         )
 
-    def cause(self, outer: Op, apart: tuple[str, ...]) -> tuple[str, str]:
-        """What parts the ranks, and the way out."""
+    def cause(self, outer: Op, apart: tuple[str, ...], do: str) -> tuple[str, str]:
+        """What parts the ranks, and the way out: where to `do` it."""
         what = outer.what
         if isinstance(what, Branch) and what.on is not None:
             return (user_text(self.mesh, what.on),
-                    "compute the value on every rank and choose with np.where")
+                    f"{do} on every rank and choose with np.where")
         if isinstance(what, Loop):
             bounds = {"start": what.start, "stop": what.stop, "step": what.step}
             for name, e in bounds.items():

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial, reduce
 
+from codegen.functions import COMBINE
 from codegen.plan.flatten import moved
 from codegen.plan.grammar import (
     Apply,
@@ -104,4 +105,4 @@ def _name(kept: str, k: int) -> str:
 
 def _both(row: Reduce, a: Node, b: Node) -> Node:
     """Two terms as one."""
-    return Apply("logical_or" if row.fn == "or" else row.fn, row.dtype, (a, b), row.dtype)
+    return Apply(COMBINE[row.fn], row.dtype, (a, b), row.dtype)

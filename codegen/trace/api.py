@@ -34,8 +34,7 @@ from codegen.trace.derive.marks import (
 from codegen.trace.kernel_call import Kernel
 from codegen.trace.program import Program, parse_parameter, program
 from codegen.trace.ranks import mapping
-from codegen.trace.ranks.layout_forms import Dim
-from codegen.user.layout_trees import replicated
+from codegen.user.layout_trees import Dim, replicated
 from codegen.user.signatures import check_call
 from codegen.user.spec import spec
 from codegen.user.windows import Start

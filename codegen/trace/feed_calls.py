@@ -10,18 +10,21 @@ from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from codegen.answers import unanswerable
-from codegen.errors import ProgramError, TracedValueError
-from codegen.ir import ArrayType, Feed, Module, Op, layout_text, walk
-from codegen.mesh import Layout
+from codegen.errors import ProgramError, ShapeError, TracedValueError
+from codegen.ir import ArrayType, Feed, Module, Op, Shape, layout_text, walk
+from codegen.mesh import Layout, local_extent
 from codegen.ops import More, Send, Take
+from codegen.ops.batches import Homes
+from codegen.ops.kind import layout_of as lying
 from codegen.places import user_place
 from codegen.symbolic import expr
-from codegen.trace.array import Array, as_array, wrap
+from codegen.symbolic.expr import Expr
+from codegen.trace.array import Array, as_array, local_type, wrap
 from codegen.trace.context import Context, require_context
 from codegen.trace.control.captured_loops import Counter, Later, Loop
 from codegen.trace.control.turns import passes
 from codegen.trace.declare import shape_of
-from codegen.trace.numpy.elementwise import shape_text
+from codegen.trace.numpy.elementwise import same_extent, shape_text
 from codegen.trace.ranks.layout_forms import by_rules, layout_of
 from codegen.trace.state import Code
 from codegen.user import whole_batches
@@ -52,10 +55,16 @@ class Stream:
 
     def next(self) -> Any:
         """The next batch: `b.x` is the array of field x, of which each rank has its part. It waits
-        until the batch is there. Where the stream has ended, the run ends with a message."""
+        until the batch is there. Where the stream has ended, the run ends with a message.
+
+        Inside a shard_map, `b.x` is this rank's own block, as the field's layout cuts it."""
         context = self._context("next")
         names, types = zip(*self.declared.fields, strict=True)
-        taken = context.emit(Take(self.name, names, types), names=names)
+        homes: Homes = ()
+        if context.rank_view:
+            homes = tuple((t.shape, lying(t)) for t in types)
+            types = tuple(local_type(context.mesh, t) for t in types)
+        taken = context.emit(Take(self.name, names, types, homes), names=names)
         return self._batch(*(wrap(context, v, scalar=False) for v in taken))
 
     def more(self) -> Array:
@@ -66,17 +75,40 @@ class Stream:
     def send(self, *values: Any, **named: Any) -> None:
         """Hands arrays with a row for each place of the batch that was taken last back to whoever
         made it: `feed.send(action)`, `feed.send(action=a, value=v)`. ShapeError for other shapes.
-        """
+
+        Inside a shard_map, a rank hands over the rows of its own block."""
         context = self._context("send")
         (_, first), *_ = self.declared.fields
-        given, layouts = [], []
+        batch, given, layouts, homes = first.shape[0], [], [], []
+        own = local_extent(context.mesh, batch, self._answered())
         fields = whole_batches.sent_fields(self.name, values, named)
         for name, x in fields.items():
             array = as_array(x)
-            whole_batches.check_sent(self.name, name, array.extents, first.shape[0])
             given.append(array.read())
             layouts.append((self._answered(), *((),) * (array.ndim - 1)))
-        context.emit(Send(self.name, tuple(fields), tuple(layouts)), given)
+            if context.rank_view:
+                self._check_own(name, given[-1].type.shape, own)
+                homes.append(((batch, *given[-1].type.shape[1:]), layouts[-1]))
+            else:
+                whole_batches.check_sent(self.name, name, array.extents, batch)
+        context.emit(Send(self.name, tuple(fields), tuple(layouts), tuple(homes)), given)
+
+    def _check_own(self, name: str, shape: Shape, own: Expr) -> None:
+        """Raises ShapeError unless a rank gives a row for each of its own, of one shape on all."""
+        fits = bool(shape) and same_extent(shape[0], own)
+        if fits and not any(s.kind == "coord" for e in shape[1:] for s in e.symbols()):
+            return
+        if fits:
+            remedy = "rows of one shape on all ranks"
+        elif self._answered():
+            remedy = "np.broadcast_to(value, (len(b.x),)) sends the same to all of them"
+        else:
+            remedy = "lay out dim 0 of all fields alike, and a rank answers for its own rows"
+        raise ShapeError(
+            f'what a rank sends to feed "{self.name}" has another shape', place=user_place(),
+            expected=f"{name} with a row for each example that the rank has: ({own}, …)"
+            if self._answered() else f"{name} with a row for each example: ({own}, …)",
+            found=shape_text(shape), remedy=remedy)
 
     def _answered(self) -> tuple[str, ...]:
         """What splits the rows of answers: a rank answers for all rows that it has of any field."""
@@ -92,8 +124,6 @@ class Stream:
 
     def _context(self, what: str) -> Context:
         context = require_context(f"feed.{what}")
-        if context.rank_view:
-            raise whole_batches.inside(what)
         if context.feeds.get(self.name) != self.declared:
             _of_another_program(self.name, what)
         return context
@@ -141,9 +171,7 @@ def feed(name: str = "feed", /, **fields: Any) -> Stream:
     """
     context = require_context("spmd.feed")
     if context.rank_view:
-        raise ProgramError("spmd.feed stands inside a shard_map", place=user_place(),
-                           expected="feeds declared in the program, outside shard_map",
-                           remedy="pass the arrays of a batch to the function as arguments")
+        raise whole_batches.declared_inside()
     specs = whole_batches.declared_fields(name, fields)
     types = {field: _field(context, name, field, what) for field, what in specs.items()}
     whole_batches.check_batch(name, {f: t.shape for f, t in types.items()},
@@ -187,8 +215,9 @@ def check_feeds(module: Module) -> Module:
     for op in walk(module.body):
         if not isinstance(op.what, Send):
             continue
-        given = ", ".join(f"{name}: {v.type.dtype}{shape_text(v.type.shape)}"
-                          for name, v in zip(op.what.fields, op.operands, strict=True))
+        shapes = [shape for shape, _ in op.what.homes] or [v.type.shape for v in op.operands]
+        given = ", ".join(f"{name}: {v.type.dtype}{shape_text(shape)}" for name, v, shape in
+                          zip(op.what.fields, op.operands, shapes, strict=True))
         first, expected = sent.setdefault(op.what.feed, (op, given))
         if given != expected:
             raise ProgramError(

@@ -87,19 +87,12 @@ def batch_type(feed: str, fields: Iterable[str]) -> Callable[..., Any]:
     return type("Batch", (base,), {"__getattr__": missing, "__slots__": ()})
 
 
-def inside(what: str) -> ProgramError:
-    """Why a feed is not taken from, asked or sent to in one rank's view."""
-    return ProgramError(
-        f"feed.{what}() stands inside a shard_map", place=user_place(),
-        expected="feeds in the program itself: a batch is an array of all ranks",
-        found="one rank's view",
-        remedy={
-            "next": "b = feed.next() before it, and pass b.x to the function: each rank gets its "
-            "part; a loop over batches stands outside, and calls the shard_map in each turn",
-            "more": "call feed.more outside of it: a loop over batches stands outside, and calls "
-            "the shard_map in each turn",
-            "send": "return the values, with out_layouts as those of the batch, and call feed.send "
-            "outside of it"}[what])
+def declared_inside() -> ProgramError:
+    return ProgramError("spmd.feed stands inside a shard_map", place=user_place(),
+                        expected="feeds declared in the program, outside shard_map",
+                        found="one rank's view",
+                        remedy="declare it before: feed = spmd.feed(…); feed.next() inside gives a "
+                        "rank its own part")
 
 
 def sent_fields(feed: str, values: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:

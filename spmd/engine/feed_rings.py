@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from codegen.errors import InternalError
+from codegen.errors import InternalError, Place
 from spmd.arrays import numpy_dtype
 from spmd.engine import ffi, lib
 
@@ -43,13 +43,14 @@ class FeedField:
 class FedFeed:
     """A feed of an image, for one job: name, batch (rows of one), fields; sends: fields of what
     ranks send back. asked: the program asks whether there are more batches. copied: several
-    processes hold the same rows, which must be equal in all."""
+    processes hold the same rows, which must be equal in all. place: where it is declared."""
 
     copied = False
 
     def __init__(self, number: int, name: str, fields: Sequence[FeedField],
-                 sends: Sequence[FeedField], asked: bool = True) -> None:
-        self.number, self.name, self.asked = number, name, asked
+                 sends: Sequence[FeedField], asked: bool = True,
+                 place: Place | None = None) -> None:
+        self.number, self.name, self.asked, self.place = number, name, asked, place
         self.fields, self.sends = tuple(fields), tuple(sends)
         self.batch = self.fields[0].shape[0]
 

@@ -65,7 +65,8 @@ def _misfit(given: dict[str, tuple[tuple[int, ...], str]], feed: dict[str, Any])
 def _described(feed: dict[str, Any]) -> str:
     parts = [f"{f['name']} {_shape(f['shape'][1:])} {f['dtype']}" for f in feed["fields"]
              if f["name"] != MASK]
-    return f"feed {feed['name']} of " + ", ".join(parts)
+    where = f" ({feed['place']})" if "place" in feed else ""
+    return f"feed {feed['name']} of {', '.join(parts)}{where}"
 
 
 def _shape(shape: Any) -> str:

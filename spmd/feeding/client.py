@@ -19,6 +19,7 @@ from spmd.data.pipelines import Pipeline
 from spmd.data.settings import FIXED, Settings, read
 from spmd.feed_options import HERE
 from spmd.feeding.against_image import check_against
+from spmd.feeding.first_example import fields_of, first_example
 from spmd.feeding.keys import Keys
 from spmd.feeding.serving import keys_of
 from spmd.feeding.sockets import Lines, received
@@ -70,23 +71,26 @@ class Client:
     # ---- what can be asked
 
     def submit(self, pipeline: str | os.PathLike[str] | Pipeline, *, name: str = "",
-               **settings: Any) -> dict[str, Any]:
+               compute: bool = True, **settings: Any) -> dict[str, Any]:
         """Gives a pipeline to the scheduler: a file, FILE.py:NAME, or a Pipeline.
 
         settings: in the place of those that stand at its decorator. Where it names an image, its
         fields are compared with the image's feeds first. Asked twice, it is there once.
+        compute: the first example, in a process of its own, so that runs are compared with it as
+        they begin; where that fails here, a worker's first example tells.
 
-        Returns {"name", "version", "what": "new", "changed" or "unchanged"}. Raises InputError
-        where pipeline and image do not fit, UsageError for a wrong setting or where another
-        pipeline of that name is running, OutputError where the scheduler's disk is full.
+        Returns {"name", "version", "what": "new", "changed" or "unchanged", "first_example": why
+        that is not known, or ""}. Raises InputError where pipeline and image do not fit, UsageError
+        for a wrong setting or where another pipeline of that name is running, OutputError where the
+        scheduler's disk is full.
         """
         found = pipeline if isinstance(pipeline, Pipeline) else load(pipeline)
-        changed = _submitted_with(found, settings)
-        if changed.image:
-            check_against(found, changed.image)
-        return self._ask("submit", name=name or found.name, version=0,
-                         file=os.path.abspath(found.file), source=_text_of(found.file),
-                         settings=changed.as_json(), **_facts(found, bool(changed.image)))
+        changed, source = _submitted_with(found, settings), _text_of(found.file)
+        facts, why = _facts(found, source, changed.image, compute)
+        said = self._ask("submit", name=name or found.name, version=0,
+                         file=os.path.abspath(found.file), source=source,
+                         settings=changed.as_json(), **facts)
+        return {**said, "first_example": why}
 
     def status(self, name: str = "") -> dict[str, Any]:
         """Everything: pipelines, consumers, workers, agents, warnings; or one pipeline's row.
@@ -129,19 +133,19 @@ class Client:
         new one.
 
         Returns {"name", "version", "settings", "runs_before": how many runs go on with an older
-        version}. Raises UsageError for a setting that says which examples there are: only another
-        file can change those. InputError where that has a mistake, or does not fit its image.
+        version}, and with a file "first_example", as submit. Raises UsageError for a setting that
+        says which examples there are: only another file can change those. InputError where that has
+        a mistake, or does not fit its image.
         """
         if not source:
             return self._ask("update", name=name, settings=settings)
         found = _of_file(source, name)
-        image = settings.get("image", found.settings.image)
-        if image:
-            check_against(found, image)
+        image, text = settings.get("image", found.settings.image), _text_of(found.file)
+        facts, why = _facts(found, text, image, compute=True)
         fixed = {key: value for key, value in found.settings.as_json().items() if key in FIXED}
-        return self._ask("update", name=name, settings=settings, fixed={**fixed, "image": image},
-                         source=_text_of(found.file), file=os.path.abspath(found.file),
-                         **_facts(found, bool(image)))
+        said = self._ask("update", name=name, settings=settings, fixed={**fixed, "image": image},
+                         source=text, file=os.path.abspath(found.file), **facts)
+        return {**said, "first_example": why}
 
     def open(self, name: str, feed: str, run: str, *, version: int | None = None,
              text: str = "") -> dict[str, Any]:
@@ -211,19 +215,22 @@ def _of_file(source: str | os.PathLike[str], name: str) -> Pipeline:
     return chosen(found, os.fspath(source), name if name in found or len(found) != 1 else "")
 
 
-def _facts(found: Pipeline, computed: bool) -> dict[str, Any]:
-    """What is known of its stream here. Not its order, where its files are on other machines.
-
-    computed: its first example was, to be compared with an image.
-    """
+def _facts(found: Pipeline, source: str, image: str | None,
+           compute: bool) -> tuple[dict[str, Any], str]:
+    """What is known of its stream here, and why its first example is not. Not its order, where its
+    files are on other machines. InputError where it does not fit its image."""
     try:
         order = found.order()
     except Exception:  # whatever the user's source raises: workers will say what is wrong
         order = None
-    gives = [{"name": name, "shape": list(shape), "dtype": dtype.str}
-             for name, (shape, dtype) in found.specs().items()] if computed else None
+    gives, why = None, "it was not computed"
+    if image:
+        check_against(found, image)
+        gives, why = fields_of(found), ""
+    elif compute:
+        gives, why = first_example(found, source)
     return {"order": order, "gives": gives,
-            "environments": getattr(found.source, "count", None) if found.acts else None}
+            "environments": getattr(found.source, "count", None) if found.acts else None}, why
 
 
 def _refused(said: Mapping[str, Any]) -> Refused:

@@ -57,7 +57,8 @@ def _submit(asked: argparse.Namespace) -> None:
         found = client.submit(asked.file, name=asked.name, **given_settings(asked))
         how = {"new": "submitted", "changed": "submitted in the place of what was there",
                "unchanged": "is there already, as it is"}[found["what"]]
-        _told(asked, found, f"{found['name']}: {how} (version {found['version']})")
+        text = f"{found['name']}: {how} (version {found['version']})"
+        _told(asked, found, text + _unknown(found))
 
 
 def _update(asked: argparse.Namespace) -> None:
@@ -67,7 +68,15 @@ def _update(asked: argparse.Namespace) -> None:
         if count := found["runs_before"]:
             text += (f"; {count} run{'s go' if count > 1 else ' goes'} on with the source with "
                      "which it began, later ones take this one")
+        text += _unknown(found)
         _told(asked, found, text)
+
+
+def _unknown(found: dict[str, Any]) -> str:
+    """What is said of a first example that could not be computed where it was submitted."""
+    why = found.get("first_example")
+    return ("\nIts first example could not be computed here, so a run is compared with it when a "
+            f"worker has done so: {why}") if why else ""
 
 
 def _cancel(asked: argparse.Namespace) -> None:

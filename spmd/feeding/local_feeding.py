@@ -107,7 +107,7 @@ def begin_scheduler(pipeline: Pipeline, feed: Any, run: str, several_hosts: bool
     keeper.add(one)
     one.meet()
     with Client(local.address, local.keys, timeout=START_S) as client:
-        name = client.submit(pipeline)["name"]
+        name = client.submit(pipeline, compute=False)["name"]  # workers are at it
         stream = opened_by(client, name, feed, run)
     return {"address": local.address, "keys": local.keys.as_plain(), "name": name,
             "opened": stream}

@@ -8,15 +8,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
+from codegen.casts import may_cast
 from codegen.errors import InputError, UsageError
 from spmd.data.computing import MASK
 from spmd.feeding.client import Client
+from spmd.feeding.evaluating import dtype_named
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
     from spmd.feeding.keys import Keys
+
+    # By name: shape of one example, and dtype.
+    Fields = dict[str, tuple[tuple[int, ...], np.dtype[Any]]]
 
 START_S = 20.0  # for a scheduler to answer
 
@@ -65,14 +72,38 @@ def _compare(name: str, facts: dict[str, Any], feed: Any) -> None:
             found=f"{count} environments, a batch of {feed.batch}")
     if facts.get("gives") is None:
         return
-    gives = {f["name"]: tuple(f["shape"]) for f in facts["gives"]}
-    takes = {f.name: tuple(int(n) for n in f.shape[1:]) for f in feed.fields if f.name != MASK}
-    if gives != takes:
-        raise InputError(
-            f'pipeline {name} does not give what feed "{feed.name}" declares',
-            expected=_said(takes), found=_said(gives),
-            remedy="the same fields in the pipeline and in spmd.feed(…)")
+    given = {f["name"]: (tuple(f["shape"]), dtype_named(f["dtype"])) for f in facts["gives"]}
+    wanted = {f.name: (tuple(int(n) for n in f.shape[1:]), np.dtype(f.dtype))
+              for f in feed.fields if f.name != MASK}
+    for field in [*wanted, *given]:
+        if (wrong := _misfit(field, given, wanted)) is not None:
+            expected, found, remedy = wrong
+            raise InputError(
+                f'field "{field}" of feed "{feed.name}" is not what pipeline {name} gives',
+                place=feed.place, expected=f"{expected}, as the program declares",
+                found=f"{found}, in the first example of {name}", remedy=remedy)
 
 
-def _said(fields: dict[str, tuple[int, ...]]) -> str:
-    return ", ".join(f"{name} {shape}" for name, shape in sorted(fields.items()))
+def _misfit(field: str, given: Fields, wanted: Fields) -> tuple[str, str, str] | None:
+    """What is expected, what is found, and what to do; None where a field fits."""
+    if field not in wanted:
+        return (f"only {', '.join(wanted)}", f"{field} too, {_said(*given[field])}",
+                f"leave out {field} in the pipeline, or declare it in spmd.feed")
+    shape, dtype = wanted[field]
+    if field not in given:
+        return (_said(shape, dtype), f"only {', '.join(given)}",
+                f"return {field!r} too in the pipeline, or leave it out in spmd.feed")
+    found, kind = given[field]
+    expected = _said(shape, dtype)
+    if found != shape:
+        batch = ", ".join(map(str, ("batch", *found))) + "," * (not found)
+        return (expected, _said(found, kind), f"spmd.spec(({batch}), …) in the program, or the "
+                f"shape {shape} in the pipeline")
+    if not may_cast(np.empty(0, kind), dtype):  # whatever the values are
+        return (expected, _said(found, kind), f"np.{kind} in the program, or .astype(np.{dtype}) "
+                "in the pipeline, if that is what you mean")
+    return None
+
+
+def _said(shape: tuple[int, ...], dtype: np.dtype[Any]) -> str:
+    return f"{dtype} of shape {shape}" if shape else f"one {dtype}"

@@ -20,6 +20,7 @@ from codegen.errors import (
     InputError,
     InternalError,
     PeerError,
+    Place,
     UsageError,
 )
 from spmd import report
@@ -377,6 +378,7 @@ def described(number: int, row: dict[str, Any], job: Job, asked: bool) -> FedFee
             raise UsageError(f'feed "{row["name"]}" is sent different values at different places',
                              expected=repr(sends[0]), found=repr(other),
                              remedy="send the same fields everywhere")
+    file, _, line = row.get("place", "").rpartition(":")
     return FedFeed(number, row["name"], fields(row["fields"]), sends[0] if sends else [],
-                   asked)
+                   asked, Place(file, int(line)) if line.isdigit() else None)
 

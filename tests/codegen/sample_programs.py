@@ -95,3 +95,29 @@ def fed(batch: int = 6):
         w = w - np.mean(np.where(b.mask, error, 0)[:, None] * b.x, axis=0)
         feed.send(error)
     return w
+
+
+@spmd.program(mesh=("x",))
+def fed_ranks(batch: int = 6, turns: int = 2):
+    """One rank's view: so many batches in a loop, a field that all have whole, rows sent back; then
+    the batches that are left."""
+    train = spmd.feed("train", x=spmd.spec((batch, 4), np.float32))
+    rates = spmd.feed("rates", rate=spmd.spec((1,), np.float32, layout=spmd.replicated))
+
+    @spmd.shard_map(mesh="x", out_layouts=(spmd.replicated, ("x",)))
+    def learn(w):
+        for _ in spmd.range(turns):
+            x = train.next().x
+            error = x @ w
+            w = w - rates.next().rate[0] * spmd.psum(error @ x, "x")
+            train.send(error)
+        return w, error
+
+    @spmd.shard_map(mesh="x")
+    def rest(w):
+        for b in train:
+            w = w + spmd.pmax(np.max(b.x, axis=0, initial=0), "x")
+        return w
+
+    w, error = learn(np.ones(4, np.float32))
+    return rest(w), error

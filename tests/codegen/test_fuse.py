@@ -108,6 +108,18 @@ def test_rows_of_a_matrix_are_read_together():
     assert program(100) == [[1, 1, 1, 1, 0], [1, 0]]
 
 
+@pytest.mark.parametrize("reduced", [np.sum, np.prod, np.min, np.max, np.any, np.all])
+def test_columns_are_reduced_beside_a_product(reduced):
+    """Terms of rows that are read together are combined, by whatever function."""
+    @spmd.program(mesh=("r",))
+    def two():
+        a = spmd.input("a", (40, 30), F64, default=lambda i, j: np.cos(i * 3.0 + j) * 1.5)
+        return reduced(a, axis=0), a @ np.ones(30)
+
+    for one, other in zip(spmd.build(two).run(ranks=2), two.eager(), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-12)
+
+
 @pytest.mark.parametrize("function", ONE_NEST, ids=lambda f: f.__name__)
 def test_one_nest(function):
     plan, work = work_of(program_of(function))

@@ -7,7 +7,7 @@ from codegen.plan.text import loops_text, plan_text
 from codegen.printer import module_text
 from tests.codegen import sample_programs
 
-PROGRAMS = ("ring_allreduce", "branches", "in_place", "fed")
+PROGRAMS = ("ring_allreduce", "branches", "in_place", "fed", "fed_ranks")
 
 
 @pytest.fixture(scope="module", params=PROGRAMS)

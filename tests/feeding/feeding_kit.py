@@ -22,7 +22,8 @@ from spmd.feeding.keys import made_for_a_run
 from spmd.feeding.serving import Served
 
 Field = namedtuple("Field", "name shape dtype")
-Feed = namedtuple("Feed", "name batch fields sends copied asked", defaults=((), False, True))
+Feed = namedtuple("Feed", "name batch fields sends copied asked place",
+                  defaults=((), False, True, None))
 
 
 class PlainRing:

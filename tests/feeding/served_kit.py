@@ -24,7 +24,8 @@ from spmd.feeding.keys import make_folder, read_folder
 from tests.conftest import ROOT
 
 Field = namedtuple("Field", "name shape dtype")
-Feed = namedtuple("Feed", "name batch fields sends copied asked", defaults=((), False, True))
+Feed = namedtuple("Feed", "name batch fields sends copied asked place",
+                  defaults=((), False, True, None))
 
 PIPELINE = """
 import time

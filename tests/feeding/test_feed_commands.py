@@ -16,10 +16,11 @@ import spmd
 import spmd.data as data
 from spmd import cli
 from spmd.feeding.children import Child
+from spmd.feeding.first_example import first_example
 from spmd.feeding.keys import made_for_a_run
 from spmd.feeding.serving import SCHEDULER, begun_scheduler
 from tests.conftest import ROOT
-from tests.feeding.served_kit import PIPELINE, ServedProcess, until
+from tests.feeding.served_kit import PIPELINE, ServedProcess, command_of, until
 
 
 @pytest.fixture(scope="module")
@@ -164,3 +165,39 @@ def test_a_scheduler_of_a_run_ends_with_it():
         child.channel.close()
         until(lambda: child.has_ended() is not None)
     assert child.has_ended() == 0
+
+
+def test_a_first_example_that_cannot_be_computed_where_it_is_submitted(served, feed, tmp_path):
+    """It is said, and nothing else happens: workers may have what is missing here."""
+    here = ("--connect", served.address, "--keys", served.keys_folder)
+    file = tmp_path / "broken.py"
+
+    def submitted(line):
+        file.write_text("import os\nimport signal\nimport numpy as np\nimport spmd.data as data\n"
+                        f"@data.pipeline(source=data.range(9))\ndef broken(example):\n    {line}\n")
+        code, out, err = feed("submit", file, *here)
+        assert code == 0 and not err and out.startswith("broken: submitted")
+        return out
+
+    out = submitted("return {'x': np.load('/nowhere.npy')}")
+    assert "FileNotFoundError" in out and "broken.py:7: " in out and "skip" not in out
+    assert "was killed by SIGKILL" in submitted("os.kill(os.getpid(), signal.SIGKILL)")
+    assert "ended with status 7" in submitted("os._exit(7)")
+    assert "no feed can have" in submitted("return {'two words': example}")
+    assert submitted("return {'x': example}").count("\n") == 1
+    code, out, _ = feed("update", "broken", "--source", file, *here)
+    assert code == 0 and "first example" not in out
+
+
+def test_a_first_example_that_takes_too_long(monkeypatch, tmp_path):
+    """The process that computes it is ended, with what it has started."""
+    mark = f"spmd-test-{os.getpid()}-sleeps"
+    (tmp_path / "slow.py").write_text(
+        "import subprocess\nimport sys\nimport spmd.data as data\n"
+        "@data.pipeline(source=data.range(9))\ndef slow(example):\n"
+        f"    subprocess.run([sys.executable, '-c', 'import time; time.sleep(99)', '{mark}'])\n")
+    monkeypatch.setattr("spmd.feeding.first_example.WITHIN_S", 3.0)
+    pipeline = data.load(tmp_path / "slow.py")
+    assert first_example(pipeline, (tmp_path / "slow.py").read_text()) == (
+        None, "it takes more than 3 s")
+    assert not any(mark in command_of(int(pid)) for pid in os.listdir("/proc") if pid.isdigit())

@@ -9,6 +9,7 @@ import pytest
 
 import spmd
 from codegen.errors import AgreementError
+from spmd import cli
 from spmd.feeding import connect
 from spmd.feeding.connect import supply_for
 from spmd.feeding.run_versions import RunVersions, text_digest
@@ -116,7 +117,7 @@ def test_what_is_known_of_a_pipeline_is_compared_before_anything_is_computed(ser
         client._ask("submit", name="told", version=0, file="t.py", source="", settings={}, **facts)
     with pytest.raises(spmd.UsageError, match="3 environments, a batch of 8"):
         opened("play", Field("y", (8,), np.int64))
-    with pytest.raises(spmd.InputError, match=r'(?s)what feed "f" declares.*x \(4,\).*x \(3,\)'):
+    with pytest.raises(spmd.InputError, match=r'(?s)field "x" of feed "f".*\(4,\).*\(3,\)'):
         opened("told", Field("x", (8, 4), np.float32))
     assert opened("told", Field("x", (8, 3), np.float32)).opened.version == 1
 
@@ -153,3 +154,47 @@ def test_two_feeds_of_a_run_take_one_version(served, monkeypatch):
         assert pairs.eager(feed=eager_feeds(given_both)) == 160
         assert begun == ["a", "b"] * 2
         assert [one["version"] for one in client.status()["pipelines"]] == [3]
+
+
+MISFITS = {
+    "{'x': np.zeros(3)}": ("y", "one int32", "only x", "return 'y' too"),
+    "{'x': np.zeros(3), 'y': 1, 'z': 2.5}": ("z", "only x, y", "z too, one float64", "leave out z"),
+    "{'x': np.zeros((3, 1)), 'y': 1}": (
+        "x", "float32 of shape (3,)", "float64 of shape (3, 1)", "spmd.spec((batch, 3, 1), …)"),
+    "{'x': np.float32(3), 'y': 1}": (
+        "x", "float32 of shape (3,)", "one float32", "spmd.spec((batch,), …)"),
+    "{'x': np.zeros(3), 'y': 1.5}": ("y", "one int32", "one float64", ".astype(np.int32)"),
+    "{'x': np.zeros(3, complex), 'y': 1}": ("x", "float32", "complex128", "np.complex128 in the"),
+}
+
+
+def test_a_run_is_compared_with_the_first_example_before_it_waits(served, tmp_path):
+    """No worker is there. What workers would cast fits; the message says where the field is."""
+    source = ("import numpy as np\nimport spmd\n\n@spmd.program\ndef train(batch: int = 8):\n"
+              "    feed = spmd.feed(x=spmd.spec((batch, 3), np.float32), "
+              "y=spmd.spec((batch,), np.int32))\n"
+              "    b = feed.next()\n    return b.x.sum() + b.y.sum()\n")
+    (tmp_path / "train.py").write_text(source)
+    assert cli.main(["build", str(tmp_path / "train.py"), "-o", str(tmp_path / "train.img")]) == 0
+    image = spmd.load(tmp_path / "train.img")
+    file = tmp_path / "first.py"
+
+    def submitted(returned):
+        file.write_text("import numpy as np\nimport spmd.data as data\n"
+                        "@data.pipeline(source=data.range(9))\n"
+                        f"def first(example):\n    return {returned}\n")
+        with served.client() as client:
+            assert client.submit(file)["first_example"] == ""
+
+    for returned, (field, expected, found, remedy) in MISFITS.items():
+        submitted(returned)
+        with pytest.raises(spmd.InputError) as caught:
+            image.run(feed=f"first@{served.address}", ranks=2)
+        error = caught.value
+        assert f'field "{field}" of feed "feed" is not what pipeline first gives' in error.message
+        assert expected in error.expected and found in error.found and remedy in error.remedy
+        assert str(error.place) == "train.py:6"
+    submitted("{'x': np.zeros(3, np.int64), 'y': np.int64(1)}")
+    feed = Feed("feed", 8, [Field("x", (8, 3), np.float32), Field("y", (8,), np.int32),
+                            Field("mask", (8,), np.bool_)])
+    assert supply_for(f"first@{served.address}", feed=feed, processes=Processes()).opened.version

@@ -11,6 +11,7 @@ import pytest
 import spmd
 from codegen.oracle import interpret
 from spmd.launch.iterable_supply import IterableSupply
+from tests.codegen import test_feeds_of_ranks as ranks_take
 from tests.codegen.sample_programs import fed
 from tests.codegen.test_feeds import Told, given, two_feeds
 
@@ -18,11 +19,12 @@ from tests.codegen.test_feeds import Told, given, two_feeds
 
 
 class Collecting(IterableSupply):
-    """Whole batches, and the values that come back: as pipelines get them."""
+    """Whole batches, and the values that come back: as pipelines get them. first: the batch that
+    is answered first."""
 
-    def __init__(self, source):
+    def __init__(self, source, first=0):
         super().__init__(source)
-        self.back = {}
+        self.back, self.first = {}, first
 
     def begin(self, feed, rings, start):
         plain = copy.copy(feed)
@@ -34,7 +36,7 @@ class Collecting(IterableSupply):
         self.collector.start()
 
     def collect(self):
-        k = 0
+        k = self.first
         while not self.ends.is_set():
             rows = {ring.rows: found for ring in self.rings if (found := ring.sent(k))}
             if len(rows) == len({ring.rows for ring in self.rings}):
@@ -85,3 +87,50 @@ def test_one_more_batch_than_there_are(images):
     with pytest.raises(spmd.SpmdError, match="has ended after 2 batches"):
         images[two_feeds].run(ranks=2, feed={"train": given()["train"][:2],
                                              "tests": Collecting([])})
+
+
+def test_ranks_take_their_own_blocks_in_a_shard_map():
+    """As eager runs: on every mesh, answers too."""
+    image = spmd.build(ranks_take.of_ranks)
+    for mesh in ranks_take.MESHES:
+        feeds = ranks_take.given()
+        expected = ranks_take.of_ranks.eager(mesh=mesh, feed=feeds)
+        back = Collecting(list(feeds["train"]), first=1)
+        found = image.run(mesh=mesh, feed={**ranks_take.given(), "train": back})
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-12)
+        assert sorted(back.back) == [1, 2]
+        for number, values in feeds["train"].back:
+            for name, array in values.items():
+                np.testing.assert_array_equal(back.back[number][name], array)
+
+
+def test_a_loop_of_a_shard_map_is_resumed(tmp_path):
+    """The very next batch, and the part of each rank as before."""
+    @spmd.program(mesh=("r",))
+    def until():
+        feed = spmd.feed(x=spmd.spec((7,), np.float64))
+        first = feed.next().x[0]
+
+        @spmd.shard_map(out_layouts=())
+        def rest(w):
+            for b in feed:
+                w = w * 1.5 + spmd.psum(np.sum(b.x) * (spmd.index() + 1), "r") / spmd.ranks()
+            return w
+
+        return rest(first)
+
+    stream = [{"x": np.full(7, k) / 4} for k in range(9)]
+
+    def broken():
+        yield from stream[:6]
+        raise OSError("the disk is gone")
+
+    image = spmd.build(until, checkpoint=True, check=["equal"])
+    expected = {n: until.eager(ranks=n, feed=stream) for n in (1, 3)}
+    for n in (3, 1):
+        kept = tmp_path / str(n)
+        with pytest.raises(spmd.InputError, match="the disk is gone"):
+            image.run(ranks=n, feed=broken, checkpoint=kept, every=1)
+        found = image.run(ranks=n, feed=stream, resume=kept)
+        np.testing.assert_allclose(found, expected[n], rtol=1e-12)

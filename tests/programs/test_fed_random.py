@@ -6,6 +6,7 @@ compared too. `make random` searches on.
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import os
 import random
@@ -37,6 +38,13 @@ def program():
 '''
 
 
+def split_over(layout):
+    """The axes of each dim; () where all ranks hold all of it."""
+    known = {"None": ("r", None), "spmd.replicated": ()}
+    layout = known[layout] if layout in known else ast.literal_eval(layout)
+    return tuple(e if isinstance(e, tuple) else (e,) if e else () for e in layout)
+
+
 def within(lines):
     return ["    " + line for line in lines]
 
@@ -46,7 +54,7 @@ class Drawn:
 
     def __init__(self, seed):
         self.random = r = random.Random(seed)
-        self.count, self.feeds = 0, {}
+        self.count, self.feeds, self.helpers = 0, {}, ""
         for name in ("one", "two")[: r.choice((1, 1, 2))]:
             layouts = {"x": r.choice(LAYOUTS), "y": r.choice(LAYOUTS[:4])}
             self.feeds[name] = r.choice((1, 3, 5, 6)), r.choice(DTYPES), layouts
@@ -63,7 +71,8 @@ class Drawn:
                   "seen, n = spmd.zeros(4), spmd.asarray(np.int64(0))"]
         for name in self.feeds:
             lines += self.take(name) + self.statement(2) + self.loop(2)
-        return HEAD + "".join(f"{line}\n" for line in within([*lines, "return w, seen, n"]))
+        text = "".join(f"{line}\n" for line in within([*lines, "return w, seen, n"]))
+        return HEAD.replace("@spmd.program", self.helpers + "@spmd.program") + text
 
     def take(self, name=""):
         """A batch, and perhaps an answer."""
@@ -84,9 +93,30 @@ class Drawn:
 
     def statement(self, deep):
         kinds = (self.take,) if not deep else (
-            self.take, self.loop, self.branch, self.unrolled)
+            self.take, self.loop, self.branch, self.unrolled, self.ranked)
         kind = self.random.choice(kinds)
-        return kind() if kind == self.take else kind(deep)
+        return kind() if kind in (self.take, self.ranked) else kind(deep)
+
+    def ranked(self):
+        """Batches that each rank takes in its own view, and what it answers for its rows."""
+        r, name = self.random, self.random.choice([*self.feeds])
+        _, dtype, layouts = self.feeds[name]
+        x, y = (split_over(layouts[f]) for f in "xy")
+        if self.sends[name] and y and x[:1] != y[:1]:
+            return self.take(name)  # all rows would have to be had first
+        self.count += 1
+        axes = [a for entry in x for a in entry]
+        total = f"spmd.psum(np.sum(b.x), {tuple(axes)})" if axes else "np.sum(b.x)"
+        body = ["b = feed.next()", f"w, n = np.tanh(w) + {total}, n + 1"]
+        if self.sends[name]:
+            body.append(f"feed.send(a=b.y[:, 0].astype(np.{dtype}) * 2, b=b.y + n)")
+        head = r.choice((f"for k in spmd.range({r.randrange(0, 4)}):", "while feed.more():",
+                         f"while n < {r.randrange(2, 7)}:", ""))
+        body = [head, *within(body)] if head else body
+        self.helpers += "".join(f"{line}\n" for line in (
+            f"def inner{self.count}(feed, w, n):", *within([*body, "return w, n"]), ""))
+        return [f"w, n = spmd.shard_map(lambda w, n: inner{self.count}({name}, w, n), "
+                "in_layouts=spmd.replicated, out_layouts=spmd.replicated)(w, n)"]
 
     def unrolled(self, deep):
         turns = self.random.randrange(1, 3)

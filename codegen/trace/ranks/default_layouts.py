@@ -12,8 +12,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from codegen.errors import LayoutError, Place
-from codegen.ir import Region, Shape, Value, layout_text
+from codegen.ir import Region, Shape, Value, layout_text, walk
 from codegen.mesh import Layout, LayoutEntry, Mesh, local_extent
+from codegen.ops import Take
 from codegen.places import user_place
 from codegen.printer import axes_text
 from codegen.symbolic.expr import Expr
@@ -28,7 +29,8 @@ def computed_layouts(
     """One per result of the body. operands: the global arrays that its arguments are shards of."""
     layouts = [v.type.layout or () for v in operands]
     known = InBody(context.mesh, body, layouts)
-    cuts = _Cuts(context.mesh, [v.type.shape for v in operands], layouts)
+    cuts = _Cuts(context.mesh, [*((v.type.shape, v.type.layout or ()) for v in operands),
+                                *fields_in(body)])
     fitting = [cuts.fitting(v.type.shape, known.varies(v)) for v in body.results]
     for k, found in enumerate(fitting):
         if len(found) != 1:
@@ -36,12 +38,16 @@ def computed_layouts(
     return [found[0] for found in fitting]
 
 
-class _Cuts:
-    """How the arguments of a shard_map are cut."""
+def fields_in(body: Region) -> list[tuple[Shape, Layout]]:
+    """Shapes and layouts of the fields of batches that a rank takes."""
+    return [home for op in walk(body) if isinstance(op.what, Take) for home in op.what.homes]
 
-    def __init__(self, mesh: Mesh, shapes: Sequence[Shape], layouts: Sequence[Layout]) -> None:
-        self.mesh = mesh
-        self.arguments = list(zip(shapes, layouts))
+
+class _Cuts:
+    """How the arguments of a shard_map are cut, and the fields of batches taken in it."""
+
+    def __init__(self, mesh: Mesh, arguments: Sequence[tuple[Shape, Layout]]) -> None:
+        self.mesh, self.arguments = mesh, arguments
         self.alone = {a.name for a in mesh.axes if a.fixed == 1}
 
     def fitting(self, shape: Shape, axes: Axes) -> list[Layout]:

@@ -10,35 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from codegen.errors import LayoutError, UnsupportedError, UsageError
+from codegen.errors import LayoutError, UnsupportedError
 from codegen.ir import layout_text
 from codegen.mesh import Layout, LayoutEntry, Mesh
-from codegen.places import user_place
 from codegen.printer import axes_text
 from codegen.trace.context import Context
-from codegen.user.layout_trees import MeshName, is_layout, replicated
-
-
-class Dim(int):
-    """An extent with a name, of which a program's layout rules speak: `spmd.Dim("batch", 64)`.
-
-    It stands in a shape instead of the integer. UsageError for a name that is no text, or an extent
-    that is no integer.
-    """
-
-    name: str
-
-    def __new__(cls, name: str, extent: int) -> Dim:
-        if not isinstance(name, str) or int(extent) < 0:
-            raise UsageError("a named dim has a name and an extent", place=user_place(),
-                             expected='spmd.Dim("batch", 64)',
-                             found=f"Dim({name!r}, {extent!r})")
-        self = super().__new__(cls, extent)
-        self.name = name
-        return self
-
-    def __repr__(self) -> str:
-        return f'Dim("{self.name}", {int(self)})'
+from codegen.user.layout_trees import Dim, MeshName, is_layout, replicated
 
 
 def by_rules(context: Context, shape: Any, spec: Any) -> Any:

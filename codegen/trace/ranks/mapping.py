@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from codegen.errors import ProgramError, ShapeError
-from codegen.ir import ArrayType, Shape, Value
+from codegen.ir import ArrayType, Region, Shape, Value
 from codegen.mesh import Layout, LayoutEntry, Mesh, block_extent, local_offset
 from codegen.ops import Relayout, ShardMap, Slice
 from codegen.ops.kind import layout_of as lying
@@ -27,7 +27,7 @@ from codegen.trace.control.outside import Outside
 from codegen.trace.numpy.elementwise import same_extent, shape_text
 from codegen.trace.numpy.masks import Chosen
 from codegen.trace.numpy.subscripts import refused
-from codegen.trace.ranks.default_layouts import computed_layouts
+from codegen.trace.ranks.default_layouts import computed_layouts, fields_in
 from codegen.trace.ranks.layout_forms import axes_of, layout_of
 from codegen.trace.ranks.varying import axes_in, check
 from codegen.user import pytree
@@ -205,7 +205,7 @@ def _capture(
                 layouts = computed_layouts(context, returned, region, operands)
             else:
                 layouts = _given_layouts(context, returned, values, out_layouts, pad)
-            outs = _result_types(context, values, layouts, operands)
+            outs = _result_types(context, values, layouts, operands, region)
     finally:
         context.bodies.remove(outside)
         context.rank_view -= 1
@@ -262,9 +262,11 @@ def _given_layouts(
 
 
 def _result_types(
-    context: Context, values: Sequence[Value], layouts: Sequence[Layout], operands: Sequence[Value]
+    context: Context, values: Sequence[Value], layouts: Sequence[Layout],
+    operands: Sequence[Value], body: Region,
 ) -> list[ArrayType]:
-    known = list(dict.fromkeys(e for v in operands for e in v.type.shape))
+    shapes = [v.type.shape for v in operands] + [shape for shape, _ in fields_in(body)]
+    known = list(dict.fromkeys(e for shape in shapes for e in shape))
     out = []
     for k, (value, layout) in enumerate(zip(values, layouts)):
         shape = global_shape(context, value.type.shape, layout, known, _result_name(values, k))

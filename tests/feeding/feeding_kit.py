@@ -122,6 +122,7 @@ class Proxy:
     def __init__(self, rate=0):
         self.to, self.connections, self._open, self.rate = None, 0, [], rate
         self._listening = socket.create_server(("127.0.0.1", 0))
+        self.address = f"tcp://127.0.0.1:{self._listening.getsockname()[1]}"
         threading.Thread(target=self._accept, daemon=True).start()
 
     def __enter__(self):
@@ -136,8 +137,7 @@ class Proxy:
         def made(lines, assigned, here):
             host, _, port = assigned["address"].removeprefix("tcp://").rpartition(":")
             self.to = host, int(port)
-            mine = f"tcp://127.0.0.1:{self._listening.getsockname()[1]}"
-            return asked_worker(lines, {**assigned, "address": mine}, here)
+            return asked_worker(lines, {**assigned, "address": self.address}, here)
         return made
 
     def cut(self):

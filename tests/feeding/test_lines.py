@@ -14,8 +14,8 @@ from spmd.feeding.client import Client
 from spmd.feeding.keys import made_for_a_run, pair
 from spmd.feeding.packing import LEAST_PART, PART, in_parts, of_parts
 from spmd.feeding.sockets import OTHER_KEY, REFUSED_KEY, Lines, received
-from spmd.feeding.wire import decode, encode, new_id
-from tests.feeding.feeding_kit import Proxy, running, x_of
+from spmd.feeding.wire import SOURCE_CHARACTERS, decode, encode, new_id
+from tests.feeding.feeding_kit import Proxy, RunningAgent, running, settings_in, x_of
 
 SIZE = 3 << 20
 NOISE = f"""
@@ -60,6 +60,26 @@ def test_a_large_result_takes_longer_than_the_silence_that_breaks_a_line(elsewhe
         (ring,) = run.supply(x_of(1, np.uint8, SIZE), 1)
         wanted = np.random.default_rng(0).integers(0, 256, SIZE, np.uint8)
         assert np.array_equal(ring.next(20)["x"][0], wanted) and proxy.connections == 1
+
+
+def test_a_long_pipeline_takes_longer_than_the_silence_that_breaks_a_line(monkeypatch):
+    """Its text travels in pieces too: of a client to the scheduler, of that to an agent."""
+    monkeypatch.setattr(sockets, "HEARTBEAT_MS", 150)
+    monkeypatch.setattr(sockets, "SILENT_MS", 600)
+    source = NOISE.replace(str(SIZE), "8") + "# é\n" * (SOURCE_CHARACTERS // 5)
+    with running(NOISE, name="other") as run, Proxy(rate=len(source) / 1.5) as proxy:
+        host, _, port = run.address.removeprefix("tcp://").rpartition(":")
+        proxy.to = host, int(port)
+        client = Client(proxy.address, run.keys, timeout=20)
+        said = client._ask("submit", name="numbers", version=0, file="made.py", source=source,
+                           settings=settings_in(source))
+        assert said["what"] == "new" and proxy.connections == 1
+        client.close()
+        agent = RunningAgent(proxy.address, run.keys, 1)
+        run.agents.append(agent)
+        (ring,) = run.supply(x_of(4, np.uint8, 8), 4)
+        assert len(ring.next(20)["x"]) == 4
+        assert agent.agent.pipelines["numbers", 1]["source"] == source and proxy.connections == 2
 
 
 def test_a_line_says_why_it_does_not_stand(monkeypatch):

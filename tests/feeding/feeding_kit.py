@@ -5,6 +5,7 @@ the real ones, in threads and processes of their own.
 from __future__ import annotations
 
 import os
+import queue
 import socket
 import threading
 import time
@@ -117,10 +118,11 @@ class PlainRing:
 
 class Proxy:
     """TCP to whatever address a worker has. cut() closes what stands: bytes under way are lost.
-    rate: bytes/s that a connection passes; 0: all."""
+    rate: bytes/s that a connection passes; 0: all. delay: seconds that all of it takes."""
 
-    def __init__(self, rate=0):
-        self.to, self.connections, self._open, self.rate = None, 0, [], rate
+    def __init__(self, rate=0, delay=0.0):
+        self.to, self.connections, self._open = None, 0, []
+        self.rate, self.delay = rate, delay
         self._listening = socket.create_server(("127.0.0.1", 0))
         self.address = f"tcp://127.0.0.1:{self._listening.getsockname()[1]}"
         threading.Thread(target=self._accept, daemon=True).start()
@@ -155,11 +157,20 @@ class Proxy:
                     threading.Thread(target=self._pass, args=(a, b), daemon=True).start()
 
     def _pass(self, a, b):
-        with a, b, suppress(OSError):
+        on_its_way = queue.SimpleQueue()
+        threading.Thread(target=self._arrive, args=(on_its_way, b), daemon=True).start()
+        with a, suppress(OSError):
             while data := a.recv(1 << 16):
-                b.sendall(data)
+                on_its_way.put((time.monotonic() + self.delay, data))
                 if self.rate:
                     time.sleep(len(data) / self.rate)
+        on_its_way.put((0.0, b""))
+
+    def _arrive(self, on_its_way, b):
+        with b, suppress(OSError):
+            while (found := on_its_way.get())[1]:
+                time.sleep(max(found[0] - time.monotonic(), 0))
+                b.sendall(found[1])
 
 
 class RunningAgent:

@@ -123,6 +123,8 @@ TABLE: dict[str, dict[str, Check]] = {
     "load": PIPELINE,
     "drop": {"name": name, "version": count},
     "stop": {"why": text()},
+    # scheduler -> agent: public keys of whoever may connect to your workers, and nobody else.
+    "allowed": {"keys": each(key, 8192)},
     # scheduler -> agent or consumer: I do not know you (any more): join or consume again.
     "who": {},
     # consumer -> scheduler. stream, version, text: what `open` answered to its run; without them

@@ -19,7 +19,7 @@ from spmd.data.pipeline_files import load_text
 from spmd.feeding.agent import Agent
 from spmd.feeding.client import Client
 from spmd.feeding.consumer import PipelineSupply
-from spmd.feeding.keys import made_for_a_run
+from spmd.feeding.keys import made_for_a_run, read_folder
 from spmd.feeding.serving import Served
 
 Field = namedtuple("Field", "name shape dtype")
@@ -200,9 +200,10 @@ class RunningAgent:
 class Run:
     """A scheduler in a thread, and agents for one pipeline; everything ends with the test."""
 
-    def __init__(self, source, name="numbers", file="made_here.py"):
-        self.keys = made_for_a_run()
-        self.served = Served("tcp://127.0.0.1:*", self.keys)
+    def __init__(self, source, name="numbers", file="made_here.py", folder=None):
+        self.keys = read_folder(folder) if folder else made_for_a_run()
+        self.served = Served("tcp://127.0.0.1:*", folder=folder, keys=read_folder(
+            folder, scheduler=True) if folder else self.keys)
         self.address = self.served.scheduler.address
         self.thread = threading.Thread(target=self.served.scheduler.run, daemon=True)
         self.thread.start()
@@ -216,11 +217,11 @@ class Run:
         return self.agents[-1]
 
     def supply(self, fields, batch, rows=None, start=0, depth=2, name="numbers", sends=(),
-               asked=True):
+               asked=True, keys=None):
         rings = [PlainRing(r, depth) for r in (rows or [(0, batch)])]
         for ring in rings:
             ring.taken = start
-        supply = PipelineSupply(name, self.address, self.keys, run="test")
+        supply = PipelineSupply(name, self.address, keys or self.keys, run="test")
         supply.begin(Feed("feed", batch, fields, sends, False, asked), rings, start)
         self.supplies.append(supply)
         return rings

@@ -43,7 +43,7 @@ EXAMPLES = {
         "examples": 5, "busy_s": 0.5, "bytes": 10, "queue": 2,
         "at": {"position": 3, "example": "e", "file": "f", "line": 1, "seconds": 0.1}}}}},
     "leave": {"agent": A}, "drop": {"name": "images", "version": 2}, "stop": {"why": "over"},
-    "who": {},
+    "who": {}, "allowed": {"keys": ["k" * 40]},
     "gone": {"worker": A, "why": "killed", "pipeline": "images", "version": 1, "position": 7,
              "example": "e", "file": "f", "line": 1, "outside": True},
     "load": PIPELINE, "submit": {**PIPELINE, **FACTS},

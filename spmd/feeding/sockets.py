@@ -35,6 +35,7 @@ FRAME_BYTES = 4 << 20  # at most; arrays travel in smaller parts
 
 DESCRIPTORS, SOCKETS = 1 << 16, 1 << 14  # for a run with thousands of workers
 CONNECT_MS = 2000  # for an answer to a connection, before it is tried anew
+LAST_WORD_MS = 200  # for what a ROUTER has still to send
 BOUND_S = 5.0  # for a port that we gave up a moment ago
 REFUSED_S = 2.0  # before a line is tried again that the other side refused
 
@@ -112,7 +113,7 @@ class Lines:
                 if time.monotonic() > end:
                     raise
                 time.sleep(0.005)
-        self.forget(router)
+        self.forget(router, LAST_WORD_MS)
         return found
 
     def _router(self, secret: str, public: str) -> Any:

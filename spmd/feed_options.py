@@ -44,6 +44,9 @@ def _worker(one: Any) -> None:
                      help="workers on this machine; default: one for each core")
     one.add_argument("--device", metavar="KIND", default="cpu",
                      help="the kind of device, as pipelines name it in rates=; default: cpu")
+    one.add_argument("--ports", metavar="FIRST-LAST", type=_ports, default=None,
+                     help="where they listen, as a firewall lets through: 40000-40099; default: "
+                     "SPMD_FEED_PORTS, or any")
     one.add_argument("--free", metavar="HH:MM-HH:MM", type=_hours, default=None,
                      help="work at these hours only")
     one.add_argument("--memory", metavar="SIZE", type=_size, default=0,
@@ -190,6 +193,14 @@ def _port(word: str) -> int:
     if not texts.is_number(word) or int(word) > 65535:
         raise ValueError(f"{word!r} is not a port from 0 to 65535")
     return int(word)
+
+
+def _ports(word: str) -> str:
+    first, _, last = word.partition("-")
+    if not (texts.is_number(first) and texts.is_number(last)
+            and 1 <= int(first) <= int(last) <= 65535):
+        raise ValueError(f"{word!r} is not FIRST-LAST, as 40000-40099")
+    return word
 
 
 def _hours(word: str) -> str:

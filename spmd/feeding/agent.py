@@ -27,6 +27,7 @@ from spmd.feeding.machine import (
     lower,
     memory_kills,
     own_address,
+    ports_of,
 )
 from spmd.feeding.sockets import Lines, received
 from spmd.feeding.wire import MalformedMessage, Message, decode, encode, new_id
@@ -101,13 +102,14 @@ class Agent:
 
     cost: of one worker in an hour; watts: that one takes.
     free: from when to when on the clock it works, as "20:00-06:00"; "" always.
+    ports: at which its workers listen, as "40000-40099"; "": at any, or as SPMD_FEED_PORTS says.
     lifeline: a channel whose end says that whoever started us is gone. agent: its name, of one that
     takes the place of another.
     """
 
     def __init__(self, connect: str, keys: Keys, processes: int, *, device: str = "cpu",
                  free: str = "", memory: int = 0, cost: float = 0.0, watts: float = 0.0,
-                 lifeline: Any = None, agent: str = "",
+                 ports: str = "", lifeline: Any = None, agent: str = "",
                  log: Callable[[str], None] | None = None) -> None:
         self.agent, self.processes, self.device = agent or new_id(), processes, device
         self.hours, self.free = hours(free), free
@@ -121,6 +123,7 @@ class Agent:
                 found=f"{self.memory}", remedy="fewer --processes" if hard == (
                     resource.RLIM_INFINITY) else f"ulimit -d {3 * BASE_BYTES >> 11} or more")
         self.keys, self.lifeline = keys, lifeline
+        self.allowed = sorted(keys.allowed)
         self.log = log or _say
         self.host = host_name()
         self.lines = Lines(keys)
@@ -129,6 +132,7 @@ class Agent:
         self.mine = own_address(connect)
         self.workers: list[Supervised] = []
         self.pipelines: dict[tuple[str, int], dict[str, Any]] = {}  # by name and version
+        self.ports = ports_of(ports, processes, self.mine)
         self.deaths: list[float] = []
         self.memory_kills = memory_kills()
         self.start_at = 0.0
@@ -171,7 +175,8 @@ class Agent:
             self.join()
         if now < self.start_at:
             return
-        started = {"keys": self.keys.as_plain(), "bind": f"tcp://{self.bind()}:*",
+        started = {"keys": {**self.keys.as_plain(), "allowed": self.allowed},
+                   "bind": f"tcp://{self.bind()}:{self.ports}",
                    "memory": self.memory, "limit": self.memory + BASE_BYTES}
         while len(self.workers) < wanted:
             self.workers.append(Supervised(started, list(self.pipelines.values())))
@@ -218,6 +223,8 @@ class Agent:
         if said is None:
             one.child.end(GRACE_S)
             self.died(one)
+        elif said and "error" in said[0]:
+            self.log(said[0]["error"])
         elif said:
             one.said = said[0]
             self.join()
@@ -324,6 +331,10 @@ class Agent:
         if message.kind == "who":
             self._joined = None
             self.join()
+        elif message.kind == "allowed":
+            self.allowed = message["keys"]
+            for one in self.workers:
+                one.child.channel.send(allowed=message["keys"])
         elif message.kind == "stop":
             self.stop(message["why"])
         elif message.kind == "load":
@@ -341,10 +352,10 @@ def _say(text: str) -> None:
 
 
 def run_agent(connect: str, keys: Keys, processes: int, *, device: str = "cpu", free: str = "",
-              memory: int = 0, cost: float = 0.0, watts: float = 0.0) -> None:
+              memory: int = 0, cost: float = 0.0, watts: float = 0.0, ports: str = "") -> None:
     """`feed worker`: until Ctrl-C, SIGTERM, or the scheduler's word."""
     agent = Agent(connect, keys, processes, device=device, free=free, memory=memory, cost=cost,
-                  watts=watts)
+                  watts=watts, ports=ports)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda n, _: agent.stop(signal.Signals(n).name))
     _say(f"{processes} workers for {connect}")

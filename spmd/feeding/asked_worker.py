@@ -7,6 +7,7 @@ import time
 import numpy as np
 
 from codegen.errors import InputError
+from spmd.feeding.asking import LEAST_S
 from spmd.feeding.evaluating import bytes_of, dtype_named, placed, views
 from spmd.feeding.packing import of_parts, unpacked
 from spmd.feeding.shared_results import ReadResults
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from spmd.feeding.wire import Message
 
 CREDITS, MOST_CREDITS = 2, 16
+MOST_FAR = 64  # and so many more pieces that may be on their way to a far worker
 AHEAD_S = 0.05  # of work that a worker should have before it
 AGAIN_S = 0.2  # before a line that breaks at once is made again
 TOLD_S = 5.0  # between two times
@@ -67,6 +69,7 @@ class AskedWorker:
         self.rows = 0.0  # asked so far, over its share
         self.quiet_until = 0.0  # it does not know the pipeline yet
         self.told = 0.0  # when the scheduler was told that there is no line to it
+        self.way_s = 0.0  # from asking to an answer, beside computing: the shortest; 0: not known
 
     def fds(self) -> tuple[int, ...]:
         """Where it shows that it has ended, or that its line broke."""
@@ -97,7 +100,15 @@ class AskedWorker:
         return found
 
     def credits(self, piece_s: float) -> int:
-        return min(max(CREDITS, round(AHEAD_S / piece_s) if piece_s else 0), MOST_CREDITS)
+        """Pieces that it may owe: those before it, and those on their way to it and from it."""
+        if not piece_s:
+            return CREDITS
+        before = min(max(CREDITS, round(AHEAD_S / piece_s)), MOST_CREDITS)
+        return before + min(int(self.way_s / max(piece_s, LEAST_S)), MOST_FAR)
+
+    def answered(self, took_s: float, computing_s: float) -> None:
+        way_s = max(took_s - computing_s, 1e-6)
+        self.way_s = min(self.way_s or way_s, way_s)
 
     def say(self, kind: str, frames: list[Any] | None = None, **fields: Any) -> None:
         self.socket.send_multipart(encode(kind, frames or [], **fields), copy=not frames)

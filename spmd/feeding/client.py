@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Mapping
 from difflib import get_close_matches
+from math import ceil
 from types import TracebackType
 from typing import Any
 
@@ -166,24 +167,34 @@ class Client:
         return self._lines.dealer(self.address, self._lines.keys.server, new_id())
 
     def _ask(self, kind: str, **fields: Any) -> Any:
-        self._line.send_multipart(encode(kind, **fields))
+        """Asks, and asks again where the line broke: a scheduler that was killed had heard it."""
+        frames = encode(kind, **fields)
+        self._line.send_multipart(frames)
         end = time.monotonic() + self.timeout
         while (left := end - time.monotonic()) > 0:
-            if self._line.poll(max(1, int(left * 1000))) and (frames := received(self._line)):
-                message = decode(frames)
+            if self._line.poll(ceil(min(left, LOOK_S) * 1000)) and (
+                    said := received(self._line)):
+                message = decode(said)
                 if message.kind == "answer":
                     return message["value"]
                 if message.kind == "refused":
                     raise _refused(message.fields)
+            if self._lines.watch(self._line).broke() and kind != "cancel":  # twice, it is refused
+                self._renew_line()
+                self._line.send_multipart(frames)
         watch = self._lines.watch(self._line)
         watch.broke()
         found = "" if watch.stands else watch.why()
-        self._lines.forget(self._line)  # an answer that comes now would be taken for the next one's
-        self._line = self._dealer()
+        self._renew_line()
         raise PeerError(
             f"no scheduler answers at {self.address}", expected=f"within {self.timeout:g} s",
             found=found,
             remedy="python -m spmd feed serve starts one; --keys must be the folder that it uses")
+
+    def _renew_line(self) -> None:
+        """An answer that comes later would be taken for the next one's."""
+        self._lines.forget(self._line)
+        self._line = self._dealer()
 
 
 def row_of(seen: Mapping[str, Any], name: str) -> dict[str, Any]:

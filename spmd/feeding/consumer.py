@@ -27,7 +27,7 @@ from spmd.feeding.filled_rings import FilledRings
 from spmd.feeding.keys import zmq
 from spmd.feeding.machine import host_name
 from spmd.feeding.packing import in_frames
-from spmd.feeding.sockets import Lines, is_readable, received
+from spmd.feeding.sockets import REFUSED_KEY, Lines, is_readable, received
 from spmd.feeding.wire import MalformedMessage, Message, decode, encode, new_id
 
 TYPE_CHECKING = False
@@ -339,7 +339,8 @@ class Filling:
                 self.tell("reached", consumer=self.consumer, worker=worker)
         if error := self.supply.what_ended():
             raise error
-        if not self.answered and time.monotonic() - self.began > SILENT_S:
+        if (not self.answered and time.monotonic() - self.began > SILENT_S) or (
+                self.line.why() == REFUSED_KEY and self.line.away() > SILENT_S):
             raise PeerError(
                 f"no scheduler answers at {self.supply.address}",
                 expected=f"an answer within {SILENT_S:g} s", found=self.line.why(),

@@ -27,8 +27,8 @@ def on_dask(client: Any, connect: str, keys: str | Keys = "", processes: int = 1
     """Starts an agent beside every worker of a Dask cluster, also of those that come later.
 
     client: a dask.distributed.Client. connect: the scheduler's address. keys: a folder of keys
-    on this machine. processes: for each Dask worker. more: device, free, memory, cost, watts, as
-    of `feed worker`. client.unregister_worker_plugin("spmd-feed") ends them.
+    on this machine. processes: for each Dask worker. more: device, ports, free, memory, cost,
+    watts, as of `feed worker`. client.unregister_worker_plugin("spmd-feed") ends them.
 
     Raises EnvironmentFault where Dask is not installed.
     """

@@ -39,7 +39,8 @@ def _serve(asked: argparse.Namespace) -> None:
 def _worker(asked: argparse.Namespace) -> None:
     run_agent(asked.connect, keys_of(asked.keys),
               asked.processes or len(os.sched_getaffinity(0)), device=asked.device,
-              free=asked.free or "", memory=asked.memory, cost=asked.cost, watts=asked.watts)
+              free=asked.free or "", memory=asked.memory, cost=asked.cost, watts=asked.watts,
+              ports=asked.ports or "")
 
 
 def _keys(asked: argparse.Namespace) -> None:

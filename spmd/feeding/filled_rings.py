@@ -80,7 +80,9 @@ class FilledRings:
         """An answer. Gives the results in it that nobody looks at any more."""
         broken = {b["position"] for b in message["broken"] or ()}
         first = (message["id"], message["rows"], message["region"], message["seconds"])
-        free = []
+        free, now = [], time.monotonic()
+        if asked := self.asking.asked.get(message["id"]):
+            worker.answered(now - asked.when, message["seconds"])
         for number, rows, region, seconds in (first, *(message["more"] or ())):
             wanted, arrays = self.asking.is_wanted(number), {}
             if wanted:
@@ -88,7 +90,7 @@ class FilledRings:
                 arrays = worker.in_frames(message, fields, count) if region is None else (
                     worker.in_region(region, fields, count))
             batches = self.asking.fill(number, arrays, rows, broken, message["end"], seconds,
-                                       time.monotonic())
+                                       now)
             if wanted and region is not None:
                 self.lent[number] = batches
             else:

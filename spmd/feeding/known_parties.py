@@ -46,6 +46,7 @@ class Avoided(NamedTuple):
 
 class KnownAgent:
     """What supervises the workers of a machine. loaded: (pipeline, version) -> settings as told.
+    allowed: keys that its workers let in, as told.
 
     cost: of one of its workers in an hour; watts: that such a worker takes.
     """
@@ -53,6 +54,7 @@ class KnownAgent:
     def __init__(self, peer: bytes, said: dict[str, Any], now: float) -> None:
         self.peer, self.seen = peer, now
         self.loaded: dict[tuple[str, int], dict[str, Any]] = {}
+        self.allowed: list[str] | None = None
         self.workers: dict[str, KnownWorker] = {}
         self.hear(said)
 

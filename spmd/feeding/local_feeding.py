@@ -14,7 +14,7 @@ from spmd.feeding.children import Child
 from spmd.feeding.client import Client
 from spmd.feeding.consumer import PipelineSupply
 from spmd.feeding.keys import Keys, made_for_a_run
-from spmd.feeding.machine import host_name
+from spmd.feeding.machine import host_name, ports_of
 from spmd.feeding.opened_streams import opened_by
 from spmd.feeding.restarting import ChildKeeper, KeptChild
 from spmd.feeding.scheduler_state import StateMemory
@@ -53,7 +53,8 @@ class LocalScheduler:
 
     def __init__(self, several_hosts: bool) -> None:
         self.keys, self.memory = made_for_a_run(), StateMemory()
-        self.listen = "tcp://0.0.0.0:*" if several_hosts else "tcp://127.0.0.1:*"
+        self.listen = f"tcp://0.0.0.0:{ports_of('', 1, '')}" if several_hosts else (
+            "tcp://127.0.0.1:*")
         self.address = ""
         weakref.finalize(self, self.memory.close)
 

@@ -10,6 +10,8 @@ import time
 
 from codegen.errors import UsageError
 
+PORTS = "SPMD_FEED_PORTS"  # at which workers listen, and the scheduler of one command
+
 
 def host_name() -> str:
     """A name that two processes share only if they can share memory."""
@@ -35,6 +37,28 @@ def own_address(connect: str) -> str:
                          expected="tcp://HOST:PORT") from None
     found = found.removeprefix("::ffff:")
     return f"[{found}]" if ":" in found else found
+
+
+def ports_of(given: str, processes: int, mine: str) -> str:
+    """FIRST-LAST at which workers listen: as given, or as SPMD_FEED_PORTS says where others can
+    reach them; else "*", any. UsageError for another text, or too few of them."""
+    word = given or ("" if mine == "127.0.0.1" else os.environ.get(PORTS, ""))
+    if not word:
+        return "*"
+    many = len(port_range(word))
+    if many < processes:
+        raise UsageError(f"ports {word}: fewer than workers", expected=f"{processes} or more",
+                         found=f"{many}", remedy="a wider --ports FIRST-LAST, or fewer --processes")
+    return word
+
+
+def port_range(word: str) -> range:
+    found = re.fullmatch(r"(\d{1,5})-(\d{1,5})", word, re.ASCII)
+    first, last = map(int, found.groups()) if found else (0, 0)
+    if not 1 <= first <= last <= 65535:
+        raise UsageError(f"{word!r} is no range of ports", expected="FIRST-LAST, as 40000-40099",
+                         remedy=f"--ports, or {PORTS}")
+    return range(first, last + 1)
 
 
 def available_memory() -> int:

@@ -12,7 +12,7 @@ import sys
 import time
 import traceback
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Any
 
@@ -60,6 +60,8 @@ class Scheduler:
         self.looking: Any = None  # makes it: overview.overview
         self.stopping = ""
         self.own_workers = False  # whoever started us starts workers too
+        self.allowed: Callable[[], Collection[str]] | None = None  # keys, for workers, too
+        self.welcomes: Callable[[Any], Any] = lambda router: router  # sockets.without_strangers
         now = time.monotonic()
         self.awaited = set(store.agents())
         self.coming_until = now + COMING_S if self.awaited or self.assigned.shares else now
@@ -124,6 +126,20 @@ class Scheduler:
             self._took = time.monotonic() - now
         if now - self._kept >= KEEP_S:
             self.keep(now)
+            self.look_at_keys(now)
+
+    def look_at_keys(self, now: float) -> None:
+        """Cuts the lines of keys that do not count any more; workers do so as well."""
+        router = self.welcomes(self.router)
+        if router is not self.router:
+            self.router = router
+            for agent in self.agents.values():  # all others have to connect again
+                agent.seen = now + COMING_S - SILENT_S
+        if self.allowed:
+            keys = sorted(self.allowed())
+            for agent in self.agents.values():
+                if agent.allowed != keys and self.tell(agent.peer, "allowed", keys=keys) == SENT:
+                    agent.allowed = keys
 
     def tell(self, peer: bytes, kind: str, **fields: Any) -> str:
         return send_to(self.router, peer, encode(kind, **fields))
@@ -138,6 +154,7 @@ class Scheduler:
         else:
             known.peer, known.seen = peer, now
             known.hear(message.fields)
+            known.allowed = None
             known.loaded.clear()  # it comes again after its line broke: what was told may be lost
         self.awaited.discard(message["agent"])
         self.dirty = True

@@ -102,6 +102,9 @@ class Served:
             self.scheduler = Scheduler(router, self.store, address=address, slice_s=slice_s,
                                        counts=self.counts)
             self.scheduler.looking = overview
+            if folder is not None:
+                self.scheduler.allowed = self._read_keys
+                self.scheduler.welcomes = self.lines.without_strangers
             if page is not None:
                 self.page = WebPage(self.scheduler, page)
         except BaseException as error:
@@ -115,15 +118,19 @@ class Served:
         self.store.remember(keys=self._allowed)
 
     def _allows(self, key: str) -> bool:
-        """Asked for every connection: keys that were added to the folder, or taken out of it, since
-        the last one count too. A line that stands is not cut."""
+        """Asked for every connection, and now and then for lines that stand."""
+        if key in self._read_keys():
+            return True
+        self.counts["strangers"] += 1
+        return False
+
+    def _read_keys(self) -> set[str]:
+        """Keys that were added to the folder, or taken out of it, count too."""
         if self._folder is not None and self._stamp != (now := _stamp(self._folder)):
             with suppress(SpmdError):  # while somebody writes it, what was read before counts
                 self._allowed = set(keys_of(self._folder, scheduler=True).allowed)
                 self._stamp = now
-        if key not in self._allowed:
-            self.counts["strangers"] += 1
-        return key in self._allowed
+        return self._allowed
 
     def close(self) -> None:
         if self.page:

@@ -1,7 +1,8 @@
 """Sockets between processes that feed: pyzmq, always with CURVE, nothing ever dropped silently.
 
 In: Keys. Out: ROUTERs that only allowed keys reach, DEALERs that know whom they talk to.
-Always holds: a ROUTER says so when a peer is gone (ROUTER_MANDATORY) or its queue is full.
+Always holds: a ROUTER says so when a peer is gone (ROUTER_MANDATORY) or its queue is full; whose
+key is not allowed any more has no line after without_strangers().
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from contextlib import suppress
 from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
-from codegen.errors import UsageError
+from codegen.errors import EnvironmentFault, UsageError
 from spmd.feeding.keys import zmq
 from spmd.feeding.machine import allow_descriptors
 
@@ -34,6 +35,8 @@ FRAME_BYTES = 4 << 20  # at most; arrays travel in smaller parts
 
 DESCRIPTORS, SOCKETS = 1 << 16, 1 << 14  # for a run with thousands of workers
 CONNECT_MS = 2000  # for an answer to a connection, before it is tried anew
+LAST_WORD_MS = 200  # for what a ROUTER has still to send
+BOUND_S = 5.0  # for a port that we gave up a moment ago
 REFUSED_S = 2.0  # before a line is tried again that the other side refused
 
 EVENTS, READABLE = int(zmq.EVENTS), int(zmq.POLLIN)  # plain numbers: asked for at every turn
@@ -65,8 +68,10 @@ class Lines:
         self.context = zmq.Context(io_threads=1)
         self.context.set(zmq.MAX_SOCKETS, SOCKETS)
         self._allows = allows or keys.allowed.__contains__
+        self._let_in: set[str] = set()  # keys with which somebody has connected to a ROUTER
         self._sockets: set[Any] = set()
         self._watches: dict[Any, LineWatch] = {}  # of dealers
+        self._secrets: dict[Any, tuple[str, str]] = {}  # of routers
         self._door = self.context.socket(zmq.REP)
         self._door.linger = 0
         self._door.bind(ZAP)
@@ -74,14 +79,50 @@ class Lines:
         self._keeper.start()
 
     def router(self, address: str, secret: str, public: str) -> Any:
-        """A ROUTER that strangers cannot connect to. address: tcp://0.0.0.0:* takes a free port."""
+        """A ROUTER that strangers cannot connect to. address: tcp://0.0.0.0:* takes a free port,
+        tcp://0.0.0.0:40000-40099 one of these.
+
+        Raises ZMQError, or EnvironmentFault where none of these is free.
+        """
+        found = self._router(secret, public)
+        try:
+            bind(found, address)
+        except BaseException:
+            self.forget(found)
+            raise
+        self._secrets[found] = secret, public
+        return found
+
+    def without_strangers(self, router: Any) -> Any:
+        """The ROUTER to go on with: where a key is not allowed any more that has connected, a new
+        one in the place of this, to which all others connect again by themselves."""
+        gone = {key for key in set(self._let_in) if not self._is_allowed(key)}
+        if not gone:
+            return router
+        self._let_in -= gone
+        address = router.last_endpoint.decode()
+        found = self._router(*self._secrets[router])
+        self._secrets[found] = self._secrets[router]
+        router.unbind(address)
+        end = time.monotonic() + BOUND_S
+        while True:
+            try:
+                found.bind(address)
+                break
+            except zmq.ZMQError:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.005)
+        self.forget(router, LAST_WORD_MS)
+        return found
+
+    def _router(self, secret: str, public: str) -> Any:
         found = self._socket(zmq.ROUTER)
         found.router_mandatory = True
         found.router_handover = True  # who comes again after its line broke is the same peer
         found.curve_server = True
         found.curve_publickey, found.curve_secretkey = public.encode(), secret.encode()
         found.zap_domain = b"feed"
-        found.bind(address)
         return found
 
     def dealer(self, address: str, server: str, identity: str) -> Any:
@@ -126,6 +167,7 @@ class Lines:
     def forget(self, line: Any, linger_ms: int = 0) -> None:
         """Closes one of our sockets; what it still has to send may take so long."""
         self._sockets.discard(line)
+        self._secrets.pop(line, None)
         if watch := self._watches.pop(line, None):
             watch.close()
         line.close(linger_ms)
@@ -154,7 +196,10 @@ class Lines:
 
     def _is_allowed(self, key: str) -> bool:
         try:
-            return self._allows(key)
+            allowed = self._allows(key)
+            if allowed:
+                self._let_in.add(key)
+            return allowed
         except Exception:  # a folder of keys that vanishes: the door must not stay without a keeper
             return False
 
@@ -220,6 +265,23 @@ class LineWatch:
     def close(self) -> None:
         self._watched.disable_monitor()
         self.monitor.close(0)
+
+
+def bind(router: Any, address: str) -> None:
+    """Also to the first port that is free of tcp://HOST:FIRST-LAST."""
+    host, _, port = address.rpartition(":")
+    first, dash, last = port.partition("-")
+    for one in range(int(first), int(last) + 1) if dash else ():
+        try:
+            router.bind(f"{host}:{one}")
+            return
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EADDRINUSE:
+                raise
+    if dash:
+        raise EnvironmentFault(f"none of the ports {port} is free here",
+                               remedy="a wider range: --ports FIRST-LAST")
+    router.bind(address)
 
 
 def resolved(address: str) -> str:

@@ -1,6 +1,7 @@
 """The messages of feeding: one table says which kinds there are and what their fields hold.
 
-A message is frames: a header (JSON, UTF-8) and raw bytes; nothing is ever unpickled.
+A message is frames: a header (JSON, UTF-8) and raw bytes; nothing is ever unpickled. A long header
+travels in pieces: heartbeats pass between frames, not within one.
 Always holds: decode() gives a Message whose every field was checked, or raises MalformedMessage.
 """
 
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 
 VERSION = 1
 HEADER_BYTES = 1 << 20  # where the text of a pipeline travels
+PIECE_BYTES = 16 << 10  # of a header, in one frame
+MOST_PIECES = HEADER_BYTES // PIECE_BYTES
 SOURCE_CHARACTERS = 1 << 19
 FRAMES = 1 << 16  # of raw bytes, in one message
 ARRAY_BYTES = 1 << 32
@@ -120,6 +123,8 @@ TABLE: dict[str, dict[str, Check]] = {
     "load": PIPELINE,
     "drop": {"name": name, "version": count},
     "stop": {"why": text()},
+    # scheduler -> agent: public keys of whoever may connect to your workers, and nobody else.
+    "allowed": {"keys": each(key, 8192)},
     # scheduler -> agent or consumer: I do not know you (any more): join or consume again.
     "who": {},
     # consumer -> scheduler. stream, version, text: what `open` answered to its run; without them
@@ -177,6 +182,7 @@ TABLE: dict[str, dict[str, Check]] = {
 OPTIONAL = {kind: {one for one, check in fields.items() if is_optional(check)}
             for kind, fields in TABLE.items()}
 FRAMED = frozenset({"given", "give_back"})
+IN_PIECES = "in_pieces"  # no kind of message: so many frames behind this one are the header of one
 
 
 class Message:
@@ -212,18 +218,39 @@ def encode(kind: str, frames: Sequence[Any] = (), /, **fields: Any) -> list[Any]
     if len(header) > HEADER_BYTES:
         raise _malformed(f"a header of {kind}: expected at most {HEADER_BYTES} bytes, "
                          f"found {len(header)}")
-    return [header, *frames]
+    if len(header) <= PIECE_BYTES:
+        return [header, *frames]
+    pieces = [header[at : at + PIECE_BYTES] for at in range(0, len(header), PIECE_BYTES)]
+    first = json.dumps({"wire": VERSION, "kind": IN_PIECES, "pieces": len(pieces)}).encode()
+    return [first, *pieces, *frames]
 
 
 def decode(frames: Sequence[Any]) -> Message:
     """The message that these frames are; bytes, memoryviews and frames of pyzmq are taken."""
-    if not 1 <= len(frames) <= 1 + FRAMES:
-        raise _malformed(f"expected 1 to {1 + FRAMES} frames, found {len(frames)}")
+    if not 1 <= len(frames) <= 1 + MOST_PIECES + FRAMES:
+        raise _malformed(f"expected 1 to {1 + MOST_PIECES + FRAMES} frames, found {len(frames)}")
     raw = [memoryview(f) for f in frames]
-    if raw[0].nbytes > HEADER_BYTES:
-        raise _malformed(f"a header: expected at most {HEADER_BYTES} bytes, found {raw[0].nbytes}")
+    kind, fields = _header(raw[0])
+    if kind == IN_PIECES:
+        many = fields.get("pieces")
+        if type(many) is not int or not 1 <= many <= min(MOST_PIECES, len(raw) - 1) or (
+                len(fields) > 1):
+            raise _malformed(f"a header in pieces: expected the number of its frames, at most "
+                             f"{MOST_PIECES}, found {str(many)[:40]} and {len(raw) - 1} frames")
+        if sum(piece.nbytes for piece in raw[1 : 1 + many]) > HEADER_BYTES:
+            raise _malformed(f"a header: expected at most {HEADER_BYTES} bytes")
+        raw = [memoryview(b"".join(raw[1 : 1 + many])), *raw[1 + many :]]
+        kind, fields = _header(raw[0])
+    _checked(kind, fields, len(raw) - 1)
+    return Message(kind, fields, raw[1:])
+
+
+def _header(raw: memoryview) -> tuple[str, dict[str, Any]]:
+    """Of a message of our version: its kind, and fields that nobody has checked yet."""
+    if raw.nbytes > HEADER_BYTES:
+        raise _malformed(f"a header: expected at most {HEADER_BYTES} bytes, found {raw.nbytes}")
     try:
-        text = str(raw[0], "utf-8")
+        text = str(raw, "utf-8")
         header = json.loads(text, object_pairs_hook=_unique, parse_constant=_constant)
         if "\\u" in text:  # half of a character is none: no file and no terminal takes it
             json.dumps(header, ensure_ascii=False).encode()
@@ -237,8 +264,7 @@ def decode(frames: Sequence[Any]) -> Message:
                          "use one version of spmd everywhere")
     if not isinstance(kind, str):
         raise _malformed("expected a kind of message")
-    _checked(kind, header, len(frames) - 1)
-    return Message(kind, header, raw[1:])
+    return kind, header
 
 
 def _checked(kind: str, fields: dict[str, Any], frames: int) -> None:

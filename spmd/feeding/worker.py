@@ -15,7 +15,7 @@ import sys
 import time
 from math import ceil
 
-from codegen.errors import EXIT_DATA, InputError
+from codegen.errors import EXIT_DATA, EnvironmentFault, InputError
 from spmd.data.computing import MASK
 from spmd.feeding import machine
 from spmd.feeding.board import Board
@@ -73,7 +73,8 @@ class Worker:
         self.channel, self.board = channel, board
         keys = Keys.of_plain(started["keys"])
         public, secret = pair()
-        self.lines = Lines(keys)
+        self.allowed = set(keys.allowed)
+        self.lines = Lines(keys, lambda key: key in self.allowed)
         self.router = self.lines.router(started["bind"], secret, public)
         self.handing = Handing(started["memory"])
         self.pipelines: dict[tuple[str, int], HeldPipeline] = {}  # by name and version
@@ -148,6 +149,8 @@ class Worker:
                 self.load(line["load"])
             elif "drop" in line:
                 self.drop(*line["drop"])
+            elif "allowed" in line:
+                self.let_in(set(line["allowed"]))
 
     def load(self, said: dict[str, Any]) -> None:
         """A pipeline, another version of one beside those that are there, or other settings."""
@@ -158,6 +161,15 @@ class Worker:
             now.evaluator = before.evaluator.with_settings(said["settings"])
         self.pipelines[of] = now
         self.made.setdefault(said["name"], MadeOf())
+
+    def let_in(self, allowed: set[str]) -> None:
+        """These keys only. Who has another one loses its line; all come again, or do not."""
+        self.allowed = allowed
+        router = self.lines.without_strangers(self.router)
+        if router is not self.router:
+            self.router = router
+            for peer in {*self.links, *self.gathered, *self.queue.consumers}:
+                self.leave(peer)
 
     def drop(self, name: str, version: int) -> None:
         """Nobody takes this version any more."""
@@ -400,7 +412,11 @@ def main(arguments: list[str]) -> None:
     if limit := started.get("limit"):
         limit = machine.lower(limit, resource.getrlimit(resource.RLIMIT_DATA)[1])
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-    worker = Worker(channel, Board(board), started)
+    try:
+        worker = Worker(channel, Board(board), started)
+    except EnvironmentFault as error:
+        channel.send(error=str(error))
+        return
     worker.heed(said[1:])
     worker.run()
 

@@ -5,6 +5,7 @@ the real ones, in threads and processes of their own.
 from __future__ import annotations
 
 import os
+import queue
 import socket
 import threading
 import time
@@ -18,7 +19,7 @@ from spmd.data.pipeline_files import load_text
 from spmd.feeding.agent import Agent
 from spmd.feeding.client import Client
 from spmd.feeding.consumer import PipelineSupply
-from spmd.feeding.keys import made_for_a_run
+from spmd.feeding.keys import made_for_a_run, read_folder
 from spmd.feeding.serving import Served
 
 Field = namedtuple("Field", "name shape dtype")
@@ -118,11 +119,13 @@ class PlainRing:
 
 class Proxy:
     """TCP to whatever address a worker has. cut() closes what stands: bytes under way are lost.
-    rate: bytes/s that a connection passes; 0: all."""
+    rate: bytes/s that a connection passes; 0: all. delay: seconds that all of it takes."""
 
-    def __init__(self, rate=0):
-        self.to, self.connections, self._open, self.rate = None, 0, [], rate
+    def __init__(self, rate=0, delay=0.0):
+        self.to, self.connections, self._open = None, 0, []
+        self.rate, self.delay = rate, delay
         self._listening = socket.create_server(("127.0.0.1", 0))
+        self.address = f"tcp://127.0.0.1:{self._listening.getsockname()[1]}"
         threading.Thread(target=self._accept, daemon=True).start()
 
     def __enter__(self):
@@ -137,8 +140,7 @@ class Proxy:
         def made(lines, assigned, here):
             host, _, port = assigned["address"].removeprefix("tcp://").rpartition(":")
             self.to = host, int(port)
-            mine = f"tcp://127.0.0.1:{self._listening.getsockname()[1]}"
-            return asked_worker(lines, {**assigned, "address": mine}, here)
+            return asked_worker(lines, {**assigned, "address": self.address}, here)
         return made
 
     def cut(self):
@@ -156,11 +158,20 @@ class Proxy:
                     threading.Thread(target=self._pass, args=(a, b), daemon=True).start()
 
     def _pass(self, a, b):
-        with a, b, suppress(OSError):
+        on_its_way = queue.SimpleQueue()
+        threading.Thread(target=self._arrive, args=(on_its_way, b), daemon=True).start()
+        with a, suppress(OSError):
             while data := a.recv(1 << 16):
-                b.sendall(data)
+                on_its_way.put((time.monotonic() + self.delay, data))
                 if self.rate:
                     time.sleep(len(data) / self.rate)
+        on_its_way.put((0.0, b""))
+
+    def _arrive(self, on_its_way, b):
+        with b, suppress(OSError):
+            while (found := on_its_way.get())[1]:
+                time.sleep(max(found[0] - time.monotonic(), 0))
+                b.sendall(found[1])
 
 
 class RunningAgent:
@@ -190,9 +201,10 @@ class RunningAgent:
 class Run:
     """A scheduler in a thread, and agents for one pipeline; everything ends with the test."""
 
-    def __init__(self, source, name="numbers", file="made_here.py"):
-        self.keys = made_for_a_run()
-        self.served = Served("tcp://127.0.0.1:*", self.keys)
+    def __init__(self, source, name="numbers", file="made_here.py", folder=None):
+        self.keys = read_folder(folder) if folder else made_for_a_run()
+        self.served = Served("tcp://127.0.0.1:*", folder=folder, keys=read_folder(
+            folder, scheduler=True) if folder else self.keys)
         self.address = self.served.scheduler.address
         self.thread = threading.Thread(target=self.served.scheduler.run, daemon=True)
         self.thread.start()
@@ -206,11 +218,11 @@ class Run:
         return self.agents[-1]
 
     def supply(self, fields, batch, rows=None, start=0, depth=2, name="numbers", sends=(),
-               asked=True):
+               asked=True, keys=None):
         rings = [PlainRing(r, depth) for r in (rows or [(0, batch)])]
         for ring in rings:
             ring.taken = start
-        supply = PipelineSupply(name, self.address, self.keys, run="test")
+        supply = PipelineSupply(name, self.address, keys or self.keys, run="test")
         supply.begin(Feed("feed", batch, fields, sends, False, asked), rings, start)
         self.supplies.append(supply)
         return rings

@@ -33,7 +33,7 @@ def changed(chance: random.Random, kind: str = "") -> list[bytes]:
     """A message that was right, with something done to it."""
     kind = kind or chance.choice(KINDS)
     frames = [MESSAGES[kind], *frames_for(kind)]
-    how = chance.randrange(6)
+    how = chance.randrange(7)
     if how == 0:  # bytes
         raw = bytearray(frames[0])
         for _ in range(chance.randrange(1, 8)):
@@ -57,6 +57,13 @@ def changed(chance: random.Random, kind: str = "") -> list[bytes]:
         frames[0] = frames[0][: chance.randrange(len(frames[0]))]
     elif how == 4:  # frames
         frames = [chance.randbytes(chance.randrange(64)) for _ in range(chance.randrange(1, 5))]
+    elif how == 5:  # in pieces, of which the number may be wrong, or one may be missing
+        cuts = sorted(chance.choices(range(len(frames[0])), k=chance.randrange(1, 4)))
+        pieces = [frames[0][a:b] for a, b in zip([0, *cuts], [*cuts, None])]
+        many = json.dumps(chance.choice((len(pieces), len(pieces), 1, *ODD)))
+        del pieces[chance.randrange(len(pieces)) : chance.choice((0, len(pieces)))]
+        frames = [b'{"wire": 1, "kind": "in_pieces", "pieces": %s}' % many.encode(),
+                  *pieces, *frames[1:]]
     else:
         frames = frames + [b"more"] * chance.randrange(1, 4)
     return frames

@@ -84,6 +84,8 @@ def test_serve_says_why_it_does_not(served, feed, tmp_path):
     assert code == 65 and "is damaged, or no state of a scheduler" in err
     code, _, err = feed("worker", "--free", "20-7")
     assert code == 2 and "HH:MM-HH:MM" in err
+    code, _, err = feed("worker", "--ports", "40000")
+    assert code == 2 and "FIRST-LAST" in err
 
 
 def test_keys_are_made_once(feed, tmp_path):

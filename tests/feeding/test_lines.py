@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import socket
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -13,9 +15,10 @@ from spmd.feeding import asked_worker, consumer, sockets
 from spmd.feeding.client import Client
 from spmd.feeding.keys import made_for_a_run, pair
 from spmd.feeding.packing import LEAST_PART, PART, in_parts, of_parts
+from spmd.feeding.serving import Served
 from spmd.feeding.sockets import OTHER_KEY, REFUSED_KEY, Lines, received
-from spmd.feeding.wire import decode, encode, new_id
-from tests.feeding.feeding_kit import Proxy, running, x_of
+from spmd.feeding.wire import SOURCE_CHARACTERS, decode, encode, new_id
+from tests.feeding.feeding_kit import Proxy, RunningAgent, running, settings_in, x_of
 
 SIZE = 3 << 20
 NOISE = f"""
@@ -62,6 +65,41 @@ def test_a_large_result_takes_longer_than_the_silence_that_breaks_a_line(elsewhe
         assert np.array_equal(ring.next(20)["x"][0], wanted) and proxy.connections == 1
 
 
+def test_a_long_pipeline_takes_longer_than_the_silence_that_breaks_a_line(monkeypatch):
+    """Its text travels in pieces too: of a client to the scheduler, of that to an agent."""
+    monkeypatch.setattr(sockets, "HEARTBEAT_MS", 150)
+    monkeypatch.setattr(sockets, "SILENT_MS", 600)
+    source = NOISE.replace(str(SIZE), "8") + "# é\n" * (SOURCE_CHARACTERS // 5)
+    with running(NOISE, name="other") as run, Proxy(rate=len(source) / 1.5) as proxy:
+        host, _, port = run.address.removeprefix("tcp://").rpartition(":")
+        proxy.to = host, int(port)
+        client = Client(proxy.address, run.keys, timeout=20)
+        said = client._ask("submit", name="numbers", version=0, file="made.py", source=source,
+                           settings=settings_in(source))
+        assert said["what"] == "new" and proxy.connections == 1
+        client.close()
+        agent = RunningAgent(proxy.address, run.keys, 1)
+        run.agents.append(agent)
+        (ring,) = run.supply(x_of(4, np.uint8, 8), 4)
+        assert len(ring.next(20)["x"]) == 4
+        assert agent.agent.pipelines["numbers", 1]["source"] == source and proxy.connections == 2
+
+
+def test_a_far_worker_is_asked_for_what_is_on_its_way(elsewhere, monkeypatch):
+    """An answer that takes ten times as long as its piece: ten more pieces are asked for."""
+    made, whole = [], consumer.AskedWorker
+    source = NOISE.replace(str(SIZE), "8").replace("range(100)", "range(10**6)")
+    with running(source) as run, Proxy(delay=0.1) as proxy:
+        monkeypatch.setattr(consumer, "AskedWorker", proxy.reached(
+            lambda *of: made.append(whole(*of)) or made[-1]))
+        run.workers(1)
+        (ring,) = run.supply(x_of(1, np.uint8, 8), 1, depth=4)
+        for _ in range(12):
+            assert len(ring.next()["x"]) == 1
+        (one,) = made
+        assert one.credits(0.02) >= 12 and one.credits(0.0) == 2 and one.credits(1e-6) <= 80
+
+
 def test_a_line_says_why_it_does_not_stand(monkeypatch):
     monkeypatch.setattr(sockets, "REFUSED_S", 0.2)
     keys, (public, secret), (other, _) = made_for_a_run(), pair(), pair()
@@ -81,6 +119,24 @@ def test_a_line_says_why_it_does_not_stand(monkeypatch):
     with pytest.raises(UsageError, match="HOST:PORT"):
         lines.dealer("tcp://no-such-host.invalid:5", public, new_id())
     lines.close()
+
+
+def test_what_a_scheduler_heard_before_its_death_is_asked_again():
+    served = Served("tcp://127.0.0.1:*", keys := made_for_a_run())
+    with Proxy() as proxy, ThreadPoolExecutor(1) as pool:
+        host, _, port = served.scheduler.address.removeprefix("tcp://").rpartition(":")
+        proxy.to = host, int(port)
+        client = Client(proxy.address, keys)
+        asked = pool.submit(client.status)
+        until(lambda: received(served.scheduler.router))  # nobody will answer this one
+        proxy.cut()
+        thread = threading.Thread(target=served.scheduler.run, daemon=True)
+        thread.start()
+        assert asked.result(10)["pipelines"] == client.status()["pipelines"] == []
+        client.close()
+    served.scheduler.stopping = "over"
+    thread.join(5)
+    served.close()
 
 
 def test_a_flood_that_breaks_off_ends_nobody(monkeypatch):

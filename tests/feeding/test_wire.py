@@ -15,6 +15,8 @@ from spmd.feeding.packing import in_frames, of_parts
 from spmd.feeding.wire import (
     FRAMED,
     HEADER_BYTES,
+    MOST_PIECES,
+    PIECE_BYTES,
     TABLE,
     MalformedMessage,
     decode,
@@ -41,7 +43,7 @@ EXAMPLES = {
         "examples": 5, "busy_s": 0.5, "bytes": 10, "queue": 2,
         "at": {"position": 3, "example": "e", "file": "f", "line": 1, "seconds": 0.1}}}}},
     "leave": {"agent": A}, "drop": {"name": "images", "version": 2}, "stop": {"why": "over"},
-    "who": {},
+    "who": {}, "allowed": {"keys": ["k" * 40]},
     "gone": {"worker": A, "why": "killed", "pipeline": "images", "version": 1, "position": 7,
              "example": "e", "file": "f", "line": 1, "outside": True},
     "load": PIPELINE, "submit": {**PIPELINE, **FACTS},
@@ -88,6 +90,21 @@ def test_round_trip(kind):
     assert [bytes(f) for f in message.frames] == frames_for(kind)
 
 
+def test_a_long_header_travels_in_pieces():
+    """Also before raw frames, and a text whose characters are cut in two."""
+    text = "é" * (3 * PIECE_BYTES)
+    frames = encode("load", **{**PIPELINE, "source": text})
+    assert len(frames) > 6 and all(len(f) <= PIECE_BYTES for f in frames)
+    assert decode(frames)["source"] == text
+    many = [{**BROKEN, "text": "x" * 60000}] * 2
+    given = {**EXAMPLES["given"], "broken": many}
+    message = decode(encode("given", [b"abcd"], **given))
+    assert message["broken"] == many and [bytes(f) for f in message.frames] == [b"abcd"]
+
+
+WHO = [b'{"wire": 1, ', b'"kind": "who"}']
+
+
 def header(**fields):
     return [json.dumps({"wire": 1, **fields}).encode()]
 
@@ -122,6 +139,15 @@ def header(**fields):
     (header(kind="given", id=A, rows=1, seconds=0, region=3, arrays=[]), "either arrays or a reg"),
     ([*header(kind="give_back", pipeline="p", version=0, first=0,
               arrays=[{**IN_FRAME, "parts": 2}]), b"abcd"], "in no frame"),
+    ([*header(kind="in_pieces", pieces=3), *WHO], "in pieces"),
+    ([*header(kind="in_pieces", pieces=0), *WHO], "in pieces"),
+    ([*header(kind="in_pieces", pieces=True), *WHO], "in pieces"),
+    ([*header(kind="in_pieces", pieces=2, more=1), *WHO], "in pieces"),
+    ([*header(kind="in_pieces", pieces=1), *WHO], "no JSON"),
+    ([*header(kind="in_pieces", pieces=2), *WHO, b"raw"], "no raw frames"),
+    ([*header(kind="in_pieces", pieces=MOST_PIECES + 1), *[b" "] * (MOST_PIECES + 1)], "in pieces"),
+    ([*header(kind="in_pieces", pieces=2), b" " * HEADER_BYTES, b" "], "at most"),
+    ([*header(kind="in_pieces", pieces=1), *header(kind="in_pieces", pieces=1)], "no such kind"),
 ], ids=str)
 def test_what_is_no_message_is_refused(frames, says):
     with pytest.raises(MalformedMessage, match=says):

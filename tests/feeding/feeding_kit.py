@@ -21,6 +21,8 @@ from spmd.feeding.consumer import PipelineSupply
 from spmd.feeding.keys import made_for_a_run
 from spmd.feeding.serving import Served
 
+PATIENCE = 40.0  # on a busy machine Python alone starts in seconds
+
 Field = namedtuple("Field", "name shape dtype")
 Feed = namedtuple("Feed", "name batch fields sends copied asked", defaults=((), False, True))
 
@@ -82,7 +84,7 @@ class PlainRing:
     def waits(self):
         return 0.0, 0.1
 
-    def heard(self, seconds=8.0):
+    def heard(self, seconds=PATIENCE):
         """Of a ring of no rows: whether there is a next batch, which is taken."""
         with self._change:
             k = self.taken
@@ -95,7 +97,7 @@ class PlainRing:
         os.eventfd_write(self._event, 1)
         return found is not None
 
-    def next(self, seconds=8.0):
+    def next(self, seconds=PATIENCE):
         """The next batch, None at the end; raises what fail() was given."""
         with self._change:
             k = self.taken
@@ -174,7 +176,7 @@ class RunningAgent:
     def pids(self):
         return [w.child.pid for w in self.agent.workers if w.said]
 
-    def wait_for_workers(self, n, seconds=8.0):
+    def wait_for_workers(self, n, seconds=PATIENCE):
         end = time.monotonic() + seconds
         while len(self.pids()) < n:
             assert time.monotonic() < end, f"{n} workers did not come: {self.said}"
@@ -183,7 +185,7 @@ class RunningAgent:
 
     def close(self):
         self.agent.stop("over")
-        self.thread.join(10)
+        self.thread.join(PATIENCE)
 
 
 class Run:
@@ -220,7 +222,7 @@ class Run:
         for one in self.agents:
             one.close()
         self.served.scheduler.stopping = "over"
-        self.thread.join(5)
+        self.thread.join(PATIENCE)
         self.served.close()
 
 

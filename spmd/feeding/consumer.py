@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import random
 import select
-import sys
 import threading
 import time
 import weakref
@@ -27,11 +26,13 @@ from spmd.feeding.filled_rings import FilledRings
 from spmd.feeding.keys import zmq
 from spmd.feeding.machine import host_name
 from spmd.feeding.packing import in_frames
+from spmd.feeding.skipped_examples import SkippedExamples, say
 from spmd.feeding.sockets import REFUSED_KEY, Lines, is_readable, received
 from spmd.feeding.wire import MalformedMessage, Message, decode, encode, new_id
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     from spmd.feeding.keys import Keys
@@ -44,7 +45,7 @@ SILENT_S = 20.0  # without a word of the scheduler when it is first asked
 PENDING_S = 3.0  # without workers: then it is said why
 TOGETHER_S = 1.0  # for workers that are missed to be named in one line
 NEWEST = 16  # batches that may wait where the newest are wanted
-SAID = 10  # skipped examples that are named one by one
+PARTING_S = 2.0  # at the end, for others to say what they were told
 
 
 class PipelineSupply:
@@ -132,7 +133,8 @@ class Filling:
         self.began = time.monotonic()
         self.answered = False
         self.pending: tuple[float, str] | None = None  # since when there are no workers, and why
-        self.skipped: set[int] = set()  # positions, of the whole run where this process speaks
+        self.skipped = SkippedExamples(supply.pipeline)
+        self.parted = False  # the scheduler has heard our last word
         self.rated = 0.0
         self.said: set[str] = set()
         self.missed: dict[str, tuple[str, str]] = {}  # no line to these; not told yet
@@ -179,10 +181,27 @@ class Filling:
             if numbers := self.asking.of(one.worker):
                 one.say("forget", ids=numbers)
             one.close()
+        waits = bool(self.supply.opened) and self.settings.get("on_error") == "skip"
+        if waits:
+            self.hear_until(lambda: not self.skipped.told)
+        self.parted = False
         self.tell("done", consumer=self.consumer)
-        if len(self.skipped) > SAID:
-            say(f"{self.supply.pipeline}: {len(self.skipped)} examples were skipped in all")
+        if waits:  # from then on the scheduler tells another process
+            self.hear_until(lambda: self.parted)
+        self.skipped.end()
         self.lines.close(linger_ms=200)
+
+    def hear_until(self, over: Callable[[], bool]) -> None:
+        """Hears of what was skipped, if there is a line to the scheduler."""
+        end = time.monotonic() + PARTING_S
+        while not over() and self.line.stands and time.monotonic() < end:
+            self.tell_again()
+            self.scheduler.poll(TICK_S * 1000)
+            while frames := received(self.scheduler):
+                message = self.decoded(frames)
+                if message.kind in ("skipped", "said", "parted"):
+                    self.scheduler_said(message)
+            self.line.broke()  # it looks whether it stands
 
     # ---- the scheduler
 
@@ -213,7 +232,12 @@ class Filling:
             refused.exit_code = message["code"]
             raise refused
         elif message.kind == "skipped":
-            self.say_skipped(message["position"], message["text"])
+            self.skipped.say(message["position"], message["text"])
+            self.tell("said", consumer=message["consumer"], position=message["position"])
+        elif message.kind == "said":
+            self.skipped.answered(message["position"])
+        elif message.kind == "parted":
+            self.parted = True
         elif message.kind == "gone" and message["pipeline"] == self.supply.pipeline:
             self.gone(message)
 
@@ -451,15 +475,13 @@ class Filling:
     def skip(self, position: int, what: str) -> None:
         """Said once for the whole run: by its first process, which the scheduler tells."""
         if 0 in self.supply.ranks or not self.supply.opened or not self.line.stands:
-            self.say_skipped(position, what)
+            self.skipped.say(position, what)
         else:
-            self.tell("skipped", consumer=self.consumer, position=position, text=what[:4000])
+            self.tell("skipped", consumer=self.consumer, **self.skipped.tells(position, what))
 
-    def say_skipped(self, position: int, what: str) -> None:
-        if position not in self.skipped:
-            self.skipped.add(position)
-            if len(self.skipped) <= SAID:
-                say(f"{self.supply.pipeline}: skipped {what}")
+    def tell_again(self) -> None:
+        for position, what in self.skipped.late():
+            self.tell("skipped", consumer=self.consumer, **self.skipped.tells(position, what))
 
     # ---- rings
 
@@ -503,6 +525,7 @@ class Filling:
             return
         self.rated = now
         self.say_why()
+        self.tell_again()
         waited, between = self.rings.waits()
         rows = sum(e - b for b, e in self.asking.segments)
         taken = self.rings.taken()
@@ -521,7 +544,3 @@ class Filling:
         if about not in self.said and self.rows[0] == 0:
             self.said.add(about)
             say(self.supply.pipeline + text)
-
-
-def say(text: str) -> None:
-    print(f"spmd feed: {text}", file=sys.stderr, flush=True)

@@ -255,6 +255,10 @@ class Scheduler:
             one = min(mine, key=lambda c: min(c.said["ranks"], default=1 << 40))
         self.tell(one.peer if one else peer, "skipped", **message.fields)
 
+    def _on_said(self, peer: bytes, message: Message) -> None:
+        if one := self.consumers.get(message["consumer"]):
+            self.tell(one.peer, "said", **message.fields)
+
     def _on_rate(self, peer: bytes, message: Message) -> None:
         one = self.consumers.get(message["consumer"])
         if one is None:
@@ -277,6 +281,7 @@ class Scheduler:
     def _on_done(self, peer: bytes, message: Message) -> None:
         one = self.consumers.pop(message["consumer"], None)
         self.dirty = self.dirty or one is not None
+        self.tell(peer, "parted")
 
     # ---- clients
 

@@ -136,11 +136,13 @@ TABLE: dict[str, dict[str, Check]] = {
     "learnt": {"consumer": identity, "order": text(64)},
     # -> scheduler -> the first consumer of that stream, which says it for the whole run.
     "skipped": {"consumer": identity, "position": count, "text": text(4096)},
+    "said": {"consumer": identity, "position": count},  # the same way back
     "rate": {"consumer": identity, "taken": count, "busy_s": number, "waited_s": number,
              "queued": count},
     "lost": {"consumer": identity, "worker": identity, "why": maybe(text(256))},
     "reached": {"consumer": identity, "worker": identity},  # it was lost
     "done": {"consumer": identity},
+    "parted": {},  # scheduler -> consumer: "done" is heard, and all before it
     # scheduler -> consumer. workers replaces the list given before; how: the way to ask them.
     "workers": {"name": name, "version": count, "settings": settings,
                 "workers": each(ASSIGNED, 2048), "how": one_of("turn", "random", "all")},

@@ -22,6 +22,8 @@ from spmd.feeding.consumer import PipelineSupply
 from spmd.feeding.keys import made_for_a_run, read_folder
 from spmd.feeding.serving import Served
 
+PATIENCE = 40.0  # on a busy machine Python alone starts in seconds
+
 Field = namedtuple("Field", "name shape dtype")
 Feed = namedtuple("Feed", "name batch fields sends copied asked place",
                   defaults=((), False, True, None))
@@ -84,7 +86,7 @@ class PlainRing:
     def waits(self):
         return 0.0, 0.1
 
-    def heard(self, seconds=8.0):
+    def heard(self, seconds=PATIENCE):
         """Of a ring of no rows: whether there is a next batch, which is taken."""
         with self._change:
             k = self.taken
@@ -97,7 +99,7 @@ class PlainRing:
         os.eventfd_write(self._event, 1)
         return found is not None
 
-    def next(self, seconds=8.0):
+    def next(self, seconds=PATIENCE):
         """The next batch, None at the end; raises what fail() was given."""
         with self._change:
             k = self.taken
@@ -186,7 +188,7 @@ class RunningAgent:
     def pids(self):
         return [w.child.pid for w in self.agent.workers if w.said]
 
-    def wait_for_workers(self, n, seconds=8.0):
+    def wait_for_workers(self, n, seconds=PATIENCE):
         end = time.monotonic() + seconds
         while len(self.pids()) < n:
             assert time.monotonic() < end, f"{n} workers did not come: {self.said}"
@@ -195,7 +197,7 @@ class RunningAgent:
 
     def close(self):
         self.agent.stop("over")
-        self.thread.join(10)
+        self.thread.join(PATIENCE)
 
 
 class Run:
@@ -218,11 +220,19 @@ class Run:
         return self.agents[-1]
 
     def supply(self, fields, batch, rows=None, start=0, depth=2, name="numbers", sends=(),
+<<<<<<< HEAD
                asked=True, keys=None):
         rings = [PlainRing(r, depth) for r in (rows or [(0, batch)])]
         for ring in rings:
             ring.taken = start
         supply = PipelineSupply(name, self.address, keys or self.keys, run="test")
+=======
+               asked=True, **more):
+        rings = [PlainRing(r, depth) for r in (rows or [(0, batch)])]
+        for ring in rings:
+            ring.taken = start
+        supply = PipelineSupply(name, self.address, self.keys, run="test", **more)
+>>>>>>> h-suite
         supply.begin(Feed("feed", batch, fields, sends, False, asked), rings, start)
         self.supplies.append(supply)
         return rings
@@ -233,7 +243,7 @@ class Run:
         for one in self.agents:
             one.close()
         self.served.scheduler.stopping = "over"
-        self.thread.join(5)
+        self.thread.join(PATIENCE)
         self.served.close()
 
 

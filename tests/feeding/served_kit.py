@@ -39,7 +39,7 @@ def {name}(examples):
 """
 
 
-def until(what, seconds=30.0):
+def until(what, seconds=40.0):
     """Waits until something is true; returns it."""
     end = time.monotonic() + seconds
     while not (found := what()):
@@ -130,7 +130,7 @@ class Rank:
 
     def _run(self):
         try:
-            while not self.over.is_set() and (batch := self.ring.next(20)) is not None:
+            while not self.over.is_set() and (batch := self.ring.next(40)) is not None:
                 self.seen.append(batch)
                 began = time.monotonic()
                 time.sleep(self.seconds)
@@ -210,7 +210,7 @@ class ServedProcess:
                 process.send_signal(signal.SIGTERM)
         for process in self.started:
             try:
-                process.wait(5)
+                process.wait(20)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()

@@ -46,6 +46,7 @@ def anything(rng):
                        stream=rng.choice([None, *IDS])),
         lambda: encode("open", pipeline=name, run="r", feed="feed", version=rng.choice([None, 1])),
         lambda: encode("skipped", consumer=consumer, position=number, text="no"),
+        lambda: encode("said", consumer=consumer, position=number),
         lambda: encode("learnt", consumer=consumer, order=rng.choice("ab")),
         lambda: encode("rate", consumer=consumer, taken=number,
                        busy_s=rng.choice([0.0, 1e-9, 0.5, 1e300]), waited_s=rng.choice([0, 1e300]),

@@ -50,6 +50,8 @@ EXAMPLES = {
     "open": {"pipeline": "images", "version": 1, "text": "0", "run": "r", "feed": "feed"},
     "learnt": {"consumer": A, "order": "0"},
     "skipped": {"consumer": A, "position": 3, "text": "cat.jpg: no"},
+    "said": {"consumer": A, "position": 3},
+    "parted": {},
     "consume": {"consumer": A, "run": "r", "pipeline": "images", "feed": "feed", "rows": [0, 4],
                 "batch": 8, "fields": [FIELD], "host": "h", "ranks": [0, 1], "device": "cpu",
                 "stream": B, "version": 1, "text": "0"},

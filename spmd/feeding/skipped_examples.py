@@ -1,0 +1,53 @@
+"""SkippedExamples: examples that fail and are left out; each is said once for the whole run.
+
+In: what a process skips, and what others tell it. The first process of a run says it, and answers;
+the scheduler passes both on. Always holds: what nobody has answered for is told again, and said by
+the process itself at its end.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+NAMED = 10  # skipped examples that are named one by one
+AGAIN_S = 1.0  # without an answer: lines break, and what is under way is lost then
+
+
+class SkippedExamples:
+    """Of one process."""
+
+    def __init__(self, pipeline: str) -> None:
+        self.pipeline = pipeline
+        self.said: set[int] = set()  # positions, of the whole run where this process speaks
+        self.told: dict[int, tuple[str, float]] = {}  # not answered for: what, and since when
+
+    def say(self, position: int, what: str) -> None:
+        self.told.pop(position, None)
+        if position not in self.said:
+            self.said.add(position)
+            if len(self.said) <= NAMED:
+                say(f"{self.pipeline}: skipped {what}")
+
+    def tells(self, position: int, what: str) -> dict[str, object]:
+        """What the scheduler is told of it, for the first process to say."""
+        self.told[position] = what, time.monotonic()
+        return {"position": position, "text": what[:4000]}
+
+    def answered(self, position: int) -> None:
+        self.told.pop(position, None)
+
+    def late(self) -> list[tuple[int, str]]:
+        """What nobody has answered for."""
+        now = time.monotonic()
+        return [(k, what) for k, (what, since) in self.told.items() if now - since > AGAIN_S]
+
+    def end(self) -> None:
+        for position, (what, _) in list(self.told.items()):
+            self.say(position, what)
+        if len(self.said) > NAMED:
+            say(f"{self.pipeline}: {len(self.said)} examples were skipped in all")
+
+
+def say(text: str) -> None:
+    print(f"spmd feed: {text}", file=sys.stderr, flush=True)

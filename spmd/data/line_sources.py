@@ -30,6 +30,7 @@ from spmd.data.source_tools import (
 STRIDE = 32  # lines: the index has the begin of every so many
 AT_ONCE = 1 << 22  # bytes that are read at once
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".zip")
+TRUTHS = {"true": True, "false": False, "1": True, "0": False}  # in small letters or capitals
 NUMBERS = {"int": int, "float": float, "str": str}
 
 
@@ -225,7 +226,7 @@ class _Csv(ExampleSource):
         for (name, kind), value in zip(types.items(), row):
             try:
                 fields[name] = _value(kind, value)
-            except ValueError as error:
+            except (ValueError, OverflowError) as error:
                 raise self.wrong(
                     f"column {name!r} of {self.name(index)} has another type",
                     getattr(kind, "__name__", str(kind)), str(error)) from None
@@ -257,7 +258,16 @@ def _widened(kind: str, value: str) -> str:
 def _value(kind: Any, value: str) -> Any:
     if kind is float and not value:
         return float("nan")
-    return kind(value) if isinstance(kind, type) or callable(kind) else np.dtype(kind).type(value)
+    kind = kind if isinstance(kind, type) or callable(kind) else np.dtype(kind).type
+    if kind in (bool, np.bool_):
+        if value.strip().lower() not in TRUTHS:
+            raise ValueError(f"{value!r}: neither of {', '.join(TRUTHS)}")
+        return kind(TRUTHS[value.strip().lower()])
+    with np.errstate(over="ignore"):  # said below
+        found = kind(value)
+    if isinstance(found, float | np.floating) and np.isinf(found) and "inf" not in value.lower():
+        raise OverflowError(f"{value!r} is too large")
+    return found
 
 
 def csv(
@@ -268,10 +278,12 @@ def csv(
 
     An example has a field for each column. header: True if the first row names the columns; False
     calls them column0, column1, …; a list of names is taken as it is. types: column -> a type, a
-    function of the text, or a dtype; the others are int if all values are, else float (an empty
-    value is nan), else str. Each process reads through the file once, and keeps an index of it.
+    function of the text, or a dtype; bool reads true, false, 1 and 0. The others are int if all
+    values are, else float (an empty value is nan), else str. Each process reads through the file
+    once, and keeps an index of it.
 
-    Raises InputError, when a pipeline first reads it, for a table whose rows are unequally long.
+    Raises InputError, when a pipeline first reads it, for a table whose rows are unequally long,
+    and for a value that its column's type cannot be.
     """
     whole = absolute(path)
     _check_plain([whole], "csv")

@@ -88,6 +88,31 @@ def test_a_value_of_another_type_is_named(tmp_path):
         data.csv(tmp_path / "t.csv", types={"a": int}).get(1)
 
 
+@pytest.mark.parametrize("kind", [bool, np.bool_, "bool"])
+def test_truths_of_a_table(tmp_path, kind):
+    path = tmp_path / "t.csv"
+    path.write_text("b\nTrue\nFALSE\n0\n1\nno\n")
+    source = data.csv(path, types={"b": kind})
+    found = [source.get(k).b for k in range(4)]
+    assert found == [True, False, False, True]
+    assert all(type(b) is (bool if kind is bool else np.bool_) for b in found)
+    with pytest.raises(spmd.InputError, match="column 'b' of row 5 of"):
+        source.get(4)
+
+
+@pytest.mark.parametrize("kind, value", [
+    (np.uint8, "300"), (np.uint8, "-1"), ("int16", "40000"), (np.float16, "1e6"), (float, "1e400"),
+])
+def test_a_value_out_of_range_is_named(tmp_path, kind, value):
+    (tmp_path / "t.csv").write_text(f"a,b\n1,2\n{value},4\ninf,0\n")
+    source = data.csv(tmp_path / "t.csv", types={"a": kind})
+    assert source.get(0).a == 1
+    with pytest.raises(spmd.InputError, match=r"column 'a' of row 2 of .*t.csv"):
+        source.get(1)
+    if "float" in str(kind):
+        assert source.get(2).a == np.inf
+
+
 def test_packed_text_is_refused_with_what_reads_it(tmp_path):
     path = tmp_path / "t.txt.gz"
     path.write_bytes(gzip.compress(b"one\ntwo\n"))

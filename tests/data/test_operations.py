@@ -309,11 +309,29 @@ def test_vocabularies(tmp_path):
     assert all(w in ("<?>", given) for w, given in zip(v.decode(tokens), words))
     assert (tokens == 0).sum() == sum(w not in v for w in words)
     v.save(tmp_path / "words.txt")
-    assert data.text.Vocabulary.read(tmp_path / "words.txt").words == v.words
+    again = data.text.Vocabulary.read(tmp_path / "words.txt", unknown="<?>")
+    assert again.words == v.words and again.encode(words).tolist() == tokens.tolist()
     with pytest.raises(spmd.InputError, match="not in the vocabulary"):
         data.text.Vocabulary(["a"], None).encode(["b"])
     with pytest.raises(spmd.InputError, match="twice"):
         data.text.Vocabulary(["a", "a"])
+
+
+@pytest.mark.parametrize("specials, unknown, stands", [
+    ((), "<unknown>", False), ((), None, False), (("<unknown>",), "<unknown>", True),
+    (("<unknown>",), None, False), (("<pad>", "<?>"), "<?>", True), (("<?>",), "<unknown>", False),
+])
+def test_no_word_of_a_file_stands_for_others_unless_asked(tmp_path, specials, unknown, stands):
+    built = data.text.Vocabulary.build([["the", "cat"], ["the"]], specials=specials)
+    built.save(tmp_path / "words.txt")
+    default = () if unknown == "<unknown>" else (unknown,)
+    read = data.text.Vocabulary.read(tmp_path / "words.txt", *default)
+    assert read.encode(["cat"]) == built.encode(["cat"])
+    if stands:
+        assert read.decode(read.encode(["dog"])) == [unknown]
+        return
+    with pytest.raises(spmd.InputError, match="'dog'"):
+        read.encode(["dog"])
 
 
 PAIRS = data.text.BytePairs.train([CORPUS], size=400)

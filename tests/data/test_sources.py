@@ -113,6 +113,33 @@ def test_a_value_out_of_range_is_named(tmp_path, kind, value):
         assert source.get(2).a == np.inf
 
 
+def test_a_byte_order_mark_is_no_part_of_a_column(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text('"id",b\n' + "".join(f"{k},\ufeff{k}\n" for k in range(70)), "utf-8-sig")
+    source = data.csv(path)
+    assert source.length() == 70
+    assert [source.get(k).id for k in (0, 31, 32, 69)] == [0, 31, 32, 69]
+    assert source.get(33).b == "\ufeff33"
+    path.write_text("5", "utf-8-sig")
+    assert data.csv(path, header=["a"]).get(0).a == 5
+
+
+def test_a_line_that_is_no_text_is_named(tmp_path):
+    (tmp_path / "t.txt").write_bytes("one\ntw\xf6\n".encode("latin-1"))
+    source = data.lines(tmp_path / "t.txt")
+    assert source.get(0).text == "one"
+    with pytest.raises(spmd.InputError, match=r"line 2 of .*t.txt cannot be read"):
+        source.get(1)
+    assert data.lines(tmp_path / "t.txt", encoding="latin-1").get(1).text == "tw\xf6"
+
+
+@pytest.mark.parametrize("read", [data.lines, data.csv])
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-32-le", "no such"])
+def test_encodings_whose_lines_end_otherwise_are_refused(tmp_path, read, encoding):
+    with pytest.raises(spmd.UsageError, match="cannot read encoding="):
+        read(tmp_path / "t.txt", encoding=encoding)
+
+
 def test_packed_text_is_refused_with_what_reads_it(tmp_path):
     path = tmp_path / "t.txt.gz"
     path.write_bytes(gzip.compress(b"one\ntwo\n"))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import os
+import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,10 +18,10 @@ from codegen import dtypes
 from codegen.casts import may_cast, range_text
 from codegen.errors import InputError, MissingError, ProgramError, ShapeError, UsageError
 from codegen.places import user_place
+from codegen.short_batches import MASK, not_given
 from codegen.user.numbers import element_type
 from codegen.user.spec import Spec
 
-MASK = "mask"  # the field that says which rows of a batch are there
 Array = np.ndarray[Any, Any]
 
 
@@ -239,6 +240,7 @@ class Batches:
                                  expected=f"{dtype}{list(shape)}",
                                  found=f"{arrays[name].dtype}{list(arrays[name].shape)}")
         if rows < batch and MASK not in self.fields:
+            print("spmd: " + not_given(f'feed "{self.feed}"', rows, batch), file=sys.stderr)
             return None
         arrays.setdefault(MASK, np.ones(rows, bool))
         made = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -463,6 +464,27 @@ def test_a_last_batch_that_is_not_full_is_said_in_eager_runs_as_in_others(tmp_pa
             said = capfd.readouterr().err
             assert (f"{whose}: the last 2 examples do not fill a batch of 4 and are not given; a "
                     "field mask would let them through\n") in said
+
+
+def test_an_eager_run_keeps_no_batch_that_was_taken():
+    def many():
+        for _ in range(100):
+            yield {"x": np.ones((4, 1 << 15))}  # a mebibyte
+
+    @spmd.program(mesh=("r",))
+    def counted():
+        feed = spmd.feed(x=spmd.spec((4, 1 << 15), np.float64))
+        total = np.float64(0)
+        for b in feed:
+            total = total + b.x[0, 0]
+        return total
+
+    tracemalloc.start()
+    try:
+        assert counted.eager(feed=many()) == 100
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()
 
 
 # ---- checkpoints -----------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import os
+import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,10 +18,10 @@ from codegen import dtypes
 from codegen.casts import may_cast, range_text
 from codegen.errors import InputError, MissingError, ProgramError, ShapeError, UsageError
 from codegen.places import user_place
+from codegen.short_batches import MASK, not_given
 from codegen.user.numbers import element_type
 from codegen.user.spec import Spec
 
-MASK = "mask"  # the field that says which rows of a batch are there
 Array = np.ndarray[Any, Any]
 
 
@@ -148,12 +149,14 @@ def _batches(source: Any, fields: Mapping[str, tuple[Any, Any]]) -> Any:
 
 class Batches:
     """The batches that an iterable of dicts gives, by their numbers. fields: shape and NumPy's
-    dtype of each."""
+    dtype of each. keeps: each may be taken again; else one that was taken is let go."""
 
-    def __init__(self, feed: str, source: Any, fields: Mapping[str, tuple[Any, Any]]) -> None:
-        self.feed, self.fields = feed, dict(fields)
+    def __init__(self, feed: str, source: Any, fields: Mapping[str, tuple[Any, Any]],
+                 keeps: bool = False) -> None:
+        self.feed, self.fields, self.keeps = feed, dict(fields), keeps
         self.source: Iterator[Any] = iter(_batches(source, self.fields))
-        self.made: list[dict[str, Array]] = []
+        self.made: dict[int, dict[str, Array]] = {}
+        self.count = 0  # that were made
         self.ended = False
         self.answered = 0  # batches behind which values were sent
         self._tells: Callable[..., Any] | None = (
@@ -162,14 +165,15 @@ class Batches:
 
     def more(self, number: int) -> bool:
         """Whether there is a batch of this number."""
-        while len(self.made) <= number and not self.ended:
+        while self.count <= number and not self.ended:
             found = self._next()
             batch = None if found is None else self._whole(found)
             if batch is None:
                 self.ended = True
             else:
-                self.made.append(batch)
-        return len(self.made) > number
+                self.made[self.count] = batch
+                self.count += 1
+        return self.count > number
 
     def _next(self) -> Any:
         if self._reply is None:
@@ -199,9 +203,9 @@ class Batches:
         if not self.more(number):
             raise InputError(f'feed "{self.feed}" has no more batches', place=user_place(),
                              expected=f"a batch number {number}, counted from 0",
-                             found=f"{len(self.made)} batches",
+                             found=f"{self.count} batches",
                              remedy="while feed.more(): … ends with the stream")
-        return self.made[number]
+        return self.made[number] if self.keeps else self.made.pop(number)
 
     def _whole(self, given: Any) -> dict[str, Array] | None:
         """All rows of it; None of one that is not full, where no mask says so."""
@@ -232,6 +236,7 @@ class Batches:
                                  expected=f"{dtype}{list(shape)}",
                                  found=f"{arrays[name].dtype}{list(arrays[name].shape)}")
         if rows < batch and MASK not in self.fields:
+            print("spmd: " + not_given(f'feed "{self.feed}"', rows, batch), file=sys.stderr)
             return None
         arrays.setdefault(MASK, np.ones(rows, bool))
         made = {}
@@ -259,7 +264,8 @@ def streams_of(given: Any, fields: Mapping[str, Mapping[str, tuple[Any, Any]]]) 
         raise UsageError(f"the program has {len(fields)} feeds", expected="a dict by their names",
                          found=type(given).__name__,
                          remedy="feed={" + ", ".join(f'"{f}": …' for f in fields) + "}")
-    return {name: Batches(name, several[name], found) for name, found in fields.items()}
+    return {name: Batches(name, several[name], found, keeps=True)  # each rank takes it
+            for name, found in fields.items()}
 
 
 def numpy_dtype(dtype: Any) -> Any:

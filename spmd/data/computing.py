@@ -19,8 +19,7 @@ import numpy as np
 
 from codegen.casts import may_cast, range_text
 from codegen.errors import EnvironmentFault, InputError, Place, SpmdError
-
-MASK = "mask"  # the field that says which places have an example: who stacks knows, no pipeline
+from codegen.short_batches import MASK
 
 Specs = dict[str, tuple[tuple[int, ...], np.dtype]]
 

@@ -180,7 +180,8 @@ def _by_planes(image: Any, change: Any, one: bool = False) -> np.ndarray:
     if image.dtype == np.bool_ or (image.dtype.kind in "iu" and image.dtype != np.uint8) or (
             image.dtype.kind not in "uf"):
         raise InputError("a picture has another dtype", expected="uint8, or floats",
-                         found=f"{image.dtype} {image.shape}", remedy="data.image.to_float(image)")
+                         found=f"{image.dtype} {image.shape}",
+                         remedy="np.float32(image), divided by the largest value that there is")
     module = pillow()
     plain = image if image.dtype == np.uint8 else image.astype(np.float32)
     if plain.ndim == 2 or (plain.dtype == np.uint8 and plain.shape[2] == 3 and not one):

@@ -29,7 +29,9 @@ from spmd.data.source_tools import (
 
 STRIDE = 32  # lines: the index has the begin of every so many
 AT_ONCE = 1 << 22  # bytes that are read at once
+MARK = "\ufeff"  # with which some programs let a file in UTF-8 begin
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".zip")
+TRUTHS = {"true": True, "false": False, "1": True, "0": False}  # in small letters or capitals
 NUMBERS = {"int": int, "float": float, "str": str}
 
 
@@ -100,7 +102,12 @@ class _Lines(ExampleSource):
     def get(self, index: int) -> TextLine:
         number, line = self._find(index)
         raw = self._index()[0][number].get(line).removesuffix(b"\n").removesuffix(b"\r")
-        return TextLine(raw.decode(self.encoding), line + 1, self.paths[number])
+        try:
+            text = raw.decode(self.encoding)
+        except UnicodeDecodeError as error:
+            raise self.wrong(f"{self.name(index)} cannot be read", f"text in {self.encoding}",
+                             str(error), "encoding='latin-1', if it is that") from None
+        return TextLine(text, line + 1, self.paths[number])
 
     def name(self, index: int) -> str:
         number, line = self._find(index)
@@ -121,11 +128,14 @@ def lines(
     An example has `text`, without the end of the line, `number` and `path`. Only an index of the
     files is kept in memory, 8 bytes for 32 lines; each process reads through them once for it.
 
-    Raises InputError, when a pipeline first reads it, for a file that cannot be read.
+    Raises InputError, when a pipeline first reads it, for a file that cannot be read, and for a
+    line that is no text in this encoding; UsageError for an encoding in which a line does not end
+    with one byte.
     """
     named = [paths] if isinstance(paths, str | os.PathLike) else list(paths)
     every = [absolute(p) for p in named]
     _check_plain(every, "lines")
+    _check_encoding(encoding, "lines")
     return _Lines(every, encoding)
 
 
@@ -136,6 +146,19 @@ def _check_plain(paths: list[str], what: str) -> None:
             f"data.{what} reads plain text", place=caller(), expected="a file that is not packed",
             found=short(packed[0]),
             remedy="unpack it, or data.iterator(lambda: gzip.open(path, 'rt')), read in order")
+
+
+def _check_encoding(encoding: str, what: str) -> None:
+    """UsageError where an end of line is not the byte 10, by which files are cut into lines."""
+    try:
+        text = b"\n".decode(encoding)
+    except (LookupError, UnicodeDecodeError):
+        text = ""
+    if text != "\n":
+        raise UsageError(
+            f"data.{what} cannot read encoding={encoding!r}", place=caller(),
+            expected="an encoding in which the end of a line is one byte, as utf-8 or latin-1",
+            found=repr(encoding), remedy="iconv -t utf-8 makes such a file")
 
 
 # ---- CSV
@@ -163,11 +186,13 @@ class _Csv(ExampleSource):
                 read += len(raw)
                 *whole, rest = (rest + raw).split(b"\n")
                 for line in whole:
+                    text = self._text(line, at)
                     at += len(line) + 1
-                    yield line.decode(self.encoding) + "\n"
+                    yield text + "\n"
             if rest:
+                text = self._text(rest, at)
                 at += len(rest)
-                yield rest.decode(self.encoding)
+                yield text
 
         rows = tables_of_text.reader(texts(), delimiter=self.delimiter, strict=True)
         begin = at
@@ -175,6 +200,10 @@ class _Csv(ExampleSource):
             if row:
                 yield begin, row
             begin = at
+
+    def _text(self, line: bytes, at: int) -> str:
+        text = line.decode(self.encoding)
+        return text if at else text.removeprefix(MARK)
 
     def _read(self) -> tuple[np.ndarray, int, dict[str, Any]]:
         """Where every 32nd row begins, how many there are, and the types of their columns."""
@@ -225,7 +254,7 @@ class _Csv(ExampleSource):
         for (name, kind), value in zip(types.items(), row):
             try:
                 fields[name] = _value(kind, value)
-            except ValueError as error:
+            except (ValueError, OverflowError) as error:
                 raise self.wrong(
                     f"column {name!r} of {self.name(index)} has another type",
                     getattr(kind, "__name__", str(kind)), str(error)) from None
@@ -257,7 +286,16 @@ def _widened(kind: str, value: str) -> str:
 def _value(kind: Any, value: str) -> Any:
     if kind is float and not value:
         return float("nan")
-    return kind(value) if isinstance(kind, type) or callable(kind) else np.dtype(kind).type(value)
+    kind = kind if isinstance(kind, type) or callable(kind) else np.dtype(kind).type
+    if kind in (bool, np.bool_):
+        if value.strip().lower() not in TRUTHS:
+            raise ValueError(f"{value!r}: neither of {', '.join(TRUTHS)}")
+        return kind(TRUTHS[value.strip().lower()])
+    with np.errstate(over="ignore"):  # said below
+        found = kind(value)
+    if isinstance(found, float | np.floating) and np.isinf(found) and "inf" not in value.lower():
+        raise OverflowError(f"{value!r} is too large")
+    return found
 
 
 def csv(
@@ -268,12 +306,15 @@ def csv(
 
     An example has a field for each column. header: True if the first row names the columns; False
     calls them column0, column1, …; a list of names is taken as it is. types: column -> a type, a
-    function of the text, or a dtype; the others are int if all values are, else float (an empty
-    value is nan), else str. Each process reads through the file once, and keeps an index of it.
+    function of the text, or a dtype; bool reads true, false, 1 and 0. The others are int if all
+    values are, else float (an empty value is nan), else str. Each process reads through the file
+    once, and keeps an index of it.
 
-    Raises InputError, when a pipeline first reads it, for a table whose rows are unequally long.
+    Raises InputError, when a pipeline first reads it, for a table whose rows are unequally long,
+    and for a value that its column's type cannot be.
     """
     whole = absolute(path)
     _check_plain([whole], "csv")
+    _check_encoding(encoding, "csv")
     names = [str(n) for n in header] if isinstance(header, list | tuple) else bool(header)
     return _Csv(whole, names, dict(types or {}), delimiter, encoding)

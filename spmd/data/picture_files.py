@@ -1,6 +1,6 @@
 """Pictures of files: decoded whole, or a JPEG at a part of its size where less is enough.
 
-In: the bytes of a file, or its path. Out: uint8 arrays, (height, width[, channels]).
+In: the bytes of a file, or its path. Out: arrays, (height, width[, channels]), mostly uint8.
 Always holds: simplejpeg, if it is there, gives the pixels that Pillow gives, only sooner; whatever
 it does not take, Pillow reads.
 """
@@ -20,6 +20,9 @@ from codegen.errors import EnvironmentFault, InputError
 SHARES = (8, 4, 2)  # a JPEG can be decoded at an eighth, a quarter, a half of its size
 SMALLEST = 16  # pixels: below this several scales of libjpeg give one size
 JPEG = b"\xff\xd8\xff"
+# Modes whose values are no 8 bits, and those that hold all of them: Pillow would clip in others.
+DEEP = {"I": ("I", "F"), "F": ("F",), **dict.fromkeys(
+    ("I;16", "I;16L", "I;16B", "I;16N"), ("I;16", "I", "F"))}
 
 Raw = bytes | bytearray | memoryview
 
@@ -55,9 +58,13 @@ def decode(
     """A picture of the bytes of a file, or of its path: JPEG, PNG and whatever Pillow reads.
 
     mode: "RGB" gives uint8 (height, width, 3), "L" gray uint8 (height, width), "RGBA" with the
-    opacity. at_least: (height, width) that are enough. A JPEG is then decoded at a half, a quarter
-    or an eighth of its size, the smallest that is as large; that takes less time. Other files are
-    decoded whole. Raises InputError for what is no picture, or ends too early.
+    opacity. Depth maps and others of 16 bits, 32 bits or floats are given by "I;16", "I" and "F" as
+    they are: uint16, int32, float32; no other mode takes them. at_least: (height, width) that are
+    enough. A JPEG is then decoded at a half, a quarter or an eighth of its size, the smallest that
+    is as large; that takes less time. Other files are decoded whole.
+
+    Raises InputError for what is no picture, or ends too early, and for values that the mode cannot
+    hold.
 
     ::
 
@@ -95,7 +102,20 @@ def decoded(
                 before = opened.size
                 opened.draft(None, (before[0] // share, before[1] // share))
                 share = 1 if opened.size == before else share
-            return np.array(opened if opened.mode == mode else opened.convert(mode)), share
+            _check_holds(mode, opened)
+            found = np.array(opened if opened.mode == mode else opened.convert(mode))
+            return found.astype(found.dtype.newbyteorder("="), copy=False), share
+
+
+def _check_holds(mode: str, opened: Any) -> None:
+    """InputError where values of the picture would be clipped."""
+    own = opened.mode
+    if own in DEEP and mode not in (own, *DEEP[own]):
+        raise InputError(
+            f"a picture of mode {own} does not fit into mode {mode}",
+            expected="values of 8 bits" if mode not in DEEP else f"values that {mode} can hold",
+            found="floats" if own == "F" else f"integers of {16 if '16' in own else 32} bits",
+            remedy=f"data.image.decode(raw, {own!r}) gives them as they are; scale them yourself")
 
 
 def _sooner(raw: Any, at_least: tuple[int, int] | None) -> tuple[np.ndarray, int] | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from types import CodeType
@@ -17,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from codegen.errors import Place, UsageError
+from codegen.short_batches import MASK, check_holes, not_given
 from spmd.data.computing import (
-    MASK,
     Failure,
     Misfit,
     Specs,
@@ -181,15 +182,24 @@ class Pipeline:
         """Whole batches one after the other, in this process; the last is left out if not full.
 
         With "mask" among the fields it is given too: True where an example is there, else zeros.
-        Raises InputError for an example that fails, unless on_error="skip": then its row is zeros.
+        Raises InputError for an example that fails. With on_error="skip" its row is zeros instead;
+        raises UsageError then where "mask" is not among the fields.
         """
-        first, masked = 0, fields is not None and MASK in fields
+        check_holes(self.name, self.settings.on_error == "skip", batch, fields or (), self.place)
+        return self._batches(batch, fields, MASK in (fields or ()))
+
+    def _batches(
+        self, batch: int, fields: Mapping[str, tuple[Any, Any]] | None, masked: bool
+    ) -> Iterator[dict[str, np.ndarray]]:
+        first = 0
         while True:
             found = self.compute(first, batch, fields)
             if self.settings.on_error == "stop":
                 for failed in found.failures:
                     raise failed.error(self.name)
             if found.total is not None and first + (1 if masked else batch) > found.total:
+                if fields and (rest := found.total - first) > 0:  # as a run says it
+                    print(f"spmd feed: {not_given(self.name, rest, batch)}", file=sys.stderr)
                 return
             yield {**found.arrays, MASK: found.there} if masked else found.arrays
             first += batch

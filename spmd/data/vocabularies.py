@@ -17,7 +17,7 @@ from codegen.errors import InputError
 
 
 class Vocabulary:
-    """Words in the order of their numbers; one that is not there becomes the first special word.
+    """Words in the order of their numbers; one that is not there becomes `unknown`, a word of them.
 
     ::
 
@@ -66,7 +66,8 @@ class Vocabulary:
         if found < 0:
             raise InputError("a word is not in the vocabulary", found=repr(word),
                              expected=f"one of {len(self)} words",
-                             remedy="specials=['<unknown>'] stands for such words")
+                             remedy="build(…, specials=['<unknown>']), or read(path, unknown="
+                             "word): that word stands for all such")
         return found
 
     def encode(self, words: Iterable[str], dtype: Any = np.int32) -> np.ndarray:
@@ -87,8 +88,11 @@ class Vocabulary:
             file.writelines(word + "\n" for word in self.words)
 
     @classmethod
-    def read(cls, path: str | os.PathLike[str], unknown: str | None = None) -> Vocabulary:
-        """Of a text with a word a line. unknown: which stands for others; the first by default."""
+    def read(
+        cls, path: str | os.PathLike[str], unknown: str | None = "<unknown>"
+    ) -> Vocabulary:
+        """Of a text with a word a line. unknown: which of them stands for others, if it is there;
+        None: no word does."""
         with open(path, encoding="utf-8", newline="\n") as file:
             words = file.read().removesuffix("\n").split("\n")
-        return cls(words, words[0] if unknown is None else unknown)
+        return cls(words, unknown)

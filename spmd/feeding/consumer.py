@@ -15,7 +15,8 @@ import time
 import weakref
 from contextlib import suppress
 
-from codegen.errors import InputError, PeerError, Place, SpmdError, UsageError
+from codegen.errors import InputError, PeerError, Place, SpmdError
+from codegen.short_batches import check_holes, not_given
 from spmd.data.computing import MASK, advice
 from spmd.engine.feed_rings import are_idle
 from spmd.feeding.asked_worker import AskedWorker, said_missed
@@ -246,12 +247,8 @@ class Filling:
         self.version, self.how = message["version"], message["how"]
         self.pending = None if message["workers"] else self.pending
         self.settings = message["settings"]
-        if self.settings.get("on_error") == "skip" and not self.masked:
-            raise UsageError(
-                f"pipeline {self.supply.pipeline} skips examples that fail, and the program cannot "
-                "know which", expected=f"a field mask=spmd.spec(({self.feed.batch},), np.bool_)",
-                found=", ".join(f["name"] for f in self.fields),
-                remedy='declare mask in spmd.feed(…), or set on_error="stop"')
+        check_holes(self.supply.pipeline, self.settings.get("on_error") == "skip", self.feed.batch,
+                    [f.name for f in self.feed.fields])
         # What waits long is not new any more.
         self.rings.fill_ahead(NEWEST if self.gives_newest() else self.rings.depth)
         now, self.poller = {w["worker"]: w for w in message["workers"]}, None
@@ -488,8 +485,7 @@ class Filling:
     def fill_rings(self) -> None:
         self.rings.fill(self.gives_newest())
         if self.rings.end() and (rest := self.asking.not_given()) and self.rows[0] == 0:
-            say(f"{self.supply.pipeline}: the last {rest} examples do not fill a batch of "
-                f"{self.feed.batch} and are not given; a field mask would let them through")
+            say(not_given(self.supply.pipeline, rest, self.feed.batch))
 
     def gives_newest(self) -> bool:
         # Where another process has the same rows, it must have the same batch of them.

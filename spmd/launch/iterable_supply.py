@@ -19,11 +19,11 @@ from codegen import dtypes
 from codegen.casts import may_cast, range_text
 from codegen.errors import InputError, SpmdError, UsageError
 from codegen.places import is_user_file, place_at
+from codegen.short_batches import MASK, not_given
 from codegen.user import whole_batches
 from spmd.engine.feed_rings import FedFeed, FeedField, FeedRing, are_idle
 from spmd.launch.processes import say
 
-MASK = "mask"  # the field that says which rows of a batch are there
 AHEAD = 16  # batches that are read ahead, at most
 LEAVE_SECONDS = 2.0  # for which the end of a run waits for an iterable that computes
 WANTED_SECONDS = 0.01  # between two looks at whether a rank waits for a batch that failed
@@ -219,8 +219,7 @@ class IterableSupply:
         if rows is not None and rows < feed.batch and all(f.name != MASK for f in feed.fields):
             self.ended = self.next
             if self.speaks:
-                say(f'spmd: feed "{feed.name}": batch {self.next} has {rows} rows of {feed.batch} '
-                    "and is not given; a field mask would let it through")
+                say("spmd: " + not_given(f'feed "{feed.name}"', rows, feed.batch))
         return found
 
     def _whole(self, feed: FedFeed, k: int, given: Any, into: dict[str, np.ndarray] | None

@@ -8,6 +8,7 @@ import io
 import pkgutil
 import unicodedata
 from collections import Counter
+from contextlib import nullcontext
 from pathlib import Path
 
 import matplotlib.colors
@@ -66,6 +67,29 @@ def test_decoding(photo):
     for wrong in (raw[: len(raw) // 2], b"text", b""):
         with pytest.raises(spmd.InputError, match="cannot be decoded"):
             data.image.decode(wrong)
+
+
+@pytest.mark.parametrize("kind, form, mode, held", [
+    (np.uint16, "PNG", "I;16", ("I", "F")), (">u2", "TIFF", "I;16B", ("I", "F")),
+    (np.int32, "TIFF", "I", ("F",)), (np.float32, "TIFF", "F", ()),
+])
+def test_deep_pictures_are_given_as_they_are_or_refused(kind, form, mode, held):
+    values = (np.arange(12) * 4096 / (1 if mode != "F" else 50000)).reshape(3, 4).astype(kind)
+    file = io.BytesIO()
+    Image.fromarray(values).save(file, form)
+    raw = file.getvalue()
+    found = data.image.decode(raw, mode)
+    assert np.array_equal(found, values) and found.dtype == values.dtype.newbyteorder("=")
+    for wider in held:
+        assert np.array_equal(data.image.decode(raw, wider), values)
+    for narrow in {"RGB", "L", "RGBA"} | {"I;16", "I"} - {mode, *held, "I;16" * ("16" in mode)}:
+        with pytest.raises(spmd.InputError, match=f"decode.raw, '{mode}'. gives them as they are"):
+            data.image.decode(raw, narrow)
+    with pytest.raises(spmd.InputError, match="does not fit into mode RGB"):
+        data.image.resize(raw, (2, 2))
+    with pytest.raises(spmd.InputError, match="divided by the largest") if mode != "F" else (
+            nullcontext()):
+        data.image.resize(found, (2, 2))
 
 
 def jpeg(pixels, **how):
@@ -285,11 +309,29 @@ def test_vocabularies(tmp_path):
     assert all(w in ("<?>", given) for w, given in zip(v.decode(tokens), words))
     assert (tokens == 0).sum() == sum(w not in v for w in words)
     v.save(tmp_path / "words.txt")
-    assert data.text.Vocabulary.read(tmp_path / "words.txt").words == v.words
+    again = data.text.Vocabulary.read(tmp_path / "words.txt", unknown="<?>")
+    assert again.words == v.words and again.encode(words).tolist() == tokens.tolist()
     with pytest.raises(spmd.InputError, match="not in the vocabulary"):
         data.text.Vocabulary(["a"], None).encode(["b"])
     with pytest.raises(spmd.InputError, match="twice"):
         data.text.Vocabulary(["a", "a"])
+
+
+@pytest.mark.parametrize("specials, unknown, stands", [
+    ((), "<unknown>", False), ((), None, False), (("<unknown>",), "<unknown>", True),
+    (("<unknown>",), None, False), (("<pad>", "<?>"), "<?>", True), (("<?>",), "<unknown>", False),
+])
+def test_no_word_of_a_file_stands_for_others_unless_asked(tmp_path, specials, unknown, stands):
+    built = data.text.Vocabulary.build([["the", "cat"], ["the"]], specials=specials)
+    built.save(tmp_path / "words.txt")
+    default = () if unknown == "<unknown>" else (unknown,)
+    read = data.text.Vocabulary.read(tmp_path / "words.txt", *default)
+    assert read.encode(["cat"]) == built.encode(["cat"])
+    if stands:
+        assert read.decode(read.encode(["dog"])) == [unknown]
+        return
+    with pytest.raises(spmd.InputError, match="'dog'"):
+        read.encode(["dog"])
 
 
 PAIRS = data.text.BytePairs.train([CORPUS], size=400)

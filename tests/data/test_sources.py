@@ -90,6 +90,58 @@ def test_a_value_of_another_type_is_named(tmp_path):
         data.csv(tmp_path / "t.csv", types={"a": int}).get(1)
 
 
+@pytest.mark.parametrize("kind", [bool, np.bool_, "bool"])
+def test_truths_of_a_table(tmp_path, kind):
+    path = tmp_path / "t.csv"
+    path.write_text("b\nTrue\nFALSE\n0\n1\nno\n")
+    source = data.csv(path, types={"b": kind})
+    found = [source.get(k).b for k in range(4)]
+    assert found == [True, False, False, True]
+    assert all(type(b) is (bool if kind is bool else np.bool_) for b in found)
+    with pytest.raises(spmd.InputError, match="column 'b' of row 5 of"):
+        source.get(4)
+
+
+@pytest.mark.parametrize("kind, value", [
+    (np.uint8, "300"), (np.uint8, "-1"), ("int16", "40000"), (np.float16, "1e6"), (float, "1e400"),
+])
+def test_a_value_out_of_range_is_named(tmp_path, kind, value):
+    (tmp_path / "t.csv").write_text(f"a,b\n1,2\n{value},4\ninf,0\n")
+    source = data.csv(tmp_path / "t.csv", types={"a": kind})
+    assert source.get(0).a == 1
+    with pytest.raises(spmd.InputError, match=r"column 'a' of row 2 of .*t.csv"):
+        source.get(1)
+    if "float" in str(kind):
+        assert source.get(2).a == np.inf
+
+
+def test_a_byte_order_mark_is_no_part_of_a_column(tmp_path):
+    path = tmp_path / "t.csv"
+    path.write_text('"id",b\n' + "".join(f"{k},\ufeff{k}\n" for k in range(70)), "utf-8-sig")
+    source = data.csv(path)
+    assert source.length() == 70
+    assert [source.get(k).id for k in (0, 31, 32, 69)] == [0, 31, 32, 69]
+    assert source.get(33).b == "\ufeff33"
+    path.write_text("5", "utf-8-sig")
+    assert data.csv(path, header=["a"]).get(0).a == 5
+
+
+def test_a_line_that_is_no_text_is_named(tmp_path):
+    (tmp_path / "t.txt").write_bytes("one\ntw\xf6\n".encode("latin-1"))
+    source = data.lines(tmp_path / "t.txt")
+    assert source.get(0).text == "one"
+    with pytest.raises(spmd.InputError, match=r"line 2 of .*t.txt cannot be read"):
+        source.get(1)
+    assert data.lines(tmp_path / "t.txt", encoding="latin-1").get(1).text == "tw\xf6"
+
+
+@pytest.mark.parametrize("read", [data.lines, data.csv])
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-32-le", "no such"])
+def test_encodings_whose_lines_end_otherwise_are_refused(tmp_path, read, encoding):
+    with pytest.raises(spmd.UsageError, match="cannot read encoding="):
+        read(tmp_path / "t.txt", encoding=encoding)
+
+
 def test_packed_text_is_refused_with_what_reads_it(tmp_path):
     path = tmp_path / "t.txt.gz"
     path.write_bytes(gzip.compress(b"one\ntwo\n"))

@@ -220,19 +220,11 @@ class Run:
         return self.agents[-1]
 
     def supply(self, fields, batch, rows=None, start=0, depth=2, name="numbers", sends=(),
-<<<<<<< HEAD
-               asked=True, keys=None):
+               asked=True, keys=None, **more):
         rings = [PlainRing(r, depth) for r in (rows or [(0, batch)])]
         for ring in rings:
             ring.taken = start
-        supply = PipelineSupply(name, self.address, keys or self.keys, run="test")
-=======
-               asked=True, **more):
-        rings = [PlainRing(r, depth) for r in (rows or [(0, batch)])]
-        for ring in rings:
-            ring.taken = start
-        supply = PipelineSupply(name, self.address, self.keys, run="test", **more)
->>>>>>> h-suite
+        supply = PipelineSupply(name, self.address, keys or self.keys, run="test", **more)
         supply.begin(Feed("feed", batch, fields, sends, False, asked), rings, start)
         self.supplies.append(supply)
         return rings

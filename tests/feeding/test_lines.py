@@ -17,14 +17,9 @@ from spmd.feeding.keys import made_for_a_run, pair
 from spmd.feeding.packing import LEAST_PART, PART, in_parts, of_parts
 from spmd.feeding.serving import Served
 from spmd.feeding.sockets import OTHER_KEY, REFUSED_KEY, Lines, received
-<<<<<<< HEAD
 from spmd.feeding.wire import SOURCE_CHARACTERS, decode, encode, new_id
 from tests.feeding.feeding_kit import Proxy, RunningAgent, running, settings_in, x_of
-=======
-from spmd.feeding.wire import decode, encode, new_id
-from tests.feeding.feeding_kit import Proxy, running, x_of
 from tests.feeding.served_kit import until
->>>>>>> h-suite
 
 SIZE = 3 << 20
 NOISE = f"""

@@ -11,7 +11,7 @@ from typing import Any
 
 from codegen.errors import InputError, OutputError
 from codegen.image.manifest import read
-from spmd.data.computing import MASK
+from codegen.short_batches import MASK
 from spmd.data.pipelines import Pipeline
 
 

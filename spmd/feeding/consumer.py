@@ -16,8 +16,8 @@ import weakref
 from contextlib import suppress
 
 from codegen.errors import InputError, PeerError, Place, SpmdError
-from codegen.short_batches import check_holes, not_given
-from spmd.data.computing import MASK, advice
+from codegen.short_batches import MASK, check_holes, not_given
+from spmd.data.computing import advice
 from spmd.engine.feed_rings import are_idle
 from spmd.feeding.asked_worker import AskedWorker, said_missed
 from spmd.feeding.asking import Asking, merged

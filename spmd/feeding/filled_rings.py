@@ -13,7 +13,7 @@ from collections import deque
 
 import numpy as np
 
-from spmd.data.computing import MASK
+from codegen.short_batches import MASK
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import numpy as np
 
 from codegen.casts import may_cast
 from codegen.errors import InputError, UsageError
-from spmd.data.computing import MASK
+from codegen.short_batches import MASK
 from spmd.feeding.client import Client
 from spmd.feeding.evaluating import dtype_named
 

@@ -16,7 +16,7 @@ import time
 from math import ceil
 
 from codegen.errors import EXIT_DATA, EnvironmentFault, InputError
-from spmd.data.computing import MASK
+from codegen.short_batches import MASK
 from spmd.feeding import machine
 from spmd.feeding.board import Board
 from spmd.feeding.children import Channel, of_parent

@@ -103,8 +103,8 @@ def decoded(
                 opened.draft(None, (before[0] // share, before[1] // share))
                 share = 1 if opened.size == before else share
             _check_holds(mode, opened)
-            found = np.array(opened if opened.mode == mode else opened.convert(mode))
-            return found.astype(found.dtype.newbyteorder("="), copy=False), share
+            pixels = np.array(opened if opened.mode == mode else opened.convert(mode))
+            return pixels.astype(pixels.dtype.newbyteorder("="), copy=False), share
 
 
 def _check_holds(mode: str, opened: Any) -> None:

@@ -55,7 +55,8 @@ def to_gray(image: Any) -> np.ndarray:
         wide = image.astype(np.int32)
         summed = wide[..., 0] * 19595 + wide[..., 1] * 38470 + wide[..., 2] * 7471 + 0x8000
         return (summed >> 16).astype(np.uint8)
-    return image @ GRAY.astype(image.dtype)
+    red, green, blue = GRAY.astype(image.dtype)  # a product of matrices rounds as its shape is
+    return image[..., 0] * red + image[..., 1] * green + image[..., 2] * blue
 
 
 def brightness(image: Any, factor: float) -> np.ndarray:
@@ -70,9 +71,17 @@ def brightness(image: Any, factor: float) -> np.ndarray:
 
 
 def contrast(image: Any, factor: float) -> np.ndarray:
-    """Away from the mean gray of the picture by factor: 0 is that gray everywhere."""
+    """Away from the mean gray of the picture by factor: 0 is that gray everywhere.
+
+    InputError for several pictures in one array: each has a mean of its own.
+    """
     image = np.asarray(image)
-    gray = to_gray(image) if image.ndim == 3 and image.shape[2] == 3 else image
+    if image.ndim not in (2, 3) or image.shape[2:] not in ((), (1,), (3,)):
+        raise InputError(
+            "contrast is changed of one picture at a time", found=f"{image.dtype} {image.shape}",
+            expected="(height, width), (height, width, 1) or (height, width, 3)",
+            remedy="np.stack([data.image.contrast(one, factor) for one in pictures])")
+    gray = to_gray(image) if image.shape[2:] == (3,) else image
     mean = float(gray.mean())
     return _blended(image, float(int(mean + 0.5)) if image.dtype == np.uint8 else mean, factor)
 

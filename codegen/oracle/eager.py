@@ -152,7 +152,7 @@ class World(Common):
     def feed(self, name: str = "feed", /, **fields: Any) -> EagerStream:
         self._declare("feed", f"feed {name}", **{"list of fields": tuple(fields)}, **{
             k: (s.shape, s.dtype, s.layout) if isinstance(s, spec.Spec) else None
-            for k, s in fields.items()})
+            for k, s in named.named(fields)})
         if name not in self.feeds:
             self.feeds[name] = declared(self, self.given.get("feed"), name, fields, self.feeds)
         return self.feeds[name]

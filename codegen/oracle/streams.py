@@ -26,17 +26,18 @@ class EagerStream:
     """What spmd.feed gives in an eager run: as codegen.trace.feed_calls.Stream."""
 
     def __init__(self, world: World, batches: Batches, layouts: Mapping[str, Any],
-                 by_rules: Container[str]) -> None:
-        """by_rules: fields that the rules of the program may lay out otherwise."""
+                 by_rules: Container[str], declared: Mapping[str, Any]) -> None:
+        """by_rules: fields that the rules of the program may lay out otherwise. declared: fields as
+        the user says them, with trees."""
         self.world, self.batches = world, batches
         self.layouts, self.by_rules = dict(layouts), by_rules
         self.number = 0
-        self._batch = whole_batches.batch_type(batches.feed, batches.fields)
+        self._batch = whole_batches.batch_maker(batches.feed, declared)
 
     def next(self) -> Any:
         if (rank := self._rank("next")) is None:
             found = self._take()
-            return self._batch(**{k: self.world.made(x, self.layouts[k]) for k, x in found.items()})
+            return self._batch({k: self.world.made(x, self.layouts[k]) for k, x in found.items()})
         layouts = {k: self._known_layout(k) for k in self.batches.fields}
 
         def blocks(_: Sequence[Any]) -> list[Any]:
@@ -44,7 +45,7 @@ class EagerStream:
             return [{k: rank.shards.shard(x, layouts[k], at) for k, x in whole.items()}
                     for at in range(len(rank.shards.coords))]
 
-        return self._batch(**self._together(rank, "next", None, blocks))
+        return self._batch(self._together(rank, "next", None, blocks))
 
     def _take(self) -> dict[str, Any]:
         found = self.batches.take(self.number)
@@ -150,4 +151,4 @@ def declared(world: World, given: Any, name: str, fields: Mapping[str, Any],
         k: (next(iter(world.axes)), *[None] * (len(shapes[k]) - 1)) if s.layout is None
         else s.layout for k, s in specs.items()}, {
         k for k, s in specs.items() if s.layout in (None, "auto")
-        and any(isinstance(e, Dim) for e in shapes[k])})
+        and any(isinstance(e, Dim) for e in shapes[k])}, fields)

@@ -6,7 +6,7 @@ the batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 from codegen.answers import unanswerable
@@ -40,10 +40,9 @@ class Stream:
     takes all, `feed.send(values)` gives values back to whoever made the batch.
     """
 
-    def __init__(self, declared: Feed) -> None:
+    def __init__(self, declared: Feed, fields: Mapping[str, Any]) -> None:
         self.declared = declared
-        names = [name for name, _ in declared.fields]
-        self._batch = whole_batches.batch_type(declared.name, names)
+        self._batch = whole_batches.batch_maker(declared.name, fields)
 
     @property
     def name(self) -> str:
@@ -65,7 +64,8 @@ class Stream:
             homes = tuple((t.shape, lying(t)) for t in types)
             types = tuple(local_type(context.mesh, t) for t in types)
         taken = context.emit(Take(self.name, names, types, homes), names=names)
-        return self._batch(*(wrap(context, v, scalar=False) for v in taken))
+        return self._batch({k: wrap(context, v, scalar=False)
+                            for k, v in zip(names, taken, strict=True)})
 
     def more(self) -> Array:
         """Whether the stream has a next batch, the same on all ranks: `while feed.more(): …`."""
@@ -142,7 +142,7 @@ def feed(name: str = "feed", /, **fields: Any) -> Stream:
     - name: where a program has several feeds, each has one. Else it is "feed".
     - fields: the arrays of a batch, as spmd.spec(shape, dtype, layout). Dim 0 of each is the batch,
       of one extent in all of them. A field without a layout is split along dim 0 over the first
-      axis of the mesh.
+      axis of the mesh. A field may be a tree of specs, of dicts, lists and tuples, as an input.
 
     `b = feed.next()` takes the next batch: `b.x` is the array of field x. In a loop that is
     compiled, the next batches come while ranks compute with this one. `feed.more()` says whether
@@ -183,10 +183,10 @@ def feed(name: str = "feed", /, **fields: Any) -> Stream:
     before = context.feeds.get(name)
     if before is not None:
         check_same(name, "feed", (before.place, context.said[f"feed {name}"]), (now.place, said))
-        return Stream(before)
+        return Stream(before, fields)
     context.said[f"feed {name}"] = said
     context.feeds[name] = now
-    return Stream(now)
+    return Stream(now, fields)
 
 
 def _field(context: Context, feed: str, name: str, what: Spec) -> ArrayType:

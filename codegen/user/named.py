@@ -151,6 +151,14 @@ def _leaves(
                          found=some(str(key) for key, _ in inside))
 
 
+def by_path(given: Any, known: Collection[str], what: str) -> Any:
+    """A dict with trees in it as a flat one, where some known names are paths; else as it is.
+    Raises InputError, with the path."""
+    if not isinstance(given, dict) or not any("." in name for name in known):
+        return given
+    return spread(given, known, what)
+
+
 def some(names: Iterable[str], most: int = 20) -> str:
     """Names as messages list them; those that others wrote may hold anything."""
     names = list(names)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import collections
 import os
+import re
 import sys
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,14 +20,17 @@ from codegen.casts import may_cast, range_text
 from codegen.errors import InputError, MissingError, ProgramError, ShapeError, UsageError
 from codegen.places import user_place
 from codegen.short_batches import MASK, not_given
+from codegen.user import named
 from codegen.user.numbers import element_type
-from codegen.user.spec import Spec
+from codegen.user.spec import Spec, is_tree
 
+STEP = re.compile(r"[A-Za-z0-9_]+")  # of the path of a field
 Array = np.ndarray[Any, Any]
 
 
 def declared_fields(name: Any, fields: Mapping[str, Any]) -> dict[str, Spec]:
-    """The fields of a feed. Raises UsageError and ShapeError for what cannot be one."""
+    """The fields of a feed, those of trees by their paths, as batch.x. Raises UsageError for what
+    cannot be one."""
     if not isinstance(name, str) or not name.isidentifier():
         raise UsageError("the name of a feed must be an identifier", place=user_place(),
                          expected='spmd.feed("train", x=spmd.spec(…))', found=repr(name),
@@ -35,20 +39,30 @@ def declared_fields(name: Any, fields: Mapping[str, Any]) -> dict[str, Spec]:
         raise UsageError(f'feed "{name}" has no fields', place=user_place(),
                          expected="x=spmd.spec((batch, 64), np.float32), for each array of a batch",
                          found="none")
-    for field, what in fields.items():
-        if not isinstance(what, Spec):
-            raise UsageError(f'field "{field}" of feed "{name}" is no spec', place=user_place(),
-                             expected=f"{field}=spmd.spec(shape, dtype)",
-                             found=f"{field}: {type(what).__name__}")
+    found: dict[str, Spec] = {}
+    for field, tree in fields.items():
         if field.startswith("_"):
             raise UsageError(f'feed "{name}": a field is called {field}', place=user_place(),
                              expected="a name that does not begin with an underscore",
                              found=field)
-        if what.default is not None:
-            raise UsageError(f'field "{field}" of feed "{name}" has a default', place=user_place(),
-                             expected="a shape, a dtype and perhaps a layout: batches are given",
-                             found="default=", remedy="leave it out")
-    return dict(fields)
+        leaves = [*named.named(tree, field)] if is_tree(tree) else [(field, tree)]
+        for leaf, what in leaves or [(field, tree)]:
+            if not isinstance(what, Spec):
+                raise UsageError(
+                    f'field "{leaf}" of feed "{name}" is no spec', place=user_place(),
+                    expected=f"{field}=spmd.spec(shape, dtype), or a tree of them",
+                    found=f"{leaf}: {type(what).__name__}")
+            if leaf in found or not all(map(STEP.fullmatch, leaf.split("."))):
+                raise UsageError(f'feed "{name}": "{leaf}" cannot be the name of a field',
+                                 place=user_place(), found=repr(leaf),
+                                 expected="keys of letters, digits and _, each once")
+            if what.default is not None:
+                raise UsageError(
+                    f'field "{leaf}" of feed "{name}" has a default', place=user_place(),
+                    expected="a shape, a dtype and perhaps a layout: batches are given",
+                    found="default=", remedy="leave it out")
+            found[leaf] = what
+    return found
 
 
 def check_batch(name: str, shapes: Mapping[str, Sequence[Any]], kinds: Mapping[str, Any]) -> None:
@@ -73,8 +87,9 @@ def check_batch(name: str, shapes: Mapping[str, Sequence[Any]], kinds: Mapping[s
                          remedy="another name, if it is something else")
 
 
-def batch_type(feed: str, fields: Iterable[str]) -> Callable[..., Any]:
-    """A class of batches: named tuples of these fields."""
+def batch_maker(feed: str, fields: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], Any]:
+    """What makes a batch of arrays by the paths of fields: a named tuple, with trees where they
+    were declared."""
     names = tuple(fields)
 
     def missing(self: Any, name: str) -> Any:
@@ -85,7 +100,8 @@ def batch_type(feed: str, fields: Iterable[str]) -> Callable[..., Any]:
                            remedy=f"declare it: spmd.feed({name}=spmd.spec(shape, dtype))")
 
     base = collections.namedtuple("Batch", names)  # type: ignore[misc]
-    return type("Batch", (base,), {"__getattr__": missing, "__slots__": ()})
+    made = type("Batch", (base,), {"__getattr__": missing, "__slots__": ()})
+    return lambda values: made(**named.renamed(lambda path, _: values[path], dict(fields)))
 
 
 def declared_inside() -> ProgramError:
@@ -213,6 +229,7 @@ class Batches:
             raise InputError(f'feed "{self.feed}" is given something else than batches',
                              expected="dicts of arrays, by the names of fields",
                              found=type(given).__name__)
+        given = named.by_path(given, self.fields, f'feed "{self.feed}": field')
         arrays = {k: dtypes.as_numpy(x) for k, x in given.items()}
         wanted = [f for f in self.fields if f != MASK or MASK in arrays]
         if unknown := [k for k in (*arrays, *wanted) if k not in self.fields or k not in arrays]:

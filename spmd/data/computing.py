@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sysconfig
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
@@ -20,6 +20,7 @@ import numpy as np
 from codegen.casts import may_cast, range_text
 from codegen.errors import EnvironmentFault, InputError, Place, SpmdError
 from codegen.short_batches import MASK
+from codegen.user.named import by_path
 
 Specs = dict[str, tuple[tuple[int, ...], np.dtype]]
 
@@ -100,10 +101,11 @@ class StackedRows:
 
     def put(self, row: int, result: Any) -> None:
         """One example. Misfit if it is not as declared."""
+        result = self._named(result)
         if self.specs is None:
-            self._begin({name: np.asarray(v) for name, v in self._named(result).items()})
+            self._begin({name: np.asarray(v) for name, v in result.items()})
         assert self.specs is not None
-        self._same_names(self._named(result))
+        self._same_names(result)
         fitted = []
         for name, (shape, dtype) in self.specs.items():
             value = result[name]
@@ -156,7 +158,14 @@ class StackedRows:
             raise Misfit("the field 'mask' says which places of a batch have an example\n"
                          "expected: a field of another name\nfound:    'mask'\n"
                          "try:      leave it out: it is filled by whoever stacks the examples")
-        return result
+        if self.specs is None:
+            return dict(_in_dicts(result))
+        try:
+            flat: Mapping[str, Any] = by_path(result, self.specs, "field")
+        except InputError as error:
+            raise Misfit(f"{error.message}\nexpected: {error.expected}\n"
+                         f"found:    {error.found}") from None
+        return flat
 
     def _same_names(self, result: Mapping[str, Any]) -> None:
         assert self.specs is not None
@@ -173,6 +182,16 @@ class StackedRows:
         if not self.there.all():
             for a in self.arrays.values():
                 a[~self.there] = np.zeros((), a.dtype)
+
+
+def _in_dicts(result: Mapping[Any, Any], path: str = "") -> Iterator[tuple[Any, Any]]:
+    """The values of dicts in dicts, by their paths: before anybody has declared what is a tree."""
+    for key, value in result.items():
+        name = f"{path}.{key}" if path else key
+        if type(value) is dict and value:
+            yield from _in_dicts(value, str(name))
+        else:
+            yield name, value
 
 
 def kind_of(value: Any) -> str:

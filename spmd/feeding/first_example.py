@@ -52,7 +52,8 @@ def _computed(asked: dict[str, Any]) -> dict[str, Any]:
     try:
         gives = fields_of(load_pipeline(asked["name"], asked["file"], asked["source"]))
         if len(gives) > FIELDS or not all(
-                isinstance(f["name"], str) and f["name"].isidentifier() for f in gives):
+                isinstance(f["name"], str) and f["name"].replace(".", "_").isidentifier()
+                for f in gives):
             return {"gives": None, "why": "it has fields that no feed can have"}
         return {"gives": gives, "why": ""}
     except BaseException as error:  # whatever the user's code raises: workers will say it again

@@ -21,6 +21,7 @@ from codegen.errors import InputError, SpmdError, UsageError
 from codegen.places import is_user_file, place_at
 from codegen.short_batches import MASK, not_given
 from codegen.user import whole_batches
+from codegen.user.named import by_path
 from spmd.engine.feed_rings import FedFeed, FeedField, FeedRing, are_idle
 from spmd.launch.processes import say
 
@@ -215,6 +216,8 @@ class IterableSupply:
             raise
         except Exception as error:
             raise _theirs(feed, self.next, error) from error
+        found = by_path(found, [f.name for f in feed.fields],
+                        f'feed "{feed.name}", batch {self.next}: field')
         rows = _rows(feed, found)
         if rows is not None and rows < feed.batch and all(f.name != MASK for f in feed.fields):
             self.ended = self.next

@@ -120,6 +120,19 @@ def test_what_is_known_of_a_pipeline_is_compared_before_anything_is_computed(ser
     with pytest.raises(spmd.InputError, match=r'(?s)field "x" of feed "f".*\(4,\).*\(3,\)'):
         opened("told", Field("x", (8, 4), np.float32))
     assert opened("told", Field("x", (8, 3), np.float32)).opened.version == 1
+    with served.client() as client:
+        facts = {"gives": [{"name": "t.x", "dtype": "<f4", "shape": [3]},
+                           {"name": "t.y", "dtype": "<f4", "shape": [2, 5]}]}
+        client._ask("submit", name="tree", version=0, file="t.py", source="", settings={}, **facts)
+    for shape, fits in (((8, 3), True), ((8, 4), False)):
+        fields = [Field("t.x", shape, np.float32), *(  # a list of arrays looks like an array
+            Field(f"t.y.{k}", (8, 5), np.float32) for k in range(2))]
+        feed = Feed("f", 8, fields)
+        try:
+            supply_for(f"tree@{served.address}", feed=feed, processes=Processes())
+            assert fits
+        except spmd.InputError as error:
+            assert not fits and 'field "t.x" of feed "f"' in error.message
 
 
 def test_two_feeds_of_a_run_take_one_version(served, monkeypatch):

@@ -14,7 +14,8 @@ from math import ceil
 from typing import NamedTuple
 
 from spmd.feeding.fair_division import Parts, divided
-from spmd.feeding.worker_time import SLIVER, Budget, Need, Pool, fit, pairs_of, supplied
+from spmd.feeding.free_workers import SLIVER
+from spmd.feeding.worker_time import Budget, Held, Need, Pool, fit, held_by, supplied
 
 Shares = dict[str, dict[str, float]]  # worker -> consumer -> part of its time
 
@@ -110,6 +111,7 @@ def assign(
     rows = {row.name: row for row in pipelines}
     ours = [c for c in consumers if c.pipeline in rows]
     before = before or {}
+    held = held_by(before)
     pool = Pool({w.worker: w for w in workers})
     demands = {name: list(_demands(row, [c for c in ours if c.pipeline == name], workers))
                for name, row in rows.items()}
@@ -124,7 +126,7 @@ def assign(
             pending.update({row.name: _above(row, rows, pool) for row in able})
             continue
         able = _sliced(able, demands, budgets, pool, turn, pending)
-        _level([d for row in able for d in demands[row.name]], budgets, pool, before)
+        _level([d for row in able for d in demands[row.name]], budgets, pool, held)
     every = [d for row in sorted(pipelines, key=lambda r: -r.priority) for d in demands[row.name]
              if row.name not in pending]
     _spread([d for d in every if d.spread], budgets, pool, before)
@@ -158,6 +160,7 @@ def _demands(
     found = production(row, workers)
     speeds = found or {w.worker: 1.0 for w in workers}
     usual = sum(speeds.values()) / len(speeds) if speeds else 1.0
+    fastest = max(speeds.values(), default=1.0)
     rates = [c.rate for c in consumers if c.rate]
     whole = sum(rates) / len(rates) if rates else 0.0
     total = sum(c.rate or whole for c in consumers)
@@ -168,9 +171,8 @@ def _demands(
         if row.workers is not None:
             part = (c.rate or whole) / total if total else 1 / len(consumers)
             need, more = row.workers * usual * part, 0.0
-        mine = {w: 0.0 if w in c.avoids else s for w, s in speeds.items()}
-        yield Need(c.consumer, row.name, c.host, need, need + more, usual, mine,
-                     row.preferred, known, spread=not known and row.workers is None)
+        yield Need(c.consumer, row.name, c.host, need, need + more, usual, speeds, fastest,
+                   c.avoids, row.preferred, known, spread=not known and row.workers is None)
 
 
 def _budget(row: PipelineRow) -> Budget:
@@ -224,7 +226,7 @@ def _sliced(
     """
     every = [d for row in able for d in demands[row.name]]
     count = pool.workers_left()
-    if count >= len(able) or fit(every, 1.0, {}, budgets, pool.copy(), {}):
+    if count >= len(able) or fit(every, 1.0, {}, _copies(budgets), pool.copy(), {}):
         return able
     line = sorted(able, key=lambda r: (r.estimated_s is None, r.estimated_s or 0.0, r.name))
     first = turn * count % len(line)
@@ -239,7 +241,7 @@ def _sliced(
 
 
 def _level(
-    demands: list[Need], budgets: Mapping[str, Budget], pool: Pool, before: Shares
+    demands: list[Need], budgets: Mapping[str, Budget], pool: Pool, before: Held
 ) -> None:
     """Gives the consumers of one priority their workers: what they need, or all alike less."""
     held = {d.consumer: supplied(d, before, pool) for d in demands}
@@ -284,7 +286,8 @@ def _divided(
     if len(wanted) < 2:
         return None
     free = {w: left for w, left in pool.left.items() if left >= SLIVER}
-    speeds = {d.pipeline: {w: d.speeds[w] / d.usual for w in free} for d in demands}
+    one_of = {d.pipeline: d for d in demands}
+    speeds = {name: {w: d.speed(w) / d.usual for w in free} for name, d in one_of.items()}
     parts = divided(wanted, speeds, free, {w: pool.rows[w].prices for w in free},
                     {name: budgets[name].limits for name in wanted})
     had = {n: sum(part * speeds[n][w] for w, part in mine.items()) for n, mine in parts.items()}
@@ -293,7 +296,7 @@ def _divided(
 
 
 def _fair_goals(
-    demands: list[Need], budgets: Mapping[str, Budget], pool: Pool, before: Shares,
+    demands: list[Need], budgets: Mapping[str, Budget], pool: Pool, before: Held,
     high: float = 0.0, parts: Parts | None = None,
 ) -> FairGoals:
     """Max-min fair: all pipelines have equally many workers, but none more than it needs; what one
@@ -371,7 +374,7 @@ def _spread(
             d.consumer not in owners or len(pool.of(d.consumer)) >= fair,
             len(pool.of(d.consumer)), d.host != host))
         for d in order:
-            if d.speeds[worker] and pool.take(d, worker, 1.0, budgets[d.pipeline]) > 0:
+            if d.speed(worker) and pool.take(d, worker, 1.0, budgets[d.pipeline]) > 0:
                 break
 
 
@@ -383,17 +386,17 @@ def _told(
     pending: dict[str, str], budgets: Mapping[str, Budget],
 ) -> Assignment:
     shares = pool.shares()
+    held = held_by(shares)
     limited = {name: limit for name, budget in budgets.items() if (limit := budget.used_up())}
     needs: dict[str, float | None] = {}
     lacks: dict[str, int] = {}
-    fed = {c for given in shares.values() for c in given}
     for name, mine in demands.items():
         for d in mine:
             needs[d.consumer] = d.need / d.usual if d.known else None
-            short = d.need - sum(share * d.speeds[w] for w, share in pairs_of(d, shares))
+            short = d.need - sum(share * d.speed(w) for w, share in held.get(d.consumer, ()))
             if d.known and short > 0.005 * d.need:
                 lacks[d.consumer] = max(1, ceil(short / d.usual - 0.05))
-        if mine and name not in pending and not any(d.consumer in fed for d in mine):
+        if mine and name not in pending and not any(d.consumer in held for d in mine):
             dear = rows[name].limits
             pending[name] = (
                 f"no worker is cheap enough for its limits of {' and '.join(dear)} in an hour"

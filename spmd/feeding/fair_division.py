@@ -11,6 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import exp
 
+import numpy as np
+from numpy.typing import NDArray
+
+Numbers = NDArray[np.float64]
+
 TURNS = 240
 SPEED = 4.0  # of the weights
 STEP = 0.6  # of prices, where a limit of cost is passed
@@ -25,35 +30,36 @@ def divided(
 ) -> Parts:
     """wanted: in workers of speed 1. speeds: of pipelines and workers, on that scale. prices: of
     workers, by "cost" and "energy". limits: of pipelines, the same."""
-    names = list(wanted)
-    worth = {n: {w: speeds[n][w] * part for w, part in free.items()} for n in names}
-    dear = {n: {(what, w): prices[w].get(what, 0.0) * part / limit
-                for what, limit in limits[n].items() for w, part in free.items()} for n in names}
+    names, workers = list(wanted), list(free)
+    times = np.array([free[w] for w in workers])
+    worth = {n: np.array([speeds[n][w] for w in workers]) * times for n in names}
+    dear = {n: {what: np.array([prices[w].get(what, 0.0) for w in workers]) * times / limit
+                for what, limit in limits[n].items()} for n in names}
     got = dict.fromkeys(names, 0.0)  # in all turns
-    mean = sum(sum(row.values()) for row in worth.values()) / len(names) ** 2 or 1.0
+    mean = sum(map(_sum, worth.values())) / len(names) ** 2 or 1.0
     extra = {(n, what): 0.0 for n in names for what in limits[n]}
-    given: Parts = {n: dict.fromkeys(free, 0.0) for n in names}
+    given = {n: np.zeros(len(workers), np.int64) for n in names}
     skipped = TURNS // 4  # turns in which weights are not yet about right
     for turn in range(TURNS):
         poor = [n for n in names if got[n] < wanted[n] * turn] or names
         least = min(got[n] for n in poor)
-        weight = {n: exp(-SPEED * (got[n] - least) / (mean * (turn + 1) ** 0.5)) for n in poor}
-        spent = dict.fromkeys(extra, 0.0)
-        for w in free:
-            best, who = 0.0, ""
-            for n in poor:
-                value = worth[n][w]
-                if dear[n]:
-                    value -= sum(extra[n, what] * dear[n][what, w] for what in limits[n])
-                if value * weight[n] > best:
-                    best, who = value * weight[n], n
-            if who:
-                got[who] += worth[who][w]
-                for what in limits[who]:
-                    spent[who, what] += dear[who][what, w]
-                if turn >= skipped:
-                    given[who][w] += 1.0
-        for key, price in extra.items():  # a limit that is passed makes workers dearer
-            extra[key] = max(0.0, price + STEP * mean * (spent[key] - 1.0) / (turn + 1) ** 0.5)
-    return {n: {w: count / (TURNS - skipped) * free[w] for w, count in row.items() if count}
+        values = [
+            (worth[n] - sum(extra[n, what] * dear[n][what] for what in limits[n]))
+            * exp(-SPEED * (got[n] - least) / (mean * (turn + 1) ** 0.5)) for n in poor]
+        best = np.where(np.max(values, axis=0) > 0, np.argmax(values, axis=0), len(poor))
+        for n in names:
+            mine = best == (poor.index(n) if n in poor else -1)
+            got[n] = _sum(worth[n][mine], got[n])
+            given[n] += mine if turn >= skipped else 0
+            for what, cost in dear[n].items():  # a limit that is passed makes workers dearer
+                spent = _sum(cost[mine])
+                extra[n, what] = max(0.0, extra[n, what] + STEP * mean * (spent - 1.0)
+                                     / (turn + 1) ** 0.5)
+    return {n: {w: int(count) / (TURNS - skipped) * free[w]
+                for w, count in zip(workers, row, strict=True) if count}
             for n, row in given.items()}
+
+
+def _sum(values: Numbers, start: float = 0.0) -> float:
+    """One after the other: in the same order they give the same bits anywhere."""
+    return float(np.cumsum(np.concatenate([[start], values]))[-1])

@@ -7,19 +7,24 @@ Always holds: no worker gives more than all of its time, no budget is passed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
+from spmd.feeding.free_workers import SLIVER, FreeWorkers
+
 NEARLY = 0.97  # of a limit: it is what holds a pipeline back
-SLIVER = 0.01  # of a worker: less than this is nothing
+
+Held = Mapping[str, list[tuple[str, float]]]  # consumer -> its workers with their shares
 
 
 @dataclass(frozen=True)
 class Need:
     """What a consumer needs and should get, in examples/s. usual: what a worker makes of them.
 
-    known: by measuring. spread: it takes whatever is idle, so that it can be measured.
+    speeds: what each makes, one mapping for its pipeline; fastest: the most. avoids: workers that
+    it does not reach. known: by measuring. spread: it takes whatever is idle, to be measured.
     """
 
     consumer: str
@@ -29,9 +34,15 @@ class Need:
     target: float
     usual: float
     speeds: Mapping[str, float]
+    fastest: float
+    avoids: frozenset[str]
     preferred: frozenset[str]
     known: bool
     spread: bool
+
+    def speed(self, worker: str) -> float:
+        """What a worker makes for it."""
+        return 0.0 if worker in self.avoids else self.speeds[worker]
 
 
 class Budget:
@@ -45,9 +56,13 @@ class Budget:
     def is_bounded(self) -> bool:
         return self.most is not None or bool(self.limits)
 
+    def is_full(self) -> bool:
+        """Whether it may have no other worker than those that it has."""
+        return self.most is not None and len(self.workers) >= self.most
+
     def used_up(self) -> str:
         """The setting of its pipeline that allows no more, or ""."""
-        if self.most is not None and len(self.workers) >= self.most:
+        if self.is_full():
             return "max_workers"
         return next((f"{what}_per_hour" for what, limit in self.limits.items()
                      if self.spent[what] >= NEARLY * limit), "")
@@ -62,8 +77,10 @@ class Budget:
 
     def allowed(self, worker: str, prices: Mapping[str, float]) -> float:
         """Which part of a worker's time may be taken yet."""
-        if self.most is not None and worker not in self.workers and len(self.workers) >= self.most:
+        if self.is_full() and worker not in self.workers:
             return 0.0
+        if not self.limits:
+            return 1.0
         parts = [(limit - self.spent[what]) / prices[what]
                  for what, limit in self.limits.items() if prices.get(what, 0) > 0]
         return max(0.0, min([1.0, *parts]))
@@ -125,7 +142,7 @@ class Pool:
             self.left[worker] = 0.0
         mine = self.taken.setdefault(d.consumer, {})
         mine[worker] = (d.pipeline, mine.get(worker, ("", 0.0))[1] + share)
-        return share * d.speeds[worker]
+        return share * d.speed(worker)
 
     def shares(self) -> dict[str, dict[str, float]]:
         out: dict[str, dict[str, float]] = {}
@@ -135,21 +152,24 @@ class Pool:
         return out
 
 
-def pairs_of(d: Need, shares: Mapping[str, Mapping[str, float]]) -> list[tuple[str, float]]:
-    """The workers of a consumer with their shares, the largest first."""
-    found = [(w, given[d.consumer]) for w, given in shares.items() if d.consumer in given]
-    return sorted(found, key=lambda pair: -pair[1])
+def held_by(shares: Mapping[str, Mapping[str, float]]) -> Held:
+    """The workers of each consumer with their shares, the largest first."""
+    found: dict[str, list[tuple[str, float]]] = {}
+    for worker, given in shares.items():
+        for consumer, share in given.items():
+            found.setdefault(consumer, []).append((worker, share))
+    return {c: sorted(pairs, key=lambda pair: -pair[1]) for c, pairs in found.items()}
 
 
-def supplied(d: Need, shares: Mapping[str, Mapping[str, float]], pool: Pool) -> float:
+def supplied(d: Need, before: Held, pool: Pool) -> float:
     """Examples/s that a consumer has of those who are there yet, and free."""
-    return sum(min(share, pool.left[w]) * d.speeds[w] for w, share in pairs_of(d, shares)
+    return sum(min(share, pool.left[w]) * d.speed(w) for w, share in before.get(d.consumer, ())
                if w in pool.left)
 
 
 def fit(
     demands: list[Need], part: float, goals: Mapping[str, float],
-    budgets: Mapping[str, Budget], pool: Pool, before: Mapping[str, Mapping[str, float]],
+    budgets: Mapping[str, Budget], pool: Pool, before: Held,
     parts: Mapping[str, Mapping[str, float]] | None = None,
 ) -> bool:
     """Takes of the pool what all want (goals, or such a part of their targets); whether all have.
@@ -157,74 +177,118 @@ def fit(
     parts: by pipeline, which part of a worker is best for it; it takes of these first. What cannot
     be had is left out; the pool and the budgets change.
     """
-    wants = {d.consumer: goals.get(d.consumer, d.target * part) for d in demands}
-    had = {d.consumer: [(w, s) for w, s in pairs_of(d, before) if w in pool.left] for d in demands}
+    taking = Taking(demands, part, goals, budgets, pool, before)
+    had = taking.had
     owned = {w for pairs in had.values() for w, _ in pairs}
-
-    def take(d: Need, workers: Iterable[tuple[str, float]]) -> None:
-        for worker, most in workers:
-            if wants[d.consumer] <= SLIVER * min(d.usual, d.target):
-                return
-            if pool.left[worker] > 0 and (speed := d.speeds[worker]) > 0:
-                share = wants[d.consumer] / speed
-                share = most if share > most - 1e-6 else share
-                wants[d.consumer] -= pool.take(d, worker, share, budgets[d.pipeline])
-
-    def is_near(d: Need, worker: str) -> bool:
-        row = pool.rows[worker]
-        return bool(d.preferred & (row.names | {worker})) or (
-            not d.preferred and row.host == d.host)
-
     if parts is not None:
-        _take_best(demands, parts, pool, had, take)
+        _take_best(demands, parts, taking)
     for d in demands:
-        take(d, [(w, s) for w, s in had[d.consumer] if is_near(d, w)])
+        taking.take(d, [(w, s) for w, s in had[d.consumer] if _is_near(d, w, pool)])
     for d in demands:
-        near = [w for w in _near(d, pool) if w not in owned]
-        take(d, ((w, 1.0) for w in _in_order(d, near, wants[d.consumer], pool)))
+        taking.take_near(d, owned)
     for d in demands:
-        take(d, [(w, s) for w, s in had[d.consumer] if not is_near(d, w)])
+        taking.take(d, [(w, s) for w, s in had[d.consumer] if not _is_near(d, w, pool)])
     for d in demands:
-        take(d, ((w, 1.0) for w in list(pool.of(d.consumer)) if pool.left[w] > 0))
-        near = list(_near(d, pool))
-        take(d, ((w, 1.0) for w in _in_order(d, near, wants[d.consumer], pool)))
+        taking.take(d, [(w, 1.0) for w in pool.of(d.consumer) if pool.left[w] > 0])
+        taking.take_near(d, frozenset())
     for d in demands:
-        if wants[d.consumer] > 0:
-            take(d, ((w, 1.0) for w in _in_order(d, pool.left, wants[d.consumer], pool)))
-    return all(wants[d.consumer] <= SLIVER * min(d.usual, d.target) for d in demands)
+        taking.take_of(d, "all", pool.left)
+    return all(map(taking.has_enough, demands))
 
 
-def _take_best(
-    demands: list[Need], parts: Mapping[str, Mapping[str, float]], pool: Pool,
-    had: Mapping[str, list[tuple[str, float]]],
-    take: Callable[[Need, Iterable[tuple[str, float]]], None],
-) -> None:
+class Taking:
+    """What consumers take of a pool, one after the other."""
+
+    def __init__(
+        self, demands: list[Need], part: float, goals: Mapping[str, float],
+        budgets: Mapping[str, Budget], pool: Pool, before: Held,
+    ) -> None:
+        self.budgets, self.pool = budgets, pool
+        self.wants = {d.consumer: goals.get(d.consumer, d.target * part) for d in demands}
+        self.had = {d.consumer: [(w, s) for w, s in before.get(d.consumer, ()) if w in pool.left]
+                    for d in demands}
+        self.groups: dict[Any, FreeWorkers] = {}
+        self.of_worker: dict[str, list[FreeWorkers]] = {}
+
+    def has_enough(self, d: Need) -> bool:
+        return self.wants[d.consumer] <= SLIVER * min(d.usual, d.target)
+
+    def take(self, d: Need, workers: Iterable[tuple[str, float]]) -> None:
+        """Of each of these so much at most, until it has enough."""
+        if self.has_enough(d):
+            return
+        pool, budget = self.pool, self.budgets[d.pipeline]
+        for worker, most in workers:
+            left = pool.left[worker]
+            if left > 0 and (speed := d.speed(worker)) > 0:
+                share = self.wants[d.consumer] / speed
+                share = most if share > most - 1e-6 else share
+                self.wants[d.consumer] -= pool.take(d, worker, share, budget)
+                if pool.left[worker] != left:
+                    for group in self.of_worker.get(worker, ()):
+                        group.changed(worker, left)
+                if self.has_enough(d):
+                    return
+
+    def take_near(self, d: Need, owned: Set[str]) -> None:
+        """Of those that its pipeline prefers, or else of its host, except the ones owned."""
+        if not self.has_enough(d):
+            near = d.preferred or d.host, bool(owned)
+            self.take_of(d, near, () if near in self.groups else (
+                w for w in _near(d, self.pool) if w not in owned))
+
+    def take_of(self, d: Need, name: Any, members: Iterable[str]) -> None:
+        """Of a group of workers, in their order. members: those of the group, where it is new."""
+        if self.has_enough(d):
+            return
+        if name not in self.groups:
+            group = self.groups[name] = FreeWorkers(members, self.pool)
+            for worker in group.place:
+                self.of_worker.setdefault(worker, []).append(group)
+        order = self.groups[name].in_order(d, self.wants[d.consumer], self.budgets[d.pipeline])
+        self.take(d, ((w, 1.0) for w in order))
+
+
+def _is_near(d: Need, worker: str, pool: Pool) -> bool:
+    row = pool.rows[worker]
+    return bool(d.preferred & (row.names | {worker})) or (
+        not d.preferred and row.host == d.host)
+
+
+def _take_best(demands: list[Need], parts: Mapping[str, Mapping[str, float]],
+               taking: Taking) -> None:
     """Of the workers that are best for their pipelines: first those that they have."""
+    pool = taking.pool
     best = {name: dict(mine) for name, mine in parts.items()}
     line = {name: _by_host(mine, pool) for name, mine in parts.items()}
 
+    def has_more(d: Need, worker: str) -> bool:
+        return best[d.pipeline][worker] >= SLIVER and pool.left[worker] > 0
+
     def take_of(d: Need, workers: Iterable[str]) -> None:
-        mine = best[d.pipeline]
         for worker in workers:
-            if mine[worker] >= SLIVER:
+            if taking.has_enough(d):
+                return
+            if has_more(d, worker):
                 left = pool.left[worker]
-                take(d, [(worker, mine[worker])])
-                mine[worker] -= left - pool.left[worker]
+                taking.take(d, [(worker, best[d.pipeline][worker])])
+                best[d.pipeline][worker] -= left - pool.left[worker]
 
     for d in demands:
-        take_of(d, [w for w, _ in had[d.consumer] if w in best[d.pipeline]])
+        take_of(d, [w for w, _ in taking.had[d.consumer] if w in best[d.pipeline]])
     for near in (True, False):
         for d in demands:
-            rest = line[d.pipeline].get(d.host if near else "", [])
-            take_of(d, list(rest))
-            rest[:] = [w for w in rest if best[d.pipeline][w] >= SLIVER]
+            rest = line[d.pipeline].get(d.host if near else "", deque())
+            while rest and not has_more(d, rest[0]):
+                rest.popleft()
+            take_of(d, rest)
 
 
-def _by_host(mine: Mapping[str, float], pool: Pool) -> dict[str, list[str]]:
+def _by_host(mine: Mapping[str, float], pool: Pool) -> dict[str, deque[str]]:
     """The workers that are best for a pipeline, by host, and all of them as "": the most first."""
-    found: dict[str, list[str]] = {"": sorted(mine, key=lambda w: -mine[w])}
+    found = {"": deque(sorted(mine, key=lambda w: -mine[w]))}
     for worker in found[""]:
-        found.setdefault(pool.rows[worker].host or "?", []).append(worker)
+        found.setdefault(pool.rows[worker].host or "?", deque()).append(worker)
     return found
 
 
@@ -233,19 +297,3 @@ def _near(d: Need, pool: Pool) -> Iterable[str]:
     if d.preferred:
         return [w for w, row in pool.rows.items() if d.preferred & (row.names | {w})]
     return pool.hosts.get(d.host, ())
-
-
-def _in_order(d: Need, workers: Iterable[str], want: float, pool: Pool) -> Iterator[str]:
-    """Whole workers while a whole one is needed, the fastest first; then of one that others use
-    too the one with the least time left that is enough; else whatever is left."""
-    free = [w for w in workers if pool.left[w] >= SLIVER]
-    whole = sorted((w for w in free if pool.left[w] == 1.0), key=lambda w: -d.speeds[w])
-    for worker in whole:
-        if d.speeds[worker] > want:
-            break  # one is enough for the rest
-        want -= d.speeds[worker]
-        yield worker
-    rest = [w for w in free if pool.left[w] >= SLIVER]
-    enough = [w for w in rest if pool.left[w] * d.speeds[w] >= want]
-    yield from sorted(enough, key=lambda w: (pool.left[w], d.speeds[w]))[:1]
-    yield from sorted(rest, key=lambda w: -pool.left[w])

@@ -19,6 +19,8 @@ from spmd.feeding.assignment import (
     WorkerRow,
     assign,
 )
+from spmd.feeding.free_workers import SLIVER, FreeWorkers
+from spmd.feeding.worker_time import Budget, Need, Pool
 
 BATCH, STEP_S = 1024, 0.110
 RATE = BATCH / STEP_S  # examples/s of a rank that takes 110 ms for a batch of 1,024
@@ -187,6 +189,51 @@ def test_time_slices_go_around_the_shortest_first():
     assert "3 pipelines of priority 0 take turns on 1 worker" in turns[0].pending["x"]
     little = [replace(r, rate=200.0) for r in ranks]
     assert len(assign(pipelines, little, rows).shares["a0"]) == 3, "one is enough for all"
+
+
+def test_to_look_whether_all_can_be_fed_spends_nothing():
+    """All three want both workers; whose turn it is has its limit of cost whole."""
+    rows = [WorkerRow(f"w{k}", rates=dict.fromkeys("abc", 100.0), prices={"cost": 1.0})
+            for k in range(2)]
+    pipelines = [PipelineRow("a", estimated_s=1.0, limits={"cost": 1.0}),
+                 PipelineRow("b", estimated_s=2.0), PipelineRow("c", estimated_s=3.0)]
+    ranks = [ConsumerRow(f"r{name}", name, 200.0) for name in "abc"]
+    found = assign(pipelines, ranks, rows)
+    assert set(found.pending) == {"c"} and sum(found.of("ra").values()) == pytest.approx(1)
+
+
+@given(st.data())
+def test_the_order_in_which_workers_are_taken(data):
+    """As sorting all of them anew each time would have it."""
+    draw = data.draw
+    rows = [WorkerRow(f"w{k}") for k in range(draw(st.integers(1, 8)))]
+    pool, names = Pool({row.worker: row for row in rows}), [row.worker for row in rows]
+    speeds = {name: draw(st.sampled_from([1.0, 2.0, 2.5, 7.0])) for name in names}
+    budget, group = Budget(None, {}), FreeWorkers(names, pool)
+    for k in range(draw(st.integers(1, 12))):
+        avoids = frozenset(draw(st.sets(st.sampled_from(names))))
+        need = Need(f"c{k}", "p", "", 1.0, 1.0, 1.0, speeds, 7.0, avoids, frozenset(), True, False)
+        want = draw(st.floats(0.1, 12.0))
+        expected = list(in_order(need, names, want, pool))
+        assert list(dict.fromkeys(w for w in group.in_order(need, want, budget)
+                                  if w not in avoids)) == list(dict.fromkeys(expected))
+        worker = draw(st.sampled_from(names))
+        before = pool.left[worker]
+        pool.take(need, worker, draw(st.floats(0.01, 1.0)), budget)
+        if pool.left[worker] != before:
+            group.changed(worker, before)
+
+
+def in_order(d, workers, want, pool):
+    free = [w for w in workers if pool.left[w] >= SLIVER and w not in d.avoids]
+    for worker in sorted((w for w in free if pool.left[w] == 1.0), key=lambda w: -d.speeds[w]):
+        if d.speeds[worker] > want:
+            break
+        want -= d.speeds[worker]
+        yield worker
+    enough = [w for w in free if pool.left[w] * d.speeds[w] >= want]
+    yield from sorted(enough, key=lambda w: (pool.left[w], d.speeds[w]))[:1]
+    yield from sorted(free, key=lambda w: -pool.left[w])
 
 
 def test_limits_of_number_cost_and_energy():

@@ -431,8 +431,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """`make test` has one more than there are cores: a third of all time is spent waiting for
-    processes that are stopped, killed or started."""
+    """One more than there are cores: many tests wait, for processes that start, stand still or end.
+    """
     return len(os.sched_getaffinity(0)) + 1
 
 

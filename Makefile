@@ -83,7 +83,7 @@ $(STAMP): pyproject.toml setup.py $(ENGINE) | $(PY)
 	@$(PY) -m compileall -q spmd codegen  # every rank imports them; PYTHONDONTWRITEBYTECODE or not
 	@touch $@
 
-# A worker for each core, and 8 at most: what starts processes starts up to 16 of them.
+# A worker for each core and one more, of 8 at most: what starts processes starts up to 16 of them.
 test: setup
 	$(RUN) python -m pytest --numprocesses=auto --maxprocesses=8 $(ARGS) </dev/null
 

@@ -429,6 +429,13 @@ def pytest_configure(config: pytest.Config) -> None:
         settings.load_profile("short")
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than there are cores: many tests wait, for processes that start, stand still or end.
+    """
+    return len(os.sched_getaffinity(0)) + 1
+
+
 def pytest_collection_finish() -> None:
     """What is imported by now stays: Python need not look for garbage in it again and again."""
     gc.collect()

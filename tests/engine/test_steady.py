@@ -15,8 +15,6 @@ import pytest
 from tests.conftest import run
 from tests.engine.harness import HERE, compile_c, compile_hooked
 
-pytestmark = pytest.mark.alone
-
 FILES = [str(HERE / f"{name}.c") for name in ("steady", "mixed", "images", "near")]
 PROGRAMS = 13
 # enum delays_defect, and what counts it.
@@ -44,6 +42,7 @@ def counted(program: Path, *arguments: object, code: int = 0) -> list[dict[str, 
     return rows
 
 
+@pytest.mark.alone
 def test_nothing_is_asked_of_the_system_but_to_wait(steady):
     rows = counted(steady, "all")
     assert len(rows) > 6 * PROGRAMS
@@ -60,6 +59,7 @@ def test_the_counters_see_what_the_engine_does(hooked, what):
         assert int(row[what]) > 10 and row["fine"] == row["wrong"] == "0", row
 
 
+@pytest.mark.alone
 def test_a_thread_that_goes_on_is_not_woken(steady):
     """One rank naps every 200 exchanges and the other falls asleep; as soon as it has gone on,
     nobody calls the system to wake it. Where it slept more often, since it had to share its core,

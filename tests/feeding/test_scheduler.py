@@ -31,7 +31,6 @@ def shares(status):
     return {c["ranks"]: c["workers"] for c in status["consumers"]}
 
 
-@pytest.mark.alone
 def test_ranks_are_fed_and_a_dead_agent_is_replaced(served):
     """A rank takes 2000 examples/s, a worker makes about 1000: it needs two, of six."""
     doomed = served.worker(3)

@@ -173,8 +173,13 @@ def test_what_is_damaged_or_of_another_image_is_refused_by_its_name(
 
 
 def test_an_interrupted_run_says_how_to_go_on(turns, tmp_path, capfd):
-    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
+    def interrupt():
+        end = time.monotonic() + 60
+        while not sets(tmp_path) and time.monotonic() < end:
+            time.sleep(0.02)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
     with pytest.raises(KeyboardInterrupt):
         turns.run(ranks=2, steps=10**9, checkpoint=str(tmp_path), every=500)
     last = int(sets(tmp_path)[-1].name.split("-")[1].removeprefix("turn"))

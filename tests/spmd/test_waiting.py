@@ -58,7 +58,6 @@ if comm.rank == 0:
 
 
 @pytest.mark.mpi
-@pytest.mark.alone
 @pytest.mark.parametrize("ranks", [2, 5])
 @pytest.mark.parametrize("transport", ["auto", "mpi"])
 def test_a_rank_that_waits_a_second(built, tmp_path, ranks, transport):
@@ -66,7 +65,7 @@ def test_a_rank_that_waits_a_second(built, tmp_path, ranks, transport):
     (tmp_path / "script.py").write_text(SCRIPT)
     argv = ["mpirun", "-n", ranks, sys.executable, tmp_path / "script.py", built(LOPSIDED)]
     shares = json.loads(run([*argv, transport], timeout=120).expect(0).out)
-    assert len(shares) == ranks and shares[0] > 0.2
+    assert len(shares) == ranks and shares[0] > 3 * max(shares[1:])
     assert max(shares[1:]) < 0.05, shares
 
 HAND_OVERS = '''

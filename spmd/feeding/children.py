@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 PR_SET_PDEATHSIG = 1
 LINE_BYTES = 4 << 20
 MARKS = "SPMD_FEED_CHILD"  # in the environment of a child: its mark, behind those of its parents
+END_S = 1.0  # for a child that has closed its channel
 WALKS = 5  # in each of which what is left may have started something more
 # Workers are as many as there are cores: libraries of theirs need no threads beside.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -117,6 +118,7 @@ class Child:
                      MARKS: f"{os.environ.get(MARKS, '')} {self.mark}".strip()},
             )
         self.channel = Channel(mine)
+        self._killed = False
 
     @property
     def pid(self) -> int:
@@ -126,10 +128,27 @@ class Child:
         """Its exit status as Popen says it (-9: killed by signal 9), or None."""
         return self.process.poll()
 
+    def was_killed(self) -> bool:
+        """By somebody else than us."""
+        status = self.has_ended()
+        return status is not None and status < 0 and not self._killed
+
     def kill(self) -> None:
         if self.process.poll() is None:
+            self._killed = True
             self.process.kill()
         self.wait()
+
+    def first_word(self, seconds: float) -> tuple[dict[str, Any] | None, str]:
+        """What it says first; or None, it has ended, and why."""
+        said = self.channel.said() if self.channel.wait_for(seconds) else []
+        if said:
+            return said[0], ""
+        if said is None:  # it ends
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                return None, f"it {ended_by(self.wait(END_S))}"
+        self.kill()
+        return None, f"no word of it for {seconds:g} s"
 
     def wait(self, seconds: float | None = None) -> int:
         """Its exit status, and the end of what it started. Raises TimeoutExpired."""

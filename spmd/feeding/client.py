@@ -1,7 +1,7 @@
 """spmd.data.Client: what users and the command line ask of a scheduler.
 
 In: its address and keys. Out: what it answers, as plain values, or an error with its exit code.
-Always holds: no call waits longer than its time limit.
+Always holds: no call waits longer than its time limit and what a long text needs on its way.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from spmd.feeding.serving import keys_of
 from spmd.feeding.sockets import Lines, received
 from spmd.feeding.wire import SOURCE_CHARACTERS, decode, encode, new_id
 
-LOOK_S = 0.2  # between two looks of wait()
+LOOK_S = 0.2  # between two looks of wait(), and at the line
+SLOW = 50_000  # bytes/s of a line over which a long text is waited for
 
 
 class Refused(SpmdError):
@@ -38,7 +39,7 @@ class Client:
 
     address: tcp://HOST:PORT; without one, the scheduler of this user on this machine. keys: the
     folder that `feed keys` made; without one, the keys of this user on this machine.
-    timeout: seconds to wait for an answer.
+    timeout: seconds to wait for an answer, beside those that a long text needs on a slow line.
 
     ::
 
@@ -170,8 +171,10 @@ class Client:
         """Asks, and asks again where the line broke: a scheduler that was killed had heard it."""
         frames = encode(kind, **fields)
         self._line.send_multipart(frames)
+        watch = self._lines.watch(self._line)
         end = time.monotonic() + self.timeout
-        while (left := end - time.monotonic()) > 0:
+        sent = end + sum(map(len, frames)) / SLOW
+        while (left := (sent if watch.stands else end) - time.monotonic()) > 0:
             if self._line.poll(ceil(min(left, LOOK_S) * 1000)) and (
                     said := received(self._line)):
                 message = decode(said)
@@ -179,10 +182,10 @@ class Client:
                     return message["value"]
                 if message.kind == "refused":
                     raise _refused(message.fields)
-            if self._lines.watch(self._line).broke() and kind != "cancel":  # twice, it is refused
+            if watch.broke() and kind != "cancel":  # twice, it is refused
                 self._renew_line()
+                watch = self._lines.watch(self._line)
                 self._line.send_multipart(frames)
-        watch = self._lines.watch(self._line)
         watch.broke()
         found = "" if watch.stands else watch.why()
         self._renew_line()

@@ -85,11 +85,10 @@ def started(pipeline: Pipeline, *, processes: Any, ranks: tuple[int, ...], feed:
         where = processes.from_first(
             lambda: begin_scheduler(pipeline, feed, run, len(hosts) > 1, keeper))
         asked["where"] = {key: where[key] for key in ("address", "keys")}
-        processes.together(agent.meet, shared=False)
+        processes.together(lambda: keeper.meet(agent), shared=False)
     except BaseException:
         keeper.end()
         raise
-    keeper.begin()
     return StartedSupply(pipeline, where["address"], Keys.of_plain(where["keys"]), keeper,
                          name=where["name"], ranks=ranks, run=run, opened=where["opened"])
 
@@ -106,7 +105,7 @@ def begin_scheduler(pipeline: Pipeline, feed: Any, run: str, several_hosts: bool
     local = LocalScheduler(several_hosts)
     one = KeptChild("the scheduler", local.start, local.greet)
     keeper.add(one)
-    one.meet()
+    keeper.meet(one)
     with Client(local.address, local.keys, timeout=START_S) as client:
         name = client.submit(pipeline, compute=False)["name"]  # workers are at it
         stream = opened_by(client, name, feed, run)
@@ -118,8 +117,8 @@ def begin_agent(child: Child, asked: dict[str, Any]) -> None:
     """Tells an agent what it works for: where the scheduler is, who the agent is (another one
     takes the place of a dead one), cores that the ranks of this host need, how many workers."""
     child.channel.send(**asked)
-    if not child.channel.wait_for(START_S) or child.channel.said() != [{"begun": True}]:
-        child.kill()
+    said, why = child.first_word(START_S)
+    if not said:
         raise EnvironmentFault(
-            "the workers of this run do not start", found=f"no word of their agent for {START_S} s",
+            "the workers of this run do not start", found=f"their agent: {why}",
             remedy="python -m spmd feed worker says more; then run --feed NAME@ADDRESS")

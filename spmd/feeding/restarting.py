@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 
-from codegen.errors import PeerError, SpmdError
+from codegen.errors import EnvironmentFault, PeerError, SpmdError
 from spmd.feeding.children import Child, end_marked, ended_by
 
 TYPE_CHECKING = False
@@ -34,11 +34,13 @@ class KeptChild:
         self.child: Child | None = None
         self.deaths: list[float] = []
         self.words = ""  # why it did not begin, as it said
+        self.works = False  # it was met: from then on its keeper looks after it
 
     def meet(self) -> None:
         """Waits until the child works. Raises what greet does."""
         if self.child:
             self.greet(self.child)
+            self.works = True
 
     def has_died(self) -> str:
         """How, in words; "" while it lives."""
@@ -59,15 +61,24 @@ class ChildKeeper:
         self._process = os.getpid()
 
     def add(self, one: KeptChild) -> None:
-        """Starts it; meet it yourself, when all is there that it needs."""
+        """Starts it; let it be met when all is there that it needs. From then on it is watched."""
         self.kept.append(one)
         self._start(one)
-
-    def begin(self) -> None:
-        """From now on they are watched."""
-        if self.kept:
+        if not self._thread:
             self._thread = threading.Thread(target=self._watch, name="feed-keeper", daemon=True)
             self._thread.start()
+
+    def meet(self, one: KeptChild) -> None:
+        """Until it works. One that somebody kills before that is started again, as it is later."""
+        for left in reversed(range(DEATHS)):
+            try:
+                one.meet()
+                return
+            except EnvironmentFault:
+                if not left or not one.child or not one.child.was_killed():
+                    raise
+                end_marked([one.child.mark])
+                self._start(one)
 
     def end(self) -> None:
         """Ends them and the watch, also while one of them is being started."""
@@ -91,7 +102,7 @@ class ChildKeeper:
     def _watch(self) -> None:
         while not self._over.wait(LOOK_S) and self.error is None:
             for one in self.kept:
-                if not self._over.is_set() and (how := one.has_died()):
+                if one.works and not self._over.is_set() and (how := one.has_died()):
                     self._again(one, how)
 
     def _again(self, one: KeptChild, how: str) -> None:

@@ -134,6 +134,8 @@ class StateFile:
             found = db.execute("PRAGMA quick_check(1)").fetchone()[0]
             if found != "ok":
                 raise sqlite3.DatabaseError(found)
+            if version == FORMAT:
+                return db  # nothing is written: the disk may be full
             with db:
                 if version == 1:
                     db.execute("DROP TABLE runs")

@@ -199,14 +199,13 @@ def _ended_by_signals(scheduler: Scheduler) -> Iterator[None]:
 def begun_scheduler(child: Child, keys: Keys, listen: str) -> str:
     """The address of a scheduler that has been started, once it listens; else EnvironmentFault."""
     child.channel.send(keys=keys.as_plain(with_server=True), listen=listen)
-    said = child.channel.said() if child.channel.wait_for(START_S) else None
-    if not said or "address" not in said[0]:
+    said, why = child.first_word(START_S)
+    if not said or "address" not in said:
         child.kill()
         raise EnvironmentFault(
-            "the scheduler of this run does not start",
-            found=said[0].get("error", "") if said else f"no word from it for {START_S:g} s",
+            "the scheduler of this run does not start", found=why or (said or {}).get("error", ""),
             remedy="python -m spmd feed serve says more; then run --feed NAME@ADDRESS")
-    return str(said[0]["address"])
+    return str(said["address"])
 
 
 def _in_child(channel: Channel, memory: StateMemory | None) -> None:

@@ -36,7 +36,7 @@ FRAME_BYTES = 4 << 20  # at most; arrays travel in smaller parts
 DESCRIPTORS, SOCKETS = 1 << 16, 1 << 14  # for a run with thousands of workers
 CONNECT_MS = 2000  # for an answer to a connection, before it is tried anew
 LAST_WORD_MS = 200  # for what a ROUTER has still to send
-BOUND_S = 5.0  # for a port that we gave up a moment ago
+BOUND_S = 1.0  # for a port that we gave up a moment ago
 REFUSED_S = 2.0  # before a line is tried again that the other side refused
 
 EVENTS, READABLE = int(zmq.EVENTS), int(zmq.POLLIN)  # plain numbers: asked for at every turn
@@ -71,7 +71,7 @@ class Lines:
         self._let_in: set[str] = set()  # keys with which somebody has connected to a ROUTER
         self._sockets: set[Any] = set()
         self._watches: dict[Any, LineWatch] = {}  # of dealers
-        self._secrets: dict[Any, tuple[str, str]] = {}  # of routers
+        self._bound: dict[Any, tuple[str, str, str]] = {}  # of routers: where, secret, public
         self._door = self.context.socket(zmq.REP)
         self._door.linger = 0
         self._door.bind(ZAP)
@@ -90,7 +90,7 @@ class Lines:
         except BaseException:
             self.forget(found)
             raise
-        self._secrets[found] = secret, public
+        self._bound[found] = found.last_endpoint.decode(), secret, public
         return found
 
     def without_strangers(self, router: Any) -> Any:
@@ -99,11 +99,10 @@ class Lines:
         gone = {key for key in set(self._let_in) if not self._is_allowed(key)}
         if not gone:
             return router
-        self._let_in -= gone
-        address = router.last_endpoint.decode()
-        found = self._router(*self._secrets[router])
-        self._secrets[found] = self._secrets[router]
-        router.unbind(address)
+        address, secret, public = self._bound[router]
+        found = self._router(secret, public)
+        with suppress(zmq.ZMQError):  # of an attempt before, which came to nothing
+            router.unbind(address)
         end = time.monotonic() + BOUND_S
         while True:
             try:
@@ -111,9 +110,12 @@ class Lines:
                 break
             except zmq.ZMQError:
                 if time.monotonic() > end:
+                    self.forget(found)
                     raise
                 time.sleep(0.005)
+        self._bound[found] = address, secret, public
         self.forget(router, LAST_WORD_MS)
+        self._let_in -= gone
         return found
 
     def _router(self, secret: str, public: str) -> Any:
@@ -167,7 +169,7 @@ class Lines:
     def forget(self, line: Any, linger_ms: int = 0) -> None:
         """Closes one of our sockets; what it still has to send may take so long."""
         self._sockets.discard(line)
-        self._secrets.pop(line, None)
+        self._bound.pop(line, None)
         if watch := self._watches.pop(line, None):
             watch.close()
         line.close(linger_ms)

@@ -132,6 +132,25 @@ def test_what_a_scheduler_heard_before_its_death_is_asked_again():
     served.close()
 
 
+def test_a_long_text_is_waited_for_while_its_line_stands():
+    """Longer than the time limit of a client: it may be under way."""
+    source = NOISE + "#" * SOURCE_CHARACTERS
+    served = Served("tcp://127.0.0.1:*", keys := made_for_a_run())
+    with Client(served.scheduler.address, keys, timeout=0.2) as client, (
+            ThreadPoolExecutor(1)) as pool:
+        watch = client._lines.watch(client._line)
+        until(lambda: not watch.broke() and watch.stands)
+        asked = pool.submit(client._ask, "submit", name="numbers", version=0, file="made.py",
+                            source=source[:SOURCE_CHARACTERS], settings=settings_in(NOISE))
+        time.sleep(0.6)
+        thread = threading.Thread(target=served.scheduler.run, daemon=True)
+        thread.start()
+        assert asked.result(20)["what"] == "new"
+    served.scheduler.stopping = "over"
+    thread.join(5)
+    served.close()
+
+
 def test_a_flood_that_breaks_off_ends_nobody(monkeypatch):
     """libzmq would abort this process: its issue 4767."""
     monkeypatch.setattr(sockets, "HEARTBEAT_MS", 50)

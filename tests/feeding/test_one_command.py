@@ -14,6 +14,9 @@ import pytest
 import spmd
 import spmd.data as data
 from spmd.data.pipeline_files import load_text
+from spmd.feeding.client import Client
+from spmd.feeding.local_feeding import LocalScheduler
+from spmd.feeding.restarting import ChildKeeper, KeptChild
 from spmd.launch.eager_feeds import EagerFeed
 from tests.conftest import Launch
 from tests.feeding.served_kit import command_of, until
@@ -179,6 +182,19 @@ def test_who_dies_is_started_again(image, tmp_path):
 
 
 @pytest.mark.mpi
+def test_who_dies_before_it_has_begun_is_started_again():
+    local, keeper = LocalScheduler(False), ChildKeeper("numbers")
+    one = KeptChild("the scheduler", local.start, local.greet)
+    keeper.add(one)
+    first = one.child.pid
+    os.kill(first, signal.SIGKILL)
+    keeper.meet(one)
+    assert one.child.pid != first
+    with Client(local.address, local.keys) as client:
+        assert client.status()["pipelines"] == []
+    keeper.end()
+
+
 def test_what_dies_again_and_again_ends_the_run(image, tmp_path):
     file = pipeline(tmp_path, "time.sleep(0.05)", 10000)
     with Launch([sys.executable, "-m", "spmd", "run", image, "--feed", file]) as launch:

@@ -151,3 +151,25 @@ def test_a_full_disk_refuses_and_goes_on(tmp_path: Path) -> None:
     assert FullDisk.exit_code == 74
     store = StateFile(str(tmp_path / "s"))
     assert len(store.pipelines()) == int(kept), "the file is whole"
+
+
+AGAIN = """
+import resource, sys
+from spmd.feeding.scheduler_state import StateFile
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+store = StateFile(sys.argv[1])
+print([p.name for p in store.pipelines()], store.remember(keys=["k"]), bool(store.trouble))
+"""
+KILLED = """
+import os, sys
+from spmd.feeding.scheduler_state import StateFile, StoredPipeline
+StateFile(sys.argv[1]).put_pipeline(StoredPipeline("p", 1, "p.py", "x", {}))
+os.kill(os.getpid(), 9)
+"""
+
+
+def test_a_scheduler_that_dies_starts_again_on_a_full_disk(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", KILLED, tmp_path / "s"], cwd=ROOT, timeout=60)
+    done = subprocess.run([sys.executable, "-c", AGAIN, tmp_path / "s"], cwd=ROOT, text=True,
+                          capture_output=True, timeout=60)
+    assert done.stdout == "['p'] False True\n", done.stderr

@@ -23,6 +23,7 @@ from spmd.feeding.against_image import check_against
 from spmd.feeding.first_example import fields_of, first_example
 from spmd.feeding.keys import Keys
 from spmd.feeding.serving import keys_of
+from spmd.feeding.slow_sources import said_if_slow
 from spmd.feeding.sockets import Lines, received
 from spmd.feeding.wire import SOURCE_CHARACTERS, decode, encode, new_id
 
@@ -231,7 +232,8 @@ def _facts(found: Pipeline, source: str, image: str | None,
     """What is known of its stream here, and why its first example is not. Not its order, where its
     files are on other machines. InputError where it does not fit its image."""
     try:
-        order = found.order()
+        with said_if_slow(f"the source of pipeline {found.name}", found.file):
+            order = found.order()
     except Exception:  # whatever the user's source raises: workers will say what is wrong
         order = None
     gives, why = None, "it was not computed"

@@ -13,9 +13,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from spmd import __version__
+from spmd.feeding.board import BEFORE
 from spmd.feeding.known_parties import STARVED, KnownConsumer, KnownPipeline
 from spmd.feeding.scheduler import Scheduler
 
+SLOW_S = 10.0  # for which a worker may load a pipeline or read its source before it is told
 GREEDY = 8  # times the workers that it has: it could take anything
 DISK = "make room on that disk: what is submitted until then is refused"
 
@@ -170,6 +172,10 @@ def warnings(seen: dict[str, Any]) -> list[str]:
                 f"worker --connect {address}")
         found.append(text)
     found += _lines(seen)
+    found += [f"a worker of {w['host']} is at {w['at']['example']} ({w['at']['file']}:"
+              f"{w['at']['line']}), for {w['at']['seconds']:.0f} s now"
+              for w in seen["workers"] if w["at"] and w["at"]["seconds"] > SLOW_S
+              and w["at"]["example"] in BEFORE.values()]
     found += [f"{p['name']} waits: {p['why']}" for p in seen["pipelines"] if p["why"]]
     if seen["scheduler"]["trouble"]:
         found.append(f"the state is not written ({seen['scheduler']['trouble']}): {DISK}")

@@ -371,7 +371,7 @@ def limit_of(at: dict[str, Any]) -> tuple[float | None, str]:
     if at["state"] == READING:
         return timeout and max(LOAD_S, READ_TIMES * timeout), (
             f"which its timeout of {timeout} s allows to read its source")
-    return timeout and timeout * max(at["count"], 1), "its timeout"
+    return timeout, "its timeout" + f" for a batch of {at['count']}" * (at["count"] > 1)
 
 
 def _say(text: str) -> None:

@@ -318,7 +318,7 @@ class Worker:
                 "pipeline": pipeline.said["name"], "version": pipeline.said["version"],
                 "file": pipeline.said["file"], "line": evaluator.pipeline.line,
                 "timeout": evaluator.timeout})
-        self.board.at(work.first, "", work.count)
+        self.board.at(work.first, "", evaluator.pipeline.size or 1)
         began = time.monotonic()
         try:
             fields = [f for f in work.take["fields"] if f["name"] != MASK]

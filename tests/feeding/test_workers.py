@@ -273,6 +273,22 @@ def test_an_example_that_hangs_is_named_with_its_line():
         assert str(found.value).startswith("made_here.py:7: ")
 
 
+def test_a_batch_that_hangs_is_named_after_the_timeout_of_one_call():
+    source = HEAD + ("@data.batched(source=data.range(640), size=64, epochs=1, shuffle=False,\n"
+                     "              timeout=0.5)\n"
+                     "def numbers(examples):\n"
+                     "    if 70 in examples: time.sleep(600)\n"
+                     "    return {'x': np.array(examples)}\n")
+    with running(source) as run:
+        run.workers(1)
+        (ring,) = run.supply(x_of(64), 64)
+        assert ring.next()["x"].tolist() == list(range(64))
+        with pytest.raises(InputError, match="(?s)position 64.*longer than 0.5 s, its timeout for "
+                           "a batch of 64") as found:
+            ring.next()
+        assert str(found.value).startswith("made_here.py:7: ")
+
+
 HANGS = """
 class Lost(data.ExampleSource):
     def length(self):

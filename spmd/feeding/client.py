@@ -52,6 +52,7 @@ class Client:
 
     def __init__(self, address: str = HERE, keys: str | Keys = "", timeout: float = 5.0) -> None:
         self.address, self.timeout = address, timeout
+        self._ended: dict[str, set[str]] = {}  # by pipeline: runs of which wait() saw the end
         self._lines = Lines(keys if isinstance(keys, Keys) else keys_of(keys))
         try:
             self._line = self._dealer()
@@ -104,25 +105,38 @@ class Client:
             return seen
         return row_of(seen, name)
 
-    def wait(self, name: str, state: str = "done", timeout: float | None = None) -> dict[str, Any]:
+    def wait(self, name: str, state: str = "done", timeout: float | None = None, *,
+             run: str = "") -> dict[str, Any]:
         """Until a pipeline is "running" (it has workers) or "done" (no rank takes it any more).
 
-        Returns its row. Raises PeerError after so many seconds.
+        It is done once a run has taken it, within the last day, and all have ended. Called again,
+        it waits for a run that no call before has seen the end of. run: only for those of this
+        name, which SPMD_RUN gives them. Returns its row, in which "runs" are the last ones.
+
+        Raises PeerError after so many seconds.
         """
         if state not in ("running", "done"):
             raise UsageError(f"wait(state={state!r})", expected='"running" or "done"')
         end = None if timeout is None else time.monotonic() + timeout
-        began = False
+        before = self._ended.get(name)
         while True:
-            row = self.status(name)
-            began = began or row["consumers"] > 0 or row["ran"]
-            if row["state"] == state or (
-                    state == "done" and began and row["consumers"] == 0):
+            seen = self.status()
+            row = row_of(seen, name)
+            runs = {one["stream"] for one in row["runs"] if run in ("", one["run"])} - (
+                before or set())
+            began = bool(runs) or (before is None and row["ran"] and not run)
+            over = began and not seen["scheduler"]["coming"] and not any(
+                c["pipeline"] == name and run in ("", c["run"]) for c in seen["consumers"])
+            if state == "done" and over:
+                self._ended[name] = runs | (before or set())
+                return row
+            if row["state"] == state:
                 return row
             if end is not None and time.monotonic() > end:
-                raise PeerError(
-                    f"pipeline {name} is not {state} after {timeout:g} s",
-                    found=f"{row['state']}{': ' if row['why'] else ''}{row['why']}")
+                why = row["why"] or ("" if began else "no run has taken it" if before is None else
+                                     "no run has taken it since it was done")
+                raise PeerError(f"pipeline {name} is not {state} after {timeout:g} s",
+                                found=f"{row['state']}{': ' if why else ''}{why}")
             time.sleep(LOOK_S)
 
     def update(self, name: str, *, source: str | os.PathLike[str] = "",

@@ -18,6 +18,7 @@ from spmd.feeding.known_parties import STARVED, KnownConsumer, KnownPipeline
 from spmd.feeding.scheduler import Scheduler
 
 SLOW_S = 10.0  # for which a worker may load a pipeline or read its source before it is told
+RUNS = 16  # of a pipeline, the last ones
 GREEDY = 8  # times the workers that it has: it could take anything
 DISK = "make room on that disk: what is submitted until then is refused"
 
@@ -32,6 +33,7 @@ def overview(scheduler: Scheduler, now: float) -> dict[str, Any]:
         "scheduler": {
             "address": scheduler.address, "pid": os.getpid(), "since": scheduler.since,
             "uptime_s": round(time.time() - scheduler.since, 1), "version": __version__,
+            "coming": now < scheduler.coming_until,  # restarted: not everybody is here again
             "state": scheduler.store.path, "trouble": scheduler.store.trouble,
             "counts": dict(scheduler.counts), "last_malformed": scheduler.last_malformed,
         },
@@ -100,6 +102,8 @@ def _pipeline(
         "state": "running" if used else "pending" if mine else "idle",
         "why": one.why if mine and not used else "",
         "versions": _versions(scheduler, one),
+        "runs": [{"stream": r.stream, "run": r.run, "version": r.version, "batches": r.taken}
+                 for r in scheduler.versions.of_pipeline(one.name)[-RUNS:]],
         "ran": one.running_since is not None, "workers": len(used), "consumers": len(mine),
         "needs": None if None in needs or not needs else round(sum(needs), 2),
         "lacks": sum(c["lacks"] for c in mine),

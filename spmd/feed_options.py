@@ -135,7 +135,8 @@ SETTINGS: dict[str, tuple[Any, str, str]] = {
     "queue": (str, "ORDER", "fifo or lifo"),
     "compress": (str, "CODEC", "auto, none, lz4 or zstd"),
     "on_error": (str, "POLICY", "stop or skip"),
-    "timeout": (lambda word: _positive(word), "SECONDS", "for one example, or one batch of data.batched"),
+    "timeout": (lambda word: _positive(word), "SECONDS",
+                "for one example, or one batch of data.batched"),
     "user": (str, "NAME", "whose it is"),
 }
 

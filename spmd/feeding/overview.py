@@ -145,6 +145,10 @@ def _lines(seen: dict[str, Any]) -> Iterator[str]:
                    "that workers listen at: is there a firewall?")
 
 
+def _raised(limit: str, pipeline: str) -> str:
+    return f"python -m spmd feed update {pipeline} --{limit.replace('_', '-')} MORE"
+
+
 def warnings(seen: dict[str, Any]) -> list[str]:
     """What is not as it should be, each with what to do."""
     found = []
@@ -155,9 +159,10 @@ def warnings(seen: dict[str, Any]) -> list[str]:
         if c["starved"] <= STARVED or not c["workers"]:
             continue  # without any, it is pending, which is told below
         text = f"{c['ranks']} of {c['pipeline']} starves {c['starved']:.0%} of the time: "
-        if c["lacks"] and (limit := limits[c["pipeline"]]):
-            text += (f"its {limit} allows no more; python -m spmd feed update {c['pipeline']} "
-                     f"--{limit.replace('_', '-')} MORE")
+        limit = limits[c["pipeline"]]
+        measured = c["rate"] is not None
+        if limit and (c["lacks"] or not measured):
+            text += f"its {limit} allows no more; {_raised(limit, c['pipeline'])}"
         elif c["lacks"] > GREEDY * len(c["workers"]):
             text += ("it computes next to nothing between two batches, so that each worker more "
                      f"makes it faster: python -m spmd feed worker --connect {address}")
@@ -169,9 +174,9 @@ def warnings(seen: dict[str, Any]) -> list[str]:
         else:
             count, there = len(c["workers"]), len(seen["workers"])
             text += (f"its {count} workers make enough, so they or the way to them are slower than "
-                     "they measure: " if c["rate"] is not None else
+                     "they measure: " if measured else
                      "it always waits, so what it needs cannot be measured; try more workers: ")
-            text += "python -m spmd feed " + (
+            text += _raised(limit, c["pipeline"]) if limit else "python -m spmd feed " + (
                 f"update {c['pipeline']} --workers {count + 1}" if count < there else
                 f"worker --connect {address}")
         found.append(text)

@@ -64,7 +64,8 @@ class StoredPipeline:
 class KnownRun:
     """A run that takes a feed, with the version that it began with. stream: its own name.
 
-    taken: batches; COMES before a process of it has come. seen: when somebody of it was heard last, in seconds of the epoch.
+    taken: batches; COMES before a process of it has come. seen: when somebody of it was heard last,
+    in seconds of the epoch.
     """
 
     stream: str

@@ -153,6 +153,11 @@ class Client:
         says which examples there are: only another file can change those. InputError where that has
         a mistake, or does not fit its image.
         """
+        if not source and not settings:
+            raise UsageError(f"update {name}: nothing is given that is to change",
+                             expected="a setting, or another source",
+                             remedy=f"python -m spmd feed update {name} --priority 5, or --source "
+                             "FILE.py; --max-workers none takes a limit away")
         if not source:
             return self._ask("update", name=name, settings=settings)
         found = _of_file(source, name)

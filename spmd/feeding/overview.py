@@ -96,6 +96,7 @@ def _pipeline(
     used = {w for c in mine for w in c["workers"]}
     needs = [c["needs"] for c in mine]
     given = one.stored.settings
+    preferred = given.get("workers")
     return {
         "name": one.name, "version": one.stored.version, "file": one.stored.file,
         "user": given.get("user", ""), "priority": given.get("priority", 0),
@@ -107,6 +108,8 @@ def _pipeline(
         "ran": one.running_since is not None, "workers": len(used), "consumers": len(mine),
         "needs": None if None in needs or not needs else round(sum(needs), 2),
         "lacks": sum(c["lacks"] for c in mine),
+        "not_here": sorted(set(preferred) - _names(scheduler)) if (
+            isinstance(preferred, list)) else [],
         "limited": scheduler.assigned.limited.get(one.name, ""),
         "taken_per_s": _round(sum(c["taken_per_s"] or 0 for c in mine)),
         "made_per_s": _round(sum(
@@ -117,6 +120,12 @@ def _pipeline(
         "spent": {what: round(value, 6) for what, value in one.stored.spent.items()},
         "settings": given,
     }
+
+
+def _names(scheduler: Scheduler) -> set[str]:
+    """By which workers that are here may be preferred."""
+    return {name for agent in scheduler.agents.values() for row in agent.rows()
+            for name in row.names}
 
 
 def _versions(scheduler: Scheduler, one: KnownPipeline) -> dict[str, int]:
@@ -186,6 +195,9 @@ def warnings(seen: dict[str, Any]) -> list[str]:
               for w in seen["workers"] if w["at"] and w["at"]["seconds"] > SLOW_S
               and w["at"]["example"] in BEFORE.values()]
     found += [f"{p['name']} waits: {p['why']}" for p in seen["pipelines"] if p["why"]]
+    found += [f"{p['name']} prefers workers that are not here: {', '.join(p['not_here'])}; "
+              f"python -m spmd feed update {p['name']} --workers none takes any"
+              for p in seen["pipelines"] if p["not_here"]]
     if seen["scheduler"]["trouble"]:
         found.append(f"the state is not written ({seen['scheduler']['trouble']}): {DISK}")
     counts = seen["scheduler"]["counts"]

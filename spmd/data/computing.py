@@ -19,7 +19,7 @@ import numpy as np
 
 from codegen.casts import may_cast, range_text
 from codegen.errors import EnvironmentFault, InputError, Place, SpmdError
-from codegen.short_batches import MASK as MASK  # the others take it from here
+from codegen.short_batches import MASK
 
 Specs = dict[str, tuple[tuple[int, ...], np.dtype]]
 

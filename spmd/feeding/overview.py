@@ -27,8 +27,13 @@ def overview(scheduler: Scheduler, now: float) -> dict[str, Any]:
     """Everything, as it is now."""
     consumers = [_consumer(scheduler, one, now) for one in scheduler.consumers.values()]
     workers = list(_workers(scheduler, now))
-    pipelines = [_pipeline(scheduler, one, now, consumers, workers)
-                 for one in scheduler.pipelines.values()]
+    runs, here = scheduler.versions.by_pipeline(), _names(scheduler)
+    pipelines = [
+        {**_pipeline(scheduler, one, now, consumers, workers),
+         "runs": [{"stream": r.stream, "run": r.run, "version": r.version, "batches": r.taken}
+                  for r in runs.get(one.name, [])[-RUNS:]],
+         "not_here": sorted(_preferred(one) - here)}
+        for one in scheduler.pipelines.values()]
     seen = {
         "scheduler": {
             "address": scheduler.address, "pid": os.getpid(), "since": scheduler.since,
@@ -96,20 +101,15 @@ def _pipeline(
     used = {w for c in mine for w in c["workers"]}
     needs = [c["needs"] for c in mine]
     given = one.stored.settings
-    preferred = given.get("workers")
     return {
         "name": one.name, "version": one.stored.version, "file": one.stored.file,
         "user": given.get("user", ""), "priority": given.get("priority", 0),
         "state": "running" if used else "pending" if mine else "idle",
         "why": one.why if mine and not used else "",
         "versions": _versions(scheduler, one),
-        "runs": [{"stream": r.stream, "run": r.run, "version": r.version, "batches": r.taken}
-                 for r in scheduler.versions.of_pipeline(one.name)[-RUNS:]],
         "ran": one.running_since is not None, "workers": len(used), "consumers": len(mine),
         "needs": None if None in needs or not needs else round(sum(needs), 2),
         "lacks": sum(c["lacks"] for c in mine),
-        "not_here": sorted(set(preferred) - _names(scheduler)) if (
-            isinstance(preferred, list)) else [],
         "limited": scheduler.assigned.limited.get(one.name, ""),
         "taken_per_s": _round(sum(c["taken_per_s"] or 0 for c in mine)),
         "made_per_s": _round(sum(
@@ -122,8 +122,15 @@ def _pipeline(
     }
 
 
+def _preferred(one: KnownPipeline) -> set[str]:
+    workers = one.stored.settings.get("workers")
+    return set(workers) if isinstance(workers, list) else set()
+
+
 def _names(scheduler: Scheduler) -> set[str]:
     """By which workers that are here may be preferred."""
+    if not any(map(_preferred, scheduler.pipelines.values())):
+        return set()
     return {name for agent in scheduler.agents.values() for row in agent.rows()
             for name in row.names}
 

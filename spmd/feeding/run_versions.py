@@ -56,10 +56,13 @@ class RunVersions:
             self.store.remember(runs=[run])  # whoever waits for it knows that it has been
         return version
 
-    def of_pipeline(self, name: str) -> list[KnownRun]:
+    def by_pipeline(self) -> dict[str, list[KnownRun]]:
         """Those that have come, the last one that was seen at the end."""
-        found = [one for one in self.runs.values() if one.pipeline == name and one.taken != COMES]
-        return sorted(found, key=lambda one: one.seen)
+        found: dict[str, list[KnownRun]] = {}
+        for one in sorted(self.runs.values(), key=lambda one: one.seen):
+            if one.taken != COMES:
+                found.setdefault(one.pipeline, []).append(one)
+        return found
 
     def of(self, now: StoredPipeline, said: Mapping[str, Any]) -> StoredPipeline:
         """The version that is meant: by its number, and by its text where the state is another one

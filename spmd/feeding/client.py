@@ -250,11 +250,12 @@ def _facts(found: Pipeline, source: str, image: str | None,
            compute: bool) -> tuple[dict[str, Any], str]:
     """What is known of its stream here, and why its first example is not. Not its order, where its
     files are on other machines. InputError where it does not fit its image."""
-    try:
-        with said_if_slow(f"the source of pipeline {found.name}", found.file):
+    with said_if_slow(found.name, found.file):
+        try:
             order = found.order()
-    except Exception:  # whatever the user's source raises: workers will say what is wrong
-        order = None
+        except Exception:  # whatever the user's source raises: workers will say what is wrong
+            order = None
+        acts = found.acts
     gives, why = None, "it was not computed"
     if image:
         check_against(found, image)
@@ -262,7 +263,7 @@ def _facts(found: Pipeline, source: str, image: str | None,
     elif compute:
         gives, why = first_example(found, source)
     return {"order": order, "gives": gives,
-            "environments": getattr(found.source, "count", None) if found.acts else None}, why
+            "environments": getattr(found.source, "count", None) if acts else None}, why
 
 
 def _refused(said: Mapping[str, Any]) -> Refused:

@@ -1,6 +1,7 @@
 """A user's source that takes long in this process: which one it is, and at which line it stands.
 
-In: what is being read. Out: a line on standard error after some seconds; the reading goes on.
+In: the pipeline whose source is being read. Out: a line on standard error after some seconds.
+Always holds: the reading goes on.
 """
 
 from __future__ import annotations
@@ -17,14 +18,17 @@ OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 @contextmanager
-def said_if_slow(what: str, file: str) -> Iterator[None]:
-    """file: of the user, in which it mostly stands."""
+def said_if_slow(pipeline: str, file: str, speaks: bool = True) -> Iterator[None]:
+    """file: of the user, in which it mostly stands. speaks: this process says it."""
+    if not speaks:
+        yield
+        return
     reader = threading.get_ident()
 
     def tell() -> None:
         where = _place(sys._current_frames().get(reader), file)
-        print(f"spmd feed: {what} is still being read after {TELL_S:g} s, at {where}",
-              file=sys.stderr, flush=True)
+        print(f"spmd feed: the source of pipeline {pipeline} is still being read after {TELL_S:g} "
+              f"s, at {where}", file=sys.stderr, flush=True)
 
     timer = threading.Timer(TELL_S, tell)
     timer.daemon = True

@@ -326,11 +326,12 @@ def test_a_source_that_hangs_is_named_with_its_line(monkeypatch, where):
         assert [said for said in mine.said if slow in said]
 
 
-def test_a_source_that_is_read_for_long_here_is_said_with_its_line(monkeypatch, tmp_path, capfd):
+@pytest.mark.parametrize("where", ["length", "digest"])
+def test_a_source_that_is_read_for_long_here_is_said(monkeypatch, tmp_path, capfd, where):
     monkeypatch.setattr(slow_sources, "TELL_S", 0.1)
     wait = f"while not os.path.exists({str(tmp_path / 'go')!r}): time.sleep(0.01)"
     file, said = tmp_path / "lost.py", []
-    file.write_text(HEAD + HANGS.format(length="", digest=wait))
+    file.write_text(HEAD + HANGS.format(**{"length": "", "digest": ""} | {where: wait}))
     line = 1 + file.read_text().splitlines().index("        " + wait)
     with running(numbers()) as run, Client(run.address, run.keys) as client:
         submits = threading.Thread(target=client.submit, args=(file,), kwargs={"name": "lost"})

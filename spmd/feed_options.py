@@ -135,20 +135,26 @@ SETTINGS: dict[str, tuple[Any, str, str]] = {
     "queue": (str, "ORDER", "fifo or lifo"),
     "compress": (str, "CODEC", "auto, none, lz4 or zstd"),
     "on_error": (str, "POLICY", "stop or skip"),
-    "timeout": (lambda word: _positive(word), "SECONDS", "for one example"),
+    "timeout": (lambda word: _positive(word), "SECONDS",
+                "for one example, or one batch of data.batched"),
     "user": (str, "NAME", "whose it is"),
 }
+LIMITS = ("workers", "max_workers", "cost", "cost_per_hour", "energy", "energy_per_hour",
+          "estimated_seconds", "timeout")  # those that "none" takes away
+NONE = object()  # such a setting, which is given; None: it is not given
 
 
 def given_settings(asked: Any) -> dict[str, Any]:
     """Those that stand on the command line."""
-    found = {name: getattr(asked, name) for name in (*SETTINGS, "image")
-             if getattr(asked, name, None) is not None}
-    return found
+    found = {name: getattr(asked, name, None) for name in (*SETTINGS, "image")}
+    return {name: None if value is NONE else value for name, value in found.items()
+            if value is not None}
 
 
 def _add_settings(one: Any) -> None:
     for name, (read, metavar, text) in SETTINGS.items():
+        if name in LIMITS:
+            read, metavar = _or_none(read), f"{metavar}|none"
         one.add_argument(f"--{name.replace('_', '-')}", metavar=metavar, type=read, default=None,
                          help=text)
 
@@ -170,6 +176,10 @@ def _add_json(one: Any) -> None:
 
 
 # ---- words
+
+
+def _or_none(read: Any) -> Any:
+    return lambda word: NONE if word == "none" else read(word)
 
 
 def _number(word: str) -> float:
@@ -214,7 +224,7 @@ def _size(word: str) -> int:
 
 
 def _workers(word: str) -> int | list[str]:
-    return int(word) if texts.is_number(word) else [part for part in word.split(",") if part]
+    return texts.count(word) if texts.is_number(word) else [p for p in word.split(",") if p]
 
 
 def _rates(word: str) -> dict[str, float]:

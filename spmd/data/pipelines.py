@@ -380,7 +380,8 @@ def batched(
     and does not change what is in a batch of the feed. If the function raises, all of its examples
     fail.
 
-    The settings are those of `pipeline`.
+    The settings are those of `pipeline`; timeout is for a call of the function, with all of its
+    examples.
 
     ::
 

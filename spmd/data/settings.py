@@ -158,7 +158,8 @@ RULES: dict[str, Rule] = {
         "shuffle=1000 shuffles within each window of 1000 examples",
     ),
     "on_error": _one_of(POLICIES, "'skip' goes on without an example that raises"),
-    "timeout": _positive("seconds for one example", "timeout=None waits for ever"),
+    "timeout": _positive("seconds for one example, or for one batch of data.batched",
+                         "timeout=None waits for ever"),
     "queue": _one_of(QUEUES, "'fifo' gives the oldest first, 'lifo' the newest"),
     "workers": (
         _workers, "a number from 1, a list of addresses, or None",

@@ -16,7 +16,7 @@ import sys
 import time
 
 from codegen.errors import EnvironmentFault
-from spmd.feeding.board import COMPUTING, IDLE, Board
+from spmd.feeding.board import BEFORE, IDLE, LOADING, READING, Board
 from spmd.feeding.children import Child, end_marked, end_together, ended_by
 from spmd.feeding.keys import Keys, zmq
 from spmd.feeding.machine import (
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
 BEAT_S = 0.5
 LOOK_S = 0.1  # between two looks at what workers do, and at their memory
 LOAD_S = 120.0  # a pipeline's file that is not loaded by then hangs
+READ_TIMES = 20  # the time of an example, for its source: files are listed and counted
+TELL_S = 10.0  # for which it may do so before that is said
 GRACE_S = 0.5  # for what hangs to say where
 AWAY_S = 3.0  # without a line to the scheduler: then it is told
 END_S = 0.3  # for workers to end by themselves
@@ -65,9 +67,12 @@ class Supervised:
         self.began = time.monotonic()
         self.said: dict[str, Any] | None = None  # its port, key, local socket
         self.why = ""  # it is being ended by us
+        self.told: set[tuple[Any, ...]] = set()  # of what takes long
 
     def where_it_hangs(self) -> tuple[str, int] | None:
         """File and line at which its Python stands: the innermost that is not ours."""
+        os.ftruncate(self.trace, 0)
+        os.lseek(self.trace, 0, os.SEEK_SET)
         try:
             os.kill(self.child.pid, signal.SIGUSR1)
         except ProcessLookupError:
@@ -241,17 +246,26 @@ class Agent:
                 self.died(one)
                 continue
             at = one.board.now()
-            limit = LOAD_S if at["state"] != COMPUTING else (
-                at["timeout"] and at["timeout"] * max(at["count"], 1))
+            limit, whose = limit_of(at)
             if at["state"] != IDLE and limit and at["seconds"] > limit:
-                one.why = f"took longer than {limit:g} s, its timeout"
+                one.why = f"took longer than {limit:g} s, {whose}"
             elif one.memory() > self.memory + BASE_BYTES:
                 one.why = f"took more than {(self.memory + BASE_BYTES) >> 20} MiB of memory"
             else:
+                self.say_if_slow(one, at)
                 continue
             where = one.where_it_hangs()
             one.child.kill()
             self.died(one, where)
+
+    def say_if_slow(self, one: Supervised, at: dict[str, Any]) -> None:
+        """Of what comes before the first example: once, while it lasts."""
+        about = at["pipeline"], at["version"], at["state"]
+        if at["state"] in BEFORE and at["seconds"] > TELL_S and about not in one.told:
+            one.told.add(about)
+            file, line = one.where_it_hangs() or (at["file"], at["line"])
+            self.log(f"worker {one.worker} is at {at['example']}, of {at['pipeline']} "
+                     f"({file}:{line}), for {at['seconds']:.0f} s now")
 
     def died(self, one: Supervised, where: tuple[str, int] | None = None) -> None:
         """Names what it was at, and lets another one begin."""
@@ -265,6 +279,8 @@ class Agent:
         if at["state"] == IDLE or not at["pipeline"]:
             at.update(pipeline=None, position=None, example=None, file=None, line=None)
         file, line = where or (at["file"], at["line"])
+        if at["state"] in BEFORE:
+            at["position"] = None
         if outside and status != -signal.SIGKILL:  # it was told to end: no example has part in that
             at["position"] = at["example"] = None
         named = at["example"] or (None if at["position"] is None else f"position {at['position']}")
@@ -321,7 +337,7 @@ class Agent:
         for one in self.workers:
             if one.said:
                 made, at = one.board.all_made(), one.board.now()
-                if at["state"] == COMPUTING and at["pipeline"] in made:
+                if at["state"] != IDLE and at["pipeline"] in made:
                     made[at["pipeline"]]["at"] = {
                         k: at[k] for k in ("position", "example", "file", "line", "seconds")}
                 workers[one.worker] = made
@@ -345,6 +361,17 @@ class Agent:
             self.pipelines.pop((message["name"], message["version"]), None)
             for one in self.workers:
                 one.child.channel.send(drop=[message["name"], message["version"]])
+
+
+def limit_of(at: dict[str, Any]) -> tuple[float | None, str]:
+    """How many seconds a worker may be at what it is at, None for ever; and why so long."""
+    if at["state"] == LOADING:
+        return LOAD_S, "in which a pipeline must be loaded"
+    timeout = at["timeout"]
+    if at["state"] == READING:
+        return timeout and max(LOAD_S, READ_TIMES * timeout), (
+            f"which its timeout of {timeout} s allows to read its source")
+    return timeout, "its timeout" + f" for a batch of {at['count']}" * (at["count"] > 1)
 
 
 def _say(text: str) -> None:

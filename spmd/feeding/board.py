@@ -23,7 +23,9 @@ NAME_AT, NAME_BYTES = 64, 1024
 WHERE_AT, WHERE_BYTES = 2048, 8192  # length, JSON: pipeline, version, file, line, timeout
 MADE_AT = 16384  # length, JSON: what was made of each pipeline
 LENGTH = struct.Struct("<I")
-IDLE, LOADING, COMPUTING = range(3)
+IDLE, LOADING, READING, COMPUTING = range(4)
+BEFORE = {LOADING: "the pipeline itself, while it was loaded",  # what it is at then
+          READING: "its source, while it was read"}
 
 
 class Board:
@@ -40,9 +42,10 @@ class Board:
     def idle(self) -> None:
         NOW.pack_into(self._memory, 0, IDLE, 0, 0, 0, 0)
 
-    def loading(self, where: dict[str, Any]) -> None:
+    def before(self, state: int, where: dict[str, Any]) -> None:
+        """It is loaded, or its source read, before the first example."""
         self.where(where)
-        NOW.pack_into(self._memory, 0, LOADING, 1, 0, time.monotonic_ns(), 0)
+        self._at(state, 0, BEFORE[state], 1)
 
     def where(self, where: dict[str, Any]) -> None:
         """The pipeline whose examples follow."""
@@ -50,12 +53,15 @@ class Board:
 
     def at(self, position: int, name: str, count: int = 1) -> None:
         """The computation of an example begins, or of `count` of them at once."""
+        self._at(COMPUTING, position, name, count)
+
+    def _at(self, state: int, position: int, name: str, count: int) -> None:
         length = 0
         if name:
             said = name.encode("utf-8", "replace")[:NAME_BYTES]
             length = len(said)
             self._memory[NAME_AT : NAME_AT + length] = said
-        NOW.pack_into(self._memory, 0, COMPUTING, count, position, time.monotonic_ns(), length)
+        NOW.pack_into(self._memory, 0, state, count, position, time.monotonic_ns(), length)
 
     def made(self, made: dict[str, Any]) -> None:
         self._put(MADE_AT, SIZE - MADE_AT, made)

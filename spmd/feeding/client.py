@@ -23,6 +23,7 @@ from spmd.feeding.against_image import check_against
 from spmd.feeding.first_example import fields_of, first_example
 from spmd.feeding.keys import Keys
 from spmd.feeding.serving import keys_of
+from spmd.feeding.slow_sources import said_if_slow
 from spmd.feeding.sockets import Lines, received
 from spmd.feeding.wire import SOURCE_CHARACTERS, decode, encode, new_id
 
@@ -52,6 +53,7 @@ class Client:
 
     def __init__(self, address: str = HERE, keys: str | Keys = "", timeout: float = 5.0) -> None:
         self.address, self.timeout = address, timeout
+        self._ended: dict[str, set[str]] = {}  # by pipeline: runs of which wait() saw the end
         self._lines = Lines(keys if isinstance(keys, Keys) else keys_of(keys))
         try:
             self._line = self._dealer()
@@ -104,25 +106,38 @@ class Client:
             return seen
         return row_of(seen, name)
 
-    def wait(self, name: str, state: str = "done", timeout: float | None = None) -> dict[str, Any]:
+    def wait(self, name: str, state: str = "done", timeout: float | None = None, *,
+             run: str = "") -> dict[str, Any]:
         """Until a pipeline is "running" (it has workers) or "done" (no rank takes it any more).
 
-        Returns its row. Raises PeerError after so many seconds.
+        It is done once a run has taken it, within the last day, and all have ended. Called again,
+        it waits for a run that no call before has seen the end of. run: only for those of this
+        name, which SPMD_RUN gives them. Returns its row, in which "runs" are the last ones.
+
+        Raises PeerError after so many seconds.
         """
         if state not in ("running", "done"):
             raise UsageError(f"wait(state={state!r})", expected='"running" or "done"')
         end = None if timeout is None else time.monotonic() + timeout
-        began = False
+        before = self._ended.get(name)
         while True:
-            row = self.status(name)
-            began = began or row["consumers"] > 0 or row["ran"]
-            if row["state"] == state or (
-                    state == "done" and began and row["consumers"] == 0):
+            seen = self.status()
+            row = row_of(seen, name)
+            runs = {one["stream"] for one in row["runs"] if run in ("", one["run"])} - (
+                before or set())
+            began = bool(runs) or (before is None and row["ran"] and not run)
+            over = began and not seen["scheduler"]["coming"] and not any(
+                c["pipeline"] == name and run in ("", c["run"]) for c in seen["consumers"])
+            if state == "done" and over:
+                self._ended[name] = runs | (before or set())
+                return row
+            if row["state"] == state:
                 return row
             if end is not None and time.monotonic() > end:
-                raise PeerError(
-                    f"pipeline {name} is not {state} after {timeout:g} s",
-                    found=f"{row['state']}{': ' if row['why'] else ''}{row['why']}")
+                why = row["why"] or ("" if began else "no run has taken it" if before is None else
+                                     "no run has taken it since it was done")
+                raise PeerError(f"pipeline {name} is not {state} after {timeout:g} s",
+                                found=f"{row['state']}{': ' if why else ''}{why}")
             time.sleep(LOOK_S)
 
     def update(self, name: str, *, source: str | os.PathLike[str] = "",
@@ -139,6 +154,11 @@ class Client:
         says which examples there are: only another file can change those. InputError where that has
         a mistake, or does not fit its image.
         """
+        if not source and not settings:
+            raise UsageError(f"update {name}: nothing is given that is to change",
+                             expected="a setting, or another source",
+                             remedy=f"python -m spmd feed update {name} --priority 5, or --source "
+                             "FILE.py; --max-workers none takes a limit away")
         if not source:
             return self._ask("update", name=name, settings=settings)
         found = _of_file(source, name)
@@ -233,10 +253,12 @@ def _facts(found: Pipeline, source: str, image: str | None,
            compute: bool) -> tuple[dict[str, Any], str]:
     """What is known of its stream here, and why its first example is not. Not its order, where its
     files are on other machines. InputError where it does not fit its image."""
-    try:
-        order = found.order()
-    except Exception:  # whatever the user's source raises: workers will say what is wrong
-        order = None
+    with said_if_slow(found.name, found.file):
+        try:
+            order = found.order()
+        except Exception:  # whatever the user's source raises: workers will say what is wrong
+            order = None
+        acts = found.acts
     gives, why = None, "it was not computed"
     if image:
         check_against(found, image)
@@ -244,7 +266,7 @@ def _facts(found: Pipeline, source: str, image: str | None,
     elif compute:
         gives, why = first_example(found, source)
     return {"order": order, "gives": gives,
-            "environments": getattr(found.source, "count", None) if found.acts else None}, why
+            "environments": getattr(found.source, "count", None) if acts else None}, why
 
 
 def _refused(said: Mapping[str, Any]) -> Refused:

@@ -16,6 +16,7 @@ from spmd.feeding.consumer import PipelineSupply
 from spmd.feeding.local_feeding import StartedSupply, started
 from spmd.feeding.opened_streams import opened
 from spmd.feeding.serving import keys_of
+from spmd.feeding.slow_sources import said_if_slow
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -60,7 +61,8 @@ def supply_for(given: Any, *, feed: Any, processes: Any, ranks: tuple[int, ...] 
 
     def checked() -> Pipeline:
         found = given if isinstance(given, Pipeline) else load(given)
-        found.check_batch(feed.batch)
+        with said_if_slow(found.name, found.file, processes.number == 0):
+            found.check_batch(feed.batch)
         return found
 
     pipeline = processes.together(checked, shared=False)

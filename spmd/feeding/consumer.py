@@ -45,6 +45,7 @@ UNKNOWN_S = 0.05  # before a worker that does not know the pipeline yet is asked
 SILENT_S = 20.0  # without a word of the scheduler when it is first asked
 PENDING_S = 3.0  # without workers: then it is said why
 TOGETHER_S = 1.0  # for workers that are missed to be named in one line
+BEFORE_ALL = -1  # in the place of a position: workers died before they came to one
 NEWEST = 16  # batches that may wait where the newest are wanted
 PARTING_S = 2.0  # at the end, for others to say what they were told
 
@@ -277,6 +278,8 @@ class Filling:
         """A worker died at an example: one that kills workers is not computed again."""
         self.lose(message["worker"])
         position = message["position"]
+        if position is None and message["example"]:
+            self.died_before(message)
         if position is None or not (
                 many := self.asking.died_at(position, bool(message["outside"]))):
             return
@@ -291,6 +294,14 @@ class Filling:
         self.fail_at(position, InputError(
             what, place=Place(message["file"], message["line"] or 0) if message["file"] else None,
             remedy="on_error='skip' goes on without such examples"))
+
+    def died_before(self, message: Message) -> None:
+        """A worker died before its first example, of what the pipeline or its source does."""
+        if many := self.asking.died_at(BEFORE_ALL, bool(message["outside"])):
+            raise InputError(
+                f"pipeline {self.supply.pipeline} failed at {message['example']}\n  {many} workers "
+                f"died so; the last {message['why']}",
+                place=Place(message["file"], message["line"] or 0) if message["file"] else None)
 
     def fail_at(self, position: int, error: SpmdError) -> None:
         """A batch cannot be had. The run may end before it: only who asks for it hears of it."""

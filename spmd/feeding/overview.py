@@ -13,9 +13,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from spmd import __version__
+from spmd.feeding.board import BEFORE
 from spmd.feeding.known_parties import STARVED, KnownConsumer, KnownPipeline
 from spmd.feeding.scheduler import Scheduler
 
+SLOW_S = 10.0  # for which a worker may load a pipeline or read its source before it is told
+RUNS = 16  # of a pipeline, the last ones
 GREEDY = 8  # times the workers that it has: it could take anything
 DISK = "make room on that disk: what is submitted until then is refused"
 
@@ -24,12 +27,18 @@ def overview(scheduler: Scheduler, now: float) -> dict[str, Any]:
     """Everything, as it is now."""
     consumers = [_consumer(scheduler, one, now) for one in scheduler.consumers.values()]
     workers = list(_workers(scheduler, now))
-    pipelines = [_pipeline(scheduler, one, now, consumers, workers)
-                 for one in scheduler.pipelines.values()]
+    runs, here = scheduler.versions.by_pipeline(), _names(scheduler)
+    pipelines = [
+        {**_pipeline(scheduler, one, now, consumers, workers),
+         "runs": [{"stream": r.stream, "run": r.run, "version": r.version, "batches": r.taken}
+                  for r in runs.get(one.name, [])[-RUNS:]],
+         "not_here": sorted(_preferred(one) - here)}
+        for one in scheduler.pipelines.values()]
     seen = {
         "scheduler": {
             "address": scheduler.address, "pid": os.getpid(), "since": scheduler.since,
             "uptime_s": round(time.time() - scheduler.since, 1), "version": __version__,
+            "coming": now < scheduler.coming_until,  # restarted: not everybody is here again
             "state": scheduler.store.path, "trouble": scheduler.store.trouble,
             "counts": dict(scheduler.counts), "last_malformed": scheduler.last_malformed,
         },
@@ -113,6 +122,19 @@ def _pipeline(
     }
 
 
+def _preferred(one: KnownPipeline) -> set[str]:
+    workers = one.stored.settings.get("workers")
+    return set(workers) if isinstance(workers, list) else set()
+
+
+def _names(scheduler: Scheduler) -> set[str]:
+    """By which workers that are here may be preferred."""
+    if not any(map(_preferred, scheduler.pipelines.values())):
+        return set()
+    return {name for agent in scheduler.agents.values() for row in agent.rows()
+            for name in row.names}
+
+
 def _versions(scheduler: Scheduler, one: KnownPipeline) -> dict[str, int]:
     """How many runs take which version."""
     runs = {(c.said["stream"] or c.consumer, c.version) for c in scheduler.consumers.values()
@@ -139,6 +161,10 @@ def _lines(seen: dict[str, Any]) -> Iterator[str]:
                    "that workers listen at: is there a firewall?")
 
 
+def _raised(limit: str, pipeline: str) -> str:
+    return f"python -m spmd feed update {pipeline} --{limit.replace('_', '-')} MORE"
+
+
 def warnings(seen: dict[str, Any]) -> list[str]:
     """What is not as it should be, each with what to do."""
     found = []
@@ -149,9 +175,10 @@ def warnings(seen: dict[str, Any]) -> list[str]:
         if c["starved"] <= STARVED or not c["workers"]:
             continue  # without any, it is pending, which is told below
         text = f"{c['ranks']} of {c['pipeline']} starves {c['starved']:.0%} of the time: "
-        if c["lacks"] and (limit := limits[c["pipeline"]]):
-            text += (f"its {limit} allows no more; python -m spmd feed update {c['pipeline']} "
-                     f"--{limit.replace('_', '-')} MORE")
+        limit = limits[c["pipeline"]]
+        measured = c["rate"] is not None
+        if limit and (c["lacks"] or not measured):
+            text += f"its {limit} allows no more; {_raised(limit, c['pipeline'])}"
         elif c["lacks"] > GREEDY * len(c["workers"]):
             text += ("it computes next to nothing between two batches, so that each worker more "
                      f"makes it faster: python -m spmd feed worker --connect {address}")
@@ -163,14 +190,21 @@ def warnings(seen: dict[str, Any]) -> list[str]:
         else:
             count, there = len(c["workers"]), len(seen["workers"])
             text += (f"its {count} workers make enough, so they or the way to them are slower than "
-                     "they measure: " if c["rate"] is not None else
+                     "they measure: " if measured else
                      "it always waits, so what it needs cannot be measured; try more workers: ")
-            text += "python -m spmd feed " + (
+            text += _raised(limit, c["pipeline"]) if limit else "python -m spmd feed " + (
                 f"update {c['pipeline']} --workers {count + 1}" if count < there else
                 f"worker --connect {address}")
         found.append(text)
     found += _lines(seen)
+    found += [f"a worker of {w['host']} is at {w['at']['example']} ({w['at']['file']}:"
+              f"{w['at']['line']}), for {w['at']['seconds']:.0f} s now"
+              for w in seen["workers"] if w["at"] and w["at"]["seconds"] > SLOW_S
+              and w["at"]["example"] in BEFORE.values()]
     found += [f"{p['name']} waits: {p['why']}" for p in seen["pipelines"] if p["why"]]
+    found += [f"{p['name']} prefers workers that are not here: {', '.join(p['not_here'])}; "
+              f"python -m spmd feed update {p['name']} --workers none takes any"
+              for p in seen["pipelines"] if p["not_here"]]
     if seen["scheduler"]["trouble"]:
         found.append(f"the state is not written ({seen['scheduler']['trouble']}): {DISK}")
     counts = seen["scheduler"]["counts"]

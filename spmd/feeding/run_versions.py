@@ -16,7 +16,7 @@ from typing import Any
 
 from codegen.errors import AgreementError
 from spmd.data.settings import FIXED
-from spmd.feeding.scheduler_state import KnownRun, StateFile, StoredPipeline
+from spmd.feeding.scheduler_state import COMES, KnownRun, StateFile, StoredPipeline
 from spmd.feeding.wire import new_id
 
 KEPT_S = 86400.0  # a run that is stopped for so long can still go on
@@ -38,7 +38,8 @@ class RunVersions:
         AgreementError where what it goes on with is not kept any more.
         """
         one = self.of(now, said)
-        run = KnownRun(new_id(), said["run"], said["feed"], now.name, one.version, 0, time.time())
+        run = KnownRun(new_id(), said["run"], said["feed"], now.name, one.version,
+                       seen=time.time())
         self.runs[run.stream] = run
         self.store.remember(runs=[run])
         return {"stream": run.stream, "version": one.version, "text": text_digest(one.source),
@@ -48,9 +49,20 @@ class RunVersions:
         """The version that a consumer takes; the newest, where its run did not say one."""
         version = self.of(now, said).version
         stream = said["stream"] or said["consumer"]
-        self.runs[stream] = KnownRun(stream, said["run"], said["feed"], now.name, version, 0,
-                                     time.time())
+        before = self.runs.get(stream)
+        self.runs[stream] = run = KnownRun(stream, said["run"], said["feed"], now.name, version, 0,
+                                           time.time())
+        if before is None or before.taken == COMES:
+            self.store.remember(runs=[run])  # whoever waits for it knows that it has been
         return version
+
+    def by_pipeline(self) -> dict[str, list[KnownRun]]:
+        """Those that have come, the last one that was seen at the end."""
+        found: dict[str, list[KnownRun]] = {}
+        for one in sorted(self.runs.values(), key=lambda one: one.seen):
+            if one.taken != COMES:
+                found.setdefault(one.pipeline, []).append(one)
+        return found
 
     def of(self, now: StoredPipeline, said: Mapping[str, Any]) -> StoredPipeline:
         """The version that is meant: by its number, and by its text where the state is another one

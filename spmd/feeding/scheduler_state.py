@@ -20,6 +20,7 @@ from typing import Any
 from codegen.errors import EnvironmentFault, InputError, OutputError, VersionError
 
 FORMAT = 2  # 1 had no older versions, no facts, and runs of which nobody read anything
+COMES = -1
 LOCKED_S = 0.5  # a scheduler that is ending gives its file up within this time
 
 _TABLES = """
@@ -63,7 +64,8 @@ class StoredPipeline:
 class KnownRun:
     """A run that takes a feed, with the version that it began with. stream: its own name.
 
-    taken: batches. seen: when somebody of it was heard last, in seconds of the epoch.
+    taken: batches; COMES before a process of it has come. seen: when somebody of it was heard last,
+    in seconds of the epoch.
     """
 
     stream: str
@@ -71,7 +73,7 @@ class KnownRun:
     feed: str
     pipeline: str
     version: int
-    taken: int = 0
+    taken: int = COMES
     seen: float = 0.0
 
 

@@ -13,12 +13,13 @@ import signal
 import socket
 import sys
 import time
+from contextlib import suppress
 from math import ceil
 
 from codegen.errors import EXIT_DATA, EnvironmentFault, InputError
 from codegen.short_batches import MASK
 from spmd.feeding import machine
-from spmd.feeding.board import Board
+from spmd.feeding.board import LOADING, READING, Board
 from spmd.feeding.children import Channel, of_parent
 from spmd.feeding.evaluating import (
     Evaluator,
@@ -265,11 +266,18 @@ class Worker:
         if pipeline.evaluator is None:
             said = pipeline.said
             self.shown = None
-            self.board.loading({"pipeline": said["name"], "version": said["version"],
-                                "file": said["file"], "line": None, "timeout": None})
+            where = {"pipeline": said["name"], "version": said["version"], "file": said["file"],
+                     "line": None, "timeout": None}
+            self.board.before(LOADING, where)
             try:
-                pipeline.evaluator = Evaluator(
-                    load_pipeline(said["name"], said["file"], said["source"]), said["settings"])
+                found = load_pipeline(said["name"], said["file"], said["source"])
+                timeout = said["settings"].get("timeout", found.settings.timeout)
+                self.board.before(READING, {**where, "line": found.line, "timeout": timeout})
+                evaluator = Evaluator(found, said["settings"])
+                evaluator.order()
+                with suppress(Exception):  # it is said at the examples
+                    found.total()
+                pipeline.evaluator = evaluator
             except BaseException as error:
                 self.fail(pipeline, work, error, "the pipeline itself, while it was loaded")
                 return None
@@ -310,7 +318,7 @@ class Worker:
                 "pipeline": pipeline.said["name"], "version": pipeline.said["version"],
                 "file": pipeline.said["file"], "line": evaluator.pipeline.line,
                 "timeout": evaluator.timeout})
-        self.board.at(work.first, "", work.count)
+        self.board.at(work.first, "", evaluator.pipeline.size or 1)
         began = time.monotonic()
         try:
             fields = [f for f in work.take["fields"] if f["name"] != MASK]

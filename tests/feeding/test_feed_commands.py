@@ -47,12 +47,28 @@ def test_submit_status_update_cancel(served, feed, tmp_path):
     code, out, err = feed("submit", file, "--priority", 3, "--workers", "hosta,hostb",
                           "--rates", "cpu=50,gpu=400", "--cost-per-hour", 2.5, *here)
     assert (code, out, err) == (0, "words: submitted (version 1)\n", "")
+
+    def settings_of(*words):
+        return json.loads(feed("status", "--json", *words)[1])["settings"]
+
     code, out, _ = feed("status", "--json", *here)
     seen, = json.loads(out)["pipelines"]
     assert seen["settings"]["rates"] == {"cpu": 50.0, "gpu": 400.0}
     assert seen["settings"]["workers"] == ["hosta", "hostb"] and seen["state"] == "idle"
     assert feed("update", "words", "--max-workers", 2, *here)[1] == "words: updated (version 1)\n"
+    limits = {"workers": "2", "max_workers": "2", "cost": "5", "cost_per_hour": "5", "energy": "5",
+              "energy_per_hour": "5", "estimated_seconds": "5", "timeout": "5"}
+    for what, value in limits.items():
+        option = "--" + what.replace("_", "-")
+        for word, found in ((value, float(value)), ("none", None)):
+            assert feed("update", "words", option, word, *here)[0] == 0
+            assert settings_of("words", *here)[what] == found
+    code, out, err = feed("update", "words", *here)
+    assert (code, out) == (2, "") and "nothing is given that is to change" in err
+    assert feed("update", "words", "--workers", "0", *here)[0] == 2
+    assert feed("update", "words", "--workers", "hosta,hostb", *here)[0] == 0
     code, out, _ = feed("status", *here)
+    assert "words prefers workers that are not here: hosta, hostb; " in out
     assert "words            3  idle         0" in out and served.address in out
     code, out, _ = feed("status", "words", *here)
     assert code == 0 and "version 1" in out and "rates={'cpu': 50.0" in out

@@ -126,6 +126,33 @@ def test_priorities_updates_and_cancelling(served):
             client.wait("high", "running", 0.3)
 
 
+def test_who_waits_for_a_run_hears_of_its_end(served):
+    """Also of a scheduler that was killed behind that end; and once for each run."""
+    served.submit("numbers", 0.0001)
+    served.worker(1)
+    served.workers_come(1)
+    with served.client() as client:
+        with pytest.raises(PeerError, match="idle: no run has taken it$"):
+            client.wait("numbers", timeout=0.5)
+        for _ in range(2):
+            rank = served.rank("numbers")
+            until(lambda: rank.seen)
+            with pytest.raises(PeerError, match="not done after"):
+                client.wait("numbers", timeout=0.5)
+            rank.close()
+            assert client.wait("numbers", timeout=20)["consumers"] == 0
+            with pytest.raises(PeerError, match="since it was done"):
+                client.wait("numbers", timeout=0.5)
+    served.process.kill()
+    served.process.wait()
+    served.start()
+    with served.client() as client:
+        row = client.wait("numbers", timeout=20)
+        assert {run["run"] for run in row["runs"]} == {"test"} and len(row["runs"]) == 2
+        with pytest.raises(PeerError, match="not done"):
+            client.wait("numbers", timeout=0.3, run="another")
+
+
 def test_a_run_goes_on_with_the_source_with_which_it_began(served):
     """Whatever is submitted meanwhile, whoever is killed; later runs take the new source."""
     served.worker(2)

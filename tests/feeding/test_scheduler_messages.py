@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 import time
 
+import pytest
+
 from spmd.data.settings import Settings
 from spmd.feeding.keys import made_for_a_run
 from spmd.feeding.known_parties import KnownConsumer
@@ -155,6 +157,40 @@ def test_who_starves_with_enough_workers_gets_more():
         one.adapt(k / 2, True)
     assert 1250 * 1.1 < one.row(0.0, []).rate <= 1250 * 1.5
     assert one.ranks() == "rank 3"
+
+
+@pytest.mark.parametrize(("waits", "limits", "advice"), [
+    (True, {}, "try more workers: python -m spmd feed worker --connect "),
+    (True, {"max_workers": 1}, "its max_workers allows no more; python -m spmd feed update images "
+     "--max-workers MORE"),
+    (True, {"cost_per_hour": 1.0}, "its cost_per_hour allows no more; python -m spmd feed update "
+     "images --cost-per-hour MORE"),
+    (False, {}, "than they measure: python -m spmd feed update images --workers 2"),
+    (False, {"max_workers": 1}, "than they measure: python -m spmd feed update images "
+     "--max-workers MORE"),
+])
+def test_advice_to_who_starves_looks_at_limits(waits, limits, advice):
+    """A rank that always waits, and one with workers enough that waits."""
+    keys = made_for_a_run()
+    lines = Lines(keys)
+    scheduler = Scheduler(lines.router("tcp://127.0.0.1:*", keys.server_secret, keys.server),
+                          StateFile())
+    scheduler.looking = overview
+    process = [{"worker": w, "address": "tcp://h:1", "key": "k" * 40} for w in IDS[3:5]]
+    scheduler.hear(b"a", encode("join", agent=IDS[0], host="a", name="n", device="cpu", cost=1.0,
+                                processes=process))
+    scheduler.hear(b"c", encode("submit", name="images", version=0, file="f.py", source="",
+                                settings={"rates": {"cpu": 1e6}, **limits}))
+    scheduler.hear(b"r", encode(
+        "consume", consumer=IDS[1], run="r", pipeline="images", feed="feed", rows=[0, 8], batch=8,
+        fields=[], host="a", ranks=[0], device="cpu"))
+    for k in range(4):
+        scheduler.hear(b"r", encode("rate", consumer=IDS[1], taken=0 if waits else 800 * k,
+                                    busy_s=0.0 if waits else 0.1 * k, waited_s=float(k), queued=8))
+    scheduler.plan(time.monotonic())
+    said = [w for w in scheduler.snapshot["warnings"] if "starves" in w]
+    assert len(said) == 1 and advice in said[0], scheduler.snapshot["warnings"]
+    lines.close()
 
 
 def test_settings_of_the_scheduler_are_settings_of_pipelines():

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import re
 import signal
+import threading
 import time
 
 import numpy as np
 import pytest
 
 from spmd import InputError, UsageError
-from spmd.feeding import agent, consumer
+from spmd.feeding import agent, consumer, overview, slow_sources
+from spmd.feeding.client import Client
 from tests.feeding.feeding_kit import Field, Proxy, mask_of, running, x_of
 from tests.feeding.served_kit import until
 
@@ -269,6 +271,76 @@ def test_an_example_that_hangs_is_named_with_its_line():
         with pytest.raises(InputError, match="(?s)position 7.*1 s, its timeout") as found:
             ring.next()
         assert str(found.value).startswith("made_here.py:7: ")
+
+
+def test_a_batch_that_hangs_is_named_after_the_timeout_of_one_call():
+    source = HEAD + ("@data.batched(source=data.range(640), size=64, epochs=1, shuffle=False,\n"
+                     "              timeout=0.5)\n"
+                     "def numbers(examples):\n"
+                     "    if 70 in examples: time.sleep(600)\n"
+                     "    return {'x': np.array(examples)}\n")
+    with running(source) as run:
+        run.workers(1)
+        (ring,) = run.supply(x_of(64), 64)
+        assert ring.next()["x"].tolist() == list(range(64))
+        with pytest.raises(InputError, match="(?s)position 64.*longer than 0.5 s, its timeout for "
+                           "a batch of 64") as found:
+            ring.next()
+        assert str(found.value).startswith("made_here.py:7: ")
+
+
+HANGS = """
+class Lost(data.ExampleSource):
+    def length(self):
+        {length}
+        return 20
+    def get(self, index):
+        return index
+    def digest(self):
+        {digest}
+        return "a"
+
+@data.pipeline(source=Lost(), epochs=1, timeout=0.05)
+def numbers(example):
+    return {{"x": example}}
+"""
+
+
+@pytest.mark.parametrize("where", ["length", "digest"])
+def test_a_source_that_hangs_is_named_with_its_line(monkeypatch, where):
+    monkeypatch.setattr(agent, "LOAD_S", 1.0)
+    monkeypatch.setattr(agent, "TELL_S", 0.3)
+    monkeypatch.setattr(overview, "SLOW_S", 0.3)
+    source = HEAD + HANGS.format(**{"length": "", "digest": ""} | {where: "time.sleep(600)"})
+    line = 1 + source.splitlines().index("        time.sleep(600)")
+    with running(source) as run:
+        mine = run.workers(1)
+        (ring,) = run.supply(x_of(20), 20)
+        with Client(run.address, run.keys) as client:
+            until(lambda: [w for w in client.status()["warnings"] if "its source" in w])
+        with pytest.raises(InputError, match="failed at its source, while it was read\n  2 workers "
+                           "died so; the last took longer than 1 s") as found:
+            ring.next()
+        assert str(found.value).startswith(f"made_here.py:{line}: ")
+        slow = f"its source, while it was read, of numbers (made_here.py:{line}), for 0 s now"
+        assert [said for said in mine.said if slow in said]
+
+
+@pytest.mark.parametrize("where", ["length", "digest"])
+def test_a_source_that_is_read_for_long_here_is_said(monkeypatch, tmp_path, capfd, where):
+    monkeypatch.setattr(slow_sources, "TELL_S", 0.1)
+    wait = f"while not os.path.exists({str(tmp_path / 'go')!r}): time.sleep(0.01)"
+    file, said = tmp_path / "lost.py", []
+    file.write_text(HEAD + HANGS.format(**{"length": "", "digest": ""} | {where: wait}))
+    line = 1 + file.read_text().splitlines().index("        " + wait)
+    with running(numbers()) as run, Client(run.address, run.keys) as client:
+        submits = threading.Thread(target=client.submit, args=(file,), kwargs={"name": "lost"})
+        submits.start()
+        until(lambda: said.append(capfd.readouterr().err) or (
+            f"still being read after 0.1 s, at {file}:{line}\n" in "".join(said)))
+        (tmp_path / "go").touch()
+        submits.join()
+        assert client.status("lost")["version"] == 1
 
 
 def test_an_example_that_takes_all_memory_is_named():

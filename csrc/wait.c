@@ -17,6 +17,7 @@
 /* What waiting costs: `bench barrier`, with more ranks than cores and with fewer; what a wake or a
  * yield costs: `bench floor switch-futex switch-yield`; where MPI is asked: `--transport mpi`. */
 #define SPIN_NS 200000    /* longer than it takes to be woken */
+#define SPIN_FED_NS 5000  /* for a batch: whoever makes it and brings it may need this core */
 #define LOOK_AROUND_NS 2000 /* after this a spinning thread asks whether it shares its core */
 #define YIELDS 8          /* where threads share cores */
 #define LOOK_NS 20000000  /* a sleeper looks up after this, for what rings no bell */
@@ -115,7 +116,7 @@ static bool may_spin(spmd_worker *worker)
     bool shared = waited > LOOK_AROUND_NS && spmd_core_shared(worker, now);
 
     worker->spins = now < worker->shared_until ? 0 : worker->most_spins;
-    return !shared && waited < SPIN_NS;
+    return !shared && waited < (spmd_job_starved(worker->job) ? SPIN_FED_NS : SPIN_NS);
 }
 
 /* After a sweep in which none of the worker's ranks got further. Where threads share a core, one

@@ -11,7 +11,7 @@ from spmd.feeding.asking import LEAST_S
 from spmd.feeding.evaluating import bytes_of, dtype_named, placed, views
 from spmd.feeding.packing import of_parts, unpacked
 from spmd.feeding.shared_results import ReadResults
-from spmd.feeding.sockets import OTHER_KEY, REFUSED_KEY
+from spmd.feeding.sockets import OTHER_KEY, REFUSED_KEY, received
 from spmd.feeding.wire import encode, new_id
 
 TYPE_CHECKING = False
@@ -46,12 +46,14 @@ def said_missed(missed: dict[str, tuple[str, str]]) -> str:
 
 
 class AskedWorker:
-    """assigned: what the scheduler says of it: address, key, local socket, share."""
+    """assigned: what the scheduler says of it: address, key, local socket, share. acts: it hears of
+    actions too."""
 
-    def __init__(self, lines: Lines, assigned: dict[str, Any], here: str) -> None:
+    def __init__(self, lines: Lines, assigned: dict[str, Any], here: str,
+                 acts: bool = False) -> None:
         self.worker, self.share = assigned["worker"], assigned["share"]
         self.assigned = assigned
-        self.lines, self.here = lines, here
+        self.lines, self.here, self.acts = lines, here, acts
         # Each line has a name of its own: of what a worker does for an earlier one, nothing comes
         # to this one, neither an answer nor a region that only the earlier one has mapped.
         me = new_id()
@@ -95,7 +97,7 @@ class AskedWorker:
 
     def again(self) -> AskedWorker:
         """The same worker, over a new line; this one is closed."""
-        found = AskedWorker(self.lines, {**self.assigned, "share": self.share}, self.here)
+        found = AskedWorker(self.lines, {**self.assigned, "share": self.share}, self.here, self.acts)
         found.rows, found.told = self.rows, self.told
         return found
 
@@ -111,7 +113,16 @@ class AskedWorker:
         self.way_s = min(self.way_s or way_s, way_s)
 
     def say(self, kind: str, frames: list[Any] | None = None, **fields: Any) -> None:
-        self.socket.send_multipart(encode(kind, frames or [], **fields), copy=not frames)
+        said = encode(kind, frames or [], **fields)
+        # Actions are too long for the short way, and what is asked for next must not overtake them.
+        short = self.reading if len(said) == 1 and not self.acts else None
+        if not short or not short.say(said[0]):
+            self.socket.send_multipart(said, copy=not frames)
+
+    def heard(self) -> list[Any] | None:
+        """The frames of the next thing that it said."""
+        message = self.reading.heard() if self.reading else None
+        return received(self.socket) if message is None else [message]
 
     def is_alive(self) -> bool:
         """False once its Unix socket says that its process has ended."""

@@ -259,7 +259,7 @@ class Filling:
             if worker in self.workers:
                 self.workers[worker].share = assigned["share"]
             else:
-                self.workers[worker] = AskedWorker(self.lines, assigned, self.here)
+                self.workers[worker] = AskedWorker(self.lines, assigned, self.here, self.acts)
                 least = [w.rows for w in self.workers.values() if w.worker != worker]
                 self.workers[worker].rows = min(least, default=0.0)
 
@@ -353,7 +353,7 @@ class Filling:
         for worker, one in list(self.workers.items()):
             look = not self.ready.isdisjoint(one.fds())
             alive = not look or one.is_alive()
-            while worker in self.workers and (frames := received(one.socket)):
+            while worker in self.workers and (frames := one.heard()):
                 self.worker_said(one, self.decoded(frames))
             if not look:
                 continue

@@ -1,8 +1,8 @@
 """Results in memory that a worker shares with consumers of its host: nameless, never copied.
 
 A region is a memfd that holds one result. The worker hands it over a Unix socket (SCM_RIGHTS) to
-a process of the same user that knows its secret; the consumer maps it, read-only.
-Always holds: a region is written again only after its consumer freed it; it never shrinks.
+a process of the same user that knows its secret; the consumer maps it, read-only. Short messages
+go the same way: ZeroMQ wakes two threads for each. Always holds: a region is written again only after its consumer freed it; it never shrinks.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import os
 import secrets
 import socket
 import struct
+from collections import deque
 from contextlib import suppress
 
 PAGE = mmap.PAGESIZE
@@ -23,6 +24,8 @@ SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 HELLO = struct.Struct("16s32s")  # a consumer's id and the worker's secret
 # A region's number and its bytes, with its descriptor; 0 bytes: it is not used any more.
 HANDED = struct.Struct("<QQ")
+SHORT = 16 << 10  # bytes of a message that goes over the Unix socket
+AT_ONCE = 64  # messages of one consumer that are read before the others'
 
 
 class SharedRegion:
@@ -71,8 +74,8 @@ class Handing:
     def sockets(self) -> list[socket.socket]:
         return [self.listening, *self._unknown, *self.peers.values()]
 
-    def attend(self) -> list[str]:
-        """Takes in new consumers; gives those that are gone."""
+    def attend(self) -> None:
+        """Takes in new consumers."""
         while True:
             try:
                 peer, _ = self.listening.accept()
@@ -87,7 +90,28 @@ class Handing:
                 self._unknown.append(peer)
         for peer in list(self._unknown):
             self._greet(peer)
-        return [who for who, peer in list(self.peers.items()) if _has_ended(peer)]
+
+    def heard(self) -> tuple[list[tuple[str, bytes]], list[str]]:
+        """Messages, each with its consumer, and the consumers that are gone."""
+        said, gone = [], []
+        for who, peer in self.peers.items():
+            for _ in range(AT_ONCE):
+                try:
+                    message = peer.recv(SHORT + 1)
+                except BlockingIOError:
+                    break
+                except OSError:
+                    message = b""
+                if not message:
+                    gone.append(who)
+                    break
+                said.append((who, message))
+        return said, gone
+
+    def say(self, consumer: str, message: bytes) -> bool:
+        """False: it has to go another way."""
+        peer = self.peers.get(consumer)
+        return peer is not None and _said(peer, message)
 
     def _greet(self, peer: socket.socket) -> None:
         try:
@@ -181,14 +205,13 @@ def _user_of(peer: socket.socket) -> int:
     return struct.unpack("iII", credentials)[1]
 
 
-def _has_ended(peer: socket.socket) -> bool:
-    """A consumer says nothing more: whatever comes is its end."""
-    try:
-        peer.recv(1)
-    except BlockingIOError:
+def _said(peer: socket.socket, message: bytes) -> bool:
+    if len(message) > SHORT:
         return False
-    except OSError:
-        return True
+    try:
+        peer.send(message)
+    except OSError:  # too many lie there already, or it is gone
+        return False
     return True
 
 
@@ -208,6 +231,7 @@ class ReadResults:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.socket.setblocking(False)
         self._memory: dict[int, mmap.mmap] = {}
+        self._heard: deque[bytes] = deque()
         try:
             self.socket.connect("\0" + local)
             if _user_of(self.socket) != os.getuid():
@@ -223,22 +247,34 @@ class ReadResults:
             self.attend()
         return self._memory.get(number)
 
+    def say(self, message: bytes) -> bool:
+        """False: it has to go another way."""
+        return _said(self.socket, message)
+
+    def heard(self) -> bytes | None:
+        """The next message."""
+        return self._heard.popleft() if self._heard else None
+
     def attend(self) -> bool:
-        """Maps what was handed over; False once the worker has ended."""
-        while True:
+        """Maps what was handed over, and takes in messages; False once the worker has ended."""
+        for _ in range(AT_ONCE):
             try:
-                said, fds, _, _ = socket.recv_fds(self.socket, HANDED.size, 1)
+                said, fds, _, _ = socket.recv_fds(self.socket, SHORT + 1, 1)
             except BlockingIOError:
                 return True
             except OSError:
                 return False
             if not said:
                 return False
+            if len(said) != HANDED.size and not fds:
+                self._heard.append(said)
+                continue
             try:
                 self._map(said, fds)
             finally:
                 for fd in fds:
                     os.close(fd)
+        return True  # there may be more
 
     def _map(self, said: bytes, fds: list[int]) -> None:
         if len(said) != HANDED.size or len(fds) > 1:

@@ -211,12 +211,10 @@ def encode(kind: str, frames: Sequence[Any] = (), /, **fields: Any) -> list[Any]
     """The frames of a message. A field that its table does not allow is our own mistake: it raises
     as decode() would at the other end."""
     _checked(kind, fields, len(frames))
-    header = json.dumps(
+    header = _ENCODER.encode(
         {"wire": VERSION, "kind": kind,
          **{one: value for one, value in fields.items()
-            if value is not None or one not in OPTIONAL[kind]}},
-        ensure_ascii=False, separators=(",", ":"), allow_nan=False,
-    ).encode("utf-8", "replace")
+            if value is not None or one not in OPTIONAL[kind]}}).encode("utf-8", "replace")
     if len(header) > HEADER_BYTES:
         raise _malformed(f"a header of {kind}: expected at most {HEADER_BYTES} bytes, "
                          f"found {len(header)}")
@@ -253,7 +251,7 @@ def _header(raw: memoryview) -> tuple[str, dict[str, Any]]:
         raise _malformed(f"a header: expected at most {HEADER_BYTES} bytes, found {raw.nbytes}")
     try:
         text = str(raw, "utf-8")
-        header = json.loads(text, object_pairs_hook=_unique, parse_constant=_constant)
+        header = _DECODER.decode(text)
         if "\\u" in text:  # half of a character is none: no file and no terminal takes it
             json.dumps(header, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
@@ -294,6 +292,11 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _constant(found: str) -> None:
     raise ValueError(f"{found} is no number of JSON")
+
+
+# Made once: json.loads and json.dumps make another one for each call with options.
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_constant)
+_ENCODER = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False)
 
 
 def _malformed(text: str) -> MalformedMessage:

@@ -132,11 +132,15 @@ class Worker:
         if self.channel.fileno() in ready:
             self.agent_said()
         if sockets & ready.keys():
-            for consumer in self.handing.attend():
-                self.leave(consumer.encode())
+            self.handing.attend()
 
     def hear(self) -> None:
         """Takes in what consumers say."""
+        said, gone = self.handing.heard()
+        for who, message in said:
+            self.consumer_said(who.encode(), [message])
+        for who in gone:
+            self.leave(who.encode())
         while frames := received(self.router):
             self.consumer_said(bytes(frames[0]), frames[1:])
 
@@ -231,6 +235,8 @@ class Worker:
 
     def answer(self, peer: bytes, frames: list[Any]) -> str:
         """A consumer that is gone, or that reads none of thousands of answers, gets no more."""
+        if len(frames) == 1 and self.handing.say(peer.decode("latin-1"), frames[0]):
+            return SENT
         how = send_to(self.router, peer, frames)
         if how != SENT:
             self.leave(peer)

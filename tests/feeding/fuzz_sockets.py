@@ -114,7 +114,7 @@ def fuzz_unix_sockets(count: int, seed: int) -> None:
             assert proper.region(region.number) is not None
             handing.leave(me)
             proper.close()
-    for who in handing.attend():
+    for who in handing.heard()[1]:
         handing.leave(who)
     assert len(os.listdir("/proc/self/fd")) == before
     handing.close()

@@ -20,7 +20,7 @@ from spmd.feeding.asked_worker import AskedWorker
 from spmd.feeding.asking import Asking
 from spmd.feeding.keys import made_for_a_run, make_folder, pair, read_folder
 from spmd.feeding.packing import Link, packed, unpacked
-from spmd.feeding.shared_results import HELLO, Handing, ReadResults
+from spmd.feeding.shared_results import HANDED, HELLO, SHORT, Handing, ReadResults
 from spmd.feeding.sockets import GONE, SENT, Lines, received, send_to
 from tests.feeding.feeding_kit import Field, running, x_of
 
@@ -76,9 +76,29 @@ def test_a_region_is_written_again_only_when_it_was_freed(handing):
     assert handing.lend("0123456789abcdef", "c", 1 << 20) is one
     assert handing.lend("0123456789abcdef", "d", 2 << 20) is None  # no more than it may hold
     reading.close()
-    assert handing.attend() == ["0123456789abcdef"]
+    assert handing.heard() == ([], ["0123456789abcdef"])
     handing.leave("0123456789abcdef")
     assert handing.used == 0
+
+
+def test_short_messages_go_with_the_regions(handing):
+    """In order, as many as there is room for; long ones go another way."""
+    reading, me = greeted(handing), "0123456789abcdef"
+    assert reading.say(b"a") and reading.say(b"b") and not reading.say(b"c" * (SHORT + 1))
+    assert handing.heard() == ([(me, b"a"), (me, b"b")], [])
+    region = handing.lend(me, "1", 4096)
+    assert handing.say(me, b"x" * HANDED.size * 2) and not handing.say("nobody", b"y")
+    assert reading.attend() and reading.region(region.number) is not None
+    assert reading.heard() == b"x" * HANDED.size * 2 and reading.heard() is None
+    said = 0
+    while handing.say(me, b"z" * 1000):
+        said += 1
+    found = 0
+    while reading.attend() and reading.heard():
+        found += 1
+        while reading.heard():
+            found += 1
+    assert found == said > 10
 
 
 @pytest.mark.parametrize("said", [HELLO.pack(b"0123456789abcdef", b"0" * 32), b"", b"x" * 300])
@@ -223,7 +243,7 @@ class Between:
 def test_a_line_that_breaks_loses_nothing(monkeypatch):
     ways = []
 
-    def through(lines, assigned, here):
+    def through(lines, assigned, *_):
         ways.append(Between(assigned["address"]))
         return AskedWorker(lines, {**assigned, "address": ways[-1].address}, "elsewhere")
 

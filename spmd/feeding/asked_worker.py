@@ -97,7 +97,8 @@ class AskedWorker:
 
     def again(self) -> AskedWorker:
         """The same worker, over a new line; this one is closed."""
-        found = AskedWorker(self.lines, {**self.assigned, "share": self.share}, self.here, self.acts)
+        assigned = {**self.assigned, "share": self.share}
+        found = AskedWorker(self.lines, assigned, self.here, self.acts)
         found.rows, found.told = self.rows, self.told
         return found
 

@@ -1,8 +1,9 @@
 """Results in memory that a worker shares with consumers of its host: nameless, never copied.
 
-A region is a memfd that holds one result. The worker hands it over a Unix socket (SCM_RIGHTS) to
-a process of the same user that knows its secret; the consumer maps it, read-only. Short messages
-go the same way: ZeroMQ wakes two threads for each. Always holds: a region is written again only after its consumer freed it; it never shrinks.
+A region is a memfd that holds one result. The worker hands it over a Unix socket (SCM_RIGHTS) to a
+process of the same user that knows its secret; the consumer maps it, read-only. Short messages go
+the same way: for each, ZeroMQ wakes two threads more. Always holds: a region is written again only
+after its consumer freed it; it never shrinks.
 """
 
 from __future__ import annotations

@@ -139,10 +139,10 @@ class Proxy:
 
     def reached(self, asked_worker):
         """AskedWorker, but with its line through here."""
-        def made(lines, assigned, here):
+        def made(lines, assigned, *more):
             host, _, port = assigned["address"].removeprefix("tcp://").rpartition(":")
             self.to = host, int(port)
-            return asked_worker(lines, {**assigned, "address": self.address}, here)
+            return asked_worker(lines, {**assigned, "address": self.address}, *more)
         return made
 
     def cut(self):

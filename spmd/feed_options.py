@@ -69,7 +69,7 @@ def _submit(one: Any) -> None:
 
 def _update(one: Any) -> None:
     one.add_argument("name", metavar="PIPELINE", help="may be running: nothing is lost")
-    one.add_argument("--source", metavar="FILE.py", default="",
+    one.add_argument("--source", metavar="FILE.py[:NAME]", default="",
                      help="the text that workers compute from now on")
     _add_settings(one)
     _add_connect(one)

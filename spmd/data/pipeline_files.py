@@ -1,23 +1,25 @@
 """Pipelines in Python files: the file is run, as a module of its own, and its pipelines are found.
 
 In: a path, or the text of a file that another machine has. Out: pipelines by name.
-Always holds: a mistake in the user's file is an error with its line, whatever kind it is.
+Always holds: a mistake in the user's file is an error with its line, whatever kind it is; what it
+imports from its folder is its own.
 """
 
 from __future__ import annotations
 
 import linecache
 import os
-import sys
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from types import ModuleType
 
 from codegen.errors import InputError, OutputError, Place, SpmdError, UsageError
 from spmd.data.computing import failure
+from spmd.data.own_modules import LOADED_AS, OwnModules
 from spmd.data.pipelines import Pipeline
 from spmd.data.source_tools import relative_to
 
-LOADED_AS = "__pipeline__"  # not __main__: what is below `if __name__ …` does not run
+_loading: list[str] = []  # files whose texts run just now
 
 
 def load(path: str | os.PathLike[str], name: str = "") -> Pipeline:
@@ -28,8 +30,8 @@ def load(path: str | os.PathLike[str], name: str = "") -> Pipeline:
     Raises OutputError if the file cannot be read, InputError for a mistake in it, UsageError if
     it has no such pipeline.
     """
-    file, _, said = os.fspath(path).partition(".py:")
-    file, name = (file + ".py", name or said) if said else (os.fspath(path), name)
+    file, said = file_and_name(path)
+    name = name or said
     try:
         with open(file, encoding="utf-8") as opened:
             text = opened.read()
@@ -39,6 +41,12 @@ def load(path: str | os.PathLike[str], name: str = "") -> Pipeline:
             found=(getattr(error, "strerror", None) or str(error)).lower(),
             remedy="" if file.endswith(".py") else _address(file)) from None
     return chosen(load_text(text, file), file, name)
+
+
+def file_and_name(path: str | os.PathLike[str]) -> tuple[str, str]:
+    """FILE.py and NAME of FILE.py:NAME; the name is "" where none stands there."""
+    file, _, said = os.fspath(path).partition(".py:")
+    return (file + ".py", said) if said else (os.fspath(path), "")
 
 
 def _address(said: str) -> str:
@@ -68,46 +76,51 @@ def chosen(found: dict[str, Pipeline], file: str, name: str = "") -> Pipeline:
 
 def is_loading() -> bool:
     """Whether the file of a pipeline runs just now, to find what is in it."""
-    return LOADED_AS in sys.modules
+    return bool(_loading)
 
 
-def load_text(text: str, file: str, folder: str | os.PathLike[str] = "") -> dict[str, Pipeline]:
+def load_text(text: str, file: str, folder: str | os.PathLike[str] = "",
+              modules: Iterable[Mapping[str, str]] | None = None) -> dict[str, Pipeline]:
     """All pipelines of the text of a file, by name; imported ones are left out.
 
-    file: what messages call it. folder: where relative paths in it begin, if not beside it.
+    file: what messages call it. folder: where relative paths in it begin, and its modules lie, if
+    not beside it. modules: name, file and text of each of these, as another process has read them.
     """
     module = ModuleType(LOADED_AS)
     module.__file__ = os.path.abspath(file)
     linecache.cache[file] = (len(text), None, text.splitlines(True), file)
-    beside = os.path.dirname(module.__file__)
-    if beside not in sys.path:
-        sys.path.append(beside)  # what it imports lies beside it; functions may import later
-    kept = sys.modules.get(module.__name__)
-    sys.modules[module.__name__] = module  # dataclasses look their module up
+    own = OwnModules(file, text, os.path.abspath(folder or os.path.dirname(module.__file__)),
+                     modules)
+    _loading.append(file)
     try:
-        with relative_to(folder or beside):
-            exec(compile(text, file, "exec"), module.__dict__)
+        with relative_to(own.folder), own.running(module):
+            exec(compile(text, file, "exec", dont_inherit=True), module.__dict__)
+        return _pipelines_of(module, own)
     except SpmdError:
+        own.close()
         raise
     except SyntaxError as error:
+        own.close()
         place = Place(error.filename or file, error.lineno or 1, max((error.offset or 1) - 1, 0))
         raise InputError(f"SyntaxError: {error.msg}", place=place) from None
     except (Exception, SystemExit) as error:
+        own.close()
         what = failure(error, 0, "", Place(file, 1))
         raise InputError(
             f"the file of a pipeline raised {what.text}", place=Place(what.file, what.line),
         ) from None
     finally:
-        if kept is None:
-            del sys.modules[module.__name__]
-        else:
-            sys.modules[module.__name__] = kept
-    mine = [v for v in module.__dict__.values() if isinstance(v, Pipeline) and v.file == file]
+        _loading.remove(file)
+
+
+def _pipelines_of(module: ModuleType, own: OwnModules) -> dict[str, Pipeline]:
+    mine = [v for v in module.__dict__.values() if isinstance(v, Pipeline) and v.file == own.file]
     found = {p.name: p for p in mine}
     for one in mine:
+        one.own = own
         if found[one.name] is not one:
             raise UsageError(
-                f"{file} has two pipelines called {one.name}", place=one.place,
+                f"{own.file} has two pipelines called {one.name}", place=one.place,
                 expected="a name for each", also=(("the other is at", found[one.name].place),),
                 remedy="@data.pipeline(name=…)")
     return found

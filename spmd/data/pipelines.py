@@ -11,6 +11,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from types import CodeType
 from typing import Any
@@ -29,6 +30,7 @@ from spmd.data.computing import (
     specs_of,
 )
 from spmd.data.drawing import Drawn, EndOfStream, drawn
+from spmd.data.own_modules import OwnModules
 from spmd.data.permutations import Generators
 from spmd.data.settings import Settings, read
 from spmd.data.source_base import ExampleSource
@@ -62,6 +64,7 @@ class Pipeline:
         self._generators = Generators(settings.seed)
         self._order: Callable[[], str] = once_made(self._order_of)
         self._specs: Specs | None = None
+        self.own: OwnModules | None = None  # of one whose file was run to find it
         self._last: tuple[int, int, Any] | None = None  # a batch that was computed: of parts of it
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -166,6 +169,13 @@ class Pipeline:
         Failures are part of what is returned; with on_error="stop" the first one ends it.
         Raises InputError if the source cannot be read.
         """
+        with self.own.active() if self.own else nullcontext():
+            return self._computed(first, count, fields, out, watch)
+
+    def _computed(
+        self, first: int, count: int, fields: Mapping[str, tuple[Any, Any]] | None,
+        out: Mapping[str, np.ndarray] | None, watch: Watch | None,
+    ) -> Stacked:
         specs = specs_of(fields) or self._specs
         whose = "the program declares" if fields else "the first example"
         table = StackedRows(count, specs, out, whose)

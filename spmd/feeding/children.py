@@ -34,6 +34,8 @@ END_S = 1.0  # for a child that has closed its channel
 WALKS = 5  # in each of which what is left may have started something more
 # Workers are as many as there are cores: libraries of theirs need no threads beside.
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+# The order of a set of strings is the same in each process, on each machine.
+SAME_SETS = {"PYTHONHASHSEED": "0"}
 
 
 class Channel:
@@ -114,7 +116,7 @@ class Child:
                  str(int(dies and not ends_itself)), *map(str, fds)],
                 pass_fds=(theirs.fileno(), *fds), stdin=subprocess.DEVNULL, stdout=2,
                 process_group=0,
-                env={**ONE_THREAD, **os.environ, "PYTHONPATH": _python_path(),
+                env={**ONE_THREAD, **os.environ, **SAME_SETS, "PYTHONPATH": _python_path(),
                      MARKS: f"{os.environ.get(MARKS, '')} {self.mark}".strip()},
             )
         self.channel = Channel(mine)

@@ -6,6 +6,7 @@ Always holds: no call waits longer than its time limit and what a long text need
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Mapping
@@ -15,17 +16,18 @@ from types import TracebackType
 from typing import Any
 
 from codegen.errors import PeerError, SpmdError, UsageError
-from spmd.data.pipeline_files import chosen, load, load_text
+from spmd.data.pipeline_files import chosen, file_and_name, load, load_text
 from spmd.data.pipelines import Pipeline
 from spmd.data.settings import FIXED, Settings, read
 from spmd.feed_options import HERE
 from spmd.feeding.against_image import check_against
 from spmd.feeding.first_example import fields_of, first_example
+from spmd.feeding.found_again import found_again
 from spmd.feeding.keys import Keys
 from spmd.feeding.serving import keys_of
 from spmd.feeding.slow_sources import said_if_slow
 from spmd.feeding.sockets import Lines, received
-from spmd.feeding.wire import SOURCE_CHARACTERS, decode, encode, new_id
+from spmd.feeding.wire import TEXT_BYTES, decode, encode, new_id
 
 LOOK_S = 0.2  # between two looks of wait(), and at the line
 SLOW = 50_000  # bytes/s of a line over which a long text is waited for
@@ -76,7 +78,8 @@ class Client:
 
     def submit(self, pipeline: str | os.PathLike[str] | Pipeline, *, name: str = "",
                compute: bool = True, **settings: Any) -> dict[str, Any]:
-        """Gives a pipeline to the scheduler: a file, FILE.py:NAME, or a Pipeline.
+        """Gives a pipeline to the scheduler: a file, FILE.py:NAME, or a Pipeline. The texts of the
+        modules that it imports from its folder go with it. name: what it is called there.
 
         settings: in the place of those that stand at its decorator. Where it names an image, its
         fields are compared with the image's feeds first. Asked twice, it is there once.
@@ -85,15 +88,14 @@ class Client:
 
         Returns {"name", "version", "what": "new", "changed" or "unchanged", "first_example": why
         that is not known, or ""}. Raises InputError where pipeline and image do not fit, UsageError
-        for a wrong setting or where another pipeline of that name is running, OutputError where the
-        scheduler's disk is full.
+        for a wrong setting, for a Pipeline that is not what workers find in its file, or where
+        another one of that name is running, OutputError where the scheduler's disk is full.
         """
         found = pipeline if isinstance(pipeline, Pipeline) else load(pipeline)
-        changed, source = _submitted_with(found, settings), _text_of(found.file)
-        facts, why = _facts(found, source, changed.image, compute)
-        said = self._ask("submit", name=name or found.name, version=0,
-                         file=os.path.abspath(found.file), source=source,
-                         settings=changed.as_json(), **facts)
+        changed, texts = _submitted_with(found, settings), _texts(found)
+        facts, why = _facts(found, texts, changed.image, compute)
+        said = self._ask("submit", name=name or found.name, version=0, settings=changed.as_json(),
+                         **texts, **facts)
         return {**said, "first_example": why}
 
     def status(self, name: str = "") -> dict[str, Any]:
@@ -142,8 +144,9 @@ class Client:
 
     def update(self, name: str, *, source: str | os.PathLike[str] = "",
                **settings: Any) -> dict[str, Any]:
-        """Other settings (workers, priority, limits …) or another file for a pipeline that may be
-        running. Nothing is lost: what workers do not give any more is asked of others.
+        """Other settings (workers, priority, limits …) or another file, FILE.py or FILE.py:NAME,
+        for a pipeline that may be running. Nothing is lost: what workers do not give any more is
+        asked of others.
 
         Settings hold at once. Another file is a new version: runs that have begun go on with the
         version with which they began, so that no batch mixes two; runs that begin later take the
@@ -161,12 +164,12 @@ class Client:
                              "FILE.py; --max-workers none takes a limit away")
         if not source:
             return self._ask("update", name=name, settings=settings)
-        found = _of_file(source, name)
-        image, text = settings.get("image", found.settings.image), _text_of(found.file)
-        facts, why = _facts(found, text, image, compute=True)
+        found = _of_file(source, self.status(name)["own_name"])
+        image, texts = settings.get("image", found.settings.image), _texts(found)
+        facts, why = _facts(found, texts, image, compute=True)
         fixed = {key: value for key, value in found.settings.as_json().items() if key in FIXED}
         said = self._ask("update", name=name, settings=settings, fixed={**fixed, "image": image},
-                         source=text, file=os.path.abspath(found.file), **facts)
+                         **texts, **facts)
         return {**said, "first_example": why}
 
     def open(self, name: str, feed: str, run: str, *, version: int | None = None,
@@ -244,12 +247,32 @@ def _submitted_with(found: Pipeline, settings: Mapping[str, Any]) -> Settings:
 
 
 def _of_file(source: str | os.PathLike[str], name: str) -> Pipeline:
-    """The pipeline of a file: of this name, or the only one."""
-    found = load_text(_text_of(os.fspath(source)), os.fspath(source))
-    return chosen(found, os.fspath(source), name if name in found or len(found) != 1 else "")
+    """The pipeline of a file: FILE.py:NAME, or the one of this name, or the only one."""
+    file, said = file_and_name(source)
+    found = load_text(_text_of(file), file)
+    return chosen(found, file, said or (name if name in found or len(found) != 1 else ""))
 
 
-def _facts(found: Pipeline, source: str, image: str | None,
+def _texts(found: Pipeline) -> dict[str, Any]:
+    """What workers make it of: its file, and the modules beside it."""
+    one = found if found.own else found_again(found, _text_of(found.file))
+    own = one.own
+    assert own is not None
+    texts = {"file": os.path.abspath(own.file), "source": own.text, "modules": own.texts(),
+             "own_name": found.name}
+    if one is not found:
+        own.close()
+    size = len(json.dumps(texts, ensure_ascii=False).encode())
+    if size > TEXT_BYTES:
+        raise UsageError(
+            f"{found.file} and what it imports from its folder are too long",
+            expected=f"{TEXT_BYTES} bytes at most, which travel to workers",
+            found=f"{size} in {1 + len(texts['modules'])} files",
+            remedy="install what is long as a package where workers run; data belongs into files")
+    return texts
+
+
+def _facts(found: Pipeline, texts: dict[str, Any], image: str | None,
            compute: bool) -> tuple[dict[str, Any], str]:
     """What is known of its stream here, and why its first example is not. Not its order, where its
     files are on other machines. InputError where it does not fit its image."""
@@ -264,7 +287,7 @@ def _facts(found: Pipeline, source: str, image: str | None,
         check_against(found, image)
         gives, why = fields_of(found), ""
     elif compute:
-        gives, why = first_example(found, source)
+        gives, why = first_example(texts)
     return {"order": order, "gives": gives,
             "environments": getattr(found.source, "count", None) if acts else None}, why
 
@@ -278,11 +301,7 @@ def _refused(said: Mapping[str, Any]) -> Refused:
 def _text_of(file: str) -> str:
     try:
         with open(file, encoding="utf-8") as opened:
-            text = opened.read(SOURCE_CHARACTERS + 1)
+            return opened.read()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{file}: the text of the pipeline cannot be read: {error}",
                          remedy="write it into a file") from None
-    if len(text) > SOURCE_CHARACTERS:
-        raise UsageError(f"{file}: a pipeline of more than {SOURCE_CHARACTERS} characters",
-                         remedy="import what is long from a file beside it")
-    return text

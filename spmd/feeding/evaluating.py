@@ -194,11 +194,12 @@ def views(places: list[tuple[Any, ...]], memory: Any) -> dict[str, np.ndarray]:
 # ---- pipelines from their text
 
 
-def load_pipeline(name: str, file: str, source: str) -> Pipeline:
-    """The pipeline of this name that a file's text makes; it may be the only one by another name.
-    Errors name the file and the line."""
-    found = load_text(source, file)
-    return chosen(found, file, name if name in found or len(found) != 1 else "")
+def load_pipeline(said: dict[str, Any]) -> Pipeline:
+    """The pipeline that its file's text makes, as a load message has it: by the name that it has
+    there, if that is known. Errors name the file and the line."""
+    file, name = said["file"], said.get("own_name")
+    found = load_text(said["source"], file, modules=said.get("modules"))
+    return chosen(found, file, name or (said["name"] if len(found) != 1 else ""))
 
 
 def what_failed(error: BaseException, file: str) -> tuple[str, str | None, int | None]:

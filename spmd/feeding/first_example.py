@@ -1,6 +1,6 @@
 """The fields of a pipeline's first example, computed by a process of its own where it is submitted.
 
-In: a pipeline and its text. Out: its fields as they stand on the wire, or why they are not known.
+In: a pipeline's texts. Out: its fields as they stand on the wire, or why they are not known.
 Always holds: whatever the pipeline does there, it does to nobody else; it takes limited time.
 """
 
@@ -24,11 +24,11 @@ LOOK_S = 0.1
 WHY = 300  # characters
 
 
-def first_example(pipeline: Pipeline, source: str) -> tuple[list[dict[str, Any]] | None, str]:
+def first_example(texts: dict[str, Any]) -> tuple[list[dict[str, Any]] | None, str]:
     """Its fields, without the batch; or None, and why: its files may be on other machines."""
     child = Child("spmd.feeding.first_example", dies_with_thread=True)
     try:
-        child.channel.send(name=pipeline.name, file=pipeline.file, source=source)
+        child.channel.send(name=texts["own_name"], **texts)
         end = time.monotonic() + WITHIN_S
         while time.monotonic() < end:
             if not child.channel.wait_for(LOOK_S):
@@ -50,7 +50,7 @@ def fields_of(pipeline: Pipeline) -> list[dict[str, Any]]:
 
 def _computed(asked: dict[str, Any]) -> dict[str, Any]:
     try:
-        gives = fields_of(load_pipeline(asked["name"], asked["file"], asked["source"]))
+        gives = fields_of(load_pipeline(asked))
         if len(gives) > FIELDS or not all(
                 isinstance(f["name"], str) and f["name"].replace(".", "_").isidentifier()
                 for f in gives):

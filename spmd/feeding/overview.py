@@ -103,6 +103,7 @@ def _pipeline(
     given = one.stored.settings
     return {
         "name": one.name, "version": one.stored.version, "file": one.stored.file,
+        "own_name": one.stored.own_name or one.name,
         "user": given.get("user", ""), "priority": given.get("priority", 0),
         "state": "running" if used else "pending" if mine else "idle",
         "why": one.why if mine and not used else "",

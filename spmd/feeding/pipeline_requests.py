@@ -29,20 +29,23 @@ def submitted(
     settings = read(said["settings"]).as_json()
     before = pipelines.get(said["name"])
     if before is None:
-        return KnownPipeline(StoredPipeline(
-            said["name"], 1, said["file"], said["source"], settings, {}, time.time(),
-            facts_of(said))), "new"
+        return KnownPipeline(_stored(said, 1, settings, {})), "new"
     old = before.stored
-    if (old.source, old.settings) == (said["source"], settings) and not _reordered(said, old):
+    stored = _stored(said, old.version + 1, settings, dict(old.spent))
+    if (old.code(), old.settings) == (stored.code(), settings) and not _reordered(said, old):
         return before, "unchanged"
     if said["name"] in running:
         raise UsageError(
             f"pipeline {said['name']} is running, and what you submit differs from it",
             remedy=f"python -m spmd feed update {said['name']} --source FILE.py, for runs that "
             "begin later; or submit under another name (--name), or cancel it first")
-    stored = StoredPipeline(said["name"], old.version + 1, said["file"], said["source"], settings,
-                            dict(old.spent), time.time(), facts_of(said))
     return KnownPipeline(stored), "changed"
+
+
+def _stored(said: Mapping[str, Any], version: int, settings: dict[str, Any],
+            spent: dict[str, float]) -> StoredPipeline:
+    return StoredPipeline(said["name"], version, said["file"], said["source"], settings, spent,
+                          time.time(), facts_of(said), said["own_name"] or "", said["modules"])
 
 
 def _reordered(said: Mapping[str, Any], old: StoredPipeline) -> bool:
@@ -64,13 +67,16 @@ def updated(
     """
     stored = _of(said["name"], pipelines).stored
     changed = Settings(**stored.settings).changed(said["settings"])
-    if said["source"] is None or said["source"] == stored.source and not _reordered(said, stored):
+    if said["source"] is None:
+        return replace(stored, settings=changed.as_json())
+    new = replace(stored, source=said["source"], own_name=said["own_name"] or "",
+                  modules=said["modules"])
+    if new.code() == stored.code() and not _reordered(said, stored):
         return replace(stored, settings=changed.as_json())
     fixed = {name: value for name, value in (said["fixed"] or {}).items() if name in FIXED}
     settings = read({**changed.as_json(), **fixed}).as_json()
-    return replace(stored, settings=settings, source=said["source"],
-                   file=said["file"] or stored.file, version=stored.version + 1,
-                   facts=facts_of(said))
+    return replace(new, settings=settings, file=said["file"] or stored.file,
+                   version=stored.version + 1, facts=facts_of(said))
 
 
 def cancelled(name: str, pipelines: Mapping[str, KnownPipeline]) -> None:

@@ -7,6 +7,7 @@ its last run was seen.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -42,7 +43,7 @@ class RunVersions:
                        seen=time.time())
         self.runs[run.stream] = run
         self.store.remember(runs=[run])
-        return {"stream": run.stream, "version": one.version, "text": text_digest(one.source),
+        return {"stream": run.stream, "version": one.version, "text": text_digest(*one.code()),
                 "facts": one.facts}
 
     def register(self, now: StoredPipeline, said: Mapping[str, Any]) -> int:
@@ -73,7 +74,7 @@ class RunVersions:
         every = [now, *(o for of, o in self.older.items() if of[0] == now.name)]
         every.sort(key=lambda one: one.version != version)
         for one in every:
-            if text_digest(one.source) == text if text else one.version == version:
+            if text_digest(*one.code()) == text if text else one.version == version:
                 return self.with_settings(now, one)
         raise AgreementError(
             f"version {version} of pipeline {now.name}, with which this run began, is not kept any "
@@ -125,9 +126,10 @@ class RunVersions:
         self.store.forget_runs(before)
 
 
-def text_digest(source: str) -> str:
-    """What tells one source text from another."""
-    return blake2b(source.encode(), digest_size=16).hexdigest()
+def text_digest(source: str, own_name: str = "", modules: Any = None) -> str:
+    """What tells the texts of one version from those of another."""
+    more = json.dumps([own_name, modules]) if own_name or modules else ""
+    return blake2b((source + more).encode(), digest_size=16).hexdigest()
 
 
 def unknown_pipeline(name: str, names: Iterable[str], address: str) -> AgreementError:

@@ -470,4 +470,5 @@ SHARE_OF_ALL = 0.01  # of a worker that is asked too, since pull is "all"
 
 def _travelling(stored: Any) -> dict[str, Any]:
     return {"name": stored.name, "version": stored.version, "file": stored.file,
-            "source": stored.source, "settings": stored.settings}
+            "source": stored.source, "settings": stored.settings, "modules": stored.modules,
+            "own_name": stored.own_name or None}

@@ -19,17 +19,19 @@ from typing import Any
 
 from codegen.errors import EnvironmentFault, InputError, OutputError, VersionError
 
-FORMAT = 2  # 1 had no older versions, no facts, and runs of which nobody read anything
+FORMAT = 3  # 1 had no older versions, no facts, and runs that nobody read; 2 had no modules
 COMES = -1
 LOCKED_S = 0.5  # a scheduler that is ending gives its file up within this time
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS pipelines (name TEXT PRIMARY KEY, version INTEGER, file TEXT,
-    source TEXT, settings TEXT, spent TEXT, submitted REAL, facts TEXT DEFAULT '{}');
+    source TEXT, settings TEXT, spent TEXT, submitted REAL, facts TEXT DEFAULT '{}',
+    own_name TEXT DEFAULT '', modules TEXT DEFAULT 'null');
 CREATE TABLE IF NOT EXISTS agents (agent TEXT PRIMARY KEY, name TEXT, host TEXT, device TEXT,
     seen REAL);
 CREATE TABLE IF NOT EXISTS older (name TEXT, version INTEGER, file TEXT, source TEXT,
-    settings TEXT, facts TEXT, PRIMARY KEY (name, version));
+    settings TEXT, facts TEXT, own_name TEXT DEFAULT '', modules TEXT DEFAULT 'null',
+    PRIMARY KEY (name, version));
 CREATE TABLE IF NOT EXISTS runs (stream TEXT PRIMARY KEY, run TEXT, feed TEXT, pipeline TEXT,
     version INTEGER, taken INTEGER, seen REAL);
 CREATE TABLE IF NOT EXISTS rates (pipeline TEXT, device TEXT, rate REAL,
@@ -48,6 +50,7 @@ class StoredPipeline:
     """A version of a pipeline. spent: "cost" and "energy" up to now.
 
     facts: what whoever submitted it found in its source: "order", "environments", "fields".
+    own_name: what the file calls it. modules: that it imports from its folder; None: not known.
     """
 
     name: str
@@ -58,6 +61,12 @@ class StoredPipeline:
     spent: dict[str, float] = field(default_factory=dict)
     submitted: float = 0.0
     facts: dict[str, Any] = field(default_factory=dict)
+    own_name: str = ""
+    modules: list[dict[str, str]] | None = None
+
+    def code(self) -> tuple[Any, ...]:
+        """What tells it from another version, beside settings."""
+        return self.source, self.own_name, self.modules
 
 
 @dataclass
@@ -142,6 +151,9 @@ class StateFile:
                 if version == 1:
                     db.execute("DROP TABLE runs")
                     db.execute("ALTER TABLE pipelines ADD COLUMN facts TEXT DEFAULT '{}'")
+                for table in {1: ["pipelines"], 2: ["pipelines", "older"]}.get(version, []):
+                    db.execute(f"ALTER TABLE {table} ADD COLUMN own_name TEXT DEFAULT ''")
+                    db.execute(f"ALTER TABLE {table} ADD COLUMN modules TEXT DEFAULT 'null'")
                 db.executescript(_TABLES)
                 db.execute(f"PRAGMA user_version={FORMAT}")
         except BaseException:
@@ -157,10 +169,10 @@ class StateFile:
 
     def put_pipeline(self, one: StoredPipeline, older: Iterable[StoredPipeline] = ()) -> None:
         """Keeps a new pipeline, or a new version of one, and what it was before for its runs."""
-        self._must(("INSERT OR REPLACE INTO pipelines VALUES (?,?,?,?,?,?,?,?)", [_row(one)]),
-                   ("INSERT OR REPLACE INTO older VALUES (?,?,?,?,?,?)",
+        self._must(("INSERT OR REPLACE INTO pipelines VALUES (?,?,?,?,?,?,?,?,?,?)", [_row(one)]),
+                   ("INSERT OR REPLACE INTO older VALUES (?,?,?,?,?,?,?,?)",
                     [(o.name, o.version, o.file, o.source, json.dumps(o.settings),
-                      json.dumps(o.facts)) for o in older]))
+                      json.dumps(o.facts), o.own_name, json.dumps(o.modules)) for o in older]))
 
     def drop_pipeline(self, name: str) -> None:
         self._must(("DELETE FROM pipelines WHERE name=?", [(name,)]),
@@ -230,13 +242,15 @@ class StateFile:
     def pipelines(self) -> list[StoredPipeline]:
         rows = self._db.execute("SELECT * FROM pipelines ORDER BY submitted, name").fetchall()
         return [StoredPipeline(n, v, f, s, json.loads(given), json.loads(spent), at,
-                               json.loads(facts)) for n, v, f, s, given, spent, at, facts in rows]
+                               json.loads(facts), own, json.loads(modules))
+                for n, v, f, s, given, spent, at, facts, own, modules in rows]
 
     def older(self) -> list[StoredPipeline]:
         """Versions that were replaced, and that runs may go on with."""
         rows = self._db.execute("SELECT * FROM older ORDER BY name, version").fetchall()
-        return [StoredPipeline(n, v, f, s, json.loads(given), facts=json.loads(facts))
-                for n, v, f, s, given, facts in rows]
+        return [StoredPipeline(n, v, f, s, json.loads(given), facts=json.loads(facts),
+                               own_name=own, modules=json.loads(modules))
+                for n, v, f, s, given, facts, own, modules in rows]
 
     def agents(self) -> list[str]:
         return [row[0] for row in self._db.execute("SELECT agent FROM agents")]
@@ -258,7 +272,8 @@ class StateFile:
 
 def _row(one: StoredPipeline) -> tuple[Any, ...]:
     return (one.name, one.version, one.file, one.source, json.dumps(one.settings),
-            json.dumps(one.spent), one.submitted, json.dumps(one.facts))
+            json.dumps(one.spent), one.submitted, json.dumps(one.facts), one.own_name,
+            json.dumps(one.modules))
 
 
 def _folder(path: str) -> None:

@@ -41,10 +41,10 @@ if TYPE_CHECKING:
     from spmd.feeding.field_kinds import Check
 
 VERSION = 1
-HEADER_BYTES = 1 << 20  # where the text of a pipeline travels
+HEADER_BYTES = 1 << 20
 PIECE_BYTES = 16 << 10  # of a header, in one frame
 MOST_PIECES = HEADER_BYTES // PIECE_BYTES
-SOURCE_CHARACTERS = 1 << 19
+TEXT_BYTES = HEADER_BYTES - (1 << 16)  # of a pipeline's file and the modules beside it, as JSON
 FRAMES = 1 << 16  # of raw bytes, in one message
 ARRAY_BYTES = 1 << 32
 WORK_ITEMS = 1024  # in one take
@@ -59,7 +59,7 @@ class MalformedMessage(SpmdError):
 
 LINE = maybe(whole(0, 1 << 31))
 FILE = maybe(text(4096))
-SOURCE = text(SOURCE_CHARACTERS)
+SOURCE = text(TEXT_BYTES)
 
 # A process that computes. address, key: its ROUTER and the public CURVE key of that.
 # local: its abstract Unix socket, for consumers of the same host;
@@ -95,8 +95,12 @@ ALIKE = row(identity, count, count, number)
 AT = record(position=count, example=text(), file=FILE, line=LINE, seconds=number)
 MADE = record(examples=count, busy_s=number, bytes=maybe(count), queue=maybe(count), at=maybe(AT))
 
+# A module that a pipeline imports from its folder. own_name: what the file calls the pipeline.
+MODULE = record(name=text(256), file=text(), text=SOURCE)
+TEXTS: dict[str, Check] = {"own_name": maybe(text(256)), "modules": maybe(each(MODULE, 65536))}
+
 PIPELINE: dict[str, Check] = {
-    "name": name, "version": count, "file": text(), "source": SOURCE, "settings": settings,
+    "name": name, "version": count, "file": text(), "source": SOURCE, "settings": settings, **TEXTS,
 }
 
 # What whoever submits a source found in it: the order of its stream, how many environments it has,
@@ -152,7 +156,7 @@ TABLE: dict[str, dict[str, Check]] = {
     # version that is answered, in all its processes.
     "submit": {**PIPELINE, **FACTS},
     "update": {"name": name, "settings": settings, "source": maybe(SOURCE), "file": FILE,
-               "fixed": maybe(settings), **FACTS},
+               "fixed": maybe(settings), **TEXTS, **FACTS},
     "open": {"pipeline": name, "version": maybe(count), "text": maybe(text(64)), "run": text(64),
              "feed": name},
     "cancel": {"name": name},

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 IDLE_MS = 500
+TEXTS = ("file", "source", "own_name", "modules")
 LIMITS = ("cost", "energy", "cost_per_hour", "energy_per_hour")
 LOOK_S = 0.02  # between two looks at its agent, and at who comes, while it computes
 GATHER_S = 1e-3  # results that take less are gathered for so long, and given in one message
@@ -161,8 +162,7 @@ class Worker:
         """A pipeline, another version of one beside those that are there, or other settings."""
         of = said["name"], said["version"]
         before, now = self.pipelines.get(of), HeldPipeline(said)
-        if before and before.evaluator and all(before.said[k] == said[k]
-                                               for k in ("file", "source")):
+        if before and before.evaluator and all(before.said.get(k) == said.get(k) for k in TEXTS):
             now.evaluator = before.evaluator.with_settings(said["settings"])
         self.pipelines[of] = now
         self.made.setdefault(said["name"], MadeOf())
@@ -178,7 +178,9 @@ class Worker:
 
     def drop(self, name: str, version: int) -> None:
         """Nobody takes this version any more."""
-        self.pipelines.pop((name, version), None)
+        dropped = self.pipelines.pop((name, version), None)
+        if dropped and dropped.evaluator and dropped.evaluator.pipeline.own:
+            dropped.evaluator.pipeline.own.close()
         if all(of[0] != name for of in self.pipelines):
             self.made.pop(name, None)
 
@@ -276,7 +278,7 @@ class Worker:
                      "line": None, "timeout": None}
             self.board.before(LOADING, where)
             try:
-                found = load_pipeline(said["name"], said["file"], said["source"])
+                found = load_pipeline(said)
                 timeout = said["settings"].get("timeout", found.settings.timeout)
                 self.board.before(READING, {**where, "line": found.line, "timeout": timeout})
                 evaluator = Evaluator(found, said["settings"])

@@ -215,7 +215,8 @@ def test_a_first_example_that_takes_too_long(monkeypatch, tmp_path):
         "@data.pipeline(source=data.range(9))\ndef slow(example):\n"
         f"    subprocess.run([sys.executable, '-c', 'import time; time.sleep(99)', '{mark}'])\n")
     monkeypatch.setattr("spmd.feeding.first_example.WITHIN_S", 3.0)
-    pipeline = data.load(tmp_path / "slow.py")
-    assert first_example(pipeline, (tmp_path / "slow.py").read_text()) == (
+    texts = {"own_name": "slow", "file": str(tmp_path / "slow.py"), "modules": [],
+             "source": (tmp_path / "slow.py").read_text()}
+    assert first_example(texts) == (
         None, "it takes more than 3 s")
     assert not any(mark in command_of(int(pid)) for pid in os.listdir("/proc") if pid.isdigit())

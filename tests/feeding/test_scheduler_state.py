@@ -99,6 +99,26 @@ def test_a_state_of_the_format_before_is_read(tmp_path: Path) -> None:
     assert store.runs() == []
 
 
+def test_a_state_without_modules_is_read(tmp_path: Path) -> None:
+    db = sqlite3.connect(tmp_path / "s")
+    db.executescript(
+        "CREATE TABLE pipelines (name TEXT PRIMARY KEY, version INTEGER, file TEXT, source TEXT, "
+        "settings TEXT, spent TEXT, submitted REAL, facts TEXT DEFAULT '{}');"
+        "CREATE TABLE older (name TEXT, version INTEGER, file TEXT, source TEXT, settings TEXT, "
+        "facts TEXT, PRIMARY KEY (name, version));"
+        "INSERT INTO pipelines VALUES ('p', 3, 'p.py', 'x', '{}', '{}', 5.0, '{\"order\": \"o\"}');"
+        "INSERT INTO older VALUES ('p', 2, 'p.py', 'w', '{}', '{}'); PRAGMA user_version=2;")
+    db.close()
+    store = StateFile(str(tmp_path / "s"))
+    three = StoredPipeline("p", 3, "p.py", "x", {}, {}, 5.0, {"order": "o"})
+    assert store.pipelines() == [three] and store.older() == [
+        StoredPipeline("p", 2, "p.py", "w", {})]
+    more = StoredPipeline("p", 4, "p.py", "x", {}, {}, 5.0, {}, "own",
+                          [{"name": "m", "file": "m.py", "text": "y"}])
+    store.put_pipeline(more, [more, three])
+    assert store.pipelines() == [more] and store.older()[-1].code() == more.code()
+
+
 def test_a_second_scheduler_is_refused(tmp_path: Path) -> None:
     path = str(tmp_path / "s")
     first = StateFile(path)

@@ -29,7 +29,8 @@ PROCESS = {"worker": A, "address": "tcp://127.0.0.1:5555", "key": "k" * 40, "loc
            "secret": "s", "host": "h"}
 FIELD = {"name": "x", "dtype": "<f4", "shape": [8, 8]}
 PIPELINE = {"name": "images", "version": 3, "file": "images.py", "source": "x = 1\n",
-            "settings": {"priority": 5, "rates": {"cpu": 1.5}}}
+            "settings": {"priority": 5, "rates": {"cpu": 1.5}}, "own_name": "pictures",
+            "modules": [{"name": "beside", "file": "beside.py", "text": "y = 2\n"}]}
 IN_FRAME = {"name": "x", "dtype": "<f4", "shape": [1], "bytes": 4, "frame": 0, "parts": 1,
             "codec": "lz4"}
 BROKEN = {"position": 7, "example": "cat.jpg", "file": "images.py", "line": 3, "text": "no"}
@@ -62,7 +63,7 @@ EXAMPLES = {
                 "workers": [{**PROCESS, "share": 0.5}], "how": "turn"},
     "pending": {"why": "no worker is free"}, "failed": {"text": "no", "code": 65},
     "update": {"name": "images", "settings": {}, "source": "", "file": "f",
-               "fixed": {"seed": 1}, **FACTS},
+               "fixed": {"seed": 1}, "own_name": None, "modules": [], **FACTS},
     "cancel": {"name": "images"}, "status": {}, "answer": {"value": {"rows": [1, None, True]}},
     "refused": {"text": "no", "code": 65},
     "take": {"pipeline": "images", "version": 1, "fields": [FIELD], "newest_first": False,

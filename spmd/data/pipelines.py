@@ -100,8 +100,7 @@ class Pipeline:
     def specs(self) -> Specs:
         """Shape and dtype of each field, as the first example has them; it is computed for that."""
         if self._specs is None:
-            found = self.compute(0, 1)
-            for failed in found.failures:
+            for failed in self.compute(0, 1).failures:  # of one that would be skipped, too
                 raise failed.error(self.name)
         assert self._specs is not None
         return self._specs
@@ -155,7 +154,8 @@ class Pipeline:
 
     def compute(
         self, first: int, count: int, fields: Mapping[str, tuple[Any, Any]] | None = None,
-        out: Mapping[str, np.ndarray] | None = None, watch: Watch | None = None,
+        out: Mapping[str, np.ndarray] | None = None, watch: Watch | None = None, *,
+        raises: bool = True,
     ) -> Stacked:
         """The examples of the positions first to first + count - 1, a row for each.
 
@@ -163,8 +163,8 @@ class Pipeline:
         first example says what the others must be. out: arrays of `count` rows to fill. watch is
         called with each position before its example is computed.
 
-        Failures are part of what is returned; with on_error="stop" the first one ends it.
-        Raises InputError if the source cannot be read.
+        Raises InputError for an example that fails. With on_error="skip", or raises=False, such
+        failures are part of what is returned; where they are not skipped the first one ends it.
         """
         specs = specs_of(fields) or self._specs
         whose = "the program declares" if fields else "the first example"
@@ -173,6 +173,9 @@ class Pipeline:
         failures = list(work(first, table, watch or _nobody))
         if self._specs is None and table.specs:
             self._specs = table.specs
+        for failed in failures if raises else ():
+            if failed.fatal or self.settings.on_error == "stop":
+                raise failed.error(self.name)
         table.finish()
         return Stacked(first, table.arrays, table.there, failures, self._drawn().total())
 
@@ -194,9 +197,6 @@ class Pipeline:
         first = 0
         while True:
             found = self.compute(first, batch, fields)
-            if self.settings.on_error == "stop":
-                for failed in found.failures:
-                    raise failed.error(self.name)
             if found.total is not None and first + (1 if masked else batch) > found.total:
                 if fields and (rest := found.total - first) > 0:  # as a run says it
                     print(f"spmd feed: {not_given(self.name, rest, batch)}", file=sys.stderr)

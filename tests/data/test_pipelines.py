@@ -102,7 +102,7 @@ def returned(value, fields=FIELDS, **settings):
     def f(example):
         return value(example) if callable(value) else value
 
-    return f.compute(0, 3, fields)
+    return f.compute(0, 3, fields, raises=False)
 
 
 MISFITS = {
@@ -190,6 +190,25 @@ def test_a_stop_stops_and_an_exit_is_a_failure():
         returned(lambda e: (_ for _ in ()).throw(KeyboardInterrupt()))
 
 
+def test_an_example_that_fails_is_raised_unless_it_is_skipped_or_asked_for():
+    @data.pipeline(source=data.range(6), shuffle=False)
+    def f(example):
+        return {"x": 6 // (example - 2)}
+
+    with pytest.raises(spmd.InputError, match="failed at position 2, number 2") as caught:
+        f.compute(0, 4)
+    assert "ZeroDivisionError" in str(caught.value) and "6 // (example - 2)" in str(caught.value)
+    assert f.compute(3, 3).arrays["x"].tolist() == [6, 3, 2]
+    assert len(f.compute(0, 4, raises=False).failures) == 1
+
+    @data.pipeline(source=data.range(6), on_error="skip")
+    def g(example):
+        import no_such_package  # noqa: F401
+
+    with pytest.raises(spmd.InputError, match="no_such_package"):  # no other example is better
+        g.compute(0, 4)
+
+
 def test_a_batch_that_raises_fails_as_one():
     @data.batched(source=data.range(9), size=4, shuffle=False, on_error="skip", epochs=1)
     def f(examples):
@@ -211,7 +230,7 @@ def test_a_batch_that_returns_something_else(value, words):
     def f(examples):
         return value
 
-    assert words in f.compute(0, 8).failures[0].text
+    assert words in f.compute(0, 8, raises=False).failures[0].text
 
 
 def test_batches_may_be_lists_of_examples():
@@ -295,5 +314,5 @@ def test_whatever_class_is_raised_it_is_said():
             raise Mute
         return {"x": example}
 
-    (failed,) = raises.compute(0, 9).failures
+    (failed,) = raises.compute(0, 9, raises=False).failures
     assert failed.position == 3 and failed.text == "Mute: its text cannot be had: OSError"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from contextlib import suppress
@@ -120,6 +121,15 @@ def test_environments_act_alike_in_an_eager_run(tmp_path):
     (file := tmp_path / "carts_of_a_feed.py").write_text(CARTS)
     np.testing.assert_array_equal(play.eager(feed=EagerFeed("feed", str(file))), expected)
     np.testing.assert_array_equal(spmd.build(play).run(ranks=2, feed=str(file)), expected)
+
+
+def test_an_eager_run_that_stops_before_the_stream_ends_ends_in_silence(tmp_path):
+    (program := tmp_path / "first.py").write_text(
+        PROGRAM.replace("while feed.more():", "for _ in range(2):"))
+    done = subprocess.run(
+        [sys.executable, "-m", "spmd", "run", program, "--eager", "--feed",
+         pipeline(tmp_path, n=2000)], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "") and "count: int64 32" in done.stdout
 
 
 def processes(launch, module):

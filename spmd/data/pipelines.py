@@ -166,6 +166,16 @@ class Pipeline:
         Raises InputError for an example that fails. With on_error="skip", or raises=False, such
         failures are part of what is returned; where they are not skipped the first one ends it.
         """
+        found = self._computed(first, count, fields, out, watch)
+        for failed in found.failures if raises else ():
+            if failed.fatal or self.settings.on_error == "stop":
+                raise failed.error(self.name)
+        return found
+
+    def _computed(
+        self, first: int, count: int, fields: Mapping[str, tuple[Any, Any]] | None,
+        out: Mapping[str, np.ndarray] | None, watch: Watch | None,
+    ) -> Stacked:
         specs = specs_of(fields) or self._specs
         whose = "the program declares" if fields else "the first example"
         table = StackedRows(count, specs, out, whose)
@@ -173,9 +183,6 @@ class Pipeline:
         failures = list(work(first, table, watch or _nobody))
         if self._specs is None and table.specs:
             self._specs = table.specs
-        for failed in failures if raises else ():
-            if failed.fatal or self.settings.on_error == "stop":
-                raise failed.error(self.name)
         table.finish()
         return Stacked(first, table.arrays, table.there, failures, self._drawn().total())
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from codegen.errors import AgreementError, SpmdError
 from spmd.feeding.assignment import Assignment, assign
-from spmd.feeding.known_parties import KnownAgent, KnownConsumer, KnownPipeline
+from spmd.feeding.known_parties import KnownAgent, KnownConsumer, KnownPipeline, find_rates
 from spmd.feeding.pipeline_requests import cancelled, submitted, updated
 from spmd.feeding.run_versions import RunVersions, unknown_pipeline
 from spmd.feeding.scheduler_state import FullDisk, StateFile, StoredPipeline
@@ -342,6 +342,7 @@ class Scheduler:
                                    if name == one.name})
                      for one in self.pipelines.values() if one.name in running]
         there = {row.worker for row in workers}
+        find_rates(self.consumers.values(), now)
         found = assign(pipelines, [c.row(now, there) for c in self.consumers.values()], workers,
                        self.assigned.shares, int(now // self.slice_s))
         if now < self.coming_until and (self.awaited or self._are_unmeasured()):

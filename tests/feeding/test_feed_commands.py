@@ -167,7 +167,8 @@ def test_a_pipeline_is_compared_with_its_image(served, tmp_path):
 @pytest.mark.parametrize("name, package", [
     ("zmq", "pyzmq"), ("lz4", "lz4"), ("zstandard", "zstandard")])
 def test_a_missing_package_is_said_before_anything_starts(name, package, tmp_path):
-    (tmp_path / "p.py").write_text("import spmd.data as d\nd.pipeline(source=d.range(2))(dict)\n")
+    (tmp_path / "p.py").write_text(
+        "import spmd.data as d\np = d.pipeline(source=d.range(2))(lambda e: e)\n")
     (tmp_path / "q.py").write_text(
         "import spmd\n@spmd.program(mesh=('r',))\ndef q():\n"
         "    return spmd.feed(x=spmd.spec((4,))).next().x\n")

@@ -410,7 +410,7 @@ def _decorator(
     which: str, function: Any, source: Any, name: str, given: dict[str, Any], size: int,
     place: Place | None,
 ) -> Any:
-    if function is not None or source is None:
+    if source is None:
         raise UsageError(
             f"data.{which} needs a source", place=place,
             expected=f"@data.{which}(source=…) above the function",
@@ -433,7 +433,7 @@ def _decorator(
                              expected="a function", found=type(function).__name__)
         return Pipeline(function, source, settings, size, name)
 
-    return decorate
+    return decorate if function is None else decorate(function)
 
 
 def _instead(source: Any) -> str:

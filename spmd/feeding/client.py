@@ -6,7 +6,9 @@ Always holds: no call waits longer than its time limit.
 
 from __future__ import annotations
 
+import getpass
 import os
+import socket
 import time
 from collections.abc import Mapping
 from difflib import get_close_matches
@@ -23,7 +25,7 @@ from spmd.feeding.against_image import check_against
 from spmd.feeding.first_example import fields_of, first_example
 from spmd.feeding.keys import Keys
 from spmd.feeding.serving import keys_of
-from spmd.feeding.sockets import Lines, received
+from spmd.feeding.sockets import OF_KEYS, Lines, received
 from spmd.feeding.wire import SOURCE_CHARACTERS, decode, encode, new_id
 
 LOOK_S = 0.2  # between two looks of wait()
@@ -158,8 +160,12 @@ class Client:
                          text=text or None)
 
     def cancel(self, name: str) -> dict[str, Any]:
-        """Takes a pipeline away; runs that take it end with a message."""
-        return self._ask("cancel", name=name)
+        """Takes a pipeline away; runs that take it end with a message.
+
+        Returns {"name", "what", "runs": how many runs it ended}.
+        """
+        by = f"{getpass.getuser()} at {socket.gethostname()}"
+        return self._ask("cancel", name=name, by=by[:256])
 
     # ---- the line
 
@@ -186,6 +192,11 @@ class Client:
         watch.broke()
         found = "" if watch.stands else watch.why()
         self._renew_line()
+        if found in OF_KEYS:
+            raise PeerError(
+                f"the scheduler at {self.address} has other keys than we", found=found,
+                expected="the folder of keys that it was started with",
+                remedy="--keys FOLDER, or SPMD_FEED_KEYS=FOLDER")
         raise PeerError(
             f"no scheduler answers at {self.address}", expected=f"within {self.timeout:g} s",
             found=found,

@@ -96,6 +96,10 @@ class PipelineSupply:
         """What tells the source of the pipeline from others; "" where it is not known."""
         return self.opened.text if self.opened else ""
 
+    def name_of(self, position: int) -> str:
+        """What an example is called; "" where only workers know the source."""
+        return ""
+
     def has_finished(self) -> bool:
         return self._stop.is_set()
 
@@ -285,12 +289,13 @@ class Filling:
             self.skip(position, f"{message['example']} ({message['file']}:{message['line']}): "
                       f"{many} workers died that computed it; the last {message['why']}")
             return
-        what = (f"pipeline {self.supply.pipeline} failed at position {position}, "
-                f"{message['example']}\n  {many} workers died that computed it; the last "
-                f"{message['why']}")
+        example = self.supply.name_of(position) or message["example"]
+        named = "" if example == f"position {position}" else f", {example}"
+        what = (f"pipeline {self.supply.pipeline} failed at position {position}{named}\n"
+                f"  {many} workers died that computed it; the last {message['why']}")
         self.fail_at(position, InputError(
             what, place=Place(message["file"], message["line"] or 0) if message["file"] else None,
-            remedy="on_error='skip' goes on without such examples"))
+            remedy=advice(message["why"])))
 
     def fail_at(self, position: int, error: SpmdError) -> None:
         """A batch cannot be had. The run may end before it: only who asks for it hears of it."""

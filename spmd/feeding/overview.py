@@ -66,7 +66,7 @@ def _consumer(scheduler: Scheduler, one: KnownConsumer, now: float) -> dict[str,
 
 def _host(scheduler: Scheduler, host: str) -> str:
     """A machine by the name that its agents give it: what consumers say is for machines."""
-    return next((a.name for a in scheduler.agents.values() if a.host == host), host[:8])
+    return scheduler.names.get(host) or host[:8]
 
 
 def _workers(scheduler: Scheduler, now: float) -> Any:
@@ -167,7 +167,7 @@ def warnings(seen: dict[str, Any]) -> list[str]:
                      "it always waits, so what it needs cannot be measured; try more workers: ")
             text += "python -m spmd feed " + (
                 f"update {c['pipeline']} --workers {count + 1}" if count < there else
-                f"worker --connect {address}")
+                "worker") + f" --connect {address}"
         found.append(text)
     found += _lines(seen)
     found += [f"{p['name']} waits: {p['why']}" for p in seen["pipelines"] if p["why"]]

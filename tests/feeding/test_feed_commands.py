@@ -46,7 +46,8 @@ def test_submit_status_update_cancel(served, feed, tmp_path):
     file.write_text(PIPELINE.format(name="words", seconds=0, settings="seed=2"))
     code, out, err = feed("submit", file, "--priority", 3, "--workers", "hosta,hostb",
                           "--rates", "cpu=50,gpu=400", "--cost-per-hour", 2.5, *here)
-    assert (code, out, err) == (0, "words: submitted (version 1)\n", "")
+    assert (code, out, err) == (0, "words: submitted (version 1); no worker is called hosta or "
+                                "hostb now, there is none\n", "")
     code, out, _ = feed("status", "--json", *here)
     seen, = json.loads(out)["pipelines"]
     assert seen["settings"]["rates"] == {"cpu": 50.0, "gpu": 400.0}

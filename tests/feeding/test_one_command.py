@@ -132,6 +132,14 @@ def test_an_eager_run_that_stops_before_the_stream_ends_ends_in_silence(tmp_path
     assert (done.returncode, done.stderr) == (0, "") and "count: int64 32" in done.stdout
 
 
+def test_what_hangs_has_the_name_of_its_example(image, tmp_path):
+    """Workers say no names where examples take no time: the run asks the source itself."""
+    file = pipeline(tmp_path, "time.sleep(60 if example == 150 else 0)")
+    file.write_text(file.read_text().replace("epochs=1", "epochs=1, shuffle=False, timeout=1"))
+    with pytest.raises(spmd.InputError, match="failed at position 150, number 150\n"):
+        spmd.load(image).run(feed=file)
+
+
 def processes(launch, module):
     return [p for p in launch.alive() if f"spmd.feeding.{module} " in command_of(p)]
 

@@ -82,7 +82,7 @@ def _unknown(found: dict[str, Any]) -> str:
 
 def _strange(found: dict[str, Any]) -> str:
     """That workers are preferred which are not there."""
-    if not found["strange"]:
+    if "strange" not in found:
         return ""
     return (f"; no worker is called {' or '.join(found['strange'])} now, there is "
             + (", ".join(found["there"]) or "none"))

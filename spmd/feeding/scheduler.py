@@ -317,8 +317,9 @@ class Scheduler:
         wanted = wanted if isinstance(wanted, list) else []
         agents = self.agents.values()
         names = {a.name for a in agents}.union(*(row.names for a in agents for row in a.rows()))
-        return {"strange": [name for name in wanted if name not in names],
-                "there": sorted({a.name for a in agents})}
+        strange = [name for name in wanted if name not in names]
+        there = sorted({a.name for a in agents})
+        return {"strange": strange, "there": there} if strange else {}
 
     def _replace(self, old: StoredPipeline, new: StoredPipeline) -> None:
         self.store.put_pipeline(new, self.versions.replaced(old, new))

@@ -37,7 +37,10 @@ def check_against(pipeline: Pipeline, image: str) -> None:
     if not feeds:
         raise InputError(f"{image} takes no feed", expected="spmd.feed(…) in its program",
                          found="none", remedy="another image=, or none")
-    given = {name: a[0] for name, a in pipeline.compute(0, 1).arrays.items()}
+    first = pipeline.compute(0, 1)
+    for failed in first.failures:  # of one that would be skipped, too
+        raise failed.error(pipeline.name)
+    given = {name: a[0] for name, a in first.arrays.items()}
     misfits = [_misfit(given, feed) for feed in feeds]
     if "" not in misfits:
         raise InputError(

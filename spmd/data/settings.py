@@ -23,6 +23,7 @@ LARGEST_SEED = 2**64 - 1
 
 # What says which examples there are and in what order: constant while a pipeline runs.
 FIXED = frozenset({"sampling", "seed", "epochs", "shuffle", "image"})
+ORDER = ("sampling", "seed", "shuffle")  # which example stands at which position
 
 
 @dataclass(frozen=True)

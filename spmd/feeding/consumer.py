@@ -96,6 +96,10 @@ class PipelineSupply:
         """What tells the source of the pipeline from others; "" where it is not known."""
         return self.opened.text if self.opened else ""
 
+    def settings(self) -> dict[str, Any]:
+        """Those of the pipeline that say which example stands where."""
+        return (self.opened.settings if self.opened else None) or {}
+
     def name_of(self, position: int) -> str:
         """What an example is called; "" where only workers know the source."""
         return ""

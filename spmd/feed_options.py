@@ -77,7 +77,8 @@ def _update(one: Any) -> None:
 
 
 def _cancel(one: Any) -> None:
-    one.add_argument("name", metavar="PIPELINE", help="runs that take it end with a message")
+    one.add_argument("name", metavar="PIPELINE",
+                     help="runs that take it end, with a message; their checkpoints stay")
     _add_connect(one)
     _add_json(one)
 
@@ -113,7 +114,7 @@ COMMANDS = {
     "status": ("say what runs, how fast, and what to do", _status),
     "top": ("the same as it changes", _top),
     "update": ("change a pipeline while it runs", _update),
-    "cancel": ("take a pipeline away", _cancel),
+    "cancel": ("take a pipeline away, and end the runs that take it", _cancel),
     "keys": ("make keys: nobody without one gets in", _keys),
 }
 

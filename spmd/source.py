@@ -12,6 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import nullcontext
 from difflib import get_close_matches
 from types import ModuleType
 from typing import Any
@@ -328,9 +329,9 @@ def run_eager(options: argparse.Namespace, _: Processes) -> int:
         inputs[name] = np.ndarray(given.shape, dtype, given.buffer, given.start, given.strides)
     values = {**read(options.set), **parameters}
     where = {"ranks": options.ranks or 1, "mesh": options.mesh or None}
-    if options.feed is not None:
-        inputs["feed"] = eager_feeds(options.feed)
-    result = guarded(lambda: program.eager(**where, **values, **inputs))
+    with nullcontext() if options.feed is None else eager_feeds(options.feed) as feeds:
+        inputs |= {} if feeds is None else {"feed": feeds}
+        result = guarded(lambda: program.eager(**where, **values, **inputs))
     arrays = {name or "result": np.asarray(value) for name, value in named(result)
               if value is not None}
     rows = [(name, str(array.dtype), array.shape) for name, array in arrays.items()]

@@ -22,6 +22,7 @@ from codegen.symbolic.expr import Expr
 from codegen.trace.array import Array, as_array, local_type, wrap
 from codegen.trace.context import Context, require_context
 from codegen.trace.control.captured_loops import Counter, Later, Loop
+from codegen.trace.control.conversion import in_a_for_statement
 from codegen.trace.control.turns import passes
 from codegen.trace.declare import shape_of
 from codegen.trace.numpy.elementwise import same_extent, shape_text
@@ -116,11 +117,11 @@ class Stream:
         return split.pop() if len(split) == 1 else ()
 
     def __iter__(self) -> Iterator[Any]:
+        why, remedy = in_a_for_statement("; or while feed.more(): b = feed.next()")
         raise TracedValueError(
             f'feed "{self.name}" can only stand in a for statement', place=user_place(),
-            expected="for b in feed: in the program's own source", found=repr(self),
-            remedy="leave out the enumerate, zip, list or comprehension around it; or "
-            "while feed.more(): b = feed.next()")
+            expected="for b in feed: in the program's own source", found=f"{self!r}{why}",
+            remedy=remedy)
 
     def _context(self, what: str) -> Context:
         context = require_context(f"feed.{what}")

@@ -8,6 +8,8 @@ Always holds: a row that is not there is zeros; a value is changed only as its c
 from __future__ import annotations
 
 import os
+import platform
+import sys
 import sysconfig
 import traceback
 from collections.abc import Iterator, Mapping
@@ -24,13 +26,24 @@ from codegen.user.named import by_path
 
 Specs = dict[str, tuple[tuple[int, ...], np.dtype]]
 
+COLOURS = (1, 3, 4)  # as a last dim: of a picture
+
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _LIBRARIES = tuple(sysconfig.get_paths()[key] for key in ("stdlib", "purelib", "platlib"))
 
 
+# What is raised for a mistake of a program: every other example fails too.
+MISTAKES = ("AttributeError", "NameError", "NotImplementedError", "TypeError", "UnboundLocalError")
+
+
 def advice(text: str) -> str:
-    """What to try where an example failed; "" where the text of the failure says it itself."""
-    return "" if "try:  " in text else "on_error='skip' goes on without such examples"
+    """What to try where an example failed; "" where the text of the failure says it itself, or no
+    other example is better."""
+    if "try:  " in text or text.partition(":")[0] in MISTAKES:
+        return ""
+    if "its timeout" in text:
+        return "timeout=300 in @data.pipeline if it needs so long; on_error='skip' if others do not"
+    return "if other examples are right, on_error='skip' goes on without those that fail"
 
 
 @dataclass(frozen=True)
@@ -144,8 +157,10 @@ class StackedRows:
             if a.dtype.hasobject or a.dtype.kind in "USmM":
                 raise Misfit(
                     f"field {name!r} is no array of numbers\nexpected: numbers\n"
-                    f"found:    {a.dtype} {a.shape}\n"
-                    "try:      data.text.fixed_bytes(text, length) makes numbers of a text")
+                    f"found:    {a.dtype} {a.shape}\ntry:      "
+                    + ("data.text.fixed_bytes(text, length) makes numbers of a text"
+                       if a.dtype.kind in "US" else "a number where there is none, such as -1"
+                       if None in a.ravel() else "numbers, or arrays of them"))
         self.specs = {name: (a.shape, a.dtype) for name, a in first.items()}
         self.arrays = self._made(self.specs)
 
@@ -170,12 +185,14 @@ class StackedRows:
     def _same_names(self, result: Mapping[str, Any]) -> None:
         assert self.specs is not None
         if result.keys() != self.specs.keys():
-            first = next(name for name in (*self.specs, *result)
-                         if name not in self.specs or name not in result)
+            less = [name for name in self.specs if name not in result]
+            more = [name for name in result if name not in self.specs]
+            remedy = (f"call {more[0]!r} {less[0]!r}, if they are the same" if less and more else
+                      f"return {less[0]!r} too" if less else
+                      f"leave out {more[0]!r}, or declare it in spmd.feed")
             raise Misfit(f"the pipeline returned other fields than {self._whose}\n"
                          f"expected: {', '.join(self.specs)}\nfound:    {', '.join(result)}\n"
-                         + (f"try:      return {first!r} too" if first in self.specs else
-                            f"try:      leave out {first!r}, or declare it in spmd.feed"))
+                         f"try:      {remedy}")
 
     def finish(self) -> None:
         """Zeros where nothing is."""
@@ -225,18 +242,26 @@ def fit(name: str, value: Any, shape: tuple[int, ...], dtype: np.dtype, whose: s
         a = np.asarray(value)
     except ValueError as error:
         raise Misfit(f"field {name!r} is no array\nexpected: {dtype} {shape}\n"
-                     f"found:    {error}") from None
+                     f"found:    {error}\n"
+                     "try:      rows that are equally long: data.pad_or_cut(…)") from None
     if a.shape != shape:
-        longer = a.ndim and len(shape) == a.ndim and a.shape[1:] == shape[1:]
         raise Misfit(f"field {name!r} has another shape than {whose}\n"
-                     f"expected: {dtype} {shape}\nfound:    {a.dtype} {a.shape}" + (
-                         f"\ntry:      data.pad_or_cut(…, {shape[0]}) makes all equally long"
-                         if longer else ""))
+                     f"expected: {dtype} {shape}\nfound:    {a.dtype} {a.shape}\n"
+                     f"try:      {_of_shape(a.shape, shape)}")
     if a.size and not may_cast(a, dtype):
         raise Misfit(f"field {name!r} has another dtype than {whose}, to which it is not cast\n"
                      f"expected: {dtype} {shape}\nfound:    {a.dtype} {a.shape}{range_text(a)}\n"
                      f"try:      .astype(np.{dtype}), if that is what you mean")
     return a
+
+
+def _of_shape(found: tuple[int, ...], wanted: tuple[int, ...]) -> str:
+    """What makes such an array of such a one."""
+    if len(found) == len(wanted) == 3 and found[2:] == wanted[2:] and wanted[2] in COLOURS:
+        return f"data.image.resize(picture, {wanted[:2]}) makes all equally large"
+    if found and len(found) == len(wanted) and found[1:] == wanted[1:]:
+        return f"data.pad_or_cut(…, {wanted[0]}) makes all equally long"
+    return "an array of that shape for each example, or another shape in spmd.feed(…)"
 
 
 # ---- what was raised, and where
@@ -261,6 +286,9 @@ def failure(
         text = str(error)
     else:
         text = f"{type(error).__name__}: {_said(error)}".removesuffix(": ")
+    if isinstance(error, ModuleNotFoundError):
+        text += (f"\ntry:      install it where workers run: {sys.executable} -m pip install …, on "
+                 f"{platform.node()}")
     return Failure(position, example, file, line or 0, text.replace("\n", "\n  "), fatal)
 
 

@@ -103,7 +103,7 @@ class _Environments(ExampleSource):
             raise UsageError(
                 f"no action has come for {self.name(position)}", place=self.place,
                 expected="feed.send(action) in the program, before the next feed.next()",
-                found="none")
+                found="none", remedy="feed.send in each turn; pipeline.send(…) where you try it")
         if shown is None or not goes_on:
             self._shown[place] = self._begin(place, turn, seed)
         elif shown.done:

@@ -57,14 +57,13 @@ def center_crop(image: Any, size: tuple[int, int]) -> np.ndarray:
         >>> data.image.center_crop(np.arange(5)[None] + np.zeros((3, 1)), (1, 3)).tolist()
         [[1.0, 2.0, 3.0]]
     """
-    image = _picture(image)
-    height, width = size
-    return crop(image, (image.shape[0] - height) // 2, (image.shape[1] - width) // 2, *size)
+    image, (height, width) = _picture(image), _size(size)
+    return crop(image, (image.shape[0] - height) // 2, (image.shape[1] - width) // 2, height, width)
 
 
 def random_crop(image: Any, size: tuple[int, int], rng: np.random.Generator) -> np.ndarray:
     """A part of size (height, width), at a place drawn by rng."""
-    image = _picture(image)
+    image, size = _picture(image), _size(size)
     rest = image.shape[0] - size[0], image.shape[1] - size[1]
     if min(rest) < 0:
         raise _larger(image, size)
@@ -141,10 +140,7 @@ def _resized(
     image: Any, size: tuple[int, int], how: int, part: tuple[int, int, int, int] | None = None
 ) -> np.ndarray:
     """part: (top, left, height, width) of what is resized; without it, all of the picture."""
-    height, width = size
-    if height < 1 or width < 1:
-        raise InputError("size of a picture is wrong", expected="(height, width), each from 1",
-                         found=repr(size))
+    height, width = size = _size(size)
     share, box = 1, None
     if is_raw(image):
         whole = size_of(image)
@@ -207,6 +203,14 @@ def _picture(image: Any) -> np.ndarray:
             "this array is no picture", expected="(height, width) or (height, width, channels)",
             found=f"{image.dtype} {image.shape}")
     return image
+
+
+def _size(size: Any) -> tuple[int, int]:
+    two = isinstance(size, tuple | list | np.ndarray) and len(size) == 2
+    if not two or not all(isinstance(n, int | np.integer) and n >= 1 for n in size):
+        raise InputError("size of a picture is wrong", expected="(height, width), each from 1",
+                         found=repr(size))
+    return int(size[0]), int(size[1])
 
 
 def _larger(image: np.ndarray, size: tuple[int, int], where: str = "") -> InputError:

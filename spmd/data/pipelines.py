@@ -103,8 +103,7 @@ class Pipeline:
     def specs(self) -> Specs:
         """Shape and dtype of each field, as the first example has them; it is computed for that."""
         if self._specs is None:
-            found = self.compute(0, 1)
-            for failed in found.failures:
+            for failed in self.compute(0, 1).failures:  # of one that would be skipped, too
                 raise failed.error(self.name)
         assert self._specs is not None
         return self._specs
@@ -158,7 +157,8 @@ class Pipeline:
 
     def compute(
         self, first: int, count: int, fields: Mapping[str, tuple[Any, Any]] | None = None,
-        out: Mapping[str, np.ndarray] | None = None, watch: Watch | None = None,
+        out: Mapping[str, np.ndarray] | None = None, watch: Watch | None = None, *,
+        raises: bool = True,
     ) -> Stacked:
         """The examples of the positions first to first + count - 1, a row for each.
 
@@ -166,11 +166,15 @@ class Pipeline:
         first example says what the others must be. out: arrays of `count` rows to fill. watch is
         called with each position before its example is computed.
 
-        Failures are part of what is returned; with on_error="stop" the first one ends it.
-        Raises InputError if the source cannot be read.
+        Raises InputError for an example that fails. With on_error="skip", or raises=False, such
+        failures are part of what is returned; where they are not skipped the first one ends it.
         """
         with self.own.active() if self.own else nullcontext():
-            return self._computed(first, count, fields, out, watch)
+            found = self._computed(first, count, fields, out, watch)
+        for failed in found.failures if raises else ():
+            if failed.fatal or self.settings.on_error == "stop":
+                raise failed.error(self.name)
+        return found
 
     def _computed(
         self, first: int, count: int, fields: Mapping[str, tuple[Any, Any]] | None,
@@ -204,9 +208,6 @@ class Pipeline:
         first = 0
         while True:
             found = self.compute(first, batch, fields)
-            if self.settings.on_error == "stop":
-                for failed in found.failures:
-                    raise failed.error(self.name)
             if found.total is not None and first + (1 if masked else batch) > found.total:
                 if fields and (rest := found.total - first) > 0:  # as a run says it
                     print(f"spmd feed: {not_given(self.name, rest, batch)}", file=sys.stderr)
@@ -414,7 +415,7 @@ def _decorator(
     which: str, function: Any, source: Any, name: str, given: dict[str, Any], size: int,
     place: Place | None,
 ) -> Any:
-    if function is not None or source is None:
+    if source is None:
         raise UsageError(
             f"data.{which} needs a source", place=place,
             expected=f"@data.{which}(source=…) above the function",
@@ -437,7 +438,7 @@ def _decorator(
                              expected="a function", found=type(function).__name__)
         return Pipeline(function, source, settings, size, name)
 
-    return decorate
+    return decorate if function is None else decorate(function)
 
 
 def _instead(source: Any) -> str:

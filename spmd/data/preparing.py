@@ -17,7 +17,7 @@ from codegen.errors import InputError
 def normalise(x: Any, axis: int | None = -1, norm: str = "l2") -> np.ndarray:
     """Divided by its length along an axis: "l2", "l1" or "max"; axis=None takes the whole array.
 
-    Zeros stay zeros.
+    Zeros stay zeros. What others call normalising, (x - mean) / std, is data.standardise.
 
     ::
 
@@ -28,9 +28,12 @@ def normalise(x: Any, axis: int | None = -1, norm: str = "l2") -> np.ndarray:
     lengths = {"l2": lambda: np.sqrt(np.sum(x * x, axis, keepdims=True)),
                "l1": lambda: np.sum(np.abs(x), axis, keepdims=True),
                "max": lambda: np.max(np.abs(x), axis, keepdims=True)}
-    if norm not in lengths:
-        raise InputError("norm of data.normalise is unknown", expected=", ".join(lengths),
-                         found=repr(norm))
+    if not isinstance(norm, str) or norm not in lengths or not isinstance(
+            axis, int | np.integer | tuple | None):
+        raise InputError("data.normalise divides by a length",
+                         expected=f"axis: a number; norm: {', '.join(lengths)}",
+                         found=f"axis={axis!r}, norm={norm!r}",
+                         remedy="data.standardise(x, mean, std) is (x - mean) / std")
     length = lengths[norm]()
     return x / np.where(length == 0, 1, length).astype(x.dtype)
 

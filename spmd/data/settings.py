@@ -23,6 +23,7 @@ LARGEST_SEED = 2**64 - 1
 
 # What says which examples there are and in what order: constant while a pipeline runs.
 FIXED = frozenset({"sampling", "seed", "epochs", "shuffle", "image"})
+ORDER = ("sampling", "seed", "shuffle")  # which example stands at which position
 
 
 @dataclass(frozen=True)
@@ -91,10 +92,11 @@ def _check(given: Mapping[str, Any], place: Place | None) -> None:
     for name, value in given.items():
         if name not in RULES:
             near = get_close_matches(name, RULES, 1)
+            remedy = ELSEWHERE.get(name) or (f"{near[0]}=…" if near else "remove it")
             raise UsageError(
                 f"a pipeline has no setting {name!r}", place=place,
                 expected=", ".join(sorted(RULES)),
-                remedy=f"{near[0]}=…" if near else "remove it",
+                remedy=remedy,
             )
         holds, expected, remedy = RULES[name]
         if not holds(_plain(value)):
@@ -103,6 +105,24 @@ def _check(given: Mapping[str, Any], place: Place | None) -> None:
                 f"{name} of a pipeline is wrong", place=place, expected=expected,
                 found=repr(value), remedy=remedy,
             )
+
+
+BATCH = "leave it out: the program says it, as in spmd.feed(x=spmd.spec((64, …), dtype))"
+
+# What other libraries call it, and what it is here.
+ELSEWHERE = {
+    "num_workers": "workers=…, or leave it out: there are as many as the ranks need",
+    "batch_size": BATCH, "batch": BATCH,
+    "drop_last": "leave it out: a last batch that is not full is given where the program declares "
+                 "the field mask",
+    "collate_fn": "leave it out: examples are stacked; data.batched gets many at once",
+    "worker_init_fn": "leave it out: what stands at the top of the file runs once in each worker",
+    "transform": "call it in the function", "transforms": "call it in the function",
+    "sampler": "source.where(…), data.mix(…, weights=…), or a data.ExampleSource of your own",
+    "num_epochs": "epochs=…",
+    **dict.fromkeys(("prefetch_factor", "pin_memory", "persistent_workers"),
+                    "leave it out: batches are made ahead, and workers stay until the run ends"),
+}
 
 
 def _near(value: Any, remedy: str) -> str:

@@ -9,9 +9,13 @@ from __future__ import annotations
 import os
 from typing import Any
 
+import numpy as np
+
+from codegen.casts import range_text
 from codegen.errors import InputError, OutputError
 from codegen.image.manifest import read
 from codegen.short_batches import MASK
+from spmd.data.computing import Misfit, dtype_of, fit
 from spmd.data.pipelines import Pipeline
 
 
@@ -33,32 +37,37 @@ def check_against(pipeline: Pipeline, image: str) -> None:
     if not feeds:
         raise InputError(f"{image} takes no feed", expected="spmd.feed(…) in its program",
                          found="none", remedy="another image=, or none")
-    given = {name: (tuple(shape), str(dtype)) for name, (shape, dtype) in pipeline.specs().items()}
+    first = pipeline.compute(0, 1)
+    for failed in first.failures:  # of one that would be skipped, too
+        raise failed.error(pipeline.name)
+    given = {name: a[0] for name, a in first.arrays.items()}
     misfits = [_misfit(given, feed) for feed in feeds]
     if "" not in misfits:
         raise InputError(
             f"pipeline {pipeline.name} does not give what {image} takes: {misfits[0]}",
             place=pipeline.place,
             expected="; or ".join(_described(feed) for feed in feeds),
-            found=", ".join(f"{n} {_shape(s)} {t}" for n, (s, t) in given.items()),
+            found=", ".join(f"{n} {_shape(a.shape)} {a.dtype}" for n, a in given.items()),
             remedy="np.asarray(…, dtype).reshape(…) in the pipeline, or another spmd.feed(…)")
 
 
-def _misfit(given: dict[str, tuple[tuple[int, ...], str]], feed: dict[str, Any]) -> str:
-    """What is different first, or ""."""
+def _misfit(given: dict[str, np.ndarray], feed: dict[str, Any]) -> str:
+    """What is different first, or "". What may be cast is decided as workers decide it."""
     wanted = {f["name"]: f for f in feed["fields"] if f["name"] != MASK}
     for name in [*(wanted.keys() - given.keys()), *(given.keys() - wanted.keys())]:
         return (f"field {name} is not among what it gives" if name in wanted
                 else f"no feed has a field {name}")
     for name, field in wanted.items():
-        shape, dtype = given[name]
+        shape = given[name].shape
         extents = field["shape"][1:]
         same = len(shape) == len(extents) and all(
             not isinstance(e, int) or e == n for n, e in zip(shape, extents))
         if not same:
             return f"field {name} has the shape {_shape(shape)}"
-        if dtype != field["dtype"]:
-            return f"field {name} is of {dtype}"
+        try:
+            fit(name, given[name], shape, dtype_of(field["dtype"]), "the image declares")
+        except Misfit:
+            return f"field {name} is of {given[name].dtype}{range_text(given[name])}"
     return ""
 
 

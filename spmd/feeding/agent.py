@@ -29,7 +29,7 @@ from spmd.feeding.machine import (
     own_address,
     ports_of,
 )
-from spmd.feeding.sockets import Lines, received
+from spmd.feeding.sockets import OF_KEYS, Lines, received
 from spmd.feeding.wire import MalformedMessage, Message, decode, encode, new_id
 
 TYPE_CHECKING = False
@@ -220,8 +220,10 @@ class Agent:
             self._told = ""
         elif why and why != self._told:
             self._told = why
-            self.log(f"no scheduler at {self.watch.address}: {why}; it is tried on. try: is feed "
-                     "serve running there, with the same folder of keys? does a firewall let us?")
+            self.log(f"waits for the scheduler at {self.watch.address}: {why}. try: " + (
+                "the folder of keys of that scheduler: --keys FOLDER" if why in OF_KEYS else
+                "is feed serve running there?" + " does a firewall let us through?" * (
+                    self.mine != "127.0.0.1")))
 
     def worker_said(self, one: Supervised) -> None:
         said = one.child.channel.said()
@@ -385,6 +387,6 @@ def run_agent(connect: str, keys: Keys, processes: int, *, device: str = "cpu", 
                   watts=watts, ports=ports)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda n, _: agent.stop(signal.Signals(n).name))
-    _say(f"{processes} workers for {connect}")
+    _say(f"{processes} worker{'s' * (processes > 1)} for the scheduler at {connect}")
     agent.run()
     _say(f"ended: {agent.stopping}")

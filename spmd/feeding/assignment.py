@@ -189,10 +189,10 @@ def _refusal(row: PipelineRow, workers: Sequence[WorkerRow]) -> str:
     for what, left in row.left.items():
         if left <= 0:
             return (f"its limit of {what} is used up; try: python -m spmd feed update {row.name} "
-                    f"--{what} MORE")
+                    f"--{what} MORE --connect ADDRESS")
     if row.max_workers == 0 or row.workers == 0:
         return (f"it is held at 0 workers; try: python -m spmd feed update {row.name} "
-                "--max-workers 4")
+                "--max-workers 4 --connect ADDRESS")
     return ""
 
 

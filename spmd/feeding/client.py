@@ -6,8 +6,10 @@ Always holds: no call waits longer than its time limit and what a long text need
 
 from __future__ import annotations
 
+import getpass
 import json
 import os
+import socket
 import time
 from collections.abc import Mapping
 from difflib import get_close_matches
@@ -26,7 +28,7 @@ from spmd.feeding.found_again import found_again
 from spmd.feeding.keys import Keys
 from spmd.feeding.serving import keys_of
 from spmd.feeding.slow_sources import said_if_slow
-from spmd.feeding.sockets import Lines, received
+from spmd.feeding.sockets import OF_KEYS, Lines, received
 from spmd.feeding.wire import TEXT_BYTES, decode, encode, new_id
 
 LOOK_S = 0.2  # between two looks of wait(), and at the line
@@ -182,8 +184,12 @@ class Client:
                          text=text or None)
 
     def cancel(self, name: str) -> dict[str, Any]:
-        """Takes a pipeline away; runs that take it end with a message."""
-        return self._ask("cancel", name=name)
+        """Takes a pipeline away; runs that take it end with a message.
+
+        Returns {"name", "what", "runs": how many runs it ended}.
+        """
+        by = f"{getpass.getuser()} at {socket.gethostname()}"
+        return self._ask("cancel", name=name, by=by[:256])
 
     # ---- the line
 
@@ -212,6 +218,11 @@ class Client:
         watch.broke()
         found = "" if watch.stands else watch.why()
         self._renew_line()
+        if found in OF_KEYS:
+            raise PeerError(
+                f"the scheduler at {self.address} has other keys than we", found=found,
+                expected="the folder of keys that it was started with",
+                remedy="--keys FOLDER, or SPMD_FEED_KEYS=FOLDER")
         raise PeerError(
             f"no scheduler answers at {self.address}", expected=f"within {self.timeout:g} s",
             found=found,

@@ -97,6 +97,14 @@ class PipelineSupply:
         """What tells the source of the pipeline from others; "" where it is not known."""
         return self.opened.text if self.opened else ""
 
+    def settings(self) -> dict[str, Any]:
+        """Those of the pipeline that say which example stands where."""
+        return (self.opened.settings if self.opened else None) or {}
+
+    def name_of(self, position: int) -> str:
+        """What an example is called; "" where only workers know the source."""
+        return ""
+
     def has_finished(self) -> bool:
         return self._stop.is_set()
 
@@ -288,12 +296,13 @@ class Filling:
             self.skip(position, f"{message['example']} ({message['file']}:{message['line']}): "
                       f"{many} workers died that computed it; the last {message['why']}")
             return
-        what = (f"pipeline {self.supply.pipeline} failed at position {position}, "
-                f"{message['example']}\n  {many} workers died that computed it; the last "
-                f"{message['why']}")
+        example = self.supply.name_of(position) or message["example"]
+        named = "" if example == f"position {position}" else f", {example}"
+        what = (f"pipeline {self.supply.pipeline} failed at position {position}{named}\n"
+                f"  {many} workers died that computed it; the last {message['why']}")
         self.fail_at(position, InputError(
             what, place=Place(message["file"], message["line"] or 0) if message["file"] else None,
-            remedy="on_error='skip' goes on without such examples"))
+            remedy=advice(message["why"])))
 
     def died_before(self, message: Message) -> None:
         """A worker died before its first example, of what the pipeline or its source does."""

@@ -11,14 +11,9 @@ import os
 import re
 from pathlib import Path
 
-from codegen.errors import EnvironmentFault, OutputError, UsageError
+import zmq as zmq  # the others take it from here
 
-try:
-    import zmq as zmq  # the others take it from here
-except ImportError:
-    raise EnvironmentFault(
-        "feeding needs pyzmq, which is not installed here", remedy="pip install pyzmq lz4 zstandard"
-    ) from None
+from codegen.errors import OutputError, UsageError
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

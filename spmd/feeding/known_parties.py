@@ -18,6 +18,7 @@ CONSUMER_WINDOW_S = 10.0
 STARVED = 0.02  # of the time: more is told, and helped against
 STEP, MOST_EXTRA = 0.05, 0.5
 SETTLES_S, STEADY_S = 2.0, 3.0  # after another assignment: what is lost then says nothing of it
+STEPS_APART, APART_S = 2.0, 1.0  # batches, and seconds of them, within which ranks are together
 JOULES = 3600.0  # of a watt in an hour
 
 
@@ -96,6 +97,7 @@ class KnownConsumer:
         self.steady_since = now
         self.avoided: dict[str, Avoided] = {}  # by worker
         self.extra = 0.0  # more than measured, where it starves though that should be enough
+        self.could: float | None = None  # examples/s, if it never waited: as find_rates() found it
 
     def rate(self, now: float, said: dict[str, Any]) -> None:
         self.seen, self.taken, self.queued = now, said["taken"], said["queued"]
@@ -128,7 +130,7 @@ class KnownConsumer:
         return frozenset() if len(found) == len(workers) else found
 
     def row(self, now: float, workers: Collection[str]) -> ConsumerRow:
-        rate = self.meter.rate
+        rate = self.could
         return ConsumerRow(self.consumer, self.pipeline, rate * (1 + self.extra) if rate else None,
                            self.said["host"], self.avoids(now, workers))
 
@@ -140,6 +142,26 @@ class KnownConsumer:
         if ranks and ranks == list(range(ranks[0], ranks[-1] + 1)):
             return f"ranks {ranks[0]}-{ranks[-1]}"
         return "ranks " + ", ".join(map(str, ranks[:8])) + (", …" if len(ranks) > 8 else "")
+
+
+def find_rates(consumers: Collection[KnownConsumer], now: float) -> None:
+    """What each could take. Ranks that exchange wait for the one that starves, and what they
+    measure has its wait in it: where ranks of a run are at the same batch, and one of them
+    starves, the fastest of them tells for all."""
+    runs: dict[tuple[str, str], list[KnownConsumer]] = {}
+    for one in consumers:
+        one.could = one.meter.rate
+        runs.setdefault((one.said["stream"] or one.consumer, one.said["feed"]), []).append(one)
+    for mine in runs.values():
+        if len(mine) < 2 or all(one.meter.waiting(now) <= STARVED for one in mine):
+            continue
+        front = max(one.taken / one.per_batch for one in mine)
+        behind = STEPS_APART + APART_S * max(
+            one.meter.per_second(now) / one.per_batch for one in mine)
+        together = [one for one in mine if one.taken / one.per_batch >= front - behind]
+        most = max((one.meter.rate or 0.0) / one.per_batch for one in together)
+        for one in together if most else ():
+            one.could = most * one.per_batch
 
 
 class KnownPipeline:

@@ -8,6 +8,7 @@ whichever dies is started again. They end with the supply, and with their proces
 from __future__ import annotations
 
 import weakref
+from contextlib import suppress
 
 from codegen.errors import EnvironmentFault, PeerError
 from spmd.feeding.children import Child
@@ -37,12 +38,17 @@ class StartedSupply(PipelineSupply):
     def __init__(self, pipeline: Pipeline, address: str, keys: Keys, keeper: ChildKeeper, *,
                  name: str, **more: Any) -> None:
         super().__init__(name, address, keys, **more)
-        self.keeper, self.check_batch = keeper, pipeline.check_batch
+        self.keeper, self.check_batch, self._pipeline = keeper, pipeline.check_batch, pipeline
         self._end = weakref.finalize(self, keeper.end)  # at the end of Python, too
 
     def can_go_on(self, ranks: tuple[int, ...]) -> bool:
         """For the same ranks in another job of this run: all that was started still runs."""
         return ranks == self.ranks and self.keeper.error is None
+
+    def name_of(self, position: int) -> str:
+        with suppress(Exception):  # whatever the user's source raises: workers will say it
+            return self._pipeline.example_name(position)
+        return ""
 
     def what_ended(self) -> PeerError | None:
         return self.keeper.error

@@ -33,8 +33,11 @@ class RateMeter:
             self._seen.popleft()
         self.amount = amount
         first = self._seen[0]
-        if amount > first[1] and busy_s - first[2] >= LEAST_S:
-            self.rate = (amount - first[1]) / (busy_s - first[2])
+        more, busy, took = amount - first[1], busy_s - first[2], now - first[0]
+        if more > 0 and busy >= LEAST_S:
+            self.rate = more / busy
+        elif more > 0 and took >= self._window_s and waited_s - first[3] > took / 2:
+            self.rate = max(self.rate or 0.0, more / LEAST_S)  # it is at least so fast
 
     def waiting(self, now: float, within_s: float = 5.0) -> float:
         """Which part of the last seconds it waited."""

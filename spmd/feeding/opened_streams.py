@@ -33,13 +33,15 @@ START_S = 20.0  # for a scheduler to answer
 class OpenedStream:
     """stream: its name at the scheduler. version, text: of the pipeline's source, which stay.
 
-    order: what tells it from other streams, "" where only workers can say it.
+    order: what tells it from other streams, "" where only workers can say it. settings: those of
+    its pipeline that have part in it.
     """
 
     stream: str
     version: int
     text: str
     order: str = ""
+    settings: dict[str, Any] | None = None
 
 
 def opened(name: str, address: str, keys: Keys, feed: Any, run: str,
@@ -60,7 +62,7 @@ def opened_by(client: Client, name: str, feed: Any, run: str,
                        text=before.text if before else "")
     _compare(name, said["facts"], feed)
     return OpenedStream(said["stream"], said["version"], said["text"],
-                        said["facts"].get("order", ""))
+                        said["facts"].get("order", ""), said["order"])
 
 
 def _compare(name: str, facts: dict[str, Any], feed: Any) -> None:

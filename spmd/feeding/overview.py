@@ -64,7 +64,7 @@ def _consumer(scheduler: Scheduler, one: KnownConsumer, now: float) -> dict[str,
         "feed": one.said["feed"], "ranks": one.ranks(), "host": _host(scheduler, one.said["host"]),
         "device": one.said["device"], "rows": one.said["rows"],
         "batches": one.taken // one.per_batch,
-        "rate": _round(one.meter.rate), "taken_per_s": _round(one.meter.per_second(now)),
+        "rate": _round(one.could), "taken_per_s": _round(one.meter.per_second(now)),
         "starved": round(starved, 4), "queued": one.queued // one.per_batch,
         "needs": None if needs is None else round(needs, 2),
         "workers": {w: round(s, 3) for w, s in found.of(one.consumer).items()},
@@ -75,7 +75,7 @@ def _consumer(scheduler: Scheduler, one: KnownConsumer, now: float) -> dict[str,
 
 def _host(scheduler: Scheduler, host: str) -> str:
     """A machine by the name that its agents give it: what consumers say is for machines."""
-    return next((a.name for a in scheduler.agents.values() if a.host == host), host[:8])
+    return scheduler.names.get(host) or host[:8]
 
 
 def _workers(scheduler: Scheduler, now: float) -> Any:
@@ -195,7 +195,7 @@ def warnings(seen: dict[str, Any]) -> list[str]:
                      "it always waits, so what it needs cannot be measured; try more workers: ")
             text += _raised(limit, c["pipeline"]) if limit else "python -m spmd feed " + (
                 f"update {c['pipeline']} --workers {count + 1}" if count < there else
-                f"worker --connect {address}")
+                "worker") + f" --connect {address}"
         found.append(text)
     found += _lines(seen)
     found += [f"a worker of {w['host']} is at {w['at']['example']} ({w['at']['file']}:"

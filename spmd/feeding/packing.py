@@ -8,15 +8,11 @@ from __future__ import annotations
 
 import time
 
-from codegen.errors import EnvironmentFault, InputError
-from spmd.feeding.evaluating import dtype_text
+import lz4.block
+import zstandard
 
-try:
-    import lz4.block
-    import zstandard
-except ImportError as missing:
-    raise EnvironmentFault(f"feeding needs {missing.name}, which is not installed here",
-                           remedy="pip install pyzmq lz4 zstandard") from None
+from codegen.errors import InputError
+from spmd.feeding.evaluating import dtype_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from hashlib import blake2b
 from typing import Any
 
 from codegen.errors import AgreementError
-from spmd.data.settings import FIXED
+from spmd.data.settings import FIXED, ORDER
 from spmd.feeding.scheduler_state import COMES, KnownRun, StateFile, StoredPipeline
 from spmd.feeding.wire import new_id
 
@@ -44,7 +44,7 @@ class RunVersions:
         self.runs[run.stream] = run
         self.store.remember(runs=[run])
         return {"stream": run.stream, "version": one.version, "text": text_digest(*one.code()),
-                "facts": one.facts}
+                "facts": one.facts, "order": {name: one.settings.get(name) for name in ORDER}}
 
     def register(self, now: StoredPipeline, said: Mapping[str, Any]) -> int:
         """The version that a consumer takes; the newest, where its run did not say one."""

@@ -16,9 +16,9 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Any
 
-from codegen.errors import AgreementError, SpmdError
+from codegen.errors import AgreementError, PeerError, SpmdError
 from spmd.feeding.assignment import Assignment, assign
-from spmd.feeding.known_parties import KnownAgent, KnownConsumer, KnownPipeline
+from spmd.feeding.known_parties import KnownAgent, KnownConsumer, KnownPipeline, find_rates
 from spmd.feeding.pipeline_requests import cancelled, submitted, updated
 from spmd.feeding.run_versions import RunVersions, unknown_pipeline
 from spmd.feeding.scheduler_state import FullDisk, StateFile, StoredPipeline
@@ -56,6 +56,7 @@ class Scheduler:
         self.assigned = Assignment(store.shares())
         self.history: dict[str, deque[tuple[float, ...]]] = {}
         self.since = time.time()
+        self.names: dict[str, str] = {}  # of machines, as their agents said them
         self.snapshot: dict[str, Any] = {}  # what the page shows; replaced, never changed
         self.looking: Any = None  # makes it: overview.overview
         self.stopping = ""
@@ -148,6 +149,7 @@ class Scheduler:
 
     def _on_join(self, peer: bytes, message: Message) -> None:
         now = time.monotonic()
+        self.names[message["host"]] = message["name"]
         known = self.agents.get(message["agent"])
         if known is None:
             self.agents[message["agent"]] = KnownAgent(peer, message.fields, now)
@@ -294,7 +296,7 @@ class Scheduler:
         self.pipelines[one.name] = one
         self.dirty = True
         self.tell(peer, "answer", value={"name": one.name, "version": one.stored.version,
-                                         "what": what})
+                                         "what": what, **self._strange(message)})
 
     def _on_update(self, peer: bytes, message: Message) -> None:
         stored = updated(message.fields, self.pipelines)
@@ -306,7 +308,18 @@ class Scheduler:
                   if c.pipeline == one.name and c.version != stored.version]
         self.tell(peer, "answer", value={
             "name": one.name, "version": stored.version, "settings": stored.settings,
-            "runs_before": len({c.said["stream"] or c.consumer for c in before})})
+            "runs_before": len({c.said["stream"] or c.consumer for c in before}),
+            **self._strange(message)})
+
+    def _strange(self, message: Message) -> dict[str, list[str]]:
+        """Names of workers=[…] that nobody has who is there: they may come yet, or be wrong."""
+        wanted = message["settings"].get("workers")
+        wanted = wanted if isinstance(wanted, list) else []
+        agents = self.agents.values()
+        names = {a.name for a in agents}.union(*(row.names for a in agents for row in a.rows()))
+        strange = [name for name in wanted if name not in names]
+        there = sorted({a.name for a in agents})
+        return {"strange": strange, "there": there} if strange else {}
 
     def _replace(self, old: StoredPipeline, new: StoredPipeline) -> None:
         self.store.put_pipeline(new, self.versions.replaced(old, new))
@@ -317,12 +330,18 @@ class Scheduler:
         self.store.drop_pipeline(name)
         del self.pipelines[name]
         self.versions.cancelled(name)
-        for one in [c for c in self.consumers.values() if c.pipeline == name]:
-            self.tell(one.peer, "failed", code=75, text=f"pipeline {name} was cancelled")
+        ended = [c for c in self.consumers.values() if c.pipeline == name]
+        for one in ended:
+            self.tell(one.peer, "failed", code=75, text=str(PeerError(
+                f"pipeline {name} was cancelled by {message['by'] or 'somebody'}",
+                found=f"{one.taken // one.per_batch} batches that this process took",
+                remedy="submit it again; a run that keeps checkpoints goes on with --resume")))
             del self.consumers[one.consumer]
         self._drop_unused()
         self.dirty = True
-        self.tell(peer, "answer", value={"name": name, "what": "cancelled"})
+        self.tell(peer, "answer", value={
+            "name": name, "what": "cancelled",
+            "runs": len({c.said["stream"] or c.consumer for c in ended})})
 
     def _on_status(self, peer: bytes, message: Message) -> None:
         self.look(time.monotonic())
@@ -342,6 +361,7 @@ class Scheduler:
                                    if name == one.name})
                      for one in self.pipelines.values() if one.name in running]
         there = {row.worker for row in workers}
+        find_rates(self.consumers.values(), now)
         found = assign(pipelines, [c.row(now, there) for c in self.consumers.values()], workers,
                        self.assigned.shares, int(now // self.slice_s))
         if now < self.coming_until and (self.awaited or self._are_unmeasured()):

@@ -45,6 +45,7 @@ SENT, GONE, FULL = "sent", "gone", "full"
 
 REFUSED_KEY = "it refuses our key"
 OTHER_KEY = "it ends our connections: its key is another one than we know"
+OF_KEYS = (REFUSED_KEY, OTHER_KEY)
 FINAL = (zmq.EVENT_HANDSHAKE_FAILED_AUTH, zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)
 SAYS = {  # what a monitor tells of a line that does not stand
     zmq.EVENT_CONNECTED: "it takes connections and gives no proper answer",
@@ -245,7 +246,9 @@ class LineWatch:
             self._found = ("nothing answers there" if now - self._tried > SILENT_MS / 1000 else
                            "the connection is refused: nobody listens there")
         elif event in SAYS:
-            self._found = SAYS[event]
+            # It is tried on, and connects again: that says nothing new.
+            if event != zmq.EVENT_CONNECTED or self._found not in OF_KEYS:
+                self._found = SAYS[event]
             self._ended = self._ended or event in FINAL
             self._tried = now
 

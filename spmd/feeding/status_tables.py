@@ -33,7 +33,8 @@ def table_text(seen: dict[str, Any], width: int = 0) -> str:
     lines += _shortened(RUNS, [_run(c) for c in seen["consumers"]], "ranks", width)
     lines += _shortened(MACHINES, [_machine(seen, a) for a in seen["agents"]], "agents", width)
     if not seen["pipelines"]:
-        lines += ["", "no pipeline was submitted yet: python -m spmd feed submit FILE.py"]
+        lines += ["", "no pipeline was submitted yet: python -m spmd feed submit FILE.py "
+                  f"--connect {seen['scheduler']['address']}"]
     return _cut(lines, width) + _warned(seen["warnings"], width)
 
 
@@ -64,8 +65,9 @@ def pipeline_text(seen: dict[str, Any], name: str, width: int = 0) -> str:
 
 def _head(seen: dict[str, Any]) -> str:
     head = seen["scheduler"]
-    return (f"{head['address']}, up {_duration(head['uptime_s'])}: {len(seen['workers'])} workers "
-            f"of {len(seen['agents'])} agents")
+    workers, agents = len(seen["workers"]), len(seen["agents"])
+    return (f"{head['address']}, up {_duration(head['uptime_s'])}: {workers} worker"
+            f"{'s' * (workers != 1)} of {agents} agent{'s' * (agents != 1)}")
 
 
 def _pipeline(p: dict[str, Any]) -> Row:

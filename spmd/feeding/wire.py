@@ -159,7 +159,7 @@ TABLE: dict[str, dict[str, Check]] = {
                "fixed": maybe(settings), **TEXTS, **FACTS},
     "open": {"pipeline": name, "version": maybe(count), "text": maybe(text(64)), "run": text(64),
              "feed": name},
-    "cancel": {"name": name},
+    "cancel": {"name": name, "by": maybe(text(256))},
     "status": {},
     "answer": {"value": plain(12, 65536)},
     "refused": {"text": text(65536), "code": whole(0, 255)},

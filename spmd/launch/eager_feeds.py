@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -110,6 +111,7 @@ class EagerFeed:
         self.name, self.given = name, given
         self.beside: list[Supply] = [] if beside is None else beside
         self._acting: Pipeline | None = None  # of environments, which are here then
+        self._open: Generator[dict[str, np.ndarray]] | None = None
 
     def batches(self, batch: int, fields: Mapping[str, tuple[Any, Any]]
                 ) -> Iterator[dict[str, np.ndarray]]:
@@ -118,7 +120,13 @@ class EagerFeed:
             pipeline.check_batch(batch)
             self._acting = pipeline
             return pipeline.batches(batch, fields)
-        return self._served(batch, fields)
+        self._open = self._served(batch, fields)
+        return self._open
+
+    def close(self) -> None:
+        """Ends its workers, wherever the program has stopped taking."""
+        if self._open is not None:
+            self._open.close()
 
     def send(self, first: int, values: Mapping[str, np.ndarray]) -> None:
         """Values behind a batch, for the environments at the positions first, first + 1, …"""
@@ -130,7 +138,7 @@ class EagerFeed:
         self._acting.send(first, values)
 
     def _served(self, batch: int, fields: Mapping[str, tuple[Any, Any]]
-                ) -> Iterator[dict[str, np.ndarray]]:
+                ) -> Generator[dict[str, np.ndarray]]:
         feed = FedFeed(0, self.name, [FeedField(name, str(dtype), (batch, *shape))
                                       for name, (shape, dtype) in fields.items()], ())
         ring = WholeRing(feed)
@@ -145,9 +153,15 @@ class EagerFeed:
             ring.close()
 
 
-def eager_feeds(given: Any) -> Any:
-    """What `run --eager --feed` gives, for program.eager(feed=…)."""
-    if isinstance(given, str):
-        return EagerFeed("feed", given)
+@contextmanager
+def eager_feeds(given: Any) -> Iterator[Any]:
+    """What `run --eager --feed` gives, for program.eager(feed=…): closed behind the run."""
+    one = isinstance(given, str)
     beside: list[Supply] = []
-    return {name: EagerFeed(name, text, beside) for name, text in given.items()}
+    feeds = {name: EagerFeed(name, text, beside)
+             for name, text in ({"feed": given} if one else given).items()}
+    try:
+        yield feeds["feed"] if one else feeds
+    finally:
+        for feed in feeds.values():
+            feed.close()

@@ -51,11 +51,20 @@ class OpenFeed:
         self.supply: Supply | None = None
 
 
-def said_of(one: OpenFeed) -> dict[str, str]:
-    """What a checkpoint knows the stream of a feed by, and the text of what computes it; "" where
-    nothing is known."""
-    asked = {what: getattr(one.supply, what, None) for what in ("order", "text")}
+def said_of(one: OpenFeed) -> dict[str, Any]:
+    """What a checkpoint knows the stream of a feed by, the text of what computes it, and settings
+    that have part in it; "" where nothing is known."""
+    asked = {what: getattr(one.supply, what, None) for what in ("order", "text", "settings")}
     return {what: ask() if ask else "" for what, ask in asked.items()}
+
+
+def _that_differ(kept: Any, now: Any) -> tuple[str, str]:
+    """Settings of a pipeline that are other ones than those kept, as texts; "" for none."""
+    if not isinstance(kept, dict) or not isinstance(now, dict):
+        return "", ""
+    names = [name for name in kept if name in now and kept[name] != now[name]]
+    before, after = (", ".join(f"{name}={of[name]!r}" for name in names) for of in (kept, now))
+    return before, after
 
 
 class Feeds:
@@ -193,10 +202,11 @@ class Feeds:
         kept, now = resumed["feeds"][one.feed.name], said_of(one)
         order, text = kept.get("order", ""), kept.get("text", "")
         if order and now["order"] and order != now["order"]:
+            before, after = _that_differ(kept.get("settings"), now["settings"])
             self.processes.refuse(InputError(
                 f'feed "{one.feed.name}" is another stream than that of the checkpoint',
-                expected="a pipeline with the same source, sampling, seed and order as before",
-                found="other ones: examples would be taken twice, or never",
+                expected=before or "a pipeline with the same source as before",
+                found=f"{after or 'another source'}: examples would be taken twice, or never",
                 remedy="the pipeline as it was; or a new run that begins with the kept arrays"))
         if order and (hold := getattr(one.supply, "goes_on_with", None)):
             hold(order)  # workers are held to it where nobody else knows it yet

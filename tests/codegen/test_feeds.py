@@ -560,3 +560,18 @@ def test_a_field_may_have_any_name_of_a_value():
 
     plan = lower(named.capture()).plan
     assert [a.name for a in plan.takes[0].arrays] == ["memory", "count"]
+
+
+@pytest.mark.parametrize("loop, words", [
+    ("feed", "source of typed cannot be read.*try:      a file with the program"),
+    ("spmd.range(feed.next().x.shape[0] + spmd.axis_size('r'))",
+     "source of typed cannot be read.*try:      a file with the program"),
+])
+def test_a_program_without_a_file_is_told_so(loop, words):
+    """As Python reads one from standard input."""
+    names = {"spmd": spmd}
+    exec("@spmd.program(mesh=('r',))\ndef typed(batch: int = 4):\n"
+         "    feed = spmd.feed(x=spmd.spec((batch,)))\n"
+         f"    for b in {loop}:\n        pass\n    return spmd.zeros(3)\n", names)
+    with pytest.raises(TracedValueError, match=f"(?s)can only stand in a for statement.*{words}"):
+        spmd.build(names["typed"])

@@ -365,3 +365,13 @@ def test_byte_pairs_are_the_most_frequent(tmp_path):
 @given(st.text(st.characters(codec="utf-8"), max_size=60))
 def test_byte_pairs_lose_nothing(text):
     assert PAIRS.decode(PAIRS.encode(text)) == text
+
+
+def test_what_others_call_normalising_is_named():
+    with pytest.raises(spmd.InputError, match=r"data.standardise\(x, mean, std\)"):
+        data.normalise(np.ones((2, 2, 3)), [0.5, 0.5, 0.5], [0.2, 0.2, 0.2])
+    for size in (32, (32,), (0, 4), (2.5, 3)):
+        with pytest.raises(spmd.InputError, match=r"\(height, width\), each from 1"):
+            data.image.resize(np.ones((4, 4)), size)
+        with pytest.raises(spmd.InputError, match=r"\(height, width\), each from 1"):
+            data.image.center_crop(np.ones((4, 4)), size)

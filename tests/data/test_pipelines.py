@@ -102,7 +102,7 @@ def returned(value, fields=FIELDS, **settings):
     def f(example):
         return value(example) if callable(value) else value
 
-    return f.compute(0, 3, fields)
+    return f.compute(0, 3, fields, raises=False)
 
 
 MISFITS = {
@@ -181,6 +181,42 @@ def test_what_no_example_can_do_without_is_not_skipped():
     found = returned(lambda e: __import__("no_such_package"), on_error="skip")
     (failure,) = found.failures
     assert failure.fatal and "No module named 'no_such_package'" in failure.text
+    assert f"install it where workers run: {sys.executable}" in failure.text
+
+
+@pytest.mark.parametrize("raises, words", [
+    (lambda e: e.label, ""), (lambda e: np.zeros(2, int, int, int, int, int), ""),
+    (lambda e: data.image.decode(b"no picture"), "on_error='skip'"),
+    (lambda e: int("no number"), "on_error='skip'"),
+    (lambda e: data.image.resize(np.zeros((4, 4)), 2), "on_error='skip'"),
+    (lambda e: {"x": np.zeros(3)}, "data.pad_or_cut(…, 2)"),
+    (lambda e: {"z": np.zeros(2)}, "call 'z' 'x'"),
+])
+def test_what_to_try_can_help(raises, words):
+    error = str(returned(raises).failures[0].error("f"))
+    assert words in error and (words == "on_error='skip'") == ("on_error" in error)
+
+
+def test_pictures_of_several_sizes_are_to_be_resized():
+    found = returned(lambda e: {"x": np.zeros((4 + e, 5, 3), np.uint8)}, None)
+    assert "try:      data.image.resize(picture, (4, 5))" in found.failures[0].text
+    assert "-1" in returned({"x": None}, None).failures[0].text
+
+
+@pytest.mark.parametrize("setting, words", [
+    ("num_workers", "workers=…"), ("batch_size", "spmd.spec"), ("transform", "in the function"),
+    ("epoch", "epochs=…"), ("xyz", "remove it"),
+])
+def test_settings_of_other_libraries_are_told_what_they_are_here(setting, words):
+    with pytest.raises(spmd.UsageError, match=f"no setting '{setting}'(?s:.*)try: .*{words}"):
+        data.pipeline(source=data.range(2), **{setting: 4})
+
+
+def test_a_pipeline_of_a_function_that_is_there():
+    made = data.pipeline(lambda example: {"x": example}, source=data.range(3), shuffle=False)
+    assert made.compute(0, 3).arrays["x"].tolist() == [0, 1, 2]
+    with pytest.raises(spmd.UsageError, match="needs a source"):
+        data.pipeline(lambda example: {"x": example})
 
 
 def test_a_stop_stops_and_an_exit_is_a_failure():
@@ -188,6 +224,25 @@ def test_a_stop_stops_and_an_exit_is_a_failure():
     assert "SystemExit" in returned(lambda e: sys.exit(3)).failures[0].text
     with pytest.raises(KeyboardInterrupt):
         returned(lambda e: (_ for _ in ()).throw(KeyboardInterrupt()))
+
+
+def test_an_example_that_fails_is_raised_unless_it_is_skipped_or_asked_for():
+    @data.pipeline(source=data.range(6), shuffle=False)
+    def f(example):
+        return {"x": 6 // (example - 2)}
+
+    with pytest.raises(spmd.InputError, match="failed at position 2, number 2") as caught:
+        f.compute(0, 4)
+    assert "ZeroDivisionError" in str(caught.value) and "6 // (example - 2)" in str(caught.value)
+    assert f.compute(3, 3).arrays["x"].tolist() == [6, 3, 2]
+    assert len(f.compute(0, 4, raises=False).failures) == 1
+
+    @data.pipeline(source=data.range(6), on_error="skip")
+    def g(example):
+        import no_such_package  # noqa: F401
+
+    with pytest.raises(spmd.InputError, match="no_such_package"):  # no other example is better
+        g.compute(0, 4)
 
 
 def test_a_batch_that_raises_fails_as_one():
@@ -211,7 +266,7 @@ def test_a_batch_that_returns_something_else(value, words):
     def f(examples):
         return value
 
-    assert words in f.compute(0, 8).failures[0].text
+    assert words in f.compute(0, 8, raises=False).failures[0].text
 
 
 def test_batches_may_be_lists_of_examples():
@@ -296,5 +351,5 @@ def test_whatever_class_is_raised_it_is_said():
             raise Mute
         return {"x": example}
 
-    (failed,) = raises.compute(0, 9).failures
+    (failed,) = raises.compute(0, 9, raises=False).failures
     assert failed.position == 3 and failed.text == "Mute: its text cannot be had: OSError"

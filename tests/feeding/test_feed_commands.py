@@ -46,7 +46,8 @@ def test_submit_status_update_cancel(served, feed, tmp_path):
     file.write_text(PIPELINE.format(name="words", seconds=0, settings="seed=2"))
     code, out, err = feed("submit", file, "--priority", 3, "--workers", "hosta,hostb",
                           "--rates", "cpu=50,gpu=400", "--cost-per-hour", 2.5, *here)
-    assert (code, out, err) == (0, "words: submitted (version 1)\n", "")
+    assert (code, out, err) == (0, "words: submitted (version 1); no worker is called hosta or "
+                                "hostb now, there is none\n", "")
 
     def settings_of(*words):
         return json.loads(feed("status", "--json", *words)[1])["settings"]
@@ -169,10 +170,34 @@ def test_a_pipeline_is_compared_with_its_image(served, tmp_path):
             (f"{{{x}}}", "field y is not among what it gives"),
             (f"{{{x}, {y}, 'z': 1}}", "no feed has a field z"),
             (f"{{'x': np.zeros((3, 1), np.float32), {y}}}", r"field x has the shape \(3, 1\)"),
-            (f"{{{x}, 'y': 1}}", "field y is of int64")):
+            (f"{{{x}, 'y': 1.5}}", "field y is of float64"),
+            (f"{{{x}, 'y': 2**40}}", "field y is of int64, from 1099511627776")):
         with pytest.raises(spmd.InputError, match=f"(?s)given.py:.*train.img takes: {message}"):
             submitted(returned)
     assert submitted(f"{{{x}, {y}}}")["what"] == "new"
+    # What a run casts is no misfit: labels are Python's integers.
+    for cast in (f"{{{x}, 'y': 1}}", f"{{'x': np.zeros(3), {y}}}",
+                 "{'x': np.zeros(3, np.uint8), 'y': True}"):
+        assert submitted(cast)["what"] == "changed"
+
+
+@pytest.mark.parametrize("name, package", [
+    ("zmq", "pyzmq"), ("lz4", "lz4"), ("zstandard", "zstandard")])
+def test_a_missing_package_is_said_before_anything_starts(name, package, tmp_path):
+    (tmp_path / "p.py").write_text(
+        "import spmd.data as d\np = d.pipeline(source=d.range(2))(lambda e: e)\n")
+    (tmp_path / "q.py").write_text(
+        "import spmd\n@spmd.program(mesh=('r',))\ndef q():\n"
+        "    return spmd.feed(x=spmd.spec((4,))).next().x\n")
+    for words in (["feed", "worker", "--connect", "tcp://127.0.0.1:1"],
+                  ["run", str(tmp_path / "q.py"), "--eager", "--feed", str(tmp_path / "p.py")]):
+        done = subprocess.run(
+            [sys.executable, "-c", f"import sys; sys.modules[{name!r}] = None\n"
+             f"from spmd import cli; sys.exit(cli.main({words}))"],
+            capture_output=True, text=True, timeout=60)
+        assert done.returncode == 69, done.stderr
+        assert f"feeding needs {package}, not installed here" in done.stderr
+        assert "pip install pyzmq lz4 zstandard" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_a_scheduler_of_a_run_ends_with_it():

@@ -107,6 +107,9 @@ def test_a_line_says_why_it_does_not_stand(monkeypatch):
         watch = found[why] = lines.watch(lines.dealer(where, key, new_id()))
         until(lambda watch=watch, why=why: not watch.broke() and why in watch.why())
         assert watch.away() > 0
+    for _ in range(20):  # it is tried on, which changes nothing of what is said
+        time.sleep(0.05)
+        assert not found[OTHER_KEY].broke() and found[OTHER_KEY].why() == OTHER_KEY
     allowed.add(keys.public)  # without starting anything anew
     until(lambda: not found[REFUSED_KEY].broke() and found[REFUSED_KEY].stands)
     with pytest.raises(UsageError, match="HOST:PORT"):

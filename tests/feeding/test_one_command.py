@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from contextlib import suppress
@@ -123,6 +124,23 @@ def test_environments_act_alike_in_an_eager_run(tmp_path):
     (file := tmp_path / "carts_of_a_feed.py").write_text(CARTS)
     np.testing.assert_array_equal(play.eager(feed=EagerFeed("feed", str(file))), expected)
     np.testing.assert_array_equal(spmd.build(play).run(ranks=2, feed=str(file)), expected)
+
+
+def test_an_eager_run_that_stops_before_the_stream_ends_ends_in_silence(tmp_path):
+    (program := tmp_path / "first.py").write_text(
+        PROGRAM.replace("while feed.more():", "for _ in range(2):"))
+    done = subprocess.run(
+        [sys.executable, "-m", "spmd", "run", program, "--eager", "--feed",
+         pipeline(tmp_path, n=2000)], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "") and "count: int64 32" in done.stdout
+
+
+def test_what_hangs_has_the_name_of_its_example(image, tmp_path):
+    """Workers say no names where examples take no time: the run asks the source itself."""
+    file = pipeline(tmp_path, "time.sleep(60 if example == 150 else 0)")
+    file.write_text(file.read_text().replace("epochs=1", "epochs=1, shuffle=False, timeout=1"))
+    with pytest.raises(spmd.InputError, match="failed at position 150, number 150\n"):
+        spmd.load(image).run(feed=file)
 
 
 def processes(launch, module):
@@ -245,7 +263,8 @@ def test_a_run_goes_on_with_the_same_stream_only(tmp_path):
 
     image, kept = spmd.build(summed, checkpoint=True), str(tmp_path / "kept")
     assert image.run(feed=given(3), checkpoint=kept, every=1) == 160 * 159 // 2
-    with pytest.raises(spmd.InputError, match="another stream than that of the checkpoint"):
+    with pytest.raises(spmd.InputError, match="(?s)another stream than that of the checkpoint"
+                       ".*expected: seed=3\n.*found:    seed=4: examples would"):
         image.run(feed=given(4), resume=kept)
     assert image.run(feed=given(3, epochs=2), resume=kept, ranks=2) == 160 * 159
 

@@ -9,7 +9,7 @@ import pytest
 
 from spmd.data.settings import Settings
 from spmd.feeding.keys import made_for_a_run
-from spmd.feeding.known_parties import KnownConsumer
+from spmd.feeding.known_parties import KnownConsumer, find_rates
 from spmd.feeding.measuring import RateMeter
 from spmd.feeding.metrics import prometheus
 from spmd.feeding.overview import overview
@@ -150,11 +150,13 @@ def test_rates_are_of_those_who_do_not_wait():
 
 
 def test_who_starves_with_enough_workers_gets_more():
-    said = {"consumer": IDS[0], "pipeline": "images", "rows": [0, 100], "host": "a", "ranks": [3]}
+    said = {"consumer": IDS[0], "pipeline": "images", "rows": [0, 100], "host": "a", "ranks": [3],
+            "stream": None, "feed": "feed"}
     one = KnownConsumer(b"", said, 1, 0.0)
     for k in range(40):
         one.rate(k / 2, {"taken": 500 * k, "busy_s": 0.4 * k, "waited_s": 0.1 * k, "queued": 0})
         one.adapt(k / 2, True)
+    find_rates([one], k / 2)
     assert 1250 * 1.1 < one.row(0.0, []).rate <= 1250 * 1.5
     assert one.ranks() == "rank 3"
 

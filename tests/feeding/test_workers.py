@@ -268,7 +268,8 @@ def test_an_example_that_hangs_is_named_with_its_line():
     with running(numbers(body, n=20, shuffle=False, timeout=1.0)) as run:
         run.workers(1)
         (ring,) = run.supply(x_of(20), 20)
-        with pytest.raises(InputError, match="(?s)position 7.*1 s, its timeout") as found:
+        with pytest.raises(InputError, match="(?s)position 7.*1 s, its timeout.*try:      "
+                           "timeout=300") as found:
             ring.next()
         assert str(found.value).startswith("made_here.py:7: ")
 

@@ -78,6 +78,14 @@ def why_unconverted() -> str:
     return f"{code.co_name} was called by code that is not compiled"
 
 
+def in_a_for_statement(remedy: str = "") -> tuple[str, str]:
+    """Of what stands in no for statement that is compiled: what is behind the text of the value
+    that was found, and what to try."""
+    if why := why_unconverted():
+        return f"; {why}", "a file with the program in it, which Python runs or imports"
+    return "", f"leave out the enumerate, zip, list or comprehension around it{remedy}"
+
+
 def _unread(code: types.CodeType) -> str:
     return f"the source of {code.co_name} cannot be read, so its control flow is not compiled"
 

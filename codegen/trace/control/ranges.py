@@ -13,6 +13,7 @@ from codegen.symbolic.expr import Expr
 from codegen.trace import known
 from codegen.trace.array import Array
 from codegen.trace.context import require_context
+from codegen.trace.control.conversion import in_a_for_statement
 from codegen.trace.number import expr_of
 
 
@@ -26,10 +27,11 @@ class Range:
         bounds = [expr_of(b) for b in (self.start, self.stop, self.step)]
         if all(b is not None and b.is_const for b in bounds):
             return iter(range(*(b.value for b in bounds if b is not None)))
+        why, remedy = in_a_for_statement()
         raise TracedValueError(
             "spmd.range can only stand in a for statement",
-            expected="for i in spmd.range(n): in the program's own source", found=repr(self),
-            remedy="leave out the enumerate, zip, list or comprehension around it",
+            expected="for i in spmd.range(n): in the program's own source", found=f"{self!r}{why}",
+            remedy=remedy,
         )
 
     def __reversed__(self) -> Range:

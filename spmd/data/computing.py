@@ -20,6 +20,7 @@ import numpy as np
 from codegen.casts import may_cast, range_text
 from codegen.errors import EnvironmentFault, InputError, Place, SpmdError
 from codegen.short_batches import MASK
+from spmd.data.source_tools import ChangedFile
 
 Specs = dict[str, tuple[tuple[int, ...], np.dtype]]
 
@@ -233,7 +234,8 @@ def failure(
     if isinstance(error, Misfit):
         text = str(error).replace("\n", "\n  ")
         return Failure(position, example, place.file, place.line, text, fatal)
-    fatal = fatal or isinstance(error, EnvironmentFault | ImportError)  # no other example is better
+    # No other example is better.
+    fatal = fatal or isinstance(error, EnvironmentFault | ImportError | ChangedFile)
     frames = traceback.extract_tb(error.__traceback__)
     mine = [f for f in frames if f.filename == place.file] or [
         f for f in frames if not _is_library(f.filename)]

@@ -73,7 +73,7 @@ class _LineIndex:
         end = int(self.starts[place + 1]) if place + 1 < len(self.starts) else self.size
         begin = self.file.read(start, end - start)
         at = 0
-        for _ in range(rest):
+        for _ in range(rest):  # they are there: the file has not changed
             at = begin.index(b"\n", at) + 1
         stop = begin.find(b"\n", at)
         return begin[at:] if stop < 0 else begin[at : stop + 1]

@@ -19,6 +19,7 @@ import numpy as np
 
 from codegen.errors import Place, UsageError
 from codegen.short_batches import MASK, check_holes, not_given
+from spmd.data.came_back import in_one_process
 from spmd.data.computing import (
     Failure,
     Misfit,
@@ -95,7 +96,8 @@ class Pipeline:
     def _order_of(self) -> str:
         s = self.settings
         order = (s.sampling, s.seed, s.shuffle, self.size)
-        return Digest("order").add(self.source.digest(), *order).text()
+        drawn = self._drawn().digest()
+        return Digest("order").add(self.source.digest(), drawn, *order).text()
 
     def specs(self) -> Specs:
         """Shape and dtype of each field, as the first example has them; it is computed for that."""
@@ -217,9 +219,11 @@ class Pipeline:
             watch(position)
             reading = True
             try:
-                example = draw.get(key)
-                reading = False
-                table.put(row, self._of_one(example, position))
+                with in_one_process(self.place):
+                    example = draw.get(key)
+                    reading = False
+                    found = self._of_one(example, position)
+                table.put(row, found)
             except EndOfStream:
                 return
             except KeyboardInterrupt:
@@ -271,12 +275,14 @@ class Pipeline:
         reading = self.source.found_by() == "reading"
         try:
             keys = draw.keys(np.array(positions, np.int64)) if positions else []
-            examples = self._read_on(keys) if reading else draw.get_many(keys)
-            count, reading = len(examples), False
-            if count:
-                more = {"rng": self._generators.at(begin)} if self._random else {}
-                found = self.function(examples, **more)
-                found = _stacked(found, count) if isinstance(found, list | tuple) else found
+            with in_one_process(self.place):
+                examples = self._read_on(keys) if reading else draw.get_many(keys)
+                count, reading = len(examples), False
+                if count:
+                    more = {"rng": self._generators.at(begin)} if self._random else {}
+                    found = self.function(examples, **more)
+            if count and isinstance(found, list | tuple):
+                found = _stacked(found, count)
         except KeyboardInterrupt:
             raise
         except BaseException as error:

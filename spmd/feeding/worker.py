@@ -16,8 +16,9 @@ import time
 from contextlib import suppress
 from math import ceil
 
-from codegen.errors import EXIT_DATA, EnvironmentFault, InputError
+from codegen.errors import EXIT_DATA, EnvironmentFault, InputError, Place
 from codegen.short_batches import MASK
+from spmd.data.came_back import in_one_process
 from spmd.feeding import machine
 from spmd.feeding.board import LOADING, READING, Board
 from spmd.feeding.children import Channel, of_parent
@@ -270,11 +271,13 @@ class Worker:
                      "line": None, "timeout": None}
             self.board.before(LOADING, where)
             try:
-                found = load_pipeline(said["name"], said["file"], said["source"])
+                with in_one_process(Place(said["file"], 0)):
+                    found = load_pipeline(said["name"], said["file"], said["source"])
                 timeout = said["settings"].get("timeout", found.settings.timeout)
                 self.board.before(READING, {**where, "line": found.line, "timeout": timeout})
                 evaluator = Evaluator(found, said["settings"])
-                evaluator.order()
+                with in_one_process(found.place):
+                    evaluator.order()
                 with suppress(Exception):  # it is said at the examples
                     found.total()
                 pipeline.evaluator = evaluator
@@ -293,9 +296,10 @@ class Worker:
         self.answer(work.peer, encode("refused", code=EXIT_DATA, text=str(InputError(
             f"a worker on {socket.gethostname()} reads another source than this run has begun with",
             expected="the same examples in the same order at every worker, and after a resume",
-            found="other files, another length, seed or order there",
-            remedy="the same files on every machine; if they have changed on purpose, submit the "
-            "pipeline again and begin a new run"))))
+            found="other files, another length, seed or order there; or a data.iterator that "
+            "gives others each time",
+            remedy="the same files on every machine, random numbers of a fixed seed; if they have "
+            "changed on purpose, submit the pipeline again and begin a new run"))))
         return False
 
     def fail(self, pipeline: HeldPipeline, work: QueuedWork, error: BaseException,

@@ -1,0 +1,45 @@
+"""Operations and sources that do what nobody would: workers, and the run, name them and go on or
+end; no example comes twice."""
+
+from __future__ import annotations
+
+import pytest
+
+from spmd import InputError
+from tests.feeding.feeding_kit import running, x_of
+
+HEAD = "import os, random, time\nimport numpy as np\nimport spmd.data as data\n"
+
+
+def numbers(body, source="data.range(100)", head="", **settings):
+    words = "".join(f", {k}={v!r}" for k, v in settings.items())
+    return (HEAD + head + f"@data.pipeline(source={source}, epochs=1{words})\n"
+            "def numbers(example):\n" + "".join(f"    {line}\n" for line in body.splitlines()))
+
+
+def all_of(ring):
+    seen = []
+    while (batch := ring.next(20)) is not None:
+        seen += batch["x"].tolist()
+    return seen
+
+
+@pytest.mark.parametrize("end", ["pass", "raise ValueError('of the child')"])
+def test_a_child_that_comes_back_from_a_fork_does_no_work_of_its_worker(end):
+    body = f"if example % 10 == 7 and not os.fork():\n    {end}\nreturn {{'x': example}}"
+    with running(numbers(body)) as run:
+        mine = run.workers(2)
+        (ring,) = run.supply(x_of(10), 10)
+        assert sorted(all_of(ring)) == list(range(100))
+        assert mine.said == []
+
+
+def test_workers_that_read_on_in_another_order_are_refused():
+    head = ("def drawn():\n    found = list(range(100))\n    random.shuffle(found)\n"
+            "    yield from found\n")
+    body = "time.sleep(0.01)\nreturn {'x': example}"
+    with running(numbers(body, "data.iterator(drawn)", head)) as run:
+        run.workers(3).wait_for_workers(3)
+        (ring,) = run.supply(x_of(10), 10)
+        with pytest.raises(InputError, match=r"a data\.iterator that gives others each time"):
+            all_of(ring)

@@ -72,7 +72,8 @@ class _Archive(ExampleSource):
     def _listed(self) -> list[PackedFile]:
         self._file.check_unchanged()  # from here on
         try:
-            found = _of_zip(self.path) if zipfile.is_zipfile(self.path) else _of_tar(self.path, self.match)
+            found = _of_zip(self.path) if zipfile.is_zipfile(self.path) else (
+                _of_tar(self.path, self.match))
         except OSError as error:
             raise unreadable(self.wrong, self.path, error) from None
         except (zipfile.BadZipFile, tarfile.TarError, ValueError) as error:

@@ -269,6 +269,8 @@ class _Csv(ExampleSource):
 
 def _widened(kind: str, value: str) -> str:
     """The type of a column, one more value seen."""
+    if "_" in value:  # Python would read numbers with it, no other program does
+        return "str"
     if kind == "int":
         try:
             int(value)
@@ -291,6 +293,8 @@ def _value(kind: Any, value: str) -> Any:
         if value.strip().lower() not in TRUTHS:
             raise ValueError(f"{value!r}: neither of {', '.join(TRUTHS)}")
         return kind(TRUTHS[value.strip().lower()])
+    if kind in (int, float) and "_" in value:
+        raise ValueError(f"{value!r} is no number")
     with np.errstate(over="ignore"):  # said below
         found = kind(value)
     if isinstance(found, float | np.floating) and np.isinf(found) and "inf" not in value.lower():

@@ -51,9 +51,11 @@ def iterator(function: Callable[[], Iterable[Any]], /) -> ExampleSource:
     The function is called anew for each epoch, and by each worker, and gives the same examples in
     the same order each time: no unseeded random numbers, no order that a set or a folder happens to
     have. A run is refused if the first 16 differ at two workers; nothing compares those behind
-    them. Arrays are copied as they are read, so that it may write each example to the same one. Its length is known when it ends. A worker that is asked for a
-    position reads on to it from where it is, so an iterator feeds few workers well; with
-    shuffle=True each 1024 examples are shuffled among each other.
+    them. Arrays are copied as they are read, so that it may write each example to the same one.
+
+    Its length is known when it ends. A worker that is asked for a position reads on to it from
+    where it is, so an iterator feeds few workers well; with shuffle=True each 1024 examples are
+    shuffled among each other.
 
     ::
 

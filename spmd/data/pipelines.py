@@ -27,6 +27,7 @@ from spmd.data.computing import (
     Stacked,
     StackedRows,
     failure,
+    plain,
     specs_of,
 )
 from spmd.data.drawing import Drawn, EndOfStream, drawn
@@ -313,7 +314,21 @@ def _stacked(results: Any, count: int) -> dict[str, Any]:
     if len(results) != count or not all(isinstance(r, Mapping) for r in results):
         raise Misfit(f"the pipeline returned another list than one of examples\n"
                      f"expected: {count} dicts\nfound:    {len(results)} values")
-    return {name: np.stack([np.asarray(r[name]) for r in results]) for name in results[0]}
+    for k, one in enumerate(results):
+        if one.keys() != results[0].keys():
+            raise Misfit(f"example {k} of what the pipeline returned has other fields than the "
+                         f"first\nexpected: {', '.join(results[0])}\nfound:    {', '.join(one)}\n"
+                         "try:      the same fields for each example")
+    found = {}
+    for name in results[0]:
+        every = [plain(name, r[name]) for r in results]
+        for k, a in enumerate(every):
+            if a.shape != every[0].shape:
+                raise Misfit(f"field {name!r} of example {k} has another shape than that of the "
+                             f"first\nexpected: {every[0].shape}\nfound:    {a.shape}\n"
+                             "try:      data.pad_or_cut(…, n) makes all equally long")
+        found[name] = np.stack(every)
+    return found
 
 
 # ---- decorators

@@ -42,7 +42,11 @@ class _Windows(ExampleSource):
         return found
 
     def _read(self, given: Any) -> np.ndarray:
-        found = self._of_file(given) if isinstance(given, str) else np.asarray(given)
+        found = self._of_file(given) if isinstance(given, str) else np.asarray(
+            given, None if isinstance(given, np.ndarray) else self.dtype)
+        if self.dtype not in (None, found.dtype):
+            raise self.wrong("the tokens have another dtype than data.windows is told",
+                             f"{self.dtype}", f"{found.dtype}", "leave dtype out, or .astype(…)")
         if found.ndim != 1 or found.dtype.hasobject or found.dtype.kind in "USV":
             raise self.wrong(
                 "windows are parts of one row of tokens", "an array of numbers with one dim",

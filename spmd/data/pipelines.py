@@ -64,6 +64,7 @@ class Pipeline:
         self._generators = Generators(settings.seed)
         self._order: Callable[[], str] = once_made(self._order_of)
         self._specs: Specs | None = None
+        self.when_full: Callable[[], None] | None = None  # called where memory is used up
         self._last: tuple[int, int, Any] | None = None  # a batch that was computed: of parts of it
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -230,11 +231,16 @@ class Pipeline:
             except KeyboardInterrupt:
                 raise
             except BaseException as error:  # whatever class the user's code raises
+                self._say_if_full(error)
                 fatal = reading and self.source.found_by() == "reading"
                 failed = failure(error, position, draw.name(key), self.place, fatal)
                 yield failed
                 if failed.fatal or self.settings.on_error == "stop":
                     return
+
+    def _say_if_full(self, error: BaseException) -> None:
+        if isinstance(error, MemoryError) and self.when_full:
+            self.when_full()
 
     def _of_one(self, example: Any, position: int) -> Any:
         if self._random:
@@ -287,6 +293,7 @@ class Pipeline:
         except KeyboardInterrupt:
             raise
         except BaseException as error:
+            self._say_if_full(error)
             name = self._batch_name(begin, count)
             found = failure(error, begin, name, self.place, reading)
         self._last = (begin, count, found)

@@ -6,9 +6,8 @@ Always holds: what is unpacked has exactly the length that was said, whatever a 
 
 from __future__ import annotations
 
-import time
-
 from codegen.errors import EnvironmentFault, InputError
+from spmd.feeding import steady_clock as time
 from spmd.feeding.evaluating import dtype_text
 
 try:

@@ -8,11 +8,11 @@ consumer is gone; no more memory is held for results than it may.
 from __future__ import annotations
 
 import faulthandler
+import os
 import resource
 import signal
 import socket
 import sys
-import time
 from contextlib import suppress
 from math import ceil
 
@@ -20,7 +20,8 @@ from codegen.errors import EXIT_DATA, EnvironmentFault, InputError, Place
 from codegen.short_batches import MASK
 from spmd.data.came_back import in_one_process
 from spmd.feeding import machine
-from spmd.feeding.board import LOADING, READING, Board
+from spmd.feeding import steady_clock as time
+from spmd.feeding.board import LOADING, OUT_OF_MEMORY, READING, Board
 from spmd.feeding.children import Channel, of_parent
 from spmd.feeding.evaluating import (
     Evaluator,
@@ -280,6 +281,7 @@ class Worker:
                     evaluator.order()
                 with suppress(Exception):  # it is said at the examples
                     found.total()
+                found.when_full = self.end_if_used
                 pipeline.evaluator = evaluator
             except BaseException as error:
                 self.fail(pipeline, work, error, "the pipeline itself, while it was loaded")
@@ -287,6 +289,11 @@ class Worker:
             finally:
                 self.board.idle()
         return pipeline.evaluator
+
+    def end_if_used(self) -> None:
+        """No memory is left: what was computed before may have kept it. A new worker has it."""
+        if any(made.examples for made in self.made.values()):
+            os._exit(OUT_OF_MEMORY)
 
     def is_meant(self, evaluator: Evaluator, work: QueuedWork) -> bool:
         """Does this machine read the stream that the run has begun with?"""

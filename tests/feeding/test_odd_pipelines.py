@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from spmd import InputError
-from tests.feeding.feeding_kit import running, x_of
+from tests.feeding.feeding_kit import mask_of, running, x_of
 
 HEAD = "import os, random, time\nimport numpy as np\nimport spmd.data as data\n"
 
@@ -43,3 +43,47 @@ def test_workers_that_read_on_in_another_order_are_refused():
         (ring,) = run.supply(x_of(10), 10)
         with pytest.raises(InputError, match=r"a data\.iterator that gives others each time"):
             all_of(ring)
+
+
+def test_deaths_after_examples_end_the_run_and_name_the_pipeline():
+    body = "if example == 57:\n    os.closerange(0, 1000)\nreturn {'x': example}"
+    with running(numbers(body, on_error="skip")) as run:
+        run.workers(2)
+        (ring,) = run.supply([*x_of(10), *mask_of(10)], 10)
+        with pytest.raises(InputError, match=r"numbers failed at no example, but soon after some"):
+            while ring.next(60) is not None:
+                pass
+
+
+def test_clocks_that_an_operation_changes_are_not_those_of_its_worker():
+    body = ("time.monotonic = time.time = time.perf_counter = lambda: 0.0\n"
+            "time.monotonic_ns = lambda: 0\ntime.sleep = lambda s: None\nreturn {'x': example}")
+    with running(numbers(body)) as run:
+        mine = run.workers(2)
+        (ring,) = run.supply(x_of(10), 10)
+        assert sorted(all_of(ring)) == list(range(100))
+        assert mine.said == []
+
+
+def test_what_a_full_worker_has_no_memory_for_is_computed_by_a_new_one():
+    head = "kept = []\n"
+    body = "kept.append(np.ones(4 << 20))\nreturn {'x': example}"  # 32 MiB
+    with running(numbers(body, head=head, on_error="skip")) as run:
+        mine = run.workers(1, memory=256 << 20)
+        (ring,) = run.supply([*x_of(2), *mask_of(2)], 2)
+        seen = []
+        while (batch := ring.next(60)) is not None:
+            assert batch["mask"].all()
+            seen += batch["x"].tolist()
+        assert sorted(seen) == list(range(100))
+        assert any("had no memory left" in text for text in mine.said)
+
+
+def test_an_example_that_no_memory_is_enough_for_fails():
+    body = "np.ones(1 << 33) if example == 57 else None\nreturn {'x': example}"
+    with running(numbers(body)) as run:
+        run.workers(1, memory=256 << 20)
+        (ring,) = run.supply(x_of(2), 2)
+        with pytest.raises(InputError, match=r"MemoryError"):
+            while ring.next(60) is not None:
+                pass

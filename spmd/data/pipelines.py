@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -36,6 +37,7 @@ from spmd.data.settings import Settings, read
 from spmd.data.source_base import ExampleSource
 from spmd.data.source_tools import Digest, caller, once_made
 
+NAME = re.compile(r"[A-Za-z0-9_.+-]{1,128}")  # as it stands on the wire and in FILE.py:NAME
 Watch = Callable[[int], None]
 
 
@@ -444,18 +446,25 @@ def _decorator(
             expected="what data.files, arrays, csv, lines, range or iterator returns",
             found=type(source).__name__, remedy=_instead(source))
     settings = read(given, place)
-    if not isinstance(name, str) or set(name) & set("@:/\\ ") or not (name or "x").isprintable():
-        raise UsageError(
-            f"name of data.{which} is wrong", place=place, found=repr(name),
-            expected="printable characters, without spaces and @ : /", remedy="name='train-images'")
+    if not isinstance(name, str) or (name and not NAME.fullmatch(name)):
+        raise _name_is_wrong(which, name, place)
 
     def decorate(function: Callable[..., Any]) -> Pipeline:
         if not callable(function):
             raise UsageError(f"data.{which} decorates functions", place=place,
                              expected="a function", found=type(function).__name__)
-        return Pipeline(function, source, settings, size, name)
+        found = Pipeline(function, source, settings, size, name)
+        if not found.name.isascii():
+            raise _name_is_wrong(which, found.name, found.place)
+        return found
 
     return decorate
+
+
+def _name_is_wrong(which: str, name: Any, place: Place | None) -> UsageError:
+    return UsageError(
+        f"name of data.{which} is wrong", place=place, found=repr(name),
+        expected="A to Z, a to z, digits and _ . + -, at most 128", remedy="name='train-images'")
 
 
 def _instead(source: Any) -> str:

@@ -15,7 +15,7 @@ import socket
 import sys
 import time
 
-from codegen.errors import EnvironmentFault
+from codegen.errors import EnvironmentFault, shown
 from spmd.feeding.board import AFTER, BEFORE, IDLE, LOADING, OUT_OF_MEMORY, READING, Board
 from spmd.feeding.children import Child, end_marked, end_together, ended_by
 from spmd.feeding.keys import Keys, zmq
@@ -383,7 +383,7 @@ def limit_of(at: dict[str, Any]) -> tuple[float | None, str]:
 
 
 def _say(text: str) -> None:
-    print(f"spmd feed worker: {text}", file=sys.stderr, flush=True)
+    print(shown(f"spmd feed worker: {text}"), file=sys.stderr, flush=True)
 
 
 def run_agent(connect: str, keys: Keys, processes: int, *, device: str = "cpu", free: str = "",

@@ -253,7 +253,7 @@ def _facts(found: Pipeline, source: str, image: str | None,
     try:
         with said_if_slow(f"the source of pipeline {found.name}", found.file):
             # What is only known by reading on is read here where an example was, else at workers.
-            order = found.order() if computed or found.source.found_by() != "reading" else None
+            order = found.order() if image or found.source.found_by() != "reading" else None
     except Exception:  # whatever the user's source raises: workers will say what is wrong
         order = None
     gives, why = None, "it was not computed"

@@ -342,3 +342,13 @@ def test_examples_of_a_batch_that_differ_are_named():
         made = data.batched(source=data.range(2), size=2)(lambda e, s=second: [{"x": 0}, s])
         (failed,) = made.compute(0, 2).failures
         assert "example 1" in failed.text and said in failed.text
+
+
+@pytest.mark.parametrize("name", ["größe", "a b", "a@b", "a:b", "a/b", "x" * 129])
+def test_names_that_a_scheduler_does_not_take_are_refused_where_they_stand(name):
+    def größe(example):
+        return {"x": 1}
+
+    for settings in ({"name": name}, {} if name == "größe" else {"name": name}):
+        with pytest.raises(spmd.UsageError, match=r"name of data.pipeline is wrong"):
+            data.pipeline(source=data.range(3), **settings)(größe)

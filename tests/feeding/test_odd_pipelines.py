@@ -87,3 +87,21 @@ def test_an_example_that_no_memory_is_enough_for_fails():
         with pytest.raises(InputError, match=r"MemoryError"):
             while ring.next(60) is not None:
                 pass
+
+
+def test_escape_sequences_of_an_exception_do_not_come_to_the_terminal(capfd):
+    body = ("if example == 7:\n"
+            "    raise ValueError('\\x1b[2Jgone\\r\\x9b5A é')\nreturn {'x': example}")
+    for on_error in ("stop", "skip"):
+        with running(numbers(body, on_error=on_error)) as run:
+            run.workers(1)
+            (ring,) = run.supply([*x_of(10), *mask_of(10)], 10)
+            said = ""
+            try:
+                while ring.next(60) is not None:
+                    pass
+            except InputError as error:
+                said = str(error)
+        said += capfd.readouterr().err
+        assert r"ValueError: \x1b[2Jgone\x0d\x9b5A é" in said
+        assert not set("\x1b\r\x9b") & set(said)

@@ -1,7 +1,7 @@
 """Which values a declared element type takes: of fields of feeds, from workers and from iterables.
 
 In: an array as it was given. Out: whether it may be cast. Always holds: a cast changes no integer,
-and a real number only by how exact the float is.
+and a real number only by how exact the float is: one that is too large for it is refused.
 """
 
 from __future__ import annotations
@@ -32,6 +32,27 @@ def _holds(dtype: np.dtype[Any], a: np.ndarray[Any, Any]) -> bool:
     return not a.size or (int(a.min()) >= limits.min and int(a.max()) <= limits.max)
 
 
+def _overflows(a: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> bool:
+    """Would a finite number be none in this float or complex dtype?"""
+    if a.dtype.kind in "bUSVO" and not _is_float(a.dtype) or not a.size or (
+            np.can_cast(a.dtype, dtype, "safe")) or dtype.kind not in "fcV" or (
+            a.dtype.kind in "iu" and dtype.itemsize > 2):
+        return False
+    for part in (a.real, a.imag) if a.dtype.kind == "c" else (a,):
+        finite = part[np.isfinite(part)]
+        if finite.size:
+            ends = np.stack([finite.min(), finite.max()])
+            with np.errstate(over="ignore"):
+                if not np.isfinite(ends.astype(dtype).astype(np.complex128)).all():
+                    return True
+    return False
+
+
+def is_masked(value: Any) -> bool:
+    """Does it hide some of its elements, as arrays of numpy.ma do?"""
+    return isinstance(value, np.ma.MaskedArray) and bool(np.ma.is_masked(value))
+
+
 def may_cast(a: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> bool:
     """Whether these values may be cast.
 
@@ -39,8 +60,11 @@ def may_cast(a: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> bool:
 
         >>> may_cast(np.array([1, 300]), np.dtype(np.int16)), may_cast(np.ones(2), np.dtype(int))
         (True, False)
+        >>> may_cast(np.array([1e5, np.inf]), np.dtype(np.float16))
+        False
     """
-    return a.dtype == dtype or _casts(a.dtype, dtype) or _holds(dtype, a)
+    return a.dtype == dtype or _holds(dtype, a) or (
+        _casts(a.dtype, dtype) and not _overflows(a, dtype))
 
 
 def range_text(a: np.ndarray[Any, Any]) -> str:

@@ -88,6 +88,14 @@ def under(text: str, column: int, end_column: int) -> str:
     return f"    {text[indent:]}\n    {' ' * (start - indent)}{'^' * max(1, end - start)}"
 
 
+CONTROLS = {k: f"\\x{k:02x}" for k in (*range(32), *range(127, 160)) if k not in (9, 10)}
+
+
+def shown(text: str) -> str:
+    """For a terminal: control characters as numbers, so that no text draws on it; lines stay."""
+    return text.translate(CONTROLS).encode("utf-8", "backslashreplace").decode()
+
+
 class SpmdError(Exception):
     """A failure that the user can do something about.
 
@@ -136,7 +144,7 @@ class SpmdError(Exception):
             lines.append(f"  found:    {self.found}")
         if self.remedy:
             lines.append(f"  try:      {self.remedy}")
-        return "\n".join(lines)
+        return shown("\n".join(lines))
 
 
 class UsageError(SpmdError):

@@ -17,7 +17,18 @@ from typing import Any, NamedTuple
 from codegen.errors import InputError, UsageError
 from spmd.data.file_sources import FOLDER, FileExample
 from spmd.data.source_base import ExampleSource
-from spmd.data.source_tools import Digest, PlainFile, absolute, caller, once_made, short, unreadable
+from spmd.data.source_tools import (
+    ChangedFile,
+    Digest,
+    PlainFile,
+    absolute,
+    caller,
+    once_made,
+    short,
+    unreadable,
+)
+
+LINKS = 40  # that lead on to links, as Linux has it
 
 
 class ArchiveFile(FileExample):
@@ -59,8 +70,10 @@ class _Archive(ExampleSource):
         return list(self._classes())
 
     def _listed(self) -> list[PackedFile]:
+        self._file.check_unchanged()  # from here on
         try:
-            found = _of_zip(self.path) if zipfile.is_zipfile(self.path) else _of_tar(self.path)
+            found = _of_zip(self.path) if zipfile.is_zipfile(self.path) else (
+                _of_tar(self.path, self.match))
         except OSError as error:
             raise unreadable(self.wrong, self.path, error) from None
         except (zipfile.BadZipFile, tarfile.TarError, ValueError) as error:
@@ -95,7 +108,11 @@ class _Archive(ExampleSource):
         try:
             if self._zip is None or self._process != os.getpid():  # no file of a parent
                 self._zip, self._process = zipfile.ZipFile(self.path), os.getpid()
-            return self._zip.read(member.info)
+            raw = self._zip.read(member.info)
+            self._file.check_unchanged()
+            return raw
+        except ChangedFile:
+            raise
         except OSError as error:
             raise unreadable(self.wrong, self.path, error) from None
         except Exception as error:  # a key is needed, a method is unknown, bytes are damaged
@@ -131,12 +148,32 @@ def _of_zip(path: str) -> list[PackedFile]:
                 if not one.is_dir()]
 
 
-def _of_tar(path: str) -> list[PackedFile]:
-    """Of several files of one name the last one counts, as where it is unpacked."""
+def _of_tar(path: str, match: str) -> list[PackedFile]:
+    """Of several files of one name the last one counts, as where it is unpacked; a link is the file
+    that it leads to."""
     with tarfile.open(path, "r:") as opened:
-        return [PackedFile(one.name, one.size, one.offset_data, None)
-                for one in {one.name: one for one in opened}.values()
-                if one.isreg() and not one.issparse()]
+        every = {os.path.normpath(one.name): one for one in opened}
+    found = []
+    for one in every.values():
+        file = _linked(one, every) if fnmatch(one.name, match) else one
+        if file.issparse() and fnmatch(one.name, match):
+            raise ValueError(f"{one.name} is stored without its holes")
+        if file.isreg():
+            found.append(PackedFile(one.name, file.size, file.offset_data, None))
+    return found
+
+
+def _linked(one: tarfile.TarInfo, every: dict[str, tarfile.TarInfo]) -> tarfile.TarInfo:
+    """What a link leads to. ValueError where that is not in the archive."""
+    for _ in range(LINKS):
+        if not (one.islnk() or one.issym()):
+            return one
+        folder = os.path.dirname(one.name) if one.issym() else ""
+        target = os.path.normpath(os.path.join(folder, one.linkname))
+        if target not in every:
+            break
+        one = every[target]
+    raise ValueError(f"{one.name} is a link to {one.linkname}, which is not in the archive")
 
 
 def archive(

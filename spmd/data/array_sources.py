@@ -67,16 +67,23 @@ class _Arrays(ExampleSource):
             }
             self._make = once_made(lambda: _checked(self, _each(self, kept)))
         self._digest = once_made(self._sum)
+        self.files: list[PlainFile] = []  # that are mapped: they show what is written to them
+
+    def _arrays(self) -> dict[str, np.ndarray]:
+        found: dict[str, np.ndarray] = self._make()
+        for file in self.files:
+            file.check_unchanged()
+        return found
 
     def length(self) -> int:
         return int(next(iter(self._make().values())).shape[0])
 
     def get(self, index: int) -> Record:
-        return Record({name: a[index] for name, a in self._make().items()}, self.name(index))
+        return Record({name: a[index] for name, a in self._arrays().items()}, self.name(index))
 
     def get_many(self, indices: list[int]) -> Rows:
         chosen = np.asarray(indices, np.int64)
-        fields = {name: a[chosen] for name, a in self._make().items()}
+        fields = {name: a[chosen] for name, a in self._arrays().items()}
         return Rows(fields, indices)
 
     def name(self, index: int) -> str:
@@ -144,7 +151,7 @@ def _checked(source: ExampleSource, found: dict[str, Any]) -> dict[str, np.ndarr
     return found
 
 
-def _each(source: ExampleSource, given: dict[str, Any]) -> dict[str, Any]:
+def _each(source: _Arrays, given: dict[str, Any]) -> dict[str, Any]:
     found = {}
     for name, a in given.items():
         if isinstance(a, str):
@@ -157,14 +164,17 @@ def _each(source: ExampleSource, given: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _of_file(source: ExampleSource, path: str) -> dict[str, Any]:
+def _of_file(source: _Arrays, path: str) -> dict[str, Any]:
     read = {".npy": _npy, ".npz": _npz, ".safetensors": _safetensors}
     ending = os.path.splitext(path)[1]
     if ending not in read:
         raise source.wrong(
             f"{short(path)} is no file of arrays that is known", ", ".join(read), ending or "none")
+    file = PlainFile(path, source.wrong)
+    file.check_unchanged()  # from here on
+    source.files.append(file)
     try:
-        return read[ending](source, path)
+        return read[ending](file, path)
     except OSError as error:
         raise unreadable(source.wrong, path, error) from None
     except Exception as error:  # damaged bytes make NumPy and zipfile raise a dozen kinds
@@ -174,15 +184,14 @@ def _of_file(source: ExampleSource, path: str) -> dict[str, Any]:
         ) from None
 
 
-def _npy(source: ExampleSource, path: str) -> dict[str, Any]:
+def _npy(_: PlainFile, path: str) -> dict[str, Any]:
     name = os.path.splitext(os.path.basename(path))[0]
     return {name: np.load(path, mmap_mode="r", allow_pickle=False)}
 
 
-def _npz(source: ExampleSource, path: str) -> dict[str, Any]:
+def _npz(file: PlainFile, path: str) -> dict[str, Any]:
     """Plainly stored members are mapped where they lie, the others read."""
     found: dict[str, Any] = {}
-    file = PlainFile(path, source.wrong)
     with zipfile.ZipFile(path) as archive:
         for member in archive.infolist():
             with archive.open(member) as stored:
@@ -203,8 +212,7 @@ def _npz(source: ExampleSource, path: str) -> dict[str, Any]:
     return found
 
 
-def _safetensors(source: ExampleSource, path: str) -> dict[str, Any]:
-    file = PlainFile(path, source.wrong)
+def _safetensors(file: PlainFile, path: str) -> dict[str, Any]:
     size = int.from_bytes(file.read(0, 8), "little")
     if not 0 < size <= min(LONGEST_HEADER, file.size() - 8):
         raise ValueError(f"a header of {size} bytes in a file of {file.size()}")

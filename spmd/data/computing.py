@@ -19,10 +19,11 @@ from typing import Any
 
 import numpy as np
 
-from codegen.casts import may_cast, range_text
+from codegen.casts import is_masked, may_cast, range_text
 from codegen.errors import EnvironmentFault, InputError, Place, SpmdError
 from codegen.short_batches import MASK
 from codegen.user.named import by_path
+from spmd.data.source_tools import ChangedFile
 
 Specs = dict[str, tuple[tuple[int, ...], np.dtype]]
 
@@ -131,7 +132,7 @@ class StackedRows:
 
     def put_many(self, rows: slice, results: Mapping[str, Any], skip: int, size: int) -> None:
         """Rows skip, skip + 1, … of what a function of a batch of `size` examples gave."""
-        given = {name: np.asarray(v) for name, v in self._named(results).items()}
+        given = {name: plain(name, v) for name, v in self._named(results).items()}
         for name, a in given.items():
             if a.shape[:1] != (size,):
                 raise Misfit(f"field {name!r} of a batch has other rows than the batch\n"
@@ -236,10 +237,19 @@ def dtype_of(dtype: Any) -> np.dtype:
 # ---- casts
 
 
+def plain(name: str, value: Any) -> np.ndarray:
+    """As an array. Misfit for one that hides some of its elements."""
+    if is_masked(value):
+        raise Misfit(f"field {name!r} has masked elements\nexpected: an array without a mask\n"
+                     f"found:    {value.mask.sum()} of {value.size} are masked\n"
+                     "try:      .filled(0), or what else should stand there")
+    return np.asarray(value)
+
+
 def fit(name: str, value: Any, shape: tuple[int, ...], dtype: np.dtype, whose: str) -> np.ndarray:
     """A value as an array of this shape, which may be cast to this dtype. Misfit if not."""
     try:
-        a = np.asarray(value)
+        a = plain(name, value)
     except ValueError as error:
         raise Misfit(f"field {name!r} is no array\nexpected: {dtype} {shape}\n"
                      f"found:    {error}\n"
@@ -277,7 +287,8 @@ def failure(
     if isinstance(error, Misfit):
         text = str(error).replace("\n", "\n  ")
         return Failure(position, example, place.file, place.line, text, fatal)
-    fatal = fatal or isinstance(error, EnvironmentFault | ImportError)  # no other example is better
+    # No other example is better.
+    fatal = fatal or isinstance(error, EnvironmentFault | ImportError | ChangedFile)
     frames = traceback.extract_tb(error.__traceback__)
     mine = [f for f in frames if f.filename == place.file] or [
         f for f in frames if not _is_library(f.filename)]

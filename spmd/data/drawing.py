@@ -13,12 +13,15 @@ from typing import Any
 import numpy as np
 
 from codegen.errors import UsageError
+from spmd.data.own_examples import add_example, copied
 from spmd.data.permutations import independent, once, permuted
 from spmd.data.settings import Settings
 from spmd.data.source_base import ExampleSource
+from spmd.data.source_tools import Digest
 
 WINDOW = 1024  # examples that are shuffled among each other where only reading on gives them
 KEPT = 2 * WINDOW  # examples that were read last
+COMPARED = 16  # examples that are read on to, and told apart from those of other workers
 BLOCK, BLOCKS = 1024, 8  # positions whose keys are computed together; how often they are kept
 
 
@@ -32,10 +35,16 @@ class Drawn:
     def __init__(self, source: ExampleSource, settings: Settings) -> None:
         self.source, self.settings = source, settings
 
+    length: int | None = None  # of an epoch, asked for once; None: not known yet
+
     def total(self) -> int | None:
         """How many positions there are, or None: no end, or not known yet."""
-        n, epochs = self.source.length(), self.settings.epochs
-        return None if n is None or epochs is None else n * epochs
+        epochs = self.settings.epochs
+        return None if self.length is None or epochs is None else self.length * epochs
+
+    def digest(self) -> str:
+        """Equal where two workers draw the same, as far as the source's own digest cannot tell."""
+        return str(self.length)
 
     def keys(self, positions: np.ndarray) -> list[int]:
         raise NotImplementedError
@@ -55,9 +64,9 @@ class ByNumber(Drawn):
 
     def __init__(self, source: ExampleSource, settings: Settings) -> None:
         super().__init__(source, settings)
-        if source.length() == 0:
+        self.length = checked_length(source)
+        if self.length == 0:
             raise source.empty()
-
         self._blocks: dict[int, list[int]] = {}  # keys of BLOCK positions, the oldest first
 
     def keys(self, positions: np.ndarray) -> list[int]:
@@ -81,7 +90,8 @@ class ByNumber(Drawn):
         return self._blocks[number]
 
     def _keys(self, positions: np.ndarray) -> list[int]:
-        n, s = self.source.counted("a stream"), self.settings
+        n, s = self.length, self.settings
+        assert n is not None
         if s.sampling == "independent":
             return independent(n, positions, s.seed).tolist()
         return once(n, positions, s.seed, s.shuffle).tolist()
@@ -109,7 +119,6 @@ class ByReading(Drawn):
             source.counted("sampling='independent'")
         shuffle = settings.shuffle
         self.window = WINDOW if shuffle is True else int(shuffle) or 1
-        self.length: int | None = None  # known when a pass has come to its end
         # Epoch and window -> names and examples in the order of the stream, the oldest first.
         self._kept: dict[tuple[int, int], list[tuple[str, Any]]] = {}
         self._restart(0)
@@ -118,9 +127,15 @@ class ByReading(Drawn):
         self._epoch, self._read = epoch, 0  # of the pass: its epoch, how many examples it gave
         self._pass: Iterator[tuple[str, Any]] | None = None
 
-    def total(self) -> int | None:
-        epochs = self.settings.epochs
-        return None if self.length is None or epochs is None else self.length * epochs
+    def digest(self) -> str:
+        """Of the first examples: what reads on in another order elsewhere begins with others."""
+        found = Digest("read")
+        for place in range(COMPARED):
+            one = self._find(0, place)
+            if one is None:
+                break
+            add_example(found, one[1])
+        return found.text()
 
     def keys(self, positions: np.ndarray) -> list[int]:
         return positions.tolist()
@@ -163,7 +178,8 @@ class ByReading(Drawn):
         if self._pass is None:
             self._pass = iter(self.source.begin())
         try:
-            held = list(islice(self._pass, self.window))
+            # What is read on may write to the same array again.
+            held = [(name, copied(e)) for name, e in islice(self._pass, self.window)]
         except Exception:
             self._restart(self._epoch)  # whoever asks again meets the same again
             raise
@@ -218,6 +234,15 @@ class ByActing(Drawn):
 
     def name(self, key: int) -> str:
         return self.source.name(key)
+
+
+def checked_length(source: ExampleSource) -> int:
+    n = source.counted("a stream")
+    if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 0:
+        raise source.wrong(f"length() of {type(source).__name__} is no number of examples",
+                           "an integer from 0, or None where only reading them all can tell",
+                           repr(n))
+    return int(n)
 
 
 def drawn(source: ExampleSource, settings: Settings) -> Drawn:

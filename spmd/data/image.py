@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from codegen.casts import may_cast, range_text
 from codegen.errors import InputError
 from spmd.data.colours import (
     adjust_hue,
@@ -44,6 +45,9 @@ def crop(image: Any, top: int, left: int, height: int, width: int) -> np.ndarray
         [[6, 7], [10, 11]]
     """
     image = _picture(image)
+    if height < 0 or width < 0:
+        raise InputError("a part of a picture has no such size", found=repr((height, width)),
+                         expected="(height, width), each from 0")
     if not (0 <= top <= image.shape[0] - height and 0 <= left <= image.shape[1] - width):
         raise _larger(image, (height, width), f" from ({top}, {left})")
     return image[top : top + height, left : left + width]
@@ -124,9 +128,10 @@ def resize(image: Any, size: tuple[int, int], method: str = "bilinear") -> np.nd
     """Of another size (height, width), by "bilinear" or "nearest".
 
     Where bilinear makes a picture smaller, each pixel is the weighted mean of all that it covers,
-    as in Pillow. Integers of 8 bits and floats stay what they are. Of the bytes of a file, a JPEG
-    is decoded at a half, a quarter or an eighth of its size, if that is at least twice `size`:
-    colours are hardly others then, and large photographs take far less time.
+    as in Pillow. Integers of 8 bits and floats stay what they are; float64 is computed as float32,
+    with its 7 digits. Of the bytes of a file, a JPEG is decoded at a half, a quarter or an eighth
+    of its size, if that is at least twice `size`: colours are hardly others then, and large
+    photographs take far less time.
 
     ::
 
@@ -159,7 +164,8 @@ def rotate(
     image: Any, degrees: float, method: str = "bilinear", fill: float = 0
 ) -> np.ndarray:
     """Turned counter-clockwise about its middle, the size unchanged; corners that nothing comes to
-    are filled. Use np.rot90 for quarter turns of pictures that are not square.
+    are filled. float64 is computed as float32. Use np.rot90 for quarter turns of pictures that are
+    not square.
 
     ::
 
@@ -179,6 +185,10 @@ def _by_planes(image: Any, change: Any, one: bool = False) -> np.ndarray:
                          found=f"{image.dtype} {image.shape}",
                          remedy="np.float32(image), divided by the largest value that there is")
     module = pillow()
+    if not may_cast(image, np.dtype(np.float32)):
+        raise InputError("a picture has values that are too large", expected="those of float32",
+                         found=f"{image.dtype}{range_text(image)}",
+                         remedy="data.rescale, or another scale")
     plain = image if image.dtype == np.uint8 else image.astype(np.float32)
     if plain.ndim == 2 or (plain.dtype == np.uint8 and plain.shape[2] == 3 and not one):
         found = np.asarray(change(module.fromarray(np.ascontiguousarray(plain))))

@@ -73,7 +73,7 @@ class _LineIndex:
         end = int(self.starts[place + 1]) if place + 1 < len(self.starts) else self.size
         begin = self.file.read(start, end - start)
         at = 0
-        for _ in range(rest):
+        for _ in range(rest):  # they are there: the file has not changed
             at = begin.index(b"\n", at) + 1
         stop = begin.find(b"\n", at)
         return begin[at:] if stop < 0 else begin[at : stop + 1]
@@ -269,6 +269,8 @@ class _Csv(ExampleSource):
 
 def _widened(kind: str, value: str) -> str:
     """The type of a column, one more value seen."""
+    if "_" in value:  # Python would read numbers with it, no other program does
+        return "str"
     if kind == "int":
         try:
             int(value)
@@ -291,6 +293,8 @@ def _value(kind: Any, value: str) -> Any:
         if value.strip().lower() not in TRUTHS:
             raise ValueError(f"{value!r}: neither of {', '.join(TRUTHS)}")
         return kind(TRUTHS[value.strip().lower()])
+    if kind in (int, float) and "_" in value:
+        raise ValueError(f"{value!r} is no number")
     with np.errstate(over="ignore"):  # said below
         found = kind(value)
     if isinstance(found, float | np.floating) and np.isinf(found) and "inf" not in value.lower():

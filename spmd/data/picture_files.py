@@ -63,6 +63,9 @@ def decode(
     enough. A JPEG is then decoded at a half, a quarter or an eighth of its size, the smallest that
     is as large; that takes less time. Other files are decoded whole.
 
+    Pixels come as they lie in the file. How the camera was held (EXIF orientation) is not heeded,
+    as in torchvision: np.asarray(PIL.ImageOps.exif_transpose(PIL.Image.open(path))) is upright.
+
     Raises InputError for what is no picture, or ends too early, and for values that the mode cannot
     hold.
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
@@ -20,6 +21,7 @@ import numpy as np
 
 from codegen.errors import Place, UsageError
 from codegen.short_batches import MASK, check_holes, not_given
+from spmd.data.came_back import in_one_process
 from spmd.data.computing import (
     Failure,
     Misfit,
@@ -27,6 +29,7 @@ from spmd.data.computing import (
     Stacked,
     StackedRows,
     failure,
+    plain,
     specs_of,
 )
 from spmd.data.drawing import Drawn, EndOfStream, drawn
@@ -36,6 +39,7 @@ from spmd.data.settings import Settings, read
 from spmd.data.source_base import ExampleSource
 from spmd.data.source_tools import Digest, caller, once_made
 
+NAME = re.compile(r"[A-Za-z0-9_.+-]{1,128}")  # as it stands on the wire and in FILE.py:NAME
 Watch = Callable[[int], None]
 
 
@@ -65,6 +69,7 @@ class Pipeline:
         self._order: Callable[[], str] = once_made(self._order_of)
         self._specs: Specs | None = None
         self.own: OwnModules | None = None  # of one whose file was run to find it
+        self.when_full: Callable[[], None] | None = None  # called where memory is used up
         self._last: tuple[int, int, Any] | None = None  # a batch that was computed: of parts of it
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -98,7 +103,8 @@ class Pipeline:
     def _order_of(self) -> str:
         s = self.settings
         order = (s.sampling, s.seed, s.shuffle, self.size)
-        return Digest("order").add(self.source.digest(), *order).text()
+        drawn = self._drawn().digest()
+        return Digest("order").add(self.source.digest(), drawn, *order).text()
 
     def specs(self) -> Specs:
         """Shape and dtype of each field, as the first example has them; it is computed for that."""
@@ -228,19 +234,26 @@ class Pipeline:
             watch(position)
             reading = True
             try:
-                example = draw.get(key)
-                reading = False
-                table.put(row, self._of_one(example, position))
+                with in_one_process(self.place):
+                    example = draw.get(key)
+                    reading = False
+                    found = self._of_one(example, position)
+                table.put(row, found)
             except EndOfStream:
                 return
             except KeyboardInterrupt:
                 raise
             except BaseException as error:  # whatever class the user's code raises
+                self._say_if_full(error)
                 fatal = reading and self.source.found_by() == "reading"
                 failed = failure(error, position, draw.name(key), self.place, fatal)
                 yield failed
                 if failed.fatal or self.settings.on_error == "stop":
                     return
+
+    def _say_if_full(self, error: BaseException) -> None:
+        if isinstance(error, MemoryError) and self.when_full:
+            self.when_full()
 
     def _of_one(self, example: Any, position: int) -> Any:
         if self._random:
@@ -282,15 +295,18 @@ class Pipeline:
         reading = self.source.found_by() == "reading"
         try:
             keys = draw.keys(np.array(positions, np.int64)) if positions else []
-            examples = self._read_on(keys) if reading else draw.get_many(keys)
-            count, reading = len(examples), False
-            if count:
-                more = {"rng": self._generators.at(begin)} if self._random else {}
-                found = self.function(examples, **more)
-                found = _stacked(found, count) if isinstance(found, list | tuple) else found
+            with in_one_process(self.place):
+                examples = self._read_on(keys) if reading else draw.get_many(keys)
+                count, reading = len(examples), False
+                if count:
+                    more = {"rng": self._generators.at(begin)} if self._random else {}
+                    found = self.function(examples, **more)
+            if count and isinstance(found, list | tuple):
+                found = _stacked(found, count)
         except KeyboardInterrupt:
             raise
         except BaseException as error:
+            self._say_if_full(error)
             name = self._batch_name(begin, count)
             found = failure(error, begin, name, self.place, reading)
         self._last = (begin, count, found)
@@ -318,7 +334,21 @@ def _stacked(results: Any, count: int) -> dict[str, Any]:
     if len(results) != count or not all(isinstance(r, Mapping) for r in results):
         raise Misfit(f"the pipeline returned another list than one of examples\n"
                      f"expected: {count} dicts\nfound:    {len(results)} values")
-    return {name: np.stack([np.asarray(r[name]) for r in results]) for name in results[0]}
+    for k, one in enumerate(results):
+        if one.keys() != results[0].keys():
+            raise Misfit(f"example {k} of what the pipeline returned has other fields than the "
+                         f"first\nexpected: {', '.join(results[0])}\nfound:    {', '.join(one)}\n"
+                         "try:      the same fields for each example")
+    found = {}
+    for name in results[0]:
+        every = [plain(name, r[name]) for r in results]
+        for k, a in enumerate(every):
+            if a.shape != every[0].shape:
+                raise Misfit(f"field {name!r} of example {k} has another shape than that of the "
+                             f"first\nexpected: {every[0].shape}\nfound:    {a.shape}\n"
+                             "try:      data.pad_or_cut(…, n) makes all equally long")
+        found[name] = np.stack(every)
+    return found
 
 
 # ---- decorators
@@ -427,18 +457,25 @@ def _decorator(
             expected="what data.files, arrays, csv, lines, range or iterator returns",
             found=type(source).__name__, remedy=_instead(source))
     settings = read(given, place)
-    if not isinstance(name, str) or set(name) & set("@:/\\ ") or not (name or "x").isprintable():
-        raise UsageError(
-            f"name of data.{which} is wrong", place=place, found=repr(name),
-            expected="printable characters, without spaces and @ : /", remedy="name='train-images'")
+    if not isinstance(name, str) or (name and not NAME.fullmatch(name)):
+        raise _name_is_wrong(which, name, place)
 
     def decorate(function: Callable[..., Any]) -> Pipeline:
         if not callable(function):
             raise UsageError(f"data.{which} decorates functions", place=place,
                              expected="a function", found=type(function).__name__)
-        return Pipeline(function, source, settings, size, name)
+        found = Pipeline(function, source, settings, size, name)
+        if not found.name.isascii():
+            raise _name_is_wrong(which, found.name, found.place)
+        return found
 
     return decorate if function is None else decorate(function)
+
+
+def _name_is_wrong(which: str, name: Any, place: Place | None) -> UsageError:
+    return UsageError(
+        f"name of data.{which} is wrong", place=place, found=repr(name),
+        expected="A to Z, a to z, digits and _ . + -, at most 128", remedy="name='train-images'")
 
 
 def _instead(source: Any) -> str:

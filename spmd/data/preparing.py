@@ -7,11 +7,15 @@ sklearn.preprocessing.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
+from codegen.casts import may_cast
 from codegen.errors import InputError
+
+NORMS = ("l2", "l1", "max")
 
 
 def normalise(x: Any, axis: int | None = -1, norm: str = "l2") -> np.ndarray:
@@ -25,17 +29,20 @@ def normalise(x: Any, axis: int | None = -1, norm: str = "l2") -> np.ndarray:
         [0.6, 0.8]
     """
     x = _floats(x)
-    lengths = {"l2": lambda: np.sqrt(np.sum(x * x, axis, keepdims=True)),
-               "l1": lambda: np.sum(np.abs(x), axis, keepdims=True),
-               "max": lambda: np.max(np.abs(x), axis, keepdims=True)}
-    if not isinstance(norm, str) or norm not in lengths or not isinstance(
+    if not isinstance(norm, str) or norm not in NORMS or not isinstance(
             axis, int | np.integer | tuple | None):
         raise InputError("data.normalise divides by a length",
-                         expected=f"axis: a number; norm: {', '.join(lengths)}",
+                         expected=f"axis: a number; norm: {', '.join(NORMS)}",
                          found=f"axis={axis!r}, norm={norm!r}",
                          remedy="data.standardise(x, mean, std) is (x - mean) / std")
+    size = np.abs(x).astype(np.float64)
+    high = np.max(size, axis, keepdims=True, initial=0)
+    high = np.where((high == 0) | ~np.isfinite(high), 1, high)  # so that no square is too large
+    lengths = {"l2": lambda: high * np.sqrt(np.sum((size / high) ** 2, axis, keepdims=True)),
+               "l1": lambda: np.sum(size, axis, keepdims=True),
+               "max": lambda: np.max(size, axis, keepdims=True)}
     length = lengths[norm]()
-    return x / np.where(length == 0, 1, length).astype(x.dtype)
+    return (x / np.where(length == 0, 1, length)).astype(x.dtype)
 
 
 def standardise(x: Any, mean: Any = None, std: Any = None, axis: Any = None) -> np.ndarray:
@@ -48,10 +55,12 @@ def standardise(x: Any, mean: Any = None, std: Any = None, axis: Any = None) -> 
         >>> data.standardise([1.0, 3.0], mean=1.0, std=2.0).tolist()
         [0.0, 1.0]
     """
-    x = _floats(x)
-    mean = np.mean(x, axis, keepdims=True) if mean is None else np.asarray(mean, x.dtype)
-    std = np.std(x, axis, keepdims=True) if std is None else np.asarray(std, x.dtype)
-    return (x - mean) / np.where(std == 0, 1, std).astype(x.dtype)
+    x, dtype = _wide(_floats(x))
+    sums = np.promote_types(x.dtype, np.float64)
+    mean = np.mean(x, axis, sums, keepdims=True) if mean is None else mean
+    std = np.std(x, axis, sums, keepdims=True) if std is None else np.asarray(std)
+    found = (x - np.asarray(mean, x.dtype)) / np.where(std == 0, 1, std).astype(x.dtype)
+    return found.astype(dtype, copy=False)
 
 
 def rescale(x: Any, low: Any = None, high: Any = None, to: tuple[float, float] = (0.0, 1.0)) -> Any:
@@ -64,11 +73,12 @@ def rescale(x: Any, low: Any = None, high: Any = None, to: tuple[float, float] =
         >>> data.rescale([0.0, 5.0, 10.0], to=(-1, 1)).tolist()
         [-1.0, 0.0, 1.0]
     """
-    x = _floats(x)
+    x, dtype = _wide(_floats(x))
     low = x.min() if low is None else np.asarray(low, x.dtype)
     high = x.max() if high is None else np.asarray(high, x.dtype)
     span = np.where(high == low, 1, high - low).astype(x.dtype)
-    return (x - low) / span * x.dtype.type(to[1] - to[0]) + x.dtype.type(to[0])
+    found = (x - low) / span * x.dtype.type(to[1] - to[0]) + x.dtype.type(to[0])
+    return found.astype(dtype, copy=False)
 
 
 def binarise(x: Any, threshold: float = 0.0) -> np.ndarray:
@@ -113,6 +123,10 @@ def pad(x: Any, shape: int | Sequence[int], value: Any = 0) -> np.ndarray:
     if len(want) != x.ndim or any(have > most for have, most in zip(x.shape, want)):
         raise InputError("an array is larger than it is padded to", expected=f"at most {want}",
                          found=f"{x.shape}", remedy="data.pad_or_cut cuts what is too long")
+    if not _is_of(value, x.dtype):
+        raise InputError("the array is padded with what its dtype has not",
+                         expected=f"a number of {x.dtype}", found=repr(value),
+                         remedy="an array of another dtype: x.astype(…)")
     found = np.full(want, value, x.dtype)
     found[tuple(slice(n) for n in x.shape)] = x
     return found
@@ -155,12 +169,35 @@ def stack(arrays: Sequence[Any], length: int | Sequence[int] | None = None, valu
         [[1, 0, 0, 0], [2, 3, 0, 0]]
     """
     every = [_typed(a, value) for a in arrays]
+    for k, a in enumerate(every):
+        if a.ndim < 1 or a.shape[1:] != every[0].shape[1:]:
+            raise InputError("arrays differ in more than their length",
+                             expected=f"shape (any, {', '.join(map(str, every[0].shape[1:]))})",
+                             found=f"{a.shape}, of array {k}", remedy="data.pad each of them")
     longest = max((len(a) for a in every), default=0)
     if length is None:
         length = longest
     elif not isinstance(length, int | np.integer):
         length = bucket(longest, length)
     return np.stack([pad(a, int(length), value) for a in every])
+
+
+def _wide(x: np.ndarray) -> tuple[np.ndarray, np.dtype]:
+    """In which dtype floats are computed, and that of the result: those of 16 bits hold few sums
+    and differences."""
+    return x.astype(np.float32) if x.dtype.itemsize <= 2 else x, x.dtype
+
+
+def _is_of(value: Any, dtype: np.dtype) -> bool:
+    """Does an array of this dtype hold this number, integers and bools as it is?"""
+    given = np.asarray(value)
+    if given.dtype.kind not in "biufc" or dtype.kind not in "biufc":
+        return True
+    if dtype.kind in "fc":
+        return may_cast(given, dtype)
+    with np.errstate(invalid="ignore", over="ignore"), suppress(OverflowError):
+        return bool(np.all(np.full(given.shape, given, dtype) == given))
+    return False
 
 
 def _typed(x: Any, value: Any) -> np.ndarray:

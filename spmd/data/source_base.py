@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from codegen.errors import InputError, Place, UsageError
+from spmd.data.own_examples import copied
 from spmd.data.permutations import permuted
 from spmd.data.source_tools import Digest, caller, once_made
 
@@ -37,7 +38,7 @@ class ExampleSource:
 
     def get_many(self, indices: list[int]) -> Any:
         """Several at once: what a function of a batch gets. A list, or what acts as one."""
-        return [self.get(index) for index in indices]
+        return [copied(self.get(index)) for index in indices]
 
     def name(self, index: int) -> str:
         """What a message calls the example of this number: a file, a row, a line."""

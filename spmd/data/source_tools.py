@@ -79,7 +79,10 @@ def once_made(make: Callable[[], Any]) -> Callable[[], Any]:
 
 
 class Record:
-    """An example with fields: `example.x` and `example["x"]` are the same."""
+    """An example with fields: `example.x` and `example["x"]` are the same.
+
+    A field called keys is only `example["keys"]`: `keys()` gives the names of all fields.
+    """
 
     __slots__ = ("_fields", "_name")
 
@@ -117,7 +120,7 @@ class Digest:
 
     def add(self, *what: Any) -> Digest:
         for one in what:
-            raw = one if isinstance(one, bytes) else str(one).encode()
+            raw = one if isinstance(one, bytes) else str(one).encode(errors="surrogateescape")
             self._sum.update(len(raw).to_bytes(8, "little") + raw)
         return self
 
@@ -135,6 +138,10 @@ class Digest:
         return self._sum.hexdigest()
 
 
+class ChangedFile(InputError):
+    """A file that was written to during a run: no other example of it is right either."""
+
+
 class PlainFile:
     """A file that is read at places: opened when first read, by each process for itself."""
 
@@ -142,6 +149,7 @@ class PlainFile:
         self.path = path
         self._wrong = wrong
         self._fd, self._process = -1, 0
+        self._was: os.stat_result | None = None  # when it was first opened
 
     def _open(self) -> int:
         if self._process != os.getpid():  # nobody else's file, not even a parent's
@@ -150,17 +158,34 @@ class PlainFile:
             except OSError as error:
                 raise unreadable(self._wrong, self.path, error) from None
             self._process = os.getpid()
+            self._was = self._was or os.fstat(self._fd)
         return self._fd
+
+    def check_unchanged(self) -> None:
+        """ChangedFile if somebody has written to it since it was first opened: what is known of
+        where examples lie is not true any more."""
+        now = os.fstat(self._open())
+        was = self._was or now
+        if (now.st_size, now.st_mtime_ns) != (was.st_size, was.st_mtime_ns):
+            said = self._wrong(
+                f"{short(self.path)} was changed while it was read",
+                f"the file of {was.st_size} bytes that it was, until the run ends",
+                f"{now.st_size} bytes, written {(now.st_mtime_ns - was.st_mtime_ns) / 1e9:.3g} s "
+                "later", "write another file and rename it (mv, os.replace): a run goes on with "
+                "the one that it has opened")
+            raise ChangedFile(said.message, place=said.place, expected=said.expected,
+                              found=said.found, remedy=said.remedy)
 
     def size(self) -> int:
         return os.fstat(self._open()).st_size
 
     def read(self, start: int, count: int) -> bytes:
-        """Bytes from start on; fewer at the end of the file."""
+        """Bytes from start on; fewer at the end of the file. Raises ChangedFile."""
         parts = []
         while count > 0 and (raw := os.pread(self._open(), count, start)):
             parts.append(raw)
             start, count = start + len(raw), count - len(raw)
+        self.check_unchanged()
         return b"".join(parts)
 
     def __del__(self) -> None:

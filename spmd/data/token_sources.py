@@ -33,9 +33,20 @@ class _Windows(ExampleSource):
         self.window, self.stride, self.dtype = length, stride, dtype
         self._tokens = once_made(lambda: self._read(given))
         self._digest = once_made(self._sum)
+        self._file: PlainFile | None = None  # that is mapped: it shows what is written to it
+
+    def _unchanged(self) -> np.ndarray:
+        found: np.ndarray = self._tokens()
+        if self._file:
+            self._file.check_unchanged()
+        return found
 
     def _read(self, given: Any) -> np.ndarray:
-        found = self._of_file(given) if isinstance(given, str) else np.asarray(given)
+        found = self._of_file(given) if isinstance(given, str) else np.asarray(
+            given, None if isinstance(given, np.ndarray) else self.dtype)
+        if self.dtype not in (None, found.dtype):
+            raise self.wrong("the tokens have another dtype than data.windows is told",
+                             f"{self.dtype}", f"{found.dtype}", "leave dtype out, or .astype(…)")
         if found.ndim != 1 or found.dtype.hasobject or found.dtype.kind in "USV":
             raise self.wrong(
                 "windows are parts of one row of tokens", "an array of numbers with one dim",
@@ -46,9 +57,11 @@ class _Windows(ExampleSource):
 
     def _of_file(self, path: str) -> np.ndarray:
         try:
+            self._file = PlainFile(path, self.wrong)
+            self._file.check_unchanged()  # from here on
             if path.endswith(".npy"):
                 return np.load(path, mmap_mode="r", allow_pickle=False)
-            size, dtype = PlainFile(path, self.wrong).size(), self.dtype or np.dtype(np.uint8)
+            size, dtype = self._file.size(), self.dtype or np.dtype(np.uint8)
             if size % dtype.itemsize:
                 raise self.wrong(f"{short(path)} is no row of tokens", f"a multiple of "
                                  f"{dtype.itemsize} bytes, for {dtype}", f"{size} bytes")
@@ -64,12 +77,12 @@ class _Windows(ExampleSource):
 
     def get(self, index: int) -> Record:
         start = index * self.stride
-        return Record({"tokens": self._tokens()[start : start + self.window], "start": start},
+        return Record({"tokens": self._unchanged()[start : start + self.window], "start": start},
                       self.name(index))
 
     def get_many(self, indices: list[int]) -> Rows:
         starts = np.asarray(indices, np.int64) * self.stride
-        tokens = self._tokens()[starts[:, None] + np.arange(self.window)]
+        tokens = self._unchanged()[starts[:, None] + np.arange(self.window)]
         return Rows({"tokens": tokens, "start": starts}, indices)
 
     def name(self, index: int) -> str:

@@ -15,8 +15,8 @@ import socket
 import sys
 import time
 
-from codegen.errors import EnvironmentFault
-from spmd.feeding.board import BEFORE, IDLE, LOADING, READING, Board
+from codegen.errors import EnvironmentFault, shown
+from spmd.feeding.board import AFTER, BEFORE, IDLE, LOADING, OUT_OF_MEMORY, READING, Board
 from spmd.feeding.children import Child, end_marked, end_together, ended_by
 from spmd.feeding.keys import Keys, zmq
 from spmd.feeding.machine import (
@@ -278,7 +278,11 @@ class Agent:
         end_marked([one.child.mark])
         one.close()
         self.join()  # at once, without it: nobody asks it any more
-        if at["state"] == IDLE or not at["pipeline"]:
+        # What it did may kill it a moment later, whatever it does then.
+        by_itself = at["state"] == IDLE and at["pipeline"] and not outside and not one.why
+        if by_itself:
+            at.update(position=None, example=AFTER)
+        elif at["state"] == IDLE or not at["pipeline"]:
             at.update(pipeline=None, position=None, example=None, file=None, line=None)
         file, line = where or (at["file"], at["line"])
         if at["state"] in BEFORE:
@@ -286,9 +290,11 @@ class Agent:
         if outside and status != -signal.SIGKILL:  # it was told to end: no example has part in that
             at["position"] = at["example"] = None
         named = at["example"] or (None if at["position"] is None else f"position {at['position']}")
+        counts = status != OUT_OF_MEMORY  # it is tried in another one before
         self.tell("gone", worker=one.worker, why=why, pipeline=at["pipeline"],
-                  version=at["version"] if at["pipeline"] else None, position=at["position"],
-                  example=named, file=file, line=line, outside=outside)
+                  version=at["version"] if at["pipeline"] else None,
+                  position=at["position"] if counts else None, example=named if counts else None,
+                  file=file, line=line, outside=outside)
         what = f" at {named} of {at['pipeline']} ({file}:{line})" if at["pipeline"] else ""
         if status in OUTSIDE:  # who ends a worker so ends us too, mostly
             time.sleep(CALM_S)
@@ -302,6 +308,8 @@ class Agent:
         """In words; and whether somebody killed it, for all that can be known."""
         if one.why:
             return one.why, False
+        if status == OUT_OF_MEMORY:
+            return "had no memory left for it, which is tried in another one", False
         before, self.memory_kills = self.memory_kills, memory_kills()
         if status == -signal.SIGKILL and self.memory_kills > before:
             return f"{ended_by(status)}: the machine was out of memory", False
@@ -377,7 +385,7 @@ def limit_of(at: dict[str, Any]) -> tuple[float | None, str]:
 
 
 def _say(text: str) -> None:
-    print(f"spmd feed worker: {text}", file=sys.stderr, flush=True)
+    print(shown(f"spmd feed worker: {text}"), file=sys.stderr, flush=True)
 
 
 def run_agent(connect: str, keys: Keys, processes: int, *, device: str = "cpu", free: str = "",

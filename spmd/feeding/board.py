@@ -10,7 +10,8 @@ import json
 import mmap
 import os
 import struct
-import time
+
+from spmd.feeding import steady_clock as time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,6 +27,9 @@ LENGTH = struct.Struct("<I")
 IDLE, LOADING, READING, COMPUTING = range(4)
 BEFORE = {LOADING: "the pipeline itself, while it was loaded",  # what it is at then
           READING: "its source, while it was read"}
+
+OUT_OF_MEMORY = 76  # the status with which a worker ends that is full
+AFTER = "no example, but soon after some"  # where a worker may die, too
 
 
 class Board:

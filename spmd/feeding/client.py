@@ -289,7 +289,8 @@ def _facts(found: Pipeline, texts: dict[str, Any], image: str | None,
     files are on other machines. InputError where it does not fit its image."""
     with said_if_slow(found.name, found.file):
         try:
-            order = found.order()
+            # What is only known by reading on is read here where an example was, else at workers.
+            order = found.order() if image or found.source.found_by() != "reading" else None
         except Exception:  # whatever the user's source raises: workers will say what is wrong
             order = None
         acts = found.acts

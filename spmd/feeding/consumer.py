@@ -21,6 +21,7 @@ from spmd.data.computing import advice
 from spmd.engine.feed_rings import are_idle
 from spmd.feeding.asked_worker import AskedWorker, said_missed
 from spmd.feeding.asking import Asking, merged
+from spmd.feeding.board import AFTER
 from spmd.feeding.client import Refused
 from spmd.feeding.evaluating import bytes_of, described
 from spmd.feeding.filled_rings import FilledRings
@@ -46,6 +47,7 @@ SILENT_S = 20.0  # without a word of the scheduler when it is first asked
 PENDING_S = 3.0  # without workers: then it is said why
 TOGETHER_S = 1.0  # for workers that are missed to be named in one line
 BEFORE_ALL = -1  # in the place of a position: workers died before they came to one
+AFTER_DEATHS, AFTER_S = 5, 60.0  # deaths at no example in so many seconds end the run
 NEWEST = 16  # batches that may wait where the newest are wanted
 PARTING_S = 2.0  # at the end, for others to say what they were told
 
@@ -136,6 +138,7 @@ class Filling:
         self.rings = FilledRings(feed, rings, self.asking, start)
         self.acts = bool(feed.sends and segments)
         self.homes: dict[int, str] = {}  # by first row: the worker with these environments
+        self.died_after: list[float] = []  # when workers did so, at no example
         self.failed: dict[int, SpmdError] = {}  # by batch: raised when a rank asks for it
         self.workers: dict[str, AskedWorker] = {}
         self.version: int | None = supply.opened.version if supply.opened else None
@@ -305,8 +308,15 @@ class Filling:
             remedy=advice(message["why"])))
 
     def died_before(self, message: Message) -> None:
-        """A worker died before its first example, of what the pipeline or its source does."""
-        if many := self.asking.died_at(BEFORE_ALL, bool(message["outside"])):
+        """A worker died before its first example, of what the pipeline or its source does; or at
+        none, but after some."""
+        if message["example"] == AFTER:
+            now = time.monotonic()
+            self.died_after = [t for t in self.died_after if now - t < AFTER_S] + [now]
+            many = len(self.died_after) if len(self.died_after) >= AFTER_DEATHS else 0
+        else:
+            many = self.asking.died_at(BEFORE_ALL, bool(message["outside"]))
+        if many:
             raise InputError(
                 f"pipeline {self.supply.pipeline} failed at {message['example']}\n  {many} workers "
                 f"died so; the last {message['why']}",

@@ -6,7 +6,6 @@ stream's length. Always holds: a row that was not computed is zeros.
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +14,7 @@ from codegen.errors import SpmdError, UsageError
 from spmd.data.computing import dtype_of
 from spmd.data.pipeline_files import chosen, load_text
 from spmd.data.pipelines import Pipeline
+from spmd.feeding import steady_clock as time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

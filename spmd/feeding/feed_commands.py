@@ -13,7 +13,7 @@ import sys
 import time
 from typing import Any
 
-from codegen.errors import PeerError
+from codegen.errors import PeerError, shown
 from spmd.feed_options import given_settings
 from spmd.feeding.agent import run_agent
 from spmd.feeding.client import Client, row_of
@@ -108,9 +108,9 @@ def _status(asked: argparse.Namespace) -> None:
 
 def _tables(seen: dict[str, Any], name: str, width: int) -> str:
     if not name:
-        return table_text(seen, width)
+        return shown(table_text(seen, width))
     row_of(seen, name)
-    return pipeline_text(seen, name, width)
+    return shown(pipeline_text(seen, name, width))
 
 
 def _top(asked: argparse.Namespace) -> None:

@@ -6,12 +6,11 @@ Always holds: what is unpacked has exactly the length that was said, whatever a 
 
 from __future__ import annotations
 
-import time
-
 import lz4.block
 import zstandard
 
 from codegen.errors import InputError
+from spmd.feeding import steady_clock as time
 from spmd.feeding.evaluating import dtype_text
 
 TYPE_CHECKING = False

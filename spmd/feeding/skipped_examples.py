@@ -10,6 +10,8 @@ from __future__ import annotations
 import sys
 import time
 
+from codegen.errors import shown
+
 NAMED = 10  # skipped examples that are named one by one
 AGAIN_S = 1.0  # without an answer: lines break, and what is under way is lost then
 
@@ -50,4 +52,4 @@ class SkippedExamples:
 
 
 def say(text: str) -> None:
-    print(f"spmd feed: {text}", file=sys.stderr, flush=True)
+    print(shown(f"spmd feed: {text}"), file=sys.stderr, flush=True)

@@ -8,18 +8,20 @@ consumer is gone; no more memory is held for results than it may.
 from __future__ import annotations
 
 import faulthandler
+import os
 import resource
 import signal
 import socket
 import sys
-import time
 from contextlib import suppress
 from math import ceil
 
-from codegen.errors import EXIT_DATA, EnvironmentFault, InputError
+from codegen.errors import EXIT_DATA, EnvironmentFault, InputError, Place
 from codegen.short_batches import MASK
+from spmd.data.came_back import in_one_process
 from spmd.feeding import machine
-from spmd.feeding.board import LOADING, READING, Board
+from spmd.feeding import steady_clock as time
+from spmd.feeding.board import LOADING, OUT_OF_MEMORY, READING, Board
 from spmd.feeding.children import Channel, of_parent
 from spmd.feeding.evaluating import (
     Evaluator,
@@ -278,13 +280,16 @@ class Worker:
                      "line": None, "timeout": None}
             self.board.before(LOADING, where)
             try:
-                found = load_pipeline(said)
+                with in_one_process(Place(said["file"], 0)):
+                    found = load_pipeline(said)
                 timeout = said["settings"].get("timeout", found.settings.timeout)
                 self.board.before(READING, {**where, "line": found.line, "timeout": timeout})
                 evaluator = Evaluator(found, said["settings"])
-                evaluator.order()
+                with in_one_process(found.place):
+                    evaluator.order()
                 with suppress(Exception):  # it is said at the examples
                     found.total()
+                found.when_full = self.end_if_used
                 pipeline.evaluator = evaluator
             except BaseException as error:
                 self.fail(pipeline, work, error, "the pipeline itself, while it was loaded")
@@ -292,6 +297,11 @@ class Worker:
             finally:
                 self.board.idle()
         return pipeline.evaluator
+
+    def end_if_used(self) -> None:
+        """No memory is left: what was computed before may have kept it. A new worker has it."""
+        if any(made.examples for made in self.made.values()):
+            os._exit(OUT_OF_MEMORY)
 
     def is_meant(self, evaluator: Evaluator, work: QueuedWork) -> bool:
         """Does this machine read the stream that the run has begun with?"""
@@ -301,9 +311,10 @@ class Worker:
         self.answer(work.peer, encode("refused", code=EXIT_DATA, text=str(InputError(
             f"a worker on {socket.gethostname()} reads another source than this run has begun with",
             expected="the same examples in the same order at every worker, and after a resume",
-            found="other files, another length, seed or order there",
-            remedy="the same files on every machine; if they have changed on purpose, submit the "
-            "pipeline again and begin a new run"))))
+            found="other files, another length, seed or order there; or a data.iterator that "
+            "gives others each time",
+            remedy="the same files on every machine, random numbers of a fixed seed; if they have "
+            "changed on purpose, submit the pipeline again and begin a new run"))))
         return False
 
     def fail(self, pipeline: HeldPipeline, work: QueuedWork, error: BaseException,

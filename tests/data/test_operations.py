@@ -375,3 +375,66 @@ def test_what_others_call_normalising_is_named():
             data.image.resize(np.ones((4, 4)), size)
         with pytest.raises(spmd.InputError, match=r"\(height, width\), each from 1"):
             data.image.center_crop(np.ones((4, 4)), size)
+
+
+# ---- numbers at the ends of their dtypes
+
+
+def test_lengths_of_complex_numbers_and_of_large_ones():
+    assert np.allclose(data.normalise([3 + 4j, 0]), [0.6 + 0.8j, 0])
+    for dtype, by in ((np.float16, 100), (np.float32, 1e30), (np.float64, 1e300),
+                      (np.float64, 1e-300), (np.complex64, 1e30)):
+        found = data.normalise(np.array([3, 4], dtype) * dtype(by))
+        assert found.dtype == dtype and np.allclose(found, [0.6, 0.8], rtol=1e-3)
+    halves = np.arange(1000).astype(np.float16) * np.float16(60)
+    found = data.standardise(halves)
+    assert found.dtype == np.float16
+    assert np.allclose(found, data.standardise(halves.astype(float)), atol=0.01)
+    wide = np.float16([-60000, 0, 60000])
+    assert data.rescale(wide).tolist() == [0, 0.5, 1]
+
+
+@pytest.mark.parametrize(("a", "value"), [
+    ([1, 2], np.nan), ([1, 2], 0.5), ([True], 2), (np.uint8([1]), -1), (np.int8([1]), 300),
+    (np.float16([1]), 1e6), ([1.0], 1j)])
+def test_padding_with_what_a_dtype_has_not_is_refused(a, value):
+    for pad in (lambda: data.pad(a, 4, value), lambda: data.pad_or_cut(a, 4, value),
+                lambda: data.stack([a, a], 4, value)):
+        with pytest.raises(spmd.InputError, match="padded with what its dtype has not"):
+            pad()
+
+
+def test_padding_with_what_a_dtype_has():
+    assert data.pad([1], 2, 3.0).tolist() == [1, 3] and data.pad([True], 2).tolist() == [True, 0]
+    assert np.array_equal(data.pad([1.0], 2, np.nan), [1, np.nan], equal_nan=True)
+    assert data.pad(np.float32([1]), 2, 0.1)[1] == np.float32(0.1)
+
+
+def test_arrays_that_differ_in_more_than_their_length_are_not_stacked():
+    with pytest.raises(spmd.InputError, match="differ in more than their length"):
+        data.stack([np.ones((1, 2)), np.ones((2, 3))])
+
+
+def test_parts_of_negative_size_are_refused(photo):
+    for size in ((-1, 5), (5, -1)):
+        for cut in (lambda: data.image.crop(photo, 9, 9, *size),
+                    lambda: data.image.center_crop(photo, size),
+                    lambda: data.image.random_crop(photo, size, rng())):
+            with pytest.raises(spmd.InputError, match="no such size"):
+                cut()
+
+
+def test_pictures_beyond_float32_are_refused():
+    large = np.array([[1e300, 0.0], [0.0, 1.0]])
+    for change in (lambda: data.image.resize(large, (4, 4)), lambda: data.image.rotate(large, 9)):
+        with pytest.raises(spmd.InputError, match="values that are too large"):
+            change()
+    assert data.image.resize(large / 1e300, (4, 4)).dtype == np.float64
+
+
+def test_tokens_of_another_dtype_than_told_are_refused(tmp_path):
+    np.save(tmp_path / "t.npy", np.arange(10, dtype=np.int64))
+    for tokens in (tmp_path / "t.npy", np.arange(10)):
+        with pytest.raises(spmd.InputError, match="another dtype than data.windows is told"):
+            data.windows(tokens, 2, dtype=np.uint16).length()
+    assert data.windows([1, 2, 3], 2, dtype=np.uint16).get(0).tokens.dtype == np.uint16

@@ -353,3 +353,58 @@ def test_whatever_class_is_raised_it_is_said():
 
     (failed,) = raises.compute(0, 9, raises=False).failures
     assert failed.position == 3 and failed.text == "Mute: its text cannot be had: OSError"
+
+
+# ---- values that a field does not hold
+
+
+@pytest.mark.parametrize(("value", "dtype"), [
+    (1e300, np.float32), (-1e300, np.float32), (2**30, np.float16), (1e6, np.float16),
+    (1e39j, np.complex64), (1e39, np.complex64), (3.4e38, "bfloat16"), (1000.0, "float8_e4m3fn")])
+@pytest.mark.parametrize("batched", [False, True])
+def test_numbers_that_are_too_large_for_a_float_are_refused(value, dtype, batched):
+    if batched:
+        made = data.batched(source=data.range(4), size=2)(
+            lambda e: {"x": np.array([[0, value], [1, 2]])})
+    else:
+        made = data.pipeline(source=data.range(4))(lambda e: {"x": np.array([0, value])})
+    (failed,) = made.compute(0, 2, {"x": ((2,), dtype)}).failures
+    assert "to which it is not cast" in failed.text
+
+
+@pytest.mark.parametrize(("value", "dtype"), [
+    ([np.inf, -np.inf, np.nan, 3e38], np.float32), ([65519.0], np.float16), ([65519], np.float16),
+    ([2**63], np.float32), ([1.5], np.complex64), ([True], np.float16), ([3e38], "bfloat16")])
+def test_numbers_that_a_float_rounds_are_taken(value, dtype):
+    made = data.pipeline(source=data.range(4))(lambda e: {"x": np.array(value)})
+    assert not made.compute(0, 1, {"x": ((len(value),), dtype)}).failures
+
+
+def test_masked_arrays_are_refused():
+    hidden = np.ma.array([1, 2], mask=[0, 1])
+    for made in (data.pipeline(source=data.range(4))(lambda e: {"x": hidden}),
+                 data.batched(source=data.range(4), size=2)(lambda e: {"x": hidden}),
+                 data.batched(source=data.range(4), size=2)(lambda e: [{"x": hidden}] * 2)):
+        for fields in (None, {"x": ((2,) if made.size == 0 else (), np.int64)}):
+            (failed,) = made.compute(0, 2, fields).failures
+            assert "has masked elements" in failed.text and ".filled(0)" in failed.text
+    taken = data.pipeline(source=data.range(4))(lambda e: {"x": np.ma.array([1, 2])})
+    assert taken.compute(0, 1).arrays["x"].tolist() == [[1, 2]]
+
+
+def test_examples_of_a_batch_that_differ_are_named():
+    for second, said in (({"x": 1, "y": 2}, "other fields"), ({"y": 1}, "other fields"),
+                         ({"x": [1, 2]}, "another shape")):
+        made = data.batched(source=data.range(2), size=2)(lambda e, s=second: [{"x": 0}, s])
+        (failed,) = made.compute(0, 2).failures
+        assert "example 1" in failed.text and said in failed.text
+
+
+@pytest.mark.parametrize("name", ["größe", "a b", "a@b", "a:b", "a/b", "x" * 129])
+def test_names_that_a_scheduler_does_not_take_are_refused_where_they_stand(name):
+    def größe(example):
+        return {"x": 1}
+
+    for settings in ({"name": name}, {} if name == "größe" else {"name": name}):
+        with pytest.raises(spmd.UsageError, match=r"name of data.pipeline is wrong"):
+            data.pipeline(source=data.range(3), **settings)(größe)

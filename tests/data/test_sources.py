@@ -448,3 +448,11 @@ def test_a_batch_of_several_sources_is_whole_arrays_where_they_are_alike():
         assert sorted(found[:, 0]) == sorted(2 * e.x[0] for e in each)
     for other in (data.arrays(x=b), data.arrays(x=b.astype(int), y=b[:, 0]), data.range(3)):
         assert isinstance(data.concatenate(tables[0], other).get_many([0, 5]), list)
+
+
+def test_a_column_with_1_000_is_text(tmp_path):
+    (tmp_path / "t.csv").write_text("a,b\n1_000,1_0.5\n2,3\n")
+    row = data.csv(tmp_path / "t.csv").get(0)
+    assert (row.a, row.b) == ("1_000", "1_0.5")
+    with pytest.raises(spmd.InputError, match="'1_000' is no number"):
+        data.csv(tmp_path / "t.csv", types={"a": int}).get(0)

@@ -208,6 +208,8 @@ X, Y = np.zeros((6, 5), np.float32), np.zeros(6, np.int64)
       "array.astype('float32')"]),
     ([{"x": X, "y": Y.astype(np.uint64) + np.uint64(2**63)}], 65,
      ['batch 0: field y has dtype uint64, which does not fit int64', "from 9223372036854775808"]),
+    ([{"x": X.astype(float) + 1e39, "y": Y}], 65,
+     ['batch 0: field x has dtype float64, which does not fit float32', "from 1e+39"]),
     ([{"x": X, "z": Y}], 65, ["batch 0 has a field 'z' that the feed does not declare"]),
     ([{"x": X}], 65, ["batch 0 has no field y", "expected: x, y, mask"]),
     ([[X, Y]], 65, ["batch 0 is no dict of arrays", "found:    list"]),

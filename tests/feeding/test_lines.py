@@ -17,7 +17,7 @@ from spmd.feeding.keys import made_for_a_run, pair
 from spmd.feeding.packing import LEAST_PART, PART, in_parts, of_parts
 from spmd.feeding.serving import Served
 from spmd.feeding.sockets import OTHER_KEY, REFUSED_KEY, Lines, received
-from spmd.feeding.wire import SOURCE_CHARACTERS, decode, encode, new_id
+from spmd.feeding.wire import TEXT_BYTES, decode, encode, new_id
 from tests.feeding.feeding_kit import Proxy, RunningAgent, running, settings_in, x_of
 from tests.feeding.served_kit import until
 
@@ -62,7 +62,7 @@ def test_a_long_pipeline_takes_longer_than_the_silence_that_breaks_a_line(monkey
     """Its text travels in pieces too: of a client to the scheduler, of that to an agent."""
     monkeypatch.setattr(sockets, "HEARTBEAT_MS", 150)
     monkeypatch.setattr(sockets, "SILENT_MS", 600)
-    source = NOISE.replace(str(SIZE), "8") + "# é\n" * (SOURCE_CHARACTERS // 5)
+    source = NOISE.replace(str(SIZE), "8") + "# é\n" * (TEXT_BYTES // 7)
     with running(NOISE, name="other") as run, Proxy(rate=len(source) / 1.5) as proxy:
         host, _, port = run.address.removeprefix("tcp://").rpartition(":")
         proxy.to = host, int(port)
@@ -137,14 +137,14 @@ def test_what_a_scheduler_heard_before_its_death_is_asked_again():
 
 def test_a_long_text_is_waited_for_while_its_line_stands():
     """Longer than the time limit of a client: it may be under way."""
-    source = NOISE + "#" * SOURCE_CHARACTERS
+    source = NOISE + "#" * TEXT_BYTES
     served = Served("tcp://127.0.0.1:*", keys := made_for_a_run())
     with Client(served.scheduler.address, keys, timeout=0.2) as client, (
             ThreadPoolExecutor(1)) as pool:
         watch = client._lines.watch(client._line)
         until(lambda: not watch.broke() and watch.stands)
         asked = pool.submit(client._ask, "submit", name="numbers", version=0, file="made.py",
-                            source=source[:SOURCE_CHARACTERS], settings=settings_in(NOISE))
+                            source=source[:TEXT_BYTES], settings=settings_in(NOISE))
         time.sleep(0.6)
         thread = threading.Thread(target=served.scheduler.run, daemon=True)
         thread.start()
@@ -180,9 +180,9 @@ def test_a_worker_without_a_line_is_named_and_others_are_asked(elsewhere, monkey
     with running(NOISE.replace(str(SIZE), "8")) as run, Client(run.address, run.keys) as client:
         first = run.workers(2).wait_for_workers(2)
         behind = run.agents[0].agent.workers[0].worker
-        monkeypatch.setattr(consumer, "AskedWorker", lambda lines, assigned, here: whole(
+        monkeypatch.setattr(consumer, "AskedWorker", lambda lines, assigned, *more: whole(
             lines, {**assigned, "address": closed} if assigned["worker"] == behind else assigned,
-            here))
+            *more))
         (ring,) = run.supply(x_of(4, np.uint8, 8), 4)
         batches = [ring.next()["x"] for _ in range(24)]
         warning = until(lambda: [w for w in client.status()["warnings"] if "has no line" in w])

@@ -59,6 +59,8 @@ class PipelineSupply:
     opened: the stream that all processes of the run go on with; None: of this process alone.
     """
 
+    helps = "more workers (spmd feed status says how many)"  # where ranks wait
+
     def __init__(self, pipeline: str, address: str, keys: Keys, *, ranks: tuple[int, ...] = (),
                  device: str = "cpu", run: str = "", opened: OpenedStream | None = None) -> None:
         self.pipeline, self.address, self.keys, self.opened = pipeline, address, keys, opened

@@ -19,6 +19,7 @@ STARVED = 0.02  # of the time: more is told, and helped against
 STEP, MOST_EXTRA = 0.05, 0.5
 SETTLES_S, STEADY_S = 2.0, 3.0  # after another assignment: what is lost then says nothing of it
 STEPS_APART, APART_S = 2.0, 1.0  # batches, and seconds of them, within which ranks are together
+NEARLY_ALWAYS = 0.9  # of the time
 JOULES = 3600.0  # of a watt in an hour
 
 
@@ -147,7 +148,8 @@ class KnownConsumer:
 def find_rates(consumers: Collection[KnownConsumer], now: float) -> None:
     """What each could take. Ranks that exchange wait for the one that starves, and what they
     measure has its wait in it: where ranks of a run are at the same batch, and one of them
-    starves, the fastest of them tells for all."""
+    starves, the fastest of them tells for all. It does so for those that wait nearly always, too:
+    what these could take is not known, and each rank takes all batches in the end."""
     runs: dict[tuple[str, str], list[KnownConsumer]] = {}
     for one in consumers:
         one.could = one.meter.rate
@@ -158,7 +160,8 @@ def find_rates(consumers: Collection[KnownConsumer], now: float) -> None:
         front = max(one.taken / one.per_batch for one in mine)
         behind = STEPS_APART + APART_S * max(
             one.meter.per_second(now) / one.per_batch for one in mine)
-        together = [one for one in mine if one.taken / one.per_batch >= front - behind]
+        together = [one for one in mine if one.taken / one.per_batch >= front - behind
+                    or one.meter.waiting(now) > NEARLY_ALWAYS]
         most = max((one.meter.rate or 0.0) / one.per_batch for one in together)
         for one in together if most else ():
             one.could = most * one.per_batch

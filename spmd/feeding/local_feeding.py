@@ -35,6 +35,8 @@ START_S = 20.0
 class StartedSupply(PipelineSupply):
     """A PipelineSupply whose scheduler and workers this job has started."""
 
+    helps = "more workers (workers=N in @data.pipeline)"
+
     def __init__(self, pipeline: Pipeline, address: str, keys: Keys, keeper: ChildKeeper, *,
                  name: str, **more: Any) -> None:
         super().__init__(name, address, keys, **more)

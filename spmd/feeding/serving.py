@@ -167,9 +167,10 @@ def serve(listen: str, folder: str, state: str, page: int | None, slice_s: float
     if not state:
         port = listen.rpartition(":")[2]
         state = os.path.join(state_folder(), f"feed-{'any' if port == '*' else port}.sqlite")
+    new = not os.path.exists(state)
     served = Served(listen, keys, state=state, page=page, slice_s=slice_s, folder=folder)
     scheduler = served.scheduler
-    say(f"scheduler at {scheduler.address}, state in {state}")
+    say(f"scheduler at {scheduler.address}, state in {state}" + ", which is new" * new)
     if served.page:
         say(f"page at {served.page.address}")
     if scheduler.pipelines:

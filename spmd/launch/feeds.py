@@ -40,6 +40,7 @@ SMALL_BYTES, MOST_SMALL = 1 << 20, 128  # of small ones more: what is done for a
 PATIENCE = 60  # time limits that a rank waits for a batch: as for processes that compute
 STARVING = 0.05  # share of the time that is worth a warning,
 WORTH_SECONDS = 3.0  # of so long a time at least
+HELPS = "a pipeline with workers"  # in the place of an iterable in the ranks' own process
 CONNECT = "spmd.feeding.connect"  # supplies of pipelines
 
 
@@ -279,6 +280,7 @@ class Feeds:
             self.job.look_feeds = None
         rows = self.processes.meet(self._counts)
         self.taken = {name: row[0] for name, row in rows[0].items()}
+        helps = {one.feed.name: getattr(one.supply, "helps", HELPS) for one in self.open}
         for one in self.open:
             if rows[0][one.feed.name][3]:
                 self._end(one)
@@ -293,8 +295,8 @@ class Feeds:
             waited, passed = max(row[name][1:3] for row in rows)
             if (self.processes.number == 0 and passed > WORTH_SECONDS
                     and waited > STARVING * passed and name not in answers):
-                say(f'spmd: feed "{name}" was waited for {waited / passed:.0%} of the time: more '
-                    "workers, or less work for each example, would make the run faster")
+                say(f'spmd: feed "{name}" was waited for {waited / passed:.0%} of the time: '
+                    f"{helps[name]}, or less work for each example, would make the run faster")
 
     def _end(self, one: OpenFeed) -> None:
         """A program was told that there are no more: the next call begins the stream again."""

@@ -99,3 +99,14 @@ def test_ranks_that_do_not_wait_for_each_other_keep_their_own_rates():
         slow.rate(now, {"taken": 30 * k * ROWS, "queued": 0, "busy_s": now, "waited_s": 0.0})
     find_rates([fast, slow], now)
     assert (fast.could, slow.could) == (pytest.approx(200 * ROWS), pytest.approx(60 * ROWS))
+
+
+def test_ranks_that_wait_nearly_always_count_alike():
+    """One had two workers and the other one, and took twice as much: it was given twice as much."""
+    ahead, behind = consumer(0), consumer(1)
+    for k in range(30):
+        for one, taken in ((ahead, 20 * k), (behind, 10 * k)):
+            one.rate(k / 2, {"taken": taken * ROWS, "queued": 0, "busy_s": taken * 1e-6,
+                             "waited_s": k / 2 - taken * 1e-6})
+    find_rates([ahead, behind], 14.5)
+    assert ahead.could == behind.could and ahead.could > 100 * 20 * ROWS

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import signal
+import socket
 import time
 import urllib.error
 import urllib.request
@@ -88,6 +89,7 @@ def test_a_killed_scheduler_comes_again_and_nobody_stops(served):
     goes_on(3 * rank.ring.depth)
     agent.send_signal(signal.SIGTERM)
     until(lambda: not served.status()["workers"])
+    assert {c["host"] for c in served.status()["consumers"]} == {socket.gethostname()}
     assert agent.wait(20) == 0
 
 

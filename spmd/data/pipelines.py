@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
@@ -241,19 +242,22 @@ class Pipeline:
                 table.put(row, found)
             except EndOfStream:
                 return
-            except KeyboardInterrupt:
-                raise
             except BaseException as error:  # whatever class the user's code raises
-                self._say_if_full(error)
+                self._look_at(error)
                 fatal = reading and self.source.found_by() == "reading"
                 failed = failure(error, position, draw.name(key), self.place, fatal)
                 yield failed
                 if failed.fatal or self.settings.on_error == "stop":
                     return
 
-    def _say_if_full(self, error: BaseException) -> None:
+    def _look_at(self, error: BaseException) -> None:
+        """Ctrl-C ends more than an example; where nobody hears it, as in workers, it was raised by
+        the user's code itself."""
         if isinstance(error, MemoryError) and self.when_full:
             self.when_full()
+        if isinstance(error, KeyboardInterrupt) and (
+                signal.getsignal(signal.SIGINT) is not signal.SIG_IGN):
+            raise error
 
     def _of_one(self, example: Any, position: int) -> Any:
         if self._random:
@@ -303,10 +307,8 @@ class Pipeline:
                     found = self.function(examples, **more)
             if count and isinstance(found, list | tuple):
                 found = _stacked(found, count)
-        except KeyboardInterrupt:
-            raise
         except BaseException as error:
-            self._say_if_full(error)
+            self._look_at(error)
             name = self._batch_name(begin, count)
             found = failure(error, begin, name, self.place, reading)
         self._last = (begin, count, found)

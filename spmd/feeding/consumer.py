@@ -23,7 +23,7 @@ from spmd.feeding.asked_worker import AskedWorker, said_missed
 from spmd.feeding.asking import Asking, merged
 from spmd.feeding.board import AFTER
 from spmd.feeding.client import Refused
-from spmd.feeding.evaluating import bytes_of, described
+from spmd.feeding.evaluating import bytes_of, described, other_streams
 from spmd.feeding.filled_rings import FilledRings
 from spmd.feeding.keys import zmq
 from spmd.feeding.machine import host_name
@@ -487,6 +487,8 @@ class Filling:
         if message["order"] and not self.supply.order():
             self.supply.goes_on_with(message["order"])
             self.tell("learnt", consumer=self.consumer, order=message["order"])
+        elif message["order"] not in (None, self.supply.order()):  # both were asked before one said
+            raise other_streams(self.supply.pipeline)
         if self.asking.is_wanted(message["id"]):
             for failed in message["broken"] or ():
                 self.skip(failed["position"], f"{failed['example']} ({failed['file']}:"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from codegen.errors import SpmdError, UsageError
+from codegen.errors import AgreementError, SpmdError, UsageError
 from spmd.data.computing import dtype_of
 from spmd.data.pipeline_files import chosen, load_text
 from spmd.data.pipelines import Pipeline
@@ -200,6 +200,14 @@ def load_pipeline(said: dict[str, Any]) -> Pipeline:
     file, name = said["file"], said.get("own_name")
     found = load_text(said["source"], file, modules=said.get("modules"))
     return chosen(found, file, name or (said["name"] if len(found) != 1 else ""))
+
+
+def other_streams(pipeline: str) -> AgreementError:
+    return AgreementError(
+        f"workers of pipeline {pipeline} do not read the same source",
+        expected="the same examples in the same order at all of them",
+        found="others at different workers; or a data.iterator that gives others each time",
+        remedy="the same files everywhere, random numbers of a fixed seed")
 
 
 def what_failed(error: BaseException, file: str) -> tuple[str, str | None, int | None]:

@@ -18,6 +18,7 @@ from typing import Any
 
 from codegen.errors import AgreementError, PeerError, SpmdError
 from spmd.feeding.assignment import Assignment, assign
+from spmd.feeding.evaluating import other_streams
 from spmd.feeding.known_parties import KnownAgent, KnownConsumer, KnownPipeline, find_rates
 from spmd.feeding.pipeline_requests import cancelled, submitted, updated
 from spmd.feeding.run_versions import RunVersions, unknown_pipeline
@@ -241,10 +242,7 @@ class Scheduler:
             return
         stored = self._version_of(one)
         if stored.facts.setdefault("order", message["order"]) != message["order"]:
-            self.tell(peer, "failed", code=65, text=str(AgreementError(
-                f"workers of pipeline {one.pipeline} do not read the same source",
-                expected="the same examples in the same order at all of them",
-                found="others at different machines", remedy="the same files everywhere")))
+            self.tell(peer, "failed", code=65, text=str(other_streams(one.pipeline)))
         elif stored.version == self.pipelines[one.pipeline].stored.version:
             with suppress(FullDisk):
                 self.store.put_pipeline(stored)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from spmd import InputError
+from spmd import InputError, SpmdError
 from tests.feeding.feeding_kit import mask_of, running, x_of
 
 HEAD = "import os, random, time\nimport numpy as np\nimport spmd.data as data\n"
@@ -38,11 +38,14 @@ def test_workers_that_read_on_in_another_order_are_refused():
     head = ("def drawn():\n    found = list(range(100))\n    random.shuffle(found)\n"
             "    yield from found\n")
     body = "time.sleep(0.01)\nreturn {'x': example}"
-    with running(numbers(body, "data.iterator(drawn)", head)) as run:
-        run.workers(3).wait_for_workers(3)
-        (ring,) = run.supply(x_of(10), 10)
-        with pytest.raises(InputError, match=r"a data\.iterator that gives others each time"):
-            all_of(ring)
+    for wait in (True, False):
+        with running(numbers(body, "data.iterator(drawn)", head)) as run:
+            if wait:
+                run.workers(3).wait_for_workers(3)
+            (ring,) = run.supply(x_of(10), 10)
+            run.workers(3)
+            with pytest.raises(SpmdError, match=r"a data\.iterator that gives others each time"):
+                all_of(ring)
 
 
 def test_deaths_after_examples_end_the_run_and_name_the_pipeline():
@@ -105,3 +108,16 @@ def test_escape_sequences_of_an_exception_do_not_come_to_the_terminal(capfd):
         said += capfd.readouterr().err
         assert r"ValueError: \x1b[2Jgone\x0d\x9b5A é" in said
         assert not set("\x1b\r\x9b") & set(said)
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_an_interrupt_that_an_operation_raises_is_of_its_example(batched):
+    body = "if 57 in (example if batched else [example]):\n    raise KeyboardInterrupt\n"
+    source = numbers(body + "return {'x': example}", head=f"batched = {batched}\n")
+    if batched:
+        source = source.replace("@data.pipeline(", "@data.batched(size=2, shuffle=False, ")
+    with running(source) as run:
+        run.workers(1)
+        (ring,) = run.supply(x_of(10), 10)
+        with pytest.raises(InputError, match=r"made_here.py:8: [^\0]*number 5[67][^\0]*KeyboardI"):
+            all_of(ring)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Any
 
-from codegen.errors import AgreementError, PeerError, SpmdError
+from codegen.errors import PeerError, SpmdError
 from spmd.feeding.assignment import Assignment, assign
 from spmd.feeding.evaluating import other_streams
 from spmd.feeding.known_parties import KnownAgent, KnownConsumer, KnownPipeline, find_rates

@@ -36,6 +36,7 @@ def end_all_from_now_on(processes: Processes) -> None:
         heard, told = os.pipe()
         start_new_thread(_end_all, (processes, heard))
         lib.spmd_leave_tell(told)
+        processes.at_the_end = at_the_end
 
 
 def at_the_end() -> None:

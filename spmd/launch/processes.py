@@ -14,7 +14,6 @@ import time
 
 from codegen.errors import AgreementError, SpmdError
 from spmd import report
-from spmd.launch import leaving
 from spmd.launch.launchers import library, unname_memory
 
 TYPE_CHECKING = False
@@ -61,6 +60,7 @@ class Processes:
         self.met: Exception | None = None
         self.patience: Patience | None = None  # where a launcher has started them
         self.waiting: Any = _NobodyLooks()  # while this process waits for the others
+        self.at_the_end: Callable[[], None] = lambda: None  # called when all have finished
         if self.count > 1:
             unname_memory()
 
@@ -162,7 +162,7 @@ class Processes:
             self.patience.may_leave = True
             self.comm.Barrier()
             self.patience.end()
-            leaving.at_the_end()
+            self.at_the_end()
 
 
 def say(text: str) -> None:

@@ -291,7 +291,8 @@ void spmd_job_held(const spmd_job *job, int64_t *held, int64_t *copied);
  *
  * Ranks of this process that hold the same rows of a batch share a ring, which one thread of the
  * host language fills. Batches are numbered from 0 on; the latest `depth` of them, from the first
- * that not all ranks of the ring have taken, may be there at a time. */
+ * that not all ranks of the ring have taken and left, may be there at a time: a rank may read one
+ * where it lies until it asks for the next. */
 
 /* shape: dims, and an extent for each, of the fields and then of the values that are sent back. */
 typedef struct spmd_feed {
@@ -307,10 +308,10 @@ int spmd_job_feed_begin(spmd_job *job, int64_t feed, int64_t start);
 int64_t spmd_job_feed_rings(const spmd_job *job, int64_t feed);
 spmd_ring *spmd_job_feed_ring(const spmd_job *job, int64_t feed, int64_t k);
 void spmd_ring_rows(const spmd_ring *ring, int64_t *begin, int64_t *end);
-/* Batch k is there: pieces of it, which stay where they are until it was taken. row: of each piece
- * its first row in the batch, how many rows, and the address of each field. They do not overlap and
- * ascend; rows of no piece are zeros. One that nobody waits for any more is dropped. SPMD_BUSY:
- * there is no room for it yet. SPMD_RANGE: it is there, or its rows are not the ring's. */
+/* Batch k is there: pieces of it, which stay where they are until all have left it. row: of each
+ * piece its first row in the batch, how many rows, and the address of each field. They do not
+ * overlap and ascend; rows of no piece are zeros. One that nobody waits for any more is dropped.
+ * SPMD_BUSY: there is no room for it. SPMD_RANGE: it is there, or its rows are not the ring's. */
 int spmd_ring_put(spmd_ring *ring, int64_t k, int64_t pieces, const int64_t *row);
 /* The batches from k on, which lie one behind the other in memory; row: of batch k. */
 int spmd_ring_put_many(spmd_ring *ring, int64_t k, int64_t batches, int64_t pieces,

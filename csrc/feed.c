@@ -1,6 +1,7 @@
 /* Rings of batches between the host language, which fills them, and the hosted ranks, which take
  * from them (take.c). A ring holds addresses: rows lie in the host language's memory until all
- * ranks of the ring have copied their parts.
+ * ranks of the ring have left the batch. A rank leaves it when it has copied its part; one that
+ * reads its part where it lies, when it asks for the next batch or is done.
  *
  * Whether there is a next batch, all ranks must be told alike, though each process is told by its
  * own supply. So whoever puts a batch says how far the stream reaches, whoever ends it where, and

@@ -8,7 +8,7 @@
  * field lies. */
 typedef struct spmd_batch {
     _Alignas(SPMD_LINE) _Atomic int64_t number; /* of the batch that is there, + 1 */
-    _Atomic int64_t readers; /* that have not taken it yet */
+    _Atomic int64_t readers; /* that have not left it yet */
     int64_t pieces, capacity;
     int64_t *row;
     _Atomic int64_t sent; /* of the batch whose values are all there, + 1 */
@@ -24,10 +24,10 @@ struct spmd_ring {
     int64_t begin, end;     /* rows of a batch */
     int64_t readers;        /* ranks that hold them */
     spmd_batch *batch;      /* fed->depth of them: number k lies in k % depth */
-    int event;              /* written when a batch was taken by all, or sent to by all */
+    int event;              /* written when all have left a batch, or sent to it */
     pthread_mutex_t lock;   /* of what is sent */
     _Atomic int64_t there;  /* so many batches the stream has at least */
-    _Alignas(SPMD_LINE) _Atomic int64_t taken; /* batches, by all readers */
+    _Alignas(SPMD_LINE) _Atomic int64_t taken; /* batches that all readers have left */
     _Atomic int64_t tells;  /* `event` is written when so many more were taken */
     _Atomic int64_t jumped; /* readers that have left out what a checkpoint has taken */
     _Atomic int64_t last;   /* the stream has so many batches */

@@ -1,7 +1,7 @@
 """Rings of batches: a supply puts them in, the ranks of this process take their parts out.
 
 In: whole rows of NumPy arrays, batch after batch. Out: which batches were taken, and what ranks
-sent back. Always holds: arrays stay alive until every rank of the ring has taken the batch; after
+sent back. Always holds: arrays stay alive until every rank of the ring has left the batch; after
 `close` nothing of the engine is touched any more.
 """
 
@@ -159,7 +159,7 @@ class FeedRing:
 
     @property
     def taken(self) -> int:
-        """Every rank of the ring has taken the batches before this one."""
+        """Every rank of the ring has taken and left the batches before this one."""
         with self._lock:
             return self._taken if self._closed else int(lib.spmd_ring_taken(self._ring))
 

@@ -2,7 +2,7 @@
 
 In: what workers answered, as Asking has it, in order. Out: batches in rings; the results that no
 rank looks at any more; what ranks sent back.
-Always holds: a result is named as free once, after every rank has taken all batches made of it.
+Always holds: a result is named as free once, after every rank has left all batches made of it.
 """
 
 from __future__ import annotations

@@ -459,25 +459,28 @@ def _decorator(
             expected="what data.files, arrays, csv, lines, range or iterator returns",
             found=type(source).__name__, remedy=_instead(source))
     settings = read(given, place)
-    if not isinstance(name, str) or (name and not NAME.fullmatch(name)):
-        raise _name_is_wrong(which, name, place)
+    if name != "":
+        check_name(f"data.{which}", name, place)
 
     def decorate(function: Callable[..., Any]) -> Pipeline:
         if not callable(function):
             raise UsageError(f"data.{which} decorates functions", place=place,
                              expected="a function", found=type(function).__name__)
         found = Pipeline(function, source, settings, size, name)
-        if not found.name.isascii():
-            raise _name_is_wrong(which, found.name, found.place)
+        if found.name != "<lambda>":  # it needs a name only where it is submitted
+            check_name(f"data.{which}", found.name, found.place)
         return found
 
     return decorate if function is None else decorate(function)
 
 
-def _name_is_wrong(which: str, name: Any, place: Place | None) -> UsageError:
-    return UsageError(
-        f"name of data.{which} is wrong", place=place, found=repr(name),
-        expected="A to Z, a to z, digits and _ . + -, at most 128", remedy="name='train-images'")
+def check_name(whose: str, name: Any, place: Place | None) -> None:
+    """UsageError for what cannot be the name of a pipeline at a scheduler."""
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise UsageError(
+            f"name of {whose} is wrong", place=place, found=repr(name),
+            expected="A to Z, a to z, digits and _ . + -, at most 128",
+            remedy="name='train-images'")
 
 
 def _instead(source: Any) -> str:

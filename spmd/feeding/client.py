@@ -19,7 +19,7 @@ from typing import Any
 
 from codegen.errors import PeerError, SpmdError, UsageError
 from spmd.data.pipeline_files import chosen, file_and_name, load, load_text
-from spmd.data.pipelines import Pipeline
+from spmd.data.pipelines import Pipeline, check_name
 from spmd.data.settings import FIXED, Settings, read
 from spmd.feed_options import HERE
 from spmd.feeding.against_image import check_against
@@ -89,11 +89,14 @@ class Client:
         they begin; where that fails here, a worker's first example tells.
 
         Returns {"name", "version", "what": "new", "changed" or "unchanged", "first_example": why
-        that is not known, or ""}. Raises InputError where pipeline and image do not fit, UsageError
-        for a wrong setting, for a Pipeline that is not what workers find in its file, or where
-        another one of that name is running, OutputError where the scheduler's disk is full.
+        that is not known, or ""}; where workers=[…] names some that are not here, these are
+        "not_here" and the machines that are "here". Raises InputError where pipeline and image do
+        not fit, UsageError for a wrong name or setting, for a Pipeline that is not what workers
+        find in its file, or where another one of that name is running, OutputError where the
+        scheduler's disk is full.
         """
         found = pipeline if isinstance(pipeline, Pipeline) else load(pipeline)
+        check_name("what is submitted", name or found.name, None if name else found.place)
         changed, texts = _submitted_with(found, settings), _texts(found)
         facts, why = _facts(found, texts, changed.image, compute)
         said = self._ask("submit", name=name or found.name, version=0, settings=changed.as_json(),

@@ -59,13 +59,13 @@ def _submit(asked: argparse.Namespace) -> None:
         how = {"new": "submitted", "changed": "submitted in the place of what was there",
                "unchanged": "is there already, as it is"}[found["what"]]
         text = f"{found['name']}: {how} (version {found['version']})"
-        _told(asked, found, text + _strange(found) + _unknown(found))
+        _told(asked, found, text + _not_here(found) + _unknown(found))
 
 
 def _update(asked: argparse.Namespace) -> None:
     with _client(asked) as client:
         found = client.update(asked.name, source=asked.source, **given_settings(asked))
-        text = f"{found['name']}: updated (version {found['version']}){_strange(found)}"
+        text = f"{found['name']}: updated (version {found['version']}){_not_here(found)}"
         if count := found["runs_before"]:
             text += (f"; {count} run{'s go' if count > 1 else ' goes'} on with the source with "
                      "which it began, later ones take this one")
@@ -80,12 +80,12 @@ def _unknown(found: dict[str, Any]) -> str:
             f"worker has done so: {why}") if why else ""
 
 
-def _strange(found: dict[str, Any]) -> str:
-    """That workers are preferred which are not there."""
-    if "strange" not in found:
+def _not_here(found: dict[str, Any]) -> str:
+    """That workers are preferred which are not here."""
+    if "not_here" not in found:
         return ""
-    return (f"; no worker is called {' or '.join(found['strange'])} now, there is "
-            + (", ".join(found["there"]) or "none"))
+    return (f"; no worker is called {' or '.join(found['not_here'])} now, there is "
+            + (", ".join(found["here"]) or "none"))
 
 
 def _cancel(asked: argparse.Namespace) -> None:

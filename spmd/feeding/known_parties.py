@@ -6,7 +6,7 @@ Always holds: a worker belongs to one agent that is alive; whoever is silent is 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from spmd.feeding.assignment import ConsumerRow, PipelineRow, WorkerRow
@@ -78,6 +78,18 @@ class KnownAgent:
             frozenset({self.name, self.agent, self.host, one.process["address"]}),
             {"cost": self.cost, "energy": self.watts * JOULES})
             for worker, one in self.workers.items()]
+
+
+def names_of(agents: Collection[KnownAgent]) -> set[str]:
+    """By which their workers may be preferred, also those that are still starting."""
+    found = {name for one in agents for name in (one.name, one.agent, one.host)}
+    return found.union(*(row.names | {row.worker} for one in agents for row in one.rows()))
+
+
+def preferred(settings: Mapping[str, Any]) -> set[str]:
+    """Names of workers that a pipeline prefers."""
+    workers = settings.get("workers")
+    return set(workers) if isinstance(workers, list) else set()
 
 
 class KnownConsumer:

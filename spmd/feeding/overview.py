@@ -14,7 +14,13 @@ from typing import Any
 
 from spmd import __version__
 from spmd.feeding.board import BEFORE
-from spmd.feeding.known_parties import STARVED, KnownConsumer, KnownPipeline
+from spmd.feeding.known_parties import (
+    STARVED,
+    KnownConsumer,
+    KnownPipeline,
+    names_of,
+    preferred,
+)
 from spmd.feeding.scheduler import Scheduler
 
 SLOW_S = 10.0  # for which a worker may load a pipeline or read its source before it is told
@@ -32,7 +38,7 @@ def overview(scheduler: Scheduler, now: float) -> dict[str, Any]:
         {**_pipeline(scheduler, one, now, consumers, workers),
          "runs": [{"stream": r.stream, "run": r.run, "version": r.version, "batches": r.taken}
                   for r in runs.get(one.name, [])[-RUNS:]],
-         "not_here": sorted(_preferred(one) - here)}
+         "not_here": sorted(preferred(one.stored.settings) - here)}
         for one in scheduler.pipelines.values()]
     seen = {
         "scheduler": {
@@ -123,17 +129,11 @@ def _pipeline(
     }
 
 
-def _preferred(one: KnownPipeline) -> set[str]:
-    workers = one.stored.settings.get("workers")
-    return set(workers) if isinstance(workers, list) else set()
-
-
 def _names(scheduler: Scheduler) -> set[str]:
-    """By which workers that are here may be preferred."""
-    if not any(map(_preferred, scheduler.pipelines.values())):
+    """By which workers that are here may be preferred, where some are."""
+    if not any(preferred(one.stored.settings) for one in scheduler.pipelines.values()):
         return set()
-    return {name for agent in scheduler.agents.values() for row in agent.rows()
-            for name in row.names}
+    return names_of(scheduler.agents.values())
 
 
 def _versions(scheduler: Scheduler, one: KnownPipeline) -> dict[str, int]:
@@ -162,8 +162,9 @@ def _lines(seen: dict[str, Any]) -> Iterator[str]:
                    "that workers listen at: is there a firewall?")
 
 
-def _raised(limit: str, pipeline: str) -> str:
-    return f"python -m spmd feed update {pipeline} --{limit.replace('_', '-')} MORE"
+def _raised(limit: str, pipeline: str, address: str) -> str:
+    return (f"python -m spmd feed update {pipeline} --{limit.replace('_', '-')} MORE "
+            f"--connect {address}")
 
 
 def warnings(seen: dict[str, Any]) -> list[str]:
@@ -179,7 +180,7 @@ def warnings(seen: dict[str, Any]) -> list[str]:
         limit = limits[c["pipeline"]]
         measured = c["rate"] is not None
         if limit and (c["lacks"] or not measured):
-            text += f"its {limit} allows no more; {_raised(limit, c['pipeline'])}"
+            text += f"its {limit} allows no more; {_raised(limit, c['pipeline'], address)}"
         elif c["lacks"] > GREEDY * len(c["workers"]):
             text += ("it computes next to nothing between two batches, so that each worker more "
                      f"makes it faster: python -m spmd feed worker --connect {address}")
@@ -193,9 +194,9 @@ def warnings(seen: dict[str, Any]) -> list[str]:
             text += (f"its {count} workers make enough, so they or the way to them are slower than "
                      "they measure: " if measured else
                      "it always waits, so what it needs cannot be measured; try more workers: ")
-            text += _raised(limit, c["pipeline"]) if limit else "python -m spmd feed " + (
-                f"update {c['pipeline']} --workers {count + 1}" if count < there else
-                "worker") + f" --connect {address}"
+            more = f"update {c['pipeline']} --workers {count + 1}" if count < there else "worker"
+            text += _raised(limit, c["pipeline"], address) if limit else (
+                f"python -m spmd feed {more} --connect {address}")
         found.append(text)
     found += _lines(seen)
     found += [f"a worker of {w['host']} is at {w['at']['example']} ({w['at']['file']}:"
@@ -204,7 +205,7 @@ def warnings(seen: dict[str, Any]) -> list[str]:
               and w["at"]["example"] in BEFORE.values()]
     found += [f"{p['name']} waits: {p['why']}" for p in seen["pipelines"] if p["why"]]
     found += [f"{p['name']} prefers workers that are not here: {', '.join(p['not_here'])}; "
-              f"python -m spmd feed update {p['name']} --workers none takes any"
+              f"python -m spmd feed update {p['name']} --workers none --connect {address} takes any"
               for p in seen["pipelines"] if p["not_here"]]
     if seen["scheduler"]["trouble"]:
         found.append(f"the state is not written ({seen['scheduler']['trouble']}): {DISK}")

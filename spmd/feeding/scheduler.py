@@ -19,7 +19,14 @@ from typing import Any
 from codegen.errors import PeerError, SpmdError
 from spmd.feeding.assignment import Assignment, assign
 from spmd.feeding.evaluating import other_streams
-from spmd.feeding.known_parties import KnownAgent, KnownConsumer, KnownPipeline, find_rates
+from spmd.feeding.known_parties import (
+    KnownAgent,
+    KnownConsumer,
+    KnownPipeline,
+    find_rates,
+    names_of,
+    preferred,
+)
 from spmd.feeding.pipeline_requests import cancelled, submitted, updated
 from spmd.feeding.run_versions import RunVersions, unknown_pipeline
 from spmd.feeding.scheduler_state import FullDisk, StateFile, StoredPipeline
@@ -294,7 +301,7 @@ class Scheduler:
         self.pipelines[one.name] = one
         self.dirty = True
         self.tell(peer, "answer", value={"name": one.name, "version": one.stored.version,
-                                         "what": what, **self._strange(message)})
+                                         "what": what, **self._not_here(message)})
 
     def _on_update(self, peer: bytes, message: Message) -> None:
         stored = updated(message.fields, self.pipelines)
@@ -307,17 +314,14 @@ class Scheduler:
         self.tell(peer, "answer", value={
             "name": one.name, "version": stored.version, "settings": stored.settings,
             "runs_before": len({c.said["stream"] or c.consumer for c in before}),
-            **self._strange(message)})
+            **self._not_here(message)})
 
-    def _strange(self, message: Message) -> dict[str, list[str]]:
-        """Names of workers=[…] that nobody has who is there: they may come yet, or be wrong."""
-        wanted = message["settings"].get("workers")
-        wanted = wanted if isinstance(wanted, list) else []
-        agents = self.agents.values()
-        names = {a.name for a in agents}.union(*(row.names for a in agents for row in a.rows()))
-        strange = [name for name in wanted if name not in names]
-        there = sorted({a.name for a in agents})
-        return {"strange": strange, "there": there} if strange else {}
+    def _not_here(self, message: Message) -> dict[str, list[str]]:
+        """Preferred workers that may come yet, or whose names are wrong; and who is here."""
+        wanted = preferred(message["settings"])
+        missing = sorted(wanted - names_of(self.agents.values())) if wanted else []
+        here = sorted({a.name for a in self.agents.values()})
+        return {"not_here": missing, "here": here} if missing else {}
 
     def _replace(self, old: StoredPipeline, new: StoredPipeline) -> None:
         self.store.put_pipeline(new, self.versions.replaced(old, new))

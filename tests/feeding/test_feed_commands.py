@@ -70,6 +70,8 @@ def test_submit_status_update_cancel(served, feed, tmp_path):
     assert feed("update", "words", "--workers", "hosta,hostb", *here)[0] == 0
     code, out, _ = feed("status", *here)
     assert "words prefers workers that are not here: hosta, hostb; " in out
+    code, _, err = feed("submit", file, "--name", "two words", *here)
+    assert code == 2 and "name of what is submitted is wrong" in err and "'two words'" in err
     assert "words            3  idle         0" in out and served.address in out
     code, out, _ = feed("status", "words", *here)
     assert code == 0 and "version 1" in out and "rates={'cpu': 50.0" in out

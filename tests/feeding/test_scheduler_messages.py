@@ -195,6 +195,26 @@ def test_advice_to_who_starves_looks_at_limits(waits, limits, advice):
     lines.close()
 
 
+def test_preferred_workers_are_here_by_any_name_by_which_they_are_taken():
+    """Machine, agent, address or worker; an agent whose workers are still starting too."""
+    keys = made_for_a_run()
+    lines = Lines(keys)
+    scheduler = Scheduler(lines.router("tcp://127.0.0.1:*", keys.server_secret, keys.server),
+                          StateFile())
+    scheduler.looking = overview
+    process = [{"worker": IDS[3], "address": "tcp://h:1", "key": "k" * 40}]
+    for agent, name, there in ((IDS[0], "n", process), (IDS[1], "late", [])):
+        scheduler.hear(b"a", encode("join", agent=agent, host="a", name=name, device="cpu",
+                                    processes=there))
+    known = ["n", IDS[0], "a", "tcp://h:1", IDS[3], "late", IDS[1]]
+    scheduler.hear(b"c", encode("submit", name="images", version=0, file="f.py", source="",
+                                settings={"workers": [*known, "wrong"]}))
+    scheduler.look(time.monotonic())
+    assert scheduler.snapshot["pipelines"][0]["not_here"] == ["wrong"]
+    assert any("not here: wrong; " in w for w in scheduler.snapshot["warnings"])
+    lines.close()
+
+
 def test_settings_of_the_scheduler_are_settings_of_pipelines():
     from spmd.feed_options import SETTINGS
 

@@ -82,11 +82,11 @@ class OwnModules:
     def active(self) -> Iterator[None]:
         """Its modules also go by their plain names, for whoever asks by name: pickle, importlib.
         sys.argv is that of a file without arguments."""
-        shown.begin(self)
+        plain_names.begin(self)
         try:
             yield
         finally:
-            shown.end(self)
+            plain_names.end(self)
 
     @contextmanager
     def running(self, module: ModuleType) -> Iterator[None]:
@@ -97,7 +97,7 @@ class OwnModules:
         self._is_own.clear()
         try:
             with self.active():
-                shown.add(self, LOADED_AS, module)
+                plain_names.add(self, LOADED_AS, module)
                 yield
         finally:
             self._path = list(sys.path)
@@ -301,7 +301,7 @@ def _restore(name: str, module: ModuleType | None) -> None:
         sys.modules[name] = module
 
 
-shown = ShownNames()
+plain_names = ShownNames()
 
 
 class OwnLoader(SourceFileLoader):
@@ -323,12 +323,12 @@ class OwnLoader(SourceFileLoader):
         module.__dict__["__builtins__"] = self.own.builtins
         if free := self.own.is_free(self.plain.partition(".")[0]):
             module.__name__ = self.plain
-            shown.add(self.own, self.plain, module)
+            plain_names.add(self.own, self.plain, module)
         try:
             super().exec_module(module)
         except BaseException:
             if free:
-                shown.take_away(self.own, self.plain)
+                plain_names.take_away(self.own, self.plain)
             raise
 
 
@@ -341,7 +341,7 @@ class OwnFinder:
         top, _, rest = name.partition(".")
         if own := _all.get(top):
             return own.spec(rest) if rest else None
-        own = shown.own()
+        own = plain_names.own()
         return own.spec(name) if own and own.has(top) and own.is_free(top) else None
 
 

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from spmd.feeding.skipped_examples import say
+
 TELL_S = 5.0
 OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
@@ -27,8 +29,7 @@ def said_if_slow(pipeline: str, file: str, speaks: bool = True) -> Iterator[None
 
     def tell() -> None:
         where = _place(sys._current_frames().get(reader), file)
-        print(f"spmd feed: the source of pipeline {pipeline} is still being read after {TELL_S:g} "
-              f"s, at {where}", file=sys.stderr, flush=True)
+        say(f"the source of pipeline {pipeline} is still being read after {TELL_S:g} s, at {where}")
 
     timer = threading.Timer(TELL_S, tell)
     timer.daemon = True

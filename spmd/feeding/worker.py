@@ -21,7 +21,7 @@ from codegen.short_batches import MASK
 from spmd.data.came_back import in_one_process
 from spmd.feeding import machine
 from spmd.feeding import steady_clock as time
-from spmd.feeding.board import LOADING, OUT_OF_MEMORY, READING, Board
+from spmd.feeding.board import BEFORE, LOADING, OUT_OF_MEMORY, READING, Board
 from spmd.feeding.children import Channel, of_parent
 from spmd.feeding.evaluating import (
     Evaluator,
@@ -292,7 +292,7 @@ class Worker:
                 found.when_full = self.end_if_used
                 pipeline.evaluator = evaluator
             except BaseException as error:
-                self.fail(pipeline, work, error, "the pipeline itself, while it was loaded")
+                self.fail(pipeline, work, error, BEFORE[LOADING])
                 return None
             finally:
                 self.board.idle()

@@ -46,7 +46,7 @@ def nothing_stays():
     """Neither a path, nor a module by a plain name, nor arguments."""
     before = list(sys.path), list(sys.argv), set(sys.modules)
     yield
-    assert (sys.path, sys.argv) == before[:2] and own_modules.shown.running == []
+    assert (sys.path, sys.argv) == before[:2] and own_modules.plain_names.running == []
     new = {name for name in sys.modules.keys() - before[2] if not name.startswith("__pipeline_")}
     assert not new & {"helper", "kit", "lib", "beside", "deep", "__pipeline__"}, new
 

@@ -199,7 +199,6 @@ def test_who_dies_is_started_again(image, tmp_path):
     assert np.load(total) == sum(range(100))
 
 
-@pytest.mark.mpi
 def test_who_dies_before_it_has_begun_is_started_again():
     local, keeper = LocalScheduler(False), ChildKeeper("numbers")
     one = KeptChild("the scheduler", local.start, local.greet)
@@ -213,6 +212,7 @@ def test_who_dies_before_it_has_begun_is_started_again():
     keeper.end()
 
 
+@pytest.mark.mpi
 def test_what_dies_again_and_again_ends_the_run(image, tmp_path):
     file = pipeline(tmp_path, "time.sleep(0.05)", 10000)
     with Launch([sys.executable, "-m", "spmd", "run", image, "--feed", file]) as launch:

@@ -146,7 +146,7 @@ def _looked(client: Client, name: str, width: int, before: str) -> str:
 
 
 def _told(asked: argparse.Namespace, value: Any, text: str) -> None:
-    print(json.dumps(value, indent=1) if asked.json else text)
+    print(json.dumps(value, indent=1) if asked.json else shown(text))
 
 
 def _say(text: str) -> None:

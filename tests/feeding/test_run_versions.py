@@ -213,3 +213,10 @@ def test_a_run_is_compared_with_the_first_example_before_it_waits(served, tmp_pa
     feed = Feed("feed", 8, [Field("x", (8, 3), np.float32), Field("y", (8,), np.int32),
                             Field("mask", (8,), np.bool_)])
     assert supply_for(f"first@{served.address}", feed=feed, processes=Processes()).opened.version
+
+
+def test_who_names_a_run_is_heard_under_slurm_too(monkeypatch):
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    assert connect.run_name() == "17"
+    monkeypatch.setenv("SPMD_RUN", "first")
+    assert connect.run_name() == "first"

@@ -162,6 +162,11 @@ def _lines(seen: dict[str, Any]) -> Iterator[str]:
                    "that workers listen at: is there a firewall?")
 
 
+def _where(at: dict[str, Any]) -> str:
+    """A line is not known while a file is loaded."""
+    return f"{at['file']}:{at['line']}" if at["line"] else f"{at['file']}"
+
+
 def _raised(limit: str, pipeline: str, address: str) -> str:
     return (f"python -m spmd feed update {pipeline} --{limit.replace('_', '-')} MORE "
             f"--connect {address}")
@@ -199,8 +204,8 @@ def warnings(seen: dict[str, Any]) -> list[str]:
                 f"python -m spmd feed {more} --connect {address}")
         found.append(text)
     found += _lines(seen)
-    found += [f"a worker of {w['host']} is at {w['at']['example']} ({w['at']['file']}:"
-              f"{w['at']['line']}), for {w['at']['seconds']:.0f} s now"
+    found += [f"a worker of {w['host']} is at {w['at']['example']} ({_where(w['at'])}), for "
+              f"{w['at']['seconds']:.0f} s now"
               for w in seen["workers"] if w["at"] and w["at"]["seconds"] > SLOW_S
               and w["at"]["example"] in BEFORE.values()]
     found += [f"{p['name']} waits: {p['why']}" for p in seen["pipelines"] if p["why"]]

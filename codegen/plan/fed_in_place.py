@@ -48,7 +48,8 @@ def _touched(plan: Plan) -> tuple[set[int], set[int]]:
                 found = [b for work in walk_works(step.work) for b in memory_written(work)]
             case Exchange():
                 touched = list(step_buffers(step))
-                found = touched if step.swaps else list(memory_written(step))
+                moves = step.swaps or step.shifts  # one buffer comes to lie where another one does
+                found = touched if moves else list(memory_written(step))
                 found += [] if step.take is None else memory_written(step.take)
                 exchanged.update(b.number for b in touched)
             case More():

@@ -54,6 +54,17 @@ class Collecting(IterableSupply):
         super().finish()
 
 
+class Overwritten(IterableSupply):
+    """A batch comes when all ranks have left the one before, whose memory is used again at once."""
+
+    def _has_room(self, rings, k):
+        while not self.stops and any(ring.taken < k for ring in rings):
+            self._wait(rings, 0.001)
+        for array in self.held.get(k - 1, {}).values():
+            array[...] = 1
+        return not self.stops
+
+
 @pytest.fixture(scope="module")
 def images():
     return {p: spmd.build(p) for p in (two_feeds, fed)}
@@ -134,3 +145,26 @@ def test_a_loop_of_a_shard_map_is_resumed(tmp_path):
             image.run(ranks=n, feed=broken, checkpoint=kept, every=1)
         found = image.run(ranks=n, feed=stream, resume=kept)
         np.testing.assert_allclose(found, expected[n], rtol=1e-12)
+
+
+@spmd.program(mesh=("r",))
+def asked_before_use(n: int = 6):
+    """Whoever asks whether there are more batches gives the memory of the last one back."""
+    feed = spmd.feed(x=spmd.spec((n, 3), np.float64), i=spmd.spec((n,), np.int32))
+    seen = spmd.zeros((n, 3))
+    goes = feed.more()
+    while goes:
+        b = feed.next()
+        goes = feed.more()
+        seen = seen * 0.5 + b.x[b.i] + np.roll(b.x, 1, axis=0) * b.x
+    return seen
+
+
+def test_a_batch_is_used_after_its_memory_was_given_back():
+    """One rank reads what it would exchange where it lies, too."""
+    rng = np.random.default_rng(3)
+    stream = [{"x": rng.normal(size=(6, 3)), "i": rng.integers(0, 6, 6)} for _ in range(5)]
+    expected, image = asked_before_use.eager(feed=stream), spmd.build(asked_before_use)
+    for ranks in (1, 2, 3):
+        found = image.run(ranks=ranks, feed=Overwritten(stream))
+        np.testing.assert_allclose(found, expected, rtol=1e-12)

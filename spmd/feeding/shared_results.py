@@ -244,8 +244,8 @@ class ReadResults:
 
     def region(self, number: int) -> mmap.mmap | None:
         """The memory of a region that was handed over; None: the worker is gone, or lies."""
-        if number not in self._memory:
-            self.attend()
+        while number not in self._memory and self._take_in():  # it may lie behind many messages
+            pass
         return self._memory.get(number)
 
     def say(self, message: bytes) -> bool:
@@ -259,23 +259,29 @@ class ReadResults:
     def attend(self) -> bool:
         """Maps what was handed over, and takes in messages; False once the worker has ended."""
         for _ in range(AT_ONCE):
-            try:
-                said, fds, _, _ = socket.recv_fds(self.socket, SHORT + 1, 1)
-            except BlockingIOError:
-                return True
-            except OSError:
-                return False
-            if not said:
-                return False
-            if len(said) != HANDED.size and not fds:
-                self._heard.append(said)
-                continue
-            try:
-                self._map(said, fds)
-            finally:
-                for fd in fds:
-                    os.close(fd)
+            if not (found := self._take_in()):
+                return found is None
         return True  # there may be more
+
+    def _take_in(self) -> bool | None:
+        """The next thing that lies there, as attend() does. None: nothing does; False: the end."""
+        try:
+            said, fds, _, _ = socket.recv_fds(self.socket, SHORT + 1, 1)
+        except BlockingIOError:
+            return None
+        except OSError:
+            return False
+        if not said:
+            return False
+        if len(said) != HANDED.size and not fds:
+            self._heard.append(said)
+            return True
+        try:
+            self._map(said, fds)
+        finally:
+            for fd in fds:
+                os.close(fd)
+        return True
 
     def _map(self, said: bytes, fds: list[int]) -> None:
         if len(said) != HANDED.size or len(fds) > 1:

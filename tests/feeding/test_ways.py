@@ -101,6 +101,15 @@ def test_short_messages_go_with_the_regions(handing):
     assert found == said > 10
 
 
+def test_a_region_is_found_behind_many_messages(handing):
+    """What names it may have come another way, before any of them was read."""
+    reading, me = greeted(handing), "0123456789abcdef"
+    assert all(handing.say(me, b"%d" % k) for k in range(200))
+    region = handing.lend(me, "1", 5000)
+    assert reading.region(region.number) is not None
+    assert [reading.heard() for _ in range(201)] == [*(b"%d" % k for k in range(200)), None]
+
+
 @pytest.mark.parametrize("said", [HELLO.pack(b"0123456789abcdef", b"0" * 32), b"", b"x" * 300])
 def test_who_does_not_know_the_secret_gets_nothing(handing, said):
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:

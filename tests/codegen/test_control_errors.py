@@ -218,6 +218,16 @@ def alias_of_a_branch_written(x, steps, limit):
     return y * 1  # here
 
 
+def alias_of_a_branch_in_the_turn_before(x, steps, limit):
+    y = x * 0
+    for i in spmd.range(steps):
+        x[1] *= 2
+        y = y * 0.5 + x  # here
+        if i % 2 == 0:
+            y = x
+    return y
+
+
 def zero_step(x, steps, limit):
     for i in spmd.range(0, steps, 0):  # here
         x = x + 1
@@ -300,6 +310,7 @@ ERRORS = [
     (alias_written_in_the_body, ProgramError, "may or may not share memory.*loop decides"),
     (alias_made_by_a_branch, ProgramError, "branch decides.*x.copy"),
     (alias_of_a_branch_written, ProgramError, "may or may not share memory"),
+    (alias_of_a_branch_in_the_turn_before, ProgramError, "may or may not share memory"),
     (zero_step, UsageError, "zero"),
     (unknown_step, UnsupportedError, "sign of a step"),
     (operands_of_two_types, CarryError, r"`and`.*bool\[\] and int64\[\].*bool\(a\) and bool\(b\)"),

@@ -370,15 +370,16 @@ class Loop(Capture):
             leaf = self._leaf(after, key)
             if not isinstance(leaf, Array) or leaf.scalar or leaf is self.made.get(key):
                 continue
-            storage, others = leaf.storage, found.setdefault(key, {})
-            if storage in self.serials:
-                others[storage] = None
-            elif storage in owner:
-                before = self._leaf(self.entry, owner[storage])
-                if isinstance(before, Array) and owner[storage] != key:
-                    others[before.storage] = None
-            elif maker.setdefault(storage, key) != key:  # made in the body, for two names
-                others[maker[storage]] = None
+            others = found.setdefault(key, {})
+            for storage in (leaf.storage, *leaf.storage.shadows):  # those that it may be, too
+                if storage in self.serials:
+                    others[storage] = None
+                elif storage in owner:
+                    before = self._leaf(self.entry, owner[storage])
+                    if isinstance(before, Array) and owner[storage] != key:
+                        others[before.storage] = None
+                elif maker.setdefault(storage, key) != key:  # made in the body, for two names
+                    others[maker[storage]] = None
         known = all(o in self.aliases.get(k, {}) for k, others in found.items() for o in others)
         for key, others in found.items():
             self.aliases.setdefault(key, {}).update(others)

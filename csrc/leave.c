@@ -61,6 +61,11 @@ int spmd_leave_begin(void)
     return SPMD_OK;
 }
 
+int spmd_leave_told(void)
+{
+    return atomic_load(&leave.number);
+}
+
 void spmd_leave_tell(int file)
 {
     atomic_store(&leave.file, file);

@@ -24,9 +24,12 @@ def where_fields_lie(plan: Plan) -> list[int]:
     taken = Counter(b.number for t in takes for b in t.into)
     sent = {handed.feed for handed in plan.sends}
     written, exchanged = _touched(plan)
+    shown = _shown(plan)
 
     def where(feed: str, buffer: int) -> int:
         if sites[feed] > 1 or feed in sent or taken[buffer] > 1 or buffer in written:
+            return COPIED
+        if feed in shown and buffer in shown[feed]:
             return COPIED
         return ALONE if buffer in exchanged else IN_PLACE
 
@@ -48,11 +51,20 @@ def _touched(plan: Plan) -> tuple[set[int], set[int]]:
                 found = [b for work in walk_works(step.work) for b in memory_written(work)]
             case Exchange():
                 touched = list(step_buffers(step))
-                moves = step.swaps or step.shifts  # one buffer comes to lie where another one does
-                found = touched if moves else list(memory_written(step))
+                found = touched if step.swaps else list(memory_written(step))
                 found += [] if step.take is None else memory_written(step.take)
                 exchanged.update(b.number for b in touched)
             case More():
                 found = [step.into]
         written.update(b.number for b in found)
     return written, exchanged
+
+
+def _shown(plan: Plan) -> dict[str, set[int]]:
+    """By feed, buffers that others lie in where a rank is alone. Where the rank must let a batch go
+    before the next take, at feed.more() or where it resumes, the others would not hear of it."""
+    steps = list(walk_steps(plan.steps))
+    found = {step.pull_from.buffer.number for step in steps
+             if isinstance(step, Exchange) and step.shifts and step.pull_from is not None}
+    asked = {step.feed for step in steps if isinstance(step, More)}
+    return {f.name: found for f in plan.feeds if f.name in asked or plan.points}

@@ -17,6 +17,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from spmd.launch.processes import Processes
 
+GRACE_S = 0.3  # so much later the signal of another may come here, of one and the same kill
 LATER_S = 1.0  # than process 0, which has something to say: the others end the job, if it does not
 
 
@@ -36,7 +37,16 @@ def end_all_from_now_on(processes: Processes) -> None:
         heard, told = os.pipe()
         start_new_thread(_end_all, (processes, heard))
         lib.spmd_leave_tell(told)
-        processes.at_the_end = at_the_end
+        processes.at_the_end, processes.told = at_the_end, told_to_end
+
+
+def told_to_end() -> int:
+    """The signal that this process was told to end by, or hears of soon; 0: none. Then another that
+    has ended is not lost."""
+    end = time.monotonic() + GRACE_S
+    while not (number := int(lib.spmd_leave_told())) and time.monotonic() < end:
+        time.sleep(0.01)
+    return number
 
 
 def at_the_end() -> None:

@@ -61,6 +61,7 @@ class Processes:
         self.patience: Patience | None = None  # where a launcher has started them
         self.waiting: Any = _NobodyLooks()  # while this process waits for the others
         self.at_the_end: Callable[[], None] = lambda: None  # called when all have finished
+        self.told: Callable[[], int] = lambda: 0  # the signal that ends this process too
         if self.count > 1:
             unname_memory()
 
@@ -151,6 +152,9 @@ class Processes:
 
     def lose(self, error: PeerError, then: Callable[[], object] = bool) -> NoReturn:
         """Says which process is lost, and ends all: there is nothing that MPI could go on with."""
+        if number := self.told():
+            self.abort(128 + number, quiet=True)
+            os._exit(128 + number)
         say(report.error_text(error))
         then()
         self.abort(error.exit_code)

@@ -246,4 +246,5 @@ def test_a_first_example_that_takes_too_long(monkeypatch, tmp_path):
              "source": (tmp_path / "slow.py").read_text()}
     assert first_example(texts) == (
         None, "it takes more than 3 s")
-    assert not any(mark in command_of(int(pid)) for pid in os.listdir("/proc") if pid.isdigit())
+    until(lambda: not any(mark in command_of(int(pid)) for pid in os.listdir("/proc")
+                          if pid.isdigit()))

@@ -318,7 +318,7 @@ class Walkers:
 
 @pytest.mark.parametrize("ranks", [1, 3, 5])
 def test_the_next_batch_follows_from_what_was_sent(tmp_path, ranks):
-    file = tmp_path / "walks.py"
+    file = tmp_path / "walks_that_are_steered.py"
     file.write_text(WALK)
     walkers = Walkers(30)
     assert spmd.build(file).run(ranks=ranks, feed=walkers)[0] == 30
@@ -364,7 +364,7 @@ def test_a_generator_is_told_what_ranks_send():
 
 
 def test_an_iterable_takes_no_values(tmp_path):
-    file = tmp_path / "walks.py"
+    file = tmp_path / "walks_that_are_steered.py"
     file.write_text(WALK)
     with pytest.raises(spmd.UsageError, match='the program sends values back to feed "feed"'):
         spmd.build(file).run(ranks=1, feed=[{"x": np.zeros((5, 2), np.int64)}])

@@ -110,8 +110,8 @@ def floats_of_bytes(batch: int, shape: tuple[int, ...]) -> Any:
 class Loader:
     """A library, or ours, in a process of its own, which takes batches when it is told to."""
 
-    def __init__(self, argv: list[str], ready: int = 0) -> None:
-        self.ready = ready  # batches that it takes before time counts
+    def __init__(self, argv: list[str], ready: int | None = None) -> None:
+        self.ready = ready  # batches that it takes before time counts; None: as many as then
         environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent.parent)}
         self.process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                         text=True, env=environment, start_new_session=True)
@@ -124,8 +124,8 @@ class Loader:
         print(steps, file=self.process.stdin, flush=True)
         seconds = float(self.process.stdout.readline())
         time.sleep(0.3)  # as many batches are ready again as there were
-        self.processor = (processor_seconds(self.process.pid) - before) / (
-            self.ready + steps)
+        ready = steps if self.ready is None else self.ready
+        self.processor = (processor_seconds(self.process.pid) - before) / (ready + steps)
         return seconds
 
     def __enter__(self) -> Loader:
@@ -144,7 +144,7 @@ class Loader:
 def loader(library: str, part: str, workers: int, folder: str) -> Loader:
     module = "tests.figures_feeding" if library == "ours" else "tests.figures_loaders"
     return Loader([python_of(library), "-m", module, library, part, str(workers), folder],
-                  0 if library == "ours" else READY)
+                  None if library == "ours" else READY)
 
 
 def handover(folder: str) -> Loader:
@@ -181,7 +181,8 @@ def take_batches(part: str, workers: str, folder: str) -> None:
     made = floats_of_bytes if part == "ready" else program
     image = spmd.build(made(BATCH[part], MEGABYTE if part == "copies" else (SIDE, SIDE, 3)))
     with image.open(ranks=1, feed=pipeline_file(part, int(workers), folder)) as job:
-        for n in map(int, sys.stdin):  # workers go on between calls
+        for n in map(int, sys.stdin):  # workers go on between calls of one number of steps
+            job(n=n, work=0)  # takes what is ready
             start = time.perf_counter()
             job(n=n, work=0)
             print(time.perf_counter() - start, flush=True)

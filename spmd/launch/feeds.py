@@ -16,7 +16,6 @@ from typing import Any
 from codegen.errors import (
     EXIT_DATA,
     EXIT_PEER,
-    EnvironmentFault,
     InputError,
     InternalError,
     PeerError,
@@ -354,14 +353,8 @@ def served(given: Any, feed: FedFeed, processes: Processes, ranks: tuple[int, ..
            before: Supply | None = None, beside: Iterable[Supply] = ()) -> Supply:
     """The supply of a pipeline, its file, or PIPELINE@ADDRESS. All processes of a job come here.
     ranks: those of this process. before: whose stream goes on. beside: of other feeds of the run.
-    EnvironmentFault where the part of spmd that feeds is missing."""
-    try:
-        connect = import_module(CONNECT)
-    except ModuleNotFoundError as error:
-        if error.name not in (CONNECT, CONNECT.rpartition(".")[0]):
-            raise
-        raise EnvironmentFault(f'feed "{feed.name}": pipelines need {CONNECT}, which is not there',
-                               expected="an iterable of batches", found=str(given)) from None
+    EnvironmentFault where packages are missing."""
+    connect = processes.together(lambda: import_module(CONNECT), shared=False)
     found: Supply = connect.supply_for(given, feed=feed, processes=processes, ranks=ranks,
                                        before=before, beside=beside)
     return found

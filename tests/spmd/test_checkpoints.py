@@ -322,7 +322,9 @@ def test_interrupted_under_mpirun_it_says_once_how_to_go_on(once, tmp_path, ende
             continue  # Open MPI's launcher drops what processes say from then on
         ((turn, folder),) = re.findall(
             "the last checkpoint is of turn ([0-9]+): the same with --resume (.*) goes", done.err)
-        assert turn in turns[-2:] and folder == str(kept), done.err
+        # Until all have ended, ranks may keep some more.
+        assert turn == turns[-1] or (every == "500" and 0 < int(turn) < int(turns[-1])), done.err
+        assert folder == str(kept), done.err
         assert done.err.count("\n") == 1, done.err
 
 

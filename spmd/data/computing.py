@@ -297,7 +297,7 @@ def failure(
         text = str(error)
     else:
         text = f"{type(error).__name__}: {_said(error)}".removesuffix(": ")
-    if isinstance(error, ModuleNotFoundError) and " came with " not in text:
+    if isinstance(error, ModuleNotFoundError) and not error.path:  # else one that did not travel
         text += (f"\ntry:      install it where workers run: {sys.executable} -m pip install …, on "
                  f"{platform.node()}")
     return Failure(position, example, file, line or 0, text.replace("\n", "\n  "), fatal)

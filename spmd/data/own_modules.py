@@ -240,7 +240,8 @@ class OwnModules:
                 raise
             raise ModuleNotFoundError(
                 f"No module named {name!r} came with {self.file}: it was not there, or no import "
-                "statement of the file named it, when it was submitted", name=name) from None
+                "statement of the file named it, when it was submitted", name=name,
+                path=self.file) from None  # no package: whoever tells of it looks at the path
 
 
 class ShownNames:

@@ -27,9 +27,8 @@ def where_fields_lie(plan: Plan) -> list[int]:
     shown = _shown(plan)
 
     def where(feed: str, buffer: int) -> int:
-        if sites[feed] > 1 or feed in sent or taken[buffer] > 1 or buffer in written:
-            return COPIED
-        if feed in shown and buffer in shown[feed]:
+        again = sites[feed] > 1 or taken[buffer] > 1
+        if again or feed in sent or buffer in written or buffer in shown.get(feed, ()):
             return COPIED
         return ALONE if buffer in exchanged else IN_PLACE
 

@@ -116,7 +116,8 @@ static bool may_spin(spmd_worker *worker)
     bool shared = waited > LOOK_AROUND_NS && spmd_core_shared(worker, now);
 
     worker->spins = now < worker->shared_until ? 0 : worker->most_spins;
-    return !shared && waited < (spmd_job_starved(worker->job) ? SPIN_FED_NS : SPIN_NS);
+    return !shared && waited < SPIN_NS &&
+           (waited < SPIN_FED_NS || !spmd_job_starved(worker->job));
 }
 
 /* After a sweep in which none of the worker's ranks got further. Where threads share a core, one

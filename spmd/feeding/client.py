@@ -25,8 +25,7 @@ from spmd.feed_options import HERE
 from spmd.feeding.against_image import check_against
 from spmd.feeding.first_example import fields_of, first_example
 from spmd.feeding.found_again import found_again
-from spmd.feeding.keys import Keys
-from spmd.feeding.serving import keys_of
+from spmd.feeding.keys import Keys, keys_of
 from spmd.feeding.slow_sources import said_if_slow
 from spmd.feeding.sockets import OF_KEYS, Lines, received
 from spmd.feeding.wire import TEXT_BYTES, decode, encode, new_id

@@ -13,9 +13,9 @@ from codegen.places import user_place
 from spmd.data.pipeline_files import is_loading, load
 from spmd.data.pipelines import Pipeline
 from spmd.feeding.consumer import PipelineSupply
+from spmd.feeding.keys import keys_of
 from spmd.feeding.local_feeding import StartedSupply, started
 from spmd.feeding.opened_streams import opened
-from spmd.feeding.serving import keys_of
 from spmd.feeding.slow_sources import said_if_slow
 
 TYPE_CHECKING = False

@@ -15,8 +15,7 @@ from typing import Any
 from codegen.errors import EnvironmentFault
 from spmd.feeding.agent import Agent
 from spmd.feeding.children import Child, of_parent
-from spmd.feeding.keys import Keys
-from spmd.feeding.serving import keys_of
+from spmd.feeding.keys import Keys, keys_of
 
 END_S = 2.0
 PLUGIN = "spmd-feed"

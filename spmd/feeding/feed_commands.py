@@ -17,8 +17,8 @@ from codegen.errors import PeerError, shown
 from spmd.feed_options import given_settings
 from spmd.feeding.agent import run_agent
 from spmd.feeding.client import Client, row_of
-from spmd.feeding.keys import make_folder
-from spmd.feeding.serving import keys_of, serve
+from spmd.feeding.keys import keys_of, make_folder
+from spmd.feeding.serving import serve
 from spmd.feeding.status_tables import pipeline_text, table_text
 from spmd.launch.processes import Processes
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from pathlib import Path
 
 import zmq as zmq  # the others take it from here
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 Z85 = re.compile(r"[0-9A-Za-z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
+KEYS = "SPMD_FEED_KEYS"  # a folder of keys, where none is given
 PARTS = ("server.key", "server.secret", "client.key", "client.secret")
 
 
@@ -92,6 +94,32 @@ def read_folder(folder: str, *, scheduler: bool = False) -> Keys:
         return Keys(server, server, "", frozenset(allowed), _secret(there / "server.secret"))
     return Keys(server, _read(there / "client.key"), _secret(there / "client.secret"),
                 frozenset(allowed))
+
+
+def state_folder() -> str:
+    """Where schedulers and clients of this user keep keys and state unless they are told."""
+    base = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    return os.path.join(base, "spmd")
+
+
+def folder_of(folder: str) -> str:
+    """The folder of keys that is meant."""
+    return folder or os.environ.get(KEYS, "") or os.path.join(state_folder(), "feed-keys")
+
+
+def keys_of(folder: str, *, scheduler: bool = False) -> Keys:
+    """The keys of a folder, or of SPMD_FEED_KEYS, or of this user on this machine: these are made
+    by whoever comes first."""
+    folder = folder or os.environ.get(KEYS, "")
+    where = folder_of(folder)
+    if not folder and not os.path.exists(where):
+        mine = f"{where}.{os.getpid()}"
+        make_folder(mine)
+        try:
+            os.rename(mine, where)  # whole, or not at all
+        except OSError:  # another one was faster
+            shutil.rmtree(mine)
+    return read_folder(where, scheduler=scheduler)
 
 
 def _read(path: Path) -> str:

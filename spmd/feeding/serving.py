@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ipaddress
 import os
-import shutil
 import signal
 import socket
 import sys
@@ -20,9 +19,8 @@ from typing import Any
 
 from codegen.errors import EnvironmentFault, SpmdError, UsageError
 from spmd.feed_options import HERE
-from spmd.feeding import keys as key_files
 from spmd.feeding.children import Channel, Child, of_parent
-from spmd.feeding.keys import Keys, zmq
+from spmd.feeding.keys import KEYS, Keys, folder_of, keys_of, state_folder, zmq
 from spmd.feeding.overview import overview
 from spmd.feeding.scheduler import SLICE_S, Scheduler
 from spmd.feeding.scheduler_state import StateFile, StateMemory
@@ -30,35 +28,8 @@ from spmd.feeding.sockets import Lines
 from spmd.feeding.web_page import WebPage
 
 PORT = int(HERE.rpartition(":")[2])
-KEYS = "SPMD_FEED_KEYS"  # a folder of keys, where none is given
 START_S = 20.0  # for a child to say its address
 SCHEDULER = "spmd.feeding.serving"  # as a child
-
-
-def state_folder() -> str:
-    """Where schedulers and clients of this user keep keys and state unless they are told."""
-    base = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
-    return os.path.join(base, "spmd")
-
-
-def folder_of(folder: str) -> str:
-    """The folder of keys that is meant."""
-    return folder or os.environ.get(KEYS, "") or os.path.join(state_folder(), "feed-keys")
-
-
-def keys_of(folder: str, *, scheduler: bool = False) -> Keys:
-    """The keys of a folder, or of SPMD_FEED_KEYS, or of this user on this machine: these are made
-    by whoever comes first."""
-    folder = folder or os.environ.get(KEYS, "")
-    where = folder_of(folder)
-    if not folder and not os.path.exists(where):
-        mine = f"{where}.{os.getpid()}"
-        key_files.make_folder(mine)
-        try:
-            os.rename(mine, where)  # whole, or not at all
-        except OSError:  # another one was faster
-            shutil.rmtree(mine)
-    return key_files.read_folder(where, scheduler=scheduler)
 
 
 def checked_listen(listen: str, folder: str) -> str:

@@ -5,6 +5,7 @@
 
 #include <string.h>
 #ifdef __x86_64__
+#include <cpuid.h>
 #include <immintrin.h>
 #endif
 
@@ -122,6 +123,34 @@ void spmd_run_copy(char *into, const char *from, int64_t n)
     memcpy(into, from, (size_t)n);
 }
 #endif
+
+/* Whether the processor copies strings by whole lines, which it need not fetch before. */
+static bool copies_lines(void)
+{
+#ifdef __x86_64__
+    static _Atomic int known; /* 0: not yet */
+    unsigned a, b = 0, c, d;
+
+    if (!known) {
+        bool erms = __get_cpuid_count(7, 0, &a, &b, &c, &d) && b & 1u << 9;
+        known = erms ? 1 : -1;
+    }
+    return known > 0;
+#else
+    return false;
+#endif
+}
+
+void spmd_copy_lines(char *into, const char *from, int64_t bytes)
+{
+#ifdef __x86_64__
+    if (copies_lines()) {
+        __asm__ volatile("rep movsb" : "+D"(into), "+S"(from), "+c"(bytes) : : "memory");
+        return;
+    }
+#endif
+    memcpy(into, from, (size_t)bytes);
+}
 
 /* One innermost dim. The constant sizes become single loads and stores. */
 static void row_copy(char *into, int64_t into_stride, const char *from, int64_t from_stride,

@@ -10,15 +10,15 @@ from codegen.errors import Place
 
 
 class in_one_process:
-    """Around a call of the user's code: a process that was forked in it ends here, with status 1.
+    """Around calls of the user's code: a process that was forked in one ends here, with status 1.
 
     It is said on standard error, unless it ends by sys.exit."""
 
     def __init__(self, place: Place | None) -> None:
-        self.place = place
+        self.place, self.process = place, os.getpid()
 
     def __enter__(self) -> None:
-        self.process = os.getpid()
+        pass
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         if os.getpid() == self.process:

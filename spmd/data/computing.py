@@ -12,7 +12,7 @@ import platform
 import sys
 import sysconfig
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
@@ -91,44 +91,60 @@ class Misfit(Exception):
 
 
 class StackedRows:
-    """Rows that are filled one after the other, or many at once."""
+    """Rows that are filled one after the other, or many at once.
+
+    rows_of: of an array of `out`, what single rows are written to; the array itself if None.
+    """
 
     def __init__(
-        self, count: int, specs: Specs | None, out: Mapping[str, np.ndarray] | None, whose: str
+        self, count: int, specs: Specs | None, out: Mapping[str, np.ndarray] | None, whose: str,
+        rows_of: Callable[[np.ndarray], Any] | None = None,
     ) -> None:
-        self.count, self.specs, self._whose = count, specs, whose
-        self.there = np.zeros(count, np.bool_)
+        self.count, self.specs, self._whose, self._rows_of = count, specs, whose, rows_of
+        self._there = bytearray(count)
         self._out = out
-        self.arrays: dict[str, np.ndarray] = self._made(specs) if specs else {}
+        self.arrays: dict[str, np.ndarray] = {}
+        self._rows: dict[str, Any] = {}
+        if specs:
+            self._make(specs)
 
-    def _made(self, specs: Specs) -> dict[str, np.ndarray]:
+    @property
+    def there(self) -> np.ndarray:
+        """Which rows have an example."""
+        return np.frombuffer(self._there, np.bool_)
+
+    def _make(self, specs: Specs) -> None:
         if self._out is None:
-            return {name: np.empty((self.count, *shape), dtype)
-                    for name, (shape, dtype) in specs.items()}
+            self.arrays = self._rows = {name: np.empty((self.count, *shape), dtype)
+                                        for name, (shape, dtype) in specs.items()}
+            return
         for name, (shape, dtype) in specs.items():
             a = self._out.get(name)
             if a is None or a.shape != (self.count, *shape) or a.dtype != dtype:
                 raise ValueError(
                     f"out[{name!r}]: expected {dtype} {(self.count, *shape)}, found "
                     + (f"{a.dtype} {a.shape}" if a is not None else "nothing"))
-        return {name: self._out[name] for name in specs}
+        self.arrays = {name: self._out[name] for name in specs}
+        self._rows = self.arrays if self._rows_of is None else {
+            name: self._rows_of(a) for name, a in self.arrays.items()}
 
     def put(self, row: int, result: Any) -> None:
         """One example. Misfit if it is not as declared."""
-        result = self._named(result)
-        if self.specs is None:
-            self._begin({name: np.asarray(v) for name, v in result.items()})
-        assert self.specs is not None
-        self._same_names(result)
+        if type(result) is not dict or self.specs is None or result.keys() != self.specs.keys():
+            result = self._named(result)
+            if self.specs is None:
+                self._begin({name: np.asarray(v) for name, v in result.items()})
+            assert self.specs is not None
+            self._same_names(result)
         fitted = []
         for name, (shape, dtype) in self.specs.items():
             value = result[name]
             if type(value) is not np.ndarray or value.dtype != dtype or value.shape != shape:
                 value = fit(name, value, shape, dtype, self._whose)
-            fitted.append((self.arrays[name], value))
-        for array, value in fitted:
-            array[row] = value
-        self.there[row] = True
+            fitted.append((self._rows[name], value))
+        for rows, value in fitted:
+            rows[row] = value
+        self._there[row] = True
 
     def put_many(self, rows: slice, results: Mapping[str, Any], skip: int, size: int) -> None:
         """Rows skip, skip + 1, … of what a function of a batch of `size` examples gave."""
@@ -149,8 +165,8 @@ class StackedRows:
             part = given[name][skip : skip + count]
             fitted[name] = fit(name, part, (count, *shape), dtype, self._whose)
         for name, value in fitted.items():
-            self.arrays[name][rows] = value
-        self.there[rows] = True
+            self._rows[name][rows] = value
+        self._there[rows] = bytes([True]) * count
 
     def _begin(self, first: dict[str, np.ndarray]) -> None:
         """The first example declares the fields, where nobody else has."""
@@ -163,7 +179,7 @@ class StackedRows:
                        if a.dtype.kind in "US" else "a number where there is none, such as -1"
                        if None in a.ravel() else "numbers, or arrays of them"))
         self.specs = {name: (a.shape, a.dtype) for name, a in first.items()}
-        self.arrays = self._made(self.specs)
+        self._make(self.specs)
 
     def _named(self, result: Any) -> Mapping[str, Any]:
         if (type(result) is not dict and not isinstance(result, Mapping)) or not result:
@@ -197,7 +213,7 @@ class StackedRows:
 
     def finish(self) -> None:
         """Zeros where nothing is."""
-        if not self.there.all():
+        if False in self._there:
             for a in self.arrays.values():
                 a[~self.there] = np.zeros((), a.dtype)
 

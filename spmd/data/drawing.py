@@ -6,7 +6,7 @@ actions decide (reinforcement learning) it follows from these too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -46,13 +46,14 @@ class Drawn:
         """Equal where two workers draw the same, as far as the source's own digest cannot tell."""
         return str(self.length)
 
-    def keys(self, positions: np.ndarray) -> list[int]:
+    def keys(self, first: int, count: int) -> Sequence[int]:
+        """Of the positions first, first + 1, …"""
         raise NotImplementedError
 
     def get(self, key: int) -> Any:
         raise NotImplementedError
 
-    def get_many(self, keys: list[int]) -> Any:
+    def get_many(self, keys: Sequence[int]) -> Any:
         return [self.get(key) for key in keys]
 
     def name(self, key: int) -> str:
@@ -69,13 +70,14 @@ class ByNumber(Drawn):
             raise source.empty()
         self._blocks: dict[int, list[int]] = {}  # keys of BLOCK positions, the oldest first
 
-    def keys(self, positions: np.ndarray) -> list[int]:
-        """Those of many positions take little more time than that of one: they are kept for the
-        next call."""
+    def keys(self, first: int, count: int) -> Sequence[int]:
+        """Where they are drawn, those of many positions take little more time than that of one:
+        they are kept for the next call."""
+        assert self.length is not None
+        if self.settings.shuffle is False and self.settings.sampling == "once":
+            return [position % self.length for position in range(first, first + count)]
         found: list[int] = []
-        at, end = (int(positions[0]), int(positions[-1]) + 1) if len(positions) else (0, 0)
-        if end - at != len(positions) or self.settings.shuffle is False:
-            return self._keys(positions)
+        at, end = first, first + count
         while at < end:
             number, begin = divmod(at, BLOCK)
             found += self._block(number)[begin : begin + end - at]
@@ -99,8 +101,8 @@ class ByNumber(Drawn):
     def get(self, key: int) -> Any:
         return self.source.get(key)
 
-    def get_many(self, keys: list[int]) -> Any:
-        return self.source.get_many(keys)
+    def get_many(self, keys: Sequence[int]) -> Any:
+        return self.source.get_many(list(keys))
 
     def name(self, key: int) -> str:
         return self.source.name(key)
@@ -137,8 +139,8 @@ class ByReading(Drawn):
             add_example(found, one[1])
         return found.text()
 
-    def keys(self, positions: np.ndarray) -> list[int]:
-        return positions.tolist()
+    def keys(self, first: int, count: int) -> Sequence[int]:
+        return range(first, first + count)
 
     def get(self, key: int) -> Any:
         return self._at(key)[1]
@@ -226,8 +228,8 @@ class ByActing(Drawn):
     def total(self) -> None:
         return None
 
-    def keys(self, positions: np.ndarray) -> list[int]:
-        return positions.tolist()
+    def keys(self, first: int, count: int) -> Sequence[int]:
+        return range(first, first + count)
 
     def get(self, key: int) -> Any:
         return self.source.at(key, self.settings.seed)

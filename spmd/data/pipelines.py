@@ -12,7 +12,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from types import CodeType
@@ -118,12 +118,12 @@ class Pipeline:
     def example_name(self, position: int) -> str:
         """What a message calls the example at a position: a file, a row, a line."""
         draw = self._drawn()
-        return draw.name(draw.keys(np.array([position]))[0])
+        return draw.name(draw.keys(position, 1)[0])
 
     def namer(self, first: int, count: int) -> Callable[[int], str]:
         """The same for many positions: what names those from first on, at little cost for each."""
         draw = self._drawn()
-        keys = draw.keys(np.arange(first, first + max(count, 1)))
+        keys = draw.keys(first, max(count, 1))
 
         def name(position: int) -> str:
             inside = 0 <= position - first < len(keys)
@@ -165,19 +165,20 @@ class Pipeline:
     def compute(
         self, first: int, count: int, fields: Mapping[str, tuple[Any, Any]] | None = None,
         out: Mapping[str, np.ndarray] | None = None, watch: Watch | None = None, *,
-        raises: bool = True,
+        rows_of: Callable[[np.ndarray], Any] | None = None, raises: bool = True,
     ) -> Stacked:
         """The examples of the positions first to first + count - 1, a row for each.
 
         fields: name -> (shape of one example, dtype), as an image declares them; without them the
-        first example says what the others must be. out: arrays of `count` rows to fill. watch is
-        called with each position before its example is computed.
+        first example says what the others must be. out: arrays of `count` rows to fill; rows_of:
+        of one of them, what takes its rows: `rows[k] = value`. watch is called with each position
+        before its example is computed.
 
         Raises InputError for an example that fails. With on_error="skip", or raises=False, such
         failures are part of what is returned; where they are not skipped the first one ends it.
         """
         with self.own.active() if self.own else nullcontext():
-            found = self._computed(first, count, fields, out, watch)
+            found = self._computed(first, count, fields, out, watch, rows_of)
         for failed in found.failures if raises else ():
             if failed.fatal or self.settings.on_error == "stop":
                 raise failed.error(self.name)
@@ -186,10 +187,11 @@ class Pipeline:
     def _computed(
         self, first: int, count: int, fields: Mapping[str, tuple[Any, Any]] | None,
         out: Mapping[str, np.ndarray] | None, watch: Watch | None,
+        rows_of: Callable[[np.ndarray], Any] | None,
     ) -> Stacked:
         specs = specs_of(fields) or self._specs
         whose = "the program declares" if fields else "the first example"
-        table = StackedRows(count, specs, out, whose)
+        table = StackedRows(count, specs, out, whose, rows_of)
         work = self._by_batches if self.size else self._one_by_one
         failures = list(work(first, table, watch or _nobody))
         if self._specs is None and table.specs:
@@ -222,20 +224,19 @@ class Pipeline:
             yield {**found.arrays, MASK: found.there} if masked else found.arrays
             first += batch
 
-    def _positions(self, first: int, count: int) -> list[int]:
+    def _there(self, first: int, count: int) -> int:
+        """How many of these positions the stream has, as far as that is known."""
         total = self._drawn().total()
-        end = first + count if total is None else min(first + count, total)
-        return list(range(first, end))
+        return count if total is None else max(0, min(count, total - first))
 
     def _one_by_one(self, first: int, table: StackedRows, watch: Watch) -> Iterator[Failure]:
-        positions = self._positions(first, table.count)
-        draw, row = self._drawn(), 0
-        keys = draw.keys(np.array(positions, np.int64)) if positions else []
-        for row, (position, key) in enumerate(zip(positions, keys)):
+        draw, row, alone = self._drawn(), 0, in_one_process(self.place)
+        for row, key in enumerate(draw.keys(first, self._there(first, table.count))):
+            position = first + row
             watch(position)
             reading = True
             try:
-                with in_one_process(self.place):
+                with alone:
                     example = draw.get(key)
                     reading = False
                     found = self._of_one(example, position)
@@ -293,12 +294,11 @@ class Pipeline:
         if self._last is not None and self._last[0] == begin:
             return self._last[1:]
         draw = self._drawn()
-        positions = self._positions(begin, self.size)
-        count = len(positions)
+        count = self._there(begin, self.size)
         found: Any = {}
         reading = self.source.found_by() == "reading"
         try:
-            keys = draw.keys(np.array(positions, np.int64)) if positions else []
+            keys = draw.keys(begin, count)
             with in_one_process(self.place):
                 examples = self._read_on(keys) if reading else draw.get_many(keys)
                 count, reading = len(examples), False
@@ -314,7 +314,7 @@ class Pipeline:
         self._last = (begin, count, found)
         return count, found
 
-    def _read_on(self, keys: list[int]) -> list[Any]:
+    def _read_on(self, keys: Sequence[int]) -> list[Any]:
         examples = []
         for key in keys:
             try:

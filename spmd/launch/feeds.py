@@ -76,6 +76,7 @@ class Feeds:
         self.given: dict[str, Any] = {}
         self.fresh = False  # what is given has not begun yet
         self.ended: set[str] = set()  # feeds of which a run saw the end
+        self.slow: set[str] = set()  # feeds that were said to be waited for
         self.supplies: dict[str, Supply] = {}  # of iterables, which know what they have given
         self.before: dict[str, Supply] = {}  # those of streams that go on in another job
         self.open: list[OpenFeed] = []
@@ -103,6 +104,7 @@ class Feeds:
         self.finish()
         self.given = dict(given) if several else {names[0]: given}
         self.fresh, self.supplies, self.before, self.ended = True, {}, {}, set()
+        self.slow = set()
 
     def check(self) -> None:
         """Every feed is given, and no other."""
@@ -293,7 +295,8 @@ class Feeds:
                     f"process {odd[0]}", remedy="give every process the same stream"))
             waited, passed = max(row[name][1:3] for row in rows)
             if (self.processes.number == 0 and passed > WORTH_SECONDS
-                    and waited > STARVING * passed and name not in answers):
+                    and waited > STARVING * passed and name not in {*answers, *self.slow}):
+                self.slow.add(name)
                 say(f'spmd: feed "{name}" was waited for {waited / passed:.0%} of the time: '
                     f"{helps[name]}, or less work for each example, would make the run faster")
 

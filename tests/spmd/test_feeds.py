@@ -193,6 +193,10 @@ def test_starving_is_said(sums, capfd, monkeypatch):
     assert 'waits for feed "feed": batch 1 has not come for 0.' in text
     assert 'spmd: feed "feed" was waited for ' in text and "% of the time" in text
     assert "of the time: a pipeline with workers, or less work" in text
+    with sums.open(ranks=2, feed=slow) as job:
+        for _ in range(2):
+            job()
+    assert capfd.readouterr().err.count("was waited for") == 1
 
 
 X, Y = np.zeros((6, 5), np.float32), np.zeros(6, np.int64)

@@ -5,15 +5,8 @@ Used in workers as that module is: `from spmd.feeding.host import steady_clock a
 
 from __future__ import annotations
 
+from functools import partial
 from time import CLOCK_MONOTONIC, clock_gettime, clock_gettime_ns
 
-
-def monotonic() -> float:
-    return clock_gettime(CLOCK_MONOTONIC)
-
-
-def monotonic_ns() -> int:
-    return clock_gettime_ns(CLOCK_MONOTONIC)
-
-
-perf_counter = monotonic
+monotonic = perf_counter = partial(clock_gettime, CLOCK_MONOTONIC)
+monotonic_ns = partial(clock_gettime_ns, CLOCK_MONOTONIC)

@@ -7,6 +7,7 @@ stream's length. Always holds: a row that was not computed is zeros.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -68,8 +69,9 @@ class Evaluator:
         return self._order
 
     def compute(self, work: Any, fields: list[dict[str, Any]], out: dict[str, np.ndarray],
-                board: Any) -> Computed:
-        """Rows first, first + 1, … into `out`, as far as the stream goes."""
+                board: Any, rows_of: Callable[[np.ndarray], Any] | None = None) -> Computed:
+        """Rows first, first + 1, … into `out`, as far as the stream goes; rows_of: as Pipeline
+        writes them."""
         first, count = work.first, work.count
         if fields != self._fields:
             self._fields = fields
@@ -81,7 +83,8 @@ class Evaluator:
         fatal = False
         for begin, stop in _ranges(first, count, self._all_left_out(work, broken), out):
             part = {name: a[begin - first : stop - first] for name, a in out.items()}
-            found = self.pipeline.compute(begin, stop - begin, specs, part, watch, raises=False)
+            found = self.pipeline.compute(begin, stop - begin, specs, part, watch, rows_of=rows_of,
+                                          raises=False)
             end = found.total if end is None else end  # reading on may have come to it
             for one in found.failures:
                 broken.append(_on_wire(one))
@@ -116,7 +119,7 @@ class Evaluator:
         """Says on the board which example it is; by its name where that takes no time beside it."""
         at_once = self.pipeline.size or 1
         if self._mean_s and self._mean_s * count < NAMED_S:
-            return lambda position: board.at(position, "", at_once)
+            return partial(board.at, count=at_once)
         name = self.pipeline.namer(first, count)
         return lambda position: board.at(position, name(position), at_once)
 

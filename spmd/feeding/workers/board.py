@@ -49,17 +49,14 @@ class Board:
     def before(self, state: int, where: dict[str, Any]) -> None:
         """It is loaded, or its source read, before the first example."""
         self.where(where)
-        self._at(state, 0, BEFORE[state], 1)
+        self.at(0, BEFORE[state], 1, state)
 
     def where(self, where: dict[str, Any]) -> None:
         """The pipeline whose examples follow."""
         self._put(WHERE_AT, WHERE_BYTES, where)
 
-    def at(self, position: int, name: str, count: int = 1) -> None:
+    def at(self, position: int, name: str = "", count: int = 1, state: int = COMPUTING) -> None:
         """The computation of an example begins, or of `count` of them at once."""
-        self._at(COMPUTING, position, name, count)
-
-    def _at(self, state: int, position: int, name: str, count: int) -> None:
         length = 0
         if name:
             said = name.encode("utf-8", "replace")[:NAME_BYTES]

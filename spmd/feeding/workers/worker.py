@@ -37,6 +37,7 @@ from spmd.feeding.results.packing import Link, in_parts, of_parts, packed
 from spmd.feeding.results.shared_results import Handing
 from spmd.feeding.workers.board import BEFORE, LOADING, OUT_OF_MEMORY, READING, Board
 from spmd.feeding.workers.fair_queue import FairQueue, QueuedWork
+from spmd.feeding.workers.long_rows import rows_for_others
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -349,7 +350,8 @@ class Worker:
                                   f"{self.handing.most}")
             region = self.handing.lend(work.peer.decode("latin-1"), work.number, size)
             memory = region.memory if region else bytearray(size)
-            found = evaluator.compute(work, fields, views(places, memory), self.board)
+            found = evaluator.compute(work, fields, views(places, memory), self.board,
+                                      rows_for_others if region else None)
         except BaseException as error:  # also KeyboardInterrupt: nobody but a user raises it here
             self.handing.free(work.number)
             self.fail(pipeline, work, error, f"positions {work.first} to "

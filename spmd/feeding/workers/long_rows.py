@@ -1,0 +1,38 @@
+"""Rows of memory that another process reads next, on another core: long ones by whole lines.
+
+A line that the reader's cache has takes longer to come from there than it takes to write it anew.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from spmd.engine import ffi, lib
+
+LEAST_BYTES = 64 << 10  # of a row
+
+
+def rows_for_others(array: np.ndarray) -> Any:
+    """What takes rows: `rows[k] = value`, of the shape of a row, or `rows[j:k]`, of so many."""
+    long = len(array) and array.nbytes >= LEAST_BYTES * len(array)
+    return LongRows(array) if long and array.flags.c_contiguous else array
+
+
+class LongRows:
+    """Of an array that lies contiguous in memory."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array, self.dtype, self.row_bytes = array, array.dtype, array.nbytes // len(array)
+        self.address = array.__array_interface__["data"][0]
+
+    def __setitem__(self, rows: int | slice, value: np.ndarray) -> None:
+        if value.dtype != self.dtype or not value.flags.c_contiguous:
+            self.array[rows] = value
+            return
+        first, end = (rows, rows + 1) if isinstance(rows, int) else (rows.start, rows.stop)
+        lib.spmd_copy_lines(
+            ffi.cast("char *", self.address + first * self.row_bytes),
+            ffi.cast("char *", value.__array_interface__["data"][0]),
+            (end - first) * self.row_bytes)

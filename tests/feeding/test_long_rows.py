@@ -1,0 +1,34 @@
+"""Rows that a worker writes for a reader on another core hold what they should."""
+
+import numpy as np
+import pytest
+
+from spmd.feeding.workers.long_rows import LEAST_BYTES, LongRows, rows_for_others
+
+ROW = LEAST_BYTES // 4
+
+
+@pytest.mark.parametrize("shape", [(ROW,), (ROW + 3,), (7, ROW // 7 + 1), (1, ROW, 1)])
+@pytest.mark.parametrize("make", [
+    np.ascontiguousarray, np.asfortranarray, lambda a: a[..., ::-1],
+    lambda a: np.concatenate([np.zeros(1, np.int8), np.frombuffer(a.tobytes(), np.int8)])[1:]
+    .view(a.dtype).reshape(a.shape), lambda a: a.astype(np.int16), lambda a: a.astype(">f4"),
+    lambda a: np.broadcast_to(a[:1], a.shape)], ids=[
+    "contiguous", "fortran", "reversed", "odd address", "cast", "bytes swapped", "broadcast"])
+def test_long_rows_are_as_assigned(make, shape):
+    array = np.full((4, *shape), -1, np.float32)
+    rows = rows_for_others(array)
+    assert isinstance(rows, LongRows)
+    wanted = array.copy()
+    for k in (2, 0):
+        value = make(np.arange(np.prod(shape), dtype=np.float32).reshape(shape) % 30_000 + k)
+        rows[k], wanted[k] = value, value
+    many = make(np.arange(2 * np.prod(shape), dtype=np.float32).reshape(2, *shape) % 999)
+    rows[1:3], wanted[1:3] = many, many
+    np.testing.assert_array_equal(array, wanted)
+
+
+def test_short_rows_and_those_that_lie_apart_are_assigned():
+    short, apart = np.zeros((4, ROW - 1), np.float32), np.zeros((4, 2 * ROW), np.float32)[:, ::2]
+    none = np.zeros((0, ROW), np.float32)
+    assert all(rows_for_others(a) is a for a in (short, apart, none))

@@ -64,7 +64,7 @@ FEEDING = {
     "messages": {"host"},
     "results": {"host"},
     "workers": {"host", "messages", "results"},
-    "scheduling": {"messages", "results"},
+    "scheduling": {"messages"},
     "status": {"scheduling", "workers"},
     "clients": {"host", "messages", "results"},
     "consumers": {"host", "messages", "results", "workers", "clients"},

@@ -15,7 +15,7 @@ from codegen.errors import InputError, UsageError
 from codegen.short_batches import MASK
 from codegen.user.named import is_in, of_tree
 from spmd.feeding.clients.client import Client
-from spmd.feeding.results.evaluating import dtype_named
+from spmd.feeding.results.placing import dtype_named
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

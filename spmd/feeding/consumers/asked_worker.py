@@ -10,8 +10,8 @@ from codegen.errors import InputError
 from spmd.feeding.consumers.asking import LEAST_S
 from spmd.feeding.messages.sockets import OTHER_KEY, REFUSED_KEY, received
 from spmd.feeding.messages.wire import encode, new_id
-from spmd.feeding.results.evaluating import bytes_of, dtype_named, placed, views
 from spmd.feeding.results.packing import of_parts, unpacked
+from spmd.feeding.results.placing import bytes_of, dtype_named, placed, views
 from spmd.feeding.results.shared_results import ReadResults
 
 TYPE_CHECKING = False

@@ -24,11 +24,12 @@ from spmd.feeding.consumers.asked_worker import AskedWorker, said_missed
 from spmd.feeding.consumers.asking import Asking, merged
 from spmd.feeding.consumers.filled_rings import FilledRings
 from spmd.feeding.host.machine import host_name
+from spmd.feeding.messages.disagreement import other_streams
 from spmd.feeding.messages.keys import zmq
 from spmd.feeding.messages.sockets import REFUSED_KEY, Lines, is_readable, received
 from spmd.feeding.messages.wire import MalformedMessage, Message, decode, encode, new_id
-from spmd.feeding.results.evaluating import bytes_of, described, other_streams
 from spmd.feeding.results.packing import in_frames
+from spmd.feeding.results.placing import bytes_of, described
 from spmd.feeding.results.skipped_examples import SkippedExamples, say
 from spmd.feeding.workers.board import AFTER
 

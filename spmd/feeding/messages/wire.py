@@ -175,7 +175,7 @@ TABLE: dict[str, dict[str, Check]] = {
                   "arrays": each(ARRAY, FIELDS)},  # feed.send(): a row for each place
     # worker -> consumer. rows may be fewer than asked where the stream ends: end is its length.
     # It lies in frames, or in a region of the worker: there all fields that were asked for are
-    # one behind the other, as evaluating.placed says.
+    # one behind the other, as placing.placed says.
     "given": {"id": identity, "rows": count, "arrays": maybe(each(ARRAY, FIELDS)),
               "region": maybe(count), "broken": maybe(each(BROKEN, 65536)), "seconds": number,
               "end": maybe(count),

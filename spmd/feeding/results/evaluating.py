@@ -11,20 +11,18 @@ from functools import partial
 
 import numpy as np
 
-from codegen.errors import AgreementError, SpmdError, UsageError
-from spmd.data.computing import dtype_of
-from spmd.data.pipeline_files import chosen, load_text
-from spmd.data.pipelines import Pipeline
 from spmd.feeding.host import steady_clock as time
+from spmd.feeding.results.loading import TEXT
+from spmd.feeding.results.placing import dtype_named
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-ALIGNED = 64
+    from spmd.data.pipelines import Pipeline
+
 NAMED_S = 5e-3  # work that takes longer has the names of its examples on the board
-TEXT = 16000  # characters of what an operation raised
 
 
 @dataclass
@@ -143,81 +141,3 @@ def _on_wire(failure: Any) -> dict[str, Any]:
     return {"position": failure.position, "example": failure.example[:1000],
             "file": failure.file[:4000] or None, "line": failure.line or None,
             "text": failure.text[:TEXT]}
-
-
-# ---- arrays in a block of memory
-
-
-def dtype_named(name: str) -> np.dtype:
-    """As it stands on the wire; UsageError where this machine does not have it."""
-    try:
-        found = dtype_of(name)
-    except (AttributeError, TypeError):
-        raise UsageError(f"a field of an unknown dtype {name[:40]!r}") from None
-    if found.hasobject or not found.itemsize:
-        raise UsageError(f"a field of dtype {name[:40]!r}: expected numbers")
-    return found
-
-
-def dtype_text(dtype: np.dtype) -> str:
-    """As dtype_named reads it. Those that NumPy does not have go by their names."""
-    return dtype.str if dtype.kind != "V" else dtype.name
-
-
-def described(field: Any) -> dict[str, Any]:
-    """A field as it stands on the wire: its shape without the batch."""
-    return {"name": field.name, "dtype": dtype_text(np.dtype(field.dtype)),
-            "shape": [int(n) for n in field.shape[1:]]}
-
-
-def bytes_of(field: dict[str, Any]) -> int:
-    """Of one example."""
-    size = int(dtype_named(field["dtype"]).itemsize)
-    for extent in field["shape"]:
-        size *= extent
-    return size
-
-
-def placed(fields: list[dict[str, Any]], rows: int) -> tuple[list[tuple[Any, ...]], int]:
-    """(name, shape, dtype, offset, bytes) of each array in one block, and the block's bytes."""
-    found, offset = [], 0
-    for field in fields:
-        size = rows * bytes_of(field)
-        shape = (rows, *field["shape"])
-        found.append((field["name"], shape, dtype_named(field["dtype"]), offset, size))
-        offset += -(-size // ALIGNED) * ALIGNED
-    return found, offset
-
-
-def views(places: list[tuple[Any, ...]], memory: Any) -> dict[str, np.ndarray]:
-    return {name: np.ndarray(shape, dtype, memory, offset)
-            for name, shape, dtype, offset, _ in places}
-
-
-# ---- pipelines from their text
-
-
-def load_pipeline(said: dict[str, Any]) -> Pipeline:
-    """The pipeline that its file's text makes, as a load message has it: by the name that it has
-    there, if that is known. Errors name the file and the line."""
-    file, name = said["file"], said.get("own_name")
-    found = load_text(said["source"], file, modules=said.get("modules"))
-    return chosen(found, file, name or (said["name"] if len(found) != 1 else ""))
-
-
-def other_streams(pipeline: str) -> AgreementError:
-    return AgreementError(
-        f"workers of pipeline {pipeline} do not read the same source",
-        expected="the same examples in the same order at all of them",
-        found="others at different workers; or a data.iterator that gives others each time",
-        remedy="the same files everywhere, random numbers of a fixed seed")
-
-
-def what_failed(error: BaseException, file: str) -> tuple[str, str | None, int | None]:
-    """Text, file and line of what a worker could not do, beside examples that fail."""
-    if isinstance(error, SpmdError):
-        text = str(SpmdError(error.message, expected=error.expected, found=error.found,
-                             remedy=error.remedy))
-        place = error.place
-        return text[:TEXT], (place.file if place else None), (place.line if place else None)
-    return f"{type(error).__name__}: {error}"[:TEXT], file, None

@@ -17,9 +17,9 @@ from contextlib import suppress
 from typing import Any
 
 from codegen.errors import PeerError, SpmdError
+from spmd.feeding.messages.disagreement import other_streams
 from spmd.feeding.messages.sockets import GONE, SENT, received, send_to
 from spmd.feeding.messages.wire import MalformedMessage, Message, decode, encode
-from spmd.feeding.results.evaluating import other_streams
 from spmd.feeding.scheduling.assignment import Assignment, assign
 from spmd.feeding.scheduling.known_parties import (
     KnownAgent,

@@ -25,15 +25,10 @@ from spmd.feeding.host.children import Channel, of_parent
 from spmd.feeding.messages.keys import Keys, pair, zmq
 from spmd.feeding.messages.sockets import SENT, Lines, received, send_to
 from spmd.feeding.messages.wire import MalformedMessage, Message, decode, encode
-from spmd.feeding.results.evaluating import (
-    Evaluator,
-    dtype_text,
-    load_pipeline,
-    placed,
-    views,
-    what_failed,
-)
+from spmd.feeding.results.evaluating import Evaluator
+from spmd.feeding.results.loading import load_pipeline, what_failed
 from spmd.feeding.results.packing import Link, in_parts, of_parts, packed
+from spmd.feeding.results.placing import dtype_text, placed, views
 from spmd.feeding.results.shared_results import Handing
 from spmd.feeding.workers.board import BEFORE, LOADING, OUT_OF_MEMORY, READING, Board
 from spmd.feeding.workers.fair_queue import FairQueue, QueuedWork

@@ -1,0 +1,32 @@
+"""Pipelines from their text, as load messages have it, and what is said where that fails."""
+
+from __future__ import annotations
+
+from codegen.errors import SpmdError
+from spmd.data.pipeline_files import chosen, load_text
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from spmd.data.pipelines import Pipeline
+
+TEXT = 16000  # characters of what was raised
+
+
+def load_pipeline(said: dict[str, Any]) -> Pipeline:
+    """The pipeline that its file's text makes, as a load message has it: by the name that it has
+    there, if that is known. Errors name the file and the line."""
+    file, name = said["file"], said.get("own_name")
+    found = load_text(said["source"], file, modules=said.get("modules"))
+    return chosen(found, file, name or (said["name"] if len(found) != 1 else ""))
+
+
+def what_failed(error: BaseException, file: str) -> tuple[str, str | None, int | None]:
+    """Text, file and line of what a worker could not do, beside examples that fail."""
+    if isinstance(error, SpmdError):
+        text = str(SpmdError(error.message, expected=error.expected, found=error.found,
+                             remedy=error.remedy))
+        place = error.place
+        return text[:TEXT], (place.file if place else None), (place.line if place else None)
+    return f"{type(error).__name__}: {error}"[:TEXT], file, None

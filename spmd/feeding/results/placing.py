@@ -1,0 +1,63 @@
+"""Arrays in a block of memory: the fields of a feed, one behind the other, as all sides lay them.
+
+In: fields as they stand on the wire. Out: where each lies, views of it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from codegen.errors import UsageError
+from spmd.data.computing import dtype_of
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+ALIGNED = 64
+
+
+def dtype_named(name: str) -> np.dtype:
+    """As it stands on the wire; UsageError where this machine does not have it."""
+    try:
+        found = dtype_of(name)
+    except (AttributeError, TypeError):
+        raise UsageError(f"a field of an unknown dtype {name[:40]!r}") from None
+    if found.hasobject or not found.itemsize:
+        raise UsageError(f"a field of dtype {name[:40]!r}: expected numbers")
+    return found
+
+
+def dtype_text(dtype: np.dtype) -> str:
+    """As dtype_named reads it. Those that NumPy does not have go by their names."""
+    return dtype.str if dtype.kind != "V" else dtype.name
+
+
+def described(field: Any) -> dict[str, Any]:
+    """A field as it stands on the wire: its shape without the batch."""
+    return {"name": field.name, "dtype": dtype_text(np.dtype(field.dtype)),
+            "shape": [int(n) for n in field.shape[1:]]}
+
+
+def bytes_of(field: dict[str, Any]) -> int:
+    """Of one example."""
+    size = int(dtype_named(field["dtype"]).itemsize)
+    for extent in field["shape"]:
+        size *= extent
+    return size
+
+
+def placed(fields: list[dict[str, Any]], rows: int) -> tuple[list[tuple[Any, ...]], int]:
+    """(name, shape, dtype, offset, bytes) of each array in one block, and the block's bytes."""
+    found, offset = [], 0
+    for field in fields:
+        size = rows * bytes_of(field)
+        shape = (rows, *field["shape"])
+        found.append((field["name"], shape, dtype_named(field["dtype"]), offset, size))
+        offset += -(-size // ALIGNED) * ALIGNED
+    return found, offset
+
+
+def views(places: list[tuple[Any, ...]], memory: Any) -> dict[str, np.ndarray]:
+    return {name: np.ndarray(shape, dtype, memory, offset)
+            for name, shape, dtype, offset, _ in places}

@@ -413,7 +413,7 @@ class Filling:
         if not self.workers and not self.knows_end:
             return
         taken, depth = self.rings.taken(), self.rings.ahead
-        room = taken + depth if not self.acts else min(self.rings.sent + 1, taken + 1)
+        room = taken + depth if not self.acts else self.rings.sent + 1
         if not asking.segments and self.hears_of_no_end():
             asking.pass_until(min([room, *self.failed]))
             return

@@ -20,8 +20,8 @@ COPIED, ALONE, IN_PLACE = range(3)
 def where_fields_lie(plan: Plan) -> list[int]:
     """In the order of the arrays of plan.takes."""
     fields: dict[int, set[tuple[str, int]]] = {}  # by buffer: which fields of which feeds it has
-    for take in walk_steps(plan.steps):
-        for k, buffer in enumerate(take.into if isinstance(take, Take) else ()):
+    for take in (step for step in walk_steps(plan.steps) if isinstance(step, Take)):
+        for k, buffer in enumerate(take.into):
             fields.setdefault(buffer.number, set()).add((take.feed, k))
     written, exchanged = _touched(plan)
     copied = written | _late(plan, fields) | {b for b, lie in fields.items() if len(lie) > 1}
@@ -69,7 +69,7 @@ def _late(plan: Plan, fields: dict[int, set[tuple[str, int]]]) -> set[int]:
 
 
 def _shows(x: Exchange) -> tuple[int, int] | None:
-    """The buffer that an exchange fills, and the one that it then lies in, where a rank is alone."""
+    """The buffer that an exchange fills, and that in which it then lies where a rank is alone."""
     if not x.shifts or x.pull_into is None or x.pull_from is None:
         return None
     return x.pull_into.buffer.number, x.pull_from.buffer.number
@@ -125,7 +125,9 @@ class _Reads:
 
     def leave(self, feed: str | None, read: set[int]) -> None:
         """The batch of this feed (None: of any) is left, and these are read yet."""
-        self.late |= {b for b in read if any(feed in (None, of) for of, _ in self.fields.get(b, ()))}
+        for b in read & self.fields.keys():
+            if any(feed in (None, of) for of, _ in self.fields[b]):
+                self.late.add(b)
 
 
 def _filled(step: Step) -> set[int]:

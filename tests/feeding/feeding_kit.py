@@ -73,6 +73,9 @@ class PlainRing:
     def is_wanted(self, k):
         return self._waiting and k == self.taken
 
+    def has(self, k):
+        return k in self._batches
+
     def owes(self, k):
         return self.is_wanted(k) and k > 0 and k - 1 not in self._sent
 

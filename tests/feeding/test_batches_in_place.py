@@ -42,36 +42,37 @@ def batch(k):
 def several():
     """Places that take of one feed: what is kept of a batch, and what is left with it."""
     feed = spmd.feed(x=spmd.spec((N, 700), np.float64), y=spmd.spec((N, 7, 100), np.float64))
-    kept, w, turns = spmd.zeros((N, 700)), spmd.zeros(700), 0
+    kept, w, v, turns = spmd.zeros((N, 700)), spmd.zeros(700), spmd.zeros(700), 0
     first = feed.next()
     for k in spmd.range(TURNS):
         b = feed.next()
-        w = w * 0.5 + np.sum(b.x, axis=0) + np.sum(b.y.reshape(N, 700), axis=0)
+        w = w * 0.9 + np.sum(b.x, axis=0) + np.sum(b.y.reshape(N, 700), axis=0)
         if k % 7 == 0:
             kept = b.x
-        w = w + np.sum(kept * feed.next().x, axis=0) + first.x[0]
+        c = feed.next()
+        w = w + np.sum(kept * c.x + first.x * c.y.reshape(N, 700), axis=0)
     while feed.more():
         b = feed.next()
-        w, turns = w * 0.5 + np.sum((b.x - kept) * b.x, axis=0), turns + 1
-    return w, kept, turns
+        v, turns = v * 0.5 + np.sum((b.x - kept) * b.x, axis=0), turns + 1
+    return w, v, kept, turns
 
 
 def expected():
-    kept, w, first = np.zeros((N, 700)), np.zeros(700), batch(0)
+    kept, w, v, first = np.zeros((N, 700)), np.zeros(700), np.zeros(700), batch(0)
     for k in range(TURNS):
         b = batch(1 + 2 * k)
-        w = w * 0.5 + 2 * np.sum(b, axis=0)
+        w = w * 0.9 + 2 * np.sum(b, axis=0)
         if k % 7 == 0:
             kept = b
-        w = w + np.sum(kept * batch(2 + 2 * k), axis=0) + first[0]
+        w = w + np.sum((kept + first) * batch(2 + 2 * k), axis=0)
     for k in range(1 + 2 * TURNS, 500):
-        w = w * 0.5 + np.sum((batch(k) - kept) * batch(k), axis=0)
-    return w, kept, 500 - 1 - 2 * TURNS
+        v = v * 0.5 + np.sum((batch(k) - kept) * batch(k), axis=0)
+    return w, v, kept, 500 - 1 - 2 * TURNS
 
 
 def kill_two(agent, over):
     for _ in range(2):
-        if not over.wait(0.3) and (pids := agent.pids()):
+        if not over.wait(0.15) and (pids := agent.pids()):
             os.kill(pids[0], signal.SIGKILL)
 
 

@@ -560,7 +560,7 @@ class Filling:
         rows = sum(e - b for b, e in self.asking.segments)
         taken = self.rings.taken()
         self.tell("rate", consumer=self.consumer, taken=taken * rows, busy_s=between,
-                  waited_s=waited, queued=(self.asking.next - taken) * rows)
+                  waited_s=waited, queued=max(self.asking.next - taken, 0) * rows)
 
     def say_why(self) -> None:
         """Why it waits, once for each reason, if it is not over in a moment."""

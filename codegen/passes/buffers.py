@@ -1,8 +1,8 @@
 """Buffer assignment: values that are never needed at once share a buffer.
 
 Goes in: Loops. Comes out: the same, with a Buffer per value. Values that may share memory do: an
-update happens in place, a carried array keeps one buffer round the loop, unless something still
-needs the old content; then they differ, and change places or are copied.
+update happens in place, a carried array keeps one buffer, unless something still needs the old
+content. A field of a batch, which may stay where that lies, is not written over.
 Always holds: two values in one buffer are never both needed at any point (Chaitin's rule).
 """
 
@@ -374,10 +374,11 @@ class _Groups:
             self.merge(a, b)
 
     def apart(self, a: Value, b: Value) -> bool:
-        """Whether one is a field of a batch, which may stay where that lies, and is not written."""
+        """Whether one of them is a field of batches, and the other is not, or is another one."""
         return self.field(a) != self.field(b)
 
     def field(self, group: Value) -> tuple[str, int] | None:
+        """Of which feed's batches all members are one field, and which."""
         found = {self.fed[v] for v in self.members[group] if v in self.fed}
         return found.pop() if len(found) == 1 else None
 

@@ -114,8 +114,8 @@ class _Reads:
         begins: set[int] = set()
         while True:
             again = self.before(loop.body, begins)
-            head = self.before(loop.condition, read | again | (
-                set() if loop.flag is None else {loop.flag.buffer.number}))
+            head = self.before(loop.condition,
+                               read | again | {b.number for b in step_buffers(loop)})
             if head == begins:
                 return head
             begins = head

@@ -61,7 +61,7 @@ class Drawn:
             layouts = {"x": r.choice(LAYOUTS), "y": r.choice(LAYOUTS[:4])}
             self.feeds[name] = r.choice((1, 3, 5, 6)), r.choice(DTYPES), layouts
         self.sends = {name: r.random() < 0.5 for name in self.feeds}
-        self.counts = {name: r.randrange(3, 40) for name in self.feeds}
+        self.counts = {name: r.randrange(5, 24) for name in self.feeds}
         # Variables for batches that are kept: each has more than one of them in its life.
         self.kept = {name: (f"{name}_a", f"{name}_b") for name in self.feeds}
 

@@ -9,7 +9,7 @@
 
 #include <stdint.h>
 
-#define SPMD_INTERFACE 12
+#define SPMD_INTERFACE 13
 #define SPMD_AXES 3 /* axes of a mesh, at most */
 #define SPMD_DIMS 8 /* dims of an array, at most */
 
@@ -193,7 +193,8 @@ enum spmd_point_result {
 enum spmd_step_result { SPMD_DONE = 0, SPMD_WAITS = 1 };
 
 /* What may be done with a field of a batch instead of a copy into its buffer: the buffer may begin
- * where the field lies, until the feed's next batch is asked for, or the rank is done. */
+ * where the field lies, until the feed's next batch is taken, by any take, or the rank is done.
+ * Where its place is needed before, the engine copies it then. */
 enum spmd_lie {
     SPMD_LIE_COPIED = 0,   /* nothing */
     SPMD_LIE_ALONE = 1,    /* where there is one rank: others would look for it in its buffer */

@@ -223,32 +223,29 @@ static void batch_leave(spmd_ring *ring, int64_t k)
     }
 }
 
-/* Nor at the one that it holds. */
-static void held_leave(spmd_reader *reader)
-{
-    int64_t held = reader->held;
-    reader->held = 0;
-    if (held)
-        batch_leave(reader->ring, held - 1);
-}
-
-/* The batch that a rank holds comes into its buffers, where it stays. */
-static void held_copy(spmd_hosted *me, uint32_t feed)
+/* Nor at the one that it holds: its fields begin in their buffers again, and stay there with
+ * `keep`. */
+static void held_leave(spmd_hosted *me, uint32_t feed, bool keep)
 {
     const spmd_image *image = me->job->image;
     const spmd_rank *rank = &me->record->rank;
-    for (uint32_t take = 0; me->streams[feed].held && take < image->takes; take++)
+    spmd_reader *reader = &me->streams[feed];
+    int64_t held = reader->held;
+    for (uint32_t take = 0; held && take < image->takes; take++)
         for (uint32_t k = image->take_first[take]; k < image->take_first[take + 1]; k++) {
             int64_t *begin = &rank->buffer[image->array_buffer[k]];
             int64_t home = rank->world->buffer[image->array_buffer[k]];
             if (image->take_feed[take] != feed || !may_lie(rank, k) || *begin == home)
                 continue;
             spmd_piece_of piece = spmd_array_piece(rank, image, k);
-            memcpy(rank->memory + home + piece.first, rank->memory + *begin + piece.first,
-                   (size_t)piece.bytes);
+            if (keep)
+                memcpy(rank->memory + home + piece.first, rank->memory + *begin + piece.first,
+                       (size_t)piece.bytes);
             *begin = home;
         }
-    held_leave(&me->streams[feed]);
+    reader->held = 0;
+    if (held)
+        batch_leave(reader->ring, held - 1);
 }
 
 int spmd_rank_take(spmd_rank *rank, uint32_t take)
@@ -268,7 +265,7 @@ int spmd_rank_take(spmd_rank *rank, uint32_t take)
         return fails_behind_end(rank, fed, k);
     if (reader->idle)
         return idle_take(me, reader, k);
-    held_leave(reader);
+    held_leave(me, feed, false);
     if (!there)
         return waits(me, feed);
     int64_t begin = spmd_now(), since = wait_over(me, reader, begin);
@@ -298,7 +295,7 @@ int spmd_rank_more(spmd_rank *rank, uint32_t feed, int64_t *more)
     int64_t k = atomic_load_explicit(&reader->taken, memory_order_relaxed);
     *more = atomic_load_explicit(&reader->ring->there, memory_order_acquire) > k;
     if (!*more && atomic_load_explicit(&reader->ring->last, memory_order_acquire) > k) {
-        held_copy(me, feed); /* whoever makes the next one may need its place */
+        held_leave(me, feed, true); /* whoever makes the next one may need its place */
         return waits(me, feed);
     }
     reader->over = !*more;
@@ -392,7 +389,7 @@ void spmd_readers_reset(spmd_hosted *me)
 void spmd_readers_done(spmd_hosted *me)
 {
     for (uint32_t feed = 0; me->streams && feed < me->job->image->feeds; feed++)
-        held_leave(&me->streams[feed]);
+        held_leave(me, feed, false);
 }
 
 /* A loop begins. Batches before it are taken again by whoever goes on from a turn of it. */
@@ -424,7 +421,7 @@ void spmd_readers_resume(spmd_hosted *me)
         reader->early = fed->from < fed->taken;
         if (!ring || !reader->early)
             continue;
-        held_copy(me, feed);
+        held_leave(me, feed, true);
         atomic_store(&reader->taken, fed->taken);
         reader->sent = fed->taken;
         if (reader->idle) {

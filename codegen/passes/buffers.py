@@ -1,8 +1,8 @@
 """Buffer assignment: values that are never needed at once share a buffer.
 
 Goes in: Loops. Comes out: the same, with a Buffer per value. Values that may share memory do: an
-update happens in place, a carried array keeps one buffer round the loop, unless something still
-needs the old content; then they differ, and change places or are copied.
+update happens in place, a carried array keeps one buffer, unless something still needs the old
+content. A field of a batch, which may stay where that lies, is not written over.
 Always holds: two values in one buffer are never both needed at any point (Chaitin's rule).
 """
 
@@ -20,14 +20,16 @@ from codegen.plan.grammar import (
     Keep,
     Kept,
     LibraryCall,
+    Load,
     Nest,
     Node,
     Reduce,
     Store,
 )
 from codegen.plan.grammar import Point as PointStep
+from codegen.plan.handed import Take
 from codegen.plan.indexing import loads
-from codegen.plan.loops import Do, Loops, Placed, capacity
+from codegen.plan.loops import Act, Do, Loops, Placed, capacity
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
 
@@ -37,8 +39,8 @@ def placed(loops: Loops) -> Placed:
     work = _Liveness(loops)
     work.run()
     groups = _Groups(work)
-    for _, a, b in sorted(work.wishes, key=lambda w: -w[0]):
-        groups.join(a, b)
+    for _, a, b, over in sorted(work.wishes, key=lambda w: -w[0]):
+        groups.join(a, b, over)
     module = loops.module
     groups.reuse_memory([i.value for i in module.inputs] + [o.value for o in module.outputs])
     return _number(loops, work, groups)
@@ -69,7 +71,10 @@ class _Liveness:
         self.conflicts: dict[Value, set[Value]] = {}
         self.order: dict[Value, int] = {}
         self.forced: list[tuple[Value, Value]] = []
-        self.wishes: list[tuple[int, Value, Value]] = []  # depth, and two values that want to share
+        # depth, and two values that want to share; whether one is then written over the other
+        self.wishes: list[tuple[int, Value, Value, bool]] = []
+        # of inputs and of what ops make: which field of which feed it is; None: it is none
+        self.fed: dict[Value, tuple[str, int] | None] = {i.value: None for i in module.inputs}
         found = module.def_use
         self.uses = {v: len(uses) for v, uses in found.uses.items()}
         # blank arrays that one update begins with need no memory of their own
@@ -99,16 +104,28 @@ class _Liveness:
                 # Nobody reads an input while its own default is computed.
                 others = inputs - {i.value}
                 self.region(i.default, others | {i.default.results[0]}, 0)
-                self.wishes.append((0, i.default.results[0], i.value))
+                self.wishes.append((0, i.default.results[0], i.value, False))
 
     def number(self, region: Region) -> None:
         for v in region.args:
             self.order.setdefault(v, len(self.order))
         for op in region.ops:
+            self.find_fields(op)
             for inner in op.regions:
                 self.number(inner)
             for v in op.results:
                 self.order.setdefault(v, len(self.order))
+
+    def find_fields(self, op: Op) -> None:
+        """A field of a batch stays one where it gets another shape."""
+        if not isinstance(op.what, Do):
+            return
+        acts = op.what.acts
+        takes = [act for act in acts if isinstance(act, Take)]
+        fields = {v: (act.feed, k) for act in takes for k, v in enumerate(act.into)}
+        source = _reshaped(acts[0]) if len(acts) == 1 else None
+        of = None if source is None else self.fed.get(source)
+        self.fed |= {v: fields.get(v, of) for v in op.results}
 
     def define(self, value: Value, others: Iterable[Value]) -> None:
         for other in others:
@@ -182,7 +199,7 @@ class _Liveness:
         others = (live | (reads - reusable) | set(op.results)) - self.replaced_by(op, live)
         for v in op.results:
             self.define(v, others)
-            self.wish(depth + 3 * bool(begins), reusable, v)
+            self.wish(depth + 3 * bool(begins), reusable, v, over=not begins)
         return (live - set(op.results)) | reads
 
     def point(self, op: Op, live: set[Value], depth: int) -> set[Value]:
@@ -191,13 +208,13 @@ class _Liveness:
         reads = self.reads(op)
         for x, v in op.what.begins:
             self.define(v, live | (reads - {x}) | set(op.results))
-            self.wish(depth + 3, {x}, v)
+            self.wish(depth + 3, {x}, v, over=False)
         return (live - set(op.results)) | reads
 
-    def wish(self, depth: int, reusable: set[Value], v: Value) -> None:
+    def wish(self, depth: int, reusable: set[Value], v: Value, over: bool) -> None:
         for r in sorted(reusable, key=lambda r: self.order[r]):
             if _fits(r, v):
-                self.wishes.append((depth, r, v))
+                self.wishes.append((depth, r, v, over))
 
     def find_chains(self, region: Region) -> None:
         """Updates that make an array of a blank one, and have no element in common."""
@@ -262,7 +279,7 @@ class _Liveness:
         elif write.base is not None:
             over = {write.base}
         self.define(v, live | (self.loaded(write.node) | over) - reusable)
-        self.wish(depth + 3 * (write.base is not None), reusable, v)
+        self.wish(depth + 3 * (write.base is not None), reusable, v, over=write.base is None)
         return (live - {v}) | over
 
     def disturbed(
@@ -280,7 +297,7 @@ class _Liveness:
             if not mine.is_point or there - {mine.offset} or base not in (None, r):
                 self.define(v, (r,))
             elif _fits(r, v):
-                self.wishes.append((depth, r, v))
+                self.wishes.append((depth, r, v, True))
         self.define(v, (o for o, w in writes.items() if o not in parts and (
             w.offset != mine.offset or base or w.is_row or mine.is_row)))
         self.forced += [(part, v) for part in parts[:1] if part is not v]
@@ -311,8 +328,8 @@ class _Liveness:
                 self.define(op.regions[0].args[k], others - {op.regions[0].args[k]})
                 self.forced.append((arg, op.regions[0].args[k]))
             self.forced.append((arg, result))
-            self.wishes.append((depth + 2, arg, body.results[k]))
-            self.wishes.append((depth + 1, init, arg))
+            self.wishes.append((depth + 2, arg, body.results[k], False))
+            self.wishes.append((depth + 1, init, arg, False))
         return head | set(op.operands)
 
     def branch(self, op: Op, live: set[Value], depth: int) -> set[Value]:
@@ -324,7 +341,7 @@ class _Liveness:
             before |= self.region(arm, outer | set(arm.results), depth)
             for k, (result, y) in enumerate(zip(op.results, arm.results, strict=True)):
                 self.define(result, {v for j, v in enumerate(arm.results) if j != k} - {y})
-                self.wishes.append((depth + 1, y, result))
+                self.wishes.append((depth + 1, y, result, False))
         return before | outer | set(op.operands)
 
 
@@ -332,7 +349,7 @@ class _Groups:
     """Values joined into shared memory; a union-find that remembers what disturbs a whole group."""
 
     def __init__(self, work: _Liveness) -> None:
-        self.conflicts = work.conflicts
+        self.conflicts, self.fed = work.conflicts, work.fed
         self.members: dict[Value, list[Value]] = {v: [v] for v in work.order}
         self.root: dict[Value, Value] = {v: v for v in work.order}
         for a, b in work.forced:
@@ -349,12 +366,21 @@ class _Groups:
         other = set(self.members[b])
         return any(self.conflicts.get(v, set()) & other for v in self.members[a])
 
-    def join(self, a: Value, b: Value) -> None:
+    def join(self, a: Value, b: Value, over: bool) -> None:
         if a not in self.root or b not in self.root or not _fits(a, b):
             return
         a, b = self.root[a], self.root[b]
-        if a is not b and not self.disturb(a, b):
+        if a is not b and not self.disturb(a, b) and not (over and self.apart(a, b)):
             self.merge(a, b)
+
+    def apart(self, a: Value, b: Value) -> bool:
+        """Whether one of them is a field of batches, and the other is not, or is another one."""
+        return self.field(a) != self.field(b)
+
+    def field(self, group: Value) -> tuple[str, int] | None:
+        """Of which feed's batches all members are one field, and which."""
+        found = {self.fed[v] for v in self.members[group] if v in self.fed}
+        return found.pop() if len(found) == 1 else None
 
     def reuse_memory(self, keep: list[Value]) -> None:
         """Temporaries of one size that are never needed together share a buffer."""
@@ -366,7 +392,7 @@ class _Groups:
             size = capacity(root) * root.type.dtype.size
             for home, room in homes:
                 same = room == size and home.type.dtype == root.type.dtype
-                if same and not self.disturb(home, root):
+                if same and not self.disturb(home, root) and not self.apart(home, root):
                     self.merge(home, root)
                     break
             else:
@@ -425,6 +451,16 @@ def _alone(op: Op) -> _Write | None:
     found = _write(0, store, None, bases[0] if bases else None)
     one = take is None and not store.bounds and all(v.extent == 1 for v in store.loops)
     return replace(found, others=frozenset()) if one else found  # it is read before it is written
+
+
+def _reshaped(act: Act) -> Value | None:
+    """What an act copies, element by element, to the same places."""
+    if not isinstance(act, Store) or act.combine != "set" or act.bounds:
+        return None
+    load = act.value
+    if not isinstance(load, Load) or load.bounds or load.offset != act.offset:
+        return None
+    return load.buffer
 
 
 def _nest(op: Op) -> Nest[Value] | None:

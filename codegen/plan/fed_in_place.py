@@ -2,14 +2,14 @@
 
 In: a Plan. Out: for each field of its takes, in order, COPIED, ALONE or IN_PLACE.
 Always holds: of a field that stays where it is, nothing is written, and nothing is read any more
-when the feed's next batch is taken, or the run ends.
+when the feed's next batch is taken, wherever that is, or the run ends.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Sequence
 
-from codegen.plan.grammar import Buffer, Exchange, Loop, Phase, Plan
+from codegen.plan.grammar import Branch, Buffer, Default, Exchange, Loop, Phase, Plan, Point, Step
 from codegen.plan.handed import More, Take
 from codegen.plan.steps import memory_written, step_buffers, walk_steps, walk_works
 
@@ -19,20 +19,19 @@ COPIED, ALONE, IN_PLACE = range(3)
 
 def where_fields_lie(plan: Plan) -> list[int]:
     """In the order of the arrays of plan.takes."""
-    takes = [s for s in walk_steps(plan.steps) if isinstance(s, Take)]
-    sites = Counter(t.feed for t in takes)
-    taken = Counter(b.number for t in takes for b in t.into)
-    sent = {handed.feed for handed in plan.sends}
+    fields: dict[int, set[tuple[str, int]]] = {}  # by buffer: which fields of which feeds it has
+    for take in (step for step in walk_steps(plan.steps) if isinstance(step, Take)):
+        for k, buffer in enumerate(take.into):
+            fields.setdefault(buffer.number, set()).add((take.feed, k))
     written, exchanged = _touched(plan)
-    shown = _shown(plan)
+    copied = written | _late(plan, fields) | {b for b, lie in fields.items() if len(lie) > 1}
 
-    def where(feed: str, buffer: int) -> int:
-        again = sites[feed] > 1 or taken[buffer] > 1
-        if again or feed in sent or buffer in written or buffer in shown.get(feed, ()):
+    def where(buffer: int) -> int:
+        if buffer in copied:
             return COPIED
         return ALONE if buffer in exchanged else IN_PLACE
 
-    return [where(h.feed, a.buffer.number) for h in plan.takes for a in h.arrays]
+    return [where(a.buffer.number) for handed in plan.takes for a in handed.arrays]
 
 
 def _touched(plan: Plan) -> tuple[set[int], set[int]]:
@@ -59,11 +58,81 @@ def _touched(plan: Plan) -> tuple[set[int], set[int]]:
     return written, exchanged
 
 
-def _shown(plan: Plan) -> dict[str, set[int]]:
-    """By feed, buffers that others lie in where a rank is alone. Where the rank must let a batch go
-    before the next take, at feed.more() or where it resumes, the others would not hear of it."""
-    steps = list(walk_steps(plan.steps))
-    found = {step.pull_from.buffer.number for step in steps
-             if isinstance(step, Exchange) and step.shifts and step.pull_from is not None}
-    asked = {step.feed for step in steps if isinstance(step, More)}
-    return {f.name: found for f in plan.feeds if f.name in asked or plan.points}
+def _late(plan: Plan, fields: dict[int, set[tuple[str, int]]]) -> set[int]:
+    """Buffers of fields that are read after their batch was left."""
+    reads = _Reads(fields)
+    for step in walk_steps(plan.steps):
+        if isinstance(step, Exchange) and (shows := _shows(step)):
+            reads.shown.setdefault(shows[0], set()).add(shows[1])
+    reads.before(plan.steps, set())
+    return reads.late
+
+
+def _shows(x: Exchange) -> tuple[int, int] | None:
+    """The buffer that an exchange fills, and that in which it then lies where a rank is alone."""
+    if not x.shifts or x.pull_into is None or x.pull_from is None:
+        return None
+    return x.pull_into.buffer.number, x.pull_from.buffer.number
+
+
+class _Reads:
+    """Backwards over steps: which buffers are read behind them, before they are filled again.
+
+    shown: by buffer, those that it may lie in where a rank is alone. At a take, the batch before it
+    is left. Where the rank asks for more, or resumes, it copies what it holds of a batch, but what
+    others show of that is where it was.
+    """
+
+    def __init__(self, fields: dict[int, set[tuple[str, int]]]) -> None:
+        self.fields = fields
+        self.shown: dict[int, set[int]] = {}
+        self.late: set[int] = set()
+
+    def before(self, steps: Sequence[Step], read: set[int]) -> set[int]:
+        for step in reversed(steps):
+            read = self.at(step, read) | {b.number for b in step_buffers(step)} - _filled(step)
+        return read
+
+    def at(self, step: Step, read: set[int]) -> set[int]:
+        match step:
+            case Loop():
+                return self.turns(step, read)
+            case Branch():
+                return set().union(*(self.before(arm, read) for arm in step.arms))
+            case Default():
+                return read | self.before(step.steps, read)
+            case Take():
+                read = read - _filled(step)
+                self.leave(step.feed, read | self.shown_by(read))
+            case More():
+                self.leave(step.feed, self.shown_by(read))
+            case Point():
+                self.leave(None, self.shown_by(read))
+        return read - _filled(step)
+
+    def turns(self, loop: Loop, read: set[int]) -> set[int]:
+        begins: set[int] = set()
+        while True:
+            again = self.before(loop.body, begins)
+            head = self.before(loop.condition,
+                               read | again | {b.number for b in step_buffers(loop)})
+            if head == begins:
+                return head
+            begins = head
+
+    def shown_by(self, read: set[int]) -> set[int]:
+        return set().union(*(self.shown.get(b, ()) for b in read))
+
+    def leave(self, feed: str | None, read: set[int]) -> None:
+        """The batch of this feed (None: of any) is left, and these are read yet."""
+        for b in read & self.fields.keys():
+            if any(feed in (None, of) for of, _ in self.fields[b]):
+                self.late.add(b)
+
+
+def _filled(step: Step) -> set[int]:
+    """What a step fills without reading it."""
+    if isinstance(step, Take):
+        return {b.number for b in step.into}
+    shows = _shows(step) if isinstance(step, Exchange) else None
+    return {shows[0]} if shows else set()

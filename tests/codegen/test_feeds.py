@@ -489,29 +489,50 @@ def test_takes_stand_in_the_tables_of_the_plan():
 # ---- the manifest --------------------------------------------------------------------------------
 
 
-def placed(body):
+def placed(body, turns="for _ in spmd.range(9)"):
     """Where the fields of a program's takes may lie. body: of its loop over batches b."""
     space = {}
     text = ("import numpy as np, spmd\n@spmd.program(mesh=('r',))\ndef placed():\n"
             "    feed = spmd.feed(x=spmd.spec((8, 3), np.float64, layout=('r', None)))\n"
             "    w, kept = spmd.zeros(3), spmd.zeros((8, 3), layout=('r', None))\n"
-            "    for _ in spmd.range(9):\n"
+            f"    {turns}:\n"
             f"        b = feed.next()\n        {body}\n    return w, kept\n")
     linecache.cache["placed.py"] = len(text), None, text.splitlines(True), "placed.py"
     exec(compile(text, "placed.py", "exec"), space)
-    return where_fields_lie(lower(space["placed"].capture()).finished)
+    graph = space["placed"].capture()
+    found = where_fields_lie(lower(graph).finished)
+    assert where_fields_lie(lower(with_points(graph)).finished) == found
+    return found
+
+
+SHIFTED = "kept += np.roll(b.x, 1, axis=0)"
 
 
 @pytest.mark.parametrize("body, lies", [
-    ("w += np.sum(b.x, axis=0)", IN_PLACE),
-    ("w += np.sum(b.x @ np.eye(3), axis=0)", IN_PLACE),
-    ("kept += np.roll(b.x, 1, axis=0)", ALONE),  # other ranks read rows of it
-    ("kept = b.x", COPIED),  # the last one is the result
-    ("kept += b.x; b = feed.next(); w += np.sum(b.x, axis=0)", COPIED),  # two are looked at
-    ("kept += b.x; feed.send(y=b.x[:, 0])", COPIED),
+    ("w += np.sum(b.x, axis=0)", [IN_PLACE]),
+    ("w += np.sum(b.x @ np.eye(3), axis=0)", [IN_PLACE]),
+    ("x = b.x * 2 + 1; kept += x @ np.eye(3); kept *= x", [IN_PLACE]),
+    ("x = b.x.reshape(8, 1, 3); y = x * 3; w += np.sum(y @ y.mT @ x, axis=(0, 1))", [IN_PLACE]),
+    (SHIFTED, [ALONE]),  # other ranks read rows of it
+    ("kept = b.x", [COPIED]),  # the last one is the result
+    ("b.x[0] = 1; w += np.sum(b.x, axis=0)", [COPIED]),
+    ("kept += b.x; b = feed.next(); w += np.sum(b.x, axis=0)", [IN_PLACE, IN_PLACE]),
+    ("w += np.sum(b.x * feed.next().x, axis=0)", [COPIED, IN_PLACE]),  # two are looked at
+    ("kept += b.x; feed.send(y=b.x[:, 0])", [IN_PLACE]),
+    ("feed.send(y=b.x[:, 0]); kept += b.x", [IN_PLACE]),
 ])
 def test_what_stays_where_a_batch_lies(body, lies):
-    assert set(placed(body)) == {lies}
+    assert placed(body) == lies
+
+
+@pytest.mark.parametrize("body, lies", [
+    (SHIFTED, [ALONE]),
+    ("d = np.diff(b.x, axis=0); kept[1:] += d", [ALONE]),
+    ("d = np.diff(b.x, axis=0); more = feed.more(); kept[1:] += d * more; kept += b.x", [COPIED]),
+])
+def test_what_stays_where_a_batch_lies_of_those_who_ask(body, lies):
+    """A rank that asks copies what it holds, not what an exchange has shown of that."""
+    assert placed(body, "while feed.more()") == lies
 
 
 def test_the_manifest_says_what_an_image_takes():

@@ -37,12 +37,15 @@ class PlainRing:
         self._event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._batches, self._ended, self._error = {}, None, None
         self._sent, self._waiting = {}, False
+        self._left_out = 0  # batches before this one are dropped
         self._change = threading.Condition()
 
     def put(self, k, pieces):
         covered = [r for first, rows, _ in pieces for r in range(first, first + rows)]
         assert covered == list(range(*self.rows))
         with self._change:
+            if k < self._left_out:
+                return
             assert k not in self._batches and self.taken <= k < self.taken + self.depth, k
             self._batches[k] = pieces
             self._change.notify()
@@ -53,6 +56,13 @@ class PlainRing:
         for i in range(batches):
             part = {name: a[i * batch + begin : i * batch + end] for name, a in arrays.items()}
             self.put(k + i, [(begin, end - begin, part)] if begin < end else [])
+
+    def leave_out(self, k):
+        """As a run that resumes: batches before this one were taken."""
+        with self._change:
+            self._batches = {n: batch for n, batch in self._batches.items() if n >= k}
+            self.taken = self._left_out = k
+        os.eventfd_write(self._event, 1)
 
     def end(self, k):
         with self._change:
@@ -72,6 +82,9 @@ class PlainRing:
 
     def is_wanted(self, k):
         return self._waiting and k == self.taken
+
+    def has(self, k):
+        return k in self._batches
 
     def owes(self, k):
         return self.is_wanted(k) and k > 0 and k - 1 not in self._sent

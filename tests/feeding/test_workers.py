@@ -401,6 +401,29 @@ def test_actions_flow_back_to_the_environments():
             total += action
 
 
+def test_the_next_batch_is_made_once_there_is_an_answer_whoever_still_reads_the_one_before():
+    """A rank may read it where it lies, until it takes the next one."""
+    with running(ACTING) as run:
+        run.workers(1)
+        (ring,) = run.supply(x_of(4), 4, sends=[Field("action", (4,), np.int64)])
+        assert ring.next()["x"].tolist() == [0] * 4
+        ring.taken = 0
+        ring.send(0, action=np.arange(4))
+        until(lambda: ring.has(1))
+        ring.taken = 1
+        assert ring.next()["x"].tolist() == [0, 1, 2, 3]
+
+
+def test_a_rank_that_resumes_leaves_out_more_than_was_made():
+    """What comes is counted from the batch that it asks for."""
+    with running(numbers("time.sleep(0.005)\nreturn {'x': example}", shuffle=False)) as run:
+        run.workers(2)
+        (ring,) = run.supply(x_of(10), 10)
+        assert ring.next()["x"].tolist() == list(range(10))
+        ring.leave_out(30)
+        assert ring.next()["x"].tolist() == list(range(300, 310))
+
+
 def test_the_newest_comes_first_where_that_is_asked_for():
     source = numbers("time.sleep(0.001)\nreturn {'x': example}", sampling="independent",
                      queue="lifo", n=10**6)

@@ -753,6 +753,8 @@ static const uint32_t take_feed[] = {0, 0, 0};
 static const uint32_t take_first[] = {1, 3, 5, 7};
 static const uint32_t send_feed[] = {0};
 static const uint32_t send_first[] = {7, 8};
+static const uint32_t take_lies[] = {SPMD_LIE_COPIED, SPMD_LIE_COPIED, SPMD_LIE_COPIED,
+    SPMD_LIE_COPIED, SPMD_LIE_ALONE, SPMD_LIE_IN_PLACE};
 
 __attribute__((visibility("default"))) extern const spmd_image spmd_image_table;
 const spmd_image spmd_image_table = {
@@ -775,6 +777,7 @@ const spmd_image spmd_image_table = {
     .take_first = take_first,
     .send_feed = send_feed,
     .send_first = send_first,
+    .take_lies = take_lies,
     .reserve = reserve,
     .load = load,
     .shard = shard,

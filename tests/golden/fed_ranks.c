@@ -429,7 +429,7 @@ static const uint32_t take_feed[] = {0, 1, 0};
 static const uint32_t take_first[] = {2, 3, 4, 5};
 static const uint32_t send_feed[] = {0};
 static const uint32_t send_first[] = {5, 6};
-static const uint32_t take_lies[] = {SPMD_LIE_COPIED, SPMD_LIE_IN_PLACE, SPMD_LIE_COPIED};
+static const uint32_t take_lies[] = {SPMD_LIE_IN_PLACE, SPMD_LIE_IN_PLACE, SPMD_LIE_IN_PLACE};
 
 __attribute__((visibility("default"))) extern const spmd_image spmd_image_table;
 const spmd_image spmd_image_table = {

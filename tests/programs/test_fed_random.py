@@ -1,7 +1,8 @@
 """Random programs with feeds: in loops, in branches and helpers, eager runs and images agree.
 
-Each draws feeds with layouts, statements that take, ask and send, and batches; what is sent back is
-compared too. `make random` searches on.
+Each draws feeds with layouts, statements that take, ask, send and keep batches, and batches; what
+is sent back is compared too. A batch that ranks have left is written over at once. `make random`
+searches on.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 
 import spmd
+from tests.programs.test_fed_images import Overwritten
 
 # mypy: ignore-errors
 
@@ -59,7 +61,9 @@ class Drawn:
             layouts = {"x": r.choice(LAYOUTS), "y": r.choice(LAYOUTS[:4])}
             self.feeds[name] = r.choice((1, 3, 5, 6)), r.choice(DTYPES), layouts
         self.sends = {name: r.random() < 0.5 for name in self.feeds}
-        self.counts = {name: r.randrange(3, 20) for name in self.feeds}
+        self.counts = {name: r.randrange(5, 24) for name in self.feeds}
+        # Variables for batches that are kept: each has more than one of them in its life.
+        self.kept = {name: (f"{name}_a", f"{name}_b") for name in self.feeds}
 
     def text(self):
         lines = []
@@ -69,9 +73,16 @@ class Drawn:
                          f"y=spmd.spec(({rows}, 2), np.float64, layout={layouts['y']}))")
         lines += ['w = spmd.input("w", (3,), np.float64, default=lambda i: i + 1.0)',
                   "seen, n = spmd.zeros(4), spmd.asarray(np.int64(0))"]
+        for name, (rows, dtype, _) in self.feeds.items():
+            first = f"spmd.zeros(({rows}, 3), np.{dtype})"
+            if not self.sends[name]:
+                first = self.random.choice((first, f"{name}.next().x"))
+            lines += [f"{kept} = {first}" for kept in self.kept[name]]
         for name in self.feeds:
             lines += self.take(name) + self.statement(2) + self.loop(2)
-        text = "".join(f"{line}\n" for line in within([*lines, "return w, seen, n"]))
+        kept = [variable for two in self.kept.values() for variable in two]
+        lines.append(", ".join(("return w, seen, n", *kept)))
+        text = "".join(f"{line}\n" for line in within(lines))
         return HEAD.replace("@spmd.program", self.helpers + "@spmd.program") + text
 
     def take(self, name=""):
@@ -89,7 +100,27 @@ class Drawn:
             lines.append(f"{name}.send(a={b}.x[:, 0] * 2, b={b}.y + np.sum(w))")
         if r.random() < 0.6:
             lines.append(f"seen[n % 4] = seen[n % 4] * 0.5 + np.sum({b}.x)")
+        for _ in range(r.randrange(3)):
+            lines += self.keep(name, b)
+        if r.random() < 0.3 and not self.sends[name]:  # two batches at once
+            lines += [f"w = w * 0.5 + of({name}.next().x) + np.max({b}.x)", "n = n + 1"]
         return [*lines, "n = n + 1"]
+
+    def keep(self, name, b):
+        """A batch that outlives its turn, or a part of it that others read too."""
+        r, rows = self.random, self.feeds[name][0]
+        one, other = r.sample(self.kept[name], 2)
+        line = r.choice((
+            f"{one} = {b}.x", f"{one}, {other} = {b}.x, {one}", f"{one} = {one} + {b}.x",
+            f"{one} = {one}[::-1]", f"{one} = np.roll({b}.x, 1, axis=0)",
+            f"{one} = {b}.x.T.reshape({rows}, 3)", f"w = w * 0.5 + of({one})",
+            f"w = np.tanh(w) + of(({b}.x * 2).astype(np.float64) - {one})",
+            f"w = w * 0.5 + np.sum(np.roll({one}, 1, axis=0) * {b}.x, axis=0)",
+            f"w = w * 0.5 + of({b}.x[np.arange({rows}) * 5 % {rows}])"))
+        lines = [f"{r.choice([*self.feeds])}.more()"] if r.random() < 0.3 else []
+        if r.random() < 0.3:
+            return [*lines, f"if n % {r.randrange(1, 4)} == 0:", *within([line])]
+        return [*lines, line]
 
     def statement(self, deep):
         kinds = (self.take,) if not deep else (
@@ -185,7 +216,8 @@ def test_random_programs_with_feeds(seed, tmp_path):
     expected, said = outcome(lambda feed: module.program.eager(feed=feed), drawn)
     image = spmd.build(module.program)
     for mesh in drawn.random.sample(MESHES, 2):
-        found, told = outcome(lambda feed, mesh=mesh: image.run(mesh=mesh, feed=feed), drawn)
+        found, told = outcome(lambda feed, mesh=mesh: image.run(
+            mesh=mesh, feed={name: Overwritten(given) for name, given in feed.items()}), drawn)
         where = f"{file.read_text()}\nseed {seed}, mesh {mesh}, batches {drawn.counts}"
         assert (found is None) == (expected is None), where
         for one, other in zip(found or (), expected or (), strict=True):

@@ -414,7 +414,7 @@ class Filling:
         if not self.workers and not self.knows_end:
             return
         taken, depth = self.rings.taken(), self.rings.ahead
-        room = taken + depth if not self.acts else min(self.rings.sent + 1, taken + 1)
+        room = taken + depth if not self.acts else self.rings.sent + 1
         if not asking.segments and self.hears_of_no_end():
             asking.pass_until(min([room, *self.failed]))
             return
@@ -561,7 +561,7 @@ class Filling:
         rows = sum(e - b for b, e in self.asking.segments)
         taken = self.rings.taken()
         self.tell("rate", consumer=self.consumer, taken=taken * rows, busy_s=between,
-                  waited_s=waited, queued=(self.asking.next - taken) * rows)
+                  waited_s=waited, queued=max(self.asking.next - taken, 0) * rows)
 
     def say_why(self) -> None:
         """Why it waits, once for each reason, if it is not over in a moment."""

@@ -10,6 +10,7 @@ import sys
 
 from codegen.errors import InternalError, SpmdError
 from spmd.files.npy import SIZES, element_count
+from spmd.hiding import hidden
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,9 +38,9 @@ def exit_code(error: BaseException) -> int:
     if isinstance(error, KeyboardInterrupt):
         return 130
     code = getattr(error, "exit_code", None)
-    if isinstance(code, int):
+    if isinstance(code, int) and code != InternalError.exit_code:
         return code
-    if is_shortage(error):
+    if is_shortage(error) or hidden(error):
         return 69
     return 74 if isinstance(error, OSError) else 70
 
@@ -59,6 +60,7 @@ def print_error(error: BaseException) -> None:
 
 
 def error_text(error: BaseException) -> str:
+    error = hidden(error) or error
     if isinstance(error, InternalError):
         return f"spmd: {error}\n  this is a defect of spmd; SPMD_DEBUG=1 shows where"
     if isinstance(error, SpmdError):

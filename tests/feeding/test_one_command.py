@@ -105,6 +105,44 @@ def carts(seen):
 '''
 
 
+PLAY_IN_BLOCKS = """
+import numpy as np
+import spmd
+
+@spmd.program(mesh=("r",))
+def play(turns: int = 6):
+    feed = spmd.feed(at=spmd.spec((5, 2), np.float64, layout=("r", None)),
+                     done=spmd.spec((5,), np.bool_, layout=("r",)))
+
+    @spmd.shard_map(out_layouts=(None,))
+    def blocks():
+        mine, seen = spmd.index() + 1, np.zeros(turns)
+        for k in spmd.range(turns):
+            b = feed.next()
+            seen[k] = spmd.psum(mine * np.sum(b.at) + 100 * np.sum(b.done), "r")
+            feed.send(push=np.where(b.at[:, 0] > 5, -1, 1) * mine, far=b.at[:, 1] + 1)
+        return seen
+
+    return {"seen": blocks()}
+"""
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(("transport", "hosts"), [("auto", ""), ("mpi", "a,b,b")])
+def test_ranks_in_processes_take_their_own_blocks(built, mpirun, tmp_path, transport, hosts):
+    """A feed in a shard_map: what a process takes, and sends back, is its own rows."""
+    image, file, seen = built(PLAY_IN_BLOCKS), tmp_path / "carts.py", tmp_path / "seen.npy"
+    file.write_text(CARTS)
+    mpirun(3, "-m", "spmd", "run", image, "--feed", file, "--transport", transport, "-o",
+           f"seen={seen}", env={"SPMD_PRETEND_HOSTS": hosts}).expect(0)
+    names = {}
+    exec(PLAY_IN_BLOCKS, names)
+    for ranks in (1, 3):
+        feed = EagerFeed("feed", str(file))
+        other = names["play"].eager(ranks=ranks, feed=feed)["seen"]
+        assert np.array_equal(np.load(seen), other) == (ranks == 3)
+
+
 def test_environments_act_alike_in_an_eager_run(tmp_path):
     """With a pipeline, and with the file of one, as on the command line."""
     @spmd.program(mesh=("r",))

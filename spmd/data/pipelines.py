@@ -142,8 +142,8 @@ class Pipeline:
         """Can these positions be computed now? Not before the actions that lead to them."""
         return not self.acts or self.source.ready(first, count)  # type: ignore[attr-defined]
 
-    def send(self, first: int, actions: Mapping[str, np.ndarray]) -> None:
-        """Rows of actions, for what was given at the positions first, first + 1, …"""
+    def send(self, first: int, actions: Mapping[str, Any]) -> None:
+        """Rows of actions, also in trees, for what positions first, first + 1, … gave."""
         if not self.acts:
             raise UsageError(
                 f"pipeline {self.name} takes no actions", place=self.place,

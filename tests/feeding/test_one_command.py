@@ -120,7 +120,7 @@ def play(turns: int = 6):
         for k in spmd.range(turns):
             b = feed.next()
             seen[k] = spmd.psum(mine * np.sum(b.at) + 100 * np.sum(b.done), "r")
-            feed.send(push=np.where(b.at[:, 0] > 5, -1, 1) * mine, far=b.at[:, 1] + 1)
+            feed.send({"push": np.where(b.at[:, 0] > 5, -1, 1) * mine, "far": b.at[:, 1] + 1})
         return seen
 
     return {"seen": blocks()}

@@ -10,7 +10,7 @@ import os
 import sys
 from importlib.machinery import PathFinder
 
-from codegen.errors import EnvironmentFault, InternalError, SpmdError
+from codegen.errors import EnvironmentFault
 from codegen.places import is_user_file
 
 TYPE_CHECKING = False
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 def hidden(error: BaseException) -> EnvironmentFault | None:
     """What to say instead of an error that is nobody's: which file stands before a module."""
-    if isinstance(error, SpmdError) and not isinstance(error, InternalError):
-        return None
     for cause in reversed(list(_chain(error))):
         for file in _files_of(cause):
             if name := _hides(file):

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib import import_module
 
 from codegen.errors import InternalError, SpmdError
 from spmd.files.npy import SIZES, element_count
-from spmd.hiding import hidden
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,9 +40,17 @@ def exit_code(error: BaseException) -> int:
     code = getattr(error, "exit_code", None)
     if isinstance(code, int) and code != InternalError.exit_code:
         return code
-    if is_shortage(error) or hidden(error):
+    if is_shortage(error) or _hidden(error):
         return 69
     return 74 if isinstance(error, OSError) else 70
+
+
+def _hidden(error: BaseException) -> SpmdError | None:
+    """What to say of a module that a file of the user hides, instead of an error of nobody."""
+    if isinstance(error, SpmdError) and not isinstance(error, InternalError):
+        return None
+    told: SpmdError | None = import_module("spmd.hiding").hidden(error)
+    return told
 
 
 def is_shortage(error: BaseException) -> bool:
@@ -60,7 +68,7 @@ def print_error(error: BaseException) -> None:
 
 
 def error_text(error: BaseException) -> str:
-    error = hidden(error) or error
+    error = _hidden(error) or error
     if isinstance(error, InternalError):
         return f"spmd: {error}\n  this is a defect of spmd; SPMD_DEBUG=1 shows where"
     if isinstance(error, SpmdError):

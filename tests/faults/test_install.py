@@ -10,6 +10,7 @@ import pytest
 
 from codegen.errors import InputError
 from spmd.hiding import hidden
+from spmd.report import exit_code
 from tests.conftest import ROOT, run
 
 
@@ -68,7 +69,8 @@ def test_a_defect_beside_a_file_that_hides_a_module(tmp_path, monkeypatch):
     hider = import_module("colorsys")
     assert hidden(AttributeError("module 'colorsys' has no attribute 'y'")) is not None
     assert hidden(AttributeError("'int' object has no attribute 'y'")) is None
-    assert hidden(InputError("module 'colorsys' has no attribute 'y'")) is None
+    assert exit_code(AttributeError("module 'colorsys' has no attribute 'y'")) == 69
+    assert exit_code(InputError("module 'colorsys' has no attribute 'y'")) == 65
     assert hider.x == 1
 
 

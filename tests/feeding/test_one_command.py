@@ -216,6 +216,20 @@ def test_a_signal_leaves_nothing(image, tmp_path, number, ended_by):
     assert done.code == ended_by(number) and "spmd:" not in done.err, done.text
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_that_comes_again_while_a_run_ends_its_workers(image, tmp_path, number):
+    file = pipeline(tmp_path, "time.sleep(0.01)", 10000)
+    argv = [sys.executable, "-m", "spmd", "run", image, "--feed", file, "--ranks", 2]
+    with Launch(argv) as launch:
+        until(lambda: processes(launch, "workers.worker"), 20)
+        for _ in range(2):
+            launch.process.send_signal(number)
+            time.sleep(0.1)
+        until(lambda: not launch.alive())
+        done = launch.finish()
+    assert (done.code, done.text) == (128 + number, "")
+
+
 @pytest.mark.mpi
 def test_who_dies_is_started_again(image, tmp_path):
     """The scheduler at its address, with its keys and what it knew; the agent under its name."""

@@ -19,7 +19,7 @@ from spmd.feeding.clients.client import Client
 from spmd.feeding.host.restarting import ChildKeeper, KeptChild
 from spmd.feeding.starting.local_feeding import LocalScheduler
 from spmd.launch.eager_feeds import EagerFeed
-from tests.conftest import Launch
+from tests.conftest import Launch, run
 from tests.feeding.served_kit import command_of, until
 from tests.feeding.test_workers import ACTING
 
@@ -179,6 +179,50 @@ def test_what_hangs_has_the_name_of_its_example(image, tmp_path):
     file.write_text(file.read_text().replace("epochs=1", "epochs=1, shuffle=False, timeout=1"))
     with pytest.raises(spmd.InputError, match="failed at position 150, number 150\n"):
         spmd.load(image).run(feed=file)
+
+
+SLOWLY = """
+import sys
+from spmd import cli
+from spmd.data import reading_time
+import spmd.data.pipelines  # now: the limit is for what the file does
+reading_time.LOAD_S, reading_time.READ_TIMES = 1.0, 0  # for two minutes, and longer ones
+sys.exit(cli.main(sys.argv[1:]))
+"""
+SOURCE = """
+import time
+import spmd.data as data
+
+class Lost(data.ExampleSource):
+    def length(self):
+        return 200
+    def get(self, index):
+        return index
+    def digest(self):
+        {read}
+        return "a"
+
+{loaded}
+
+@data.pipeline(source=Lost(), epochs=1)
+def numbers(example):
+    return {{"y": example}}
+"""
+
+
+@pytest.mark.parametrize(("where", "how"), [("read", []), ("loaded", []), ("loaded", ["--eager"])])
+def test_what_hangs_while_the_run_itself_reads_it_is_ended(image, tmp_path, where, how):
+    """As by workers: with the line, after their time. A debugger has any time."""
+    file, program = tmp_path / "lost.py", tmp_path / "sums.py"
+    file.write_text(SOURCE.format(**{"read": "", "loaded": ""} | {where: "time.sleep(600)"}))
+    program.write_text(PROGRAM)
+    line = 1 + [x.strip() for x in file.read_text().splitlines()].index("time.sleep(600)")
+    command = ["run", program if how else image, "--feed", file, *how]
+    run([sys.executable, "-c", SLOWLY, *command], timeout=60).expect(
+        65, f"{file}:{line}: ", "is not read within 1 s", "time.sleep(600)")
+    traced = SLOWLY.replace("sys.exit(", "sys.settrace(lambda *_: None); sys.exit(")
+    file.write_text(file.read_text().replace("600", "2"))
+    run([sys.executable, "-c", traced, *command], timeout=60).expect(0, "count: int64 200")
 
 
 def processes(launch, module):

@@ -12,8 +12,8 @@ from codegen.errors import UsageError
 from codegen.places import user_place
 from spmd.data.pipeline_files import is_loading, load
 from spmd.data.pipelines import Pipeline
+from spmd.data.reading_time import read_in_time, source_limit
 from spmd.feeding.clients.opened_streams import opened
-from spmd.feeding.clients.slow_sources import said_if_slow
 from spmd.feeding.consumers.consumer import PipelineSupply
 from spmd.feeding.messages.keys import keys_of
 from spmd.feeding.starting.local_feeding import StartedSupply, started
@@ -61,7 +61,8 @@ def supply_for(given: Any, *, feed: Any, processes: Any, ranks: tuple[int, ...] 
 
     def checked() -> Pipeline:
         found = given if isinstance(given, Pipeline) else load(given)
-        with said_if_slow(found.name, found.file, processes.number == 0):
+        with read_in_time(f"the source of pipeline {found.name}", found.file,
+                          source_limit(found.settings.timeout)):
             found.check_batch(feed.batch)
         return found
 

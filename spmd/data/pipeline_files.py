@@ -46,6 +46,16 @@ def load(path: str | os.PathLike[str], name: str = "") -> Pipeline:
     return chosen(found, file, name)
 
 
+def load_beside(path: str, known: Iterable[Pipeline]) -> Pipeline:
+    """The same, for a run that has taken the pipelines `known`: it takes one text of a file, and of
+    its modules, whoever writes to them meanwhile."""
+    file, name = file_and_name(path)
+    for own in [one.own for one in known if one.own]:
+        if os.path.abspath(own.file) == os.path.abspath(file):
+            return chosen(load_text(own.text, file, own.folder, own.texts()), file, name)
+    return load(path)
+
+
 def file_and_name(path: str | os.PathLike[str]) -> tuple[str, str]:
     """FILE.py and NAME of FILE.py:NAME; the name is "" where none stands there."""
     file, _, said = os.fspath(path).partition(".py:")

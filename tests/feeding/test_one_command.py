@@ -18,7 +18,7 @@ from spmd.data.pipeline_files import load_text
 from spmd.feeding.clients.client import Client
 from spmd.feeding.host.restarting import ChildKeeper, KeptChild
 from spmd.feeding.starting.local_feeding import LocalScheduler
-from spmd.launch.eager_feeds import EagerFeed
+from spmd.launch.eager_feeds import EagerFeed, eager_feeds
 from tests.conftest import Launch, run
 from tests.feeding.served_kit import command_of, until
 from tests.feeding.test_workers import ACTING
@@ -162,6 +162,49 @@ def test_environments_act_alike_in_an_eager_run(tmp_path):
     (file := tmp_path / "carts_of_a_feed.py").write_text(CARTS)
     np.testing.assert_array_equal(play.eager(feed=EagerFeed("feed", str(file))), expected)
     np.testing.assert_array_equal(spmd.build(play).run(ranks=2, feed=str(file)), expected)
+
+
+CHANGES = """
+import os
+import spmd.data as data
+from helper import SIGN
+
+@data.pipeline(source=data.range(8), epochs=1, shuffle=False)
+def numbers(example):
+    return {"y": example * SIGN}
+
+if not os.environ.get("SPMD_TEST_READ"):  # as an editor, once somebody has read them
+    os.environ["SPMD_TEST_READ"] = "1"
+    for file, old, new in (("numbers.py", "* SIGN", "* SIGN * 1000"), ("helper.py", "1", "1000")):
+        path = os.path.join(os.path.dirname(__file__), file)
+        text = open(path).read()
+        with open(path, "w") as out:
+            out.write(text.replace(old, new))
+"""
+
+
+@pytest.mark.parametrize("how", ["image", "eager"])
+def test_two_feeds_of_a_run_have_one_text_of_a_file(tmp_path, monkeypatch, how):
+    """The file, and a module of it, are written to as soon as the first feed has read them."""
+    monkeypatch.setenv("SPMD_TEST_READ", "")
+
+    @spmd.program(mesh=("r",))
+    def both():
+        one, two = (spmd.feed(name, y=spmd.spec((8,), np.int64)) for name in "ab")
+        return one.next().y, two.next().y
+
+    file = tmp_path / "numbers.py"
+    file.write_text(CHANGES)
+    (tmp_path / "helper.py").write_text("SIGN = 1\n")
+    feeds = dict.fromkeys("ab", str(file))
+    if how == "image":
+        found = spmd.build(both).run(ranks=2, feed=feeds)
+    else:
+        with eager_feeds(feeds) as given:
+            found = both.eager(feed=given)
+    assert "* 1000" in file.read_text() and "1000" in (tmp_path / "helper.py").read_text()
+    for one in found:
+        np.testing.assert_array_equal(one, np.arange(8))
 
 
 def test_an_eager_run_that_stops_before_the_stream_ends_ends_in_silence(tmp_path):

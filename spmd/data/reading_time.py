@@ -13,10 +13,10 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from types import FrameType
 
 from codegen.errors import InputError, Place, shown
-from spmd.launch.launchers import launcher
 
 TELL_S = 5.0
 LOAD_S = 120.0  # a pipeline's file that is not loaded by then hangs
@@ -43,14 +43,15 @@ def read_in_time(what: str, file: str, limit: float | None) -> Iterator[None]:
     reader = threading.get_ident()
 
     def tell() -> None:
+        if import_module("spmd.launch.launchers").launcher()[0]:  # mostly nothing is slow
+            return
         where = _place(sys._current_frames().get(reader), file)
         text = f"spmd feed: {what} is still being read after {TELL_S:g} s, at {where}"
         print(shown(text), file=sys.stderr, flush=True)
 
     timer = threading.Timer(TELL_S, tell)
     timer.daemon = True
-    if launcher()[0] == 0:
-        timer.start()
+    timer.start()
     try:
         with _ended_after(limit, file):
             yield

@@ -177,11 +177,11 @@ typedef struct spmd_finish {
 
 int spmd_finish_begin(const spmd_finish *given);
 
-/* From now on SIGINT and SIGTERM, where they would kill this process, end it: 128 and the number is
- * its exit code. tell: first the number goes to this file, as a byte, and whoever reads it has a
- * few seconds; -1: nobody does. words: what goes to standard error at once; none so far. told: the
- * number; 0: not yet. */
-int spmd_leave_begin(void);
+/* From now on SIGINT and SIGTERM, where they are not ignored, end this process: 128 and the number
+ * is its exit code. waits: until `tell`, for a few seconds. tell: first the number goes to this
+ * file, as a byte, and whoever reads it has a few seconds; -1: nobody does. words: what goes to
+ * standard error at once; none so far. told: the number; 0: not yet. */
+int spmd_leave_begin(int waits);
 int spmd_leave_told(void);
 void spmd_leave_tell(int file);
 int spmd_leave_words(const char *words);

@@ -11,6 +11,7 @@
 
 #define WORDS_BYTES 8192
 #define LATEST_S 5
+#define NOT_YET -2 /* the place of a file that spmd_leave_tell will give */
 
 static struct {
     pid_t owner;
@@ -26,11 +27,16 @@ static void leave_at_once(int unused)
     _exit(128 + atomic_load(&leave.number));
 }
 
+static void leave_pass_on(int file)
+{
+    const unsigned char byte = (unsigned char)atomic_load(&leave.number);
+
+    if (file != NOT_YET && (file < 0 || write(file, &byte, 1) != 1))
+        leave_at_once(byte);
+}
+
 static void leave_hear(int number)
 {
-    const unsigned char byte = (unsigned char)number;
-    int file = atomic_load(&leave.file);
-
     if (getpid() != leave.owner) { /* a copy made by fork ends as any program does */
         signal(number, SIG_DFL);
         raise(number);
@@ -40,22 +46,22 @@ static void leave_hear(int number)
         return;
     atomic_store(&leave.number, number);
     spmd_say(leave.words[atomic_load(&leave.chosen)]);
-    if (file < 0 || write(file, &byte, 1) != 1)
-        leave_at_once(number);
-    signal(SIGALRM, leave_at_once); /* unless whoever reads that byte ends us before */
+    signal(SIGALRM, leave_at_once); /* unless whoever hears of it ends us before */
     alarm(LATEST_S);
+    leave_pass_on(atomic_load(&leave.file));
 }
 
-int spmd_leave_begin(void)
+int spmd_leave_begin(int waits)
 {
     struct sigaction before, action = {.sa_handler = leave_hear, .sa_flags = SA_RESTART};
     const int numbers[] = {SIGINT, SIGTERM};
 
     leave.owner = getpid();
+    atomic_store(&leave.file, waits ? NOT_YET : -1);
     for (int k = 0; k < 2; k++) {
         if (sigaction(numbers[k], NULL, &before))
             return SPMD_SYSTEM;
-        if (before.sa_handler == SIG_DFL && sigaction(numbers[k], &action, NULL))
+        if (before.sa_handler != SIG_IGN && sigaction(numbers[k], &action, NULL))
             return SPMD_SYSTEM;
     }
     return SPMD_OK;
@@ -69,6 +75,8 @@ int spmd_leave_told(void)
 void spmd_leave_tell(int file)
 {
     atomic_store(&leave.file, file);
+    if (atomic_load(&leave.number))
+        leave_pass_on(file);
 }
 
 int spmd_leave_words(const char *words)

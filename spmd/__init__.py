@@ -167,11 +167,15 @@ def foreign_codegen() -> str:
     return ""
 
 
+def launched() -> bool:
+    """Whether this is one of several processes of a launcher."""
+    marks = "PMI_SIZE OMPI_COMM_WORLD_SIZE MV2_COMM_WORLD_SIZE FLUX_JOB_SIZE SLURM_STEP_NUM_TASKS"
+    return any(os.environ.get(mark, "1") != "1" for mark in marks.split())
+
+
 def _begin() -> None:
     """One of several processes shows the others, from now on, what it is at."""
-    marks = "PMI_SIZE OMPI_COMM_WORLD_SIZE MV2_COMM_WORLD_SIZE FLUX_JOB_SIZE SLURM_STEP_NUM_TASKS"
-    several = any(os.environ.get(mark, "1") != "1" for mark in marks.split())
-    if several and sys.argv[:1] != ["-m"] and not foreign_codegen():  # `python -m spmd`: Patience
+    if launched() and sys.argv[:1] != ["-m"] and not foreign_codegen():  # that has Patience
         import_module("spmd.launch.presence").begin()
         if "PMIX_NAMESPACE" in os.environ:
             import_module("atexit").register(_leave_together)

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import sys
 from errno import ENOSPC
 from importlib import import_module
 
 from codegen.check_names import CHECKS, USUAL, checks_of
 from codegen.errors import UsageError
-from spmd import __version__, report, texts
+from spmd import __version__, interrupts, report, texts
 from spmd.launch.launchers import launcher
 from spmd.launch.options import OPTIONS, TIME_LIMIT, flag
 from spmd.launch.processes import Elsewhere, Processes
@@ -27,12 +26,6 @@ if TYPE_CHECKING:
 
 
 COMMAND = "spmd"
-
-
-class Terminated(BaseException):
-    """SIGTERM: leave as promptly as for an interrupt."""
-
-    exit_code = 143
 
 
 def _formatter(prog: str) -> argparse.HelpFormatter:
@@ -346,8 +339,6 @@ def _feeds(named: dict[str, str], alone: list[str]) -> Any:
 
 def main(arguments: list[str]) -> int:
     """Does what the arguments say; returns the exit code."""
-    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
     for name in ("stdout", "stderr"):  # a shell may have closed them
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, "w"))
@@ -365,8 +356,8 @@ def main(arguments: list[str]) -> int:
             if options is None:
                 return 0
         else:
+            interrupts.hear()
             options = parsed(arguments)
-            signal.signal(signal.SIGTERM, _terminate)
         eager = getattr(options, "eager", False)
         code = int(_loaded(EAGER if eager else COMMANDS[options.command][2])(options, processes))
         sys.stdout.flush()
@@ -375,7 +366,7 @@ def main(arguments: list[str]) -> int:
     except Elsewhere as error:
         processes.finish()
         return error.exit_code
-    except (KeyboardInterrupt, Terminated) as error:
+    except (KeyboardInterrupt, interrupts.Terminated) as error:
         _leave_now(processes, report.exit_code(error))
     except BrokenPipeError:
         # Whoever read our output has gone: nothing to say, and nothing left to flush.
@@ -426,13 +417,8 @@ def _is_one_of_several(arguments: list[str]) -> bool:
     return together and launcher()[1] > 1
 
 
-def _terminate(*_: object) -> NoReturn:
-    raise Terminated
-
-
 def _leave_now(processes: Processes, code: int) -> NoReturn:
     """Ends without waiting for threads or other processes; memory without a name goes with us."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         sys.stdout.flush()
     except OSError:

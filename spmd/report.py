@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib import import_module
 
 from codegen.errors import InternalError, SpmdError
 from spmd.files.npy import SIZES, element_count
@@ -37,11 +38,19 @@ def exit_code(error: BaseException) -> int:
     if isinstance(error, KeyboardInterrupt):
         return 130
     code = getattr(error, "exit_code", None)
-    if isinstance(code, int):
+    if isinstance(code, int) and code != InternalError.exit_code:
         return code
-    if is_shortage(error):
+    if is_shortage(error) or _hidden(error):
         return 69
     return 74 if isinstance(error, OSError) else 70
+
+
+def _hidden(error: BaseException) -> SpmdError | None:
+    """What to say of a module that a file of the user hides, instead of an error of nobody."""
+    if isinstance(error, SpmdError) and not isinstance(error, InternalError):
+        return None
+    told: SpmdError | None = import_module("spmd.hiding").hidden(error)
+    return told
 
 
 def is_shortage(error: BaseException) -> bool:
@@ -59,6 +68,7 @@ def print_error(error: BaseException) -> None:
 
 
 def error_text(error: BaseException) -> str:
+    error = _hidden(error) or error
     if isinstance(error, InternalError):
         return f"spmd: {error}\n  this is a defect of spmd; SPMD_DEBUG=1 shows where"
     if isinstance(error, SpmdError):

@@ -42,6 +42,7 @@ from spmd.cache import Cache
 from spmd.files.inputs import open_inputs
 from spmd.files.outputs import check_apart, open_outputs, program_file
 from spmd.files.whole import refuse_replacing, write_whole
+from spmd.hiding import hidden
 from spmd.launch.eager_feeds import eager_feeds
 from spmd.launch.loader import Checked
 from spmd.launch.processes import Processes
@@ -154,6 +155,8 @@ def guarded(step: Any) -> Any:
 
 def _meant(error: Exception) -> str:
     """What to do about a name that does not exist: one that is like it, or a package to install."""
+    if hider := hidden(error):
+        return hider.remedy
     name, known = getattr(error, "name", None), []
     if isinstance(error, ModuleNotFoundError) and name:
         package = _PACKAGES.get(name.partition(".")[0])

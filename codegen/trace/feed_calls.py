@@ -75,7 +75,8 @@ class Stream:
 
     def send(self, *values: Any, **named: Any) -> None:
         """Hands arrays with a row for each place of the batch that was taken last back to whoever
-        made it: `feed.send(action)`, `feed.send(action=a, value=v)`. ShapeError for other shapes.
+        made it: `feed.send(action)`, `feed.send(action=a, value=v)`. Each may be a tree of dicts,
+        lists and tuples: `feed.send({"push": p, "turn": t})`. ShapeError for other shapes.
 
         Inside a shard_map, a rank hands over the rows of its own block."""
         context = self._context("send")

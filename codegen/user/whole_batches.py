@@ -113,12 +113,56 @@ def declared_inside() -> ProgramError:
 
 
 def sent_fields(feed: str, values: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
-    """What feed.send is given, by name. Raises UsageError."""
+    """What feed.send is given, by name, that of trees by their paths. Raises UsageError."""
     if len(values) > 1 or (values and named) or not (values or named):
-        raise UsageError(f'feed "{feed}": send takes one array, or several by name',
+        raise UsageError(f'feed "{feed}": send takes one array or tree, or several by name',
                          place=user_place(), expected="feed.send(action), feed.send(a=x, b=y)",
                          found=f"{len(values)} without a name, {len(named)} with one")
-    return {"values": values[0]} if values else dict(named)
+    given = {"values": values[0]} if values else named
+    return dict(leaf for name, tree in given.items() for leaf in _sent_leaves(feed, name, tree))
+
+
+def _sent_leaves(feed: str, name: str, tree: Any) -> Iterator[tuple[str, Any]]:
+    """The arrays of a tree. Keys of dicts are names, as told() tells these from lists."""
+    inside = None if _is_of_numbers(tree) else named.held(tree)
+    if inside is None:
+        yield name, tree
+        return
+    if not inside:
+        raise UsageError(f'feed "{feed}": send is given nothing', place=user_place(),
+                         expected=f"arrays in {name}", found=f"{type(tree).__name__} of nothing")
+    for key, item in inside:
+        if isinstance(tree, dict) and not (isinstance(key, str) and key.isidentifier()):
+            raise UsageError(f'feed "{feed}": {key!r} cannot be the name of what is sent',
+                             place=user_place(), expected="dicts whose keys are identifiers",
+                             found=f"{key!r} in {name}")
+        yield from _sent_leaves(feed, named.below(name, key), item)
+
+
+def _is_of_numbers(value: Any) -> bool:
+    """A list or tuple of Python numbers, or of such lists, is an array."""
+    return type(value) in (list, tuple) and len(value) > 0 and all(
+        isinstance(x, (int, float, complex, np.generic)) or _is_of_numbers(x) for x in value)
+
+
+def told(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What was sent as those who make batches read it: dicts with the trees that were sent, in
+    which tuples stand for lists and tuples, and dicts for all else."""
+    found: dict[str, Any] = {}
+    for path, value in values.items():
+        *steps, last = path.split(".")
+        inside = found
+        for step in steps:
+            inside = inside.setdefault(step, {})
+        inside[last] = value
+    return {name: _with_tuples(tree) for name, tree in found.items()}
+
+
+def _with_tuples(tree: Any) -> Any:
+    if not isinstance(tree, dict):
+        return tree
+    items = {key: _with_tuples(item) for key, item in tree.items()}
+    return tuple(items[str(k)] for k in range(len(items))) if "0" in items else items
 
 
 def check_sent(feed: str, field: str, shape: Sequence[Any], batch: Any) -> None:
@@ -177,7 +221,7 @@ class Batches:
         self.answered = 0  # batches behind which values were sent
         self._tells: Callable[..., Any] | None = (
             None if isinstance(source, Generator) else getattr(source, "send", None))
-        self._reply: dict[str, Array] | None = None  # that a generator has not been told yet
+        self._reply: dict[str, Any] | None = None  # that a generator has not been told yet
 
     def more(self, number: int) -> bool:
         """Whether there is a batch of this number."""
@@ -206,6 +250,7 @@ class Batches:
         if taken == self.answered:
             raise unanswerable(self.feed)
         self.answered = taken
+        values = told(values)
         if callable(self._tells):
             batch = next(iter(self.fields.values()))[0][0]
             self._tells((taken - 1) * batch, values)

@@ -22,11 +22,12 @@ import numpy as np
 from codegen.casts import is_masked, may_cast, range_text
 from codegen.errors import EnvironmentFault, InputError, Place, SpmdError
 from codegen.short_batches import MASK
-from codegen.user.named import by_path
+from codegen.user.named import by_path, held, is_in, of_tree
 from spmd.data.source_tools import ChangedFile
 
 Specs = dict[str, tuple[tuple[int, ...], np.dtype]]
 
+MOST_HELD = 16  # arrays of a list that may be a tree, in the first example
 COLOURS = (1, 3, 4)  # as a last dim: of a picture
 
 _OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -216,6 +217,54 @@ class StackedRows:
         if False in self._there:
             for a in self.arrays.values():
                 a[~self.there] = np.zeros((), a.dtype)
+
+
+class FirstExample(StackedRows):
+    """One example, before a program has said what is a tree: what a list or tuple holds is there by
+    its path, and so is itself where it is an array."""
+
+    def __init__(self) -> None:
+        super().__init__(1, None, None, "the first example")
+        self._size: int | None = None
+
+    def put_many(self, rows: slice, results: Mapping[str, Any], skip: int, size: int) -> None:
+        self._size = size
+        super().put_many(rows, results, skip, size)
+
+    def _named(self, result: Any) -> Mapping[str, Any]:
+        found = super()._named(result)
+        return found if self.specs else dict(
+            form for name, value in found.items() for form in self._forms(name, value))
+
+    def _forms(self, name: str, value: Any) -> Iterator[tuple[str, Any]]:
+        inside = held(value) or []
+        below = [form for key, item in inside[:MOST_HELD + 1]
+                 for form in self._forms(f"{name}.{key}", item)]
+        if len(below) > MOST_HELD or not all(self._has_rows(np.shape(v)) for _, v in below):
+            below = []
+        try:
+            whole = plain(name, value)
+        except ValueError:  # arrays of several shapes
+            whole = None
+        if not below or (whole is not None and not whole.dtype.hasobject
+                         and self._has_rows(whole.shape)):
+            yield name, value
+        yield from below
+
+    def _has_rows(self, shape: tuple[int, ...]) -> bool:
+        return self._size is None or shape[:1] == (self._size,)
+
+
+def comparable(given: Mapping[str, Any], declared: Mapping[str, Any]
+               ) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Of what FirstExample found, those forms of lists that a program with such fields means; and
+    the fields, without those of lists of which it found only the array."""
+    forms = [name for name in given if name in declared or not of_tree(name, declared)]
+    arrays = [name for name in given if name not in forms and not of_tree(name, given)]
+    return ({name: given[name] for name in forms
+             if name in declared or not any(is_in(name, other) for other in forms)},
+            {name: what for name, what in declared.items()
+             if not any(is_in(name, array) for array in arrays)})
 
 
 def _in_dicts(result: Mapping[Any, Any], path: str = "") -> Iterator[tuple[Any, Any]]:

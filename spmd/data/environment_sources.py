@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from codegen.errors import EnvironmentFault, UsageError
+from codegen.user.named import named, renamed
 from spmd.data.permutations import keyed
 from spmd.data.source_base import ExampleSource
 from spmd.data.source_tools import Digest, caller
@@ -77,16 +78,16 @@ class _Environments(ExampleSource):
         come = self._actions.get(place, (-1, None))[0]
         return shown is not None and shown.turn + 1 == turn and come != turn
 
-    def send(self, first: int, actions: Mapping[str, np.ndarray]) -> None:
-        """An action for each of the environments shown at the positions first, first + 1, …"""
-        rows = {len(a) for a in actions.values()}
+    def send(self, first: int, actions: Mapping[str, Any]) -> None:
+        """Rows of actions, also in trees, for the environments shown at first, first + 1, …"""
+        rows = {len(a) for _, a in named(dict(actions))}
         if len(rows) != 1:
             raise UsageError(
                 "actions for environments have unequal numbers of rows", place=self.place,
                 expected="a row for each environment", found=str(sorted(rows)))
         for k in range(rows.pop()):
             turn, place = divmod(first + k, self.count)
-            one = {name: a[k] for name, a in actions.items()}
+            one = {name: _row(tree, k) for name, tree in actions.items()}
             self._actions[place] = (turn + 1, one if len(one) > 1 else next(iter(one.values())))
 
     def at(self, position: int, seed: int) -> Observed:
@@ -147,6 +148,10 @@ class _Environments(ExampleSource):
         self._made.clear()
         self._shown.clear()
         self._actions.clear()
+
+
+def _row(tree: Any, k: int) -> Any:
+    return renamed(lambda _, array: array[k], tree)
 
 
 def _nothing() -> None:

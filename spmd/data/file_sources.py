@@ -16,6 +16,8 @@ from spmd.data.source_base import ExampleSource
 from spmd.data.source_tools import Digest, absolute, caller, once_made, short, unreadable
 
 FOLDER = "folder"
+MOST_READ = 256  # files, from the first to the last, of which a digest knows
+END_BYTES = 4096  # at their begin and at their end
 
 
 class FileExample:
@@ -74,21 +76,44 @@ class _Files(ExampleSource):
         return short(self._paths()[index])
 
     def digest(self) -> str:
-        """Names below their common folder, and sizes: what is in the files is not read."""
+        """Names below their common folder, sizes, and both ends of some files: copies on other
+        machines have other times, and to read all takes long."""
         paths = self._paths()
-        common = os.path.commonpath([os.path.dirname(p) for p in paths]) if paths else ""
-        found = Digest("files")
+        common = os.path.commonpath({os.path.dirname(p) for p in paths}) if paths else ""
+        found, sizes = Digest("files"), []
         for path in paths:
             try:
-                found.add(os.path.relpath(path, common), os.stat(path).st_size)
+                sizes.append(os.stat(path).st_size)
             except OSError as error:
                 raise unreadable(self.wrong, path, error) from None
+            found.add(_below(common, path), sizes[-1])
+        read = min(len(paths), MOST_READ)
+        for k in (i * (len(paths) - 1) // max(read - 1, 1) for i in range(read)):
+            found.add(_ends(paths[k], sizes[k]))
         return found.text()
 
     def empty(self) -> Any:
         return self.wrong(
             f"no file is called {self._said}", "one file or more", "none",
             "a relative path begins at the folder of the pipeline's file")
+
+
+def _below(common: str, path: str) -> str:
+    """As os.path.relpath, in a tenth of the time where there is nothing to do."""
+    begin = os.path.join(common, "")
+    plain = path.startswith(begin) and "//" not in path and "/." not in path
+    return path[len(begin):] if plain else os.path.relpath(path, common)
+
+
+def _ends(path: str, size: int) -> bytes:
+    """The first and the last bytes of a file; none of one that this process may not read, which
+    is a bad example."""
+    try:
+        with open(path, "rb", buffering=0) as file:
+            return b"".join(os.pread(file.fileno(), END_BYTES, at)
+                            for at in (0, max(0, size - END_BYTES)))
+    except OSError:
+        return b""
 
 
 def _folder_of(path: str) -> str:

@@ -14,6 +14,7 @@ from difflib import get_close_matches
 from types import ModuleType
 
 from codegen.errors import InputError, OutputError, Place, SpmdError, UsageError
+from spmd.data import reading_time
 from spmd.data.computing import failure
 from spmd.data.own_modules import LOADED_AS, OwnModules
 from spmd.data.pipelines import Pipeline
@@ -40,7 +41,19 @@ def load(path: str | os.PathLike[str], name: str = "") -> Pipeline:
             f"{file} cannot be read", expected="a Python file with a pipeline",
             found=(getattr(error, "strerror", None) or str(error)).lower(),
             remedy="" if file.endswith(".py") else _address(file)) from None
-    return chosen(load_text(text, file), file, name)
+    with reading_time.read_in_time(file, file, reading_time.LOAD_S):
+        found = load_text(text, file)
+    return chosen(found, file, name)
+
+
+def load_beside(path: str, known: Iterable[Pipeline]) -> Pipeline:
+    """The same, for a run that has taken the pipelines `known`: it takes one text of a file, and of
+    its modules, whoever writes to them meanwhile."""
+    file, name = file_and_name(path)
+    for own in [one.own for one in known if one.own]:
+        if os.path.abspath(own.file) == os.path.abspath(file):
+            return chosen(load_text(own.text, file, own.folder, own.texts()), file, name)
+    return load(path)
 
 
 def file_and_name(path: str | os.PathLike[str]) -> tuple[str, str]:

@@ -20,11 +20,12 @@ from typing import Any
 
 import numpy as np
 
-from codegen.errors import Place, UsageError
+from codegen.errors import InputError, Place, UsageError
 from codegen.short_batches import MASK, check_holes, not_given
 from spmd.data.came_back import in_one_process
 from spmd.data.computing import (
     Failure,
+    FirstExample,
     Misfit,
     Specs,
     Stacked,
@@ -115,6 +116,18 @@ class Pipeline:
         assert self._specs is not None
         return self._specs
 
+    def first(self) -> dict[str, np.ndarray]:
+        """The fields of the first example, which is computed; as FirstExample has them."""
+        table = FirstExample()
+        with self.own.active() if self.own else nullcontext():
+            failures = list((self._by_batches if self.size else self._one_by_one)(
+                0, table, _nobody))
+        for failed in failures:  # of one that would be skipped, too
+            raise failed.error(self.name)
+        if not table.there[0]:
+            raise InputError(f"pipeline {self.name} has no example", place=self.place)
+        return {name: array[0] for name, array in table.arrays.items()}
+
     def example_name(self, position: int) -> str:
         """What a message calls the example at a position: a file, a row, a line."""
         draw = self._drawn()
@@ -142,8 +155,8 @@ class Pipeline:
         """Can these positions be computed now? Not before the actions that lead to them."""
         return not self.acts or self.source.ready(first, count)  # type: ignore[attr-defined]
 
-    def send(self, first: int, actions: Mapping[str, np.ndarray]) -> None:
-        """Rows of actions, for what was given at the positions first, first + 1, …"""
+    def send(self, first: int, actions: Mapping[str, Any]) -> None:
+        """Rows of actions, also in trees, for what positions first, first + 1, … gave."""
         if not self.acts:
             raise UsageError(
                 f"pipeline {self.name} takes no actions", place=self.place,

@@ -16,7 +16,7 @@ import numpy as np
 
 from codegen.errors import UsageError
 from codegen.places import user_place
-from spmd.data.pipeline_files import load
+from spmd.data.pipeline_files import load_beside
 from spmd.data.pipelines import Pipeline
 from spmd.engine.feed_rings import FedFeed, FeedField
 from spmd.launch.feeds import LEAST, served
@@ -106,9 +106,12 @@ class EagerFeed:
 
     masks = True  # its batches have the field mask, where one is declared
 
-    def __init__(self, name: str, given: str, beside: list[Supply] | None = None) -> None:
-        """beside: supplies of the other feeds of the run; its own comes to them."""
+    def __init__(self, name: str, given: str, beside: list[Supply] | None = None,
+                 mates: list[Pipeline] | None = None) -> None:
+        """beside, mates: supplies of the other feeds of the run, and pipelines of files; its own
+        come to them."""
         self.name, self.given = name, given
+        self.mates: list[Pipeline] = [] if mates is None else mates
         self.beside: list[Supply] = [] if beside is None else beside
         self._acting: Pipeline | None = None  # of environments, which are here then
         self._open: Generator[dict[str, np.ndarray]] | None = None
@@ -116,11 +119,15 @@ class EagerFeed:
     def batches(self, batch: int, fields: Mapping[str, tuple[Any, Any]]
                 ) -> Iterator[dict[str, np.ndarray]]:
         """Whole batches. fields: shape of one example, and dtype."""
-        if "@" not in self.given and (pipeline := load(self.given)).acts:
-            pipeline.check_batch(batch)
-            self._acting = pipeline
-            return pipeline.batches(batch, fields)
-        self._open = self._served(batch, fields)
+        given: str | Pipeline = self.given
+        if "@" not in self.given:
+            given = load_beside(self.given, self.mates)
+            self.mates.append(given)
+            if given.acts:
+                given.check_batch(batch)
+                self._acting = given
+                return given.batches(batch, fields)
+        self._open = self._served(given, batch, fields)
         return self._open
 
     def close(self) -> None:
@@ -137,12 +144,12 @@ class EagerFeed:
                 found=self.given, remedy="build it, and run the image with this feed")
         self._acting.send(first, values)
 
-    def _served(self, batch: int, fields: Mapping[str, tuple[Any, Any]]
+    def _served(self, given: str | Pipeline, batch: int, fields: Mapping[str, tuple[Any, Any]]
                 ) -> Generator[dict[str, np.ndarray]]:
         feed = FedFeed(0, self.name, [FeedField(name, str(dtype), (batch, *shape))
                                       for name, (shape, dtype) in fields.items()], ())
         ring = WholeRing(feed)
-        supply = served(self.given, feed, Processes(), (0,), beside=self.beside)
+        supply = served(given, feed, Processes(), (0,), beside=self.beside)
         self.beside.append(supply)
         supply.begin(feed, [ring], 0)  # type: ignore[list-item]
         try:
@@ -158,7 +165,8 @@ def eager_feeds(given: Any) -> Iterator[Any]:
     """What `run --eager --feed` gives, for program.eager(feed=…): closed behind the run."""
     one = isinstance(given, str)
     beside: list[Supply] = []
-    feeds = {name: EagerFeed(name, text, beside)
+    mates: list[Pipeline] = []
+    feeds = {name: EagerFeed(name, text, beside, mates)
              for name, text in ({"feed": given} if one else given).items()}
     try:
         yield feeds["feed"] if one else feeds

@@ -59,7 +59,7 @@ class IterableSupply:
         self.next = 0  # of the stream
         self.held: dict[int, dict[str, np.ndarray]] = {}  # whole batches that may not be taken yet
         self.ended: int | None = None
-        self.reply: dict[str, np.ndarray] | None = None  # that a generator has not been told yet
+        self.reply: dict[str, Any] | None = None  # that a generator has not been told yet
         self.thread: threading.Thread | None = None
         self.stops = False
         self.wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -171,10 +171,11 @@ class IterableSupply:
             over = self.stops  # what came before is not lost: the next run goes on with it
             parts = [(ring.rows, ring.sent(k)) for ring in rings]
             if all(part is not None for _, part in parts):
-                self.reply = {f.name: np.empty(f.shape, f.dtype) for f in feed.sends}
-                for name, whole in self.reply.items():
+                reply = {f.name: np.empty(f.shape, f.dtype) for f in feed.sends}
+                for name, whole in reply.items():
                     for (begin, end), part in parts:
                         whole[begin:end] = part[name]  # type: ignore[index]
+                self.reply = whole_batches.told(reply)
                 return
             if over or any(ring.owes(k + 1) for ring in rings):
                 return

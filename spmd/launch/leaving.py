@@ -1,12 +1,14 @@
-"""What SIGINT and SIGTERM do to a process of a launcher: an exit code of 128 and their number.
+"""What SIGINT and SIGTERM do to a process: an exit code of 128 and their number, without a word.
 
 In: the processes of a job; words for whoever interrupts it. Out: the end of all of them.
-Always holds: whatever a process is in, compute phases and MPI_Init too, it ends within seconds.
+Always holds: whatever a process is in, imports, compute phases and MPI_Init too, it ends within
+seconds; those of a launcher end together, once they have met in MPI_Init.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 import time
 from _thread import start_new_thread
 
@@ -21,13 +23,20 @@ GRACE_S = 0.3  # so much later the signal of another may come here, of one and t
 LATER_S = 1.0  # than process 0, which has something to say: the others end the job, if it does not
 
 
-def begin() -> None:
-    """From now on a signal ends this process: where it would kill it, not where it is ignored."""
-    lib.spmd_leave_begin()
+def begin(waits: bool = False) -> None:
+    """From now on a signal that is not ignored ends this process. waits: until
+    `end_all_from_now_on`, as an end of one of several would be the launcher's business."""
+    numbers = {n for n in (signal.SIGINT, signal.SIGTERM)
+               if signal.getsignal(n) is not signal.SIG_IGN}
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    for number in numbers:
+        signal.signal(number, signal.SIG_DFL)  # Python has no part in it
+    lib.spmd_leave_begin(waits)
+    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
 def end_all_from_now_on(processes: Processes) -> None:
-    """MPI has started: a signal for one process ends the job.
+    """MPI has started: a signal for one process, an earlier one too, ends the job.
 
     Of MPICH. Its launcher kills the others when one has ended, and says that they were killed;
     the code of a job that a process has aborted is that of the process. Open MPI's launcher
@@ -38,6 +47,8 @@ def end_all_from_now_on(processes: Processes) -> None:
         start_new_thread(_end_all, (processes, heard))
         lib.spmd_leave_tell(told)
         processes.at_the_end, processes.told = at_the_end, told_to_end
+    else:
+        at_the_end()
 
 
 def told_to_end() -> int:
@@ -50,7 +61,7 @@ def told_to_end() -> int:
 
 
 def at_the_end() -> None:
-    """No job can be aborted any more: a signal ends this process."""
+    """There is no job to abort: a signal, an earlier one too, ends this process."""
     lib.spmd_leave_tell(-1)
 
 

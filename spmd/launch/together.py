@@ -8,7 +8,6 @@ a process whose arguments are wrong comes too, to say so.
 from __future__ import annotations
 
 import os
-import signal
 
 from spmd.launch import leaving
 from spmd.launch.hosts import place
@@ -26,10 +25,7 @@ def come(limit: float) -> tuple[Processes, StartWatch | None]:
 
     limit: seconds, of --time-limit; how long they may take to come goes by it. 0: for ever.
     """
-    for number in (signal.SIGINT, signal.SIGTERM):
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, signal.SIG_DFL)
-    leaving.begin()
+    leaving.begin(waits=True)
     rank, count, _ = launcher()
     start = StartWatch(rank, count, limit) if limit else None
     processes = Processes(world())

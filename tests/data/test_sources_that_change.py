@@ -6,6 +6,7 @@ from __future__ import annotations
 import io
 import os
 import random
+import shutil
 import tarfile
 import zipfile
 
@@ -157,6 +158,41 @@ def test_an_iterator_in_another_order_is_another_stream():
 
     assert shuffled().order() != shuffled().order()
     assert shuffled(1).order() == shuffled(1).order()
+
+
+def test_files_of_other_contents_are_another_stream_copies_are_not(tmp_path):
+    """On every machine: by what is in them, not by their times. Whatever their sizes say."""
+    def order(folder):
+        return made(data.files(folder / "*/*"), epochs=1).order()
+
+    here, there = tmp_path / "here", tmp_path / "over/there"
+    for k in range(300):
+        (folder := here / f"{k % 3}").mkdir(parents=True, exist_ok=True)
+        (folder / f"{k}.bin").write_bytes(bytes([k % 256]) * 10000)
+    first = order(here)
+    shutil.copytree(here, there, copy_function=shutil.copyfile)
+    os.utime(there / "0/0.bin", (1, 1))
+    assert order(there) == first == order(here / ".." / "here")
+    for at in (0, 9999):
+        with open(there / "2/299.bin", "r+b") as file:
+            file.seek(at)
+            file.write(b"x")
+        assert order(there) != first
+        shutil.copyfile(here / "2/299.bin", there / "2/299.bin")
+        assert order(there) == first
+
+
+def test_a_file_that_may_not_be_read_is_a_bad_example_only(tmp_path):
+    for k in range(3):
+        (tmp_path / f"{k}.bin").write_bytes(b"abc")
+    os.remove(tmp_path / "1.bin")
+    os.symlink("/proc/self/mem", tmp_path / "1.bin")  # nobody reads its begin, root neither
+    pipeline = made(data.files(tmp_path / "*.bin"), lambda e: {"x": len(e.bytes)}, epochs=1,
+                    on_error="skip", shuffle=False)
+    assert pipeline.order()
+    found = pipeline.compute(0, 3)
+    assert [f.position for f in found.failures] == [1]
+    assert found.there.tolist() == [True, False, True]
 
 
 @pytest.mark.parametrize("end", ["return {'x': 1}", "raise ValueError", "raise SystemExit"])

@@ -1,12 +1,16 @@
-"""Another package in the way, or a source folder without an engine: said, with what to do."""
+"""Another package or a user's file in the way, or no engine: said, with what to do."""
 
 from __future__ import annotations
 
 import shutil
 import sys
+from importlib import import_module
 
 import pytest
 
+from codegen.errors import InputError
+from spmd.hiding import hidden
+from spmd.report import exit_code
 from tests.conftest import ROOT, run
 
 
@@ -26,6 +30,48 @@ def test_import(other_codegen):
     code = "import spmd\ntry:\n    spmd.program\nexcept ImportError as e:\n    print('told', e)"
     done = run([sys.executable, "-c", code], cwd=other_codegen).expect(0, "told")
     assert str(other_codegen / "codegen.py") in done.out
+
+
+DEVIATES = "import numpy as np\n\nprint(np.zeros(1))\n"
+PROGRAM = """
+import numpy as np
+import spmd
+
+@spmd.program(mesh=("r",))
+def total():
+    return np.sum(spmd.input("x", (4,), np.float64, layout=("r",), default=lambda i: i))
+"""
+
+
+@pytest.mark.parametrize(("file", "text"), [
+    ("random.py", "x = 1\n"), ("random.py", DEVIATES), ("random.py", "x = (\n"),
+    ("select.py", "x = 1\n"), ("numpy/__init__.py", ""), ("numpy.py", DEVIATES),
+    ("json.py", ""), ("enum.py", ""),  # Python reads it before any file of ours
+])
+def test_a_file_hides_a_module(tmp_path, file, text):
+    """`python -m` looks in the current folder first. -P leaves it out."""
+    mine = tmp_path / file
+    mine.parent.mkdir(exist_ok=True)
+    mine.write_text(text)
+    (tmp_path / "total.py").write_text(PROGRAM)
+    command = [sys.executable, "-m", "spmd", "run", "total.py"]
+    what = mine.parent if mine.name == "__init__.py" else mine
+    run(command, cwd=tmp_path).expect(69, f"{what} hides the module {what.stem}", f"rename {what}")
+    command[1:1] = ["-P"]
+    run(command, cwd=tmp_path).expect(0, "6.0")
+
+
+def test_a_defect_beside_a_file_that_hides_a_module(tmp_path, monkeypatch):
+    """What has nothing to do with such a file stays what it is."""
+    (tmp_path / "colorsys.py").write_text("x = 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "colorsys", raising=False)
+    hider = import_module("colorsys")
+    assert hidden(AttributeError("module 'colorsys' has no attribute 'y'")) is not None
+    assert hidden(AttributeError("'int' object has no attribute 'y'")) is None
+    assert exit_code(AttributeError("module 'colorsys' has no attribute 'y'")) == 69
+    assert exit_code(InputError("module 'colorsys' has no attribute 'y'")) == 65
+    assert hider.x == 1
 
 
 @pytest.fixture

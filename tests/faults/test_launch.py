@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -195,6 +196,83 @@ def test_signals_while_mpi_waits_for_a_process(built, number):
         assert launch.finish(20).code != 0
 
 
+SIGNALLED = """
+import os, signal, sys
+here = os.path.dirname(__file__)
+os.kill(os.getpid(), signal.{name})
+sys.path = [p for p in sys.path if os.path.abspath(p) != here]
+del sys.modules["argparse"]
+import argparse
+"""
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_while_modules_are_imported(built, tmp_path, number, ranks):
+    """In the midst of the imports of the command line: a file beside stands before argparse."""
+    (tmp_path / "argparse.py").write_text(SIGNALLED.format(name=number.name))
+    argv = [sys.executable, "-m", "spmd", "run", built(ENDLESS)]
+    done = run(["mpirun", "-n", ranks, *argv] if ranks > 1 else argv, cwd=tmp_path, timeout=60)
+    assert done.code == 128 + number, done.text
+    assert "Traceback" not in done.text and "spmd:" not in done.err, done.err
+
+
+COMES_LATER = """
+import os, signal, sys, time
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, signal.SIG_IGN)
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.01)
+os.execv(sys.executable, [sys.executable, "-m", "spmd", *sys.argv[2:]])
+"""
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_in_mpi_init(built, tmp_path, ended_by, number):
+    """Those who are told there end the job once all have come, one that hears no signal too."""
+    if ended_by(number) == 1:
+        pytest.skip("Open MPI's launcher kills those who hear no signal")
+    late, come = tmp_path / "late.py", tmp_path / "come"
+    late.write_text(COMES_LATER)
+    asked = ["run", built(ENDLESS)]
+    with Launch(["mpirun", "-n", "2", sys.executable, "-m", "spmd", *asked, ":", "-n", "1",
+                 sys.executable, late, come, *asked]) as launch:
+        pids = launch.ranks(3)
+        deadline = time.monotonic() + 30
+        while not all("libmpi" in Path(f"/proc/{pids[k]}/maps").read_text() for k in (0, 1)):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        for rank in (0, 1):
+            os.kill(pids[rank], number)
+        come.touch()
+        done = launch.finish(60)
+    assert done.code == ended_by(number), done.text
+    assert "Traceback" not in done.text and "spmd:" not in done.err, done.err
+
+
+AGAIN = """
+import os, signal
+from spmd import interrupts
+interrupts.hear()
+try:
+    os.kill(os.getpid(), signal.{name})
+except (KeyboardInterrupt, interrupts.Terminated):
+    os.kill(os.getpid(), signal.{name})  # while the first one is heeded
+    print("left", flush=True)
+interrupts.AGAIN_S = -1.0  # as if it came later
+os.kill(os.getpid(), signal.{name})
+print("not ended")
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_that_comes_again(number):
+    done = run([sys.executable, "-c", AGAIN.format(name=number.name)], timeout=30)
+    assert (done.code, done.out, done.err) == (128 + number, "left\n", "")
+
+
 STOPPED = """
 import os, signal, sys
 if "1" in (os.environ.get("PMI_RANK"), os.environ.get("OMPI_COMM_WORLD_RANK")):
@@ -250,7 +328,9 @@ def test_signals_in_one_process(built, number, code):
     with Launch(argv) as launch:
         _wait_for_start(launch)
         sent = time.monotonic()
-        launch.process.send_signal(number)
+        for _ in range(2):  # a second Ctrl-C does no harm
+            launch.process.send_signal(number)
+            time.sleep(0.1)
         done = launch.finish(20)
         assert time.monotonic() - sent < 5
     assert done.code == code, done.text

@@ -10,11 +10,13 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 
 import spmd
 import spmd.data as data
 from spmd import cli
+from spmd.feeding.clients.against_image import check_against
 from spmd.feeding.clients.first_example import first_example
 from spmd.feeding.host.children import Child
 from spmd.feeding.messages.keys import made_for_a_run
@@ -181,6 +183,21 @@ def test_a_pipeline_is_compared_with_its_image(served, tmp_path):
     for cast in (f"{{{x}, 'y': 1}}", f"{{'x': np.zeros(3), {y}}}",
                  "{'x': np.zeros(3, np.uint8), 'y': True}"):
         assert submitted(cast)["what"] == "changed"
+
+
+def test_a_tuple_is_compared_with_the_tree_of_an_image(tmp_path):
+    @spmd.program
+    def pairs():
+        feed = spmd.feed(p=(spmd.spec((4, 2), np.float32), spmd.spec((4,), np.int32)))
+        return feed.next().p[0].sum()
+
+    def given(second):
+        return data.pipeline(source=data.range(9))(lambda example: {"p": (np.zeros(2), second)})
+
+    spmd.build(pairs).save(tmp_path / "pairs.img")
+    check_against(given(1), str(tmp_path / "pairs.img"))
+    with pytest.raises(spmd.InputError, match=r"takes: field p\.1 has the shape \(3,\)"):
+        check_against(given(np.zeros(3, np.int32)), str(tmp_path / "pairs.img"))
 
 
 @pytest.mark.parametrize("name, package", [

@@ -18,8 +18,8 @@ from spmd.data.pipeline_files import load_text
 from spmd.feeding.clients.client import Client
 from spmd.feeding.host.restarting import ChildKeeper, KeptChild
 from spmd.feeding.starting.local_feeding import LocalScheduler
-from spmd.launch.eager_feeds import EagerFeed
-from tests.conftest import Launch
+from spmd.launch.eager_feeds import EagerFeed, eager_feeds
+from tests.conftest import Launch, run
 from tests.feeding.served_kit import command_of, until
 from tests.feeding.test_workers import ACTING
 
@@ -105,6 +105,44 @@ def carts(seen):
 '''
 
 
+PLAY_IN_BLOCKS = """
+import numpy as np
+import spmd
+
+@spmd.program(mesh=("r",))
+def play(turns: int = 6):
+    feed = spmd.feed(at=spmd.spec((5, 2), np.float64, layout=("r", None)),
+                     done=spmd.spec((5,), np.bool_, layout=("r",)))
+
+    @spmd.shard_map(out_layouts=(None,))
+    def blocks():
+        mine, seen = spmd.index() + 1, np.zeros(turns)
+        for k in spmd.range(turns):
+            b = feed.next()
+            seen[k] = spmd.psum(mine * np.sum(b.at) + 100 * np.sum(b.done), "r")
+            feed.send({"push": np.where(b.at[:, 0] > 5, -1, 1) * mine, "far": b.at[:, 1] + 1})
+        return seen
+
+    return {"seen": blocks()}
+"""
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize(("transport", "hosts"), [("auto", ""), ("mpi", "a,b,b")])
+def test_ranks_in_processes_take_their_own_blocks(built, mpirun, tmp_path, transport, hosts):
+    """A feed in a shard_map: what a process takes, and sends back, is its own rows."""
+    image, file, seen = built(PLAY_IN_BLOCKS), tmp_path / "carts.py", tmp_path / "seen.npy"
+    file.write_text(CARTS)
+    mpirun(3, "-m", "spmd", "run", image, "--feed", file, "--transport", transport, "-o",
+           f"seen={seen}", env={"SPMD_PRETEND_HOSTS": hosts}).expect(0)
+    names = {}
+    exec(PLAY_IN_BLOCKS, names)
+    for ranks in (1, 3):
+        feed = EagerFeed("feed", str(file))
+        other = names["play"].eager(ranks=ranks, feed=feed)["seen"]
+        assert np.array_equal(np.load(seen), other) == (ranks == 3)
+
+
 def test_environments_act_alike_in_an_eager_run(tmp_path):
     """With a pipeline, and with the file of one, as on the command line."""
     @spmd.program(mesh=("r",))
@@ -126,6 +164,49 @@ def test_environments_act_alike_in_an_eager_run(tmp_path):
     np.testing.assert_array_equal(spmd.build(play).run(ranks=2, feed=str(file)), expected)
 
 
+CHANGES = """
+import os
+import spmd.data as data
+from helper import SIGN
+
+@data.pipeline(source=data.range(8), epochs=1, shuffle=False)
+def numbers(example):
+    return {"y": example * SIGN}
+
+if not os.environ.get("SPMD_TEST_READ"):  # as an editor, once somebody has read them
+    os.environ["SPMD_TEST_READ"] = "1"
+    for file, old, new in (("numbers.py", "* SIGN", "* SIGN * 1000"), ("helper.py", "1", "1000")):
+        path = os.path.join(os.path.dirname(__file__), file)
+        text = open(path).read()
+        with open(path, "w") as out:
+            out.write(text.replace(old, new))
+"""
+
+
+@pytest.mark.parametrize("how", ["image", "eager"])
+def test_two_feeds_of_a_run_have_one_text_of_a_file(tmp_path, monkeypatch, how):
+    """The file, and a module of it, are written to as soon as the first feed has read them."""
+    monkeypatch.setenv("SPMD_TEST_READ", "")
+
+    @spmd.program(mesh=("r",))
+    def both():
+        one, two = (spmd.feed(name, y=spmd.spec((8,), np.int64)) for name in "ab")
+        return one.next().y, two.next().y
+
+    file = tmp_path / "numbers.py"
+    file.write_text(CHANGES)
+    (tmp_path / "helper.py").write_text("SIGN = 1\n")
+    feeds = dict.fromkeys("ab", str(file))
+    if how == "image":
+        found = spmd.build(both).run(ranks=2, feed=feeds)
+    else:
+        with eager_feeds(feeds) as given:
+            found = both.eager(feed=given)
+    assert "* 1000" in file.read_text() and "1000" in (tmp_path / "helper.py").read_text()
+    for one in found:
+        np.testing.assert_array_equal(one, np.arange(8))
+
+
 def test_an_eager_run_that_stops_before_the_stream_ends_ends_in_silence(tmp_path):
     (program := tmp_path / "first.py").write_text(
         PROGRAM.replace("while feed.more():", "for _ in range(2):"))
@@ -141,6 +222,50 @@ def test_what_hangs_has_the_name_of_its_example(image, tmp_path):
     file.write_text(file.read_text().replace("epochs=1", "epochs=1, shuffle=False, timeout=1"))
     with pytest.raises(spmd.InputError, match="failed at position 150, number 150\n"):
         spmd.load(image).run(feed=file)
+
+
+SLOWLY = """
+import sys
+from spmd import cli
+from spmd.data import reading_time
+import spmd.data.pipelines  # now: the limit is for what the file does
+reading_time.LOAD_S, reading_time.READ_TIMES = 1.0, 0  # for two minutes, and longer ones
+sys.exit(cli.main(sys.argv[1:]))
+"""
+SOURCE = """
+import time
+import spmd.data as data
+
+class Lost(data.ExampleSource):
+    def length(self):
+        return 200
+    def get(self, index):
+        return index
+    def digest(self):
+        {read}
+        return "a"
+
+{loaded}
+
+@data.pipeline(source=Lost(), epochs=1)
+def numbers(example):
+    return {{"y": example}}
+"""
+
+
+@pytest.mark.parametrize(("where", "how"), [("read", []), ("loaded", []), ("loaded", ["--eager"])])
+def test_what_hangs_while_the_run_itself_reads_it_is_ended(image, tmp_path, where, how):
+    """As by workers: with the line, after their time. A debugger has any time."""
+    file, program = tmp_path / "lost.py", tmp_path / "sums.py"
+    file.write_text(SOURCE.format(**{"read": "", "loaded": ""} | {where: "time.sleep(600)"}))
+    program.write_text(PROGRAM)
+    line = 1 + [x.strip() for x in file.read_text().splitlines()].index("time.sleep(600)")
+    command = ["run", program if how else image, "--feed", file, *how]
+    run([sys.executable, "-c", SLOWLY, *command], timeout=60).expect(
+        65, f"{file}:{line}: ", "is not read within 1 s", "time.sleep(600)")
+    traced = SLOWLY.replace("sys.exit(", "sys.settrace(lambda *_: None); sys.exit(")
+    file.write_text(file.read_text().replace("600", "2"))
+    run([sys.executable, "-c", traced, *command], timeout=60).expect(0, "count: int64 200")
 
 
 def processes(launch, module):
@@ -176,6 +301,20 @@ def test_a_signal_leaves_nothing(image, tmp_path, number, ended_by):
         until(lambda: not launch.alive())
         done = launch.finish()
     assert done.code == ended_by(number) and "spmd:" not in done.err, done.text
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_that_comes_again_while_a_run_ends_its_workers(image, tmp_path, number):
+    file = pipeline(tmp_path, "time.sleep(0.01)", 10000)
+    argv = [sys.executable, "-m", "spmd", "run", image, "--feed", file, "--ranks", 2]
+    with Launch(argv) as launch:
+        until(lambda: processes(launch, "workers.worker"), 20)
+        for _ in range(2):
+            launch.process.send_signal(number)
+            time.sleep(0.1)
+        until(lambda: not launch.alive())
+        done = launch.finish()
+    assert (done.code, done.text) == (128 + number, "")
 
 
 @pytest.mark.mpi

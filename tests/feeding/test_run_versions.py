@@ -215,6 +215,41 @@ def test_a_run_is_compared_with_the_first_example_before_it_waits(served, tmp_pa
     assert supply_for(f"first@{served.address}", feed=feed, processes=Processes()).opened.version
 
 
+def test_lists_of_the_first_example_are_compared(served, tmp_path):
+    """Whether a list or tuple is an array or a tree says the program. No worker is there."""
+    def submitted(returned, decorator="pipeline"):
+        file = tmp_path / "lists.py"
+        file.write_text("import numpy as np\nimport spmd.data as data\n"
+                        f"@data.{decorator}(source=data.range(9))\n"
+                        f"def lists(example):\n    return {{'x': {returned}}}\n")
+        with served.client() as client:
+            assert client.submit(file)["first_example"] == ""
+
+    def wrong(**shapes):
+        fields = [Field(n.replace("_", "."), (8, *shape), np.float32)
+                  for n, shape in shapes.items()]
+        try:
+            supply_for(f"lists@{served.address}", feed=Feed("f", 8, fields), processes=Processes())
+        except spmd.InputError as error:
+            return error.message.split('"')[1]
+
+    submitted("(np.float32([1, 2]), np.float32([3, 4]))")
+    assert wrong(x=(2, 2)) is wrong(x_0=(2,), x_1=(2,)) is None
+    assert (wrong(x=(2,)), wrong(x_0=(2,), x_1=(3,)), wrong(x_0=(2,)), wrong(y=(2, 2)),
+            wrong(x_0=(2,), x_1=(2,), x_2=(2,))) == ("x", "x.1", "x.1", "y", "x.2")
+    submitted("(np.float32([1, 2]), {'a': [np.float32(3), np.zeros(3, np.float32)]})")
+    assert wrong(x_0=(2,), x_1_a_0=(), x_1_a_1=(3,)) is None
+    assert (wrong(x_0=(2,), x_1_a_0=(3,), x_1_a_1=(3,)), wrong(x=(2,))) == ("x.1.a.0", "x")
+    submitted("[np.float32(k) for k in range(17)]")  # as an array only: it would be too much
+    assert wrong(x=(17,)) is wrong(x_0=(2,), x_1=(2,)) is None
+    assert wrong(x=(16,)) == "x"
+    submitted("(np.ones((len(example), 2), np.float32), [True] * len(example))", "batched")
+    assert wrong(x_0=(2,), x_1=()) is None
+    assert (wrong(x_0=(2,), x_1=(1,)), wrong(x=(2,))) == ("x.1", "x")
+    submitted("[True] * len(example)", "batched")
+    assert wrong(x=()) is None and wrong(x=(1,)) == "x"
+
+
 def test_who_names_a_run_is_heard_under_slurm_too(monkeypatch):
     monkeypatch.setenv("SLURM_JOB_ID", "17")
     assert connect.run_name() == "17"

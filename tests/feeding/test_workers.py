@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from spmd import InputError, UsageError
-from spmd.feeding.clients import slow_sources
+from spmd.data import reading_time
 from spmd.feeding.clients.client import Client
 from spmd.feeding.consumers import consumer
 from spmd.feeding.status import overview
@@ -312,7 +312,7 @@ def numbers(example):
 
 @pytest.mark.parametrize("where", ["length", "digest"])
 def test_a_source_that_hangs_is_named_with_its_line(monkeypatch, where):
-    monkeypatch.setattr(agent, "LOAD_S", 1.0)
+    monkeypatch.setattr(reading_time, "LOAD_S", 1.0)
     monkeypatch.setattr(agent, "TELL_S", 0.3)
     monkeypatch.setattr(overview, "SLOW_S", 0.3)
     source = HEAD + HANGS.format(**{"length": "", "digest": ""} | {where: "time.sleep(600)"})
@@ -332,7 +332,7 @@ def test_a_source_that_hangs_is_named_with_its_line(monkeypatch, where):
 
 @pytest.mark.parametrize("where", ["length", "digest"])
 def test_a_source_that_is_read_for_long_here_is_said(monkeypatch, tmp_path, capfd, where):
-    monkeypatch.setattr(slow_sources, "TELL_S", 0.1)
+    monkeypatch.setattr(reading_time, "TELL_S", 0.1)
     wait = f"while not os.path.exists({str(tmp_path / 'go')!r}): time.sleep(0.01)"
     file, said = tmp_path / "lost.py", []
     file.write_text(HEAD + HANGS.format(**{"length": "", "digest": ""} | {where: wait}))
@@ -370,6 +370,7 @@ def test_nothing_is_left():
 ACTING = """
 import numpy as np
 import spmd.data as data
+from spmd.data import reading_time
 
 class Adding:
     def reset(self, seed=None):

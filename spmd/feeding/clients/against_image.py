@@ -15,7 +15,7 @@ from codegen.casts import range_text
 from codegen.errors import InputError, OutputError
 from codegen.image.manifest import read
 from codegen.short_batches import MASK
-from spmd.data.computing import Misfit, dtype_of, fit
+from spmd.data.computing import Misfit, comparable, dtype_of, fit
 from spmd.data.pipelines import Pipeline
 
 
@@ -37,10 +37,7 @@ def check_against(pipeline: Pipeline, image: str) -> None:
     if not feeds:
         raise InputError(f"{image} takes no feed", expected="spmd.feed(…) in its program",
                          found="none", remedy="another image=, or none")
-    first = pipeline.compute(0, 1)
-    for failed in first.failures:  # of one that would be skipped, too
-        raise failed.error(pipeline.name)
-    given = {name: a[0] for name, a in first.arrays.items()}
+    given = pipeline.first()
     misfits = [_misfit(given, feed) for feed in feeds]
     if "" not in misfits:
         raise InputError(
@@ -54,6 +51,7 @@ def check_against(pipeline: Pipeline, image: str) -> None:
 def _misfit(given: dict[str, np.ndarray], feed: dict[str, Any]) -> str:
     """What is different first, or "". What may be cast is decided as workers decide it."""
     wanted = {f["name"]: f for f in feed["fields"] if f["name"] != MASK}
+    given, wanted = comparable(given, wanted)
     for name in [*(wanted.keys() - given.keys()), *(given.keys() - wanted.keys())]:
         return (f"field {name} is not among what it gives" if name in wanted
                 else f"no feed has a field {name}")

@@ -20,12 +20,12 @@ from typing import Any
 from codegen.errors import PeerError, SpmdError, UsageError
 from spmd.data.pipeline_files import chosen, file_and_name, load, load_text
 from spmd.data.pipelines import Pipeline, check_name
+from spmd.data.reading_time import read_in_time, source_limit
 from spmd.data.settings import FIXED, Settings, read
 from spmd.feed_options import HERE
 from spmd.feeding.clients.against_image import check_against
 from spmd.feeding.clients.first_example import fields_of, first_example
 from spmd.feeding.clients.found_again import found_again
-from spmd.feeding.clients.slow_sources import said_if_slow
 from spmd.feeding.messages.keys import Keys, keys_of
 from spmd.feeding.messages.sockets import OF_KEYS, Lines, received
 from spmd.feeding.messages.wire import TEXT_BYTES, decode, encode, new_id
@@ -289,7 +289,8 @@ def _facts(found: Pipeline, texts: dict[str, Any], image: str | None,
            compute: bool) -> tuple[dict[str, Any], str]:
     """What is known of its stream here, and why its first example is not. Not its order, where its
     files are on other machines. InputError where it does not fit its image."""
-    with said_if_slow(found.name, found.file):
+    with read_in_time(f"the source of pipeline {found.name}", found.file,
+                      source_limit(found.settings.timeout)):
         try:
             # What is only known by reading on is read here where an example was, else at workers.
             order = found.order() if image or found.source.found_by() != "reading" else None

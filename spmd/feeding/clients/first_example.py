@@ -45,8 +45,8 @@ def first_example(texts: dict[str, Any]) -> tuple[list[dict[str, Any]] | None, s
 
 def fields_of(pipeline: Pipeline) -> list[dict[str, Any]]:
     """As they stand on the wire. Raises what computing the first example raises."""
-    return [{"name": name, "shape": list(shape), "dtype": dtype_text(dtype)}
-            for name, (shape, dtype) in pipeline.specs().items()]
+    return [{"name": name, "shape": list(a.shape), "dtype": dtype_text(a.dtype)}
+            for name, a in pipeline.first().items()]
 
 
 def _computed(asked: dict[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import numpy as np
 from codegen.casts import may_cast
 from codegen.errors import InputError, UsageError
 from codegen.short_batches import MASK
-from codegen.user.named import is_in, of_tree
+from spmd.data.computing import comparable
 from spmd.feeding.clients.client import Client
 from spmd.feeding.results.placing import dtype_named
 
@@ -78,9 +78,8 @@ def _compare(name: str, facts: dict[str, Any], feed: Any) -> None:
     given = {f["name"]: (tuple(f["shape"]), dtype_named(f["dtype"])) for f in facts["gives"]}
     wanted = {f.name: (tuple(int(n) for n in f.shape[1:]), np.dtype(f.dtype))
               for f in feed.fields if f.name != MASK}
-    trees = {name for name in given if of_tree(name, wanted)}  # of lists, which look like arrays
-    for field in [f for f in (*wanted, *given) if f not in trees and not any(
-            is_in(f, tree) for tree in trees)]:
+    given, wanted = comparable(given, wanted)
+    for field in (*wanted, *given):
         if (wrong := _misfit(field, given, wanted)) is not None:
             expected, found, remedy = wrong
             raise InputError(

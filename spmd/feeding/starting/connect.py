@@ -10,10 +10,10 @@ import re
 
 from codegen.errors import UsageError
 from codegen.places import user_place
-from spmd.data.pipeline_files import is_loading, load
+from spmd.data.pipeline_files import is_loading, load_beside
 from spmd.data.pipelines import Pipeline
+from spmd.data.reading_time import read_in_time, source_limit
 from spmd.feeding.clients.opened_streams import opened
-from spmd.feeding.clients.slow_sources import said_if_slow
 from spmd.feeding.consumers.consumer import PipelineSupply
 from spmd.feeding.messages.keys import keys_of
 from spmd.feeding.starting.local_feeding import StartedSupply, started
@@ -33,7 +33,7 @@ def supply_for(given: Any, *, feed: Any, processes: Any, ranks: tuple[int, ...] 
     """In all processes of a job together. given: a Pipeline, "FILE.py", "FILE.py:NAME", or
     "NAME@tcp://HOST:PORT", a pipeline that was submitted there.
     before: the supply with which the run has come to where this one begins. beside: those of its
-    other feeds: of one pipeline all have the same version.
+    other feeds: of one pipeline all have the same version, of one file the same text.
 
     Raises UsageError for something else, and what the pipeline's file raises.
     """
@@ -59,9 +59,12 @@ def supply_for(given: Any, *, feed: Any, processes: Any, ranks: tuple[int, ...] 
         if all(processes.all_gather(before.can_go_on(ranks))):
             return before
 
+    mates = [one.computes for one in (before, *beside) if isinstance(one, StartedSupply)]
+
     def checked() -> Pipeline:
-        found = given if isinstance(given, Pipeline) else load(given)
-        with said_if_slow(found.name, found.file, processes.number == 0):
+        found = given if isinstance(given, Pipeline) else load_beside(given, mates)
+        with read_in_time(f"the source of pipeline {found.name}", found.file,
+                          source_limit(found.settings.timeout)):
             found.check_batch(feed.batch)
         return found
 

@@ -40,7 +40,7 @@ class StartedSupply(PipelineSupply):
     def __init__(self, pipeline: Pipeline, address: str, keys: Keys, keeper: ChildKeeper, *,
                  name: str, **more: Any) -> None:
         super().__init__(name, address, keys, **more)
-        self.keeper, self.check_batch, self._pipeline = keeper, pipeline.check_batch, pipeline
+        self.keeper, self.check_batch, self.computes = keeper, pipeline.check_batch, pipeline
         self._end = weakref.finalize(self, keeper.end)  # at the end of Python, too
 
     def can_go_on(self, ranks: tuple[int, ...]) -> bool:
@@ -49,7 +49,7 @@ class StartedSupply(PipelineSupply):
 
     def name_of(self, position: int) -> str:
         with suppress(Exception):  # whatever the user's source raises: workers will say it
-            return self._pipeline.example_name(position)
+            return self.computes.example_name(position)
         return ""
 
     def what_ended(self) -> PeerError | None:

@@ -16,6 +16,7 @@ import sys
 import time
 
 from codegen.errors import EnvironmentFault, shown
+from spmd.data import reading_time
 from spmd.feeding.host.children import Child, end_marked, end_together, ended_by
 from spmd.feeding.host.machine import (
     available_memory,
@@ -39,8 +40,6 @@ if TYPE_CHECKING:
 
 BEAT_S = 0.5
 LOOK_S = 0.1  # between two looks at what workers do, and at their memory
-LOAD_S = 120.0  # a pipeline's file that is not loaded by then hangs
-READ_TIMES = 20  # the time of an example, for its source: files are listed and counted
 TELL_S = 10.0  # for which it may do so before that is said
 GRACE_S = 0.5  # for what hangs to say where
 AWAY_S = 3.0  # without a line to the scheduler: then it is told
@@ -376,10 +375,10 @@ class Agent:
 def limit_of(at: dict[str, Any]) -> tuple[float | None, str]:
     """How many seconds a worker may be at what it is at, None for ever; and why so long."""
     if at["state"] == LOADING:
-        return LOAD_S, "in which a pipeline must be loaded"
+        return reading_time.LOAD_S, "in which a pipeline must be loaded"
     timeout = at["timeout"]
     if at["state"] == READING:
-        return timeout and max(LOAD_S, READ_TIMES * timeout), (
+        return reading_time.source_limit(timeout), (
             f"which its timeout of {timeout} s allows to read its source")
     return timeout, "its timeout" + f" for a batch of {at['count']}" * (at["count"] > 1)
 

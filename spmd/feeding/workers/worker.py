@@ -18,6 +18,7 @@ from math import ceil
 
 from codegen.errors import EXIT_DATA, EnvironmentFault, InputError, Place
 from codegen.short_batches import MASK
+from codegen.user.whole_batches import told
 from spmd.data.came_back import in_one_process
 from spmd.feeding.host import machine
 from spmd.feeding.host import steady_clock as time
@@ -231,7 +232,7 @@ class Worker:
                 frame = of_parts(message.frames[begin : begin + (array["parts"] or 1)])
                 if memoryview(frame).nbytes == size and list(shape) == array["shape"]:
                     arrays.update(views([(name, shape, dtype, 0, size)], bytearray(frame)))
-            pipeline.evaluator.pipeline.send(message["first"], arrays)
+            pipeline.evaluator.pipeline.send(message["first"], told(arrays))
 
     def answer(self, peer: bytes, frames: list[Any]) -> str:
         """A consumer that is gone, or that reads none of thousands of answers, gets no more."""

@@ -226,7 +226,8 @@ def _sliced(
     """
     every = [d for row in able for d in demands[row.name]]
     count = pool.workers_left()
-    if count >= len(able) or fit(every, 1.0, {}, _copies(budgets), pool.copy(), {}):
+    if count >= len(able) or fit(
+            every, 1.0, {}, _copies(budgets), pool.copy(), {}, only_all=True):
         return able
     line = sorted(able, key=lambda r: (r.estimated_s is None, r.estimated_s or 0.0, r.name))
     first = turn * count % len(line)
@@ -247,7 +248,7 @@ def _level(
     held = {d.consumer: supplied(d, before, pool) for d in demands}
     kept = {d.consumer: held[d.consumer] for d in demands if _is_right(d, held[d.consumer])}
     trial, spent = pool.copy(), _copies(budgets)
-    if fit(demands, 1.0, kept, spent, trial, before):
+    if fit(demands, 1.0, kept, spent, trial, before, only_all=True):
         pool.become(trial)
         _take_over(budgets, spent)
         return
@@ -308,7 +309,8 @@ def _fair_goals(
 
     def fits(levels: Mapping[str, float], trial: Pool | None = None) -> bool:
         goals = {d.consumer: d.target * levels[d.pipeline] for d in demands}
-        return fit(demands, 1.0, goals, _copies(budgets), trial or pool.copy(), before, parts)
+        return fit(demands, 1.0, goals, _copies(budgets), trial or pool.copy(), before, parts,
+                   only_all=trial is None)
 
     def at(level: float, active: list[str]) -> dict[str, float]:
         """Parts of what they want, with so many workers for these, and the others as they are."""
@@ -319,7 +321,7 @@ def _fair_goals(
         if budgets[name].is_bounded():
             own = [d for d in demands if d.pipeline == name]
             most[name] = _largest(lambda part, own=own: fit(  # type: ignore[misc]
-                own, part, {}, _copies(budgets), pool.copy(), before, parts))
+                own, part, {}, _copies(budgets), pool.copy(), before, parts, only_all=True))
     levels, active, first = dict.fromkeys(most, 0.0), list(most), 0.0
     for turn in range(len(most)):
         level = _largest(lambda level, active=active: fits(  # type: ignore[misc]

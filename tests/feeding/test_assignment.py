@@ -20,7 +20,7 @@ from spmd.feeding.assignment import (
     assign,
 )
 from spmd.feeding.free_workers import SLIVER, FreeWorkers
-from spmd.feeding.worker_time import Budget, Need, Pool
+from spmd.feeding.worker_time import Budget, Need, Pool, fit
 
 BATCH, STEP_S = 1024, 0.110
 RATE = BATCH / STEP_S  # examples/s of a rank that takes 110 ms for a batch of 1,024
@@ -234,6 +234,55 @@ def in_order(d, workers, want, pool):
     enough = [w for w in free if pool.left[w] * d.speeds[w] >= want]
     yield from sorted(enough, key=lambda w: (pool.left[w], d.speeds[w]))[:1]
     yield from sorted(free, key=lambda w: -pool.left[w])
+
+
+@given(st.data())
+@settings(max_examples=150, deadline=None)
+def test_what_a_budget_has_refused_is_not_looked_at_again(data):
+    """And the result is as if it were; to look whether all fits says what it says."""
+    draw = data.draw
+    rows = [WorkerRow(f"w{k}", draw(st.sampled_from("hi")), prices={
+        "cost": draw(st.sampled_from([0.0, 0.01, 0.5, 2.0]))}) for k in range(draw(st.integers(1, 9)))]
+    speeds = {row.worker: draw(st.sampled_from([1.0, 3.0, 40.0])) for row in rows}
+    many = draw(st.integers(1, 7))
+    wants = [draw(st.floats(0.02, 9.0)) for _ in range(many)]
+    limit = draw(st.floats(0.01, 5.0))
+    needs = [Need(f"c{k}", "p", draw(st.sampled_from("hi")), want, want, 3.0, speeds, 40.0,
+                  frozenset(), frozenset(), True, False) for k, want in enumerate(wants)]
+
+    def taken(only_all=False):
+        pool = Pool({row.worker: row for row in rows})
+        return fit(needs, 1.0, {}, {"p": Budget(None, {"cost": limit})}, pool, {},
+                   only_all=only_all), pool.shares()
+
+    fits, shares = taken()
+    assert taken(only_all=True)[0] == fits
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(FreeWorkers, "refuse", lambda *_: None)
+        assert taken() == (fits, shares)
+
+
+@pytest.mark.parametrize("hosts", [1, 20])
+def test_a_limit_makes_no_look_at_each_worker_for_each_rank(hosts, monkeypatch):
+    """Half of the workers are fast and dear. Twice as many of all take about twice as long."""
+    looks, allowed = [0], Budget.allowed
+
+    def counted(*about):
+        looks[0] += 1
+        return allowed(*about)
+
+    monkeypatch.setattr(Budget, "allowed", counted)
+
+    def looked(many: int) -> int:
+        rows = [WorkerRow(f"w{k}", f"h{k % hosts}", rates={"p": 3000.0 if k % 2 else 1000.0},
+                          prices={"cost": 2.0 if k % 2 else 0.05}) for k in range(many)]
+        ranks = [ConsumerRow(f"r{k}", "p", 2500.0, f"h{k % hosts}") for k in range(many)]
+        pipelines = [PipelineRow("p", limits={"cost": 0.3 * many})]
+        looks[0], found = 0, assign(pipelines, ranks, rows)
+        assert found.limited and assign(pipelines, ranks, rows, found.shares).limited
+        return looks[0]
+
+    assert looked(200) < 3 * looked(100)
 
 
 def test_limits_of_number_cost_and_energy():

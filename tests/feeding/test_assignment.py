@@ -12,15 +12,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from spmd.feeding.assignment import (
+from spmd.feeding.scheduling.assignment import (
     Assignment,
     ConsumerRow,
     PipelineRow,
     WorkerRow,
     assign,
 )
-from spmd.feeding.free_workers import SLIVER, FreeWorkers
-from spmd.feeding.worker_time import Budget, Need, Pool, fit
+from spmd.feeding.scheduling.free_workers import SLIVER, FreeWorkers
+from spmd.feeding.scheduling.worker_time import Budget, Need, Pool, fit
 
 BATCH, STEP_S = 1024, 0.110
 RATE = BATCH / STEP_S  # examples/s of a rank that takes 110 ms for a batch of 1,024
@@ -241,8 +241,9 @@ def in_order(d, workers, want, pool):
 def test_what_a_budget_has_refused_is_not_looked_at_again(data):
     """And the result is as if it were; to look whether all fits says what it says."""
     draw = data.draw
-    rows = [WorkerRow(f"w{k}", draw(st.sampled_from("hi")), prices={
-        "cost": draw(st.sampled_from([0.0, 0.01, 0.5, 2.0]))}) for k in range(draw(st.integers(1, 9)))]
+    price = st.sampled_from([0.0, 0.01, 0.5, 2.0])
+    rows = [WorkerRow(f"w{k}", draw(st.sampled_from("hi")), prices={"cost": draw(price)})
+            for k in range(draw(st.integers(1, 9)))]
     speeds = {row.worker: draw(st.sampled_from([1.0, 3.0, 40.0])) for row in rows}
     many = draw(st.integers(1, 7))
     wants = [draw(st.floats(0.02, 9.0)) for _ in range(many)]

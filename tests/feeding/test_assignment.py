@@ -173,10 +173,69 @@ def test_priorities_first_and_the_others_are_told():
     found = assign(pipelines, ranks, rows)
     assert len(found.of("h")) == 4 and not found.of("l")
     assert found.pending == {"low": "pipelines of higher priority have all workers: high (priority "
-                             "5); about 90 s more; try: more workers, or a priority above 1"}
+                             "5); about 90 s more; try: more workers, or a priority above 1; "
+                             "until then it has what others leave of their time"}
     assert found.lacks["h"] == 1
     found = assign(pipelines, [ranks[0], replace(ranks[1], rate=1000.0)], rows)
     assert len(found.of("l")) >= 2 and not found.pending
+
+
+def spare_of(found):
+    return {c: (set(one.workers), one.behind) for c, one in found.spare.items()}
+
+
+def test_what_others_leave_is_for_those_that_lack_workers():
+    """By priority; only what its caps allow; nothing where what may be spent is limited."""
+    rows = [WorkerRow(f"a{k}", rates=dict.fromkeys("pqrst", 1000.0)) for k in range(4)]
+    pipelines = [PipelineRow("p", 9), PipelineRow("q", 5, max_workers=2), PipelineRow("r", 1),
+                 PipelineRow("s", 1, limits={"cost": 5.0}), PipelineRow("t", 1, max_workers=0)]
+    ranks = [ConsumerRow(n, n, 3600.0 if n == "p" else 900.0) for n in "pqrst"]
+    found = assign(pipelines, ranks, rows)
+    assert sum(found.of("p").values()) == pytest.approx(3.96) and found.pending.keys() == set("rst")
+    assert not found.of("q") or found.lacks["q"] == 1
+    spare = spare_of(found)
+    assert spare.keys() == {"q", "r"}, "it has what it needs; it has a limit; it is held at none"
+    assert spare["q"][1] == 1 and len(spare["q"][0] | found.of("q").keys()) == 2
+    assert spare["r"] == ({w.worker for w in rows}, 2)
+    assert "until then it has what others leave" in found.pending["r"]
+    assert "it has nothing of what others leave" in found.pending["s"]
+    assert "leave" not in found.pending["t"]
+    again = assign(pipelines, ranks, rows, found.shares, 1, found.spare)
+    assert spare_of(again) == spare
+    alone = assign(pipelines[2:3], [replace(ranks[2], rate=90_000.0)] * 1, rows)
+    assert not alone.spare, "all are its own"
+
+
+def test_who_has_nearly_enough_does_not_change_from_second_to_second():
+    """Whoever had what others leave keeps it until there is a little more than it needs."""
+    rows = [WorkerRow(f"a{k}", rates={"p": 1000.0, "q": 1000.0}) for k in range(4)]
+    pipelines = [PipelineRow("p", 2, workers=2), PipelineRow("q", 1)]
+
+    def at(rate, before):
+        return assign(pipelines, [ConsumerRow("p", "p", 500.0), ConsumerRow("q", "q", rate)], rows,
+                      before.shares, 0, before.spare)
+
+    none = at(1960.0, Assignment())
+    assert not none.spare
+    some = at(2040.0, none)
+    assert some.spare["q"].workers == tuple(some.of("p"))
+    assert at(1960.0, some).spare == some.spare
+    assert not at(1700.0, some).spare
+
+
+def test_few_workers_load_a_pipeline_for_spare_time_at_once():
+    rows = [WorkerRow(f"a{k}", rates={"p": 1000.0}) for k in range(24)]
+    pipelines = [PipelineRow("p", 2, workers=24), PipelineRow("q", 1)]
+    ranks = [ConsumerRow("p", "p", 500.0), *(ConsumerRow(f"q{k}", "q") for k in range(3))]
+    found, loaded = Assignment(), set()
+    for turn in range(3):
+        found = assign(pipelines, ranks, rows, found.shares, turn, found.spare)
+        new = set().union(*(one.workers for one in found.spare.values())) - loaded
+        assert len(new) == 3, "an eighth of all"
+        loaded |= new
+        rows = [replace(w, rates={"p": 1000.0, "q": 500.0}) if w.worker in loaded else w
+                for w in rows]
+    assert all(len(one.workers) >= 6 for one in found.spare.values())
 
 
 def test_time_slices_go_around_the_shortest_first():
@@ -393,6 +452,10 @@ def test_whatever_comes_nothing_is_overdrawn(now, earlier, turn):
             assert len({w for w, _ in mine}) <= p.max_workers
         for what, limit in p.limits.items():
             assert sum(free[w].prices[what] * share for w, share in mine) <= limit + 1e-3
+        left = {w for c, one in found.spare.items() if of[c] == p.name for w in one.workers}
+        if p.max_workers is not None:
+            assert len({w for w, _ in mine} | left) <= p.max_workers
+        assert not (left and p.limits), "what is spent is counted in shares"
         if p.name in of.values() and not mine:
             assert found.pending.get(p.name), "whoever gets nothing is told why"
     for consumer, more in found.lacks.items():

@@ -32,6 +32,7 @@ from spmd.feeding.scheduling.known_parties import (
 from spmd.feeding.scheduling.pipeline_requests import cancelled, submitted, updated
 from spmd.feeding.scheduling.run_versions import RunVersions, unknown_pipeline
 from spmd.feeding.scheduling.scheduler_state import FullDisk, StateFile, StoredPipeline
+from spmd.feeding.scheduling.spare_time import SpareTime
 
 SILENT_S = 1.5  # an agent that has not beaten for so long is dead
 CONSUMER_SILENT_S = 10.0  # it has its workers anyway; what it had is then given to others
@@ -365,7 +366,7 @@ class Scheduler:
         there = {row.worker for row in workers}
         find_rates(self.consumers.values(), now)
         found = assign(pipelines, [c.row(now, there) for c in self.consumers.values()], workers,
-                       self.assigned.shares, int(now // self.slice_s))
+                       self.assigned.shares, int(now // self.slice_s), self.assigned.spare)
         if now < self.coming_until and (self.awaited or self._are_unmeasured()):
             return  # just restarted: everybody works on as before, until all are here again
         self.assigned, self.coming_until = found, now
@@ -419,29 +420,32 @@ class Scheduler:
             shares = {w: max(given.get(one.consumer, 0.0), SHARE_OF_ALL)
                       for w, given in self.assigned.shares.items()
                       if peers & given.keys() and w not in avoids}
+        spare = self.assigned.spare.get(one.consumer, NO_TIME)
+        shares = {**dict.fromkeys(spare.workers, 0.0), **shares}  # 0: what others leave
         shares = {w: share for w, share in shares.items() if w in where}
         for agent in {id(a): a for a in (where[w][0] for w in shares)}.values():
             if agent.loaded.get(of) != stored.settings and (
                     self.tell(agent.peer, "load", **_travelling(stored)) == SENT):
                 agent.loaded[of] = stored.settings
-        why = "" if shares else self.pipelines[one.pipeline].why or "all workers are taken"
-        before = one.told
-        if before and before[:3] == (stored.version, stored.settings, why) and (
-                before[3].keys() == shares.keys()
-                and all(abs(before[3][w] - share) < MOVED for w, share in shares.items())):
+        own = {w for w, share in shares.items() if share}
+        why = "" if own else self.pipelines[one.pipeline].why or "all workers are taken"
+        about = stored.version, stored.settings, why, own, spare.behind
+        before, had = one.told
+        if before == about and had.keys() == shares.keys() and (
+                all(abs(had[w] - share) < MOVED for w, share in shares.items())):
             return
         sent = SENT
         if why:
             sent = self.tell(one.peer, "pending", why=why)
-        if not why or before is not None and before[3]:
-            assigned = [{**where[w][1].process, "share": min(share, 1.0)}
-                        for w, share in shares.items()]
+        if shares or had or not why:
+            assigned = [{**where[w][1].process, "share": min(share, 1.0),
+                         "behind": 0 if share else spare.behind} for w, share in shares.items()]
             sent = self.tell(one.peer, "workers", name=stored.name, version=stored.version,
                              settings=stored.settings, workers=assigned, how=how)
         if sent == SENT:
-            if before is None or before[3].keys() != shares.keys():
+            if before is None or before[3] != own:
                 one.steady_since = now
-            one.told = (stored.version, stored.settings, why, shares)
+            one.told = about, shares
         elif sent == GONE:
             one.seen = min(one.seen, now - CONSUMER_SILENT_S + 2.0)
 
@@ -487,6 +491,7 @@ class Scheduler:
             self.snapshot = self.looking(self, now)
 
 
+NO_TIME = SpareTime((), 0)
 SHARE_OF_ALL = 0.01  # of a worker that is asked too, since pull is "all"
 
 

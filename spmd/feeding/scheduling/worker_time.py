@@ -241,7 +241,7 @@ class Taking:
         if not self.has_enough(d):
             near = d.preferred or d.host, bool(owned)
             self.take_of(d, near, () if near in self.groups else (
-                w for w in _near(d, self.pool) if w not in owned))
+                w for w in near_ones(d, self.pool) if w not in owned))
 
     def take_of(self, d: Need, name: Any, members: Iterable[str]) -> None:
         """Of a group of workers, in their order. members: those of the group, where it is new."""
@@ -298,7 +298,7 @@ def _by_host(mine: Mapping[str, float], pool: Pool) -> dict[str, deque[str]]:
     return found
 
 
-def _near(d: Need, pool: Pool) -> Iterable[str]:
+def near_ones(d: Need, pool: Pool) -> Iterable[str]:
     """Workers that a pipeline prefers; where it prefers none, those of the consumer's host."""
     if d.preferred:
         return [w for w, row in pool.rows.items() if d.preferred & (row.names | {w})]

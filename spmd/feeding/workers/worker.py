@@ -217,7 +217,8 @@ class Worker:
             self.answer_unknown(peer, message, [item[0] for item in message["work"]])
             return
         self.queue.add(peer, message["share"],
-                       [QueuedWork(peer, message, item) for item in message["work"]])
+                       [QueuedWork(peer, message, item) for item in message["work"]],
+                       message["behind"] or 0)
 
     def answer_unknown(self, peer: bytes, take: Message, numbers: list[str]) -> None:
         self.answer(peer, encode("unknown", pipeline=take["pipeline"], version=take["version"],

@@ -175,7 +175,8 @@ class Worker:
         router = self.lines.without_strangers(self.router)
         if router is not self.router:
             self.router = router
-            for peer in {*self.links, *self.gathered, *self.queue.consumers}:
+            local = {who.encode() for who in self.handing.peers}
+            for peer in {*self.links, *self.gathered, *self.queue.consumers, *local}:
                 self.leave(peer)
 
     def drop(self, name: str, version: int) -> None:

@@ -110,7 +110,7 @@ def test_who_starts_again_keeps_what_everybody_has_until_all_are_measured():
             "consume", consumer=one, run="r", pipeline="images", feed="feed", rows=[0, 8], batch=8,
             fields=[], host="a", ranks=[0], device="cpu"))
         assert planned() == had, "their rates are not known yet"
-        for k in range(2):
+        for k in (1, 2):
             scheduler.hear(one.encode(), encode(
                 "rate", consumer=one, taken=taken * k, busy_s=float(k), waited_s=0.0, queued=0))
     assert planned() == had and not scheduler._are_unmeasured()
@@ -147,6 +147,20 @@ def test_rates_are_of_those_who_do_not_wait():
     assert abs(meter.waiting(now) - 0.5) < 0.01
     meter.see(now, 10, 0.1)
     assert abs(meter.rate - 1024 / 0.11) < 1, "it began anew: what was measured stays"
+
+
+@pytest.mark.parametrize("start", [0, 7000])
+def test_the_first_batch_is_not_counted_before_it_is_computed(start):
+    """A batch counts as taken at its beginning, its time at its end: also of a run that goes on."""
+    said = {"consumer": IDS[0], "pipeline": "images", "rows": [0, 100], "host": "a", "ranks": [3],
+            "stream": None, "feed": "feed"}
+    one = KnownConsumer(b"", said, 1, 0.0)
+    for k in range(20):
+        begun = max(0, k - 4)  # two seconds until the first one, then two in a second
+        one.rate(k / 2, {"taken": start + 100 * begun, "busy_s": 0.5 * max(0, begun - 1),
+                         "waited_s": 2.0 * (begun > 0), "queued": 0})
+        assert one.meter.rate in (None, pytest.approx(200.0))
+    assert one.meter.rate and one.meter.waiting(10.0) == 0.0, "a start is not starving"
 
 
 def test_who_starves_with_enough_workers_gets_more():

@@ -9,7 +9,7 @@ import pytest
 
 from spmd.data.settings import Settings
 from spmd.feeding.messages.keys import made_for_a_run
-from spmd.feeding.messages.sockets import Lines
+from spmd.feeding.messages.sockets import SENT, Lines
 from spmd.feeding.messages.wire import encode
 from spmd.feeding.scheduling.known_parties import KnownConsumer, find_rates
 from spmd.feeding.scheduling.measuring import RateMeter
@@ -207,6 +207,35 @@ def test_advice_to_who_starves_looks_at_limits(waits, limits, advice):
     said = [w for w in scheduler.snapshot["warnings"] if "starves" in w]
     assert len(said) == 1 and advice in said[0], scheduler.snapshot["warnings"]
     lines.close()
+
+
+def test_who_pulls_from_all_takes_next_to_nothing_of_others():
+    """Sixty ranks that ask every worker of their pipeline, beside one of a higher priority."""
+    keys = made_for_a_run()
+    lines = Lines(keys)
+    scheduler = Scheduler(lines.router("tcp://127.0.0.1:*", keys.server_secret, keys.server),
+                          StateFile())
+    process = [{"worker": w, "address": "tcp://h:1", "key": "k" * 40} for w in IDS[2:]]
+    scheduler.hear(b"a", encode("join", agent=IDS[0], host="a", name="n", device="cpu",
+                                processes=process))
+    for name, given in (("images", {"priority": 5, "workers": 1}), ("text", {"pull": "all"})):
+        scheduler.hear(b"c", encode("submit", name=name, version=0, file="f.py", source="",
+                                    settings=given))
+    for k in range(61):
+        scheduler.hear(b"%d" % k, encode(
+            "consume", consumer=f"{k + 100:016x}", run="r", pipeline="text" if k else "images",
+            feed="feed", rows=[0, 8], batch=8, fields=[], host="a", ranks=[k], device="cpu"))
+    told = dict.fromkeys(IDS[2:], 0.0)
+
+    def tell(peer, kind, **fields):
+        for worker in fields["workers"] if kind == "workers" else ():
+            told[worker["worker"]] += worker["share"]
+        return SENT
+
+    scheduler.tell = tell
+    scheduler.plan(time.monotonic())
+    lines.close()
+    assert all(0.9 < share <= 1.02 for share in told.values()), told
 
 
 def test_preferred_workers_are_here_by_any_name_by_which_they_are_taken():

@@ -417,7 +417,7 @@ class Scheduler:
         if how == "all":  # of all that work for this pipeline
             peers = {c.consumer for c in self.consumers.values() if c.pipeline == one.pipeline}
             avoids = one.avoids(now, where)
-            shares = {w: max(given.get(one.consumer, 0.0), SHARE_OF_ALL)
+            shares = {w: max(given.get(one.consumer, 0.0), SHARE_OF_ALL / len(peers))
                       for w, given in self.assigned.shares.items()
                       if peers & given.keys() and w not in avoids}
         spare = self.assigned.spare.get(one.consumer, NO_TIME)
@@ -492,7 +492,7 @@ class Scheduler:
 
 
 NO_TIME = SpareTime((), 0)
-SHARE_OF_ALL = 0.01  # of a worker that is asked too, since pull is "all"
+SHARE_OF_ALL = 0.01  # of a worker that all are asked, since pull is "all", beside their own
 
 
 def _travelling(stored: Any) -> dict[str, Any]:

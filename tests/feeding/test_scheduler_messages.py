@@ -209,6 +209,42 @@ def test_advice_to_who_starves_looks_at_limits(waits, limits, advice):
     lines.close()
 
 
+def test_a_run_and_a_name_that_begin_anew_are_estimated_and_measured_anew():
+    keys, store = made_for_a_run(), StateFile()
+    lines = Lines(keys)
+    store.put_pipeline(StoredPipeline("images", 1, "f.py", "x", {"estimated_seconds": 60.0}))
+    store.remember(rates={("images", "cpu"): 1000.0})
+    scheduler = Scheduler(lines.router("tcp://127.0.0.1:*", keys.server_secret, keys.server), store)
+    process = [{"worker": IDS[3], "address": "tcp://h:1", "key": "k" * 40}]
+    scheduler.hear(b"a", encode("join", agent=IDS[0], host="a", name="n", device="cpu",
+                                processes=process))
+
+    def consume(k):
+        scheduler.hear(b"r", encode(
+            "consume", consumer=IDS[k], run="r", pipeline="images", feed="feed", rows=[0, 8],
+            batch=8, fields=[], host="a", ranks=[0], device="cpu"))
+
+    consume(1)
+    pipeline = scheduler.pipelines["images"]
+    pipeline.running_since -= 45.0
+    consume(2)
+    now = time.monotonic()
+    assert pipeline.row(now, {}).estimated_s <= 15.0
+    for k in (1, 2):
+        scheduler.hear(b"r", encode("done", consumer=IDS[k]))
+    consume(4)
+    assert pipeline.row(now, {}).estimated_s >= 60.0
+    for k in range(3):
+        scheduler.hear(b"a", encode("beat", agent=IDS[0], workers={
+            IDS[3]: {"images": {"examples": 700 * k, "busy_s": float(k)}}}))
+    row = scheduler.agents[IDS[0]].rows()[0]
+    assert row.rates["images"] == pytest.approx(700.0)
+    scheduler.hear(b"c", encode("cancel", name="images", by="ada"))
+    assert not scheduler.agents[IDS[0]].rows()[0].rates
+    assert not scheduler.given_rates and not store.rates()
+    lines.close()
+
+
 def test_who_pulls_from_all_takes_next_to_nothing_of_others():
     """Sixty ranks that ask every worker of their pipeline, beside one of a higher priority."""
     keys = made_for_a_run()

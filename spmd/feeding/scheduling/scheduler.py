@@ -229,9 +229,10 @@ class Scheduler:
         one = KnownConsumer(peer, message.fields, version, now)
         if before := self.consumers.get(one.consumer):
             one.meter = before.meter  # its line broke: it is what it was
-        self.consumers[one.consumer] = one
         pipeline = self.pipelines[name]
-        pipeline.running_since = pipeline.running_since or now
+        if name not in self._running():  # another run takes as long again
+            pipeline.running_since = now
+        self.consumers[one.consumer] = one
         self.dirty = True
 
     def _pipeline(self, name: str) -> KnownPipeline:
@@ -332,6 +333,11 @@ class Scheduler:
         cancelled(name, self.pipelines)
         self.store.drop_pipeline(name)
         del self.pipelines[name]
+        # Another one of that name is measured anew.
+        self.given_rates = {of: r for of, r in self.given_rates.items() if of[0] != name}
+        for agent in self.agents.values():
+            for worker in agent.workers.values():
+                worker.meters.pop(name, None)
         self.versions.cancelled(name)
         ended = [c for c in self.consumers.values() if c.pipeline == name]
         for one in ended:

@@ -20,7 +20,7 @@ from spmd.feeding.scheduling.assignment import (
     assign,
 )
 from spmd.feeding.scheduling.free_workers import SLIVER, FreeWorkers
-from spmd.feeding.scheduling.worker_time import Budget, Need, Pool
+from spmd.feeding.scheduling.worker_time import Budget, Need, Pool, fit
 
 BATCH, STEP_S = 1024, 0.110
 RATE = BATCH / STEP_S  # examples/s of a rank that takes 110 ms for a batch of 1,024
@@ -173,10 +173,69 @@ def test_priorities_first_and_the_others_are_told():
     found = assign(pipelines, ranks, rows)
     assert len(found.of("h")) == 4 and not found.of("l")
     assert found.pending == {"low": "pipelines of higher priority have all workers: high (priority "
-                             "5); about 90 s more; try: more workers, or a priority above 1"}
+                             "5); about 90 s more; try: more workers, or a priority above 1; "
+                             "until then it has what others leave of their time"}
     assert found.lacks["h"] == 1
     found = assign(pipelines, [ranks[0], replace(ranks[1], rate=1000.0)], rows)
     assert len(found.of("l")) >= 2 and not found.pending
+
+
+def spare_of(found):
+    return {c: (set(one.workers), one.behind) for c, one in found.spare.items()}
+
+
+def test_what_others_leave_is_for_those_that_lack_workers():
+    """By priority; only what its caps allow; nothing where what may be spent is limited."""
+    rows = [WorkerRow(f"a{k}", rates=dict.fromkeys("pqrst", 1000.0)) for k in range(4)]
+    pipelines = [PipelineRow("p", 9), PipelineRow("q", 5, max_workers=2), PipelineRow("r", 1),
+                 PipelineRow("s", 1, limits={"cost": 5.0}), PipelineRow("t", 1, max_workers=0)]
+    ranks = [ConsumerRow(n, n, 3600.0 if n == "p" else 900.0) for n in "pqrst"]
+    found = assign(pipelines, ranks, rows)
+    assert sum(found.of("p").values()) == pytest.approx(3.96) and found.pending.keys() == set("rst")
+    assert not found.of("q") or found.lacks["q"] == 1
+    spare = spare_of(found)
+    assert spare.keys() == {"q", "r"}, "it has what it needs; it has a limit; it is held at none"
+    assert spare["q"][1] == 1 and len(spare["q"][0] | found.of("q").keys()) == 2
+    assert spare["r"] == ({w.worker for w in rows}, 2)
+    assert "until then it has what others leave" in found.pending["r"]
+    assert "it has nothing of what others leave" in found.pending["s"]
+    assert "leave" not in found.pending["t"]
+    again = assign(pipelines, ranks, rows, found.shares, 1, found.spare)
+    assert spare_of(again) == spare
+    alone = assign(pipelines[2:3], [replace(ranks[2], rate=90_000.0)] * 1, rows)
+    assert not alone.spare, "all are its own"
+
+
+def test_who_has_nearly_enough_does_not_change_from_second_to_second():
+    """Whoever had what others leave keeps it until there is a little more than it needs."""
+    rows = [WorkerRow(f"a{k}", rates={"p": 1000.0, "q": 1000.0}) for k in range(4)]
+    pipelines = [PipelineRow("p", 2, workers=2), PipelineRow("q", 1)]
+
+    def at(rate, before):
+        return assign(pipelines, [ConsumerRow("p", "p", 500.0), ConsumerRow("q", "q", rate)], rows,
+                      before.shares, 0, before.spare)
+
+    none = at(1960.0, Assignment())
+    assert not none.spare
+    some = at(2040.0, none)
+    assert some.spare["q"].workers == tuple(some.of("p"))
+    assert at(1960.0, some).spare == some.spare
+    assert not at(1700.0, some).spare
+
+
+def test_few_workers_load_a_pipeline_for_spare_time_at_once():
+    rows = [WorkerRow(f"a{k}", rates={"p": 1000.0}) for k in range(24)]
+    pipelines = [PipelineRow("p", 2, workers=24), PipelineRow("q", 1)]
+    ranks = [ConsumerRow("p", "p", 500.0), *(ConsumerRow(f"q{k}", "q") for k in range(3))]
+    found, loaded = Assignment(), set()
+    for turn in range(3):
+        found = assign(pipelines, ranks, rows, found.shares, turn, found.spare)
+        new = set().union(*(one.workers for one in found.spare.values())) - loaded
+        assert len(new) == 3, "an eighth of all"
+        loaded |= new
+        rows = [replace(w, rates={"p": 1000.0, "q": 500.0}) if w.worker in loaded else w
+                for w in rows]
+    assert all(len(one.workers) >= 6 for one in found.spare.values())
 
 
 def test_time_slices_go_around_the_shortest_first():
@@ -234,6 +293,56 @@ def in_order(d, workers, want, pool):
     enough = [w for w in free if pool.left[w] * d.speeds[w] >= want]
     yield from sorted(enough, key=lambda w: (pool.left[w], d.speeds[w]))[:1]
     yield from sorted(free, key=lambda w: -pool.left[w])
+
+
+@given(st.data())
+@settings(max_examples=150, deadline=None)
+def test_what_a_budget_has_refused_is_not_looked_at_again(data):
+    """And the result is as if it were; to look whether all fits says what it says."""
+    draw = data.draw
+    price = st.sampled_from([0.0, 0.01, 0.5, 2.0])
+    rows = [WorkerRow(f"w{k}", draw(st.sampled_from("hi")), prices={"cost": draw(price)})
+            for k in range(draw(st.integers(1, 9)))]
+    speeds = {row.worker: draw(st.sampled_from([1.0, 3.0, 40.0])) for row in rows}
+    many = draw(st.integers(1, 7))
+    wants = [draw(st.floats(0.02, 9.0)) for _ in range(many)]
+    limit = draw(st.floats(0.01, 5.0))
+    needs = [Need(f"c{k}", "p", draw(st.sampled_from("hi")), want, want, 3.0, speeds, 40.0,
+                  frozenset(), frozenset(), True, False) for k, want in enumerate(wants)]
+
+    def taken(only_all=False):
+        pool = Pool({row.worker: row for row in rows})
+        return fit(needs, 1.0, {}, {"p": Budget(None, {"cost": limit})}, pool, {},
+                   only_all=only_all), pool.shares()
+
+    fits, shares = taken()
+    assert taken(only_all=True)[0] == fits
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(FreeWorkers, "refuse", lambda *_: None)
+        assert taken() == (fits, shares)
+
+
+@pytest.mark.parametrize("hosts", [1, 20])
+def test_a_limit_makes_no_look_at_each_worker_for_each_rank(hosts, monkeypatch):
+    """Half of the workers are fast and dear. Twice as many of all take about twice as long."""
+    looks, allowed = [0], Budget.allowed
+
+    def counted(*about):
+        looks[0] += 1
+        return allowed(*about)
+
+    monkeypatch.setattr(Budget, "allowed", counted)
+
+    def looked(many: int) -> int:
+        rows = [WorkerRow(f"w{k}", f"h{k % hosts}", rates={"p": 3000.0 if k % 2 else 1000.0},
+                          prices={"cost": 2.0 if k % 2 else 0.05}) for k in range(many)]
+        ranks = [ConsumerRow(f"r{k}", "p", 2500.0, f"h{k % hosts}") for k in range(many)]
+        pipelines = [PipelineRow("p", limits={"cost": 0.3 * many})]
+        looks[0], found = 0, assign(pipelines, ranks, rows)
+        assert found.limited and assign(pipelines, ranks, rows, found.shares).limited
+        return looks[0]
+
+    assert looked(200) < 3 * looked(100)
 
 
 def test_limits_of_number_cost_and_energy():
@@ -343,6 +452,10 @@ def test_whatever_comes_nothing_is_overdrawn(now, earlier, turn):
             assert len({w for w, _ in mine}) <= p.max_workers
         for what, limit in p.limits.items():
             assert sum(free[w].prices[what] * share for w, share in mine) <= limit + 1e-3
+        left = {w for c, one in found.spare.items() if of[c] == p.name for w in one.workers}
+        if p.max_workers is not None:
+            assert len({w for w, _ in mine} | left) <= p.max_workers
+        assert not (left and p.limits), "what is spent is counted in shares"
         if p.name in of.values() and not mine:
             assert found.pending.get(p.name), "whoever gets nothing is told why"
     for consumer, more in found.lacks.items():

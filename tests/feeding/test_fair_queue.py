@@ -10,9 +10,10 @@ import pytest
 from spmd.feeding.workers.fair_queue import FairQueue, QueuedWork
 
 
-def give(queue, peer, share, count=4, newest_first=False):
+def give(queue, peer, share, count=4, newest_first=False, behind=0):
     take = {"pipeline": peer, "version": 1, "newest_first": newest_first}
-    queue.add(peer, share, [QueuedWork(peer, take, [str(k), k, 1, k, []]) for k in range(count)])
+    queue.add(peer, share, [QueuedWork(peer, take, [str(k), k, 1, k, []]) for k in range(count)],
+              behind)
 
 
 def run(queue, costs, seconds, shares, held=(), now=0.0):
@@ -62,6 +63,54 @@ def test_with_a_limit_nobody_has_more_than_its_share(others):
     had = run(FairQueue(), dict.fromkeys(shares, 0.03), 40.0, shares, held={"a"})
     assert had["a"] == pytest.approx(10.0, rel=0.05)
     assert had.get("b", 30.0) == pytest.approx(30.0, rel=0.05)
+
+
+def test_who_has_no_share_has_what_all_others_leave():
+    """One takes a third of the time; of what is left, whoever is behind fewer is first."""
+    queue, now, due, late = FairQueue(), 0.0, 0.0, 0.0
+    costs, had = {"a": 0.02, "b": 0.002, "c": 0.002}, dict.fromkeys("abc", 0.0)
+    while now < 30.0:
+        if now >= due:
+            give(queue, "a", 0.01, 1)
+            asked, due = due, due + 0.06
+        for peer, behind in (("b", 1), ("c", 2)):
+            if not queue.lengths()[peer] and (peer != "b" or int(now) % 2):
+                give(queue, peer, 0.0, 2, behind=behind)
+        if (work := queue.next(now)) is None:
+            now = min(due, now + queue.due_in(now))
+            continue
+        if work.peer == "a":
+            late = max(late, now - asked)
+        now += costs[work.peer]
+        queue.took(work.peer, costs[work.peer], now)
+        had[work.peer] += costs[work.peer]
+    assert had["a"] == pytest.approx(10.0, rel=0.01) and late <= 0.0021
+    assert had["b"] == pytest.approx(9.0, rel=0.1), "while it asks, all that is left"
+    assert had["b"] + had["c"] == pytest.approx(18.5, rel=0.05)
+
+
+def test_a_long_piece_begins_where_the_worker_was_idle_for_as_long():
+    """Ranks for whom it works now and then wait for nobody who has no share."""
+    queue, now = FairQueue(), 0.0
+    give(queue, "low", 0.0, 1, behind=1)
+    assert queue.next(0.1).peer == "low"
+    queue.took("low", 0.5, 0.5)
+    give(queue, "low", 0.0, 9, behind=1)
+    for k in range(20):
+        now = 1.0 + 0.1 * k
+        give(queue, "high", 1.0, 1)
+        assert queue.next(now).peer == "high"
+        queue.took("high", 0.01, now + 0.01)
+        assert queue.next(now + 0.09) is None
+    idle = now + 0.01
+    assert queue.due_in(idle) == pytest.approx(0.5)
+    assert queue.next(idle + 0.51).peer == "low"
+    queue.took("low", 0.5, idle + 1.01)
+    assert queue.next(idle + 1.01).peer == "low", "it goes on as long as nobody else asks"
+    give(queue, "low", 0.2, 0)
+    give(queue, "high", 1.0, 1)
+    queue.took("high", 0.01, idle + 2.0)
+    assert queue.next(idle + 2.0).peer == "low", "with a share it waits no more"
 
 
 def test_the_newest_first_what_is_forgotten_and_who_leaves():

@@ -130,6 +130,36 @@ def test_priorities_updates_and_cancelling(served):
             client.wait("high", "running", 0.3)
 
 
+def test_what_a_higher_priority_does_not_use_is_not_lost(served):
+    """It holds both workers and uses little of them; the lower one has the rest, and is told so."""
+    served.submit("low", 0.001, "priority=1")
+    served.submit("high", 0.001, "priority=5, workers=2")
+    served.submit("capped", 0.001, "priority=1, cost=9.0")
+    served.worker(2)
+    served.workers_come(2)
+    high = served.rank("high", seconds=0.2)
+    with served.client() as client:
+        until(lambda: client.status("high")["workers"] == 2)
+        low, capped = served.rank("low", seconds=0.01), served.rank("capped")
+        row = until(lambda: (row := client.status("low"))["spare"] == 2 and row)
+        assert (row["state"], row["workers"]) == ("pending", 0)
+        assert row["why"].startswith("pipelines of higher priority have all workers: high")
+        assert "until then it has what others leave of their time" in row["why"]
+        until(lambda: len(low.seen) > 40)
+        assert client.status("high")["workers"] == 2 and not capped.seen
+        assert "with its limits it has nothing of what" in client.status("capped")["why"]
+        before = len(high.seen)
+        until(lambda: len(high.seen) > before + 5)
+        client.update("low", priority=9, workers=2)
+        until(lambda: (client.status("low")["workers"], client.status("high")["spare"]) == (2, 2))
+        counts = len(low.seen), len(high.seen)
+        until(lambda: len(low.seen) > counts[0] + 20 and len(high.seen) > counts[1] + 2)
+    for rank in (low, high):
+        assert not rank.error
+        seen = np.concatenate(rank.seen)
+        assert len(np.unique(seen)) == len(seen), "no example came twice"
+
+
 def test_who_waits_for_a_run_hears_of_its_end(served):
     """Also of a scheduler that was killed behind that end; and once for each run."""
     served.submit("numbers", 0.0001)

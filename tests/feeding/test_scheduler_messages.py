@@ -9,7 +9,7 @@ import pytest
 
 from spmd.data.settings import Settings
 from spmd.feeding.messages.keys import made_for_a_run
-from spmd.feeding.messages.sockets import Lines
+from spmd.feeding.messages.sockets import SENT, Lines
 from spmd.feeding.messages.wire import encode
 from spmd.feeding.scheduling.known_parties import KnownConsumer, find_rates
 from spmd.feeding.scheduling.measuring import RateMeter
@@ -110,7 +110,7 @@ def test_who_starts_again_keeps_what_everybody_has_until_all_are_measured():
             "consume", consumer=one, run="r", pipeline="images", feed="feed", rows=[0, 8], batch=8,
             fields=[], host="a", ranks=[0], device="cpu"))
         assert planned() == had, "their rates are not known yet"
-        for k in range(2):
+        for k in (1, 2):
             scheduler.hear(one.encode(), encode(
                 "rate", consumer=one, taken=taken * k, busy_s=float(k), waited_s=0.0, queued=0))
     assert planned() == had and not scheduler._are_unmeasured()
@@ -147,6 +147,20 @@ def test_rates_are_of_those_who_do_not_wait():
     assert abs(meter.waiting(now) - 0.5) < 0.01
     meter.see(now, 10, 0.1)
     assert abs(meter.rate - 1024 / 0.11) < 1, "it began anew: what was measured stays"
+
+
+@pytest.mark.parametrize("start", [0, 7000])
+def test_the_first_batch_is_not_counted_before_it_is_computed(start):
+    """A batch counts as taken at its beginning, its time at its end: also of a run that goes on."""
+    said = {"consumer": IDS[0], "pipeline": "images", "rows": [0, 100], "host": "a", "ranks": [3],
+            "stream": None, "feed": "feed"}
+    one = KnownConsumer(b"", said, 1, 0.0)
+    for k in range(20):
+        begun = max(0, k - 4)  # two seconds until the first one, then two in a second
+        one.rate(k / 2, {"taken": start + 100 * begun, "busy_s": 0.5 * max(0, begun - 1),
+                         "waited_s": 2.0 * (begun > 0), "queued": 0})
+        assert one.meter.rate in (None, pytest.approx(200.0))
+    assert one.meter.rate and one.meter.waiting(10.0) == 0.0, "a start is not starving"
 
 
 def test_who_starves_with_enough_workers_gets_more():
@@ -193,6 +207,71 @@ def test_advice_to_who_starves_looks_at_limits(waits, limits, advice):
     said = [w for w in scheduler.snapshot["warnings"] if "starves" in w]
     assert len(said) == 1 and advice in said[0], scheduler.snapshot["warnings"]
     lines.close()
+
+
+def test_a_run_and_a_name_that_begin_anew_are_estimated_and_measured_anew():
+    keys, store = made_for_a_run(), StateFile()
+    lines = Lines(keys)
+    store.put_pipeline(StoredPipeline("images", 1, "f.py", "x", {"estimated_seconds": 60.0}))
+    store.remember(rates={("images", "cpu"): 1000.0})
+    scheduler = Scheduler(lines.router("tcp://127.0.0.1:*", keys.server_secret, keys.server), store)
+    process = [{"worker": IDS[3], "address": "tcp://h:1", "key": "k" * 40}]
+    scheduler.hear(b"a", encode("join", agent=IDS[0], host="a", name="n", device="cpu",
+                                processes=process))
+
+    def consume(k):
+        scheduler.hear(b"r", encode(
+            "consume", consumer=IDS[k], run="r", pipeline="images", feed="feed", rows=[0, 8],
+            batch=8, fields=[], host="a", ranks=[0], device="cpu"))
+
+    consume(1)
+    pipeline = scheduler.pipelines["images"]
+    pipeline.running_since -= 45.0
+    consume(2)
+    now = time.monotonic()
+    assert pipeline.row(now, {}).estimated_s <= 15.0
+    for k in (1, 2):
+        scheduler.hear(b"r", encode("done", consumer=IDS[k]))
+    consume(4)
+    assert pipeline.row(now, {}).estimated_s >= 60.0
+    for k in range(3):
+        scheduler.hear(b"a", encode("beat", agent=IDS[0], workers={
+            IDS[3]: {"images": {"examples": 700 * k, "busy_s": float(k)}}}))
+    row = scheduler.agents[IDS[0]].rows()[0]
+    assert row.rates["images"] == pytest.approx(700.0)
+    scheduler.hear(b"c", encode("cancel", name="images", by="ada"))
+    assert not scheduler.agents[IDS[0]].rows()[0].rates
+    assert not scheduler.given_rates and not store.rates()
+    lines.close()
+
+
+def test_who_pulls_from_all_takes_next_to_nothing_of_others():
+    """Sixty ranks that ask every worker of their pipeline, beside one of a higher priority."""
+    keys = made_for_a_run()
+    lines = Lines(keys)
+    scheduler = Scheduler(lines.router("tcp://127.0.0.1:*", keys.server_secret, keys.server),
+                          StateFile())
+    process = [{"worker": w, "address": "tcp://h:1", "key": "k" * 40} for w in IDS[2:]]
+    scheduler.hear(b"a", encode("join", agent=IDS[0], host="a", name="n", device="cpu",
+                                processes=process))
+    for name, given in (("images", {"priority": 5, "workers": 1}), ("text", {"pull": "all"})):
+        scheduler.hear(b"c", encode("submit", name=name, version=0, file="f.py", source="",
+                                    settings=given))
+    for k in range(61):
+        scheduler.hear(b"%d" % k, encode(
+            "consume", consumer=f"{k + 100:016x}", run="r", pipeline="text" if k else "images",
+            feed="feed", rows=[0, 8], batch=8, fields=[], host="a", ranks=[k], device="cpu"))
+    told = dict.fromkeys(IDS[2:], 0.0)
+
+    def tell(peer, kind, **fields):
+        for worker in fields["workers"] if kind == "workers" else ():
+            told[worker["worker"]] += worker["share"]
+        return SENT
+
+    scheduler.tell = tell
+    scheduler.plan(time.monotonic())
+    lines.close()
+    assert all(0.9 < share <= 1.02 for share in told.values()), told
 
 
 def test_preferred_workers_are_here_by_any_name_by_which_they_are_taken():

@@ -269,6 +269,26 @@ def test_a_line_that_breaks_loses_nothing(monkeypatch):
         assert sorted(seen) == list(range(400)) and ring.next() is None
 
 
+def test_what_others_leave_no_time_for_is_asked_of_those_with_a_share():
+    """Soon, and before other pieces; where nobody has a share, after the time for any worker."""
+    asking = Asking([(0, 8)], 8, 0, masked=False)
+    asking.example_s = 0.01
+    asking.open_until(2, 1, 2, small=True)
+    assert len(asking.waiting) > 8, "pieces of one example: each takes long enough"
+    number = asking.take("spare", 0.0, True)[0]
+    assert asking.late(0.012) is None
+    assert asking.late(0.05) == number and asking.waiting
+    assert asking.late(0.05, has_own=False) is None and asking.late(0.5, has_own=False) == number
+    asking.ask_again(number, "other", 0.5, True)
+    assert asking.late(0.51) is None and asking.askers(number) == {"spare", "other"}
+    assert asking.late(0.55) in asking.asked, "also that one may have no time"
+    again = asking.ask_again(number, "own", 0.55)[0]
+    assert asking.late(60.0) is None, "there are others to ask for first"
+    asking.fill(again, {}, 1, set(), None, 0.01, 0.56)
+    asking.fill(number, {}, 1, set(), None, 0.01, 60.0)
+    assert asking.took_s == pytest.approx(0.01), "how long it waited there says nothing of others"
+
+
 def test_the_newest_batch_takes_no_rows_of_others():
     """Answers of an older worker come after a newer batch has taken the place of theirs."""
     asking = Asking([(0, 2)], 2, 0, masked=False)

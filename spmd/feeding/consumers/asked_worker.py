@@ -47,12 +47,13 @@ def said_missed(missed: dict[str, tuple[str, str]]) -> str:
 
 class AskedWorker:
     """assigned: what the scheduler says of it: address, key, local socket, share. acts: it hears of
-    actions too."""
+    actions too. behind: it gives what others leave of its time; 0: the share."""
 
     def __init__(self, lines: Lines, assigned: dict[str, Any], here: str,
                  acts: bool = False) -> None:
-        self.worker, self.share = assigned["worker"], assigned["share"]
-        self.assigned = assigned
+        self.worker, self.assigned = assigned["worker"], assigned
+        self.share, self.behind = assigned["share"], assigned["behind"] or 0
+        self.told_behind = self.behind  # what it has heard of it
         self.lines, self.here, self.acts = lines, here, acts
         # Each line has a name of its own: of what a worker does for an earlier one, nothing comes
         # to this one, neither an answer nor a region that only the earlier one has mapped.
@@ -97,14 +98,14 @@ class AskedWorker:
 
     def again(self) -> AskedWorker:
         """The same worker, over a new line; this one is closed."""
-        assigned = {**self.assigned, "share": self.share}
+        assigned = {**self.assigned, "share": self.share, "behind": self.behind}
         found = AskedWorker(self.lines, assigned, self.here, self.acts)
         found.rows, found.told = self.rows, self.told
         return found
 
     def credits(self, piece_s: float) -> int:
         """Pieces that it may owe: those before it, and those on their way to it and from it."""
-        if not piece_s:
+        if not piece_s or self.behind:
             return CREDITS
         before = min(max(CREDITS, round(AHEAD_S / piece_s)), MOST_CREDITS)
         return before + min(int(self.way_s / max(piece_s, LEAST_S)), MOST_FAR)

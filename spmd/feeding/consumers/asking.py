@@ -51,9 +51,12 @@ class AskedPiece:
 
 @dataclass
 class Asked:
+    """spare: of what others leave of a worker's time: it may take any time."""
+
     piece: AskedPiece
     worker: str
     when: float
+    spare: bool
 
 
 @dataclass
@@ -117,12 +120,13 @@ class Asking:
     # ---- pieces
 
     def open_until(self, room: int, workers: int, depth: int, span: int = 1,
-                   stop: int | None = None) -> None:
+                   stop: int | None = None, small: bool = False) -> None:
         """Cuts the batches for which there is room, those before `room`, into pieces that wait to
         be asked for.
 
         span: so many batches may be one piece, where each alone is not worth a message. stop: no
-        batch from here on is asked for.
+        batch from here on is asked for. small: the smallest pieces that are worth a message: they
+        find a place between those of others.
         """
         if self.opened >= room:
             return
@@ -138,7 +142,7 @@ class Asking:
             self.filled[k], self.pieces[k] = {}, 0
             if not self.cut or not self.keeps_cut:
                 self.cut = [rows for begin, end in self.segments
-                            for rows in self._cut(k, begin, end, workers, depth)]
+                            for rows in self._cut(k, begin, end, workers, depth, small)]
             for row, count in self.cut:
                 heapq.heappush(self.waiting, AskedPiece(k, row, count, k * self.batch + row))
                 self.pieces[k] += 1
@@ -169,13 +173,14 @@ class Asking:
         heapq.heappush(self.waiting,
                        AskedPiece(k, 0, many * self.batch, k * self.batch, many))
 
-    def _cut(self, k: int, begin: int, end: int, workers: int,
-             depth: int) -> Iterator[tuple[int, int]]:
+    def _cut(self, k: int, begin: int, end: int, workers: int, depth: int,
+             small: bool) -> Iterator[tuple[int, int]]:
         """Enough pieces for all workers, none too small to be worth it, cut between examples
         that are not computed together."""
         rows = -(-(end - begin) * depth // (2 * max(workers, 1)))
         if self.example_s:
-            rows = max(rows, round(LEAST_S / self.example_s))
+            least = round(LEAST_S / self.example_s)
+            rows = least if small else max(rows, least)
         rows = max(1, min(rows, MOST_BYTES // self.row_bytes, end - begin))
         at, base = begin, k * self.batch
         while at < end:
@@ -186,19 +191,24 @@ class Asking:
             yield at, stop - at
             at = stop
 
-    def take(self, worker: str, now: float) -> list[Any] | None:
+    def take(self, worker: str, now: float, spare: bool = False) -> list[Any] | None:
         """The next piece, as an item of a take message."""
         if not self.waiting:
             return None
-        return self._ask(heapq.heappop(self.waiting), worker, now)
+        return self._ask(heapq.heappop(self.waiting), worker, now, spare)
 
-    def ask_again(self, number: str, worker: str, now: float) -> list[Any]:
+    def ask_again(self, number: str, worker: str, now: float, spare: bool = False) -> list[Any]:
         """A piece once more, of another worker: whoever answers first fills it."""
-        return self._ask(self.asked[number].piece, worker, now)
+        return self._ask(self.asked[number].piece, worker, now, spare)
 
-    def _ask(self, piece: AskedPiece, worker: str, now: float) -> list[Any]:
+    def askers(self, number: str) -> set[str]:
+        """The workers that were asked for this piece."""
+        piece = self.asked[number].piece
+        return {a.worker for a in self.asked.values() if a.piece == piece}
+
+    def _ask(self, piece: AskedPiece, worker: str, now: float, spare: bool) -> list[Any]:
         number = new_id()
-        self.asked[number] = Asked(piece, worker, now)
+        self.asked[number] = Asked(piece, worker, now, spare)
         # Rows here do not tell whether the last rows of the batch are there.
         end = (piece.k + piece.batches) * self.batch - 1
         through = max(piece.first, piece.first + piece.count - 1) if self.masked else end
@@ -217,18 +227,24 @@ class Asking:
     def of(self, worker: str) -> list[str]:
         return [n for n, a in self.asked.items() if a.worker == worker]
 
-    def late(self, now: float) -> str | None:
-        """A piece that holds up the next batch, and takes much longer than it should."""
+    def late(self, now: float, has_own: bool = True) -> str | None:
+        """A piece that holds up the next batch, and takes much longer than it should.
+
+        has_own: there are workers with a share: they do soon what others leave no time for.
+        """
         if self.keeps_cut:  # environments must not act twice
             return None
         for number, asked in self.asked.items():
             piece = asked.piece
             if not piece.k <= self.next < piece.k + piece.batches:
                 continue
-            expected = FIRST_S if not self.example_s else LATE_S + 4 * max(
-                self.example_s * max(piece.count, self.together), self.took_s)
-            if now - asked.when > expected and (
-                    sum(a.piece == piece for a in self.asked.values()) < 2):
+            takes = max(self.example_s * max(piece.count, self.together), self.took_s)
+            same = [a for a in self.asked.values() if a.piece == piece]
+            spare = all(a.spare for a in same)
+            expected = FIRST_S if not self.example_s else (
+                LEAST_S + takes if spare and has_own else LATE_S + 4 * takes)
+            if (now - max(a.when for a in same) > expected and (spare or not self.waiting)
+                    and sum(not a.spare for a in same) < 2):
                 return number
         return None
 
@@ -261,7 +277,7 @@ class Asking:
         if asked is None or not wanted:
             return 0
         piece = asked.piece
-        if now is not None and rows:
+        if now is not None and rows and not asked.spare:
             self.took_s += (now - asked.when - self.took_s) * (0.2 if self.took_s else 1.0)
         there = None if rows >= piece.count and not broken and not self.left_out else [
             i < rows and piece.first + i not in broken

@@ -260,22 +260,26 @@ class Filling:
     def assign(self, message: Message) -> None:
         """Other workers, or other settings: what was lost waits again."""
         self.version, self.how = message["version"], message["how"]
-        self.pending = None if message["workers"] else self.pending
+        # Environments stay where they are: they are none for spare time.
+        given = [w for w in message["workers"] if not (self.acts and w["behind"])]
+        self.pending = None if any(w["share"] for w in given) else self.pending
         self.settings = message["settings"]
         check_holes(self.supply.pipeline, self.settings.get("on_error") == "skip", self.feed.batch,
                     [f.name for f in self.feed.fields])
         # What waits long is not new any more.
         self.rings.fill_ahead(NEWEST if self.gives_newest() else self.rings.depth)
-        now, self.poller = {w["worker"]: w for w in message["workers"]}, None
+        now, self.poller = {w["worker"]: w for w in given}, None
         for worker in self.workers.keys() - now.keys():
             self.lose(worker)
         for worker, assigned in now.items():
-            if worker in self.workers:
-                self.workers[worker].share = assigned["share"]
-            else:
+            others = [w.rows for w in self.workers.values() if w.worker != worker]
+            if worker not in self.workers:
                 self.workers[worker] = AskedWorker(self.lines, assigned, self.here, self.acts)
-                least = [w.rows for w in self.workers.values() if w.worker != worker]
-                self.workers[worker].rows = min(least, default=0.0)
+                self.workers[worker].rows = min(others, default=0.0)
+            one = self.workers[worker]
+            one.share, one.behind = assigned["share"], assigned["behind"] or 0
+            if one.behind != one.told_behind:
+                one.rows = min(others, default=0.0)
 
     def lose(self, worker: str) -> None:
         """A worker is gone, or not ours any more: others are asked for what it owes."""
@@ -420,9 +424,18 @@ class Filling:
             return
         alone = self.acts or self.gives_newest()
         asking.open_until(room, len(self.workers), 1 if self.acts else depth,
-                          1 if alone else depth // 4, min(self.failed, default=None))
+                          1 if alone else depth // 4, min(self.failed, default=None),
+                          any(w.behind for w in self.workers.values()))
         loads = asking.loads(self.workers)
-        work: dict[str, list[Any]] = {}
+        work: dict[str, list[Any]] = {w: [] for w, one in self.workers.items()
+                                      if one.behind != one.told_behind}
+        own = {w for w, one in self.workers.items() if not one.behind}
+        if late := asking.late(now, bool(own)):
+            able = (own if asking.asked[late].spare and own else loads.keys()) - asking.askers(late)
+            if other := self.choose({w: loads[w] for w in able}, now, 1):
+                work.setdefault(other.worker, []).append(
+                    asking.ask_again(late, other.worker, now, bool(other.behind)))
+                loads[other.worker] += 1
         while asking.waiting:
             piece = asking.waiting[0]
             if piece.k in self.failed:
@@ -432,17 +445,16 @@ class Filling:
                 break
             if self.acts:
                 self.homes[piece.row] = one.worker
-            work.setdefault(one.worker, []).append(asking.take(one.worker, now))
+            work.setdefault(one.worker, []).append(
+                asking.take(one.worker, now, bool(one.behind)))
             loads[one.worker] += 1
-            one.rows += piece.count / max(one.share, 1e-6)
-        if not asking.waiting and (late := asking.late(now)):
-            loads.pop(asking.asked[late].worker, None)
-            if other := self.choose(loads, now, 1):
-                work.setdefault(other.worker, []).append(asking.ask_again(late, other.worker, now))
+            one.rows += piece.count / (one.share or 1.0)
         for worker, items in work.items():
+            self.workers[worker].told_behind = self.workers[worker].behind
             self.workers[worker].say(
                 "take", pipeline=self.supply.pipeline, version=self.version, fields=self.fields,
                 order=self.supply.order() or None, share=self.workers[worker].share,
+                behind=self.workers[worker].behind or None,
                 newest_first=self.settings.get("queue") == "lifo", work=items,
                 free=self.free.pop(worker, None))
 
@@ -465,8 +477,10 @@ class Filling:
                 if loads.get(w, 1 << 30) < one.credits(piece_s) and one.can_be_asked(now)]
         if not able:
             return None
+        if any(not one.behind for one in able):  # what others leave comes after what is ours
+            able = [one for one in able if not one.behind]
         if self.how == "random":
-            return random.choices(able, [max(one.share, 1e-6) for one in able])[0]
+            return random.choices(able, [one.share or 1.0 for one in able])[0]
         if self.how == "all":
             return min(able, key=lambda one: loads[one.worker])
         return min(able, key=lambda one: one.rows)

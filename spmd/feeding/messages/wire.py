@@ -63,12 +63,13 @@ SOURCE = text(TEXT_BYTES)
 
 # A process that computes. address, key: its ROUTER and the public CURVE key of that.
 # local: its abstract Unix socket, for consumers of the same host;
-# secret: what that one asks for. share: the part of a consumer's work that it should get.
+# secret: what that one asks for. share: the part of its time that a consumer has; 0 where it has
+# what others leave, behind: after those that are behind fewer.
 PROCESS: dict[str, Check] = {
     "worker": identity, "address": address, "key": key, "local": maybe(text(100)),
     "secret": maybe(text(64)), "host": maybe(text(256)),
 }
-ASSIGNED = record(**PROCESS, share=number)
+ASSIGNED = record(**PROCESS, share=number, behind=maybe(count))
 
 # A field of a feed: dtype as NumPy writes it ("<f4"), shape of one example.
 FIELD = record(name=name, dtype=text(32), shape=each(whole(0, 1 << 40), 32))
@@ -164,11 +165,12 @@ TABLE: dict[str, dict[str, Check]] = {
     "answer": {"value": plain(12, 65536)},
     "refused": {"text": text(65536), "code": whole(0, 255)},
     # consumer -> worker. It must know that version (load); one that does not answers unknown.
-    # order: of the stream that it must be, where that is known. share: of the worker's time.
+    # order: of the stream that it must be, where that is known. share, behind: as in ASSIGNED.
     # free: results that no rank looks at any more, as in a message of that name.
     "take": {"pipeline": name, "version": count, "fields": each(FIELD, FIELDS),
              "newest_first": flag, "order": maybe(text(64)), "share": maybe(number),
-             "work": each(WORK, WORK_ITEMS), "free": maybe(each(identity, 65536))},
+             "behind": maybe(count), "work": each(WORK, WORK_ITEMS),
+             "free": maybe(each(identity, 65536))},
     "free": {"ids": each(identity, 65536)},
     "forget": {"ids": each(identity, 65536)},  # answers to these are not wanted any more
     "give_back": {"pipeline": name, "version": count, "first": count,

@@ -8,13 +8,14 @@ workers every consumer has what it takes, and less than one worker more.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import NamedTuple
 
 from spmd.feeding.scheduling.fair_division import Parts, divided
 from spmd.feeding.scheduling.free_workers import SLIVER
+from spmd.feeding.scheduling.spare_time import SpareTime, spare_time
 from spmd.feeding.scheduling.worker_time import Budget, Held, Need, Pool, fit, held_by, supplied
 
 Shares = dict[str, dict[str, float]]  # worker -> consumer -> part of its time
@@ -49,6 +50,10 @@ class PipelineRow:
     limits: Mapping[str, float] = field(default_factory=dict)
     left: Mapping[str, float] = field(default_factory=dict)
     preferred: frozenset[str] = frozenset()
+
+    def is_charged(self) -> bool:
+        """Whether what it may spend is limited: by the shares that it has."""
+        return bool(self.limits or self.left)
 
 
 @dataclass(frozen=True)
@@ -87,6 +92,7 @@ class Assignment:
     needs: how many workers each consumer takes by the rate equation (None: not known yet).
     lacks: how many more would do, for those that have too few.
     limited: pipeline -> the setting that lets it have no more.
+    spare: consumer -> the workers of which it has what others leave.
     """
 
     shares: Shares = field(default_factory=dict)
@@ -94,6 +100,7 @@ class Assignment:
     needs: Mapping[str, float | None] = field(default_factory=dict)
     lacks: Mapping[str, int] = field(default_factory=dict)
     limited: Mapping[str, str] = field(default_factory=dict)
+    spare: Mapping[str, SpareTime] = field(default_factory=dict)
 
     def of(self, consumer: str) -> dict[str, float]:
         """The workers of a consumer, with their shares."""
@@ -103,10 +110,12 @@ class Assignment:
 def assign(
     pipelines: Sequence[PipelineRow], consumers: Sequence[ConsumerRow],
     workers: Sequence[WorkerRow], before: Shares | None = None, turn: int = 0,
+    spare_before: Mapping[str, SpareTime] | None = None,
 ) -> Assignment:
     """Priorities first; then all alike. turn: the number of the time slice, where slices are due.
 
-    What consumers had before stays theirs as long as it is about what they need.
+    What consumers had before stays theirs as long as it is about what they need. Who lacks workers
+    has what others leave of theirs.
     """
     rows = {row.name: row for row in pipelines}
     ours = [c for c in consumers if c.pipeline in rows]
@@ -127,10 +136,12 @@ def assign(
             continue
         able = _sliced(able, demands, budgets, pool, turn, pending)
         _level([d for row in able for d in demands[row.name]], budgets, pool, held)
-    every = [d for row in sorted(pipelines, key=lambda r: -r.priority) for d in demands[row.name]
-             if row.name not in pending]
-    _spread([d for d in every if d.spread], budgets, pool, before)
-    return _told(rows, demands, pool, pending, budgets)
+    line = sorted(pipelines, key=lambda r: -r.priority)
+    _spread([d for row in line for d in demands[row.name] if d.spread and row.name not in pending],
+            budgets, pool, before)
+    found = _told(rows, demands, pool, pending, budgets)
+    waiting = {row.name for row in line if row.name in pending and not _refusal(row, workers)}
+    return _with_spare(found, line, waiting, demands, budgets, pool, spare_before or {}, turn)
 
 
 # ---- what each one needs ------------------------------------------------------------------------
@@ -226,7 +237,8 @@ def _sliced(
     """
     every = [d for row in able for d in demands[row.name]]
     count = pool.workers_left()
-    if count >= len(able) or fit(every, 1.0, {}, _copies(budgets), pool.copy(), {}):
+    if count >= len(able) or fit(
+            every, 1.0, {}, _copies(budgets), pool.copy(), {}, only_all=True):
         return able
     line = sorted(able, key=lambda r: (r.estimated_s is None, r.estimated_s or 0.0, r.name))
     first = turn * count % len(line)
@@ -247,7 +259,7 @@ def _level(
     held = {d.consumer: supplied(d, before, pool) for d in demands}
     kept = {d.consumer: held[d.consumer] for d in demands if _is_right(d, held[d.consumer])}
     trial, spent = pool.copy(), _copies(budgets)
-    if fit(demands, 1.0, kept, spent, trial, before):
+    if fit(demands, 1.0, kept, spent, trial, before, only_all=True):
         pool.become(trial)
         _take_over(budgets, spent)
         return
@@ -308,7 +320,8 @@ def _fair_goals(
 
     def fits(levels: Mapping[str, float], trial: Pool | None = None) -> bool:
         goals = {d.consumer: d.target * levels[d.pipeline] for d in demands}
-        return fit(demands, 1.0, goals, _copies(budgets), trial or pool.copy(), before, parts)
+        return fit(demands, 1.0, goals, _copies(budgets), trial or pool.copy(), before, parts,
+                   only_all=trial is None)
 
     def at(level: float, active: list[str]) -> dict[str, float]:
         """Parts of what they want, with so many workers for these, and the others as they are."""
@@ -319,7 +332,7 @@ def _fair_goals(
         if budgets[name].is_bounded():
             own = [d for d in demands if d.pipeline == name]
             most[name] = _largest(lambda part, own=own: fit(  # type: ignore[misc]
-                own, part, {}, _copies(budgets), pool.copy(), before, parts))
+                own, part, {}, _copies(budgets), pool.copy(), before, parts, only_all=True))
     levels, active, first = dict.fromkeys(most, 0.0), list(most), 0.0
     for turn in range(len(most)):
         level = _largest(lambda level, active=active: fits(  # type: ignore[misc]
@@ -378,6 +391,38 @@ def _spread(
                 break
 
 
+def _with_spare(
+    found: Assignment, line: Sequence[PipelineRow], waiting: Set[str],
+    demands: Mapping[str, list[Need]], budgets: Mapping[str, Budget], pool: Pool,
+    before: Mapping[str, SpareTime], turn: int,
+) -> Assignment:
+    """Who lacks workers, the highest priority first, has what others leave; those that wait for
+    workers are told so. What a pipeline may spend is counted in shares, and there are none here."""
+    rows = {row.name: row for row in line}
+
+    def is_short(d: Need) -> bool:
+        """Who had some before keeps it until it has a little more than it needs."""
+        more = d.known and d.consumer in before and _had(d, pool) < d.target
+        return more or d.consumer in found.lacks or not pool.of(d.consumer)
+
+    short = [d for row in line if not row.is_charged() for d in filter(is_short, demands[row.name])]
+    levels = sorted({rows[d.pipeline].priority for d in short}, reverse=True)
+    behind = {d.pipeline: 1 + levels.index(rows[d.pipeline].priority) for d in short}
+    spare = spare_time(short, behind, budgets, pool, before, turn)
+    served, pending = {d.pipeline for d in short if d.consumer in spare}, dict(found.pending)
+    for name in waiting:
+        if rows[name].is_charged():
+            pending[name] += "; with its limits it has nothing of what others leave"
+        elif name in served:
+            pending[name] += "; until then it has what others leave of their time"
+    return replace(found, pending=pending, spare=spare)
+
+
+def _had(d: Need, pool: Pool) -> float:
+    """Examples/s of the workers that a consumer has."""
+    return sum(share * d.speed(w) for w, (_, share) in pool.of(d.consumer).items())
+
+
 # ---- what is told -------------------------------------------------------------------------------
 
 
@@ -385,20 +430,18 @@ def _told(
     rows: Mapping[str, PipelineRow], demands: Mapping[str, list[Need]], pool: Pool,
     pending: dict[str, str], budgets: Mapping[str, Budget],
 ) -> Assignment:
-    shares = pool.shares()
-    held = held_by(shares)
     limited = {name: limit for name, budget in budgets.items() if (limit := budget.used_up())}
     needs: dict[str, float | None] = {}
     lacks: dict[str, int] = {}
     for name, mine in demands.items():
         for d in mine:
             needs[d.consumer] = d.need / d.usual if d.known else None
-            short = d.need - sum(share * d.speed(w) for w, share in held.get(d.consumer, ()))
+            short = d.need - _had(d, pool)
             if d.known and short > 0.005 * d.need:
                 lacks[d.consumer] = max(1, ceil(short / d.usual - 0.05))
-        if mine and name not in pending and not any(d.consumer in held for d in mine):
+        if mine and name not in pending and not any(pool.of(d.consumer) for d in mine):
             dear = rows[name].limits
             pending[name] = (
                 f"no worker is cheap enough for its limits of {' and '.join(dear)} in an hour"
                 if dear else "all workers are taken; try: more workers")
-    return Assignment(shares, pending, needs, lacks, limited)
+    return Assignment(pool.shares(), pending, needs, lacks, limited)

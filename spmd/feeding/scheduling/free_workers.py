@@ -31,12 +31,16 @@ class FreeWorkers:
         self.parts: Line = sorted((-left, k, w) for w, k in self.place.items()
                                   if SLIVER <= (left := pool.left[w]) < 1.0)
         self.fastest: dict[str, tuple[Mapping[str, float], Line]] = {}  # whole ones, by pipeline
+        # By pipeline: of whom its budget allows no sliver, and what may be had of each yet.
+        self.refused: dict[str, dict[str, float]] = {}
+        self.allowed: dict[str, set[str]] = {}  # whole ones without those
 
     def changed(self, worker: str, before: float) -> None:
         """So much of a worker was free before."""
         left, place = self.pool.left[worker], self.place[worker]
         if before == 1.0:
-            self.whole.discard(worker)
+            for whole in (self.whole, *self.allowed.values()):
+                whole.discard(worker)
             for speeds, line in self.fastest.values():
                 del line[bisect_left(line, (-speeds[worker], place))]
         elif before >= SLIVER:
@@ -44,10 +48,22 @@ class FreeWorkers:
         if left >= SLIVER:
             insort(self.parts, (-left, place, worker))
 
+    def refuse(self, pipeline: str, worker: str, most: float) -> None:
+        """The budget of a pipeline allows no sliver of this one: examples/s at most. It will not
+        allow more of it: budgets shrink."""
+        if pipeline not in self.refused:
+            self.refused[pipeline], self.allowed[pipeline] = {}, set(self.whole)
+        self.refused[pipeline][worker] = most
+        self.allowed[pipeline].discard(worker)
+
     def in_order(self, d: Need, want: float, budget: Budget) -> Iterator[str]:
         """Whole workers while a whole one is needed, the fastest first; then of one that others
         use too the one with the least time left that is enough; else whatever is left."""
         line, at = self._line(d), 0
+        refused = self.refused.get(d.pipeline, {})
+        if want < SLIVER * d.fastest and want <= max(refused.values(), default=0.0):
+            refused = {}  # so little may be had of them
+        whole = self.allowed[d.pipeline] if refused else self.whole
         while at < len(line):
             worker = line[at][2]
             if worker not in d.avoids:
@@ -59,8 +75,8 @@ class FreeWorkers:
         if worker := self._just_enough(d, want, line):
             yield worker
         if not budget.is_full():
-            yield from sorted(self.whole, key=self.place.__getitem__)
-        yield from [worker for _, _, worker in self.parts]
+            yield from sorted(whole, key=self.place.__getitem__)
+        yield from [worker for _, _, worker in self.parts if worker not in refused]
 
     def _line(self, d: Need) -> Line:
         if d.pipeline not in self.fastest:

@@ -93,7 +93,7 @@ def preferred(settings: Mapping[str, Any]) -> set[str]:
 
 
 class KnownConsumer:
-    """A process of ranks that takes a feed. told: the workers that it was sent, with shares.
+    """A process of ranks that takes a feed. told: what it was sent, and the workers with shares.
 
     version: of its pipeline, as long as it lives. taken, queued: examples that its ranks took, and
     that lie ready for them.
@@ -106,7 +106,8 @@ class KnownConsumer:
         self.per_batch = max(1, last - first)
         self.meter = RateMeter(CONSUMER_WINDOW_S)
         self.taken = self.queued = 0
-        self.told: Any = None
+        self.before_first: int | None = None  # what it had taken, until it takes its first batch
+        self.told: tuple[Any, dict[str, float]] = None, {}
         self.steady_since = now
         self.avoided: dict[str, Avoided] = {}  # by worker
         self.extra = 0.0  # more than measured, where it starves though that should be enough
@@ -114,6 +115,10 @@ class KnownConsumer:
 
     def rate(self, now: float, said: dict[str, Any]) -> None:
         self.seen, self.taken, self.queued = now, said["taken"], said["queued"]
+        if self.before_first not in (None, self.taken):
+            # A batch counts as taken when its time begins: from none on, one too many would count.
+            self.meter = RateMeter(CONSUMER_WINDOW_S)
+        self.before_first = None if said["busy_s"] else self.taken
         self.meter.see(now, said["taken"], said["busy_s"], said["waited_s"])
 
     def adapt(self, now: float, enough: bool) -> None:

@@ -32,6 +32,7 @@ from spmd.feeding.scheduling.known_parties import (
 from spmd.feeding.scheduling.pipeline_requests import cancelled, submitted, updated
 from spmd.feeding.scheduling.run_versions import RunVersions, unknown_pipeline
 from spmd.feeding.scheduling.scheduler_state import FullDisk, StateFile, StoredPipeline
+from spmd.feeding.scheduling.spare_time import SpareTime
 
 SILENT_S = 1.5  # an agent that has not beaten for so long is dead
 CONSUMER_SILENT_S = 10.0  # it has its workers anyway; what it had is then given to others
@@ -228,9 +229,10 @@ class Scheduler:
         one = KnownConsumer(peer, message.fields, version, now)
         if before := self.consumers.get(one.consumer):
             one.meter = before.meter  # its line broke: it is what it was
-        self.consumers[one.consumer] = one
         pipeline = self.pipelines[name]
-        pipeline.running_since = pipeline.running_since or now
+        if name not in self._running():  # another run takes as long again
+            pipeline.running_since = now
+        self.consumers[one.consumer] = one
         self.dirty = True
 
     def _pipeline(self, name: str) -> KnownPipeline:
@@ -331,6 +333,11 @@ class Scheduler:
         cancelled(name, self.pipelines)
         self.store.drop_pipeline(name)
         del self.pipelines[name]
+        # Another one of that name is measured anew.
+        self.given_rates = {of: r for of, r in self.given_rates.items() if of[0] != name}
+        for agent in self.agents.values():
+            for worker in agent.workers.values():
+                worker.meters.pop(name, None)
         self.versions.cancelled(name)
         ended = [c for c in self.consumers.values() if c.pipeline == name]
         for one in ended:
@@ -365,7 +372,7 @@ class Scheduler:
         there = {row.worker for row in workers}
         find_rates(self.consumers.values(), now)
         found = assign(pipelines, [c.row(now, there) for c in self.consumers.values()], workers,
-                       self.assigned.shares, int(now // self.slice_s))
+                       self.assigned.shares, int(now // self.slice_s), self.assigned.spare)
         if now < self.coming_until and (self.awaited or self._are_unmeasured()):
             return  # just restarted: everybody works on as before, until all are here again
         self.assigned, self.coming_until = found, now
@@ -416,32 +423,35 @@ class Scheduler:
         if how == "all":  # of all that work for this pipeline
             peers = {c.consumer for c in self.consumers.values() if c.pipeline == one.pipeline}
             avoids = one.avoids(now, where)
-            shares = {w: max(given.get(one.consumer, 0.0), SHARE_OF_ALL)
+            shares = {w: max(given.get(one.consumer, 0.0), SHARE_OF_ALL / len(peers))
                       for w, given in self.assigned.shares.items()
                       if peers & given.keys() and w not in avoids}
+        spare = self.assigned.spare.get(one.consumer, NO_TIME)
+        shares = {**dict.fromkeys(spare.workers, 0.0), **shares}  # 0: what others leave
         shares = {w: share for w, share in shares.items() if w in where}
         for agent in {id(a): a for a in (where[w][0] for w in shares)}.values():
             if agent.loaded.get(of) != stored.settings and (
                     self.tell(agent.peer, "load", **_travelling(stored)) == SENT):
                 agent.loaded[of] = stored.settings
-        why = "" if shares else self.pipelines[one.pipeline].why or "all workers are taken"
-        before = one.told
-        if before and before[:3] == (stored.version, stored.settings, why) and (
-                before[3].keys() == shares.keys()
-                and all(abs(before[3][w] - share) < MOVED for w, share in shares.items())):
+        own = {w for w, share in shares.items() if share}
+        why = "" if own else self.pipelines[one.pipeline].why or "all workers are taken"
+        about = stored.version, stored.settings, why, own, spare.behind
+        before, had = one.told
+        if before == about and had.keys() == shares.keys() and (
+                all(abs(had[w] - share) < MOVED for w, share in shares.items())):
             return
         sent = SENT
         if why:
             sent = self.tell(one.peer, "pending", why=why)
-        if not why or before is not None and before[3]:
-            assigned = [{**where[w][1].process, "share": min(share, 1.0)}
-                        for w, share in shares.items()]
+        if shares or had or not why:
+            assigned = [{**where[w][1].process, "share": min(share, 1.0),
+                         "behind": 0 if share else spare.behind} for w, share in shares.items()]
             sent = self.tell(one.peer, "workers", name=stored.name, version=stored.version,
                              settings=stored.settings, workers=assigned, how=how)
         if sent == SENT:
-            if before is None or before[3].keys() != shares.keys():
+            if before is None or before[3] != own:
                 one.steady_since = now
-            one.told = (stored.version, stored.settings, why, shares)
+            one.told = about, shares
         elif sent == GONE:
             one.seen = min(one.seen, now - CONSUMER_SILENT_S + 2.0)
 
@@ -487,7 +497,8 @@ class Scheduler:
             self.snapshot = self.looking(self, now)
 
 
-SHARE_OF_ALL = 0.01  # of a worker that is asked too, since pull is "all"
+NO_TIME = SpareTime((), 0)
+SHARE_OF_ALL = 0.01  # of a worker that all are asked, since pull is "all", beside their own
 
 
 def _travelling(stored: Any) -> dict[str, Any]:

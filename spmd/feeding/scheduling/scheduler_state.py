@@ -176,6 +176,7 @@ class StateFile:
 
     def drop_pipeline(self, name: str) -> None:
         self._must(("DELETE FROM pipelines WHERE name=?", [(name,)]),
+                   ("DELETE FROM rates WHERE pipeline=?", [(name,)]),
                    ("DELETE FROM older WHERE name=?", [(name,)]),
                    ("DELETE FROM runs WHERE pipeline=?", [(name,)]))
 

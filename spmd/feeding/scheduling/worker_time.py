@@ -170,12 +170,13 @@ def supplied(d: Need, before: Held, pool: Pool) -> float:
 def fit(
     demands: list[Need], part: float, goals: Mapping[str, float],
     budgets: Mapping[str, Budget], pool: Pool, before: Held,
-    parts: Mapping[str, Mapping[str, float]] | None = None,
+    parts: Mapping[str, Mapping[str, float]] | None = None, only_all: bool = False,
 ) -> bool:
     """Takes of the pool what all want (goals, or such a part of their targets); whether all have.
 
     parts: by pipeline, which part of a worker is best for it; it takes of these first. What cannot
-    be had is left out; the pool and the budgets change.
+    be had is left out; the pool and the budgets change. only_all: it is over with the first one
+    that cannot have all that it wants.
     """
     taking = Taking(demands, part, goals, budgets, pool, before)
     had = taking.had
@@ -193,6 +194,8 @@ def fit(
         taking.take_near(d, frozenset())
     for d in demands:
         taking.take_of(d, "all", pool.left)
+        if only_all and not taking.has_enough(d):
+            return False
     return all(map(taking.has_enough, demands))
 
 
@@ -224,9 +227,12 @@ class Taking:
                 share = self.wants[d.consumer] / speed
                 share = most if share > most - 1e-6 else share
                 self.wants[d.consumer] -= pool.take(d, worker, share, budget)
-                if pool.left[worker] != left:
-                    for group in self.of_worker.get(worker, ()):
+                for group in self.of_worker.get(worker, ()):
+                    if pool.left[worker] != left:
                         group.changed(worker, left)
+                    elif left >= SLIVER:
+                        prices = pool.rows[worker].prices
+                        group.refuse(d.pipeline, worker, budget.allowed(worker, prices) * speed)
                 if self.has_enough(d):
                     return
 
@@ -235,7 +241,7 @@ class Taking:
         if not self.has_enough(d):
             near = d.preferred or d.host, bool(owned)
             self.take_of(d, near, () if near in self.groups else (
-                w for w in _near(d, self.pool) if w not in owned))
+                w for w in near_ones(d, self.pool) if w not in owned))
 
     def take_of(self, d: Need, name: Any, members: Iterable[str]) -> None:
         """Of a group of workers, in their order. members: those of the group, where it is new."""
@@ -292,7 +298,7 @@ def _by_host(mine: Mapping[str, float], pool: Pool) -> dict[str, deque[str]]:
     return found
 
 
-def _near(d: Need, pool: Pool) -> Iterable[str]:
+def near_ones(d: Need, pool: Pool) -> Iterable[str]:
     """Workers that a pipeline prefers; where it prefers none, those of the consumer's host."""
     if d.preferred:
         return [w for w, row in pool.rows.items() if d.preferred & (row.names | {w})]

@@ -62,7 +62,8 @@ def _consumer(scheduler: Scheduler, one: KnownConsumer, now: float) -> dict[str,
     found = scheduler.assigned
     needs = found.needs.get(one.consumer)
     starved = one.meter.waiting(now)
-    if not found.of(one.consumer) and one.queued < one.per_batch:
+    taken, spare = one.meter.per_second(now), found.spare.get(one.consumer)
+    if not found.of(one.consumer) and one.queued < one.per_batch and not (spare and taken):
         starved = 1.0  # it waits for a batch that nobody makes: such a wait is counted at its end
     return {
         "consumer": one.consumer, "run": one.said["run"], "pipeline": one.pipeline,
@@ -70,10 +71,11 @@ def _consumer(scheduler: Scheduler, one: KnownConsumer, now: float) -> dict[str,
         "feed": one.said["feed"], "ranks": one.ranks(), "host": _host(scheduler, one.said["host"]),
         "device": one.said["device"], "rows": one.said["rows"],
         "batches": one.taken // one.per_batch,
-        "rate": _round(one.could), "taken_per_s": _round(one.meter.per_second(now)),
+        "rate": _round(one.could), "taken_per_s": _round(taken),
         "starved": round(starved, 4), "queued": one.queued // one.per_batch,
         "needs": None if needs is None else round(needs, 2),
         "workers": {w: round(s, 3) for w, s in found.of(one.consumer).items()},
+        "spare": list(spare.workers) if spare else [],  # of these what others leave
         "lacks": found.lacks.get(one.consumer, 0),
         "no_line": {w: no.why for w, no in one.avoided.items() if now < no.until},
     }
@@ -105,6 +107,7 @@ def _pipeline(
 ) -> dict[str, Any]:
     mine = [c for c in consumers if c["pipeline"] == one.name]
     used = {w for c in mine for w in c["workers"]}
+    spare = {w for c in mine for w in c["spare"]} - used
     needs = [c["needs"] for c in mine]
     given = one.stored.settings
     return {
@@ -114,7 +117,8 @@ def _pipeline(
         "state": "running" if used else "pending" if mine else "idle",
         "why": one.why if mine and not used else "",
         "versions": _versions(scheduler, one),
-        "ran": one.running_since is not None, "workers": len(used), "consumers": len(mine),
+        "ran": one.running_since is not None, "consumers": len(mine),
+        "workers": len(used), "spare": len(spare),  # of these more it has what others leave
         "needs": None if None in needs or not needs else round(sum(needs), 2),
         "lacks": sum(c["lacks"] for c in mine),
         "limited": scheduler.assigned.limited.get(one.name, ""),

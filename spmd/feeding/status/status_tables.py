@@ -71,16 +71,22 @@ def _head(seen: dict[str, Any]) -> str:
 
 
 def _pipeline(p: dict[str, Any]) -> Row:
-    return [p["name"], f"{p['priority']:g}", p["state"], f"{p['workers']}", _number(p["needs"]),
-            _number(p["taken_per_s"]), f"{p['starved']:.1%}" if p["consumers"] else "-", p["user"],
-            f"{p['queued']}", _number(p["made_per_s"])]
+    return [p["name"], f"{p['priority']:g}", p["state"], _own(p["workers"], p["spare"]),
+            _number(p["needs"]), _number(p["taken_per_s"]),
+            f"{p['starved']:.1%}" if p["consumers"] else "-", p["user"], f"{p['queued']}",
+            _number(p["made_per_s"])]
+
+
+def _own(workers: int, spare: int) -> str:
+    """2+5: two of its own, and what others leave of five."""
+    return f"{workers}+{spare}" if spare else f"{workers}"
 
 
 def _run(c: dict[str, Any]) -> Row:
     return [c["run"], c["pipeline"], c["ranks"].removeprefix("ranks ").removeprefix("rank "),
-            f"{len(c['workers'])}", _number(c["needs"]), _number(c["taken_per_s"]),
-            f"{c['starved']:.1%}", f"{c['batches']}", c["host"], f"{c['queued']}",
-            _number(c["rate"])]
+            _own(len(c["workers"]), len(c["spare"])), _number(c["needs"]),
+            _number(c["taken_per_s"]), f"{c['starved']:.1%}", f"{c['batches']}", c["host"],
+            f"{c['queued']}", _number(c["rate"])]
 
 
 def _machine(seen: dict[str, Any], agent: dict[str, Any]) -> Row:

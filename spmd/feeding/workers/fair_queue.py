@@ -1,9 +1,9 @@
 """Work that waits at a worker, and whose turn it is: its time follows the shares of consumers.
 
 In: pieces of work, the share of each consumer, what each piece took. Out: the next piece.
-Start-time fair queueing: whoever has had the least time for its share is next.
-Always holds: whoever was idle has no credit for it; a share counts from the next piece on; whose
-pipeline has a limit of cost or energy has no more than its share, though nobody else asks.
+Start-time fair queueing: whoever has had the least time for its share is next. Always holds: who
+was idle has no credit for it; who has a limit of cost or energy has no more than its share; who has
+no share has what others leave, and keeps none of them waiting for longer than the worker was idle.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 LEAST = 1e-3  # a share below this is taken for it
+FIRST_S = 5e-3  # what a piece takes, as long as it is not known
 SAVED_S = 1.0  # of time that one with a limit did not use, and may use later
 MOST = 4096  # pieces that wait, of one consumer: its credits are far fewer
 
@@ -35,13 +36,15 @@ class QueuedWork:
 class ConsumerTurn:
     """What one consumer has waiting, and how much time it has had, over its share.
 
-    not_before: when it may have its next piece, where it is held to its share.
+    not_before: when it may have its next piece, where it is held to its share. behind: it has what
+    all leave that are behind fewer; 0: it has a share. piece_s: what its last piece took.
     """
 
     def __init__(self) -> None:
         self.waiting: deque[QueuedWork] = deque()
         self.turn, self.share = 0.0, 1.0
         self.not_before = 0.0
+        self.behind, self.piece_s = 0, FIRST_S
 
 
 class FairQueue:
@@ -50,18 +53,28 @@ class FairQueue:
     def __init__(self) -> None:
         self.consumers: dict[bytes, ConsumerTurn] = {}
         self.held_up: set[bytes] = set()  # their turn comes when they take what is on its way
-        self._now = 0.0  # the turn of whoever was served last
+        self._now: dict[int, float] = {}  # by `behind`: the turn of whoever was served last
+        self._left_at = 0.0  # when the last piece of one with a share ended
 
     def due_in(self, now: float) -> float:
         """In how many seconds there is something to do; infinite where nothing waits."""
-        return min((max(0.0, one.not_before - now) for peer, one in self.consumers.items()
+        return min((max(0.0, self._due(one) - now) for peer, one in self.consumers.items()
                     if one.waiting and peer not in self.held_up), default=inf)
 
-    def add(self, peer: bytes, share: float | None, works: Iterable[QueuedWork]) -> None:
-        """Work of a consumer, and the share that it has of this worker from now on."""
+    def _due(self, one: ConsumerTurn) -> float:
+        """Ranks for whom nothing is asked in such a time have more than that lying ready, and can
+        wait for so long."""
+        return self._left_at + one.piece_s if one.behind else one.not_before
+
+    def add(self, peer: bytes, share: float | None, works: Iterable[QueuedWork],
+            behind: int = 0) -> None:
+        """Work of a consumer, and what it has of this worker from now on."""
         one = self.consumers.setdefault(peer, ConsumerTurn())
-        if not one.waiting:
-            one.turn = max(one.turn, self._now)
+        if one.behind != behind:
+            one.turn = 0.0  # of another clock
+        if one.behind != behind or not one.waiting:
+            one.turn = max(one.turn, self._now.get(behind, 0.0))
+        one.behind = behind
         if share is not None:
             one.share = max(share, LEAST)
         for work in works:
@@ -71,16 +84,22 @@ class FairQueue:
     def next(self, now: float) -> QueuedWork | None:
         """Of whoever had the least time for its share; the newest first where it says so."""
         waiting = [one for peer, one in self.consumers.items()
-                   if one.waiting and one.not_before <= now and peer not in self.held_up]
+                   if one.waiting and self._due(one) <= now and peer not in self.held_up]
         if not waiting:
             return None
-        one = min(waiting, key=lambda c: c.turn)
-        self._now = one.turn
+        one = min(waiting, key=lambda c: (c.behind, c.turn))
+        self._now[one.behind] = one.turn
         return one.waiting.pop() if one.waiting[-1].take["newest_first"] else one.waiting.popleft()
 
     def took(self, peer: bytes, seconds: float, now: float, held: bool = False) -> None:
         """What its piece took, until now. held: it may have its share, and no more."""
-        if one := self.consumers.get(peer):
+        one = self.consumers.get(peer)
+        if one and one.behind:
+            one.turn += seconds
+            one.piece_s = seconds
+            return
+        self._left_at = now
+        if one:
             one.turn += seconds / one.share
             # A while that it did not use counts for it, but not a long one.
             began = max(one.not_before, now - seconds - SAVED_S)

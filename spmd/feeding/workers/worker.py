@@ -172,7 +172,8 @@ class Worker:
         router = self.lines.without_strangers(self.router)
         if router is not self.router:
             self.router = router
-            for peer in {*self.links, *self.gathered, *self.queue.consumers}:
+            local = {who.encode() for who in self.handing.peers}
+            for peer in {*self.links, *self.gathered, *self.queue.consumers, *local}:
                 self.leave(peer)
 
     def drop(self, name: str, version: int) -> None:
@@ -214,7 +215,8 @@ class Worker:
             self.answer_unknown(peer, message, [item[0] for item in message["work"]])
             return
         self.queue.add(peer, message["share"],
-                       [QueuedWork(peer, message, item) for item in message["work"]])
+                       [QueuedWork(peer, message, item) for item in message["work"]],
+                       message["behind"] or 0)
 
     def answer_unknown(self, peer: bytes, take: Message, numbers: list[str]) -> None:
         self.answer(peer, encode("unknown", pipeline=take["pipeline"], version=take["version"],

@@ -21,8 +21,7 @@ from spmd.feeding.client import Client
 from spmd.feeding.consumer import PipelineSupply
 from spmd.feeding.keys import made_for_a_run, read_folder
 from spmd.feeding.serving import Served
-
-PATIENCE = 40.0  # on a busy machine Python alone starts in seconds
+from tests.conftest import PATIENCE, until
 
 Field = namedtuple("Field", "name shape dtype")
 Feed = namedtuple("Feed", "name batch fields sends copied asked place",
@@ -188,12 +187,8 @@ class RunningAgent:
     def pids(self):
         return [w.child.pid for w in self.agent.workers if w.said]
 
-    def wait_for_workers(self, n, seconds=PATIENCE):
-        end = time.monotonic() + seconds
-        while len(self.pids()) < n:
-            assert time.monotonic() < end, f"{n} workers did not come: {self.said}"
-            time.sleep(0.02)
-        return self.pids()
+    def wait_for_workers(self, n):
+        return until(lambda: len(pids := self.pids()) >= n and pids)
 
     def close(self):
         self.agent.stop("over")
@@ -210,7 +205,7 @@ class Run:
         self.address = self.served.scheduler.address
         self.thread = threading.Thread(target=self.served.scheduler.run, daemon=True)
         self.thread.start()
-        with Client(self.address, self.keys) as client:
+        with Client(self.address, self.keys, PATIENCE) as client:
             client._ask("submit", name=name, version=0, file=file, source=source,
                         settings=settings_in(source))
         self.agents, self.supplies = [], []

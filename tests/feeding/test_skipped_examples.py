@@ -8,6 +8,7 @@ import pytest
 
 from spmd.feeding.client import Client
 from spmd.feeding.opened_streams import opened_by
+from tests.conftest import PATIENCE
 from tests.feeding.feeding_kit import Feed, mask_of, running, x_of
 from tests.feeding.test_workers import numbers
 
@@ -40,7 +41,7 @@ def test_what_is_skipped_last_is_said_once(capfd, kind, way):
     with running(numbers(LAST, n=16, **settings)) as run:
         scheduler = run.served.scheduler
         setattr(scheduler, f"_on_{kind}", way(getattr(scheduler, f"_on_{kind}")))
-        with Client(run.address, run.keys) as client:
+        with Client(run.address, run.keys, PATIENCE) as client:
             opened = opened_by(client, "numbers", Feed("feed", 8, fields), "test")
         run.workers(1)
         rings = [run.supply(fields, 8, rows=[(4 * k, 4 * k + 4)], ranks=(k,), opened=opened)[0]

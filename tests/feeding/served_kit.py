@@ -161,6 +161,15 @@ class ServedProcess:
         self.page = re.search(r"page at (\S+)", text)[1]
         self.log = log
 
+    def kill_scheduler(self):
+        """Once it has written to its state what has happened by now."""
+        file = self.folder / "state-wal"
+        for _ in range(2):  # the first time may have begun before
+            written = file.stat().st_mtime_ns
+            until(lambda written=written: file.stat().st_mtime_ns > written)
+        self.process.kill()
+        self.process.wait()
+
     def command(self, *words, log):
         process = subprocess.Popen([sys.executable, "-m", "spmd", "feed", *words], cwd=ROOT,
                                    stdin=subprocess.DEVNULL, stdout=log.open("w"),

@@ -15,8 +15,8 @@ from spmd.feeding.local_feeding import LocalScheduler
 from spmd.feeding.machine import PORTS, ports_of
 from spmd.feeding.sockets import REFUSED_KEY, Lines
 from spmd.feeding.wire import new_id
+from tests.conftest import until
 from tests.feeding.feeding_kit import RunningAgent, running, x_of
-from tests.feeding.served_kit import until
 
 SOURCE = """
 import numpy as np
@@ -46,22 +46,22 @@ def test_a_key_that_is_taken_out_loses_its_lines(tmp_path, monkeypatch):
         (ours,) = run.supply(x_of(4), 4)
         seen = [ours.next()["x"]]
         ada, her_keys, hers = let_in("ada")  # the agent has read the folder before
-        assert hers.next(20)["x"].tolist() == [0, 1, 2, 3]
+        assert hers.next()["x"].tolist() == [0, 1, 2, 3]
         said, lines = run.agents[0].agent.workers[0].said, Lines(her_keys)
         watch = lines.watch(lines.dealer(f"tcp://127.0.0.1:{said['port']}", said["key"], new_id()))
         until(lambda: not watch.broke() and watch.stands)
-        monkeypatch.setattr(consumer, "SILENT_S", 0.5)
+        monkeypatch.setattr(consumer, "SILENT_S", 3.0)
         ada.unlink()
         with pytest.raises(PeerError, match="(?s)no scheduler answers.*it refuses our key"):
-            while hers.next(20):
-                seen.append(ours.next(20)["x"])
+            while hers.next():
+                seen.append(ours.next()["x"])
         until(lambda: watch.broke() or watch.why() == REFUSED_KEY)
         assert not watch.stands
         lines.close()
         monkeypatch.setattr(consumer, "SILENT_S", 20.0)
         _, _, his = let_in("ben")
-        assert his.next(20)["x"].tolist() == [0, 1, 2, 3]
-        seen += [ours.next(20)["x"] for _ in range(20)]
+        assert his.next()["x"].tolist() == [0, 1, 2, 3]
+        seen += [ours.next()["x"] for _ in range(20)]
         assert np.concatenate(seen).tolist() == list(range(4 * len(seen)))
         assert run.agents[0].pids() == pids
 

@@ -389,21 +389,32 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
+def nobodys(paths: Iterable[Path]) -> list[Path]:
+    """Those that are ours and that no process has mapped or opened: left, or made just now."""
+    paths, used = set(paths), ""
+    for process in Path("/proc").glob("[0-9]*") if paths else ():
+        try:
+            used += (process / "maps").read_text()
+            used += "\n".join(os.readlink(fd) for fd in (process / "fd").iterdir())
+        except OSError:  # gone meanwhile, or not ours
+            continue
+    found = []
+    for path in paths:
+        try:
+            if path.stat().st_uid == os.getuid() and str(path) not in used:
+                found.append(path)
+        except OSError:  # gone meanwhile
+            continue
+    return found
+
+
 def _swept(before: set[Path]) -> None:
     """What MPI left in shared memory since then, where a test ended it while it began, is removed:
     ours, and mapped by nobody, also not by tests that run beside these."""
-    left = [path for path in set(SHARED.glob("*")) - before if path.name.startswith(MPIS)]
-    mapped = ""
-    for maps in Path("/proc").glob("[0-9]*/maps") if left else ():
+    new = set(SHARED.glob("*")) - before
+    for path in nobodys(path for path in new if path.name.startswith(MPIS)):
         try:
-            mapped += maps.read_text()
-        except OSError:  # gone meanwhile, or not ours
-            continue
-    for path in left:
-        try:
-            state = path.stat()
-            old = state.st_mtime < time.time() - 20  # who makes it maps it then
-            if state.st_uid == os.getuid() and old and str(path) not in mapped:
+            if path.stat().st_mtime < time.time() - 20:  # who makes it maps it then
                 path.unlink()
         except OSError:
             continue

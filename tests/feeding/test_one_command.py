@@ -15,9 +15,9 @@ import pytest
 import spmd
 import spmd.data as data
 from spmd.data.pipeline_files import load_text
-from spmd.feeding.client import Client
-from spmd.feeding.local_feeding import LocalScheduler
-from spmd.feeding.restarting import ChildKeeper, KeptChild
+from spmd.feeding.clients.client import Client
+from spmd.feeding.host.restarting import ChildKeeper, KeptChild
+from spmd.feeding.starting.local_feeding import LocalScheduler
 from spmd.launch.eager_feeds import EagerFeed
 from tests.conftest import PATIENCE, Launch, until
 from tests.feeding.served_kit import command_of
@@ -171,7 +171,7 @@ def test_a_signal_leaves_nothing(image, tmp_path, number, ended_by):
     file = pipeline(tmp_path, "time.sleep(0.01)", 10000)
     with Launch(["mpirun", "-n", 2, sys.executable, "-m", "spmd", "run", image, "--feed", file],
                 ) as launch:
-        until(lambda: processes(launch, "worker"))
+        until(lambda: processes(launch, "workers.worker"))
         os.killpg(launch.process.pid, number)
         until(lambda: not launch.alive())
         done = launch.finish()
@@ -186,15 +186,16 @@ def test_who_dies_is_started_again(image, tmp_path):
                     f"    while example > 50 and not exists({str(go)!r}): time.sleep(0.01)", 100)
     with Launch([sys.executable, "-m", "spmd", "run", image, "--feed", file, "-o",
                  f"total={total}"]) as launch:
-        for module, others in (("serving", "local_agent"), ("local_agent", "serving")):
-            until(lambda: processes(launch, "worker"))
+        both = "starting.serving", "starting.local_agent"
+        for module, others in (both, both[::-1]):
+            until(lambda: processes(launch, "workers.worker"))
             (dead,), (lives,) = processes(launch, module), processes(launch, others)
             before = until(lambda: {p for p in launch.alive() if command_of(p).startswith("sleep")})
             os.kill(dead, signal.SIGKILL)
             until(lambda: processes(launch, module) not in ([], [dead]))
             assert processes(launch, others) == [lives]
         until(lambda: not before & set(launch.alive()))  # those of the agent's workers go with it
-        until(lambda: processes(launch, "worker"))
+        until(lambda: processes(launch, "workers.worker"))
         go.touch()
         done = launch.finish()
     done.expect(0, "the scheduler of numbers was killed by SIGKILL; another one has started",
@@ -219,10 +220,10 @@ def test_who_dies_before_it_has_begun_is_started_again():
 def test_what_dies_again_and_again_ends_the_run(image, tmp_path):
     file = pipeline(tmp_path, "time.sleep(0.05)", 10000)
     with Launch([sys.executable, "-m", "spmd", "run", image, "--feed", file]) as launch:
-        until(lambda: processes(launch, "worker"))
+        until(lambda: processes(launch, "workers.worker"))
         end = time.monotonic() + PATIENCE
         while launch.process.poll() is None and time.monotonic() < end:
-            for pid in processes(launch, "serving"):
+            for pid in processes(launch, "starting.serving"):
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.01)
@@ -239,7 +240,7 @@ def test_what_an_operation_starts_ends_with_the_run(image, mpirun, tmp_path):
 
 def test_a_file_that_starts_a_run_when_a_worker_reads_it_is_refused():
     """Each worker would start workers of its own, without end."""
-    text = ("from spmd.feeding.connect import supply_for\n"
+    text = ("from spmd.feeding.starting.connect import supply_for\n"
             "from spmd.launch.processes import Processes\n"
             "supply_for('x.py', feed=None, processes=Processes())\n")
     with pytest.raises(spmd.UsageError, match="below if __name__ == '__main__'"):

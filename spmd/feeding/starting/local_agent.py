@@ -1,0 +1,39 @@
+"""The agent that one command starts: a process with the workers of a run on this machine.
+
+In: a line of whoever started it: where the scheduler is, its own name, how many cores ranks need,
+how many workers. Always holds: it ends when its parent closes the channel, or dies.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+from spmd.feeding.host.children import of_parent
+from spmd.feeding.messages.keys import Keys
+from spmd.feeding.workers.agent import Agent
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+FIRST_S = 60.0  # for its parent to start a scheduler
+
+
+def main(channel: Any) -> None:
+    if not channel.wait_for(FIRST_S) or not (said := channel.said()):
+        return
+    asked = said[0]
+    os.sched_setaffinity(0, range(os.cpu_count() or 1))  # a launcher may have bound its process
+    cores = len(os.sched_getaffinity(0))
+    agent = Agent(asked["where"]["address"], Keys.of_plain(asked["where"]["keys"]),
+                  asked["workers"] or max(1, cores - asked["busy"]), lifeline=channel,
+                  agent=asked["agent"])
+    channel.send(begun=True)
+    agent.run()
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run, which ends us
+    main(of_parent(sys.argv[1:])[0])

@@ -68,6 +68,13 @@ def pretend(*names: str) -> dict[str, str]:
     }
 
 
+def said_once_in_time(said: str, limit: float) -> bool:
+    """Of a rank that is silent, however long the job then takes to end; where this machine stands
+    still meanwhile it may be later, and each of several hosts may say it."""
+    silent = re.findall(r"silent for ([\d.]+) s", said)
+    return len(silent) == said.count("lost in superstep") == 1 and float(silent[0]) < limit + 1
+
+
 @pytest.mark.alone
 def test_a_killed_rank(built, survivors):
     """The launcher may end the others at once; where it lets them live, one of them says it.
@@ -82,10 +89,9 @@ def test_a_killed_rank(built, survivors):
             sent = time.monotonic()
             os.kill(victim, signal.SIGKILL)
             done = launch.finish()
-        in_time = time.monotonic() - sent < LIMIT + 1
+        in_time = time.monotonic() - sent < LIMIT + 1 and done.err.count("lost in superstep") <= 1
         assert done.code in (75, 9, 137), done.text  # 9 and 137 are the launchers' own
         assert "Traceback" not in done.err
-        assert done.err.count("lost in superstep") <= 1
         if in_time and (done.err or len(survivors) == 1):
             break
     assert in_time
@@ -105,7 +111,8 @@ def test_a_stopped_rank(built, survivors, options, hosts, rank):
         limit = LIMIT
     else:
         options = (*options, "--time-limit", limit)
-    def silent_s() -> float:
+
+    def once_in_time() -> bool:
         with start(survivors, 4, built(TURNS), *options, env=pretend(*hosts)) as launch:
             victim = launch.ranks(4)[rank]
             wait_for_text(launch)
@@ -113,12 +120,9 @@ def test_a_stopped_rank(built, survivors, options, hosts, rank):
             done = launch.finish()
         done.expect(75, f"spmd: rank {rank} on {os.uname().nodename}", "lost in superstep",
                     f"a sign of life within {limit} s", ".py:20: x = spmd.ppermute")
-        assert done.err.count("lost in superstep") == 1, done.err
-        assert done.err.count("late: no sign of life") == 1, done.err
-        return float(re.search(r"silent for ([\d.]+) s", done.err)[1])
+        return said_once_in_time(done.err, limit) and done.err.count("late: no sign of life") == 1
 
-    # In time, however long it then takes to end, unless this machine stands still.
-    assert any(silent_s() < limit + 1 for _ in range(3))
+    assert any(once_in_time() for _ in range(3))
 
 
 def test_a_rank_that_stops_for_a_while(built, mpirun, tmp_path):

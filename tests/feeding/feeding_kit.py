@@ -19,6 +19,8 @@ from spmd.data.pipeline_files import load_text
 from spmd.feeding.clients.client import Client
 from spmd.feeding.consumers.consumer import PipelineSupply
 from spmd.feeding.messages.keys import made_for_a_run, read_folder
+from spmd.feeding.messages.sockets import received
+from spmd.feeding.messages.wire import decode
 from spmd.feeding.starting.serving import Served
 from spmd.feeding.workers.agent import Agent
 from tests.conftest import PATIENCE, until
@@ -232,6 +234,15 @@ class Run:
         self.served.scheduler.stopping = "over"
         self.thread.join(PATIENCE)
         self.served.close()
+
+
+def given_to(line, seconds=PATIENCE):
+    """The next result at a worker's line, None if none comes; it may ask meanwhile who is there."""
+    while line.poll(1000 * seconds):
+        message = decode(received(line))
+        if message.kind != "who":
+            return message
+    return None
 
 
 def settings_in(source):

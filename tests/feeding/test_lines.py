@@ -16,13 +16,12 @@ from spmd.feeding.consumers import asked_worker, consumer
 from spmd.feeding.messages import sockets
 from spmd.feeding.messages.keys import made_for_a_run, pair
 from spmd.feeding.messages.sockets import OTHER_KEY, REFUSED_KEY, Lines, received
-from spmd.feeding.messages.wire import TEXT_BYTES, decode, encode, new_id
+from spmd.feeding.messages.wire import TEXT_BYTES, encode, new_id
 from spmd.feeding.results.packing import LEAST_PART, PART, in_parts, of_parts
 from spmd.feeding.starting.serving import Served
 from tests.conftest import PATIENCE, at_some_pace, until
-from tests.feeding.feeding_kit import Proxy, RunningAgent, running, settings_in, x_of
+from tests.feeding.feeding_kit import Proxy, RunningAgent, given_to, running, settings_in, x_of
 
-PATIENCE_MS = int(1000 * PATIENCE)
 SIZE = 3 << 20
 NOISE = f"""
 import numpy as np
@@ -248,15 +247,14 @@ def test_who_takes_nothing_takes_no_memory_from_others():
         slow, asked = ask(64)  # 192 MiB
         time.sleep(1.0)
         other, _ = ask(1)
-        assert other.poll(PATIENCE_MS) and decode(received(other)).kind == "given"
-        had = []
-        while slow.poll(400 if had else PATIENCE_MS):
-            had.append(decode(received(slow))["id"])
+        assert given_to(other).kind == "given"
+        had = [given_to(slow)["id"]]
+        while found := given_to(slow, 0.4):
+            had.append(found["id"])
         assert 0 < len(had) * SIZE <= 128 << 20
         slow.send_multipart(encode("free", ids=had))
         while len(had) < len(asked):
-            assert slow.poll(PATIENCE_MS)
-            had.append(decode(received(slow))["id"])
+            had.append(given_to(slow)["id"])
             slow.send_multipart(encode("free", ids=had[-1:]))
         assert had == asked
         lines.close()

@@ -73,9 +73,10 @@ def test_a_large_result_takes_longer_than_the_silence_that_breaks_a_line(elsewhe
             monkeypatch.setattr(consumer, "AskedWorker", proxy.reached(asked_worker))
             run.workers(1)
             (ring,) = run.supply(x_of(1, np.uint8, SIZE), 1)
-            assert np.array_equal(ring.next()["x"][0], wanted) and proxy.connections == 1
+            found = ring.next(20 * pace)["x"][0]
+            assert np.array_equal(found, wanted) and proxy.connections == 1
 
-    at_some_pace(check)
+    at_some_pace(check, (1, 8))
 
 
 def test_a_long_pipeline_takes_longer_than_the_silence_that_breaks_a_line(monkeypatch):
@@ -87,18 +88,18 @@ def test_a_long_pipeline_takes_longer_than_the_silence_that_breaks_a_line(monkey
         with running(NOISE, name="other") as run, Proxy(rate=len(source) / takes) as proxy:
             host, _, port = run.address.removeprefix("tcp://").rpartition(":")
             proxy.to = host, int(port)
-            with Client(proxy.address, run.keys, PATIENCE) as client:
+            with Client(proxy.address, run.keys, 20 * pace) as client:
                 said = client._ask("submit", name="numbers", version=0, file="made.py",
                                    source=source, settings=settings_in(source))
                 assert said["what"] == "new" and proxy.connections == 1
             agent = RunningAgent(proxy.address, run.keys, 1)
             run.agents.append(agent)
             (ring,) = run.supply(x_of(4, np.uint8, 8), 4)
-            assert len(ring.next()["x"]) == 4
+            assert len(ring.next(20 * pace)["x"]) == 4
             assert agent.agent.pipelines["numbers", 1]["source"] == source
             assert proxy.connections == 2
 
-    at_some_pace(check)
+    at_some_pace(check, (1, 8))
 
 
 def test_a_far_worker_is_asked_for_what_is_on_its_way(elsewhere, monkeypatch):

@@ -183,7 +183,7 @@ def _shared_files() -> Check:
     file = os.memfd_create("spmd-doctor", os.MFD_CLOEXEC)
     try:
         code = f"open('/proc/{os.getpid()}/fd/{file}', 'r+b').close()"
-        tried = commands.run([sys.executable, "-I", "-S", "-c", code], limit_s=20)
+        tried = commands.run([sys.executable, "-I", "-S", "-c", code], limit_s=60)
     finally:
         os.close(file)
     if tried.code == 0:

@@ -16,7 +16,7 @@ from codegen.image import commands
 from spmd.doctor_check import MISSING, OK, OPEN_MPI_FOLDER, WARNING, Check, version_of
 from spmd.launch import launchers
 
-LIMIT_S = 30
+LIMIT_S = 60
 # What a process of a job inherits; another job starts without.
 INHERITED = ("PMI_", "PMI2_", "PMIX_", "OMPI_COMM_WORLD_", "HYD", "MPI_LOCAL", "PRTE_LAUNCHED",
              "OMPI_UNIVERSE_", "OMPI_FILE_LOCATION", "FLUX_TASK_", "PALS_")
@@ -90,7 +90,7 @@ def _remedy() -> str:
 def _version(mpirun: str) -> str:
     """What a launcher says of itself."""
     try:
-        done = commands.run([mpirun, "--version"], environment=environment(), limit_s=10)
+        done = commands.run([mpirun, "--version"], environment=environment(), limit_s=LIMIT_S)
     except OSError as error:
         return str(error)
     return done.out + done.err

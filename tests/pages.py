@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.conftest import ROOT, run
+from tests.conftest import PATIENCE, ROOT, run
 
 DOCS = sorted(p for p in (ROOT / "docs").rglob("*.md") if "_generated" not in p.parts)
 PAGES = [ROOT / "README.md", *DOCS]
@@ -139,7 +139,7 @@ class Reader:
             return self.spmd([*words[1:], *([] if "--ranks" in words else ranks)])
         assert words[0] in ("python", "mpirun"), f"{words[0]} is no command of these pages"
         words = [sys.executable if word == "python" else word for word in words]
-        done = run(words, cwd=self.folder, timeout=120)
+        done = run(words, cwd=self.folder, timeout=5 * PATIENCE)
         return done.code, done.text
 
     def spmd(self, words: list[str]) -> tuple[int, str]:

@@ -10,6 +10,7 @@ from itertools import accumulate
 
 import pytest
 
+from tests import conftest
 from tests.conftest import SHARED, _swept, run
 
 
@@ -23,7 +24,8 @@ def test_hang_is_killed():
         run([sys.executable, "-c", "import time; time.sleep(60)"], timeout=0.5)
 
 
-def test_leftover_is_found():
+def test_leftover_is_found(monkeypatch):
+    monkeypatch.setattr(conftest, "LEFT_S", 1.0)
     code = (
         "import subprocess as s, sys; "
         "s.Popen([sys.executable, '-c', 'import time; time.sleep(60)'], "
@@ -80,8 +82,7 @@ def test_what_mpi_left_is_removed():
     try:
         for path in (left, young, mapped, other):
             path.write_bytes(b"1")
-            if path != young:
-                os.utime(path, (1, 1))
+            os.utime(path, (2**32, 2**32) if path == young else (1, 1))
         with mapped.open("rb") as file, mmap.mmap(file.fileno(), 1, access=mmap.ACCESS_READ):
             _swept(before | (set(SHARED.glob("*")) - {left, young, mapped, other}))
         assert [path.exists() for path in (left, young, mapped, other)] == [False, True, True, True]

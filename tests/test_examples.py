@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from tests.conftest import EXAMPLES, NETWORKS
+from tests.conftest import EXAMPLES, NETWORKS, PATIENCE
 
 pytestmark = pytest.mark.usefixtures("users_cc")
 RESULTS = ("losses", "accuracy", "w1")
@@ -90,9 +90,9 @@ def digits_alone(digits, spmd_command, once):
     return _loaded(once("digits", make))
 
 
-def _train(image, folder, start, *args, timeout=120):
+def _train(image, folder, start, *args):
     outputs = [x for k in RESULTS for x in ("-o", f"{k}={folder}/{k}.npy")]
-    start("run", image, *args, *outputs, timeout=timeout).expect(0, "epoch 1 loss", "accuracy")
+    start("run", image, *args, *outputs, timeout=5 * PATIENCE).expect(0, "epoch 1 loss", "accuracy")
     return _loaded(folder)
 
 

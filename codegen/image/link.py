@@ -159,7 +159,7 @@ def _linked(files: dict[str, bytes], inputs: list[str], target: str) -> bytes:
 def trial(target: str) -> str:
     """Builds a small shared object as images are built; returns what the compiler calls itself."""
     _linked({"trial.c": _TRIAL}, ["trial.c"], target)
-    lines = commands.run([*compiler(), "--version"], limit_s=10).out.splitlines()
+    lines = commands.run([*compiler(), "--version"], limit_s=60).out.splitlines()
     return lines[0] if lines else compiler()[0]
 
 

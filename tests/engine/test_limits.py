@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from spmd.engine import ffi, lib
+from tests.conftest import until
 from tests.engine.harness import EngineError, Images, Job
 from tests.engine.test_exchange import PROGRAMS
 
@@ -38,9 +39,7 @@ def test_who_has_put_its_data_into_slots_goes_on(images: Images, limits, ahead):
         Job(images, "edge", (2,), first=1, arena=sender.address, **row) as reader,
     ):
         sender.start()
-        end = time.monotonic() + 20
-        while sender.watch(0).superstep < ahead and time.monotonic() < end:
-            time.sleep(0.01)
+        until(lambda: sender.watch(0).superstep >= ahead)
         time.sleep(0.05)
         assert sender.watch(0).superstep == ahead
         reader.start()

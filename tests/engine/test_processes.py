@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from spmd.engine import ffi, lib
+from tests.conftest import PATIENCE, until
 from tests.engine.harness import EngineError, Images, Job, check
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,7 +45,7 @@ class Others:
             assert process.stdout.readline() == "loaded\n"
 
     def said(self) -> list[str]:
-        return [process.communicate(timeout=60)[0].strip() for process in self.process]
+        return [process.communicate(timeout=PATIENCE)[0].strip() for process in self.process]
 
 
 @pytest.mark.parametrize("name", [
@@ -78,11 +79,11 @@ def test_all_processes_see_a_failure_and_where_ranks_are(images: Images):
         with Others(images, job.address, 1, [(2, 2)], name="ring", **settings) as others:
             others.loaded()
             job.start()
-            assert lib.spmd_job_wait(job.job, 200) == lib.SPMD_RUNNING
+            until(lambda: job.watch(3).superstep > 0)
+            assert lib.spmd_job_wait(job.job, 1) == lib.SPMD_RUNNING
             assert job.watch(3).process == others.process[0].pid
-            assert job.watch(3).superstep > 0
             lib.spmd_job_abort(job.job, 143, -1, b"terminated")
-            assert job.wait(2) == lib.SPMD_ABORTED
+            assert job.wait() == lib.SPMD_ABORTED
             assert others.said() == ["aborted: terminated"]
 
 
@@ -95,13 +96,15 @@ def test_a_process_that_waits_for_a_lost_one_can_be_ended(images: Images):
             assert lib.spmd_job_wait(job.job, 100) == lib.SPMD_RUNNING
             others.process[0].kill()
             others.process[0].wait()
-            lib.spmd_job_wait(job.job, 100)
-            before = job.watch(0).superstep
-            assert lib.spmd_job_wait(job.job, 100) == lib.SPMD_RUNNING
-            assert job.watch(0).superstep == before, "it waits for the lost rank"
-            assert job.watch(0).site == 0
+
+            def stands() -> bool:
+                before = job.watch(0).superstep
+                assert lib.spmd_job_wait(job.job, 100) == lib.SPMD_RUNNING
+                return job.watch(0).superstep == before and job.watch(0).site == 0
+
+            until(stands)  # it waits for the lost rank
             lib.spmd_job_abort(job.job, 75, 1, b"rank 1 lost")
-            assert job.wait(2) == lib.SPMD_ABORTED
+            assert job.wait() == lib.SPMD_ABORTED
 
 
 def test_only_the_agreed_memory_is_attached(images: Images, tmp_path):
@@ -133,8 +136,12 @@ def test_processes_with_other_sizes_are_refused(images: Images):
 
 
 def test_an_arena_leaves_nothing_behind():
-    before = set(os.listdir("/dev/shm")), len(os.listdir("/proc/self/fd"))
-    made = ffi.new("spmd_arena **")
-    check(lib.spmd_arena_new(1 << 20, 1, made))
-    lib.spmd_arena_free(made[0])
-    assert (set(os.listdir("/dev/shm")), len(os.listdir("/proc/self/fd"))) == before
+    """Others, who run beside this test, may come and go meanwhile."""
+    def is_clean() -> bool:
+        before = set(os.listdir("/dev/shm")), len(os.listdir("/proc/self/fd"))
+        made = ffi.new("spmd_arena **")
+        check(lib.spmd_arena_new(1 << 20, 1, made))
+        lib.spmd_arena_free(made[0])
+        return (set(os.listdir("/dev/shm")), len(os.listdir("/proc/self/fd"))) == before
+
+    assert any(is_clean() for _ in range(20))

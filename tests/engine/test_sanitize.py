@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import PATIENCE
 from tests.engine.harness import HERE, SOURCES, compile_c
 
+LIMIT_S = 5 * PATIENCE
 NAMES = ("driver", "images", "near", "mixed", "kept", "fed", "supply")
 DRIVER = [str(HERE / f"{name}.c") for name in NAMES]
 
@@ -21,17 +23,17 @@ def runs_clean(tmp_path: Path, *flags: str) -> None:
         probe = tmp_path / "probe.c"
         probe.write_text("int main(void) { return 0; }\n")
         compile_c(tmp_path / "probe", *flags, str(probe))
-        subprocess.run([tmp_path / "probe"], check=True, capture_output=True, timeout=20)
+        subprocess.run([tmp_path / "probe"], check=True, capture_output=True, timeout=PATIENCE)
     except (AssertionError, subprocess.CalledProcessError):
         pytest.skip(f"this machine's compiler has no {' '.join(flags)}")
     compile_c(tmp_path / "driver", "-O0", *flags, *DRIVER, *SOURCES)
-    done = subprocess.run([tmp_path / "driver"], capture_output=True, text=True, timeout=300)
+    done = subprocess.run([tmp_path / "driver"], capture_output=True, text=True, timeout=LIMIT_S)
     assert (done.returncode, done.stdout, done.stderr) == (0, "0 wrong\n", "")
 
 
 def test_no_warning_and_no_wrong_value(tmp_path, engine_object):
     compile_c(tmp_path / "driver", "-O2", *DRIVER, engine_object)
-    done = subprocess.run([tmp_path / "driver"], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([tmp_path / "driver"], capture_output=True, text=True, timeout=LIMIT_S)
     assert (done.returncode, done.stdout, done.stderr) == (0, "0 wrong\n", "")
 
 

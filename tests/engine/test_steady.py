@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import run
+from tests.conftest import PATIENCE, run
 from tests.engine.harness import HERE, compile_c, compile_hooked
 
 FILES = [str(HERE / f"{name}.c") for name in ("steady", "mixed", "images", "near")]
@@ -33,7 +33,7 @@ def hooked(once: Callable[..., Path]) -> Path:
 
 def counted(program: Path, *arguments: object, code: int = 0) -> list[dict[str, str]]:
     """A row for each case: program, processes, elements, algorithm, and what was counted."""
-    done = run([program, *arguments], timeout=300)
+    done = run([program, *arguments], timeout=5 * PATIENCE)
     if done.code == 2 and ("seccomp" in done.err or "privileges" in done.err):
         pytest.skip(f"this machine does not let system calls be trapped: {done.err}")
     words = [["program", *line.split()] for line in done.expect(code).out.splitlines()]

@@ -14,7 +14,7 @@ import pytest
 
 from codegen.errors import EnvironmentFault
 from spmd.launch import launchers
-from tests.conftest import Finished, run
+from tests.conftest import PATIENCE, Finished, run
 
 MEAN = '''
 import numpy as np
@@ -59,7 +59,7 @@ def told_once(done: Finished, *fragments: str) -> None:
     assert done.text.count("spmd: ") == 1, done.text
     for noise in ("Abort(", "RuntimeWarning", "Sorry!", "on 1 ranks"):
         assert noise not in done.text, done.text
-    assert done.seconds < 20
+    assert done.seconds < PATIENCE / 2
 
 
 @pytest.mark.mpi

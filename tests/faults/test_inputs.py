@@ -13,7 +13,7 @@ import pytest
 import spmd
 from codegen.errors import InputError
 from spmd.files import npy
-from tests.conftest import run
+from tests.conftest import PATIENCE, run
 from tests.faults.test_launch import TAKES_INPUT
 from tests.spmd.array_files import open_input, write
 
@@ -194,7 +194,7 @@ def test_two_outputs_of_one_name(built, spmd_command, tmp_path):
 def test_closed_streams(built, closed):
     """A shell may start a job without them."""
     command = f"{sys.executable} -m spmd run {built(PRINTS)} {closed}"
-    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=PATIENCE)
     assert (done.returncode, "defect" in done.stdout + done.stderr) == (0, False)
 
 
@@ -218,7 +218,7 @@ def test_another_file_on_one_rank(built, tmp_path):
 
     def start(other):
         return run(["mpirun", "-n", 2, *usual, f"x={tmp_path}/a.npy",
-                    ":", "-n", 1, *usual, f"x={tmp_path}/{other}.npy"], timeout=40)
+                    ":", "-n", 1, *usual, f"x={tmp_path}/{other}.npy"])
 
     start("copy").expect(0, "total: float64 499500")
     done = start("b").expect(

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.conftest import Launch, run
+from tests.conftest import Launch, at_some_pace, run, until
 
 SQUARE = '''
 import numpy as np
@@ -145,7 +145,7 @@ def test_one_process_was_started_with_a_wrong_option(built):
     """It comes to the others before it says so: they would wait for it in MPI_Init."""
     start = [sys.executable, "-m", "spmd", "run", built(SQUARE)]
     argv = ["mpirun", "-n", "2", *start, ":", "-n", "1", *start, "--threads", "0"]
-    done = run(argv, timeout=30).expect(2, "--threads: '0' is not a number")
+    done = run(argv).expect(2, "--threads: '0' is not a number")
     assert done.err.count("spmd: ") == 1, done.text
 
 
@@ -155,20 +155,20 @@ def test_another_image_on_one_rank(built):
     """One agreement at the start (11)."""
     start = [sys.executable, "-m", "spmd", "run"]
     argv = ["mpirun", "-n", "2", *start, built(SQUARE), ":", "-n", "1", *start, built(LATE)]
-    done = run(argv, timeout=30).expect(78, "hold different images: rank 2 differs")
+    done = run(argv).expect(78, "hold different images: rank 2 differs")
     assert done.err.count("spmd: ") == 1, done.text
 
 
 @pytest.mark.one_mpi
 @pytest.mark.mpi
 @pytest.mark.parametrize(("option", "one", "other"), [
-    ("--time-limit", "200.0", "1.0"), ("--algorithm", "'ring'", "'flat'"),
+    ("--time-limit", "200.0", "100.0"), ("--algorithm", "'ring'", "'flat'"),
 ])
 def test_other_options_on_one_rank(built, option, one, other):
     image = built(TAKES_INPUT.replace('layout=("r",))', 'layout=("r",), default=0)'))
     start = [sys.executable, "-m", "spmd", "run", image, option]
     argv = ["mpirun", "-n", "2", *start, one.strip("'"), ":", "-n", "1", *start, other.strip("'")]
-    done = run(argv, timeout=30).expect(
+    done = run(argv).expect(
         78, "rank 2 differs", f"expected: {option} {one} (rank 0)", f"found:    {option} {other}",
     )
     assert done.err.count("spmd: ") == 1, done.text
@@ -193,7 +193,7 @@ def test_signals_while_mpi_waits_for_a_process(built, number):
     with Launch(["mpirun", "-n", "2", *start, ":", "-n", "1", "sleep", "60"]) as launch:
         time.sleep(2)
         launch.process.send_signal(number)
-        assert launch.finish(20).code != 0
+        assert launch.finish().code != 0
 
 
 SIGNALLED = """
@@ -287,7 +287,7 @@ def test_a_process_that_never_comes(built, tmp_path):
     script = tmp_path / "stopped.py"
     script.write_text(STOPPED)
     argv = [sys.executable, script, "run", built(SQUARE), "--time-limit", "0.1"]
-    done = run(["mpirun", "-n", "4", *argv], timeout=30)
+    done = run(["mpirun", "-n", "4", *argv])
     assert done.code in (75, 9), done.text
     assert done.err.count("of 4 processes not all have come to MPI_Init after 0.6 s") == 1
     assert done.err.count("of 4 processes not all have come to MPI_Init after 6 s") == 1
@@ -302,10 +302,7 @@ def test_the_launcher_is_killed(built, options):
         _wait_for_start(launch)
         ranks = launch.ranks(3).values()
         launch.process.kill()
-        deadline = time.monotonic() + 40
-        while time.monotonic() < deadline and any(os.path.exists(f"/proc/{k}") for k in ranks):
-            time.sleep(0.05)
-        assert not any(os.path.exists(f"/proc/{k}") for k in ranks)
+        until(lambda: not any(os.path.exists(f"/proc/{k}") for k in ranks))
 
 
 def test_a_program_that_fails_on_one_rank(built, tmp_path):
@@ -325,16 +322,19 @@ def test_a_program_that_fails_on_one_rank(built, tmp_path):
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_signals_in_one_process(built, number, code):
     argv = [sys.executable, "-m", "spmd", "run", built(ENDLESS), "--ranks", "4"]
-    with Launch(argv) as launch:
-        _wait_for_start(launch)
-        sent = time.monotonic()
-        for _ in range(2):  # a second Ctrl-C does no harm
-            launch.process.send_signal(number)
-            time.sleep(0.1)
-        done = launch.finish(20)
-        assert time.monotonic() - sent < 5
-    assert done.code == code, done.text
-    assert "Traceback" not in done.text
+    def check(pace):
+        with Launch(argv) as launch:
+            _wait_for_start(launch)
+            sent = time.monotonic()
+            for _ in range(2):  # a second Ctrl-C does no harm
+                launch.process.send_signal(number)
+                time.sleep(0.1)
+            done = launch.finish()
+        assert done.code == code, done.text
+        assert "Traceback" not in done.text
+        assert time.monotonic() - sent < 5 * pace
+
+    at_some_pace(check)
 
 
 @pytest.mark.mpi
@@ -356,8 +356,8 @@ def test_signals_under_mpirun(built, number, options, everybody, ended_by):
             os.killpg(launch.process.pid, number)
         else:
             launch.process.send_signal(number)
-        done = launch.finish(30)
-    assert time.monotonic() - sent < 20  # Open MPI's launcher takes its time
+        done = launch.finish()
+    assert time.monotonic() - sent < 50  # Open MPI's launcher takes its time
     assert done.code == ended_by(number)
     assert "Traceback" not in done.text and "spmd:" not in done.err, done.err
     assert "MPI_Abort" not in done.err, done.err
@@ -374,7 +374,7 @@ def test_a_signal_for_one_rank_that_computes(built, rank, number, ended_by):
     with Launch(argv) as launch:
         _wait_for_start(launch)
         os.kill(launch.ranks(4)[rank], number)
-        done = launch.finish(30)
+        done = launch.finish()
     assert done.code == ended_by(number), done.text
     assert "Traceback" not in done.text and "spmd:" not in done.err, done.err
 
@@ -392,7 +392,7 @@ def test_a_copy_of_a_process_is_not_the_process():
         "os.kill(os.getpid(), signal.SIGTERM)\n"
         "time.sleep(60)\n"
     )
-    done = run([sys.executable, "-c", script], timeout=30).expect(143, "-15")
+    done = run([sys.executable, "-c", script]).expect(143, "-15")
     assert done.err == "the last words\n"
 
 

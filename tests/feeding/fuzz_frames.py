@@ -16,7 +16,7 @@ import numpy as np
 
 from spmd.feeding.messages.sockets import Lines, received
 from spmd.feeding.messages.wire import TABLE, MalformedMessage, decode, encode, new_id
-from tests.feeding.feeding_kit import running
+from tests.feeding.feeding_kit import given_to, running
 from tests.feeding.test_wire import EXAMPLES, frames_for
 
 SOURCE = """
@@ -125,8 +125,8 @@ def asks(lines: Lines, said: dict[str, object]) -> float:
     line.send_multipart(encode(
         "take", pipeline="numbers", version=1, newest_first=False,
         fields=[{"name": "x", "dtype": "<i8", "shape": []}], work=[[number, 5, 4, 8, []]]))
-    assert line.poll(20000), "the worker does not answer"
-    message = decode(received(line))
+    message = given_to(line)
+    assert message, "the worker does not answer"
     assert message.kind == "given" and message["id"] == number
     assert np.frombuffer(message.frames[0], "<i8").tolist() == [5, 6, 7, 8]
     lines.forget(line)

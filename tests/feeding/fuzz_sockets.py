@@ -20,9 +20,9 @@ from spmd.feeding.messages.keys import made_for_a_run
 from spmd.feeding.messages.sockets import Lines, received
 from spmd.feeding.messages.wire import MalformedMessage, decode, new_id
 from spmd.feeding.results.shared_results import HANDED, HELLO, Handing, ReadResults
+from tests.conftest import PATIENCE, until
 from tests.feeding.feeding_kit import RunningAgent, running
 from tests.feeding.fuzz_frames import BETWEEN, SOURCE, changed
-from tests.feeding.served_kit import until
 
 CODECS = (b'"none"', b'"lz4"', b'"zstd"', b"null")
 
@@ -30,7 +30,8 @@ CODECS = (b'"none"', b'"lz4"', b'"zstd"', b"null")
 def fuzz_scheduler(count: int, seed: int) -> float:
     """The longest time that a client waited for its answer, in seconds."""
     chance, slowest = random.Random(seed), 0.0
-    with running(SOURCE) as run, Client(run.address, run.keys) as client:
+    with running(SOURCE) as run, Client(
+            run.address, run.keys, PATIENCE) as client:
         lines = Lines(run.keys)
         fuzzer = lines.dealer(run.address, run.keys.server, new_id())
         for sent in range(count):
@@ -74,7 +75,7 @@ def fuzz_agent(count: int, seed: int) -> None:
 
 def heard(router) -> list:
     """The newest message of an agent: it beats twice a second."""
-    assert router.poll(20000), "the agent says nothing"
+    assert router.poll(1000 * PATIENCE), "the agent says nothing"
     newest = None
     while frames := received(router):
         newest = frames
@@ -116,7 +117,7 @@ def fuzz_unix_sockets(count: int, seed: int) -> None:
             proper.close()
     for who in handing.heard()[1]:
         handing.leave(who)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
     handing.close()
     _hand_over_odd_things(chance, count)
 

@@ -21,7 +21,7 @@ import numpy as np
 from spmd.feeding.clients.client import Client
 from spmd.feeding.consumers.consumer import PipelineSupply
 from spmd.feeding.messages.keys import make_folder, read_folder
-from tests.conftest import ROOT
+from tests.conftest import PATIENCE, ROOT, until
 
 Field = namedtuple("Field", "name shape dtype")
 Feed = namedtuple("Feed", "name batch fields sends copied asked place",
@@ -37,15 +37,6 @@ def {name}(examples):
     time.sleep({seconds} * len(examples))
     return {{"x": np.array(examples, np.int64)}}
 """
-
-
-def until(what, seconds=40.0):
-    """Waits until something is true; returns it."""
-    end = time.monotonic() + seconds
-    while not (found := what()):
-        assert time.monotonic() < end, f"not within {seconds} s"
-        time.sleep(0.03)
-    return found
 
 
 def command_of(pid: int) -> str:
@@ -130,7 +121,7 @@ class Rank:
 
     def _run(self):
         try:
-            while not self.over.is_set() and (batch := self.ring.next(40)) is not None:
+            while not self.over.is_set() and (batch := self.ring.next(5 * PATIENCE)) is not None:
                 self.seen.append(batch)
                 began = time.monotonic()
                 time.sleep(self.seconds)
@@ -170,6 +161,15 @@ class ServedProcess:
         self.page = re.search(r"page at (\S+)", text)[1]
         self.log = log
 
+    def kill_scheduler(self):
+        """Once it has written to its state what has happened by now."""
+        file = self.folder / "state-wal"
+        for _ in range(2):  # the first time may have begun before
+            written = file.stat().st_mtime_ns
+            until(lambda written=written: file.stat().st_mtime_ns > written)
+        self.process.kill()
+        self.process.wait()
+
     def command(self, *words, log):
         process = subprocess.Popen([sys.executable, "-m", "spmd", "feed", *words], cwd=ROOT,
                                    stdin=subprocess.DEVNULL, stdout=log.open("w"),
@@ -183,7 +183,7 @@ class ServedProcess:
                             log=self.folder / f"worker-{len(self.started)}.log")
 
     def client(self):
-        return Client(self.address, self.keys_folder)
+        return Client(self.address, self.keys_folder, PATIENCE)
 
     def status(self):
         with self.client() as client:
@@ -210,7 +210,7 @@ class ServedProcess:
                 process.send_signal(signal.SIGTERM)
         for process in self.started:
             try:
-                process.wait(20)
+                process.wait(PATIENCE)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()

@@ -16,8 +16,8 @@ from spmd.feeding.messages.wire import new_id
 from spmd.feeding.results.shared_results import ReadResults
 from spmd.feeding.starting.local_feeding import LocalScheduler
 from spmd.feeding.workers.agent import Agent
+from tests.conftest import until
 from tests.feeding.feeding_kit import RunningAgent, running, x_of
-from tests.feeding.served_kit import until
 
 SOURCE = """
 import numpy as np
@@ -47,17 +47,17 @@ def test_a_key_that_is_taken_out_loses_its_lines(tmp_path, monkeypatch):
         (ours,) = run.supply(x_of(4), 4)
         seen = [ours.next()["x"]]
         ada, her_keys, hers = let_in("ada")  # the agent has read the folder before
-        assert hers.next(20)["x"].tolist() == [0, 1, 2, 3]
+        assert hers.next()["x"].tolist() == [0, 1, 2, 3]
         said, lines = run.agents[0].agent.workers[0].said, Lines(her_keys)
         watch = lines.watch(lines.dealer(f"tcp://127.0.0.1:{said['port']}", said["key"], new_id()))
         until(lambda: not watch.broke() and watch.stands)
         # Who has a line to its shared memory, and has asked for nothing, loses that one as well.
         reading = ReadResults(new_id(), said["local"], said["secret"])
-        monkeypatch.setattr(consumer, "SILENT_S", 0.5)
+        monkeypatch.setattr(consumer, "SILENT_S", 3.0)
         ada.unlink()
         with pytest.raises(PeerError, match="(?s)no scheduler answers.*it refuses our key"):
-            while hers.next(20):
-                seen.append(ours.next(20)["x"])
+            while hers.next():
+                seen.append(ours.next()["x"])
         until(lambda: watch.broke() or watch.why() == REFUSED_KEY)
         assert not watch.stands
         until(lambda: not reading.attend())
@@ -65,8 +65,8 @@ def test_a_key_that_is_taken_out_loses_its_lines(tmp_path, monkeypatch):
         lines.close()
         monkeypatch.setattr(consumer, "SILENT_S", 20.0)
         _, _, his = let_in("ben")
-        assert his.next(20)["x"].tolist() == [0, 1, 2, 3]
-        seen += [ours.next(20)["x"] for _ in range(20)]
+        assert his.next()["x"].tolist() == [0, 1, 2, 3]
+        seen += [ours.next()["x"] for _ in range(20)]
         assert np.concatenate(seen).tolist() == list(range(4 * len(seen)))
         assert run.agents[0].pids() == pids
 

@@ -8,7 +8,6 @@ import pty
 import signal
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
@@ -21,8 +20,8 @@ from spmd.feeding.clients.first_example import first_example
 from spmd.feeding.host.children import Child
 from spmd.feeding.messages.keys import made_for_a_run
 from spmd.feeding.starting.serving import SCHEDULER, begun_scheduler
-from tests.conftest import ROOT
-from tests.feeding.served_kit import PIPELINE, ServedProcess, command_of, until
+from tests.conftest import PATIENCE, ROOT, until
+from tests.feeding.served_kit import PIPELINE, ServedProcess, command_of
 
 
 @pytest.fixture(scope="module")
@@ -129,14 +128,13 @@ def test_top_redraws_on_a_terminal(served):
         stderr=other, start_new_session=True)
     os.close(other)
     text = b""
-    end = time.monotonic() + 40
-    while text.count(b"\x1b[H") < 3 and time.monotonic() < end:
+    while text.count(b"\x1b[H") < 3:
         text += os.read(main, 4096)
     process.send_signal(signal.SIGINT)
     with pytest.raises(OSError):  # the end of a terminal
         while True:
             text += os.read(main, 4096)
-    assert process.wait(20) == 130
+    assert process.wait(PATIENCE) == 130
     assert text.count(b"\x1b[H") >= 3 and served.address.encode() in text
     assert text.rstrip().endswith(b"\x1b[?1049l"), "the screen is as it was"
 
@@ -166,7 +164,7 @@ def test_a_pipeline_is_compared_with_its_image(served, tmp_path):
             "import numpy as np\nimport spmd.data as data\n"
             "@data.pipeline(source=data.range(9), image='train.img')\n"
             f"def given(example):\n    return {returned}\n")
-        with data.Client(served.address, served.keys_folder) as client:
+        with served.client() as client:
             return client.submit(file)
 
     x, y = "'x': np.zeros(3, np.float32)", "'y': np.int32(1)"
@@ -213,7 +211,7 @@ def test_a_missing_package_is_said_before_anything_starts(name, package, tmp_pat
         done = subprocess.run(
             [sys.executable, "-c", f"import sys; sys.modules[{name!r}] = None\n"
              f"from spmd import cli; sys.exit(cli.main({words}))"],
-            capture_output=True, text=True, timeout=60)
+            capture_output=True, text=True, timeout=PATIENCE)
         assert done.returncode == 69, done.stderr
         assert f"feeding needs {package}, not installed here" in done.stderr
         assert "pip install pyzmq lz4 zstandard" in done.stderr and "Traceback" not in done.stderr
@@ -222,7 +220,8 @@ def test_a_missing_package_is_said_before_anything_starts(name, package, tmp_pat
 def test_a_scheduler_of_a_run_ends_with_it():
     keys = made_for_a_run()
     child = Child(SCHEDULER)
-    with data.Client(begun_scheduler(child, keys, "tcp://127.0.0.1:*"), keys) as client:
+    address = begun_scheduler(child, keys, "tcp://127.0.0.1:*")
+    with data.Client(address, keys, PATIENCE) as client:
         assert client.status()["pipelines"] == []
         child.channel.close()
         until(lambda: child.has_ended() is not None)

@@ -19,7 +19,7 @@ def numbers(body, source="data.range(100)", head="", **settings):
 
 def all_of(ring):
     seen = []
-    while (batch := ring.next(20)) is not None:
+    while (batch := ring.next()) is not None:
         seen += batch["x"].tolist()
     return seen
 
@@ -34,11 +34,14 @@ def test_a_child_that_comes_back_from_a_fork_does_no_work_of_its_worker(end):
         assert mine.said == []
 
 
-def test_workers_that_read_on_in_another_order_are_refused():
+def test_workers_that_read_on_in_another_order_are_refused(tmp_path):
     head = ("def drawn():\n    found = list(range(100))\n    random.shuffle(found)\n"
             "    yield from found\n")
-    body = "time.sleep(0.01)\nreturn {'x': example}"
-    for wait in (True, False):
+    for wait in (True, False):  # for the first of them; none goes on before another is there
+        (folder := tmp_path / str(wait)).mkdir()
+        body = (f"open(os.path.join({str(folder)!r}, str(os.getpid())), 'w').close()\n"
+                f"while len(os.listdir({str(folder)!r})) < 2: time.sleep(0.01)\n"
+                "return {'x': example}")
         with running(numbers(body, "data.iterator(drawn)", head)) as run:
             if wait:
                 run.workers(3).wait_for_workers(3)
@@ -54,7 +57,7 @@ def test_deaths_after_examples_end_the_run_and_name_the_pipeline():
         run.workers(2)
         (ring,) = run.supply([*x_of(10), *mask_of(10)], 10)
         with pytest.raises(InputError, match=r"numbers failed at no example, but soon after some"):
-            while ring.next(60) is not None:
+            while ring.next() is not None:
                 pass
 
 
@@ -75,7 +78,7 @@ def test_what_a_full_worker_has_no_memory_for_is_computed_by_a_new_one():
         mine = run.workers(1, memory=256 << 20)
         (ring,) = run.supply([*x_of(2), *mask_of(2)], 2)
         seen = []
-        while (batch := ring.next(60)) is not None:
+        while (batch := ring.next()) is not None:
             assert batch["mask"].all()
             seen += batch["x"].tolist()
         assert sorted(seen) == list(range(100))
@@ -88,7 +91,7 @@ def test_an_example_that_no_memory_is_enough_for_fails():
         run.workers(1, memory=256 << 20)
         (ring,) = run.supply(x_of(2), 2)
         with pytest.raises(InputError, match=r"MemoryError"):
-            while ring.next(60) is not None:
+            while ring.next() is not None:
                 pass
 
 
@@ -101,7 +104,7 @@ def test_escape_sequences_of_an_exception_do_not_come_to_the_terminal(capfd):
             (ring,) = run.supply([*x_of(10), *mask_of(10)], 10)
             said = ""
             try:
-                while ring.next(60) is not None:
+                while ring.next() is not None:
                     pass
             except InputError as error:
                 said = str(error)

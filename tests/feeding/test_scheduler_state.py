@@ -16,7 +16,7 @@ import pytest
 
 from codegen.errors import EnvironmentFault, InputError
 from spmd.feeding.scheduling.scheduler_state import FullDisk, KnownRun, StateFile, StoredPipeline
-from tests.conftest import ROOT
+from tests.conftest import PATIENCE, ROOT
 
 WRITER = """
 import sys
@@ -163,7 +163,7 @@ def test_a_full_disk_refuses_and_goes_on(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 19, 1 << 19))
 
     done = subprocess.run([sys.executable, "-c", FULL, tmp_path / "s"], cwd=ROOT, text=True,
-                          preexec_fn=limit, capture_output=True, timeout=60)
+                          preexec_fn=limit, capture_output=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     refused, kept, soft = done.stdout.split()[:3]
     assert refused == kept and int(kept) > 10 and soft in ("False", "True")
@@ -189,7 +189,7 @@ os.kill(os.getpid(), 9)
 
 
 def test_a_scheduler_that_dies_starts_again_on_a_full_disk(tmp_path: Path) -> None:
-    subprocess.run([sys.executable, "-c", KILLED, tmp_path / "s"], cwd=ROOT, timeout=60)
+    subprocess.run([sys.executable, "-c", KILLED, tmp_path / "s"], cwd=ROOT, timeout=PATIENCE)
     done = subprocess.run([sys.executable, "-c", AGAIN, tmp_path / "s"], cwd=ROOT, text=True,
-                          capture_output=True, timeout=60)
+                          capture_output=True, timeout=PATIENCE)
     assert done.stdout == "['p'] False True\n", done.stderr

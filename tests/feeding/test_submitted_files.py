@@ -56,7 +56,7 @@ def taken(served, name):
     """The first batch, as workers compute it."""
     ring, supply = begun(served, name)
     try:
-        return ring.next(30)["x"].tolist()
+        return ring.next()["x"].tolist()
     finally:
         supply.finish()
 
@@ -97,14 +97,14 @@ def test_no_run_mixes_two_texts_of_a_helper(served, tmp_path):
     with served.client() as client:
         client.submit(file)
         ring, supply = begun(served, "mixed")
-        first = ring.next(30)["x"].tolist()
+        first = ring.next()["x"].tolist()
         shutil.rmtree(tmp_path / "mixed")
         (seen,) = client.status()["workers"]
         log = served.folder / "worker-1.log"
         for child in children_of(served.started[1].pid):
             os.kill(child, signal.SIGKILL)
         until(lambda: "another one starts" in log.read_text())
-        rest = [ring.next(30)["x"].tolist() for _ in range(3)]
+        rest = [ring.next()["x"].tolist() for _ in range(3)]
         supply.finish()
         assert [seen["worker"]] != [w["worker"] for w in client.status()["workers"]]
         assert sum([first, *rest], []) == list(range(64))
@@ -157,7 +157,7 @@ def test_sets_have_the_same_order_at_all_workers(monkeypatch):
     with running(text) as run:
         run.workers(2)
         (ring,) = run.supply(x_of(64), 64)
-        assert set(ring.next(30)["x"].tolist()) == {int(expected.stdout.split()[1])}
+        assert set(ring.next()["x"].tolist()) == {int(expected.stdout.split()[1])}
 
 
 # ---- a Pipeline that a program gives

@@ -23,6 +23,7 @@ from spmd.feeding.messages.keys import made_for_a_run, make_folder, pair, read_f
 from spmd.feeding.messages.sockets import GONE, SENT, Lines, received, send_to
 from spmd.feeding.results.packing import Link, packed, unpacked
 from spmd.feeding.results.shared_results import HANDED, HELLO, SHORT, Handing, ReadResults
+from tests.conftest import PATIENCE
 from tests.feeding.feeding_kit import Field, running, x_of
 
 WIDE = """
@@ -117,7 +118,7 @@ def test_who_does_not_know_the_secret_gets_nothing(handing, said):
         stranger.connect("\0" + handing.local)
         stranger.send(said)
         handing.attend()
-        stranger.settimeout(2)
+        stranger.settimeout(PATIENCE)
         assert stranger.recv(10) == b"" and handing.peers == {}
 
 
@@ -131,7 +132,7 @@ def test_strangers_reach_no_router():
     known.dealer(address, pair()[0], "misled").send(b"is it you?")
     line = known.dealer(address, public, "known")
     line.send(b"hello")
-    assert router.poll(2000)
+    assert router.poll(1000 * PATIENCE)
     assert [bytes(f) for f in received(router)] == [b"known", b"hello"]
     assert router.poll(300) == 0
     assert send_to(router, b"known", [b"yes"]) == SENT and send_to(router, b"other", [b"?"]) == GONE

@@ -37,18 +37,20 @@ class Collecting(IterableSupply):
 
     def collect(self):
         k = self.first
-        while not self.ends.is_set():
+        while True:
+            over = self.ends.is_set()  # by then all is there that ranks have sent
             rows = {ring.rows: found for ring in self.rings if (found := ring.sent(k))}
             if len(rows) == len({ring.rows for ring in self.rings}):
                 parts = [rows[r] for r in sorted(rows) if r[0] < r[1]]
                 self.back[k] = {name: np.concatenate([p[name] for p in parts])
                                 for name in parts[0]}
                 k += 1
+            elif over:
+                return
             else:
                 self.ends.wait(0.0005)
 
     def finish(self):
-        self.ends.wait(0.05)  # what ranks sent last
         self.ends.set()
         self.collector.join()
         super().finish()

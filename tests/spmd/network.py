@@ -10,6 +10,8 @@ import subprocess
 import time
 from pathlib import Path
 
+from tests.conftest import PATIENCE
+
 ADDRESSES = {"hosta": "10.77.0.1", "hostb": "10.77.0.2"}
 HOLD = "mount -t sysfs none /sys && ip link set lo up && echo ready && exec sleep 600"
 
@@ -48,7 +50,7 @@ class Network:
         for name, address in ADDRESSES.items():
             self.inside(name, "sh", "-c", f"hostname {name}; ip addr add {address}/24 dev ve0; "
                         "ip link set ve0 up")
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + PATIENCE
         for name in ADDRESSES:
             while self.inside(name, "cat", "/sys/class/net/ve0/operstate") != "up\n":
                 if time.monotonic() > deadline:
@@ -80,7 +82,7 @@ class Network:
 
 
 def _run(*argv: str) -> str:
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=PATIENCE)
     if done.returncode:
         raise OSError(f"{' '.join(argv)}: {done.stderr}")
     return done.stdout

@@ -14,7 +14,7 @@ from spmd.bench import plot
 from spmd.bench import programs as bench_programs
 from spmd.engine import ffi, lib
 from spmd.launch.processes import Processes
-from tests.conftest import run
+from tests.conftest import PATIENCE, run
 
 SIZED = [name for name in bench.COLLECTIVES if name not in bench.UNSIZED]
 
@@ -35,7 +35,8 @@ def test_every_collective_beside_mpi(mpirun, spmd_here, n, names, options):
         all_ = json.loads(spmd_here("bench", "--ranks", n, *sizes).expect(0).out)
         assert [row["collective"] for row in all_] == list(bench.COLLECTIVES)
         assert {row["bytes"] for row in all_} == {614400, 0}
-    done = mpirun(n, "-m", "spmd", "bench", *names, *sizes, "--vs", "mpi", *options, timeout=120)
+    done = mpirun(n, "-m", "spmd", "bench", *names, *sizes, "--vs", "mpi", *options,
+                  timeout=5 * PATIENCE)
     rows = json.loads(done.expect(0).out)
     assert [row["collective"] for row in rows] == names
     assert {row["bytes"] for row in rows} == ({614400} if n == 3 else {0})
@@ -123,7 +124,7 @@ def test_the_floor(mpirun):
     """What machines allow and every collective by hand; at sizes of each way to move data."""
     n = 2
     done = mpirun(n, "-m", "spmd", "bench", "floor", "--sizes", "12-24k", "--step", 2048,
-                  "--rounds", 1, "--json", timeout=120).expect(0)
+                  "--rounds", 1, "--json", timeout=5 * PATIENCE).expect(0)
     rows = json.loads(done.out)
     sizes = {}
     for row in rows:

@@ -17,6 +17,7 @@ from codegen.errors import UsageError
 from codegen.image import kernel_objects, link
 from codegen.trace.program import Program
 from spmd.cache import Cache
+from tests.conftest import PATIENCE
 
 SCALE = 3
 
@@ -223,7 +224,7 @@ def test_many_at_once():
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE)
     assert wrong == []
 
 

@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ import pytest
 import spmd
 from spmd.files import npy
 from spmd.files.checkpoints import MappedPart, Piece, complete_set, read_index, write_part
-from tests.conftest import Launch, here
+from tests.conftest import Launch, here, until
 
 KILLS = int(os.environ.get("SPMD_TEST_KILLS", "1"))  # `make kills` sets it to 100
 
@@ -174,9 +175,8 @@ def test_what_is_damaged_or_of_another_image_is_refused_by_its_name(
 
 def test_an_interrupted_run_says_how_to_go_on(turns, tmp_path, capfd):
     def interrupt():
-        end = time.monotonic() + 60
-        while not sets(tmp_path) and time.monotonic() < end:
-            time.sleep(0.02)
+        with suppress(AssertionError):
+            until(lambda: sets(tmp_path))
         os.kill(os.getpid(), signal.SIGINT)
 
     threading.Thread(target=interrupt).start()
@@ -310,12 +310,10 @@ def test_interrupted_under_mpirun_it_says_once_how_to_go_on(once, tmp_path, ende
         with Launch([*argv, every]) as launch:
             assert launch.process.stderr is not None
             assert begins in launch.process.stderr.readline()
-            until = time.monotonic() + 30
-            while not sets(kept) and time.monotonic() < until:
-                time.sleep(0.05)
+            until(lambda: sets(kept))
             time.sleep(0.5)
             os.killpg(launch.process.pid, signal.SIGINT)
-            done = launch.finish(30)
+            done = launch.finish()
         turns = [str(int(path.name.split("-")[1].removeprefix("turn"))) for path in sets(kept)]
         assert done.code == ended_by(signal.SIGINT), done.text
         if done.code == 1:
@@ -350,7 +348,7 @@ def test_killed_at_a_random_moment_it_goes_on(mpirun, seed, tmp_path, once):
                     os.kill(chance.choice(pids or [launch.process.pid]), signal.SIGKILL)
                 except ProcessLookupError:
                     pass  # it was over
-            done = launch.finish(30)
+            done = launch.finish()
         assert "Traceback" not in done.err and "damaged" not in done.err, done.err
     assert done.code == 0, done.text
     assert (tmp_path / "u.npy").read_bytes() == (whole / "u.npy").read_bytes()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 import tracemalloc
@@ -18,6 +19,7 @@ from spmd.files.checkpoints import complete, complete_set, read_index
 from spmd.launch import feeds as fed
 from spmd.launch.eager_feeds import WholeRing
 from spmd.launch.iterable_supply import IterableSupply
+from tests.conftest import PATIENCE
 
 SUMS = '''
 import numpy as np
@@ -147,7 +149,10 @@ def test_an_epoch_in_each_call(sums):
             job()
 
 
-def test_the_profile_says_what_was_waited_for(sums, tmp_path, monkeypatch):
+@pytest.fixture
+def slow(monkeypatch):
+    """slow(count, seconds): batches, of which each comes so long after a rank has begun to wait for
+    it, however slow ranks are."""
     rings, begin = [], IterableSupply.begin
 
     def kept(self, feed, its_rings, start):
@@ -156,16 +161,19 @@ def test_the_profile_says_what_was_waited_for(sums, tmp_path, monkeypatch):
 
     monkeypatch.setattr(IterableSupply, "begin", kept)
 
-    def slow():
-        """Each batch comes 30 ms after a rank has begun to wait for it, however slow ranks are."""
-        for k, b in enumerate(batches(8)):
-            end = time.monotonic() + 20
+    def given(count, seconds):
+        for k, b in enumerate(batches(count)):
+            end = time.monotonic() + PATIENCE
             while not any(ring.is_wanted(k) for ring in rings) and time.monotonic() < end:
                 time.sleep(0.001)
-            time.sleep(0.03)
+            time.sleep(seconds)
             yield b
 
-    profile = sums.profile(ranks=2, feed=slow)
+    return given
+
+
+def test_the_profile_says_what_was_waited_for(sums, tmp_path, slow):
+    profile = sums.profile(ranks=2, feed=lambda: slow(8, 0.03))
     waited = sum(row["seconds"] * row["waiting"] for row in profile if row.get("feed") == "feed")
     assert waited > 0.1
     assert {row["kind"] for row in profile if "feed" in row} == {"more", "take"}
@@ -174,23 +182,17 @@ def test_the_profile_says_what_was_waited_for(sums, tmp_path, monkeypatch):
     assert share == pytest.approx(100 * waited / whole, abs=0.06) and whole >= waited
     file = tmp_path / "t.json"
     sums.timeline(file, ranks=2, feed=batches(3))
-    sums.timeline(file, ranks=2, feed=slow)
+    sums.timeline(file, ranks=2, feed=lambda: slow(8, 0.03))
     names = [e["name"] for e in json.loads(file.read_text())["traceEvents"]]
     assert names.count('waits for feed "feed"') >= 8
     assert any(name.startswith('batch of feed "feed"') for name in names)
 
 
-def test_starving_is_said(sums, capfd, monkeypatch):
+def test_starving_is_said(sums, capfd, monkeypatch, slow):
     monkeypatch.setattr(fed, "WORTH_SECONDS", 1.0)  # of runs of some seconds
-
-    def slow():
-        for k, b in enumerate(batches(6)):
-            time.sleep(0.25 * (k > 0))
-            yield b
-
-    sums.run(ranks=2, feed=slow, time_limit=0.3)
+    sums.run(ranks=2, feed=lambda: slow(6, 0.25), time_limit=0.3)
     text = capfd.readouterr().err
-    assert 'waits for feed "feed": batch 1 has not come for 0.' in text
+    assert re.search('waits for feed "feed": batch [0-5] has not come for [0-9.]+ s', text)
     assert 'spmd: feed "feed" was waited for ' in text and "% of the time" in text
     assert "of the time: a pipeline with workers, or less work" in text
     with sums.open(ranks=2, feed=slow) as job:
@@ -246,12 +248,15 @@ def test_an_error_of_the_iterable_is_said_where_it_is_asked_for(sums):
 
 
 def test_a_feed_that_starves_ends_the_run(sums):
+    over = threading.Event()
+
     def stops():
         yield batches()[0]
-        time.sleep(2)
+        over.wait(PATIENCE)
 
     with pytest.raises(spmd.PeerError, match='feed "feed" starves: rank . has waited for batch 1'):
         sums.run(ranks=2, feed=stops, time_limit=0.01)
+    over.set()
 
 
 def test_an_image_without_feeds_takes_none(tmp_path):

@@ -246,7 +246,7 @@ def test_nothing_is_left_open(image: Any) -> None:
     before, threads = descriptors(), threading.active_count()
     for _ in range(3):
         image.run(ranks=5)
-    assert descriptors() == before and threading.active_count() == threads
+    assert descriptors() <= before and threading.active_count() <= threads
     assert len(os.listdir("/proc/self/task")) < 40
 
 
@@ -314,8 +314,8 @@ def test_a_limit_of_addresses(image: Any, monkeypatch: Any) -> None:
 def test_an_interrupt_ends_a_run() -> None:
     image = spmd.build(endless)
     timer = threading.Timer(0.5, signal.raise_signal, [signal.SIGINT])
-    timer.start()
     with pytest.raises(KeyboardInterrupt):
+        timer.start()
         image.run(ranks=4)
     timer.join()
     np.testing.assert_array_equal(spmd.build(one).run(ranks=2), -np.arange(4.0))

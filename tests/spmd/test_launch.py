@@ -12,6 +12,7 @@ from codegen.errors import AgreementError, EnvironmentFault, InputError
 from spmd.launch import launchers
 from spmd.launch.hosts import PRETENDED, Hosts, agree, mine
 from spmd.launch.processes import Elsewhere, Processes
+from tests.conftest import PATIENCE
 
 
 class Together:
@@ -19,7 +20,7 @@ class Together:
 
     def __init__(self, count: int) -> None:
         self.count, self.slots = count, [None] * count
-        self.barrier = threading.Barrier(count, timeout=10)
+        self.barrier = threading.Barrier(count, timeout=PATIENCE)
 
     def member(self, number: int) -> Processes:
         together = self
@@ -54,7 +55,7 @@ class Together:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(20)
+            thread.join(PATIENCE)
         return found
 
 

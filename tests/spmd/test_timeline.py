@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import EXAMPLES
+from tests.conftest import EXAMPLES, at_some_pace
 
 PROGRAMS = Path(__file__).resolve().parents[1] / "programs"
 STEPS = 20
@@ -141,12 +141,15 @@ def lopsided():
 @pytest.mark.one_mpi
 def test_where_the_time_goes(built, mpirun):
     """One rank computes, the others wait for it: the profile says so."""
-    done = mpirun(3, "-m", "spmd", "run", built(LOPSIDED), "--profile", "--json").expect(0)
-    rows = json.loads(done.out)
-    (reduce,) = [row for row in rows if row["kind"] == "all_reduce"]
-    assert reduce["waiting"] > 0.5
-    slow = max((row for row in rows if row["kind"] == "compute"), key=lambda row: row["seconds"])
-    assert "np.sin" in slow["text"] and slow["imbalance"] > 2.9  # all of it on one of three
+    def check(_: int) -> None:
+        done = mpirun(3, "-m", "spmd", "run", built(LOPSIDED), "--profile", "--json").expect(0)
+        rows = json.loads(done.out)
+        (reduce,) = [row for row in rows if row["kind"] == "all_reduce"]
+        assert reduce["waiting"] > 0.5
+        slow = max((r for r in rows if r["kind"] == "compute"), key=lambda row: row["seconds"])
+        assert "np.sin" in slow["text"] and slow["imbalance"] > 2.9  # all of it on one of three
+
+    at_some_pace(check)
 
 
 def test_events_that_have_no_room_are_counted(built, tmp_path, monkeypatch):
@@ -179,19 +182,25 @@ def test_one_process_wants_a_timeline_and_another_does_not(built, tmp_path):
 
     start = [sys.executable, "-m", "spmd", "run", built(EXAMPLES / "heat.py")]
     argv = ["mpirun", "-n", 1, *start, "--profile", ":", "-n", 1, *start]
-    run(argv, timeout=30).expect(78, "--profile True", "--profile False")
+    run(argv).expect(78, "--profile True", "--profile False")
 
 
-@pytest.mark.alone
-@pytest.mark.parametrize(("barrier", "waits"), [("auto", False), ("strict", True)])
 def test_who_sends_waits_for_its_reader_only_where_barriers_are_strict(
-    built, spmd_command, tmp_path, barrier, waits
+    built, spmd_command, tmp_path
 ):
-    """A rank that only sends goes on at once, whatever its reader still computes."""
-    image, path = built(PROGRAMS / "late_root.py"), tmp_path / "t.json"
-    spmd_command("run", image, "--ranks", 2, "--threads", 2, "--barrier", barrier, "--timeline",
-                 path).expect(0)
-    root, other = (slices(path)[rank] for rank in range(2))
-    computed = sum(e["dur"] for e in root if e["cat"] == "compute")
-    sent = sum(e["dur"] for e in other if e["cat"] == "reduce_to")
-    assert (sent > computed / 2) == waits, (computed, sent)
+    """A rank that only sends goes on at once, whatever its reader still computes. Where its thread
+    begins so late that the reader has computed by then, another run shows it."""
+    path = tmp_path / "t.json"
+
+    def waits(barrier: str, steps: int) -> bool:
+        """Whether the send ends after the reader has computed, and begins to take it."""
+        image = built(PROGRAMS / "late_root.py", steps=steps)
+        spmd_command("run", image, "--ranks", 2, "--threads", 2, "--barrier", barrier,
+                     "--timeline", path).expect(0)
+        reader, sender = ([e for e in slices(path)[rank] if e["cat"] == "reduce_to"]
+                          for rank in range(2))
+        (takes,), (sends,) = reader, sender
+        return sends["ts"] + sends["dur"] + SLACK_US >= takes["ts"]
+
+    assert waits("strict", 10_000)
+    assert not all(waits("auto", steps) for steps in (10_000, 10_000, 100_000, 100_000))

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import os
 import sys
+from contextlib import suppress
 
 import pytest
 
 import spmd
-from tests.conftest import run
+from tests.conftest import at_some_pace, run
 
 LOPSIDED = '''
 import numpy as np
@@ -64,9 +65,14 @@ def test_a_rank_that_waits_a_second(built, tmp_path, ranks, transport):
     """Under 5 % of a core, with a core for every rank and without."""
     (tmp_path / "script.py").write_text(SCRIPT)
     argv = ["mpirun", "-n", ranks, sys.executable, tmp_path / "script.py", built(LOPSIDED)]
-    shares = json.loads(run([*argv, transport], timeout=120).expect(0).out)
-    assert len(shares) == ranks and shares[0] > 3 * max(shares[1:])
-    assert max(shares[1:]) < 0.05, shares
+
+    def check(_: int) -> None:
+        shares = json.loads(run([*argv, transport]).expect(0).out)
+        assert len(shares) == ranks and shares[0] > 3 * max(shares[1:])
+        assert max(shares[1:]) < 0.05, shares
+
+    at_some_pace(check)
+
 
 HAND_OVERS = '''
 import numpy as np
@@ -124,8 +130,12 @@ def test_ranks_that_the_scheduler_puts_on_one_core(built, tmp_path, processes, h
     counted as time of the processor, which other programs do not add to."""
     (tmp_path / "script.py").write_text(ONE_CORE)
     argv = ["mpirun", "-n", processes, sys.executable, tmp_path / "script.py"]
-    each = json.loads(run([*argv, built(HAND_OVERS), json.dumps(how)]).expect(0).out)
-    assert each < 60e-6, each
+
+    def check(_: int) -> None:
+        each = json.loads(run([*argv, built(HAND_OVERS), json.dumps(how)]).expect(0).out)
+        assert each < 60e-6, each
+
+    at_some_pace(check)
 
 
 def test_threads_may_go_where_they_might_before(built):
@@ -134,5 +144,6 @@ def test_threads_may_go_where_they_might_before(built):
     with spmd.load(built(HAND_OVERS)).open(ranks=2, threads=2) as job:
         for turns in (10, 10, 1000, 1000):  # with another scalar there are other threads
             job(turns=turns)
-            threads = [int(name) for name in os.listdir("/proc/self/task")]
-            assert all(os.sched_getaffinity(thread) == allowed for thread in threads)
+            for name in os.listdir("/proc/self/task"):
+                with suppress(ProcessLookupError):  # one of another test has ended just now
+                    assert os.sched_getaffinity(int(name)) == allowed

@@ -251,7 +251,7 @@ COMMANDS = {
     "doctor": ("say what is installed, what is missing and what to do", _doctor_options,
                "spmd.doctor:command"),
     "feed": ("workers that prepare examples for ranks, and their scheduler", _feed_options,
-             "spmd.feeding.feed_commands:command"),
+             "spmd.feeding.starting.feed_commands:command"),
     "completion": ("print a script that completes what you type in a shell", _completion_options,
                    "spmd.completion:command"),
 }

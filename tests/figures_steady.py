@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 import spmd
-from spmd.feeding.serving import keys_of
+from spmd.feeding.messages.keys import keys_of
 from tests.feeding.served_kit import Rank, ServedProcess, until
 
 ROWS, SIZE, COMPUTES_S = 1024, 128, 0.11

@@ -58,14 +58,27 @@ LEVELS = {
     "spmd": 10,
 }
 
+# The packages of spmd.feeding, and which others each imports: those all stand above it.
+FEEDING = {
+    "host": set(),
+    "messages": {"host"},
+    "results": {"host"},
+    "workers": {"host", "messages", "results"},
+    "scheduling": {"messages", "results"},
+    "status": {"scheduling", "workers"},
+    "clients": {"host", "messages", "results"},
+    "consumers": {"host", "messages", "results", "workers", "clients"},
+    "starting": {"host", "messages", "workers", "scheduling", "status", "clients", "consumers"},
+}
+
 # Who alone may import what.
 ONLY = {
     "numba": ("codegen.image.kernel_objects",),
     "llvmlite": ("codegen.image.kernel_objects",),
     "cffi": ("spmd.engine",),
     "_cffi_backend": ("spmd.engine",),
-    "subprocess": ("codegen.image.commands", "spmd.feeding.children"),
-    "zmq": ("spmd.feeding.keys", "spmd.feeding.sockets"),
+    "subprocess": ("codegen.image.commands", "spmd.feeding.host.children"),
+    "zmq": ("spmd.feeding.messages.keys", "spmd.feeding.messages.sockets"),
     "mpi4py": ("spmd.launch.launchers",),
     "shtab": ("spmd.completion",),
 }
@@ -217,6 +230,19 @@ def test_codegen_knows_no_spmd_and_no_mpi():
     banned = ("spmd", "mpi4py", "multiprocessing", "socket")
     wrong = [i for i in all_imports("codegen") if any(is_within(i.module, b) for b in banned)]
     assert [str(i) for i in wrong] == []
+
+
+def test_packages_of_feeding_import_what_is_listed():
+    found: dict[str, set[str]] = {}
+    for path in python_files("spmd/feeding"):
+        if name(path).startswith("spmd/feeding/") and path.stem != "__init__":
+            mine = found.setdefault(module_name(path).split(".")[2], set())
+            mine |= {i.module.split(".")[2] for i in imports(path)
+                     if i.module.startswith("spmd.feeding.")}
+    assert {package: others - {package} for package, others in found.items()} == FEEDING
+    order = list(FEEDING)
+    upwards = {p: others - set(order[:order.index(p)]) for p, others in FEEDING.items()}
+    assert not any(upwards.values()), upwards
 
 
 @pytest.mark.parametrize("module", ONLY)

@@ -40,7 +40,7 @@ PATIENCE = 60  # time limits that a rank waits for a batch: as for processes tha
 STARVING = 0.05  # share of the time that is worth a warning,
 WORTH_SECONDS = 3.0  # of so long a time at least
 HELPS = "a pipeline with workers"  # in the place of an iterable in the ranks' own process
-CONNECT = "spmd.feeding.connect"  # supplies of pipelines
+CONNECT = "spmd.feeding.starting.connect"  # supplies of pipelines
 
 
 class OpenFeed:

@@ -16,11 +16,11 @@ import numpy as np
 
 from spmd import SpmdError
 from spmd.data.pipeline_files import load_text
-from spmd.feeding.agent import Agent
-from spmd.feeding.client import Client
-from spmd.feeding.consumer import PipelineSupply
-from spmd.feeding.keys import made_for_a_run, read_folder
-from spmd.feeding.serving import Served
+from spmd.feeding.clients.client import Client
+from spmd.feeding.consumers.consumer import PipelineSupply
+from spmd.feeding.messages.keys import made_for_a_run, read_folder
+from spmd.feeding.starting.serving import Served
+from spmd.feeding.workers.agent import Agent
 
 PATIENCE = 40.0  # on a busy machine Python alone starts in seconds
 

@@ -14,8 +14,8 @@ import time
 
 import numpy as np
 
-from spmd.feeding.sockets import Lines, received
-from spmd.feeding.wire import TABLE, MalformedMessage, decode, encode, new_id
+from spmd.feeding.messages.sockets import Lines, received
+from spmd.feeding.messages.wire import TABLE, MalformedMessage, decode, encode, new_id
 from tests.feeding.feeding_kit import running
 from tests.feeding.test_wire import EXAMPLES, frames_for
 

@@ -14,12 +14,12 @@ from array import array
 from contextlib import suppress
 
 from spmd import InputError
-from spmd.feeding.asked_worker import AskedWorker
-from spmd.feeding.client import Client
-from spmd.feeding.keys import made_for_a_run
-from spmd.feeding.shared_results import HANDED, HELLO, Handing, ReadResults
-from spmd.feeding.sockets import Lines, received
-from spmd.feeding.wire import MalformedMessage, decode, new_id
+from spmd.feeding.clients.client import Client
+from spmd.feeding.consumers.asked_worker import AskedWorker
+from spmd.feeding.messages.keys import made_for_a_run
+from spmd.feeding.messages.sockets import Lines, received
+from spmd.feeding.messages.wire import MalformedMessage, decode, new_id
+from spmd.feeding.results.shared_results import HANDED, HELLO, Handing, ReadResults
 from tests.feeding.feeding_kit import RunningAgent, running
 from tests.feeding.fuzz_frames import BETWEEN, SOURCE, changed
 from tests.feeding.served_kit import until

@@ -50,8 +50,9 @@ def ids(example, rng):
     return {{"i": example, "row": np.full(100, example, np.int32)}}
 """
 SOURCES = (f"range({N})", f"iterator(lambda: iter(range({N})))")
-WORDS = {"worker": "spmd.feeding.worker", "agent": "spmd.feeding.local_agent",
-         "scheduler": "spmd.feeding.serving"}  # of the command lines of a run's own processes
+# Of the command lines of a run's own processes.
+WORDS = {"worker": "spmd.feeding.workers.worker", "agent": "spmd.feeding.starting.local_agent",
+         "scheduler": "spmd.feeding.starting.serving"}
 
 
 class Killed:

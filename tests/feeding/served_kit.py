@@ -18,9 +18,9 @@ from pathlib import Path
 
 import numpy as np
 
-from spmd.feeding.client import Client
-from spmd.feeding.consumer import PipelineSupply
-from spmd.feeding.keys import make_folder, read_folder
+from spmd.feeding.clients.client import Client
+from spmd.feeding.consumers.consumer import PipelineSupply
+from spmd.feeding.messages.keys import make_folder, read_folder
 from tests.conftest import ROOT
 
 Field = namedtuple("Field", "name shape dtype")

@@ -12,15 +12,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from spmd.feeding.assignment import (
+from spmd.feeding.scheduling.assignment import (
     Assignment,
     ConsumerRow,
     PipelineRow,
     WorkerRow,
     assign,
 )
-from spmd.feeding.free_workers import SLIVER, FreeWorkers
-from spmd.feeding.worker_time import Budget, Need, Pool
+from spmd.feeding.scheduling.free_workers import SLIVER, FreeWorkers
+from spmd.feeding.scheduling.worker_time import Budget, Need, Pool
 
 BATCH, STEP_S = 1024, 0.110
 RATE = BATCH / STEP_S  # examples/s of a rank that takes 110 ms for a batch of 1,024

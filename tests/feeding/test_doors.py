@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from spmd import PeerError, UsageError
-from spmd.feeding import consumer
-from spmd.feeding.agent import Agent
-from spmd.feeding.keys import Keys, made_for_a_run, make_folder, pair
-from spmd.feeding.local_feeding import LocalScheduler
-from spmd.feeding.machine import PORTS, ports_of
-from spmd.feeding.sockets import REFUSED_KEY, Lines
-from spmd.feeding.wire import new_id
+from spmd.feeding.consumers import consumer
+from spmd.feeding.host.machine import PORTS, ports_of
+from spmd.feeding.messages.keys import Keys, made_for_a_run, make_folder, pair
+from spmd.feeding.messages.sockets import REFUSED_KEY, Lines
+from spmd.feeding.messages.wire import new_id
+from spmd.feeding.starting.local_feeding import LocalScheduler
+from spmd.feeding.workers.agent import Agent
 from tests.feeding.feeding_kit import RunningAgent, running, x_of
 from tests.feeding.served_kit import until
 

@@ -7,7 +7,7 @@ from math import inf
 
 import pytest
 
-from spmd.feeding.fair_queue import FairQueue, QueuedWork
+from spmd.feeding.workers.fair_queue import FairQueue, QueuedWork
 
 
 def give(queue, peer, share, count=4, newest_first=False):

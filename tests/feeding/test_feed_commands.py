@@ -15,10 +15,10 @@ import pytest
 import spmd
 import spmd.data as data
 from spmd import cli
-from spmd.feeding.children import Child
-from spmd.feeding.first_example import first_example
-from spmd.feeding.keys import made_for_a_run
-from spmd.feeding.serving import SCHEDULER, begun_scheduler
+from spmd.feeding.clients.first_example import first_example
+from spmd.feeding.host.children import Child
+from spmd.feeding.messages.keys import made_for_a_run
+from spmd.feeding.starting.serving import SCHEDULER, begun_scheduler
 from tests.conftest import ROOT
 from tests.feeding.served_kit import PIPELINE, ServedProcess, command_of, until
 
@@ -241,7 +241,7 @@ def test_a_first_example_that_takes_too_long(monkeypatch, tmp_path):
         "import subprocess\nimport sys\nimport spmd.data as data\n"
         "@data.pipeline(source=data.range(9))\ndef slow(example):\n"
         f"    subprocess.run([sys.executable, '-c', 'import time; time.sleep(99)', '{mark}'])\n")
-    monkeypatch.setattr("spmd.feeding.first_example.WITHIN_S", 3.0)
+    monkeypatch.setattr("spmd.feeding.clients.first_example.WITHIN_S", 3.0)
     texts = {"own_name": "slow", "file": str(tmp_path / "slow.py"), "modules": [],
              "source": (tmp_path / "slow.py").read_text()}
     assert first_example(texts) == (

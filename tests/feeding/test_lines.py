@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 
 from spmd import UsageError
-from spmd.feeding import asked_worker, consumer, sockets
-from spmd.feeding.client import Client
-from spmd.feeding.keys import made_for_a_run, pair
-from spmd.feeding.packing import LEAST_PART, PART, in_parts, of_parts
-from spmd.feeding.serving import Served
-from spmd.feeding.sockets import OTHER_KEY, REFUSED_KEY, Lines, received
-from spmd.feeding.wire import TEXT_BYTES, decode, encode, new_id
+from spmd.feeding.clients.client import Client
+from spmd.feeding.consumers import asked_worker, consumer
+from spmd.feeding.messages import sockets
+from spmd.feeding.messages.keys import made_for_a_run, pair
+from spmd.feeding.messages.sockets import OTHER_KEY, REFUSED_KEY, Lines, received
+from spmd.feeding.messages.wire import TEXT_BYTES, decode, encode, new_id
+from spmd.feeding.results.packing import LEAST_PART, PART, in_parts, of_parts
+from spmd.feeding.starting.serving import Served
 from tests.feeding.feeding_kit import Proxy, RunningAgent, running, settings_in, x_of
 from tests.feeding.served_kit import until
 

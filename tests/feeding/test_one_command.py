@@ -15,9 +15,9 @@ import pytest
 import spmd
 import spmd.data as data
 from spmd.data.pipeline_files import load_text
-from spmd.feeding.client import Client
-from spmd.feeding.local_feeding import LocalScheduler
-from spmd.feeding.restarting import ChildKeeper, KeptChild
+from spmd.feeding.clients.client import Client
+from spmd.feeding.host.restarting import ChildKeeper, KeptChild
+from spmd.feeding.starting.local_feeding import LocalScheduler
 from spmd.launch.eager_feeds import EagerFeed
 from tests.conftest import Launch
 from tests.feeding.served_kit import command_of, until
@@ -171,7 +171,7 @@ def test_a_signal_leaves_nothing(image, tmp_path, number, ended_by):
     file = pipeline(tmp_path, "time.sleep(0.01)", 10000)
     with Launch(["mpirun", "-n", 2, sys.executable, "-m", "spmd", "run", image, "--feed", file],
                 ) as launch:
-        until(lambda: processes(launch, "worker"), 20)
+        until(lambda: processes(launch, "workers.worker"), 20)
         os.killpg(launch.process.pid, number)
         until(lambda: not launch.alive())
         done = launch.finish()
@@ -185,8 +185,9 @@ def test_who_dies_is_started_again(image, tmp_path):
     total = tmp_path / "total.npy"
     with Launch([sys.executable, "-m", "spmd", "run", image, "--feed", file, "-o",
                  f"total={total}"]) as launch:
-        for module, others in (("serving", "local_agent"), ("local_agent", "serving")):
-            until(lambda: processes(launch, "worker"))
+        both = "starting.serving", "starting.local_agent"
+        for module, others in (both, both[::-1]):
+            until(lambda: processes(launch, "workers.worker"))
             (dead,), (lives,) = processes(launch, module), processes(launch, others)
             before = {p for p in launch.alive() if command_of(p).startswith("sleep")}
             os.kill(dead, signal.SIGKILL)
@@ -216,10 +217,10 @@ def test_who_dies_before_it_has_begun_is_started_again():
 def test_what_dies_again_and_again_ends_the_run(image, tmp_path):
     file = pipeline(tmp_path, "time.sleep(0.05)", 10000)
     with Launch([sys.executable, "-m", "spmd", "run", image, "--feed", file]) as launch:
-        until(lambda: processes(launch, "worker"))
+        until(lambda: processes(launch, "workers.worker"))
         end = time.monotonic() + 60
         while launch.process.poll() is None and time.monotonic() < end:
-            for pid in processes(launch, "serving"):
+            for pid in processes(launch, "starting.serving"):
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.01)
@@ -236,7 +237,7 @@ def test_what_an_operation_starts_ends_with_the_run(image, mpirun, tmp_path):
 
 def test_a_file_that_starts_a_run_when_a_worker_reads_it_is_refused():
     """Each worker would start workers of its own, without end."""
-    text = ("from spmd.feeding.connect import supply_for\n"
+    text = ("from spmd.feeding.starting.connect import supply_for\n"
             "from spmd.launch.processes import Processes\n"
             "supply_for('x.py', feed=None, processes=Processes())\n")
     with pytest.raises(spmd.UsageError, match="below if __name__ == '__main__'"):

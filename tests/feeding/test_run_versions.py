@@ -10,10 +10,10 @@ import pytest
 import spmd
 from codegen.errors import AgreementError
 from spmd import cli
-from spmd.feeding import connect
-from spmd.feeding.connect import supply_for
-from spmd.feeding.run_versions import RunVersions, text_digest
-from spmd.feeding.scheduler_state import StateFile, StoredPipeline
+from spmd.feeding.scheduling.run_versions import RunVersions, text_digest
+from spmd.feeding.scheduling.scheduler_state import StateFile, StoredPipeline
+from spmd.feeding.starting import connect
+from spmd.feeding.starting.connect import supply_for
 from spmd.launch.eager_feeds import eager_feeds
 from spmd.launch.processes import Processes
 from tests.feeding.feeding_kit import Feed, Field

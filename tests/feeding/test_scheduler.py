@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from spmd import PeerError, UsageError
-from spmd.feeding.client import Client
-from spmd.feeding.keys import Keys, made_for_a_run, zmq
-from spmd.feeding.sockets import Lines
-from spmd.feeding.wire import encode, new_id
+from spmd.feeding.clients.client import Client
+from spmd.feeding.messages.keys import Keys, made_for_a_run, zmq
+from spmd.feeding.messages.sockets import Lines
+from spmd.feeding.messages.wire import encode, new_id
 from tests.feeding.served_kit import ServedProcess, until
 
 

@@ -8,16 +8,16 @@ import time
 import pytest
 
 from spmd.data.settings import Settings
-from spmd.feeding.keys import made_for_a_run
-from spmd.feeding.known_parties import KnownConsumer, find_rates
-from spmd.feeding.measuring import RateMeter
-from spmd.feeding.metrics import prometheus
-from spmd.feeding.overview import overview
-from spmd.feeding.scheduler import Scheduler
-from spmd.feeding.scheduler_state import StateFile, StoredPipeline
-from spmd.feeding.sockets import Lines
-from spmd.feeding.status_tables import pipeline_text, table_text
-from spmd.feeding.wire import encode
+from spmd.feeding.messages.keys import made_for_a_run
+from spmd.feeding.messages.sockets import Lines
+from spmd.feeding.messages.wire import encode
+from spmd.feeding.scheduling.known_parties import KnownConsumer, find_rates
+from spmd.feeding.scheduling.measuring import RateMeter
+from spmd.feeding.scheduling.scheduler import Scheduler
+from spmd.feeding.scheduling.scheduler_state import StateFile, StoredPipeline
+from spmd.feeding.status.metrics import prometheus
+from spmd.feeding.status.overview import overview
+from spmd.feeding.status.status_tables import pipeline_text, table_text
 
 IDS = [f"{k:016x}" for k in range(6)]
 NAMES = ["images", "text"]

@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 
 from codegen.errors import EnvironmentFault, InputError
-from spmd.feeding.scheduler_state import FullDisk, KnownRun, StateFile, StoredPipeline
+from spmd.feeding.scheduling.scheduler_state import FullDisk, KnownRun, StateFile, StoredPipeline
 from tests.conftest import ROOT
 
 WRITER = """
 import sys
-from spmd.feeding.scheduler_state import KnownRun, StateFile, StoredPipeline
+from spmd.feeding.scheduling.scheduler_state import KnownRun, StateFile, StoredPipeline
 store = StateFile(sys.argv[1])
 number = max([p.version for p in store.pipelines()], default=0)
 while True:
@@ -147,7 +147,7 @@ def test_a_damaged_file_is_named(tmp_path: Path, damage: str) -> None:
 
 FULL = """
 import sys
-from spmd.feeding.scheduler_state import FullDisk, KnownRun, StateFile, StoredPipeline
+from spmd.feeding.scheduling.scheduler_state import FullDisk, KnownRun, StateFile, StoredPipeline
 store = StateFile(sys.argv[1])
 try:
     for k in range(1000):
@@ -175,14 +175,14 @@ def test_a_full_disk_refuses_and_goes_on(tmp_path: Path) -> None:
 
 AGAIN = """
 import resource, sys
-from spmd.feeding.scheduler_state import StateFile
+from spmd.feeding.scheduling.scheduler_state import StateFile
 resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
 store = StateFile(sys.argv[1])
 print([p.name for p in store.pipelines()], store.remember(keys=["k"]), bool(store.trouble))
 """
 KILLED = """
 import os, sys
-from spmd.feeding.scheduler_state import StateFile, StoredPipeline
+from spmd.feeding.scheduling.scheduler_state import StateFile, StoredPipeline
 StateFile(sys.argv[1]).put_pipeline(StoredPipeline("p", 1, "p.py", "x", {}))
 os.kill(os.getpid(), 9)
 """

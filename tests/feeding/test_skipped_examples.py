@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from spmd.feeding.client import Client
-from spmd.feeding.opened_streams import opened_by
+from spmd.feeding.clients.client import Client
+from spmd.feeding.clients.opened_streams import opened_by
 from tests.feeding.feeding_kit import Feed, mask_of, running, x_of
 from tests.feeding.test_workers import numbers
 

@@ -15,8 +15,8 @@ import pytest
 import spmd
 import spmd.data as data
 from spmd import cli
-from spmd.feeding.consumer import PipelineSupply
-from spmd.feeding.found_again import found_again
+from spmd.feeding.clients.found_again import found_again
+from spmd.feeding.consumers.consumer import PipelineSupply
 from tests.feeding.feeding_kit import Feed, PlainRing, running, x_of
 from tests.feeding.served_kit import ServedProcess, until
 

@@ -15,13 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spmd import InputError, UsageError
-from spmd.feeding import consumer, sockets
-from spmd.feeding.asked_worker import AskedWorker
-from spmd.feeding.asking import Asking
-from spmd.feeding.keys import made_for_a_run, make_folder, pair, read_folder
-from spmd.feeding.packing import Link, packed, unpacked
-from spmd.feeding.shared_results import HANDED, HELLO, SHORT, Handing, ReadResults
-from spmd.feeding.sockets import GONE, SENT, Lines, received, send_to
+from spmd.feeding.consumers import consumer
+from spmd.feeding.consumers.asked_worker import AskedWorker
+from spmd.feeding.consumers.asking import Asking
+from spmd.feeding.messages import sockets
+from spmd.feeding.messages.keys import made_for_a_run, make_folder, pair, read_folder
+from spmd.feeding.messages.sockets import GONE, SENT, Lines, received, send_to
+from spmd.feeding.results.packing import Link, packed, unpacked
+from spmd.feeding.results.shared_results import HANDED, HELLO, SHORT, Handing, ReadResults
 from tests.feeding.feeding_kit import Field, running, x_of
 
 WIDE = """

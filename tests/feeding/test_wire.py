@@ -10,9 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spmd.data.computing import dtype_of
-from spmd.feeding.evaluating import dtype_named
-from spmd.feeding.packing import in_frames, of_parts
-from spmd.feeding.wire import (
+from spmd.feeding.messages.wire import (
     FRAMED,
     HEADER_BYTES,
     MOST_PIECES,
@@ -23,6 +21,8 @@ from spmd.feeding.wire import (
     encode,
     new_id,
 )
+from spmd.feeding.results.evaluating import dtype_named
+from spmd.feeding.results.packing import in_frames, of_parts
 
 A, B = "0123456789abcdef", "fedcba9876543210"
 PROCESS = {"worker": A, "address": "tcp://127.0.0.1:5555", "key": "k" * 40, "local": "here",

@@ -12,8 +12,11 @@ import numpy as np
 import pytest
 
 from spmd import InputError, UsageError
-from spmd.feeding import agent, consumer, overview, slow_sources
-from spmd.feeding.client import Client
+from spmd.feeding.clients import slow_sources
+from spmd.feeding.clients.client import Client
+from spmd.feeding.consumers import consumer
+from spmd.feeding.status import overview
+from spmd.feeding.workers import agent
 from tests.feeding.feeding_kit import Field, Proxy, mask_of, running, x_of
 from tests.feeding.served_kit import until
 

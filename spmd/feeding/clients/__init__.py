@@ -1,0 +1,1 @@
+"""Clients of a scheduler: pipelines are checked, submitted, and opened for a run."""

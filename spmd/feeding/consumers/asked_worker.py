@@ -1,0 +1,173 @@
+"""A worker as a consumer sees it: the line to it, its shared memory, what it may be asked."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from codegen.errors import InputError
+from spmd.feeding.consumers.asking import LEAST_S
+from spmd.feeding.messages.sockets import OTHER_KEY, REFUSED_KEY, received
+from spmd.feeding.messages.wire import encode, new_id
+from spmd.feeding.results.evaluating import bytes_of, dtype_named, placed, views
+from spmd.feeding.results.packing import of_parts, unpacked
+from spmd.feeding.results.shared_results import ReadResults
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+    from spmd.feeding.messages.sockets import Lines
+    from spmd.feeding.messages.wire import Message
+
+CREDITS, MOST_CREDITS = 2, 16
+MOST_FAR = 64  # and so many more pieces that may be on their way to a far worker
+AHEAD_S = 0.05  # of work that a worker should have before it
+AGAIN_S = 0.2  # before a line that breaks at once is made again
+TOLD_S = 5.0  # between two times
+AWAY_S = 2.0  # without a line to it: then the scheduler hears that it gives no answers
+
+REACH = ("let this machine reach that port (firewall, route), or name workers that it can reach: "
+         "feed update NAME --workers HOST,HOST")
+KEYS = "one folder of keys for the scheduler, its workers and this run"
+REMEDIES = {REFUSED_KEY: KEYS, OTHER_KEY: KEYS}
+
+
+def said_missed(missed: dict[str, tuple[str, str]]) -> str:
+    """For people: to which workers (address, why) there is no line, what can be done."""
+    found = []
+    for why in sorted({why for _, why in missed.values()}):
+        mine = [f"{w} at {address}" for w, (address, w_why) in missed.items() if w_why == why]
+        more = f" and {len(mine) - 2} more" if len(mine) > 2 else ""
+        found.append(f"no line to worker {', '.join(mine[:2])}{more} for {AWAY_S:g} s: {why}; "
+                     f"others are asked, and it is tried on. try: {REMEDIES.get(why, REACH)}")
+    return "; ".join(found)
+
+
+class AskedWorker:
+    """assigned: what the scheduler says of it: address, key, local socket, share. acts: it hears of
+    actions too."""
+
+    def __init__(self, lines: Lines, assigned: dict[str, Any], here: str,
+                 acts: bool = False) -> None:
+        self.worker, self.share = assigned["worker"], assigned["share"]
+        self.assigned = assigned
+        self.lines, self.here, self.acts = lines, here, acts
+        # Each line has a name of its own: of what a worker does for an earlier one, nothing comes
+        # to this one, neither an answer nor a region that only the earlier one has mapped.
+        me = new_id()
+        self.socket = lines.dealer(assigned["address"], assigned["key"], me)
+        self.watch = lines.watch(self.socket)
+        self.broken = False
+        self.began = time.monotonic()
+        self.reading: ReadResults | None = None
+        if assigned["local"] and assigned["host"] == here:
+            try:
+                self.reading = ReadResults(me, assigned["local"], assigned["secret"] or "")
+            except OSError:
+                pass  # another network namespace, or it has just ended: frames do as well
+        self.places: dict[int, tuple[list[tuple[Any, ...]], int]] = {}  # by rows of a result
+        self.rows = 0.0  # asked so far, over its share
+        self.quiet_until = 0.0  # it does not know the pipeline yet
+        self.told = 0.0  # when the scheduler was told that there is no line to it
+        self.way_s = 0.0  # from asking to an answer, beside computing: the shortest; 0: not known
+
+    def fds(self) -> tuple[int, ...]:
+        """Where it shows that it has ended, or that its line broke."""
+        return (*self.watch.fds(), self.reading.socket.fileno()) if self.reading else (
+            self.watch.fds())
+
+    def can_be_asked(self, now: float) -> bool:
+        return self.watch.stands and self.quiet_until <= now
+
+    def missed(self) -> str:
+        """Why there has been no line to it for long, told now and then; "": nothing to tell."""
+        now = time.monotonic()
+        if self.watch.away() < AWAY_S or now - self.told < TOLD_S:
+            return ""
+        self.told = now
+        return self.watch.why()
+
+    def is_back(self) -> bool:
+        """True once, when there is a line again to a worker that was missed."""
+        back = self.told > 0 and self.watch.stands
+        self.told = 0.0 if back else self.told
+        return back
+
+    def again(self) -> AskedWorker:
+        """The same worker, over a new line; this one is closed."""
+        assigned = {**self.assigned, "share": self.share}
+        found = AskedWorker(self.lines, assigned, self.here, self.acts)
+        found.rows, found.told = self.rows, self.told
+        return found
+
+    def credits(self, piece_s: float) -> int:
+        """Pieces that it may owe: those before it, and those on their way to it and from it."""
+        if not piece_s:
+            return CREDITS
+        before = min(max(CREDITS, round(AHEAD_S / piece_s)), MOST_CREDITS)
+        return before + min(int(self.way_s / max(piece_s, LEAST_S)), MOST_FAR)
+
+    def answered(self, took_s: float, computing_s: float) -> None:
+        way_s = max(took_s - computing_s, 1e-6)
+        self.way_s = min(self.way_s or way_s, way_s)
+
+    def say(self, kind: str, frames: list[Any] | None = None, **fields: Any) -> None:
+        said = encode(kind, frames or [], **fields)
+        # Actions are too long for the short way, and what is asked for next must not overtake them.
+        short = self.reading if len(said) == 1 and not self.acts else None
+        if not short or not short.say(said[0]):
+            self.socket.send_multipart(said, copy=not frames)
+
+    def heard(self) -> list[Any] | None:
+        """The frames of the next thing that it said."""
+        message = self.reading.heard() if self.reading else None
+        return received(self.socket) if message is None else [message]
+
+    def is_alive(self) -> bool:
+        """False once its Unix socket says that its process has ended."""
+        return self.reading is None or self.reading.attend()
+
+    def has_broken(self) -> bool:
+        """Is its line another one now? What was under way is lost, and nobody says so."""
+        self.broken |= self.watch.broke()
+        return self.broken and time.monotonic() - self.began > AGAIN_S
+
+    def in_region(self, number: int, fields: list[dict[str, Any]],
+                  count: int) -> dict[str, np.ndarray]:
+        """What it gave, by field, of `count` rows, in memory that it shares."""
+        if (known := self.places.get(count)) is None:
+            known = self.places[count] = placed(fields, count)
+        places, size = known
+        memory = self.reading.region(number) if self.reading else None
+        if memory is None or size > len(memory):
+            raise self._wrong(f"{size} bytes: no such region of its memory")
+        return views(places, memory)
+
+    def in_frames(self, message: Message, fields: list[dict[str, Any]],
+                  count: int) -> dict[str, np.ndarray]:
+        """What it sent: each field of the feed, of `count` rows. InputError if it is not that."""
+        wanted, arrays = {f["name"]: f for f in fields}, message["arrays"] or ()
+        if {a["name"] for a in arrays} != wanted.keys() or len(arrays) != len(wanted):
+            raise self._wrong(f"expected the fields {', '.join(wanted)}")
+        found = {}
+        for array in arrays:
+            field = wanted[array["name"]]
+            shape, size = (count, *field["shape"]), count * bytes_of(field)
+            if array["bytes"] != size or tuple(array["shape"]) != shape:
+                raise self._wrong(f"{array['name']}: expected {size} bytes of shape {shape}")
+            first = array["frame"]
+            data = of_parts(message.frames[first : first + (array["parts"] or 1)])
+            memory = unpacked(data, array["codec"] or "none", size)
+            found[array["name"]] = np.ndarray(shape, dtype_named(field["dtype"]), memory)
+        return found
+
+    def _wrong(self, text: str) -> InputError:
+        return InputError(f"worker {self.worker} at {self.assigned['address']} gave something else "
+                          f"than it was asked for: {text}")
+
+    def close(self) -> None:
+        self.lines.forget(self.socket)
+        if self.reading:
+            self.reading.close()

@@ -1,0 +1,143 @@
+"""CURVE keys of feeding: who may connect, and how each side proves who it is.
+
+A folder of keys holds server.key and client.key (public, one line each), server.secret and
+client.secret (readable by their owner only), and allowed/NAME.key for further clients.
+Always holds: a secret is written to no file that others can read, and to no command line.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+import zmq as zmq  # the others take it from here
+
+from codegen.errors import OutputError, UsageError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+Z85 = re.compile(r"[0-9A-Za-z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
+KEYS = "SPMD_FEED_KEYS"  # a folder of keys, where none is given
+PARTS = ("server.key", "server.secret", "client.key", "client.secret")
+
+
+class Keys:
+    """What one process knows: the scheduler's public key, a pair of its own, who is allowed.
+
+    server: the scheduler's public key. public, secret: of this process. allowed: public keys.
+    server_secret: known to the scheduler only, else "".
+    """
+
+    def __init__(self, server: str, public: str, secret: str, allowed: frozenset[str],
+                 server_secret: str = "") -> None:
+        self.server, self.public, self.secret = server, public, secret
+        self.allowed, self.server_secret = allowed, server_secret
+
+    def as_plain(self, with_server: bool = False) -> dict[str, Any]:
+        """For a child process, through a pipe."""
+        return {"server": self.server, "public": self.public, "secret": self.secret,
+                "allowed": sorted(self.allowed),
+                "server_secret": self.server_secret if with_server else ""}
+
+    @classmethod
+    def of_plain(cls, plain: dict[str, Any]) -> Keys:
+        return cls(plain["server"], plain["public"], plain["secret"],
+                   frozenset(plain["allowed"]), plain["server_secret"])
+
+
+def pair() -> tuple[str, str]:
+    """A public key and its secret."""
+    public, secret = zmq.curve_keypair()
+    return public.decode(), secret.decode()
+
+
+def made_for_a_run() -> Keys:
+    """Keys that only this run and the processes that it starts ever know."""
+    server, server_secret = pair()
+    public, secret = pair()
+    return Keys(server, public, secret, frozenset({public}), server_secret)
+
+
+def make_folder(folder: str) -> Path:
+    """A folder with a new pair for the scheduler and one for everybody who may connect to it."""
+    there = Path(folder)
+    if any((there / part).exists() for part in PARTS):
+        raise UsageError(f"{there}: holds keys already",
+                         remedy="name another folder, or remove the old keys first")
+    try:
+        there.mkdir(parents=True, exist_ok=True)
+        os.chmod(there, 0o700)
+        for who in ("server", "client"):
+            public, secret = pair()
+            for part, value, mode in ((f"{who}.key", public, 0o644),
+                                      (f"{who}.secret", secret, 0o600)):
+                out = os.open(there / part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+                with os.fdopen(out, "w") as file:
+                    file.write(value + "\n")
+    except OSError as error:
+        raise OutputError(f"{there}: keys cannot be written: {error.strerror}") from None
+    return there
+
+
+def read_folder(folder: str, *, scheduler: bool = False) -> Keys:
+    """The keys of a folder. A scheduler needs server.secret; the others client.secret."""
+    there = Path(folder)
+    server = _read(there / "server.key")
+    allowed = {_read(path) for path in sorted((there / "allowed").glob("*.key"))}
+    if (there / "client.key").exists():
+        allowed.add(_read(there / "client.key"))
+    if scheduler:
+        return Keys(server, server, "", frozenset(allowed), _secret(there / "server.secret"))
+    return Keys(server, _read(there / "client.key"), _secret(there / "client.secret"),
+                frozenset(allowed))
+
+
+def state_folder() -> str:
+    """Where schedulers and clients of this user keep keys and state unless they are told."""
+    base = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    return os.path.join(base, "spmd")
+
+
+def folder_of(folder: str) -> str:
+    """The folder of keys that is meant."""
+    return folder or os.environ.get(KEYS, "") or os.path.join(state_folder(), "feed-keys")
+
+
+def keys_of(folder: str, *, scheduler: bool = False) -> Keys:
+    """The keys of a folder, or of SPMD_FEED_KEYS, or of this user on this machine: these are made
+    by whoever comes first."""
+    folder = folder or os.environ.get(KEYS, "")
+    where = folder_of(folder)
+    if not folder and not os.path.exists(where):
+        mine = f"{where}.{os.getpid()}"
+        make_folder(mine)
+        try:
+            os.rename(mine, where)  # whole, or not at all
+        except OSError:  # another one was faster
+            shutil.rmtree(mine)
+    return read_folder(where, scheduler=scheduler)
+
+
+def _read(path: Path) -> str:
+    try:
+        with path.open(encoding="ascii", errors="replace") as file:
+            value = file.read(100).strip()
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}",
+                         remedy="make keys with: python -m spmd feed keys FOLDER") from None
+    if not Z85.fullmatch(value):
+        raise UsageError(f"{path}: expected a key, one line of 40 characters",
+                         remedy="copy the file again as it was made")
+    return value
+
+
+def _secret(path: Path) -> str:
+    value = _read(path)
+    if path.stat().st_mode & 0o077:
+        raise UsageError(f"{path}: others than its owner may read this secret",
+                         remedy=f"chmod 600 {path}")
+    return value

@@ -1,0 +1,1 @@
+"""What is made of work: examples computed, packed for other hosts, shared with this one."""

@@ -1,0 +1,85 @@
+"""Workers with free time, in the order in which a consumer takes them.
+
+In: a pool, and every change of it. Out: workers one after the other, the most fitting first. Used
+by worker_time.py. Always holds: to find the next worker is no look at each of them.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from math import inf
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from spmd.feeding.scheduling.worker_time import Budget, Need, Pool
+
+    Line = list[tuple[float, int, str]]  # (minus how much or how fast, place, worker), in order
+
+SLIVER = 0.01  # of a worker: less than this is nothing
+NEARLY_ALL = 1 - 1e-9
+
+
+class FreeWorkers:
+    """Some of the workers of a pool, `members` in their order."""
+
+    def __init__(self, members: Iterable[str], pool: Pool) -> None:
+        self.pool = pool
+        self.place = {worker: k for k, worker in enumerate(members)}
+        self.whole = {w for w in self.place if pool.left[w] == 1.0}
+        self.parts: Line = sorted((-left, k, w) for w, k in self.place.items()
+                                  if SLIVER <= (left := pool.left[w]) < 1.0)
+        self.fastest: dict[str, tuple[Mapping[str, float], Line]] = {}  # whole ones, by pipeline
+
+    def changed(self, worker: str, before: float) -> None:
+        """So much of a worker was free before."""
+        left, place = self.pool.left[worker], self.place[worker]
+        if before == 1.0:
+            self.whole.discard(worker)
+            for speeds, line in self.fastest.values():
+                del line[bisect_left(line, (-speeds[worker], place))]
+        elif before >= SLIVER:
+            del self.parts[bisect_left(self.parts, (-before, place))]
+        if left >= SLIVER:
+            insort(self.parts, (-left, place, worker))
+
+    def in_order(self, d: Need, want: float, budget: Budget) -> Iterator[str]:
+        """Whole workers while a whole one is needed, the fastest first; then of one that others
+        use too the one with the least time left that is enough; else whatever is left."""
+        line, at = self._line(d), 0
+        while at < len(line):
+            worker = line[at][2]
+            if worker not in d.avoids:
+                if d.speeds[worker] > want:
+                    break  # one is enough for the rest
+                want -= d.speeds[worker]
+                yield worker
+            at += at < len(line) and line[at][2] == worker  # else it was taken
+        if worker := self._just_enough(d, want, line):
+            yield worker
+        if not budget.is_full():
+            yield from sorted(self.whole, key=self.place.__getitem__)
+        yield from [worker for _, _, worker in self.parts]
+
+    def _line(self, d: Need) -> Line:
+        if d.pipeline not in self.fastest:
+            line = sorted((-d.speeds[w], self.place[w], w) for w in self.whole)
+            self.fastest[d.pipeline] = d.speeds, line
+        return self.fastest[d.pipeline][1]
+
+    def _just_enough(self, d: Need, want: float, line: Line) -> str:
+        """Of those that are enough the one with the least time left, then the slowest; or ""."""
+        found: list[tuple[float, float, int, str]] = []
+        least = want / d.fastest * NEARLY_ALL  # nobody with less is enough
+        for left, place, worker in reversed(self.parts[:bisect_right(self.parts, (-least, inf))]):
+            if found and -left > found[0][0]:
+                break
+            if -left * d.speeds[worker] >= want and worker not in d.avoids:
+                found.append((-left, d.speeds[worker], place, worker))
+        if found:
+            return min(found)[3]
+        enough = line[:bisect_right(line, (-want, inf))]
+        if d.avoids:
+            enough = [one for one in enough if one[2] not in d.avoids]
+        return enough[bisect_left(enough, (enough[-1][0],))][2] if enough else ""

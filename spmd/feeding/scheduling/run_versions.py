@@ -1,0 +1,143 @@
+"""Which version of its pipeline each run goes on with: always the one with which it began.
+
+In: runs that begin, consumers that register, updates. Out: a version, with the settings of now.
+Always holds: no update changes what a run takes at a position; a version is kept for a day after
+its last run was seen.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from difflib import get_close_matches
+from hashlib import blake2b
+from typing import Any
+
+from codegen.errors import AgreementError
+from spmd.data.settings import FIXED, ORDER
+from spmd.feeding.messages.wire import new_id
+from spmd.feeding.scheduling.scheduler_state import COMES, KnownRun, StateFile, StoredPipeline
+
+KEPT_S = 86400.0  # a run that is stopped for so long can still go on
+LOOK_S = 60.0  # between two looks at which are older
+
+
+class RunVersions:
+    """store: where all of it outlives a restart."""
+
+    def __init__(self, store: StateFile) -> None:
+        self.store = store
+        self.older = {(one.name, one.version): one for one in store.older()}
+        self.runs = {one.stream: one for one in store.runs()}
+        self._looked = 0.0
+
+    def begin(self, now: StoredPipeline, said: Mapping[str, Any]) -> dict[str, Any]:
+        """A run opens a stream, or goes on with one (version, text). What its processes are told.
+
+        AgreementError where what it goes on with is not kept any more.
+        """
+        one = self.of(now, said)
+        run = KnownRun(new_id(), said["run"], said["feed"], now.name, one.version,
+                       seen=time.time())
+        self.runs[run.stream] = run
+        self.store.remember(runs=[run])
+        return {"stream": run.stream, "version": one.version, "text": text_digest(*one.code()),
+                "facts": one.facts, "order": {name: one.settings.get(name) for name in ORDER}}
+
+    def register(self, now: StoredPipeline, said: Mapping[str, Any]) -> int:
+        """The version that a consumer takes; the newest, where its run did not say one."""
+        version = self.of(now, said).version
+        stream = said["stream"] or said["consumer"]
+        before = self.runs.get(stream)
+        self.runs[stream] = run = KnownRun(stream, said["run"], said["feed"], now.name, version, 0,
+                                           time.time())
+        if before is None or before.taken == COMES:
+            self.store.remember(runs=[run])  # whoever waits for it knows that it has been
+        return version
+
+    def by_pipeline(self) -> dict[str, list[KnownRun]]:
+        """Those that have come, the last one that was seen at the end."""
+        found: dict[str, list[KnownRun]] = {}
+        for one in sorted(self.runs.values(), key=lambda one: one.seen):
+            if one.taken != COMES:
+                found.setdefault(one.pipeline, []).append(one)
+        return found
+
+    def of(self, now: StoredPipeline, said: Mapping[str, Any]) -> StoredPipeline:
+        """The version that is meant: by its number, and by its text where the state is another one
+        than that which counted."""
+        version, text = said["version"], said["text"]
+        if version is None:
+            return now
+        every = [now, *(o for of, o in self.older.items() if of[0] == now.name)]
+        every.sort(key=lambda one: one.version != version)
+        for one in every:
+            if text_digest(*one.code()) == text if text else one.version == version:
+                return self.with_settings(now, one)
+        raise AgreementError(
+            f"version {version} of pipeline {now.name}, with which this run began, is not kept any "
+            "more", expected="one that a run has used within the last day, of a pipeline that was "
+            "not cancelled", found=f"version {now.version}",
+            remedy="start the run again, with --resume if it was kept")
+
+    def numbered(self, now: StoredPipeline, version: int) -> StoredPipeline:
+        """The version of a consumer that is there."""
+        one = self.older.get((now.name, version), now)
+        return self.with_settings(now, one)
+
+    def with_settings(self, now: StoredPipeline, one: StoredPipeline) -> StoredPipeline:
+        """With the settings of now, but for those that say which examples there are."""
+        if one is now:
+            return now
+        fixed = {name: one.settings[name] for name in FIXED if name in one.settings}
+        return replace(one, settings={**now.settings, **fixed})
+
+    def replaced(self, old: StoredPipeline, new: StoredPipeline) -> list[StoredPipeline]:
+        """What must be kept beside a new version: the one before it, if it is another source."""
+        if old.version == new.version:
+            return []
+        self.older[old.name, old.version] = old
+        return [old]
+
+    def cancelled(self, name: str) -> None:
+        self.older = {of: one for of, one in self.older.items() if of[0] != name}
+        self.runs = {s: one for s, one in self.runs.items() if one.pipeline != name}
+
+    def see(self, taken: Iterable[tuple[str, int]]) -> list[KnownRun]:
+        """By stream, how many batches the runs that are heard have taken. What to keep of them."""
+        seen = []
+        for stream, batches in taken:
+            if run := self.runs.get(stream):
+                run.taken, run.seen = max(run.taken, batches), time.time()
+                seen.append(run)
+        return seen
+
+    def forget(self) -> None:
+        """Runs that were not seen for a day, and the versions that nobody goes on with."""
+        if time.monotonic() - self._looked < LOOK_S:
+            return
+        self._looked = time.monotonic()
+        before = time.time() - KEPT_S
+        self.runs = {s: one for s, one in self.runs.items() if one.seen >= before}
+        used = {(one.pipeline, one.version) for one in self.runs.values()}
+        self.older = {of: one for of, one in self.older.items() if of in used}
+        self.store.forget_runs(before)
+
+
+def text_digest(source: str, own_name: str = "", modules: Any = None) -> str:
+    """What tells the texts of one version from those of another."""
+    more = json.dumps([own_name, modules]) if own_name or modules else ""
+    return blake2b((source + more).encode(), digest_size=16).hexdigest()
+
+
+def unknown_pipeline(name: str, names: Iterable[str], address: str) -> AgreementError:
+    """What a run is told that takes a pipeline that nobody submitted."""
+    known = sorted(names)
+    near = get_close_matches(name, known, 1)
+    return AgreementError(
+        f"pipeline {name} was not submitted to {address}",
+        expected="one of those that were: " + (", ".join(known) or "none"),
+        remedy=f"{near[0]}@{address}, if that is what you mean" if near else
+        "python -m spmd feed submit FILE.py")

@@ -1,0 +1,496 @@
+"""The scheduler's loop: it hears beats, assigns workers to consumers, and answers clients.
+
+In: messages at one ROUTER. Out: loads for agents, lists of workers for consumers, answers.
+Always holds: nobody needs it to go on; whatever a message holds, the loop goes on; whoever is
+silent for 1.5 s is dead; after its own restart everybody is asked to come again.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import traceback
+from collections import Counter, deque
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from typing import Any
+
+from codegen.errors import PeerError, SpmdError
+from spmd.feeding.messages.sockets import GONE, SENT, received, send_to
+from spmd.feeding.messages.wire import MalformedMessage, Message, decode, encode
+from spmd.feeding.results.evaluating import other_streams
+from spmd.feeding.scheduling.assignment import Assignment, assign
+from spmd.feeding.scheduling.known_parties import (
+    KnownAgent,
+    KnownConsumer,
+    KnownPipeline,
+    find_rates,
+    names_of,
+    preferred,
+)
+from spmd.feeding.scheduling.pipeline_requests import cancelled, submitted, updated
+from spmd.feeding.scheduling.run_versions import RunVersions, unknown_pipeline
+from spmd.feeding.scheduling.scheduler_state import FullDisk, StateFile, StoredPipeline
+
+SILENT_S = 1.5  # an agent that has not beaten for so long is dead
+CONSUMER_SILENT_S = 10.0  # it has its workers anyway; what it had is then given to others
+PLAN_S = 0.5  # between two assignments when nothing has happened but rates
+SOON_S = 0.05  # after something has happened
+SELDOM = 4.0  # times as long as an assignment takes: beats must be heard between two of them
+KEEP_S = 1.0  # between two writes to the state
+COMING_S = 2.5  # after a restart: so long nobody's workers are taken away
+SLICE_S = 10.0
+POLL_MS = 50
+AT_ONCE = 500  # messages, before it looks at the clock again
+HISTORY = 600  # seconds of rates, for the page
+MOVED = 0.05  # of a worker's time: a share that moves by less is not told
+
+
+class Scheduler:
+    """router: a ROUTER of sockets.Lines. address: as others reach it; strangers: refused keys."""
+
+    def __init__(self, router: Any, store: StateFile, *, address: str = "",
+                 slice_s: float = SLICE_S, counts: Counter[str] | None = None) -> None:
+        self.router, self.store, self.address = router, store, address
+        self.slice_s = slice_s
+        self.counts: Counter[str] = counts if counts is not None else Counter()
+        self.last_malformed = ""
+        self.agents: dict[str, KnownAgent] = {}
+        self.consumers: dict[str, KnownConsumer] = {}
+        self.pipelines = {one.name: KnownPipeline(one) for one in store.pipelines()}
+        self.versions = RunVersions(store)
+        self.given_rates = store.rates()
+        self.assigned = Assignment(store.shares())
+        self.history: dict[str, deque[tuple[float, ...]]] = {}
+        self.since = time.time()
+        self.names: dict[str, str] = {}  # of machines, as their agents said them
+        self.snapshot: dict[str, Any] = {}  # what the page shows; replaced, never changed
+        self.looking: Any = None  # makes it: overview.overview
+        self.stopping = ""
+        self.own_workers = False  # whoever started us starts workers too
+        self.allowed: Callable[[], Collection[str]] | None = None  # keys, for workers, too
+        self.welcomes: Callable[[Any], Any] = lambda router: router  # sockets.without_strangers
+        now = time.monotonic()
+        self.awaited = set(store.agents())
+        self.coming_until = now + COMING_S if self.awaited or self.assigned.shares else now
+        self.dirty = True
+        self._planned = self._kept = self._ticked = self._charged = now
+        self._took = 0.0  # for the last assignment
+
+    # ---- the loop
+
+    def run(self, ends: Callable[[], str] = str) -> None:
+        """Until it is told to stop, or `ends` says why it must. Then consumers go on with the
+        workers that they have."""
+        while not self.stopping:
+            self.router.poll(POLL_MS)
+            self.stopping = self.stopping or ends()
+            try:
+                self.tick()
+            except Exception as error:
+                self._note_defect(error)
+            for _ in range(AT_ONCE):
+                frames = received(self.router)
+                if frames is None:
+                    break
+                self.hear(bytes(frames[0]), frames[1:])
+
+    def hear(self, peer: bytes, frames: list[Any]) -> None:
+        """One message. A wrong one is counted; a defect of ours is told, and the loop goes on."""
+        try:
+            message = decode(frames)
+            handler = getattr(self, f"_on_{message.kind}", None)
+            if handler is None:
+                raise MalformedMessage(f"{message.kind}: no message for a scheduler")
+            handler(peer, message)
+        except MalformedMessage as error:
+            self.counts["malformed"] += 1
+            self.last_malformed = error.message[:300]
+        except SpmdError as error:
+            self.tell(peer, "refused", text=str(error)[:60000], code=error.exit_code)
+        except Exception as error:
+            self._note_defect(error)
+            self.tell(peer, "refused", text=f"a defect of the scheduler: {error!r}"[:1000], code=70)
+
+    def _note_defect(self, error: Exception) -> None:
+        self.counts["defects"] += 1
+        if self.counts["defects"] == 1 or os.environ.get("SPMD_DEBUG"):
+            print(f"spmd: a defect of the scheduler, which goes on: {error!r}\n"
+                  f"{traceback.format_exc()}", file=sys.stderr, flush=True)
+
+    def tick(self) -> None:
+        """What is due by the clock."""
+        now = time.monotonic()
+        late = now - self._ticked - 0.5
+        self._ticked = now
+        if late > 0:  # we were held up, not they
+            for agent in self.agents.values():
+                agent.seen = min(now, agent.seen + late + 0.5)
+            for consumer in self.consumers.values():
+                consumer.seen = min(now, consumer.seen + late + 0.5)
+        self._bury(now)
+        if now - self._planned >= max(SOON_S if self.dirty else PLAN_S, SELDOM * self._took):
+            self.plan(now)
+            self._took = time.monotonic() - now
+        if now - self._kept >= KEEP_S:
+            self.keep(now)
+            self.look_at_keys(now)
+
+    def look_at_keys(self, now: float) -> None:
+        """Cuts the lines of keys that do not count any more; workers do so as well."""
+        router = self.welcomes(self.router)
+        if router is not self.router:
+            self.router = router
+            for agent in self.agents.values():  # all others have to connect again
+                agent.seen = now + COMING_S - SILENT_S
+        if self.allowed:
+            keys = sorted(self.allowed())
+            for agent in self.agents.values():
+                if agent.allowed != keys and self.tell(agent.peer, "allowed", keys=keys) == SENT:
+                    agent.allowed = keys
+
+    def tell(self, peer: bytes, kind: str, **fields: Any) -> str:
+        return send_to(self.router, peer, encode(kind, **fields))
+
+    # ---- agents
+
+    def _on_join(self, peer: bytes, message: Message) -> None:
+        now = time.monotonic()
+        self.names[message["host"]] = message["name"]
+        known = self.agents.get(message["agent"])
+        if known is None:
+            self.agents[message["agent"]] = KnownAgent(peer, message.fields, now)
+        else:
+            known.peer, known.seen = peer, now
+            known.hear(message.fields)
+            known.allowed = None
+            known.loaded.clear()  # it comes again after its line broke: what was told may be lost
+        self.awaited.discard(message["agent"])
+        self.dirty = True
+
+    def _on_beat(self, peer: bytes, message: Message) -> None:
+        agent, now = self.agents.get(message["agent"]), time.monotonic()
+        if agent is None or agent.workers.keys() != message["workers"].keys():
+            self.tell(peer, "who")  # or its last join was lost
+        if agent is None:
+            return
+        agent.seen, agent.peer = now, peer
+        for worker, made in message["workers"].items():
+            if worker in agent.workers:
+                agent.workers[worker].beat(now, made)
+
+    def _on_leave(self, peer: bytes, message: Message) -> None:
+        self._forget(message["agent"], "its agent has left")
+
+    def _on_gone(self, peer: bytes, message: Message) -> None:
+        for agent in self.agents.values():
+            agent.workers.pop(message["worker"], None)
+        for one in self.consumers.values():
+            if message["worker"] in self.assigned.of(one.consumer) or (
+                    one.pipeline == message["pipeline"]):
+                mine = message["version"] in (None, one.version)
+                self.tell(one.peer, "gone", **message.fields if mine else {
+                    **message.fields, "position": None, "example": None})
+        self.counts["workers lost"] += 1
+        self.dirty = True
+
+    def _forget(self, agent: str, why: str) -> None:
+        lost = self.agents.pop(agent, None)
+        if lost is None:
+            return
+        for worker in lost.workers:
+            for one in self.consumers.values():
+                if worker in self.assigned.of(one.consumer):
+                    self.tell(one.peer, "gone", worker=worker, why=why)
+        self.store.forget_agent(agent)
+        self.dirty = True
+
+    def _bury(self, now: float) -> None:
+        """Forgets whoever has been silent for too long."""
+        for agent in [a for a, one in self.agents.items() if now - one.seen > SILENT_S]:
+            self.counts["agents lost"] += 1
+            self._forget(agent, f"its agent has been silent for {SILENT_S} s")
+        for name in [c for c, one in self.consumers.items() if now - one.seen > CONSUMER_SILENT_S]:
+            self.counts["consumers lost"] += 1
+            del self.consumers[name]
+            self.dirty = True
+
+    # ---- consumers
+
+    def _on_consume(self, peer: bytes, message: Message) -> None:
+        name, now = message["pipeline"], time.monotonic()
+        try:
+            version = self.versions.register(self._pipeline(name).stored, message.fields)
+        except SpmdError as error:
+            self.tell(peer, "failed", code=error.exit_code, text=str(error))
+            return
+        one = KnownConsumer(peer, message.fields, version, now)
+        if before := self.consumers.get(one.consumer):
+            one.meter = before.meter  # its line broke: it is what it was
+        self.consumers[one.consumer] = one
+        pipeline = self.pipelines[name]
+        pipeline.running_since = pipeline.running_since or now
+        self.dirty = True
+
+    def _pipeline(self, name: str) -> KnownPipeline:
+        if name not in self.pipelines:
+            raise unknown_pipeline(name, self.pipelines, self.address)
+        return self.pipelines[name]
+
+    def _on_open(self, peer: bytes, message: Message) -> None:
+        stored = self._pipeline(message["pipeline"]).stored
+        self.tell(peer, "answer", value=self.versions.begin(stored, message.fields))
+
+    def _on_learnt(self, peer: bytes, message: Message) -> None:
+        """The order of a stream, as the first worker read it that was asked."""
+        one = self.consumers.get(message["consumer"])
+        if one is None:
+            return
+        stored = self._version_of(one)
+        if stored.facts.setdefault("order", message["order"]) != message["order"]:
+            self.tell(peer, "failed", code=65, text=str(other_streams(one.pipeline)))
+        elif stored.version == self.pipelines[one.pipeline].stored.version:
+            with suppress(FullDisk):
+                self.store.put_pipeline(stored)
+
+    def _on_skipped(self, peer: bytes, message: Message) -> None:
+        """Of one run, one process speaks."""
+        one = self.consumers.get(message["consumer"])
+        if one is not None and one.said["stream"]:
+            mine = [c for c in self.consumers.values() if c.said["stream"] == one.said["stream"]]
+            one = min(mine, key=lambda c: min(c.said["ranks"], default=1 << 40))
+        self.tell(one.peer if one else peer, "skipped", **message.fields)
+
+    def _on_said(self, peer: bytes, message: Message) -> None:
+        if one := self.consumers.get(message["consumer"]):
+            self.tell(one.peer, "said", **message.fields)
+
+    def _on_rate(self, peer: bytes, message: Message) -> None:
+        one = self.consumers.get(message["consumer"])
+        if one is None:
+            self.tell(peer, "who")
+            return
+        one.peer = peer
+        one.rate(time.monotonic(), message.fields)
+
+    def _on_lost(self, peer: bytes, message: Message) -> None:
+        if one := self.consumers.get(message["consumer"]):
+            one.avoid(message["worker"], time.monotonic(), message["why"] or "")
+            self.counts["no answers"] += 1
+            self.dirty = True
+
+    def _on_reached(self, peer: bytes, message: Message) -> None:
+        if one := self.consumers.get(message["consumer"]):
+            one.avoided.pop(message["worker"], None)
+            self.dirty = True
+
+    def _on_done(self, peer: bytes, message: Message) -> None:
+        one = self.consumers.pop(message["consumer"], None)
+        self.dirty = self.dirty or one is not None
+        self.tell(peer, "parted")
+
+    # ---- clients
+
+    def _on_submit(self, peer: bytes, message: Message) -> None:
+        one, what = submitted(message.fields, self.pipelines, self._running())
+        if what == "new":
+            self.store.put_pipeline(one.stored)
+        elif what == "changed":
+            self._replace(self.pipelines[one.name].stored, one.stored)
+        self.pipelines[one.name] = one
+        self.dirty = True
+        self.tell(peer, "answer", value={"name": one.name, "version": one.stored.version,
+                                         "what": what, **self._not_here(message)})
+
+    def _on_update(self, peer: bytes, message: Message) -> None:
+        stored = updated(message.fields, self.pipelines)
+        one = self.pipelines[stored.name]
+        self._replace(one.stored, stored)
+        one.stored = stored
+        self.dirty = True
+        before = [c for c in self.consumers.values()
+                  if c.pipeline == one.name and c.version != stored.version]
+        self.tell(peer, "answer", value={
+            "name": one.name, "version": stored.version, "settings": stored.settings,
+            "runs_before": len({c.said["stream"] or c.consumer for c in before}),
+            **self._not_here(message)})
+
+    def _not_here(self, message: Message) -> dict[str, list[str]]:
+        """Preferred workers that may come yet, or whose names are wrong; and who is here."""
+        wanted = preferred(message["settings"])
+        missing = sorted(wanted - names_of(self.agents.values())) if wanted else []
+        here = sorted({a.name for a in self.agents.values()})
+        return {"not_here": missing, "here": here} if missing else {}
+
+    def _replace(self, old: StoredPipeline, new: StoredPipeline) -> None:
+        self.store.put_pipeline(new, self.versions.replaced(old, new))
+
+    def _on_cancel(self, peer: bytes, message: Message) -> None:
+        name = message["name"]
+        cancelled(name, self.pipelines)
+        self.store.drop_pipeline(name)
+        del self.pipelines[name]
+        self.versions.cancelled(name)
+        ended = [c for c in self.consumers.values() if c.pipeline == name]
+        for one in ended:
+            self.tell(one.peer, "failed", code=75, text=str(PeerError(
+                f"pipeline {name} was cancelled by {message['by'] or 'somebody'}",
+                found=f"{one.taken // one.per_batch} batches that this process took",
+                remedy="submit it again; a run that keeps checkpoints goes on with --resume")))
+            del self.consumers[one.consumer]
+        self._drop_unused()
+        self.dirty = True
+        self.tell(peer, "answer", value={
+            "name": name, "what": "cancelled",
+            "runs": len({c.said["stream"] or c.consumer for c in ended})})
+
+    def _on_status(self, peer: bytes, message: Message) -> None:
+        self.look(time.monotonic())
+        self.tell(peer, "answer", value=self.snapshot)
+
+    def _running(self) -> set[str]:
+        return {one.pipeline for one in self.consumers.values()}
+
+    # ---- who works for whom
+
+    def plan(self, now: float) -> None:
+        """Assigns anew, and tells those for whom something is different."""
+        self._planned, self.dirty = now, False
+        workers = [row for agent in self.agents.values() for row in agent.rows()]
+        running = self._running()
+        pipelines = [one.row(now, {device: rate for (name, device), rate in self.given_rates.items()
+                                   if name == one.name})
+                     for one in self.pipelines.values() if one.name in running]
+        there = {row.worker for row in workers}
+        find_rates(self.consumers.values(), now)
+        found = assign(pipelines, [c.row(now, there) for c in self.consumers.values()], workers,
+                       self.assigned.shares, int(now // self.slice_s))
+        if now < self.coming_until and (self.awaited or self._are_unmeasured()):
+            return  # just restarted: everybody works on as before, until all are here again
+        self.assigned, self.coming_until = found, now
+        for name, pipeline in self.pipelines.items():
+            pipeline.why = self._why(found.pending.get(name, ""))
+        rows = {row.worker: row for row in workers}
+        self._drop_unused()
+        for consumer in self.consumers.values():
+            self._tell_workers(consumer, found.of(consumer.consumer), now)
+            consumer.adapt(now, consumer.consumer not in found.lacks)
+        self._charge(rows, now)
+        self.look(now)
+
+    def _are_unmeasured(self) -> bool:
+        """Is there a consumer that had workers, and whose rate is not known again?"""
+        had = {c for given in self.assigned.shares.values() for c in given}
+        return any(c not in self.consumers or not self.consumers[c].meter.rate for c in had)
+
+    def _why(self, why: str) -> str:
+        """More than the assignment can know of workers that are not there."""
+        none = not any(a.workers for a in self.agents.values())
+        if none and (resting := {a.free for a in self.agents.values() if a.free}):
+            return f"workers are free at {', '.join(sorted(resting))} only; try: more workers"
+        if why and none and (self.agents or self.own_workers):
+            return "its workers are still starting"
+        return why.replace("--connect ADDRESS", f"--connect {self.address}")
+
+    def _version_of(self, one: KnownConsumer) -> StoredPipeline:
+        """Of its pipeline, the one with which its run began."""
+        newest = self.pipelines[one.pipeline].stored
+        return self.versions.numbered(newest, one.version)
+
+    def _drop_unused(self) -> None:
+        """Agents hold the versions that somebody takes, and the newest one."""
+        used = {(c.pipeline, c.version) for c in self.consumers.values()}
+        used |= {(p.name, p.stored.version) for p in self.pipelines.values()}
+        for agent in self.agents.values():
+            for name, version in agent.loaded.keys() - used:
+                del agent.loaded[name, version]
+                self.tell(agent.peer, "drop", name=name, version=version)
+
+    def _tell_workers(self, one: KnownConsumer, shares: dict[str, float], now: float) -> None:
+        stored = self._version_of(one)
+        of = stored.name, stored.version
+        where = {w: (agent, known) for agent in self.agents.values()
+                 for w, known in agent.workers.items()}
+        how = stored.settings.get("pull") or "turn"
+        if how == "all":  # of all that work for this pipeline
+            peers = {c.consumer for c in self.consumers.values() if c.pipeline == one.pipeline}
+            avoids = one.avoids(now, where)
+            shares = {w: max(given.get(one.consumer, 0.0), SHARE_OF_ALL)
+                      for w, given in self.assigned.shares.items()
+                      if peers & given.keys() and w not in avoids}
+        shares = {w: share for w, share in shares.items() if w in where}
+        for agent in {id(a): a for a in (where[w][0] for w in shares)}.values():
+            if agent.loaded.get(of) != stored.settings and (
+                    self.tell(agent.peer, "load", **_travelling(stored)) == SENT):
+                agent.loaded[of] = stored.settings
+        why = "" if shares else self.pipelines[one.pipeline].why or "all workers are taken"
+        before = one.told
+        if before and before[:3] == (stored.version, stored.settings, why) and (
+                before[3].keys() == shares.keys()
+                and all(abs(before[3][w] - share) < MOVED for w, share in shares.items())):
+            return
+        sent = SENT
+        if why:
+            sent = self.tell(one.peer, "pending", why=why)
+        if not why or before is not None and before[3]:
+            assigned = [{**where[w][1].process, "share": min(share, 1.0)}
+                        for w, share in shares.items()]
+            sent = self.tell(one.peer, "workers", name=stored.name, version=stored.version,
+                             settings=stored.settings, workers=assigned, how=how)
+        if sent == SENT:
+            if before is None or before[3].keys() != shares.keys():
+                one.steady_since = now
+            one.told = (stored.version, stored.settings, why, shares)
+        elif sent == GONE:
+            one.seen = min(one.seen, now - CONSUMER_SILENT_S + 2.0)
+
+    def _charge(self, rows: dict[str, Any], now: float) -> None:
+        """What those who worked since the last time have cost."""
+        took, self._charged = now - self._charged, now
+        for worker, given in self.assigned.shares.items():
+            for consumer, share in given.items():
+                one = self.consumers.get(consumer)
+                if one and worker in rows and one.pipeline in self.pipelines:
+                    self.pipelines[one.pipeline].charge(share, rows[worker].prices, took)
+
+    # ---- what is kept and seen
+
+    def keep(self, now: float) -> None:
+        """Writes what a restart should know; a full disk is told, and tried again."""
+        self._kept = now
+        rates: dict[tuple[str, str], list[float]] = {}
+        for agent in self.agents.values():
+            for one in agent.workers.values():
+                for name, meter in one.meters.items():
+                    if meter.rate:
+                        rates.setdefault((name, agent.device), []).append(meter.rate)
+        self.given_rates.update({of: sum(all_) / len(all_) for of, all_ in rates.items()})
+        self.store.remember(
+            pipelines=[p.stored for p in self.pipelines.values() if p.stored.spent],
+            agents=[(a.agent, a.name, a.host, a.device) for a in self.agents.values()],
+            runs=self.versions.see((c.said["stream"] or c.consumer, c.taken // c.per_batch)
+                                   for c in self.consumers.values()),
+            rates={of: self.given_rates[of] for of in rates}, shares=self.assigned.shares)
+        self.versions.forget()
+        for name in self._running() & self.pipelines.keys():
+            mine = [c for c in self.consumers.values() if c.pipeline == name]
+            workers = {w for c in mine for w in self.assigned.of(c.consumer)}
+            made = sum(one.meters[name].per_second(now) for a in self.agents.values()
+                       for one in a.workers.values() if name in one.meters)
+            self.history.setdefault(name, deque(maxlen=HISTORY)).append((
+                time.time(), sum(c.meter.per_second(now) for c in mine), made,
+                max(c.meter.waiting(now) for c in mine), float(len(workers))))
+
+    def look(self, now: float) -> None:
+        if self.looking:
+            self.snapshot = self.looking(self, now)
+
+
+SHARE_OF_ALL = 0.01  # of a worker that is asked too, since pull is "all"
+
+
+def _travelling(stored: Any) -> dict[str, Any]:
+    return {"name": stored.name, "version": stored.version, "file": stored.file,
+            "source": stored.source, "settings": stored.settings, "modules": stored.modules,
+            "own_name": stored.own_name or None}

@@ -1,0 +1,1 @@
+"""What starts schedulers, workers and consumers: a command, a run, Dask or Ray."""

@@ -1,0 +1,75 @@
+"""From what a user gives for a feed to the supply of it: a pipeline, its file, or NAME@ADDRESS.
+
+In: the text or object, the processes of the job. Out: a PipelineSupply in each of them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+
+from codegen.errors import UsageError
+from codegen.places import user_place
+from spmd.data.pipeline_files import is_loading, load
+from spmd.data.pipelines import Pipeline
+from spmd.feeding.clients.opened_streams import opened
+from spmd.feeding.clients.slow_sources import said_if_slow
+from spmd.feeding.consumers.consumer import PipelineSupply
+from spmd.feeding.messages.keys import keys_of
+from spmd.feeding.starting.local_feeding import StartedSupply, started
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from typing import Any
+
+    from spmd.launch.iterable_supply import Supply
+
+REMOTE = re.compile(r"([A-Za-z0-9_.:+-]{1,128})@(tcp://\S+:\d+)")
+
+
+def supply_for(given: Any, *, feed: Any, processes: Any, ranks: tuple[int, ...] = (),
+               before: Any = None, beside: Iterable[Any] = ()) -> Supply:
+    """In all processes of a job together. given: a Pipeline, "FILE.py", "FILE.py:NAME", or
+    "NAME@tcp://HOST:PORT", a pipeline that was submitted there.
+    before: the supply with which the run has come to where this one begins. beside: those of its
+    other feeds: of one pipeline all have the same version.
+
+    Raises UsageError for something else, and what the pipeline's file raises.
+    """
+    if is_loading():  # each worker would start workers, without end
+        raise UsageError(
+            "the file of a pipeline starts a run with a pipeline when a worker reads it",
+            place=user_place(), expected="runs below if __name__ == '__main__':",
+            found=f"feed={given!r}", remedy="or write the pipeline into a file of its own")
+    if isinstance(given, str) and (found := REMOTE.fullmatch(given)):
+        name, address = found.groups()
+        keys = processes.together(lambda: keys_of(""), shared=False)
+        known = [one for one in (before, *beside) if isinstance(one, PipelineSupply)]
+        same = [one.opened for one in known if (one.pipeline, one.address) == (name, address)]
+        stream = processes.from_first(lambda: opened(
+            name, address, keys, feed, run_name(), same[0] if same else None))
+        return PipelineSupply(name, address, keys, ranks=ranks, run=run_name(), opened=stream)
+    if isinstance(given, str) and "@" in given and "://" in given:
+        processes.refuse(UsageError(f'feed "{feed.name}": {given!r} is no address of a pipeline',
+                                    expected="NAME@tcp://HOST:PORT"))
+
+    if isinstance(before, StartedSupply):  # its workers know the pipeline already
+        processes.together(lambda: before.check_batch(feed.batch), shared=False)
+        if all(processes.all_gather(before.can_go_on(ranks))):
+            return before
+
+    def checked() -> Pipeline:
+        found = given if isinstance(given, Pipeline) else load(given)
+        with said_if_slow(found.name, found.file, processes.number == 0):
+            found.check_batch(feed.batch)
+        return found
+
+    pipeline = processes.together(checked, shared=False)
+    return started(pipeline, processes=processes, ranks=ranks, feed=feed, run=run_name())
+
+
+def run_name() -> str:
+    """What a run is called where people see it: on `feed status`."""
+    job = os.environ.get("SPMD_RUN") or os.environ.get("SLURM_JOB_ID") or ""
+    return job[:64] or f"{os.uname().nodename[:48]}-{os.getppid()}"

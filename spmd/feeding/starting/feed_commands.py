@@ -1,0 +1,157 @@
+"""`python -m spmd feed …`: serve, worker, submit, status, top, update, cancel, keys.
+
+In: options. Out: text or JSON on standard output, an exit code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import time
+from typing import Any
+
+from codegen.errors import PeerError, shown
+from spmd.feed_options import given_settings
+from spmd.feeding.clients.client import Client, row_of
+from spmd.feeding.messages.keys import keys_of, make_folder
+from spmd.feeding.starting.serving import serve
+from spmd.feeding.status.status_tables import pipeline_text, table_text
+from spmd.feeding.workers.agent import run_agent
+from spmd.launch.processes import Processes
+
+HOME, CLEAR_LINE, CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
+BEGIN, END = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"  # another screen, without a cursor
+
+
+def command(asked: argparse.Namespace, _: Processes) -> int:
+    """Does what was asked for."""
+    WHAT[asked.what](asked)
+    return 0
+
+
+def _serve(asked: argparse.Namespace) -> None:
+    serve(asked.listen, asked.keys, asked.state, asked.page, asked.slice, _say)
+
+
+def _worker(asked: argparse.Namespace) -> None:
+    run_agent(asked.connect, keys_of(asked.keys),
+              asked.processes or len(os.sched_getaffinity(0)), device=asked.device,
+              free=asked.free or "", memory=asked.memory, cost=asked.cost, watts=asked.watts,
+              ports=asked.ports or "")
+
+
+def _keys(asked: argparse.Namespace) -> None:
+    folder = make_folder(asked.folder)
+    print(f"{folder}: the scheduler needs all of it; workers and runs on other machines need\n"
+          "server.key, client.key and client.secret. Nobody else may read the secrets.")
+
+
+def _client(asked: argparse.Namespace) -> Client:
+    return Client(asked.connect, asked.keys)
+
+
+def _submit(asked: argparse.Namespace) -> None:
+    with Client(asked.connect, asked.keys, timeout=asked.wait) as client:
+        found = client.submit(asked.file, name=asked.name, **given_settings(asked))
+        how = {"new": "submitted", "changed": "submitted in the place of what was there",
+               "unchanged": "is there already, as it is"}[found["what"]]
+        text = f"{found['name']}: {how} (version {found['version']})"
+        _told(asked, found, text + _not_here(found) + _unknown(found))
+
+
+def _update(asked: argparse.Namespace) -> None:
+    with _client(asked) as client:
+        found = client.update(asked.name, source=asked.source, **given_settings(asked))
+        text = f"{found['name']}: updated (version {found['version']}){_not_here(found)}"
+        if count := found["runs_before"]:
+            text += (f"; {count} run{'s go' if count > 1 else ' goes'} on with the source with "
+                     "which it began, later ones take this one")
+        text += _unknown(found)
+        _told(asked, found, text)
+
+
+def _unknown(found: dict[str, Any]) -> str:
+    """What is said of a first example that could not be computed where it was submitted."""
+    why = found.get("first_example")
+    return ("\nIts first example could not be computed here, so a run is compared with it when a "
+            f"worker has done so: {why}") if why else ""
+
+
+def _not_here(found: dict[str, Any]) -> str:
+    """That workers are preferred which are not here."""
+    if "not_here" not in found:
+        return ""
+    return (f"; no worker is called {' or '.join(found['not_here'])} now, there is "
+            + (", ".join(found["here"]) or "none"))
+
+
+def _cancel(asked: argparse.Namespace) -> None:
+    with _client(asked) as client:
+        found = client.cancel(asked.name)
+        runs = found["runs"]
+        _told(asked, found, f"{asked.name}: cancelled" + (
+            f"; {runs} run{'s' * (runs > 1)} that took it end{'s' * (runs == 1)}" if runs else ""))
+
+
+def _status(asked: argparse.Namespace) -> None:
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 0
+    with _client(asked) as client:
+        if asked.name and asked.json:
+            print(json.dumps(client.status(asked.name), indent=1))
+            return
+        seen = client.status()
+        _told(asked, seen, _tables(seen, asked.name, width))
+
+
+def _tables(seen: dict[str, Any], name: str, width: int) -> str:
+    if not name:
+        return shown(table_text(seen, width))
+    row_of(seen, name)
+    return shown(pipeline_text(seen, name, width))
+
+
+def _top(asked: argparse.Namespace) -> None:
+    """On a terminal the table is drawn over itself; elsewhere one comes after the other."""
+    drawn = sys.stdout.isatty()
+    width, height = shutil.get_terminal_size() if drawn else (0, 0)
+    with _client(asked) as client:
+        text = _tables(client.status(), asked.name, width)
+        print(BEGIN if drawn else "", end="")
+        try:
+            while True:
+                if drawn:
+                    lines = [line[:width] for line in text.splitlines()]
+                    if len(lines) >= height:  # warnings stand at the end: say that they are there
+                        lines = [*lines[: height - 2], "… a higher window shows more"]
+                    body = "".join(f"{line}{CLEAR_LINE}\n" for line in lines)
+                    print(f"{HOME}{body}{CLEAR_BELOW}", end="", flush=True)
+                else:
+                    print(text, end="\n\n", flush=True)
+                time.sleep(asked.every)
+                width, height = shutil.get_terminal_size() if drawn else (0, 0)
+                text = _looked(client, asked.name, width, text)
+        finally:
+            print(END if drawn else "", end="", flush=True)
+
+
+def _looked(client: Client, name: str, width: int, before: str) -> str:
+    try:
+        return _tables(client.status(), name, width)
+    except PeerError:  # it may be starting again
+        note = "the scheduler does not answer; this is what it said last:\n"
+        return before if before.startswith(note) else note + before
+
+
+def _told(asked: argparse.Namespace, value: Any, text: str) -> None:
+    print(json.dumps(value, indent=1) if asked.json else shown(text))
+
+
+def _say(text: str) -> None:
+    print(f"spmd feed serve: {text}", file=sys.stderr, flush=True)
+
+
+WHAT = {"serve": _serve, "worker": _worker, "submit": _submit, "status": _status, "top": _top,
+        "update": _update, "cancel": _cancel, "keys": _keys}

@@ -1,0 +1,1 @@
+"""What is seen of a scheduler: an overview, as tables, as a page, for Prometheus."""

@@ -1,0 +1,224 @@
+"""What is seen of a scheduler: one dict of pipelines, consumers, workers, and warnings.
+
+In: a Scheduler. Out: plain values, for JSON, tables and the page; warnings that say what to do.
+Always holds: looking changes nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from spmd import __version__
+from spmd.feeding.scheduling.known_parties import (
+    STARVED,
+    KnownConsumer,
+    KnownPipeline,
+    names_of,
+    preferred,
+)
+from spmd.feeding.scheduling.scheduler import Scheduler
+from spmd.feeding.workers.board import BEFORE
+
+SLOW_S = 10.0  # for which a worker may load a pipeline or read its source before it is told
+RUNS = 16  # of a pipeline, the last ones
+GREEDY = 8  # times the workers that it has: it could take anything
+DISK = "make room on that disk: what is submitted until then is refused"
+
+
+def overview(scheduler: Scheduler, now: float) -> dict[str, Any]:
+    """Everything, as it is now."""
+    consumers = [_consumer(scheduler, one, now) for one in scheduler.consumers.values()]
+    workers = list(_workers(scheduler, now))
+    runs, here = scheduler.versions.by_pipeline(), _names(scheduler)
+    pipelines = [
+        {**_pipeline(scheduler, one, now, consumers, workers),
+         "runs": [{"stream": r.stream, "run": r.run, "version": r.version, "batches": r.taken}
+                  for r in runs.get(one.name, [])[-RUNS:]],
+         "not_here": sorted(preferred(one.stored.settings) - here)}
+        for one in scheduler.pipelines.values()]
+    seen = {
+        "scheduler": {
+            "address": scheduler.address, "pid": os.getpid(), "since": scheduler.since,
+            "uptime_s": round(time.time() - scheduler.since, 1), "version": __version__,
+            "coming": now < scheduler.coming_until,  # restarted: not everybody is here again
+            "state": scheduler.store.path, "trouble": scheduler.store.trouble,
+            "counts": dict(scheduler.counts), "last_malformed": scheduler.last_malformed,
+        },
+        "pipelines": sorted(pipelines, key=lambda p: (-p["priority"], p["name"])),
+        "consumers": sorted(consumers, key=lambda c: (c["pipeline"], c["run"], c["ranks"])),
+        "workers": workers,
+        "agents": [{"agent": a.agent, "host": a.name, "device": a.device,
+                    "workers": len(a.workers), "free": a.free or ""}
+                   for a in scheduler.agents.values()],
+    }
+    return {**seen, "warnings": warnings(seen)}
+
+
+def _consumer(scheduler: Scheduler, one: KnownConsumer, now: float) -> dict[str, Any]:
+    found = scheduler.assigned
+    needs = found.needs.get(one.consumer)
+    starved = one.meter.waiting(now)
+    if not found.of(one.consumer) and one.queued < one.per_batch:
+        starved = 1.0  # it waits for a batch that nobody makes: such a wait is counted at its end
+    return {
+        "consumer": one.consumer, "run": one.said["run"], "pipeline": one.pipeline,
+        "version": one.version,
+        "feed": one.said["feed"], "ranks": one.ranks(), "host": _host(scheduler, one.said["host"]),
+        "device": one.said["device"], "rows": one.said["rows"],
+        "batches": one.taken // one.per_batch,
+        "rate": _round(one.could), "taken_per_s": _round(one.meter.per_second(now)),
+        "starved": round(starved, 4), "queued": one.queued // one.per_batch,
+        "needs": None if needs is None else round(needs, 2),
+        "workers": {w: round(s, 3) for w, s in found.of(one.consumer).items()},
+        "lacks": found.lacks.get(one.consumer, 0),
+        "no_line": {w: no.why for w, no in one.avoided.items() if now < no.until},
+    }
+
+
+def _host(scheduler: Scheduler, host: str) -> str:
+    """A machine by the name that its agents give it: what consumers say is for machines."""
+    return scheduler.names.get(host) or host[:8]
+
+
+def _workers(scheduler: Scheduler, now: float) -> Any:
+    for agent in scheduler.agents.values():
+        for worker, one in agent.workers.items():
+            yield {
+                "worker": worker, "agent": agent.agent, "host": agent.name, "device": agent.device,
+                "rates": {name: _round(meter.rate) for name, meter in one.meters.items()},
+                "busy": round(min(1.0, sum(m.busy(now) for m in one.meters.values())), 3),
+                "made_per_s": _round(sum(m.per_second(now) for m in one.meters.values())),
+                "queue": sum(made.get("queue") or 0 for made in one.made.values()),
+                "at": next((made["at"] for made in one.made.values() if made.get("at")), None),
+                "shares": {c: round(s, 3)
+                           for c, s in scheduler.assigned.shares.get(worker, {}).items()},
+            }
+
+
+def _pipeline(
+    scheduler: Scheduler, one: KnownPipeline, now: float, consumers: list[dict[str, Any]],
+    workers: list[dict[str, Any]],
+) -> dict[str, Any]:
+    mine = [c for c in consumers if c["pipeline"] == one.name]
+    used = {w for c in mine for w in c["workers"]}
+    needs = [c["needs"] for c in mine]
+    given = one.stored.settings
+    return {
+        "name": one.name, "version": one.stored.version, "file": one.stored.file,
+        "own_name": one.stored.own_name or one.name,
+        "user": given.get("user", ""), "priority": given.get("priority", 0),
+        "state": "running" if used else "pending" if mine else "idle",
+        "why": one.why if mine and not used else "",
+        "versions": _versions(scheduler, one),
+        "ran": one.running_since is not None, "workers": len(used), "consumers": len(mine),
+        "needs": None if None in needs or not needs else round(sum(needs), 2),
+        "lacks": sum(c["lacks"] for c in mine),
+        "limited": scheduler.assigned.limited.get(one.name, ""),
+        "taken_per_s": _round(sum(c["taken_per_s"] or 0 for c in mine)),
+        "made_per_s": _round(sum(
+            known.meters[one.name].per_second(now) for a in scheduler.agents.values()
+            for known in a.workers.values() if one.name in known.meters)),
+        "starved": max((c["starved"] for c in mine), default=0.0),
+        "queued": sum(c["queued"] for c in mine),
+        "spent": {what: round(value, 6) for what, value in one.stored.spent.items()},
+        "settings": given,
+    }
+
+
+def _names(scheduler: Scheduler) -> set[str]:
+    """By which workers that are here may be preferred, where some are."""
+    if not any(preferred(one.stored.settings) for one in scheduler.pipelines.values()):
+        return set()
+    return names_of(scheduler.agents.values())
+
+
+def _versions(scheduler: Scheduler, one: KnownPipeline) -> dict[str, int]:
+    """How many runs take which version."""
+    runs = {(c.said["stream"] or c.consumer, c.version) for c in scheduler.consumers.values()
+            if c.pipeline == one.name}
+    return {str(v): n for v, n in sorted(Counter(version for _, version in runs).items())}
+
+
+def _round(rate: float | None) -> float | None:
+    return None if rate is None else round(rate, 1)
+
+
+# ---- what to do
+
+
+def _lines(seen: dict[str, Any]) -> Iterator[str]:
+    """Who has no line to which workers."""
+    hosts = {w["worker"]: w["host"] for w in seen["workers"]}
+    for c in seen["consumers"]:
+        for why in sorted(set(c["no_line"].values())):
+            mine = [w for w, found in c["no_line"].items() if found == why]
+            where = ", ".join(sorted({hosts.get(w, "a machine that left") for w in mine}))
+            yield (f"{c['ranks']} of {c['pipeline']} has no line to {len(mine)} "
+                   f"worker{'s' * (len(mine) > 1)} of {where}: {why}; ranks must reach the ports "
+                   "that workers listen at: is there a firewall?")
+
+
+def _where(at: dict[str, Any]) -> str:
+    """A line is not known while a file is loaded."""
+    return f"{at['file']}:{at['line']}" if at["line"] else f"{at['file']}"
+
+
+def _raised(limit: str, pipeline: str, address: str) -> str:
+    return (f"python -m spmd feed update {pipeline} --{limit.replace('_', '-')} MORE "
+            f"--connect {address}")
+
+
+def warnings(seen: dict[str, Any]) -> list[str]:
+    """What is not as it should be, each with what to do."""
+    found = []
+    address = seen["scheduler"]["address"]
+    kinds = {w["worker"]: w["device"] for w in seen["workers"]}
+    limits = {p["name"]: p["limited"] for p in seen["pipelines"]}
+    for c in seen["consumers"]:
+        if c["starved"] <= STARVED or not c["workers"]:
+            continue  # without any, it is pending, which is told below
+        text = f"{c['ranks']} of {c['pipeline']} starves {c['starved']:.0%} of the time: "
+        limit = limits[c["pipeline"]]
+        measured = c["rate"] is not None
+        if limit and (c["lacks"] or not measured):
+            text += f"its {limit} allows no more; {_raised(limit, c['pipeline'], address)}"
+        elif c["lacks"] > GREEDY * len(c["workers"]):
+            text += ("it computes next to nothing between two batches, so that each worker more "
+                     f"makes it faster: python -m spmd feed worker --connect {address}")
+        elif c["lacks"]:
+            mine = sorted({kinds[w] for w in c["workers"] if w in kinds}) or ["cpu"]
+            more = f"{c['lacks']} more worker{'s' * (c['lacks'] > 1)}"
+            text += (f"{more} of this kind ({', '.join(mine)}) would do: python -m spmd feed "
+                     f"worker --connect {address} --processes {c['lacks']}")
+        else:
+            count, there = len(c["workers"]), len(seen["workers"])
+            text += (f"its {count} workers make enough, so they or the way to them are slower than "
+                     "they measure: " if measured else
+                     "it always waits, so what it needs cannot be measured; try more workers: ")
+            more = f"update {c['pipeline']} --workers {count + 1}" if count < there else "worker"
+            text += _raised(limit, c["pipeline"], address) if limit else (
+                f"python -m spmd feed {more} --connect {address}")
+        found.append(text)
+    found += _lines(seen)
+    found += [f"a worker of {w['host']} is at {w['at']['example']} ({_where(w['at'])}), for "
+              f"{w['at']['seconds']:.0f} s now"
+              for w in seen["workers"] if w["at"] and w["at"]["seconds"] > SLOW_S
+              and w["at"]["example"] in BEFORE.values()]
+    found += [f"{p['name']} waits: {p['why']}" for p in seen["pipelines"] if p["why"]]
+    found += [f"{p['name']} prefers workers that are not here: {', '.join(p['not_here'])}; "
+              f"python -m spmd feed update {p['name']} --workers none --connect {address} takes any"
+              for p in seen["pipelines"] if p["not_here"]]
+    if seen["scheduler"]["trouble"]:
+        found.append(f"the state is not written ({seen['scheduler']['trouble']}): {DISK}")
+    counts = seen["scheduler"]["counts"]
+    if counts.get("strangers"):
+        found.append(f"{counts['strangers']} connections with a key that is not allowed were "
+                     "refused: copy server.key, client.key and client.secret to whoever may")
+    if counts.get("malformed"):
+        found.append(f"{counts['malformed']} malformed messages were dropped, the last one: "
+                     f"{seen['scheduler']['last_malformed']}")
+    return found

@@ -1,0 +1,137 @@
+"""The scripts that the documentation has for Slurm, in jobs of a real one."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.conftest import ROOT, here, run
+from tests.feeding.served_kit import until
+from tests.feeding.slurm_kit import Cluster, missing
+from tests.pages import blocks
+
+PAGE = ROOT / "docs" / "howto" / "feeding.md"
+SCRIPTS = dict(zip(("one command", "a scheduler of its own"),
+                   [b.text for b in blocks(PAGE) if "#SBATCH" in b.text], strict=True))
+SIZES = ("--nodes=2", "--ntasks-per-node=2", "--cpus-per-task=2", "--mem=900")
+TOTAL, COUNT = sum(range(200)), 200
+
+PROGRAM = """
+import numpy as np
+import spmd
+
+@spmd.program(mesh=("r",))
+def sums():
+    feed = spmd.feed(y=spmd.spec((8,), np.int64))
+    total, count = spmd.asarray(0), spmd.asarray(0)
+    for b in feed:
+        total = total + np.sum(b.y)
+        count = count + 8
+    return {"total": total, "count": count}
+"""
+
+# It stands still before its middle until a file is there.
+PIPELINE = """
+import os, time
+import spmd.data as data
+
+@data.pipeline(source=data.range(200), epochs=1, shuffle=False)
+def images(example):
+    while example >= 80 and not os.path.exists("{gate}"):
+        time.sleep(0.02)
+    return {{"y": example}}
+"""
+
+
+@pytest.fixture(scope="module")
+def mpi_of_slurm():
+    return "pmi2" if "HYDRA" in run(["mpirun", "--version"]).text else "pmix"
+
+
+@pytest.fixture(scope="module")
+def cluster(mpi_of_slurm):
+    if gone := missing():
+        pytest.skip(f"{', '.join(gone)} not found: apt install slurmctld slurmd slurm-client munge")
+    one = Cluster()
+    try:
+        if one.run("srun", f"--mpi={mpi_of_slurm}", "echo", "it starts", check=False) == "":
+            pytest.skip(f"srun --mpi={mpi_of_slurm} starts nothing here: apt install libpmix-dev")
+        yield one
+    finally:
+        one.close()
+
+
+class Job:
+    """The job of a script, which has kept a checkpoint and stands still in the middle."""
+
+    def __init__(self, cluster, script, mpi, folder):
+        self.cluster, self.gate = cluster, folder / "gate"
+        (folder / "program.py").write_text(PROGRAM)
+        assert here("build", folder / "program.py", "-o", cluster.work / "train.img",
+                    "--checkpoint") == 0
+        (cluster.work / "images.py").write_text(PIPELINE.format(gate=self.gate))
+        self.kept = folder / "kept"
+        self.script = script.replace("=pmix", f"={mpi}").replace("300s", "1").replace(
+            "kept", str(self.kept))
+        self.begin()
+
+    def begin(self):
+        self.number = self.cluster.submit(self.script, *SIZES)
+
+        def stands():
+            over = not self.cluster.state(self.number)
+            assert not over, self.cluster.said(self.number)
+            return self.kept.exists() and len(list(self.kept.glob("loop*"))) > 1
+        until(stands, 120)
+
+    def end(self):
+        """Lets it go on to its end, of which it returns what it said."""
+        self.gate.touch()
+        self.cluster.wait_while(self.number, "PENDING", "RUNNING", "COMPLETING")
+        return self.cluster.said(self.number)
+
+    def left(self):
+        """What is left on the machine and in folders, but for what a user wants to have."""
+        names = {p.name for p in self.cluster.work.iterdir()} - {
+            "train.img", "images.py", "job.sh", *(p.name for p in self.cluster.work.glob("job-*"))}
+        return [*self.cluster.left(), *names, *(str(p) for p in self.cluster.tmp.iterdir())]
+
+
+@pytest.fixture
+def job(cluster, mpi_of_slurm, tmp_path, request):
+    one = Job(cluster, SCRIPTS[request.param], mpi_of_slurm, tmp_path)
+    yield one
+    if cluster.state(one.number):
+        cluster.run("scancel", one.number)
+        cluster.wait_while(one.number, "PENDING", "RUNNING", "COMPLETING")
+
+
+def examples(said):
+    """What a run printed of them."""
+    return [int(n) for n in re.findall(r"^(?:total|count): int64 (\d+)$", said, re.M)]
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+@pytest.mark.parametrize("job", SCRIPTS, indirect=True)
+def test_a_job_that_is_put_back_into_the_queue_goes_on(cluster, job):
+    """With what comes after its last checkpoint, each example exactly once; nothing is left."""
+    cluster.run("scontrol", "requeue", job.number)
+    cluster.wait_while(job.number, "RUNNING", "COMPLETING")
+    assert job.left() == []
+    cluster.run("scontrol", "update", f"jobid={job.number}", "StartTime=now")
+    said = job.end()
+    assert "spmd: goes on from turn" in said, said
+    assert examples(said) == [TOTAL, COUNT], said
+    assert job.left() == []
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+@pytest.mark.parametrize("job", SCRIPTS, indirect=True)
+def test_a_job_that_is_cancelled_leaves_nothing(cluster, job):
+    cluster.run("scancel", job.number)
+    cluster.wait_while(job.number, "RUNNING", "COMPLETING")
+    assert job.left() == []
+    assert examples(cluster.said(job.number)) == []

@@ -17,9 +17,10 @@ import spmd.data as data
 from spmd.data.pipeline_files import load_text
 from spmd.feeding.clients.client import Client
 from spmd.feeding.host.restarting import ChildKeeper, KeptChild
+from spmd.feeding.starting.local_agent import cores_of
 from spmd.feeding.starting.local_feeding import LocalScheduler
 from spmd.launch.eager_feeds import EagerFeed
-from tests.conftest import Launch
+from tests.conftest import Launch, run
 from tests.feeding.served_kit import command_of, until
 from tests.feeding.test_workers import ACTING
 
@@ -141,6 +142,23 @@ def test_what_hangs_has_the_name_of_its_example(image, tmp_path):
     file.write_text(file.read_text().replace("epochs=1", "epochs=1, shuffle=False, timeout=1"))
     with pytest.raises(spmd.InputError, match="failed at position 150, number 150\n"):
         spmd.load(image).run(feed=file)
+
+
+@pytest.mark.parametrize(("given", "busy", "started_by", "all_cores"), [
+    ([3], 1, "", False), ([3], 1, "Slurm", False), ([3, 4], 1, "Open MPI", False),
+    ([3], 1, "Open MPI", True), ([0, 1], 2, "MPICH", True)])
+def test_workers_take_no_core_of_somebody_else(given, busy, started_by, all_cores):
+    everything = list(range(os.cpu_count() or 1))
+    assert cores_of(given, busy, started_by) == (everything if all_cores else given)
+
+
+def test_workers_stay_on_the_cores_of_their_run(image, tmp_path):
+    """As taskset says them, or Slurm."""
+    core = max(os.sched_getaffinity(0))
+    file = pipeline(tmp_path, f"import os; assert os.sched_getaffinity(0) == {{{core}}}")
+    run([sys.executable, "-c", f"import os, sys; os.sched_setaffinity(0, {{{core}}}); "
+         "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])", "-m", "spmd", "run", image,
+         "--feed", file]).expect(0, "count: int64 200")
 
 
 def processes(launch, module):

@@ -58,6 +58,10 @@ FirstJobId={first}
 NODE = "NodeName={name} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs=8 RealMemory=1000\n"
 
 
+class DoesNotStart(Exception):
+    """Slurm's programs end at once, on a machine without cgroups say: what they said."""
+
+
 def missing() -> list[str]:
     """Programs of Slurm that are not here."""
     return [name for name in PROGRAMS if not shutil.which(name, path=WHERE)]
@@ -104,16 +108,17 @@ class Cluster:
                      what, name in (("socket", "socket"), ("key-file", "key"), ("pid-file", "pid"),
                                     ("log-file", "log"), ("seed-file", "seed"))))
         until((self.folder / "munge.socket").exists)
-        for left in reversed(range(TRIES)):
+        for _ in range(TRIES):
             self._configure()
             ours = [self._daemon("slurmctld", "-D"),
                     *(self._daemon("slurmd", "-D", "-N", node) for node in self.nodes)]
             if self._comes_up(ours):
                 self.own = set(marked(self.mark))
                 return
-            assert left, "".join(f"{p.name}:\n{p.read_text()}" for p in self.folder.glob("*.out"))
+            said = [f"{p.stem}: {p.read_text()[-300:]}" for p in self.folder.glob("slurm*.out")]
             for one in ours:
                 self._end(one)
+        raise DoesNotStart("\n".join(said))
 
     def _configure(self) -> None:
         host, (port, *others) = socket.gethostname(), free_ports(1 + len(self.nodes))
@@ -172,9 +177,8 @@ class Cluster:
         return [command_of(pid) for pid in marked(self.mark) if pid not in self.own]
 
     def close(self) -> None:
-        if len(self.daemons) > 1:
+        if self.own:
             self.run("scancel", "--user", getpass.getuser(), check=False)
-            self.run("scontrol", "shutdown", check=False)
         for one in reversed(self.daemons.values()):
             self._end(one)
         for pid in marked(self.mark):

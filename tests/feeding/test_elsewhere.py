@@ -56,7 +56,7 @@ def test_what_dask_cannot_start_is_said_where_it_was_asked_for(served, workers):
     with distributed.LocalCluster(n_workers=1, processes=False,
                                   dashboard_address=None) as cluster, \
             distributed.Client(cluster) as client:
-        with pytest.raises(EnvironmentFault, match="(?s)do not start: tcp://nowhere.invalid:1.*host"):
+        with pytest.raises(EnvironmentFault, match="do not start: tcp://nowhere.invalid:1: "):
             data.on_dask(client, "tcp://nowhere.invalid:1", served.keys_folder)
         cluster.scale(2)  # workers of Dask start all the same
         client.wait_for_workers(2, 40)
@@ -71,7 +71,7 @@ def test_ray_starts_workers(served, workers):
     try:
         with pytest.raises(EnvironmentFault, match="(?s)too few CPUs.*processes=3\n.*found:    2"):
             data.on_ray(served.address, served.keys_folder, processes=3)
-        with pytest.raises(EnvironmentFault, match="(?s)do not start: tcp://nowhere.invalid:1.*host"):
+        with pytest.raises(EnvironmentFault, match="do not start: tcp://nowhere.invalid:1: "):
             data.on_ray("tcp://nowhere.invalid:1", served.keys_folder)
         (actor,) = data.on_ray(served.address, served.keys_folder, processes=2)
         before = workers(2)

@@ -159,18 +159,19 @@ class Cluster:
 
     def state(self, job: str) -> str:
         """As Slurm says it; "" for a job that is over."""
-        return self.run("squeue", "-h", "-o", "%T", "-j", job, check=False).strip()
+        lines = self.run("squeue", "-h", "-o", "%i %T").splitlines()
+        return next((line.split()[1] for line in lines if line.split()[0] == job), "")
 
     def said(self, job: str) -> str:
         file = self.work / f"job-{job}.out"
         return file.read_text() if file.exists() else ""
 
-    def wait_while(self, job: str, *states: str) -> None:
-        """Until a job is in none of these states. A failed test says what the job said."""
+    def wait_for(self, job: str, state: str) -> None:
+        """Until a job is in it. A failed test says what the job said."""
         try:
-            until(lambda: self.state(job) not in states, 120)
+            until(lambda: self.state(job) == state, 120)
         except AssertionError as error:
-            raise AssertionError(f"job {job}: {error}\n{self.said(job)}") from None
+            raise AssertionError(f"job {job}, not {state!r}: {error}\n{self.said(job)}") from None
 
     def left(self) -> list[str]:
         """Processes of jobs."""

@@ -14,6 +14,7 @@ from tests.pages import blocks
 PAGE = ROOT / "docs" / "howto" / "feeding.md"
 SCRIPTS = dict(zip(("one command", "a scheduler of its own"),
                    [b.text for b in blocks(PAGE) if "#SBATCH" in b.text], strict=True))
+OVER = ""
 SIZES = ("--nodes=2", "--ntasks-per-node=2", "--cpus-per-task=2", "--mem=900")
 N = 8000
 EXPECTED = [N * (N - 1) // 2, N]
@@ -92,11 +93,12 @@ class Job:
     def end(self):
         """Lets it go on to its end; returns all that it said."""
         self.soon.touch()
-        self.cluster.wait_while(self.number, "PENDING", "RUNNING", "COMPLETING")
+        self.cluster.wait_for(self.number, OVER)
         return self.cluster.said(self.number)
 
     def left(self):
         """What is left on the machine and in folders, but for what a user wants to have."""
+        until(lambda: not any("slurmstepd" in one for one in self.cluster.left()))
         names = {p.name for p in self.cluster.work.iterdir()} - {
             "train.img", "images.py", "job.sh", *(p.name for p in self.cluster.work.glob("job-*"))}
         return [*self.cluster.left(), *names, *(str(p) for p in self.cluster.tmp.iterdir())]
@@ -108,7 +110,7 @@ def job(cluster, mpi_of_slurm, tmp_path, request):
     yield one
     if cluster.state(one.number):
         cluster.run("scancel", one.number)
-        cluster.wait_while(one.number, "PENDING", "RUNNING", "COMPLETING")
+        cluster.wait_for(one.number, OVER)
 
 
 def examples(said):
@@ -122,7 +124,7 @@ def examples(said):
 def test_a_job_that_is_put_back_into_the_queue_goes_on(cluster, job):
     """With what comes after its last checkpoint, each example exactly once; nothing is left."""
     cluster.run("scontrol", "requeue", job.number)
-    cluster.wait_while(job.number, "RUNNING", "COMPLETING")
+    cluster.wait_for(job.number, "PENDING")
     assert job.left() == []
     cluster.run("scontrol", "update", f"jobid={job.number}", "StartTime=now")
     said = job.end()
@@ -136,6 +138,6 @@ def test_a_job_that_is_put_back_into_the_queue_goes_on(cluster, job):
 @pytest.mark.parametrize("job", ["a scheduler of its own"], indirect=True)
 def test_a_job_that_is_cancelled_leaves_nothing(cluster, job):
     cluster.run("scancel", job.number)
-    cluster.wait_while(job.number, "RUNNING", "COMPLETING")
+    cluster.wait_for(job.number, OVER)
     assert job.left() == []
     assert examples(cluster.said(job.number)) == []

@@ -62,6 +62,8 @@ def _submit(one: Any) -> None:
     one.add_argument("file", metavar="FILE.py[:NAME]", help="a file with @data.pipeline in it")
     one.add_argument("--name", default="", help="the name to submit it under; default: its own")
     one.add_argument("--image", metavar="IMAGE", help="the image that takes it: is compared first")
+    one.add_argument("--wait", metavar="SECONDS", type=_positive, default=5.0,
+                     help="for a scheduler that still starts; default: 5")
     _add_settings(one)
     _add_connect(one)
     _add_json(one)

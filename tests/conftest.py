@@ -142,16 +142,7 @@ class Launch:
 
     def alive(self) -> list[int]:
         """Every process started by this launch that still runs."""
-        needle = f"{MARK}={self.mark}".encode()
-        found = []
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit():
-                try:
-                    if needle in (entry / "environ").read_bytes().split(b"\0"):
-                        found.append(int(entry.name))
-                except OSError:  # gone meanwhile, or not ours
-                    continue
-        return found
+        return marked(self.mark)
 
     def ranks(self, count: int) -> dict[int, int]:
         """Rank to process, of the Python processes that a launcher has started for this launch."""
@@ -196,6 +187,20 @@ class Launch:
                 _kill(pid)
             pytest.fail(f"processes left behind by {self.process.args}: {names}\n{out}{err}")
         return Finished(self.process.returncode, out, err, time.monotonic() - self.started)
+
+
+def marked(mark: str) -> list[int]:
+    """Processes in whose environment this mark stands."""
+    needle = f"{MARK}={mark}".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if needle in (entry / "environ").read_bytes().split(b"\0"):
+                    found.append(int(entry.name))
+            except OSError:  # gone meanwhile, or not ours
+                continue
+    return found
 
 
 def _kill(pid: int) -> None:

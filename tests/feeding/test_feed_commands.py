@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import signal
+import socket
 import subprocess
 import sys
 
@@ -18,7 +19,7 @@ from spmd import cli
 from spmd.feeding.clients.against_image import check_against
 from spmd.feeding.clients.first_example import first_example
 from spmd.feeding.host.children import Child
-from spmd.feeding.messages.keys import made_for_a_run
+from spmd.feeding.messages.keys import made_for_a_run, make_folder
 from spmd.feeding.starting.serving import SCHEDULER, begun_scheduler
 from tests.conftest import PATIENCE, ROOT, until
 from tests.feeding.served_kit import PIPELINE, ServedProcess, command_of
@@ -39,6 +40,17 @@ def feed(capfd):
         code = cli.main(["feed", *map(str, words)])
         return (code, *capfd.readouterr())
     return run
+
+
+def test_submit_waits_for_a_scheduler_as_long_as_it_is_told(feed, tmp_path):
+    file = tmp_path / "words.py"
+    file.write_text(PIPELINE.format(name="words", seconds=0, settings="seed=2"))
+    keys = str(make_folder(tmp_path / "keys"))
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # and does not listen
+        there = f"tcp://127.0.0.1:{nobody.getsockname()[1]}"
+        code, _, err = feed("submit", file, "--wait", 0.2, "--connect", there, "--keys", keys)
+    assert code == 75 and "within 0.2 s" in err
 
 
 def test_submit_status_update_cancel(served, feed, tmp_path):

@@ -17,6 +17,7 @@ import spmd.data as data
 from spmd.data.pipeline_files import load_text
 from spmd.feeding.clients.client import Client
 from spmd.feeding.host.restarting import ChildKeeper, KeptChild
+from spmd.feeding.starting.local_agent import cores_of
 from spmd.feeding.starting.local_feeding import LocalScheduler
 from spmd.launch.eager_feeds import EagerFeed, eager_feeds
 from tests.conftest import PATIENCE, Launch, run, until
@@ -266,6 +267,23 @@ def test_what_hangs_while_the_run_itself_reads_it_is_ended(image, tmp_path, wher
     traced = SLOWLY.replace("sys.exit(", "sys.settrace(lambda *_: None); sys.exit(")
     file.write_text(file.read_text().replace("600", "2"))
     run([sys.executable, "-c", traced, *command], timeout=60).expect(0, "count: int64 200")
+
+
+@pytest.mark.parametrize(("given", "busy", "started_by", "all_cores"), [
+    ([3], 1, "", False), ([3], 1, "Slurm", False), ([3, 4], 1, "Open MPI", False),
+    ([3], 1, "Open MPI", True), ([0, 1], 2, "MPICH", True)])
+def test_workers_take_no_core_of_somebody_else(given, busy, started_by, all_cores):
+    everything = list(range(os.cpu_count() or 1))
+    assert cores_of(given, busy, started_by) == (everything if all_cores else given)
+
+
+def test_workers_stay_on_the_cores_of_their_run(image, tmp_path):
+    """As taskset says them, or Slurm."""
+    core = max(os.sched_getaffinity(0))
+    file = pipeline(tmp_path, f"import os; assert os.sched_getaffinity(0) == {{{core}}}")
+    run([sys.executable, "-c", f"import os, sys; os.sched_setaffinity(0, {{{core}}}); "
+         "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])", "-m", "spmd", "run", image,
+         "--feed", file]).expect(0, "count: int64 200")
 
 
 def processes(launch, module):

@@ -90,6 +90,18 @@ def test_kill_9_in_the_middle_loses_nothing_and_repeats_nothing():
         assert said() == 2
 
 
+def test_a_worker_that_is_told_to_end_is_named_without_an_example(tmp_path):
+    mark = str(tmp_path / "told")
+    body = (f"if example == 7 and not os.path.exists({mark!r}):\n    open({mark!r}, 'w').close()\n"
+            "    os.kill(os.getpid(), 15)\nreturn {'x': example}")
+    with running(numbers(body, n=40, epochs=1)) as run:
+        mine = run.workers(1)
+        (ring,) = run.supply(x_of(40), 40)
+        assert sorted(ring.next()["x"].tolist()) == list(range(40))
+        assert re.fullmatch("worker [0-9a-f]+ was killed by SIGTERM; another one starts",
+                            mine.said[0])
+
+
 def test_a_stopped_worker_holds_nobody_up():
     with running(numbers("time.sleep(0.001)\nreturn {'x': example}", n=400, epochs=1)) as run:
         mine = run.workers(2)

@@ -54,7 +54,7 @@ def _client(asked: argparse.Namespace) -> Client:
 
 
 def _submit(asked: argparse.Namespace) -> None:
-    with _client(asked) as client:
+    with Client(asked.connect, asked.keys, timeout=asked.wait) as client:
         found = client.submit(asked.file, name=asked.name, **given_settings(asked))
         how = {"new": "submitted", "changed": "submitted in the place of what was there",
                "unchanged": "is there already, as it is"}[found["what"]]

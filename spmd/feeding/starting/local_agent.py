@@ -1,7 +1,8 @@
 """The agent that one command starts: a process with the workers of a run on this machine.
 
 In: a line of whoever started it: where the scheduler is, its own name, how many cores ranks need,
-how many workers. Always holds: it ends when its parent closes the channel, or dies.
+which they may use, how many workers. Always holds: it ends when its parent closes the channel, or
+dies; workers stay on cores that belong to the job.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import sys
 from spmd.feeding.host.children import of_parent
 from spmd.feeding.messages.keys import Keys
 from spmd.feeding.workers.agent import Agent
+from spmd.launch.launchers import launcher
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,13 +27,23 @@ def main(channel: Any) -> None:
     if not channel.wait_for(FIRST_S) or not (said := channel.said()):
         return
     asked = said[0]
-    os.sched_setaffinity(0, range(os.cpu_count() or 1))  # a launcher may have bound its process
-    cores = len(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, cores_of(asked["cores"], asked["busy"], launcher()[2]))
+    free = len(os.sched_getaffinity(0)) - asked["busy"]
     agent = Agent(asked["where"]["address"], Keys.of_plain(asked["where"]["keys"]),
-                  asked["workers"] or max(1, cores - asked["busy"]), lifeline=channel,
-                  agent=asked["agent"])
+                  asked["workers"] or max(1, free), lifeline=channel, agent=asked["agent"])
     channel.send(begun=True)
     agent.run()
+
+
+def cores_of(given: list[int], busy: int, started_by: str) -> list[int]:
+    """Cores for workers. given: those that the processes of this host may use together.
+
+    Others may belong to somebody else: to another job of Slurm, or as taskset says. But mpirun
+    binds each process to one core of a machine that it has for itself.
+    """
+    if len(given) > busy or started_by in ("", "Slurm"):
+        return given
+    return list(range(os.cpu_count() or 1))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ whichever dies is started again. They end with the supply, and with their proces
 
 from __future__ import annotations
 
+import os
 import weakref
 from contextlib import suppress
 
@@ -79,11 +80,13 @@ def started(pipeline: Pipeline, *, processes: Any, ranks: tuple[int, ...], feed:
     """In all processes together. Raises EnvironmentFault where something does not start."""
     keeper = ChildKeeper(pipeline.name)
     try:
-        rows = processes.all_gather((host_name(), len(ranks)))
-        hosts = list(dict.fromkeys(host for host, _ in rows))
+        rows = processes.all_gather((host_name(), len(ranks), os.sched_getaffinity(0)))
+        hosts = list(dict.fromkeys(host for host, *_ in rows))
         here = rows[processes.number][0]
-        first = next(k for k, (host, _) in enumerate(rows) if host == here)
-        asked = {"busy": sum(count for host, count in rows if host == here),
+        first = next(k for k, (host, *_) in enumerate(rows) if host == here)
+        mine = [(count, cores) for host, count, cores in rows if host == here]
+        asked = {"busy": sum(count for count, _ in mine),
+                 "cores": sorted(set().union(*(cores for _, cores in mine))),
                  "workers": workers_each(pipeline, len(hosts)), "agent": new_id()}
         agent = KeptChild("the agent of workers", lambda: Child(AGENT, ends_itself=True),
                           lambda child: begin_agent(child, asked))

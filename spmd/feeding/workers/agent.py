@@ -294,7 +294,7 @@ class Agent:
                   version=at["version"] if at["pipeline"] else None,
                   position=at["position"] if counts else None, example=named if counts else None,
                   file=file, line=line, outside=outside)
-        what = f" at {named} of {at['pipeline']} ({file}:{line})" if at["pipeline"] else ""
+        what = f" at {named} of {at['pipeline']} ({file}:{line})" if named else ""
         if status in OUTSIDE:  # who ends a worker so ends us too, mostly
             time.sleep(CALM_S)
         self.log(f"worker {one.worker}{what} {why}" + "; another one starts" * (not self.stopping))

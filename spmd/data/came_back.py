@@ -21,8 +21,10 @@ class in_one_process:
         pass
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        if os.getpid() == self.process:
-            return
+        if os.getpid() != self.process:
+            self.end(error)
+
+    def end(self, error: BaseException | None) -> None:
         if not isinstance(error, SystemExit):
             said = "" if error is None else f" ({type(error).__name__})"
             os.write(2, f"spmd feed: {self.place}: a process that was forked here came back{said}; "

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from spmd.launch.job import Job
 
 AHEAD_BYTES = 64 << 20  # of batches that wait in a ring
-LEAST, MOST = 2, 16  # batches in a ring
+LEAST, MOST = 2, 32  # batches in a ring
 SMALL_BYTES, MOST_SMALL = 1 << 20, 128  # of small ones more: what is done for a ring is done less
 PATIENCE = 60  # time limits that a rank waits for a batch: as for processes that compute
 STARVING = 0.05  # share of the time that is worth a warning,

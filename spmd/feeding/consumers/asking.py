@@ -24,7 +24,7 @@ FIRST_S = 3.0  # the same where nothing was measured yet: the first piece has im
 LEAST_S = 5e-3  # a piece of less work is not worth a message
 MOST_BYTES = 64 << 20  # of a piece
 LEFT_OUT = 4096  # positions that a worker is told of
-SPAN_BYTES = 4 << 20  # of a piece of several batches: it should lie in a cache
+SPAN_BYTES = 8 << 20  # of a piece of several batches: a few of them lie in a cache
 
 
 @dataclass(order=True)

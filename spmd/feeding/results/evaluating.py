@@ -79,8 +79,11 @@ class Evaluator:
         broken: list[dict[str, Any]] = []
         end = self.pipeline.total()
         fatal = False
-        for begin, stop in _ranges(first, count, self._all_left_out(work, broken), out):
-            part = {name: a[begin - first : stop - first] for name, a in out.items()}
+        ranges = _ranges(first, count, self._all_left_out(work, broken), out) if (
+            work.left_out) else [(first, first + count)]
+        for begin, stop in ranges:
+            part = out if stop - begin == count else {
+                name: a[begin - first : stop - first] for name, a in out.items()}
             found = self.pipeline.compute(begin, stop - begin, specs, part, watch, rows_of=rows_of,
                                           raises=False)
             end = found.total if end is None else end  # reading on may have come to it

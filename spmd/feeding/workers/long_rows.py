@@ -17,7 +17,8 @@ LEAST_BYTES = 64 << 10  # of a row
 def rows_for_others(array: np.ndarray) -> Any:
     """What takes rows: `rows[k] = value`, of the shape of a row, or `rows[j:k]`, of so many."""
     long = len(array) and array.nbytes >= LEAST_BYTES * len(array)
-    return LongRows(array) if long and array.flags.c_contiguous else array
+    lies = array.flags.c_contiguous and array.dtype.kind in "biufc"  # others show no buffer
+    return LongRows(array) if long and lies else array
 
 
 class LongRows:
@@ -25,14 +26,12 @@ class LongRows:
 
     def __init__(self, array: np.ndarray) -> None:
         self.array, self.dtype, self.row_bytes = array, array.dtype, array.nbytes // len(array)
-        self.address = array.__array_interface__["data"][0]
+        self.memory = ffi.cast("char *", array.ctypes.data)
 
     def __setitem__(self, rows: int | slice, value: np.ndarray) -> None:
         if value.dtype != self.dtype or not value.flags.c_contiguous:
             self.array[rows] = value
             return
         first, end = (rows, rows + 1) if isinstance(rows, int) else (rows.start, rows.stop)
-        lib.spmd_copy_lines(
-            ffi.cast("char *", self.address + first * self.row_bytes),
-            ffi.cast("char *", value.__array_interface__["data"][0]),
-            (end - first) * self.row_bytes)
+        lib.spmd_copy_lines(self.memory + first * self.row_bytes, ffi.from_buffer(value),
+                            (end - first) * self.row_bytes)

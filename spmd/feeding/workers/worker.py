@@ -44,7 +44,7 @@ IDLE_MS = 500
 TEXTS = ("file", "source", "own_name", "modules")
 LIMITS = ("cost", "energy", "cost_per_hour", "energy_per_hour")
 LOOK_S = 0.02  # between two looks at its agent, and at who comes, while it computes
-GATHER_S = 1e-3  # results that take less are gathered for so long, and given in one message
+GATHER_S = 0.25e-3  # results that take less are gathered for so long, and given in one message
 SILENT_S = 2.0  # of a consumer that has results: then it is asked whether it is there
 UNREAD = 256  # results under way to one consumer
 

@@ -45,7 +45,7 @@ def total():
 
 @pytest.mark.parametrize(("file", "text"), [
     ("random.py", "x = 1\n"), ("random.py", DEVIATES), ("random.py", "x = (\n"),
-    ("select.py", "x = 1\n"), ("numpy/__init__.py", ""), ("numpy.py", DEVIATES),
+    ("selectors.py", "x = 1\n"), ("numpy/__init__.py", ""), ("numpy.py", DEVIATES),
     ("json.py", ""), ("enum.py", ""),  # Python reads it before any file of ours
 ])
 def test_a_file_hides_a_module(tmp_path, file, text):

@@ -185,6 +185,8 @@ def test_who_starves_with_enough_workers_gets_more():
     (False, {}, "than they measure: python -m spmd feed update images --workers 2"),
     (False, {"max_workers": 1}, "than they measure: python -m spmd feed update images "
      "--max-workers MORE"),
+    (False, {"workers": 1}, "its workers allows no more; python -m spmd feed update images "
+     "--workers none"),
 ])
 def test_advice_to_who_starves_looks_at_limits(waits, limits, advice):
     """A rank that always waits, and one with workers enough that waits."""
@@ -200,12 +202,13 @@ def test_advice_to_who_starves_looks_at_limits(waits, limits, advice):
                                 settings={"rates": {"cpu": 1e6}, **limits}))
     scheduler.hear(b"r", encode(
         "consume", consumer=IDS[1], run="r", pipeline="images", feed="feed", rows=[0, 8], batch=8,
-        fields=[], host="a", ranks=[0], device="cpu"))
+        fields=[], host="a", ranks=[0] if waits else [0, 1], device="cpu"))
     for k in range(4):
         scheduler.hear(b"r", encode("rate", consumer=IDS[1], taken=0 if waits else 800 * k,
                                     busy_s=0.0 if waits else 0.1 * k, waited_s=float(k), queued=8))
     scheduler.plan(time.monotonic())
-    said = [w for w in scheduler.snapshot["warnings"] if "starves" in w]
+    who = "rank 0 of images starves " if waits else "ranks 0-1 of images starve "
+    said = [w for w in scheduler.snapshot["warnings"] if w.startswith(who)]
     assert len(said) == 1 and advice in said[0], scheduler.snapshot["warnings"]
     lines.close()
 

@@ -187,9 +187,9 @@ def _demands(
 
 
 def _budget(row: PipelineRow) -> Budget:
-    most = row.max_workers
-    if row.workers is not None:
-        most = min(row.workers, most) if most is not None else row.workers
+    most, fixed = row.max_workers, row.workers
+    if fixed is not None and (most is None or fixed <= most):
+        return Budget(fixed, row.limits, "workers")
     return Budget(most, row.limits)
 
 
@@ -202,8 +202,9 @@ def _refusal(row: PipelineRow, workers: Sequence[WorkerRow]) -> str:
             return (f"its limit of {what} is used up; try: python -m spmd feed update {row.name} "
                     f"--{what} MORE --connect ADDRESS")
     if row.max_workers == 0 or row.workers == 0:
+        setting = "workers" if row.workers == 0 else "max-workers"
         return (f"it is held at 0 workers; try: python -m spmd feed update {row.name} "
-                "--max-workers 4 --connect ADDRESS")
+                f"--{setting} none --connect ADDRESS")
     return ""
 
 

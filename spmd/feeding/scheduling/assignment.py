@@ -202,9 +202,8 @@ def _refusal(row: PipelineRow, workers: Sequence[WorkerRow]) -> str:
             return (f"its limit of {what} is used up; try: python -m spmd feed update {row.name} "
                     f"--{what} MORE --connect ADDRESS")
     if row.max_workers == 0 or row.workers == 0:
-        setting = "workers" if row.workers == 0 else "max-workers"
         return (f"it is held at 0 workers; try: python -m spmd feed update {row.name} "
-                f"--{setting} none --connect ADDRESS")
+                "--max-workers 4 --connect ADDRESS")
     return ""
 
 

@@ -195,7 +195,7 @@ def warnings(seen: dict[str, Any]) -> list[str]:
         limit = limits[c["pipeline"]]
         measured = c["rate"] is not None
         if limit and (c["lacks"] or not measured or limit == "workers"):
-            text += f"its {limit} allows no more; {_raised(limit, c['pipeline'], address)}"
+            text += f"its setting {limit} allows no more; {_raised(limit, c['pipeline'], address)}"
         elif c["lacks"] > GREEDY * len(c["workers"]):
             text += ("it computes next to nothing between two batches, so that each worker more "
                      f"makes it faster: python -m spmd feed worker --connect {address}")

@@ -12,7 +12,7 @@ import platform
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
@@ -206,8 +206,9 @@ class StackedRows:
             less = [name for name in self.specs if name not in result]
             more = [name for name in result if name not in self.specs]
             remedy = (f"call {more[0]!r} {less[0]!r}, if they are the same" if less and more else
-                      f"return {less[0]!r} too" if less else
-                      f"leave out {more[0]!r}, or declare it in spmd.feed")
+                      f"return {_and(less)} too" if less else
+                      f"leave out {_and(more)}, or declare {'them' if more[1:] else 'it'} in "
+                      "spmd.feed")
             raise Misfit(f"the pipeline returned other fields than {self._whose}\n"
                          f"expected: {', '.join(self.specs)}\nfound:    {', '.join(result)}\n"
                          f"try:      {remedy}")
@@ -319,21 +320,34 @@ def fit(name: str, value: Any, shape: tuple[int, ...], dtype: np.dtype, whose: s
         raise Misfit(f"field {name!r} is no array\nexpected: {dtype} {shape}\n"
                      f"found:    {error}\n"
                      "try:      rows that are equally long: data.pad_or_cut(…)") from None
+    declared = whose.endswith("declares")  # else it is what another example has
     if a.shape != shape:
         raise Misfit(f"field {name!r} has another shape than {whose}\n"
                      f"expected: {dtype} {shape}\nfound:    {a.dtype} {a.shape}\n"
-                     f"try:      {_of_shape(a.shape, shape)}")
+                     f"try:      {_of_shape(a.shape, shape, declared)}")
     if a.size and not may_cast(a, dtype):
         raise Misfit(f"field {name!r} has another dtype than {whose}, to which it is not cast\n"
                      f"expected: {dtype} {shape}\nfound:    {a.dtype} {a.shape}{range_text(a)}\n"
-                     f"try:      .astype(np.{dtype}), if that is what you mean")
+                     f"try:      {_of_dtype(a.dtype, dtype, declared)}")
     return a
 
 
-def _of_shape(found: tuple[int, ...], wanted: tuple[int, ...]) -> str:
+def _and(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, [", ".join(map(repr, names[:-1])), repr(names[-1])]))
+
+
+def _of_dtype(found: np.dtype, wanted: np.dtype, declared: bool) -> str:
+    if np.issubdtype(found, np.floating) and np.issubdtype(wanted, np.integer):
+        return (f"declare np.{found} in spmd.feed; or " * declared
+                + f".astype(np.{wanted}), which cuts off what is behind the point")
+    return f".astype(np.{wanted}), if that is what you mean"
+
+
+def _of_shape(found: tuple[int, ...], wanted: tuple[int, ...], declared: bool) -> str:
     """What makes such an array of such a one."""
     if len(found) == len(wanted) == 3 and found[2:] == wanted[2:] and wanted[2] in COLOURS:
-        return f"data.image.resize(picture, {wanted[:2]}) makes all equally large"
+        return (f"data.image.resize(picture, {wanted[:2]}) makes all equally large"
+                + f"; or declare {found} in spmd.feed" * declared)
     if found and len(found) == len(wanted) and found[1:] == wanted[1:]:
         return f"data.pad_or_cut(…, {wanted[0]}) makes all equally long"
     return "an array of that shape for each example, or another shape in spmd.feed(…)"

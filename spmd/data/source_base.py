@@ -100,6 +100,8 @@ class ExampleSource:
     def where(self, chosen: Any) -> ExampleSource:
         """Some examples: `chosen` is an array of truth values, one per example, or of numbers.
 
+        By what is in them: `where([s.get(k).split == "train" for k in range(s.length())])` of s.
+
         ::
 
             >>> odd = data.range(6).where([False, True] * 3)
@@ -243,9 +245,10 @@ def _numbers(source: ExampleSource, chosen: Any) -> Any:
     raise UsageError(
         "where chooses examples that the source does not have", place=source.place,
         expected=f"{n} truth values, or numbers from 0 to {n - 1}",
-        found=f"{found.dtype} {found.shape}" + (
+        found="a function" if callable(chosen) else f"{found.dtype} {found.shape}" + (
             f", from {found.min()} to {found.max()}" if whole else ""),
-        remedy="np.flatnonzero makes numbers of a condition",
+        remedy="source.where([function(source.get(k)) for k in range(source.length())])"
+        if callable(chosen) else "np.flatnonzero makes numbers of a condition",
     )
 
 

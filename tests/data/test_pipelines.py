@@ -191,6 +191,7 @@ def test_what_no_example_can_do_without_is_not_skipped():
     (lambda e: data.image.resize(np.zeros((4, 4)), 2), "on_error='skip'"),
     (lambda e: {"x": np.zeros(3)}, "data.pad_or_cut(…, 2)"),
     (lambda e: {"z": np.zeros(2)}, "call 'z' 'x'"),
+    (lambda e: {"x": np.zeros(2), "a": 1, "b": 2, "c": 3}, "leave out 'a', 'b' and 'c', or de"),
 ])
 def test_what_to_try_can_help(raises, words):
     error = str(returned(raises).failures[0].error("f"))
@@ -199,7 +200,17 @@ def test_what_to_try_can_help(raises, words):
 
 def test_pictures_of_several_sizes_are_to_be_resized():
     found = returned(lambda e: {"x": np.zeros((4 + e, 5, 3), np.uint8)}, None)
-    assert "try:      data.image.resize(picture, (4, 5))" in found.failures[0].text
+    assert found.failures[0].text.endswith(
+        "try:      data.image.resize(picture, (4, 5)) makes all equally large")
+    told = returned({"x": np.zeros((4, 4, 3))}, {"x": ((8, 8, 3), np.float32)}).failures[0].text
+    assert told.endswith("(8, 8)) makes all equally large; or declare (4, 4, 3) in spmd.feed")
+
+
+def test_floats_that_are_declared_as_integers_are_not_just_to_be_cut_off():
+    told = returned({"x": np.float32([0.2, 0.8])}, {"x": ((2,), np.uint8)}).failures[0].text
+    assert "declare np.float32 in spmd.feed; or .astype(np.uint8), which cuts off" in told
+    told = returned(lambda e: {"x": e if e < 1 else e / 2}, None).failures[0].text
+    assert ".astype(np.int64), which cuts off" in told and "declare" not in told
     assert "-1" in returned({"x": None}, None).failures[0].text
 
 

@@ -322,6 +322,9 @@ def test_parts_of_parts_and_of_iterators():
                   lambda s: s.skip(1.5)):
         with pytest.raises(spmd.UsageError):
             wrong(data.range(9))
+    with pytest.raises(spmd.UsageError) as refused:
+        data.range(9).where(lambda e: e > 3).length()
+    assert refused.value.found == "a function" and "source.get(k)" in refused.value.remedy
     with pytest.raises(spmd.UsageError, match="split needs a source of known length"):
         data.iterator(lambda: iter(range(9))).split(0.5)[0].length()
 

@@ -216,7 +216,7 @@ def test_a_worker_without_a_line_is_named_and_others_are_asked(
             (ring,) = run.supply(x_of(4, np.uint8, 8), 4)
             batches = [ring.next()["x"] for _ in range(24)]
             warning = until(
-                lambda: [w for w in client.status()["warnings"] if "has no line" in w])
+                lambda: [w for w in client.status()["warnings"] if " no line to " in w])
             batches.append(ring.next()["x"])
             assert ring.next() is None and len(np.concatenate(batches)) == 100
             assert "to 1 worker of" in warning[0] and "nobody listens there" in warning[0]

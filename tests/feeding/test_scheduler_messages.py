@@ -16,7 +16,7 @@ from spmd.feeding.scheduling.measuring import RateMeter
 from spmd.feeding.scheduling.scheduler import Scheduler
 from spmd.feeding.scheduling.scheduler_state import StateFile, StoredPipeline
 from spmd.feeding.status.metrics import prometheus
-from spmd.feeding.status.overview import overview
+from spmd.feeding.status.overview import overview, warnings
 from spmd.feeding.status.status_tables import pipeline_text, table_text
 
 IDS = [f"{k:016x}" for k in range(6)]
@@ -178,13 +178,15 @@ def test_who_starves_with_enough_workers_gets_more():
 
 @pytest.mark.parametrize(("waits", "limits", "advice"), [
     (True, {}, "try more workers: python -m spmd feed worker --connect "),
-    (True, {"max_workers": 1}, "its max_workers allows no more; python -m spmd feed update images "
-     "--max-workers MORE"),
-    (True, {"cost_per_hour": 1.0}, "its cost_per_hour allows no more; python -m spmd feed update "
-     "images --cost-per-hour MORE"),
+    (True, {"max_workers": 1}, "its setting max_workers allows no more; python -m spmd feed "
+     "update images --max-workers MORE"),
+    (True, {"cost_per_hour": 1.0}, "its setting cost_per_hour allows no more; python -m spmd feed "
+     "update images --cost-per-hour MORE"),
     (False, {}, "than they measure: python -m spmd feed update images --workers 2"),
     (False, {"max_workers": 1}, "than they measure: python -m spmd feed update images "
      "--max-workers MORE"),
+    (False, {"workers": 1}, "its setting workers allows no more; python -m spmd feed update images "
+     "--workers none"),
 ])
 def test_advice_to_who_starves_looks_at_limits(waits, limits, advice):
     """A rank that always waits, and one with workers enough that waits."""
@@ -197,16 +199,22 @@ def test_advice_to_who_starves_looks_at_limits(waits, limits, advice):
     scheduler.hear(b"a", encode("join", agent=IDS[0], host="a", name="n", device="cpu", cost=1.0,
                                 processes=process))
     scheduler.hear(b"c", encode("submit", name="images", version=0, file="f.py", source="",
-                                settings={"rates": {"cpu": 1e6}, **limits}))
+                                settings={"rates": {"cpu": 1e6}, "priority": 2.0, **limits}))
     scheduler.hear(b"r", encode(
         "consume", consumer=IDS[1], run="r", pipeline="images", feed="feed", rows=[0, 8], batch=8,
-        fields=[], host="a", ranks=[0], device="cpu"))
+        fields=[], host="a", ranks=[0] if waits else [0, 1], device="cpu"))
     for k in range(4):
         scheduler.hear(b"r", encode("rate", consumer=IDS[1], taken=0 if waits else 800 * k,
                                     busy_s=0.0 if waits else 0.1 * k, waited_s=float(k), queued=8))
     scheduler.plan(time.monotonic())
-    said = [w for w in scheduler.snapshot["warnings"] if "starves" in w]
+    who = "rank 0 of images starves " if waits else "ranks 0-1 of images starve "
+    said = [w for w in scheduler.snapshot["warnings"] if w.startswith(who)]
     assert len(said) == 1 and advice in said[0], scheduler.snapshot["warnings"]
+    told = pipeline_text(scheduler.snapshot, "images", 100)
+    assert who in told and "priority=2" in told and "2.0" not in told
+    taken = [{**w, "shares": {IDS[1]: 1.0}} for w in scheduler.snapshot["workers"]]
+    full = warnings({**scheduler.snapshot, "workers": taken})
+    assert not any("--workers 2" in w for w in full), "no worker is free for it"
     lines.close()
 
 

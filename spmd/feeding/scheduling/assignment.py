@@ -187,9 +187,9 @@ def _demands(
 
 
 def _budget(row: PipelineRow) -> Budget:
-    most = row.max_workers
-    if row.workers is not None:
-        most = min(row.workers, most) if most is not None else row.workers
+    most, fixed = row.max_workers, row.workers
+    if fixed is not None and (most is None or fixed <= most):
+        return Budget(fixed, row.limits, "workers")
     return Budget(most, row.limits)
 
 

@@ -48,8 +48,10 @@ class Need:
 class Budget:
     """How many workers a pipeline may have, and what they may cost together in an hour."""
 
-    def __init__(self, most: int | None, limits: Mapping[str, float]) -> None:
-        self.most, self.limits = most, limits
+    def __init__(
+        self, most: int | None, limits: Mapping[str, float], setting: str = "max_workers"
+    ) -> None:
+        self.most, self.limits, self.setting = most, limits, setting
         self.spent = dict.fromkeys(limits, 0.0)
         self.workers: set[str] = set()
 
@@ -63,12 +65,12 @@ class Budget:
     def used_up(self) -> str:
         """The setting of its pipeline that allows no more, or ""."""
         if self.is_full():
-            return "max_workers"
+            return self.setting
         return next((f"{what}_per_hour" for what, limit in self.limits.items()
                      if self.spent[what] >= NEARLY * limit), "")
 
     def copy(self) -> Budget:
-        other = Budget(self.most, self.limits)
+        other = Budget(self.most, self.limits, self.setting)
         other.become(self)
         return other
 

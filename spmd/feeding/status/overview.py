@@ -161,7 +161,7 @@ def _lines(seen: dict[str, Any]) -> Iterator[str]:
         for why in sorted(set(c["no_line"].values())):
             mine = [w for w, found in c["no_line"].items() if found == why]
             where = ", ".join(sorted({hosts.get(w, "a machine that left") for w in mine}))
-            yield (f"{c['ranks']} of {c['pipeline']} has no line to {len(mine)} "
+            yield (f"{_who(c, 'has', 'have')} no line to {len(mine)} "
                    f"worker{'s' * (len(mine) > 1)} of {where}: {why}; ranks must reach the ports "
                    "that workers listen at: is there a firewall?")
 
@@ -172,8 +172,14 @@ def _where(at: dict[str, Any]) -> str:
 
 
 def _raised(limit: str, pipeline: str, address: str) -> str:
-    return (f"python -m spmd feed update {pipeline} --{limit.replace('_', '-')} MORE "
+    more = "none" if limit == "workers" else "MORE"
+    return (f"python -m spmd feed update {pipeline} --{limit.replace('_', '-')} {more} "
             f"--connect {address}")
+
+
+def _who(consumer: dict[str, Any], one: str, several: str) -> str:
+    ranks = consumer["ranks"]
+    return f"{ranks} of {consumer['pipeline']} {several if ranks.startswith('ranks') else one}"
 
 
 def warnings(seen: dict[str, Any]) -> list[str]:
@@ -185,11 +191,11 @@ def warnings(seen: dict[str, Any]) -> list[str]:
     for c in seen["consumers"]:
         if c["starved"] <= STARVED or not c["workers"]:
             continue  # without any, it is pending, which is told below
-        text = f"{c['ranks']} of {c['pipeline']} starves {c['starved']:.0%} of the time: "
+        text = f"{_who(c, 'starves', 'starve')} {c['starved']:.0%} of the time: "
         limit = limits[c["pipeline"]]
         measured = c["rate"] is not None
-        if limit and (c["lacks"] or not measured):
-            text += f"its {limit} allows no more; {_raised(limit, c['pipeline'], address)}"
+        if limit and (c["lacks"] or not measured or limit == "workers"):
+            text += f"its setting {limit} allows no more; {_raised(limit, c['pipeline'], address)}"
         elif c["lacks"] > GREEDY * len(c["workers"]):
             text += ("it computes next to nothing between two batches, so that each worker more "
                      f"makes it faster: python -m spmd feed worker --connect {address}")
@@ -199,11 +205,11 @@ def warnings(seen: dict[str, Any]) -> list[str]:
             text += (f"{more} of this kind ({', '.join(mine)}) would do: python -m spmd feed "
                      f"worker --connect {address} --processes {c['lacks']}")
         else:
-            count, there = len(c["workers"]), len(seen["workers"])
+            count, free = len(c["workers"]), any(not w["shares"] for w in seen["workers"])
             text += (f"its {count} workers make enough, so they or the way to them are slower than "
                      "they measure: " if measured else
                      "it always waits, so what it needs cannot be measured; try more workers: ")
-            more = f"update {c['pipeline']} --workers {count + 1}" if count < there else "worker"
+            more = f"update {c['pipeline']} --workers {count + 1}" if free else "worker"
             text += _raised(limit, c["pipeline"], address) if limit else (
                 f"python -m spmd feed {more} --connect {address}")
         found.append(text)

@@ -50,7 +50,8 @@ def pipeline_text(seen: dict[str, Any], name: str, width: int = 0) -> str:
     if one["spent"]:
         lines.append("spent up to now: " + ", ".join(_spent(one, what) for what in one["spent"]))
     usual = Settings().as_json()
-    given = [f"{key}={value}" for key, value in one["settings"].items() if value != usual.get(key)]
+    given = [f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}"
+             for key, value in one["settings"].items() if value != usual.get(key)]
     lines += textwrap.wrap("settings: " + (", ".join(given) or "as usual"), width or WIDTH,
                            subsequent_indent="          ")
     lines += _aligned(RUNS, [_run(c) for c in runs], width)
@@ -59,7 +60,7 @@ def pipeline_text(seen: dict[str, Any], name: str, width: int = 0) -> str:
          _number(w["rates"].get(name)), f"{w['busy']:.0%}", f"{w['queue']}"]
         for w in seen["workers"] if parts[w["worker"]]], width)
     about = [text for text in seen["warnings"]
-             if text.startswith(f"{name} ") or f" of {name} starves" in text]
+             if text.startswith(f"{name} ") or f" of {name} starve" in text]
     return _cut(lines, width) + _warned(about, width)
 
 

@@ -17,7 +17,7 @@ from math import ceil
 from types import TracebackType
 from typing import Any
 
-from codegen.errors import PeerError, SpmdError, UsageError
+from codegen.errors import PeerError, UsageError
 from spmd.data.pipeline_files import chosen, file_and_name, load, load_text
 from spmd.data.pipelines import Pipeline, check_name
 from spmd.data.reading_time import read_in_time, source_limit
@@ -27,15 +27,12 @@ from spmd.feeding.clients.against_image import check_against
 from spmd.feeding.clients.first_example import fields_of, first_example
 from spmd.feeding.clients.found_again import found_again
 from spmd.feeding.messages.keys import Keys, keys_of
+from spmd.feeding.messages.scheduler_answers import refused
 from spmd.feeding.messages.sockets import OF_KEYS, Lines, received
 from spmd.feeding.messages.wire import TEXT_BYTES, decode, encode, new_id
 
 LOOK_S = 0.2  # between two looks of wait(), and at the line
 SLOW = 50_000  # bytes/s of a line over which a long text is waited for
-
-
-class Refused(SpmdError):
-    """What a scheduler refused, with its own words."""
 
 
 class Client:
@@ -212,7 +209,7 @@ class Client:
                 if message.kind == "answer":
                     return message["value"]
                 if message.kind == "refused":
-                    raise _refused(message.fields)
+                    raise refused(message)
             if watch.broke() and kind != "cancel":  # twice, it is refused
                 self._renew_line()
                 watch = self._lines.watch(self._line)
@@ -305,12 +302,6 @@ def _facts(found: Pipeline, texts: dict[str, Any], image: str | None,
         gives, why = first_example(texts)
     return {"order": order, "gives": gives,
             "environments": getattr(found.source, "count", None) if acts else None}, why
-
-
-def _refused(said: Mapping[str, Any]) -> Refused:
-    error = Refused(said["text"])
-    error.exit_code = said["code"]
-    return error
 
 
 def _text_of(file: str) -> str:

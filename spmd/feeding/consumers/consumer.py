@@ -19,27 +19,33 @@ from codegen.errors import InputError, PeerError, Place, SpmdError
 from codegen.short_batches import MASK, check_holes, not_given
 from spmd.data.computing import advice
 from spmd.engine.feed_rings import are_idle
-from spmd.feeding.clients.client import Refused
 from spmd.feeding.consumers.asked_worker import AskedWorker, said_missed
 from spmd.feeding.consumers.asking import Asking, merged
 from spmd.feeding.consumers.filled_rings import FilledRings
 from spmd.feeding.host.machine import host_name
 from spmd.feeding.messages.disagreement import other_streams
 from spmd.feeding.messages.keys import zmq
+from spmd.feeding.messages.scheduler_answers import refused
 from spmd.feeding.messages.sockets import REFUSED_KEY, Lines, is_readable, received
-from spmd.feeding.messages.wire import MalformedMessage, Message, decode, encode, new_id
+from spmd.feeding.messages.wire import (
+    SOON_AFTER,
+    MalformedMessage,
+    Message,
+    decode,
+    encode,
+    new_id,
+)
 from spmd.feeding.results.packing import in_frames
 from spmd.feeding.results.placing import bytes_of, described
 from spmd.feeding.results.skipped_examples import SkippedExamples, say
-from spmd.feeding.workers.board import AFTER
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from spmd.feeding.clients.opened_streams import OpenedStream
     from spmd.feeding.messages.keys import Keys
+    from spmd.feeding.messages.scheduler_answers import OpenedStream
 
 RATE_S = 0.5
 TICK_S = 0.05
@@ -244,9 +250,7 @@ class Filling:
         elif message.kind == "pending":
             self.pending = (time.monotonic(), message["why"])
         elif message.kind == "failed":
-            refused = Refused(message["text"])
-            refused.exit_code = message["code"]
-            raise refused
+            raise refused(message)
         elif message.kind == "skipped":
             self.skipped.say(message["position"], message["text"])
             self.tell("said", consumer=message["consumer"], position=message["position"])
@@ -317,7 +321,7 @@ class Filling:
     def died_before(self, message: Message) -> None:
         """A worker died before its first example, of what the pipeline or its source does; or at
         none, but after some."""
-        if message["example"] == AFTER:
+        if message["example"] == SOON_AFTER:
             now = time.monotonic()
             self.died_after = [t for t in self.died_after if now - t < AFTER_S] + [now]
             many = len(self.died_after) if len(self.died_after) >= AFTER_DEATHS else 0

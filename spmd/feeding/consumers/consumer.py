@@ -277,13 +277,15 @@ class Filling:
             self.lose(worker)
         for worker, assigned in now.items():
             others = [w.rows for w in self.workers.values() if w.worker != worker]
-            if worker not in self.workers:
-                self.workers[worker] = AskedWorker(self.lines, assigned, self.here, self.acts)
-                self.workers[worker].rows = min(others, default=0.0)
-            one = self.workers[worker]
-            one.share, one.behind = assigned["share"], assigned["behind"] or 0
-            if one.behind != one.told_behind:
+            if (one := self.workers.get(worker)) is None:
+                one = self.workers[worker] = AskedWorker(
+                    self.lines, assigned, self.here, self.acts)
                 one.rows = min(others, default=0.0)
+            before = one.behind
+            one.assign(assigned)
+            if one.behind != before:  # what it owes has another turn
+                one.rows = min(others, default=0.0)
+                self.say_take(one, [])
 
     def lose(self, worker: str) -> None:
         """A worker is gone, or not ours any more: others are asked for what it owes."""
@@ -431,8 +433,7 @@ class Filling:
                           1 if alone else depth // 4, min(self.failed, default=None),
                           any(w.behind for w in self.workers.values()))
         loads = asking.loads(self.workers)
-        work: dict[str, list[Any]] = {w: [] for w, one in self.workers.items()
-                                      if one.behind != one.told_behind}
+        work: dict[str, list[Any]] = {}
         own = {w for w, one in self.workers.items() if not one.behind}
         if late := asking.late(now, bool(own)):
             able = (own if asking.asked[late].spare and own else loads.keys()) - asking.askers(late)
@@ -454,13 +455,13 @@ class Filling:
             loads[one.worker] += 1
             one.rows += piece.count / (one.share or 1.0)
         for worker, items in work.items():
-            self.workers[worker].told_behind = self.workers[worker].behind
-            self.workers[worker].say(
-                "take", pipeline=self.supply.pipeline, version=self.version, fields=self.fields,
-                order=self.supply.order() or None, share=self.workers[worker].share,
-                behind=self.workers[worker].behind or None,
+            self.say_take(self.workers[worker], items)
+
+    def say_take(self, one: AskedWorker, items: list[Any]) -> None:
+        one.say("take", pipeline=self.supply.pipeline, version=self.version, fields=self.fields,
+                order=self.supply.order() or None, share=one.share, behind=one.behind or None,
                 newest_first=self.settings.get("queue") == "lifo", work=items,
-                free=self.free.pop(worker, None))
+                free=self.free.pop(one.worker, None))
 
     def hears_of_no_end(self) -> bool:
         """Of a process without rows: it knows where the stream ends, or that it does not. Then it

@@ -20,7 +20,7 @@ from typing import Any
 from codegen.errors import PeerError, UsageError
 from spmd.data.pipeline_files import chosen, file_and_name, load, load_text
 from spmd.data.pipelines import Pipeline, check_name
-from spmd.data.reading_time import read_in_time, source_limit
+from spmd.data.reading_time import source_in_time
 from spmd.data.settings import FIXED, Settings, read
 from spmd.feed_options import HERE
 from spmd.feeding.clients.against_image import check_against
@@ -286,8 +286,7 @@ def _facts(found: Pipeline, texts: dict[str, Any], image: str | None,
            compute: bool) -> tuple[dict[str, Any], str]:
     """What is known of its stream here, and why its first example is not. Not its order, where its
     files are on other machines. InputError where it does not fit its image."""
-    with read_in_time(f"the source of pipeline {found.name}", found.file,
-                      source_limit(found.settings.timeout)):
+    with source_in_time(found):
         try:
             # What is only known by reading on is read here where an example was, else at workers.
             order = found.order() if image or found.source.found_by() != "reading" else None

@@ -202,7 +202,7 @@ def test_what_others_leave_is_for_those_that_lack_workers():
     assert "leave" not in found.pending["t"]
     again = assign(pipelines, ranks, rows, found.shares, 1, found.spare)
     assert spare_of(again) == spare
-    alone = assign(pipelines[2:3], [replace(ranks[2], rate=90_000.0)] * 1, rows)
+    alone = assign(pipelines[2:3], [replace(ranks[2], rate=90_000.0)], rows)
     assert not alone.spare, "all are its own"
 
 

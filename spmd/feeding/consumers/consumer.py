@@ -264,15 +264,13 @@ class Filling:
     def assign(self, message: Message) -> None:
         """Other workers, or other settings: what was lost waits again."""
         self.version, self.how = message["version"], message["how"]
-        # Environments stay where they are: they are none for spare time.
-        given = [w for w in message["workers"] if not (self.acts and w["behind"])]
-        self.pending = None if any(w["share"] for w in given) else self.pending
+        self.pending = None if any(w["share"] for w in message["workers"]) else self.pending
         self.settings = message["settings"]
         check_holes(self.supply.pipeline, self.settings.get("on_error") == "skip", self.feed.batch,
                     [f.name for f in self.feed.fields])
         # What waits long is not new any more.
         self.rings.fill_ahead(NEWEST if self.gives_newest() else self.rings.depth)
-        now, self.poller = {w["worker"]: w for w in given}, None
+        now, self.poller = {w["worker"]: w for w in message["workers"]}, None
         for worker in self.workers.keys() - now.keys():
             self.lose(worker)
         for worker, assigned in now.items():

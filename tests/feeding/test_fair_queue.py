@@ -42,6 +42,13 @@ def test_time_follows_shares_though_pieces_are_unequal(shares):
         assert had[peer] / sum(had.values()) == pytest.approx(fair, abs=0.01)
 
 
+def test_many_with_next_to_nothing_have_next_to_nothing_together():
+    """As ranks that ask all workers of their pipeline: each has one piece here, and waits."""
+    shares = {"a": 1.0, **{f"r{k}": 0.01 / 100 for k in range(100)}}
+    had = run(FairQueue(), dict.fromkeys(shares, 0.01), 60.0, shares)
+    assert had["a"] > 58.0
+
+
 def test_another_share_counts_from_the_next_piece_on():
     queue, costs = FairQueue(), {"a": 0.01, "b": 0.01}
     run(queue, costs, 50.0, {"a": 0.9, "b": 0.1})

@@ -3,7 +3,7 @@
 In: pieces of work, the share of each consumer, what each piece took. Out: the next piece.
 Start-time fair queueing: whoever has had the least time for its share is next. Always holds: who
 was idle has no credit for it; who has a limit of cost or energy has no more than its share; who has
-no share has what others leave, and keeps none of them waiting for longer than the worker was idle.
+no share begins when nobody who has one has asked for as long as its own last piece took.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
 
-LEAST = 1e-3  # a share below this is taken for it
+LEAST = 1e-6  # a share below this is taken for it
 FIRST_S = 5e-3  # what a piece takes, as long as it is not known
 SAVED_S = 1.0  # of time that one with a limit did not use, and may use later
 MOST = 4096  # pieces that wait, of one consumer: its credits are far fewer

@@ -51,8 +51,8 @@ class AskedWorker:
 
     def __init__(self, lines: Lines, assigned: dict[str, Any], here: str,
                  acts: bool = False) -> None:
-        self.worker = assigned["worker"]
-        self.assign(assigned)
+        self.worker, self.assigned = assigned["worker"], assigned
+        self.share, self.behind = assigned["share"], assigned["behind"] or 0
         self.lines, self.here, self.acts = lines, here, acts
         # Each line has a name of its own: of what a worker does for an earlier one, nothing comes
         # to this one, neither an answer nor a region that only the earlier one has mapped.
@@ -72,11 +72,6 @@ class AskedWorker:
         self.quiet_until = 0.0  # it does not know the pipeline yet
         self.told = 0.0  # when the scheduler was told that there is no line to it
         self.way_s = 0.0  # from asking to an answer, beside computing: the shortest; 0: not known
-
-    def assign(self, assigned: dict[str, Any]) -> None:
-        """From the beginning, or from now on."""
-        self.assigned = assigned
-        self.share, self.behind = assigned["share"], assigned["behind"] or 0
 
     def fds(self) -> tuple[int, ...]:
         """Where it shows that it has ended, or that its line broke."""
@@ -102,7 +97,8 @@ class AskedWorker:
 
     def again(self) -> AskedWorker:
         """The same worker, over a new line; this one is closed."""
-        found = AskedWorker(self.lines, self.assigned, self.here, self.acts)
+        assigned = {**self.assigned, "share": self.share, "behind": self.behind}
+        found = AskedWorker(self.lines, assigned, self.here, self.acts)
         found.rows, found.told = self.rows, self.told
         return found
 

@@ -280,7 +280,7 @@ class Filling:
                     self.lines, assigned, self.here, self.acts)
                 one.rows = min(others, default=0.0)
             before = one.behind
-            one.assign(assigned)
+            one.share, one.behind = assigned["share"], assigned["behind"] or 0
             if one.behind != before:  # what it owes has another turn
                 one.rows = min(others, default=0.0)
                 self.say_take(one, [])

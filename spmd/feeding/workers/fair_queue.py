@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 LEAST = 1e-6  # a share below this is taken for it
 FIRST_S = 5e-3  # what a piece takes, as long as it is not known
+AGES = 0.99  # times what a piece took, with each piece of others since: the next may take less
 SAVED_S = 1.0  # of time that one with a limit did not use, and may use later
 MOST = 4096  # pieces that wait, of one consumer: its credits are far fewer
 
@@ -37,7 +38,8 @@ class ConsumerTurn:
     """What one consumer has waiting, and how much time it has had, over its share.
 
     not_before: when it may have its next piece, where it is held to its share. behind: it has what
-    all leave that are behind fewer; 0: it has a share. piece_s: what its last piece took.
+    all leave that are behind fewer; 0: it has a share. piece_s: what its last piece took; less with
+    time, as that may have been a first one, or slow by chance.
     """
 
     def __init__(self) -> None:
@@ -99,6 +101,8 @@ class FairQueue:
             one.piece_s = seconds
             return
         self._left_at = now
+        for other in self.consumers.values():
+            other.piece_s *= AGES
         if one:
             one.turn += seconds / one.share
             # A while that it did not use counts for it, but not a long one.

@@ -191,6 +191,10 @@ int spmd_where_begin(int file);
 int64_t spmd_where_bytes(void);
 int spmd_where_ask(int64_t process); /* sends it */
 
+/* A long copy for a reader on another core: lines of `into` that its cache has are not fetched from
+ * it only to be overwritten, which takes longer than the copy. */
+void spmd_copy_lines(char *into, const char *from, int64_t bytes);
+
 /* Memory that all processes of one host see. shared 0: private to this process. */
 int spmd_arena_new(int64_t bytes, int shared, spmd_arena **arena);
 /* path is /proc/PID/fd/FD of the process that made it; the nonce proves that it is the same. */
@@ -308,9 +312,6 @@ int spmd_job_feed(spmd_job *job, int64_t feed, const spmd_feed *given);
 /* Its stream begins, at this batch: what is in the rings is forgotten. Alike in all processes. */
 int spmd_job_feed_begin(spmd_job *job, int64_t feed, int64_t start);
 int64_t spmd_job_feed_rings(const spmd_job *job, int64_t feed);
-/* A long copy for a reader on another core: lines of `into` that its cache has are not fetched from
- * it only to be overwritten, which takes longer than the copy. */
-void spmd_copy_lines(char *into, const char *from, int64_t bytes);
 spmd_ring *spmd_job_feed_ring(const spmd_job *job, int64_t feed, int64_t k);
 void spmd_ring_rows(const spmd_ring *ring, int64_t *begin, int64_t *end);
 /* Batch k is there: pieces of it, which stay where they are until all have left it. row: of each

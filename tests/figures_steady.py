@@ -28,7 +28,8 @@ import numpy as np
 
 import spmd
 from spmd.feeding.messages.keys import keys_of
-from tests.feeding.served_kit import Rank, ServedProcess, until
+from tests.conftest import until
+from tests.feeding.served_kit import Rank, ServedProcess
 
 ROWS, SIZE, COMPUTES_S = 1024, 128, 0.11
 SETTLES_S, STRETCH_S, WATCHED_S = 8.0, 10.0, 10.0

@@ -65,9 +65,9 @@ FEEDING = {
     "results": {"host"},
     "workers": {"host", "messages", "results"},
     "scheduling": {"messages"},
-    "status": {"scheduling", "workers"},
     "clients": {"host", "messages", "results"},
-    "consumers": {"host", "messages", "results", "workers", "clients"},
+    "consumers": {"host", "messages", "results"},
+    "status": {"messages", "scheduling"},
     "starting": {"host", "messages", "workers", "scheduling", "status", "clients", "consumers"},
 }
 

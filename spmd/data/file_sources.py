@@ -17,7 +17,7 @@ from spmd.data.source_tools import Digest, absolute, caller, once_made, short, u
 
 FOLDER = "folder"
 MOST_READ = 256  # files, from the first to the last, of which a digest knows
-END_BYTES = 4096  # at their begin and at their end
+END_BYTES = 4096  # the first and the last of each
 
 
 class FileExample:

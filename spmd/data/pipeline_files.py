@@ -41,7 +41,8 @@ def load(path: str | os.PathLike[str], name: str = "") -> Pipeline:
             f"{file} cannot be read", expected="a Python file with a pipeline",
             found=(getattr(error, "strerror", None) or str(error)).lower(),
             remedy="" if file.endswith(".py") else _address(file)) from None
-    with reading_time.read_in_time(file, file, reading_time.LOAD_S):
+    with reading_time.read_in_time(file, file, reading_time.LOAD_S,
+                                   "what takes long may stand in the source or the operation"):
         found = load_text(text, file)
     return chosen(found, file, name)
 

@@ -12,11 +12,15 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from importlib import import_module
 from types import FrameType
 
 from codegen.errors import InputError, Place, shown
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from spmd.data.pipelines import Pipeline
 
 TELL_S = 5.0
 LOAD_S = 120.0  # a pipeline's file that is not loaded by then hangs
@@ -36,10 +40,18 @@ def source_limit(timeout: float | None) -> float | None:
     return timeout and max(LOAD_S, READ_TIMES * timeout)
 
 
+def source_in_time(pipeline: Pipeline) -> AbstractContextManager[None]:
+    """Around what asks its source which examples there are."""
+    return read_in_time(
+        f"the source of pipeline {pipeline.name}", pipeline.file,
+        source_limit(pipeline.settings.timeout),
+        f"timeout= in @data.pipeline allows it {READ_TIMES} times as long, None for ever")
+
+
 @contextmanager
-def read_in_time(what: str, file: str, limit: float | None) -> Iterator[None]:
-    """file: of the user, in which it mostly stands. Of a launcher's processes the first one says
-    that it is slow."""
+def read_in_time(what: str, file: str, limit: float | None, longer: str) -> Iterator[None]:
+    """file: of the user, in which it mostly stands. longer: what to try where it needs more time.
+    Of a launcher's processes the first one says that it is slow."""
     reader = threading.get_ident()
 
     def tell() -> None:
@@ -57,10 +69,9 @@ def read_in_time(what: str, file: str, limit: float | None) -> Iterator[None]:
             yield
     except _TooLong as error:
         raise InputError(f"{what} is not read within {limit:g} s, as workers want it",
-                         place=error.place, expected="that its reading ends",
-                         found="it at this line",
-                         remedy="look why; timeout= in @data.pipeline allows its source "
-                         f"{READ_TIMES} times as long, None for ever") from None
+                         place=error.place, expected="its end by then",
+                         found="it is still at this line",
+                         remedy=f"look why; {longer}") from None
     finally:
         timer.cancel()
 

@@ -20,8 +20,8 @@ import uuid
 from contextlib import ExitStack
 from pathlib import Path
 
-from tests.conftest import LAUNCH_ENVIRONMENT, MARK, ROOT, marked
-from tests.feeding.served_kit import command_of, until
+from tests.conftest import LAUNCH_ENVIRONMENT, MARK, ROOT, marked, until
+from tests.feeding.served_kit import command_of
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scancel", "scontrol", "squeue",
             "sinfo")

@@ -20,6 +20,8 @@ from spmd.feeding.scheduling.assignment import (
     assign,
 )
 from spmd.feeding.scheduling.free_workers import SLIVER, FreeWorkers
+from spmd.feeding.scheduling.known_parties import KnownPipeline
+from spmd.feeding.scheduling.scheduler_state import StoredPipeline
 from spmd.feeding.scheduling.worker_time import Budget, Need, Pool, fit
 
 BATCH, STEP_S = 1024, 0.110
@@ -202,8 +204,20 @@ def test_what_others_leave_is_for_those_that_lack_workers():
     assert "leave" not in found.pending["t"]
     again = assign(pipelines, ranks, rows, found.shares, 1, found.spare)
     assert spare_of(again) == spare
-    alone = assign(pipelines[2:3], [replace(ranks[2], rate=90_000.0)] * 1, rows)
+    alone = assign(pipelines[2:3], [replace(ranks[2], rate=90_000.0)], rows)
     assert not alone.spare, "all are its own"
+
+
+def test_environments_stay_where_they_are():
+    """Those of a pipeline that acts are not made at workers whose time is others'."""
+    rows = [WorkerRow(f"a{k}", rates={"p": 1000.0, "q": 1000.0}) for k in range(2)]
+    facts = {"environments": 4}
+    acts = KnownPipeline(StoredPipeline("q", 1, "q.py", "", {}, facts=facts)).row(0.0, {})
+    ranks = [ConsumerRow("p", "p", 1900.0), ConsumerRow("q", "q", 100.0)]
+    for row, spare in ((acts, set()), (replace(acts, acts=False), {"q"})):
+        found = assign([PipelineRow("p", 9), row], ranks, rows)
+        assert not found.of("q") and found.spare.keys() == spare
+        assert ("its environments stay with workers" in found.pending["q"]) == (not spare)
 
 
 def test_who_has_nearly_enough_does_not_change_from_second_to_second():

@@ -10,7 +10,8 @@ import pytest
 
 import spmd.data as data
 from spmd import EnvironmentFault
-from tests.feeding.served_kit import ServedProcess, until
+from tests.conftest import until
+from tests.feeding.served_kit import ServedProcess
 
 
 @pytest.fixture

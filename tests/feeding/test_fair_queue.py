@@ -42,6 +42,13 @@ def test_time_follows_shares_though_pieces_are_unequal(shares):
         assert had[peer] / sum(had.values()) == pytest.approx(fair, abs=0.01)
 
 
+def test_many_with_next_to_nothing_have_next_to_nothing_together():
+    """As ranks that ask all workers of their pipeline: each has one piece here, and waits."""
+    shares = {"a": 1.0, **{f"r{k}": 0.01 / 100 for k in range(100)}}
+    had = run(FairQueue(), dict.fromkeys(shares, 0.01), 60.0, shares)
+    assert had["a"] > 58.0
+
+
 def test_another_share_counts_from_the_next_piece_on():
     queue, costs = FairQueue(), {"a": 0.01, "b": 0.01}
     run(queue, costs, 50.0, {"a": 0.9, "b": 0.1})
@@ -103,7 +110,7 @@ def test_a_long_piece_begins_where_the_worker_was_idle_for_as_long():
         queue.took("high", 0.01, now + 0.01)
         assert queue.next(now + 0.09) is None
     idle = now + 0.01
-    assert queue.due_in(idle) == pytest.approx(0.5)
+    assert queue.due_in(idle) == pytest.approx(0.5, rel=0.2)
     assert queue.next(idle + 0.51).peer == "low"
     queue.took("low", 0.5, idle + 1.01)
     assert queue.next(idle + 1.01).peer == "low", "it goes on as long as nobody else asks"
@@ -111,6 +118,24 @@ def test_a_long_piece_begins_where_the_worker_was_idle_for_as_long():
     give(queue, "high", 1.0, 1)
     queue.took("high", 0.01, idle + 2.0)
     assert queue.next(idle + 2.0).peer == "low", "with a share it waits no more"
+
+
+def test_one_slow_piece_shuts_nobody_out():
+    """A first one, say: those behind it find their time between those of others."""
+    queue, short = FairQueue(), 0
+    give(queue, "low", 0.0, 1, behind=1)
+    assert queue.next(0.1).peer == "low"
+    queue.took("low", 0.5, 0.5)
+    for k in range(400):
+        now = 1.0 + 0.1 * k
+        give(queue, "high", 1.0, 1)
+        give(queue, "low", 0.0, 1, behind=1)
+        assert queue.next(now).peer == "high"
+        queue.took("high", 0.01, now + 0.01)
+        if queue.next(now + 0.09):
+            queue.took("low", 0.002, now + 0.092)
+            short += 1
+    assert 100 < short < 300
 
 
 def test_the_newest_first_what_is_forgotten_and_who_leaves():

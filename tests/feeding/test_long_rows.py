@@ -28,6 +28,15 @@ def test_long_rows_are_as_assigned(make, shape):
     np.testing.assert_array_equal(array, wanted)
 
 
+def test_a_value_of_another_size_writes_no_more_than_a_row():
+    array = np.zeros((3, ROW), np.float32)
+    rows = rows_for_others(array)
+    rows[1] = np.ones((1,), np.float32)
+    with pytest.raises(ValueError, match="broadcast"):
+        rows[0] = np.ones(2 * ROW, np.float32)
+    assert array.sum(axis=1).tolist() == [0, ROW, 0]
+
+
 def test_short_rows_and_those_that_lie_apart_are_assigned():
     short, apart = np.zeros((4, ROW - 1), np.float32), np.zeros((4, 2 * ROW), np.float32)[:, ::2]
     none = np.zeros((0, ROW), np.float32)

@@ -262,8 +262,9 @@ def test_what_hangs_while_the_run_itself_reads_it_is_ended(image, tmp_path, wher
     program.write_text(PROGRAM)
     line = 1 + [x.strip() for x in file.read_text().splitlines()].index("time.sleep(600)")
     command = ["run", program if how else image, "--feed", file, *how]
-    run([sys.executable, "-c", SLOWLY, *command], timeout=60).expect(
+    said = run([sys.executable, "-c", SLOWLY, *command], timeout=60).expect(
         65, f"{file}:{line}: ", "is not read within 1 s", "time.sleep(600)")
+    assert ("timeout= in @data.pipeline" in said.text) == (where == "read")
     traced = SLOWLY.replace("sys.exit(", "sys.settrace(lambda *_: None); sys.exit(")
     file.write_text(file.read_text().replace("600", "2"))
     run([sys.executable, "-c", traced, *command], timeout=60).expect(0, "count: int64 200")

@@ -6,8 +6,7 @@ import re
 
 import pytest
 
-from tests.conftest import ROOT, here, run
-from tests.feeding.served_kit import until
+from tests.conftest import ROOT, here, run, until
 from tests.feeding.slurm_kit import Cluster, DoesNotStart, missing
 from tests.pages import blocks
 

@@ -17,8 +17,9 @@ import spmd.data as data
 from spmd import cli
 from spmd.feeding.clients.found_again import found_again
 from spmd.feeding.consumers.consumer import PipelineSupply
+from tests.conftest import until
 from tests.feeding.feeding_kit import Feed, PlainRing, running, x_of
-from tests.feeding.served_kit import ServedProcess, until
+from tests.feeding.served_kit import ServedProcess
 
 PIPELINE = """
 import time

@@ -401,7 +401,6 @@ def test_nothing_is_left():
 ACTING = """
 import numpy as np
 import spmd.data as data
-from spmd.data import reading_time
 
 class Adding:
     def reset(self, seed=None):

@@ -17,25 +17,22 @@ from math import ceil
 from types import TracebackType
 from typing import Any
 
-from codegen.errors import PeerError, SpmdError, UsageError
+from codegen.errors import PeerError, UsageError
 from spmd.data.pipeline_files import chosen, file_and_name, load, load_text
 from spmd.data.pipelines import Pipeline, check_name
-from spmd.data.reading_time import read_in_time, source_limit
+from spmd.data.reading_time import source_in_time
 from spmd.data.settings import FIXED, Settings, read
 from spmd.feed_options import HERE
 from spmd.feeding.clients.against_image import check_against
 from spmd.feeding.clients.first_example import fields_of, first_example
 from spmd.feeding.clients.found_again import found_again
 from spmd.feeding.messages.keys import Keys, keys_of
+from spmd.feeding.messages.scheduler_answers import refused
 from spmd.feeding.messages.sockets import OF_KEYS, Lines, received
 from spmd.feeding.messages.wire import TEXT_BYTES, decode, encode, new_id
 
 LOOK_S = 0.2  # between two looks of wait(), and at the line
 SLOW = 50_000  # bytes/s of a line over which a long text is waited for
-
-
-class Refused(SpmdError):
-    """What a scheduler refused, with its own words."""
 
 
 class Client:
@@ -212,7 +209,7 @@ class Client:
                 if message.kind == "answer":
                     return message["value"]
                 if message.kind == "refused":
-                    raise _refused(message.fields)
+                    raise refused(message)
             if watch.broke() and kind != "cancel":  # twice, it is refused
                 self._renew_line()
                 watch = self._lines.watch(self._line)
@@ -289,8 +286,7 @@ def _facts(found: Pipeline, texts: dict[str, Any], image: str | None,
            compute: bool) -> tuple[dict[str, Any], str]:
     """What is known of its stream here, and why its first example is not. Not its order, where its
     files are on other machines. InputError where it does not fit its image."""
-    with read_in_time(f"the source of pipeline {found.name}", found.file,
-                      source_limit(found.settings.timeout)):
+    with source_in_time(found):
         try:
             # What is only known by reading on is read here where an example was, else at workers.
             order = found.order() if image or found.source.found_by() != "reading" else None
@@ -305,12 +301,6 @@ def _facts(found: Pipeline, texts: dict[str, Any], image: str | None,
         gives, why = first_example(texts)
     return {"order": order, "gives": gives,
             "environments": getattr(found.source, "count", None) if acts else None}, why
-
-
-def _refused(said: Mapping[str, Any]) -> Refused:
-    error = Refused(said["text"])
-    error.exit_code = said["code"]
-    return error
 
 
 def _text_of(file: str) -> str:

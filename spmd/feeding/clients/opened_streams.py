@@ -6,8 +6,6 @@ does not fit before anything is computed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from codegen.casts import may_cast
@@ -15,6 +13,7 @@ from codegen.errors import InputError, UsageError
 from codegen.short_batches import MASK
 from spmd.data.computing import comparable
 from spmd.feeding.clients.client import Client
+from spmd.feeding.messages.scheduler_answers import OpenedStream
 from spmd.feeding.results.placing import dtype_named
 
 TYPE_CHECKING = False
@@ -27,21 +26,6 @@ if TYPE_CHECKING:
     Fields = dict[str, tuple[tuple[int, ...], np.dtype[Any]]]
 
 START_S = 20.0  # for a scheduler to answer
-
-
-@dataclass(frozen=True)
-class OpenedStream:
-    """stream: its name at the scheduler. version, text: of the pipeline's source, which stay.
-
-    order: what tells it from other streams, "" where only workers can say it. settings: those of
-    its pipeline that have part in it.
-    """
-
-    stream: str
-    version: int
-    text: str
-    order: str = ""
-    settings: dict[str, Any] | None = None
 
 
 def opened(name: str, address: str, keys: Keys, feed: Any, run: str,

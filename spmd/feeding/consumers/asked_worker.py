@@ -53,7 +53,6 @@ class AskedWorker:
                  acts: bool = False) -> None:
         self.worker, self.assigned = assigned["worker"], assigned
         self.share, self.behind = assigned["share"], assigned["behind"] or 0
-        self.told_behind = self.behind  # what it has heard of it
         self.lines, self.here, self.acts = lines, here, acts
         # Each line has a name of its own: of what a worker does for an earlier one, nothing comes
         # to this one, neither an answer nor a region that only the earlier one has mapped.

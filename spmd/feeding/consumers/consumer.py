@@ -19,27 +19,33 @@ from codegen.errors import InputError, PeerError, Place, SpmdError
 from codegen.short_batches import MASK, check_holes, not_given
 from spmd.data.computing import advice
 from spmd.engine.feed_rings import are_idle
-from spmd.feeding.clients.client import Refused
 from spmd.feeding.consumers.asked_worker import AskedWorker, said_missed
 from spmd.feeding.consumers.asking import Asking, merged
 from spmd.feeding.consumers.filled_rings import FilledRings
 from spmd.feeding.host.machine import host_name
 from spmd.feeding.messages.disagreement import other_streams
 from spmd.feeding.messages.keys import zmq
+from spmd.feeding.messages.scheduler_answers import refused
 from spmd.feeding.messages.sockets import REFUSED_KEY, Lines, is_readable, received
-from spmd.feeding.messages.wire import MalformedMessage, Message, decode, encode, new_id
+from spmd.feeding.messages.wire import (
+    SOON_AFTER,
+    MalformedMessage,
+    Message,
+    decode,
+    encode,
+    new_id,
+)
 from spmd.feeding.results.packing import in_frames
 from spmd.feeding.results.placing import bytes_of, described
 from spmd.feeding.results.skipped_examples import SkippedExamples, say
-from spmd.feeding.workers.board import AFTER
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-    from spmd.feeding.clients.opened_streams import OpenedStream
     from spmd.feeding.messages.keys import Keys
+    from spmd.feeding.messages.scheduler_answers import OpenedStream
 
 RATE_S = 0.5
 TICK_S = 0.05
@@ -244,9 +250,7 @@ class Filling:
         elif message.kind == "pending":
             self.pending = (time.monotonic(), message["why"])
         elif message.kind == "failed":
-            refused = Refused(message["text"])
-            refused.exit_code = message["code"]
-            raise refused
+            raise refused(message)
         elif message.kind == "skipped":
             self.skipped.say(message["position"], message["text"])
             self.tell("said", consumer=message["consumer"], position=message["position"])
@@ -260,26 +264,26 @@ class Filling:
     def assign(self, message: Message) -> None:
         """Other workers, or other settings: what was lost waits again."""
         self.version, self.how = message["version"], message["how"]
-        # Environments stay where they are: they are none for spare time.
-        given = [w for w in message["workers"] if not (self.acts and w["behind"])]
-        self.pending = None if any(w["share"] for w in given) else self.pending
+        self.pending = None if any(w["share"] for w in message["workers"]) else self.pending
         self.settings = message["settings"]
         check_holes(self.supply.pipeline, self.settings.get("on_error") == "skip", self.feed.batch,
                     [f.name for f in self.feed.fields])
         # What waits long is not new any more.
         self.rings.fill_ahead(NEWEST if self.gives_newest() else self.rings.depth)
-        now, self.poller = {w["worker"]: w for w in given}, None
+        now, self.poller = {w["worker"]: w for w in message["workers"]}, None
         for worker in self.workers.keys() - now.keys():
             self.lose(worker)
         for worker, assigned in now.items():
             others = [w.rows for w in self.workers.values() if w.worker != worker]
-            if worker not in self.workers:
-                self.workers[worker] = AskedWorker(self.lines, assigned, self.here, self.acts)
-                self.workers[worker].rows = min(others, default=0.0)
-            one = self.workers[worker]
-            one.share, one.behind = assigned["share"], assigned["behind"] or 0
-            if one.behind != one.told_behind:
+            if (one := self.workers.get(worker)) is None:
+                one = self.workers[worker] = AskedWorker(
+                    self.lines, assigned, self.here, self.acts)
                 one.rows = min(others, default=0.0)
+            before = one.behind
+            one.share, one.behind = assigned["share"], assigned["behind"] or 0
+            if one.behind != before:  # what it owes has another turn
+                one.rows = min(others, default=0.0)
+                self.say_take(one, [])
 
     def lose(self, worker: str) -> None:
         """A worker is gone, or not ours any more: others are asked for what it owes."""
@@ -317,7 +321,7 @@ class Filling:
     def died_before(self, message: Message) -> None:
         """A worker died before its first example, of what the pipeline or its source does; or at
         none, but after some."""
-        if message["example"] == AFTER:
+        if message["example"] == SOON_AFTER:
             now = time.monotonic()
             self.died_after = [t for t in self.died_after if now - t < AFTER_S] + [now]
             many = len(self.died_after) if len(self.died_after) >= AFTER_DEATHS else 0
@@ -427,8 +431,7 @@ class Filling:
                           1 if alone else depth // 4, min(self.failed, default=None),
                           any(w.behind for w in self.workers.values()))
         loads = asking.loads(self.workers)
-        work: dict[str, list[Any]] = {w: [] for w, one in self.workers.items()
-                                      if one.behind != one.told_behind}
+        work: dict[str, list[Any]] = {}
         own = {w for w, one in self.workers.items() if not one.behind}
         if late := asking.late(now, bool(own)):
             able = (own if asking.asked[late].spare and own else loads.keys()) - asking.askers(late)
@@ -450,13 +453,13 @@ class Filling:
             loads[one.worker] += 1
             one.rows += piece.count / (one.share or 1.0)
         for worker, items in work.items():
-            self.workers[worker].told_behind = self.workers[worker].behind
-            self.workers[worker].say(
-                "take", pipeline=self.supply.pipeline, version=self.version, fields=self.fields,
-                order=self.supply.order() or None, share=self.workers[worker].share,
-                behind=self.workers[worker].behind or None,
+            self.say_take(self.workers[worker], items)
+
+    def say_take(self, one: AskedWorker, items: list[Any]) -> None:
+        one.say("take", pipeline=self.supply.pipeline, version=self.version, fields=self.fields,
+                order=self.supply.order() or None, share=one.share, behind=one.behind or None,
                 newest_first=self.settings.get("queue") == "lifo", work=items,
-                free=self.free.pop(worker, None))
+                free=self.free.pop(one.worker, None))
 
     def hears_of_no_end(self) -> bool:
         """Of a process without rows: it knows where the stream ends, or that it does not. Then it

@@ -96,6 +96,11 @@ ALIKE = row(identity, count, count, number)
 AT = record(position=count, example=text(), file=FILE, line=LINE, seconds=number)
 MADE = record(examples=count, busy_s=number, bytes=maybe(count), queue=maybe(count), at=maybe(AT))
 
+# What stands for an example, of a worker that is at none: before its first, and behind some.
+WHILE_LOADED = "the pipeline itself, while it was loaded"
+WHILE_READ = "its source, while it was read"
+SOON_AFTER = "no example, but soon after some"
+
 # A module that a pipeline imports from its folder. own_name: what the file calls the pipeline.
 MODULE = record(name=text(256), file=text(), text=SOURCE)
 TEXTS: dict[str, Check] = {"own_name": maybe(text(256)), "modules": maybe(each(MODULE, 65536))}

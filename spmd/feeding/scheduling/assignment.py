@@ -38,7 +38,8 @@ class PipelineRow:
     """What a pipeline asks for. rates: examples/s of a worker by kind of device, until measured.
 
     limits and left: what it may spend in an hour, and yet in total, of "cost" and of "energy".
-    workers: so many, whatever the rates say. preferred: agents, hosts or addresses.
+    workers: so many, whatever the rates say. preferred: agents, hosts or addresses. acts: it has
+    environments.
     """
 
     name: str
@@ -50,10 +51,14 @@ class PipelineRow:
     limits: Mapping[str, float] = field(default_factory=dict)
     left: Mapping[str, float] = field(default_factory=dict)
     preferred: frozenset[str] = frozenset()
+    acts: bool = False
 
-    def is_charged(self) -> bool:
-        """Whether what it may spend is limited: by the shares that it has."""
-        return bool(self.limits or self.left)
+    def without_spare(self) -> str:
+        """Why it has nothing of what others leave, or "". What it spends is counted in shares."""
+        if self.acts:
+            return "its environments stay with workers of its own"
+        limited = bool(self.limits or self.left)
+        return "with its limits it has nothing of what others leave" * limited
 
 
 @dataclass(frozen=True)
@@ -397,7 +402,7 @@ def _with_spare(
     before: Mapping[str, SpareTime], turn: int,
 ) -> Assignment:
     """Who lacks workers, the highest priority first, has what others leave; those that wait for
-    workers are told so. What a pipeline may spend is counted in shares, and there are none here."""
+    workers are told so."""
     rows = {row.name: row for row in line}
 
     def is_short(d: Need) -> bool:
@@ -405,14 +410,15 @@ def _with_spare(
         more = d.known and d.consumer in before and _had(d, pool) < d.target
         return more or d.consumer in found.lacks or not pool.of(d.consumer)
 
-    short = [d for row in line if not row.is_charged() for d in filter(is_short, demands[row.name])]
+    short = [d for row in line if not row.without_spare()
+             for d in filter(is_short, demands[row.name])]
     levels = sorted({rows[d.pipeline].priority for d in short}, reverse=True)
     behind = {d.pipeline: 1 + levels.index(rows[d.pipeline].priority) for d in short}
     spare = spare_time(short, behind, budgets, pool, before, turn)
     served, pending = {d.pipeline for d in short if d.consumer in spare}, dict(found.pending)
     for name in waiting:
-        if rows[name].is_charged():
-            pending[name] += "; with its limits it has nothing of what others leave"
+        if why := rows[name].without_spare():
+            pending[name] += f"; {why}"
         elif name in served:
             pending[name] += "; until then it has what others leave of their time"
     return replace(found, pending=pending, spare=spare)

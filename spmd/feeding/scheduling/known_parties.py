@@ -210,6 +210,7 @@ class KnownPipeline:
             {what: given[what] - spent.get(what, 0.0) for what in ("cost", "energy")
              if given.get(what) is not None},
             frozenset(workers if isinstance(workers, list) else ()),
+            self.stored.facts.get("environments") is not None,
         )
 
     def charge(self, shares: float, prices: dict[str, float], seconds: float) -> None:

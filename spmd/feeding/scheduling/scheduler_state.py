@@ -49,7 +49,7 @@ class FullDisk(OutputError):
 class StoredPipeline:
     """A version of a pipeline. spent: "cost" and "energy" up to now.
 
-    facts: what whoever submitted it found in its source: "order", "environments", "fields".
+    facts: what whoever submitted it found in its source: "order", "environments", "gives".
     own_name: what the file calls it. modules: that it imports from its folder; None: not known.
     """
 

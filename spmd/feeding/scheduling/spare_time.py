@@ -2,8 +2,8 @@
 
 In: what they need, whose workers are, the dealing before this one. Out: for a consumer the workers
 that compute for it whenever those with a share have nothing to ask for (fair_queue.py).
-Always holds: nobody has this of a worker that only its own pipeline uses; caps are kept; few
-workers load a pipeline at a time, so that nobody else loses many of them for so long.
+Always holds: nobody has this of a worker all of whose time is its own pipeline's; caps are kept;
+few workers load a pipeline at a time, so that nobody else loses many of them for so long.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from codegen.errors import UsageError
 from codegen.places import user_place
 from spmd.data.pipeline_files import is_loading, load_beside
 from spmd.data.pipelines import Pipeline
-from spmd.data.reading_time import read_in_time, source_limit
+from spmd.data.reading_time import source_in_time
 from spmd.feeding.clients.opened_streams import opened
 from spmd.feeding.consumers.consumer import PipelineSupply
 from spmd.feeding.messages.keys import keys_of
@@ -63,8 +63,7 @@ def supply_for(given: Any, *, feed: Any, processes: Any, ranks: tuple[int, ...] 
 
     def checked() -> Pipeline:
         found = given if isinstance(given, Pipeline) else load_beside(given, mates)
-        with read_in_time(f"the source of pipeline {found.name}", found.file,
-                          source_limit(found.settings.timeout)):
+        with source_in_time(found):
             found.check_batch(feed.batch)
         return found
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from spmd import __version__
+from spmd.feeding.messages.wire import WHILE_LOADED, WHILE_READ
 from spmd.feeding.scheduling.known_parties import (
     STARVED,
     KnownConsumer,
@@ -21,7 +22,6 @@ from spmd.feeding.scheduling.known_parties import (
     preferred,
 )
 from spmd.feeding.scheduling.scheduler import Scheduler
-from spmd.feeding.workers.board import BEFORE
 
 SLOW_S = 10.0  # for which a worker may load a pipeline or read its source before it is told
 RUNS = 16  # of a pipeline, the last ones
@@ -217,7 +217,7 @@ def warnings(seen: dict[str, Any]) -> list[str]:
     found += [f"a worker of {w['host']} is at {w['at']['example']} ({_where(w['at'])}), for "
               f"{w['at']['seconds']:.0f} s now"
               for w in seen["workers"] if w["at"] and w["at"]["seconds"] > SLOW_S
-              and w["at"]["example"] in BEFORE.values()]
+              and w["at"]["example"] in (WHILE_LOADED, WHILE_READ)]
     found += [f"{p['name']} waits: {p['why']}" for p in seen["pipelines"] if p["why"]]
     found += [f"{p['name']} prefers workers that are not here: {', '.join(p['not_here'])}; "
               f"python -m spmd feed update {p['name']} --workers none --connect {address} takes any"

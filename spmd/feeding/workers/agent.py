@@ -30,8 +30,15 @@ from spmd.feeding.host.machine import (
 )
 from spmd.feeding.messages.keys import Keys, zmq
 from spmd.feeding.messages.sockets import OF_KEYS, Lines, received
-from spmd.feeding.messages.wire import MalformedMessage, Message, decode, encode, new_id
-from spmd.feeding.workers.board import AFTER, BEFORE, IDLE, LOADING, OUT_OF_MEMORY, READING, Board
+from spmd.feeding.messages.wire import (
+    SOON_AFTER,
+    MalformedMessage,
+    Message,
+    decode,
+    encode,
+    new_id,
+)
+from spmd.feeding.workers.board import BEFORE, IDLE, LOADING, OUT_OF_MEMORY, READING, Board
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -280,7 +287,7 @@ class Agent:
         # What it did may kill it a moment later, whatever it does then.
         by_itself = at["state"] == IDLE and at["pipeline"] and not outside and not one.why
         if by_itself:
-            at.update(position=None, example=AFTER)
+            at.update(position=None, example=SOON_AFTER)
         elif at["state"] == IDLE or not at["pipeline"]:
             at.update(pipeline=None, position=None, example=None, file=None, line=None)
         file, line = where or (at["file"], at["line"])

@@ -12,6 +12,7 @@ import os
 import struct
 
 from spmd.feeding.host import steady_clock as time
+from spmd.feeding.messages.wire import WHILE_LOADED, WHILE_READ
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,11 +26,9 @@ WHERE_AT, WHERE_BYTES = 2048, 8192  # length, JSON: pipeline, version, file, lin
 MADE_AT = 16384  # length, JSON: what was made of each pipeline
 LENGTH = struct.Struct("<I")
 IDLE, LOADING, READING, COMPUTING = range(4)
-BEFORE = {LOADING: "the pipeline itself, while it was loaded",  # what it is at then
-          READING: "its source, while it was read"}
+BEFORE = {LOADING: WHILE_LOADED, READING: WHILE_READ}  # what it is at then
 
 OUT_OF_MEMORY = 76  # the status with which a worker ends that is full
-AFTER = "no example, but soon after some"  # where a worker may die, too
 
 
 class Board:

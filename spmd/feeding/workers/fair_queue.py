@@ -3,7 +3,7 @@
 In: pieces of work, the share of each consumer, what each piece took. Out: the next piece.
 Start-time fair queueing: whoever has had the least time for its share is next. Always holds: who
 was idle has no credit for it; who has a limit of cost or energy has no more than its share; who has
-no share has what others leave, and keeps none of them waiting for longer than the worker was idle.
+no share begins when nobody who has one has asked for as long as its own last piece took.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Any
 
-LEAST = 1e-3  # a share below this is taken for it
+LEAST = 1e-6  # a share below this is taken for it
 FIRST_S = 5e-3  # what a piece takes, as long as it is not known
+AGES = 0.99  # times what a piece took, with each piece of others since: the next may take less
 SAVED_S = 1.0  # of time that one with a limit did not use, and may use later
 MOST = 4096  # pieces that wait, of one consumer: its credits are far fewer
 
@@ -37,7 +38,8 @@ class ConsumerTurn:
     """What one consumer has waiting, and how much time it has had, over its share.
 
     not_before: when it may have its next piece, where it is held to its share. behind: it has what
-    all leave that are behind fewer; 0: it has a share. piece_s: what its last piece took.
+    all leave that are behind fewer; 0: it has a share. piece_s: what its last piece took; less with
+    time, as that may have been a first one, or slow by chance.
     """
 
     def __init__(self) -> None:
@@ -99,6 +101,8 @@ class FairQueue:
             one.piece_s = seconds
             return
         self._left_at = now
+        for other in self.consumers.values():
+            other.piece_s *= AGES
         if one:
             one.turn += seconds / one.share
             # A while that it did not use counts for it, but not a long one.

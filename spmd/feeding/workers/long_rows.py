@@ -29,9 +29,9 @@ class LongRows:
         self.memory = ffi.cast("char *", array.ctypes.data)
 
     def __setitem__(self, rows: int | slice, value: np.ndarray) -> None:
-        if value.dtype != self.dtype or not value.flags.c_contiguous:
-            self.array[rows] = value
-            return
         first, end = (rows, rows + 1) if isinstance(rows, int) else (rows.start, rows.stop)
-        lib.spmd_copy_lines(self.memory + first * self.row_bytes, ffi.from_buffer(value),
-                            (end - first) * self.row_bytes)
+        size, plain = (end - first) * self.row_bytes, value.flags.c_contiguous
+        if value.dtype == self.dtype and value.nbytes == size and plain:
+            lib.spmd_copy_lines(self.memory + first * self.row_bytes, ffi.from_buffer(value), size)
+        else:
+            self.array[rows] = value

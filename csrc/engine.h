@@ -340,8 +340,8 @@ int spmd_ring_wants(const spmd_ring *ring, int64_t k);
 void spmd_ring_waits(const spmd_ring *ring, int64_t *waited, int64_t *passed);
 /* The same of the hosted rank that waited most. */
 void spmd_job_feed_waits(const spmd_job *job, int64_t feed, int64_t *waited, int64_t *passed);
-/* Once it has run: batches that hosted ranks have taken, and whether they were told that there are
- * no more. SPMD_RANGE where they differ. */
+/* Once it has run: batches that hosted ranks have taken, and how often the first of them was told
+ * that there are no more. SPMD_RANGE where they differ in the one, or in whether they were told. */
 int spmd_job_feed_taken(const spmd_job *job, int64_t feed, int64_t *taken, int64_t *over);
 /* Which hosted rank has waited for a feed the longest, for which batch of it: for how many
  * nanoseconds. 0: none waits. */

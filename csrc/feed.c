@@ -314,7 +314,7 @@ int spmd_job_feed_begin(spmd_job *job, int64_t feed, int64_t start)
     for (int64_t k = 0; k < job->count; k++) {
         spmd_reader *reader = &job->hosted[k].streams[feed];
         reader->began = reader->sent = start;
-        reader->over = false;
+        reader->over = 0;
         reader->held = 0;
         atomic_store(&reader->taken, start);
         atomic_store(&reader->waited, 0);
@@ -504,7 +504,7 @@ int spmd_job_feed_taken(const spmd_job *job, int64_t feed, int64_t *taken, int64
     *over = job->hosted[0].streams[feed].over;
     for (int64_t k = 1; k < job->count; k++) {
         const spmd_reader *reader = &job->hosted[k].streams[feed];
-        if (atomic_load(&reader->taken) != *taken || reader->over != (*over != 0))
+        if (atomic_load(&reader->taken) != *taken || !reader->over != !*over)
             return SPMD_RANGE;
     }
     return SPMD_OK;

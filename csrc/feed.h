@@ -59,7 +59,7 @@ typedef struct spmd_reader {
     _Atomic int64_t sent; /* batches to which values were sent */
     int64_t held;         /* the batch that it looks at where that lies, + 1; 0: at none */
     bool idle;            /* it holds no row: it waits for no batch, and nobody for it */
-    bool over;            /* it was told that there are no more */
+    int64_t over;         /* how often it was told that there are no more */
     bool early;           /* some were taken in this run before its loop */
     _Atomic int64_t taken, waited, first, last; /* batches; nanoseconds; when it took */
 } spmd_reader;

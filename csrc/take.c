@@ -298,7 +298,7 @@ int spmd_rank_more(spmd_rank *rank, uint32_t feed, int64_t *more)
         held_leave(me, feed, true); /* whoever makes the next one may need its place */
         return waits(me, feed);
     }
-    reader->over = !*more;
+    reader->over += !*more;
     int64_t now = spmd_now();
     spmd_timeline_fed(me, wait_over(me, reader, now), now, 0);
     return 1;

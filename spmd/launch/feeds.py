@@ -293,12 +293,21 @@ class Feeds:
                     f'processes of one job have taken different batches of feed "{name}"',
                     expected=f"{taken} batches, as process 0", found=f"{others[odd[0]]} batches in "
                     f"process {odd[0]}", remedy="give every process the same stream"))
+            self._say_ended(name, rows[0][name][3])
             waited, passed = max(row[name][1:3] for row in rows)
             if (self.processes.number == 0 and passed > WORTH_SECONDS
                     and waited > STARVING * passed and name not in {*answers, *self.slow}):
                 self.slow.add(name)
                 say(f'spmd: feed "{name}" was waited for {waited / passed:.0%} of the time: '
                     f"{helps[name]}, or less work for each example, would make the run faster")
+
+    def _say_ended(self, name: str, told: int) -> None:
+        """A loop behind the end of a stream has no turns, which an answer does not show."""
+        if told > 1 and self.processes.number == 0:
+            times = "once" if told == 2 else f"{told - 1} times"
+            say(f'spmd: feed "{name}" was asked for more behind its end {times}: a loop that begins '
+                "there has no turns. try: so many batches, of a pipeline without epochs=; or a "
+                "call of the program for each pass")
 
     def _end(self, one: OpenFeed) -> None:
         """A program was told that there are no more: the next call begins the stream again."""
@@ -311,8 +320,8 @@ class Feeds:
         self.ended.add(one.feed.name)
 
     def _counts(self) -> dict[str, tuple[int, float, float, int]]:
-        """By feed: batches taken; seconds that the rank waited that did most, and in all; whether
-        it was told that there are no more."""
+        """By feed: batches taken; seconds that the rank waited that did most, and in all; how
+        often it was told that there are no more."""
         assert self.job is not None
         found, n = {}, ffi.new("int64_t[4]")
         for one in self.open:

@@ -432,6 +432,19 @@ def test_actions_flow_back_to_the_environments():
             total += action
 
 
+def test_an_environment_that_takes_its_workers_with_it_ends_the_run():
+    """Each time at another position: it is counted by its place."""
+    dies = ACTING.replace("        self.sum +=", "        import os; action == 3 and os._exit(1)\n"
+                                                 "        self.sum +=")
+    with running(dies) as run:
+        run.workers(2)
+        (ring,) = run.supply(x_of(4), 4, sends=[Field("action", (4,), np.int64)])
+        with pytest.raises(InputError, match=r"2 workers died that computed it; the last ended with status 1"):
+            for k in range(30):
+                ring.next()
+                ring.send(k, action=np.array([1, 1, 3 * (k % 4 == 3), 1]))
+
+
 def test_the_next_batch_is_made_once_there_is_an_answer_whoever_still_reads_the_one_before():
     """A rank may read it where it lies, until it takes the next one."""
     with running(ACTING) as run:

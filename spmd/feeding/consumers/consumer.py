@@ -302,8 +302,7 @@ class Filling:
         position = message["position"]
         if position is None and message["example"]:
             self.died_before(message)
-        if position is None or not (
-                many := self.asking.died_at(position, bool(message["outside"]))):
+        if position is None or not (many := self.died_at(position, bool(message["outside"]))):
             return
         if self.settings.get("on_error") == "skip":
             self.asking.left_out.add(position)
@@ -316,7 +315,14 @@ class Filling:
                 f"  {many} workers died that computed it; the last {message['why']}")
         self.fail_at(position, InputError(
             what, place=Place(message["file"], message["line"] or 0) if message["file"] else None,
-            remedy=advice(message["why"])))
+            remedy="" if self.acts else advice(message["why"])))
+
+    def died_at(self, position: int, outside: bool) -> int:
+        """How many workers died at this example, if it is the cause. An environment goes on at
+        other positions of its place: whoever kills its workers does not count."""
+        if not self.acts:
+            return self.asking.died_at(position, outside)
+        return 0 if outside else self.asking.died_at(position % self.feed.batch)
 
     def died_before(self, message: Message) -> None:
         """A worker died before its first example, of what the pipeline or its source does; or at

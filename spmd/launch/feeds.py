@@ -305,9 +305,9 @@ class Feeds:
         """A loop behind the end of a stream has no turns, which an answer does not show."""
         if told > 1 and self.processes.number == 0:
             times = "once" if told == 2 else f"{told - 1} times"
-            say(f'spmd: feed "{name}" was asked for more behind its end {times}: a loop that begins '
-                "there has no turns. try: so many batches, of a pipeline without epochs=; or a "
-                "call of the program for each pass")
+            say(f'spmd: feed "{name}" was asked for more behind its end {times}: a loop that '
+                "begins there has no turns. try: so many batches, of a pipeline without epochs=; "
+                "or a call of the program for each pass")
 
     def _end(self, one: OpenFeed) -> None:
         """A program was told that there are no more: the next call begins the stream again."""

@@ -439,7 +439,7 @@ def test_an_environment_that_takes_its_workers_with_it_ends_the_run():
     with running(dies) as run:
         run.workers(2)
         (ring,) = run.supply(x_of(4), 4, sends=[Field("action", (4,), np.int64)])
-        with pytest.raises(InputError, match=r"2 workers died that computed it; the last ended with status 1"):
+        with pytest.raises(InputError, match="2 workers died .* the last ended with status 1"):
             for k in range(30):
                 ring.next()
                 ring.send(k, action=np.array([1, 1, 3 * (k % 4 == 3), 1]))

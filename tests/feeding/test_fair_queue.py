@@ -113,6 +113,20 @@ def test_a_long_piece_begins_where_the_worker_was_idle_for_as_long():
     assert queue.next(idle + 2.0).peer == "low", "with a share it waits no more"
 
 
+@pytest.mark.parametrize("peer", ["low", "another run"])
+def test_what_a_piece_takes_is_known_of_a_pipeline_that_had_a_share(peer):
+    queue = FairQueue()
+    give(queue, "low", 1.0, 1)
+    queue.next(0.0)
+    queue.took("low", 20.0, 20.0)
+    take = {"pipeline": "low", "version": 1, "newest_first": False}
+    queue.add(peer, 0.0, [QueuedWork(peer, take, ["1", 1, 1, 1, []])], behind=1)
+    give(queue, "high", 1.0, 1)
+    queue.next(20.0)
+    queue.took("high", 0.01, 21.0)
+    assert queue.next(40.9) is None and queue.due_in(40.9) == pytest.approx(0.1)
+
+
 def test_the_newest_first_what_is_forgotten_and_who_leaves():
     queue = FairQueue()
     give(queue, "a", 1.0, 3, newest_first=True)

@@ -37,14 +37,14 @@ class ConsumerTurn:
     """What one consumer has waiting, and how much time it has had, over its share.
 
     not_before: when it may have its next piece, where it is held to its share. behind: it has what
-    all leave that are behind fewer; 0: it has a share. piece_s: what its last piece took.
+    all leave that are behind fewer; 0: it has a share.
     """
 
     def __init__(self) -> None:
         self.waiting: deque[QueuedWork] = deque()
         self.turn, self.share = 0.0, 1.0
         self.not_before = 0.0
-        self.behind, self.piece_s = 0, FIRST_S
+        self.behind, self.pipeline = 0, ""
 
 
 class FairQueue:
@@ -55,6 +55,7 @@ class FairQueue:
         self.held_up: set[bytes] = set()  # their turn comes when they take what is on its way
         self._now: dict[int, float] = {}  # by `behind`: the turn of whoever was served last
         self._left_at = 0.0  # when the last piece of one with a share ended
+        self._piece_s: dict[str, float] = {}  # by pipeline: what the last piece took, whoever's
 
     def due_in(self, now: float) -> float:
         """In how many seconds there is something to do; infinite where nothing waits."""
@@ -64,7 +65,9 @@ class FairQueue:
     def _due(self, one: ConsumerTurn) -> float:
         """Ranks for whom nothing is asked in such a time have more than that lying ready, and can
         wait for so long."""
-        return self._left_at + one.piece_s if one.behind else one.not_before
+        if not one.behind:
+            return one.not_before
+        return self._left_at + self._piece_s.get(one.pipeline, FIRST_S)
 
     def add(self, peer: bytes, share: float | None, works: Iterable[QueuedWork],
             behind: int = 0) -> None:
@@ -80,6 +83,7 @@ class FairQueue:
         for work in works:
             if len(one.waiting) < MOST:
                 one.waiting.append(work)
+                one.pipeline = work.of[0]
 
     def next(self, now: float) -> QueuedWork | None:
         """Of whoever had the least time for its share; the newest first where it says so."""
@@ -94,9 +98,10 @@ class FairQueue:
     def took(self, peer: bytes, seconds: float, now: float, held: bool = False) -> None:
         """What its piece took, until now. held: it may have its share, and no more."""
         one = self.consumers.get(peer)
+        if one:
+            self._piece_s[one.pipeline] = seconds
         if one and one.behind:
             one.turn += seconds
-            one.piece_s = seconds
             return
         self._left_at = now
         if one:

@@ -199,7 +199,8 @@ def test_every_row_is_filled_once_whatever_is_lost_or_answered_twice(seed):
                 piece = asking.asked[number].piece
                 there = max(0, min(piece.count, n - piece.first))
                 rows = np.arange(piece.first, piece.first + piece.count)
-                asking.fill(number, {"x": rows}, there, set(), n, 1e-6)
+                asking.fill(number, {"x": rows}, there, set(), n,
+                            chance.choice([1e-6, 0.4]))
         while found := asking.whole():
             k, batches, pieces = found
             for one in pieces:
@@ -288,6 +289,27 @@ def test_what_others_leave_no_time_for_is_asked_of_those_with_a_share():
     asking.fill(again, {}, 1, set(), None, 0.01, 0.56)
     asking.fill(number, {}, 1, set(), None, 0.01, 60.0)
     assert asking.took_s == pytest.approx(0.01), "how long it waited there says nothing of others"
+
+
+@pytest.mark.parametrize(("together", "lies"), [(1, [(24, 2), (26, 2)]), (4, [(24, 4), (28, 4)])])
+def test_pieces_that_take_long_are_cut_once_that_is_known(together, lies):
+    """Who comes to a worker meanwhile waits for one piece."""
+    asking = Asking([(0, 24)], 24, 0, masked=False)
+    asking.open_until(2, 1, 2)
+    first = asking.take("a", 0.0)
+    assert first[1:3] == [0, 24], "nothing is known of it"
+    asking.together = together
+    asking.fill(first[0], {}, 24, set(), None, 24 * 0.1)
+    assert asking.whole()[0] == 0
+    asked = [asking.take("a", 0.0) for _ in range(2)]
+    assert [(at, count) for _, at, count, *_ in asked] == lies
+    while item := asking.take("a", 0.0):
+        asked.append(item)
+    for number, _, count, *_ in asked:
+        assert asking.whole() is None
+        asking.fill(number, {}, count, set(), None, count * 0.1)
+    assert [one.piece.first for one in asking.whole()[2]] == [at for _, at, *_ in asked]
+    assert sum(count for _, _, count, *_ in asked) == 24
 
 
 def test_the_newest_batch_takes_no_rows_of_others():

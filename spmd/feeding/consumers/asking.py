@@ -24,6 +24,7 @@ FIRST_S = 3.0  # the same where nothing was measured yet: the first piece has im
 LEAST_S = 5e-3  # a piece of less work is not worth a message
 MOST_BYTES = 64 << 20  # of a piece
 LEFT_OUT = 4096  # positions that a worker is told of
+MOST_S = 0.25  # of a piece of several examples: who comes to its worker meanwhile waits so long
 SPAN_BYTES = 8 << 20  # of a piece of several batches: a few of them lie in a cache
 
 
@@ -195,7 +196,21 @@ class Asking:
         """The next piece, as an item of a take message."""
         if not self.waiting:
             return None
-        return self._ask(heapq.heappop(self.waiting), worker, now, spare)
+        piece = heapq.heappop(self.waiting)
+        self._shorten(piece)
+        return self._ask(piece, worker, now, spare)
+
+    def _shorten(self, piece: AskedPiece) -> None:
+        """Cuts off what takes too long, by what was measured since it was cut; that waits."""
+        if self.keeps_cut or piece.batches > 1 or not self.example_s:
+            return
+        stop = piece.first + max(1, int(MOST_S / self.example_s))
+        stop = -(-stop // self.together) * self.together
+        if (less := stop - piece.first) < piece.count:
+            heapq.heappush(self.waiting, AskedPiece(
+                piece.k, piece.row + less, piece.count - less, stop))
+            piece.count = less
+            self.pieces[piece.k] += 1
 
     def ask_again(self, number: str, worker: str, now: float, spare: bool = False) -> list[Any]:
         """A piece once more, of another worker: whoever answers first fills it."""

@@ -3,7 +3,7 @@
 In: pieces of work, the share of each consumer, what each piece took. Out: the next piece.
 Start-time fair queueing: whoever has had the least time for its share is next. Always holds: who
 was idle has no credit for it; who has a limit of cost or energy has no more than its share; who has
-no share begins when nobody who has one has asked for as long as its own last piece took.
+no share begins when nobody who has one has asked for as long as its own last piece took, or seldom.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 LEAST = 1e-6  # a share below this is taken for it
 FIRST_S = 5e-3  # what a piece takes, as long as it is not known
-AGES = 0.99  # times what a piece took, with each piece of others since: the next may take less
+SELDOM = 20  # times what its last piece took: after so long one is begun though no gap was as long
 SAVED_S = 1.0  # of time that one with a limit did not use, and may use later
 MOST = 4096  # pieces that wait, of one consumer: its credits are far fewer
 
@@ -38,15 +38,14 @@ class ConsumerTurn:
     """What one consumer has waiting, and how much time it has had, over its share.
 
     not_before: when it may have its next piece, where it is held to its share. behind: it has what
-    all leave that are behind fewer; 0: it has a share. piece_s: what its last piece took; less with
-    time, as that may have been a first one, or slow by chance.
+    all leave that are behind fewer; 0: it has a share.
     """
 
     def __init__(self) -> None:
         self.waiting: deque[QueuedWork] = deque()
         self.turn, self.share = 0.0, 1.0
         self.not_before = 0.0
-        self.behind, self.piece_s = 0, FIRST_S
+        self.behind, self.pipeline = 0, ""
 
 
 class FairQueue:
@@ -57,6 +56,8 @@ class FairQueue:
         self.held_up: set[bytes] = set()  # their turn comes when they take what is on its way
         self._now: dict[int, float] = {}  # by `behind`: the turn of whoever was served last
         self._left_at = 0.0  # when the last piece of one with a share ended
+        # By pipeline: what the last piece took, whoever's, and when it ended.
+        self._pieces: dict[str, tuple[float, float]] = {}
 
     def due_in(self, now: float) -> float:
         """In how many seconds there is something to do; infinite where nothing waits."""
@@ -65,8 +66,11 @@ class FairQueue:
 
     def _due(self, one: ConsumerTurn) -> float:
         """Ranks for whom nothing is asked in such a time have more than that lying ready, and can
-        wait for so long."""
-        return self._left_at + one.piece_s if one.behind else one.not_before
+        wait for so long. A piece that was slow by chance shuts nobody out."""
+        if not one.behind:
+            return one.not_before
+        seconds, ended = self._pieces.get(one.pipeline, (FIRST_S, inf))
+        return min(self._left_at + seconds, ended + SELDOM * seconds)
 
     def add(self, peer: bytes, share: float | None, works: Iterable[QueuedWork],
             behind: int = 0) -> None:
@@ -82,6 +86,7 @@ class FairQueue:
         for work in works:
             if len(one.waiting) < MOST:
                 one.waiting.append(work)
+                one.pipeline = work.of[0]
 
     def next(self, now: float) -> QueuedWork | None:
         """Of whoever had the least time for its share; the newest first where it says so."""
@@ -96,13 +101,12 @@ class FairQueue:
     def took(self, peer: bytes, seconds: float, now: float, held: bool = False) -> None:
         """What its piece took, until now. held: it may have its share, and no more."""
         one = self.consumers.get(peer)
+        if one:
+            self._pieces[one.pipeline] = seconds, now
         if one and one.behind:
             one.turn += seconds
-            one.piece_s = seconds
             return
         self._left_at = now
-        for other in self.consumers.values():
-            other.piece_s *= AGES
         if one:
             one.turn += seconds / one.share
             # A while that it did not use counts for it, but not a long one.

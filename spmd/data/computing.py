@@ -137,14 +137,11 @@ class StackedRows:
                 self._begin({name: np.asarray(v) for name, v in result.items()})
             assert self.specs is not None
             self._same_names(result)
-        fitted = []
         for name, (shape, dtype) in self.specs.items():
             value = result[name]
             if type(value) is not np.ndarray or value.dtype != dtype or value.shape != shape:
                 value = fit(name, value, shape, dtype, self._whose)
-            fitted.append((self._rows[name], value))
-        for rows, value in fitted:
-            rows[row] = value
+            self._rows[name][row] = value  # finish() makes zeros of it if another does not fit
         self._there[row] = True
 
     def put_many(self, rows: slice, results: Mapping[str, Any], skip: int, size: int) -> None:

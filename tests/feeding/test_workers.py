@@ -335,6 +335,16 @@ def numbers(example):
 """
 
 
+def test_an_example_that_takes_long_is_named_before_its_timeout(monkeypatch):
+    monkeypatch.setattr(agent, "TELL_S", 0.3)
+    with running(numbers("time.sleep(1000 * (example == 3))\nreturn {'x': example}",
+                         shuffle=False)) as run:
+        mine = run.workers(1)
+        run.supply(x_of(20), 20)
+        slow = "is at number 3, of numbers (made_here.py:4)"
+        until(lambda: [said for said in mine.said if slow in said])
+
+
 @pytest.mark.parametrize("where", ["length", "digest"])
 def test_a_source_that_hangs_is_named_with_its_line(monkeypatch, where):
     source = HEAD + HANGS.format(**{"length": "", "digest": ""} | {where: "time.sleep(600)"})

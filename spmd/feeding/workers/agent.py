@@ -145,6 +145,7 @@ class Agent:
         self.pipelines: dict[tuple[str, int], dict[str, Any]] = {}  # by name and version
         self.ports = ports_of(ports, processes, self.mine)
         self.deaths: list[float] = []
+        self.told: set[tuple[Any, ...]] = set()  # pipelines of which an example takes long
         self.memory_kills = memory_kills()
         self.start_at = 0.0
         self.stopping = ""
@@ -267,13 +268,17 @@ class Agent:
             self.died(one, where)
 
     def say_if_slow(self, one: Supervised, at: dict[str, Any]) -> None:
-        """Of what comes before the first example: once, while it lasts."""
+        """Once, while it lasts: of each worker what comes before its first example; of all of them
+        one example."""
         about = at["pipeline"], at["version"], at["state"]
-        if at["state"] in BEFORE and at["seconds"] > TELL_S and about not in one.told:
-            one.told.add(about)
-            file, line = one.where_it_hangs() or (at["file"], at["line"])
-            self.log(f"worker {one.worker} is at {at['example']}, of {at['pipeline']} "
-                     f"({file}:{line}), for {at['seconds']:.0f} s now")
+        before = at["state"] in BEFORE
+        told = one.told if before else self.told
+        if at["state"] != IDLE and at["seconds"] > TELL_S and about not in told:
+            told.add(about)
+            file, line = before and one.where_it_hangs() or (at["file"], at["line"])
+            what = at["example"] or f"position {at['position']}"
+            self.log(f"worker {one.worker} is at {what}, of {at['pipeline']} ({file}:{line}), for "
+                     f"{at['seconds']:.0f} s now")
 
     def died(self, one: Supervised, where: tuple[str, int] | None = None) -> None:
         """Names what it was at, and lets another one begin."""

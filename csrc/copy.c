@@ -124,10 +124,10 @@ void spmd_run_copy(char *into, const char *from, int64_t n)
 }
 #endif
 
+#ifdef __x86_64__
 /* Whether the processor copies strings by whole lines, which it need not fetch before. */
 static bool copies_lines(void)
 {
-#ifdef __x86_64__
     static _Atomic int known; /* 0: not yet */
     unsigned a, b = 0, c, d;
 
@@ -136,21 +136,21 @@ static bool copies_lines(void)
         known = erms ? 1 : -1;
     }
     return known > 0;
-#else
-    return false;
-#endif
 }
 
 void spmd_copy_lines(char *into, const char *from, int64_t bytes)
 {
-#ifdef __x86_64__
-    if (copies_lines()) {
+    if (copies_lines())
         __asm__ volatile("rep movsb" : "+D"(into), "+S"(from), "+c"(bytes) : : "memory");
-        return;
-    }
-#endif
+    else
+        memcpy(into, from, (size_t)bytes);
+}
+#else
+void spmd_copy_lines(char *into, const char *from, int64_t bytes)
+{
     memcpy(into, from, (size_t)bytes);
 }
+#endif
 
 /* One innermost dim. The constant sizes become single loads and stores. */
 static void row_copy(char *into, int64_t into_stride, const char *from, int64_t from_stride,

@@ -243,7 +243,7 @@ class Pipeline:
         return count if total is None else max(0, min(count, total - first))
 
     def _one_by_one(self, first: int, table: StackedRows, watch: Watch) -> Iterator[Failure]:
-        draw, row, alone = self._drawn(), 0, in_one_process(self.place)
+        draw, alone = self._drawn(), in_one_process(self.place)
         for row, key in enumerate(draw.keys(first, self._there(first, table.count))):
             position = first + row
             watch(position)

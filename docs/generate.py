@@ -1,8 +1,8 @@
 """What pages of the reference take from the code, written into them between two comments.
 
 In: pages with `<!-- generated: docstrings spmd.grad spmd.Image(save,run) -->`, or another name of
-MAKERS, and `<!-- /generated -->` behind it. Out: the same pages with the text between these comments
-made anew, so that they can be read as they lie. `python docs/generate.py` writes them; a test compares.
+MAKERS, and `<!-- /generated -->` behind it. Out: the same pages with new text between the two, so
+that the files can be read without a build. `python docs/generate.py` writes them; a test compares.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def filled(page: str) -> str:
 
 
 def with_directives(page: str) -> str:
-    """Return the text of a page for Sphinx, whose autodoc writes docstrings, with an index of them."""
+    """Return a page for Sphinx: its autodoc writes the docstrings, with an index of names."""
     def fill(block: re.Match[str]) -> str:
         maker, names, text = block.groups()
         if maker != "docstrings":
@@ -84,7 +84,7 @@ def docstrings(names: str) -> str:
 
 
 def member_names(cls: type, members: str) -> list[str]:
-    """Return the names of `members`, where * is every public method and property with a docstring."""
+    """Return the names of `members`; * means each public method and property that has a text."""
     public = [m for m, value in vars(cls).items() if not m.startswith("_")
               and (callable(value) or isinstance(value, property | classmethod | staticmethod))
               and inspect.getdoc(getattr(cls, m))]

@@ -144,7 +144,7 @@ def command_line() -> str:
 
 def section(level: str, name: str, what: str, parser: argparse.ArgumentParser) -> str:
     text = parser.format_help().strip().replace("usage: python -m spmd", "usage: spmd")
-    return f"{level} {name}\n\n{sentence(what)}\n\n```text\n{text}\n```\n"
+    return f"{level} {name}\n\n{sentence(what)}\n\n```none\n{text}\n```\n"
 
 
 def sentence(what: str) -> str:

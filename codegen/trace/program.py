@@ -285,7 +285,8 @@ class Program:
                 raise
             place = self._place_of_return(context, function)
             try:
-                outputs, returns = outputs_of(context, returned, place)
+                with context.standing_at(place):
+                    outputs, returns = outputs_of(context, returned, place)
             except SpmdError as error:
                 error.place = place  # the user's function has returned already
                 raise

@@ -69,12 +69,12 @@ def checked(
                              found=str(math.prod(one)))
         ledger.check_arrays(one, scalars)
     transfers, sampled = compare(ledger, meshes, scalars)
-    executed = 0
+    executed = copied = 0
     if execute:
         at(f"running the plan functions of {path}")
         reader.check_machine(image.machine)
         reader.check_features(image.manifest["target"])
-        executed = _execute(path, meshes, settings)
+        executed, copied = _execute(path, meshes, settings)
     return {
         "image": path, "bytes": len(image.data), "digest": image.digest,
         "elsewhere": _elsewhere(image),
@@ -83,6 +83,7 @@ def checked(
         "at_once": [math.prod(mesh) for mesh in meshes if math.prod(mesh) > AT_ONCE],
         "exchanges": len(ledger.table.rows), "at_run_time": sorted(ledger.unknown),
         "transfers": transfers, "sampled": sampled, "executed": executed,
+        "copied": copied,
     }
 
 
@@ -128,8 +129,11 @@ def _meshes(
     return meshes, refused
 
 
-def _execute(path: str, meshes: list[tuple[int, ...]], settings: dict[str, str]) -> int:
-    """Has a child process compare the machine code's plan functions; how many ranks it did."""
+def _execute(
+    path: str, meshes: list[tuple[int, ...]], settings: dict[str, str]
+) -> tuple[int, int]:
+    """Have a child process compare the machine code's plan functions with the manifest, and the
+    engine's copies with NumPy's. Return how many ranks and how many boxes it compared."""
     from codegen.image import commands  # subprocess, for --execute alone
 
     job = json.dumps({"path": path, "meshes": meshes, "set": settings})
@@ -139,7 +143,7 @@ def _execute(path: str, meshes: list[tuple[int, ...]], settings: dict[str, str])
                          found="they were stopped")
     try:
         answer = json.loads(ended.out)
-        wrong, ranks = answer["wrong"], int(answer["ranks"])
+        wrong, ranks, boxes = answer["wrong"], int(answer["ranks"]), int(answer["boxes"])
     except (ValueError, KeyError, TypeError):
         how = f"signal {-ended.code}" if ended.code < 0 else f"exit code {ended.code}"
         last = ended.err.strip().split("\n")[-1]
@@ -147,7 +151,7 @@ def _execute(path: str, meshes: list[tuple[int, ...]], settings: dict[str, str])
                          found=f"{how} {last}".strip()) from None
     if wrong:
         raise ImageError(f"{path}: the machine code and the manifest differ", **wrong)
-    return ranks
+    return ranks, boxes
 
 
 def _elsewhere(image: reader.ImageFile) -> str:
@@ -192,4 +196,5 @@ def as_text(one: dict[str, Any]) -> str:
         lines.append(f"  at run time: exchange {sites}, which depends on what the program computes")
     if one["executed"]:
         lines.append(f"  executed   plan functions of {one['executed']} ranks say the same")
+        lines.append(f"  copied     {one['copied']} kinds of boxes come as NumPy copies them")
     return "\n".join(lines)

@@ -1,5 +1,5 @@
-/* An image's plan functions, evaluated for one rank without any memory for it, and what exchanges do
- * with what arrives: for whoever compares them with what the manifest says. */
+/* An image's plan functions, evaluated for one rank without any memory for it, and what exchanges
+ * do with what arrives: for whoever compares them with what the manifest says. */
 #include "parts.h"
 
 #include <string.h>

@@ -85,7 +85,8 @@ ONLY = {
 
 # What ranks under mpirun never import at start: these may use NumPy and the compiler.
 HEAVY = (
-    "spmd.arrays", "spmd.bench.calibrate", "spmd.bench.programs", "spmd.building",
+    "spmd.arrays", "spmd.bench.calibrate", "spmd.bench.engine_copies", "spmd.bench.probe",
+    "spmd.bench.programs", "spmd.building",
     "spmd.data", "spmd.feeding",
     "spmd.distributed", "spmd.doctor", "spmd.doctor_check", "spmd.doctor_engine",
     "spmd.doctor_mpi", "spmd.engine.feed_rings", "spmd.files.convert", "spmd.image",

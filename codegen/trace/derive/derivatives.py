@@ -6,6 +6,7 @@ that partitioning, proofs and layouts are those of any program.
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -21,7 +22,7 @@ from codegen.trace.context import Context, eager_current, require_context
 from codegen.trace.control.conversion import convert
 from codegen.trace.control.regions import laid_as
 from codegen.trace.derive import back_through, exchanged, forward, mapped
-from codegen.trace.derive.eagerly import eagerly
+from codegen.trace.derive.eagerly import Held, own_args
 from codegen.trace.derive.given import (
     check_function,
     check_numbers,
@@ -75,9 +76,11 @@ def value_and_grad(
     def call(*args: Any, **kwargs: Any) -> Any:
         runtime = eager_current()
         if runtime is not None:
-            returned = f(*args, **kwargs)
-            return returned, eagerly(runtime, lambda *a: grad(f, argnums, has_aux)(*a, **kwargs),
-                                     args, 0 if has_aux else None)
+            held = Held(f, args, kwargs)
+            returned = f(*own_args(args, numbers), **kwargs)
+            return returned, held.eagerly(
+                runtime, lambda f, args, kwargs: grad(f, argnums, has_aux)(*args, **kwargs),
+                0 if has_aux else None)
         context = require_context("spmd.grad")
         recording = _Recording(context, "spmd.grad", args, numbers)
         def loss(returned: Any) -> tuple[Any, list[Value]]:
@@ -136,8 +139,9 @@ def vjp(f: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[[Any], tupl
     check_function("spmd.vjp", f)
     runtime = eager_current()
     if runtime is not None:
-        return f(*primals), lambda cotangents: eagerly(
-            runtime, lambda *given: vjp(f, *given)[1](cotangents), primals)
+        held = Held(f, primals)
+        return f(*own_args(primals, range(len(primals)))), lambda cotangents: held.eagerly(
+            runtime, lambda f, args, _: vjp(f, *args)[1](cotangents))
     context = require_context("spmd.vjp")
     recording = _Recording(context, "spmd.vjp", primals, tuple(range(len(primals))))
     (returned, tree), outs = recording.run(f, {}, recording.leaves)
@@ -172,8 +176,9 @@ def jvp(
     check_pairs("spmd.jvp", primals, tangents)
     runtime = eager_current()
     if runtime is not None:
-        return f(*primals), eagerly(
-            runtime, lambda *given: jvp(f, given, tangents)[1], tuple(primals))
+        held = Held(f, primals)
+        return f(*own_args(primals, range(len(primals)))), held.eagerly(
+            runtime, lambda f, args, _: jvp(f, args, tangents)[1])
     context = require_context("spmd.jvp")
     recording = _Recording(context, "spmd.jvp", primals, tuple(range(len(primals))))
     (returned, tree), outs = recording.run(f, {}, recording.leaves)
@@ -261,6 +266,12 @@ class custom_vjp:
         self.bwd: Callable[..., Any] | None = None
         self.in_fwd = False
         functools.update_wrapper(self, f)
+
+    def with_copies(self, copied: Callable[[Any], Any]) -> custom_vjp:
+        """The same of copies of f and fwd; bwd runs later, and reads what holds then."""
+        new = copy.copy(self)
+        new.f, new.fwd = copied(self.f), copied(self.fwd)
+        return new
 
     def defvjp(self, fwd: Callable[..., Any], bwd: Callable[..., Any]) -> None:
         self.fwd, self.bwd = fwd, bwd

@@ -92,6 +92,7 @@ class Context:
         self.split: dict[Value, frozenset[str]] = {}
         self.varying: dict[Value, frozenset[str]] = {}
         self.assumed: dict[Value, frozenset[str]] = {}
+        self.families: Any = None  # what varying.families has walked
         # what open bodies must leave as it is (outside.Outside), the program first; and where the
         # user's code changed a thing last, by its id
         self.bodies: list[Any] = []

@@ -19,10 +19,12 @@ from codegen.trace.expecting import between, within
 from codegen.trace.number import expr_of
 from codegen.trace.numpy import joining, shaping
 from codegen.trace.numpy.creation import arange, zeros_like
+from codegen.trace.numpy.derived import with_slopes
 from codegen.trace.numpy.elementwise import apply, normal, result_type, same_extent, select, store
 from codegen.trace.numpy.index import Gather, from_the_end
 from codegen.trace.numpy.reducing import all_, along, cumsum, dim_of, sum_
 from codegen.trace.numpy.refused import REMEDIES
+from codegen.trace.numpy.special import sinc_slope
 
 
 def where(condition: Any, x: Any = None, y: Any = None) -> Array:
@@ -278,7 +280,11 @@ def put(a: Any, ind: Any, v: Any, mode: str = "raise") -> None:
 
 
 def sinc(x: Any) -> Any:
-    turned = as_array(apply(np.multiply, x, np.pi))
+    return _sinc(as_array(apply(np.multiply, x, np.pi)))
+
+
+@with_slopes(lambda turned, _: [sinc_slope(turned)])
+def _sinc(turned: Any) -> Any:
     tiny = float(np.finfo(turned.dtype).eps) if turned.dtype.kind == "f" else 1e-20
     turned = select(apply(np.equal, turned, 0), tiny, turned)
     return apply(np.divide, apply(np.sin, turned), turned)

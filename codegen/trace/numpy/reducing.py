@@ -181,6 +181,8 @@ def var(x: Any, axis: Any = None, dtype: Any = None, out: Any = None, ddof: Any 
     array = as_array(array, wide)
     centre = _mean(array, axis, keepdims=True, where=where) if mean is None else mean
     distance = apply(np.subtract, array, centre)
+    if where is not True:
+        distance = select(where, distance, 0.0)  # what is left out may be NaN
     if wide.kind == "c":
         distance = apply(np.absolute, distance)
     squares = reduce("add", "np.var", apply(np.multiply, distance, distance), axis, None, None,

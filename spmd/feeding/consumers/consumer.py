@@ -514,9 +514,8 @@ class Filling:
         elif message["order"] not in (None, self.supply.order()):  # both were asked before one said
             raise other_streams(self.supply.pipeline)
         if self.asking.is_wanted(message["id"]):
-            for failed in message["broken"] or ():
-                self.skip(failed["position"], f"{failed['example']} ({failed['file']}:"
-                          f"{failed['line']}): {failed['text']}")
+            for position, what in one.skipped(message, self.asking.asked[message["id"]].piece):
+                self.skip(position, what)
         if free := self.rings.take_in(one, message, self.fields):
             one.say("free", ids=free)
 

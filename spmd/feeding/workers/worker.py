@@ -26,10 +26,10 @@ from spmd.feeding.host.children import Channel, of_parent
 from spmd.feeding.messages.keys import Keys, pair, zmq
 from spmd.feeding.messages.sockets import SENT, Lines, received, send_to
 from spmd.feeding.messages.wire import MalformedMessage, Message, decode, encode
-from spmd.feeding.results.evaluating import Evaluator
+from spmd.feeding.results.evaluating import Evaluator, with_room
 from spmd.feeding.results.loading import load_pipeline, what_failed
 from spmd.feeding.results.packing import Link, in_parts, of_parts, packed
-from spmd.feeding.results.placing import dtype_text, placed, views
+from spmd.feeding.results.placing import bits_of, dtype_text, placed, views
 from spmd.feeding.results.shared_results import Handing
 from spmd.feeding.workers.board import BEFORE, LOADING, OUT_OF_MEMORY, READING, Board
 from spmd.feeding.workers.fair_queue import FairQueue, QueuedWork
@@ -367,7 +367,8 @@ class Worker:
             self.answer(work.peer, encode("broken", id=work.number, broken=found.broken[-1]))
             return
         said: dict[str, Any] = {"id": work.number, "rows": found.rows, "seconds": seconds,
-                                "broken": found.broken or None, "end": found.end,
+                                "there": bits_of(found.there), "end": found.end,
+                                "broken": with_room(found.broken) or None,
                                 "together": evaluator.pipeline.size or 1}
         if work.take["order"] is None:
             said["order"] = evaluator.order() or None
@@ -386,7 +387,7 @@ class Worker:
         """A result in memory. Where each takes little time, several go in one message."""
         before = self.gathered.get(work.peer)
         if before and (before["places"], before["said"]["end"]) == (places, said["end"]) and not (
-                said["broken"]):
+                said["there"] or said["broken"]):
             before["more"].append([work.number, said["rows"], region, said["seconds"]])
         else:
             self.give_gathered()

@@ -334,7 +334,7 @@ def test_who_waits_for_no_scheduler_goes_on(monkeypatch):
         run.workers(1)
         (ring,) = run.supply(x_of(20), 20)
         ring.next()
-        run.served.scheduler.stopping = "away"
+        run.served.scheduler.stopping.say("away")
         run.thread.join()
         run.served.scheduler.router.close(0)
         for _ in range(19):

@@ -239,6 +239,16 @@ def encode(kind: str, frames: Sequence[Any] = (), /, **fields: Any) -> list[Any]
     return [first, *pieces, *frames]
 
 
+def with_room(broken: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The first of these failures: as many as the header of a message surely has room for."""
+    used = 0
+    for k, one in enumerate(broken):
+        used += 200 + 6 * (len(one["example"]) + len(one["file"] or "") + len(one["text"]))
+        if k and used > HEADER_BYTES // 2:
+            return broken[:k]
+    return broken
+
+
 def decode(frames: Sequence[Any]) -> Message:
     """The message that these frames are; bytes, memoryviews and frames of pyzmq are taken."""
     if not 1 <= len(frames) <= 1 + MOST_PIECES + FRAMES:

@@ -12,7 +12,6 @@ from functools import partial
 import numpy as np
 
 from spmd.feeding.host import steady_clock as time
-from spmd.feeding.messages.wire import HEADER_BYTES
 from spmd.feeding.results.loading import TEXT
 from spmd.feeding.results.placing import dtype_named
 
@@ -133,16 +132,6 @@ def _ranges(first: int, count: int, left_out: set[int],
     if begin < first + count:
         found.append((begin, first + count))
     return found
-
-
-def with_room(broken: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The first of these failures: as many as the header of a message surely has room for."""
-    used = 0
-    for k, one in enumerate(broken):
-        used += 200 + 6 * (len(one["example"]) + len(one["file"] or "") + len(one["text"]))
-        if k and used > HEADER_BYTES // 2:
-            return broken[:k]
-    return broken
 
 
 def _on_wire(failure: Any) -> dict[str, Any]:

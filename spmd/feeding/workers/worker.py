@@ -25,8 +25,8 @@ from spmd.feeding.host import steady_clock as time
 from spmd.feeding.host.children import Channel, of_parent
 from spmd.feeding.messages.keys import Keys, pair, zmq
 from spmd.feeding.messages.sockets import SENT, Lines, received, send_to
-from spmd.feeding.messages.wire import MalformedMessage, Message, decode, encode
-from spmd.feeding.results.evaluating import Evaluator, with_room
+from spmd.feeding.messages.wire import MalformedMessage, Message, decode, encode, with_room
+from spmd.feeding.results.evaluating import Evaluator
 from spmd.feeding.results.loading import load_pipeline, what_failed
 from spmd.feeding.results.packing import Link, in_parts, of_parts, packed
 from spmd.feeding.results.placing import bits_of, dtype_text, placed, views

@@ -8,6 +8,7 @@ import sys
 
 from spmd.feeding.host import stopping
 from spmd.feeding.host.children import Channel
+from spmd.feeding.messages import sockets
 from spmd.feeding.messages.keys import made_for_a_run
 from spmd.feeding.scheduling import scheduler
 from spmd.feeding.starting.serving import Served
@@ -102,3 +103,12 @@ def test_a_signal_at_any_instruction_ends_an_agent(monkeypatch):
     assert one.stopping.why == "whoever started it has ended"
     ours.close()
     agent.Agent.end(one)
+
+
+def test_lines_end_though_zeromq_waits(monkeypatch):
+    """It waits for a socket that somebody has kept, and did so without end."""
+    monkeypatch.setattr(sockets, "END_S", 0.1)
+    lines = sockets.Lines(made_for_a_run())
+    kept = lines.context.socket(sockets.zmq.DEALER)
+    lines.close()
+    kept.close(0)

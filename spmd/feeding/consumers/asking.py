@@ -345,15 +345,16 @@ class Asking:
         """The next batch, if all of it is there: its number, how many batches, and the pieces in
         order. It is given on then, with those behind it that came in the same piece.
 
-        newest_first: the newest one that is there takes its place, whichever it is.
+        newest_first: of those that are there, the one furthest on in the stream takes its place.
         """
         if self.next >= self.opened or self.has_ended():
             return None
         k, batches = self.next, 1
-        if newest_first and self.end is None:
+        if newest_first and not self._has_spans():
             there = [j for j in self.filled if len(self.filled[j]) == self.pieces[j]]
-            if there and max(there) != k and not self._has_spans():
-                self._swap(k, max(there))
+            newest = max(there, key=self._position, default=k)
+            if newest != k:
+                self._swap(k, newest)
         found = self.filled[k]
         if len(found) < self.pieces[k]:
             return None
@@ -367,6 +368,10 @@ class Asking:
             del self.filled[given], self.pieces[given]
         self.next += batches
         return k, batches, [found[row] for row in sorted(found)]
+
+    def _position(self, k: int) -> int:
+        """Of the first example of batch k, which is there: of what now has that number."""
+        return min((one.piece.first for one in self.filled[k].values()), default=k * self.batch)
 
     def _has_spans(self) -> bool:
         """Are pieces of several batches under way? Their batches keep their order."""

@@ -58,11 +58,11 @@ class FilledRings:
         for fd in ready.intersection(self.descriptors()):
             os.eventfd_read(fd)
 
-    def fill_ahead(self, batches: int) -> None:
-        """No more than so many are put ahead of those taken."""
+    def fill_ahead(self, batches: int, newest_first: bool = False) -> None:
+        """No more than so many are made ahead of those taken; of the newest, one is put ahead."""
         self.ahead = min(self.depth, batches)
         for ring in self.rings:
-            ring.fill_ahead(self.ahead)
+            ring.fill_ahead(1 if newest_first else self.ahead)
 
     def waits(self) -> tuple[float, float]:
         """Seconds for which ranks waited, and seconds between two takes: of the slowest ring."""
@@ -100,8 +100,10 @@ class FilledRings:
         return free
 
     def fill(self, newest_first: bool) -> None:
-        """Whole batches, as far as they are there."""
-        while found := self.asking.whole(newest_first):
+        """Whole batches, as far as they are there; of the newest, one for each that was taken:
+        which one is newest is not known before."""
+        while (not newest_first or self.asking.next <= self.taken()) and (
+                found := self.asking.whole(newest_first)):
             k, batches, pieces = found
             if len(pieces) == 1 and pieces[0].piece.count == pieces[0].piece.batches * (
                     self.feed.batch):

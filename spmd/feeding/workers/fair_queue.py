@@ -1,10 +1,9 @@
 """Work that waits at a worker, and whose turn it is: its time follows the shares of consumers.
 
-In: pieces of work, the share of each consumer, what each piece took. Out: the next piece.
-Start-time fair queueing: whoever has had the least time for its share is next. Always holds: who
-was idle has no credit for it; who has a limit of cost or energy has no more than its share; who has
-no share begins when nobody who has one has asked for as long as its own last piece took, or seldom:
-all of these together have a twentieth of the time where the others never stop asking.
+In: pieces of work, the share of each consumer, what each piece took. Out: the next piece: of whom
+has had the least time for its share. Always holds: who was idle has no credit; who has a limit of
+cost or energy has no more than its share; who has no share begins when nobody with one has asked
+for as long as its last piece took, and has a twentieth of the time where they never stop asking.
 """
 
 from __future__ import annotations

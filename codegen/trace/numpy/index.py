@@ -20,7 +20,7 @@ from codegen.trace import constants, known, view
 from codegen.trace.array import Array, Number, as_array, is_traced, wrap
 from codegen.trace.context import Context
 from codegen.trace.expecting import within
-from codegen.trace.numpy import elementwise
+from codegen.trace.numpy import elementwise, progressions
 from codegen.trace.numpy.masks import masked
 from codegen.trace.numpy.subscripts import (
     NEW,
@@ -54,6 +54,8 @@ def get(array: Array, key: Any) -> Any:
         return chosen.copy()
     items, is_element = parse(array, key)
     if any(isinstance(i, Many) for i in items):
+        if (part := progressions.shown(array, items)) is not None:
+            return wrap(array.context, part.read(), scalar=False)
         base, plan = _gathered(array, items)
         return wrap(array.context, plan.read(base), scalar=False)
     shown = basic_view(array, items)

@@ -213,6 +213,9 @@ X, Y = np.zeros((6, 5), np.float32), np.zeros(6, np.int64)
      ['batch 0: field y has dtype uint64, which does not fit int64', "from 9223372036854775808"]),
     ([{"x": X.astype(float) + 1e39, "y": Y}], 65,
      ['batch 0: field x has dtype float64, which does not fit float32', "from 1e+39"]),
+    ([{"x": np.ma.array(X, mask=X == 0), "y": Y}], 65,
+     ["batch 0: field x: a masked array would lose its mask\n  expected: an array without a mask\n"
+      "  found:    a masked array, 30 of whose elements are masked\n  try:      x.filled(v)"]),
     ([{"x": X, "z": Y}], 65, ["batch 0 has a field 'z' that the feed does not declare"]),
     ([{"x": X}], 65, ["batch 0 has no field y", "expected: x, y, mask"]),
     ([[X, Y]], 65, ["batch 0 is no dict of arrays", "found:    list"]),

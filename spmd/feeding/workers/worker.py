@@ -20,6 +20,7 @@ from codegen.errors import EXIT_DATA, EnvironmentFault, InputError, Place
 from codegen.short_batches import MASK
 from codegen.user.whole_batches import told
 from spmd.data.came_back import in_one_process
+from spmd.data.source_tools import SourceFailed
 from spmd.feeding.host import machine
 from spmd.feeding.host import steady_clock as time
 from spmd.feeding.host.children import Channel, of_parent
@@ -352,8 +353,8 @@ class Worker:
                                       rows_for_others if region else None)
         except BaseException as error:  # also KeyboardInterrupt: nobody but a user raises it here
             self.handing.free(work.number)
-            self.fail(pipeline, work, error, f"positions {work.first} to "
-                      f"{work.first + work.count - 1}")
+            self.fail(pipeline, work, error, "its source" if isinstance(error, SourceFailed) else (
+                f"positions {work.first} to {work.first + work.count - 1}"))
             return
         finally:
             self.board.idle()

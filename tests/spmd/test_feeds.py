@@ -19,7 +19,7 @@ from spmd.files.checkpoints import complete, complete_set, read_index
 from spmd.launch import feeds as fed
 from spmd.launch.eager_feeds import WholeRing
 from spmd.launch.iterable_supply import IterableSupply
-from tests.conftest import PATIENCE
+from tests.conftest import PATIENCE, at_some_pace
 
 SUMS = '''
 import numpy as np
@@ -186,6 +186,17 @@ def test_the_profile_says_what_was_waited_for(sums, tmp_path, slow):
     names = [e["name"] for e in json.loads(file.read_text())["traceEvents"]]
     assert names.count('waits for feed "feed"') >= 8
     assert any(name.startswith('batch of feed "feed"') for name in names)
+
+
+def test_the_first_batch_may_take_longer(sums, capfd, slow):
+    """Workers import libraries before it; of the ones behind it that would be said."""
+    def check(pace):
+        capfd.readouterr()
+        with sums.open(ranks=2, feed=lambda: slow(1, 0.3 * pace), time_limit=0.3 * pace) as job:
+            job()
+        assert "has not come" not in capfd.readouterr().err
+
+    at_some_pace(check)
 
 
 def test_starving_is_said(sums, capfd, monkeypatch, slow):

@@ -1,9 +1,9 @@
 """What all tests share: real launches that cannot hang, images built once, golden files.
 
 A launch runs in its own session under a time limit; afterwards every process it left is killed and
-reported. Order: what takes long first, then tests that use `mpirun`, then all others, so that in the
-end no worker of pytest-xdist (`make test`) has long ones while others have none; last those that run
-alone: while one of them runs, the other workers run nothing.
+reported. Order: what takes long first, then tests that use `mpirun`, then all others, so that at
+the end no worker of pytest-xdist (`make test`) has long ones while others have none; last those
+that run alone: while one of them runs, the other workers run nothing.
 """
 
 from __future__ import annotations

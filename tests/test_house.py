@@ -64,7 +64,7 @@ FEEDING = {
     "messages": {"host"},
     "results": {"host"},
     "workers": {"host", "messages", "results"},
-    "scheduling": {"messages"},
+    "scheduling": {"host", "messages"},
     "clients": {"host", "messages", "results"},
     "consumers": {"host", "messages", "results"},
     "status": {"messages", "scheduling"},

@@ -152,7 +152,7 @@ def test_what_a_scheduler_heard_before_its_death_is_asked_again():
         thread.start()
         assert asked.result(PATIENCE)["pipelines"] == client.status()["pipelines"] == []
         client.close()
-    served.scheduler.stopping = "over"
+    served.scheduler.stopping.say("over")
     thread.join(PATIENCE)
     served.close()
 
@@ -171,7 +171,7 @@ def test_a_long_text_is_waited_for_while_its_line_stands():
         thread = threading.Thread(target=served.scheduler.run, daemon=True)
         thread.start()
         assert asked.result(PATIENCE)["what"] == "new"
-    served.scheduler.stopping = "over"
+    served.scheduler.stopping.say("over")
     thread.join(PATIENCE)
     served.close()
 

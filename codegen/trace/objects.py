@@ -49,6 +49,12 @@ def origin(cls: type) -> str:
     return whose(file)
 
 
+def is_the_compilers(cls: type) -> bool:
+    """Return whether a class is one of spmd's own, such as that of what spmd.blocks gives."""
+    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
+    return file is not None and is_ours(file)
+
+
 def whose(file: str) -> str:
     """Return whose a file is: USER, INSTALLED, STANDARD (NumPy's too) or FIXED (the compiler's)."""
     if is_user_file(file) or (file.startswith("<") and not file.startswith("<frozen")):

@@ -28,10 +28,11 @@ from codegen.trace.foreign import fresh, indexed, target
 from codegen.trace.number import Number
 from codegen.trace.numpy.logic import and_, both, compare, either, ifexp, known, not_, or_
 from codegen.trace.state import Code, Names, inside
+from codegen.trace.traced_text import converted, fstring, percent
 from codegen.user import pytree
 
-__all__ = ["Names", "and_", "asserted", "both", "call", "compare", "either", "fresh", "ifexp",
-           "indexed", "known", "not_", "or_", "target"]
+__all__ = ["Names", "and_", "asserted", "both", "call", "compare", "converted", "either", "fresh",
+           "fstring", "ifexp", "indexed", "known", "not_", "or_", "percent", "target"]
 
 NameError = builtins.NameError
 
@@ -132,8 +133,8 @@ def raising(names: Names) -> None:
     if names.arms:
         raise UnsupportedError(
             "raise under a condition known only at run time",
-            remedy="spmd.require(...) checks sizes at launch; np.where or a flag that is returned "
-            "reports data",
+            remedy='assert test, "…" ends the run where a test fails; spmd.require(...) checks '
+            "sizes at launch",
         )
 
 

@@ -31,6 +31,7 @@ from codegen.trace.objects import (
     attributes,
     has_attributes,
     is_stateful,
+    is_the_compilers,
     origin,
     put_attributes,
     whose,
@@ -105,6 +106,7 @@ class Outside:
         state cannot be compared: an extension's object, threading.local."""
         unseen = thing in self and not isinstance(thing, (*_CONTAINERS, np.ndarray))
         unseen = unseen and not any(thing is m for m in self._modules)
+        unseen = unseen and not is_the_compilers(type(thing))
         if unseen and self.what != "program" and items_of(thing) is None:
             raise UnsupportedError(
                 f"an attribute of a {type(thing).__name__} is changed in {_WORDS[self.what]}",

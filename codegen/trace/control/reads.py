@@ -37,7 +37,7 @@ _OUTSIDE = frozenset(
     "numpy._core.memmap numpy.get_printoptions numpy.geterr numba.objmode spmd.image spmd.source "
     "operator.attrgetter operator.methodcaller dataclasses.fields typing.get_type_hints "
     "builtins.getattr builtins.hasattr builtins.vars builtins.globals builtins.locals "
-    "builtins.eval builtins.exec builtins.compile builtins.open builtins.input builtins.print "
+    "builtins.eval builtins.exec builtins.compile builtins.open builtins.input "
     "builtins.id builtins.dir builtins.hash builtins.__import__ builtins.breakpoint "
     "builtins.setattr builtins.delattr".split()
 )

@@ -181,7 +181,7 @@ def _converted(plain_: type, dtype: Any) -> Callable[..., Any]:
 
 def _len(x: Any) -> Any:
     if isinstance(x, Chosen):
-        return np.sum(x.mask)
+        return x.shape[0]
     if isinstance(x, Array) and x.ndim:
         return x.shape[0]
     if is_traced(x):

@@ -20,8 +20,8 @@ from codegen.trace.control.conversion import why_unconverted
 
 # For who makes a text of what only the run knows.
 TEXT_REMEDY = (
-    'print(f"… {value}") prints it while the program runs; assert test, f"… {value}" shows it where '
-    "a test fails"
+    'print(f"… {value}") prints it while the program runs; assert test, f"… {value}" shows it '
+    "where a test fails"
 )
 
 UNHASHED = (

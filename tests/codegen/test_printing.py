@@ -22,7 +22,7 @@ from codegen.printed import written
 from codegen.progress import ARRAY, ERROR
 from codegen.trace.program import Program
 
-# ruff: noqa: B023, UP031, G004
+# ruff: noqa: UP031
 
 N = 6
 
@@ -146,7 +146,7 @@ def under_a_condition(x, n):
 MADE_ELSEWHERE = [
     lambda x, n: "x is " + str(x), lambda x, n: str(x[0]), lambda x, n: str(n),
     lambda x, n: repr(x), lambda x, n: ascii(n), lambda x, n: "%s" % x, lambda x, n: "%d" % n,
-    lambda x, n: "%d %r" % (1, x), lambda x, n: "{:.2f}".format(x[0]), lambda x, n: f"{x[0]:.2f}",
+    lambda x, n: "%d %r" % (1, x), lambda x, n: f"{x[0]:.2f}", lambda x, n: f"{x[0]:.2f}",
     lambda x, n: f"{x}", lambda x, n: f"{x!r}", lambda x, n: f"{n!s}", lambda x, n: f"{n=}",
     lambda x, n: str([x, 1]), lambda x, n: ",".join(map(str, [1, n])), lambda x, n: str(Holder(x)),
     lambda x, n: print(Holder(x)), lambda x, n: print("%s" % x), lambda x, n: print(str(n)),

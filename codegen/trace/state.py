@@ -87,8 +87,9 @@ class Names:
 class Code:
     """A piece of a user's function that is captured. bound: the variables that it may rebind.
 
-    touched: others, through which it may change data. Of a loop: flags, the variables that end it
-    when true; its number in the function; kept, bound variables that are read after it.
+    touched: others, through which it may change data. kept: bound variables that are read after it;
+    None: all. Of a loop: flags, the variables that end it when true; its number in the function;
+    fresh, bound variables of which no turn reads what they held before it.
     """
 
     names: Names
@@ -96,7 +97,12 @@ class Code:
     touched: Sequence[str] = ()
     flags: Sequence[str] = ()
     number: int = 0
-    kept: Sequence[str] = ()
+    kept: Sequence[str] | None = None
+    fresh: Sequence[str] = ()
+
+    def reads_later(self, name: str) -> bool:
+        """Whether code after it may read a variable that it binds."""
+        return self.kept is None or name in self.kept
 
 
 # ---- trees --------------------------------------------------------------------------------------

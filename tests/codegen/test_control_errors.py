@@ -21,7 +21,7 @@ from codegen.errors import (
 )
 from tests.codegen.test_control import graph
 
-# ruff: noqa: B007, F841
+# ruff: noqa: B007
 # mypy: ignore-errors
 
 
@@ -98,7 +98,7 @@ def arms_differ_in_kind(x, steps, limit):
         y = "up"
     else:
         y = "down"
-    return x
+    return x + len(y)
 
 
 def local_to_the_loop(x, steps, limit):

@@ -38,13 +38,15 @@ NameError = builtins.NameError
 
 
 def if_(
-    test: Any, names: Names, bound: Sequence[str], touched: Sequence[str], *later: Callable[[], Any]
+    test: Any, names: Names, bound: Sequence[str], touched: Sequence[str], kept: Sequence[str],
+    *later: Callable[[], Any],
 ) -> Iterable[int]:
     """The numbers of the arms to run: one where the tests are known, else each in turn."""
     for k, evaluate in enumerate((lambda: test, *later)):
         value = evaluate()
         if is_traced(value):
-            return captured_if(value, later[k:], Code(names, bound, touched), k)
+            return captured_if(
+                value, later[k:], Code(names, bound, touched, kept=kept), k)
         if value:
             return (k,)
     return (len(later) + 1,)
@@ -76,11 +78,11 @@ def matched(subject: Any) -> Any:
 
 def for_(
     iterable: Any, names: Names, bound: Sequence[str], touched: Sequence[str],
-    flags: Sequence[str], loop_number: int, hint: str, kept: Sequence[str],
+    flags: Sequence[str], loop_number: int, hint: str, kept: Sequence[str], fresh: Sequence[str],
 ) -> Iterable[Any]:
     """The iterable itself, or the passes of a captured loop over an spmd.range or a feed."""
     if isinstance(iterable, (Range, Stream)):
-        code = Code(names, bound, touched, flags, loop_number, kept)
+        code = Code(names, bound, touched, flags, loop_number, kept, fresh)
         if isinstance(iterable, Stream):
             return captured_feed(iterable, code)
         return captured_for(iterable, code, hint)
@@ -99,12 +101,12 @@ def each(iterable: Any) -> Any:
 
 def while_(
     test: Callable[[], Any], names: Names, bound: Sequence[str], touched: Sequence[str],
-    flags: Sequence[str], loop_number: int, kept: Sequence[str],
+    flags: Sequence[str], loop_number: int, kept: Sequence[str], fresh: Sequence[str],
 ) -> Iterator[None]:
     context = Context.current()
     if context is None:
         return _plain_while(test)
-    code = Code(names, bound, touched, flags, loop_number, kept)
+    code = Code(names, bound, touched, flags, loop_number, kept, fresh)
     return captured_while(context, test, code)
 
 

@@ -225,6 +225,7 @@ class _Rewriter(ast.NodeTransformer):
             node.body, node.orelse = self.block(node.body), self.block(node.orelse)
             return node
         bound, touched = self._names(node)
+        kept = self._kept(node) if hasattr(node, "kept") else bound
         tests, arms, rest = [node.test], [node.body], node.orelse
         while len(rest) == 1 and isinstance(rest[0], ast.If):  # elif: no deeper nesting
             if _stays(rest[0].test):
@@ -239,7 +240,8 @@ class _Rewriter(ast.NodeTransformer):
             chosen = [at(arms[k][0], ast.If(is_k, self.block(arms[k]), chosen))]
         self.conditional -= 1
         first, *others = [self._test(t) for t in tests]
-        call = _runtime("if_", first, _load(_NAMES), bound, touched, *map(_later, others))
+        call = _runtime(
+            "if_", first, _load(_NAMES), bound, touched, kept, *map(_later, others))
         return at(node, ast.For(_store(_ARM), at(first, call), chosen, []))
 
     def visit_For(self, node: ast.For) -> Any:
@@ -265,7 +267,7 @@ class _Rewriter(ast.NodeTransformer):
             "for_", self.visit(node.iter), _load(_NAMES), bound, touched,
             _constant(flags),
             ast.Constant(node.number),  # type: ignore[attr-defined]
-            ast.Constant(hint), self._kept(node),
+            ast.Constant(hint), self._kept(node), self._fresh(node),
         )
         node.iter = at(place, call)
         return at(node, node)
@@ -287,13 +289,20 @@ class _Rewriter(ast.NodeTransformer):
         call = _runtime(
             "while_", test, _load(_NAMES), bound, touched, _constant(flags),
             ast.Constant(node.number),  # type: ignore[attr-defined]
-            self._kept(node),
+            self._kept(node), self._fresh(node),
         )
         loop = ast.For(_store(_ITEM), at(node.test, call), body + self._leave(node, flags), [])
         return at(node, loop)
 
     def _kept(self, node: Any) -> ast.expr:
         return _constant(tuple(self._spelt(n) for n in getattr(node, "kept", ())))
+
+    def _fresh(self, node: Any) -> ast.expr:
+        """What no turn reads of before it; where a turn may be left early, what is read behind the
+        loop must last until then."""
+        lasts = node.kept if getattr(node, "flags", ()) else ()
+        return _constant(tuple(
+            self._spelt(n) for n in getattr(node, "fresh", ()) if n not in lasts))
 
     def _leave(self, node: Any, flags: Sequence[str]) -> Stmts:
         """A break under an `if` that asks for the flags; a capture of the body never takes it."""

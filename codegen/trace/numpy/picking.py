@@ -25,7 +25,7 @@ from codegen.trace.numpy.masks import Places
 from codegen.trace.numpy.reducing import all_, along, cumsum, dim_of, sum_
 
 
-def where(condition: Any, x: Any = None, y: Any = None) -> Array | tuple[Places, ...]:
+def where(condition: Any, x: Any = None, y: Any = None) -> Any:
     if x is None and y is None:
         return nonzero(condition, "where")
     if x is None or y is None:

@@ -261,6 +261,8 @@ class ControlWriter:
             self.words(around[0])
             self.f.line('spmd_print_i64(&at, end, "", r->index);')
             self.words(around[1])
+        if step.parts == ("",) and not around:
+            self.f.line("(void)end;")  # an empty line
         for k, part in enumerate(step.parts):
             if k % 2 == 0:
                 self.words(part)

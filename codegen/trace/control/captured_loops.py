@@ -111,8 +111,11 @@ class Loop(Capture):
     """One loop. Its flags are False when a pass begins."""
 
     def __init__(self, context: Context, code: Code, later: Later | None = None) -> None:
-        super().__init__(context, code, "loop")
         self.later = later or Later()
+        for name in code.fresh:  # what it held, nobody asks any more
+            if self.later.sure or not code.reads_later(name):
+                code.names.unbind(name)
+        super().__init__(context, code, "loop")
         self.turns: int | None = None  # where they are known while building
         self.flags = code.flags
         self.carried: dict[Key, LeafType] = {}
@@ -375,7 +378,7 @@ class Loop(Capture):
             for storage in (leaf.storage, *leaf.storage.shadows):  # those that it may be, too
                 if storage in self.serials:
                     others[storage] = None
-                elif storage in owner:
+                elif storage in owner and self.entry[owner[storage][0]] is not None:
                     before = self._leaf(self.entry, owner[storage])
                     if isinstance(before, Array) and owner[storage] != key:
                         others[before.storage] = None

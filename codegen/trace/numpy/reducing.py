@@ -65,6 +65,10 @@ def reduce(
     array = as_array(x)
     dims = dims_of(axis, array.ndim, what)
     element = dtype or array.type.dtype
+    if fn in ("add", "mul") and dtypes.folded_in(element) != element:
+        wide = reduce(fn, what, as_array(array, element), axis, dtypes.folded_in(element), None,
+                      keepdims, initial, where)
+        return store(as_array(wide, element), out)
     array = as_array(array, element)
     if where is not True:
         # initial counts once; for min and max it may stand for every element left out
@@ -287,8 +291,9 @@ def _cumulative(fn: str, what: str) -> Callable[..., Any]:
         array, d = flat_or(as_array(x, element), axis, what)
         if array.ndim == 0:
             array = array.reshape(1)
-        value = array.context.emit_one(Cumulative(fn=fn, dim=d), array.read())
-        return store(wrap(array.context, value), out)
+        wide = as_array(array, dtypes.folded_in(element))
+        value = array.context.emit_one(Cumulative(fn=fn, dim=d), wide.read())
+        return store(as_array(wrap(array.context, value), element), out)
 
     return call
 

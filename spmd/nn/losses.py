@@ -12,10 +12,10 @@ import numpy as np
 from codegen.errors import DtypeError, ShapeError
 from codegen.places import user_place
 from spmd.nn.activations import log_sigmoid, log_softmax
-from spmd.nn.shared import bfloat16_too, constant, floats
+from spmd.nn.shared import constant, floats, in_float32
 
 
-@bfloat16_too
+@in_float32
 def softmax_cross_entropy(logits: Any, labels: Any) -> Any:
     """What it costs to guess labels with the probabilities softmax(logits), in nats.
 
@@ -37,7 +37,7 @@ def softmax_cross_entropy(logits: Any, labels: Any) -> Any:
     return -np.sum(labels * log_softmax(logits), -1)
 
 
-@bfloat16_too
+@in_float32
 def softmax_cross_entropy_with_integer_labels(logits: Any, labels: Any) -> Any:
     """softmax_cross_entropy for labels (…) that are integers, of logits (…, classes).
 
@@ -73,7 +73,7 @@ def _array(x: Any) -> Any:
     return x if hasattr(x, "ndim") else np.asarray(x)
 
 
-@bfloat16_too
+@in_float32
 def sigmoid_binary_cross_entropy(logits: Any, labels: Any) -> Any:
     """What it costs to guess labels, 0 or 1 or a probability, with sigmoid(logits), in nats.
 
@@ -85,12 +85,14 @@ def sigmoid_binary_cross_entropy(logits: Any, labels: Any) -> Any:
     return -labels * log_sigmoid(logits) - (1 - labels) * log_sigmoid(-logits)
 
 
+@in_float32
 def squared_error(predictions: Any, targets: Any = None) -> Any:
     """(predictions - targets)². Without targets: of the predictions."""
     error = predictions if targets is None else predictions - targets
     return error * error
 
 
+@in_float32
 def l2_loss(predictions: Any, targets: Any = None) -> Any:
     """Half of the squared error, whose gradient is the error.
 
@@ -100,6 +102,7 @@ def l2_loss(predictions: Any, targets: Any = None) -> Any:
     return 0.5 * squared_error(predictions, targets)
 
 
+@in_float32
 def huber_loss(predictions: Any, targets: Any = None, delta: float = 1.0) -> Any:
     """Half of the squared error up to delta, then linear (P. Huber, 1964).
 
@@ -111,17 +114,20 @@ def huber_loss(predictions: Any, targets: Any = None, delta: float = 1.0) -> Any
     return 0.5 * least * least + delta * (error - least)
 
 
+@in_float32
 def log_cosh(predictions: Any, targets: Any = None) -> Any:
     """log(cosh(error)): half of the square of small errors, the size of large ones."""
     error = predictions if targets is None else predictions - targets
     return np.logaddexp(error, -error) - np.log(2.0).astype(error.dtype)
 
 
+@in_float32
 def hinge_loss(predictions: Any, targets: Any) -> Any:
     """max(0, 1 - predictions * targets), for targets -1 and 1."""
     return np.maximum(0, 1 - predictions * targets)
 
 
+@in_float32
 def kl_divergence(log_predictions: Any, targets: Any) -> Any:
     """sum of targets * log(targets / predictions) along the last dim; predictions as logarithms.
 
@@ -131,6 +137,7 @@ def kl_divergence(log_predictions: Any, targets: Any) -> Any:
     return np.sum(np.where(targets > 0, targets * (np.log(safe) - log_predictions), 0), -1)
 
 
+@in_float32
 def cosine_similarity(predictions: Any, targets: Any, epsilon: float = 0.0) -> Any:
     """The cosine of the angle between vectors, along the last dim. epsilon: their least length."""
     def unit(x: Any) -> Any:
@@ -140,11 +147,13 @@ def cosine_similarity(predictions: Any, targets: Any, epsilon: float = 0.0) -> A
     return np.sum(unit(predictions) * unit(targets), -1)
 
 
+@in_float32
 def cosine_distance(predictions: Any, targets: Any, epsilon: float = 0.0) -> Any:
     """1 - cosine_similarity."""
     return 1 - cosine_similarity(predictions, targets, epsilon)
 
 
+@in_float32
 def smooth_labels(labels: Any, alpha: float) -> Any:
     """Probabilities (…, classes), of which alpha is spread evenly (C. Szegedy et al., 2016)."""
     return (1 - alpha) * labels + alpha / labels.shape[-1]

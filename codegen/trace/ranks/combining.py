@@ -23,6 +23,7 @@ from codegen.trace.ranks.folding import folded
 from codegen.trace.ranks.layout_forms import axes_of
 from codegen.trace.ranks.rooted import root_of
 from codegen.user import pytree
+from codegen.user.half_types import half_type_of, narrowed, widened
 
 __all__ = [  # that users import from spmd
     "all_ranks", "any_ranks", "pand", "pargmax", "pargmin", "pexscan", "pmax", "pmean", "pmin",
@@ -118,7 +119,12 @@ def pmean(x: Any, axis: Any) -> Any:
     """
     context, axes = members(axis, "pmean")
     size = number(context.mesh.size(axes))
-    return pytree.map_tree(lambda leaf: psum(as_array(leaf), axis) / size, x)
+
+    def one(leaf: Any) -> Any:
+        half = half_type_of(array := as_array(leaf))
+        return narrowed(psum(widened(array), axis) / size, half)  # the sum may be no half type's
+
+    return pytree.map_tree(one, x)
 
 
 def pand(x: Any, axis: Any) -> Any:

@@ -54,7 +54,9 @@ def softplus(x: Any) -> Any:
     >>> spmd.nn.softplus(np.array([0.0, 100.0])).round(3)
     array([  0.693, 100.   ])
     """
-    return np.logaddexp(floats(x, "softplus"), 0)
+    x = floats(x, "softplus")
+    small = np.exp(np.where(x > 0, -x, x))  # whose slope is finite at infinities too
+    return np.where(x > 0, x, 0) + np.log1p(small)
 
 
 @in_float32
@@ -166,9 +168,10 @@ def softmax(x: Any, axis: Any = -1, where: Any = None) -> Any:
     array([0., 0., 1.])
     """
     powers = np.exp(_shifted(floats(x, "softmax"), axis, where)[0])
-    if where is not None:
-        powers = np.where(where, powers, 0)
-    return powers / np.sum(powers, axis, keepdims=True, dtype=powers.dtype)
+    if where is None:
+        return powers / np.sum(powers, axis, keepdims=True)
+    total = np.sum(np.where(where, powers, 0), axis, keepdims=True)
+    return np.where(where, powers / np.where(total == 0, 1, total), 0)
 
 
 @in_float32

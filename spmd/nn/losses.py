@@ -34,7 +34,7 @@ def softmax_cross_entropy(logits: Any, labels: Any) -> Any:
         return softmax_cross_entropy_with_integer_labels(logits, labels)
     if labels.ndim != logits.ndim or labels.shape[-1] != logits.shape[-1]:
         raise _other_shapes("softmax_cross_entropy", logits, labels)
-    return -np.sum(labels * log_softmax(logits), -1)
+    return np.sum(_cost(labels, log_softmax(logits)), -1)
 
 
 @in_float32
@@ -82,7 +82,13 @@ def sigmoid_binary_cross_entropy(logits: Any, labels: Any) -> Any:
     """
     logits = floats(logits, "sigmoid_binary_cross_entropy")
     labels = _array(labels).astype(logits.dtype)
-    return -labels * log_sigmoid(logits) - (1 - labels) * log_sigmoid(-logits)
+    return _cost(labels, log_sigmoid(logits)) + _cost(1 - labels, log_sigmoid(-logits))
+
+
+def _cost(chances: Any, logarithms: Any) -> Any:
+    """-chances * logarithms, and 0 where the chance is, also of what is impossible."""
+    impossible = (chances == 0) & (logarithms == -np.inf)
+    return -chances * np.where(impossible, 0, logarithms)
 
 
 @in_float32
@@ -133,8 +139,9 @@ def kl_divergence(log_predictions: Any, targets: Any) -> Any:
 
     A target of 0 counts 0 (S. Kullback, R. Leibler, 1951).
     """
-    safe = np.where(targets > 0, targets, 1)
-    return np.sum(np.where(targets > 0, targets * (np.log(safe) - log_predictions), 0), -1)
+    counts = targets > 0
+    safe, log_predictions = np.where(counts, targets, 1), np.where(counts, log_predictions, 0)
+    return np.sum(np.where(counts, targets * (np.log(safe) - log_predictions), 0), -1)
 
 
 @in_float32

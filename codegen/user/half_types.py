@@ -15,7 +15,7 @@ from codegen.user.pytree import leaves, map_tree
 
 HALF_TYPES = ("float16", "bfloat16")
 
-# NumPy's functions, by name, whose result is a sum or a product of many elements, or is made of one.
+# NumPy's functions, by name, whose results are sums or products of many elements, or made of them.
 ADDING = frozenset(
     "average convolve correlate cumprod cumsum cumulative_prod cumulative_sum dot einsum gradient "
     "inner linalg.matmul linalg.matrix_norm linalg.matrix_power linalg.multi_dot linalg.norm "

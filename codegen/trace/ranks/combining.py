@@ -22,8 +22,7 @@ from codegen.trace.ranks.communicate import Axes, dim_of, independent, inside, k
 from codegen.trace.ranks.folding import folded
 from codegen.trace.ranks.layout_forms import axes_of
 from codegen.trace.ranks.rooted import root_of
-from codegen.user import pytree
-from codegen.user.half_types import half_type_of, narrowed, widened
+from codegen.user import half_types, pytree
 
 __all__ = [  # that users import from spmd
     "all_ranks", "any_ranks", "pand", "pargmax", "pargmin", "pexscan", "pmax", "pmean", "pmin",
@@ -121,8 +120,9 @@ def pmean(x: Any, axis: Any) -> Any:
     size = number(context.mesh.size(axes))
 
     def one(leaf: Any) -> Any:
-        half = half_type_of(array := as_array(leaf))
-        return narrowed(psum(widened(array), axis) / size, half)  # the sum may be no half type's
+        half = half_types.half_type_of(array := as_array(leaf))
+        total = psum(half_types.widened(array), axis)  # it may be beyond what half types can hold
+        return half_types.narrowed(total / size, half)
 
     return pytree.map_tree(one, x)
 

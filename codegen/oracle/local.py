@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from codegen.user.half_types import ADDING, adding, in_weak_type
+from codegen.user.half_types import ADDING, adding, in_weak_type, widened
 from codegen.user.pytree import map_tree
 
 
@@ -29,12 +29,12 @@ class EagerArray(np.ndarray[Any, Any]):
 
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """NumPy's functions as they are, with results that have the language's attributes too;
-        half types are added in float32, as an image adds them."""
+        half types are added in float64: NumPy adds the rows of float32 one after the other."""
         def call(*args: Any, **kwargs: Any) -> Any:
             return super(EagerArray, self).__array_function__(function, types, args, kwargs)
 
         if function in _ADDING:
-            call = adding(call)
+            call = adding(call, np.float64)
         elif function is np.where:
             args = in_weak_type(args)
         return map_tree(_dressed, call(*args, **kwargs))
@@ -42,7 +42,7 @@ class EagerArray(np.ndarray[Any, Any]):
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
         call = getattr(ufunc, method)
         if ufunc in _ADDING or (ufunc in (np.add, np.multiply) and method in _RUNNING):
-            call = adding(call)
+            call = adding(call, np.float64)
         out = kwargs.get("out")
         if out is not None and len(out) == 1:
             kwargs = {**kwargs, "out": out[0]}
@@ -70,7 +70,7 @@ class EagerArray(np.ndarray[Any, Any]):
 _RUNNING = ("reduce", "accumulate")
 _ADDING = frozenset(operator.attrgetter(name)(np) for name in ADDING)
 for _name in "cumprod cumsum dot mean prod std sum trace var".split():
-    setattr(EagerArray, _name, adding(getattr(np.ndarray, _name)))
+    setattr(EagerArray, _name, adding(getattr(np.ndarray, _name), np.float64))
 
 
 def _plain(x: Any) -> Any:
@@ -100,9 +100,9 @@ def _at(ufunc: np.ufunc) -> Any:
     """A method of At."""
 
     def apply(self: At, value: Any) -> EagerArray:
-        out = self.x.copy()
-        ufunc.at(out, self.key, np.asarray(value).astype(out.dtype))
-        return out
+        out: Any = widened(self.x.copy())
+        ufunc.at(out, self.key, np.asarray(value).astype(self.x.dtype))
+        return local(out.astype(self.x.dtype))
 
     return apply
 

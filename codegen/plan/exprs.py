@@ -49,10 +49,13 @@ def picked(x: Any) -> Iterator[Sym]:
     """The symbols in it that stand for positions which data decides."""
     if isinstance(x, g.Bound):
         yield x.sym
-    if isinstance(x, (tuple, *_INSIDE)):
-        parts = x if isinstance(x, tuple) else (getattr(x, name) for name in _order(type(x)))
-        for y in parts:
+    kind: Any = type(x)
+    if isinstance(x, tuple):
+        for y in x:
             yield from picked(y)
+    elif isinstance(x, _INSIDE):
+        for name in _order(kind):
+            yield from picked(getattr(x, name))
 
 
 def _mapped(x: Any, f: Callable[[Expr], Expr]) -> Any:

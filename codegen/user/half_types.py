@@ -42,17 +42,16 @@ def half_type_of(operands: Any, ints: bool = True) -> Any:
     return types.popitem()[1] if len(types) == 1 and {*types} <= {*HALF_TYPES} else None
 
 
-def widened(tree: Any) -> Any:
-    """Return a tree of arrays with those of half types as float32."""
-    return map_tree(lambda x: x.astype(np.float32) if _is_half_array(x) else x, tree)
+def widened(tree: Any, wide: Any = np.float32) -> Any:
+    """Return a tree of arrays with those of half types in a wide one."""
+    return map_tree(lambda x: x.astype(wide) if _is_half_array(x) else x, tree)
 
 
-def narrowed(tree: Any, half: Any) -> Any:
-    """Return a tree of arrays with those of float32 in a half type; None leaves all as they are."""
+def narrowed(tree: Any, half: Any, wide: Any = np.float32) -> Any:
+    """Return a tree of arrays with those of the wide type in a half one; None changes nothing."""
     if half is None:
         return tree
-    return map_tree(lambda x: x.astype(half) if str(getattr(x, "dtype", "")) == "float32" else x,
-                    tree)
+    return map_tree(lambda x: x.astype(half) if getattr(x, "dtype", None) == wide else x, tree)
 
 
 def in_weak_type(operands: Any) -> Any:
@@ -70,8 +69,8 @@ def _is_half_array(x: Any) -> bool:
     return isinstance(getattr(x, "dtype", None), np.dtype) and is_half(x)
 
 
-def adding(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return one of ADDING's functions so that it computes half types in float32.
+def adding(function: Callable[..., Any], wide: Any = np.float32) -> Callable[..., Any]:
+    """Return one of ADDING's functions so that it computes half types in a wide one.
 
     dtype= and out= mean what NumPy says of them: an explicit half type is that of the result.
     """
@@ -83,8 +82,8 @@ def adding(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*args, **kwargs)
         named = {k: v for k, v in kwargs.items() if k not in ("dtype", "out")}
         if dtype is not None:
-            args, named["dtype"] = (args[0].astype(half), *args[1:]), np.float32
-        made = narrowed(function(*widened(args), **widened(named)), half)
+            args, named["dtype"] = (args[0].astype(half), *args[1:]), wide
+        made = narrowed(function(*widened(args, wide), **widened(named, wide)), half, wide)
         if out is None:
             return made
         out[...] = made

@@ -50,8 +50,9 @@ def mixture_of_experts(
         raise ShapeError("spmd.nn.mixture_of_experts: an expert takes no tokens",
                          place=user_place(), expected="a capacity of 1 or more", found=str(room))
     wide = widened(x)
-    chances = softmax(wide @ widened(router))
-    gates, chosen = _best(chances, k)
+    liked = wide @ widened(router)
+    chances = softmax(liked)
+    gates, chosen = _best(liked, chances, k)
     gates = gates / np.sum(gates, 1, keepdims=True)
     order = chosen.reshape(groups, k * tokens)  # first choices first
     mine = one_hot(order, experts, np.int32)
@@ -72,9 +73,10 @@ def mixture_of_experts(
     return result, {"balance": balance, "dropped": 1 - np.mean(fits.astype(wide.dtype))}
 
 
-def _best(chances: Any, k: int) -> tuple[Any, Any]:
-    """The k largest along the last dim, and where they are: (groups, k, tokens) each."""
-    gates, chosen, left = [], [], constant(chances)
+def _best(liked: Any, chances: Any, k: int) -> tuple[Any, Any]:
+    """The chances of the k that are liked most along the last dim, and which they are: (groups, k,
+    tokens) each. Chances themselves may all be rounded to 0."""
+    gates, chosen, left = [], [], np.maximum(constant(liked), np.finfo(liked.dtype).min)
     for _ in range(k):
         chosen.append(np.argmax(left, -1))
         here = one_hot(chosen[-1], chances.shape[-1], np.bool_)

@@ -1,4 +1,4 @@
-"""Optimizers and clips at the edges: gradients of 0, tiny, huge, hardly different, of half types."""
+"""Optimizers and clips at their edges: gradients of 0, tiny, huge, alike, and of half types."""
 
 from __future__ import annotations
 

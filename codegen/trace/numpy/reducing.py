@@ -65,10 +65,6 @@ def reduce(
     array = as_array(x)
     dims = dims_of(axis, array.ndim, what)
     element = dtype or array.type.dtype
-    if fn in ("add", "mul") and dtypes.folded_in(element) != element:
-        wide = reduce(fn, what, as_array(array, element), axis, dtypes.folded_in(element), None,
-                      keepdims, initial, where)
-        return store(as_array(wide, element), out)
     array = as_array(array, element)
     if where is not True:
         # initial counts once; for min and max it may stand for every element left out

@@ -85,7 +85,7 @@ def _inv_boxcox(y: Any, power: Any) -> Any:
     return select(power == 0, y, f.log1p(power * y) / power)
 
 
-# ---- derivatives of formulas that have a division by zero, or cancel, where they have one ---------
+# ---- derivatives of formulas that have a division by zero, or cancel, where they have one --------
 
 
 def _series(coefficients: Sequence[float], x: Any) -> Any:

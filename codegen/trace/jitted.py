@@ -52,8 +52,8 @@ class Static:
 
 
 class Jitted(Program):
-    """A function with the arguments of one call. returned: the tree of its results, None at each of
-    its arrays, once it has been captured."""
+    """A function with the arguments of one call. template: the containers of what it returns, once
+    it has been captured."""
 
     def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
                  mesh: Any) -> None:
@@ -96,10 +96,6 @@ class Jitted(Program):
         returned = function(*args, **kwargs)
         self.template = _template(returned)
         return _stand_in(returned)
-
-    def finish(self, outputs: Any) -> Any:
-        """Arrays in the nest that an image returns, in the containers of the function."""
-        return _finished(self.template, outputs)
 
 
 def written_by_user(function: Any) -> Any:
@@ -197,7 +193,9 @@ def _template(x: Any) -> Any:
     return _LEAF if inside is None else rebuilt(x, [_template(item) for _, item in inside])
 
 
-def _finished(template: Any, outputs: Any) -> Any:
+def finished(template: Any, outputs: Any) -> Any:
+    """Arrays in the nest that an image returns, in the containers of the function. template: of a
+    Jitted that has been captured."""
     if template is _LEAF:
         return outputs
     inside = held(template)
@@ -205,7 +203,7 @@ def _finished(template: Any, outputs: Any) -> Any:
         return None
     items = outputs.values() if isinstance(outputs, dict) else outputs
     pairs = zip(inside, items, strict=True)
-    return rebuilt(template, [_finished(below, item) for (_, below), item in pairs])
+    return rebuilt(template, [finished(below, item) for (_, below), item in pairs])
 
 
 def is_plain(returns: Any) -> bool:

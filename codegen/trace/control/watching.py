@@ -40,13 +40,15 @@ class Watch:
         self._sets: list[tuple[Any, Any]] = []
         self._arrays: list[tuple[np.ndarray, np.ndarray | bytes, Any]] = []
         self._seen: dict[int, Any] = {}  # by id; the values keep the ids from being used again
-        self._holders: list[tuple[Any, str]] = []  # namespaces of objects, classes and modules
+        # Namespaces of objects, classes and modules; of an object, what its classes have too.
+        self._holders: list[tuple[Any, frozenset[str]]] = []
         self._read: set[str] = set()  # names of attributes, in any code that was met
         self._work = list(roots)
         done: set[tuple[int, str]] = set()
         self._visit_all()
-        while pairs := [(space, name) for space, _ in self._holders
-                        for name in self._attributes(space) if (id(space), name) not in done]:
+        while pairs := [(space, name) for space, behind in self._holders
+                        for name in self._attributes(space, behind)
+                        if (id(space), name) not in done]:
             for space, name in pairs:
                 done.add((id(space), name))
                 self._name(space, name)
@@ -56,9 +58,11 @@ class Watch:
 
     # ---- what there is to watch
 
-    def _attributes(self, space: Any) -> Iterable[str]:
-        """The names of a namespace that code may read."""
-        return list(space) if self._read & _ANY else [name for name in space if name in self._read]
+    def _attributes(self, space: Any, behind: frozenset[str]) -> Iterable[str]:
+        """The names that code may read in a namespace, or find there one day."""
+        if self._read & _ANY:
+            return [*space, *behind]
+        return [*(name for name in space if name in self._read), *(behind & self._read)]
 
     def _visit_all(self) -> None:
         while self._work:
@@ -92,7 +96,7 @@ class Watch:
             self._work += [x.fget, x.fset, x.fdel]
         elif isinstance(x, types.ModuleType):
             if reads.is_users_module(x):
-                self._holders.append((vars(x), x.__name__))
+                self._holders.append((vars(x), frozenset()))
         elif isinstance(x, type):
             self._class(x)
         elif isinstance(x, dict):
@@ -131,28 +135,28 @@ class Watch:
     def _class(self, x: type) -> None:
         if not reads.is_users_class(x):
             return
-        self._holders.append((vars(x), x.__name__))
+        self._holders.append((vars(x), frozenset()))
         self._work += x.__bases__
 
     def _instance(self, x: Any) -> None:
         if hasattr(type(x), "read_parts") and type(x).__module__.startswith(("codegen.", "spmd.")):
             self._work += x.read_parts()
             return
-        if (plain := getattr(x, "py_func", None)) is not None:  # numba's
-            self._work.append(plain)
+        if type(x).__module__.partition(".")[0] == "numba" and hasattr(x, "py_func"):
+            self._work.append(x.py_func)
             return
         if not reads.is_users_class(type(x)):
             return
         self._work.append(type(x))
         try:
-            self._holders.append((object.__getattribute__(x, "__dict__"), type(x).__name__))
+            own = object.__getattribute__(x, "__dict__")
+            self._holders.append((own, frozenset(name for c in type(x).__mro__ for name in vars(c))
+                                  if type(own) is dict else frozenset()))
         except AttributeError:
             pass
-        for c in type(x).__mro__:
-            for slot in vars(c).values():
-                if isinstance(slot, types.MemberDescriptorType):
-                    space = _Slots(x, type(x))
-                    self._holders.append((space, slot.__name__))
+        if (slots := _Slots(x)).slots:
+            self._seen[id(slots)] = slots  # its id stands for it
+            self._holders.append((slots, frozenset()))
 
     # ---- whether it is the same
 
@@ -183,9 +187,9 @@ class Watch:
 class _Slots:
     """The attributes of an object that __slots__ hold, as a namespace."""
 
-    def __init__(self, x: Any, cls: type) -> None:
+    def __init__(self, x: Any) -> None:
         self.x = x
-        self.slots = {name: slot for c in cls.__mro__ for name, slot in vars(c).items()
+        self.slots = {name: slot for c in type(x).__mro__ for name, slot in vars(c).items()
                       if isinstance(slot, types.MemberDescriptorType)}
 
     def __iter__(self) -> Any:

@@ -14,7 +14,7 @@ __version__ = "0.1.0"
 
 # Names of the language, defined in codegen.trace.api.
 _LANGUAGE = frozenset(
-    """Array Dim all_gather all_ranks all_to_all any_ranks arange array asarray axis_index
+    """Array Dim Stream all_gather all_ranks all_to_all any_ranks arange array asarray axis_index
     axis_size barrier blocks checkpoint_name checkpoint_policies cond custom_vjp dynamic_slice
     dynamic_update_slice empty empty_like eye feed fori_loop full full_like grad identity index
     input jvp kernel like linspace mesh ones ones_like pand pargmax pargmin parse_parameter
@@ -104,6 +104,7 @@ if TYPE_CHECKING:  # for editors and type checkers: where every name has its doc
     from codegen.trace.derive.marks import checkpoint_name as checkpoint_name
     from codegen.trace.derive.marks import checkpoint_policies as checkpoint_policies
     from codegen.trace.derive.marks import stop_gradient as stop_gradient
+    from codegen.trace.feed_calls import Stream as Stream
     from codegen.trace.feed_calls import feed as feed
     from codegen.trace.messages import print_ as _print
     from codegen.trace.messages import progress as progress

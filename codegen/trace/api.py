@@ -31,6 +31,7 @@ from codegen.trace.derive.marks import (
     remat,
     stop_gradient,
 )
+from codegen.trace.feed_calls import Stream
 from codegen.trace.kernel_call import Kernel
 from codegen.trace.program import Program, parse_parameter, program
 from codegen.trace.ranks import mapping
@@ -42,8 +43,8 @@ from codegen.user.windows import Start
 F = TypeVar("F", bound=Callable[..., Any])
 
 __all__ = [
-    "Array", "Dim", "Program", "checkpoint_name", "checkpoint_policies", "custom_vjp", "grad",
-    "jvp", "parse_parameter", "program", "remat", "replicated", "spec", "stop_gradient",
+    "Array", "Dim", "Program", "Stream", "checkpoint_name", "checkpoint_policies", "custom_vjp",
+    "grad", "jvp", "parse_parameter", "program", "remat", "replicated", "spec", "stop_gradient",
     "value_and_grad", "vjp",
 ]
 

@@ -89,11 +89,13 @@ def _check_function(function: Any) -> None:
 
 
 def parse_parameter(text: str) -> Any:
-    """A value from the command line: a Python literal (`3`, `0.5`, `(1, 2)`, `True`), else the
-    text.
+    """Return the value that `--set NAME=TEXT` gives a parameter: what the text means as a Python
+    literal, such as `3`, `0.5`, `(1, 2)` or `True`; else the text itself.
 
-    >>> parse_parameter("3") + x
-    [3.], [4.], [5.], [6.]
+    Example::
+
+        values = [spmd.parse_parameter(text) for text in ("3", "(1, 2)", "true", "linear")]
+        print(values)    # [3, (1, 2), True, 'linear']
     """
     try:
         return ast.literal_eval(text)

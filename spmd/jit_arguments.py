@@ -28,7 +28,7 @@ _NUMBERS: dict[type, dtypes.DType] = {
 }
 
 
-class Refused(Exception):
+class NotAnArray(Exception):
     """An argument that is no array."""
 
 
@@ -54,7 +54,7 @@ def form(x: Any, leaves: list[Any]) -> Any:
         return dtypes.numpy_dtype(element_type(x.dtype)), _shape(x)
     array = _array_of(x)
     if array is None:
-        raise Refused
+        raise NotAnArray
     leaves.append(array)
     return array.dtype, array.shape, isinstance(x, np.generic)
 

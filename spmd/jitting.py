@@ -21,14 +21,14 @@ from codegen.errors import LayoutWarning
 from codegen.trace.context import Context
 from codegen.trace.control import reads
 from codegen.trace.control.conversion import convert
-from codegen.trace.control.watching import Watch
+from codegen.trace.control.watching import WatchedReads
 from codegen.trace.jitted import Jitted, Leaf, Static, check_function, finished, is_plain
 from codegen.user import eager_runs
 from spmd import source
 from spmd.cache import Cache
 from spmd.image import Image
 from spmd.jit_arguments import (
-    Refused,
+    NotAnArray,
     check_arguments,
     check_hash,
     form,
@@ -103,7 +103,7 @@ def jit(
 class _Entry:
     """What one set of shapes has been built to. names: of its inputs, in the order of leaves."""
 
-    def __init__(self, program: Jitted, names: list[str], data: bytes, watch: Watch,
+    def __init__(self, program: Jitted, names: list[str], data: bytes, watch: WatchedReads,
                  digest: str | None) -> None:
         self.names, self.watch, self.digest = names, watch, digest
         self.checked = loader.check(data)
@@ -167,7 +167,7 @@ class Jit:
         return f"<spmd.jit of {getattr(self._function, '__qualname__', self._function)!s}>"
 
     def __get__(self, obj: Any, cls: type | None = None) -> Any:
-        return self if obj is None else Bound(self, obj)
+        return self if obj is None else JitMethod(self, obj)
 
     @plainly
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -185,9 +185,8 @@ class Jit:
 
         Example::
 
-            half = spmd.jit(lambda x: x / 2)
-            print(half.image(spmd.spec((4,), np.float64)).run(ranks=2, x=np.ones(4)))
-            # [0.5 0.5 0.5 0.5]
+            image = spmd.jit(lambda x: x / 2).image(spmd.spec((4,), np.float64))
+            print(image.run(ranks=2, x=np.ones(4)))    # [0.5 0.5 0.5 0.5]
         """
         return self._image(args, kwargs)
 
@@ -239,7 +238,7 @@ class Jit:
                 for name, x in (sorted(kwargs.items()) if len(kwargs) > 1 else kwargs.items())
             )
             hash(key)
-        except (Refused, TypeError) as error:
+        except (NotAnArray, TypeError) as error:
             self._program(args, kwargs, bound)  # says which of them it is
             raise error
         return key, leaves
@@ -261,7 +260,7 @@ class Jit:
         if not changed:
             return key, leaves, self._entries[key]
         program, inputs = self._program(args, kwargs, bound)
-        watch = Watch(program.function, *(x for _, x in program.reached({})))
+        watch = WatchedReads(program.function, *(x for _, x in program.reached({})))
         digest, before = reads.digest(program), self._entries.get(key)
         if before is not None:
             if digest is not None and digest == before.digest and self._processes is None:
@@ -352,7 +351,7 @@ class Jit:
         return Jitted(self._function, tuple(given), named, self._mesh), leaves
 
 
-class Bound:
+class JitMethod:
     """A method under spmd.jit, of one object, which is a static argument."""
 
     def __init__(self, jitted: Jit, obj: Any) -> None:

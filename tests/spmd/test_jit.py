@@ -326,7 +326,7 @@ def test_what_a_program_says(capsys: pytest.CaptureFixture[str]) -> None:
         assert x[0] >= 0, "not below zero"
 
     assert said(np.ones(3)) is None and capsys.readouterr().out == "the sum is 3.0\n"
-    for wrong in (-np.ones(3), np.full(3, np.inf) - np.inf):
+    for wrong in (-np.ones(3), np.array([0, np.nan, 0])):
         with pytest.raises(spmd.CheckError):
             said(wrong)
     assert said(np.zeros(3)) is None
@@ -390,7 +390,7 @@ def test_what_nobody_has_any_more_is_closed() -> None:
         return len(os.listdir("/proc/self/fd"))
 
     def mapped() -> int:
-        return sum(1 for _ in open("/proc/self/maps"))  # noqa: SIM115
+        return sum(1 for _ in open("/proc/self/maps"))
 
     for k in range(4):
         f = spmd.jit(lambda x: x * 2, ranks=2)
@@ -417,7 +417,8 @@ for by in (2.0, 3.0):
     out = step(state, by)
     expected = expected * by
     state = {"u": out["u"]}
-    assert out["none"] is None and out["u"].local.size == len(np.array_split(expected, 3)[comm.rank])
+    assert out["none"] is None
+    assert out["u"].local.size == len(np.array_split(expected, 3)[comm.rank])
 whole = out["u"].gather()
 if comm.rank == 0:
     assert (whole == expected).all() and np.asarray(out["sum"]) == 90.0
@@ -427,7 +428,8 @@ read = spmd.jit(lambda x: x * table, comm=comm)
 read(np.ones(4))
 if comm.rank == 1:  # one of them sees a change: all of them build, with what process 0 reads
     table[0] = 5
-assert np.asarray(read(np.ones(4)).gather() if comm.rank else read(np.ones(4)).gather())is not None
+seen = read(np.ones(4)).gather()
+assert comm.rank or (seen == 1).all()
 try:
     step({"u": np.ones(10 + (comm.rank == 1))}, 1.0)
 except spmd.AgreementError as error:

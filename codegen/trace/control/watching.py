@@ -1,9 +1,9 @@
 """What a function can read, watched: whether any of it is another than when the watch began.
 
-Goes in: functions and values. Comes out: a Watch, which is asked again and again. Always holds: it
-sees what can be reached by name, in functions of the user's, and nothing of the user's is called.
-What cannot be seen so (a file that is read, an attribute under a computed name of a foreign object)
-counts as unchanged. One look costs a comparison for each name, and one of the bytes of each array.
+Goes in: functions and values. Comes out: WatchedReads, which are asked again and again. Always
+holds: they see what functions of the user's reach by name, and call nothing of the user's. What
+cannot be seen so (a file that is read, an attribute under a computed name of a foreign object)
+counts as unchanged. A look costs a comparison for each name, and one of the bytes of each array.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MOST_OBJECTS = 200_000
 _COPIED_BYTES = 1 << 16  # of an array, that are compared as one piece of bytes
 
 
-class Watch:
+class WatchedReads:
     """What some roots could read when the watch began."""
 
     def __init__(self, *roots: Any) -> None:

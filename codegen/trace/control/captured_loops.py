@@ -180,7 +180,11 @@ class Loop(Capture):
 
     def block(self) -> Block:
         """A new block, with one argument for each value that is carried."""
-        named = [(hint(n, self._path(n, j)), t.array) for (n, j), t in self.carried.items()]
+        paths: dict[str, list[str]] = {}
+        for name, _ in self.carried:
+            if name not in paths and (held := self.entry[name] or self.later.held[name]):
+                paths[name] = list(held.tree.paths())
+        named = [(hint(n, paths[n][j]), t.array) for (n, j), t in self.carried.items()]
         named += [("memory", t) for t in self.stored.values()]
         return Block(tuple(Value(name, t) for name, t in named))
 
@@ -393,12 +397,11 @@ class Loop(Capture):
 
     def _type(self, name: str, j: int, before: Any, end: Any) -> LeafType:
         a, b = self.carried.get((name, j)) or self.types[name, j], leaf_type(end)
-        path = self._path(name, j)
         if a is None or b is None:
-            raise carry_error("loop", name, path, self.place, before, end)
+            raise carry_error("loop", name, self._path(name, j), self.place, before, end)
         t = joined(a, b)
         if t is None or (not a.weak and t.dtype != a.dtype):
-            raise carry_error("loop", name, path, self.place, a, b)
+            raise carry_error("loop", name, self._path(name, j), self.place, a, b)
         return t
 
     def _refuse_structure(self, name: str, before: Held, now: Held) -> None:

@@ -104,6 +104,8 @@ class Context:
         # what open bodies must leave as it is (outside.Outside), the program first; and where the
         # user's code changed a thing last, by its id
         self.bodies: list[Any] = []
+        # what loops in no other loop carried in the last capture of the program: settled.Inner
+        self.outermost: Any = None
         self.loops: list[Any] = []  # whose bodies are being captured: loops.Loop
         # loops that Python runs turn by turn, and those of which it has turned out now
         self.unrolled: frozenset[Place | None] = frozenset()

@@ -34,6 +34,7 @@ from codegen.trace.control.conversion import convert
 from codegen.trace.control.letting import Bounds, bounds_of
 from codegen.trace.control.outside import Outside
 from codegen.trace.control.returned import outputs_of
+from codegen.trace.control.settled import Inner
 from codegen.trace.derive.needed import kept_by, opened, pruned
 from codegen.trace.feed_calls import check_feeds
 
@@ -237,12 +238,13 @@ class Program:
         layouts: dict[str, Layout] = {}
         limits: Limits = {}
         unrolled: frozenset[Place | None] = frozenset()
-        rounds = 0
+        outermost, rounds = Inner(), 0
         while True:
             context = Context(self.name, mesh)
             context.bounds, context.rules, context.layouts = bounds, self.rules, layouts
             context.limits, context.checks = limits, frozenset(checks)
-            context.unrolled = unrolled
+            context.unrolled, context.outermost = unrolled, outermost
+            outermost.met.clear()
             try:
                 module = self._trace(context, values)
             except SpmdError:

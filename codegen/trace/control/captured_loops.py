@@ -132,10 +132,17 @@ class Loop(Capture):
         self.inner = Inner()
         self.changed: set[Key] = set()  # in the last pass
         self.given: list[Key] = []  # what it began with
-        self.around = context.loops[-1].inner if context.loops else Inner()
+        again = None if context.rank_view else context.outermost  # a shard has another shape
+        self.around = context.loops[-1].inner if context.loops else again or Inner()
         self.number = self.around.number()
-        if before := self.around.found.get(self.number):
+        before = self.around.found.get(self.number)
+        if before and (context.loops or self._lies_as(before)):
             self.begin_with(before)
+
+    def _lies_as(self, before: Settled) -> bool:
+        """Whether all that was carried lies now as it did then: inputs may have other layouts."""
+        had = ((self.types.get(key), t) for key, t in before.carried.items())
+        return all(h is None or (h.shape, h.layout) == (t.shape, t.layout) for h, t in had)
 
     def begin_with(self, before: Settled) -> None:
         """Begin with what the loop carried when it was captured last, where the types allow it."""

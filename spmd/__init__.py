@@ -24,8 +24,8 @@ _LANGUAGE = frozenset(
     zeros zeros_like""".split()
 )
 
-# Names of the runtime, defined in spmd.image and spmd.building.
-_RUNTIME = frozenset("Distributed Image Local Opened build load local".split())
+# Names of the runtime, defined in spmd.image, spmd.building and spmd.jitting.
+_RUNTIME = frozenset("Distributed Image Jit Local Opened build jit load local".split())
 
 # What can be raised, defined in codegen.errors; all are SpmdErrors, with an exit_code.
 _ERRORS = frozenset(
@@ -58,7 +58,7 @@ _INSTEAD = {
     **dict.fromkeys("alltoall".split(), "spmd.all_to_all"),
     **dict.fromkeys("rank get_rank".split(), "spmd.index, or spmd.axis_index of one axis"),
     **dict.fromkeys("size get_size comm".split(), "spmd.ranks, or spmd.axis_size of one axis"),
-    **dict.fromkeys("jit compile".split(), "spmd.build"),
+    "compile": "spmd.jit of a function, spmd.build of a program",
     "checkpoint": "spmd.remat",
     **dict.fromkeys("vmap pmap".split(), "arrays broadcast, and layouts split them"),
     **dict.fromkeys("run profile timeline layouts".split(), "spmd.build(program) gives an image"),
@@ -135,6 +135,8 @@ if TYPE_CHECKING:  # for editors and type checkers: where every name has its doc
     from spmd.image import Opened as Opened
     from spmd.image import load as load
     from spmd.image import local as local
+    from spmd.jitting import Jit as Jit
+    from spmd.jitting import jit as jit
 
     blocks = _blocks
     index = _index
@@ -149,6 +151,8 @@ _HOMES = {
     **dict.fromkeys(_LANGUAGE, "codegen.trace.api"),
     **dict.fromkeys(_RUNTIME, "spmd.image"),
     "build": "spmd.building",
+    "jit": "spmd.jitting",
+    "Jit": "spmd.jitting",
     **dict.fromkeys(_ERRORS | _WARNINGS, "codegen.errors"),
 }
 

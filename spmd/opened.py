@@ -48,19 +48,12 @@ class Opened:
         self.keep = _kept(checked.manifest, options.keep)
         self._latest: list[weakref.ref[Distributed]] = []  # outputs of the latest call, kept
         self._owner, self._turn, self._thread = os.getpid(), allocate_lock(), 0
-        comm = options.comm
-        if comm is not None:
-            if not hasattr(comm, "Get_rank"):
-                raise UsageError(f"comm={comm!r} is not a communicator", found=type(comm).__name__,
-                                 expected="comm=MPI.COMM_WORLD, of mpi4py")
-            _check_launcher()
-        self.processes, self.distributed = Processes(comm), comm is not None
+        self.processes = group_of(options.comm, options.time_limit)
+        self.distributed = options.comm is not None
         self._options, self._manifest = options, checked.manifest
         self._launch = Launch(checked, options, self.processes)
         if self.processes.count > 1:
             end_all_on_error()
-            limit = options.time_limit if _is_limit(options.time_limit) else TIME_LIMIT
-            self.processes.waiting = Attendance(self.processes, limit)
         else:
             self._check()
 
@@ -297,6 +290,20 @@ class Opened:
         array = np.empty(job.setup.shape(output), numpy_dtype(output["dtype"]))
         job.get(number, global_of(array, output["dtype"]))
         return array
+
+
+def group_of(comm: Any, time_limit: Any) -> Processes:
+    """The processes of a communicator, or this one alone where it is None. Raises UsageError."""
+    if comm is not None:
+        if not hasattr(comm, "Get_rank"):
+            raise UsageError(f"comm={comm!r} is not a communicator", found=type(comm).__name__,
+                             expected="comm=MPI.COMM_WORLD, of mpi4py")
+        _check_launcher()
+    processes = Processes(comm)
+    if processes.count > 1:
+        limit = time_limit if _is_limit(time_limit) else TIME_LIMIT
+        processes.waiting = Attendance(processes, limit)
+    return processes
 
 
 def _check_launcher() -> None:

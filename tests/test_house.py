@@ -91,7 +91,8 @@ HEAVY = (
     "spmd.data", "spmd.feeding",
     "spmd.distributed", "spmd.doctor", "spmd.doctor_check", "spmd.doctor_engine",
     "spmd.doctor_mpi", "spmd.engine.feed_rings", "spmd.files.convert", "spmd.image",
-    "spmd.launch.eager_feeds", "spmd.launch.iterable_supply", "spmd.nn", "spmd.numpy",
+    "spmd.jit_arguments", "spmd.jitting", "spmd.launch.eager_feeds", "spmd.launch.iterable_supply",
+    "spmd.nn", "spmd.numpy",
     "spmd.opened", "spmd.optim", "spmd.output_parts", "spmd.random", "spmd.show", "spmd.source",
     "spmd.tree", "spmd.verify.images",
 )

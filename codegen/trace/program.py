@@ -11,7 +11,7 @@ import copy
 import inspect
 import math
 import numbers
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, overload
 
@@ -34,6 +34,7 @@ from codegen.trace.control.conversion import convert
 from codegen.trace.control.letting import Bounds, bounds_of
 from codegen.trace.control.outside import Outside
 from codegen.trace.control.returned import outputs_of
+from codegen.trace.control.settled import Inner
 from codegen.trace.derive.needed import kept_by, opened, pruned
 from codegen.trace.feed_calls import check_feeds
 
@@ -237,12 +238,13 @@ class Program:
         layouts: dict[str, Layout] = {}
         limits: Limits = {}
         unrolled: frozenset[Place | None] = frozenset()
-        rounds = 0
+        outermost, rounds = Inner(), 0
         while True:
             context = Context(self.name, mesh)
             context.bounds, context.rules, context.layouts = bounds, self.rules, layouts
             context.limits, context.checks = limits, frozenset(checks)
-            context.unrolled = unrolled
+            context.unrolled, context.outermost = unrolled, outermost
+            outermost.met.clear()
             try:
                 module = self._trace(context, values)
             except SpmdError:
@@ -270,13 +272,13 @@ class Program:
             context.unique(axis.coord_sym.name)
         for name in ("p", "member", "wrap", "others"):  # what formulas of exchanges name
             context.unique(name)
-        outside = Outside("program", [(self.name, self.function), *values.items()])
+        outside = Outside("program", [(self.name, self.function), *self.reached(values)])
         outside.place = self.place
         context.bodies.append(outside)
         with context.active():
             function = convert(self.function)
             try:
-                returned = function(**values)
+                returned = self.called(context, function, values)
                 outside.check(context.seeded)
             except BaseException as error:
                 outside.put_back()
@@ -302,6 +304,14 @@ class Program:
                       file=self.file, keeps=kept_by(body, context.keeps),
                       unrolled=tuple(sorted(filter(None, context.unrolled), key=str)),
                       checks=tuple(name for name in CHECKS if name in context.checks)))
+
+    def reached(self, values: dict[str, Any]) -> Iterable[tuple[str, Any]]:
+        """What of the user's the function can read and change, but for itself: by name."""
+        return values.items()
+
+    def called(self, context: Context, function: Callable[..., Any], values: dict[str, Any]) -> Any:
+        """What the converted function returns for these parameters."""
+        return function(**values)
 
     def _place_of_return(self, context: Context, function: Callable[..., Any]) -> Place:
         """The expression that was returned; where there is none, the function's own place."""

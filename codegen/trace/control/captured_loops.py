@@ -135,10 +135,17 @@ class Loop(Capture):
         self.inner = Inner()
         self.changed: set[Key] = set()  # in the last pass
         self.given: list[Key] = []  # what it began with
-        self.around = context.loops[-1].inner if context.loops else Inner()
+        again = None if context.rank_view else context.outermost  # a shard has another shape
+        self.around = context.loops[-1].inner if context.loops else again or Inner()
         self.number = self.around.number()
-        if before := self.around.found.get(self.number):
+        before = self.around.found.get(self.number)
+        if before and (context.loops or self._lies_as(before)):
             self.begin_with(before)
+
+    def _lies_as(self, before: Settled) -> bool:
+        """Whether all that was carried lies now as it did then: inputs may have other layouts."""
+        had = ((self.types.get(key), t) for key, t in before.carried.items())
+        return all(h is None or (h.shape, h.layout) == (t.shape, t.layout) for h, t in had)
 
     def begin_with(self, before: Settled) -> None:
         """Begin with what the loop carried when it was captured last, where the types allow it."""
@@ -183,7 +190,11 @@ class Loop(Capture):
 
     def block(self) -> Block:
         """A new block, with one argument for each value that is carried."""
-        named = [(hint(n, self._path(n, j)), t.array) for (n, j), t in self.carried.items()]
+        paths: dict[str, list[str]] = {}
+        for name, _ in self.carried:
+            if name not in paths and (held := self.entry[name] or self.later.held[name]):
+                paths[name] = list(held.tree.paths())
+        named = [(hint(n, paths[n][j]), t.array) for (n, j), t in self.carried.items()]
         named += [("memory", t) for t in self.stored.values()]
         return Block(tuple(Value(name, t) for name, t in named))
 
@@ -397,12 +408,11 @@ class Loop(Capture):
 
     def _type(self, name: str, j: int, before: Any, end: Any) -> LeafType:
         a, b = self.carried.get((name, j)) or self.types[name, j], leaf_type(end)
-        path = self._path(name, j)
         if a is None or b is None:
-            raise carry_error("loop", name, path, self.place, before, end)
+            raise carry_error("loop", name, self._path(name, j), self.place, before, end)
         t = joined(a, b)
         if t is None or (not a.weak and t.dtype != a.dtype):
-            raise carry_error("loop", name, path, self.place, a, b)
+            raise carry_error("loop", name, self._path(name, j), self.place, a, b)
         return t
 
     def _refuse_structure(self, name: str, before: Held, now: Held) -> None:

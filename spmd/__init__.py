@@ -20,7 +20,7 @@ _LANGUAGE = frozenset(
     input jvp kernel like linspace mesh ones ones_like pand pargmax pargmin parse_parameter
     pbroadcast pexscan pgather pmax pmean pmin por ppermute pprod preduce print program Program
     progress pscan pscatter psum psum_scatter pvary pxor range ranks remat replicated require
-    scalar scan shard_map spec start stop_gradient switch top_k value_and_grad vjp while_loop
+    scalar scan shard_map spec start stop_gradient switch top_k value_and_grad vjp vmap while_loop
     zeros zeros_like""".split()
 )
 
@@ -60,7 +60,7 @@ _INSTEAD = {
     **dict.fromkeys("size get_size comm".split(), "spmd.ranks, or spmd.axis_size of one axis"),
     **dict.fromkeys("jit compile".split(), "spmd.build"),
     "checkpoint": "spmd.remat",
-    **dict.fromkeys("vmap pmap".split(), "arrays broadcast, and layouts split them"),
+    "pmap": "spmd.vmap maps a function; layouts split the mapped dim over ranks",
     **dict.fromkeys("run profile timeline layouts".split(), "spmd.build(program) gives an image"),
     **dict.fromkeys("doctor bench show patch calibrate".split(), "a command of the shell: spmd"),
 }
@@ -87,6 +87,7 @@ if TYPE_CHECKING:  # for editors and type checkers: where every name has its doc
     from codegen.trace.api import start as start
     from codegen.trace.api import value_and_grad as value_and_grad
     from codegen.trace.array import Array as Array
+    from codegen.trace.batching.vmap import vmap as vmap
     from codegen.trace.control.blocks import Blocks as _blocks
     from codegen.trace.control.functional import cond as cond
     from codegen.trace.control.functional import fori_loop as fori_loop

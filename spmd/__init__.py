@@ -16,8 +16,8 @@ __version__ = "0.1.0"
 _LANGUAGE = frozenset(
     """Array Dim all_gather all_ranks all_to_all any_ranks arange array asarray axis_index
     axis_size barrier blocks checkpoint_name checkpoint_policies cond custom_vjp dynamic_slice
-    dynamic_update_slice empty empty_like eye feed fori_loop full full_like grad identity index
-    input jvp kernel like linspace mesh ones ones_like pand pargmax pargmin parse_parameter
+    dynamic_update_slice empty empty_like eye feed fori_loop full full_like grad hessian identity index
+    input jacfwd jacobian jacrev jvp kernel like linspace mesh ones ones_like pand pargmax pargmin parse_parameter
     pbroadcast pexscan pgather pmax pmean pmin por ppermute pprod preduce print program Program
     progress pscan pscatter psum psum_scatter pvary pxor range ranks remat replicated require
     scalar scan shard_map spec start stop_gradient switch top_k value_and_grad vjp vmap while_loop
@@ -102,6 +102,10 @@ if TYPE_CHECKING:  # for editors and type checkers: where every name has its doc
     from codegen.trace.declare import scalar as scalar
     from codegen.trace.derive.derivatives import jvp as jvp
     from codegen.trace.derive.derivatives import vjp as vjp
+    from codegen.trace.derive.jacobians import hessian as hessian
+    from codegen.trace.derive.jacobians import jacfwd as jacfwd
+    from codegen.trace.derive.jacobians import jacobian as jacobian
+    from codegen.trace.derive.jacobians import jacrev as jacrev
     from codegen.trace.derive.marks import checkpoint_name as checkpoint_name
     from codegen.trace.derive.marks import checkpoint_policies as checkpoint_policies
     from codegen.trace.derive.marks import stop_gradient as stop_gradient

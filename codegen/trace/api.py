@@ -26,6 +26,7 @@ from codegen.trace.derive.derivatives import (
     vjp,
 )
 from codegen.trace.derive.eagerly import mapped
+from codegen.trace.derive.jacobians import hessian, jacfwd, jacobian, jacrev
 from codegen.trace.derive.marks import (
     checkpoint_name,
     checkpoint_policies,
@@ -44,7 +45,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 __all__ = [
     "Array", "Dim", "Program", "checkpoint_name", "checkpoint_policies", "custom_vjp", "grad",
-    "jvp", "parse_parameter", "program", "remat", "replicated", "spec", "stop_gradient",
+    "hessian", "jacfwd", "jacobian", "jacrev", "jvp", "parse_parameter", "program", "remat", "replicated", "spec", "stop_gradient",
     "value_and_grad", "vjp", "vmap",
 ]
 

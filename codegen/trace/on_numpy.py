@@ -30,16 +30,26 @@ def is_outside() -> bool:
 
 
 def on_numpy(
-    function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any] | None = None
+    function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any] | None = None,
+    aloud: bool = True,
 ) -> Any:
-    """What function(*args, **kwargs) returns, outside of programs. Numbers come back as NumPy's."""
+    """What function(*args, **kwargs) returns, outside of programs. Numbers come back as NumPy's.
+    aloud: what it prints is printed."""
     program = _Call(function, args, kwargs or {})
     arrays, prints = program.computed()
-    for text in prints:
+    for text in prints if aloud else ():
         builtins.print(text)
     assert program.tree is not None
     leaves = (next(arrays) if x is None else x for x in program.others)
     return fill(program.tree, leaves, fresh=True)
+
+
+def copied(args: Sequence[Any]) -> tuple[Any, ...]:
+    """The arguments with copies of their arrays, which nobody else writes into."""
+    tree, leaves = flatten(tuple(args))
+    fresh = [x.copy() if isinstance(x, np.ndarray) else x for x in leaves]
+    made: tuple[Any, ...] = fill(tree, iter(fresh), fresh=True)
+    return made
 
 
 class _Call(Program):

@@ -23,6 +23,7 @@ from codegen.symbolic.expr import Expr, Sym
 from codegen.trace.array import Array, as_value, is_traced
 from codegen.trace.context import Block, Context
 from codegen.trace.control.exits import RESULT
+from codegen.trace.control.guarded import guarded
 from codegen.trace.control.regions import (
     Capture,
     Gone,
@@ -482,6 +483,8 @@ class Loop(Capture):
         assert self.body is not None
         context, keys = self.context, list(self.carried)
         test = self.test(evaluate)
+        if test is not None and context.members and context.recordings:
+            self.body = guarded(context, test, self.body)
         operands = [self._at_entry(k) for k in keys]
         operands += [laid_as(context, s.value, t.layout) for s, t in self.stored.items()]
         regions = (self.body,) if test is None else (test, self.body)

@@ -187,17 +187,18 @@ class Loop(Capture):
 
     def entering(self) -> Iterator[tuple[Value, Any, View]]:
         """The arguments of the open pass, with what each is before the loop and how that is
-        seen."""
+        seen. Variables without a value before the loop are left out: no turn reads them before it
+        binds them."""
         before = {s: content for s, content, _ in self.mark.storages}
-        begun: list[tuple[Any, View]] = []
+        begun: list[tuple[Any, View] | None] = []
         for name, j in self.carried:
             held = self.entry[name]
             leaf = None if held is None else held.leaves[j]
-            begun.append((before.get(leaf.storage), leaf.seen) if isinstance(leaf, Array)
-                         else (leaf, ()))
+            begun.append(None if held is None else (before.get(leaf.storage), leaf.seen)
+                         if isinstance(leaf, Array) else (leaf, ()))
         begun += [(before.get(s), ()) for s in self.stored]
         if self.open is not None:
-            yield from ((a, *b) for a, b in zip(self.open.args, begun))
+            yield from ((a, *b) for a, b in zip(self.open.args, begun) if b is not None)
 
     def _path(self, name: str, j: int) -> str:
         held = self.entry[name] or self.later.held[name]

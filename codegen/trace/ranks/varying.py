@@ -13,6 +13,7 @@ from codegen.errors import UnsupportedError
 from codegen.ir import Region, Value, walk
 from codegen.mesh import Layout
 from codegen.ops import Kind, Loop, Reshape
+from codegen.symbolic import expr
 from codegen.trace.array import Array, as_array, wrap
 from codegen.trace.context import Context
 from codegen.trace.number import expr_of
@@ -84,7 +85,10 @@ def check(context: Context, region: Region, given: Mapping[Value, Iterable[str]]
     for op in walk(region):
         if not isinstance(op.what, Loop):
             continue
+        read = _read([Region((), (op,), ())])
         for arg in op.regions[-1].args:
+            if arg not in read:
+                continue
             if more := found.varies(arg) - context.assumed.get(arg, found.varies(arg)):
                 axes = ", ".join(sorted(more))
                 raise UnsupportedError(
@@ -95,3 +99,24 @@ def check(context: Context, region: Region, given: Mapping[Value, Iterable[str]]
                     remedy=f'{arg.name} = spmd.pvary({arg.name}, "{sorted(more)[0]}") before the '
                     "loop, where each rank has its own; spmd.psum or pmean of what changes it, "
                     "where it is to stay one")
+
+
+def _read(regions: Iterable[Region]) -> set[Value]:
+    """Return what the ops of regions read, or hand on in another place: not what is only carried
+    through a loop until something is bound anew."""
+    read: set[Value] = set()
+    for op in (op for region in regions for op in reversed(region.ops)):
+        read |= _read(op.regions)
+        if not isinstance(op.what, Loop):
+            read.update(op.operands, *(inner.results for inner in op.regions))
+            continue
+        *tests, body = op.regions
+        read.update(*(test.results for test in tests))
+        read.update(v for a, v in zip(body.args, body.results) if v is not a)
+        count = op.what.turns()
+        sure = not tests and count is not None and expr.nonneg(count - 1)
+        for k, v in enumerate(op.operands):
+            same = [inner.args[k] for inner in op.regions] + ([] if sure else [op.results[k]])
+            if read.intersection(same):
+                read.add(v)
+    return read

@@ -17,7 +17,7 @@ from codegen.trace.array import Array, as_array
 from codegen.trace.batching.vmap import vmap
 from codegen.trace.context import eager_current
 from codegen.trace.derive.derivatives import jvp, vjp
-from codegen.trace.derive.eagerly import eagerly
+from codegen.trace.derive.eagerly import Held
 from codegen.trace.derive.given import (
     check_function,
     check_numbers,
@@ -61,7 +61,7 @@ def jacobian(
         #  [0. 2. 0.]
         #  [0. 0. 4.]]
     """
-    def back(*args: Any, **kwargs: Any) -> Any:
+    def back(f: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         numbers, kept = _numbers("spmd.jacobian", argnums, args), list[Any]()
 
         def loss(*given: Any) -> Any:
@@ -106,7 +106,7 @@ def jacfwd(f: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Callable[
 
         print(spmd.build(powers).run(ranks=2))    # [ 0.  1.  4. 12.]
     """
-    def forward(*args: Any, **kwargs: Any) -> Any:
+    def forward(f: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         numbers = _numbers("spmd.jacfwd", argnums, args)
         primals = tuple(args[k] for k in numbers)
         in_tree, leaves = flatten(primals)
@@ -177,8 +177,8 @@ def _transform(
             return on_numpy(call, args, kwargs)
         runtime = eager_current()
         if runtime is not None:
-            return eagerly(runtime, lambda *a: in_program(*a, **kwargs), args)
-        return in_program(*args, **kwargs)
+            return Held(f, args, kwargs).eagerly(runtime, in_program)
+        return in_program(f, args, kwargs)
 
     functools.update_wrapper(call, f, ("__name__", "__doc__"), ())
     return call

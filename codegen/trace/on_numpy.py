@@ -22,6 +22,7 @@ from codegen.trace.program import Program, make_mesh
 from codegen.trace.state import Tree, fill, flatten, leaf_type
 
 _AXIS = "x"
+ARRAY = object()  # stands for a leaf that is an array, or a number
 
 
 def is_outside() -> bool:
@@ -40,7 +41,7 @@ def on_numpy(
     for text in prints if aloud else ():
         builtins.print(text)
     assert program.tree is not None
-    leaves = (next(arrays) if x is None else x for x in program.others)
+    leaves = (next(arrays) if x is ARRAY else x for x in program.others)
     return fill(program.tree, leaves, fresh=True)
 
 
@@ -54,7 +55,7 @@ def copied(args: Sequence[Any]) -> tuple[Any, ...]:
 
 class _Call(Program):
     """The call as a program without parameters. tree: of what it returns; others: its leaves that
-    are no arrays, None for one that is."""
+    are no arrays, and ARRAY for one that is."""
 
     def __init__(
         self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
@@ -81,7 +82,7 @@ class _Call(Program):
         given = [asarray(x.copy()) if isinstance(x, np.ndarray) else x for x in leaves]
         args, kwargs = fill(tree, iter(given), fresh=True)
         self.tree, leaves = flatten(convert(self.inner)(*args, **kwargs))
-        self.others = [x if leaf_type(x) is None else None for x in leaves]
+        self.others = [x if leaf_type(x) is None else ARRAY for x in leaves]
         return {f"part{k}": asarray(x) for k, x in enumerate(leaves) if leaf_type(x) is not None}
 
     def computed(self) -> tuple[Any, list[str]]:

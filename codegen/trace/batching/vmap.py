@@ -35,7 +35,7 @@ from codegen.trace.control.conversion import convert
 from codegen.trace.control.regions import Mark
 from codegen.trace.derive.eagerly import eagerly
 from codegen.trace.number import Number, expr_of
-from codegen.trace.on_numpy import on_numpy
+from codegen.trace.on_numpy import ARRAY, on_numpy
 from codegen.trace.state import Tree, fill, flatten, leaf_type
 
 _ARRAYS = (Array, Number, np.ndarray, np.generic, bool, int, float, complex)
@@ -169,7 +169,7 @@ class _Call:
                 finally:
                     context.members -= 1
                 tree, leaves = flatten(returned)
-                kept.extend([tree, [x if leaf_type(x) is None else None for x in leaves]])
+                kept.extend([tree, [x if leaf_type(x) is None else ARRAY for x in leaves]])
                 results = [as_value(context, x) for x in leaves if leaf_type(x) is not None]
                 kept.append([getattr(x, "weak", leaf_type(x).weak) for x in leaves
                              if leaf_type(x) is not None])
@@ -177,7 +177,8 @@ class _Call:
                 raise UsageError("a function under spmd.vmap writes into an array from around it",
                                  place=user_place(), expected="a function that returns what it "
                                  "makes", remedy="return it; or write behind the call")
-            mark.forget_later(context, "function under spmd.vmap", user_place())
+            mark.forget_later(context, "function under spmd.vmap", user_place(),
+                              "return it from that function")
             return results
 
         made = mapped(context, self.n, self._entry(given), [(v, True) for v in given], member)
@@ -197,7 +198,7 @@ class _Call:
         axes = list(spread(out_axes, tree, "out_axes"))
         at, found, out = Batch(context, self.n, entry, {}), iter(made), []
         for other, axis, path in zip(others, axes, tree.paths(), strict=True):
-            if other is not None:
+            if other is not ARRAY:
                 out.append(other)
                 continue
             (value, own), weak = next(found)

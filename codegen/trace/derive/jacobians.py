@@ -28,7 +28,7 @@ from codegen.trace.derive.given import (
 from codegen.trace.number import number
 from codegen.trace.numpy.creation import eye, zeros
 from codegen.trace.on_numpy import is_outside, on_numpy
-from codegen.trace.state import fill, flatten
+from codegen.trace.state import fill, flatten, leaf_type
 
 
 def jacobian(
@@ -71,7 +71,7 @@ def jacobian(
                 kept.append(aux)
             return returned
 
-        value, way = vjp(loss, *(args[k] for k in numbers))
+        value, way = vjp(loss, *_primals("spmd.jacobian", numbers, args))
         tree, leaves = flatten(value)
         leaves = [_real(leaf, path) for leaf, path in zip(leaves, tree.paths())]
         parts = []
@@ -108,10 +108,8 @@ def jacfwd(f: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Callable[
     """
     def forward(f: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         numbers = _numbers("spmd.jacfwd", argnums, args)
-        primals = tuple(args[k] for k in numbers)
+        primals = _primals("spmd.jacfwd", numbers, args)
         in_tree, leaves = flatten(primals)
-        paths = [f"{numbers[0] if len(numbers) == 1 else numbers}{p}" for p in in_tree.paths()]
-        leaves = [x if x is None else float_of(x, "spmd.jacfwd", p) for x, p in zip(leaves, paths)]
         parts: list[Any] = []
         out_tree = None
         for k, leaf in enumerate(leaves):
@@ -190,6 +188,17 @@ def _numbers(what: str, argnums: Any, args: Sequence[Any]) -> tuple[int, ...]:
     return numbers
 
 
+def _primals(what: str, numbers: Sequence[int], args: Sequence[Any]) -> tuple[Any, ...]:
+    """The arguments that a function is differentiated by, their leaves as arrays of floats."""
+    made = []
+    for k in numbers:
+        tree, leaves = flatten(args[k])
+        paths = [f"{k % len(args)}{path}" for path in tree.paths()]
+        made.append(fill(tree, iter([x if x is None else float_of(x, what, path)
+                                     for x, path in zip(leaves, paths, strict=True)]), fresh=True))
+    return tuple(made)
+
+
 def _with(args: Sequence[Any], numbers: Sequence[int], given: Sequence[Any]) -> list[Any]:
     """The arguments, with these in some places."""
     out = list(args)
@@ -205,7 +214,7 @@ def _single(found: Any, argnums: Any) -> Any:
 
 def _real(leaf: Any, path: str) -> Array:
     """A result that a Jacobian may be of."""
-    array = as_array(leaf) if leaf is not None and not isinstance(leaf, str) else None
+    array = None if leaf_type(leaf) is None else as_array(leaf)
     if array is None or array.type.dtype.kind != "f":
         raise UsageError(f"a Jacobian is that of real floats, and result{path} is none",
                          place=user_place(), expected="a function that returns arrays of floats",

@@ -16,12 +16,12 @@ __version__ = "0.1.0"
 _LANGUAGE = frozenset(
     """Array Dim all_gather all_ranks all_to_all any_ranks arange array asarray axis_index
     axis_size barrier blocks checkpoint_name checkpoint_policies cond custom_vjp dynamic_slice
-    dynamic_update_slice empty empty_like eye feed fori_loop full full_like grad hessian identity index
-    input jacfwd jacobian jacrev jvp kernel like linspace mesh ones ones_like pand pargmax pargmin parse_parameter
-    pbroadcast pexscan pgather pmax pmean pmin por ppermute pprod preduce print program Program
-    progress pscan pscatter psum psum_scatter pvary pxor range ranks remat replicated require
-    scalar scan shard_map spec start stop_gradient switch top_k value_and_grad vjp vmap while_loop
-    zeros zeros_like""".split()
+    dynamic_update_slice empty empty_like eye feed fori_loop full full_like grad hessian
+    identity index input jacfwd jacobian jacrev jvp kernel like linspace mesh ones ones_like
+    pand pargmax pargmin parse_parameter pbroadcast pexscan pgather pmax pmean pmin por
+    ppermute pprod preduce print program Program progress pscan pscatter psum psum_scatter
+    pvary pxor range ranks remat replicated require scalar scan shard_map spec start
+    stop_gradient switch top_k value_and_grad vjp vmap while_loop zeros zeros_like""".split()
 )
 
 # Names of the runtime, defined in spmd.image and spmd.building.

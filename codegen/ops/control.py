@@ -29,7 +29,9 @@ class Control(Kind):
 
 @dataclass(frozen=True)
 class Loop(Control):
-    """Regions (body) or (condition, body) over the carried; stop None: until the condition."""
+    """Regions (body) or (condition, body) over the carried; stop None: until the condition.
+    guarded: a turn that begins where the condition does not hold changes nothing of what the
+    user's loop carries."""
 
     name = "loop"
     held = True
@@ -37,6 +39,7 @@ class Loop(Control):
     start: Expr
     stop: Expr | None
     step: Expr
+    guarded: bool = False
 
     def infer(self, types: Types) -> list[ArrayType]:
         return list(types)

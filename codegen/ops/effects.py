@@ -65,11 +65,12 @@ class Expect(Effect):
         """It must hold for every member that comes here."""
         first, *shown = op.operands
         holds = at.where_active(*at.every_of([first], given[:1]))
-        shown = [v if g is None and not v.type.ndim else at.along(*at.every_of([v], [g]),
-                                                                  holds.type.shape)
-                 for v, g in zip(shown, given[1:])]
+        each = []
+        for v, g in zip(shown, given[1:]):
+            (wide,) = [v] if g is None and not v.type.ndim else at.every_of([v], [g])
+            each.append(wide if wide is v else at.along(wide, holds.type.shape))
         start = None if self.start is None else (expr.const(0), *self.start)
-        return at.emit_all(self.but(start=start), holds, *shown)
+        return at.emit_all(self.but(start=start), holds, *each)
 
     def steps(self, op: Op, at: Maker) -> None:
         holds, *shown = (at.node(v, ()) for v in op.operands)

@@ -45,8 +45,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 __all__ = [
     "Array", "Dim", "Program", "checkpoint_name", "checkpoint_policies", "custom_vjp", "grad",
-    "hessian", "jacfwd", "jacobian", "jacrev", "jvp", "parse_parameter", "program", "remat", "replicated", "spec", "stop_gradient",
-    "value_and_grad", "vjp", "vmap",
+    "hessian", "jacfwd", "jacobian", "jacrev", "jvp", "parse_parameter", "program", "remat",
+    "replicated", "spec", "stop_gradient", "value_and_grad", "vjp", "vmap",
 ]
 
 

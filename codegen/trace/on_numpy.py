@@ -55,7 +55,7 @@ def copied(args: Sequence[Any]) -> tuple[Any, ...]:
 
 class _Call(Program):
     """The call as a program without parameters. tree: of what it returns; others: its leaves that
-    are no arrays, and ARRAY for one that is."""
+    are no arrays, and ARRAY for one that is; names: of the outputs that these are."""
 
     def __init__(
         self, function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
@@ -64,6 +64,7 @@ class _Call(Program):
         self.inner = function
         self.tree: Tree | None = None
         self.others: list[Any] = []
+        self.names: tuple[str, ...] = ()
         here = user_place()
         self.function, self.mesh = self._returned, make_mesh(_AXIS)
         self.name = getattr(function, "__name__", "f")
@@ -83,12 +84,12 @@ class _Call(Program):
         args, kwargs = fill(tree, iter(given), fresh=True)
         self.tree, leaves = flatten(convert(self.inner)(*args, **kwargs))
         self.others = [x if leaf_type(x) is None else ARRAY for x in leaves]
-        return {f"part{k}": asarray(x) for k, x in enumerate(leaves) if leaf_type(x) is not None}
+        made = {f"part{k}": asarray(x) for k, x in enumerate(leaves) if leaf_type(x) is not None}
+        self.names = tuple(made)
+        return made
 
     def computed(self) -> tuple[Any, list[str]]:
         """The arrays, one by one, and the lines that were printed."""
-        from codegen.oracle import interpret  # start-up time: builds and images do without it
-
-        module, prints = self.graph({}), list[str]()
-        found = interpret.run(module, {_AXIS: 1}, prints=prints)
-        return (found[o.name][()] for o in module.outputs), prints
+        prints = list[str]()
+        found = self.interpreted({_AXIS: 1}, prints)
+        return (found[name][()] for name in self.names), prints

@@ -77,9 +77,9 @@ def of_arguments(axes: Any, args: Sequence[Any], names: Sequence[str]) -> list[l
 def names_of(f: Callable[..., Any], count: int) -> list[str]:
     """What the parameters of a function are called that are given by position."""
     try:
-        parameters = inspect.signature(f).parameters.values()
+        parameters = list(inspect.signature(f).parameters.values())
     except (TypeError, ValueError):
-        parameters = ()
+        parameters = []
     named = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     star = next((p.name for p in parameters if p.kind == p.VAR_POSITIONAL), "argument ")
     rest = (f"{star}[{k}]" if star != "argument " else f"argument {k}"

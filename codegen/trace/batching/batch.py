@@ -19,7 +19,7 @@ from codegen.mesh import Layout, LayoutEntry
 from codegen.ops import Kind
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr, IntLike
-from codegen.trace.batching import regions
+from codegen.trace.batching import region_rules
 from codegen.trace.context import Block, Context
 from codegen.trace.control.captured_loops import Counter
 from codegen.trace.control.regions import laid_as
@@ -211,16 +211,16 @@ class Batch:
             self.context.blocks = [b for b in self.context.blocks if b is not block]
 
     def loop(self, op: Op, given: Sequence[Value | None]) -> Sequence[Value | None]:
-        return regions.loop(self, op, given)
+        return region_rules.loop(self, op, given)
 
     def branch(self, op: Op, given: Sequence[Value | None]) -> Sequence[Value | None]:
-        return regions.branch(self, op, given)
+        return region_rules.branch(self, op, given)
 
     def defined(self, op: Op, given: Sequence[Value | None]) -> Sequence[Value | None]:
-        return regions.defined(self, op, given)
+        return region_rules.defined(self, op, given)
 
     def shard_map(self, op: Op, given: Sequence[Value | None]) -> Sequence[Value | None]:
-        return regions.shard_map(self, op, given)
+        return region_rules.shard_map(self, op, given)
 
     def mapped(
         self, given: Sequence[tuple[Value, bool]],

@@ -158,8 +158,8 @@ class _Call:
         kept: list[Any] = []
 
         def member(values: Sequence[Value]) -> list[Value]:
-            found = iter([wrap(context, v, a.weak) for v, a in zip(values, arrays)])
             before, mark = context.next_serial(), Mark.of(context)
+            found = iter([wrap(context, v, a.weak) for v, a in zip(values, arrays)])
             with context.watching_writes() as log:
                 context.members += 1
                 try:
@@ -171,8 +171,8 @@ class _Call:
                 tree, leaves = flatten(returned)
                 kept.extend([tree, [x if leaf_type(x) is None else ARRAY for x in leaves]])
                 results = [as_value(context, x) for x in leaves if leaf_type(x) is not None]
-                kept.append([getattr(x, "weak", leaf_type(x).weak) for x in leaves
-                             if leaf_type(x) is not None])
+                types = (leaf_type(x) for x in leaves)
+                kept.append([t.weak for t in types if t is not None])
             if any(s.serial < before for s in log):
                 raise UsageError("a function under spmd.vmap writes into an array from around it",
                                  place=user_place(), expected="a function that returns what it "
@@ -244,15 +244,16 @@ class _Call:
 
 def _members(leaf: _Leaf) -> Any:
     """What each member has of an array: parts that it may write into."""
+    assert leaf.axis is not None
     return np.moveaxis(np.array(leaf.content, subok=True), leaf.axis, 0)
 
 
-def _first(context: Context, value: Value, dim: int) -> Value:
+def _first(context: Context, value: Value, dim: Axis) -> Value:
     """With one of its dims before the others."""
     if not dim:
         return value
-    rest = [d for d in range(value.type.ndim) if d != dim]
-    return context.emit_one(Transpose((dim, *rest)), value)
+    order = (dim, *(d for d in range(value.type.ndim) if d != dim))
+    return context.emit_one(Transpose(order), value)
 
 
 def _differs(path: str) -> UsageError:

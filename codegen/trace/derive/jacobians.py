@@ -110,6 +110,10 @@ def jacfwd(f: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Callable[
         numbers = _numbers("spmd.jacfwd", argnums, args)
         primals = _primals("spmd.jacfwd", numbers, args)
         in_tree, leaves = flatten(primals)
+
+        def of_primals(*given: Any) -> Any:
+            return f(*_with(args, numbers, given), **kwargs)
+
         parts: list[Any] = []
         out_tree = None
         for k, leaf in enumerate(leaves):
@@ -121,9 +125,9 @@ def jacfwd(f: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Callable[
                 given = [x if x is None else unit if j == k else zeros(x.shape, x.dtype)
                          for j, x in enumerate(leaves)]
                 tangents = fill(in_tree, iter(given), fresh=True)
-                call = lambda *given: f(*_with(args, numbers, given), **kwargs)
-                value, change = jvp(call, primals, tangents)
-                for x, path in zip(flatten(value)[1], flatten(value)[0].paths()):
+                value, change = jvp(of_primals, primals, tangents)
+                tree, results = flatten(value)
+                for x, path in zip(results, tree.paths(), strict=True):
                     _real(x, path)
                 return change
 

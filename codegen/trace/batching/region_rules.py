@@ -95,15 +95,17 @@ def _turn(at: Batch, op: Op, own: set[int]) -> tuple[list[Region], set[int]]:
             going, _ = _test(inner, copies, again.of(tests[0].results[0]))
             inner = inner.inside({}, going)
         inner.through(body.ops)
+        selects = apart and not op.what.guarded  # type: ignore[attr-defined]
         ends = []
         for k, (arg, end) in enumerate(zip(body.args, body.results, strict=True)):
-            if end in inner.of or (apart and end is not arg):
+            if end in inner.of or (selects and end is not arg):
                 more.add(k)
             if k not in own:
                 ends.append(end)
                 continue
             (new,) = inner.every_of([end], [inner.of.get(end)])
-            if going is not None and end is not arg:
+            if selects and end is not arg:
+                assert going is not None
                 new = at.chosen(going, new, args[k])
             ends.append(laid_as(at.context, new, args[k].type.layout))
         regions.append(block.close(ends))

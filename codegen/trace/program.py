@@ -334,8 +334,7 @@ class Program:
         Returns what the function returns. InputError for an input that is missing or of another
         shape, UsageError for an unknown name; exceptions of NumPy come through.
         """
-        from codegen.oracle import eager  # start-up time: builds and images do without it
-
+        eager = _oracle()
         ranks = checked_count("ranks", ranks)
         given_sizes = checked_sizes({} if mesh is None else mesh, self.mesh.names)
         fixed = {a.name: a.fixed for a in self.mesh.axes} | given_sizes
@@ -354,6 +353,12 @@ class Program:
 
         return eager.run(self.function, axes, given, lambda: self.graph(known), captured)
 
+    def interpreted(self, axes: Mapping[str, int], prints: list[str]) -> dict[str, Any]:
+        """The outputs by name, of a program without inputs: its Graph, computed in NumPy. prints
+        collects what it prints."""
+        found: dict[str, Any] = _oracle().outputs(self.graph({}), axes, prints)
+        return found
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if Context.current() is not None:
             return convert(self.function)(*args, **kwargs)
@@ -362,6 +367,12 @@ class Program:
             expected="spmd.build, or a run as plain NumPy",
             remedy=f"spmd.build({self.name}).run(ranks=4), or {self.name}.eager()",
         )
+
+
+def _oracle() -> Any:
+    from codegen.oracle import eager  # start-up time: builds and images do without it
+
+    return eager
 
 
 @overload

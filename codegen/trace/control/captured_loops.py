@@ -23,6 +23,7 @@ from codegen.symbolic.expr import Expr, Sym
 from codegen.trace.array import Array, as_value, is_traced
 from codegen.trace.context import Block, Context
 from codegen.trace.control.exits import RESULT
+from codegen.trace.control.guarded import guarded
 from codegen.trace.control.regions import (
     Capture,
     Gone,
@@ -496,11 +497,14 @@ class Loop(Capture):
         assert self.body is not None
         context, keys = self.context, list(self.carried)
         test = self.test(evaluate)
+        what = counter.loop
+        if test is not None and context.members and context.recordings:
+            self.body, what = guarded(context, test, self.body), what.but(guarded=True)
         operands = [self._at_entry(k) for k in keys]
         operands += [laid_as(context, s.value, t.layout) for s, t in self.stored.items()]
         regions = (self.body,) if test is None else (test, self.body)
         names = [a.name for a in self.body.args]
-        results = context.emit(counter.loop, operands, regions, names, self.place)
+        results = context.emit(what, operands, regions, names, self.place)
         leaves = {n: list(h.leaves) for n, h in self.entry.items() if h is not None}
         leaves |= {n: list(h.leaves) for n, h in self.later.held.items()}
         arrays = {k: array_of(context, v, self.carried[k]) for k, v in zip(keys, results)}

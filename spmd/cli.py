@@ -294,9 +294,9 @@ def _check_alone(arguments: list[str]) -> list[str]:
 
 def _meant(word: str, command: Parser) -> str:
     """The option that is like an unknown one; "" where there is none."""
-    near = _loaded("difflib:get_close_matches")(
-        word.partition("=")[0], command._option_string_actions, 1, 0.75)
-    return f"\n  try:      {near[0]}, if that is what you mean" if near else ""
+    near = _loaded("codegen.suggest:meant")(
+        word.partition("=")[0], command._option_string_actions, least=0.75)
+    return f"\n  try:      {near}" if near else ""
 
 
 def parsed(arguments: list[str]) -> argparse.Namespace:

@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
-from difflib import get_close_matches
 from types import ModuleType
 from typing import Any
 
@@ -34,6 +33,7 @@ from codegen.errors import (
 from codegen.image import manifest as reader
 from codegen.image.target import resolve
 from codegen.places import HERE, is_ours, is_user_file, last, place_at
+from codegen.suggest import VERY_LIKE, meant
 from codegen.trace.program import Program
 from codegen.user.named import MANY, named, roots
 from spmd.arguments import read
@@ -166,8 +166,7 @@ def _meant(error: Exception) -> str:
     elif isinstance(error, NameError) and (tb := last(error.__traceback__)):
         frame = tb.tb_frame
         known = [*frame.f_locals, *frame.f_globals, *dir(builtins)]
-    near = get_close_matches(name, known, 1, 0.75) if isinstance(name, str) else []
-    return f"{near[0]}, if that is what you mean" if near else ""
+    return meant(name, known, least=VERY_LIKE)
 
 
 def user_place(error: BaseException) -> tuple[Place | None, bool]:

@@ -23,6 +23,7 @@ FOLDERS = ("codegen", "spmd", "examples", "tests", "docs")
 # A module imports only modules of its own level or a lower one. The longest prefix counts.
 LEVELS = {
     "codegen.errors": 0, "codegen.fresh": 0, "codegen.progress": 0, "codegen.short_batches": 0,
+    "codegen.suggest": 0,
     "codegen.check_names": 1, "codegen.places": 1, "codegen.dtypes": 1, "codegen.symbolic": 1,
     "codegen.philox": 1,
     "codegen.symbolic.estimate": 2, "codegen.symbolic.prove": 2, "codegen.symbolic.sampling": 2,
@@ -97,7 +98,7 @@ LIGHT = (
     "codegen", "codegen.check_names", "codegen.image.elf", "codegen.image.elf_dynamic",
     "codegen.errors", "codegen.image.conditions", "codegen.image.manifest",
     "codegen.image.schema", "codegen.image.target",
-    "codegen.places", "codegen.progress", "codegen.symbolic.meaning",
+    "codegen.places", "codegen.progress", "codegen.suggest", "codegen.symbolic.meaning",
     "codegen.user.named", "codegen.verify.exchange_table",
 )
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -20,6 +19,7 @@ from codegen.errors import MissingError, ProgramError, TracedValueError, Unsuppo
 from codegen.ir import ArrayType, Shape, Value
 from codegen.mesh import Layout, Mesh, as_written, local_extent
 from codegen.ops import Relayout, Symbolic
+from codegen.suggest import meant
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
 from codegen.trace import view as views
@@ -225,8 +225,8 @@ class Array(ArrayMethods):
             raise AttributeError(name)
         if self.is_known and hasattr(np.ndarray, name):
             return getattr(self.frozen(), name)
-        near = [f"x.{n}" for n in get_close_matches(name, dir(type(self)), 1)]
-        remedy = f"np.{name}(x) says what to use" if hasattr(np, name) else "".join(near)
+        near = meant(name, dir(type(self)), "x.{}")
+        remedy = f"np.{name}(x) says what to use" if hasattr(np, name) else near
         remedy = REMEDIES.get(f"ndarray.{name}", remedy)
         raise MissingError(
             f"an array of a program has no {name!r}",

@@ -250,6 +250,13 @@ int spmd_rank_point(spmd_rank *rank, uint32_t number, int64_t *counter)
     const spmd_keeping *keeping = &me->job->keeping;
     spmd_course *turns = &me->turns;
 
+    if (number == SPMD_NO_TURN) {
+        spmd_rank_fail(rank, 65,
+                       "the loop of the checkpoint ends before turn %lld, from which the run would "
+                       "go on: give the scalars with which it was kept, or larger ones",
+                       (long long)keeping->turn);
+        return SPMD_HELD;
+    }
     if (keeping->every == 0 && keeping->after == 0 && keeping->resume < 0)
         return SPMD_GO_ON;
     if (turns->stage == NEW)

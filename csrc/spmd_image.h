@@ -131,7 +131,8 @@ typedef struct spmd_engine {
     /* Sets rank->operation, and the time. NULL: nobody wants to know when. */
     void (*enter)(spmd_rank *rank, uint32_t operation);
     /* A turn of an outermost loop begins; counter: NULL where it has none. Returns an
-     * spmd_point_result. */
+     * spmd_point_result. number SPMD_NO_TURN: the loop of the checkpoint that the rank has gone on
+     * from ends before that one's turn, and so does the run. */
     int (*point)(spmd_rank *rank, uint32_t number, int64_t *counter);
     /* 1: the fields of the feed's next batch lie in the buffers of this take: of each the part that
      * shard() says, its rows after the batch's end zeros. 0: must wait; call again. Where there is
@@ -182,6 +183,8 @@ static inline void spmd_swap(spmd_rank *rank, int a, int b)
     rank->buffer[a] = rank->buffer[b];
     rank->buffer[b] = at;
 }
+
+#define SPMD_NO_TURN UINT32_MAX
 
 enum spmd_point_result {
     SPMD_HELD = 0,  /* call again */

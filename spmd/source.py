@@ -266,6 +266,15 @@ def image_for_run(
     return data, parameters
 
 
+def image_of(path: str, settings: dict[str, str], no_cache: bool) -> tuple[bytes, set[str]]:
+    """Return the image of a program in FILE.py[:NAME], and the names of the settings that are its
+    parameters."""
+    program = find_program(path)
+    parameters = parameters_of(program, settings)
+    cache = Cache("") if no_cache else Cache()
+    return build_program(program, parameters, cache=cache), set(parameters)
+
+
 def build_file(options: argparse.Namespace, _: Processes) -> int:
     """`spmd build`: writes the image beside the program, or where it was asked for."""
     path = options.program
@@ -282,6 +291,7 @@ def build_file(options: argparse.Namespace, _: Processes) -> int:
             raise UsageError(
                 f"--set {name}: the program has no parameter {name!r}",
                 expected=", ".join(program.parameters) or "no parameters",
+                remedy=meant(name, program.parameters, "--set {}=…"),
             )
     cache = chosen_cache(options)
     started = time.perf_counter()

@@ -35,7 +35,6 @@ from codegen.plan.grammar import (
 )
 from codegen.plan.handed import More, Send, Take
 from codegen.plan.steps import operations, walk_steps
-from codegen.symbolic.expr import Expr
 from codegen.symbolic.spelling import Binds
 
 
@@ -181,8 +180,9 @@ class ControlWriter:
         self.f.line(f"{into} = more != 0;")
         self.f.close()
 
-    def point(self, point: Point, step: Expr) -> None:
-        """In the loop itself: from here a turn may begin again."""
+    def point(self, point: Point, loop: Loop) -> None:
+        """In the loop itself: from here a turn may begin again, if the one before it is a turn of
+        the loop as it is now."""
         counter = "NULL" if point.counter is None else f"&{self.f.integer(point.counter)}"
         self.cases += 1
         self.f.quote(point.place, "a turn begins: ")
@@ -193,7 +193,12 @@ class ControlWriter:
         self.f.line("    return SPMD_WAITS;")
         self.f.line("case SPMD_AGAIN:")
         if point.counter is not None:
-            self.f.line(f"    {counter[1:]} -= {self.f.integer(step, Binds.CHOICE)};")
+            self.f.line(f"    {counter[1:]} -= {self.f.integer(loop.step, Binds.CHOICE)};")
+            if test := self.f.test_of(counter[1:], loop):
+                self.f.line(f"    if (!({test})) {{")
+                self.f.line("        r->engine->point(r, SPMD_NO_TURN, NULL);")
+                self.f.line("        return SPMD_WAITS;")
+                self.f.line("    }")
         self.f.line("    continue;")
         self.f.close()
 
@@ -206,7 +211,7 @@ class ControlWriter:
             self.f.line(f"if (!{self.f.value(loop.flag)[0]}) break;")
         body = loop.body
         if body and isinstance(body[0], Point):
-            self.point(body[0], loop.step)
+            self.point(body[0], loop)
             body = body[1:]
         self.steps(body)
         for cycle in loop.rotate:

@@ -13,7 +13,7 @@ from zlib import crc32
 
 from codegen.errors import OutputError, UsageError
 from codegen.user.named import of_tree
-from spmd.files import npy
+from spmd.files import ENDINGS, npy
 from spmd.files.inputs import archive_format, split
 from spmd.files.inputs import open_inputs as open_inputs  # for who needs both
 from spmd.files.whole import keep_mode, part_of, refuse_replacing
@@ -29,7 +29,9 @@ AT_ONCE = 1 << 24
 
 
 def check_apart(options: argparse.Namespace) -> None:
-    """Raises UsageError where `run` would write over what it reads."""
+    """Raises UsageError where `run` would write over what it reads, or in no format."""
+    for name, path in (*options.output.items(), *(("", path) for path in options.output_all)):
+        _check_ending(name, path)
     sources = {program_file(options.image): "what runs"}
     for name, path in options.input.items():
         sources[split(path, existing=True)[0]] = f"the file of input {name}"
@@ -37,6 +39,19 @@ def check_apart(options: argparse.Namespace) -> None:
     given = [split(path, existing=False)[0] for path in options.output.values()]
     for path in [*given, *options.output_all, *filter(None, [options.timeline])]:
         refuse_replacing(path, sources)
+
+
+def _check_ending(name: str, path: str) -> None:
+    """Refuses an output whose file has an ending that is of no format. Raises UsageError."""
+    file, _ = split(path, existing=False)
+    if file.endswith(ENDINGS):
+        return
+    stem, suffix = os.path.splitext(file)
+    raise UsageError(
+        f"output {name}: {path} names no format in which arrays are written",
+        expected=f"a file that ends in {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}",
+        found=suffix or "no ending", remedy=f"-o {name}={stem}.npy",
+    )
 
 
 def program_file(path: str) -> str:

@@ -102,7 +102,7 @@ def _same_image(asked: argparse.Namespace, processes: Processes) -> loader.Check
     opened: list[loader.Checked] = []
 
     def come() -> str:
-        if asked.image.endswith(".py") or ".py:" in asked.image:
+        if loader.is_program(asked.image):
             return ""
         opened.append(loader.open_file(asked.image))
         return opened[0].digest

@@ -335,8 +335,11 @@ def run_eager(options: argparse.Namespace, _: Processes) -> int:
     program = find_program(options.image)
     parameters = parameters_of(program, options.set)
     inputs = {}
-    known = _inputs_of(program, parameters) if options.input else None
-    for name, given in open_inputs(options.input, options.input_all, known).items():
+    known = _inputs_of(program, parameters) if options.input or options.input_all else None
+    names = None if known is None else list(known)
+    for name, given in open_inputs(options.input, options.input_all, names).items():
+        if known and name in known:
+            given.convert(*known[name])
         dtype = numpy_dtype(given.dtype).newbyteorder(">" if given.swapped else "=")
         inputs[name] = np.ndarray(given.shape, dtype, given.buffer, given.start, given.strides)
     values = {**read(options.set), **parameters}
@@ -368,10 +371,12 @@ def run_eager(options: argparse.Namespace, _: Processes) -> int:
     return 0
 
 
-def _inputs_of(program: Any, parameters: dict[str, Any]) -> list[str] | None:
-    """The names of a program's inputs, which its graph has; None where it does not build."""
+def _inputs_of(program: Any, parameters: dict[str, Any]) -> dict[str, tuple[str, int]] | None:
+    """Of a program's inputs, which its graph has, dtype and number of dims; None where it does not
+    build."""
     try:
-        return [given.name for given in program.graph(parameters).inputs]
+        return {given.name: (given.value.type.dtype.name, given.value.type.ndim)
+                for given in program.graph(parameters).inputs}
     except SpmdError:
         return None
 

@@ -13,10 +13,10 @@ from zlib import crc32
 
 from codegen.errors import OutputError, UsageError
 from codegen.user.named import of_tree
-from spmd.files import ENDINGS, npy
+from spmd.files import ENDINGS, TABLES, npy, parquet
 from spmd.files.inputs import archive_format, split
 from spmd.files.inputs import open_inputs as open_inputs  # for who needs both
-from spmd.files.whole import keep_mode, part_of, refuse_replacing
+from spmd.files.whole import keep_mode, part_of, refuse_replacing, whole
 from spmd.launch.memory import bytes_text
 
 TYPE_CHECKING = False
@@ -134,6 +134,7 @@ class OutputFile:
         self.given, self.path = given, os.path.realpath(given)
         names = [name for name, _, _ in members.values()]
         self.title = f"output{'s' if len(names) > 1 else ''} {', '.join(names)}"
+        self.arrays = members
         self.members = {name: member for member, (name, _, _) in members.items()}
         archive = archive_format(given)
         try:
@@ -148,6 +149,8 @@ class OutputFile:
 
     def check(self) -> None:
         """Refuses what can be refused before anything has been computed."""
+        if self.given.endswith(".parquet"):
+            parquet.check_arrow()
         folder = os.path.dirname(self.path)
         if not os.path.isdir(folder):
             raise self._failed(f"there is no directory {folder}")
@@ -208,6 +211,9 @@ class OutputFile:
 
     def commit(self) -> None:
         """Gives the whole file its name; the one that was there before is replaced."""
+        if self.given.endswith(TABLES):
+            self._tabulate()
+            return
         if self.frame.sums:
             self._sum()
         try:
@@ -223,6 +229,19 @@ class OutputFile:
             self.discard()
             raise self._failed(error.strerror) from None
         self._close()
+
+    def _tabulate(self) -> None:
+        """Writes the table whose columns the elements are."""
+        from spmd.files import written_tables  # NumPy, in the process that writes a table
+
+        arrays = [(member, dtype, shape) for member, (_, dtype, shape) in self.arrays.items()]
+        try:
+            with self.attach(self.part) as view, whole(self.path) as file:
+                written_tables.write(self.path, file, arrays, self.frame.starts, view)
+        except OSError as error:
+            raise self._failed(error.strerror) from None
+        finally:
+            self.discard()
 
     def _close(self) -> None:
         if self.fd >= 0:

@@ -156,7 +156,7 @@ class Run(Launch):
         setup = self.bound(self.settings, self.opened)
         for array in inputs:
             if array["name"] in self.opened:
-                self.opened[array["name"]].convert(array["dtype"])
+                self.opened[array["name"]].convert(array["dtype"], len(array["shape"]))
                 check_array(array, setup.shape(array), self.opened[array["name"]])
         rows = [(output["name"], output["dtype"], setup.shape(output))
                 for output in self.manifest["outputs"]]

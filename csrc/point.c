@@ -188,6 +188,7 @@ static int put_back(spmd_hosted *me, uint32_t point, int64_t *counter)
     spmd_course *turns = &me->turns;
     room_copy(me, point, false);
     spmd_readers_resume(me);
+    spmd_saves_resume(me, keeping->turn);
     if (counter)
         *counter = keeping->counter;
     turns->turn = turns->since_turn = keeping->turn;
@@ -220,6 +221,7 @@ static bool stage(spmd_hosted *me, uint32_t point, const int64_t *counter)
     keeping->set_turn = turns->turn;
     keeping->set_counter = counter ? *counter : 0;
     spmd_readers_keep(me);
+    spmd_saves_keep(me);
     atomic_fetch_add(&keeping->staged, 1);
     pthread_cond_broadcast(&me->job->news);
     pthread_mutex_unlock(&me->job->lock);

@@ -20,7 +20,7 @@ _LANGUAGE = frozenset(
     input jvp kernel like linspace mesh ones ones_like pand pargmax pargmin parse_parameter
     pbroadcast pexscan pgather pmax pmean pmin por ppermute pprod preduce print program Program
     progress pscan pscatter psum psum_scatter pvary pxor range ranks remat replicated require
-    scalar scan shard_map spec start stop_gradient switch top_k value_and_grad vjp while_loop
+    save scalar scan shard_map spec start stop_gradient switch top_k value_and_grad vjp while_loop
     zeros zeros_like""".split()
 )
 
@@ -108,6 +108,7 @@ if TYPE_CHECKING:  # for editors and type checkers: where every name has its doc
     from codegen.trace.feed_calls import feed as feed
     from codegen.trace.messages import print_ as _print
     from codegen.trace.messages import progress as progress
+    from codegen.trace.saving import save as save
     from codegen.trace.numpy.creation import *  # noqa: F403
     from codegen.trace.numpy.ordering import top_k as top_k
     from codegen.trace.ranks.combining import *  # noqa: F403

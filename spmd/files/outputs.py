@@ -13,7 +13,7 @@ from zlib import crc32
 
 from codegen.errors import OutputError, UsageError
 from codegen.user.named import of_tree
-from spmd.files import ENDINGS, TABLES, npy, parquet
+from spmd.files import ENDINGS, TABLES, is_series, npy, parquet
 from spmd.files.inputs import archive_format, split
 from spmd.files.inputs import open_inputs as open_inputs  # for who needs both
 from spmd.files.whole import keep_mode, part_of, refuse_replacing, whole
@@ -31,7 +31,8 @@ AT_ONCE = 1 << 24
 def check_apart(options: argparse.Namespace) -> None:
     """Raises UsageError where `run` would write over what it reads, or in no format."""
     for name, path in (*options.output.items(), *(("", path) for path in options.output_all)):
-        _check_ending(name, path)
+        if not is_series(path):
+            _check_ending(name, path)
     sources = {program_file(options.image): "what runs"}
     for name, path in options.input.items():
         sources[split(path, existing=True)[0]] = f"the file of input {name}"

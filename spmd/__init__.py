@@ -20,7 +20,7 @@ _LANGUAGE = frozenset(
     identity index input jacfwd jacobian jacrev jvp kernel like linspace mesh ones ones_like
     pand pargmax pargmin parse_parameter pbroadcast pexscan pgather pmax pmean pmin por
     ppermute pprod preduce print program Program progress pscan pscatter psum psum_scatter
-    pvary pxor range ranks remat replicated require scalar scan shard_map spec start
+    pvary pxor range ranks remat replicated require save scalar scan shard_map spec start
     stop_gradient switch top_k value_and_grad vjp vmap while_loop zeros zeros_like""".split()
 )
 
@@ -127,6 +127,7 @@ if TYPE_CHECKING:  # for editors and type checkers: where every name has its doc
     from codegen.trace.ranks.rooted import pgather as pgather
     from codegen.trace.ranks.rooted import pscatter as pscatter
     from codegen.trace.ranks.varying import pvary as pvary
+    from codegen.trace.saving import save as save
     from spmd import data as data
     from spmd import nn as nn
     from spmd import numpy as numpy

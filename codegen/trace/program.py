@@ -37,6 +37,7 @@ from codegen.trace.control.returned import outputs_of
 from codegen.trace.control.settled import Inner
 from codegen.trace.derive.needed import kept_by, opened, pruned
 from codegen.trace.feed_calls import check_feeds
+from codegen.trace.saving import check_saves
 
 # The tracer's modules import downwards only; what those below need of those above they get here.
 conversion.runtime = control
@@ -296,14 +297,17 @@ class Program:
         if context.differentiated:
             body = pruned(opened(body))
             outputs = [replace(o, value=v) for o, v in zip(outputs, body.results, strict=True)]
-        return check_feeds(Module(name=self.name, level="graph", mesh=context.mesh,
-                      parameters=tuple(values.items()), scalars=tuple(context.scalars.values()),
-                      inputs=tuple(context.inputs.values()),
-                      feeds=tuple(context.feeds.values()), body=body, outputs=tuple(outputs),
-                      conditions=tuple(context.conditions), returns=returns, sync=self.sync,
-                      file=self.file, keeps=kept_by(body, context.keeps),
-                      unrolled=tuple(sorted(filter(None, context.unrolled), key=str)),
-                      checks=tuple(name for name in CHECKS if name in context.checks)))
+        module = Module(
+            name=self.name, level="graph", mesh=context.mesh, parameters=tuple(values.items()),
+            scalars=tuple(context.scalars.values()),
+            inputs=tuple(context.inputs.values()),
+            feeds=tuple(context.feeds.values()), body=body, outputs=tuple(outputs),
+            conditions=tuple(context.conditions), returns=returns, sync=self.sync,
+            file=self.file, keeps=kept_by(body, context.keeps),
+            unrolled=tuple(sorted(filter(None, context.unrolled), key=str)),
+            checks=tuple(name for name in CHECKS if name in context.checks),
+        )
+        return check_saves(check_feeds(module))
 
     def reached(self, values: dict[str, Any]) -> Iterable[tuple[str, Any]]:
         """What of the user's the function can read and change, but for itself: by name."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import sys
 from typing import Any
 
@@ -47,9 +48,11 @@ def command(options: argparse.Namespace, _: Processes) -> int:
 
 
 def verify(path: str, options: Any) -> dict[str, Any]:
-    """What was checked of one image, as the command line asks."""
-    image = reader.read(loader.read(path), host=False)
-    asked = options.ranks, options.mesh, read(options.set)
+    """What was checked of one image, or of the one that FILE.py gives, as the command line asks."""
+    data, parameters = loader.image_or_built(path, options.set, options.no_cache)
+    image = reader.read(data, host=False)
+    scalars = {k: v for k, v in read(options.set).items() if k not in parameters}
+    asked = options.ranks, options.mesh, scalars
     return checked(image, path, *asked, execute=options.execute)
 
 
@@ -74,7 +77,7 @@ def checked(
         at(f"running the plan functions of {path}")
         reader.check_machine(image.machine)
         reader.check_features(image.manifest["target"])
-        executed, copied = _execute(path, meshes, settings)
+        executed, copied = _execute(path, image, meshes, settings)
     return {
         "image": path, "bytes": len(image.data), "digest": image.digest,
         "elsewhere": _elsewhere(image),
@@ -130,13 +133,22 @@ def _meshes(
 
 
 def _execute(
-    path: str, meshes: list[tuple[int, ...]], settings: dict[str, str]
+    path: str, image: reader.ImageFile, meshes: list[tuple[int, ...]], settings: dict[str, str]
 ) -> tuple[int, int]:
     """Have a child process compare the machine code's plan functions with the manifest, and the
     engine's copies with NumPy's. Return how many ranks and how many boxes it compared."""
     from codegen.image import commands  # subprocess, for --execute alone
 
-    job = json.dumps({"path": path, "meshes": meshes, "set": settings})
+    fd = os.memfd_create("image", os.MFD_CLOEXEC)  # what was built has no file
+    with open(fd, "wb") as file:
+        file.write(image.data)
+        file.flush()
+        return _compared(path, commands, json.dumps(
+            {"path": f"/proc/{os.getpid()}/fd/{fd}", "meshes": meshes, "set": settings}))
+
+
+def _compared(path: str, commands: Any, job: str) -> tuple[int, int]:
+    """Return how many ranks and boxes the child compared; raise ImageError for what is wrong."""
     ended = commands.run([sys.executable, "-m", "spmd.bench.probe", job], limit_s=EXECUTE_S)
     if ended.code == commands.TOO_LATE:
         raise ImageError(f"{path}: its plan functions do not end", expected=f"{EXECUTE_S} s",

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from codegen import dtypes
+from codegen.casts import inexact
 from codegen.errors import EnvironmentFault, InputError, UsageError
 from codegen.mesh import checked_count, checked_sizes
 from codegen.suggest import meant
@@ -442,6 +443,11 @@ def _fitting(
             found=str(part.dtype),
             remedy=f"array.astype({declared['dtype']!r})",
         )
+    if casting == "safe" and (lost := inexact(part, wanted)) is not None:
+        raise InputError(
+            f"input {declared['name']} would be rounded: {wanted} does not hold {lost}",
+            expected=f"integers up to 2**53, or others that {wanted} holds", found=str(part.dtype),
+            remedy=f"array.astype({declared['dtype']!r}), or a program of int64")
     part = part.astype(wanted, copy=False)
     if isinstance(value, Local):
         return Local(part)

@@ -95,7 +95,7 @@ def _of_split(ids: Any, table: Array, axes: tuple[str, ...]) -> Any:
 
     @spmd.shard_map(out_layouts=(*own, *layout[1:]))
     def look(at: Any, part: Any, numbers: Any) -> Any:
-        local = at - numbers[0]
+        local = at - np.sum(numbers[:1])  # of no rows, where ranks are more than these
         here = (local >= 0) & (local < part.shape[0])
         found = part[np.where(here, local, 0)]
         return spmd.psum(np.where(here.reshape(*here.shape, *wide), found, 0), axes)

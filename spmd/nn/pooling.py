@@ -42,7 +42,8 @@ def max_pool(x: Any, window: Any, strides: Any = None, padding: Any = "VALID",
     """
     if np.result_type(x.dtype).kind == "c":
         raise DtypeError(f"spmd.nn.max_pool of {x.dtype}", expected="numbers that have an order")
-    lowest = -np.inf if x.dtype.kind not in "biu" else np.iinfo(x.dtype).min
+    kind = x.dtype.kind
+    lowest = False if kind == "b" else np.iinfo(x.dtype).min if kind in "iu" else -np.inf
     best: Any = None
     for part in _parts("max_pool", x, window, strides, padding, dilation, lowest):
         best = part if best is None else np.where((part > best) | (part != part), part, best)

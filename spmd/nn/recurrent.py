@@ -113,6 +113,8 @@ def recurrent(
     """
     if state is None:
         hidden = p["u"][(slice(None), *[0] * (p["u"].ndim - 2))]
-        zero = np.zeros_like(x[0][..., :1] * hidden[0])
+        empty = isinstance(x.shape[0], int) and not x.shape[0]
+        row = np.zeros(x.shape[1:], x.dtype) if empty else x[0]
+        zero = np.zeros_like(row[..., :1] * hidden[0])
         state = (zero, zero.copy()) if inspect.unwrap(cell) is inspect.unwrap(lstm_cell) else zero
     return spmd.scan(lambda state, now: cell(p, state, now), state, x, reverse=reverse)

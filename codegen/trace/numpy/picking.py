@@ -106,6 +106,13 @@ def clip(x: Any, a_min: Any = None, a_max: Any = None, out: Any = None, *, min: 
         raise unsupported("np.clip with dtype=", "np.clip(x.astype(t), low, high)")
     low, high = (a_min if min is None else min), (a_max if max is None else max)
     result: Any = normal(x)
+    kind = as_array(result).type.dtype
+    if kind.kind in "iu":  # as NumPy: a Python integer that the type cannot hold limits nothing
+        limits = np.iinfo(kind.name)
+        low = None if type(low) is int and low <= limits.min else low
+        high = None if type(high) is int and high >= limits.max else high
+    if low is None and high is None:
+        return store(as_array(result).copy(), out)
     if low is not None:
         result = apply(np.maximum, low, result)  # which is the second one where they are equal
     if high is not None:

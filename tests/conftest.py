@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 import uuid
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -495,8 +496,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if {"mpirun", "survivors"} & set(getattr(item, "fixturenames", ())):
             item.add_marker("mpi")
 
-    def tier(item: pytest.Item) -> int:
+    def tier(item: pytest.Item) -> tuple[int, int]:
+        """Those that take long are mixed: some compute, others wait for processes of theirs."""
         kept = {mark.name for mark in item.iter_markers()} | {""}
-        return 3 if "alone" in kept else next(k for k, name in enumerate(ORDER) if name in kept)
+        tier = 3 if "alone" in kept else next(k for k, name in enumerate(ORDER) if name in kept)
+        made = item._fixtureinfo.name2fixturedefs.values()  # type: ignore[attr-defined]
+        shares = any(one.scope == "module" and one.baseid.endswith(".py") for a in made
+                     for one in a)
+        mixed = str(item.path) if shares else item.nodeid  # what a module makes, it makes once
+        return tier, 0 if tier else zlib.crc32(mixed.encode())
 
     items.sort(key=tier)

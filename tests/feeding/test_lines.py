@@ -27,6 +27,8 @@ NOISE = f"""
 import numpy as np
 import spmd.data as data
 
+pytestmark = pytest.mark.slow  # it waits for processes of its own
+
 @data.pipeline(source=data.range(100), epochs=1, shuffle=False, compress="none")
 def numbers(example):
     return {{"x": np.random.default_rng(example).integers(0, 256, {SIZE}, np.uint8)}}

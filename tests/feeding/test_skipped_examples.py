@@ -15,6 +15,8 @@ from tests.conftest import PATIENCE, at_some_pace
 from tests.feeding.feeding_kit import Feed, mask_of, running, x_of
 from tests.feeding.test_workers import HEAD, numbers
 
+pytestmark = pytest.mark.slow  # it waits for processes of its own
+
 LAST = "if example == 15: raise KeyError('no label')\nreturn {'x': example}"
 
 

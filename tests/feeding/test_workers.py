@@ -22,6 +22,8 @@ from spmd.feeding.workers import agent
 from tests.conftest import PATIENCE, at_some_pace, until
 from tests.feeding.feeding_kit import Field, Proxy, mask_of, running, x_of
 
+pytestmark = pytest.mark.slow  # it waits for processes of its own
+
 HEAD = "import os, time\nimport numpy as np\nimport spmd.data as data\n"
 
 

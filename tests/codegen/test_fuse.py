@@ -446,9 +446,9 @@ def test_the_way_back_of_pairs_is_one_nest_with_one_power():
     assert back.count("nest for j0") == 1  # of all that is needed of a pair
 
 
-def test_sums_over_a_loop_do_not_join_those_inside_of_it():
-    """A sum over rows, and a product of each row, of what both read: the sum is no sum over one
-    turn. It was added up anew in each row, and wrong."""
+def test_turns_that_are_taken_together_write_one_row_of_results():
+    """Of a product, four results are made in one turn; a sum that wrote into a row for each of them
+    and stood in the same loops wrote the first of four rows only."""
     @spmd.program(mesh=("r",))
     def both():
         x = spmd.input("x", (5, 4), F64, layout=(None, "r"))

@@ -401,6 +401,20 @@ void spmd_take_probe(char *into, const int64_t *into_stride, int64_t into_size, 
                      const int64_t *from_stride, int64_t from_size, const int64_t *extent,
                      int64_t dims);
 
+/* Random numbers of consecutive elements, from `start` on: integers with all bits, or below span
+ * (0 < span); uniform in [0, 1); of the normal distribution. The bits are those of spmd.random in an
+ * image. */
+enum {
+    SPMD_RANDOM_BITS,
+    SPMD_RANDOM_BELOW,
+    SPMD_RANDOM_UNIFORM_F32,
+    SPMD_RANDOM_UNIFORM_F64,
+    SPMD_RANDOM_NORMAL_F32,
+    SPMD_RANDOM_NORMAL_F64,
+};
+void spmd_random_fill(void *into, int64_t n, int what, uint64_t seed, uint64_t stream,
+                      uint64_t start, uint64_t span);
+
 /* Images and the libraries they call, by the dynamic linker. NULL: spmd_library_error says why. */
 void *spmd_library_open(const char *path);
 void *spmd_library_symbol(void *library, const char *name);

@@ -10,6 +10,7 @@ from codegen.ir import ArrayType, Op, Shape, Value
 from codegen.mesh import Layout
 from codegen.ops.kind import Array, Eval, Kind, Types
 from codegen.plan import grammar as plan
+from codegen.plan import handed
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
 
@@ -75,6 +76,33 @@ class Expect(Effect):
     def steps(self, op: Op, at: Maker) -> None:
         holds, *shown = (at.node(v, ()) for v in op.operands)
         at.add(plan.Expect(holds, self.parts, tuple(shown), self.check, op.place))
+
+
+@dataclass(frozen=True)
+class Save(Kind):
+    """Hands its operand over as a frame of `series`, in every so many turns of the loop that it
+    stands in. home: shape and layout of the whole array, in one rank's view."""
+
+    name = "save"
+    fence = True
+    held = True
+    at_home = True
+    has_room = False
+    series: str
+    every: int
+    home: tuple[Shape, Layout] | None = None
+
+    def infer(self, types: Types) -> list[ArrayType]:
+        return []
+
+    def work(self, op: Op) -> Iterable[Shape]:
+        return ()
+
+    def steps(self, op: Op, at: Maker) -> None:
+        (v,) = op.operands
+        home = None if self.home is None else (*self.home, None)
+        array = plan.Home(self.series, v.type.dtype, v.type.shape, home)
+        at.add(handed.Save(self.series, self.every, op.operands, (array,), op.place))
 
 
 @dataclass(frozen=True)

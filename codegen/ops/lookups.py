@@ -256,8 +256,9 @@ class Gather(Kind):
         (x, *index), (g,) = op.operands, given
         assert g is not None
         places = [at.clipped(k, x.type.shape[d] - 1) for k, d in zip(index, self.dims)]
-        nothing = at.zeros(x.type, g.type.dtype)
-        made = at.emit(Scatter(self.dims, self.at, "add"), nothing, g, *places)
+        wide = dtypes.folded_in(g.type.dtype)
+        nothing = at.zeros(x.type, wide)
+        made = at.emit(Scatter(self.dims, self.at, "add"), nothing, at.cast(g, wide), *places)
         return [made, *[None] * len(index)]
 
     def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from codegen import dtypes
 from codegen.dtypes import DType
 from codegen.ir import ArrayType, Op, Shape, Value
 from codegen.layouts import cuts
@@ -276,10 +277,11 @@ class MatMul(Kind):
         *lead, row, column, inner = positions([loops[d] for d in range(len(extents))])
         factors = at.node(a, (*lead, row, inner)), at.node(b, (*lead, inner, column))
         fn = "or" if made.dtype.kind == "b" else "add"
+        wide = dtypes.folded_in(made.dtype)  # products of half types have more digits than these
         at.add(plan.Reduce(
             tuple(loops[d] for d in order if d != k), (loops[k],), rows, op.result,
             ravel((*lead, row, column), made.shape),
-            plan.Apply("mul", made.dtype, factors, made.dtype), fn, made.dtype, op.place,
+            plan.Apply("mul", wide, factors, wide), fn, made.dtype, op.place,
             None if made.dtype.size == 2 else made.dtype,  # as libraries have it
             _ROWS_AT_ONCE if rows or (extents[across] == 1 and not few) else 1,
         ))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -40,6 +40,13 @@ _SORT_STEPS = expr.const(512)  # steps for an element that is sorted, say
 _TOTALS = ("add", "mul")  # what may leave the range of a type
 
 
+def _summed_in(x: Array) -> Any:
+    """What a reference sums in: half types are rounded once."""
+    dtype = dtypes.from_numpy(x.dtype)
+    assert dtype is not None
+    return x.dtype if dtypes.folded_in(dtype) == dtype else np.float64
+
+
 @dataclass(frozen=True)
 class Reduce(Kind):
     """COMBINE[fn] over dims, which are dropped."""
@@ -67,7 +74,7 @@ class Reduce(Kind):
         ufunc = combine(self.fn)
         if ufunc in (np.logical_and, np.logical_or, np.logical_xor):
             return [np.asarray(ufunc.reduce(x, axis=dims)).astype(x.dtype)]
-        return [np.asarray(ufunc.reduce(x, axis=dims, dtype=x.dtype))]
+        return [np.asarray(ufunc.reduce(x, axis=dims, dtype=_summed_in(x))).astype(x.dtype)]
 
     def vjp(self, op: Op, given: Sequence[Value | None], at: Reverse) -> Sequence[Value | None]:
         (x,), (g,), shape = op.operands, given, op.operands[0].type.shape
@@ -283,7 +290,8 @@ class Cumulative(Lane):
 
     def reference(self, operands: Sequence[Array], value: Eval) -> list[Array]:
         (x,) = operands
-        return [combine(self.fn).accumulate(x, axis=self.dim, dtype=x.dtype)]
+        made = combine(self.fn).accumulate(x, axis=self.dim, dtype=_summed_in(x))
+        return [made.astype(x.dtype)]
 
     def vjp(self, op: Op, given: Sequence[Value | None], at: Reverse) -> Sequence[Value | None]:
         (g,) = given

@@ -33,6 +33,7 @@ from codegen.trace.derive.marks import (
     remat,
     stop_gradient,
 )
+from codegen.trace.feed_calls import Stream
 from codegen.trace.kernel_call import Kernel
 from codegen.trace.program import Program, parse_parameter, program
 from codegen.trace.ranks import mapping
@@ -44,8 +45,8 @@ from codegen.user.windows import Start
 F = TypeVar("F", bound=Callable[..., Any])
 
 __all__ = [
-    "Array", "Dim", "Program", "checkpoint_name", "checkpoint_policies", "custom_vjp", "grad",
-    "hessian", "jacfwd", "jacobian", "jacrev", "jvp", "parse_parameter", "program", "remat",
+    "Array", "Dim", "Program", "Stream", "checkpoint_name", "checkpoint_policies", "custom_vjp",
+    "grad", "hessian", "jacfwd", "jacobian", "jacrev", "jvp", "parse_parameter", "program", "remat",
     "replicated", "spec", "stop_gradient", "value_and_grad", "vjp", "vmap",
 ]
 
@@ -88,6 +89,7 @@ def _public(name: str, module: str, attribute: str) -> Callable[..., Any]:
 _MODULES = {
     "declare": "input=input_ scalar require mesh ranks=number_of_ranks",
     "messages": "print=print_ progress",
+    "saving": "save",
     "feed_calls": "feed",
     "ranks.communicate": "axis_index axis_size index=axis_index ppermute all_gather all_to_all "
     "barrier",

@@ -216,7 +216,8 @@ def test_axes_as_in_jax() -> None:
     agree(found, {"a": x.T * 3, "b": Pair(y.sum((0, 2)), np.float64(2.0))}, "trees")
     assert isinstance(found["b"], Pair)
     agree(spmd.vmap(lambda a, *, k: a * k)(x, k=np.arange(3)), x * np.arange(3)[:, None], "by name")
-    agree(spmd.vmap(lambda a: a + ROW, in_axes=None, axis_size=2)(ROW), np.stack([2 * ROW] * 2), "size")
+    agree(spmd.vmap(lambda a: a + ROW, in_axes=None, axis_size=2)(ROW),
+          np.stack([2 * ROW] * 2), "size")
     agree(spmd.vmap(lambda a: np.sum(a))(np.ones((0, 3))), np.zeros(0), "nobody")
     agree(spmd.vmap(spmd.vmap(lambda a, b: a * b, (None, 0)), (0, None))(x[0], x[1]),
           np.outer(x[0], x[1]), "nested")
@@ -360,7 +361,8 @@ def test_transforms_of_functions_on_numpy_arrays() -> None:
     agree(spmd.jvp(f, (x,), (x,)), (np.float64(36), np.float64(108)), "jvp")
     agree(spmd.jvp(spmd.grad(f), (x,), (x,))[1], 6 * x * x, "Hessian times a vector")
     agree(spmd.grad(lambda x: np.sum(spmd.vmap(spmd.grad(lambda a: a**3))(x)))(x), 6 * x, "mixed")
-    agree(spmd.vmap(spmd.grad(f))(np.stack([x, 2 * x])), np.stack([3 * x**2, 12 * x**2]), "vmap of grad")
+    agree(spmd.vmap(spmd.grad(f))(np.stack([x, 2 * x])), np.stack([3 * x**2, 12 * x**2]),
+          "vmap of grad")
     agree(spmd.grad(lambda x: np.sum(spmd.stop_gradient(x) * x))(x), x, "stop_gradient")
     agree(spmd.grad(lambda w: np.sum(w["a"] * w["b"][0]))({"a": x, "b": [2.0]}),
           {"a": 2 * np.ones(3), "b": [np.float64(6)]}, "trees")

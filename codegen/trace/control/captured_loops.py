@@ -112,8 +112,11 @@ class Loop(Capture):
     """One loop. Its flags are False when a pass begins."""
 
     def __init__(self, context: Context, code: Code, later: Later | None = None) -> None:
-        super().__init__(context, code, "loop")
         self.later = later or Later()
+        for name in code.fresh:  # what it held, nobody asks any more
+            if self.later.sure or not code.reads_later(name):
+                code.names.unbind(name)
+        super().__init__(context, code, "loop")
         self.turns: int | None = None  # where they are known while building
         self.flags = code.flags
         self.carried: dict[Key, LeafType] = {}
@@ -133,10 +136,17 @@ class Loop(Capture):
         self.inner = Inner()
         self.changed: set[Key] = set()  # in the last pass
         self.given: list[Key] = []  # what it began with
-        self.around = context.loops[-1].inner if context.loops else Inner()
+        again = None if context.rank_view else context.outermost  # a shard has another shape
+        self.around = context.loops[-1].inner if context.loops else again or Inner()
         self.number = self.around.number()
-        if before := self.around.found.get(self.number):
+        before = self.around.found.get(self.number)
+        if before and (context.loops or self._lies_as(before)):
             self.begin_with(before)
+
+    def _lies_as(self, before: Settled) -> bool:
+        """Whether all that was carried lies now as it did then: inputs may have other layouts."""
+        had = ((self.types.get(key), t) for key, t in before.carried.items())
+        return all(h is None or (h.shape, h.layout) == (t.shape, t.layout) for h, t in had)
 
     def begin_with(self, before: Settled) -> None:
         """Begin with what the loop carried when it was captured last, where the types allow it."""
@@ -181,7 +191,11 @@ class Loop(Capture):
 
     def block(self) -> Block:
         """A new block, with one argument for each value that is carried."""
-        named = [(hint(n, self._path(n, j)), t.array) for (n, j), t in self.carried.items()]
+        paths: dict[str, list[str]] = {}
+        for name, _ in self.carried:
+            if name not in paths and (held := self.entry[name] or self.later.held[name]):
+                paths[name] = list(held.tree.paths())
+        named = [(hint(n, paths[n][j]), t.array) for (n, j), t in self.carried.items()]
         named += [("memory", t) for t in self.stored.values()]
         return Block(tuple(Value(name, t) for name, t in named))
 
@@ -376,7 +390,7 @@ class Loop(Capture):
             for storage in (leaf.storage, *leaf.storage.shadows):  # those that it may be, too
                 if storage in self.serials:
                     others[storage] = None
-                elif storage in owner:
+                elif storage in owner and self.entry[owner[storage][0]] is not None:
                     before = self._leaf(self.entry, owner[storage])
                     if isinstance(before, Array) and owner[storage] != key:
                         others[before.storage] = None
@@ -395,12 +409,11 @@ class Loop(Capture):
 
     def _type(self, name: str, j: int, before: Any, end: Any) -> LeafType:
         a, b = self.carried.get((name, j)) or self.types[name, j], leaf_type(end)
-        path = self._path(name, j)
         if a is None or b is None:
-            raise carry_error("loop", name, path, self.place, before, end)
+            raise carry_error("loop", name, self._path(name, j), self.place, before, end)
         t = joined(a, b)
         if t is None or (not a.weak and t.dtype != a.dtype):
-            raise carry_error("loop", name, path, self.place, a, b)
+            raise carry_error("loop", name, self._path(name, j), self.place, a, b)
         return t
 
     def _refuse_structure(self, name: str, before: Held, now: Held) -> None:

@@ -316,6 +316,19 @@ def test_what_a_member_cannot_do() -> None:
     with pytest.raises(UnsupportedError, match="feed"):
         takes.capture()
 
+    @spmd.program
+    def saves():
+        def member(a):
+            for k in spmd.range(3):
+                spmd.save("a", ROW, every=2)
+                a = a * k
+            return a
+
+        return spmd.vmap(member)(spmd.input("x", (4,), np.float64))
+
+    with pytest.raises(UnsupportedError, match="in a function of one member"):
+        saves.capture()
+
 
 # ---- what a member says --------------------------------------------------------------------------
 

@@ -98,6 +98,11 @@ class Save(Kind):
     def work(self, op: Op) -> Iterable[Shape]:
         return ()
 
+    def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
+        """Members do not come here together: each would make frames of its own."""
+        raise at.none(op, f'save "{self.series}", in a function of one member',
+                      "save what spmd.vmap returns, in a loop around it")
+
     def steps(self, op: Op, at: Maker) -> None:
         (v,) = op.operands
         home = None if self.home is None else (*self.home, None)

@@ -118,8 +118,7 @@ class Context:
         # where a function of the user's last returned a value: its code, and where in it
         self.returned: tuple[types.CodeType, int, int] | None = None
         self.differentiated = False  # much of what was recorded may be needed by nobody
-        self.recordings = 0  # how many functions that are differentiated are running
-        self.members = 0  # how many functions of one member, under spmd.vmap, are running
+        self.recordings = self.members = 0  # differentiated, and mapped, functions that are running
         self.keeps: list[Keeps] = []  # what ways back keep
         self.replaced: dict[Op, Op] = {}  # recorded ops by what stands there since: they keep more
         # while it is true, names are given for good: also in a piece of code that is captured again

@@ -125,18 +125,20 @@ def test_gradients_of_what_is_mapped() -> None:
     }
 
     @spmd.program(mesh=("r",))
-    def both(split: bool = True):
+    def gradients(split: bool = True, how: str = "mapped"):
         x = spmd.input("x", (5, 4), np.float64, layout=("r", None) if split else (None, "r"))
         w = spmd.input("w", (4, 4), np.float64, layout=(None, "r") if split else None)
-        return {name: [spmd.grad(lambda x, w, f=f: how(f, x, w), (0, 1))(x, w)
-                       for how in (loss, looped)] for name, f in functions.items()}
+        of = loss if how == "mapped" else looped
+        return {name: spmd.grad(lambda x, w, f=f: of(f, x, w), (0, 1))(x, w)
+                for name, f in functions.items()}
 
     w = RNG.normal(0, 1, (4, 4))
+    wanted = gradients.eager(how="loop", x=X, w=w)
     for split in (True, False):
-        image = spmd.build(both, split=split)
+        image = spmd.build(gradients, split=split)
         for ranks in (1, 3, 5):
-            for name, (mapped, wanted) in image.run(ranks=ranks, x=X, w=w).items():
-                agree(mapped, wanted, f"{name}, {split}, {ranks} ranks")
+            for name, found in image.run(ranks=ranks, x=X, w=w).items():
+                agree(found, wanted[name], f"{name}, {split}, {ranks} ranks")
 
 
 def test_members_and_ranks() -> None:
@@ -313,6 +315,19 @@ def test_what_a_member_cannot_do() -> None:
 
     with pytest.raises(UnsupportedError, match="feed"):
         takes.capture()
+
+    @spmd.program
+    def saves():
+        def member(a):
+            for k in spmd.range(3):
+                spmd.save("a", ROW, every=2)
+                a = a * k
+            return a
+
+        return spmd.vmap(member)(spmd.input("x", (4,), np.float64))
+
+    with pytest.raises(UnsupportedError, match="in a function of one member"):
+        saves.capture()
 
 
 # ---- what a member says --------------------------------------------------------------------------

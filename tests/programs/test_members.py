@@ -1,4 +1,4 @@
-"""Every function of NumPy's namespace under spmd.vmap: NumPy on each member, and the results stacked.
+"""Every function of NumPy's namespace under spmd.vmap: NumPy on each member, the results stacked.
 
 The expressions are those of expressions.py. The default run takes one of each function and
 interprets it; `make random` takes all of them, with the members split and each member split, and
@@ -19,7 +19,16 @@ from codegen.passes.check import check
 from codegen.passes.partition import partition
 from tests.programs import test_expressions as beside_numpy
 from tests.programs.expressions import ARRAYS
-from tests.programs.test_expressions import FLAT, HEAD, LONG, WORKING, agree, functions, loaded, used
+from tests.programs.test_expressions import (
+    FLAT,
+    HEAD,
+    LONG,
+    WORKING,
+    agree,
+    functions,
+    loaded,
+    used,
+)
 
 pytestmark = pytest.mark.usefixtures("vectors_cc")
 
@@ -41,7 +50,7 @@ GIVEN = {name: members(name) for name in ARRAYS}
 def drawn() -> list[str]:
     """One expression of each function; all of them in a long run."""
     texts = [(name, text) for name, text in WORKING if used(text)]
-    first = {name: text for name, text in reversed(texts)}
+    first = dict(reversed(texts))
     return [text for _, text in texts] if LONG else list(first.values())[::2]
 
 
@@ -56,7 +65,8 @@ def mapped(texts: list[str], folder: Path, name: str, split: bool) -> Any:
         if any(a in used(t) for t in texts):
             array, layout = GIVEN[a], ARRAYS[a][1]
             layout = ("r", *[None] * len(layout)) if split else (None, *layout)
-            out += f"    {a} = spmd.input('{a}', {array.shape}, np.{array.dtype}, layout={layout})\n"
+            said = f"'{a}', {array.shape}, np.{array.dtype}, layout={layout}"
+            out += f"    {a} = spmd.input({said})\n"
     made = "".join(f"        'e{k}': spmd.vmap(f{k})({', '.join(used(t))}),\n"
                    for k, t in enumerate(texts))
     out += "    found = {\n" + made + "    }\n    return flat(found)\n"

@@ -51,11 +51,11 @@ def searched(a):
 
 
 CASES = {
-    **{name: lambda a, f=getattr(nn, name): f(a.x) for name in
+    **{name: lambda a, name=name: getattr(nn, name)(a.x) for name in
        "celu elu gelu glu hard_sigmoid hard_silu hard_swish hard_tanh leaky_relu log_sigmoid "
        "log_softmax logsumexp mish relu relu6 selu sigmoid silu soft_sign softmax softplus swish "
        "rms_norm layer_norm".split()},
-    **{name: lambda a, f=getattr(nn, name): f(a.x, a.y) for name in
+    **{name: lambda a, name=name: getattr(nn, name)(a.x, a.y) for name in
        "cosine_distance cosine_similarity hinge_loss huber_loss l2_loss log_cosh "
        "sigmoid_binary_cross_entropy squared_error".split()},
     "adaptive_avg_pool": lambda a: nn.adaptive_avg_pool(a.image, 4),
@@ -120,9 +120,9 @@ def test_members_beside_a_loop(part: int) -> None:
 
     @spmd.program(mesh=("r",))
     def both(split: bool = True):
-        rest = lambda x: (None,) * (x.ndim - 2)
+        first = ("r", None) if split else (None, "r")
         arrays = {name: spmd.input(name, x.shape, x.dtype, layout=None if name == "w" else (
-            ("r", None, *rest(x)) if split else (None, "r", *rest(x)))) for name, x in GIVEN.items()}
+            *first, *[None] * (x.ndim - 2))) for name, x in GIVEN.items()}
         return spmd.vmap(member, in_axes=(axes,))(arrays)
 
     wanted = both.eager(**GIVEN)  # a Python loop
@@ -132,4 +132,5 @@ def test_members_beside_a_loop(part: int) -> None:
             found = image.run(ranks=ranks, **GIVEN)
             for name in cases:
                 for got, want in zip(leaves(found[name]), leaves(wanted[name]), strict=True):
-                    np.testing.assert_allclose(got, want, 1e-5, 1e-6, err_msg=f"{name}, {split}, {ranks}")
+                    where = f"{name}, {split}, {ranks} ranks"
+                    np.testing.assert_allclose(got, want, 1e-5, 1e-6, err_msg=where)

@@ -66,9 +66,9 @@ class Batch:
         """Whether members have their own results of an op, or come through it on their own."""
         if any(v in self.of for v in read_by(op)):
             return True
-        if self.active is None:
-            return False
         every = [op, *(inner for region in op.regions for inner in walk(region))]
+        if self.active is None:
+            return any(isinstance(o.what, ops.Save) for o in every)
         return any(isinstance(o.what, _SEEN) or (isinstance(o.what, ops.Loop)
                                                  and len(o.regions) == 2) for o in every)
 

@@ -174,7 +174,7 @@ case("np.linalg.tensorsolve", lambda x, y: np.linalg.tensorsolve(x, y), M, V[:3]
 numpy_cases("fft.fft fft.fft2 fft.fftn fft.ifft fft.ifft2 fft.ifftn fft.rfft fft.rfft2 fft.rfftn "
             "fft.ihfft fft.fftshift fft.ifftshift", S)
 for _name in ("hfft", "irfft", "irfft2", "irfftn"):
-    case(f"np.fft.{_name}", lambda x, y, f=getattr(np.fft, _name): f(x + 1j * y), S, T)
+    case(f"np.fft.{_name}", lambda x, y, n=_name: getattr(np.fft, n)(x + 1j * y), S, T)
 
 # ---- scipy.special ------------------------------------------------------------------------------
 
@@ -285,7 +285,7 @@ def optim_case(name, make):
 
 for _name in ("adabelief", "adagrad", "adam", "adamw", "amsgrad", "lamb", "lars", "lion", "nadam",
               "nadamw", "rmsprop", "sgd"):
-    optim_case(_name, lambda f=getattr(optim, _name): f(0.1))
+    optim_case(_name, lambda n=_name: getattr(optim, n)(0.1))
 for _name in ("scale_by_adam", "scale_by_amsgrad", "scale_by_belief", "scale_by_factored_rms",
               "scale_by_lion", "scale_by_param_block_rms", "scale_by_rms", "scale_by_rss",
               "scale_by_sign", "scale_by_stddev", "scale_by_trust_ratio", "set_to_zero",
@@ -306,7 +306,7 @@ optim_case("freeze", lambda: optim.freeze({"a": False, "b": True}))
 optim_case("inject_hyperparams", lambda: optim.inject_hyperparams(optim.adam)(0.1))
 optim_case("masked", lambda: optim.masked(optim.adam(0.1), {"a": True, "b": False}))
 for _name in ("multi_transform", "partition"):
-    optim_case(_name, lambda f=getattr(optim, _name): f(
+    optim_case(_name, lambda n=_name: getattr(optim, n)(
         {"x": optim.adam(0.1), "y": optim.sgd(0.2)}, {"a": "x", "b": "y"}))
 optim_case("scale", lambda: optim.scale(0.3))
 optim_case("scale_by_learning_rate", lambda: optim.scale_by_learning_rate(0.3))

@@ -65,9 +65,9 @@ def _expit(x: Any) -> Any:
 
 
 def _pseudo_huber(delta: Any, r: Any) -> Any:
-    safe = select(delta == 0, 1.0, delta)
-    made = safe * safe * f.expm1(0.5 * f.log1p(f.square(r / safe)))
-    return select(delta < 0, np.inf, select(delta == 0, 0.0, made))
+    total = delta + f.hypot(delta, r)
+    made = delta * r * (r / select(total == 0, 1.0, total))
+    return select(delta < 0, np.inf, made)
 
 
 def _huber(delta: Any, r: Any) -> Any:
@@ -85,7 +85,7 @@ def _inv_boxcox(y: Any, power: Any) -> Any:
     return select(power == 0, y, f.log1p(power * y) / power)
 
 
-# ---- derivatives of formulas that have a division by zero, or cancel, where they have one --------
+# ---- derivatives, where those of the formulas divide by zero or cancel ---------------------------
 
 
 def _series(coefficients: Sequence[float], x: Any) -> Any:
@@ -96,14 +96,6 @@ def _series(coefficients: Sequence[float], x: Any) -> Any:
     return total
 
 
-def _near_zero(x: Any, radius: float, coefficients: Sequence[float],
-               far: Callable[[Any], Any]) -> Any:
-    """The series within a radius around 0, else what `far` gives."""
-    near = f.absolute(x) < radius
-    return select(near, _series(coefficients, select(near, x, 0.0)),
-                  far(select(near, 1.0, x)))
-
-
 _EXPREL_SLOPE = [(k + 1) / math.factorial(k + 2) for k in range(18)]
 _LOG_SLOPE = [(-1) ** (k + 1) * (k + 1) / (k + 2) for k in range(18)]
 _SINC_SLOPE = [(-1) ** (k + 1) * (2 * k + 2) / math.factorial(2 * k + 3) for k in range(10)]
@@ -111,11 +103,10 @@ _SINC_SLOPE = [(-1) ** (k + 1) * (2 * k + 2) / math.factorial(2 * k + 3) for k i
 
 def _exprel_slope(x: Any) -> Any:
     """The derivative of (exp(x) - 1) / x."""
-    def far(x: Any) -> Any:
-        x = f.minimum(x, 1e4)  # where exp is infinite
-        return f.exp(x) / x * (1 - 1 / x) + 1 / x / x
-
-    return _near_zero(x, 1.0, _EXPREL_SLOPE, far)
+    near = f.absolute(x) < 1.0
+    large = f.minimum(select(near, 1.0, x), 1e4)  # where exp is infinite
+    far = f.exp(large) / large * (1 - 1 / large) + 1 / large / large
+    return select(near, _series(_EXPREL_SLOPE, select(near, x, 0.0)), far)
 
 
 def sinc_slope(x: Any) -> Any:
@@ -138,9 +129,13 @@ def _boxcox_slope(log_x: Any, power: Any, made: Any) -> Any:
 
 def _inv_boxcox_slopes(y: Any, power: Any, grown: Any) -> list[Any]:
     """The derivatives of (1 + y * power) ** (1 / power), which is `grown`."""
-    by_power = _near_zero(y * power, 0.1, _LOG_SLOPE,
-                          lambda z: (z / (1 + z) - f.log1p(z)) / z / z)
-    return [grown / (1 + power * y), grown * y * y * by_power]
+    product = power * y
+    near = f.absolute(product) < 0.1
+    small, safe = select(near, product, 0.0), select(power == 0, 1.0, power)
+    by_y = select(near, grown / (1 + small), f.power(1 + product, 1 / safe - 1))
+    shrunk = select(grown == 0, 0.0, grown * f.log1p(product))
+    return [by_y, select(near, grown * y * y * _series(_LOG_SLOPE, small),
+                         (by_y * y - shrunk / safe) / safe)]
 
 
 def _quotient(x: Any, y: Any) -> Any:

@@ -35,6 +35,10 @@ TRUTHS = {"true": True, "false": False, "1": True, "0": False}  # in small lette
 NUMBERS = {"int": int, "float": float, "str": str}
 
 
+# The module refuses fields of more than 131,072 characters, which tables of texts have.
+tables_of_text.field_size_limit(max(tables_of_text.field_size_limit(), (1 << 31) - 1))
+
+
 class TextLine:
     """A line of a text file, without its end: `text`, its `number` in the file from 1, `path`."""
 

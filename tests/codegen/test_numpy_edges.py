@@ -1,4 +1,4 @@
-"""What NumPy says at the edges: dims of 1 in einsum, clips beyond a type, wide pads, weak numbers."""
+"""NumPy at its edges: dims of 1 in einsum, clips beyond a type, wide pads, weak numbers."""
 
 from __future__ import annotations
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from codegen.layouts.localize import Localizer
     from codegen.passes.instrument import Instrument
     from codegen.passes.to_loops import Maker
+    from codegen.trace.batching.batch import Batch
     from codegen.trace.derive.reverse import Reverse
 
 LETTERS = {"float32": "s", "float64": "d", "complex64": "c", "complex128": "z"}
@@ -168,6 +169,11 @@ class MatMul(Kind):
             at.emit(MatMul(), g, at.emit(turned, b)) if a in at.active else None,
             at.emit(MatMul(), at.emit(turned, a), g) if b in at.active else None,
         ]
+
+    def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
+        """What all members share is repeated, which `steps` sees: one product of more rows."""
+        gram = self.gram and None not in given
+        return [at.emit(self.but(gram=gram), *at.every(op, given))]
 
     def title(self) -> str:
         return "a product of matrices"

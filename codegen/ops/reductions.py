@@ -15,7 +15,7 @@ from codegen.layouts.cuts import Cut, Window, whole
 from codegen.ops import running_back
 from codegen.ops.exchanges import Fold
 from codegen.ops.group import combine
-from codegen.ops.kind import Array, Eval, Kind, Types, dropped, layout_of
+from codegen.ops.kind import Array, Eval, Kind, Types, behind, dropped, layout_of
 from codegen.ops.lookups import Gather, Scatter
 from codegen.ops.maps import Map
 from codegen.ops.reshapes import OnceAtZero
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from codegen.layouts.localize import Localizer
     from codegen.passes.instrument import Instrument
     from codegen.passes.to_loops import Maker
+    from codegen.trace.batching.batch import Batch
     from codegen.trace.derive.reverse import Reverse
 
 
@@ -92,6 +93,9 @@ class Reduce(Kind):
         if self.fn not in ("hypot", "logaddexp"):
             raise at.none(op)
         return [at.times(wide, PARTIALS[self.fn][0], (x, out), out)]
+
+    def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
+        return [at.emit(self.but(dims=behind(self.dims)), *at.every(op, given))]
 
     def _others(self, x: Value, kept: tuple[int, ...], at: Reverse) -> Value:
         """The product of all others, for each element; right where some are 0."""
@@ -170,6 +174,9 @@ class ArgReduce(Kind):
         first = np.argmin if self.fn == "min" else np.argmax
         return [np.asarray(first(x, axis=dim)).astype(np.int64)]
 
+    def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
+        return [at.emit(self.but(dim=self.dim + 1), *at.every(op, given))]
+
     def needs(self, op: Op, window: Window, at: Localizer) -> list[Window]:
         inner = at.natural(op.operands[0], self.dim)
         kept = at.computed(op, window, [inner])
@@ -229,6 +236,9 @@ class Lane(Kind):
     results have the operand's shape."""
 
     dim: int
+
+    def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
+        return [at.emit(self.but(dim=self.dim + 1), *at.every(op, given))]
 
     def work(self, op: Op) -> Iterable[Shape]:
         return [(*op.operands[0].type.shape, _SORT_STEPS)]

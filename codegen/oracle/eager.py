@@ -74,6 +74,13 @@ def run(
     return named.renamed(lambda _, leaf: None if leaf is None else whole(leaf), result)
 
 
+def outputs(
+    module: Module, axes: Mapping[str, int], prints: list[str]
+) -> dict[str, Any]:
+    """The outputs of a Graph without inputs, whole, by name. prints collects what it prints."""
+    return interpret.run(module, axes, prints=prints)
+
+
 def mesh_sizes(names: Sequence[str], fixed: Mapping[str, int | None], ranks: int) -> dict[str, int]:
     """Ranks along each axis: as fixed, the rest as equal as possible and not increasing."""
     free = [name for name in names if not fixed.get(name)]

@@ -22,6 +22,9 @@ class EagerArray(np.ndarray[Any, Any]):
     def at(self) -> At:
         return At(self)
 
+    def __repr__(self) -> str:
+        return repr(self.view(np.ndarray))  # as in NumPy's own run of the program
+
     def relayout(self, layout: Any) -> EagerArray:
         out = self.copy()
         out.layout = layout

@@ -56,3 +56,13 @@ def _convert(
     if whole is not None:
         whole.close()
     return memory
+
+
+def casts(old: str, new: str) -> bool:
+    """Whether every element of one dtype is one of another, with nothing lost."""
+    return bool(np.can_cast(numpy_dtype(old), numpy_dtype(new)))
+
+
+def cast_rows(columns: list[np.ndarray], dtype: str) -> bytes:
+    """Columns of equal length as the bytes of their rows, in one dtype."""
+    return np.stack([c.astype(numpy_dtype(dtype)) for c in columns], axis=1).tobytes()

@@ -162,16 +162,16 @@ def glu(x: Any, axis: int = -1) -> Any:
 def softmax(x: Any, axis: Any = -1, where: Any = None) -> Any:
     """exp(x) divided by its sum along a dim, or several; the dim may be split over ranks.
 
-    where: which elements take part; the others are 0.
+    where: which elements take part; the others are 0, and all where none takes part.
 
     >>> spmd.nn.softmax(np.array([0.0, 0.0, 1000.0]))
     array([0., 0., 1.])
     """
     powers = np.exp(_shifted(floats(x, "softmax"), axis, where)[0])
-    if where is None:
-        return powers / np.sum(powers, axis, keepdims=True)
-    total = np.sum(np.where(where, powers, 0), axis, keepdims=True)
-    return np.where(where, powers / np.where(total == 0, 1, total), 0)
+    if where is not None:
+        powers = np.where(where, powers, 0)
+    total = np.sum(powers, axis, keepdims=True, dtype=powers.dtype)
+    return powers / (total if where is None else np.where(total == 0, 1, total))
 
 
 @in_float32

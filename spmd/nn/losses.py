@@ -115,9 +115,9 @@ def huber_loss(predictions: Any, targets: Any = None, delta: float = 1.0) -> Any
     >>> spmd.nn.huber_loss(np.array([0.5, 3.0]))
     array([0.125, 2.5  ])
     """
-    error = np.abs(predictions if targets is None else predictions - targets)
-    least = np.minimum(error, delta)
-    return 0.5 * least * least + delta * (error - least)
+    error = predictions if targets is None else predictions - targets
+    small = np.minimum(np.maximum(error, -delta), delta)
+    return small * (error - 0.5 * small)
 
 
 @in_float32

@@ -56,11 +56,11 @@ _SAME: dict[Any, str] = {
     polynomials: "convolve correlate poly polyder polydiv polyfit polyint polymul polyval roots "
     "vander",
     products: "dot einsum einsum_path inner kron outer tensordot",
-    picking: "angle array_equal array_equiv choose clip compress copyto "
-    "diag_indices_from diff fill_diagonal imag isclose isneginf isposinf "
-    "min_scalar_type nan_to_num packbits place put put_along_axis putmask ravel_multi_index "
-    "real sinc take take_along_axis tril_indices_from triu_indices_from unpackbits "
-    "unravel_index where",
+    picking: "angle argwhere array_equal array_equiv choose clip compress copyto "
+    "diag_indices_from diff fill_diagonal flatnonzero imag isclose isneginf isposinf "
+    "min_scalar_type nan_to_num nonzero packbits place put put_along_axis putmask "
+    "ravel_multi_index real sinc take take_along_axis tril_indices_from triu_indices_from "
+    "unpackbits unravel_index where",
 }
 LINALG = (
     "cholesky cond det eig eigh eigvals eigvalsh inv lstsq matrix_norm matrix_power matrix_rank "

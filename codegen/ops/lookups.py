@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from codegen import dtypes
+from codegen.dtypes import DType
 from codegen.functions import COMBINE, neutral_sign
 from codegen.ir import ArrayType, Op, Shape, Value
 from codegen.layouts.cuts import Cut, Window, whole
@@ -256,9 +257,8 @@ class Gather(Kind):
         (x, *index), (g,) = op.operands, given
         assert g is not None
         places = [at.clipped(k, x.type.shape[d] - 1) for k, d in zip(index, self.dims)]
-        wide = dtypes.folded_in(g.type.dtype)
-        nothing = at.zeros(x.type, wide)
-        made = at.emit(Scatter(self.dims, self.at, "add"), nothing, at.cast(g, wide), *places)
+        nothing = at.zeros(x.type, g.type.dtype)
+        made = at.emit(Scatter(self.dims, self.at, "add"), nothing, g, *places)
         return [made, *[None] * len(index)]
 
     def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
@@ -331,7 +331,8 @@ class Scatter(Kind):
     def reference(self, operands: Sequence[Array], value: Eval) -> list[Array]:
         x, v, index = operands[0], operands[1], operands[2:]
         dims, at, k = list(self.dims), self.at, operands[2].ndim
-        out = x.copy()
+        adds = self.fn in ("add", "mul")
+        out = x.astype(dtypes.numpy_dtype(dtypes.folded_in(_known(x)))) if adds else x.copy()
         front = np.moveaxis(out, dims, range(len(dims)))  # a view of `out`
         values = np.moveaxis(v, range(at, at + k), range(k))
         inside = np.ones(index[0].shape, bool)
@@ -342,8 +343,8 @@ class Scatter(Kind):
             for *one, given in zip(*where, values[inside], strict=True):  # in order: the last wins
                 front[tuple(one)] = given
         else:
-            combine(self.fn).at(front, where, values[inside])
-        return [out]
+            combine(self.fn).at(front, where, values[inside].astype(out.dtype))
+        return [out.astype(x.dtype)]
 
     def vjp(self, op: Op, given: Sequence[Value | None], at: Reverse) -> Sequence[Value | None]:
         (_, v, *index), (g,) = op.operands, given
@@ -483,7 +484,10 @@ class Scatter(Kind):
         if points is not None:
             return self.combine(op, window, points, operands, build, at)
         x, v, *index = operands
-        return build.emit(self, [x, v, *self.from_lows(index, window, build, at)])
+        if self.fn in ("add", "mul"):
+            x, v = at.wide(x, build), at.wide(v, build)
+        made = build.emit(self, [x, v, *self.from_lows(index, window, build, at)])
+        return build.cast(made, op.result.type.dtype)
 
     def from_lows(
         self, index: Sequence[Value], window: Window, build: Builder, at: Localizer
@@ -524,6 +528,12 @@ class Scatter(Kind):
         inner, bounds = at.picked(indices, self, x.type.shape, index)
         target, node = ravel(inner, x.type.shape), at.node(v, index)
         at.add(Store(loops, into, target, node, self.fn, bounds, op.place))
+
+
+def _known(x: Array) -> DType:
+    dtype = dtypes.from_numpy(x.dtype)
+    assert dtype is not None
+    return dtype
 
 
 def _places_in(dims: Sequence[int]) -> list[int]:

@@ -212,8 +212,9 @@ class MatMul(Kind):
     ) -> Value:
         between = self.between(op, window, at)
         gram = self.is_gram(op, at.computed(op, window, [between]), at)
-        value = build.emit(MatMul(gram), operands)
-        return at.combined(op, window, [between], value, "add", build)
+        value = build.emit(MatMul(gram), [at.wide(x, build) for x in operands])
+        made = at.combined(op, window, [between], value, "add", build)
+        return made if at.axes_of([between]) else build.cast(made, op.result.type.dtype)
 
     def is_gram(self, op: Op, held: Window, at: Localizer) -> bool:
         """Whether one operand is the transpose of the other, and all rows or all columns of the

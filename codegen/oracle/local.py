@@ -44,7 +44,8 @@ class EagerArray(np.ndarray[Any, Any]):
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
         call = getattr(ufunc, method)
-        if ufunc in _ADDING or (ufunc in (np.add, np.multiply) and method in _RUNNING):
+        running = ufunc in (np.add, np.multiply) and method in _RUNNING
+        if running or ufunc in _ADDING or ufunc.__name__ == "clip":  # that is none of bfloat16's
             call = adding(call, np.float64)
         out = kwargs.get("out")
         if out is not None and len(out) == 1:

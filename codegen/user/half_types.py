@@ -23,6 +23,9 @@ ADDING = frozenset(
     "nancumprod nancumsum nanmean nanmedian nanpercentile nanprod nanquantile nanstd nansum nanvar "
     "percentile polyval prod quantile std sum tensordot trace trapezoid var vdot vecdot vecmat"
     .split())
+# Of these, what is one product of matrices: in an image it is one op, which adds in float32 itself.
+PRODUCTS = frozenset(
+    "dot inner linalg.matmul linalg.tensordot matmul matvec tensordot vdot vecmat".split())
 
 
 def is_half(x: Any) -> bool:

@@ -168,10 +168,10 @@ def softmax(x: Any, axis: Any = -1, where: Any = None) -> Any:
     array([0., 0., 1.])
     """
     powers = np.exp(_shifted(floats(x, "softmax"), axis, where)[0])
-    if where is not None:
-        powers = np.where(where, powers, 0)
-    total = np.sum(powers, axis, keepdims=True, dtype=powers.dtype)
-    return powers / (total if where is None else np.where(total == 0, 1, total))
+    if where is None:
+        return powers / np.sum(powers, axis, keepdims=True)
+    total = np.sum(np.where(where, powers, 0), axis, keepdims=True)
+    return np.where(where, powers / np.where(total == 0, 1, total), 0)
 
 
 @in_float32

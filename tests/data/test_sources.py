@@ -70,6 +70,9 @@ def test_csv_beside_the_csv_module(tmp_path):
         assert found.x == float(rows[k][1])
         assert np.isnan(found.gap) if k % 7 == 0 else found.gap == k / 2
     assert data.csv(path, header=False).get(0).column2 == "word"
+    (tmp_path / "long.csv").write_text(f"a,b\n1,{'x' * 200_000}\n2,y\n")
+    long = data.csv(tmp_path / "long.csv")
+    assert len(long.get(0).b) == 200_000 and long.get(1).b == "y"
     assert data.csv(path, header=list("abcd")).get(1).a == "0"
 
 

@@ -131,7 +131,7 @@ UFUNCS: dict[str, Callable[..., Any]] = {
     "logaddexp2": adding(_logaddexp2),
     "bitwise_count": _bitwise_count,
     "vecdot": adding(products.vecdot),
-    "matvec": adding(products.matvec),
-    "vecmat": adding(products.vecmat),
-    "matmul": adding(products.matmul),
+    "matvec": products.matvec,
+    "vecmat": products.vecmat,
+    "matmul": products.matmul,
 }

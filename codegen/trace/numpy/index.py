@@ -17,7 +17,7 @@ from codegen.ir import Shape, Value
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
 from codegen.trace import constants, known, view
-from codegen.trace.array import Array, Number, as_array, cast_value, is_traced, wrap
+from codegen.trace.array import Array, Number, as_array, is_traced, wrap
 from codegen.trace.context import Context
 from codegen.trace.expecting import within
 from codegen.trace.numpy import elementwise, progressions
@@ -152,12 +152,9 @@ class Gather:
         shape = self.shape(base.extents)
         value = elementwise.normal(value)
         elementwise.check_assignable(elementwise.extents_of(value), shape)
-        dtype = base.type.dtype
-        v = elementwise.operand_value(self.context, value, dtype, shape)
-        wide = dtypes.folded_in(dtype) if fn in ("add", "mul") else dtype
-        x, v = (cast_value(self.context, operand, wide) for operand in (base.read(), v))
-        made = self.context.emit_one(ops.Scatter(self.dims, self.at, fn), x, v, *self.indices)
-        base.write(cast_value(self.context, made, dtype))
+        v = elementwise.operand_value(self.context, value, base.type.dtype, shape)
+        what = ops.Scatter(self.dims, self.at, fn)
+        base.write(self.context.emit_one(what, base.read(), v, *self.indices))
 
 
 def _gathered(array: Array, items: Sequence[Item]) -> tuple[Array, Gather]:

@@ -12,7 +12,7 @@ from codegen.dtypes import INT64
 from codegen.errors import InternalError
 from codegen.ir import ArrayType, Op, Shape, Value
 from codegen.layouts.cuts import Cut, Window, of_operand, of_result, rolled, whole
-from codegen.ops.kind import Array, Eval, Kind, Types, dropped, extents, layout_of
+from codegen.ops.kind import Array, Eval, Kind, Types, behind, dropped, extents, layout_of
 from codegen.ops.sources import Iota
 from codegen.plan.grammar import Store
 from codegen.plan.indexing import Index, ravel, rows_kept, waiting_room
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from codegen.layouts.localize import Localizer
     from codegen.passes.to_loops import Maker
     from codegen.plan.access import At, Resolver
+    from codegen.trace.batching.batch import Batch
     from codegen.trace.derive.reverse import Reverse
 
 
@@ -76,6 +77,10 @@ class Broadcast(View):
         stretched = {d for d, e in zip(self.dims, x.type.shape) if e == 1 != self.shape[d]}
         gone = tuple(d for d in range(len(self.shape)) if d not in self.dims or d in stretched)
         return [at.reshaped(at.sum(g, gone), x.type.shape)]
+
+    def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
+        what = Broadcast((0, *behind(self.dims)), (at.n, *self.shape))
+        return [at.emit(what, *at.every(op, given))]
 
     def element(self, op: Op, index: Index, at: Resolver) -> At:
         (x,) = op.operands
@@ -161,6 +166,11 @@ class Slice(View):
         at.add_at(op.operands[0], self, g)
         return [None]
 
+    def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
+        what = self.but(start=(expr.const(0), *self.start), step=(1, *self.step),
+                        shape=(at.n, *self.shape))
+        return [at.emit(what, *at.every(op, given))]
+
     def element(self, op: Op, index: Index, at: Resolver) -> At:
         return at.node(op.operands[0], at.within(self, index))
 
@@ -216,6 +226,9 @@ class Transpose(View):
         assert g is not None
         return [at.emit(Transpose(tuple(back)), g)]
 
+    def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
+        return [at.emit(Transpose((0, *behind(self.perm))), *at.every(op, given))]
+
     def element(self, op: Op, index: Index, at: Resolver) -> At:
         inner = list(index)
         for d, source in enumerate(self.perm):
@@ -269,6 +282,9 @@ class Diagonal(View):
         wide = at.emit(Broadcast(others, shape), g)
         row, column = (at.emit(Iota(d, INT64, shape)) for d in (self.first, self.second))
         return [at.map("select", at.map("eq", row, column), wide, at.zeros(x.type, g.type.dtype))]
+
+    def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
+        return [at.emit(Diagonal(self.first + 1, self.second + 1), *at.every(op, given))]
 
     def element(self, op: Op, index: Index, at: Resolver) -> At:
         return at.node(op.operands[0], self._twice(index))
@@ -326,6 +342,9 @@ class Roll(View):
         if self.extent is not None:
             raise at.none(op)
         return [at.emit(Roll(self.dim, -self.shift), g)]
+
+    def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
+        return [at.emit(self.but(dim=self.dim + 1), *at.every(op, given))]
 
     def lies(self, op: Op, dim: int, at: Localizer) -> Cut | None:
         return at.natural(op.operands[0], dim) if dim != self.dim else None
@@ -388,6 +407,10 @@ class Update(Kind):
         part = at.emit(Slice(self.start, self.step, v.type.shape), g) if v in at.active else None
         at.add_around(x, Slice(self.start, self.step, v.type.shape), g)
         return [None, part]
+
+    def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
+        what = self.but(start=(expr.const(0), *self.start), step=(1, *self.step))
+        return [at.emit(what, *at.every(op, given))]
 
     def lies(self, op: Op, dim: int, at: Localizer) -> Cut | None:
         return at.natural(op.operands[0], dim)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from difflib import get_close_matches
 from math import isfinite
 from typing import Any
 
 from codegen.errors import Place, UsageError
+from codegen.suggest import meant, nearest
 
 SAMPLINGS = ("once", "independent")
 POLICIES = ("stop", "skip")
@@ -95,8 +95,7 @@ def _plain(value: Any) -> Any:
 def _check(given: Mapping[str, Any], place: Place | None) -> None:
     for name, value in given.items():
         if name not in RULES:
-            near = get_close_matches(name, RULES, 1)
-            remedy = ELSEWHERE.get(name) or (f"{near[0]}=…" if near else "remove it")
+            remedy = ELSEWHERE.get(name) or meant(name, RULES, "{}=…") or "remove it"
             raise UsageError(
                 f"a pipeline has no setting {name!r}", place=place,
                 expected=", ".join(sorted(RULES)),
@@ -148,8 +147,8 @@ ELSEWHERE = {
 def _near(value: Any, remedy: str) -> str:
     """A word that was nearly right, before anything else."""
     words = (*SAMPLINGS, *POLICIES, *QUEUES, *CODECS, *PULLS)
-    near = get_close_matches(value, words, 1) if isinstance(value, str) else []
-    return f"{near[0]!r}; {remedy}" if near else remedy
+    near = nearest(value, words)
+    return f"{near!r}; {remedy}" if near else remedy
 
 
 # ---- rules

@@ -31,16 +31,16 @@ def test_every_collective_beside_mpi(mpirun, spmd_here, n, names, options):
     what has no bytes has a core for each rank; and images are built before: who waits for that in
     MPI takes the builder's core.
     """
-    sizes = ("--sizes", "600k", "--rounds", 1, "--json")
+    sizes = ("--sizes", "2400k", "--rounds", 1, "--json")
     if names == SIZED:
         all_ = json.loads(spmd_here("bench", "--ranks", n, *sizes).expect(0).out)
         assert [row["collective"] for row in all_] == list(bench.COLLECTIVES)
-        assert {row["bytes"] for row in all_} == {614400, 0}
+        assert {row["bytes"] for row in all_} == {2_457_600, 0}
     done = mpirun(n, "-m", "spmd", "bench", *names, *sizes, "--vs", "mpi", *options,
                   timeout=5 * PATIENCE)
     rows = json.loads(done.expect(0).out)
     assert [row["collective"] for row in rows] == names
-    assert {row["bytes"] for row in rows} == ({614400} if n == 3 else {0})
+    assert {row["bytes"] for row in rows} == ({2_457_600} if n == 3 else {0})
     for row in rows:
         assert (row["ranks"], row["wrong"], row["mpi"]["wrong"]) == (n, 0, 0)
         assert row["least"] <= row["average"] <= row["most"]

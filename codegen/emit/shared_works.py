@@ -1,7 +1,7 @@
 """Works that a program does several times to other buffers, each written as one function.
 
-Goes in: a Plan and the names of its buffers. Comes out: functions of C, and calls of them. Blocks of
-a network that are alike, and updates of parameters of one shape, are compiled once.
+Goes in: a Plan and the names of its buffers. Comes out: functions of C, and calls of them. Blocks
+of a network that are alike, and updates of parameters of one shape, are compiled once.
 Always holds: what is shared has equal text, but for the names of what it is handed and of its own
 variables; everything it uses is handed to it, as to a phase.
 """
@@ -94,7 +94,7 @@ class SharedWorks:
             name = self.called[found.key] = f"shared_{len(self.called)}"
             given = [d + n for d, n in zip(found.declared, found.given, strict=True)]
             head = wrapped(f"static void {name}(", given, ")")
-            intro = comment(f"what {self.uses[found.key]} places do, here with the first one's names")
+            intro = comment(f"what {self.uses[found.key]} works do, with names of the first one")
             self.functions.append(
                 "\n".join([intro, f"{NOINLINE}{head}", "{", *found.lines, "}"]) + "\n")
         return self.called[found.key], found

@@ -18,8 +18,8 @@ from codegen.emit.expressions import prefix
 from codegen.emit.function import dtype_of
 from codegen.emit.lines import wrapped
 from codegen.emit.phases import PhaseWriter
-from codegen.emit.shared_works import SharedWorks
 from codegen.emit.rank_code import Places, RankFunction
+from codegen.emit.shared_works import SharedWorks
 from codegen.plan.grammar import (
     Branch,
     Default,

@@ -100,6 +100,24 @@ def test_only_on_a_terminal_of_the_first_rank(monkeypatch, stream, rank, shows):
         line.close()
 
 
+def test_a_build_tells_a_log_every_so_often(monkeypatch, tmp_path):
+    """Where standard error is no terminal: lines that stay, unless SPMD_PROGRESS=off."""
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setattr(showing, "AFTER_S", 0.0)
+    monkeypatch.setattr(showing.Log, "again_s", 0.01)
+    monkeypatch.setenv("SPMD_CACHE", str(tmp_path))
+    monkeypatch.setenv("SPMD_PROGRESS", "off")
+    spmd.build(small, cache=False)
+    assert stream.getvalue() == ""
+    monkeypatch.setenv("SPMD_PROGRESS", "")
+    spmd.build(small, cache=False)
+    lines = stream.getvalue().splitlines()
+    assert lines and all(re.fullmatch(r"spmd: .+ \(\d+ s\)", line) for line in lines), lines
+    monkeypatch.setattr(showing, "launcher", lambda: (1, 2))
+    assert showing.in_log() is None  # one of the processes speaks
+
+
 def test_in_a_kernel_of_jupyter(monkeypatch):
     """In the cell, where a kernel has imported IPython's display; escaped, and gone at the end."""
     shown: list[str] = []

@@ -101,6 +101,7 @@ class Context:
         self.split: dict[Value, frozenset[str]] = {}
         self.varying: dict[Value, frozenset[str]] = {}
         self.assumed: dict[Value, frozenset[str]] = {}
+        self.families: Any = None  # what varying.families has walked
         # what open bodies must leave as it is (outside.Outside), the program first; and where the
         # user's code changed a thing last, by its id
         self.bodies: list[Any] = []
@@ -118,6 +119,7 @@ class Context:
         self.returned: tuple[types.CodeType, int, int] | None = None
         self.differentiated = False  # much of what was recorded may be needed by nobody
         self.recordings = 0  # how many functions that are differentiated are running
+        self.members = 0  # how many functions of one member, under spmd.vmap, are running
         self.keeps: list[Keeps] = []  # what ways back keep
         self.replaced: dict[Op, Op] = {}  # recorded ops by what stands there since: they keep more
         # while it is true, names are given for good: also in a piece of code that is captured again

@@ -37,6 +37,7 @@ from codegen.trace.control.returned import outputs_of
 from codegen.trace.control.settled import Inner
 from codegen.trace.derive.needed import kept_by, opened, pruned
 from codegen.trace.feed_calls import check_feeds
+from codegen.trace.saving import check_saves
 
 # The tracer's modules import downwards only; what those below need of those above they get here.
 conversion.runtime = control
@@ -287,7 +288,8 @@ class Program:
                 raise
             place = self._place_of_return(context, function)
             try:
-                outputs, returns = outputs_of(context, returned, place)
+                with context.standing_at(place):
+                    outputs, returns = outputs_of(context, returned, place)
             except SpmdError as error:
                 error.place = place  # the user's function has returned already
                 raise
@@ -295,14 +297,17 @@ class Program:
         if context.differentiated:
             body = pruned(opened(body))
             outputs = [replace(o, value=v) for o, v in zip(outputs, body.results, strict=True)]
-        return check_feeds(Module(name=self.name, level="graph", mesh=context.mesh,
-                      parameters=tuple(values.items()), scalars=tuple(context.scalars.values()),
-                      inputs=tuple(context.inputs.values()),
-                      feeds=tuple(context.feeds.values()), body=body, outputs=tuple(outputs),
-                      conditions=tuple(context.conditions), returns=returns, sync=self.sync,
-                      file=self.file, keeps=kept_by(body, context.keeps),
-                      unrolled=tuple(sorted(filter(None, context.unrolled), key=str)),
-                      checks=tuple(name for name in CHECKS if name in context.checks)))
+        module = Module(
+            name=self.name, level="graph", mesh=context.mesh, parameters=tuple(values.items()),
+            scalars=tuple(context.scalars.values()),
+            inputs=tuple(context.inputs.values()),
+            feeds=tuple(context.feeds.values()), body=body, outputs=tuple(outputs),
+            conditions=tuple(context.conditions), returns=returns, sync=self.sync,
+            file=self.file, keeps=kept_by(body, context.keeps),
+            unrolled=tuple(sorted(filter(None, context.unrolled), key=str)),
+            checks=tuple(name for name in CHECKS if name in context.checks),
+        )
+        return check_saves(check_feeds(module))
 
     def reached(self, values: dict[str, Any]) -> Iterable[tuple[str, Any]]:
         """What of the user's the function can read and change, but for itself: by name."""
@@ -333,8 +338,7 @@ class Program:
         Returns what the function returns. InputError for an input that is missing or of another
         shape, UsageError for an unknown name; exceptions of NumPy come through.
         """
-        from codegen.oracle import eager  # start-up time: builds and images do without it
-
+        eager = _oracle()
         ranks = checked_count("ranks", ranks)
         given_sizes = checked_sizes({} if mesh is None else mesh, self.mesh.names)
         fixed = {a.name: a.fixed for a in self.mesh.axes} | given_sizes
@@ -353,6 +357,12 @@ class Program:
 
         return eager.run(self.function, axes, given, lambda: self.graph(known), captured)
 
+    def interpreted(self, axes: Mapping[str, int], prints: list[str]) -> dict[str, Any]:
+        """The outputs by name, of a program without inputs: its Graph, computed in NumPy. prints
+        collects what it prints."""
+        found: dict[str, Any] = _oracle().outputs(self.graph({}), axes, prints)
+        return found
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if Context.current() is not None:
             return convert(self.function)(*args, **kwargs)
@@ -361,6 +371,12 @@ class Program:
             expected="spmd.build, or a run as plain NumPy",
             remedy=f"spmd.build({self.name}).run(ranks=4), or {self.name}.eager()",
         )
+
+
+def _oracle() -> Any:
+    from codegen.oracle import eager  # start-up time: builds and images do without it
+
+    return eager
 
 
 @overload

@@ -23,6 +23,7 @@ from codegen.symbolic.expr import Expr, Sym
 from codegen.trace.array import Array, as_value, is_traced
 from codegen.trace.context import Block, Context
 from codegen.trace.control.exits import RESULT
+from codegen.trace.control.guarded import guarded
 from codegen.trace.control.regions import (
     Capture,
     Gone,
@@ -111,8 +112,11 @@ class Loop(Capture):
     """One loop. Its flags are False when a pass begins."""
 
     def __init__(self, context: Context, code: Code, later: Later | None = None) -> None:
-        super().__init__(context, code, "loop")
         self.later = later or Later()
+        for name in code.fresh:  # what it held, nobody asks any more
+            if self.later.sure or not code.reads_later(name):
+                code.names.unbind(name)
+        super().__init__(context, code, "loop")
         self.turns: int | None = None  # where they are known while building
         self.flags = code.flags
         self.carried: dict[Key, LeafType] = {}
@@ -197,17 +201,18 @@ class Loop(Capture):
 
     def entering(self) -> Iterator[tuple[Value, Any, View]]:
         """The arguments of the open pass, with what each is before the loop and how that is
-        seen."""
+        seen. Variables without a value before the loop are left out: no turn reads them before it
+        binds them."""
         before = {s: content for s, content, _ in self.mark.storages}
-        begun: list[tuple[Any, View]] = []
+        begun: list[tuple[Any, View] | None] = []
         for name, j in self.carried:
             held = self.entry[name]
             leaf = None if held is None else held.leaves[j]
-            begun.append((before.get(leaf.storage), leaf.seen) if isinstance(leaf, Array)
-                         else (leaf, ()))
+            begun.append(None if held is None else (before.get(leaf.storage), leaf.seen)
+                         if isinstance(leaf, Array) else (leaf, ()))
         begun += [(before.get(s), ()) for s in self.stored]
         if self.open is not None:
-            yield from ((a, *b) for a, b in zip(self.open.args, begun))
+            yield from ((a, *b) for a, b in zip(self.open.args, begun) if b is not None)
 
     def _path(self, name: str, j: int) -> str:
         held = self.entry[name] or self.later.held[name]
@@ -385,7 +390,7 @@ class Loop(Capture):
             for storage in (leaf.storage, *leaf.storage.shadows):  # those that it may be, too
                 if storage in self.serials:
                     others[storage] = None
-                elif storage in owner:
+                elif storage in owner and self.entry[owner[storage][0]] is not None:
                     before = self._leaf(self.entry, owner[storage])
                     if isinstance(before, Array) and owner[storage] != key:
                         others[before.storage] = None
@@ -492,11 +497,14 @@ class Loop(Capture):
         assert self.body is not None
         context, keys = self.context, list(self.carried)
         test = self.test(evaluate)
+        what = counter.loop
+        if test is not None and context.members and context.recordings:
+            self.body, what = guarded(context, test, self.body), what.but(guarded=True)
         operands = [self._at_entry(k) for k in keys]
         operands += [laid_as(context, s.value, t.layout) for s, t in self.stored.items()]
         regions = (self.body,) if test is None else (test, self.body)
         names = [a.name for a in self.body.args]
-        results = context.emit(counter.loop, operands, regions, names, self.place)
+        results = context.emit(what, operands, regions, names, self.place)
         leaves = {n: list(h.leaves) for n, h in self.entry.items() if h is not None}
         leaves |= {n: list(h.leaves) for n, h in self.later.held.items()}
         arrays = {k: array_of(context, v, self.carried[k]) for k, v in zip(keys, results)}

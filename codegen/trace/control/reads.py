@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from codegen.places import codes_in, is_user_file
+from codegen.trace.objects import origin, whose
 from codegen.user.sameness import content
 
 # Modules of which nothing but the version can differ, and what of them reads the world outside.
@@ -37,7 +38,7 @@ _OUTSIDE = frozenset(
     "numpy._core.memmap numpy.get_printoptions numpy.geterr numba.objmode spmd.image spmd.source "
     "operator.attrgetter operator.methodcaller dataclasses.fields typing.get_type_hints "
     "builtins.getattr builtins.hasattr builtins.vars builtins.globals builtins.locals "
-    "builtins.eval builtins.exec builtins.compile builtins.open builtins.input builtins.print "
+    "builtins.eval builtins.exec builtins.compile builtins.open builtins.input "
     "builtins.id builtins.dir builtins.hash builtins.__import__ builtins.breakpoint "
     "builtins.setattr builtins.delattr".split()
 )
@@ -96,7 +97,8 @@ class _Walk:
             raise _Unknown
         for file in self.files:
             linecache.checkcache(file)
-            self.put("file", file, is_user_file(file), "".join(linecache.getlines(file)))
+            self.put("file", file, is_user_file(file), whose(file))
+            self.put("".join(linecache.getlines(file)))
         return self.hash.hexdigest()
 
     def put(self, *words: Any) -> None:
@@ -128,7 +130,7 @@ class _Walk:
         kind = type(x)
         if isinstance(x, types.ModuleType):
             self.modules[_seen_through(x).__name__] = x
-            return (x.__name__,)
+            return (x.__name__, whose(getattr(x, "__file__", None) or ""))
         if isinstance(x, type):
             return self.cls(x)
         if kind is np.ndarray or isinstance(x, np.generic):
@@ -184,7 +186,8 @@ class _Walk:
     def cls(self, x: type) -> Iterator[Any]:
         if _root(x.__module__) or x.__module__ in sys.stdlib_module_names:
             raise _Unknown  # known ones are not visited
-        yield from (x.__module__, x.__qualname__, type(x), *x.__bases__)
+        # another origin, and a capture treats its objects in another way
+        yield from (x.__module__, x.__qualname__, origin(x), type(x), *x.__bases__)
         for key, value in vars(x).items():
             if key not in _MADE:
                 yield key

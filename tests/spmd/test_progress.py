@@ -65,7 +65,7 @@ def test_a_build_and_a_check_say_what_they_are_at(heard, tmp_path, monkeypatch):
     del heard[:]
     image.save(tmp_path / "small.img")
     options = SimpleNamespace(image=[str(tmp_path / "small.img")], set={}, mesh={},
-                              ranks=range(1, 4), execute=False, json=False)
+                              ranks=range(1, 4), execute=False, json=False, no_cache=False)
     assert verify.command(options, Processes()) == 0
     assert [h.rpartition(" ")[2] for h in heard[:-1]] == ["1/3", "2/3", "3/3"]
 

@@ -1,14 +1,15 @@
-"""What a long build, check or run is at, on a terminal or in a notebook: one line, after
-two seconds.
+"""What a long build, check or run is at, after two seconds: one line of a terminal or a notebook,
+which changes; of builds, where standard error is neither, a line every so often.
 
 In: what codegen.progress tells. Out: text on standard error, or in the output of a cell, gone at
-the end. `display` may be replaced. Always holds: nothing is written where nobody looks.
+the end. `display` may be replaced. Always holds: one process of a job writes it.
 """
 
 from __future__ import annotations
 
 import contextvars
 import html
+import os
 import sys
 import threading
 import time
@@ -21,6 +22,8 @@ from spmd.launch.launchers import launcher
 
 AFTER_S = 2.0  # what is done sooner says nothing
 AGAIN_S = 0.2
+LOG_AGAIN_S = 10.0  # between lines that stay
+CHOSEN = "SPMD_PROGRESS"  # "off": no lines that stay
 
 
 class Line:
@@ -28,6 +31,8 @@ class Line:
 
     When it is told nothing, the line is gone before it returns: what comes next stands alone.
     """
+
+    again_s = AGAIN_S
 
     def __init__(self, stream: TextIO, after_s: float | None = None) -> None:
         self.stream, self.after_s = stream, AFTER_S if after_s is None else after_s
@@ -53,7 +58,7 @@ class Line:
     def _show(self) -> None:
         pause = self.after_s
         while not self._over.wait(pause):
-            pause = AGAIN_S
+            pause = self.again_s
             with self._writes:
                 if text := self.text:
                     self._write(f"spmd: {text} ({time.monotonic() - self.begun:.0f} s)")
@@ -67,12 +72,24 @@ class Line:
 
     def _write(self, text: str) -> None:
         """Puts a text in the place of the last one."""
-        text = f"\r\x1b[K{text}"
+        self._put(f"\r\x1b[K{text}")
+
+    def _put(self, text: str) -> None:
         try:
             self.stream.write(text.encode(self.stream.encoding or "ascii", "replace").decode())
             self.stream.flush()
         except (OSError, ValueError):  # the terminal has gone
             pass
+
+
+class Log(Line):
+    """Lines that stay, for a file or a pipe."""
+
+    again_s = LOG_AGAIN_S
+
+    def _write(self, text: str) -> None:
+        if text:
+            self._put(f"{text}\n")
 
 
 class Cell(Line):
@@ -106,15 +123,28 @@ def on_terminal() -> Line | None:
     return Line(sys.stderr)
 
 
+def in_log() -> Line | None:
+    """For the first rank's standard error, whatever it is, unless SPMD_PROGRESS=off."""
+    if sys.stderr is None or launcher()[0] != 0 or os.environ.get(CHOSEN) == "off":
+        return None
+    return Log(sys.stderr)
+
+
 # Makes the listener of a task: a function of (what, done, total) with a `close`, or None.
 display: Callable[[], Line | None] = where_somebody_looks
 
 
 class shown:
-    """A context in which progress is shown; inside another one it does nothing."""
+    """A context in which progress is shown; inside another one it does nothing. logged: also where
+    standard error is no terminal."""
+
+    def __init__(self, logged: bool = False) -> None:
+        self.logged = logged
 
     def __enter__(self) -> None:
         self.line = None if progress.is_heard() else display()
+        if self.line is None and self.logged and not progress.is_heard():
+            self.line = in_log()
         if self.line:
             self.told = progress.told(self.line)
             self.told.__enter__()

@@ -194,7 +194,7 @@ def build_program(
     checks: tuple[str, ...] = (),
 ) -> bytes:
     """The image of a program. cache: where earlier builds are; None: the user's."""
-    with shown():
+    with shown(logged=True):
         return guarded(lambda: _built(program, parameters, target, cache or Cache(), checks))
 
 

@@ -450,6 +450,7 @@ def pytest_configure(config: pytest.Config) -> None:
     from hypothesis import HealthCheck, Phase, settings
 
     os.environ["SPMD_CALIBRATION"] = "off"
+    os.environ["SPMD_PROGRESS"] = "off"  # what a slow machine would write into standard error
     if "PYTEST_XDIST_WORKER" not in os.environ:  # workers use that of the session that starts them
         folder = tempfile.TemporaryDirectory(prefix="builds-", ignore_cleanup_errors=True)
         os.environ["SPMD_CACHE"] = os.path.join(folder.name, "cache")

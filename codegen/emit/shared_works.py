@@ -8,10 +8,10 @@ variables; everything it uses is handed to it, as to a phase.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from codegen.emit.cutting import NOINLINE
@@ -25,8 +25,6 @@ if TYPE_CHECKING:  # phases.py writes their calls
 # Of one text: what stands there twice is compiled as fast in its place; a loop of one statement, to
 # which a call adds, where there are many.
 LEAST_USES, LEAST_OF_SHORT, SHORT = 3, 8, 4  # uses, uses of a short one, lines of a short one
-_NAME = re.compile(r"\b[A-Za-z_]\w*\b(?!\s*\()")
-_DECLARED = re.compile(r"\bint64_t (\w+) =")
 
 
 @dataclass(frozen=True)
@@ -64,16 +62,13 @@ class SharedWorks:
         text = "\n".join(lines)
         numbers = {p.sym.name for p in phase.parameters}
         handed = {*w.buffers, *w.runtimes, *numbers}
-        own = {*w.names.names(), *_DECLARED.findall(text)} - handed
+        pieces = ["".join(some) for _, some in groupby(text, _is_of_name)]
+        own = {*w.names.names(), *_counters(pieces)} - handed
         order: dict[str, int] = {}
-
-        def ordinal(found: re.Match[str]) -> str:
-            name = found[0]
-            if name not in handed and name not in own:
-                return name
-            return f"${order.setdefault(name, len(order))}"
-
-        plain = _NAME.sub(ordinal, text)
+        for k, (piece, behind) in enumerate(zip(pieces, [*pieces[1:], ""])):
+            if (piece in handed or piece in own) and not behind.startswith("("):
+                pieces[k] = f"${order.setdefault(piece, len(order))}"
+        plain = "".join(pieces)
         given = tuple(name for name in order if name in handed)
         declared = tuple(
             _declared(*w.buffers[name]) if name in w.buffers else
@@ -94,11 +89,19 @@ class SharedWorks:
             name = self.called[found.key] = f"shared_{len(self.called)}"
             given = [d + n for d, n in zip(found.declared, found.given, strict=True)]
             head = wrapped(f"static void {name}(", given, ")")
-            places = self.uses[found.key]
-            intro = comment(f"what {places} places do, here with the first one's names")
+            intro = comment(f"what {self.uses[found.key]} works do, with names of the first one")
             self.functions.append(
                 "\n".join([intro, f"{NOINLINE}{head}", "{", *found.lines, "}"]) + "\n")
         return self.called[found.key], found
+
+
+def _is_of_name(c: str) -> bool:
+    return c.isalnum() or c == "_"
+
+
+def _counters(pieces: list[str]) -> list[str]:
+    """The integers that a text declares."""
+    return [name for kind, _, name in zip(pieces, pieces[1:], pieces[2:]) if kind == "int64_t"]
 
 
 def _declared(buffer: Buffer, written: bool) -> str:

@@ -65,6 +65,8 @@ class Context:
     """One capture. `current()` gives the innermost one of this thread; None outside any program."""
 
     _captures = _Captures()
+    when_built = ""  # how users make a number known while building, where that is not usual
+    outermost: Any = None  # what loops in no other one carried in the capture before: settled.Inner
 
     def __init__(self, name: str, mesh: Mesh, user_files: set[str] | None = None) -> None:
         self.name = name
@@ -85,7 +87,6 @@ class Context:
         self.narrower: Limits = {}  # those of which a condition says more
         self.rules: dict[str, Any] = {}  # by the name of a dim, the axis that splits it
         self.layouts: dict[str, Layout] = {}  # by input, what the compiler has chosen so far
-        self.when_built = ""  # how users make a number known while building, where not usual
         self.auto: list[str] = []  # inputs whose layout is the compiler's choice
         self.bounds: dict[str, Any] = {}  # of computed integers, by key: letting.Bounds
         self.rank_view = 0  # how many shard_maps are open; arrays inside are local
@@ -105,8 +106,6 @@ class Context:
         # what open bodies must leave as it is (outside.Outside), the program first; and where the
         # user's code changed a thing last, by its id
         self.bodies: list[Any] = []
-        # what loops in no other loop carried in the last capture of the program: settled.Inner
-        self.outermost: Any = None
         self.loops: list[Any] = []  # whose bodies are being captured: loops.Loop
         # loops that Python runs turn by turn, and those of which it has turned out now
         self.unrolled: frozenset[Place | None] = frozenset()

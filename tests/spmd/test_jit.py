@@ -319,17 +319,37 @@ def test_of_derivatives(ranks: int) -> None:
         np.testing.assert_allclose(slopes[name][k], (loss(moved, x) - loss(w, x)) / 1e-6, 1e-4)
 
 
+def test_transforms_compose() -> None:
+    w, x = np.ones(3) / 4, np.arange(12.0).reshape(4, 3) / 8
+
+    def of_row(w: Any, row: Any) -> Any:
+        return np.tanh(row @ w) ** 2
+
+    def slope(w: Any, row: Any) -> Any:
+        h = np.tanh(row @ w)
+        return 2 * h * (1 - h**2) * row
+
+    each = spmd.jit(spmd.vmap(spmd.grad(of_row), in_axes=(None, 0)), ranks=3)(w, x)
+    np.testing.assert_allclose(each, [slope(w, row) for row in x])
+    rows = spmd.jit(lambda w, x: spmd.vmap(of_row, in_axes=(None, 0))(w, x), ranks=2)
+    np.testing.assert_allclose(rows(w, x), [of_row(w, row) for row in x])
+    total = spmd.jit(spmd.grad(lambda w, x: np.sum(rows(w, x))), ranks=2)
+    np.testing.assert_allclose(total(w, x), sum(slope(w, row) for row in x))
+    np.testing.assert_allclose(spmd.grad(lambda w: np.sum(rows(w, x)))(w), total(w, x))
+
+
 def test_what_a_program_says(capsys: pytest.CaptureFixture[str]) -> None:
     @spmd.jit(ranks=3, check="nan")
-    def said(x: Any) -> None:
+    def said(x: Any) -> Any:
         spmd.print("the sum is {}", np.sum(x))
         assert x[0] >= 0, "not below zero"
+        return np.log(x[1:])
 
-    assert said(np.ones(3)) is None and capsys.readouterr().out == "the sum is 3.0\n"
-    for wrong in (-np.ones(3), np.array([0, np.nan, 0])):
-        with pytest.raises(spmd.CheckError):
+    assert said(np.ones(3))[0] == 0 and capsys.readouterr().out == "the sum is 3.0\n"
+    for wrong, text in ((np.array([-1.0, 1, 1]), "not below zero"), (np.zeros(3), "log makes")):
+        with pytest.raises(spmd.CheckError, match=text):
             said(wrong)
-    assert said(np.zeros(3)) is None
+    assert said(np.ones(3))[0] == 0 and spmd.jit(lambda x: spmd.print("once"))(1.0) is None
 
 
 def test_images_and_layouts() -> None:
@@ -475,3 +495,5 @@ def test_what_is_not_known_while_building() -> None:
         spmd.jit(shaped)(np.ones(3), 3)
     with pytest.raises(spmd.SpmdError, match=r"test_jit.py:\d+: the length of x.mask. depends"):
         spmd.jit(lambda x: x[x > 0])(np.ones(3))
+    with pytest.raises(spmd.TracedValueError, match=r'(?s)test_jit.py:\d+: the text of.*print\(f"'):
+        spmd.jit(lambda x: print("x is " + str(np.sum(x))) or x)(np.ones(3))

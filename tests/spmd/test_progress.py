@@ -65,7 +65,7 @@ def test_a_build_and_a_check_say_what_they_are_at(heard, tmp_path, monkeypatch):
     del heard[:]
     image.save(tmp_path / "small.img")
     options = SimpleNamespace(image=[str(tmp_path / "small.img")], set={}, mesh={},
-                              ranks=range(1, 4), execute=False, json=False)
+                              ranks=range(1, 4), execute=False, json=False, no_cache=False)
     assert verify.command(options, Processes()) == 0
     assert [h.rpartition(" ")[2] for h in heard[:-1]] == ["1/3", "2/3", "3/3"]
 
@@ -98,6 +98,24 @@ def test_only_on_a_terminal_of_the_first_rank(monkeypatch, stream, rank, shows):
     assert (line is not None) == shows
     if line:
         line.close()
+
+
+def test_a_build_tells_a_log_every_so_often(monkeypatch, tmp_path):
+    """Where standard error is no terminal: lines that stay, unless SPMD_PROGRESS=off."""
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setattr(showing, "AFTER_S", 0.0)
+    monkeypatch.setattr(showing.Log, "again_s", 0.01)
+    monkeypatch.setenv("SPMD_CACHE", str(tmp_path))
+    monkeypatch.setenv("SPMD_PROGRESS", "off")
+    spmd.build(small, cache=False)
+    assert stream.getvalue() == ""
+    monkeypatch.setenv("SPMD_PROGRESS", "")
+    spmd.build(small, cache=False)
+    lines = stream.getvalue().splitlines()
+    assert lines and all(re.fullmatch(r"spmd: .+ \(\d+ s\)", line) for line in lines), lines
+    monkeypatch.setattr(showing, "launcher", lambda: (1, 2))
+    assert showing.in_log() is None  # one of the processes speaks
 
 
 def test_in_a_kernel_of_jupyter(monkeypatch):

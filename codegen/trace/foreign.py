@@ -19,7 +19,7 @@ import numpy as np
 from codegen import dtypes
 from codegen.errors import TracedValueError
 from codegen.places import is_library_file, user_frame
-from codegen.trace import known
+from codegen.trace import known, tables
 from codegen.trace.array import Array, as_array, is_traced
 from codegen.trace.context import Context, refuse_constant_write
 from codegen.trace.numpy.joining import Joiner
@@ -59,15 +59,41 @@ class _Indexed:
         self.data = data
 
     def __getitem__(self, key: Any) -> Any:
+        if (found := tables.in_formula(self.data, key)) is not None:
+            return found
         slices = [x for x in pytree.leaves(key) if isinstance(x, slice)]
         if is_unknown(key, [(s.start, s.stop, s.step) for s in slices]):
             return as_array(self.data)[key]
         return fresh(self.data[known.plain(key)])
 
 
+class _Row:
+    """A list or a tuple that is subscripted, perhaps by what only the run knows."""
+
+    def __init__(self, items: list[Any] | tuple[Any, ...]) -> None:
+        self.items = items
+
+    def __getitem__(self, key: Any) -> Any:
+        if not is_traced(key):
+            return self.items[key]
+        kind = type(self.items).__name__
+        if all(isinstance(x, (bool, int)) for x in self.items):
+            if (found := tables.in_formula(self.items, key)) is not None:
+                return found
+        raise TracedValueError(
+            f"a {kind} is subscripted by a value that only the run knows",
+            expected=f"an array: Python takes an element of a {kind} while building",
+            found=f"a {kind} of {len(self.items)}",
+            remedy="np.array(…)[i] of a list of numbers, np.stack(…)[i] of one of arrays; in a "
+            "loop of Python's range, i is known",
+        )
+
+
 def indexed(x: Any) -> Any:
-    """What is subscripted to be read: constants, and np.r_ and np.c_, which NumPy cannot hand
-    over."""
+    """What is subscripted to be read: constants, lists, and np.r_ and np.c_, which NumPy cannot
+    hand over."""
+    if type(x) in (list, tuple) and Context.current() is not None:
+        return _Row(x)
     if (x is np.r_ or x is np.c_) and Context.current() is not None:
         return Joiner(x)
     return _Indexed(x) if _is_constant(x) and Context.current() is not None else x

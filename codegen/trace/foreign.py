@@ -22,11 +22,14 @@ from codegen.places import is_library_file, user_frame
 from codegen.trace import known, tables
 from codegen.trace.array import Array, as_array, is_traced
 from codegen.trace.context import Context, refuse_constant_write
+from codegen.trace.numpy.elementwise import sparse
 from codegen.trace.numpy.joining import Joiner
 from codegen.user import pytree
 from codegen.user.numbers import element_type, rounded
 
 Function = Callable[..., Any]
+
+_DRAWING = frozenset("matplotlib seaborn plotly bokeh pyvista".split())
 
 # NumPy's functions and methods that write into their first argument.
 _WRITERS = ("copyto", "fill_diagonal", "place", "put", "put_along_axis", "putmask")
@@ -43,7 +46,7 @@ def is_unknown(*trees: Any) -> bool:
 def target(x: Any, text: str) -> Any:
     """What a statement writes into, or an error where it is a constant."""
     if _is_constant(x) and Context.current() is not None:
-        refuse_constant_write(text)
+        refuse_constant_write(text, ", ".join(getattr(x.base, "dtype", x.dtype).names or ()))
     return x
 
 
@@ -263,12 +266,23 @@ def _tried(function: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> A
     try:
         return function(*args, **kwargs)
     except TracedValueError as error:
-        if error.expected == "a NumPy array":
+        if error.expected.startswith(("a NumPy array", "a Python ")):
             name = getattr(function, "__qualname__", type(function).__name__)
             root = _root(function) or _root(type(function))
             error.remedy = (f"{name} of {root} asks for the elements while building: write what it "
                             "computes with NumPy's functions, or with @spmd.kernel")
+            if root in _DRAWING:
+                error.remedy = (f"{name} of {root} draws while building: return the array, and "
+                                "draw what the image gives: u = image.run(ranks=4)")
+            if isinstance(getattr(function, "__self__", None), _sparse_class()):
+                raise sparse() from None
         raise
+
+
+def _sparse_class() -> tuple[type, ...]:
+    """The classes of scipy's sparse matrices, if somebody has imported them."""
+    module = sys.modules.get("scipy.sparse")
+    return () if module is None else (module.spmatrix, module.sparray)
 
 
 def _arrays_of(function: Any) -> list[Any]:

@@ -12,8 +12,11 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from codegen.errors import ProgramError, TracedValueError, UnsupportedError
-from codegen.places import last, place_at
+from codegen.places import last, place_at, user_place
+from codegen.progress import at, is_heard
 from codegen.trace.array import Array, is_traced
 from codegen.trace.calls import call
 from codegen.trace.context import Context
@@ -35,6 +38,7 @@ __all__ = ["Names", "and_", "asserted", "both", "call", "compare", "converted", 
            "fstring", "ifexp", "indexed", "known", "not_", "or_", "percent", "target"]
 
 NameError = builtins.NameError
+_MANY_TURNS = 200  # of a loop that Python runs: to record them takes a while
 
 
 def if_(
@@ -91,7 +95,24 @@ def for_(
                                found=repr(iterable), remedy="for i in spmd.range(n)")
     if is_iterator(iterable):
         refuse_outside(iterable)
-    return each(iterable)  # type: ignore[no-any-return]
+    return _unrolled(each(iterable))
+
+
+def _unrolled(turns: Any) -> Iterable[Any]:
+    """What a loop that Python runs goes through; whoever listens hears of one of many turns."""
+    many = len(turns) if isinstance(turns, (range, list, tuple, np.ndarray)) else 0
+    if type(turns) is np.ndindex:
+        many = int(getattr(getattr(turns, "_it", None), "itersize", 0))
+    if Context.current() is None or many < _MANY_TURNS or not is_heard():
+        return turns  # type: ignore[no-any-return]
+    return _told_of(turns, many)
+
+
+def _told_of(turns: Iterable[Any], many: int) -> Iterator[Any]:
+    where = user_place()
+    for k, turn in enumerate(turns, 1):
+        at(f"unrolling the loop at {where}, which spmd.range would compile", k, many)
+        yield turn
 
 
 def each(iterable: Any) -> Any:

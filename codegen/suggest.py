@@ -1,14 +1,15 @@
 """What a misspelt word probably means: the one helper behind every "if that is what you mean".
 
 In: a word that nothing is called, and the names that exist. Out: the name that is most like it, or
-a remedy for an error's `try` line. Always holds: only difflib is imported, so that the command line
-and the workers of feeds may use it.
+a remedy for an error's `try` line. Always holds: nothing but difflib is imported, and
+that only where a word is misspelt: every rank reads this file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from difflib import get_close_matches
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 LIKE = 0.6  # of 1: how alike two words are before one of them is taken for the other
 VERY_LIKE = 0.75  # where there are so many names that something is always a little alike
@@ -21,6 +22,8 @@ def nearest(word: object, known: Iterable[str], least: float = LIKE) -> str:
     """
     if not isinstance(word, str):
         return ""
+    from difflib import get_close_matches  # only who makes a mistake waits for it
+
     by_letters = {name.lower(): name for name in known}
     return next((by_letters[x] for x in get_close_matches(word.lower(), by_letters, 1, least)), "")
 

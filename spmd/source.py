@@ -278,6 +278,15 @@ def image_for_run(
     return data, parameters
 
 
+def image_of(path: str, settings: dict[str, str], no_cache: bool) -> tuple[bytes, set[str]]:
+    """Return the image of a program in FILE.py[:NAME], and the names of the settings that are its
+    parameters."""
+    program = find_program(path)
+    parameters = parameters_of(program, settings)
+    cache = Cache("") if no_cache else Cache()
+    return build_program(program, parameters, cache=cache), set(parameters)
+
+
 def build_file(options: argparse.Namespace, _: Processes) -> int:
     """`spmd build`: writes the image beside the program, or where it was asked for."""
     path = options.program
@@ -294,6 +303,7 @@ def build_file(options: argparse.Namespace, _: Processes) -> int:
             raise UsageError(
                 f"--set {name}: the program has no parameter {name!r}",
                 expected=", ".join(program.parameters) or "no parameters",
+                remedy=meant(name, program.parameters, "--set {}=…"),
             )
     cache = chosen_cache(options)
     started = time.perf_counter()
@@ -337,8 +347,11 @@ def run_eager(options: argparse.Namespace, _: Processes) -> int:
     program = find_program(options.image)
     parameters = parameters_of(program, options.set)
     inputs = {}
-    known = _inputs_of(program, parameters) if options.input else None
-    for name, given in open_inputs(options.input, options.input_all, known).items():
+    known = _inputs_of(program, parameters) if options.input or options.input_all else None
+    names = None if known is None else list(known)
+    for name, given in open_inputs(options.input, options.input_all, names).items():
+        if known and name in known:
+            given.convert(*known[name])
         dtype = numpy_dtype(given.dtype).newbyteorder(">" if given.swapped else "=")
         inputs[name] = np.ndarray(given.shape, dtype, given.buffer, given.start, given.strides)
     values = {**read(options.set), **parameters}
@@ -370,10 +383,12 @@ def run_eager(options: argparse.Namespace, _: Processes) -> int:
     return 0
 
 
-def _inputs_of(program: Any, parameters: dict[str, Any]) -> list[str] | None:
-    """The names of a program's inputs, which its graph has; None where it does not build."""
+def _inputs_of(program: Any, parameters: dict[str, Any]) -> dict[str, tuple[str, int]] | None:
+    """Of a program's inputs, which its graph has, dtype and number of dims; None where it does not
+    build."""
     try:
-        return [given.name for given in program.graph(parameters).inputs]
+        return {given.name: (given.value.type.dtype.name, given.value.type.ndim)
+                for given in program.graph(parameters).inputs}
     except SpmdError:
         return None
 

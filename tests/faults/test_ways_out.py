@@ -134,5 +134,5 @@ def test_loops_of_many_turns_that_python_runs_are_announced(turns: Any) -> None:
     heard: list[tuple[str, int, int]] = []
     with progress.told(lambda *said: heard.append(said)):
         Program(program, ("r",)).capture()
-    said = [h for h in heard if "which spmd.range would compile" in h[0]]
-    assert {h[2] for h in said} == {300} and max(h[1] for h in said) == 300
+    said = [h[0] for h in heard if "which spmd.range would compile" in h[0]]
+    assert len(said) == 101 and said[-1].startswith(f"recording turn 300 of the loop at {__file__}")

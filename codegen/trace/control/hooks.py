@@ -12,8 +12,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
-
 from codegen.errors import ProgramError, TracedValueError, UnsupportedError
 from codegen.places import last, place_at, user_place
 from codegen.progress import at, is_heard
@@ -98,20 +96,16 @@ def for_(
     return _unrolled(each(iterable))
 
 
-def _unrolled(turns: Any) -> Iterable[Any]:
-    """What a loop that Python runs goes through; whoever listens hears of one of many turns."""
-    many = len(turns) if isinstance(turns, (range, list, tuple, np.ndarray)) else 0
-    if type(turns) is np.ndindex:
-        many = int(getattr(getattr(turns, "_it", None), "itersize", 0))
-    if Context.current() is None or many < _MANY_TURNS or not is_heard():
-        return turns  # type: ignore[no-any-return]
-    return _told_of(turns, many)
+def _unrolled(turns: Iterable[Any]) -> Iterable[Any]:
+    """What a loop that Python runs goes through; whoever listens hears of many turns."""
+    return turns if Context.current() is None or not is_heard() else _told_of(turns)
 
 
-def _told_of(turns: Iterable[Any], many: int) -> Iterator[Any]:
+def _told_of(turns: Iterable[Any]) -> Iterator[Any]:
     where = user_place()
     for k, turn in enumerate(turns, 1):
-        at(f"unrolling the loop at {where}, which spmd.range would compile", k, many)
+        if k >= _MANY_TURNS:
+            at(f"recording turn {k} of the loop at {where}, which spmd.range would compile")
         yield turn
 
 

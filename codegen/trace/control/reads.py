@@ -30,6 +30,7 @@ _STANDARD = frozenset(
     "builtins math cmath operator functools itertools collections dataclasses enum typing types "
     "abc numbers fractions string contextlib copy bisect __future__ _operator _functools".split()
 )
+_SHIPPED = sys.stdlib_module_names  # with Python
 _KNOWN = _STANDARD | frozenset("numpy ml_dtypes numba spmd codegen".split())
 _OUTSIDE = frozenset(
     "numpy.random numpy.load numpy.loadtxt numpy.fromfile numpy.genfromtxt numpy.memmap "
@@ -136,7 +137,7 @@ class _Walk:
             return self.array(np.asarray(x))
         if isinstance(x, types.FunctionType):
             return self.function(x)
-        if kind.__module__.startswith("codegen.") and hasattr(kind, "read_parts"):
+        if kind.__module__.startswith(("codegen.", "spmd.")) and hasattr(kind, "read_parts"):
             return tuple(x.read_parts())  # a program, a kernel
         return _parts(x)
 
@@ -309,6 +310,26 @@ def _known_name(x: Any) -> str:
     if not _is_known(f"{module}.{name}"):
         raise _Unknown
     return f"{module}.{name}"
+
+
+def is_known(name: str) -> bool:
+    """Whether nothing but the version of a module of this name can differ."""
+    return _root(name) is not None
+
+
+def is_users_module(x: types.ModuleType) -> bool:
+    """Whether a module's attributes may be others in the next run."""
+    return _root(x.__name__) is None and x.__name__.partition(".")[0] not in _SHIPPED
+
+
+def is_users_class(x: type) -> bool:
+    """Whether a class is neither Python's nor of a known module."""
+    return _root(x.__module__) is None and x.__module__.partition(".")[0] not in _SHIPPED
+
+
+def uses_of(code: types.CodeType) -> _Uses:
+    """What a function and those in it use by global names: a name, and attributes read of it."""
+    return _code(code)[1]
 
 
 def _seen_through(x: types.ModuleType) -> types.ModuleType:

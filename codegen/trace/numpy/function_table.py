@@ -33,6 +33,7 @@ from codegen.trace.numpy import (
     statistics,
 )
 from codegen.trace.numpy.elementwise import apply, store
+from codegen.user.half_types import ADDING, adding
 
 Function = Callable[..., Any]
 
@@ -196,6 +197,7 @@ def table() -> dict[str, Function]:
     """NumPy's name (dotted in a submodule) -> ours."""
     rows = {n: getattr(module, n) for module, names in _SAME.items() for n in names.split()}
     rows |= {f"linalg.{n}": getattr(linear, n) for n in LINALG.split()} | _OTHER
+    rows |= {name: adding(ours) for name, ours in rows.items() if name in ADDING}
     return {name: asked(name, ours, of_numpy_name(name)) for name, ours in rows.items()}
 
 

@@ -17,10 +17,10 @@ from codegen.ir import Shape, Value
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
 from codegen.trace import constants, known, tables, view
-from codegen.trace.array import Array, Number, as_array, is_traced, wrap
+from codegen.trace.array import Array, Number, as_array, cast_value, is_traced, wrap
 from codegen.trace.context import Context
 from codegen.trace.expecting import within
-from codegen.trace.numpy import elementwise
+from codegen.trace.numpy import elementwise, progressions
 from codegen.trace.numpy.masks import as_masks, masked
 from codegen.trace.numpy.subscripts import (
     NEW,
@@ -56,6 +56,8 @@ def get(array: Array, key: Any) -> Any:
         return chosen.copy()
     items, is_element = parse(array, key)
     if any(isinstance(i, Many) for i in items):
+        if (part := progressions.shown(array, items)) is not None:
+            return wrap(array.context, part.read(), scalar=False)
         base, plan = _gathered(array, items)
         return wrap(array.context, plan.read(base), scalar=False)
     shown = basic_view(array, items)
@@ -152,9 +154,12 @@ class Gather:
         shape = self.shape(base.extents)
         value = elementwise.normal(value)
         elementwise.check_assignable(elementwise.extents_of(value), shape)
-        v = elementwise.operand_value(self.context, value, base.type.dtype, shape)
-        what = ops.Scatter(self.dims, self.at, fn)
-        base.write(self.context.emit_one(what, base.read(), v, *self.indices))
+        dtype = base.type.dtype
+        v = elementwise.operand_value(self.context, value, dtype, shape)
+        wide = dtypes.folded_in(dtype) if fn in ("add", "mul") else dtype
+        x, v = (cast_value(self.context, operand, wide) for operand in (base.read(), v))
+        made = self.context.emit_one(ops.Scatter(self.dims, self.at, fn), x, v, *self.indices)
+        base.write(cast_value(self.context, made, dtype))
 
 
 def _gathered(array: Array, items: Sequence[Item]) -> tuple[Array, Gather]:

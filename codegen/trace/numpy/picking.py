@@ -19,10 +19,12 @@ from codegen.trace.expecting import between, within
 from codegen.trace.number import expr_of
 from codegen.trace.numpy import joining, shaping
 from codegen.trace.numpy.creation import arange, zeros_like
+from codegen.trace.numpy.derived import with_slopes
 from codegen.trace.numpy.elementwise import apply, normal, result_type, same_extent, select, store
 from codegen.trace.numpy.index import Gather, from_the_end
 from codegen.trace.numpy.masks import Places
 from codegen.trace.numpy.reducing import all_, along, cumsum, dim_of, sum_
+from codegen.trace.numpy.special import sinc_slope
 
 
 def where(condition: Any, x: Any = None, y: Any = None) -> Any:
@@ -104,6 +106,13 @@ def clip(x: Any, a_min: Any = None, a_max: Any = None, out: Any = None, *, min: 
         raise unsupported("np.clip with dtype=", "np.clip(x.astype(t), low, high)")
     low, high = (a_min if min is None else min), (a_max if max is None else max)
     result: Any = normal(x)
+    kind = as_array(result).type.dtype
+    if kind.kind in "iu":  # as NumPy: a Python integer that the type cannot hold limits nothing
+        limits = np.iinfo(kind.name)
+        low = None if type(low) is int and low <= limits.min else low
+        high = None if type(high) is int and high >= limits.max else high
+    if low is None and high is None:
+        return store(as_array(result).copy(), out)
     if low is not None:
         result = apply(np.maximum, low, result)  # which is the second one where they are equal
     if high is not None:
@@ -311,7 +320,11 @@ def put(a: Any, ind: Any, v: Any, mode: str = "raise") -> None:
 
 
 def sinc(x: Any) -> Any:
-    turned = as_array(apply(np.multiply, x, np.pi))
+    return _sinc(as_array(apply(np.multiply, x, np.pi)))
+
+
+@with_slopes(lambda turned, _: [sinc_slope(turned)])
+def _sinc(turned: Any) -> Any:
     tiny = float(np.finfo(turned.dtype).eps) if turned.dtype.kind == "f" else 1e-20
     turned = select(apply(np.equal, turned, 0), tiny, turned)
     return apply(np.divide, apply(np.sin, turned), turned)

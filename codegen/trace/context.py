@@ -106,11 +106,9 @@ class Context:
         # what open bodies must leave as it is (outside.Outside), the program first; and where the
         # user's code changed a thing last, by its id
         self.bodies: list[Any] = []
-        # what loops in no other loop carried in the last capture of the program: settled.Inner
-        self.outermost: Any = None
+        self.outermost: Any = None  # of the last capture: settled.Inner of loops in no other
         self.loops: list[Any] = []  # whose bodies are being captured: loops.Loop
-        # loops that Python runs turn by turn, and those of which it has turned out now
-        self.unrolled: frozenset[Place | None] = frozenset()
+        self.unrolled: frozenset[Place | None] = frozenset()  # loops that Python runs
         self.to_unroll: list[Place | None] = []
         self.changed_at: dict[Any, Place | None] = {}
         # containers that may be one: two of them, their names, and where that is decided

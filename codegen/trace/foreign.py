@@ -19,7 +19,7 @@ import numpy as np
 from codegen import dtypes
 from codegen.errors import TracedValueError
 from codegen.places import is_library_file, user_frame
-from codegen.trace import known, tables
+from codegen.trace import integer_tables, known
 from codegen.trace.array import Array, as_array, is_traced
 from codegen.trace.context import Context, refuse_constant_write
 from codegen.trace.numpy.elementwise import sparse
@@ -62,7 +62,7 @@ class _Indexed:
         self.data = data
 
     def __getitem__(self, key: Any) -> Any:
-        if (found := tables.in_formula(self.data, key)) is not None:
+        if (found := integer_tables.in_formula(self.data, key)) is not None:
             return found
         slices = [x for x in pytree.leaves(key) if isinstance(x, slice)]
         if is_unknown(key, [(s.start, s.stop, s.step) for s in slices]):
@@ -81,7 +81,7 @@ class _Row:
             return self.items[key]
         kind = type(self.items).__name__
         if all(isinstance(x, (bool, int)) for x in self.items):
-            if (found := tables.in_formula(self.items, key)) is not None:
+            if (found := integer_tables.in_formula(self.items, key)) is not None:
                 return found
         raise TracedValueError(
             f"a {kind} is subscripted by a value that only the run knows",

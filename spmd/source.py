@@ -135,6 +135,18 @@ def guarded(step: Any) -> Any:
         if where is None:
             raise InternalError("the compiler recursed deeper than Python allows",
                                 remedy="smaller functions, or spmd.range") from error
+        decided, step = False, error.__traceback__
+        while step is not None and not decided:
+            decided = step.tb_frame.f_code.co_name in ("captured_if", "captured_switch")
+            step = step.tb_next
+        if decided:
+            raise ProgramError(
+                "recursion whose end only the run knows", place=where,
+                expected="a test that is known while building: both arms of another one are "
+                "recorded, so the calls never end",
+                found="a call of itself under a condition of the run",
+                remedy="a loop: for k in spmd.range(n), or a while, with what it needs in arrays",
+            ) from None
         raise ProgramError("recursion without end, or deeper than Python allows", place=where,
                            expected="functions that call each other while building only",
                            remedy="a loop: spmd.range, or Python's range") from None

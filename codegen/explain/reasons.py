@@ -199,11 +199,20 @@ class Explained:
             return "given", f"given at {_at(given.place)}"
         if given.origin == "rules":
             return "given", "given by the layout rules of the program"
+        if any(given.layout) and not self._is_anything_given():
+            return "chosen", "chosen by size: it is the largest input, and no layout is named"
         wanted = self.demands.wanted.get(given.value, {})
         for window, place in wanted.items():
             if any(c.axes for c in window) and place is not None:
                 return "chosen", f"chosen for its use in line {place.line}"
         return "chosen", "chosen: no use wants it in parts"
+
+    def _is_anything_given(self) -> bool:
+        """Whether the program names a layout that splits an array."""
+        named = [i for i in self.inputs.values() if i.origin in ("given", "rules")]
+        ops = (op for op in self.demands.defs.values() if isinstance(op.what, Relayout | ShardMap))
+        return any(any(i.layout) for i in named) or bool(self.fields) or any(
+            not (isinstance(op.what, Relayout) and op.what.because) for op in ops)
 
     def _first(self, value: Value) -> Value:
         """What an argument of a loop is before the loop, as it lay then."""

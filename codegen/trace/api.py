@@ -16,7 +16,7 @@ from codegen.errors import UsageError
 from codegen.places import user_place
 from codegen.trace.array import Array
 from codegen.trace.batching.vmap import vmap
-from codegen.trace.context import eager_current, require_context
+from codegen.trace.context import Context, eager_current, require_context
 from codegen.trace.control.conversion import convert
 from codegen.trace.derive.derivatives import (
     custom_vjp,
@@ -74,6 +74,8 @@ def _public(name: str, module: str, attribute: str) -> Callable[..., Any]:
             if name in ("empty", "empty_like", "like"):
                 result.made_empty = True  # so that a kernel knows its outputs
             return result
+        if name == "range" and Context.current() is None:
+            return range(*args, **kwargs)  # so that one file of functions serves NumPy too
         require_context(f"spmd.{name}")
         check_call(function, f"spmd.{name}", *args, **kwargs)
         return function(*args, **kwargs)

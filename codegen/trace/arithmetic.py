@@ -13,7 +13,9 @@ import numpy as np
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr, Sym
 from codegen.trace.array import as_array
+from codegen.trace.context import Context
 from codegen.trace.expecting import nonzero
+from codegen.trace.integer_tables import power_of_two
 from codegen.trace.number import DEEPEST, Number, expr_of, number
 from codegen.trace.numpy import dispatch
 from codegen.trace.numpy.operators import bitwise, operate
@@ -142,6 +144,13 @@ class NumberMethods:
         return operate(np.power, self, other)
 
     def __rpow__(self: Any, other: object) -> Any:
+        if type(other) is int and other == 2 and expr.nonneg(self.expr):
+            context = Context.current()
+            computed = {s.kind for s in self.expr.symbols()} <= {"counter", "scalar"}
+            if context is not None and context.selecting and not computed:
+                if (formula := power_of_two(self.expr)) is not None:
+                    return number(formula)
+            return self.__rlshift__(1)
         return operate(np.power, other, self)
 
     def __lshift__(self: Any, other: object) -> Any:

@@ -9,6 +9,7 @@ Always holds: a 0-d result of an operation is a NumPy scalar: immutable, `scalar
 from __future__ import annotations
 
 import operator
+import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -19,6 +20,7 @@ from codegen.errors import MissingError, ProgramError, TracedValueError, Unsuppo
 from codegen.ir import ArrayType, Shape, Value
 from codegen.mesh import Layout, Mesh, as_written, local_extent
 from codegen.ops import Relayout, Symbolic
+from codegen.places import is_user_file
 from codegen.suggest import meant
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
@@ -26,7 +28,7 @@ from codegen.trace import view as views
 from codegen.trace.constants import array_value, cast_value, default_dtype, full_value
 from codegen.trace.context import Context, refuse_constant, refuse_constant_write, require_context
 from codegen.trace.number import TEXT_REMEDY, UNHASHED, Number, choose, number, where_asked
-from codegen.trace.numpy.refused import REMEDIES
+from codegen.trace.numpy.refused import REMEDIES, SPARSE
 from codegen.trace.storage import Known, Storage
 from codegen.user.numbers import element_type
 
@@ -48,6 +50,16 @@ def is_traced(x: object) -> bool:
 def holds_traced(x: object) -> bool:
     """Whether x, or something in it where it is a list or a tuple, is known only at run time."""
     return any(map(holds_traced, x)) if isinstance(x, (list, tuple)) else is_traced(x)
+
+
+def _is_asked_by(package: str) -> bool:
+    """Whether a function of a package asks, before any of the user's does."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and not is_user_file(frame.f_code.co_filename):
+        if str(frame.f_globals.get("__name__", "")).startswith(package):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _asked(convert: Callable[..., Any], needed: str, remedy: str) -> Any:
@@ -278,6 +290,8 @@ class Array(ArrayMethods):
 
     def _unknown(self, needed: str, remedy: str) -> NoReturn:
         refuse_constant()
+        if _is_asked_by("scipy.sparse"):
+            remedy = SPARSE
         raise TracedValueError(
             f"Python needs a value that only the run knows: an element of {self.type}",
             expected=needed,

@@ -16,7 +16,7 @@ from weakref import WeakSet
 
 import numpy as np
 
-from codegen.errors import Place, ProgramError, TracedValueError
+from codegen.errors import Place, ProgramError, TracedValueError, UnsupportedError
 from codegen.fresh import Fresh
 from codegen.ir import ArrayType, Condition, Feed, Input, Keeps, Op, Region, Scalar, Value
 from codegen.layouts import propagation
@@ -86,6 +86,7 @@ class Context:
         self.limits: Limits = {}  # by run-time scalar, the least and the most that it can be
         self.narrower: Limits = {}  # those of which a condition says more
         self.rules: dict[str, Any] = {}  # by the name of a dim, the axis that splits it
+        self.named_dims: dict[str, None] = {}  # that stand in shapes
         self.layouts: dict[str, Layout] = {}  # by input, what the compiler has chosen so far
         self.auto: list[str] = []  # inputs whose layout is the compiler's choice
         self.bounds: dict[str, Any] = {}  # of computed integers, by key: letting.Bounds
@@ -107,8 +108,7 @@ class Context:
         # user's code changed a thing last, by its id
         self.bodies: list[Any] = []
         self.loops: list[Any] = []  # whose bodies are being captured: loops.Loop
-        # loops that Python runs turn by turn, and those of which it has turned out now
-        self.unrolled: frozenset[Place | None] = frozenset()
+        self.unrolled: frozenset[Place | None] = frozenset()  # loops that Python runs
         self.to_unroll: list[Place | None] = []
         self.changed_at: dict[Any, Place | None] = {}
         # containers that may be one: two of them, their names, and where that is decided
@@ -278,8 +278,13 @@ def refuse_constant() -> None:
         )
 
 
-def refuse_constant_write(text: str) -> NoReturn:
-    """Raises ProgramError for a write into an array that the program did not make."""
+def refuse_constant_write(text: str, fields: str = "") -> NoReturn:
+    """Raises ProgramError for a write into an array that the program did not make. fields: of the
+    array that it is a field of."""
+    if fields:
+        raise UnsupportedError(f"{text} is of an array with fields, which programs do not have",
+                               expected="an array of numbers for each field", found=fields,
+                               remedy="w = u[field].copy() for each field, in the program")
     raise ProgramError(f"{text} is a NumPy array from outside the program, which is a constant",
                        expected="an array that was made in the program",
                        found=f"a write into {text}",

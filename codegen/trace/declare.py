@@ -340,6 +340,12 @@ def _default_region(
         else:
             array = _from_array(context, name, default, extents, layout)
         if array.extents != local:
+            if callable(default) and array.extents == extents:
+                raise ShapeError(
+                    f'the default of input "{name}" gives all elements, whatever it is asked for',
+                    expected="those at the indices that it is given: each rank asks for its own",
+                    found=f"an array of {elementwise.shape_text(array.extents)}",
+                    remedy="default=lambda i: table[i]; or default=table, the array itself")
             shape = elementwise.broadcast_shapes([array.extents, local], f'default of "{name}"')
             if len(shape) != len(local) or not all(map(elementwise.same_extent, shape, local)):
                 raise ShapeError(f'the default of input "{name}" has another shape',

@@ -19,14 +19,17 @@ import numpy as np
 from codegen import dtypes
 from codegen.errors import TracedValueError
 from codegen.places import is_library_file, user_frame
-from codegen.trace import known
+from codegen.trace import integer_tables, known
 from codegen.trace.array import Array, as_array, is_traced
 from codegen.trace.context import Context, refuse_constant_write
+from codegen.trace.numpy.elementwise import sparse
 from codegen.trace.numpy.joining import Joiner
 from codegen.user import pytree
 from codegen.user.numbers import element_type, rounded
 
 Function = Callable[..., Any]
+
+_DRAWING = frozenset("matplotlib seaborn plotly bokeh pyvista".split())
 
 # NumPy's functions and methods that write into their first argument.
 _WRITERS = ("copyto", "fill_diagonal", "place", "put", "put_along_axis", "putmask")
@@ -43,7 +46,7 @@ def is_unknown(*trees: Any) -> bool:
 def target(x: Any, text: str) -> Any:
     """What a statement writes into, or an error where it is a constant."""
     if _is_constant(x) and Context.current() is not None:
-        refuse_constant_write(text)
+        refuse_constant_write(text, ", ".join(getattr(x.base, "dtype", x.dtype).names or ()))
     return x
 
 
@@ -59,15 +62,41 @@ class _Indexed:
         self.data = data
 
     def __getitem__(self, key: Any) -> Any:
+        if (found := integer_tables.in_formula(self.data, key)) is not None:
+            return found
         slices = [x for x in pytree.leaves(key) if isinstance(x, slice)]
         if is_unknown(key, [(s.start, s.stop, s.step) for s in slices]):
             return as_array(self.data)[key]
         return fresh(self.data[known.plain(key)])
 
 
+class _Row:
+    """A list or a tuple that is subscripted, perhaps by what only the run knows."""
+
+    def __init__(self, items: list[Any] | tuple[Any, ...]) -> None:
+        self.items = items
+
+    def __getitem__(self, key: Any) -> Any:
+        if not is_traced(key):
+            return self.items[key]
+        kind = type(self.items).__name__
+        if all(isinstance(x, (bool, int)) for x in self.items):
+            if (found := integer_tables.in_formula(self.items, key)) is not None:
+                return found
+        raise TracedValueError(
+            f"a {kind} is subscripted by a value that only the run knows",
+            expected=f"an array: Python takes an element of a {kind} while building",
+            found=f"a {kind} of {len(self.items)}",
+            remedy="np.array(…)[i] of a list of numbers, np.stack(…)[i] of one of arrays; in a "
+            "loop of Python's range, i is known",
+        )
+
+
 def indexed(x: Any) -> Any:
-    """What is subscripted to be read: constants, and np.r_ and np.c_, which NumPy cannot hand
-    over."""
+    """What is subscripted to be read: constants, lists, and np.r_ and np.c_, which NumPy cannot
+    hand over."""
+    if type(x) in (list, tuple) and Context.current() is not None:
+        return _Row(x)
     if (x is np.r_ or x is np.c_) and Context.current() is not None:
         return Joiner(x)
     return _Indexed(x) if _is_constant(x) and Context.current() is not None else x
@@ -237,12 +266,23 @@ def _tried(function: Function, args: Sequence[Any], kwargs: dict[str, Any]) -> A
     try:
         return function(*args, **kwargs)
     except TracedValueError as error:
-        if error.expected == "a NumPy array":
+        if error.expected.startswith(("a NumPy array", "a Python ")):
             name = getattr(function, "__qualname__", type(function).__name__)
             root = _root(function) or _root(type(function))
             error.remedy = (f"{name} of {root} asks for the elements while building: write what it "
                             "computes with NumPy's functions, or with @spmd.kernel")
+            if root in _DRAWING:
+                error.remedy = (f"{name} of {root} draws while building: return the array, and "
+                                "draw what the image gives: u = image.run(ranks=4)")
+            if isinstance(getattr(function, "__self__", None), _sparse_class()):
+                raise sparse() from None
         raise
+
+
+def _sparse_class() -> tuple[type, ...]:
+    """The classes of scipy's sparse matrices, if somebody has imported them."""
+    module = sys.modules.get("scipy.sparse")
+    return () if module is None else (module.spmatrix, module.sparray)
 
 
 def _arrays_of(function: Any) -> list[Any]:

@@ -23,6 +23,7 @@ from codegen.ir import Condition, Module
 from codegen.layouts.choosing import choose
 from codegen.mesh import Axis, Layout, Mesh, checked_count, checked_sizes
 from codegen.places import place_in, program_files, put_place, user_place
+from codegen.suggest import meant
 from codegen.trace import (
     blocked,  # noqa: F401  # gives np.linalg what it does with split matrices
     methods,  # noqa: F401  # gives Array its methods
@@ -113,10 +114,13 @@ def _rules(layout: Any, mesh: Mesh) -> dict[str, Any]:
     """Layout rules: by the name of a dim, a mesh axis or several."""
     if layout is None or layout == "auto":
         return {}
-    if isinstance(layout, str):
-        raise UnsupportedError(
-            f'the layout strategy "{layout}" is not available yet', place=user_place(),
-            remedy='rules for named dims: layout={"batch": "x"}, spmd.Dim("batch", 64) in shapes',
+    if not isinstance(layout, Mapping):
+        raise UsageError(
+            "the layout of a program is rules for named dims", place=user_place(),
+            expected='None, "auto", or a dict: layout={"batch": "x"}, and spmd.Dim("batch", 64) in '
+            "shapes", found=f"layout={layout!r}",
+            remedy=meant(layout, ["auto"], 'layout="{}"') or "spmd.input(…, layout=("
+            f'"{mesh.names[0]}", None)) lays one array out',
         )
     axes = [a for e in layout.values() for a in (e if isinstance(e, tuple) else (e,)) if a]
     for axis in axes:
@@ -174,7 +178,8 @@ class Program:
                 known = ", ".join(signature) or "none"
                 raise UsageError(f'program "{self.name}" has no parameter "{name}"',
                                  place=self.place, expected=f"parameters: {known}",
-                                 found=f"{name}={given[name]!r}")
+                                 found=f"{name}={given[name]!r}",
+                                 remedy=meant(name, signature, "{}=…"))
         out = {}
         for name, parameter in signature.items():
             if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
@@ -293,6 +298,7 @@ class Program:
             except SpmdError as error:
                 error.place = place  # the user's function has returned already
                 raise
+        self._check_rules(context)
         body = context.blocks[0].close([o.value for o in outputs])
         if context.differentiated:
             body = pruned(opened(body))
@@ -316,6 +322,18 @@ class Program:
     def called(self, context: Context, function: Callable[..., Any], values: dict[str, Any]) -> Any:
         """What the converted function returns for these parameters."""
         return function(**values)
+
+    def _check_rules(self, context: Context) -> None:
+        """Raises LayoutError where a rule is of a dim that no array has."""
+        for name in self.rules:
+            if name not in context.named_dims:
+                known = ", ".join(repr(n) for n in context.named_dims) or "no array has a named dim"
+                raise LayoutError(
+                    f"a layout rule is of the dim {name!r}, which no array has", place=self.place,
+                    expected=f"a dim that spmd.Dim names: {known}", found=repr(self.rules),
+                    remedy=meant(name, context.named_dims, '"{}"') or
+                    f'spmd.Dim("{name}", n) instead of n in a shape; or leave the rule out',
+                )
 
     def _place_of_return(self, context: Context, function: Callable[..., Any]) -> Place:
         """The expression that was returned; where there is none, the function's own place."""

@@ -20,9 +20,15 @@ def element_type(dtype: Any) -> DType:
         found = None
     if found is None:
         is_time = any(text in repr(dtype) for text in ("datetime64", "timedelta64", "M8", "m8"))
+        try:
+            fields = np.dtype(dtype).names or ()
+        except TypeError:
+            fields = ()
+        remedy = "integers of a unit of time that you choose" if is_time else ""
+        if fields:
+            remedy = f"an array for each field: {', '.join(fields)}"
         raise DtypeError(f"{dtype!r} is not an element type", expected=", ".join(dtypes.BY_NAME),
-                         found=repr(dtype), remedy="integers of a unit of time that you choose"
-                         if is_time else "")
+                         found=repr(dtype), remedy=remedy)
     return found
 
 

@@ -126,7 +126,13 @@ def _fans(shape: tuple[int, ...], in_axis: Any, out_axis: Any) -> tuple[float, f
 
 
 def _named(scale: float, mode: str, distribution: str, source: str) -> Callable[..., Initializer]:
-    def named(in_axis: Any = -2, out_axis: Any = -1) -> Initializer:
+    def named(in_axis: Any = -2, out_axis: Any = -1, *more: Any) -> Initializer:
+        if more or (isinstance(out_axis, (tuple, list)) and not isinstance(in_axis, (tuple, list))):
+            raise UsageError(
+                "this makes an initializer, which takes the seed and the shape",
+                place=user_place(), expected="in_axis and out_axis, which are dims; or nothing",
+                found=repr((in_axis, out_axis, *more))[1:-1],
+                remedy=f"a second call: …()({in_axis!r}, {out_axis!r})")
         return variance_scaling(scale, mode, distribution, in_axis, out_axis)
 
     named.__doc__ = f"variance_scaling({scale}, {mode!r}, {distribution!r}) ({source})."

@@ -1,7 +1,7 @@
 """The per-rank view: shards, exchange, layouts, symbolic extents; against NumPy."""
 
 import itertools
-import threading
+import queue
 
 import numpy as np
 import pytest
@@ -519,15 +519,16 @@ def test_outside_a_shard_map():
 
     @spmd.program(mesh=("r",))
     def local():
-        kept = threading.local()
+        kept = queue.SimpleQueue()
 
         @spmd.shard_map(out_layouts=())
         def f():
-            kept.x = spmd.zeros(3)
-            return np.sum(kept.x)
+            value = spmd.zeros(3)
+            kept.put(value)
+            return np.sum(value)
 
         f()
-        return kept.x
+        return kept.get()
 
     for program, needle in ((index, "outside a shard_map"), (local, "one rank's array")):
         with pytest.raises(SpmdError, match=needle):

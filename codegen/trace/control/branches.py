@@ -152,6 +152,8 @@ class Branch(Capture):
                     return self._chosen(first, h)
                 if self._is_over(name):
                     return None
+                if first.tree.kind == h.tree.kind in ("list", "dict"):
+                    raise self._grown(name, first, h)
                 a, b = (leaf_type(x.value) or x.value for x in (h, first))
                 raise carry_error("branch", name, "", self.place, a, b)
         if self._unchanged(name, helds):
@@ -170,6 +172,17 @@ class Branch(Capture):
             raise
         things = self.sharing.things(name, [h.tree for h in helds if h is not None])
         return _Merged(first, leaves, things)
+
+    def _grown(self, name: str, first: Held, other: Held) -> CarryError:
+        kind, sizes = first.tree.kind, sorted({len(h.tree.keys) for h in (first, other)})
+        found = f"{sizes[0]} items in one arm, {sizes[-1]} in another" if len(sizes) > 1 else (
+            "other keys in each arm, or items of other types")
+        return CarryError(
+            f'"{name}" grows, shrinks or changes its keys in a branch', place=self.place,
+            expected=f"a {kind} of the same items in every arm: only the run knows which one runs",
+            found=found, remedy="an array with a row for each item, and a count of those that are "
+            "there; np.where(test, x, 0) where nothing is to be added",
+        )
 
     def _is_over(self, name: str) -> bool:
         """Whether nobody reads a variable after the branch: then it has no value any more."""

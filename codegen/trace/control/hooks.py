@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from codegen.errors import ProgramError, TracedValueError, UnsupportedError
-from codegen.places import last, place_at
+from codegen.places import last, place_at, user_place
+from codegen.progress import at, is_heard
 from codegen.trace.array import Array, is_traced
 from codegen.trace.calls import call
 from codegen.trace.context import Context
@@ -35,6 +36,7 @@ __all__ = ["Names", "and_", "asserted", "both", "call", "compare", "converted", 
            "fstring", "ifexp", "indexed", "known", "not_", "or_", "percent", "target"]
 
 NameError = builtins.NameError
+_MANY_TURNS = 200  # of a loop that Python runs: to record them takes a while
 
 
 def if_(
@@ -91,7 +93,20 @@ def for_(
                                found=repr(iterable), remedy="for i in spmd.range(n)")
     if is_iterator(iterable):
         refuse_outside(iterable)
-    return each(iterable)  # type: ignore[no-any-return]
+    return _unrolled(each(iterable))
+
+
+def _unrolled(turns: Iterable[Any]) -> Iterable[Any]:
+    """What a loop that Python runs goes through; whoever listens hears of many turns."""
+    return turns if Context.current() is None or not is_heard() else _told_of(turns)
+
+
+def _told_of(turns: Iterable[Any]) -> Iterator[Any]:
+    where = user_place()
+    for k, turn in enumerate(turns, 1):
+        if k >= _MANY_TURNS:
+            at(f"recording turn {k} of the loop at {where}, which spmd.range would compile")
+        yield turn
 
 
 def each(iterable: Any) -> Any:

@@ -49,6 +49,8 @@ class Range:
 def spmd_range(start: Any, stop: Any = None, step: Any = 1) -> Range:
     """Like range, and compiled to a loop that runs on the ranks: `for i in spmd.range(a, b, step)`.
 
+    Outside of a program it is range itself, so that functions with such loops run in plain NumPy.
+
     `reversed(spmd.range(n))` counts down. Bounds are integers, or numbers that only the run knows:
     scalars, axis sizes, the index, counters, integer arrays of shape (). The sign of the step is
     known while building. Names that

@@ -96,9 +96,10 @@ def annotate(body: Stmts) -> None:
             if isinstance(s, LOOPS):
                 head: list[ast.AST] = [s.test] if isinstance(s, ast.While) else []
                 turn = _first([*head, *s.body])
+                kept: tuple[str, ...] = s.kept  # type: ignore[union-attr]
                 s.fresh = tuple(  # type: ignore[union-attr]
                     n for n in names if n not in always and not n.startswith("__")
-                    and (turn.get(n) == _BOUND or (n not in turn and n not in s.kept))  # type: ignore[union-attr]
+                    and (turn.get(n) == _BOUND or (n not in turn and n not in kept))
                 )
                 rest = [turn, *rest]  # the next turn
             if not isinstance(s, SCOPES):

@@ -36,7 +36,7 @@ from codegen.trace.context import Context, require_context
 from codegen.trace.expecting import between
 from codegen.trace.number import expr_of
 from codegen.trace.numpy import memory_order
-from codegen.trace.numpy.refused import KERNEL, REMEDIES
+from codegen.trace.numpy.refused import KERNEL, REMEDIES, SPARSE
 from codegen.user.numbers import element_type
 
 Operand = Any  # Array, Number, Python number or NumPy array
@@ -181,6 +181,15 @@ def loop_dtypes(ufunc: np.ufunc, operands: Sequence[Operand], dtype: Any) -> lis
 # ---- application -----------------------------------------------------------------------------
 
 
+def sparse() -> DtypeError:
+    """The error for a sparse matrix beside an array of a program."""
+    return DtypeError(
+        "sparse matrices are no arrays of programs", expected="arrays of numbers",
+        found="a matrix of scipy.sparse",
+        remedy=SPARSE,
+    )
+
+
 def normal(x: Any) -> Operand:
     """Lists become arrays; everything else stays."""
     if isinstance(x, (list, tuple)):
@@ -189,6 +198,8 @@ def normal(x: Any) -> Operand:
         return as_array(x) if isinstance(x, Array) else x
     if hasattr(x, "__array__"):
         return as_array(x)
+    if type(x).__module__.startswith("scipy.sparse"):
+        raise sparse()
     raise DtypeError(
         f"an operand of type {type(x).__name__!r} for an array of the program",
         expected="numbers, and arrays of numbers", found=repr(x)[:60],

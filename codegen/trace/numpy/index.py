@@ -16,8 +16,8 @@ from codegen.functions import COMBINE, FUNCTIONS
 from codegen.ir import Shape, Value
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
-from codegen.trace import constants, known, view
-from codegen.trace.array import Array, Number, as_array, is_traced, wrap
+from codegen.trace import constants, integer_tables, known, view
+from codegen.trace.array import Array, Number, as_array, cast_value, is_traced, wrap
 from codegen.trace.context import Context
 from codegen.trace.expecting import within
 from codegen.trace.numpy import elementwise, progressions
@@ -47,6 +47,8 @@ def get(array: Array, key: Any) -> Any:
         found = known.element(array, key if isinstance(key, tuple) else (key,))
         if found is not None:
             return found
+    if array.is_known and (formula := integer_tables.in_formula(array.known, key)) is not None:
+        return formula
     key = as_masks(known.plain(key))
     if array.is_known and (found := _known_elements(array, key)) is not None:
         return found

@@ -7,6 +7,9 @@ methods. A test holds this table, and that of function_table.py, against NumPy's
 from __future__ import annotations
 
 KERNEL = "the function itself on arrays; @spmd.kernel for a loop over elements"
+SPARSE = (
+    "np.add.at(y, A.row, A.data * x[A.col]) of A.tocoo() is A @ x; A.toarray() @ x where A is small"
+)
 _KNOWN = "NumPy's own works on arrays that are known while building"
 
 _OF_DATA: tuple[tuple[str, str], ...] = (  # the shape of the result depends on data

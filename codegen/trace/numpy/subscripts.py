@@ -239,6 +239,9 @@ def parse(array: Array, key: Any) -> tuple[list[Item], bool]:
         elif isinstance(item, np.ndarray) and not item.size:
             items.append(Many(item.astype(np.int64)))
         else:
+            if hasattr(item, "refused"):  # x[mask] as an index
+                raise item.refused("spmd.numpy.extract(mask, x, size=n) has a length; np.add.at(a, "
+                                   "x, np.where(mask, v, 0)) adds where the mask holds")
             raise index_error("only integers, slices, ..., None and integer arrays are indices",
                               "one of these",
                               f"{getattr(item, 'dtype', type(item).__name__)}")

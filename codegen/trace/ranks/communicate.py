@@ -14,7 +14,7 @@ from typing import Any
 from codegen.errors import CarryError, MatchingError, ProgramError, ShapeError, UsageError
 from codegen.ir import ArrayType, Shape, Value
 from codegen.mesh import block_extent, block_offset
-from codegen.ops import Barrier, Move, Permute
+from codegen.ops import Barrier, Move, Permute, Symbolic
 from codegen.ops.group import Bounds, Span, along
 from codegen.symbolic import estimate, expr, prove
 from codegen.symbolic.expr import Expr, Sym
@@ -153,6 +153,7 @@ def _destination(context: Context, axes: Axes, p: Sym, to: Callable[..., Any]) -
     """What the user's `to` gives for member p: the destination, and whether there is one."""
     called = given(to, "to= of ppermute", "i", "n")
     context.selecting = len(context.blocks)
+    before = [len(block.ops) for block in context.blocks]
     try:
         result = called(number(expr.symbol(p)), number(context.mesh.size(axes)))
     except CarryError:
@@ -160,6 +161,9 @@ def _destination(context: Context, axes: Axes, p: Sym, to: Callable[..., Any]) -
     finally:
         context.selecting = 0
     found = maybe(as_symbol(result))
+    made = [op for block, n in zip(context.blocks, before) for op in block.ops[n:]]
+    if any(isinstance(op.what, Symbolic) and p in op.what.value.symbols() for op in made):
+        raise _no_destination("an array that is computed of i")
     if found is None:
         raise _no_destination(f"{type(result).__name__}: {result!r}"[:80])
     # the function may have read this rank's own coordinates: they are member p's
@@ -172,6 +176,8 @@ def _no_destination(found: str) -> UsageError:
         "to= must give a destination",
         expected="a formula (+ - * // % and comparisons) of i, n and integers on which all ranks "
         "agree; None sends nothing", found=found,
+        remedy="TABLE[i] of a list or array of integers that is known while building; 2**i where "
+        "the axis has a fixed size",
     )
 
 

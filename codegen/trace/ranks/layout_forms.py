@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from codegen.errors import LayoutError, UnsupportedError
+from codegen.errors import LayoutError
 from codegen.ir import layout_text
 from codegen.mesh import Layout, LayoutEntry, Mesh
 from codegen.printer import axes_text
@@ -21,10 +21,11 @@ from codegen.user.layout_trees import Dim, MeshName, is_layout, replicated
 def by_rules(context: Context, shape: Any, spec: Any) -> Any:
     """The layout that the program's rules give the named dims of a shape; spec where it is one."""
     items = shape if isinstance(shape, (tuple, list)) else (shape,)
-    named = [context.rules.get(i.name) if isinstance(i, Dim) else None for i in items]
-    if spec is not None and spec != "auto":
-        return spec
-    return tuple(named) if any(named) else None
+    dims = {i.name: None for i in items if isinstance(i, Dim)}
+    context.named_dims |= dims
+    if (spec is not None and spec != "auto") or not dims.keys() & context.rules.keys():
+        return spec if spec != "auto" else None
+    return tuple(context.rules.get(i.name) if isinstance(i, Dim) else None for i in items)
 
 
 def axes_of(context: Context, axis: Any, what: str) -> tuple[str, ...]:
@@ -56,11 +57,6 @@ def layout_of(context: Context, spec: Any, ndim: int, what: str, pad: bool = Fal
     """
     if spec is None or spec is replicated or (spec == "auto" and "auto" not in context.mesh.names):
         return ((),) * ndim
-    if spec in ("data", "model", "data+model") and spec not in context.mesh.names:
-        raise UnsupportedError(
-            f'{what}: the layout rule "{spec}" is not available yet',
-            remedy='give one axis or None per dim: layout=("x", None)',
-        )
     if isinstance(spec, (str, MeshName)):
         spec = (spec,)
     if not is_layout(spec):

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from codegen.errors import ProgramError, ShapeError
+from codegen.errors import LayoutError, ProgramError, ShapeError
 from codegen.ir import ArrayType, Region, Shape, Value
 from codegen.mesh import Layout, LayoutEntry, Mesh, block_extent, local_offset
 from codegen.ops import Relayout, ShardMap, Slice
@@ -297,6 +297,11 @@ def relayout(x: Array, spec: Any, asked: bool = False) -> Array:
             found=str(x.type),
             remedy="all_gather, all_to_all and psum_scatter move data between ranks",
         )
+    if spec == "auto" and "auto" not in context.mesh.names:
+        raise LayoutError(
+            'relayout("auto") asks for no layout', expected="the layout that the array shall have",
+            found='"auto"', remedy="relayout(None) gathers it on every rank; without relayout the "
+            "compiler lays arrays out where it may")
     wanted = layout_of(context, spec, x.ndim, "relayout")
     return wrap(context, context.emit_one(Relayout(wanted, asked), x.read()), scalar=False)
 

@@ -108,7 +108,6 @@ if TYPE_CHECKING:  # for editors and type checkers: where every name has its doc
     from codegen.trace.feed_calls import feed as feed
     from codegen.trace.messages import print_ as _print
     from codegen.trace.messages import progress as progress
-    from codegen.trace.saving import save as save
     from codegen.trace.numpy.creation import *  # noqa: F403
     from codegen.trace.numpy.ordering import top_k as top_k
     from codegen.trace.ranks.combining import *  # noqa: F403
@@ -123,6 +122,7 @@ if TYPE_CHECKING:  # for editors and type checkers: where every name has its doc
     from codegen.trace.ranks.rooted import pgather as pgather
     from codegen.trace.ranks.rooted import pscatter as pscatter
     from codegen.trace.ranks.varying import pvary as pvary
+    from codegen.trace.saving import save as save
     from spmd import data as data
     from spmd import nn as nn
     from spmd import numpy as numpy

@@ -295,7 +295,8 @@ class Program:
             body = pruned(opened(body))
             outputs = [replace(o, value=v) for o, v in zip(outputs, body.results, strict=True)]
         module = Module(
-            name=self.name, level="graph", mesh=context.mesh, parameters=tuple(values.items()), scalars=tuple(context.scalars.values()),
+            name=self.name, level="graph", mesh=context.mesh, parameters=tuple(values.items()),
+            scalars=tuple(context.scalars.values()),
             inputs=tuple(context.inputs.values()),
             feeds=tuple(context.feeds.values()), body=body, outputs=tuple(outputs),
             conditions=tuple(context.conditions), returns=returns, sync=self.sync,
@@ -312,12 +313,17 @@ class Program:
             return self.place
         return place_in(*made)
 
-    def eager(self, ranks: int = 1, mesh: Mapping[str, int] | None = None, **given: Any) -> Any:
+    def eager(
+        self, ranks: int = 1, mesh: Mapping[str, int] | None = None,
+        save: Mapping[str, Callable[[Any], Any]] | None = None, **given: Any,
+    ) -> Any:
         """Runs the function as plain Python on NumPy arrays, in this process: the simplest
         debugger.
 
         - ranks, mesh: what `spmd.ranks()` and axis sizes say, and how many times the function of a
           shard_map runs; 1 unless you say otherwise. Nothing runs in parallel.
+        - save: by the name of a save, a function that is called with each of its frames, such as
+          `frames.append`.
         - given: parameters, inputs and scalars by name; feed: an iterable of batches, which are
           dicts of arrays, or by name one for each feed.
 
@@ -344,7 +350,8 @@ class Program:
             other.function, other.mesh = function, make_mesh(axes)
             return other.graph({})
 
-        return eager.run(self.function, axes, given, lambda: self.graph(known), captured)
+        return eager.run(self.function, axes, given, lambda: self.graph(known), captured,
+                         frames=save)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if Context.current() is not None:

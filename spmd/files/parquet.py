@@ -61,7 +61,7 @@ class ParquetTable:
     def column(self, k: int, low: int, high: int) -> Any:
         """The elements of rows low to high of a column, as a NumPy array; a null is NaN."""
         first = at = 0
-        wanted = []
+        wanted: list[int] = []
         for group, rows in enumerate(self.groups):
             if at < high and at + rows > low:
                 first = first if wanted else at

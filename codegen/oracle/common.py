@@ -20,7 +20,7 @@ from codegen.mesh import checked_text
 from codegen.ops import Convolve
 from codegen.oracle import kernel_calls
 from codegen.oracle.local import Blocks, EagerArray, local
-from codegen.oracle.turns import Turns
+from codegen.oracle.turn_counts import Turns
 from codegen.places import user_place
 from codegen.progress import Steps
 from codegen.symbolic import expr

@@ -36,7 +36,7 @@ from codegen.trace.control.outside import Outside
 from codegen.trace.control.returned import outputs_of
 from codegen.trace.derive.needed import kept_by, opened, pruned
 from codegen.trace.feed_calls import check_feeds
-from codegen.trace.saving import check_saves
+from codegen.trace.save_calls import check_saves
 
 # The tracer's modules import downwards only; what those below need of those above they get here.
 conversion.runtime = control

@@ -1,4 +1,4 @@
-"""Names and distances of spmd.save, as a user gives them, checked alike in programs and eager runs."""
+"""Names and distances of spmd.save, checked alike in programs and in eager runs."""
 
 from __future__ import annotations
 

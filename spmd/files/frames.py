@@ -161,7 +161,7 @@ class FrameFiles:
             raise self.failed(error.strerror, frame) from None
 
     def _rows(self, offset: Sequence[int], extent: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-        """Pieces of a part that lie in one piece in the file: where, and which bytes of the part."""
+        """Pieces of a part that lie in one piece in the file: where, which bytes of the part."""
         item, dims = npy.SIZES[self.dtype], len(self.shape)
         strides = npy.contiguous_strides(self.shape, item)
         inner = dims  # dims from here on are whole: a row goes through them
@@ -178,7 +178,7 @@ class FrameFiles:
             yield at, k * length, (k + 1) * length
 
     def close(self, frame: int) -> None:
-        """This process has written all of its parts of a frame: they are on the disk. OutputError."""
+        """Brings the parts of a frame that this process has written to the disk. OutputError."""
         fd = self.open.pop(frame, -1)
         if fd >= 0:
             try:

@@ -15,7 +15,7 @@ from codegen.image.manifest import hashed
 from codegen.user.named import listed, of_tree, some
 from spmd.files import ARCHIVES, TABLES, csv_tables, npy, npz, parquet, safetensors
 from spmd.files.npy import AT_ONCE
-from spmd.files.tables import TableElements
+from spmd.files.table_elements import TableElements
 from spmd.launch.memory import available_memory, bytes_text
 
 TYPE_CHECKING = False
@@ -223,8 +223,8 @@ def _open(file: InputFile, members: dict[str, Any], member: str, name: str) -> I
     """The array for input `name` in FILE.npy, or a member of FILE.npz or FILE.safetensors, or a
     column of a table.
 
-    Member "": that of the input's name, or the only one; of a table, all columns. Raises InputError for whatever is
-    wrong with the file.
+    Member "": that of the input's name, or the only one; of a table, all columns. Raises InputError
+    for whatever is wrong with the file.
     """
     archive = archive_format(file.path)
     if archive is None:

@@ -308,28 +308,29 @@ def test_paths_that_hold_no_frames(image, tmp_path, spmd_here, monkeypatch):
     assert sorted(os.listdir(tmp_path)) == ["a.img", "mine.zarr"]
 
 
+def program_of(body):
+    @spmd.program(mesh=("r",))
+    def refused():
+        u = spmd.input("u", (6,), np.float64, layout=("r",), default=1)
+        return {"end": body(u)}
+
+    return refused
+
+
 def test_saves_that_are_refused_when_built():
-    def program(body):
-        @spmd.program(mesh=("r",))
-        def refused():
-            u = spmd.input("u", (6,), np.float64, layout=("r",), default=1)
-            return {"end": body(u)}
-
-        return refused
-
     def outside(u):
         spmd.save("u", u)
         return u
 
     def twice(u):
-        for k in spmd.range(3):
+        for _ in spmd.range(3):
             u = u + 1
             spmd.save("u", u)
             spmd.save("u", u * 2)
         return u
 
     def unrolled(u):
-        for k in range(3):
+        for _ in range(3):
             spmd.save("u", u)
         return u
 
@@ -368,7 +369,7 @@ def test_saves_that_are_refused_when_built():
         (differentiated, UnsupportedError, "is differentiated"),
     ):
         with pytest.raises(kind, match=said):
-            spmd.build(program(body))
+            spmd.build(program_of(body))
     for body in (outside, in_a_rank, by_ranks):
         with pytest.raises((UsageError, UnsupportedError)):
-            program(body).eager()
+            program_of(body).eager()

@@ -12,6 +12,7 @@ OUT = "out"
 Form = int | float | str | tuple["Form", ...]
 
 _ROOT_PI = math.sqrt(math.pi)
+_BOTH_ZERO = ("logical_and", ("eq", 0, 0.0), ("eq", 1, 0.0))
 _SAFE = ("select", ("eq", 0, 0.0), 1.0, 0)  # the operand, and 1 where it is 0
 
 
@@ -28,6 +29,11 @@ def _number(first: str) -> tuple[Form, Form]:
     return ("select", ("isnan", 1), 1.0, a), ("select", ("isnan", 0), 1.0, b)
 
 
+def _share(k: int) -> Form:
+    """Of exp(operand) in the sum of both; of an infinite sum, the larger one has all."""
+    return ("select", ("isinf", OUT), _larger("gt")[k], ("exp", ("sub", k, OUT)))
+
+
 # By function, for each operand; None: steps, whose derivative is 0 where there is one.
 PARTIALS: dict[str, tuple[Form | None, ...]] = {
     "add": (1.0, 1.0),
@@ -37,7 +43,8 @@ PARTIALS: dict[str, tuple[Form | None, ...]] = {
     "mod": (1.0, ("neg", ("floordiv", 0, 1))),
     "fmod": (1.0, ("neg", ("trunc", ("div", 0, 1)))),
     "pow": (
-        ("select", ("eq", 1, 0.0), 0.0, ("mul", 1, ("pow", 0, ("sub", 1, 1.0)))),
+        ("select", _BOTH_ZERO, 0.0,
+         ("mul", 1, ("pow", ("select", _BOTH_ZERO, 1.0, 0), ("sub", 1, 1.0)))),
         ("mul", OUT, ("log", _SAFE)),
     ),
     "neg": (-1.0,),
@@ -54,7 +61,7 @@ PARTIALS: dict[str, tuple[Form | None, ...]] = {
         ("neg", ("div", 0, ("add", ("square", 0), ("square", 1)))),
     ),
     "hypot": (("div", 0, OUT), ("div", 1, OUT)),
-    "logaddexp": (("exp", ("sub", 0, OUT)), ("exp", ("sub", 1, OUT))),
+    "logaddexp": (_share(0), _share(1)),
     "exp": (OUT,),
     "exp2": (("mul", OUT, math.log(2)),),
     "expm1": (("add", OUT, 1.0),),

@@ -135,8 +135,13 @@ class Families(Variance):
         self, mesh: Mesh, given: Mapping[Value, Iterable[str]], said: Mapping[Value, Axes]
     ) -> None:
         super().__init__(mesh, given)
-        self.around = NONE
-        self.said = said
+        self.mesh, self.around, self.said = mesh, NONE, said
+
+    def copied(self) -> Families:
+        """The same, to which others may add values."""
+        new = Families(self.mesh, {}, self.said)
+        new.of, new.counters, new.trips = dict(self.of), dict(self.counters), dict(self.trips)
+        return new
 
     def values(self, values: Iterable[Value]) -> Axes:
         return super().values(values) | self.around

@@ -395,6 +395,11 @@ typedef struct spmd_plan {
     int64_t *bytes, *at_load, *offset, *extent;
 } spmd_plan;
 int spmd_job_probe(const spmd_job *job, int64_t rank, const spmd_plan *into);
+/* Brings a region from one array to another one as an exchange does that casts what arrives, here
+ * from unsigned integers of from_size bytes to those of into_size. Strides are bytes. */
+void spmd_take_probe(char *into, const int64_t *into_stride, int64_t into_size, const char *from,
+                     const int64_t *from_stride, int64_t from_size, const int64_t *extent,
+                     int64_t dims);
 
 /* Images and the libraries they call, by the dynamic linker. NULL: spmd_library_error says why. */
 void *spmd_library_open(const char *path);

@@ -83,7 +83,8 @@ typedef struct spmd_piece {
 typedef struct spmd_exchange {
     uint32_t site; /* which exchange of the program: row of the manifest's table */
     uint32_t kind;
-    uint32_t size; /* bytes of one element */
+    uint32_t size; /* bytes of one element that is exchanged */
+    uint32_t into_size; /* bytes of one element that `take` writes */
     uint32_t flow; /* not of SPMD_PERMUTE */
     uint32_t differs; /* 1: what I send is another box for every member; 0: the same for all */
     uint32_t constant; /* 1: the boxes of every pair are as long each time at this site */
@@ -95,6 +96,7 @@ typedef struct spmd_exchange {
     int64_t count[SPMD_AXES], stride[SPMD_AXES]; /* members along an axis, their index stride */
     int64_t source, dest; /* SPMD_PERMUTE: member positions, or SPMD_NONE, SPMD_UNKNOWN */
     /* What I pull from a member: `from` in its memory, `into` in mine; both have the same extents.
+     * Strides are bytes; elements of `into` have into_size of them where there is a `take`.
      * The innermost stride of a box that is folded is the element's size. A fold's boxes are those
      * that it has where everybody reads everybody. */
     void (*pull)(const spmd_rank *rank, int64_t member, spmd_box *from, spmd_box *into);

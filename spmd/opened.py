@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from codegen import dtypes
+from codegen.casts import inexact
 from codegen.errors import EnvironmentFault, InputError, UsageError
 from codegen.mesh import checked_count, checked_sizes
 from codegen.suggest import meant
@@ -50,19 +51,12 @@ class Opened:
         self._latest: list[weakref.ref[Distributed]] = []  # outputs of the latest call, kept
         self._owner, self._turn, self._thread = os.getpid(), allocate_lock(), 0
         self._closed = False
-        comm = options.comm
-        if comm is not None:
-            if not hasattr(comm, "Get_rank"):
-                raise UsageError(f"comm={comm!r} is not a communicator", found=type(comm).__name__,
-                                 expected="comm=MPI.COMM_WORLD, of mpi4py")
-            _check_launcher()
-        self.processes, self.distributed = Processes(comm), comm is not None
+        self.processes = group_of(options.comm, options.time_limit)
+        self.distributed = options.comm is not None
         self._options, self._manifest = options, checked.manifest
         self._launch = Launch(checked, options, self.processes)
         if self.processes.count > 1:
             end_all_on_error()
-            limit = options.time_limit if _is_limit(options.time_limit) else TIME_LIMIT
-            self.processes.waiting = Attendance(self.processes, limit)
         else:
             self._check()
 
@@ -321,6 +315,20 @@ class Opened:
         return array
 
 
+def group_of(comm: Any, time_limit: Any) -> Processes:
+    """The processes of a communicator, or this one alone where it is None. Raises UsageError."""
+    if comm is not None:
+        if not hasattr(comm, "Get_rank"):
+            raise UsageError(f"comm={comm!r} is not a communicator", found=type(comm).__name__,
+                             expected="comm=MPI.COMM_WORLD, of mpi4py")
+        _check_launcher()
+    processes = Processes(comm)
+    if processes.count > 1:
+        limit = time_limit if _is_limit(time_limit) else TIME_LIMIT
+        processes.waiting = Attendance(processes, limit)
+    return processes
+
+
 def _check_launcher() -> None:
     if presence.is_forked():
         raise UsageError(
@@ -435,6 +443,11 @@ def _fitting(
             found=str(part.dtype),
             remedy=f"array.astype({declared['dtype']!r})",
         )
+    if casting == "safe" and (lost := inexact(part, wanted)) is not None:
+        raise InputError(
+            f"input {declared['name']} would be rounded: {wanted} does not hold {lost}",
+            expected=f"integers up to 2**53, or others that {wanted} holds", found=str(part.dtype),
+            remedy=f"array.astype({declared['dtype']!r}), or a program of int64")
     part = part.astype(wanted, copy=False)
     if isinstance(value, Local):
         return Local(part)

@@ -23,7 +23,7 @@ FOLDERS = ("codegen", "spmd", "examples", "tests", "docs")
 # A module imports only modules of its own level or a lower one. The longest prefix counts.
 LEVELS = {
     "codegen.errors": 0, "codegen.fresh": 0, "codegen.progress": 0, "codegen.short_batches": 0,
-    "codegen.suggest": 0,
+    "codegen.suggest": 0, "codegen.printed": 1,
     "codegen.check_names": 1, "codegen.places": 1, "codegen.dtypes": 1, "codegen.symbolic": 1,
     "codegen.philox": 1,
     "codegen.symbolic.estimate": 2, "codegen.symbolic.prove": 2, "codegen.symbolic.sampling": 2,
@@ -65,7 +65,7 @@ FEEDING = {
     "messages": {"host"},
     "results": {"host"},
     "workers": {"host", "messages", "results"},
-    "scheduling": {"messages"},
+    "scheduling": {"host", "messages"},
     "clients": {"host", "messages", "results"},
     "consumers": {"host", "messages", "results"},
     "status": {"messages", "scheduling"},
@@ -86,12 +86,13 @@ ONLY = {
 
 # What ranks under mpirun never import at start: these may use NumPy and the compiler.
 HEAVY = (
-    "spmd.arrays", "spmd.bench.calibrate", "spmd.bench.programs", "spmd.building",
+    "spmd.arrays", "spmd.bench.calibrate", "spmd.bench.engine_copies", "spmd.bench.probe",
+    "spmd.bench.programs", "spmd.building",
     "spmd.data", "spmd.feeding",
     "spmd.distributed", "spmd.doctor", "spmd.doctor_check", "spmd.doctor_engine",
     "spmd.doctor_mpi", "spmd.engine.feed_rings", "spmd.files.convert", "spmd.files.written_tables",
-    "spmd.image", "spmd.launch.eager_frames",
-    "spmd.launch.eager_feeds", "spmd.launch.iterable_supply", "spmd.nn", "spmd.numpy",
+    "spmd.image", "spmd.jit_arguments", "spmd.jitting", "spmd.launch.eager_feeds",
+    "spmd.launch.eager_frames", "spmd.launch.iterable_supply", "spmd.nn", "spmd.numpy",
     "spmd.opened", "spmd.optim", "spmd.output_parts", "spmd.random", "spmd.show", "spmd.source",
     "spmd.tree", "spmd.verify.images",
 )

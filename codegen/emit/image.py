@@ -86,6 +86,7 @@ def emit(plan: Plan) -> CSource:
             "    return value;\n}\n"
         )
     parts += _folds(plan)
+    parts += control.shared.functions
     parts += control.phases
     parts += control.exchanges
     parts.append("/* the program of one rank */\n" + step)

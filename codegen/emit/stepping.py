@@ -19,6 +19,7 @@ from codegen.emit.function import dtype_of
 from codegen.emit.lines import wrapped
 from codegen.emit.phases import PhaseWriter
 from codegen.emit.rank_code import Places, RankFunction
+from codegen.emit.shared_works import SharedWorks
 from codegen.plan.grammar import (
     Branch,
     Default,
@@ -44,6 +45,7 @@ class ControlWriter:
     def __init__(self, plan: Plan, places: Places) -> None:
         self.plan, self.places = plan, places
         self.phases: list[str] = []
+        self.shared = SharedWorks(plan, places.names, PhaseWriter)
         self.exchanges: list[str] = []
         self.parts: list[str] = []  # of step()
         self.numbers = {id(s): k for k, s in enumerate(operations(plan.steps))}
@@ -127,7 +129,7 @@ class ControlWriter:
                 raise AssertionError("a point is the first step of a turn")
 
     def phase(self, phase: Phase) -> None:
-        writer, f = PhaseWriter(phase, self.places.names), self.f
+        writer, f = PhaseWriter(phase, self.places.names, self.shared), self.f
         self.phases.append(writer.write())
         arguments = [self.places.address(b) for b, _ in writer.buffers.values()]
         arguments += [f.integer(p.value, Binds.CHOICE) for p in phase.parameters]
@@ -278,6 +280,8 @@ class ControlWriter:
             self.words(around[0])
             self.f.line('spmd_print_i64(&at, end, "", r->index);')
             self.words(around[1])
+        if step.parts == ("",) and not around:
+            self.f.line("(void)end;")  # an empty line
         for k, part in enumerate(step.parts):
             if k % 2 == 0:
                 self.words(part)

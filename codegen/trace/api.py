@@ -15,6 +15,7 @@ from typing import Any, TypeVar, overload
 from codegen.errors import UsageError
 from codegen.places import user_place
 from codegen.trace.array import Array
+from codegen.trace.batching.vmap import vmap
 from codegen.trace.context import eager_current, require_context
 from codegen.trace.control.conversion import convert
 from codegen.trace.derive.derivatives import (
@@ -25,6 +26,7 @@ from codegen.trace.derive.derivatives import (
     vjp,
 )
 from codegen.trace.derive.eagerly import mapped
+from codegen.trace.derive.jacobians import hessian, jacfwd, jacobian, jacrev
 from codegen.trace.derive.marks import (
     checkpoint_name,
     checkpoint_policies,
@@ -44,8 +46,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 __all__ = [
     "Array", "Dim", "Program", "Stream", "checkpoint_name", "checkpoint_policies", "custom_vjp",
-    "grad", "jvp", "parse_parameter", "program", "remat", "replicated", "spec", "stop_gradient",
-    "value_and_grad", "vjp",
+    "grad", "hessian", "jacfwd", "jacobian", "jacrev", "jvp", "parse_parameter", "program", "remat",
+    "replicated", "spec", "stop_gradient", "value_and_grad", "vjp", "vmap",
 ]
 
 

@@ -9,6 +9,7 @@ import mmap
 
 import numpy as np
 
+from codegen.casts import inexact
 from spmd.arrays import numpy_dtype
 from spmd.files import npy
 from spmd.files.npy import AT_ONCE
@@ -45,7 +46,11 @@ def _convert(
     for at in range(begin, end, AT_ONCE):
         count = min(AT_ONCE, end - at)
         raw = whole[at : at + count] if whole else file.read_all(at, count)
-        bits = np.frombuffer(raw, old).astype(new).tobytes()
+        numbers = np.frombuffer(raw, old)
+        if (lost := inexact(numbers.astype(old.newbyteorder("=")), new)) is not None:
+            raise file.wrong(f"has an integer that {new} does not hold",
+                             f"integers up to 2**53, or others that {new} holds", str(lost))
+        bits = numbers.astype(new).tobytes()
         to = (at - given.start) // old.itemsize * new.itemsize
         memory[to : to + len(bits)] = bits
     if whole is not None:

@@ -73,12 +73,12 @@ def checked(
                              found=str(math.prod(one)))
         ledger.check_arrays(one, scalars)
     transfers, sampled = compare(ledger, meshes, scalars)
-    executed = 0
+    executed = copied = 0
     if execute:
         at(f"running the plan functions of {path}")
         reader.check_machine(image.machine)
         reader.check_features(image.manifest["target"])
-        executed = _execute(path, image, meshes, settings)
+        executed, copied = _execute(path, image, meshes, settings)
     return {
         "image": path, "bytes": len(image.data), "digest": image.digest,
         "elsewhere": _elsewhere(image),
@@ -87,6 +87,7 @@ def checked(
         "at_once": [math.prod(mesh) for mesh in meshes if math.prod(mesh) > AT_ONCE],
         "exchanges": len(ledger.table.rows), "at_run_time": sorted(ledger.unknown),
         "transfers": transfers, "sampled": sampled, "executed": executed,
+        "copied": copied,
     }
 
 
@@ -134,8 +135,9 @@ def _meshes(
 
 def _execute(
     path: str, image: reader.ImageFile, meshes: list[tuple[int, ...]], settings: dict[str, str]
-) -> int:
-    """Has a child process compare the machine code's plan functions; how many ranks it did."""
+) -> tuple[int, int]:
+    """Have a child process compare the machine code's plan functions with the manifest, and the
+    engine's copies with NumPy's. Return how many ranks and how many boxes it compared."""
     from codegen.image import commands  # subprocess, for --execute alone
 
     fd = os.memfd_create("image", os.MFD_CLOEXEC)  # what was built has no file
@@ -146,15 +148,15 @@ def _execute(
             {"path": f"/proc/{os.getpid()}/fd/{fd}", "meshes": meshes, "set": settings}))
 
 
-def _compared(path: str, commands: Any, job: str) -> int:
-    """Return for how many ranks the child compared; raises ImageError for what it found wrong."""
+def _compared(path: str, commands: Any, job: str) -> tuple[int, int]:
+    """Return how many ranks and boxes the child compared; raise ImageError for what is wrong."""
     ended = commands.run([sys.executable, "-m", "spmd.bench.probe", job], limit_s=EXECUTE_S)
     if ended.code == commands.TOO_LATE:
         raise ImageError(f"{path}: its plan functions do not end", expected=f"{EXECUTE_S} s",
                          found="they were stopped")
     try:
         answer = json.loads(ended.out)
-        wrong, ranks = answer["wrong"], int(answer["ranks"])
+        wrong, ranks, boxes = answer["wrong"], int(answer["ranks"]), int(answer["boxes"])
     except (ValueError, KeyError, TypeError):
         how = f"signal {-ended.code}" if ended.code < 0 else f"exit code {ended.code}"
         last = ended.err.strip().split("\n")[-1]
@@ -162,7 +164,7 @@ def _compared(path: str, commands: Any, job: str) -> int:
                          found=f"{how} {last}".strip()) from None
     if wrong:
         raise ImageError(f"{path}: the machine code and the manifest differ", **wrong)
-    return ranks
+    return ranks, boxes
 
 
 def _elsewhere(image: reader.ImageFile) -> str:
@@ -207,4 +209,5 @@ def as_text(one: dict[str, Any]) -> str:
         lines.append(f"  at run time: exchange {sites}, which depends on what the program computes")
     if one["executed"]:
         lines.append(f"  executed   plan functions of {one['executed']} ranks say the same")
+        lines.append(f"  copied     {one['copied']} kinds of boxes come as NumPy copies them")
     return "\n".join(lines)

@@ -373,6 +373,78 @@ def test_of_what_all_have_alike_no_member_sends():
     assert exchanges(gradient).count(("permute", "r")) == 1  # the first one, not its way back
 
 
+# ---- names that a turn binds before it reads them -----------------------------------------------
+
+
+def bound_in_the_loop(w, x):
+    for _ in spmd.range(3):
+        h = w * 2 + x
+        w = w - 0.1 * spmd.grad(lambda w: np.sum(w * h))(w)
+    return w + spmd.grad(lambda w: np.sum(w * h))(w)
+
+
+def bound_in_loops_in_it(w, x):
+    h = spmd.zeros(3)
+    for _ in spmd.range(3):
+        for k in spmd.range(2):
+            h = w + k * x
+
+            def loss(w):
+                return spmd.psum(np.sum(w * h**2), "r")
+
+            w = w - 0.01 * spmd.grad(loss)(w)
+        for _ in spmd.range(2):
+            w = w - 0.01 * spmd.value_and_grad(lambda w: np.sum(w**2 * h))(w)[1] * x[0]
+    return w
+
+
+def bound_and_one_for_all(w, x):
+    for _ in spmd.range(3):
+        h = x * w[0]
+        w = w - 0.1 * spmd.grad(lambda w: spmd.psum(np.sum(w * h), "r"))(w)
+    return w
+
+
+def kept_for_the_next_turn(w, x):
+    h = before = x * 0.5
+    for _ in spmd.range(3):
+        before, h = h, w * x
+        w = w - 0.1 * spmd.grad(lambda w: np.sum(w * before * h))(w)
+    return w
+
+
+BOUND = [bound_in_the_loop, bound_in_loops_in_it, bound_and_one_for_all, kept_for_the_next_turn]
+
+
+def test_names_bound_in_a_loop_are_read_by_what_is_differentiated():
+    one = dict.fromkeys([bound_and_one_for_all])  # w stays the same on all ranks
+
+    @spmd.program(mesh=("r",))
+    def program():
+        x = spmd.input("x", (POINTS, 3), np.float64, layout=("r", None))
+        w = spmd.input("w", (3,), np.float64, layout=(None,))
+        out = {}
+        for f in BOUND:
+            def mapped(w, x, f=f):
+                start = w if f in one else w + x[0]
+                return f(start, x[0])[None]
+            out[f.__name__] = spmd.shard_map(mapped, mesh="r", out_layouts=("r", None))(w, x)
+        return out
+
+    image, rng = spmd.build(program), np.random.default_rng(4)
+    given = {"x": rng.normal(size=(POINTS, 3)), "w": rng.normal(size=3)}
+    for ranks in (1, 3, 5):
+        found, wanted = image.run(ranks=ranks, **given), program.eager(ranks=ranks, **given)
+        for name in wanted:
+            np.testing.assert_allclose(found[name], wanted[name], 1e-10, err_msg=name)
+    first = given["x"][[0, 3, 6, 8, 10]]
+    w = given["w"] + first
+    for _ in range(3):
+        h = w * 2 + first
+        w = w - 0.1 * h
+    np.testing.assert_allclose(found["bound_in_the_loop"], w + h, 1e-10)
+
+
 # ---- what is refused ----------------------------------------------------------------------------
 
 

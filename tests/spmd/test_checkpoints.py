@@ -284,6 +284,7 @@ def test_copies_count_where_memory_is_checked(own_image, tmp_path):
     assert taken(resume=str(tmp_path)) - taken() == 3 * (8 << 18)
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 def test_processes_write_their_parts(once, mpirun, tmp_path, spmd_command):
     image = keepable(once, "kept_turns", TURNS)

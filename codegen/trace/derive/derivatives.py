@@ -6,14 +6,15 @@ that partitioning, proofs and layouts are those of any program.
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from codegen import ops
-from codegen.errors import UsageError
+from codegen.errors import InternalError, UsageError
 from codegen.ir import Op, Value
 from codegen.places import user_place
 from codegen.trace.array import Array, as_value, wrap
@@ -21,7 +22,7 @@ from codegen.trace.context import Context, eager_current, require_context
 from codegen.trace.control.conversion import convert
 from codegen.trace.control.regions import laid_as
 from codegen.trace.derive import back_through, exchanged, forward, mapped
-from codegen.trace.derive.eagerly import eagerly
+from codegen.trace.derive.eagerly import Held, own_args
 from codegen.trace.derive.given import (
     check_function,
     check_numbers,
@@ -37,11 +38,14 @@ from codegen.trace.derive.marks import marked
 from codegen.trace.derive.reverse import Reverse
 from codegen.trace.derive.shares import Shares
 from codegen.trace.numpy.derived import defined
+from codegen.trace.on_numpy import copied, is_outside, on_numpy
 from codegen.trace.ranks.varying import families
 from codegen.trace.state import Tree, fill, flatten
 from codegen.variance import NONE, Axes
 
 assert back_through and exchanged and mapped  # their rules
+
+T = TypeVar("T")
 
 
 def value_and_grad(
@@ -71,16 +75,22 @@ def value_and_grad(
     numbers = numbers_of("spmd.grad", argnums)
 
     def call(*args: Any, **kwargs: Any) -> Any:
+        if is_outside():
+            return on_numpy(call, args, kwargs)
         runtime = eager_current()
         if runtime is not None:
-            returned = f(*args, **kwargs)
-            return returned, eagerly(runtime, lambda *a: grad(f, argnums, has_aux)(*a, **kwargs),
-                                     args, 0 if has_aux else None)
+            held = Held(f, args, kwargs)
+            returned = f(*own_args(args, numbers), **kwargs)
+            return returned, held.eagerly(
+                runtime, lambda f, args, kwargs: grad(f, argnums, has_aux)(*args, **kwargs),
+                0 if has_aux else None)
         context = require_context("spmd.grad")
         recording = _Recording(context, "spmd.grad", args, numbers)
-        returned = recording.run(f, kwargs)
-        value, aux = pair_of(returned) if has_aux else (returned, None)
-        out = scalar_of(context, value)
+        def loss(returned: Any) -> tuple[Any, list[Value]]:
+            value, aux = pair_of(returned) if has_aux else (returned, None)
+            return (value, aux), [scalar_of(context, value)]
+
+        (value, aux), (out,) = recording.run(f, kwargs, loss)
         found = recording.back([(out, recording.at.full(1, out))])
         gradient = found[0] if isinstance(argnums, int) else tuple(found)
         return ((value, aux), gradient) if has_aux else (value, gradient)
@@ -130,15 +140,19 @@ def vjp(f: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[[Any], tupl
         print(spmd.build(tripled).run(ranks=2))    # [3. 3. 3. 3.]
     """
     check_function("spmd.vjp", f)
+    if is_outside():
+        kept = copied(primals)
+        return on_numpy(lambda *given: vjp(f, *given)[0], kept), lambda cotangents: on_numpy(
+            lambda cotangents, *given: vjp(f, *given)[1](cotangents), (cotangents, *kept),
+            aloud=False)
     runtime = eager_current()
     if runtime is not None:
-        return f(*primals), lambda cotangents: eagerly(
-            runtime, lambda *given: vjp(f, *given)[1](cotangents), primals)
+        held = Held(f, primals)
+        return f(*own_args(primals, range(len(primals)))), lambda cotangents: held.eagerly(
+            runtime, lambda f, args, _: vjp(f, *args)[1](cotangents))
     context = require_context("spmd.vjp")
     recording = _Recording(context, "spmd.vjp", primals, tuple(range(len(primals))))
-    returned = recording.run(f, {})
-    tree, leaves = flatten(returned)
-    outs = [as_value(context, leaf) for leaf in leaves]
+    (returned, tree), outs = recording.run(f, {}, recording.leaves)
 
     def back(cotangents: Any) -> tuple[Any, ...]:
         pairs = paired(context, "cotangents", tree, outs, cotangents)
@@ -168,15 +182,17 @@ def jvp(
     """
     check_function("spmd.jvp", f)
     check_pairs("spmd.jvp", primals, tangents)
+    if is_outside():
+        changed: tuple[Any, Any] = on_numpy(jvp, (f, primals, tangents))
+        return changed
     runtime = eager_current()
     if runtime is not None:
-        return f(*primals), eagerly(
-            runtime, lambda *given: jvp(f, given, tangents)[1], tuple(primals))
+        held = Held(f, primals)
+        return f(*own_args(primals, range(len(primals)))), held.eagerly(
+            runtime, lambda f, args, _: jvp(f, args, tangents)[1])
     context = require_context("spmd.jvp")
     recording = _Recording(context, "spmd.jvp", primals, tuple(range(len(primals))))
-    returned = recording.run(f, {})
-    tree, leaves = flatten(returned)
-    outs = [as_value(context, leaf) for leaf in leaves]
+    (returned, tree), outs = recording.run(f, {}, recording.leaves)
     recorded = recording.recorded()
     changes = (_forward if forward.can(context, recorded) else _twice_back)(
         context, recording, recorded, outs, tangents)
@@ -262,6 +278,12 @@ class custom_vjp:
         self.in_fwd = False
         functools.update_wrapper(self, f)
 
+    def with_copies(self, copied: Callable[[Any], Any]) -> custom_vjp:
+        """The same of copies of f and fwd; bwd runs later, and reads what holds then."""
+        new = copy.copy(self)
+        new.f, new.fwd = copied(self.f), copied(self.fwd)
+        return new
+
     def defvjp(self, fwd: Callable[..., Any], bwd: Callable[..., Any]) -> None:
         self.fwd, self.bwd = fwd, bwd
 
@@ -330,15 +352,26 @@ class _Recording:
         self.last = self.block.ops[-1] if self.block.ops else None  # before what is recorded
         self.views = context.rank_view, len(context.captured)
         self.ops: list[Op] | None = None  # what f recorded
+        self.outs: set[Value] | None = None  # of that, what a way back may begin with; None: all
 
-    def run(self, f: Callable[..., Any], kwargs: dict[str, Any]) -> Any:
+    def run(
+        self, f: Callable[..., Any], kwargs: dict[str, Any],
+        read: Callable[[Any], tuple[T, list[Value]]],
+    ) -> tuple[T, list[Value]]:
+        """Call f, and return what `read` makes of its result: with the values that a way back may
+        begin with. To read a view emits ops, so the recording ends after it."""
         self.context.recordings += 1
         try:
-            returned = convert(f)(*self.args, **kwargs)
-            self.ops = self.recorded()
-            return returned
+            found, outs = read(convert(f)(*self.args, **kwargs))
+            self.ops, self.outs = self.recorded(), set(outs)
+            return found, outs
         finally:
             self.context.recordings -= 1
+
+    def leaves(self, returned: Any) -> tuple[tuple[Any, Tree], list[Value]]:
+        """The result with its structure, and the value of each of its leaves."""
+        tree, leaves = flatten(returned)
+        return (returned, tree), [as_value(self.context, leaf) for leaf in leaves]
 
     def recorded(self) -> list[Op]:
         if self.ops is not None:
@@ -369,6 +402,8 @@ class _Recording:
         at.found.clear()
         at.emptied.clear()
         recorded = self.recorded()
+        if self.outs is not None and not self.outs.issuperset(v for v, _ in outs):
+            raise InternalError("a way back begins with a value that its recording has not seen")
         at.active, at.shares = set(self.begins), Shares.none(context.mesh)
         at.mark(recorded)
         begun = [v for v, _ in outs]

@@ -14,9 +14,11 @@ import numpy as np
 
 from codegen.errors import UnsupportedError
 from codegen.places import user_place
+from codegen.trace import known
+from codegen.trace.derive.snapshots import Copies, sharing
 from codegen.trace.numpy.creation import asarray
 from codegen.trace.state import Tree, fill, flatten
-from codegen.user.pytree import map_tree
+from codegen.trace.storage import Storage
 
 
 class OnlyCaptured(Exception):
@@ -43,6 +45,46 @@ class _Kept:
     tree: Tree
 
 
+class Held:
+    """A function and what it is called with, as they are now: no later change reaches them."""
+
+    def __init__(self, f: Any, args: Sequence[Any], kwargs: dict[str, Any] | None = None) -> None:
+        copies = Copies(_copy)
+        self.parts = copies.of((f, tuple(args), dict(kwargs or {})))
+        self.shared = sharing(copies.arrays)
+
+    def eagerly(
+        self, runtime: Any, derivative: Callable[..., Any], item: int | None = None
+    ) -> Any:
+        """Return derivative(f, args, kwargs), as `eagerly` does. The function runs on copies made
+        in the program, so it may change what it reaches, as it may in an image."""
+
+        def captured() -> Any:
+            copies = Copies(_in_program)
+            parts = copies.of(self.parts)
+            shared = [copies.of(x).storage for x in self.shared]
+            before = [(storage, *_version(storage)) for storage in shared]
+            made = derivative(*parts)
+            for storage, content, version in before:
+                if storage.content is not content or _version(storage)[1] != version:
+                    raise _writes_shared()
+            return made
+
+        return eagerly(runtime, captured, (), item)
+
+
+def own_args(args: Sequence[Any], numbers: Sequence[int]) -> list[Any]:
+    """The arguments of a run as plain NumPy: those that are differentiated are copies, as in an
+    image, so what the function writes into them is its own."""
+    numbered = {k % max(len(args), 1) for k in numbers}
+    out = list(args)
+    for k in numbered.intersection(range(len(args))):
+        tree, leaves = flatten(args[k])
+        out[k] = fill(tree, iter([_copy(x) if isinstance(x, np.ndarray) else x for x in leaves]),
+                      fresh=True)
+    return out
+
+
 def eagerly(
     runtime: Any, derivative: Callable[..., Any], args: Sequence[Any], item: int | None = None
 ) -> Any:
@@ -52,7 +94,7 @@ def eagerly(
     kept = _Kept()
 
     def captured() -> Any:
-        made = derivative(*map_tree(_with_layout, tuple(args)))
+        made = derivative(*Copies(_in_program).of(tuple(args)))
         tree, leaves = flatten(made if item is None else made[item])
         kept.tree = tree
         return {f"part{k}": asarray(leaf) for k, leaf in enumerate(leaves)}
@@ -61,8 +103,24 @@ def eagerly(
     return fill(kept.tree, iter(arrays), fresh=True)
 
 
-def _with_layout(x: Any) -> Any:
+def _version(storage: Storage) -> tuple[Any, int]:
+    """The content; and the number of writes by Python into it, where it is known."""
+    return storage.content, getattr(storage.content, "version", 0)
+
+
+def _writes_shared() -> UnsupportedError:
+    return UnsupportedError(
+        "a function that is differentiated, in an eager run, writes into memory that it reaches "
+        "through two arrays", place=user_place(), expected="one array for that memory",
+        found="an array and a view of it, both from around the function",
+        remedy="make the view in the function, or write into a copy")
+
+
+def _copy(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return x.copy()
+
+
+def _in_program(x: np.ndarray[Any, Any]) -> Any:
     """An array of an eager run lies in a program as it is said to lie there."""
-    if isinstance(x, np.ndarray):
-        return asarray(x, layout=getattr(x, "layout", None))
-    return x
+    layout = getattr(x, "layout", None)
+    return known.made(np.array(x)) if layout is None else asarray(x, layout=layout)

@@ -47,6 +47,17 @@ def derived(back: Back) -> Callable[[F], F]:
     return decorate
 
 
+def with_slopes(slopes: Callable[..., Sequence[Any]]) -> Callable[[F], F]:
+    """Decorator of a function of arrays of one shape, element by element. slopes: from its
+    arguments and its result to the partial derivatives by the arguments."""
+
+    def back(given: Sequence[Any], made: Any, cotangents: Sequence[Any]) -> Sequence[Any]:
+        (g,) = cotangents
+        return [None if g is None else g * slope for slope in slopes(*given, made)]
+
+    return derived(back)
+
+
 def defined(
     context: Context, f: Callable[..., Any], back: Back | None, args: Sequence[Any],
     kwargs: dict[str, Any], saved: Callable[[Sequence[Op]], Sequence[Value]] = lambda ops: (),

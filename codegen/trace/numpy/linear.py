@@ -312,12 +312,12 @@ def lstsq(a: Any, b: Any, rcond: Any = None) -> Any:
     large = s > least * _largest(s)
     scaled = picking.where(large, 1 / picking.where(large, s, 1), 0)
     made = adjoint(v) @ (column(scaled) * (adjoint(u) @ y))
-    size = apply(np.absolute, y - x @ made)
-    sums = reducing.sum_(size * size, axis=0)
+    squares = reducing.squares_of(y - x @ made)
+    sums = reducing.sum_(squares, axis=0)
     vector = as_array(b).ndim == 1
     rank = reducing.count_nonzero(large).astype(np.int32)
     return (shaping.squeeze(made, -1) if vector else made,
-            sums if expr.nonneg(m - n - 1) else np.empty(0, size.dtype), rank, s)
+            sums if expr.nonneg(m - n - 1) else np.empty(0, squares.dtype), rank, s)
 
 
 def _largest(s: Array) -> Any:
@@ -407,17 +407,19 @@ def cond(x: Any, p: Any = None) -> Any:
 def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Any:
     """Of vectors or matrices along one or two dims; else the root of the sum of squares."""
     array = as_array(x)
-    size = apply(np.absolute, array)
-    size = size if size.type.dtype.kind in "fc" else as_array(size, np.float64)
-    if axis is None and ord is None:
-        return apply(np.sqrt, reducing.sum_(size * size, keepdims=keepdims))
+    floats = array if array.type.dtype.kind in "fc" else as_array(array, np.float64)
     dims = tuple(range(array.ndim)) if axis is None else reducing.dims_of(axis, array.ndim, "norm")
+    euclidean = ord is None or (len(dims) == 1 and ord == 2) or (
+        len(dims) == 2 and ord in ("fro", "f"))
+    if euclidean and (axis is None and ord is None or len(dims) in (1, 2)):
+        over = None if axis is None else tuple(dims)
+        return apply(np.sqrt, reducing.sum_(reducing.squares_of(floats), over, keepdims=keepdims))
     if len(dims) == 1:
-        return _vector_norm(size, 2 if ord is None else ord, dims[0], keepdims)
+        return _vector_norm(apply(np.absolute, floats), ord, dims[0], keepdims)
     if len(dims) != 2:
         raise ShapeError("np.linalg.norm is of vectors or matrices", expected="1 or 2 dims",
                          found=f"{len(dims)}")
-    return _matrix_norm(array, size, ord, dims, keepdims)
+    return _matrix_norm(array, apply(np.absolute, floats), ord, dims, keepdims)
 
 
 def _vector_norm(size: Any, ord: Any, axis: Any, keepdims: bool) -> Any:
@@ -428,8 +430,6 @@ def _vector_norm(size: Any, ord: Any, axis: Any, keepdims: bool) -> Any:
         return reducing.sum_((size != 0).astype(size.dtype), **how)
     if ord == 1:
         return reducing.sum_(size, **how)
-    if ord == 2:
-        return apply(np.sqrt, reducing.sum_(size * size, **how))
     if isinstance(ord, str):
         raise ShapeError(f"np.linalg.norm of vectors with ord={ord!r}", expected="a number")
     return reducing.sum_(size**ord, **how) ** (1.0 / ord)
@@ -437,9 +437,7 @@ def _vector_norm(size: Any, ord: Any, axis: Any, keepdims: bool) -> Any:
 
 def _matrix_norm(x: Array, size: Any, ord: Any, dims: Sequence[int], keepdims: bool) -> Any:
     rows, columns = dims
-    if ord in (None, "fro", "f"):
-        made = apply(np.sqrt, reducing.sum_(size * size, axis=tuple(dims)))
-    elif ord in (2, -2, "nuc"):
+    if ord in (2, -2, "nuc"):
         s = svdvals(shaping.moveaxis(x, (rows, columns), (-2, -1)))
         made = reducing.sum_(s, axis=-1) if ord == "nuc" else s[..., 0 if ord == 2 else -1]
     elif ord in (1, -1, np.inf, -np.inf):

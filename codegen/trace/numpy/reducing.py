@@ -16,7 +16,14 @@ from codegen.symbolic import expr
 from codegen.trace.array import Array, as_array, number, unsupported, wrap
 from codegen.trace.constants import broadcast_value
 from codegen.trace.number import expr_of
-from codegen.trace.numpy.elementwise import apply, result_type, select, shape_text, store
+from codegen.trace.numpy.elementwise import (
+    apply,
+    mapped,
+    result_type,
+    select,
+    shape_text,
+    store,
+)
 from codegen.trace.numpy.operators import operate
 from codegen.user.numbers import element_type
 
@@ -181,10 +188,10 @@ def var(x: Any, axis: Any = None, dtype: Any = None, out: Any = None, ddof: Any 
     array = as_array(array, wide)
     centre = _mean(array, axis, keepdims=True, where=where) if mean is None else mean
     distance = apply(np.subtract, array, centre)
-    if wide.kind == "c":
-        distance = apply(np.absolute, distance)
-    squares = reduce("add", "np.var", apply(np.multiply, distance, distance), axis, None, None,
-                     keepdims, None, where)
+    if where is not True:
+        distance = select(where, distance, 0.0)  # what is left out may be NaN
+    squares = reduce("add", "np.var", squares_of(distance), axis, None, None, keepdims, None,
+                     where)
     count = _count(array, axis, keepdims, where)
     if ddof:
         count = operate(np.maximum, operate(np.subtract, count, ddof), 0)
@@ -193,6 +200,14 @@ def var(x: Any, axis: Any = None, dtype: Any = None, out: Any = None, ddof: Any 
         own = squares.type.dtype if element.kind == "c" else element
         result = as_array(result, wide if dtype is not None else own)
     return store(result, out)
+
+
+def squares_of(x: Array) -> Array:
+    """The squared size of each element, which has a second derivative at 0 as the size has not."""
+    if x.type.dtype.kind != "c":
+        return as_array(apply(np.multiply, x, x))
+    parts = [as_array(mapped(fn, x)) for fn in ("real", "imag")]
+    return as_array(apply(np.add, *(apply(np.multiply, p, p) for p in parts)))
 
 
 _mean = mean  # which var's argument of that name hides
@@ -287,8 +302,9 @@ def _cumulative(fn: str, what: str) -> Callable[..., Any]:
         array, d = flat_or(as_array(x, element), axis, what)
         if array.ndim == 0:
             array = array.reshape(1)
-        value = array.context.emit_one(Cumulative(fn=fn, dim=d), array.read())
-        return store(wrap(array.context, value), out)
+        wide = as_array(array, dtypes.folded_in(element))
+        value = array.context.emit_one(Cumulative(fn=fn, dim=d), wide.read())
+        return store(as_array(wrap(array.context, value), element), out)
 
     return call
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from codegen.functions import SPECIAL, scipy_special
 from codegen.ops import Map
 from codegen.trace.array import Array, as_array, unsupported, wrap
 from codegen.trace.numpy import reducing
+from codegen.trace.numpy.derived import with_slopes
 from codegen.trace.numpy.elementwise import (
     apply,
     broadcast_shapes,
@@ -57,9 +58,16 @@ def _entropy(x: Any, y: Any, more: Any, at_zero: Any) -> Any:
     return select(f.isnan(x) | f.isnan(y), np.nan, made)
 
 
+def _expit(x: Any) -> Any:
+    positive = x >= 0
+    small = f.exp(select(positive, -x, x))  # never overflows, so that derivatives are finite too
+    return select(positive, 1.0, small) / (1 + small)
+
+
 def _pseudo_huber(delta: Any, r: Any) -> Any:
-    made = delta * delta * f.expm1(0.5 * f.log1p(f.square(r / delta)))
-    return select(delta < 0, np.inf, select((delta == 0) | (r == 0), 0.0, made))
+    safe = select(delta == 0, 1.0, delta)
+    made = safe * safe * f.expm1(0.5 * f.log1p(f.square(r / safe)))
+    return select(delta < 0, np.inf, select(delta == 0, 0.0, made))
 
 
 def _huber(delta: Any, r: Any) -> Any:
@@ -77,9 +85,89 @@ def _inv_boxcox(y: Any, power: Any) -> Any:
     return select(power == 0, y, f.log1p(power * y) / power)
 
 
+# ---- derivatives of formulas that have a division by zero, or cancel, where they have one --------
+
+
+def _series(coefficients: Sequence[float], x: Any) -> Any:
+    """The sum of coefficients[k] * x**k."""
+    total: Any = coefficients[-1]
+    for c in coefficients[-2::-1]:
+        total = total * x + c
+    return total
+
+
+def _near_zero(x: Any, radius: float, coefficients: Sequence[float],
+               far: Callable[[Any], Any]) -> Any:
+    """The series within a radius around 0, else what `far` gives."""
+    near = f.absolute(x) < radius
+    return select(near, _series(coefficients, select(near, x, 0.0)),
+                  far(select(near, 1.0, x)))
+
+
+_EXPREL_SLOPE = [(k + 1) / math.factorial(k + 2) for k in range(18)]
+_LOG_SLOPE = [(-1) ** (k + 1) * (k + 1) / (k + 2) for k in range(18)]
+_SINC_SLOPE = [(-1) ** (k + 1) * (2 * k + 2) / math.factorial(2 * k + 3) for k in range(10)]
+
+
+def _exprel_slope(x: Any) -> Any:
+    """The derivative of (exp(x) - 1) / x."""
+    def far(x: Any) -> Any:
+        x = f.minimum(x, 1e4)  # where exp is infinite
+        return f.exp(x) / x * (1 - 1 / x) + 1 / x / x
+
+    return _near_zero(x, 1.0, _EXPREL_SLOPE, far)
+
+
+def sinc_slope(x: Any) -> Any:
+    """The derivative of sin(x) / x."""
+    near = f.absolute(x) < 1.0
+    small, large = select(near, x, 0.0), select(near, 1.0, x)
+    far = (f.cos(large) - f.sin(large) / large) / large
+    return select(near, small * _series(_SINC_SLOPE, small * small), far)
+
+
+def _boxcox_slope(log_x: Any, power: Any, made: Any) -> Any:
+    """The derivative of (exp(log_x * power) - 1) / power by the power."""
+    product = power * log_x
+    near = (f.absolute(product) < 1.0) | (power == 0)
+    small = select(near & f.isfinite(log_x), log_x, 0.0)
+    safe = select(near, 1.0, power)
+    grown = select(log_x == -np.inf, 0.0, f.exp(product) * log_x)
+    return select(near, small * small * _exprel_slope(small * power), (grown - made) / safe)
+
+
+def _inv_boxcox_slopes(y: Any, power: Any, grown: Any) -> list[Any]:
+    """The derivatives of (1 + y * power) ** (1 / power), which is `grown`."""
+    by_power = _near_zero(y * power, 0.1, _LOG_SLOPE,
+                          lambda z: (z / (1 + z) - f.log1p(z)) / z / z)
+    return [grown / (1 + power * y), grown * y * y * by_power]
+
+
+def _quotient(x: Any, y: Any) -> Any:
+    """x / y, and 0 where both are 0."""
+    return x / select((x == 0) & (y == 0), 1.0, y)
+
+
+# By function: from its operands and its result, the partial derivatives by the operands.
+_SLOPES: dict[str, Callable[..., list[Any]]] = {
+    "logit": lambda x, _: [1 / (x * (1 - x))],
+    "xlogy": lambda x, y, _: [f.log(y), _quotient(x, y)],
+    "xlog1py": lambda x, y, _: [f.log1p(y), _quotient(x, 1 + y)],
+    "entr": lambda x, _: [-f.log(x) - 1],
+    "rel_entr": lambda x, y, _: [f.log(x) - f.log(y) + 1, -_quotient(x, y)],
+    "kl_div": lambda x, y, _: [f.log(x) - f.log(y), 1 - _quotient(x, y)],
+    "exprel": lambda x, _: [_exprel_slope(x)],
+    "boxcox": lambda x, power, made: [
+        f.power(x, power - 1), _boxcox_slope(f.log(x), power, made)],
+    "boxcox1p": lambda x, power, made: [
+        f.power(1 + x, power - 1), _boxcox_slope(f.log1p(x), power, made)],
+    "inv_boxcox": _inv_boxcox_slopes,
+    "inv_boxcox1p": lambda y, power, made: _inv_boxcox_slopes(y, power, made + 1),
+}
+
 _FORMULAS: dict[str, Callable[..., Any]] = {
-    "expit": lambda x: 1 / (1 + f.exp(-x)),
-    "log_expit": lambda x: f.minimum(x, 0) - f.log1p(f.exp(-f.absolute(x))),
+    "expit": _expit,
+    "log_expit": lambda x: -f.logaddexp(0.0, -x),
     "logit": _logit,
     "xlogy": lambda x, y: _log_of(x, f.log(y), y),
     "xlog1py": lambda x, y: _log_of(x, f.log1p(y), y),
@@ -106,9 +194,15 @@ def _of_floats(name: str, formula: Callable[..., Any]) -> Callable[..., Any]:
         dtype = loop_dtypes(getattr(scipy_special(), name), operands, None)[-1]
         if dtype.kind == "c":
             raise unsupported(f"scipy.special.{name} of complex numbers", "z.real, z.imag")
-        made = formula(*(as_array(x, dtype) for x in operands))
-        return as_array(made, dtype)
+        arrays = [as_array(x, dtype) for x in operands]
+        context = arrays[0].context
+        if context.recordings and len(arrays) > 1 and name in _SLOPES:
+            shape, kind = broadcast_shapes([extents_of(x) for x in arrays]), arrays[0].type.dtype
+            arrays = [wrap(context, operand_value(context, x, kind, shape)) for x in arrays]
+        return as_array(formula(*arrays), dtype)
 
+    if name in _SLOPES:
+        formula = with_slopes(_SLOPES[name])(formula)
     return call
 
 

@@ -10,11 +10,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from codegen.errors import UnsupportedError
-from codegen.ir import Region, Value, walk
+from codegen.ir import Op, Region, Value, walk
 from codegen.mesh import Layout
 from codegen.ops import Kind, Loop, Reshape
+from codegen.symbolic import expr
 from codegen.trace.array import Array, as_array, wrap
-from codegen.trace.context import Context
+from codegen.trace.context import Block, Context
 from codegen.trace.number import expr_of
 from codegen.trace.ranks.communicate import members
 from codegen.trace.view import View
@@ -49,19 +50,47 @@ def axes_in(layout: Layout | None) -> Axes:
 
 
 def families(context: Context) -> Families:
-    """Of all that is computed so far in the open regions."""
-    split: dict[Value, Iterable[str]] = dict(context.split)
-    for captured in context.captured:
-        split |= {v: axes_in(x.type.layout) for x, v in captured.items()}
-    found = Families(context.mesh, split, context.varying)
-    entering = {arg: leaf for loop in context.loops for arg, *leaf in loop.entering()}
-    for block in context.blocks:
-        for arg in block.args:
-            if arg in entering:
+    """Of all that is computed so far in the open regions. What was walked for the last call, and
+    still stands so, is not walked again."""
+    if context.families is None:
+        context.families = _Walked(Families(context.mesh, {}, context.varying))
+    walked: _Walked = context.families
+    walked.follow(context)
+    return walked.found.copied()
+
+
+class _Walked:
+    """Which ops of the open blocks are in `found`. said: values of which it was said by then over
+    what they vary."""
+
+    def __init__(self, found: Families) -> None:
+        self.found = found
+        self.blocks: list[tuple[Block, list[Op]]] = []
+        self.said: set[Value] = set()
+
+    def follow(self, context: Context) -> None:
+        """Walk what is new in the open blocks; and what stands behind anything that changed."""
+        found, before = self.found, self.blocks
+        split: dict[Value, Iterable[str]] = dict(context.split)
+        for captured in context.captured:
+            split |= {v: axes_in(x.type.layout) for x, v in captured.items()}
+        found.of.update((v, frozenset(axes) - found.alone) for v, axes in split.items())
+        entering = {arg: leaf for loop in context.loops for arg, *leaf in loop.entering()}
+        news, self.said, self.blocks = context.varying.keys() - self.said, {*context.varying}, []
+        same = True
+        for k, block in enumerate(context.blocks):
+            old = before[k][1] if same and k < len(before) and before[k][0] is block else None
+            if old is None or block.ops[: len(old)] != old:
+                start, same = 0, False
+            else:
+                start = next((i for i, op in enumerate(old) if news.intersection(op.results)),
+                             len(old)) if news else len(old)
+                same = start == len(old)
+            for arg in entering.keys() & block.args if not start else ():
                 context.assumed[arg] = found.of[arg] = _begun(found, *entering[arg])
-        for op in block.ops:
-            found.op(op)
-    return found
+            for op in block.ops[start:]:
+                found.op(op)
+            self.blocks.append((block, list(block.ops)))
 
 
 def _begun(found: Families, content: Any, seen: View) -> Axes:
@@ -84,7 +113,10 @@ def check(context: Context, region: Region, given: Mapping[Value, Iterable[str]]
     for op in walk(region):
         if not isinstance(op.what, Loop):
             continue
+        read = _read([Region((), (op,), ())])
         for arg in op.regions[-1].args:
+            if arg not in read:
+                continue
             if more := found.varies(arg) - context.assumed.get(arg, found.varies(arg)):
                 axes = ", ".join(sorted(more))
                 raise UnsupportedError(
@@ -95,3 +127,24 @@ def check(context: Context, region: Region, given: Mapping[Value, Iterable[str]]
                     remedy=f'{arg.name} = spmd.pvary({arg.name}, "{sorted(more)[0]}") before the '
                     "loop, where each rank has its own; spmd.psum or pmean of what changes it, "
                     "where it is to stay one")
+
+
+def _read(regions: Iterable[Region]) -> set[Value]:
+    """Return what the ops of regions read, or hand on in another place: not what is only carried
+    through a loop until something is bound anew."""
+    read: set[Value] = set()
+    for op in (op for region in regions for op in reversed(region.ops)):
+        read |= _read(op.regions)
+        if not isinstance(op.what, Loop):
+            read.update(op.operands, *(inner.results for inner in op.regions))
+            continue
+        *tests, body = op.regions
+        read.update(*(test.results for test in tests))
+        read.update(v for a, v in zip(body.args, body.results) if v is not a)
+        count = op.what.turns()
+        sure = not tests and count is not None and expr.nonneg(count - 1)
+        for k, v in enumerate(op.operands):
+            same = [inner.args[k] for inner in op.regions] + ([] if sure else [op.results[k]])
+            if read.intersection(same):
+                read.add(v)
+    return read

@@ -293,7 +293,7 @@ int spmd_job_resumed(const spmd_job *job); /* 1: all hosted ranks went on from i
  * what copying took. */
 void spmd_job_held(const spmd_job *job, int64_t *held, int64_t *copied);
 
-/* ---- saves: arrays that the program hands over in every so many turns of a loop, frame by frame. */
+/* ---- saves: arrays that the program hands over in every so many turns of a loop. */
 
 /* From the next run on a hosted rank counts the frames of a save, in every so many turns; where it
  * writes, its parts wait for whoever takes them, and it waits where there is no room for more. */

@@ -261,10 +261,10 @@ typedef struct spmd_piece_of {
     int64_t first; /* byte of the buffer */
 } spmd_piece_of;
 
-/* A save of a hosted rank. room: slots for frames, of `bytes` each; NULL: another rank writes what it
- * has. put, written: how many frames went in and out in this run; first: the number of the first.
- * turn: of its loop. frames: all so far; kept: as the last set was kept; from: in the set that the
- * run goes on from. held_since: since when it waits for a slot; 0: it does not. */
+/* A save of a hosted rank. room: slots for frames, of `bytes` each; NULL: another rank writes what
+ * it has. put, written: how many frames went in and out in this run; first: the number of the
+ * first. turn: of its loop. frames: all so far; kept: as the last set was kept; from: in the set
+ * that the run goes on from. held_since: since when it waits for a slot; 0: it does not. */
 typedef struct spmd_saved {
     int64_t every, turn, frames, first, kept, from, slots, bytes, held;
     char *room;

@@ -213,8 +213,8 @@ enum spmd_lie {
 
 /* What an image offers to the engine; exported as `spmd_image_table`. Arrays are numbered inputs
  * first, then outputs, then what each point carries, then the fields of each take, then those of
- * each send, then that of each save. A take is a place in the program where a batch of a feed is taken. All takes of a feed
- * have equal fields, in the same order; dim 0 of each is the batch. */
+ * each send, then that of each save. A take is a place in the program where a batch of a feed is
+ * taken. All takes of a feed have equal fields, in the same order; dim 0 of each is the batch. */
 typedef struct spmd_image {
     uint32_t interface_version;
     uint32_t axes, scalars, inputs, outputs, buffers, at_load, counters, sites, points;

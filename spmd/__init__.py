@@ -127,7 +127,7 @@ if TYPE_CHECKING:  # for editors and type checkers: where every name has its doc
     from codegen.trace.ranks.rooted import pgather as pgather
     from codegen.trace.ranks.rooted import pscatter as pscatter
     from codegen.trace.ranks.varying import pvary as pvary
-    from codegen.trace.saving import save as save
+    from codegen.trace.save_calls import save as save
     from spmd import data as data
     from spmd import nn as nn
     from spmd import numpy as numpy

@@ -50,7 +50,8 @@ def _unpickled(data: bytes) -> Image:
 class Image:
     """One executable image: what spmd.build and spmd.load give.
 
-    `data` are its bytes, `manifest` its description, `digest` is the hash of its content.
+    `data` are its bytes, `manifest` its description, `digest` is the hash of its content. It can be
+    pickled, for `multiprocessing`, Dask and the like: what travels is its bytes.
     """
 
     def __init__(self, checked: loader.Checked, again: Callable[..., Image] | None = None,
@@ -105,8 +106,8 @@ class Image:
         return self
 
     def __reduce__(self) -> tuple[Callable[[bytes], Image], tuple[bytes]]:
-        """Pickled, an image is its bytes: another process unpickles and runs it, on the same kind
-        of machine. Its program does not travel: `checking` is for images that it built itself.
+        """Return how it is pickled: by its bytes. Its program does not travel with it, so that only
+        checks which it was built with can be asked of it there.
         """
         return _unpickled, (bytes(self.data),)
 

@@ -17,7 +17,7 @@ from codegen.image import manifest as reader
 from codegen.image.elf import printable
 from codegen.image.manifest import evaluate
 from codegen.user.named import together
-from spmd import layout_table, report
+from spmd import layout_table, looking, report
 from spmd.arguments import read, scalars_of
 from spmd.launch import loader, memory, sizes
 from spmd.launch.processes import Processes
@@ -48,7 +48,7 @@ def main(
     a mesh. Raises ImageError and its like."""
     settings = settings or {}
     with loader.named(path):
-        data, parameters = loader.image_or_built(path, settings, no_cache)
+        data, parameters = looking.image_or_built(path, settings, no_cache)
         image = reader.read(data, host=False)
         scalars = {name: value for name, value in read(settings).items() if name not in parameters}
         scalars_of(image.manifest, scalars)  # what the program does not know is refused

@@ -39,11 +39,13 @@ from codegen.user.named import MANY, named, roots
 from spmd.arguments import read
 from spmd.arrays import numpy_dtype, output_text
 from spmd.cache import Cache
+from spmd.files import is_series
 from spmd.files.inputs import open_inputs
 from spmd.files.outputs import check_apart, open_outputs, program_file
 from spmd.files.whole import refuse_replacing, write_whole
 from spmd.hiding import hidden
 from spmd.launch.eager_feeds import eager_feeds
+from spmd.launch.eager_frames import EagerFrames
 from spmd.launch.loader import Checked
 from spmd.launch.processes import Processes
 from spmd.layout_table import pointed_out
@@ -347,6 +349,8 @@ def run_eager(options: argparse.Namespace, _: Processes) -> int:
     program = find_program(options.image)
     parameters = parameters_of(program, options.set)
     inputs = {}
+    series = {name: path for name, path in options.output.items() if is_series(path)}
+    named_files = {k: v for k, v in options.output.items() if k not in series}
     known = _inputs_of(program, parameters) if options.input or options.input_all else None
     names = None if known is None else list(known)
     for name, given in open_inputs(options.input, options.input_all, names).items():
@@ -358,11 +362,13 @@ def run_eager(options: argparse.Namespace, _: Processes) -> int:
     where = {"ranks": options.ranks or 1, "mesh": options.mesh or None}
     with nullcontext() if options.feed is None else eager_feeds(options.feed) as feeds:
         inputs |= {} if feeds is None else {"feed": feeds}
-        result = guarded(lambda: program.eager(**where, **values, **inputs))
+        frames = EagerFrames(series)
+        result = guarded(lambda: program.eager(**where, save=frames.takers(), **values, **inputs))
+    frames.finish()
     arrays = {name or "result": np.asarray(value) for name, value in named(result)
               if value is not None}
     rows = [(name, str(array.dtype), array.shape) for name, array in arrays.items()]
-    files = open_outputs(options.output, options.output_all, rows)
+    files = open_outputs(named_files, options.output_all, rows)
     try:
         for text in _texts(arrays, [row[0] for row, file in zip(rows, files) if file is None]):
             print(text)

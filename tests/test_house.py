@@ -90,9 +90,9 @@ HEAVY = (
     "spmd.bench.programs", "spmd.building",
     "spmd.data", "spmd.feeding",
     "spmd.distributed", "spmd.doctor", "spmd.doctor_check", "spmd.doctor_engine",
-    "spmd.doctor_mpi", "spmd.engine.feed_rings", "spmd.files.convert", "spmd.image",
-    "spmd.jit_arguments", "spmd.jitting", "spmd.launch.eager_feeds", "spmd.launch.iterable_supply",
-    "spmd.nn", "spmd.numpy",
+    "spmd.doctor_mpi", "spmd.engine.feed_rings", "spmd.files.convert", "spmd.files.written_tables",
+    "spmd.image", "spmd.jit_arguments", "spmd.jitting", "spmd.launch.eager_feeds",
+    "spmd.launch.eager_frames", "spmd.launch.iterable_supply", "spmd.nn", "spmd.numpy",
     "spmd.opened", "spmd.optim", "spmd.output_parts", "spmd.random", "spmd.show", "spmd.source",
     "spmd.tree", "spmd.verify.images",
 )

@@ -19,11 +19,11 @@ PUBLIC = {
 # One thing on its way down: what users write, the op, the step or work of the Plan; or its oracle.
 LEVELS = ("codegen/trace/", "codegen/ops/", "codegen/plan/grammar.py", "codegen/plan/handed.py",
           "codegen/oracle/")
-# Where it is a word of NumPy, of BLAS or of JAX.
+# Where it is a word of NumPy, of BLAS, of JAX or of zarr.
 QUOTED = {
     "codegen/emit/phases.py", "codegen/oracle/ranks.py", "codegen/trace/numpy/joining.py",
     "codegen/trace/numpy/picking.py", "codegen/trace/numpy/searching.py",
-    "codegen/trace/ranks/combining.py",
+    "codegen/trace/ranks/combining.py", "spmd/files/frames.py",
 }
 
 

@@ -8,17 +8,19 @@ from __future__ import annotations
 import builtins
 import string
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import count
 from typing import Any
 
 import numpy as np
 
 from codegen import dtypes
-from codegen.errors import LayoutError, MeshError, ProgramError
+from codegen.errors import LayoutError, MeshError, ProgramError, UnsupportedError, UsageError
 from codegen.mesh import checked_text
 from codegen.ops import Convolve
 from codegen.oracle import kernel_calls
 from codegen.oracle.local import Blocks, EagerArray, local
+from codegen.oracle.turn_counts import Turns
 from codegen.places import user_place
 from codegen.progress import Steps
 from codegen.symbolic import expr
@@ -26,6 +28,7 @@ from codegen.symbolic.expr import as_expr
 from codegen.user.layout_trees import MeshName
 from codegen.user.numbers import element_type, pace_spec, rounded
 from codegen.user.pytree import leaves, map_tree
+from codegen.user.series import check_series
 
 Axes = Any  # as the user writes them: a name, several, a MeshName, or None for all
 
@@ -48,6 +51,8 @@ class Common:
         self.axes = dict(axes)
         self.prints = prints
         self.steps = Steps(live=False)
+        self.turns = Turns()
+        self.frames: Mapping[str, Callable[[np.ndarray], Any]] = {}  # who takes what is saved
 
     # ---- the mesh --------------------------------------------------------------------------------
 
@@ -161,7 +166,7 @@ class Common:
     # ---- control flow: Python's own --------------------------------------------------------------
 
     def range(self, *bounds: Any) -> Any:
-        return builtins.range(*(int(b) for b in bounds))
+        return _Range(builtins.range(*(int(b) for b in bounds)), self.turns)
 
     def fori_loop(self, lower: Any, upper: Any, body: Any, init: Any) -> Any:
         state = map_tree(_copied, init)
@@ -171,8 +176,11 @@ class Common:
 
     def while_loop(self, condition: Any, body: Any, init: Any) -> Any:
         state = map_tree(_copied, init)
+        turns = self.turns.counted(count())
         while condition(state):
+            next(turns)
             state = body(state)
+        turns.close()
         return state
 
     def cond(self, predicate: Any, true: Any, false: Any, *args: Any) -> Any:
@@ -188,7 +196,7 @@ class Common:
         carry, outs = map_tree(_copied, init), []
         steps = range(int(length) if xs is None else len(next(leaves(xs))))
         order = reversed(steps) if reverse else steps
-        for k in order:
+        for k in self.turns.counted(order):
             carry, y = f(carry, map_tree(lambda x, k=k: _copied(x[k]), xs))  # type: ignore[misc]
             outs.append(y)
         outs = outs[::-1] if reverse else outs
@@ -228,6 +236,21 @@ class Common:
             self.prints.append(line)
 
 
+    def save(self, name: str, x: Any, /, *, every: int = 1) -> None:
+        check_series(name, every)
+        if self.index_ is not None:
+            raise UnsupportedError(
+                f"save {name!r} stands in a shard_map, where a rank has parts of arrays only",
+                place=user_place(), expected="a whole array", found="what one rank has",
+                remedy="return the array from the shard_map, and save it in the loop around that")
+        turn = self.turns.of_caller()
+        if turn is None:
+            raise UsageError(f"save {name!r} stands outside of a loop of the program",
+                             place=user_place(), expected="a place in a loop of spmd.range",
+                             found="no loop around it", remedy="return what is there at the end")
+        if turn % every == 0 and (take := self.frames.get(name)) is not None:
+            take(np.array(x))
+
     def progress(
         self, step: Any, steps: Any, /, *, per_step: Mapping[str, float] | None = None, **shown: Any
     ) -> None:
@@ -237,6 +260,28 @@ class Common:
         parts += [f"{name}={value_text(x, pace_spec(x))}" for name, x in shown.items()]
         if line := self.steps.line("\t".join([str(int(step) + 1), str(int(steps)), *parts])):
             builtins.print(line, file=sys.stderr)
+
+
+class _Range:
+    """A range whose turns are counted while a loop goes through it."""
+
+    def __init__(self, numbers: builtins.range, turns: Turns) -> None:
+        self.numbers, self.turns = numbers, turns
+
+    def __iter__(self) -> Iterator[int]:
+        return self.turns.counted(self.numbers)
+
+    def __reversed__(self) -> Iterator[int]:
+        return self.turns.counted(reversed(self.numbers))
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.numbers[key]
+
+    def __repr__(self) -> str:
+        return repr(self.numbers)
 
 
 def rank_prefix(index: int) -> str:

@@ -43,7 +43,7 @@ from codegen.user.sameness import Said, check_same, text_and_form
 def run(
     function: Callable[..., Any], axes: Mapping[str, int], given: Mapping[str, Any],
     graph: Callable[[], Module], of: Callable[[Callable[[], Any]], Module],
-    prints: list[str] | None = None,
+    prints: list[str] | None = None, frames: Mapping[str, Callable[..., Any]] | None = None,
 ) -> Any:
     """What the program's function returns, with whole NumPy arrays as leaves.
 
@@ -51,11 +51,13 @@ def run(
     graph captures the program: for layouts of results that the compiler knows and plain NumPy does
     not; `of` does so with another function, for derivatives. prints collects what spmd.print says;
     by default it goes to standard output.
+    frames: by the name of a save, a function of each frame.
     """
     parameters = inspect.signature(function).parameters
     own = {k: v for k, v in given.items() if k in parameters}
     world = World(axes, {k: v for k, v in given.items() if k not in parameters}, graph, of,
                   prints)
+    world.frames = frames or {}
     try:
         with running_eagerly(world), np.errstate(all="ignore"):
             result = function(**own)

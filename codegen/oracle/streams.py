@@ -59,8 +59,11 @@ class EagerStream:
             self.batches.more(self.number)] * len(given)))
 
     def __iter__(self) -> Iterator[Any]:
-        while self.more():
-            yield self.next()
+        def batches() -> Iterator[Any]:
+            while self.more():
+                yield self.next()
+
+        return eager_runs.runtime().turns.counted(batches())  # type: ignore[no-any-return]
 
     def send(self, *values: Any, **named: Any) -> None:
         rank = self._rank("send")

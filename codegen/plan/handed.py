@@ -1,4 +1,4 @@
-"""Steps of a Plan that take batches, send values back and save frames: part of its grammar.
+"""Steps of a Plan that take batches of feeds, send values back, save frames: part of its grammar.
 
 Goes in, comes out: buffers, each with its place in a global array; of a feed, its first dim is the
 batch.

@@ -91,7 +91,7 @@ def _public(name: str, module: str, attribute: str) -> Callable[..., Any]:
 _MODULES = {
     "declare": "input=input_ scalar require mesh ranks=number_of_ranks",
     "messages": "print=print_ progress",
-    "saving": "save",
+    "save_calls": "save",
     "feed_calls": "feed",
     "ranks.communicate": "axis_index axis_size index=axis_index ppermute all_gather all_to_all "
     "barrier",

@@ -38,7 +38,7 @@ from codegen.trace.control.returned import outputs_of
 from codegen.trace.control.settled import Inner
 from codegen.trace.derive.needed import kept_by, opened, pruned
 from codegen.trace.feed_calls import check_feeds
-from codegen.trace.saving import check_saves
+from codegen.trace.save_calls import check_saves
 
 # The tracer's modules import downwards only; what those below need of those above they get here.
 conversion.runtime = control
@@ -342,12 +342,17 @@ class Program:
             return self.place
         return place_in(*made)
 
-    def eager(self, ranks: int = 1, mesh: Mapping[str, int] | None = None, **given: Any) -> Any:
+    def eager(
+        self, ranks: int = 1, mesh: Mapping[str, int] | None = None,
+        save: Mapping[str, Callable[[Any], Any]] | None = None, **given: Any,
+    ) -> Any:
         """Runs the function as plain Python on NumPy arrays, in this process: the simplest
         debugger.
 
         - ranks, mesh: what `spmd.ranks()` and axis sizes say, and how many times the function of a
           shard_map runs; 1 unless you say otherwise. Nothing runs in parallel.
+        - save: by the name of a save, a function that is called with each of its frames, such as
+          `frames.append`.
         - given: parameters, inputs and scalars by name; feed: an iterable of batches, which are
           dicts of arrays, or by name one for each feed.
 
@@ -373,7 +378,8 @@ class Program:
             other.function, other.mesh = function, make_mesh(axes)
             return other.graph({})
 
-        return eager.run(self.function, axes, given, lambda: self.graph(known), captured)
+        return eager.run(self.function, axes, given, lambda: self.graph(known), captured,
+                         frames=save)
 
     def interpreted(self, axes: Mapping[str, int], prints: list[str]) -> dict[str, Any]:
         """The outputs by name, of a program without inputs: its Graph, computed in NumPy. prints

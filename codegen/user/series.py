@@ -1,4 +1,4 @@
-"""Names and distances of spmd.save, as users give them: checked alike in images and eager runs."""
+"""Names and distances of spmd.save, checked alike in programs and in eager runs."""
 
 from __future__ import annotations
 

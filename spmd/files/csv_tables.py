@@ -15,8 +15,8 @@ from math import inf, isinf
 
 from spmd.files import npy
 from spmd.files.csv_fields import MARK, integer, is_word, real, truth
-from spmd.files.tables import TableElements
-from spmd.files.tables import frame as frame
+from spmd.files.table_elements import TableElements
+from spmd.files.table_elements import frame as frame
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -30,11 +30,9 @@ class FrameFiles:
     Process 0 begins and commits; all processes write parts, to files of the same names.
     """
 
-    def __init__(
-        self, name: str, given: str, dtype: str, shape: tuple[int, ...], every: int
-    ) -> None:
+    def __init__(self, name: str, given: str, dtype: str, shape: tuple[int, ...]) -> None:
         self.name, self.given, self.dtype, self.shape = name, given, dtype, shape
-        self.every, self.is_zarr, self.nonce = every, given.endswith(ZARR), ""
+        self.is_zarr, self.nonce = given.endswith(ZARR), ""
         self.size = npy.SIZES[dtype] * npy.element_count(shape)
         self.head = b"" if self.is_zarr else npy.header(dtype, shape)
         self.open: dict[int, int] = {}  # descriptors, by the numbers of frames
@@ -130,7 +128,7 @@ class FrameFiles:
                 raise self.failed("it is there, and nothing that spmd.save has written")
         os.makedirs(self.folder, exist_ok=True)
         if self.is_zarr:
-            self._write(".zattrs", {MARK: {"name": self.name, "every": self.every}})
+            self._write(".zattrs", {MARK: {"name": self.name}})
 
     def _describe(self, frames: int) -> None:
         """Says how many frames there are."""
@@ -163,7 +161,7 @@ class FrameFiles:
             raise self.failed(error.strerror, frame) from None
 
     def _rows(self, offset: Sequence[int], extent: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-        """Pieces of a part that lie in one piece in the file: where, and which bytes of it."""
+        """Pieces of a part that lie in one piece in the file: where, which bytes of the part."""
         item, dims = npy.SIZES[self.dtype], len(self.shape)
         strides = npy.contiguous_strides(self.shape, item)
         inner = dims  # dims from here on are whole: a row goes through them
@@ -180,7 +178,7 @@ class FrameFiles:
             yield at, k * length, (k + 1) * length
 
     def close(self, frame: int) -> None:
-        """Write to the disk what this process has of a frame. Raises OutputError."""
+        """Brings the parts of a frame that this process has written to the disk. OutputError."""
         fd = self.open.pop(frame, -1)
         if fd >= 0:
             try:
@@ -216,9 +214,15 @@ class FrameFiles:
                 pass
         self.open.clear()
 
+    def said(self, frames: int) -> str:
+        """Return a line that says how many frames there are, and where."""
+        extents = ", ".join(map(str, self.shape)) + ("," if len(self.shape) == 1 else "")
+        return (f"{self.name}: {frames} frame{'s' * (frames != 1)} of {self.dtype} ({extents}) in "
+                f"{self.given}")
+
     def failed(self, why: str | None, frame: int | None = None) -> OutputError:
         which = "" if frame is None else f", frame {frame}"
-        earlier = "" if not frame else f"; frames 0 to {frame - 1} are whole"
+        earlier = "; earlier ones are whole" if frame else ""
         return OutputError(f"save {self.name}{which}: cannot write {self.given}: {why}{earlier}")
 
 

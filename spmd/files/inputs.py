@@ -15,7 +15,7 @@ from codegen.image.manifest import hashed
 from codegen.user.named import listed, of_tree, some
 from spmd.files import ARCHIVES, TABLES, csv_tables, npy, npz, parquet, safetensors
 from spmd.files.npy import AT_ONCE
-from spmd.files.tables import TableElements
+from spmd.files.table_elements import TableElements
 from spmd.launch.memory import available_memory, bytes_text
 
 TYPE_CHECKING = False

@@ -11,8 +11,8 @@ from importlib.util import find_spec
 
 from codegen.errors import EnvironmentFault
 from spmd.files import npy
-from spmd.files.tables import TableElements
-from spmd.files.tables import frame as frame
+from spmd.files.table_elements import TableElements
+from spmd.files.table_elements import frame as frame
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
 # Types of columns, as Arrow calls them, and ours.
 TYPES = {"bool": "bool", "halffloat": "float16", "float": "float32", "double": "float64",
-         **{f"{sign}int{bits}": f"{sign}int{bits}" for sign in ("", "u")
-            for bits in (8, 16, 32, 64)}}
+         **{name: name for bits in (8, 16, 32, 64) for name in (f"int{bits}", f"uint{bits}")}}
 
 
 def check_arrow() -> None:

@@ -17,7 +17,7 @@ import numpy as np
 from spmd.arrays import numpy_dtype
 from spmd.files.npy import element_count
 from spmd.files.parquet import arrow
-from spmd.files.tables import columns_of
+from spmd.files.table_elements import columns_of
 
 ROWS = 1 << 16  # that are converted at once
 

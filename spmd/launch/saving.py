@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from contextlib import suppress
 from struct import pack, unpack
 
 from codegen.errors import InputError, OutputError, UsageError
@@ -70,6 +71,7 @@ class Saving:
         self.first = launch.processes.number == 0
         self.series: list[_Series] = []
         self.job: Job | None = None
+        self._said: list[str] = []
 
     def check(self) -> None:
         """Refuses, before anything is loaded, what can be refused."""
@@ -96,7 +98,7 @@ class Saving:
             if type(begins) is not int or begins < 0:
                 raise InputError("the checkpoint is damaged", expected=f"frames of {name}",
                                  found=repr(kept)[:80])
-            files = FrameFiles(name, path, row["dtype"], shape, row["every"])
+            files = FrameFiles(name, path, row["dtype"], shape)
             hosted = range(job.setup.first, job.setup.first + job.setup.count)
             owners = job.setup.owners(row["layout"])
             owners = list(hosted) if owners == [lib.SPMD_EVERY_RANK] else owners
@@ -150,8 +152,8 @@ class Saving:
     def _write(self, job: Job, series: _Series, rank: int, frame: Any) -> None:
         dims = len(series.files.shape)
         data = ffi.buffer(frame.data, frame.bytes) if frame.bytes else b""
-        offset, extent = list(frame.offset[0:dims]), list(frame.extent[0:dims])
-        series.files.write(frame.number, offset, extent, data)
+        box = list(frame.offset[0:dims]), list(frame.extent[0:dims])
+        series.files.write(frame.number, *box, data)
         series.next[rank] = frame.number + 1
         done = min(series.next.values())
         for number in range(series.done, done):
@@ -205,7 +207,7 @@ class Saving:
 
     def has(self, frames: dict[str, int]) -> bool:
         """Whether so many frames of each series are whole: a set may then rely on them."""
-        return all(series.whole >= frames.get(series.files.name, 0) for series in self.series)
+        return all(series.whole >= frames[series.files.name] for series in self.series)
 
     # ---- after it --------------------------------------------------------------------------------
 
@@ -223,7 +225,8 @@ class Saving:
             if self.first and longest > LATE_NS / 10:
                 print(f"spmd: ranks waited {longest / 1e9:.1f} s for frames of "
                       f"{series.files.name} to be written", file=sys.stderr)
-        self.processes.together(self._leave)
+        self._said = [series.files.said(series.whole) for series in self.series]
+        self.processes.together(self.close)
 
     def _last(self) -> None:
         end = time.monotonic() + SEE_SECONDS
@@ -240,19 +243,18 @@ class Saving:
 
     def said(self) -> list[str]:
         """A line for each series: what there is of it."""
-        return [f"{s.files.name}: {s.whole} frame{'s' * (s.whole != 1)} of {s.files.dtype} "
-                f"{s.files.shape} in {s.files.given}" for s in self.series]
+        return self._said
 
-    def _leave(self) -> None:
+    def close(self) -> None:
+        """Names the frames that are whole, whatever ended the run, and removes the others."""
         for series in self.series:
+            with suppress(OutputError):
+                self._name_whole(series)
             series.files.discard()
             if series.done_fd >= 0:
                 os.close(series.done_fd)
                 series.done_fd = -1
-                try:
-                    os.unlink(series.files.done_path(self.processes.number))
-                except OSError:
-                    pass
-
-    def close(self) -> None:
-        self._leave()
+            for process in range(self.processes.count if self.first else 0):
+                with suppress(OSError):
+                    os.unlink(series.files.done_path(process))
+        self.series = []

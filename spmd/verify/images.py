@@ -19,6 +19,7 @@ from codegen.image import manifest as reader
 from codegen.progress import at, each
 from codegen.verify import many, small
 from codegen.verify.exchange_table import Mismatch
+from spmd import looking
 from spmd.arguments import check_scalars, patched_in, read, scalars_of
 from spmd.launch import loader, sizes
 from spmd.launch.memory import bytes_text
@@ -49,7 +50,7 @@ def command(options: argparse.Namespace, _: Processes) -> int:
 
 def verify(path: str, options: Any) -> dict[str, Any]:
     """What was checked of one image, or of the one that FILE.py gives, as the command line asks."""
-    data, parameters = loader.image_or_built(path, options.set, options.no_cache)
+    data, parameters = looking.image_or_built(path, options.set, options.no_cache)
     image = reader.read(data, host=False)
     scalars = {k: v for k, v in read(options.set).items() if k not in parameters}
     asked = options.ranks, options.mesh, scalars

@@ -47,7 +47,7 @@ OURS = {
     "codegen.image", "codegen.symbolic", "codegen.symbolic.meaning", "spmd.files", "spmd.launch",
     "codegen", "codegen.check_names", "codegen.image.elf", "codegen.image.elf_dynamic",
     "codegen.errors", "codegen.image.conditions", "codegen.image.manifest",
-    "codegen.image.schema", "codegen.image.target",
+    "codegen.image.schema", "codegen.image.target", "codegen.suggest",
     "spmd", "spmd.arguments", "spmd.cli", "spmd.engine", "spmd.engine._engine",
     "spmd.engine._engine.lib", "spmd.launch.job", "spmd.launch.processes", "spmd.launch.launchers",
     "spmd.launch.limits", "spmd.launch.loader", "spmd.launch.memory", "spmd.files.npy",

@@ -25,7 +25,8 @@ def save(name: str, x: Any, /, *, every: int = 1) -> None:
     - every: a frame is made in turn 0, every, 2 * every … of the innermost loop, counted from each
       time that the loop begins.
 
-    Frames are numbered from 0 on. Ranks copy their parts and go on; files are written meanwhile.
+    Frames are numbered from 0 on. Ranks copy their parts and go on; files are written meanwhile. In
+    an eager run, `eager(save={"NAME": function})` is called with each frame.
     Where nobody says where frames go, none are made. UsageError outside of a loop of the program,
     UnsupportedError in a shard_map, ProgramError for two saves of one name.
 
@@ -39,7 +40,9 @@ def save(name: str, x: Any, /, *, every: int = 1) -> None:
                 u = u * 0.5
             return u
 
-        spmd.build(cools).run(ranks=2, save={"u": "cools.zarr"})    # frames of turns 0 and 10
+        frames = []
+        cools.eager(save={"u": frames.append})
+        print(len(frames), frames[1][:3])    # 2 [0.         0.00097656 0.00195312]
     """
     context = require_context("spmd.save")
     check_series(name, every)

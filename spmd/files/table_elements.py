@@ -98,6 +98,6 @@ def columns_of(arrays: list[tuple[str, str, tuple[int, ...]]]) -> list[Column]:
     names = [column.name for column in found]
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise UsageError(f"two columns of the table are called {twice}",
-                         expected="names that differ",
-                         found=", ".join(names), remedy="a table for each output")
+                         expected="names that differ", found=", ".join(names),
+                         remedy="a table for each output")
     return found

@@ -25,7 +25,7 @@ MOST_ELEMENTS = 1 << 16  # of a box
 Box = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]  # extents, strides of both sides
 
 
-class Copies:
+class TriedBoxes:
     """What was tried: each box once, however many meshes and exchanges have it."""
 
     def __init__(self, ledger: Ledger) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from codegen.image.manifest import evaluate
 from codegen.image.schema import AXES, DIMS
 from spmd.arguments import scalar_words, scalars_of
-from spmd.bench.engine_copies import MOST_RANKS, Copies
+from spmd.bench.engine_copies import MOST_RANKS, TriedBoxes
 from spmd.engine import ffi, lib
 from spmd.launch import loader
 from spmd.ledger import Ledger
@@ -31,7 +31,7 @@ def main(text: str) -> None:
     image = None
     compared, wrong = 0, None
     ledger = Ledger(checked.image, asked["path"])
-    copies = Copies(ledger)
+    copies = TriedBoxes(ledger)
     for mesh in map(tuple, asked["meshes"]):
         probe = Probe(checked, ledger, mesh, scalars, words)
         image = image or checked.load_any(len(words))

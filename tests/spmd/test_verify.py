@@ -12,7 +12,7 @@ import pytest
 
 from codegen.image import elf, manifest
 from spmd.bench import engine_copies
-from spmd.bench.engine_copies import Copies
+from spmd.bench.engine_copies import TriedBoxes
 from spmd.engine import lib
 from spmd.ledger import Ledger
 from tests.conftest import EXAMPLES
@@ -241,10 +241,10 @@ def test_copies_that_are_not_those_of_numpy_are_seen(built, monkeypatch):
     """An engine that takes elements of the result for as long as those that arrive."""
     path = str(built(CASTS))
     ledger = Ledger(manifest.read(Path(path).read_bytes()), path)
-    assert Copies(ledger).differs((2,), {}) is None
+    assert TriedBoxes(ledger).differs((2,), {}) is None
 
     def takes_them_for_equal(into, into_stride, into_size, *rest):
         lib.spmd_take_probe(into, into_stride, rest[2], *rest)
 
     monkeypatch.setattr(engine_copies, "lib", SimpleNamespace(spmd_take_probe=takes_them_for_equal))
-    assert "brings" in Copies(ledger).differs((2,), {})["expected"]
+    assert "brings" in TriedBoxes(ledger).differs((2,), {})["expected"]

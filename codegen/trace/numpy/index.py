@@ -17,7 +17,7 @@ from codegen.ir import Shape, Value
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
 from codegen.trace import constants, integer_tables, known, view
-from codegen.trace.array import Array, Number, as_array, cast_value, is_traced, wrap
+from codegen.trace.array import Array, Number, as_array, is_traced, wrap
 from codegen.trace.context import Context
 from codegen.trace.expecting import within
 from codegen.trace.numpy import elementwise, progressions

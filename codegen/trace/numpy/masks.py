@@ -26,7 +26,7 @@ from codegen.trace.numpy.subscripts import refused
 def is_mask(item: Any) -> bool:
     """Whether an item of a key is a boolean array known only at run time. UnsupportedError for
     places that stand for no mask."""
-    if isinstance(item, Places):
+    if isinstance(item, MaskPlaces):
         raise item.refused()
     return isinstance(item, Array) and item.type.dtype.kind == "b"
 
@@ -208,7 +208,7 @@ def _count(mask: Array) -> Array:
     return wrap(mask.context, reducing.sum_(mask).read(), weak=True, scalar=True)
 
 
-class Places(Chosen):
+class MaskPlaces(Chosen):
     """Where a mask holds: np.nonzero(mask)[dim]; dim None: places in the raveled mask, or rows of
     all. indices: makes the array of all places, of which the mask chooses."""
 
@@ -237,17 +237,17 @@ class Places(Chosen):
 
 def as_masks(key: Any) -> Any:
     """A key with the mask itself where it has all places at which a mask holds."""
-    if isinstance(key, Places):
+    if isinstance(key, MaskPlaces):
         return key.mask if key.mask.ndim == 1 and key.dim == 0 else key
-    if not isinstance(key, tuple) or not any(isinstance(k, Places) for k in key):
+    if not isinstance(key, tuple) or not any(isinstance(k, MaskPlaces) for k in key):
         return key
     items, rest = [], list(key)
     while rest:
         first = rest[0]
-        if isinstance(first, Places):
+        if isinstance(first, MaskPlaces):
             n = first.mask.ndim
             run = rest[:n]
-            if all(isinstance(p, Places) and p.dim == d and first.fits(p)
+            if all(isinstance(p, MaskPlaces) and p.dim == d and first.fits(p)
                    for d, p in enumerate(run)) and len(run) == n:
                 items.append(first.mask)
                 rest = rest[n:]

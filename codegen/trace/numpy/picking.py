@@ -22,7 +22,7 @@ from codegen.trace.numpy.creation import arange, zeros_like
 from codegen.trace.numpy.derived import with_slopes
 from codegen.trace.numpy.elementwise import apply, normal, result_type, same_extent, select, store
 from codegen.trace.numpy.index import Gather, from_the_end
-from codegen.trace.numpy.masks import Places
+from codegen.trace.numpy.masks import MaskPlaces
 from codegen.trace.numpy.reducing import all_, along, cumsum, dim_of, sum_
 from codegen.trace.numpy.special import sinc_slope
 
@@ -35,7 +35,7 @@ def where(condition: Any, x: Any = None, y: Any = None) -> Any:
     return select(condition, x, y)
 
 
-def nonzero(x: Any, name: str = "nonzero") -> tuple[Places, ...]:
+def nonzero(x: Any, name: str = "nonzero") -> tuple[MaskPlaces, ...]:
     """Where elements are not 0, by dim: places whose number only the run knows."""
     mask = _as_mask(x)
     if not mask.ndim:
@@ -48,18 +48,18 @@ def nonzero(x: Any, name: str = "nonzero") -> tuple[Places, ...]:
         shape[dim] = mask.shape[dim]
         return shaping.broadcast_to(shaping.reshape(index, tuple(shape)), mask.shape)
 
-    return tuple(Places(mask, d, partial(places, d), name) for d in range(mask.ndim))
+    return tuple(MaskPlaces(mask, d, partial(places, d), name) for d in range(mask.ndim))
 
 
-def flatnonzero(a: Any) -> Places:
-    return Places(mask := _as_mask(shaping.ravel(a)), 0, lambda: arange(mask.shape[0]),
+def flatnonzero(a: Any) -> MaskPlaces:
+    return MaskPlaces(mask := _as_mask(shaping.ravel(a)), 0, lambda: arange(mask.shape[0]),
                   "flatnonzero")
 
 
-def argwhere(a: Any) -> Places:
+def argwhere(a: Any) -> MaskPlaces:
     mask = _as_mask(shaping.atleast_1d(a))
     places = nonzero(mask)
-    return Places(mask, None, lambda: joining.stack([p.whole for p in places], axis=-1), "argwhere")
+    return MaskPlaces(mask, None, lambda: joining.stack([p.whole for p in places], axis=-1), "argwhere")
 
 
 def _as_mask(x: Any) -> Array:

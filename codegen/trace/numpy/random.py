@@ -122,7 +122,7 @@ def randint(
     span = int(end) - int(first)
     made = _drawn("below", None, seed, shape, stream, start, span) if span < 2**64 else None
     if made is None:
-        # Twice, since what a loop reads once needs no memory; a C compiler sees that they are equal.
+        # Twice, since what a loop reads once needs no memory; a C compiler sees that both are one.
         lower, upper = (_first(seed, shape, stream, start) for _ in range(2))
         made = _scaled(lower & _LOW, upper >> 32, span)
     if first:  # uint64 wraps around, so that low may be negative

@@ -95,10 +95,12 @@ check: lint types docs test test-openmpi
 
 # Warnings are errors: a link that leads nowhere, a docstring that cannot be read.
 docs: $(VENV)/.docs
-	$(RUN) sphinx-build -q -n -W --keep-going -b html docs build/docs
+	@echo "reading docs/, about half a minute"
+	$(RUN) sphinx-build -n -W --keep-going -b html docs build/docs
 	@echo "build/docs/index.html"
 
 $(VENV)/.docs: pyproject.toml | $(STAMP)
+	@echo "installing what builds the documentation, once"
 	@$(PY) -m pip install --quiet --no-build-isolation --editable ".[docs]"
 	@touch $@
 

@@ -67,6 +67,25 @@ def may_cast(a: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> bool:
         _casts(a.dtype, dtype) and not _overflows(a, dtype))
 
 
+def inexact(a: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> Any:
+    """Return an integer of an array that a float dtype would round, or None.
+
+    Asked where NumPy calls the cast safe: of integers of 64 bits, which float64 holds up to 2**53.
+
+        >>> int(inexact(np.array([3, 2**53 + 1]), np.dtype(float)))
+        9007199254740993
+    """
+    if a.dtype.kind not in "iu" or a.dtype.itemsize < 8 or dtype.kind not in "fc" or not a.size:
+        return None
+    if -(2**53) <= int(a.min()) and int(a.max()) <= 2**53:
+        return None
+    large = a[(a > 2**53) | (a < -(2**53))]
+    lowest = large & (~large + large.dtype.type(1))  # the last bit that is set
+    digits = large // lowest
+    wrong = large[(digits > 2**53) | (digits < -(2**53))]
+    return wrong[0] if wrong.size else None
+
+
 def range_text(a: np.ndarray[Any, Any]) -> str:
     """Of a message: from which number to which they are."""
     return f", from {a.min()} to {a.max()}" if a.size and a.dtype.kind in "iuf" else ""

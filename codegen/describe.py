@@ -24,7 +24,7 @@ from codegen.plan.grammar import (
     Phase,
     Plan,
 )
-from codegen.plan.handed import More, Send, Take
+from codegen.plan.handed import More, Save, Send, Take
 from codegen.plan.steps import Operation, operations, simple_works, step_buffers
 from codegen.plan.text import loops_text, plan_text
 from codegen.printer import module_text
@@ -62,6 +62,7 @@ def manifest_of(plan: Plan, target: str) -> dict[str, Any]:
         "points": None if plan.points is None else [
             [_carried(a) for a in carried] for carried in plan.points],
         "feeds": [_feed(f, plan) for f in plan.feeds],
+        "saves": [{**_array(s.array), "every": s.every} for s in plan.saves],
         "returns": plan.returns,
         "conditions": conditions_of(plan),
         "routes": routes_of(plan),
@@ -104,6 +105,8 @@ def _operation(number: int, step: Operation) -> dict[str, Any]:
             row |= {"kind": step.kind, "site": step.site, "axes": list(step.axes)}
         case Take() | More() | Send():
             row |= {"kind": type(step).__name__.lower(), "feed": step.feed}
+        case Save():
+            row |= {"kind": "save"}
         case Expect():
             row |= {"kind": "expect", "check": step.check}
         case Phase():

@@ -78,12 +78,14 @@ def from_numpy(dtype: Any) -> DType | None:
 def as_numpy(x: Any) -> Any:
     """np.asarray(x). Raises InputError for masked arrays, whose mask it would lose."""
     several = isinstance(x, (list, tuple))
-    if any(hasattr(e, "filled") and hasattr(e, "mask") for e in (x if several else (x,))):
+    parts = x if several else (x,)
+    if any(hasattr(e, "filled") and hasattr(e, "mask") for e in parts):
         masked: Any = np.ma
+        count = sum(masked.count_masked(e) for e in parts)
         raise InputError(
             "a masked array would lose its mask",
             expected="an array without a mask",
-            found=f"a masked array of {masked.count_masked(x)} masked elements",
+            found=f"a masked array, {count} of whose elements are masked",
             remedy="x.filled(v), with v where the mask is; pass the mask as an array of bools",
         )
     return np.asarray(x)

@@ -20,6 +20,10 @@ class Fresh:
         self._count.setdefault(found, 1)
         return found
 
+    def names(self) -> list[str]:
+        """What is given away."""
+        return list(self._count)
+
     def take(self, names: Iterable[str]) -> None:
         for name in names:
             self._count.setdefault(name, 1)

@@ -210,8 +210,10 @@ def checked_count(what: str, value: Any) -> int:
     except TypeError:
         count = 0
     if count < 1:
-        raise UsageError(f"{what}: {value!r} is not a whole number from 1",
-                         expected="4, for instance", found=type(value).__name__)
+        kind = "" if isinstance(value, int) else f" ({type(value).__name__})"
+        raise UsageError(f"{what}={value!r}: a job needs at least one",
+                         expected="a whole number from 1", found=f"{value!r}{kind}",
+                         remedy=f"{what}=4, for instance")
     return count
 
 

@@ -7,8 +7,13 @@ Always holds: operands are uint64 arrays that broadcast; Python integers below 2
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
+
+# fill(kind, count, seed, stream, start, span): an array of `count` numbers of consecutive elements.
+# kind: "bits", "below" (of span), "uniform" or "normal", the last two with _f32 or _f64 behind.
+Fill = Callable[[str, int, int, int, int, int], Any]
+_faster: list[Fill] = []
 
 _LOW = 2**32 - 1  # the lower word of 64 bits
 
@@ -39,3 +44,13 @@ def second(position: Any, stream: Any, seed: Any) -> Any:
     """The other 64."""
     _, _, c, d = _of(position, stream, seed)
     return c | (d << 32)
+
+
+def use(fill: Fill) -> None:
+    """Let a routine compute what eager runs draw: the same bits, sooner than this module does."""
+    _faster[:] = [fill]
+
+
+def drawn(kind: str, count: int, seed: int, stream: int, start: int, span: int = 0) -> Any:
+    """Return numbers of consecutive elements by the routine in use; None without one."""
+    return _faster[0](kind, count, seed, stream, start, span) if _faster else None

@@ -13,18 +13,22 @@
 #define RUN_BYTES 2048
 #define RUN_BLOCK SPMD_FOLD_BYTES
 
-/* A region of two arrays at once, after merging: dims from outer to inner. */
+/* A region of two arrays at once, after merging: dims from outer to inner. The sides may have
+ * elements of different sizes, so no stride of one side is compared with the other side's size. */
 typedef struct spmd_region {
     int64_t dims;
+    int64_t into_size, from_size; /* bytes of an element */
     int64_t extent[SPMD_DIMS];
     int64_t into[SPMD_DIMS], from[SPMD_DIMS]; /* strides in bytes */
 } spmd_region;
 
 /* false: there is nothing in the region. */
 static bool region_merge(spmd_region *region, const int64_t *extent, const int64_t *into,
-                         const int64_t *from, int64_t dims)
+                         int64_t into_size, const int64_t *from, int64_t from_size, int64_t dims)
 {
     region->dims = 0;
+    region->into_size = into_size;
+    region->from_size = from_size;
     for (int64_t d = 0; d < dims; d++) {
         if (extent[d] <= 0)
             return false;
@@ -58,13 +62,15 @@ static void dims_swap(spmd_region *region, int64_t a, int64_t b)
 
 /* Whether the sides are contiguous along two dims: then those become the innermost, that of `into`
  * last. The order of the others decides nothing. */
-static bool region_turn(spmd_region *region, int64_t size)
+static bool region_turn(spmd_region *region)
 {
     int64_t columns = -1, rows = -1, last = region->dims - 1;
     for (int64_t d = 0; d <= last; d++) {
-        if (region->into[d] == size && region->from[d] != size)
+        bool into = region->into[d] == region->into_size;
+        bool from = region->from[d] == region->from_size;
+        if (into && !from)
             columns = d;
-        if (region->from[d] == size && region->into[d] != size)
+        if (from && !into)
             rows = d;
     }
     if (columns < 0 || rows < 0)
@@ -75,10 +81,11 @@ static bool region_turn(spmd_region *region, int64_t size)
 }
 
 /* The innermost dim has one element and was merged away: element by element. */
-static void region_deepen(spmd_region *region, int64_t size)
+static void region_deepen(spmd_region *region)
 {
     assert(region->dims < SPMD_DIMS && "the innermost stride of a box is its element");
-    region->into[region->dims] = region->from[region->dims] = size;
+    region->into[region->dims] = region->into_size;
+    region->from[region->dims] = region->from_size;
     region->extent[region->dims++] = 1;
 }
 
@@ -294,14 +301,14 @@ void spmd_array_copy(char *into, const int64_t *into_stride, const char *from,
     spmd_region region;
     int64_t at[SPMD_DIMS] = {0};
 
-    if (!region_merge(&region, extent, into_stride, from_stride, dims))
+    if (!region_merge(&region, extent, into_stride, size, from_stride, size, dims))
         return;
     if (region.dims == 0) {
         row_copy(into, size, from, size, 1, size, swap);
         return;
     }
     int64_t inner = region.dims - 1;
-    if (!swap && region_turn(&region, size)) {
+    if (!swap && region_turn(&region)) {
         spmd_tile all = {NULL, NULL, region.into[inner - 1], size, region.from[inner],
                          region.extent[inner - 1], region.extent[inner], size};
         do {
@@ -357,7 +364,8 @@ static void region_take(const spmd_rank *rank, const spmd_exchange *exchange, co
             t.columns = spmd_least(all->columns - column, step);
             turned_copy(&t);
             piece = (spmd_piece){room, t.into_stride,
-                                 all->into - rank->memory + row * all->into_stride + column * size,
+                                 all->into - rank->memory + row * all->into_stride +
+                                     column * exchange->into_size,
                                  all->into_stride, t.rows, t.columns};
             exchange->take(rank, &piece);
         }
@@ -376,11 +384,12 @@ void spmd_box_take(const spmd_rank *rank, const spmd_exchange *exchange, const s
         spmd_box_copy(rank->memory, into, from_memory, from, size);
         return;
     }
-    if (!region_merge(&region, into->extent, into->stride, from->stride, into->dims))
+    if (!region_merge(&region, into->extent, into->stride, exchange->into_size, from->stride, size,
+                      into->dims))
         return;
-    region_turn(&region, size);
-    if (region.dims == 0 || region.into[region.dims - 1] != size)
-        region_deepen(&region, size);
+    region_turn(&region);
+    if (region.dims == 0 || region.into[region.dims - 1] != region.into_size)
+        region_deepen(&region);
     int64_t inner = region.dims - 1, outer = inner > 0 ? inner - 1 : 0;
     spmd_tile all = {NULL, NULL, size, size, region.from[inner], 1, region.extent[inner], size};
     if (inner > 0) {
@@ -447,7 +456,7 @@ void spmd_box_zero(char *memory, const spmd_box *box, int64_t size)
     int64_t at[SPMD_DIMS] = {0};
     char *into = memory + box->offset;
 
-    if (!region_merge(&region, box->extent, box->stride, box->stride, box->dims))
+    if (!region_merge(&region, box->extent, box->stride, size, box->stride, size, box->dims))
         return;
     if (region.dims == 0) {
         memset(into, 0, (size_t)size);
@@ -483,11 +492,11 @@ void spmd_box_fold(char *into_memory, const spmd_box *into, const spmd_box *from
     const char *part = term[terms - 1].from;
     bool onto = !term[0].from, more = true;
 
-    if (!region_merge(&region, into->extent, into->stride, from->stride, into->dims))
+    if (!region_merge(&region, into->extent, into->stride, size, from->stride, size, into->dims))
         return;
     if (region.dims == 0 || region.into[region.dims - 1] != size ||
         region.from[region.dims - 1] != size)
-        region_deepen(&region, size);
+        region_deepen(&region);
     int64_t inner = region.dims - 1;
     while (more) {
         const char *before = part;

@@ -293,6 +293,28 @@ int spmd_job_resumed(const spmd_job *job); /* 1: all hosted ranks went on from i
  * what copying took. */
 void spmd_job_held(const spmd_job *job, int64_t *held, int64_t *copied);
 
+/* ---- saves: arrays that the program hands over in every so many turns of a loop, frame by frame. */
+
+/* From the next run on a hosted rank counts the frames of a save, in every so many turns; where it
+ * writes, its parts wait for whoever takes them, and it waits where there is no room for more. */
+int spmd_job_save(spmd_job *job, int64_t save, int64_t rank, int64_t every, int writes);
+/* A run that goes on from a set goes on with this frame. */
+int spmd_job_save_from(spmd_job *job, int64_t save, int64_t rank, int64_t frames);
+
+/* A hosted rank's part of a frame: contiguous, row-major. */
+typedef struct spmd_frame {
+    int64_t number, bytes;
+    int64_t offset[8], extent[8];
+    void *data;
+} spmd_frame;
+int spmd_job_frame(const spmd_job *job, int64_t save, int64_t rank, spmd_frame *frame); /* 1: one */
+void spmd_job_frame_written(spmd_job *job, int64_t save, int64_t rank); /* the next may be asked */
+
+/* Frames that a rank has come to; kept: until the set at hand. */
+int64_t spmd_job_frames(const spmd_job *job, int64_t save, int64_t rank, int kept);
+/* Nanoseconds for which a hosted rank waited for room in this run, by the one that did longest. */
+int64_t spmd_job_save_held(const spmd_job *job, int64_t save);
+
 /* ---- feeds: batches that the host language puts into rings while ranks take them.
  *
  * Ranks of this process that hold the same rows of a batch share a ring, which one thread of the
@@ -373,6 +395,25 @@ typedef struct spmd_plan {
     int64_t *bytes, *at_load, *offset, *extent;
 } spmd_plan;
 int spmd_job_probe(const spmd_job *job, int64_t rank, const spmd_plan *into);
+/* Brings a region from one array to another one as an exchange does that casts what arrives, here
+ * from unsigned integers of from_size bytes to those of into_size. Strides are bytes. */
+void spmd_take_probe(char *into, const int64_t *into_stride, int64_t into_size, const char *from,
+                     const int64_t *from_stride, int64_t from_size, const int64_t *extent,
+                     int64_t dims);
+
+/* Random numbers of consecutive elements, from `start` on: integers with all bits, or below span
+ * (0 < span); uniform in [0, 1); of the normal distribution. The bits are those of spmd.random in an
+ * image. */
+enum {
+    SPMD_RANDOM_BITS,
+    SPMD_RANDOM_BELOW,
+    SPMD_RANDOM_UNIFORM_F32,
+    SPMD_RANDOM_UNIFORM_F64,
+    SPMD_RANDOM_NORMAL_F32,
+    SPMD_RANDOM_NORMAL_F64,
+};
+void spmd_random_fill(void *into, int64_t n, int what, uint64_t seed, uint64_t stream,
+                      uint64_t start, uint64_t span);
 
 /* Images and the libraries they call, by the dynamic linker. NULL: spmd_library_error says why. */
 void *spmd_library_open(const char *path);

@@ -181,6 +181,8 @@ static int tables_fill(spmd_job *job, const spmd_settings *settings)
     job->engine.due = spmd_rank_due;
     job->engine.fail = spmd_rank_end;
     job->engine.point = spmd_rank_point;
+    job->engine.turn = spmd_rank_turn;
+    job->engine.save = spmd_rank_save;
     job->engine.take = spmd_rank_take;
     job->engine.more = spmd_rank_more;
     job->engine.send = spmd_rank_send;
@@ -373,6 +375,7 @@ int spmd_job_free(spmd_job *job)
         spmd_packets_free(&job->hosted[k]);
         spmd_timeline_free(&job->hosted[k]);
         free(job->hosted[k].turns.room);
+        spmd_saves_free(&job->hosted[k]);
         free(job->hosted[k].routes);
     }
     spmd_feeds_free(job);

@@ -21,6 +21,7 @@
  *   timeline.c    what ranks did when
  *   probe.c       an image's plan functions alone
  *   point.c       what outermost loops carry, kept and put back
+ *   save.c        frames that programs save, on their way to the host language
  *   feed.c        rings of batches, which the host language fills
  *   take.c        ranks take batches out of rings, and send values back
  *   print.c       lines of text on their way to the host language
@@ -260,6 +261,16 @@ typedef struct spmd_piece_of {
     int64_t first; /* byte of the buffer */
 } spmd_piece_of;
 
+/* A save of a hosted rank. room: slots for frames, of `bytes` each; NULL: another rank writes what it
+ * has. put, written: how many frames went in and out in this run; first: the number of the first.
+ * turn: of its loop. frames: all so far; kept: as the last set was kept; from: in the set that the
+ * run goes on from. held_since: since when it waits for a slot; 0: it does not. */
+typedef struct spmd_saved {
+    int64_t every, turn, frames, first, kept, from, slots, bytes, held;
+    char *room;
+    _Atomic int64_t put, written, held_since;
+} spmd_saved;
+
 /* What the engine knows of a rank that it hosts, beside the record in the arena. */
 typedef struct spmd_hosted {
     spmd_record *record;
@@ -288,6 +299,7 @@ typedef struct spmd_hosted {
     spmd_near **nears;     /* by site, made when first needed */
     struct spmd_timeline *timeline; /* NULL: none is kept */
     spmd_course turns;
+    spmd_saved *saves; /* by number; NULL: none is wanted */
     struct spmd_reader *streams;  /* by feed; NULL: none are given */
     _Atomic int64_t starves; /* since when it waits for a feed; 0: it does not */
     _Atomic uint32_t hungry; /* for which one */
@@ -350,6 +362,7 @@ struct spmd_job {
     struct spmd_watch *watch;
     spmd_text text;
     spmd_keeping keeping;
+    _Atomic int64_t frames_wait; /* that nobody has written so far */
     struct spmd_fed *feds; /* by feed; NULL until the first is given */
 };
 
@@ -387,6 +400,15 @@ void spmd_wait_over(spmd_worker *worker);
 void spmd_span_ring(const spmd_hosted *me, const spmd_exchange *exchange, spmd_span span);
 void spmd_job_ring(const spmd_job *job);
 void spmd_rank_ring(const spmd_job *job, int64_t rank);
+
+/* save.c */
+int spmd_rank_save(spmd_rank *rank, uint32_t save);
+void spmd_rank_turn(spmd_rank *rank, uint32_t save, int begins);
+void spmd_saves_reset(spmd_hosted *me);
+void spmd_saves_keep(spmd_hosted *me);
+void spmd_saves_resume(spmd_hosted *me, int64_t turn);
+void spmd_saves_free(spmd_hosted *me);
+bool spmd_frames_wait(const spmd_job *job);
 
 /* point.c */
 int spmd_rank_point(spmd_rank *rank, uint32_t number, int64_t *counter);

@@ -188,6 +188,7 @@ static int put_back(spmd_hosted *me, uint32_t point, int64_t *counter)
     spmd_course *turns = &me->turns;
     room_copy(me, point, false);
     spmd_readers_resume(me);
+    spmd_saves_resume(me, keeping->turn);
     if (counter)
         *counter = keeping->counter;
     turns->turn = turns->since_turn = keeping->turn;
@@ -220,6 +221,7 @@ static bool stage(spmd_hosted *me, uint32_t point, const int64_t *counter)
     keeping->set_turn = turns->turn;
     keeping->set_counter = counter ? *counter : 0;
     spmd_readers_keep(me);
+    spmd_saves_keep(me);
     atomic_fetch_add(&keeping->staged, 1);
     pthread_cond_broadcast(&me->job->news);
     pthread_mutex_unlock(&me->job->lock);
@@ -250,6 +252,13 @@ int spmd_rank_point(spmd_rank *rank, uint32_t number, int64_t *counter)
     const spmd_keeping *keeping = &me->job->keeping;
     spmd_course *turns = &me->turns;
 
+    if (number == SPMD_NO_TURN) {
+        spmd_rank_fail(rank, 65,
+                       "the loop of the checkpoint ends before turn %lld, from which the run would "
+                       "go on: give the scalars with which it was kept, or larger ones",
+                       (long long)keeping->turn);
+        return SPMD_HELD;
+    }
     if (keeping->every == 0 && keeping->after == 0 && keeping->resume < 0)
         return SPMD_GO_ON;
     if (turns->stage == NEW)

@@ -22,7 +22,8 @@
  * number of advances was fruitless: nothing can ever change. Say so instead of waiting for ever. */
 static void stillness_check(spmd_job *job, uint64_t advances)
 {
-    if (job->count != job->world.ranks || spmd_set_held(job) || spmd_job_starved(job))
+    if (job->count != job->world.ranks || spmd_set_held(job) || spmd_job_starved(job) ||
+        spmd_frames_wait(job))
         return;
     for (int64_t k = 0; k < job->threads; k++) {
         uint64_t still = atomic_load(&job->worker[k].still);
@@ -221,6 +222,7 @@ static void rank_reset(const spmd_job *job, spmd_hosted *hosted)
 
     spmd_timeline_begin(hosted);
     spmd_turns_reset(hosted);
+    spmd_saves_reset(hosted);
     spmd_readers_reset(hosted);
     if (job->image->counters)
         memset(rank->counter, 0, job->image->counters * sizeof *rank->counter);
@@ -248,6 +250,7 @@ int spmd_job_start(spmd_job *job, const uint8_t *given)
             spmd_core_choose(&job->worker[k]);
         job->active = job->threads;
         job->text.due = 0;
+        atomic_store(&job->frames_wait, 0);
         job->run++;
         pthread_cond_broadcast(&job->go);
     }
@@ -272,7 +275,8 @@ int spmd_job_wait(spmd_job *job, int64_t timeout_ms)
     int64_t end = spmd_now() + (timeout_ms < LONGEST_MS ? timeout_ms : LONGEST_MS) * 1000000;
     pthread_mutex_lock(&job->lock);
     int state = job_state(job);
-    while (state == SPMD_RUNNING && !spmd_text_waits(&job->text) && !spmd_set_waits(job)) {
+    while (state == SPMD_RUNNING && !spmd_text_waits(&job->text) && !spmd_set_waits(job) &&
+           !spmd_frames_wait(job)) {
         int64_t now = spmd_now();
         if (now >= end)
             break;

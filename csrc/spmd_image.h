@@ -9,7 +9,7 @@
 
 #include <stdint.h>
 
-#define SPMD_INTERFACE 13
+#define SPMD_INTERFACE 14
 #define SPMD_AXES 3 /* axes of a mesh, at most */
 #define SPMD_DIMS 8 /* dims of an array, at most */
 
@@ -83,7 +83,8 @@ typedef struct spmd_piece {
 typedef struct spmd_exchange {
     uint32_t site; /* which exchange of the program: row of the manifest's table */
     uint32_t kind;
-    uint32_t size; /* bytes of one element */
+    uint32_t size; /* bytes of one element that is exchanged */
+    uint32_t into_size; /* bytes of one element that `take` writes */
     uint32_t flow; /* not of SPMD_PERMUTE */
     uint32_t differs; /* 1: what I send is another box for every member; 0: the same for all */
     uint32_t constant; /* 1: the boxes of every pair are as long each time at this site */
@@ -95,6 +96,7 @@ typedef struct spmd_exchange {
     int64_t count[SPMD_AXES], stride[SPMD_AXES]; /* members along an axis, their index stride */
     int64_t source, dest; /* SPMD_PERMUTE: member positions, or SPMD_NONE, SPMD_UNKNOWN */
     /* What I pull from a member: `from` in its memory, `into` in mine; both have the same extents.
+     * Strides are bytes; elements of `into` have into_size of them where there is a `take`.
      * The innermost stride of a box that is folded is the element's size. A fold's boxes are those
      * that it has where everybody reads everybody. */
     void (*pull)(const spmd_rank *rank, int64_t member, spmd_box *from, spmd_box *into);
@@ -131,7 +133,8 @@ typedef struct spmd_engine {
     /* Sets rank->operation, and the time. NULL: nobody wants to know when. */
     void (*enter)(spmd_rank *rank, uint32_t operation);
     /* A turn of an outermost loop begins; counter: NULL where it has none. Returns an
-     * spmd_point_result. */
+     * spmd_point_result. number SPMD_NO_TURN: the loop of the checkpoint that the rank has gone on
+     * from ends before that one's turn, and so does the run. */
     int (*point)(spmd_rank *rank, uint32_t number, int64_t *counter);
     /* 1: the fields of the feed's next batch lie in the buffers of this take: of each the part that
      * shard() says, its rows after the batch's end zeros. 0: must wait; call again. Where there is
@@ -143,6 +146,11 @@ typedef struct spmd_engine {
     /* Hands the arrays of this send to whoever made the batch that was taken last. 1: they may be
      * written again. 0: must wait; call again. */
     int (*send)(spmd_rank *rank, uint32_t send);
+    /* The loop that a save stands in begins, or else a turn of it. */
+    void (*turn)(spmd_rank *rank, uint32_t save, int begins);
+    /* Hands over the array of this save, if it is wanted in this turn. 1: it may be written again.
+     * 0: must wait; call again. */
+    int (*save)(spmd_rank *rank, uint32_t save);
 } spmd_engine;
 
 /* One rank: everything that generated code may read, and where it resumes. */
@@ -183,6 +191,8 @@ static inline void spmd_swap(spmd_rank *rank, int a, int b)
     rank->buffer[b] = at;
 }
 
+#define SPMD_NO_TURN UINT32_MAX
+
 enum spmd_point_result {
     SPMD_HELD = 0,  /* call again */
     SPMD_GO_ON = 1,
@@ -203,12 +213,12 @@ enum spmd_lie {
 
 /* What an image offers to the engine; exported as `spmd_image_table`. Arrays are numbered inputs
  * first, then outputs, then what each point carries, then the fields of each take, then those of
- * each send. A take is a place in the program where a batch of a feed is taken. All takes of a feed
+ * each send, then that of each save. A take is a place in the program where a batch of a feed is taken. All takes of a feed
  * have equal fields, in the same order; dim 0 of each is the batch. */
 typedef struct spmd_image {
     uint32_t interface_version;
     uint32_t axes, scalars, inputs, outputs, buffers, at_load, counters, sites, points;
-    uint32_t feeds, takes, sends;
+    uint32_t feeds, takes, sends, saves;
     const uint32_t *array_buffer; /* the buffer of each array */
     const uint32_t *array_dims;
     const uint32_t *array_size;  /* bytes of an element; NULL without points, takes and sends */
@@ -241,14 +251,16 @@ typedef struct spmd_index_words {
     int64_t scalar[];
 } spmd_index_words;
 
-/* Inputs, outputs, what points carry, fields of takes and of sends. */
+/* Inputs, outputs, what points carry, fields of takes and of sends, saves. */
 static inline uint32_t spmd_image_arrays(const spmd_image *image)
 {
     if (image->sends)
-        return image->send_first[image->sends];
+        return image->send_first[image->sends] + image->saves;
     if (image->takes)
-        return image->take_first[image->takes];
-    return image->points ? image->point_first[image->points] : image->inputs + image->outputs;
+        return image->take_first[image->takes] + image->saves;
+    if (image->points)
+        return image->point_first[image->points] + image->saves;
+    return image->inputs + image->outputs + image->saves;
 }
 
 #define SPMD_INDEX_MAGIC 0x78646e69646d7073 /* "spmdindx" */

@@ -1,4 +1,4 @@
-"""How Sphinx builds these pages: `make docs`. Pages that are made from the code come first."""
+"""How Sphinx builds these pages: `make docs`. Docstrings come from the code as it is now."""
 
 import sys
 from pathlib import Path
@@ -18,7 +18,9 @@ html_theme = "furo"
 html_title = f"spmd {release}"
 html_static_path = ["_static"]
 html_css_files = ["spmd.css"]
-exclude_patterns = ["_generated"]
+html_js_files = ["filter.js"]
+html_show_copyright = html_show_sphinx = False
+html_copy_source = False
 default_role = "code"  # docstrings write `x`, as Markdown does
 highlight_language = "none"
 myst_enable_extensions = ["colon_fence", "deflist"]
@@ -27,16 +29,18 @@ autodoc_typehints = "none"
 autodoc_preserve_defaults = True
 autodoc_member_order = "bysource"
 
-generate.write(HERE / "_generated")
 
-MADE_BY_USERS = ("spmd.Dim",)
+def with_directives(app, page, source):
+    """Sphinx writes docstrings itself, with an index of names."""
+    source[0] = generate.with_directives(source[0])
 
 
 def without_arguments(app, what, name, obj, options, signature, returned):
     """Classes that others make for you have no constructor to show."""
-    hidden = signature and what in ("class", "exception") and name not in MADE_BY_USERS
+    hidden = signature and what in ("class", "exception") and name not in generate.MADE_BY_USERS
     return ("", returned) if hidden else None
 
 
 def setup(app):
+    app.connect("source-read", with_directives)
     app.connect("autodoc-process-signature", without_arguments)

@@ -1,26 +1,131 @@
-"""Pages that are made from the code: the command line, NumPy's functions, settings of pipelines.
+"""What pages of the reference take from the code, written into them between two comments.
 
-In: the parser of `spmd`, NumPy's namespace, the tracer's table, rules. Out: Markdown.
+In: pages with `<!-- generated: docstrings spmd.grad spmd.Image(save,run) -->`, or another name of
+MAKERS, and `<!-- /generated -->` behind it. Out: the same pages with new text between the two, so
+that the files can be read without a build. `python docs/generate.py` writes them; a test compares.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
+import inspect
+import re
+import sys
 from pathlib import Path
+from typing import Any
 
-from codegen.trace import namespace
-from spmd import cli
-from spmd.data.settings import RULES, Settings
+HERE = Path(__file__).resolve().parent
+if __name__ == "__main__":
+    sys.path.insert(0, str(HERE.parent))
+
+import spmd  # noqa: E402
+from codegen.trace import namespace  # noqa: E402
+from spmd import cli  # noqa: E402
+from spmd.data.settings import RULES, Settings  # noqa: E402
+
+BLOCK = re.compile(r"<!-- generated: (\w+)(.*?\s)-->\n(.*?)<!-- /generated -->\n", re.S)
+NAME = re.compile(r"([\w.]+)(?:\(([^)]*)\))?")
 
 
-def write(folder: Path) -> None:
-    """All of them, as files of this folder; those that are as they should be stay untouched."""
-    folder.mkdir(exist_ok=True)
-    made = {"command-line.md": command_line, "numpy.md": numpy_table, "settings.md": settings}
-    for name, make in made.items():
-        path, text = folder / name, make()
-        if not path.exists() or path.read_text() != text:
-            path.write_text(text)
+def filled(page: str) -> str:
+    """Return the text of a page with all its generated blocks made anew."""
+    def fill(block: re.Match[str]) -> str:
+        maker, names, _ = block.groups()
+        text = docstrings(names) if maker == "docstrings" else MAKERS[maker]()
+        return f"<!-- generated: {maker}{names}-->\n\n{text.strip()}\n\n<!-- /generated -->\n"
+
+    return BLOCK.sub(fill, page)
+
+
+def with_directives(page: str) -> str:
+    """Return a page for Sphinx: its autodoc writes the docstrings, with an index of names."""
+    def fill(block: re.Match[str]) -> str:
+        maker, names, text = block.groups()
+        if maker != "docstrings":
+            return text
+        lines = [line for name, members in NAME.findall(names) for line in directive(name, members)]
+        return "\n".join(["```{eval-rst}", *lines, "```", ""])
+
+    return BLOCK.sub(fill, page)
+
+
+def documented_names(page: str) -> list[str]:
+    """Return the names of which a page has the docstrings, in the order of the page."""
+    return [name for maker, names, _ in BLOCK.findall(page) if maker == "docstrings"
+            for name, _ in NAME.findall(names)]
+
+
+# ---- docstrings
+
+
+def directive(name: str, members: str) -> list[str]:
+    value = resolved(name)
+    if not inspect.isclass(value):
+        return [f".. auto{'function' if callable(value) else 'data'}:: {name}"]
+    special = [m for m in members.split(",") if m.startswith("__")]
+    usual = [m for m in members.split(",") if m not in special]
+    kind = "exception" if issubclass(value, BaseException) else "class"
+    lines = [f".. auto{kind}:: {name}"]
+    lines += [f"   :members: {'' if usual == ['*'] else ', '.join(usual)}"] if members else []
+    return lines + ([f"   :special-members: {', '.join(special)}"] if special else [])
+
+
+def docstrings(names: str) -> str:
+    """Return the docstrings of names as Markdown, a heading with the signature above each."""
+    parts = []
+    for name, members in NAME.findall(names):
+        value = resolved(name)
+        parts.append(entry(name, value))
+        if inspect.isclass(value):
+            parts += [entry(f"{value.__name__}.{m}", inspect.getattr_static(value, m))
+                      for m in member_names(value, members)]
+    return "\n\n".join(parts)
+
+
+def member_names(cls: type, members: str) -> list[str]:
+    """Return the names of `members`; * means each public method and property that has a text."""
+    public = [m for m, value in vars(cls).items() if not m.startswith("_")
+              and (callable(value) or isinstance(value, property | classmethod | staticmethod))
+              and inspect.getdoc(getattr(cls, m))]
+    return [m for word in members.split(",") if word
+            for m in (public if word == "*" else [word.strip()])]
+
+
+def resolved(name: str) -> Any:
+    """Return what a dotted name that begins with `spmd` means."""
+    return functools.reduce(getattr, name.split(".")[1:], spmd)
+
+
+MADE_BY_USERS = ("spmd.Dim",)  # classes whose constructor users call; others have none to show
+
+
+def entry(name: str, value: Any) -> str:
+    """Return a heading with the signature, and the docstring below it as Markdown."""
+    if isinstance(value, classmethod | staticmethod):
+        value = value.__func__
+    hidden = inspect.isclass(value) and name not in MADE_BY_USERS
+    call = signature(value) if callable(value) and not hidden else ""
+    text = re.sub(r"::$", ":", inspect.getdoc(value) or "", flags=re.M)
+    # Doctests become code by their indentation; other code of docstrings is indented already.
+    doctest = re.compile(r"(?:^|\n\n)(>>> .*?)(?=\n\n|\Z)", re.S)
+    text = doctest.sub(lambda m: m[0].replace(m[1], re.sub("^", "    ", m[1], flags=re.M)), text)
+    return f"#### `{name}{call}`\n\n{text}"
+
+
+def signature(function: Any) -> str:
+    """Return the parameters of a function with their defaults, as autodoc shows them."""
+    try:
+        found = inspect.signature(function)
+    except ValueError:
+        return "(…)"
+    parameters = [p.replace(annotation=p.empty) for p in found.parameters.values()
+                  if p.name != "self"]
+    text = str(found.replace(parameters=parameters, return_annotation=found.empty))
+    return re.sub(r"<class '([\w.]+)'>", lambda m: m[1].replace("numpy.", "np."), text)
+
+
+# ---- tables
 
 
 def command_line() -> str:
@@ -39,39 +144,32 @@ def command_line() -> str:
 
 def section(level: str, name: str, what: str, parser: argparse.ArgumentParser) -> str:
     text = parser.format_help().strip().replace("usage: python -m spmd", "usage: spmd")
-    return f"{level} {name}\n\n{sentence(what)}\n\n```text\n{text}\n```\n"
+    return f"{level} {name}\n\n{sentence(what)}\n\n```none\n{text}\n```\n"
 
 
 def sentence(what: str) -> str:
     return f"{what[0].upper()}{what[1:].rstrip('.')}."
 
 
-STATES = {  # of codegen.trace.numpy.namespace.states, in the order of their tables
-    "works": "What works",
-    "gathers": "What works, and brings a split operand whole to every rank",
-    "sized": "What works as spmd.numpy's, with a size",
-    "refused": "What is refused, and what to write instead",
-    "unknown": "What a later NumPy has",
+STATES = {  # of codegen.trace.numpy.namespace.states: what the table calls each, and what it means
+    "works": ("works", "works as in NumPy, on any layout"),
+    "gathers": ("gathers", "works; every rank gets a split operand whole"),
+    "sized": ("needs a size", "works as `spmd.numpy`'s, with the argument `size`"),
+    "refused": ("refused", "the note says what to write instead"),
+    "unknown": ("not known", "a later NumPy has it"),
 }
 
 
 def numpy_table() -> str:
-    """Names that simply work as a list, and a row for every one with a note."""
-    found = [s for s in namespace.states() if s.state in STATES]
-    parts = [
-        f"{sum(s.state == state for s in found)} of {len(found)}: {title[0].lower()}{title[1:]}."
-        for state, title in STATES.items() if any(s.state == state for s in found)
-    ]
-    parts = ["- " + part for part in parts]
-    for state, title in STATES.items():
-        mine = [s for s in found if s.state == state]
-        plain = [f"`{full(s.name)}`" for s in mine if not s.note]
-        noted = [f"| `{full(s.name)}` | {cell(s.note)} |" for s in mine if s.note]
-        if mine:
-            parts += ["", f"## {title}", "", ", ".join(plain)]
-        if noted:
-            parts += ["", "| function | note |", "|---|---|", *noted]
-    return "\n".join([*parts, ""])
+    """Return a table with a row for every function, and another one that explains its states."""
+    rows = sorted((s for s in namespace.states() if s.state in STATES),
+                  key=lambda s: (s.name.count("."), full(s.name)))
+    counts = {state: sum(s.state == state for s in rows) for state in STATES}
+    legend = [f"| {word} | {counts[state]} | {meaning} |"
+              for state, (word, meaning) in STATES.items() if counts[state]]
+    body = [f"| `{full(s.name)}` | {STATES[s.state][0]} | {cell(s.note)} |" for s in rows]
+    return "\n".join(["| state | functions | meaning |", "|---|---|---|", *legend, "",
+                      "| function | state | note |", "|---|---|---|", *body])
 
 
 def settings() -> str:
@@ -80,7 +178,7 @@ def settings() -> str:
     rows = [f"| `{name}` | `{usual[name]!r}` | {cell(expected)} | {cell(note)} |"
             for name, (_, expected, note) in RULES.items()]
     head = ["| setting | without it | what it may be | note |", "|---|---|---|---|"]
-    return "\n".join([*head, *rows, ""])
+    return "\n".join([*head, *rows])
 
 
 def full(name: str) -> str:
@@ -90,3 +188,14 @@ def full(name: str) -> str:
 def cell(note: str) -> str:
     """A note in a table: code is not told apart from words, so all of it is plain text."""
     return "".join(f"\\{c}" if c in "|*_`<>[]$" else c for c in note)
+
+
+MAKERS = {"command_line": command_line, "numpy_table": numpy_table, "settings": settings}
+
+
+if __name__ == "__main__":
+    for path in sorted(HERE.rglob("*.md")):
+        text = path.read_text()
+        if (new := filled(text)) != text:
+            path.write_text(new)
+            print("wrote", path.relative_to(HERE.parent))

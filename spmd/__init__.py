@@ -14,18 +14,18 @@ __version__ = "0.1.0"
 
 # Names of the language, defined in codegen.trace.api.
 _LANGUAGE = frozenset(
-    """Array Dim all_gather all_ranks all_to_all any_ranks arange array asarray axis_index
+    """Array Dim Stream all_gather all_ranks all_to_all any_ranks arange array asarray axis_index
     axis_size barrier blocks checkpoint_name checkpoint_policies cond custom_vjp dynamic_slice
-    dynamic_update_slice empty empty_like eye feed fori_loop full full_like grad identity index
-    input jvp kernel like linspace mesh ones ones_like pand pargmax pargmin parse_parameter
-    pbroadcast pexscan pgather pmax pmean pmin por ppermute pprod preduce print program Program
-    progress pscan pscatter psum psum_scatter pvary pxor range ranks remat replicated require
-    scalar scan shard_map spec start stop_gradient switch top_k value_and_grad vjp while_loop
-    zeros zeros_like""".split()
+    dynamic_update_slice empty empty_like eye feed fori_loop full full_like grad hessian
+    identity index input jacfwd jacobian jacrev jvp kernel like linspace mesh ones ones_like
+    pand pargmax pargmin parse_parameter pbroadcast pexscan pgather pmax pmean pmin por
+    ppermute pprod preduce print program Program progress pscan pscatter psum psum_scatter
+    pvary pxor range ranks remat replicated require save scalar scan shard_map spec start
+    stop_gradient switch top_k value_and_grad vjp vmap while_loop zeros zeros_like""".split()
 )
 
-# Names of the runtime, defined in spmd.image and spmd.building.
-_RUNTIME = frozenset("Distributed Image Local Opened build load local".split())
+# Names of the runtime, defined in spmd.image, spmd.building and spmd.jitting.
+_RUNTIME = frozenset("Distributed Image Jit Local Opened build jit load local".split())
 
 # What can be raised, defined in codegen.errors; all are SpmdErrors, with an exit_code.
 _ERRORS = frozenset(
@@ -58,9 +58,9 @@ _INSTEAD = {
     **dict.fromkeys("alltoall".split(), "spmd.all_to_all"),
     **dict.fromkeys("rank get_rank".split(), "spmd.index, or spmd.axis_index of one axis"),
     **dict.fromkeys("size get_size comm".split(), "spmd.ranks, or spmd.axis_size of one axis"),
-    **dict.fromkeys("jit compile".split(), "spmd.build"),
+    "compile": "spmd.jit of a function, spmd.build of a program",
     "checkpoint": "spmd.remat",
-    **dict.fromkeys("vmap pmap".split(), "arrays broadcast, and layouts split them"),
+    "pmap": "spmd.vmap maps a function; layouts split the mapped dim over ranks",
     **dict.fromkeys("run profile timeline layouts".split(), "spmd.build(program) gives an image"),
     **dict.fromkeys("doctor bench show patch calibrate".split(), "a command of the shell: spmd"),
 }
@@ -87,6 +87,7 @@ if TYPE_CHECKING:  # for editors and type checkers: where every name has its doc
     from codegen.trace.api import start as start
     from codegen.trace.api import value_and_grad as value_and_grad
     from codegen.trace.array import Array as Array
+    from codegen.trace.batching.vmap import vmap as vmap
     from codegen.trace.control.blocks import Blocks as _blocks
     from codegen.trace.control.functional import cond as cond
     from codegen.trace.control.functional import fori_loop as fori_loop
@@ -101,9 +102,14 @@ if TYPE_CHECKING:  # for editors and type checkers: where every name has its doc
     from codegen.trace.declare import scalar as scalar
     from codegen.trace.derive.derivatives import jvp as jvp
     from codegen.trace.derive.derivatives import vjp as vjp
+    from codegen.trace.derive.jacobians import hessian as hessian
+    from codegen.trace.derive.jacobians import jacfwd as jacfwd
+    from codegen.trace.derive.jacobians import jacobian as jacobian
+    from codegen.trace.derive.jacobians import jacrev as jacrev
     from codegen.trace.derive.marks import checkpoint_name as checkpoint_name
     from codegen.trace.derive.marks import checkpoint_policies as checkpoint_policies
     from codegen.trace.derive.marks import stop_gradient as stop_gradient
+    from codegen.trace.feed_calls import Stream as Stream
     from codegen.trace.feed_calls import feed as feed
     from codegen.trace.messages import print_ as _print
     from codegen.trace.messages import progress as progress
@@ -121,6 +127,7 @@ if TYPE_CHECKING:  # for editors and type checkers: where every name has its doc
     from codegen.trace.ranks.rooted import pgather as pgather
     from codegen.trace.ranks.rooted import pscatter as pscatter
     from codegen.trace.ranks.varying import pvary as pvary
+    from codegen.trace.saving import save as save
     from spmd import data as data
     from spmd import nn as nn
     from spmd import numpy as numpy
@@ -134,6 +141,8 @@ if TYPE_CHECKING:  # for editors and type checkers: where every name has its doc
     from spmd.image import Opened as Opened
     from spmd.image import load as load
     from spmd.image import local as local
+    from spmd.jitting import Jit as Jit
+    from spmd.jitting import jit as jit
 
     blocks = _blocks
     index = _index
@@ -148,6 +157,8 @@ _HOMES = {
     **dict.fromkeys(_LANGUAGE, "codegen.trace.api"),
     **dict.fromkeys(_RUNTIME, "spmd.image"),
     "build": "spmd.building",
+    "jit": "spmd.jitting",
+    "Jit": "spmd.jitting",
     **dict.fromkeys(_ERRORS | _WARNINGS, "codegen.errors"),
 }
 

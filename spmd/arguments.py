@@ -11,6 +11,7 @@ import struct
 from codegen.check_names import POINTS, built_with
 from codegen.errors import InputError, UsageError
 from codegen.image.manifest import IndexWords, scalar_value
+from codegen.suggest import meant
 from codegen.user import named
 from spmd.files.npy import element_count
 
@@ -47,7 +48,8 @@ def scalars_of(manifest: dict[str, Any], settings: dict[str, Any]) -> dict[str, 
             )
         if name not in known:
             raise UsageError(
-                f"the program has no scalar {name!r}", expected=", ".join(known) or "no scalars"
+                f"the program has no scalar {name!r}", expected=", ".join(known) or "no scalars",
+                remedy=meant(name, known),
             )
     return {
         scalar["name"]: scalar_value(scalar, settings[scalar["name"]])
@@ -140,7 +142,7 @@ def check_names(arrays: list[dict[str, Any]], given: Any, what: str, option: str
         if name not in known and not named.of_tree(name, known):
             raise UsageError(
                 f"{option} {name}: the program has no {what} {name!r}",
-                expected=named.listed(known) or f"no {what}s",
+                expected=named.listed(known) or f"no {what}s", remedy=meant(name, known),
             )
 
 

@@ -12,11 +12,14 @@ from typing import Any
 
 from codegen.check_names import POINTS, checks_of
 from codegen.errors import LayoutWarning, UsageError
+from codegen.suggest import meant
 from spmd import source
 from spmd.cache import Cache
 from spmd.image import Image
 from spmd.launch import loader
 from spmd.mistakes import cells, plainly
+
+OWN = ("target", "cache", "check", "checkpoint")  # parameters of build itself
 
 
 @plainly
@@ -52,6 +55,7 @@ def build(
             raise UsageError(
                 f"the program has no parameter {name!r}",
                 expected=", ".join(program.parameters) or "no parameters",
+                remedy=meant(name, [*program.parameters, *OWN], "{}=…"),
             )
     checks = (*checks_of(check), *((POINTS,) if checkpoint else ()))
     store = None if cache else Cache("")

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from errno import ENOSPC
 from importlib import import_module
 
 from codegen.check_names import CHECKS, USUAL, checks_of
 from codegen.errors import UsageError
+from codegen.suggest import meant
 from spmd import __version__, interrupts, report, texts
 from spmd.launch.launchers import launcher
 from spmd.launch.options import OPTIONS, TIME_LIMIT, flag
@@ -21,7 +23,7 @@ from spmd.launch.processes import Elsewhere, Processes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from typing import Any, NoReturn
 
 
@@ -47,6 +49,8 @@ class Parser(argparse.ArgumentParser):
         return super().add_argument(*names, **options)
 
     def error(self, message: str) -> NoReturn:
+        if choice := re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message):
+            message += _try(choice[1], re.findall(r"[\w-]+", choice[2]))
         raise UsageError(f"{message}\n{self.format_usage().rstrip()}")
 
     def print_help(self, file: Any = None) -> None:
@@ -152,12 +156,15 @@ def _run_options(run: Parser) -> None:
 
 
 def _show_options(show: Parser) -> None:
-    show.add_argument("image", metavar="IMAGE", help="nothing of it is executed")
+    show.add_argument("image", metavar="IMAGE|FILE.py[:NAME]",
+                      help="nothing of an image is executed; a program is built first")
     for what, text in _PARTS.items():
         show.add_argument(f"--{what}", dest="what", action="append_const", const=what, help=text)
     show.add_argument("--ranks", metavar="N", type=texts.count,
                       help="with --layouts: bytes for so many ranks")
     _add_mesh(show)
+    _add_set(show, "a parameter of a FILE.py")
+    _add_no_cache(show)
     show.add_argument("--json", action="store_true", help="the same, for programs to read")
 
 
@@ -199,11 +206,13 @@ def _patch_options(patch: Parser) -> None:
 
 
 def _verify_options(verify: Parser) -> None:
-    verify.add_argument("image", metavar="IMAGE", nargs="+")
+    verify.add_argument("image", metavar="IMAGE|FILE.py[:NAME]", nargs="+",
+                        help="nothing of an image is executed; a program is built first")
     verify.add_argument("--ranks", metavar="N|N-M", type=texts.counts, default=None,
                         help="numbers of ranks to evaluate the plan for; default: 1-64")
     _add_mesh(verify)
-    _add_set(verify, "a run-time scalar")
+    _add_set(verify, "a run-time scalar; for a FILE.py also a parameter")
+    _add_no_cache(verify)
     verify.add_argument("--execute", action="store_true",
                         help="compare the machine code's plan functions too, in a child process")
     verify.add_argument("--json", action="store_true", help="the same, for programs to read")
@@ -294,9 +303,13 @@ def _check_alone(arguments: list[str]) -> list[str]:
 
 def _meant(word: str, command: Parser) -> str:
     """The option that is like an unknown one; "" where there is none."""
-    near = _loaded("difflib:get_close_matches")(
-        word.partition("=")[0], command._option_string_actions, 1, 0.75)
-    return f"\n  try:      {near[0]}, if that is what you mean" if near else ""
+    return _try(word.partition("=")[0], command._option_string_actions, 0.75)
+
+
+def _try(word: str, known: Iterable[str], *least: float) -> str:
+    """Return the line of an error that names what a misspelt word probably means, or ""."""
+    near = meant(word, known, "{}", *least)
+    return f"\n  try:      {near}" if near else ""
 
 
 def parsed(arguments: list[str]) -> argparse.Namespace:

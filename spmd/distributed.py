@@ -89,8 +89,14 @@ class Distributed:
 
     def copy_out(self) -> None:
         """Copies the part of this process out of the memory of the ranks, once."""
-        if self._local is not None:
-            return
+        if self._local is None:
+            self._local = self.copied()
+
+    def copied(self) -> np.ndarray:
+        """Return a copy of this process's part, which lies in the memory of the ranks.
+
+        Raises UsageError once their job has been called again.
+        """
         if not self.is_held():
             raise UsageError(
                 f"output {self.name} was kept on the ranks, and their job has been called again",
@@ -102,6 +108,10 @@ class Distributed:
         dtype = self._job.manifest["outputs"][self._number]["dtype"]
         into = Global(address(array) - start, dtype, self.shape, array.strides)
         self._job.get(self._number, into, self._rank)
+        return array
+
+    def stays_in(self, array: np.ndarray) -> None:
+        """From now on `array` is this process's part: the memory of the ranks is gone."""
         self._local = array
 
     @property

@@ -42,6 +42,11 @@ def load(path: str | os.PathLike[str]) -> Image:
     return Image(loader.open_file(os.fspath(path)), path=os.fspath(path))
 
 
+def _unpickled(data: bytes) -> Image:
+    """Return the image of pickled bytes, checked as a file's are. Raises ImageError."""
+    return Image(loader.check(data))
+
+
 class Image:
     """One executable image: what spmd.build and spmd.load give.
 
@@ -98,6 +103,12 @@ class Image:
         check_checks(self.manifest, checks, f"spmd.build(program, check={asked}); a FILE.img is "
                      "built again by itself where its FILE.py is beside it")
         return self
+
+    def __reduce__(self) -> tuple[Callable[[bytes], Image], tuple[bytes]]:
+        """Pickled, an image is its bytes: another process unpickles and runs it, on the same kind
+        of machine. Its program does not travel: `checking` is for images that it built itself.
+        """
+        return _unpickled, (bytes(self.data),)
 
     @plainly
     def save(self, path: str | os.PathLike[str]) -> None:

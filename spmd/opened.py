@@ -19,8 +19,10 @@ from typing import Any
 import numpy as np
 
 from codegen import dtypes
+from codegen.casts import inexact
 from codegen.errors import EnvironmentFault, InputError, UsageError
 from codegen.mesh import checked_count, checked_sizes
+from codegen.suggest import meant
 from codegen.user import named
 from spmd import report, tables, timeline
 from spmd.arguments import check_array
@@ -48,19 +50,13 @@ class Opened:
         self.keep = _kept(checked.manifest, options.keep)
         self._latest: list[weakref.ref[Distributed]] = []  # outputs of the latest call, kept
         self._owner, self._turn, self._thread = os.getpid(), allocate_lock(), 0
-        comm = options.comm
-        if comm is not None:
-            if not hasattr(comm, "Get_rank"):
-                raise UsageError(f"comm={comm!r} is not a communicator", found=type(comm).__name__,
-                                 expected="comm=MPI.COMM_WORLD, of mpi4py")
-            _check_launcher()
-        self.processes, self.distributed = Processes(comm), comm is not None
+        self._closed = False
+        self.processes = group_of(options.comm, options.time_limit)
+        self.distributed = options.comm is not None
         self._options, self._manifest = options, checked.manifest
         self._launch = Launch(checked, options, self.processes)
         if self.processes.count > 1:
             end_all_on_error()
-            limit = options.time_limit if _is_limit(options.time_limit) else TIME_LIMIT
-            self.processes.waiting = Attendance(self.processes, limit)
         else:
             self._check()
 
@@ -111,6 +107,7 @@ class Opened:
         """
         if os.getpid() == self._owner:
             with self._alone(waits=True):
+                self._closed = True
                 if self._job is not None and not self._job.broken:
                     for reference in self._latest:
                         if (output := reference()) is not None and output.is_held():
@@ -152,9 +149,16 @@ class Opened:
         be an input as it is: `out = job(u=out["u"])`.
 
         Calls from several threads run one after the other; with several processes a second one is
-        refused. Raises UsageError for that, and in a forked child.
+        refused. Raises UsageError for that, in a forked child, and once the job is closed.
+
+        A call that a check, an assert or a feed ends leaves the outputs that were kept as they
+        were: they are copied before such a call.
         """
         with self._alone(waits=self.processes.count == 1):
+            if self._closed:
+                raise UsageError("this job is closed", expected="an open one",
+                                 found="a call after close(), or behind its with block",
+                                 remedy="image.open(…) again, or call it inside the block")
             return self._call(arguments)
 
     def _profiled(self, arguments: dict[str, Any]) -> tables.Profile:
@@ -186,17 +190,28 @@ class Opened:
             for value in self.arrays.values():
                 if isinstance(value, Distributed):
                     value.copy_out()
-        job = self._launch.loaded(setup, self._put)
+        kept = self._kept_now()
         try:
+            job = self._launch.loaded(setup, self._put)
             self.processes.together(lambda: self._compute(job))
             self._launch.kept()
         except BaseException:
             self._launch.end()
+            for output, array in kept:
+                output.stays_in(array)
             raise
         outputs = [self._output(job, k) for k in range(len(self._manifest["outputs"]))]
         self._latest = [weakref.ref(output) for output in outputs
                         if isinstance(output, Distributed) and output.is_held()]
         return structure(self._manifest["returns"], outputs)
+
+    def _kept_now(self) -> list[tuple[Distributed, np.ndarray]]:
+        """Return copies of the outputs that were kept, where the program itself can end a run."""
+        rows = self._manifest["operations"]
+        if not self._manifest["feeds"] and all(row.get("kind") != "expect" for row in rows):
+            return []
+        held = [output for reference in self._latest if (output := reference()) is not None]
+        return [(output, output.copied()) for output in held if output.is_held()]
 
     def _prepare(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """Sorts the arguments and checks them; returns what all processes must share."""
@@ -212,6 +227,7 @@ class Opened:
                 raise UsageError(
                     f"the program has no input or scalar {name!r}",
                     expected=named.listed(known + names) or "no inputs and no scalars",
+                    remedy=meant(name, [*known, *names, *OPTIONS], "{}=…"),
                 )
         given = {name: value for name, value in arguments.items() if name in known}
         setup = self._launch.bound({k: v for k, v in arguments.items() if k not in known}, given)
@@ -299,6 +315,20 @@ class Opened:
         return array
 
 
+def group_of(comm: Any, time_limit: Any) -> Processes:
+    """The processes of a communicator, or this one alone where it is None. Raises UsageError."""
+    if comm is not None:
+        if not hasattr(comm, "Get_rank"):
+            raise UsageError(f"comm={comm!r} is not a communicator", found=type(comm).__name__,
+                             expected="comm=MPI.COMM_WORLD, of mpi4py")
+        _check_launcher()
+    processes = Processes(comm)
+    if processes.count > 1:
+        limit = time_limit if _is_limit(time_limit) else TIME_LIMIT
+        processes.waiting = Attendance(processes, limit)
+    return processes
+
+
 def _check_launcher() -> None:
     if presence.is_forked():
         raise UsageError(
@@ -375,6 +405,16 @@ def _named_class(name: str, fields: tuple[str, ...]) -> Any:
     return found
 
 
+def _loaded_from(name: str, value: Any) -> str:
+    """Return how Python reads a file whose path was given as an array; "" for other text."""
+    if not isinstance(value, str):
+        return ""
+    readers = {".safetensors": "safetensors.numpy.load_file({!r})[{!r}]",
+               ".npz": "np.load({!r})[{!r}]", ".csv": "np.loadtxt({!r}, delimiter=',')"}
+    reader = readers.get(os.path.splitext(value)[1], "np.load({!r})")
+    return f"{name}={reader.format(value, name)}: only the command line takes paths of files"
+
+
 def _is_limit(limit: object) -> bool:
     return isinstance(limit, (int, float)) and 0 <= limit < MOST_SECONDS
 
@@ -390,6 +430,10 @@ def _fitting(
         return value
     part = value.part if isinstance(value, Local) else dtypes.as_numpy(value)
     wanted = numpy_dtype(declared["dtype"])
+    if part.dtype.kind in "US":
+        name = declared["name"]
+        raise InputError(f"input {name} was given text", expected=f"an array of {wanted}",
+                         found=repr(value)[:80], remedy=_loaded_from(name, value))
     # Lists and Python numbers have no dtype of their own: they adapt, as in NumPy.
     casting: Any = "safe" if hasattr(value, "dtype") or isinstance(value, Local) else "same_kind"
     if not np.can_cast(part.dtype, wanted, casting):
@@ -399,6 +443,11 @@ def _fitting(
             found=str(part.dtype),
             remedy=f"array.astype({declared['dtype']!r})",
         )
+    if casting == "safe" and (lost := inexact(part, wanted)) is not None:
+        raise InputError(
+            f"input {declared['name']} would be rounded: {wanted} does not hold {lost}",
+            expected=f"integers up to 2**53, or others that {wanted} holds", found=str(part.dtype),
+            remedy=f"array.astype({declared['dtype']!r}), or a program of int64")
     part = part.astype(wanted, copy=False)
     if isinstance(value, Local):
         return Local(part)

@@ -5,10 +5,33 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+import numpy as np
+
+from codegen import philox
 from codegen.trace.numpy import random
 from codegen.trace.numpy.refused import RANDOM
+from spmd.engine import ffi, lib
 
 _NAMES = "bits categorical normal permutation randint uniform".split()
+_KINDS = {
+    "bits": (lib.SPMD_RANDOM_BITS, np.uint64), "below": (lib.SPMD_RANDOM_BELOW, np.uint64),
+    "uniform_f32": (lib.SPMD_RANDOM_UNIFORM_F32, np.float32),
+    "uniform_f64": (lib.SPMD_RANDOM_UNIFORM_F64, np.float64),
+    "normal_f32": (lib.SPMD_RANDOM_NORMAL_F32, np.float32),
+    "normal_f64": (lib.SPMD_RANDOM_NORMAL_F64, np.float64),
+}
+
+
+def _fill(kind: str, count: int, seed: int, stream: int, start: int, span: int) -> Any:
+    """Numbers by the engine: as in images, to the bit."""
+    number, dtype = _KINDS[kind]
+    out = np.empty(count, dtype)
+    lib.spmd_random_fill(ffi.cast("void *", out.ctypes.data), count, number, seed, stream, start,
+                         span)
+    return out
+
+
+philox.use(_fill)
 
 
 def __getattr__(name: str) -> Any:

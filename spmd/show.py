@@ -18,6 +18,7 @@ from codegen.image.elf import printable
 from codegen.image.manifest import evaluate
 from codegen.user.named import together
 from spmd import layout_table, report
+from spmd.arguments import read, scalars_of
 from spmd.launch import loader, memory, sizes
 from spmd.launch.processes import Processes
 from spmd.verify.formulas import infix, layout_text
@@ -31,22 +32,33 @@ def command(asked: argparse.Namespace, _: Processes) -> int:
     if (asked.ranks or asked.mesh) and "layouts" not in what:
         raise UsageError("--ranks and --mesh are for the bytes that --layouts shows",
                          remedy="show IMAGE --layouts --ranks N")
-    return main(asked.image, what, asked.json, asked.ranks, asked.mesh)
+    if asked.set and not loader.is_program(asked.image):
+        raise UsageError("--set is for a FILE.py, which is built to be shown",
+                         found=f"{asked.image}, whose parameters were fixed when it was built",
+                         remedy=f"show FILE.py --set {'='.join(next(iter(asked.set.items())))}")
+    return main(asked.image, what, asked.json, asked.ranks, asked.mesh, asked.set, asked.no_cache)
 
 
 def main(
-    path: str, what: list[str], as_json: bool,
-    ranks: int | None = None, mesh: dict[str, int] | None = None,
+    path: str, what: list[str], as_json: bool, ranks: int | None = None,
+    mesh: dict[str, int] | None = None, settings: dict[str, str] | None = None,
+    no_cache: bool = False,
 ) -> int:
-    """Print the parts that were asked for; layouts on a mesh. Raises ImageError and its like."""
+    """Print the parts that were asked for of an image, or of the one that FILE.py gives; layouts on
+    a mesh. Raises ImageError and its like."""
+    settings = settings or {}
     with loader.named(path):
-        return _shown(path, what, as_json, ranks, mesh)
+        data, parameters = loader.image_or_built(path, settings, no_cache)
+        image = reader.read(data, host=False)
+        scalars = {name: value for name, value in read(settings).items() if name not in parameters}
+        scalars_of(image.manifest, scalars)  # what the program does not know is refused
+        return _shown(image, what, as_json, ranks, mesh)
 
 
 def _shown(
-    path: str, what: list[str], as_json: bool, ranks: int | None, mesh: dict[str, int] | None
+    image: reader.ImageFile, what: list[str], as_json: bool, ranks: int | None,
+    mesh: dict[str, int] | None,
 ) -> int:
-    image = reader.read(loader.read(path), host=False)
     parts: dict[str, Any] = {}
     for part in what:
         if part == "manifest":

@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import nullcontext
-from difflib import get_close_matches
 from types import ModuleType
 from typing import Any
 
@@ -34,6 +33,7 @@ from codegen.errors import (
 from codegen.image import manifest as reader
 from codegen.image.target import resolve
 from codegen.places import HERE, is_ours, is_user_file, last, place_at
+from codegen.suggest import VERY_LIKE, meant
 from codegen.trace.program import Program
 from codegen.user.named import MANY, named, roots
 from spmd.arguments import read
@@ -166,8 +166,7 @@ def _meant(error: Exception) -> str:
     elif isinstance(error, NameError) and (tb := last(error.__traceback__)):
         frame = tb.tb_frame
         known = [*frame.f_locals, *frame.f_globals, *dir(builtins)]
-    near = get_close_matches(name, known, 1, 0.75) if isinstance(name, str) else []
-    return f"{near[0]}, if that is what you mean" if near else ""
+    return meant(name, known, least=VERY_LIKE)
 
 
 def user_place(error: BaseException) -> tuple[Place | None, bool]:
@@ -267,6 +266,15 @@ def image_for_run(
     return data, parameters
 
 
+def image_of(path: str, settings: dict[str, str], no_cache: bool) -> tuple[bytes, set[str]]:
+    """Return the image of a program in FILE.py[:NAME], and the names of the settings that are its
+    parameters."""
+    program = find_program(path)
+    parameters = parameters_of(program, settings)
+    cache = Cache("") if no_cache else Cache()
+    return build_program(program, parameters, cache=cache), set(parameters)
+
+
 def build_file(options: argparse.Namespace, _: Processes) -> int:
     """`spmd build`: writes the image beside the program, or where it was asked for."""
     path = options.program
@@ -283,6 +291,7 @@ def build_file(options: argparse.Namespace, _: Processes) -> int:
             raise UsageError(
                 f"--set {name}: the program has no parameter {name!r}",
                 expected=", ".join(program.parameters) or "no parameters",
+                remedy=meant(name, program.parameters, "--set {}=…"),
             )
     cache = chosen_cache(options)
     started = time.perf_counter()
@@ -326,8 +335,11 @@ def run_eager(options: argparse.Namespace, _: Processes) -> int:
     program = find_program(options.image)
     parameters = parameters_of(program, options.set)
     inputs = {}
-    known = _inputs_of(program, parameters) if options.input else None
-    for name, given in open_inputs(options.input, options.input_all, known).items():
+    known = _inputs_of(program, parameters) if options.input or options.input_all else None
+    names = None if known is None else list(known)
+    for name, given in open_inputs(options.input, options.input_all, names).items():
+        if known and name in known:
+            given.convert(*known[name])
         dtype = numpy_dtype(given.dtype).newbyteorder(">" if given.swapped else "=")
         inputs[name] = np.ndarray(given.shape, dtype, given.buffer, given.start, given.strides)
     values = {**read(options.set), **parameters}
@@ -359,10 +371,12 @@ def run_eager(options: argparse.Namespace, _: Processes) -> int:
     return 0
 
 
-def _inputs_of(program: Any, parameters: dict[str, Any]) -> list[str] | None:
-    """The names of a program's inputs, which its graph has; None where it does not build."""
+def _inputs_of(program: Any, parameters: dict[str, Any]) -> dict[str, tuple[str, int]] | None:
+    """Of a program's inputs, which its graph has, dtype and number of dims; None where it does not
+    build."""
     try:
-        return [given.name for given in program.graph(parameters).inputs]
+        return {given.name: (given.value.type.dtype.name, given.value.type.ndim)
+                for given in program.graph(parameters).inputs}
     except SpmdError:
         return None
 

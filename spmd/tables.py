@@ -96,7 +96,8 @@ def matplotlib(module: str, who: str, instead: str = "") -> Any:
 
 def pre(text: str) -> str:
     """Text as it is, in columns of equal width."""
-    return f'<pre style="white-space: pre; overflow-x: auto">{html.escape(text)}</pre>'
+    style = "font-family: monospace; white-space: pre; overflow-x: auto"
+    return f'<pre style="{style}">{html.escape(text)}</pre>'
 
 
 def rows_html(caption: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

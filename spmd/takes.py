@@ -12,6 +12,7 @@ import textwrap
 from collections.abc import Callable, Mapping
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from codegen.suggest import meant
 from spmd.launch.options import OPTIONS, TIME_LIMIT, Option, Options
 from spmd.mistakes import BY_NAME, plainly
 
@@ -36,6 +37,7 @@ def call(
     every: int | str | None = None,
     resume: str | None = None,
     feed: Any = None,
+    save: Mapping[str, str] | None = None,
     **arguments: Any,
 ) -> None:
     """The options of one run, and its inputs and scalars: no type has room for both by name.
@@ -66,7 +68,9 @@ def takes(
                 given = signature.bind(*args, **kwargs).arguments
             except TypeError as error:
                 wrong = TypeError(f"{body.__qualname__}() {error}")
-                wrong.add_note(BY_NAME)
+                word = str(error).partition("keyword argument '")[2].rstrip("'")
+                near = meant(word, OPTIONS, "{}=…")
+                wrong.add_note(near or BY_NAME)
                 raise wrong from None
             options = Options(**{name: given.pop(name) for name in OPTIONS if name in given})
             rest = [given.pop("arguments", {})] if "arguments" in own.parameters else []

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from spmd.files import ARCHIVES
+from spmd.files import ARCHIVES, TABLES
 
 MOST_SECONDS = 1e6
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
@@ -28,10 +28,11 @@ def pair(text: str) -> tuple[str, str]:
 def file(text: str) -> tuple[str, str]:
     """name=path; a file of many arrays may stand alone: its name is then ""."""
     name, equals, path = text.partition("=")
-    if (not equals or "/" in name) and text.endswith(ARCHIVES):
+    if (not equals or "/" in name) and text.endswith((*ARCHIVES, *TABLES)):
         return "", text
     if not equals or not name or not path:
-        raise ValueError(f"{text!r} is not NAME=FILE, FILE.npz or FILE.safetensors")
+        raise ValueError(f"{text!r} is not NAME=FILE, FILE.npz, FILE.safetensors, FILE.csv or "
+                         "FILE.parquet")
     return name, path
 
 

@@ -24,6 +24,7 @@ GROUPS = (
      "source hooks"),
     ("Source to Graph: NumPy", ("codegen/trace/numpy/*.py",), "dispatch"),
     ("Source to Graph: derivatives", ("codegen/trace/derive/*.py",), "derivatives reverse"),
+    ("Source to Graph: members of a batch", ("codegen/trace/batching/*.py",), "vmap batch"),
     ("Source to Graph: what ranks do together", ("codegen/trace/ranks/*.py",), ""),
     ("Where arrays lie, and what it costs",
      ("codegen/layouts/*.py", "codegen/explain/*.py"), "cuts demands localize"),

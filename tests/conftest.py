@@ -1,8 +1,9 @@
 """What all tests share: real launches that cannot hang, images built once, golden files.
 
 A launch runs in its own session under a time limit; afterwards every process it left is killed and
-reported. Order: pure Python first, then tests that use `mpirun`, last those that run alone: while
-one of them runs, the other workers of pytest-xdist (`make test`) run nothing.
+reported. Order: what takes long first, then tests that use `mpirun`, then all others, so that at
+the end no worker of pytest-xdist (`make test`) has long ones while others have none; last those
+that run alone: while one of them runs, the other workers run nothing.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import sys
 import tempfile
 import time
 import uuid
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -40,7 +42,8 @@ NETWORKS = (
 RANK_WORDS = (b"PMI_RANK", b"OMPI_COMM_WORLD_RANK")
 PATIENCE = 120.0  # seconds: of limits that only guard against hanging, on however busy a machine
 LEFT_S = 30.0  # for what is ending to have ended
-LAST = ("alone", "mpi", "slow")  # the marks of tests that run last, the very last first
+ORDER = ("slow", "mpi", "", "alone")  # of tests, by their marks; "": those without
+CHUNK = 16  # tests that a worker is given at a time: those that take long stand side by side
 SHARED = Path("/dev/shm")
 MPIS = ("mpich_", "sm_segment.", "ucx_")  # what files of MPI's are called there
 MARK = "SPMD_TEST_LAUNCH"  # in the environment of everything a test starts
@@ -457,6 +460,8 @@ def pytest_configure(config: pytest.Config) -> None:
         before = set(SHARED.glob("*"))
         config.add_cleanup(lambda: _swept(before))
 
+    if getattr(config.option, "maxschedchunk", CHUNK) is None:
+        config.option.maxschedchunk = CHUNK
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # as shells start what runs in the background; the programs under test would inherit it
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -491,8 +496,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if {"mpirun", "survivors"} & set(getattr(item, "fixturenames", ())):
             item.add_marker("mpi")
 
-    def tier(item: pytest.Item) -> int:
-        kept = {mark.name for mark in item.iter_markers()}
-        return next((k for k, name in enumerate(LAST) if name in kept), len(LAST))
+    def tier(item: pytest.Item) -> tuple[int, int]:
+        """Those that take long are mixed: some compute, others wait for processes of theirs."""
+        kept = {mark.name for mark in item.iter_markers()} | {""}
+        tier = 3 if "alone" in kept else next(k for k, name in enumerate(ORDER) if name in kept)
+        made = item._fixtureinfo.name2fixturedefs.values()  # type: ignore[attr-defined]
+        shares = any(one.scope == "module" and one.baseid.endswith(".py") for a in made
+                     for one in a)
+        mixed = str(item.path) if shares else item.nodeid  # what a module makes, it makes once
+        return tier, 0 if tier else zlib.crc32(mixed.encode())
 
-    items.sort(key=tier, reverse=True)
+    items.sort(key=tier)

@@ -446,12 +446,16 @@ def research_kernels(folder: Path, rounds: int = 5) -> None:
     """The Parallel Research Kernels beside the C with MPI, whose folder PRK names."""
     rows: list[tuple[object, ...]] = []
 
-    def say(name: str, ranks: int, c: float, ours: float, ratio: float, rates: list[str]) -> None:
-        rows.append((name, ranks, f"{1e3 * c:.3f}", f"{1e3 * ours:.3f}", f"{ratio:.2f}", *rates))
+    def say(name: str, ranks: int, c: float | None, ours: float, ratio: float,
+            rates: list[str]) -> None:
+        rows.append((name, ranks, f"no end in {figures_prk.LIMIT_S:g} s", "", "", "", "")
+                    if c is None else (name, ranks, f"{1e3 * c:.3f}", f"{1e3 * ours:.3f}",
+                                       f"{ratio:.2f}", *rates))
 
     source = Path(os.environ.get("PRK", "PRK"))
     figures_prk.compared(folder, source, rounds, (2, 4, 16), say)
-    print(f"Parallel Research Kernels, ms of a step, median of {rounds}, real processes:\n")
+    print(f"Parallel Research Kernels, ms of a step, median of {rounds} (of fewer where one takes "
+          "long), real processes:\n")
     table(["kernel", "ranks", "C", "ours", "ours / C", "C's rate", "our rate"], rows)
 
 
@@ -509,6 +513,7 @@ def main(names: list[str]) -> None:
     print(f"Measured {time.strftime('%Y-%m-%d')} on {machine()}.\n", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         for name in names or [n for n in FIGURES if n != "prk" or "PRK" in os.environ]:
+            print(f"figures: {name}", file=sys.stderr, flush=True)
             FIGURES[name](Path(folder))
 
 

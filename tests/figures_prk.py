@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 import spmd
 from tests.conftest import run
@@ -224,6 +225,9 @@ def turns_of(name: str, ranks: int) -> int:
     return steps // 2 if name == "branch" else steps
 
 
+LIMIT_S = 60.0  # for one run
+ENOUGH_S = 30.0  # of rounds of one kernel on so many ranks
+
 FETCH = """figures prk: PRK is not the folder of the Parallel Research Kernels
   try:      git clone https://github.com/ParRes/Kernels, then
             make figures ARGS=prk PRK=/path/to/Kernels"""
@@ -246,7 +250,7 @@ def seconds_of_c(name: str, folder: Path, ranks: int) -> float:
     """Of a step."""
     kernel, launch = KERNELS[name], ["mpirun", "-n", ranks]
     binary = folder / "MPI1" / kernel.folder / kernel.program
-    out = run([*launch, binary, steps_of(name, ranks), *kernel.argv], timeout=300).expect(0).out
+    out = run([*launch, binary, steps_of(name, ranks), *kernel.argv], timeout=LIMIT_S).expect(0).out
     (found, *_) = re.findall(r"[tT]ime \(s\): ([0-9.]+)", out)
     rounds = {"random": 2 * turns_of(name, ranks), "branch": turns_of(name, ranks)}
     return float(found) / rounds.get(name, 1)
@@ -255,22 +259,39 @@ def seconds_of_c(name: str, folder: Path, ranks: int) -> float:
 def seconds_of_ours(name: str, folder: Path, ranks: int) -> float:
     argv = ["mpirun", "-n", ranks, sys.executable, "-m", "tests.figures_prk"]
     steps = turns_of(name, ranks)
-    done = run([*argv, folder / f"{name}.img", steps], timeout=300).expect(0)
+    done = run([*argv, folder / f"{name}.img", steps], timeout=LIMIT_S).expect(0)
     return float(done.out.split()[-1]) / (2 if name == "random" else 1)
+
+
+def repeated(measure: Callable[[], Any], rounds: int, enough_s: float, doing: str) -> list[Any]:
+    """What `measure` gives, `rounds` times; no other round begins when `enough_s` have passed.
+    Each round is named on standard error as it begins."""
+    found, end = [], time.monotonic() + enough_s
+    while len(found) < rounds and (not found or time.monotonic() < end):
+        print(f"figures: {doing}, {len(found) + 1} of {rounds}", file=sys.stderr, flush=True)
+        found.append(measure())
+    return found
 
 
 def compared(
     folder: Path, source: Path, rounds: int, counts: Sequence[int], say: Callable[..., None]
 ) -> None:
     """Calls say(kernel, ranks, seconds of C, of ours, ratio, rates) for every kernel: medians of
-    runs that alternate. NAMES in the environment: of which."""
+    runs that alternate. NAMES in the environment: of which. Of runs that take longer than LIMIT_S,
+    as where ranks of C's MPI spin on few cores, the seconds are None."""
+    print("figures: prk, building the C", file=sys.stderr, flush=True)
     built_c(source, folder)
     for name in os.environ.get("NAMES", " ".join(KERNELS)).split():
         kernel = KERNELS[name]
         (folder / f"{name}.img").write_bytes(spmd.build(globals()[name]).data)
         for ranks in counts:
-            pairs = [(seconds_of_c(name, folder, ranks), seconds_of_ours(name, folder, ranks))
-                     for _ in range(rounds)]
+            try:
+                pairs = repeated(
+                    lambda: [of(name, folder, ranks) for of in (seconds_of_c, seconds_of_ours)],
+                    rounds, ENOUGH_S, f"prk {name} on {ranks} ranks, C and ours")
+            except pytest.fail.Exception:
+                say(name, ranks, None, None, None, [])
+                continue
             c, ours = (statistics.median(times) for times in zip(*pairs, strict=True))
             ratio = statistics.median(b / a for a, b in pairs)
             say(name, ranks, c, ours, ratio, [kernel.rate(c), kernel.rate(ours)])

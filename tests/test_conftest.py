@@ -40,12 +40,12 @@ import os, pathlib, time
 import pytest
 from tests.conftest import once, session_folder, turn
 
-def step(once):
+def step(once, kind=0):
     begin = time.monotonic()
     made = once("made", lambda path: (time.sleep(0.3), path.write_text(str(begin)))).read_text()
     time.sleep(0.1)
     with open({log!r}, "a") as log:
-        print(os.environ["PYTEST_XDIST_WORKER"], made, begin, time.monotonic(), file=log)
+        print(os.environ["PYTEST_XDIST_WORKER"], made, begin, time.monotonic(), kind, file=log)
 
 @pytest.mark.parametrize("k", range(12))
 def test_together(k, once):
@@ -55,23 +55,33 @@ def test_together(k, once):
 @pytest.mark.parametrize("k", range(4))
 def test_alone(k, once):
     step(once)
+
+@pytest.mark.slow
+@pytest.mark.parametrize("k", range(2))
+def test_long(k, once):
+    step(once, 1)
 """
 
 
 def test_side_by_side_and_alone(tmp_path):
-    """The first twelve overlap; the last four overlap nothing. What all need is made once."""
+    """What takes long begins first. Fourteen overlap; the last four overlap nothing. What all need
+    is made once."""
     pytest.importorskip("xdist")
+    (tmp_path / "conftest.py").write_text(
+        "from tests.conftest import pytest_collection_modifyitems")
     (tmp_path / "test_both.py").write_text(SIDE_BY_SIDE.format(log=str(tmp_path / "log")))
     options = ["-n", 2, "-c", "/dev/null", "--rootdir", tmp_path, "--basetemp", tmp_path / "base"]
     done = run([sys.executable, "-m", "pytest", *options, tmp_path], cwd=tmp_path)
-    done.expect(0, "16 passed")
+    done.expect(0, "18 passed")
     rows = [line.split() for line in (tmp_path / "log").read_text().splitlines()]
-    spans = sorted((float(begin), float(end)) for _, _, begin, end in rows)
+    spans = sorted((float(begin), float(end)) for _, _, begin, end, _ in rows)
+    begun = [row[4] for row in sorted(rows, key=lambda row: float(row[2]))]
+    assert begun.index("1") < 2 and begun[:8].count("1") == 2
     ends = accumulate((end for _, end in spans), max)
     overlaps = [begin < end for end, (begin, _) in zip(ends, spans[1:])]
-    assert {worker for worker, _, _, _ in rows} == {"gw0", "gw1"}
-    assert len({made for _, made, _, _ in rows}) == 1
-    assert any(overlaps[:11]) and not any(overlaps[-4:])
+    assert {worker for worker, *_ in rows} == {"gw0", "gw1"}
+    assert len({made for _, made, *_ in rows}) == 1
+    assert any(overlaps[:13]) and not any(overlaps[-4:])
 
 
 def test_what_mpi_left_is_removed():

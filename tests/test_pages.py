@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import runpy
 import sys
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 
 import spmd
 from tests.conftest import ROOT
-from tests.pages import PAGES, Reader, blocks
+from tests.pages import DOCS, PAGES, Reader, blocks
 
 WITH_CODE = [page for page in PAGES if any(b.note != "not run" for b in blocks(page))]
 REAL = ("README.md", "docs/howto/mpi4py-program.md")  # read with real processes
@@ -77,12 +76,25 @@ def test_readme_is_one_page():
     assert len(text.split()) < 1500
 
 
-def test_reference_has_every_public_name_once():
-    pattern = re.compile(r"^\.\. auto(\w+):: spmd\.(\w+)$", re.M)
+@pytest.fixture(scope="module")
+def generate():
+    """docs/generate.py, which writes what pages take from the code."""
+    return runpy.run_path(str(ROOT / "docs" / "generate.py"))
+
+
+def test_reference_has_every_public_name_once(generate):
     pages = (ROOT / "docs" / "reference").glob("*.md")
-    listed = [found for page in pages for found in pattern.findall(page.read_text())]
-    modules = {name for kind, name in listed if kind == "module"}  # in several lists, some
-    assert sorted([*(n for k, n in listed if k != "module"), *modules, "numpy"]) == spmd.__all__
+    names = [name for page in pages for name in generate["documented_names"](page.read_text())]
+    assert sorted(names) == sorted(set(names))
+    assert {name.split(".")[1] for name in names} | {"numpy"} == set(spmd.__all__)
+
+
+@pytest.mark.parametrize("page", [p for p in DOCS if "<!-- generated: " in p.read_text()], ids=name)
+def test_reference_says_what_the_code_says(page, generate, request):
+    text = generate["filled"](page.read_text())
+    if request.config.getoption("--update-golden"):
+        page.write_text(text)
+    assert page.read_text() == text, "make golden"
 
 
 def test_figures_are_drawn_from_their_numbers():

@@ -58,6 +58,8 @@ def exchange_functions(x: Exchange, mesh: Mesh, places: Places) -> str:
             f.line(f"x->{name} = {name}_{x.site};")
     f.line(f"x->give = {f'give_{x.site}' if 'give' in told else '0'};")
     f.line(f"x->take = {f'take_{x.site}' if x.take else '0'};")
+    if x.take is not None:
+        f.line(f"x->into_size = {x.take.buffer.dtype.size};")
     f.line(f"x->fold = {f'{fold_name(x)}[r->engine->vectors]' if x.fn and x.dtype else '0'};")
     f.line("r->stage = 0;")
     over = f"{x.kind} over {', '.join(x.axes)}"

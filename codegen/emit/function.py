@@ -91,18 +91,21 @@ class CFunction:
     def turns(self, counter: str, loop: Loop | Turns) -> str:
         """start; test; advance of a loop that counts."""
         start, step = (self.integer(e, Binds.CHOICE) for e in (loop.start, loop.step))
-        test = ""
-        if loop.stop is not None:
-            stop = self.integer(loop.stop)
-            forward = not (loop.step.is_const and loop.step.value < 0)
-            test = f"{counter} {'<' if forward else '>'} {stop}"
-            if not loop.step.is_const:
-                by = self.integer(loop.step)
-                test = f"{by} > 0 ? {counter} < {stop} : {by} < 0 && {counter} > {stop}"
+        test = self.test_of(counter, loop)
         advance = f"{counter}++" if loop.step == 1 else f"{counter} += {step}"
         if loop.stop is not None and not _stays_far(loop.stop, loop.step):
             advance = f"{counter} = spmd_next({counter}, {step})"
         return f"{counter} = {start}; {test}; {advance}"
+
+    def test_of(self, counter: str, loop: Loop | Turns) -> str:
+        """Return the condition under which a loop has a turn of this counter; "" without an end."""
+        if loop.stop is None:
+            return ""
+        stop = self.integer(loop.stop)
+        if loop.step.is_const:
+            return f"{counter} {'<' if loop.step.value >= 0 else '>'} {stop}"
+        by = self.integer(loop.step)
+        return f"{by} > 0 ? {counter} < {stop} : {by} < 0 && {counter} > {stop}"
 
     def arms(self, branch: Branch | Choice) -> Iterator[int]:
         """Opens each arm in turn; closes the last one."""

@@ -86,6 +86,7 @@ def emit(plan: Plan) -> CSource:
             "    return value;\n}\n"
         )
     parts += _folds(plan)
+    parts += control.shared.functions
     parts += control.phases
     parts += control.exchanges
     parts.append("/* the program of one rank */\n" + step)
@@ -214,7 +215,8 @@ def _fold(fn: str, dtype: DType, name: str) -> str:
 
 def _arrays(plan: Plan) -> tuple[Array, ...]:
     return (*plan.inputs, *plan.outputs, *(a for carried in plan.points or () for a in carried),
-            *(a for handed in (*plan.takes, *plan.sends) for a in handed.arrays))
+            *(a for handed in (*plan.takes, *plan.sends) for a in handed.arrays),
+            *(s.array for s in plan.saves))
 
 
 def _shard(plan: Plan, places: Places) -> str:
@@ -292,7 +294,7 @@ def _tables(plan: Plan, places: Places) -> str:
     buffers = ", ".join(places.number(a.buffer) for a in arrays) or "0"
     dims = ", ".join(str(len(a.shape)) for a in arrays) or "0"
     lists = {"array_buffer": buffers, "array_dims": dims}
-    if plan.points or plan.feeds:
+    if plan.points or plan.feeds or plan.saves:
         lists["array_size"] = ", ".join(str(a.dtype.size) for a in arrays)
     end = len(plan.inputs) + len(plan.outputs)
     if plan.points:
@@ -319,7 +321,8 @@ def _tables(plan: Plan, places: Places) -> str:
         ("sites", plan.sites),
         *([("points", len(plan.points))] if plan.points else []),
         *[(name, len(some)) for name, some in (
-            ("feeds", plan.feeds), ("takes", plan.takes), ("sends", plan.sends)) if some],
+            ("feeds", plan.feeds), ("takes", plan.takes), ("sends", plan.sends),
+            ("saves", plan.saves)) if some],
         *((name, name) for name in lists),
         ("reserve", "reserve"),
         ("load", "load"),

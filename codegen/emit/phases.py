@@ -12,6 +12,7 @@ from codegen.emit.cutting import NOINLINE
 from codegen.emit.expressions import applied, single
 from codegen.emit.lines import comment, wrapped
 from codegen.emit.nests import NestWriter
+from codegen.emit.shared_works import SharedWork, SharedWorks
 from codegen.emit.spell import combined, literal, storage_suffix, suffix
 from codegen.functions import FUNCTIONS, neutral, neutral_sign
 from codegen.plan.grammar import (
@@ -38,19 +39,36 @@ class PhaseWriter(NestWriter):
     """One compute phase. After write(): what the caller hands over, in this order: buffers,
     parameters of the phase, runtimes, and with `library` the table of routines."""
 
-    def __init__(self, phase: Phase, buffer_names: dict[int, str]) -> None:
+    def __init__(self, phase: Phase, buffer_names: dict[int, str],
+                 shared: SharedWorks | None = None) -> None:
         taken = (*buffer_names.values(), *(p.sym.name for p in phase.parameters))
         super().__init__(buffer_names, taken)
         self.phase = phase
         self.library = False
+        self.shared = shared
 
     def write(self) -> str:
-        self.works(self.phase.work)
+        for work in self.phase.work:
+            self.quote(work.place)
+            found = self.shared.call(work) if self.shared else None
+            if found is None:
+                self.work(work)
+            else:
+                self.call_shared(*found)
         head = wrapped(f"static void {self.phase.name}(", self.signature() or ["void"], ")")
         named = ((p.sym.name, str(p.formula)) for p in self.phase.parameters)
         intro = comment("compute phase", *(f"  {n} = {text}" for n, text in named if n != text))
         # A function of its own: a symbol for objdump, gdb and perf, and all it gets are arguments.
         return "\n".join([intro, f"{NOINLINE}{head}", "{", *self.lines, "}"]) + "\n"
+
+    def call_shared(self, name: str, work: SharedWork) -> None:
+        given = []
+        for one in work.given:
+            if one in work.buffers:
+                self.buffer(*work.buffers[one])
+            given.append(self.runtime(work.runtimes[one]) if one in work.runtimes else one)
+        indent = "    " * self.depth
+        self.lines.append(wrapped(f"{indent}{name}(", given or [""], ");", indent + "    "))
 
     def signature(self) -> list[str]:
         out = []

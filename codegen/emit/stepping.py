@@ -8,7 +8,7 @@ range of cases. Branches on the index stand here; phases never see the index.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 from codegen.dtypes import DType
@@ -19,6 +19,7 @@ from codegen.emit.function import dtype_of
 from codegen.emit.lines import wrapped
 from codegen.emit.phases import PhaseWriter
 from codegen.emit.rank_code import Places, RankFunction
+from codegen.emit.shared_works import SharedWorks
 from codegen.plan.grammar import (
     Branch,
     Default,
@@ -33,9 +34,8 @@ from codegen.plan.grammar import (
     Print,
     Step,
 )
-from codegen.plan.handed import More, Send, Take
-from codegen.plan.steps import operations, walk_steps
-from codegen.symbolic.expr import Expr
+from codegen.plan.handed import More, Save, Send, Take
+from codegen.plan.steps import inner_steps, operations, walk_steps
 from codegen.symbolic.spelling import Binds
 
 
@@ -45,6 +45,7 @@ class ControlWriter:
     def __init__(self, plan: Plan, places: Places) -> None:
         self.plan, self.places = plan, places
         self.phases: list[str] = []
+        self.shared = SharedWorks(plan, places.names, PhaseWriter)
         self.exchanges: list[str] = []
         self.parts: list[str] = []  # of step()
         self.numbers = {id(s): k for k, s in enumerate(operations(plan.steps))}
@@ -52,6 +53,7 @@ class ControlWriter:
         self.feeds = {f.name: k for k, f in enumerate(plan.feeds)}
         self.takes = [h.number for h in plan.takes]
         self.sends = [h.number for h in plan.sends]
+        self.saves = [s.series for s in plan.saves]
         self.cuts = Cuts(plan.steps)
         self.cases = 0
         self.f = self.new_function()
@@ -120,11 +122,14 @@ class ControlWriter:
                 self.handing(step, f"send(r, {self.sends.index(step.number)})")
             case More():
                 self.more(step)
+            case Save():
+                number = self.saves.index(step.series)
+                self.waiting(step, f'save "{step.series}": ', f"save(r, {number})")
             case Point():
                 raise AssertionError("a point is the first step of a turn")
 
     def phase(self, phase: Phase) -> None:
-        writer, f = PhaseWriter(phase, self.places.names), self.f
+        writer, f = PhaseWriter(phase, self.places.names, self.shared), self.f
         self.phases.append(writer.write())
         arguments = [self.places.address(b) for b, _ in writer.buffers.values()]
         arguments += [f.integer(p.value, Binds.CHOICE) for p in phase.parameters]
@@ -166,9 +171,12 @@ class ControlWriter:
     # ---- feeds -----------------------------------------------------------------------------------
 
     def handing(self, step: Take | More | Send, call: str) -> None:
+        self.waiting(step, f'feed "{step.feed}": ', call)
+
+    def waiting(self, step: Take | More | Send | Save, title: str, call: str) -> None:
         """A call of the engine, again and again until it is done."""
         self.cases += 1
-        self.f.quote(step.place, f'feed "{step.feed}": ')
+        self.f.quote(step.place, title)
         self.f.line(f"spmd_enter(r, {self.numbers[id(step)]});")
         self.resume(self.cases)
         self.f.line(f"if (!r->engine->{call}) return SPMD_WAITS;")
@@ -181,8 +189,9 @@ class ControlWriter:
         self.f.line(f"{into} = more != 0;")
         self.f.close()
 
-    def point(self, point: Point, step: Expr) -> None:
-        """In the loop itself: from here a turn may begin again."""
+    def point(self, point: Point, loop: Loop) -> None:
+        """In the loop itself: from here a turn may begin again, if the one before it is a turn of
+        the loop as it is now."""
         counter = "NULL" if point.counter is None else f"&{self.f.integer(point.counter)}"
         self.cases += 1
         self.f.quote(point.place, "a turn begins: ")
@@ -193,12 +202,20 @@ class ControlWriter:
         self.f.line("    return SPMD_WAITS;")
         self.f.line("case SPMD_AGAIN:")
         if point.counter is not None:
-            self.f.line(f"    {counter[1:]} -= {self.f.integer(step, Binds.CHOICE)};")
+            self.f.line(f"    {counter[1:]} -= {self.f.integer(loop.step, Binds.CHOICE)};")
+            if test := self.f.test_of(counter[1:], loop):
+                self.f.line(f"    if (!({test})) {{")
+                self.f.line("        r->engine->point(r, SPMD_NO_TURN, NULL);")
+                self.f.line("        return SPMD_WAITS;")
+                self.f.line("    }")
         self.f.line("    continue;")
         self.f.close()
 
     def loop(self, loop: Loop) -> None:
         self.f.quote(loop.place)
+        saves = [self.saves.index(s.series) for s in _of_loop(loop.body) if isinstance(s, Save)]
+        for number in saves:
+            self.f.line(f"r->engine->turn(r, {number}, 1);")
         counter = None if loop.counter is None else self.places.symbol(loop.counter)
         self.f.open(f"for ({self.f.turns(counter, loop) if counter else ';;'}) {{")
         if loop.flag is not None:
@@ -206,8 +223,10 @@ class ControlWriter:
             self.f.line(f"if (!{self.f.value(loop.flag)[0]}) break;")
         body = loop.body
         if body and isinstance(body[0], Point):
-            self.point(body[0], loop.step)
+            self.point(body[0], loop)
             body = body[1:]
+        for number in saves:
+            self.f.line(f"r->engine->turn(r, {number}, 0);")
         self.steps(body)
         for cycle in loop.rotate:
             for a, b in reversed(list(pairwise(cycle))):
@@ -261,6 +280,8 @@ class ControlWriter:
             self.words(around[0])
             self.f.line('spmd_print_i64(&at, end, "", r->index);')
             self.words(around[1])
+        if step.parts == ("",) and not around:
+            self.f.line("(void)end;")  # an empty line
         for k, part in enumerate(step.parts):
             if k % 2 == 0:
                 self.words(part)
@@ -272,6 +293,15 @@ class ControlWriter:
     def words(self, text: str) -> None:
         for some in (text[k : k + 32] for k in range(0, len(text), 32)):  # on short lines
             self.f.line(f'spmd_print_text(&at, end, "", {c_string(some)});')
+
+
+def _of_loop(steps: Sequence[Step]) -> Iterator[Step]:
+    """The steps of a loop's turn, those in branches too; not those of loops in it."""
+    for step in steps:
+        yield step
+        if not isinstance(step, Loop):
+            for inner in inner_steps(step):
+                yield from _of_loop(inner)
 
 
 def _switch(name: str, first: int, f: RankFunction) -> str:

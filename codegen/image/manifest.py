@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-FORMAT = 5
-INTERFACE = 13
+FORMAT = 6
+INTERFACE = 14
 INDEX_MAGIC = 0x78646E69646D7073
 INDEX_FIXED = 5 + AXES + 1  # words before the scalars: see spmd_index_words
 

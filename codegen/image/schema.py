@@ -223,6 +223,7 @@ _MANIFEST = table(
         {"place": text}, name=text, fields=every(_FIELD),
         takes=every(table(number=_COUNT, buffers=every(_COUNT))),
         sends=every(table(number=_COUNT, fields=every(_ARRAY))))),
+    saves=every(both(_ARRAY, table(every=_COUNT))),
     returns=returned,
     conditions=every(table(holds=formula, text=text, place=text)),
     routes=every(table(member=text, to=formula, sends=formula, size=formula, text=text,
@@ -267,7 +268,7 @@ _NOTES = table(
 def check_manifest(m: dict[str, Any]) -> None:
     """Raises ImageError unless all that a runtime reads is there and means something."""
     _MANIFEST(m, "")
-    for name in ("mesh", "scalars", "inputs", "outputs", "feeds"):
+    for name in ("mesh", "scalars", "inputs", "outputs", "feeds", "saves"):
         names = [one["name"] for one in m[name]]
         if len(set(names)) < len(names):
             refuse(name, "distinct names", max(names, key=names.count))
@@ -294,6 +295,10 @@ def check_manifest(m: dict[str, Any]) -> None:
             whole = {**array, "shape": array["shape"] or [], "layout": array["layout"] or []}
             _check_array(whole, f"points[{k}][{j}]", axes, known, m["buffers"])
     _check_feeds(m["feeds"], axes, known, m["buffers"])
+    for k, save in enumerate(m["saves"]):
+        _check_array(save, f"saves[{k}]", axes, known, m["buffers"])
+        if save["every"] < 1:
+            refuse(f"saves[{k}].every", "a number from 1", save["every"])
     for kind, part in (("conditions", "holds"), ("buffers", "bytes")):
         for k, one in enumerate(m[kind]):
             check_names(one[part], known, f"{kind}[{k}].{part}")

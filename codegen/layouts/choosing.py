@@ -27,7 +27,7 @@ def choose(graph: Module, auto: Sequence[str]) -> dict[str, Layout]:
         return {}
     if not _anything_split(graph):
         return _spread(graph, free)
-    demands = Demands(graph)
+    demands = Demands(graph, rooms=False)
     return {i.name: _wanted(demands, i) for i in free}
 
 

@@ -39,7 +39,8 @@ class Demand:
 class Demands:
     """of: per value that is no view."""
 
-    def __init__(self, graph: Module) -> None:
+    def __init__(self, graph: Module, rooms: bool = True) -> None:
+        """rooms: False where only `wanted` is asked for."""
         self.graph = graph
         self.rules = Localizer(graph.mesh, self.entry)
         self.defs = self.rules.defs
@@ -62,8 +63,9 @@ class Demands:
         self.region(graph.body)
         for value in self.inputs:
             self.settle(value, None)
-        self.sums(graph.body)
-        self.rooms = Rooms(self)
+        if rooms:
+            self.sums(graph.body)
+            self.rooms = Rooms(self)
 
     def entry(self, value: Value, dim: int) -> LayoutEntry:
         return layout_of(value)[dim]

@@ -8,6 +8,7 @@ Always holds: a value that has room is made, carried or updated where it lies, i
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from codegen.ir import Op, Region, Value, used_values
@@ -35,15 +36,22 @@ class Rooms:
         self.region(demands.graph.body)
         self.carry()
         arguments = {self.find(arg) for arg, _, _ in self.carried if arg in self.able}
-        for root in dict.fromkeys(map(self.find, self.able)):
+        versions: dict[Value, list[Value]] = {}
+        for v in self.able:
+            versions.setdefault(self.find(v), []).append(v)
+        for root, values in versions.items():
             if root in arguments:
-                self.widen([v for v in self.able if self.find(v) is root])
+                self.widen(values)
 
     # ---- versions of one array -------------------------------------------------------------------
 
     def find(self, value: Value) -> Value:
+        way = []
         while (above := self.root.get(value, value)) is not value:
+            way.append(value)
             value = above
+        for passed in way:  # the next one who asks goes there at once
+            self.root[passed] = value
         return value
 
     def join(self, a: Value, b: Value) -> None:
@@ -79,6 +87,7 @@ class Rooms:
         body = op.regions[-1]
         first = body.ops[0] if body.ops and isinstance(body.ops[0].what, Point) else None
         begins = dict(zip(first.operands, first.results, strict=True)) if first else {}
+        reads = _Reads(body)
         for x, arg, y, result in zip(op.operands, body.args, body.results, op.results, strict=True):
             for v in (x, y, result):
                 self.join(arg, v)
@@ -86,10 +95,10 @@ class Rooms:
                 self.able |= {arg: None, result: None}
                 self.carried.append((arg, y, result))
             made = self.demands.defs.get(y)
-            once = body.results.count(y) == 1 and y not in body.args
-            if once and made in body.ops and isinstance(made.what, Map):
+            once = reads.returned[y] == 1 and y not in reads.arguments
+            if once and made is not None and made in reads.place and isinstance(made.what, Map):
                 begin = begins.get(arg, arg)
-                if _overwrites(body, begin, y):
+                if reads.last(begin) <= reads.place[made]:
                     self.in_place[y] = begin
 
     def makes(self, op: Op) -> bool:
@@ -164,13 +173,23 @@ def _lies_around(window: Window, blocks: Window) -> bool:
     ) and all(s.kind != "counter" for s in cuts.symbols(window))
 
 
-def _overwrites(body: Region, argument: Value, result: Value) -> bool:
-    """Whether the result may be written where the argument lies: nobody reads that later."""
-    ops = list(body.ops)
-    at = next(k for k, op in enumerate(ops) if result in op.results)
-    after = Region((), tuple(ops[at + 1 :]), body.results)
-    seen = {argument}  # and what is a view of it, computed wherever it is wanted
-    for op in ops:
-        if op.what.is_view and seen & set(op.operands):
-            seen |= set(op.results)
-    return seen.isdisjoint(used_values(after))
+class _Reads:
+    """Where in a loop's body its values are read. returned: how often each is a result."""
+
+    def __init__(self, body: Region) -> None:
+        self.place = {op: k for k, op in enumerate(body.ops)}
+        self.arguments, self.returned = set(body.args), Counter(body.results)
+        self._last: dict[Value, int] = {}  # the op that reads a value last
+        self._views: dict[Value, list[Value]] = {}  # of a value, computed wherever they are wanted
+        for k, op in enumerate(body.ops):
+            inner = (v for region in op.regions for v in used_values(region))
+            self._last.update(dict.fromkeys((*op.operands, *inner), k))
+            if op.what.is_view:
+                for v in dict.fromkeys(op.operands):
+                    self._views.setdefault(v, []).extend(op.results)
+        self._last.update(dict.fromkeys(body.results, len(body.ops)))
+
+    def last(self, value: Value) -> int:
+        """The place of the last op that reads a value, or a view of it; behind all ops where it is
+        a result. What comes later may be written where it lies."""
+        return max([self._last.get(value, -1), *map(self.last, self._views.get(value, ()))])

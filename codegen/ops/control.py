@@ -16,6 +16,7 @@ from codegen.symbolic.expr import Expr, Sym
 if TYPE_CHECKING:
     from codegen.kit import Builder
     from codegen.layouts.localize import Localizer
+    from codegen.trace.batching.batch import Batch
     from codegen.trace.derive.reverse import Reverse
 
 
@@ -28,7 +29,9 @@ class Control(Kind):
 
 @dataclass(frozen=True)
 class Loop(Control):
-    """Regions (body) or (condition, body) over the carried; stop None: until the condition."""
+    """Regions (body) or (condition, body) over the carried; stop None: until the condition.
+    guarded: a turn that begins where the condition does not hold changes nothing of what the
+    user's loop carries."""
 
     name = "loop"
     held = True
@@ -36,12 +39,20 @@ class Loop(Control):
     start: Expr
     stop: Expr | None
     step: Expr
+    guarded: bool = False
 
     def infer(self, types: Types) -> list[ArrayType]:
         return list(types)
 
     def counts(self) -> Sym | None:
         return self.counter
+
+    def batch(
+        self, op: Op, given: Sequence[Value | None], at: Batch
+    ) -> Sequence[Value | None]:
+        """What becomes a member's own in some turn is carried for each of them. With a condition
+        of their own, turns are made as long as one member goes on; others keep what they have."""
+        return at.loop(op, given)
 
     def turns(self) -> Expr | None:
         """How often it runs, if no condition ends it before; not more than 0 for never. None: only
@@ -66,6 +77,14 @@ class Let(Control):
     def infer(self, types: Types) -> list[ArrayType]:
         return []
 
+    def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
+        """Of turns that are counted, the most: the loops that count them are made so that one turn
+        more changes nothing. Any other integer is one for all members."""
+        if not self.key.startswith("turns "):
+            raise at.none(op, "a number that each member has its own of, in a formula of the index",
+                          "the same number for all members: in_axes=None for its argument")
+        return at.emit_all(self, at.most(*at.every(op, given)))
+
     def counts(self) -> Sym | None:
         return self.counter
 
@@ -80,6 +99,12 @@ class Branch(Stated, Control):
     on: Expr | None
     types: tuple[ArrayType, ...]
 
+    def batch(
+        self, op: Op, given: Sequence[Value | None], at: Batch
+    ) -> Sequence[Value | None]:
+        """Where members choose for themselves, all arms are computed, and selected from."""
+        return at.branch(op, given)
+
 
 @dataclass(frozen=True, eq=False)
 class Defined(Stated, Control):
@@ -92,6 +117,12 @@ class Defined(Stated, Control):
     back: Callable[..., Any] | None
     types: tuple[ArrayType, ...]
     kept: int = 0
+
+    def batch(
+        self, op: Op, given: Sequence[Value | None], at: Batch
+    ) -> Sequence[Value | None]:
+        """The way back is mapped over members, too."""
+        return at.defined(op, given)
 
 
 @dataclass(frozen=True)
@@ -120,6 +151,9 @@ class Relayout(Kind):
     def vjp(self, op: Op, given: Sequence[Value | None], at: Reverse) -> Sequence[Value | None]:
         return given
 
+    def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
+        return [at.emit(self.but(to=at.layout(self.to)), *at.every(op, given))]
+
     def needs(self, op: Op, window: Window, at: Localizer) -> list[Window]:
         return [window]
 
@@ -141,3 +175,9 @@ class ShardMap(Stated, Control):
     out_layouts: tuple[Layout, ...]
     types: tuple[ArrayType, ...]
     sure: bool = False
+
+    def batch(
+        self, op: Op, given: Sequence[Value | None], at: Batch
+    ) -> Sequence[Value | None]:
+        """Each rank has all members of its shards."""
+        return at.shard_map(op, given)

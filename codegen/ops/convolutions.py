@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from codegen.layouts.localize import Localizer
     from codegen.passes.instrument import Instrument
     from codegen.passes.to_loops import Maker
+    from codegen.trace.batching.batch import Batch
     from codegen.trace.derive.reverse import Reverse
 
 # Bytes of rows of windows that wait for one product: they stay in a core's own cache.
@@ -128,6 +129,23 @@ class Convolve(Kind):
             into, named = terms.pop(self.gives)
             into += np.einsum(*(part for term in terms.values() for part in term), named)
         return [out]
+
+    def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
+        """Where one operand is a member's own, members are more of the dim that it alone hands on
+        to the result: b, c or f. Where both are, they are more groups."""
+        n = len(self.stride)
+        groups = {"x": n + 1, "w": 0, "y": n + 1}
+        alone = {"y": {"x": (0, 0), "w": (n + 2, n + 2)},
+                 "x": {"y": (0, 0), "w": (n + 1, n + 2)},
+                 "w": {"x": (n + 2, n + 1), "y": (n + 2, n + 2)}}[self.gives]
+        own = [name for name, g in zip(self.reads_of, given) if g is not None]
+        if len(own) == 2:
+            of, into = {name: groups[name] for name in self.reads_of}, groups[self.gives]
+        else:
+            of, into = {own[0]: alone[own[0]][0]}, alone[own[0]][1]
+        operands = [v if g is None else at.merged(g, of[name])
+                    for name, v, g in zip(self.reads_of, op.operands, given)]
+        return [at.apart(at.emit(self, *operands), into, op.result.type.shape[into])]
 
     def vjp(self, op: Op, given: Sequence[Value | None], at: Reverse) -> Sequence[Value | None]:
         (g,), of = given, self.by_name(op)

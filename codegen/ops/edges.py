@@ -19,6 +19,7 @@ from codegen.symbolic.expr import Expr
 if TYPE_CHECKING:
     from codegen.kit import Builder
     from codegen.layouts.localize import Localizer
+    from codegen.trace.batching.batch import Batch
     from codegen.trace.derive.reverse import Reverse
 
 
@@ -57,6 +58,9 @@ class Edge(Kind):
                     start[d] = place
                     g = at.emit(Update(tuple(start), (1,) * x.type.ndim), g, total)
         return [g]
+
+    def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
+        return [at.emit(Edge(((0, 0), *self.widths)), *at.every(op, given))]
 
     def needs(self, op: Op, window: Window, at: Localizer) -> list[Window]:
         (x,) = op.operands

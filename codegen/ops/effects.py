@@ -6,14 +6,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from codegen.ir import ArrayType, Op, Shape
+from codegen.ir import ArrayType, Op, Shape, Value
 from codegen.mesh import Layout
 from codegen.ops.kind import Array, Eval, Kind, Types
 from codegen.plan import grammar as plan
+from codegen.plan import handed
+from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
 
 if TYPE_CHECKING:
     from codegen.passes.to_loops import Maker
+    from codegen.trace.batching.batch import Batch
 
 POSITION = "@"  # a spec of an `expect`: where the element is
 
@@ -38,6 +41,10 @@ class Print(Effect):
     every_rank: bool
     paced: bool = False
 
+    def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
+        """A line for each member."""
+        return at.one_by_one(op, given)
+
     def steps(self, op: Op, at: Maker) -> None:
         nodes = tuple(at.node(v, ()) for v in op.operands)
         at.add(plan.Print(self.parts, nodes, self.every_rank, op.place, self.paced))
@@ -55,9 +62,52 @@ class Expect(Effect):
     start: Shape | None = None
     check: str = ""
 
+    def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
+        """It must hold for every member that comes here."""
+        first, *shown = op.operands
+        holds = at.where_active(*at.every_of([first], given[:1]))
+        each = []
+        for v, g in zip(shown, given[1:]):
+            (wide,) = [v] if g is None and not v.type.ndim else at.every_of([v], [g])
+            each.append(wide if wide is v else at.along(wide, holds.type.shape))
+        start = None if self.start is None else (expr.const(0), *self.start)
+        return at.emit_all(self.but(start=start), holds, *each)
+
     def steps(self, op: Op, at: Maker) -> None:
         holds, *shown = (at.node(v, ()) for v in op.operands)
         at.add(plan.Expect(holds, self.parts, tuple(shown), self.check, op.place))
+
+
+@dataclass(frozen=True)
+class Save(Kind):
+    """Hands its operand over as a frame of `series`, in every so many turns of the loop that it
+    stands in. home: shape and layout of the whole array, in one rank's view."""
+
+    name = "save"
+    fence = True
+    held = True
+    at_home = True
+    has_room = False
+    series: str
+    every: int
+    home: tuple[Shape, Layout] | None = None
+
+    def infer(self, types: Types) -> list[ArrayType]:
+        return []
+
+    def work(self, op: Op) -> Iterable[Shape]:
+        return ()
+
+    def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
+        """Members do not come here together: each would make frames of its own."""
+        raise at.none(op, f'save "{self.series}", in a function of one member',
+                      "save what spmd.vmap returns, in a loop around it")
+
+    def steps(self, op: Op, at: Maker) -> None:
+        (v,) = op.operands
+        home = None if self.home is None else (*self.home, None)
+        array = plan.Home(self.series, v.type.dtype, v.type.shape, home)
+        at.add(handed.Save(self.series, self.every, op.operands, (array,), op.place))
 
 
 @dataclass(frozen=True)

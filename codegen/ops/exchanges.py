@@ -7,6 +7,7 @@ position of any member.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from codegen.passes.instrument import Instrument
     from codegen.passes.to_loops import Maker
     from codegen.plan.boxes import Sides
+    from codegen.trace.batching.batch import Batch
 
 Axes = tuple[str, ...]
 
@@ -153,6 +155,9 @@ class Permute(Exchange):
                  "dest": self.to, "sends": self.sends}
         return {"pull_from": at.seen(mine, into.extent), "pull_into": into, "send": mine,
                 **{k: e and e.subst({self.var: at.me}) for k, e in peers.items()}}
+
+    def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
+        return [at.emit(self.but(types=tuple(map(at.stacked, self.types))), *at.every(op, given))]
 
     def traffic(self, op: Op, at: Meter) -> Traffic:
         return at.whole("permute", op)
@@ -284,6 +289,13 @@ class Move(Flowing):
             "near": self.near, "wraps": at.copies(self.wraps),
         }
 
+    def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
+        """All members' elements go the same way."""
+        what = self.but(
+            have=_deeper(self.have), want=_deeper(self.want), room=_deeper(self.room),
+            wraps=_deeper(self.wraps), types=tuple(map(at.stacked, self.types)))
+        return [at.emit(what, *at.every(op, given))]
+
     def traffic(self, op: Op, at: Meter) -> Traffic:
         return at.moved(op, self.have, self.want, self.flow)
 
@@ -356,6 +368,9 @@ class Fold(Flowing):
         return {"pull_from": from_, "pull_into": into, "send": send, "differs": bool(self.want),
                 "flow": self.flow, "root": self.root, "fn": self.fn}
 
+    def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
+        return [at.emit(self.but(want=_deeper(self.want)), *at.every(op, given))]
+
     def traffic(self, op: Op, at: Meter) -> Traffic:
         words = {"to_root": "reduce", "up_to": "scan", "before": "exclusive scan"}
         every = "reduce-scatter" if self.want else "all-reduce"
@@ -383,3 +398,8 @@ class Barrier(Exchange):
 
     def boxes(self, op: Op, at: Sides) -> dict[str, Any]:
         return {}
+
+
+def _deeper(parts: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What is said of each dim, where one more stands before them, of which there is all."""
+    return (None, *parts) if parts else ()

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from codegen.layouts.localize import Localizer
     from codegen.passes.instrument import Instrument
     from codegen.passes.to_loops import Maker
+    from codegen.trace.batching.batch import Batch
 
 # Of an operand, per dim: the result and its dim that a part goes with, and ghost cells; None: whole
 Along = tuple[tuple[int, int, int] | None, ...]
@@ -72,6 +73,31 @@ class Kernel(Stated):
             )
             for v, dims in zip(op.operands, self.along, strict=True)
         ]
+
+    def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
+        """It is called for each member: their dim is one more loop, before those of its
+        signature."""
+        begun = {k for how, what in self.args if how in ("out", "own") for k in what[1:]}
+        operands = [at.spread(v) if g is None and (k in begun or self._loops_of(k)) else g or v
+                    for k, (v, g) in enumerate(zip(op.operands, given))]
+        own = [g is not None or x is not v for v, g, x in zip(op.operands, given, operands)]
+        follows: list[tuple[int, ...] | None] = []
+        for (how, what), loops in zip(self.args, self.follows or [None] * len(self.args)):
+            has = how in ("out", "own") or (how == "in" and own[what])
+            deeper = None if loops is None else tuple(k + (k != gufunc.ONLY) for k in loops)
+            follows.append((0, *(deeper or ())) if has else deeper)
+        args = tuple((how, _deeper(what) if how == "start" else what) for how, what in self.args)
+        along = tuple(
+            (((0, 0, 0),) if has else ()) + tuple(a and (a[0], a[1] + 1, a[2]) for a in dims)
+            for has, dims in zip(own, self.along))
+        what = self.but(args=args, types=tuple(map(at.stacked, self.types)),
+                        follows=tuple(follows), along=along)
+        return at.emit_all(what, *operands)
+
+    def _loops_of(self, operand: int) -> bool:
+        """Whether an operand has dims that loops follow."""
+        return any(loops for arg, loops in zip(self.args, self.follows)
+                   if arg == ("in", operand))
 
     def reference(self, operands: Sequence[Array], value: Eval) -> list[Array]:
         """The user's Python function on contiguous copies; 0-d operands arrive as scalars. What it
@@ -129,3 +155,8 @@ class Kernel(Stated):
                 signature.append(gufunc.Parameter(dtypes.INT64, 0, False, loops, many=many))
         symbol = at.kernel(self.kernel, tuple(signature))
         at.add(KernelCall(symbol, tuple(arguments), op.place))
+
+
+def _deeper(dims: tuple[tuple[int, int] | None, ...]) -> tuple[tuple[int, int] | None, ...]:
+    """Dims of results where one more stands before them."""
+    return tuple(d and (d[0], d[1] + 1) for d in dims)

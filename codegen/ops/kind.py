@@ -26,6 +26,7 @@ if TYPE_CHECKING:  # what rules are given; it asks kinds in turn
     from codegen.passes.instrument import Instrument
     from codegen.passes.to_loops import Maker
     from codegen.plan.access import At, Resolver
+    from codegen.trace.batching.batch import Batch
     from codegen.trace.derive.reverse import Reverse
 
 Types = Sequence[ArrayType]
@@ -108,6 +109,17 @@ class Kind:
         """What the cotangents of the results (None: zeros) add to those of the operands: the
         transpose of the derivative, applied. Called where an operand matters to what is
         differentiated; UnsupportedError where nobody has written it."""
+        raise at.none(op)
+
+    # ---- spmd.vmap -------------------------------------------------------------------------------
+
+    def batch(
+        self, op: Op, given: Sequence[Value | None], at: Batch
+    ) -> Sequence[Value | None]:
+        """The results of the op for all members of a batch, along a new first dim. given: the
+        operands, which have such a dim too; None for one that all members share. None in the
+        place of a result: all members share it, and it stays the value that it was. Called where
+        an operand, or what a region reads, has a member's own value."""
         raise at.none(op)
 
     # ---- what is checked while a program runs ----------------------------------------------------
@@ -194,6 +206,11 @@ def dropped(shape: Sequence[Expr], dims: Iterable[int]) -> Shape:
     """A shape without some dims."""
     gone = set(dims)
     return tuple(e for d, e in enumerate(shape) if d not in gone)
+
+
+def behind(dims: Iterable[int]) -> tuple[int, ...]:
+    """The same dims where one more stands before them."""
+    return tuple(d + 1 for d in dims)
 
 
 def extents(shape: Sequence[Expr], value: Eval) -> tuple[int, ...]:

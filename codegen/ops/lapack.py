@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from codegen.kit import Builder
     from codegen.layouts.localize import Localizer
     from codegen.passes.to_loops import Maker
+    from codegen.trace.batching.batch import Batch
 
 INFO = dtypes.BY_NAME["int32"]
 KINDS = frozenset(LETTERS)  # the types that LAPACK computes with
@@ -69,32 +70,36 @@ class Factor(Kind):
         """The results for one member, in NumPy."""
         raise NotImplementedError(self.name)
 
-    def batch(self, types: Types) -> int:
+    def batch_dims(self, types: Types) -> int:
         """How many dims it has."""
         return types[0].ndim - self.cores[0]
+
+    def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
+        """Its batch has one more dim."""
+        return at.emit_all(self, *at.every(op, given))
 
     def work(self, op: Op) -> Iterable[Shape]:
         shapes = [v.type.shape for v in op.operands if v.type.ndim]
         return [(*shape, shape[-1] * 8 + 64) for shape in shapes]  # a call is work, too
 
     def infer(self, types: Types) -> list[ArrayType]:
-        n = self.batch(types)
+        n = self.batch_dims(types)
         made = self.made([t.shape[n:] for t in types], types[0].dtype)
         return [ArrayType(dtype, (*types[0].shape[:n], *core)) for dtype, core in made]
 
     def layout(self, operands: Types, result: ArrayType) -> tuple[tuple[str, ...], ...]:
-        n = self.batch(operands)
+        n = self.batch_dims(operands)
         batch = joined_layout([layout_of(t)[:n] for t in operands]) if n else ()
         return (*batch, *[()] * (result.ndim - n))
 
     def needs(self, op: Op, window: Window, at: Localizer) -> list[Window]:
-        n = self.batch([v.type for v in op.operands])
+        n = self.batch_dims([v.type for v in op.operands])
         return [(*window[:n], *map(whole, v.type.shape[n:])) for v in op.operands]
 
     def localize(
         self, op: Op, window: Window, operands: list[Value], build: Builder, at: Localizer
     ) -> Value:
-        n = self.batch([v.type for v in op.operands])
+        n = self.batch_dims([v.type for v in op.operands])
         held = (*window[:n], *map(whole, op.result.type.shape[n:]))
         return at.part(build.emit(self, operands), held, window, build)
 
@@ -120,7 +125,7 @@ class Members:
 
     def __init__(self, what: Factor, op: Op, at: Maker) -> None:
         self.op, self.at = op, at
-        self.n = what.batch([v.type for v in op.operands])
+        self.n = what.batch_dims([v.type for v in op.operands])
         self.batch = op.operands[0].type.shape[: self.n]
         self.loops: tuple[Var, ...] = loop_vars(self.batch)
         self.dtype = op.operands[0].type.dtype

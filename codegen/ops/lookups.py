@@ -15,11 +15,11 @@ from codegen.layouts.cuts import Cut, Window, whole
 from codegen.ops.control import Relayout
 from codegen.ops.counting import counted, within
 from codegen.ops.group import combine
-from codegen.ops.kind import Array, Eval, Kind, Types, dropped, extents, layout_of
+from codegen.ops.kind import Array, Eval, Kind, Types, behind, dropped, extents, layout_of
 from codegen.ops.maps import Map
 from codegen.ops.reshapes import OnceAtZero
 from codegen.ops.sources import Full, Iota
-from codegen.ops.views import Broadcast, Update
+from codegen.ops.views import Broadcast, Transpose, Update
 from codegen.plan.grammar import Bound, Store
 from codegen.plan.indexing import Index, loop_vars, or_zero, positions, ravel, with_bounds
 from codegen.symbolic import expr
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from codegen.layouts.localize import Localizer
     from codegen.passes.to_loops import Maker
     from codegen.plan.access import At, Resolver
+    from codegen.trace.batching.batch import Batch
     from codegen.trace.derive.reverse import Reverse
 
 
@@ -75,6 +76,26 @@ class DynamicSlice(Kind):
         nothing = [None] * len(starts)
         places = [at.clipped(s, e - m) for s, e, m in zip(starts, x.type.shape, self.shape)]
         return [at.emit(DynamicUpdate(), at.zeros(x.type, g.type.dtype), g, *places), *nothing]
+
+    def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
+        """A box of all members at one place; a gather where each has a place of its own."""
+        (x, *starts), (_, *own) = op.operands, given
+        (wide,) = at.every_of([x], given[:1])
+        if not any(own):
+            what = self.but(shape=(at.n, *self.shape))
+            return [at.emit(what, wide, at.integer(0), *starts)]
+        fits = expr.product(expr.ge0(e - m) for e, m in zip(x.type.shape, self.shape))
+        moved = [d for d, (e, m) in enumerate(zip(x.type.shape, self.shape)) if e != m]
+        shape = (at.n, *(self.shape[d] for d in moved))
+        places = [at.counted(0, shape)]
+        for k, d in enumerate(moved, 1):
+            (first,) = at.every_of(starts[d : d + 1], own[d : d + 1])
+            first = at.clipped(first, x.type.shape[d] - self.shape[d])
+            places.append(at.map("add", at.along(first, shape), at.counted(k, shape)))
+        made = at.emit(Gather((0, *behind(moved)), 0), wide, *places)
+        rest = [d for d in range(x.type.ndim) if d not in moved]
+        made = at.emit(Transpose((0, *behind(_places_in([*moved, *rest])))), made)
+        return [at.where(fits, made)]
 
     def element(self, op: Op, index: Index, at: Resolver) -> At:
         x, *starts = op.operands
@@ -148,6 +169,18 @@ class DynamicUpdate(Kind):
             moved = [at.map("add", s, at.integer(m)) for s, m in zip(starts, room)]
             part = at.emit(DynamicSlice(room), around, *moved)
         return [kept, part, *nothing]
+
+    def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
+        """At one place for all members; a scatter where each has a place of its own."""
+        (_, v, *starts), (_, _, *own) = op.operands, given
+        wide = at.every_of(op.operands[:2], given[:2])
+        if not any(own):
+            return [at.emit(self, *wide, at.integer(0), *starts)]
+        shape = (at.n, *v.type.shape)
+        places = [at.counted(0, shape)]
+        for k, first in enumerate(at.every_of(starts, own), 1):
+            places.append(at.map("add", at.along(first, shape), at.counted(k, shape)))
+        return [at.emit(Scatter(tuple(range(len(shape))), 0, "set"), *wide, *places)]
 
     def lies(self, op: Op, dim: int, at: Localizer) -> Cut | None:
         return at.natural(op.operands[0], dim)
@@ -223,9 +256,25 @@ class Gather(Kind):
         (x, *index), (g,) = op.operands, given
         assert g is not None
         places = [at.clipped(k, x.type.shape[d] - 1) for k, d in zip(index, self.dims)]
-        nothing = at.zeros(x.type, g.type.dtype)
-        made = at.emit(Scatter(self.dims, self.at, "add"), nothing, g, *places)
+        wide = dtypes.folded_in(g.type.dtype)
+        nothing = at.zeros(x.type, wide)
+        made = at.emit(Scatter(self.dims, self.at, "add"), nothing, at.cast(g, wide), *places)
         return [made, *[None] * len(index)]
+
+    def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
+        """Of all members at the same places, or at places of their own; then the dim of members
+        is one of those that are looked up, and stands where they do."""
+        (x, *index), (own, *places) = op.operands, given
+        if not any(places):
+            assert own is not None
+            return [at.emit(Gather(behind(self.dims), self.at + 1), own, *index)]
+        points = at.every_of(index, places)
+        if own is None:
+            made = at.emit(self, x, *points)
+        else:
+            number = at.counted(0, points[0].type.shape)
+            made = at.emit(Gather((0, *behind(self.dims)), self.at), own, number, *points)
+        return [at.moved(made, self.at, 0)]
 
     def element(self, op: Op, index: Index, at: Resolver) -> At:
         x, *indices = op.operands
@@ -313,6 +362,18 @@ class Scatter(Kind):
             part = at.emit(Gather(self.dims, self.at), g, *index)
             part = at.map("select", self._spread_counts(op, at), part, at.full(0, part))
         return [kept, part, *nothing]
+
+    def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
+        """As of a gather: the dim of members is one more that is written at counted places."""
+        (_, _, *index), (_, _, *places) = op.operands, given
+        x, v = at.every_of(op.operands[:2], given[:2])
+        if not any(places):
+            what = self.but(dims=behind(self.dims), at=self.at + 1)
+            return [at.emit(what, x, v, *index)]
+        points = at.every_of(index, places)
+        what = self.but(dims=(0, *behind(self.dims)))
+        number = at.counted(0, points[0].type.shape)
+        return [at.emit(what, x, at.moved(v, 0, self.at), number, *points)]
 
     def _of_extremes(self, op: Op, g: Value, at: Reverse) -> Sequence[Value]:
         """Whoever is what came out has the cotangent; equal ones share it."""
@@ -463,6 +524,11 @@ class Scatter(Kind):
         inner, bounds = at.picked(indices, self, x.type.shape, index)
         target, node = ravel(inner, x.type.shape), at.node(v, index)
         at.add(Store(loops, into, target, node, self.fn, bounds, op.place))
+
+
+def _places_in(dims: Sequence[int]) -> list[int]:
+    """Where each dim stands among these."""
+    return [dims.index(d) for d in range(len(dims))]
 
 
 def still(start: Value, moved: Expr, extent: Expr, at: Localizer) -> bool:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from codegen.layouts.localize import Localizer
     from codegen.passes.instrument import Instrument
     from codegen.plan.access import At, Resolver
+    from codegen.trace.batching.batch import Batch
     from codegen.trace.derive.reverse import Reverse
 
 
@@ -107,6 +108,9 @@ class Map(Kind):
             forms = (of_power(exponent), forms[1])
         return [at.times(g, form, xs, op.result) if x in at.active else None
                 for x, form in zip(xs, forms, strict=True)]
+
+    def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
+        return [at.emit(self, *at.every(op, given))]
 
     def _of_parts(self, op: Op, g: Value, at: Reverse) -> Sequence[Value | None]:
         """Of functions of the parts of complex numbers, in JAX's convention: what is linear is

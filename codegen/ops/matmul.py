@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from codegen import dtypes
 from codegen.dtypes import DType
 from codegen.ir import ArrayType, Op, Shape, Value
 from codegen.layouts import cuts
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from codegen.layouts.localize import Localizer
     from codegen.passes.instrument import Instrument
     from codegen.passes.to_loops import Maker
+    from codegen.trace.batching.batch import Batch
     from codegen.trace.derive.reverse import Reverse
 
 LETTERS = {"float32": "s", "float64": "d", "complex64": "c", "complex128": "z"}
@@ -168,6 +170,11 @@ class MatMul(Kind):
             at.emit(MatMul(), at.emit(turned, a), g) if b in at.active else None,
         ]
 
+    def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
+        """What all members share is repeated, which `steps` sees: one product of more rows."""
+        gram = self.gram and None not in given
+        return [at.emit(self.but(gram=gram), *at.every(op, given))]
+
     def title(self) -> str:
         return "a product of matrices"
 
@@ -270,10 +277,11 @@ class MatMul(Kind):
         *lead, row, column, inner = positions([loops[d] for d in range(len(extents))])
         factors = at.node(a, (*lead, row, inner)), at.node(b, (*lead, inner, column))
         fn = "or" if made.dtype.kind == "b" else "add"
+        wide = dtypes.folded_in(made.dtype)  # products of half types have more digits than these
         at.add(plan.Reduce(
             tuple(loops[d] for d in order if d != k), (loops[k],), rows, op.result,
             ravel((*lead, row, column), made.shape),
-            plan.Apply("mul", made.dtype, factors, made.dtype), fn, made.dtype, op.place,
+            plan.Apply("mul", wide, factors, wide), fn, made.dtype, op.place,
             None if made.dtype.size == 2 else made.dtype,  # as libraries have it
             _ROWS_AT_ONCE if rows or (extents[across] == 1 and not few) else 1,
         ))

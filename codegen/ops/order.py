@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from codegen.kit import Builder
     from codegen.layouts.localize import Localizer
     from codegen.passes.to_loops import Maker
+    from codegen.trace.batching.batch import Batch
 
 
 def _call(function: str, op: Op, at: Maker, *arguments: Value | Expr) -> None:
@@ -71,6 +72,14 @@ class Merge(Kind):
         half = order[..., :n] if int(side) == 1 else order[..., n:]
         mine = [x.copy() for x in given[::2]]
         return [np.take_along_axis(x, half, -1) for x in both] if int(side) else mine
+
+    def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
+        """More rows; the side is one number, which members share unless they chose it."""
+        *rows, side = given
+        if side is not None:
+            return at.one_by_one(op, given)
+        made = [at.spread(v) if g is None else g for v, g in zip(op.operands, rows)]
+        return at.emit_all(self, *made, op.operands[-1])
 
     def steps(self, op: Op, at: Maker) -> None:
         *lead, n = op.operands[0].type.shape
@@ -139,6 +148,14 @@ class Count(Kind):
                                    minlength=2**self.bits)
         return [made]
 
+    def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
+        """More rows; the shift is one number, which members share unless they chose it."""
+        x, leading, shift = given
+        if shift is not None:
+            return at.one_by_one(op, given)
+        made = [at.spread(v) if g is None else g for v, g in zip(op.operands, (x, leading))]
+        return [at.emit(self, *made, op.operands[-1])]
+
     def steps(self, op: Op, at: Maker) -> None:
         x, leading, shift = op.operands
         _call("count_rows", op, at, x, leading, shift, expr.const(self.bits), op.result, *_rows(x),
@@ -163,6 +180,13 @@ class SearchSorted(Kind):
     def reference(self, operands: Sequence[Array], value: Eval) -> list[Array]:
         side: Any = "right" if self.right else "left"
         return [np.asarray(np.searchsorted(operands[0], operands[1], side)).astype(np.int64)]
+
+    def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
+        """Values of all members are searched in one row; rows of their own, one by one."""
+        row, values = given
+        if row is not None or values is None:
+            return at.one_by_one(op, given)
+        return [at.emit(self, op.operands[0], values)]
 
     def needs(self, op: Op, window: Window, at: Localizer) -> list[Window]:
         return [(whole(op.operands[0].type.shape[0]),), window]

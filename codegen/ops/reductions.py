@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from codegen.layouts.cuts import Cut, Window, whole
 from codegen.ops import running_back
 from codegen.ops.exchanges import Fold
 from codegen.ops.group import combine
-from codegen.ops.kind import Array, Eval, Kind, Types, dropped, layout_of
+from codegen.ops.kind import Array, Eval, Kind, Types, behind, dropped, layout_of
 from codegen.ops.lookups import Gather, Scatter
 from codegen.ops.maps import Map
 from codegen.ops.reshapes import OnceAtZero
@@ -32,11 +32,19 @@ if TYPE_CHECKING:
     from codegen.layouts.localize import Localizer
     from codegen.passes.instrument import Instrument
     from codegen.passes.to_loops import Maker
+    from codegen.trace.batching.batch import Batch
     from codegen.trace.derive.reverse import Reverse
 
 
 _SORT_STEPS = expr.const(512)  # steps for an element that is sorted, say
 _TOTALS = ("add", "mul")  # what may leave the range of a type
+
+
+def _summed_in(x: Array) -> Any:
+    """What a reference sums in: half types are rounded once."""
+    dtype = dtypes.from_numpy(x.dtype)
+    assert dtype is not None
+    return x.dtype if dtypes.folded_in(dtype) == dtype else np.float64
 
 
 @dataclass(frozen=True)
@@ -66,7 +74,7 @@ class Reduce(Kind):
         ufunc = combine(self.fn)
         if ufunc in (np.logical_and, np.logical_or, np.logical_xor):
             return [np.asarray(ufunc.reduce(x, axis=dims)).astype(x.dtype)]
-        return [np.asarray(ufunc.reduce(x, axis=dims, dtype=x.dtype))]
+        return [np.asarray(ufunc.reduce(x, axis=dims, dtype=_summed_in(x))).astype(x.dtype)]
 
     def vjp(self, op: Op, given: Sequence[Value | None], at: Reverse) -> Sequence[Value | None]:
         (x,), (g,), shape = op.operands, given, op.operands[0].type.shape
@@ -85,6 +93,9 @@ class Reduce(Kind):
         if self.fn not in ("hypot", "logaddexp"):
             raise at.none(op)
         return [at.times(wide, PARTIALS[self.fn][0], (x, out), out)]
+
+    def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
+        return [at.emit(self.but(dims=behind(self.dims)), *at.every(op, given))]
 
     def _others(self, x: Value, kept: tuple[int, ...], at: Reverse) -> Value:
         """The product of all others, for each element; right where some are 0."""
@@ -163,6 +174,9 @@ class ArgReduce(Kind):
         first = np.argmin if self.fn == "min" else np.argmax
         return [np.asarray(first(x, axis=dim)).astype(np.int64)]
 
+    def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
+        return [at.emit(self.but(dim=self.dim + 1), *at.every(op, given))]
+
     def needs(self, op: Op, window: Window, at: Localizer) -> list[Window]:
         inner = at.natural(op.operands[0], self.dim)
         kept = at.computed(op, window, [inner])
@@ -223,6 +237,9 @@ class Lane(Kind):
 
     dim: int
 
+    def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
+        return [at.emit(self.but(dim=self.dim + 1), *at.every(op, given))]
+
     def work(self, op: Op) -> Iterable[Shape]:
         return [(*op.operands[0].type.shape, _SORT_STEPS)]
 
@@ -273,7 +290,8 @@ class Cumulative(Lane):
 
     def reference(self, operands: Sequence[Array], value: Eval) -> list[Array]:
         (x,) = operands
-        return [combine(self.fn).accumulate(x, axis=self.dim, dtype=x.dtype)]
+        made = combine(self.fn).accumulate(x, axis=self.dim, dtype=_summed_in(x))
+        return [made.astype(x.dtype)]
 
     def vjp(self, op: Op, given: Sequence[Value | None], at: Reverse) -> Sequence[Value | None]:
         (g,) = given

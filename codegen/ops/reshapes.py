@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from codegen.layouts.localize import Localizer
     from codegen.passes.to_loops import Maker
     from codegen.plan.access import At, Resolver
+    from codegen.trace.batching.batch import Batch
     from codegen.trace.derive.reverse import Reverse
 
 
@@ -58,6 +59,9 @@ class Reshape(View):
         (g,) = given
         assert g is not None
         return [at.reshaped(g, op.operands[0].type.shape)]
+
+    def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
+        return [at.emit(self.but(shape=(at.n, *self.shape)), *at.every(op, given))]
 
     def element(self, op: Op, index: Index, at: Resolver) -> At:
         x = op.operands[0]

@@ -68,5 +68,6 @@ def _of_extremes(op: Op, g: Value, at: Reverse) -> Value:
     place = at.emit(what.but(fn="max"), place)
     places = [place if d == what.dim else at.emit(Iota(d, dtypes.INT64, shape))
               for d in range(len(shape))]
-    into = at.zeros(x.type, g.type.dtype)
-    return at.emit(Scatter(tuple(range(len(shape))), 0, "add"), into, g, *places)
+    wide = dtypes.folded_in(g.type.dtype)
+    into, what = at.zeros(x.type, wide), Scatter(tuple(range(len(shape))), 0, "add")
+    return at.emit(what, into, at.cast(g, wide), *places)

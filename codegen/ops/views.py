@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
+from codegen.dtypes import INT64
 from codegen.errors import InternalError
 from codegen.ir import ArrayType, Op, Shape, Value
 from codegen.layouts.cuts import Cut, Window, of_operand, of_result, rolled, whole
-from codegen.ops.kind import Array, Eval, Kind, Types, extents, layout_of
+from codegen.ops.kind import Array, Eval, Kind, Types, behind, dropped, extents, layout_of
+from codegen.ops.sources import Iota
 from codegen.plan.grammar import Store
 from codegen.plan.indexing import Index, ravel, rows_kept, waiting_room
 from codegen.symbolic import estimate, expr
@@ -23,8 +25,11 @@ if TYPE_CHECKING:
     from codegen.layouts.localize import Localizer
     from codegen.passes.to_loops import Maker
     from codegen.plan.access import At, Resolver
+    from codegen.trace.batching.batch import Batch
     from codegen.trace.derive.reverse import Reverse
 
+
+T = TypeVar("T")
 
 
 class View(Kind):
@@ -72,6 +77,10 @@ class Broadcast(View):
         stretched = {d for d, e in zip(self.dims, x.type.shape) if e == 1 != self.shape[d]}
         gone = tuple(d for d in range(len(self.shape)) if d not in self.dims or d in stretched)
         return [at.reshaped(at.sum(g, gone), x.type.shape)]
+
+    def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
+        what = Broadcast((0, *behind(self.dims)), (at.n, *self.shape))
+        return [at.emit(what, *at.every(op, given))]
 
     def element(self, op: Op, index: Index, at: Resolver) -> At:
         (x,) = op.operands
@@ -157,6 +166,11 @@ class Slice(View):
         at.add_at(op.operands[0], self, g)
         return [None]
 
+    def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
+        what = self.but(start=(expr.const(0), *self.start), step=(1, *self.step),
+                        shape=(at.n, *self.shape))
+        return [at.emit(what, *at.every(op, given))]
+
     def element(self, op: Op, index: Index, at: Resolver) -> At:
         return at.node(op.operands[0], at.within(self, index))
 
@@ -212,6 +226,9 @@ class Transpose(View):
         assert g is not None
         return [at.emit(Transpose(tuple(back)), g)]
 
+    def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
+        return [at.emit(Transpose((0, *behind(self.perm))), *at.every(op, given))]
+
     def element(self, op: Op, index: Index, at: Resolver) -> At:
         inner = list(index)
         for d, source in enumerate(self.perm):
@@ -226,6 +243,67 @@ class Transpose(View):
 
     def needs(self, op: Op, window: Window, at: Localizer) -> list[Window]:
         return [tuple(window[self.perm.index(d)] for d in range(len(self.perm)))]
+
+    def localize(
+        self, op: Op, window: Window, operands: list[Value], build: Builder, at: Localizer
+    ) -> Value:
+        return build.emit(self, operands)
+
+
+@dataclass(frozen=True)
+class Diagonal(View):
+    """result[…, k, …] = operand[…, k, …, k, …]: dims `first` < `second` of the operand have equal
+    extents, and the result lacks the second one."""
+
+    name = "diagonal"
+    inline = True
+    first: int
+    second: int
+
+    def infer(self, types: Types) -> list[ArrayType]:
+        return [ArrayType(types[0].dtype, dropped(types[0].shape, (self.second,)))]
+
+    def layout(self, operands: Types, result: ArrayType) -> Iterable[tuple[str, ...]]:
+        entries = list(layout_of(operands[0]))
+        across = entries.pop(self.second)
+        entries[self.first] = entries[self.first] or across
+        return entries
+
+    def reference(self, operands: Sequence[Array], value: Eval) -> list[Array]:
+        diagonal = np.diagonal(operands[0], 0, self.first, self.second)
+        return [np.moveaxis(diagonal, -1, self.first)]
+
+    def vjp(self, op: Op, given: Sequence[Value | None], at: Reverse) -> Sequence[Value | None]:
+        """A matrix with the cotangent on its diagonal: this one, broadcast, where k equals k."""
+        (x,), (g,) = op.operands, given
+        assert g is not None
+        shape = x.type.shape
+        others = tuple(d for d in range(len(shape)) if d != self.second)
+        wide = at.emit(Broadcast(others, shape), g)
+        row, column = (at.emit(Iota(d, INT64, shape)) for d in (self.first, self.second))
+        return [at.map("select", at.map("eq", row, column), wide, at.zeros(x.type, g.type.dtype))]
+
+    def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
+        return [at.emit(Diagonal(self.first + 1, self.second + 1), *at.every(op, given))]
+
+    def element(self, op: Op, index: Index, at: Resolver) -> At:
+        return at.node(op.operands[0], self._twice(index))
+
+    def _twice(self, entries: tuple[T, ...]) -> tuple[T, ...]:
+        """Of each dim of the result: the same of each dim of the operand."""
+        return (*entries[: self.second], entries[self.first], *entries[self.second :])
+
+    def lies(self, op: Op, dim: int, at: Localizer) -> Cut | None:
+        (x,) = op.operands
+        if dim == self.first and not layout_of(x.type)[dim]:
+            return at.natural(x, self.second)
+        return at.natural(x, dim + (dim >= self.second))
+
+    def goes_on(self, op: Op, dim: int, at: Localizer) -> bool:
+        return dim != self.first and at.goes_on(op.operands[0], dim + (dim >= self.second))
+
+    def needs(self, op: Op, window: Window, at: Localizer) -> list[Window]:
+        return [self._twice(window)]
 
     def localize(
         self, op: Op, window: Window, operands: list[Value], build: Builder, at: Localizer
@@ -264,6 +342,9 @@ class Roll(View):
         if self.extent is not None:
             raise at.none(op)
         return [at.emit(Roll(self.dim, -self.shift), g)]
+
+    def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
+        return [at.emit(self.but(dim=self.dim + 1), *at.every(op, given))]
 
     def lies(self, op: Op, dim: int, at: Localizer) -> Cut | None:
         return at.natural(op.operands[0], dim) if dim != self.dim else None
@@ -326,6 +407,10 @@ class Update(Kind):
         part = at.emit(Slice(self.start, self.step, v.type.shape), g) if v in at.active else None
         at.add_around(x, Slice(self.start, self.step, v.type.shape), g)
         return [None, part]
+
+    def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
+        what = self.but(start=(expr.const(0), *self.start), step=(1, *self.step))
+        return [at.emit(what, *at.every(op, given))]
 
     def lies(self, op: Op, dim: int, at: Localizer) -> Cut | None:
         return at.natural(op.operands[0], dim)

@@ -192,10 +192,21 @@ class Common:
             carry, y = f(carry, map_tree(lambda x, k=k: _copied(x[k]), xs))  # type: ignore[misc]
             outs.append(y)
         outs = outs[::-1] if reverse else outs
-        if not outs or outs[0] is None:
+        if not outs:
+            return carry, self._no_rows(f, map_tree(_copied, carry), xs)
+        if outs[0] is None:
             return carry, None
         columns = iter(zip(*(leaves(y) for y in outs), strict=True))
         return carry, map_tree(lambda _: local(np.stack(next(columns))), outs[0])
+
+    def _no_rows(self, f: Any, carry: Any, xs: Any) -> Any:
+        """The second results of a scan over nothing: f says of which type they would be."""
+        shown, self.prints = self.prints, []
+        try:
+            _, y = f(carry, map_tree(lambda x: np.zeros_like(x, shape=x.shape[1:]), xs))
+        finally:
+            self.prints = shown
+        return map_tree(lambda y: local(np.zeros((0, *np.shape(y)), np.asarray(y).dtype)), y)
 
     def kernel(self, kernel: Any, form: Any, bound: Mapping[str, Any]) -> Any:
         """A kernel's Python function on whole arrays, or on what a rank has."""

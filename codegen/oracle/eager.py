@@ -18,6 +18,7 @@ import ml_dtypes  # noqa: F401  so that NumPy knows the name bfloat16
 import numpy as np
 
 from codegen import dtypes
+from codegen.casts import inexact
 from codegen.errors import InputError, LayoutError, MeshError, Place, SpmdError, UsageError
 from codegen.image.manifest import scalar_value
 from codegen.ir import Module, layout_text, walk
@@ -71,6 +72,13 @@ def run(
         raise UsageError(f'the program has no feed "{unknown[0]}"',
                          expected=f"one of {', '.join(world.feeds)}")
     return named.renamed(lambda _, leaf: None if leaf is None else whole(leaf), result)
+
+
+def outputs(
+    module: Module, axes: Mapping[str, int], prints: list[str]
+) -> dict[str, Any]:
+    """The outputs of a Graph without inputs, whole, by name. prints collects what it prints."""
+    return interpret.run(module, axes, prints=prints)
 
 
 def mesh_sizes(names: Sequence[str], fixed: Mapping[str, int | None], ranks: int) -> dict[str, int]:
@@ -138,6 +146,9 @@ class World(Common):
             if array.shape != extents:
                 raise InputError(f"input {name} has another shape", expected=str(extents),
                                  found=str(array.shape))
+            if (lost := inexact(array, dtypes.numpy_dtype(dtype))) is not None:
+                raise InputError(f"input {name} would be rounded: {dtype} does not hold {lost}",
+                                 expected=f"integers that {dtype} holds", found=str(array.dtype))
         elif default is None:
             raise InputError(f"input {name} is not given",
                              remedy=f"pass {name}=array, or declare default=")

@@ -44,6 +44,8 @@ from codegen.ops.group import Group, Member
 from codegen.ops.kind import Array, Eval, extents
 from codegen.oracle.common import rank_prefix, value_text
 from codegen.oracle.grid import Box, Grid, join
+from codegen.printed import joined
+from codegen.progress import ERROR, OPEN
 from codegen.symbolic.expr import IntLike, Sym, as_expr
 from codegen.user.whole_batches import Batches, streams_of
 
@@ -206,7 +208,8 @@ class _Rank:
         text = _text(what, operands)
         if what.every_rank and self.index is not None:
             text = rank_prefix(self.index) + text
-        self.world.prints.append(text)
+        going_on = bool(self.world.prints) and self.world.prints[-1].endswith(OPEN)
+        joined(self.world.prints, text.removeprefix(ERROR) if going_on else text, OPEN)
 
 
 def _text(what: Print | Expect, operands: Sequence[Array], place: tuple[int, ...] = ()) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from codegen.user.pytree import leaves, map_tree
+from codegen.user.half_types import ADDING, adding, in_weak_type, widened
+from codegen.user.pytree import map_tree
 
 
 class EagerArray(np.ndarray[Any, Any]):
@@ -20,27 +22,37 @@ class EagerArray(np.ndarray[Any, Any]):
     def at(self) -> At:
         return At(self)
 
+    def __repr__(self) -> str:
+        return repr(self.view(np.ndarray))  # as in NumPy's own run of the program
+
     def relayout(self, layout: Any) -> EagerArray:
         out = self.copy()
         out.layout = layout
         return out
 
     def __array_function__(self, function: Any, types: Any, args: Any, kwargs: Any) -> Any:
-        """NumPy's functions as they are, with results that have the language's attributes too.
-        Products of bfloat16 are bfloat16, as JAX's."""
-        if function in _PRODUCTS and (half := _half_of(args)):
-            return map_tree(lambda x: _cast(x, half), function(*map_tree(_single, args), **kwargs))
-        result = super().__array_function__(function, types, args, kwargs)
-        return map_tree(_dressed, result)
+        """NumPy's functions as they are, with results that have the language's attributes too;
+        half types are added in float64: NumPy adds the rows of float32 one after the other."""
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return super(EagerArray, self).__array_function__(function, types, args, kwargs)
+
+        if function in _ADDING:
+            call = adding(call, np.float64)
+        elif function is np.where:
+            args = in_weak_type(args)
+        return map_tree(_dressed, call(*args, **kwargs))
 
     def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **kwargs: Any) -> Any:
-        half = _half_of(inputs) if ufunc is np.matmul else None
-        plain = [_plain(_single(x) if half else x) for x in inputs]
+        call = getattr(ufunc, method)
+        if ufunc in _ADDING or (ufunc in (np.add, np.multiply) and method in _RUNNING):
+            call = adding(call, np.float64)
         out = kwargs.get("out")
-        result = getattr(ufunc, method)(*plain, **map_tree(_plain, kwargs))
+        if out is not None and len(out) == 1:
+            kwargs = {**kwargs, "out": out[0]}
+        result = call(*map(_plain, in_weak_type(inputs)), **map_tree(_plain, kwargs))
         if out is not None:
             return out[0] if len(out) == 1 else out
-        return map_tree(lambda x: self._result(_cast(x, half) if half else x), result)
+        return map_tree(self._result, result)
 
     def _result(self, x: Any) -> Any:
         made = _dressed(x)
@@ -58,23 +70,10 @@ class EagerArray(np.ndarray[Any, Any]):
             self.layout = getattr(other, "layout", None)
 
 
-_PRODUCTS = (np.dot, np.vdot, np.inner, np.tensordot, np.einsum, np.linalg.norm)
-
-
-def _half_of(operands: Any) -> Any:
-    """bfloat16 where all arrays are of it, whose products NumPy computes as float32 or refuses."""
-    arrays = [x for x in leaves(operands) if isinstance(x, np.ndarray)]
-    kinds = {x.dtype for x in arrays}
-    return kinds.pop() if len(kinds) == 1 and arrays[0].dtype == "bfloat16" else None
-
-
-def _single(x: Any) -> Any:
-    return np.asarray(x, np.float32) if isinstance(x, np.ndarray) else x
-
-
-def _cast(x: Any, dtype: Any) -> Any:
-    made = np.asarray(x).astype(dtype)
-    return local(made) if made.ndim else made[()]
+_RUNNING = ("reduce", "accumulate")
+_ADDING = frozenset(operator.attrgetter(name)(np) for name in ADDING)
+for _name in "cumprod cumsum dot mean prod std sum trace var".split():
+    setattr(EagerArray, _name, adding(getattr(np.ndarray, _name), np.float64))
 
 
 def _plain(x: Any) -> Any:
@@ -104,9 +103,9 @@ def _at(ufunc: np.ufunc) -> Any:
     """A method of At."""
 
     def apply(self: At, value: Any) -> EagerArray:
-        out = self.x.copy()
-        ufunc.at(out, self.key, np.asarray(value).astype(out.dtype))
-        return out
+        out: Any = widened(self.x.copy())
+        ufunc.at(out, self.key, np.asarray(value).astype(self.x.dtype))
+        return local(out.astype(self.x.dtype))
 
     return apply
 

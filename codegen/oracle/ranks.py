@@ -20,6 +20,7 @@ from codegen.oracle.local import EagerArray, local, received
 from codegen.oracle.threads import Combine, Crew, ExchangeCall
 from codegen.places import user_place
 from codegen.user import whole_batches
+from codegen.user.half_types import half_type_of, narrowed, widened
 from codegen.user.pytree import map_tree
 from codegen.user.signatures import check_call
 
@@ -192,7 +193,13 @@ class EagerRank(Common):
 
     def pmean(self, x: Any, axis: Axes) -> Any:
         n = self.axis_size(axis)
-        return map_tree(lambda leaf: leaf / n, self.each("pmean", x, axis, _reduction("add")))
+
+        def one(leaf: Any) -> Any:
+            half = half_type_of(array := np.asarray(leaf))
+            total = self.exchange("pmean", axis, np.array(widened(array)), _reduction("add"))
+            return narrowed(total / n, half)
+
+        return map_tree(one, x)
 
     def preduce(self, x: Any, axis: Axes, op: Any = "sum", root: Any = 0) -> Any:
         at = None if root is None else self.root(root, axis)

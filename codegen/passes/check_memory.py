@@ -35,7 +35,7 @@ from codegen.plan.grammar import (
     Store,
     Work,
 )
-from codegen.plan.handed import More, Send, Take
+from codegen.plan.handed import More, Save, Send, Take
 from codegen.plan.indexing import loads
 from codegen.plan.loops import Act, Do, Placed
 from codegen.plan.steps import inner_steps, memory_read, memory_written, moved, nodes
@@ -222,7 +222,7 @@ class _Check:
         new: Any = moved(act, to.__getitem__)
         if isinstance(new, Exchange):
             new = replace(new, last=item.last)
-        elif not isinstance(new, Print | Expect | Point | Take | More | Send):
+        elif not isinstance(new, Print | Expect | Point | Take | More | Send | Save):
             new = flattened(new)
         return bool(new == item)
 

@@ -27,7 +27,7 @@ from codegen.plan.grammar import (
     Step,
     Turns,
 )
-from codegen.plan.handed import More, Send, Take
+from codegen.plan.handed import More, Save, Send, Take
 from codegen.plan.steps import inner_steps, simple_works, step_buffers, walk_steps
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr, Sym
@@ -119,6 +119,10 @@ def _feeds(plan: Plan) -> None:
                   "the table of the Plan has the buffers of each take and send")
             _rule(len(set(buffers)) == len(buffers) or kind is Send, one.place,
                   "the fields of a batch lie apart")
+    saves = [s for s in walk_steps(plan.steps) if isinstance(s, Save)]
+    _rule([(s.series, s.given[0].number) for s in saves]
+          == [(s.series, s.array.buffer.number) for s in plan.saves], None,
+          "every save stands in the table of the Plan, in order, with its buffer")
     known = {f.name for f in plan.feeds}
     for step in walk_steps(plan.steps):
         if isinstance(step, Take | More | Send):

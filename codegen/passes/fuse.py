@@ -104,6 +104,8 @@ class _Nest:
             return None
         if outer is not None and any(m.together > 1 and m.loops[:-1] != outer for m in members):
             return None
+        if outer and most > 1 and any(m.how == "rows" and outer[-1] in m.kept for m in members):
+            return None  # turns that are taken together write one row of results, not several
         if len({v for m in members for v in m.reads} - self.made.keys()) > WIDEST:
             return None
         if member.how == "fold" and self.outer not in (None, member.kept):

@@ -51,10 +51,11 @@ def hoisted(plan: Plan) -> Plan:
     takes, sends = (
         tuple(replace(h, arrays=tuple(map(work.array, h.arrays))) for h in some)
         for some in (plan.takes, plan.sends))
+    saves = tuple(replace(s, array=work.array(s.array)) for s in plan.saves)
     steps = mapped_steps(plan.steps, work.step)
     at_load = {s: e for e, s in work.entries.items()}
     return replace(plan, inputs=inputs, outputs=outputs, steps=steps, named={}, at_load=at_load,
-                   points=points, takes=takes, sends=sends)
+                   points=points, takes=takes, sends=sends, saves=saves)
 
 
 class _Hoisting:

@@ -25,6 +25,7 @@ from codegen.ops import (
     Kind,
     Loop,
     Point,
+    Save,
     Send,
     ShardMap,
     Take,
@@ -96,6 +97,9 @@ class _Partition(Parts):
             elif isinstance(what, Take):
                 homes = tuple((v.type.shape, layout_of(v)) for v in op.results)
                 what = what.but(types=tuple(v.type for v in results), homes=homes)
+            elif isinstance(what, Save):
+                (v,) = op.operands
+                what = what.but(home=(v.type.shape, layout_of(v)))
             self.place = op.place
             self.add(what, operands, results)
             for value, local in zip(op.results, results):

@@ -35,7 +35,7 @@ from codegen.plan.grammar import (
     Store,
     Work,
 )
-from codegen.plan.handed import Handed, More, Send, Take
+from codegen.plan.handed import Handed, More, Save, Saved, Send, Take
 from codegen.plan.indexing import loop_vars, positions, ravel
 from codegen.plan.loops import Do, Placed, capacity
 from codegen.plan.steps import moved
@@ -67,7 +67,7 @@ def scheduled(placed: Placed) -> Plan:
         tuple(steps), program.conditions, work.counters, loops.sites, program.routes,
         loops.libraries, tuple(loops.kernels.items()), program.checks, dict(loops.named),
         points=tuple(work.points) if program.kept else None, feeds=program.feeds,
-        takes=tuple(work.takes), sends=tuple(work.sends),
+        takes=tuple(work.takes), sends=tuple(work.sends), saves=tuple(work.saves),
     )
 
 
@@ -86,6 +86,7 @@ class _Scheduler:
         self.points: list[tuple[Array, ...]] = []
         self.takes: list[Handed] = []
         self.sends: list[Handed] = []
+        self.saves: list[Saved] = []
         self.steps: list[Step] = []
         self.here: Place | None = None  # of the last op: the place of copies that no op asks for
 
@@ -190,6 +191,12 @@ class _Scheduler:
                          for b, h in zip(point.carried, point.homes, strict=True))
                 arrays = self.arrays(point.carried, point.homes)
                 self.points.append(tuple(map(_named, arrays, names)))
+            elif isinstance(act, Save):
+                self.flush()
+                self.steps.append(save := moved(act, self.buffer))
+                assert isinstance(save, Save)
+                (array,) = self.arrays(save.given, save.homes)
+                self.saves.append(Saved(save.series, save.every, array, save.place))
             elif isinstance(act, Take | More | Send):
                 self.flush()
                 self.steps.append(step := moved(act, self.buffer))

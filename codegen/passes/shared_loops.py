@@ -16,7 +16,7 @@ from codegen.layouts.costs import Costs, a_few_and_many, bytes_of
 from codegen.layouts.demands import Split
 from codegen.layouts.relaid import Inside, Laid, relaid
 from codegen.mesh import Layout, Mesh
-from codegen.ops import Feeding, Kernel, Loop, ShardMap
+from codegen.ops import Feeding, Kernel, Loop, Save, ShardMap
 from codegen.symbolic.expr import Sym
 
 FACTOR = 1.2  # so much faster must a program be for it
@@ -52,7 +52,7 @@ def _carried(op: Op) -> list[Value]:
     if not isinstance(op.what, Loop) or op.what.stop is None:
         return []
     region = Region((), (op,), ())
-    if any(isinstance(o.what, Feeding) for o in walk(region)) or any(
+    if any(isinstance(o.what, Feeding | Save) for o in walk(region)) or any(
         any(v.type.layout or ()) for o in walk(region) for v in (*o.operands, *o.results)
     ):
         return []

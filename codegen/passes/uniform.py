@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from codegen.errors import MatchingError, Place
 from codegen.ir import Module, Op, Region
-from codegen.ops import Branch, Exchange, Feeding, Loop
+from codegen.ops import Branch, Exchange, Feeding, Loop, Save
 from codegen.printer import axes_text, exchange_text, user_text
 from codegen.variance import Axes, Variance, analysed
 
@@ -48,6 +48,8 @@ class _Check:
                 self.exchange(op, op.what, around)
             elif isinstance(op.what, Feeding):
                 self.met(op, f'feed "{op.what.feed}"', frozenset(self.mesh.names), around)
+            elif isinstance(op.what, Save):
+                self.met(op, f'save "{op.what.series}"', frozenset(self.mesh.names), around)
             for inner in op.regions:
                 self.region(inner, (*around, _Around(op, self.found.passing(op))))
 

@@ -20,7 +20,7 @@ from codegen.layouts.cuts import layout_of
 from codegen.layouts.demands import Demands, Split
 from codegen.layouts.relaid import Inside, Laid, relaid
 from codegen.layouts.walked import across
-from codegen.ops import Exchange, Feeding, Kernel, Loop, Relayout, ShardMap
+from codegen.ops import Exchange, Feeding, Kernel, Loop, Relayout, Save, ShardMap
 from codegen.symbolic.expr import Sym
 
 ROOM = 32 << 20  # bytes of the arrays that are gathered for a loop
@@ -217,7 +217,7 @@ def _as_asked(op: Op) -> bool:
     """Whether the user says how arrays lie in it."""
     if isinstance(op.what, Relayout):
         return op.what.asked
-    return isinstance(op.what, ShardMap | Kernel | Feeding)
+    return isinstance(op.what, ShardMap | Kernel | Feeding | Save)
 
 
 def _inside(loop: Op) -> Iterator[Op]:

@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any, TypeVar
 
 from codegen.plan import grammar as g
-from codegen.symbolic.expr import Expr
+from codegen.symbolic.expr import Expr, Sym
 
 _INSIDE = (
     g.Apply, g.Argument, g.Bound, g.Box, g.Choice, g.LibraryCall, g.Exchange, g.Integer, g.Keep,
@@ -43,6 +43,19 @@ def exprs(x: Any) -> Iterator[Expr]:
         kind: Any = type(x)
         for name in _order(kind):
             yield from exprs(getattr(x, name))
+
+
+def picked(x: Any) -> Iterator[Sym]:
+    """The symbols in it that stand for positions which data decides."""
+    if isinstance(x, g.Bound):
+        yield x.sym
+    kind: Any = type(x)
+    if isinstance(x, tuple):
+        for y in x:
+            yield from picked(y)
+    elif isinstance(x, _INSIDE):
+        for name in _order(kind):
+            yield from picked(getattr(x, name))
 
 
 def _mapped(x: Any, f: Callable[[Expr], Expr]) -> Any:

@@ -3,7 +3,7 @@
     Plan     = buffers, steps, exchanges, arrays in and out, conditions, routes, libraries,
                kernels
     Step     = Phase | Exchange | Loop | Let | Branch | Default | Print | Expect | Point | Take
-               | More | Send
+               | More | Send | Save
     Phase    = a compute phase: Work in order
     Work     = Store | Reduce | Nest | Lane | LibraryCall | KernelCall
                over loop variables; Turns | Choice of Work: loops and branches that only compute
@@ -26,7 +26,7 @@ from codegen.dtypes import DType
 from codegen.errors import Place
 from codegen.ir import Condition, Feed, Returned, Route, Scalar, Shape
 from codegen.mesh import Layout, Mesh
-from codegen.plan.handed import Handed, More, Send, Take
+from codegen.plan.handed import Handed, More, Save, Saved, Send, Take
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr, Sym
 
@@ -546,10 +546,10 @@ class Point(Generic[M]):
     place: Place | None = None
 
 
-# What is done with a feed.
-Feeding = Take[M] | More[M] | Send[M]
+# What is handed to others while the program runs, or taken of them.
+Feeding = Take[M] | More[M] | Send[M] | Save[M]
 Step = (Phase | Exchange | Loop | Let | Branch | Default | Print | Expect | Point | Take | More
-        | Send)
+        | Send | Save)
 
 
 @dataclass(frozen=True)
@@ -596,3 +596,4 @@ class Plan:
     feeds: tuple[Feed, ...] = ()
     takes: tuple[Handed, ...] = ()
     sends: tuple[Handed, ...] = ()
+    saves: tuple[Saved, ...] = ()

@@ -1,6 +1,7 @@
-"""Steps of a Plan that take batches of feeds and send values back: part of the Plan's grammar.
+"""Steps of a Plan that take batches, send values back and save frames: part of its grammar.
 
-Goes in, comes out: buffers, each with its place in a global array whose first dim is the batch.
+Goes in, comes out: buffers, each with its place in a global array; of a feed, its first dim is the
+batch.
 """
 
 from __future__ import annotations
@@ -47,6 +48,27 @@ class Send(Generic[M]):
     given: tuple[M, ...]
     homes: tuple[Home, ...]
     place: Place | None = None
+
+
+@dataclass(frozen=True)
+class Save(Generic[M]):
+    """What this buffer holds is a frame of `series`, in every so many turns of the loop around."""
+
+    series: str
+    every: int
+    given: tuple[M, ...]  # of one
+    homes: tuple[Home, ...]
+    place: Place | None = None
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A save, and the array of which it hands over frames."""
+
+    series: str
+    every: int
+    array: Array
+    place: Place | None
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
     Loops  = module, and what all of it shares: constants, library routines, kernels, names
     module = a Module whose ops are Do, Loop, Let and Branch
     Do     = results := Act in order, on operands        results are written, operands are read
-    Act    = Work | Exchange | Print | Expect | Point | Take | More | Send
+    Act    = Work | Exchange | Print | Expect | Point | Take | More | Send | Save
                                              of the Plan's grammar, over Values
 
 Every value of the module lies in memory of its own; buffers are then a substitution.

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TypeVar
 
-from codegen.plan.exprs import exprs, mapped
+from codegen.plan.exprs import exprs, mapped, picked
 from codegen.plan.grammar import Store, Sweep, Var
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Call, Expr, Sym
@@ -53,12 +53,14 @@ def in_runs(work: _Looped) -> _Looped:
 
 
 def _divided(work: _Looped, last: Var) -> Iterator[tuple[Call, Expr, int]]:
-    """Quotients and remainders of (base + the last loop's position) by a number, and those two."""
+    """Quotients and remainders of (base + the last loop's position) by a number, and those two.
+    A base that data decides is known within the loop only."""
     found: dict[Call, None] = {}
+    inner = {last.sym, *picked(work)}
     for e in exprs(work):
         found |= dict.fromkeys(c for c in expr.calls(e) if c.op in ("floordiv", "mod"))
     for call in found:
         x, d = call.args
         slope, base = linear_in(x, last.sym)
-        if slope == 1 and last.sym not in base.symbols() and d.is_const and d.value >= SHORT:
+        if slope == 1 and not inner & base.symbols() and d.is_const and d.value >= SHORT:
             yield call, base, d.value

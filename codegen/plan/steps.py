@@ -42,14 +42,14 @@ from codegen.plan.grammar import (
     Turns,
     Work,
 )
-from codegen.plan.handed import More, Send, Take
+from codegen.plan.handed import More, Save, Send, Take
 from codegen.plan.indexing import loads
 from codegen.symbolic.expr import Expr
 
 N = TypeVar("N")
 Act = Work[M] | Exchange[M] | Print[M] | Expect[M] | Point[M] | Feeding[M]
-Operation = Phase | Exchange | Expect | Take | More | Send  # what a rank can be at
-_OPERATIONS = (Phase, Exchange, Expect, Take, More, Send)
+Operation = Phase | Exchange | Expect | Take | More | Send | Save  # what a rank can be at
+_OPERATIONS = (Phase, Exchange, Expect, Take, More, Send, Save)
 
 
 def walk_steps(steps: Sequence[Step]) -> Iterator[Step]:
@@ -116,7 +116,7 @@ def step_buffers(step: Step) -> Iterator[Buffer]:
     if isinstance(step, Phase):
         for work in walk_works(step.work):
             yield from work_buffers(work)
-    elif isinstance(step, Exchange | Take | More | Send):
+    elif isinstance(step, Exchange | Take | More | Send | Save):
         yield from memory_read(step)
         yield from memory_written(step)
     elif isinstance(step, Loop):
@@ -150,7 +150,7 @@ def memory_read(act: Act[M]) -> Iterator[M]:
         yield from (x for a in act.arguments if not a.writes and (x := array_of(a)) is not None)
     elif isinstance(act, Exchange):
         yield from (box.buffer for box in (act.pull_from, act.send) if box is not None)
-    elif isinstance(act, Send):
+    elif isinstance(act, Send | Save):
         yield from act.given
     elif isinstance(act, Choice) and isinstance(act.on, Load):
         yield act.on.buffer
@@ -173,7 +173,7 @@ def memory_written(work: Act[M] | Keep[M]) -> Iterator[M]:
         yield from work.into
     elif isinstance(work, More):
         yield work.into
-    elif not isinstance(work, Keep | Print | Expect | Send | Turns | Choice):
+    elif not isinstance(work, Keep | Print | Expect | Send | Save | Turns | Choice):
         yield work.buffer
         if isinstance(work, Store) and work.waiting is not None:
             yield work.waiting

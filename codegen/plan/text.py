@@ -42,7 +42,7 @@ from codegen.plan.grammar import (
     Var,
     Work,
 )
-from codegen.plan.handed import More, Send, Take
+from codegen.plan.handed import More, Save, Send, Take
 from codegen.plan.loops import Do, Loops
 from codegen.plan.steps import moved
 from codegen.printer import ValueNames
@@ -89,7 +89,8 @@ def loops_text(loops: Loops) -> str:
                             for x, v in op.what.begins)
                 yield from (f"{indent}  meanwhile {called(v)}" for v in op.what.scratch)
                 for act in op.what.acts:
-                    if isinstance(act, Exchange | Print | Expect | Point | Take | More | Send):
+                    if isinstance(act, Exchange | Print | Expect | Point | Take | More | Send
+                                  | Save):
                         yield from _steps([moved(act, of)], f"{indent}  ")
                     else:
                         yield from _work(moved(act, of), f"{indent}  ")
@@ -173,6 +174,8 @@ def _steps(steps: Sequence[Step], indent: str) -> Iterator[str]:
         elif isinstance(step, Send):
             given = ", ".join(b.name for b in step.given)
             yield f"{indent}send {given} to feed {step.feed}{where}"
+        elif isinstance(step, Save):
+            yield f"{indent}save {step.given[0].name} as {step.series}, every {step.every}{where}"
 
 
 def _work(work: Work, indent: str) -> Iterator[str]:

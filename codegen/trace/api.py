@@ -15,6 +15,7 @@ from typing import Any, TypeVar, overload
 from codegen.errors import UsageError
 from codegen.places import user_place
 from codegen.trace.array import Array
+from codegen.trace.batching.vmap import vmap
 from codegen.trace.context import eager_current, require_context
 from codegen.trace.control.conversion import convert
 from codegen.trace.derive.derivatives import (
@@ -25,12 +26,14 @@ from codegen.trace.derive.derivatives import (
     vjp,
 )
 from codegen.trace.derive.eagerly import mapped
+from codegen.trace.derive.jacobians import hessian, jacfwd, jacobian, jacrev
 from codegen.trace.derive.marks import (
     checkpoint_name,
     checkpoint_policies,
     remat,
     stop_gradient,
 )
+from codegen.trace.feed_calls import Stream
 from codegen.trace.kernel_call import Kernel
 from codegen.trace.program import Program, parse_parameter, program
 from codegen.trace.ranks import mapping
@@ -42,9 +45,9 @@ from codegen.user.windows import Start
 F = TypeVar("F", bound=Callable[..., Any])
 
 __all__ = [
-    "Array", "Dim", "Program", "checkpoint_name", "checkpoint_policies", "custom_vjp", "grad",
-    "jvp", "parse_parameter", "program", "remat", "replicated", "spec", "stop_gradient",
-    "value_and_grad", "vjp",
+    "Array", "Dim", "Program", "Stream", "checkpoint_name", "checkpoint_policies", "custom_vjp",
+    "grad", "hessian", "jacfwd", "jacobian", "jacrev", "jvp", "parse_parameter", "program", "remat",
+    "replicated", "spec", "stop_gradient", "value_and_grad", "vjp", "vmap",
 ]
 
 
@@ -86,6 +89,7 @@ def _public(name: str, module: str, attribute: str) -> Callable[..., Any]:
 _MODULES = {
     "declare": "input=input_ scalar require mesh ranks=number_of_ranks",
     "messages": "print=print_ progress",
+    "saving": "save",
     "feed_calls": "feed",
     "ranks.communicate": "axis_index axis_size index=axis_index ppermute all_gather all_to_all "
     "barrier",

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
@@ -20,12 +19,13 @@ from codegen.errors import MissingError, ProgramError, TracedValueError, Unsuppo
 from codegen.ir import ArrayType, Shape, Value
 from codegen.mesh import Layout, Mesh, as_written, local_extent
 from codegen.ops import Relayout, Symbolic
+from codegen.suggest import meant
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
 from codegen.trace import view as views
 from codegen.trace.constants import array_value, cast_value, default_dtype, full_value
 from codegen.trace.context import Context, refuse_constant, refuse_constant_write, require_context
-from codegen.trace.number import UNHASHED, Number, choose, number, where_asked
+from codegen.trace.number import TEXT_REMEDY, UNHASHED, Number, choose, number, where_asked
 from codegen.trace.numpy.refused import REMEDIES
 from codegen.trace.storage import Known, Storage
 from codegen.user.numbers import element_type
@@ -225,8 +225,8 @@ class Array(ArrayMethods):
             raise AttributeError(name)
         if self.is_known and hasattr(np.ndarray, name):
             return getattr(self.frozen(), name)
-        near = [f"x.{n}" for n in get_close_matches(name, dir(type(self)), 1)]
-        remedy = f"np.{name}(x) says what to use" if hasattr(np, name) else "".join(near)
+        near = meant(name, dir(type(self)), "x.{}")
+        remedy = f"np.{name}(x) says what to use" if hasattr(np, name) else near
         remedy = REMEDIES.get(f"ndarray.{name}", remedy)
         raise MissingError(
             f"an array of a program has no {name!r}",
@@ -249,7 +249,9 @@ class Array(ArrayMethods):
         return repr(self.known) if self.is_known else f"<spmd array {self.type}>"
 
     def __str__(self) -> str:
-        return str(self.known) if self.is_known else repr(self)
+        if not self.is_known:
+            self._unknown("text", TEXT_REMEDY)
+        return str(self.known)
 
     def __copy__(self, memo: Any = None) -> Array:
         return self.copy()  # type: ignore[no-any-return]
@@ -272,8 +274,7 @@ class Array(ArrayMethods):
     tolist = _asked(np.ndarray.tolist, "a Python list", "return the array from the program")
     __hash__ = _asked(hash, "a known key of a dict or set", UNHASHED)
     tobytes = _asked(np.ndarray.tobytes, "bytes", "return the array from the program")
-    __format__ = _asked(format, "text", 'spmd.print("... {}", value) prints it while the program '
-                        "runs")
+    __format__ = _asked(format, "text", TEXT_REMEDY)
 
     def _unknown(self, needed: str, remedy: str) -> NoReturn:
         refuse_constant()

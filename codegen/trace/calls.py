@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 
 from codegen.errors import ShapeError, TracedValueError
-from codegen.trace import known
+from codegen.trace import known, traced_text
 from codegen.trace.array import Array, as_array, is_traced
 from codegen.trace.context import Context
 from codegen.trace.control.conversion import convert
 from codegen.trace.control.stateful import hashed, identity, iterating, ordered, watched
+from codegen.trace.messages import printed
 from codegen.trace.number import Number, condition_of, expr_of, number
 from codegen.trace.numpy import mathematics
 from codegen.trace.numpy.dispatch import aware, elsewhere
@@ -180,7 +181,7 @@ def _converted(plain_: type, dtype: Any) -> Callable[..., Any]:
 
 def _len(x: Any) -> Any:
     if isinstance(x, Chosen):
-        return np.sum(x.mask)
+        return x.shape[0]
     if isinstance(x, Array) and x.ndim:
         return x.shape[0]
     if is_traced(x):
@@ -255,6 +256,8 @@ _BUILTINS: dict[int, Callable[..., Any]] = {
     id(reduce): _each(reduce),
     id(id): identity,
     id(hash): hashed,
+    id(print): printed,
+    **{id(f): traced_text.of(f) for f in (str, repr, ascii)},
     **{id(f): iterating(f) for f in (list, tuple, enumerate, iter, zip)},
     id(np.isscalar): lambda x: bool(np.isscalar(_example(x))),
 }

@@ -5,6 +5,7 @@ Always holds: ops are appended to the innermost open block only, in program orde
 
 from __future__ import annotations
 
+import threading
 import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -53,10 +54,17 @@ class Block:
 _UNROLLED_TURNS = 64  # turns of a loop that Python may run while building
 
 
-class Context:
-    """One capture. `current()` gives the innermost one; None outside any program."""
+class _Captures(threading.local):
+    """The captures that are open in this thread, the innermost one last."""
 
-    _stack: list[Context] = []
+    def __init__(self) -> None:
+        self.stack: list[Context] = []
+
+
+class Context:
+    """One capture. `current()` gives the innermost one of this thread; None outside any program."""
+
+    _captures = _Captures()
 
     def __init__(self, name: str, mesh: Mesh, user_files: set[str] | None = None) -> None:
         self.name = name
@@ -77,6 +85,7 @@ class Context:
         self.narrower: Limits = {}  # those of which a condition says more
         self.rules: dict[str, Any] = {}  # by the name of a dim, the axis that splits it
         self.layouts: dict[str, Layout] = {}  # by input, what the compiler has chosen so far
+        self.when_built = ""  # how users make a number known while building, where not usual
         self.auto: list[str] = []  # inputs whose layout is the compiler's choice
         self.bounds: dict[str, Any] = {}  # of computed integers, by key: letting.Bounds
         self.rank_view = 0  # how many shard_maps are open; arrays inside are local
@@ -96,6 +105,8 @@ class Context:
         # what open bodies must leave as it is (outside.Outside), the program first; and where the
         # user's code changed a thing last, by its id
         self.bodies: list[Any] = []
+        # what loops in no other loop carried in the last capture of the program: settled.Inner
+        self.outermost: Any = None
         self.loops: list[Any] = []  # whose bodies are being captured: loops.Loop
         # loops that Python runs turn by turn, and those of which it has turned out now
         self.unrolled: frozenset[Place | None] = frozenset()
@@ -107,7 +118,7 @@ class Context:
         # where a function of the user's last returned a value: its code, and where in it
         self.returned: tuple[types.CodeType, int, int] | None = None
         self.differentiated = False  # much of what was recorded may be needed by nobody
-        self.recordings = 0  # how many functions that are differentiated are running
+        self.recordings = self.members = 0  # differentiated, and mapped, functions that are running
         self.keeps: list[Keeps] = []  # what ways back keep
         self.replaced: dict[Op, Op] = {}  # recorded ops by what stands there since: they keep more
         # while it is true, names are given for good: also in a piece of code that is captured again
@@ -118,15 +129,16 @@ class Context:
 
     @classmethod
     def current(cls) -> Context | None:
-        return cls._stack[-1] if cls._stack else None
+        stack = cls._captures.stack
+        return stack[-1] if stack else None
 
     @contextmanager
     def active(self) -> Iterator[Context]:
-        Context._stack.append(self)
+        Context._captures.stack.append(self)
         try:
             yield self
         finally:
-            Context._stack.pop()
+            Context._captures.stack.pop()
 
     def hold(self, holds: Expr, text: str) -> None:
         """Refuses launches for which a condition fails; the next capture makes use of it."""

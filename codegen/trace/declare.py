@@ -50,6 +50,12 @@ def _not_an_extent(item: Any) -> str:
             f"{DEEPEST} operations such as // in each other)")
 
 
+def _when_built(text: str) -> str:
+    """How a number becomes known while building: this text, or what this capture says of it."""
+    context = Context.current()
+    return (context.when_built if context else "") or text
+
+
 def shape_of(shape: Any, what: str, scalars: bool = False) -> Shape:
     """Extents the user gave: Python integers, or formulas in axis sizes (locally: the index)."""
     shape = known.plain(shape)
@@ -65,7 +71,8 @@ def shape_of(shape: Any, what: str, scalars: bool = False) -> Shape:
                 f"{what}: {item!r} cannot be an extent",
                 expected="a non-negative Python integer, or a formula of axis sizes",
                 found=_not_an_extent(item),
-                remedy="parameters of the program are Python integers" if e is None else "",
+                remedy=_when_built("parameters of the program are Python integers")
+                if e is None else "",
             )
         if e.is_const and e.value >= 2**62:
             raise ShapeError(f"{what}: this extent is too large", expected="less than 2**62",
@@ -76,7 +83,7 @@ def shape_of(shape: Any, what: str, scalars: bool = False) -> Shape:
             raise TracedValueError(
                 f"{what}: the extent {e} depends on a run-time scalar or a loop counter",
                 expected="a Python integer, or a formula of axis sizes", found=str(e),
-                remedy="make it a parameter of the program, which is set at build",
+                remedy=_when_built("make it a parameter of the program, which is set at build"),
             )
         context = Context.current()
         if kinds <= {"size", "scalar"} and context is not None and context.in_every_launch:
@@ -297,6 +304,18 @@ def _one_input(
     context.said[name] = _said(context, name, shape, dtype, given, default)
     context.inputs[name] = Input(value, chosen, extents, region, user_place(), origin)
     return wrap(context, value, scalar=False)
+
+
+def array_input(name: str, shape: tuple[int, ...], dtype: DType, layout: Any) -> Array:
+    """An input of a name that may be any text."""
+    return _one_input(require_context("an input"), name, shape, dtype, layout, None)
+
+
+def number_input(name: str, dtype: DType, weak: bool) -> Array:
+    """An input that is one number. weak: it promotes as a Python number does."""
+    made = array_input(name, (), dtype, ())
+    made.weak, made.scalar = weak, True
+    return made
 
 
 def _check_split(extents: Shape, layout: Layout, name: str) -> None:

@@ -6,7 +6,7 @@ Always holds: the text is put together only where something does not hold.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import reduce
 from typing import Any
 
@@ -16,9 +16,11 @@ from codegen import dtypes
 from codegen.errors import ProgramError, ShapeError
 from codegen.ir import Shape, Value
 from codegen.ops import POSITION, Expect, Map
+from codegen.progress import ARRAY
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
-from codegen.trace.array import Number, as_array, as_value, is_traced
+from codegen.trace import traced_text
+from codegen.trace.array import as_array, as_value, is_traced
 from codegen.trace.constants import broadcast_value
 from codegen.trace.context import Context, require_context
 from codegen.trace.control.regions import condition
@@ -45,9 +47,9 @@ def expect(context: Context, holds: Value, *text: Any, check: str = "") -> None:
     context.emit(Expect(tuple(parts), check=check), (holds, *shown))
 
 
-def asserted(test: Any, source: str, message: Callable[[], Sequence[tuple[Any, str]]]) -> Any:
+def asserted(test: Any, source: str, message: Callable[[], Any]) -> Any:
     """What Python's own `assert` gets of its test: of one that is known only at run time, True; the
-    run ends where it does not hold. message: values and texts, with how they are written."""
+    run ends where it does not hold, with the text of the message."""
     if not is_traced(test):
         return test
     context = require_context("assert")
@@ -55,15 +57,15 @@ def asserted(test: Any, source: str, message: Callable[[], Sequence[tuple[Any, s
     if isinstance(holds, Expr):
         holds = as_value(context, number(holds, True), dtypes.BOOL)
     parts, shown = [""], []
-    for value, spec in message():
-        if not is_traced(value):
-            parts[-1] += format(value, spec) if spec else str(value)
-            continue
-        if not isinstance(value, Number) and value.ndim:
+    for piece in traced_text.shown(message()):
+        if not isinstance(piece, str):
+            shown.append(piece[0].read())
+            parts += [piece[1], ""]
+        elif ARRAY in piece:
             raise ShapeError("the message of an assert shows numbers", expected="0-d arrays",
-                             found=str(value.type), remedy="x[k], x.max(), …")
-        shown.append(as_array(value).read())
-        parts += [spec, ""]
+                             found="an array with dims", remedy="x[k], x.max(), …")
+        else:
+            parts[-1] += piece
     parts[-1] += f"\n  expected: {source}" if parts != [""] else f"assert {source} does not hold"
     context.emit(Expect(parts=tuple(parts)), (holds, *shown))
     return True

@@ -204,7 +204,7 @@ def _field(context: Context, feed: str, name: str, what: Spec) -> ArrayType:
 def captured_feed(stream: Stream, code: Code) -> Iterator[Any]:
     """`for b in feed:`: yields a batch once per pass of the capture, then emits the loop."""
     context = require_context("for b in feed")
-    loop = Loop(context, code, Later(code.kept))
+    loop = Loop(context, code, Later(code.kept or ()))
     yield from passes(loop, stream.next)
     loop.finish(Counter(context, "pass", expr.const(0), None, expr.const(1)), stream.more)
 

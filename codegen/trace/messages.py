@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Mapping
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,10 @@ import numpy as np
 from codegen.errors import UsageError
 from codegen.ir import Value
 from codegen.ops import Print
-from codegen.progress import MARK
+from codegen.progress import ERROR, MARK, OPEN
+from codegen.trace import traced_text
 from codegen.trace.array import Array, Number, as_array
-from codegen.trace.context import require_context
+from codegen.trace.context import Context, require_context
 from codegen.user.numbers import pace_spec
 
 
@@ -40,6 +42,67 @@ def print_(text: Any, *values: Any, every_rank: bool = False, **named: Any) -> N
             continue
         _print_array(as_array(value), spec, parts, operands)
     context.emit(Print(parts=tuple(parts), every_rank=bool(every_rank)), operands)
+
+
+_LINE_BYTES = 900  # of a Print op: the engine's lines have 1024
+_NUMBER_BYTES = 40, 400  # of a number without a format, and with one
+
+
+def printed(
+    *values: Any, sep: str | None = " ", end: str | None = "\n", file: Any = None,
+    flush: bool = False,
+) -> None:
+    """Python's print in a program: prints while the program runs, once, from index 0.
+
+    The text is Python's own, braces and all; arrays have up to 64 elements. file: sys.stdout or
+    sys.stderr, which is written as it comes; into another one, what is known is written now.
+    """
+    context = require_context("print")
+    standard = file is None or file in (sys.stdout, sys.__stdout__)
+    if not standard and file not in (sys.stderr, sys.__stderr__):
+        if any(map(traced_text.is_unknown, values)):
+            raise UsageError("print into a file, of a value that only the run knows",
+                             expected="file=sys.stdout or file=sys.stderr", found=f"{file!r}",
+                             remedy="return the value from the program, and write it then")
+        print(*values, sep=sep, end=end, file=file, flush=flush)
+        return
+    pieces: list[traced_text.Piece] = []
+    for k, value in enumerate(values):
+        pieces += [(" " if sep is None else sep) * (k > 0), *traced_text.shown(value)]
+    pieces.append("\n" if end is None else end)
+    if isinstance(pieces[-1], str) and pieces[-1].endswith("\n"):
+        pieces[-1] = pieces[-1][:-1]  # a line of the engine's ends with it
+    else:
+        pieces.append(OPEN)
+    _emit_lines(context, pieces, "" if standard else ERROR)
+
+
+def _emit_lines(context: Context, pieces: Sequence[traced_text.Piece], begin: str) -> None:
+    """Emit a text as Print ops, each of a length that the engine has room for. begin: what each of
+    its lines begins with."""
+    parts, operands, left = [begin], list[Value](), _LINE_BYTES
+    for piece in _short(pieces):
+        text = piece.replace("\n", "\n" + begin) if isinstance(piece, str) else ""
+        size = len(text.encode()) if isinstance(piece, str) else _NUMBER_BYTES[piece[1] != ""]
+        if size > left:
+            parts[-1] += OPEN
+            context.emit(Print(parts=tuple(parts), every_rank=False), operands)
+            parts, operands, left = [begin], [], _LINE_BYTES
+        left -= size
+        parts[-1] += text
+        if not isinstance(piece, str):
+            parts += [piece[1], ""]
+            operands.append(piece[0].read())
+    context.emit(Print(parts=tuple(parts), every_rank=False), operands)
+
+
+def _short(pieces: Sequence[traced_text.Piece]) -> Iterator[traced_text.Piece]:
+    """The pieces, with long texts in several."""
+    for piece in pieces:
+        if isinstance(piece, str):
+            yield from (piece[k : k + 200] for k in range(0, len(piece), 200))
+        else:
+            yield piece
 
 
 def progress(

@@ -18,6 +18,12 @@ from codegen.symbolic.expr import Expr
 from codegen.trace.context import refuse_constant
 from codegen.trace.control.conversion import why_unconverted
 
+# For who makes a text of what only the run knows.
+TEXT_REMEDY = (
+    'print(f"… {value}") prints it while the program runs; assert test, f"… {value}" shows it '
+    "where a test fails"
+)
+
 UNHASHED = (
     "np.array([...])[k] looks a number up; if and elif choose; ppermute takes perm=[(0, 1), …]"
 )
@@ -135,7 +141,7 @@ class Number(NumberMethods):
         raise TypeError("a symbolic number is not iterable: use spmd.range(n)")
 
     def __format__(self, spec: str) -> str:
-        self._unknown("text", 'spmd.print("... {}", value) prints it while the program runs')
+        self._unknown("text", TEXT_REMEDY)
 
     def _unknown(self, needed: str, remedy: str) -> NoReturn:
         refuse_constant()

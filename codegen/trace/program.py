@@ -11,7 +11,7 @@ import copy
 import inspect
 import math
 import numbers
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, overload
 
@@ -34,8 +34,10 @@ from codegen.trace.control.conversion import convert
 from codegen.trace.control.letting import Bounds, bounds_of
 from codegen.trace.control.outside import Outside
 from codegen.trace.control.returned import outputs_of
+from codegen.trace.control.settled import Inner
 from codegen.trace.derive.needed import kept_by, opened, pruned
 from codegen.trace.feed_calls import check_feeds
+from codegen.trace.saving import check_saves
 
 # The tracer's modules import downwards only; what those below need of those above they get here.
 conversion.runtime = control
@@ -89,11 +91,13 @@ def _check_function(function: Any) -> None:
 
 
 def parse_parameter(text: str) -> Any:
-    """A value from the command line: a Python literal (`3`, `0.5`, `(1, 2)`, `True`), else the
-    text.
+    """Return the value that `--set NAME=TEXT` gives a parameter: what the text means as a Python
+    literal, such as `3`, `0.5`, `(1, 2)` or `True`; else the text itself.
 
-    >>> parse_parameter("3") + x
-    [3.], [4.], [5.], [6.]
+    Example::
+
+        values = [spmd.parse_parameter(text) for text in ("3", "(1, 2)", "true", "linear")]
+        print(values)    # [3, (1, 2), True, 'linear']
     """
     try:
         return ast.literal_eval(text)
@@ -235,12 +239,13 @@ class Program:
         layouts: dict[str, Layout] = {}
         limits: Limits = {}
         unrolled: frozenset[Place | None] = frozenset()
-        rounds = 0
+        outermost, rounds = Inner(), 0
         while True:
             context = Context(self.name, mesh)
             context.bounds, context.rules, context.layouts = bounds, self.rules, layouts
             context.limits, context.checks = limits, frozenset(checks)
-            context.unrolled = unrolled
+            context.unrolled, context.outermost = unrolled, outermost
+            outermost.met.clear()
             try:
                 module = self._trace(context, values)
             except SpmdError:
@@ -268,13 +273,13 @@ class Program:
             context.unique(axis.coord_sym.name)
         for name in ("p", "member", "wrap", "others"):  # what formulas of exchanges name
             context.unique(name)
-        outside = Outside("program", [(self.name, self.function), *values.items()])
+        outside = Outside("program", [(self.name, self.function), *self.reached(values)])
         outside.place = self.place
         context.bodies.append(outside)
         with context.active():
             function = convert(self.function)
             try:
-                returned = function(**values)
+                returned = self.called(context, function, values)
                 outside.check(context.seeded)
             except BaseException as error:
                 outside.put_back()
@@ -283,7 +288,8 @@ class Program:
                 raise
             place = self._place_of_return(context, function)
             try:
-                outputs, returns = outputs_of(context, returned, place)
+                with context.standing_at(place):
+                    outputs, returns = outputs_of(context, returned, place)
             except SpmdError as error:
                 error.place = place  # the user's function has returned already
                 raise
@@ -291,14 +297,25 @@ class Program:
         if context.differentiated:
             body = pruned(opened(body))
             outputs = [replace(o, value=v) for o, v in zip(outputs, body.results, strict=True)]
-        return check_feeds(Module(name=self.name, level="graph", mesh=context.mesh,
-                      parameters=tuple(values.items()), scalars=tuple(context.scalars.values()),
-                      inputs=tuple(context.inputs.values()),
-                      feeds=tuple(context.feeds.values()), body=body, outputs=tuple(outputs),
-                      conditions=tuple(context.conditions), returns=returns, sync=self.sync,
-                      file=self.file, keeps=kept_by(body, context.keeps),
-                      unrolled=tuple(sorted(filter(None, context.unrolled), key=str)),
-                      checks=tuple(name for name in CHECKS if name in context.checks)))
+        module = Module(
+            name=self.name, level="graph", mesh=context.mesh, parameters=tuple(values.items()),
+            scalars=tuple(context.scalars.values()),
+            inputs=tuple(context.inputs.values()),
+            feeds=tuple(context.feeds.values()), body=body, outputs=tuple(outputs),
+            conditions=tuple(context.conditions), returns=returns, sync=self.sync,
+            file=self.file, keeps=kept_by(body, context.keeps),
+            unrolled=tuple(sorted(filter(None, context.unrolled), key=str)),
+            checks=tuple(name for name in CHECKS if name in context.checks),
+        )
+        return check_saves(check_feeds(module))
+
+    def reached(self, values: dict[str, Any]) -> Iterable[tuple[str, Any]]:
+        """What of the user's the function can read and change, but for itself: by name."""
+        return values.items()
+
+    def called(self, context: Context, function: Callable[..., Any], values: dict[str, Any]) -> Any:
+        """What the converted function returns for these parameters."""
+        return function(**values)
 
     def _place_of_return(self, context: Context, function: Callable[..., Any]) -> Place:
         """The expression that was returned; where there is none, the function's own place."""
@@ -321,8 +338,7 @@ class Program:
         Returns what the function returns. InputError for an input that is missing or of another
         shape, UsageError for an unknown name; exceptions of NumPy come through.
         """
-        from codegen.oracle import eager  # start-up time: builds and images do without it
-
+        eager = _oracle()
         ranks = checked_count("ranks", ranks)
         given_sizes = checked_sizes({} if mesh is None else mesh, self.mesh.names)
         fixed = {a.name: a.fixed for a in self.mesh.axes} | given_sizes
@@ -341,6 +357,12 @@ class Program:
 
         return eager.run(self.function, axes, given, lambda: self.graph(known), captured)
 
+    def interpreted(self, axes: Mapping[str, int], prints: list[str]) -> dict[str, Any]:
+        """The outputs by name, of a program without inputs: its Graph, computed in NumPy. prints
+        collects what it prints."""
+        found: dict[str, Any] = _oracle().outputs(self.graph({}), axes, prints)
+        return found
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if Context.current() is not None:
             return convert(self.function)(*args, **kwargs)
@@ -349,6 +371,12 @@ class Program:
             expected="spmd.build, or a run as plain NumPy",
             remedy=f"spmd.build({self.name}).run(ranks=4), or {self.name}.eager()",
         )
+
+
+def _oracle() -> Any:
+    from codegen.oracle import eager  # start-up time: builds and images do without it
+
+    return eager
 
 
 @overload

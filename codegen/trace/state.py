@@ -1,14 +1,14 @@
 """What the user's variables hold: read before and after a piece of code, compared, put back.
 
-A variable holds a tree of lists, tuples, dicts and the user's own objects, with leaves that are
+A variable holds a tree of lists, tuples, dicts and objects, with leaves that are
 arrays, numbers or anything else. Lists, dicts and objects keep their identity when they are filled.
 Always holds: a variable without a value is UNDEFINED here and really unbound in the user's frame.
 """
 
 from __future__ import annotations
 
+import builtins
 import copy
-import sys
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -21,9 +21,9 @@ from codegen.dtypes import DType
 from codegen.ir import ArrayType, Shape
 from codegen.layouts import propagation
 from codegen.mesh import Layout
-from codegen.places import is_user_file
 from codegen.symbolic import expr
 from codegen.trace.array import Array, Number
+from codegen.trace.objects import attributes, is_carried, put_attributes
 
 UNDEFINED: Any = type("Undefined", (), {"__repr__": lambda self: "no value"})()
 
@@ -87,8 +87,9 @@ class Names:
 class Code:
     """A piece of a user's function that is captured. bound: the variables that it may rebind.
 
-    touched: others, through which it may change data. Of a loop: flags, the variables that end it
-    when true; its number in the function; kept, bound variables that are read after it.
+    touched: others, through which it may change data. kept: bound variables that are read after it;
+    None: all. Of a loop: flags, the variables that end it when true; its number in the function;
+    fresh, bound variables of which no turn reads what they held before it.
     """
 
     names: Names
@@ -96,7 +97,12 @@ class Code:
     touched: Sequence[str] = ()
     flags: Sequence[str] = ()
     number: int = 0
-    kept: Sequence[str] = ()
+    kept: Sequence[str] | None = None
+    fresh: Sequence[str] = ()
+
+    def reads_later(self, name: str) -> bool:
+        """Whether code after it may read a variable that it binds."""
+        return self.kept is None or name in self.kept
 
 
 # ---- trees --------------------------------------------------------------------------------------
@@ -158,17 +164,17 @@ def attribute_set(path: str, before: Tree, now: Tree) -> str:
 
 def _flatten(value: Any, leaves: list[Any], above: set[int]) -> Tree:
     keys: Iterable[Any]
+    kind = ""
     if id(value) in above:
-        keys, kind = (), ""  # it contains itself
+        keys = ()  # it contains itself
     elif isinstance(value, (tuple, list)):
         kind = "tuple" if isinstance(value, tuple) else "list"
         keys, items = range(len(value)), value
-    elif isinstance(value, dict):
+    elif isinstance(value, dict) and "__builtins__" not in value and value is not vars(builtins):
         kind, keys, items = "dict", value.keys(), list(value.values())
-    elif isinstance(getattr(value, "__dict__", None), dict) and is_users_class(type(value)):
-        kind, keys, items = "object", vars(value).keys(), list(vars(value).values())
-    else:
-        kind = ""
+    elif is_carried(value):
+        held = attributes(value) or {}
+        kind, keys, items = "object", held.keys(), list(held.values())
     if not kind:
         leaves.append(value)
         return Tree("leaf", value)
@@ -181,17 +187,6 @@ def inside(value: Any, key: Any) -> Any:
     tree = _flatten(value, [], set()) if not isinstance(value, Array) else Tree("leaf", value)
     found = (c.value for k, c in zip(tree.keys, tree.children) if k == key)
     return next(found, None)
-
-
-def is_users_class(cls: type) -> bool:
-    """Whether a class stands in a file of the user's; no class of classes, no array."""
-    if cls.__module__ in ("builtins", "numpy") or issubclass(cls, (type, np.ndarray, np.generic)):
-        return False
-    module = sys.modules.get(cls.__module__)
-    if cls.__module__ == "__main__":
-        return True
-    file = getattr(module, "__file__", None)
-    return file is not None and is_user_file(file)
 
 
 def fill(
@@ -216,9 +211,11 @@ def fill(
     if tree.kind == "list":
         value[:] = items
         return value
-    target = value if tree.kind == "dict" else vars(value)
-    target.clear()
-    target.update(zip(tree.keys, items))
+    if tree.kind == "object":
+        put_attributes(value, dict(zip(tree.keys, items)))
+        return value
+    value.clear()
+    value.update(zip(tree.keys, items))
     return value
 
 

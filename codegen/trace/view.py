@@ -19,7 +19,7 @@ from codegen.dtypes import DType
 from codegen.errors import ProgramError
 from codegen.functions import FUNCTIONS
 from codegen.ir import Shape, Value
-from codegen.ops import Broadcast, Reshape, Slice, Transpose
+from codegen.ops import Broadcast, Diagonal, Reshape, Slice, Transpose
 from codegen.symbolic.expr import Expr, as_expr, const
 from codegen.trace.context import Context
 
@@ -43,15 +43,7 @@ class Part:
     shape: Shape
 
 
-@dataclass(frozen=True)
-class Picked:
-    """Elements at one index value per place, of the first dims; read-only, as np.diagonal."""
-
-    indices: tuple[Value, ...]
-    shape: Shape
-
-
-Step = Slice | Transpose | Reshape | Broadcast | Dynamic | Part | Picked
+Step = Slice | Transpose | Reshape | Broadcast | Dynamic | Part | Diagonal
 View = tuple[Step, ...]
 
 
@@ -110,7 +102,12 @@ def _under_unit_dims(inner: Shape, outer: Shape, step: Slice) -> Slice | None:
 
 def shape_of(view: View, base: Shape) -> Shape:
     for step in view:
-        base = tuple(base[d] for d in step.perm) if isinstance(step, Transpose) else step.shape
+        if isinstance(step, Transpose):
+            base = tuple(base[d] for d in step.perm)
+        elif isinstance(step, Diagonal):
+            base = (*base[: step.second], *base[step.second + 1 :])
+        else:
+            base = step.shape
     return base
 
 
@@ -144,10 +141,10 @@ def shown(data: Any, view: View) -> Any:
 def may_reshape(view: View, base: Shape, shape: Shape) -> bool:
     """Whether NumPy's reshape of this view shows the same memory: the strides that it would have
     decide. Extents that follow from the mesh: assumed so."""
-    steps: View = (*view, Reshape(shape))
-    shapes = (base, *(s.shape for s in steps if not isinstance(s, Transpose)))
-    if any(isinstance(step, Picked) for step in view):
+    steps = [step for step in (*view, Reshape(shape)) if not isinstance(step, Diagonal)]
+    if len(steps) <= len(view):
         return False
+    shapes = (base, *(s.shape for s in steps if not isinstance(s, Transpose)))
     if not view or not all(e.is_const for one in shapes for e in one):
         return True
     extents = tuple(e.value for e in base)
@@ -236,8 +233,6 @@ def _apply(context: Context, base: Value, step: Step) -> Value:
     emit = context.emit_one
     if isinstance(step, Part):
         return emit(ops.Map(step.fn), base)
-    if isinstance(step, Picked):
-        return emit(ops.Gather(dims=tuple(range(len(step.indices))), at=0), base, *step.indices)
     if isinstance(step, Dynamic):
         return emit(ops.DynamicSlice(shape=step.shape), base, *_starts(context, base, step))
     return emit(step, base)
@@ -270,7 +265,7 @@ def put(context: Context, base: Value, view: View, new: Value) -> Value:
     if isinstance(step, Part):
         wide = emit(ops.Map("cast", dtype=base.type.dtype), new)
         return emit(ops.Map(f"with_{step.fn}"), base, wide)
-    picked = isinstance(step, Picked)
+    picked = isinstance(step, Diagonal)
     raise ProgramError(
         f"this array is a {'diagonal of another' if picked else 'broadcast view'}, which is "
         "read-only", expected="an array that has elements of its own",

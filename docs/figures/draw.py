@@ -31,17 +31,21 @@ def bars(chart: str, title: str, items: list[tuple[str, float, str]], note: str)
         f'<rect width="{LEFT + WIDTH}" height="{height}" fill="#fff"/>',
         f'<text x="12" y="24" font-size="15" font-weight="bold">{escape(title)}</text>',
     ]
+    x = LEFT + scale
+    line = f'<line x1="{x:.1f}" x2="{x:.1f}" y1="36" y2="{height - 44}" stroke="{GRID}"/>'
+    labels = []
     for k, (label, value, colour) in enumerate(items):
         y = 40 + ROW * k
         length = value * scale
         parts += [
             f'<text x="{LEFT - 8}" y="{y + 13}" text-anchor="end">{escape(label)}</text>',
             f'<rect x="{LEFT}" y="{y}" width="{length:.1f}" height="{ROW - 6}" fill="{colour}"/>',
-            f'<text x="{LEFT + length + 5:.1f}" y="{y + 13}">{value:g}</text>',
         ]
-    x = LEFT + scale
+        labels.append(  # white around it, as the line may pass behind it
+            f'<text x="{LEFT + length + 5:.1f}" y="{y + 13}" paint-order="stroke" stroke="#fff" '
+            f'stroke-width="5">{value:g}</text>')
     parts += [
-        f'<line x1="{x:.1f}" x2="{x:.1f}" y1="36" y2="{height - 44}" stroke="{GRID}"/>',
+        line, *labels,
         f'<text x="{x:.1f}" y="{height - 28}" text-anchor="middle">{escape(note)}</text>',
         f'<text x="12" y="{height - 8}" font-size="10">{escape(f"{when}, {where}")}</text>',
         "</svg>",

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterable
 from typing import Any
 
 from codegen.errors import EnvironmentFault, UsageError
+from codegen.suggest import meant
 from spmd.bench import plot
 from spmd.bench.collectives import COLLECTIVES, MEMORY_SHARE, Bench, Peer
 from spmd.bench.floor import MACHINE, TITLES, Floor, FloorBench
@@ -20,6 +22,22 @@ from spmd.launch.processes import Processes
 
 RIVALS = {"mpi": Peer, "floor": Floor}  # what can run in turn with ours: --vs
 FLOOR_TAKES = ("--sizes", "--step", "--rounds", "--ranks", "--json", "--plot")
+
+
+# What programs call the collectives, where that is another word.
+CALLS = {
+    "psum": "all-reduce", "pmean": "all-reduce", "pmax": "all-reduce", "pmin": "all-reduce",
+    "ppermute": "permute", "pbroadcast": "broadcast", "bcast": "broadcast", "preduce": "reduce",
+    "psum_scatter": "reduce-scatter", "pgather": "gather", "pscatter": "scatter", "pscan": "scan",
+    "sendrecv": "permute",
+}
+
+
+def _meant(word: str, known: Iterable[str]) -> str:
+    """Return the remedy for a name of no collective: what `bench` calls it, "" if nobody knows."""
+    if word in CALLS:
+        return f"{CALLS[word]}, which is what {word} is measured as"
+    return meant(word, known)
 
 
 def command(options: argparse.Namespace, processes: Processes) -> int:
@@ -34,7 +52,7 @@ def command(options: argparse.Namespace, processes: Processes) -> int:
         processes.refuse(UsageError(
             f"no floor of {unknown[0]!r}" if by_hand else f"no collective {unknown[0]!r}",
             expected=", ".join(known),
-            remedy="bench floor [NAME …]" if "floor" in names else "",
+            remedy="bench floor [NAME …]" if "floor" in names else _meant(unknown[0], known),
         ))
     if by_hand and bench.ranks == 1:
         names = [name for name in names if name not in ("copy-at-once", "flag")]

@@ -23,7 +23,7 @@ from codegen.casts import is_masked, may_cast, range_text
 from codegen.errors import EnvironmentFault, InputError, Place, SpmdError
 from codegen.short_batches import MASK
 from codegen.user.named import by_path, held, is_in, of_tree
-from spmd.data.source_tools import ChangedFile
+from spmd.data.source_tools import ChangedFile, SourceFailed
 
 Specs = dict[str, tuple[tuple[int, ...], np.dtype]]
 
@@ -377,6 +377,15 @@ def failure(
         text += (f"\ntry:      install it where workers run: {sys.executable} -m pip install …, on "
                  f"{platform.node()}")
     return Failure(position, example, file, line or 0, text.replace("\n", "\n  "), fatal)
+
+
+def source_failure(error: BaseException, pipeline: str, place: Place) -> SourceFailed:
+    """Of what a source raised that was asked how many examples it has, or which they are."""
+    found = failure(error, 0, "", place)
+    return SourceFailed(
+        f"the source of pipeline {pipeline} does not say how many examples it has, or which",
+        place=Place(found.file, found.line), expected="source.length() and source.digest()",
+        found=found.text, remedy="source.length() in Python raises the same")
 
 
 def _said(error: BaseException) -> str:

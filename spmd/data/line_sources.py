@@ -26,12 +26,11 @@ from spmd.data.source_tools import (
     once_made,
     short,
 )
+from spmd.files import csv_fields
 
 STRIDE = 32  # lines: the index has the begin of every so many
 AT_ONCE = 1 << 22  # bytes that are read at once
-MARK = "\ufeff"  # with which some programs let a file in UTF-8 begin
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".zip")
-TRUTHS = {"true": True, "false": False, "1": True, "0": False}  # in small letters or capitals
 NUMBERS = {"int": int, "float": float, "str": str}
 
 
@@ -203,7 +202,7 @@ class _Csv(ExampleSource):
 
     def _text(self, line: bytes, at: int) -> str:
         text = line.decode(self.encoding)
-        return text if at else text.removeprefix(MARK)
+        return text if at else text.removeprefix(csv_fields.MARK)
 
     def _read(self) -> tuple[np.ndarray, int, dict[str, Any]]:
         """Where every 32nd row begins, how many there are, and the types of their columns."""
@@ -286,15 +285,13 @@ def _widened(kind: str, value: str) -> str:
 
 
 def _value(kind: Any, value: str) -> Any:
-    if kind is float and not value:
-        return float("nan")
     kind = kind if isinstance(kind, type) or callable(kind) else np.dtype(kind).type
     if kind in (bool, np.bool_):
-        if value.strip().lower() not in TRUTHS:
-            raise ValueError(f"{value!r}: neither of {', '.join(TRUTHS)}")
-        return kind(TRUTHS[value.strip().lower()])
-    if kind in (int, float) and "_" in value:
-        raise ValueError(f"{value!r} is no number")
+        return kind(csv_fields.truth(value))
+    if kind is int:
+        return csv_fields.integer(value)
+    if kind is float:
+        return csv_fields.real(value)
     with np.errstate(over="ignore"):  # said below
         found = kind(value)
     if isinstance(found, float | np.floating) and np.isinf(found) and "inf" not in value.lower():

@@ -10,10 +10,10 @@ from __future__ import annotations
 import linecache
 import os
 from collections.abc import Iterable, Mapping
-from difflib import get_close_matches
 from types import ModuleType
 
 from codegen.errors import InputError, OutputError, Place, SpmdError, UsageError
+from codegen.suggest import nearest
 from spmd.data import reading_time
 from spmd.data.computing import failure
 from spmd.data.own_modules import LOADED_AS, OwnModules
@@ -81,11 +81,10 @@ def chosen(found: dict[str, Pipeline], file: str, name: str = "") -> Pipeline:
         raise UsageError(
             f"{file} has no pipeline", expected="a function with @data.pipeline(source=…) above it",
             found="none", remedy="import spmd.data as data")
-    near = get_close_matches(name, found, 1)
     raise UsageError(
         f"{file} has no pipeline {name!r}" if name else f"{file} has several pipelines",
         expected=", ".join(found), found=name or "no name",
-        remedy=f"{file}:{(near or list(found))[0]}")
+        remedy=f"{file}:{nearest(name, found) or next(iter(found))}")
 
 
 def is_loading() -> bool:

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from codegen.errors import InputError, Place, UsageError
+from codegen.errors import InputError, Place, SpmdError, UsageError
 from codegen.short_batches import MASK, check_holes, not_given
 from spmd.data.came_back import in_one_process
 from spmd.data.computing import (
@@ -32,6 +32,7 @@ from spmd.data.computing import (
     StackedRows,
     failure,
     plain,
+    source_failure,
     specs_of,
 )
 from spmd.data.drawing import Drawn, EndOfStream, drawn
@@ -66,7 +67,8 @@ class Pipeline:
         self.file, self.line = self.place.file, self.place.line
         self.__doc__, self.__name__ = function.__doc__, plain
         self._random = _takes_random(function, self.place)
-        self._drawn: Callable[[], Drawn] = once_made(lambda: drawn(source, settings))
+        self._drawn: Callable[[], Drawn] = once_made(
+            lambda: self._of_source(lambda: drawn(source, settings)))
         self._generators = Generators(settings.seed)
         self._order: Callable[[], str] = once_made(self._order_of)
         self._specs: Specs | None = None
@@ -84,7 +86,16 @@ class Pipeline:
 
     def length(self) -> int | None:
         """Examples of an epoch; None where only reading them all can tell."""
-        return self.source.length()
+        return self._of_source(self.source.length)
+
+    def _of_source(self, ask: Callable[[], Any]) -> Any:
+        """What the source says of itself. SourceFailed, with the user's line, if it raises."""
+        try:
+            return ask()
+        except SpmdError:
+            raise
+        except Exception as error:
+            raise source_failure(error, self.name, self.place) from error
 
     def total(self, batch: int = 1) -> int | None:
         """Batches of the stream, the last one perhaps not full; None: no end, or not known yet."""
@@ -95,7 +106,7 @@ class Pipeline:
         """Equal where two workers give the same examples, as far as source and settings tell."""
         s = self.settings
         order = (s.sampling, s.seed, s.epochs, s.shuffle, self.size)
-        return Digest("pipeline").add(self.source.digest(), *order).text()
+        return Digest("pipeline").add(self._of_source(self.source.digest), *order).text()
 
     def order(self) -> str:
         """Equal where pipelines have the same example at each position: epochs may differ, and what
@@ -106,7 +117,7 @@ class Pipeline:
         s = self.settings
         order = (s.sampling, s.seed, s.shuffle, self.size)
         drawn = self._drawn().digest()
-        return Digest("order").add(self.source.digest(), drawn, *order).text()
+        return Digest("order").add(self._of_source(self.source.digest), drawn, *order).text()
 
     def specs(self) -> Specs:
         """Shape and dtype of each field, as the first example has them; it is computed for that."""
@@ -149,7 +160,7 @@ class Pipeline:
     @property
     def acts(self) -> bool:
         """Does it need actions, which a program sends back with `feed.send`?"""
-        return self.source.found_by() == "acting"
+        return self._of_source(self.source.found_by) == "acting"
 
     def ready(self, first: int, count: int) -> bool:
         """Can these positions be computed now? Not before the actions that lead to them."""

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
-from difflib import get_close_matches
 from math import isfinite
 from typing import Any
 
 from codegen.errors import Place, UsageError
+from codegen.suggest import meant, nearest
 
 SAMPLINGS = ("once", "independent")
 POLICIES = ("stop", "skip")
@@ -70,13 +70,17 @@ class Settings:
                     found=repr(changes[name]),
                     remedy="cancel it, and submit it again: it begins anew",
                 )
-        return replace(self, **{name: _plain(value) for name, value in changes.items()})
+        found = replace(self, **{name: _plain(value) for name, value in changes.items()})
+        _check_together(found, None)
+        return found
 
 
 def read(given: Mapping[str, Any], place: Place | None = None) -> Settings:
     """Settings of what a user gives. UsageError, which names the setting, for a wrong one."""
     _check(given, place)
-    return Settings(**{name: _plain(value) for name, value in given.items()})
+    found = Settings(**{name: _plain(value) for name, value in given.items()})
+    _check_together(found, place)
+    return found
 
 
 def _plain(value: Any) -> Any:
@@ -91,8 +95,7 @@ def _plain(value: Any) -> Any:
 def _check(given: Mapping[str, Any], place: Place | None) -> None:
     for name, value in given.items():
         if name not in RULES:
-            near = get_close_matches(name, RULES, 1)
-            remedy = ELSEWHERE.get(name) or (f"{near[0]}=…" if near else "remove it")
+            remedy = ELSEWHERE.get(name) or meant(name, RULES, "{}=…") or "remove it"
             raise UsageError(
                 f"a pipeline has no setting {name!r}", place=place,
                 expected=", ".join(sorted(RULES)),
@@ -105,6 +108,22 @@ def _check(given: Mapping[str, Any], place: Place | None) -> None:
                 f"{name} of a pipeline is wrong", place=place, expected=expected,
                 found=repr(value), remedy=remedy,
             )
+
+
+def _check_together(settings: Settings, place: Place | None) -> None:
+    """UsageError for a setting that another one leaves without effect."""
+    independent = settings.sampling == "independent"
+    if settings.queue == "lifo" and not independent:
+        raise UsageError(
+            "queue='lifo' has no effect where every example has its place in an epoch",
+            place=place, expected="sampling='independent', where the newest example may come first",
+            found=f"sampling={settings.sampling!r}",
+            remedy="sampling='independent', or leave out queue")
+    if settings.shuffle is not True and independent:
+        raise UsageError(
+            "shuffle has no effect where each example is drawn by itself", place=place,
+            expected="sampling='once'", found=f"sampling='independent', "
+            f"shuffle={settings.shuffle!r}", remedy="sampling='once', or leave out shuffle")
 
 
 BATCH = "leave it out: the program says it, as in spmd.feed(x=spmd.spec((64, …), dtype))"
@@ -128,8 +147,8 @@ ELSEWHERE = {
 def _near(value: Any, remedy: str) -> str:
     """A word that was nearly right, before anything else."""
     words = (*SAMPLINGS, *POLICIES, *QUEUES, *CODECS, *PULLS)
-    near = get_close_matches(value, words, 1) if isinstance(value, str) else []
-    return f"{near[0]!r}; {remedy}" if near else remedy
+    near = nearest(value, words)
+    return f"{near!r}; {remedy}" if near else remedy
 
 
 # ---- rules

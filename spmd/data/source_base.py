@@ -15,7 +15,7 @@ import numpy as np
 from codegen.errors import InputError, Place, UsageError
 from spmd.data.own_examples import copied
 from spmd.data.permutations import permuted
-from spmd.data.source_tools import Digest, caller, once_made
+from spmd.data.source_tools import Digest, SourceFailed, caller, once_made
 
 TOGETHER = 1 << 14  # places of a permutation that are computed at once
 
@@ -74,7 +74,10 @@ class ExampleSource:
         raise NotImplementedError
 
     def empty(self) -> InputError:
-        return self.wrong("the source of a pipeline is empty", "one example or more", "none")
+        return SourceFailed(
+            "the source of a pipeline is empty", place=self.place, expected="one example or more",
+            found="none", remedy="source.length() says how many it has; is a file empty, or does "
+            "source.where(…) or .take(…) leave none?")
 
     def wrong(self, message: str, expected: str, found: str, remedy: str = "") -> InputError:
         """What is to be raised when the data is not what it should be."""

@@ -138,6 +138,10 @@ class Digest:
         return self._sum.hexdigest()
 
 
+class SourceFailed(InputError):
+    """A source that does not say how many examples it has, or has none: no example is right."""
+
+
 class ChangedFile(InputError):
     """A file that was written to during a run: no other example of it is right either."""
 

@@ -41,7 +41,9 @@ ffibuilder.set_source(
     PREAMBLE,
     sources=sorted(str(path.relative_to(ROOT)) for path in (ROOT / "csrc").rglob("*.c")),
     include_dirs=["csrc"],
-    extra_compile_args=["-std=c11", "-O2", *WARNINGS],
+    # What images are compiled with too, so that random numbers have the same bits.
+    extra_compile_args="-std=c11 -O2 -ffp-contract=off -fwrapv -fno-math-errno -fno-trapping-math "
+                       "-fopenmp-simd".split() + WARNINGS,
     libraries=["pthread", "dl"],
 )
 

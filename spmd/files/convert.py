@@ -9,6 +9,7 @@ import mmap
 
 import numpy as np
 
+from codegen.casts import inexact
 from spmd.arrays import numpy_dtype
 from spmd.files import npy
 from spmd.files.npy import AT_ONCE
@@ -45,9 +46,23 @@ def _convert(
     for at in range(begin, end, AT_ONCE):
         count = min(AT_ONCE, end - at)
         raw = whole[at : at + count] if whole else file.read_all(at, count)
-        bits = np.frombuffer(raw, old).astype(new).tobytes()
+        numbers = np.frombuffer(raw, old)
+        if (lost := inexact(numbers.astype(old.newbyteorder("=")), new)) is not None:
+            raise file.wrong(f"has an integer that {new} does not hold",
+                             f"integers up to 2**53, or others that {new} holds", str(lost))
+        bits = numbers.astype(new).tobytes()
         to = (at - given.start) // old.itemsize * new.itemsize
         memory[to : to + len(bits)] = bits
     if whole is not None:
         whole.close()
     return memory
+
+
+def casts(old: str, new: str) -> bool:
+    """Whether every element of one dtype is one of another, with nothing lost."""
+    return bool(np.can_cast(numpy_dtype(old), numpy_dtype(new)))
+
+
+def cast_rows(columns: list[np.ndarray], dtype: str) -> bytes:
+    """Columns of equal length as the bytes of their rows, in one dtype."""
+    return np.stack([c.astype(numpy_dtype(dtype)) for c in columns], axis=1).tobytes()

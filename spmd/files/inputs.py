@@ -13,25 +13,27 @@ import os
 from codegen.errors import EnvironmentFault, InputError, OutputError, UsageError
 from codegen.image.manifest import hashed
 from codegen.user.named import listed, of_tree, some
-from spmd.files import ARCHIVES, npy, npz, safetensors
+from spmd.files import ARCHIVES, TABLES, csv_tables, npy, npz, parquet, safetensors
 from spmd.files.npy import AT_ONCE
+from spmd.files.tables import TableElements
 from spmd.launch.memory import available_memory, bytes_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+NAMED = (*ARCHIVES, *TABLES)  # endings of files whose arrays have names
 MAP_NORESERVE = 0x4000  # of Linux; Python's mmap has no name for it
 
 
 def archive_format(path: str) -> Any:
     """The module that reads and lays out files of many arrays; None for a .npy file."""
-    formats = zip(ARCHIVES, (npz, safetensors), strict=True)
+    formats = zip(NAMED, (npz, safetensors, csv_tables, parquet), strict=True)
     return next((module for ending, module in formats if path.endswith(ending)), None)
 
 
 def split(path: str, existing: bool) -> tuple[str, str]:
-    """FILE.npz:MEMBER in two; the member is "" where none is named.
+    """FILE.npz:MEMBER, or FILE.csv:COLUMN, in two; the member is "" where none is named.
 
     existing: what there is decides where the file's name ends; a file of the whole name comes
     first.
@@ -40,7 +42,7 @@ def split(path: str, existing: bool) -> tuple[str, str]:
         return path, ""
     cuts = sorted(
         at + len(suffix)
-        for suffix in ARCHIVES
+        for suffix in NAMED
         for at in range(len(path))
         if path.startswith(f"{suffix}:", at)
     )
@@ -86,6 +88,10 @@ class InputFile:
         other.__dict__.update(self.__dict__, name=name, label=self.path)
         self._users[0] += 1
         return other
+
+    def descriptor(self) -> int:
+        """The number of the open file, for who opens it once more."""
+        return self._fd
 
     def read(self, at: int, count: int) -> bytes:
         """These bytes, as far as there are so many. Not from the mapping: another process may have
@@ -158,10 +164,12 @@ class InputArray:
         self.available = available_memory() if self.is_made else 0
         self._reserved = (0, elements.end, 1, self.available)
 
-    def convert(self, dtype: str) -> None:
+    def convert(self, dtype: str, dims: int) -> None:
         """From now on the elements are of this dtype, where nothing is lost by that; else they stay
-        as they are."""
-        if self.dtype != dtype:
+        as they are. dims: of what the program declares."""
+        if isinstance(self._given, TableElements):
+            self._use(self._given.typed(dtype, dims))
+        elif self.dtype != dtype:
             from spmd.files.convert import converted  # NumPy, where dtypes differ
 
             if (elements := converted(self._file, self._given, dtype)) is not None:
@@ -185,7 +193,8 @@ class InputArray:
     def version(self) -> tuple[Any, ...]:
         """Equal for two processes that were given the same array of the same file."""
         given = self._given
-        return (*self._file.version, given.start, given.inflate is not None, *self._kind())
+        return (*self._file.version, given.start, given.inflate is not None, given.sum,
+                *self._kind())
 
     def _kind(self) -> tuple[Any, ...]:
         given = self._given
@@ -195,6 +204,8 @@ class InputArray:
         """Equal for two arrays of equal elements. All of a file that is not compressed is read."""
         found = hashed(repr(self._kind()).encode(), digest_size=16)
         given = self._given
+        if isinstance(given, TableElements):
+            return given.digest()
         if given.inflate is not None:
             found.update(repr(given.sum).encode())
             return found.hexdigest()
@@ -209,14 +220,17 @@ class InputArray:
 
 
 def _open(file: InputFile, members: dict[str, Any], member: str, name: str) -> InputArray:
-    """The array for input `name` in FILE.npy, or a member of FILE.npz or FILE.safetensors.
+    """The array for input `name` in FILE.npy, or a member of FILE.npz or FILE.safetensors, or a
+    column of a table.
 
-    Member "": that of the input's name, or the only one. Raises InputError for whatever is
-    wrong with the file.
+    Member "": that of the input's name, or the only one; of a table, all columns. Raises InputError
+    for whatever is wrong with the file.
     """
     archive = archive_format(file.path)
     if archive is None:
         return InputArray(file, npy.elements(file.read, 0, file.length, file.wrong))
+    if not member and file.path.endswith(TABLES):
+        return InputArray(file, archive.whole(file, members))
     if not member:
         member = next(iter(members)) if len(members) == 1 else name
     if member not in members:

@@ -13,10 +13,10 @@ from zlib import crc32
 
 from codegen.errors import OutputError, UsageError
 from codegen.user.named import of_tree
-from spmd.files import npy
+from spmd.files import ENDINGS, TABLES, is_series, npy, parquet
 from spmd.files.inputs import archive_format, split
 from spmd.files.inputs import open_inputs as open_inputs  # for who needs both
-from spmd.files.whole import keep_mode, part_of, refuse_replacing
+from spmd.files.whole import keep_mode, part_of, refuse_replacing, whole
 from spmd.launch.memory import bytes_text
 
 TYPE_CHECKING = False
@@ -29,7 +29,10 @@ AT_ONCE = 1 << 24
 
 
 def check_apart(options: argparse.Namespace) -> None:
-    """Raises UsageError where `run` would write over what it reads."""
+    """Raises UsageError where `run` would write over what it reads, or in no format."""
+    for name, path in (*options.output.items(), *(("", path) for path in options.output_all)):
+        if not is_series(path):
+            _check_ending(name, path)
     sources = {program_file(options.image): "what runs"}
     for name, path in options.input.items():
         sources[split(path, existing=True)[0]] = f"the file of input {name}"
@@ -37,6 +40,19 @@ def check_apart(options: argparse.Namespace) -> None:
     given = [split(path, existing=False)[0] for path in options.output.values()]
     for path in [*given, *options.output_all, *filter(None, [options.timeline])]:
         refuse_replacing(path, sources)
+
+
+def _check_ending(name: str, path: str) -> None:
+    """Refuses an output whose file has an ending that is of no format. Raises UsageError."""
+    file, _ = split(path, existing=False)
+    if file.endswith(ENDINGS):
+        return
+    stem, suffix = os.path.splitext(file)
+    raise UsageError(
+        f"output {name}: {path} names no format in which arrays are written",
+        expected=f"a file that ends in {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}",
+        found=suffix or "no ending", remedy=f"-o {name}={stem}.npy",
+    )
 
 
 def program_file(path: str) -> str:
@@ -119,6 +135,7 @@ class OutputFile:
         self.given, self.path = given, os.path.realpath(given)
         names = [name for name, _, _ in members.values()]
         self.title = f"output{'s' if len(names) > 1 else ''} {', '.join(names)}"
+        self.arrays = members
         self.members = {name: member for member, (name, _, _) in members.items()}
         archive = archive_format(given)
         try:
@@ -133,6 +150,8 @@ class OutputFile:
 
     def check(self) -> None:
         """Refuses what can be refused before anything has been computed."""
+        if self.given.endswith(".parquet"):
+            parquet.check_arrow()
         folder = os.path.dirname(self.path)
         if not os.path.isdir(folder):
             raise self._failed(f"there is no directory {folder}")
@@ -193,6 +212,9 @@ class OutputFile:
 
     def commit(self) -> None:
         """Gives the whole file its name; the one that was there before is replaced."""
+        if self.given.endswith(TABLES):
+            self._tabulate()
+            return
         if self.frame.sums:
             self._sum()
         try:
@@ -208,6 +230,19 @@ class OutputFile:
             self.discard()
             raise self._failed(error.strerror) from None
         self._close()
+
+    def _tabulate(self) -> None:
+        """Writes the table whose columns the elements are."""
+        from spmd.files import written_tables  # NumPy, in the process that writes a table
+
+        arrays = [(member, dtype, shape) for member, (_, dtype, shape) in self.arrays.items()]
+        try:
+            with self.attach(self.part) as view, whole(self.path) as file:
+                written_tables.write(self.path, file, arrays, self.frame.starts, view)
+        except OSError as error:
+            raise self._failed(error.strerror) from None
+        finally:
+            self.discard()
 
     def _close(self) -> None:
         if self.fd >= 0:

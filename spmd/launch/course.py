@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from spmd.launch.loader import Checked
     from spmd.launch.options import Options
     from spmd.launch.processes import Processes
+    from spmd.launch.saving import Saving
 
 
 MOST_EVENTS = 2_000_000  # of all ranks together: what a browser still opens
@@ -44,6 +45,7 @@ class Launch:
             from spmd.launch.keeping import Keeping  # zlib: most runs keep nothing
 
             self.keeping = Keeping(self)
+        self.saving: Saving | None = None
         self.feeds: Feeds | None = None
         if options.feed is not None or self.manifest["feeds"]:
             from spmd.launch.feeds import Feeds  # NumPy: ranks that take no batches do without
@@ -60,6 +62,12 @@ class Launch:
         check_given(self.manifest, given)
         if self.keeping is not None:
             self.keeping.check()
+        if options.save:
+            if self.saving is None:
+                from spmd.launch.saving import Saving  # most runs save nothing
+
+                self.saving = Saving(self)
+            self.saving.check()
         if self.feeds is not None:
             self.feeds.give(options.feed)
             options.feed = None  # it goes on from call to call
@@ -95,6 +103,8 @@ class Launch:
                 self.processes.together(lambda: job.keep_times(events))
         if self.keeping is not None:
             self.keeping.begin(self.job, put)
+        if self.saving is not None:
+            self.saving.begin(self.job, self.keeping.resumed if self.keeping else None)
         if self.feeds is not None:
             self.feeds.begin(self.job, self.keeping.resumed if self.keeping else None)
         return self.job
@@ -122,6 +132,8 @@ class Launch:
         """What there is to do for feeds and checkpoints once all ranks have run."""
         if self.feeds is not None:
             self.feeds.ran()
+        if self.saving is not None:
+            self.saving.finish()
         if self.keeping is not None:
             self.keeping.finish()
 
@@ -129,6 +141,8 @@ class Launch:
         """Gives the job's memory back. goes_on: another job of this run follows at once."""
         if self.keeping is not None:
             self.keeping.close()
+        if self.saving is not None:
+            self.saving.close()
         if self.feeds is not None:
             self.feeds.close(goes_on)
         if self.job is not None:

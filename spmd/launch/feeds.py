@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 AHEAD_BYTES = 64 << 20  # of batches that wait in a ring
 LEAST, MOST = 2, 32  # batches in a ring
 SMALL_BYTES, MOST_SMALL = 1 << 20, 128  # of small ones more: what is done for a ring is done less
+SOON, AT_FIRST = 0.5, 2.0  # time limits after which it is said; workers import what they need first
 PATIENCE = 60  # time limits that a rank waits for a batch: as for processes that compute
 STARVING = 0.05  # share of the time that is worth a warning,
 WORTH_SECONDS = 3.0  # of so long a time at least
@@ -49,6 +50,7 @@ class OpenFeed:
     def __init__(self, feed: FedFeed, rings: list[FeedRing]) -> None:
         self.feed, self.rings = feed, rings
         self.supply: Supply | None = None
+        self.first = 0  # the batch with which this run began
 
 
 def said_of(one: OpenFeed) -> dict[str, Any]:
@@ -230,7 +232,7 @@ class Feeds:
 
     def _begin(self, job: Job, one: OpenFeed, start: int, taken: int) -> None:
         def begin() -> None:
-            number, supply = one.feed.number, one.supply
+            number, supply, one.first = one.feed.number, one.supply, start
             assert supply is not None
             job._check(lib.spmd_job_feed_begin(job._job, number, start))
             job._check(lib.spmd_job_resume_feed(job._job, number, taken, start))
@@ -257,10 +259,12 @@ class Feeds:
         numbers = ffi.new("int64_t[3]")
         assert job is not None
         waited = lib.spmd_job_starves(job._job, numbers, numbers + 1, numbers + 2) / NS
-        if not limit or waited < limit / 2 or self.error is not None:
+        if not limit or waited < SOON * limit or self.error is not None:
             return
         rank, number, batch = numbers
         feed = self.open[number].feed
+        if batch == self.open[number].first and waited < AT_FIRST * limit:
+            return
         if waited > PATIENCE * limit:
             self.fail(feed, PeerError(
                 f'feed "{feed.name}" starves: rank {rank} has waited for batch {batch} for '

@@ -269,6 +269,9 @@ def _converted(where: str, field: FeedField, value: Any, rows: int | None) -> np
     """An array of the declared dtype, cast as workers cast what a pipeline gives."""
     try:
         array: np.ndarray = dtypes.as_numpy(value)
+    except SpmdError as error:  # it says what is wrong with the value, and what to do
+        raise InputError(f"{where}: field {field.name}: {error.message}", expected=error.expected,
+                         found=error.found, remedy=error.remedy) from None
     except Exception as error:
         raise InputError(f"{where}: field {field.name} is no array: {error}",
                          expected=f"{field.dtype} {list(field.shape)}",

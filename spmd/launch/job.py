@@ -37,7 +37,7 @@ from spmd.launch.watch import Watch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from typing import Any
 
     from spmd.launch.options import Options
@@ -47,6 +47,7 @@ EVERY_RANK: int = lib.SPMD_EVERY_RANK
 WAIT_MS = 100  # how long a signal may go unnoticed
 STACK = 8 << 20  # bytes of a thread, as usual
 LINE = 64  # bytes at whose multiples arrays of a checkpoint begin: SPMD_LINE
+FRAME_BYTES = 64 << 20  # of frames that wait in a process, about: csrc/save.c
 LEAVE_MS = 2000  # how long an interrupted compute phase may take to notice
 
 
@@ -81,6 +82,7 @@ class Setup:
         self.values: dict[str, Any] = {**scalars, **mesh_symbols(manifest, sizes)}
         self.words = scalar_words(manifest, scalars)
         self.room_bytes = self._room_bytes() if options.checkpoint or options.resume else 0
+        self.room_bytes += self._frame_bytes(options.save or {})
 
     def _room_bytes(self) -> int:
         """At most, of a rank: what copies of what one of the points carries take."""
@@ -88,6 +90,12 @@ class Setup:
         return max((sum(-(-int(evaluate(buffers[array["buffer"]]["bytes"], self.values)) // LINE)
                         for array in carried) * LINE
                     for carried in self.manifest["points"] or ()), default=0)
+
+    def _frame_bytes(self, saved: Mapping[str, str]) -> int:
+        """At most, of a rank: what frames take that wait to be written."""
+        buffers, each = self.manifest["buffers"], FRAME_BYTES // self.count
+        return sum(2 * int(evaluate(buffers[row["buffer"]]["bytes"], self.values)) + each
+                   for row in self.manifest["saves"] if row["name"] in saved)
 
     def shape(self, array: dict[str, Any]) -> tuple[int, ...]:
         """The global extents of an input or output: a row of the manifest."""
@@ -129,6 +137,7 @@ class Job:
         self.watch: Any = None
         self.events = 0  # of every rank, that are kept
         self.look: Callable[[], None] | None = None  # while it runs: whether a checkpoint waits
+        self.look_frames: Callable[[], None] | None = None  # and whether frames wait
         self.look_feeds: Callable[[], None] | None = None  # and whether ranks starve
         self.turns = 0  # runs, and the end: what outputs lie in its memory are of the latest
         self._job = self._arena = self._board = ffi.NULL
@@ -367,6 +376,8 @@ class Job:
                 if told:
                     told("")
                 say(ffi.buffer(text, length)[:].decode("utf-8", "replace"))
+            if self.look_frames is not None and state != lib.SPMD_ABORTED:
+                self.look_frames()
             if self.look is not None and state != lib.SPMD_ABORTED:
                 self.look()
             if self.look_feeds is not None and state == lib.SPMD_RUNNING:

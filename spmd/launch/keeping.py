@@ -260,12 +260,15 @@ class Keeping:
             "parameters": self.launch.manifest["parameters"],
             "point": found.point, "turn": found.turn, "counter": found.counter,
             "ranks": job.setup.ranks, "mesh": resuming.mesh_of(job), "scalars": self.launch.scalars,
+            "saves": self.launch.saving.kept() if self.launch.saving else {},
             "inputs": self.inputs, "arrays": self.said(job, found.point), "feeds": feeds,
         }
 
     def _complete(self) -> None:
         while self.waiting:
             path, said = self.waiting[0]
+            if self.launch.saving and not self.launch.saving.has(said["saves"]):
+                return  # who goes on from it goes on behind frames that are whole
             if not complete_set(path, self.processes.count, said):
                 return
             self.waiting.pop(0)

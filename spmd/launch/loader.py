@@ -41,6 +41,22 @@ def check(data: bytes) -> Checked:
     return Checked(reader.read(data))
 
 
+def is_program(path: str) -> bool:
+    """Return whether a path names a program, FILE.py[:NAME], and no image."""
+    return path.endswith(".py") or ".py:" in path
+
+
+def image_or_built(path: str, settings: dict[str, str], no_cache: bool) -> tuple[bytes, set[str]]:
+    """Return the bytes of an image, or of the one that FILE.py[:NAME] gives with these settings,
+    and which of the settings are parameters of that program. Raises what reading or building does.
+    """
+    if not is_program(path):
+        return read(path), set()
+    from spmd import source  # the compiler: who looks at an image does without
+
+    return source.image_of(path, settings, no_cache)
+
+
 class named:
     """A context in which what is wrong with an image is said with its path."""
 

@@ -110,6 +110,10 @@ class Options(_Declared):
         help="where batches of feeds come from: an iterable of dicts of arrays with all rows, or a "
         "function that gives one; a pipeline, its file, or NAME@ADDRESS of one that is served",
     )
+    save: Mapping[str, str] | None = option(
+        default=None, form='{"u": "frames/{}.npy"}, or {"u": "u.zarr"}',
+        help="where frames go that the program saves while it runs, by the names of its saves",
+    )
     keep: Iterable[str] | str | bool = option(
         default=(),
         help="names of outputs that stay with the ranks, True for all of them; they come as "
@@ -124,7 +128,8 @@ class Options(_Declared):
     def agreed(self, spelling: Callable[[str], str] = str) -> dict[str, Any]:
         """What all processes of a job must be given alike, by name."""
         names = ("algorithm", "barrier", "transport", "time_limit", "checkpoint", "every", "resume")
-        return {spelling(name): getattr(self, name) for name in names}
+        said = {spelling(name): getattr(self, name) for name in names}
+        return {**said, spelling("save"): sorted((self.save or {}).items())}
 
 
 OPTIONS: dict[str, Option] = {

@@ -17,6 +17,7 @@ from codegen.errors import EnvironmentFault, UsageError
 from codegen.user import named
 from spmd import report
 from spmd.arguments import check_array, check_checks, check_names, read
+from spmd.files import ZARR, is_series
 from spmd.files.npy import SIZES, contiguous_strides
 from spmd.files.whole import check_place
 from spmd.launch import loader
@@ -67,6 +68,8 @@ def _run(asked: argparse.Namespace, processes: Processes, document: TextIO | Non
     try:
         rooms = processes.meet(lambda: this.compute(job))[0]
         this.kept()
+        for line in this.saving.said() if this.saving and this.first else ():
+            print(line, flush=True)
         if rooms:
             this.collect(job, rooms)
             processes.together(this.finish)
@@ -102,7 +105,7 @@ def _same_image(asked: argparse.Namespace, processes: Processes) -> loader.Check
     opened: list[loader.Checked] = []
 
     def come() -> str:
-        if asked.image.endswith(".py") or ".py:" in asked.image:
+        if loader.is_program(asked.image):
             return ""
         opened.append(loader.open_file(asked.image))
         return opened[0].digest
@@ -145,6 +148,7 @@ class Run(Launch):
                      "spmd build FILE.py --check, or spmd run FILE.py --check; the FILE.py beside "
                      "FILE.img is built again by itself, if it still gives this image")
         check_names(inputs, asked.input, "input", "-i")
+        self._part_saves()
         check_names(self.manifest["outputs"], asked.output, "output", "-o")
         if files := any((asked.input, asked.input_all, asked.output, asked.output_all,
                          asked.timeline)):
@@ -156,7 +160,7 @@ class Run(Launch):
         setup = self.bound(self.settings, self.opened)
         for array in inputs:
             if array["name"] in self.opened:
-                self.opened[array["name"]].convert(array["dtype"])
+                self.opened[array["name"]].convert(array["dtype"], len(array["shape"]))
                 check_array(array, setup.shape(array), self.opened[array["name"]])
         rows = [(output["name"], output["dtype"], setup.shape(output))
                 for output in self.manifest["outputs"]]
@@ -176,6 +180,16 @@ class Run(Launch):
             **self.options.agreed(flag),
             "--timeline": bool(asked.timeline), "--profile": asked.profile, "--feed": asked.feed,
         })
+
+    def _part_saves(self) -> None:
+        """Takes what the program saves while it runs out of what -o names."""
+        saves, outputs = ([row["name"] for row in self.manifest[kind]] for kind in
+                          ("saves", "outputs"))
+        given = self.asked.output
+        series = {name: path for name, path in given.items() if name in saves
+                  or path.endswith(ZARR) or (is_series(path) and name not in outputs)}
+        self.options.save = series or None
+        self.asked.output = {k: v for k, v in given.items() if k not in series}
 
     def compare_files(self, everyones: list[dict[str, tuple[str, tuple[Any, ...]]]]) -> None:
         """All processes were given the same arrays: the same files, or others of equal elements."""

@@ -1,6 +1,7 @@
 """What a program says while it runs: text as it is, and its steps as a line now and then.
 
-In: lines from the engine. Out: text on standard output; of spmd.progress, on standard error.
+In: lines from the engine. Out: text on standard output; of spmd.progress, and of print where it
+says so, on standard error.
 Always holds: on a terminal a line of progress gives way to text, and the last one stays.
 """
 
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 import sys
 
-from codegen.progress import MARK, Steps
+from codegen.progress import ARRAY, ERROR, MARK, OPEN, Steps
 
 CLEAR = "\r\x1b[K"
 
@@ -20,9 +21,10 @@ class Saying:
         self.live = sys.stderr is not None and sys.stderr.isatty()
         self.steps = Steps(self.live)
         self.shown = False  # a line that is to be replaced
+        self.arrays: dict[bool, str] = {}  # text that ends in an array, by: is it an error?
 
     def __call__(self, text: str) -> None:
-        if MARK not in text:
+        if not any(mark in text for mark in (MARK, ERROR, OPEN, ARRAY)) and not self.arrays:
             self._plain(text)
             return
         for line in (f"{one}\n" for one in text.removesuffix("\n").split("\n")):
@@ -31,7 +33,7 @@ class Saying:
             except ValueError:  # it is somebody else's
                 said = None
             if said is None:
-                self._plain(line)
+                self._printed(line)
             elif said:
                 self._progress(said, self.steps.ended)
 
@@ -41,12 +43,31 @@ class Saying:
             self._write("\n")
             self.shown = False
 
-    def _plain(self, text: str) -> None:
+    def _printed(self, line: str) -> None:
+        """One line of print, or a part of one."""
+        error = line.startswith(ERROR)
+        line = line.removeprefix(ERROR)
+        if line.endswith(OPEN + "\n"):
+            line = line[:-2]
+        line = self.arrays.pop(error, "") + line
+        if line.count(ARRAY) % 2:
+            self.arrays[error] = line  # the rest of it comes
+            return
+        if ARRAY in line:
+            from codegen.printed import written  # NumPy: only runs that print an array need it
+
+            line = written(line)
+        self._plain(line, error)
+
+    def _plain(self, text: str, error: bool = False) -> None:
         if self.shown:
             self._write(CLEAR)
             self.shown = False
-        sys.stdout.write(text)
-        sys.stdout.flush()
+        if error:
+            self._write(text)
+        else:
+            sys.stdout.write(text)
+            sys.stdout.flush()
 
     def _progress(self, line: str, last: bool) -> None:
         self.shown = self.live and not last

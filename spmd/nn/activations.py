@@ -12,7 +12,7 @@ import numpy as np
 
 from codegen.errors import ShapeError
 from codegen.places import user_place
-from spmd.nn.shared import bfloat16_too, constant, erf, floats
+from spmd.nn.shared import constant, erf, floats, in_float32
 
 
 def relu(x: Any) -> Any:
@@ -29,6 +29,7 @@ def relu6(x: Any) -> Any:
     return np.where(x >= 6, 6, relu(x))
 
 
+@in_float32
 def sigmoid(x: Any) -> Any:
     """1 / (1 + exp(-x)).
 
@@ -40,25 +41,31 @@ def sigmoid(x: Any) -> Any:
     return np.where(x >= 0, 1, small) / (1 + small)
 
 
+@in_float32
 def log_sigmoid(x: Any) -> Any:
     """log(sigmoid(x)), without overflow."""
     return -softplus(-floats(x, "log_sigmoid"))
 
 
+@in_float32
 def softplus(x: Any) -> Any:
     """log(1 + exp(x)), without overflow.
 
     >>> spmd.nn.softplus(np.array([0.0, 100.0])).round(3)
     array([  0.693, 100.   ])
     """
-    return np.logaddexp(floats(x, "softplus"), 0)
+    x = floats(x, "softplus")
+    small = np.exp(np.where(x > 0, -x, x))  # whose slope is finite at infinities too
+    return np.where(x > 0, x, 0) + np.log1p(small)
 
 
+@in_float32
 def soft_sign(x: Any) -> Any:
     """x / (1 + abs(x))."""
     return x / (1 + np.abs(x))
 
 
+@in_float32
 def silu(x: Any) -> Any:
     """x * sigmoid(x), which is also called swish.
 
@@ -71,12 +78,13 @@ def silu(x: Any) -> Any:
 swish = silu
 
 
+@in_float32
 def mish(x: Any) -> Any:
     """x * tanh(softplus(x)) (D. Misra, 2019)."""
     return x * np.tanh(softplus(x))
 
 
-@bfloat16_too
+@in_float32
 def gelu(x: Any, approximate: bool = True) -> Any:
     """x times the normal distribution's chance of less than x (D. Hendrycks, K. Gimpel, 2016).
 
@@ -91,27 +99,27 @@ def gelu(x: Any, approximate: bool = True) -> Any:
     return 0.5 * x * (1 + erf(x * math.sqrt(0.5)))
 
 
-@bfloat16_too
+@in_float32
 def elu(x: Any, alpha: float = 1.0) -> Any:
     """x where it is positive, else alpha * (exp(x) - 1)."""
     x = floats(x, "elu")
     return np.where(x > 0, x, alpha * np.expm1(np.where(x > 0, 0, x)))
 
 
-@bfloat16_too
+@in_float32
 def celu(x: Any, alpha: float = 1.0) -> Any:
     """x where it is positive, else alpha * (exp(x / alpha) - 1)."""
     x = floats(x, "celu")
     return np.where(x > 0, x, alpha * np.expm1(np.where(x > 0, 0, x) / alpha))
 
 
-@bfloat16_too
+@in_float32
 def selu(x: Any) -> Any:
     """elu, scaled so that deep networks keep mean 0 and variance 1 (G. Klambauer et al., 2017)."""
     return 1.0507009873554805 * elu(x, 1.6732632423543772)
 
 
-@bfloat16_too
+@in_float32
 def leaky_relu(x: Any, negative_slope: float = 0.01) -> Any:
     """x where it is 0 or more, else negative_slope * x."""
     return np.where(x >= 0, x, negative_slope * x)
@@ -122,11 +130,13 @@ def hard_tanh(x: Any) -> Any:
     return np.where(x >= 1, 1, np.where(x <= -1, -1, x))
 
 
+@in_float32
 def hard_sigmoid(x: Any) -> Any:
     """relu6(x + 3) / 6."""
     return relu6(x + 3) / 6
 
 
+@in_float32
 def hard_silu(x: Any) -> Any:
     """x * hard_sigmoid(x), which is also called hard swish."""
     return x * hard_sigmoid(x)
@@ -135,6 +145,7 @@ def hard_silu(x: Any) -> Any:
 hard_swish = hard_silu
 
 
+@in_float32
 def glu(x: Any, axis: int = -1) -> Any:
     """The first half of a dim times the sigmoid of its second half. ShapeError for odd extents."""
     if x.shape[axis] % 2:
@@ -147,7 +158,7 @@ def glu(x: Any, axis: int = -1) -> Any:
 # ---- along a dim -------------------------------------------------------------------------------
 
 
-@bfloat16_too
+@in_float32
 def softmax(x: Any, axis: Any = -1, where: Any = None) -> Any:
     """exp(x) divided by its sum along a dim, or several; the dim may be split over ranks.
 
@@ -163,7 +174,7 @@ def softmax(x: Any, axis: Any = -1, where: Any = None) -> Any:
     return powers / (total if where is None else np.where(total == 0, 1, total))
 
 
-@bfloat16_too
+@in_float32
 def log_softmax(x: Any, axis: Any = -1, where: Any = None) -> Any:
     """log(softmax(x)), without underflow. where: which elements take part; others are -inf.
 
@@ -175,7 +186,7 @@ def log_softmax(x: Any, axis: Any = -1, where: Any = None) -> Any:
     return made if where is None else np.where(where, made, -np.inf)
 
 
-@bfloat16_too
+@in_float32
 def logsumexp(x: Any, axis: Any = -1, keepdims: bool = False, where: Any = None) -> Any:
     """log(sum(exp(x))) along a dim, without overflow.
 

@@ -18,7 +18,7 @@ from codegen.trace.array import Array
 from codegen.trace.derive.derivatives import custom_vjp
 from codegen.trace.number import expr_of
 from codegen.trace.ranks.communicate import members
-from spmd.nn.attention_blocks import Scores, dtype_of_sums, size_of_blocks, wide
+from spmd.nn.attention_blocks import Scores, dtype_of_sums, is_one, size_of_blocks, wide
 from spmd.nn.attention_layouts import axes_of, is_split, over_ranks
 from spmd.nn.attention_rings import backward, forward
 from spmd.nn.shared import check_dim, constant, floats
@@ -39,7 +39,8 @@ def attention(
       each of these (J. Ainslie et al., 2023).
     - causal: query i sees positions 0 to i only.
     - mask: which positions are seen, True or False; bias: what is added to scores. Both have a
-      shape that broadcasts to (…, heads, length, positions).
+      shape that broadcasts to (…, heads, length, positions). What stands in keys and values that no
+      query sees changes nothing, be it NaN.
     - scale: 1 / sqrt(size) unless you say otherwise.
     - ranks: inside a shard_map, the mesh axes over which length and positions are split. A mask and
       a bias are then for this rank's queries and for all positions. Where you say nothing, a rank's
@@ -70,6 +71,8 @@ def attention(
                for x in (query, key, value))
     mask, bias = (_of_scores(x, heads, shared, query.ndim) for x in (mask, bias))
     bias = bias if bias is None else bias.astype(dtype_of_sums(q))
+    if mask is not None and not ranks:
+        k, v = (_but_hidden(x, mask) for x in (k, v))
     how = Scores(causal, float(scale), size_of_blocks(math.prod(query.shape[:-3]) * heads))
     made = _attended(q, k, v, mask, bias, how, ranks)
     made = made.reshape((*made.shape[:-4], heads, *made.shape[-2:]))
@@ -195,6 +198,14 @@ def _grouped(x: Any, shared: Any) -> Any:
                          found=f"{heads!r} heads and {shared!r} key heads",
                          remedy="key = np.repeat(key, heads_of_each, axis=-2), value likewise")
     return x.reshape((*x.shape[:-3], shared, heads // shared, *x.shape[-2:]))
+
+
+def _but_hidden(x: Any, mask: Any) -> Any:
+    """Keys or values, 0 where no query sees them: in products with weights of 0, a NaN or an
+    infinity of a padded token would reach all queries."""
+    over = tuple(d for d in (-3, -2) if not is_one(mask.shape[d]))
+    seen = np.any(mask, over, keepdims=True) if over else mask
+    return np.where(np.swapaxes(seen, -1, -2), x, np.zeros((), x.dtype))
 
 
 def _plain(q: Any, k: Any, v: Any, mask: Any, bias: Any, how: Scores) -> Any:

@@ -10,6 +10,7 @@ import numpy as np
 from codegen.errors import ShapeError, UsageError
 from codegen.places import user_place
 from codegen.trace.derive.derivatives import custom_vjp
+from codegen.user.half_types import widened
 from spmd.nn.activations import one_hot, softmax
 from spmd.nn.shared import constant
 
@@ -48,29 +49,34 @@ def mixture_of_experts(
     if room < 1:
         raise ShapeError("spmd.nn.mixture_of_experts: an expert takes no tokens",
                          place=user_place(), expected="a capacity of 1 or more", found=str(room))
-    chances = softmax(x @ router)
-    gates, chosen = _best(chances, k)
+    wide = widened(x)
+    liked = wide @ widened(router)
+    chances = softmax(liked)
+    gates, chosen = _best(liked, chances, k)
     gates = gates / np.sum(gates, 1, keepdims=True)
     order = chosen.reshape(groups, k * tokens)  # first choices first
     mine = one_hot(order, experts, np.int32)
     place = np.sum((np.cumsum(mine, 1) - 1) * mine, -1)  # among those of the same expert
     fits = place < room
-    # By slot and choice, whether it lies there: one-hot matrices, so that products move tokens.
-    slots = np.where(fits, order * room + place, -1)
-    lies = (slots[:, None, :] == np.arange(experts * room)[:, None]).astype(x.dtype)
-    lies = lies.reshape(groups, experts * room, k, tokens)
-    sent = np.sum(lies, 2) @ x
+    # Tokens are moved by indices: in a product with zeros, one NaN would be everywhere.
+    slots = order * room + place
+    lies = np.where(fits, slots, -1)[:, None, :] == np.arange(experts * room)[:, None]
+    taken = np.any(lies, -1)[..., None]
+    token = np.argmax(lies, -1)[..., None] % tokens
+    sent = np.where(taken, np.take_along_axis(x, token, 1), np.zeros((), x.dtype))
     back = _back(expert(_there(sent, experts, axis)), groups, axis, x)
-    weights = np.sum(lies * gates[:, None], 2).swapaxes(1, 2)
-    result = weights @ back
-    first = np.mean(one_hot(chosen[:, 0], experts, x.dtype), (0, 1))
+    found = np.take_along_axis(back, np.where(fits, slots, 0)[..., None], 1)
+    found = np.where(fits[..., None], widened(found), 0).reshape(groups, k, tokens, -1)
+    result = np.sum(found * gates[..., None], 1).astype(back.dtype)
+    first = np.mean(one_hot(chosen[:, 0], experts, wide.dtype), (0, 1))
     balance = experts * np.sum(first * np.mean(chances, (0, 1)))
-    return result, {"balance": balance, "dropped": 1 - np.mean(fits.astype(x.dtype))}
+    return result, {"balance": balance, "dropped": 1 - np.mean(fits.astype(wide.dtype))}
 
 
-def _best(chances: Any, k: int) -> tuple[Any, Any]:
-    """The k largest along the last dim, and where they are: (groups, k, tokens) each."""
-    gates, chosen, left = [], [], constant(chances)
+def _best(liked: Any, chances: Any, k: int) -> tuple[Any, Any]:
+    """The chances of the k that are liked most along the last dim, and which they are: (groups, k,
+    tokens) each. Chances themselves may all be rounded to 0."""
+    gates, chosen, left = [], [], np.maximum(constant(liked), np.finfo(liked.dtype).min)
     for _ in range(k):
         chosen.append(np.argmax(left, -1))
         here = one_hot(chosen[-1], chances.shape[-1], np.bool_)
@@ -103,5 +109,7 @@ def _first(x: Any) -> Any:
 def _relaid(x: Any, layout: Any, before: Any) -> Any:
     """x in another layout; its cotangent goes back the same way."""
     move = custom_vjp(lambda x: x.relayout(layout))
-    move.defvjp(lambda x: (x.relayout(layout), None), lambda _, g: (g.relayout(before),))
+    # The cotangent is laid as x is, before it goes back: so it travels once.
+    move.defvjp(lambda x: (x.relayout(layout), None),
+                lambda _, g: (g.relayout(layout).relayout(before),))
     return move(x)

@@ -1,4 +1,7 @@
-"""Initial values of parameters, with the names of jax.nn.initializers: f(seed, shape, dtype).
+"""Initial values of parameters, with the names of jax.nn.initializers.
+
+`zeros`, `ones` and `glorot` are functions of (seed, shape, dtype, layout). Every other name takes
+settings and returns such a function: `he_normal()(seed, shape)`.
 
 Always holds: the values follow from the seed and the shape; they are the same on any mesh.
 """

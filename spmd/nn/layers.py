@@ -12,9 +12,10 @@ from codegen.places import user_place
 from codegen.trace.array import Array
 from codegen.trace.derive.derivatives import custom_vjp
 from spmd import random
-from spmd.nn.shared import bfloat16_too, check_dim
+from spmd.nn.shared import check_dim, in_float32
 
 
+@in_float32
 def dense(x: Any, w: Any, b: Any = None, axes: int = 1) -> Any:
     """x @ w + b: a linear layer.
 
@@ -94,7 +95,7 @@ def _of_split(ids: Any, table: Array, axes: tuple[str, ...]) -> Any:
 
     @spmd.shard_map(out_layouts=(*own, *layout[1:]))
     def look(at: Any, part: Any, numbers: Any) -> Any:
-        local = at - numbers[0]
+        local = at - np.sum(numbers[:1])  # of no rows, where ranks are more than these
         here = (local >= 0) & (local < part.shape[0])
         found = part[np.where(here, local, 0)]
         return spmd.psum(np.where(here.reshape(*here.shape, *wide), found, 0), axes)
@@ -110,7 +111,7 @@ def _of_split(ids: Any, table: Array, axes: tuple[str, ...]) -> Any:
     return function(table)
 
 
-@bfloat16_too
+@in_float32
 def dropout(x: Any, rate: float, seed: Any, stream: Any = 0) -> Any:
     """x with some of its elements 0, each with the chance `rate`; the others are divided by
     1 - rate (N. Srivastava et al., 2014).

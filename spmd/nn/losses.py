@@ -12,10 +12,10 @@ import numpy as np
 from codegen.errors import DtypeError, ShapeError
 from codegen.places import user_place
 from spmd.nn.activations import log_sigmoid, log_softmax
-from spmd.nn.shared import bfloat16_too, constant, floats
+from spmd.nn.shared import constant, floats, in_float32
 
 
-@bfloat16_too
+@in_float32
 def softmax_cross_entropy(logits: Any, labels: Any) -> Any:
     """What it costs to guess labels with the probabilities softmax(logits), in nats.
 
@@ -34,10 +34,10 @@ def softmax_cross_entropy(logits: Any, labels: Any) -> Any:
         return softmax_cross_entropy_with_integer_labels(logits, labels)
     if labels.ndim != logits.ndim or labels.shape[-1] != logits.shape[-1]:
         raise _other_shapes("softmax_cross_entropy", logits, labels)
-    return -np.sum(labels * log_softmax(logits), -1)
+    return np.sum(_cost(labels, log_softmax(logits)), -1)
 
 
-@bfloat16_too
+@in_float32
 def softmax_cross_entropy_with_integer_labels(logits: Any, labels: Any) -> Any:
     """softmax_cross_entropy for labels (…) that are integers, of logits (…, classes).
 
@@ -73,7 +73,7 @@ def _array(x: Any) -> Any:
     return x if hasattr(x, "ndim") else np.asarray(x)
 
 
-@bfloat16_too
+@in_float32
 def sigmoid_binary_cross_entropy(logits: Any, labels: Any) -> Any:
     """What it costs to guess labels, 0 or 1 or a probability, with sigmoid(logits), in nats.
 
@@ -82,15 +82,23 @@ def sigmoid_binary_cross_entropy(logits: Any, labels: Any) -> Any:
     """
     logits = floats(logits, "sigmoid_binary_cross_entropy")
     labels = _array(labels).astype(logits.dtype)
-    return -labels * log_sigmoid(logits) - (1 - labels) * log_sigmoid(-logits)
+    return _cost(labels, log_sigmoid(logits)) + _cost(1 - labels, log_sigmoid(-logits))
 
 
+def _cost(chances: Any, logarithms: Any) -> Any:
+    """-chances * logarithms, and 0 where the chance is, also of what is impossible."""
+    impossible = (chances == 0) & (logarithms == -np.inf)
+    return -chances * np.where(impossible, 0, logarithms)
+
+
+@in_float32
 def squared_error(predictions: Any, targets: Any = None) -> Any:
     """(predictions - targets)². Without targets: of the predictions."""
     error = predictions if targets is None else predictions - targets
     return error * error
 
 
+@in_float32
 def l2_loss(predictions: Any, targets: Any = None) -> Any:
     """Half of the squared error, whose gradient is the error.
 
@@ -100,6 +108,7 @@ def l2_loss(predictions: Any, targets: Any = None) -> Any:
     return 0.5 * squared_error(predictions, targets)
 
 
+@in_float32
 def huber_loss(predictions: Any, targets: Any = None, delta: float = 1.0) -> Any:
     """Half of the squared error up to delta, then linear (P. Huber, 1964).
 
@@ -111,26 +120,31 @@ def huber_loss(predictions: Any, targets: Any = None, delta: float = 1.0) -> Any
     return small * (error - 0.5 * small)
 
 
+@in_float32
 def log_cosh(predictions: Any, targets: Any = None) -> Any:
     """log(cosh(error)): half of the square of small errors, the size of large ones."""
     error = predictions if targets is None else predictions - targets
     return np.logaddexp(error, -error) - np.log(2.0).astype(error.dtype)
 
 
+@in_float32
 def hinge_loss(predictions: Any, targets: Any) -> Any:
     """max(0, 1 - predictions * targets), for targets -1 and 1."""
     return np.maximum(0, 1 - predictions * targets)
 
 
+@in_float32
 def kl_divergence(log_predictions: Any, targets: Any) -> Any:
     """sum of targets * log(targets / predictions) along the last dim; predictions as logarithms.
 
     A target of 0 counts 0 (S. Kullback, R. Leibler, 1951).
     """
-    safe = np.where(targets > 0, targets, 1)
-    return np.sum(np.where(targets > 0, targets * (np.log(safe) - log_predictions), 0), -1)
+    counts = targets > 0
+    safe, log_predictions = np.where(counts, targets, 1), np.where(counts, log_predictions, 0)
+    return np.sum(np.where(counts, targets * (np.log(safe) - log_predictions), 0), -1)
 
 
+@in_float32
 def cosine_similarity(predictions: Any, targets: Any, epsilon: float = 0.0) -> Any:
     """The cosine of the angle between vectors, along the last dim. epsilon: their least length."""
     def unit(x: Any) -> Any:
@@ -140,11 +154,13 @@ def cosine_similarity(predictions: Any, targets: Any, epsilon: float = 0.0) -> A
     return np.sum(unit(predictions) * unit(targets), -1)
 
 
+@in_float32
 def cosine_distance(predictions: Any, targets: Any, epsilon: float = 0.0) -> Any:
     """1 - cosine_similarity."""
     return 1 - cosine_similarity(predictions, targets, epsilon)
 
 
+@in_float32
 def smooth_labels(labels: Any, alpha: float) -> Any:
     """Probabilities (…, classes), of which alpha is spread evenly (C. Szegedy et al., 2016)."""
     return (1 - alpha) * labels + alpha / labels.shape[-1]

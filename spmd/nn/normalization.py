@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 
 import spmd
-from spmd.nn.shared import floats
+from codegen.user.half_types import half_type_of, narrowed, widened
+from spmd.nn.shared import floats, in_float32
 
 
+@in_float32
 def layer_norm(
     x: Any, scale: Any = None, bias: Any = None, axis: Any = -1, epsilon: float = 1e-5
 ) -> Any:
@@ -20,12 +22,12 @@ def layer_norm(
     array([-1.,  1.])
     """
     x = floats(x, "layer_norm")
-    wide = _wide(x)
-    less = wide - np.mean(wide, axis, keepdims=True)
+    less = x - np.mean(x, axis, keepdims=True)
     made = less / np.sqrt(np.mean(less * less, axis, keepdims=True) + epsilon)
-    return _scaled(made.astype(x.dtype), scale, bias)
+    return _scaled(made, scale, bias)
 
 
+@in_float32
 def rms_norm(x: Any, scale: Any = None, axis: Any = -1, epsilon: float = 1e-6) -> Any:
     """x divided by the root of its mean square along a dim; times scale (B. Zhang, R. Sennrich,
     2019).
@@ -34,9 +36,8 @@ def rms_norm(x: Any, scale: Any = None, axis: Any = -1, epsilon: float = 1e-6) -
     array([0.2, 1.4])
     """
     x = floats(x, "rms_norm")
-    wide = _wide(x)
-    made = wide / np.sqrt(np.mean(wide * wide, axis, keepdims=True) + epsilon)
-    return _scaled(made.astype(x.dtype), scale, None)
+    made = x / np.sqrt(np.mean(x * x, axis, keepdims=True) + epsilon)
+    return _scaled(made, scale, None)
 
 
 def batch_norm(
@@ -50,7 +51,7 @@ def batch_norm(
       say so: the mean is that of the whole batch.
 
     Returns a pair: the result, and {"mean", "variance"} of the batch (the biased variance), which
-    update_statistics takes.
+    update_statistics takes; these are float32 where x is of a half type.
 
     >>> y, statistics = spmd.nn.batch_norm(np.array([[1.0], [3.0]]), epsilon=0.0)
     >>> y.tolist(), statistics["mean"].tolist()
@@ -59,14 +60,15 @@ def batch_norm(
     x = floats(x, "batch_norm")
     kept = {a % x.ndim for a in (axis if isinstance(axis, tuple) else (axis,))}
     over = tuple(d for d in range(x.ndim) if d not in kept)
-    wide = _wide(x)
-    mean = _mean(wide, over, ranks)
-    less = wide - mean
+    half = half_type_of((x, scale, bias))
+    x, scale, bias = widened((x, scale, bias))
+    mean = _mean(x, over, ranks)
+    less = x - mean
     variance = _mean(less * less, over, ranks)
     made = less / np.sqrt(variance + epsilon)
     scale, bias = (_spread(part, over) for part in (scale, bias))
     statistics = {"mean": np.squeeze(mean, over), "variance": np.squeeze(variance, over)}
-    return _scaled(made.astype(x.dtype), scale, bias), statistics
+    return narrowed(_scaled(made, scale, bias), half), statistics
 
 
 def batch_norm_inference(
@@ -81,12 +83,13 @@ def batch_norm_inference(
     """
     kept = {a % x.ndim for a in (axis if isinstance(axis, tuple) else (axis,))}
     over = tuple(d for d in range(x.ndim) if d not in kept)
-    mean, variance, scale, bias = (
-        _spread(part, over) for part in (statistics["mean"], statistics["variance"], scale, bias)
-    )
-    return _scaled((x - mean) / np.sqrt(variance + epsilon), scale, bias)
+    half = half_type_of((x, scale, bias))
+    parts = (statistics["mean"], statistics["variance"], scale, bias)
+    mean, variance, scale, bias = (_spread(part, over) for part in widened(parts))
+    return narrowed(_scaled((widened(x) - mean) / np.sqrt(variance + epsilon), scale, bias), half)
 
 
+@in_float32
 def update_statistics(
     running: dict[str, Any], batch: dict[str, Any], momentum: float = 0.99
 ) -> dict[str, Any]:
@@ -114,8 +117,3 @@ def _scaled(x: Any, scale: Any, bias: Any) -> Any:
     if scale is not None:
         x = x * scale
     return x if bias is None else x + bias
-
-
-def _wide(x: Any) -> Any:
-    """x, as float32 where its squares may be beyond what it can hold."""
-    return x.astype(np.float32) if x.dtype.itemsize == 2 else x

@@ -14,7 +14,7 @@ import numpy as np
 
 from codegen.errors import DtypeError, ShapeError
 from spmd.nn.convolution import conv, numbers, pairs, places_of
-from spmd.nn.shared import bfloat16_too
+from spmd.nn.shared import in_float32
 
 __all__ = ["adaptive_avg_pool", "avg_pool", "max_pool"]
 
@@ -42,14 +42,15 @@ def max_pool(x: Any, window: Any, strides: Any = None, padding: Any = "VALID",
     """
     if np.result_type(x.dtype).kind == "c":
         raise DtypeError(f"spmd.nn.max_pool of {x.dtype}", expected="numbers that have an order")
-    lowest = -np.inf if x.dtype.kind not in "biu" else np.iinfo(x.dtype).min
+    kind = x.dtype.kind
+    lowest = False if kind == "b" else np.iinfo(x.dtype).min if kind in "iu" else -np.inf
     best: Any = None
     for part in _parts("max_pool", x, window, strides, padding, dilation, lowest):
         best = part if best is None else np.where((part > best) | (part != part), part, best)
     return best
 
 
-@bfloat16_too
+@in_float32
 def avg_pool(x: Any, window: Any, strides: Any = None, padding: Any = "VALID",
              count_include_pad: bool = True) -> Any:
     """The mean of each window, in each channel.
@@ -80,7 +81,7 @@ def avg_pool(x: Any, window: Any, strides: Any = None, padding: Any = "VALID",
     return total / np.prod(np.array(np.meshgrid(*count, indexing="ij")), 0)[..., None].astype(dtype)
 
 
-@bfloat16_too
+@in_float32
 def adaptive_avg_pool(x: Any, places: Any) -> Any:
     """Means of so many windows, as equally long as may be, along each spatial dim.
 
@@ -98,14 +99,14 @@ def adaptive_avg_pool(x: Any, places: Any) -> Any:
         print(halves.eager())    # [1. 3.]
     """
     n = _spatial("adaptive_avg_pool", x)
-    dtype = np.result_type(x.dtype, np.float16)
+    x = x.astype(np.result_type(x.dtype, np.float16))
     for d, m in enumerate(numbers("places", places, n), start=1):
         extent = x.shape[d]
-        means = np.zeros((extent, m), dtype)
-        for i in range(m):
-            low, high = i * extent // m, -(-(i + 1) * extent // m)
-            means[low:high, i] = 1 / (high - low)
-        x = np.moveaxis(np.tensordot(x, means, (d, 0)), -1, d)
+        if extent % m == 0:  # also where m is 1
+            x = np.mean(x.reshape(*x.shape[:d], m, extent // m, *x.shape[d + 1:]), d + 1)
+            continue
+        bounds = [(i * extent // m, -(-(i + 1) * extent // m)) for i in range(m)]
+        x = np.stack([np.mean(x[(*[slice(None)] * d, slice(*ends))], d) for ends in bounds], d)
     return x
 
 

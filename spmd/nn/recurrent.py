@@ -16,6 +16,7 @@ from codegen.errors import UsageError
 from codegen.places import user_place
 from spmd.nn.activations import sigmoid
 from spmd.nn.layers import dense
+from spmd.nn.shared import in_float32
 
 Parameters = Mapping[str, Any]
 
@@ -28,6 +29,7 @@ def _needs(p: Parameters, cell: str, *names: str) -> None:
                          found=", ".join(map(str, p)) or "none")
 
 
+@in_float32
 def rnn_cell(p: Parameters, state: Any, x: Any, activation: Callable[..., Any] = np.tanh) -> Any:
     """The next state, activation(x @ w + state @ u + b) (J. Elman, 1990).
 
@@ -41,6 +43,7 @@ def rnn_cell(p: Parameters, state: Any, x: Any, activation: Callable[..., Any] =
     return made, made
 
 
+@in_float32
 def gru_cell(p: Parameters, state: Any, x: Any) -> Any:
     """A gated recurrent unit (K. Cho et al., 2014), with its reset gate behind the product, as
     cuDNN, PyTorch and Flax have it.
@@ -60,6 +63,7 @@ def gru_cell(p: Parameters, state: Any, x: Any) -> Any:
     return made, made
 
 
+@in_float32
 def lstm_cell(p: Parameters, state: Any, x: Any) -> Any:
     """Long short-term memory (S. Hochreiter, J. Schmidhuber, 1997), with peepholes where p has them
     (F. Gers, J. Schmidhuber, 2000).
@@ -109,6 +113,8 @@ def recurrent(
     """
     if state is None:
         hidden = p["u"][(slice(None), *[0] * (p["u"].ndim - 2))]
-        zero = np.zeros_like(x[0][..., :1] * hidden[0])
-        state = (zero, zero.copy()) if inspect.unwrap(cell) is lstm_cell else zero
+        empty = isinstance(x.shape[0], int) and not x.shape[0]
+        row = np.zeros(x.shape[1:], x.dtype) if empty else x[0]
+        zero = np.zeros_like(row[..., :1] * hidden[0])
+        state = (zero, zero.copy()) if inspect.unwrap(cell) is inspect.unwrap(lstm_cell) else zero
     return spmd.scan(lambda state, now: cell(p, state, now), state, x, reverse=reverse)

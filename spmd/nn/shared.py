@@ -17,6 +17,8 @@ from codegen.ops import Map
 from codegen.places import user_place
 from codegen.trace.array import Array, wrap
 from codegen.trace.derive.marks import stop_gradient
+from codegen.user.half_types import half_type_of, is_half, narrowed, widened
+from codegen.user.pytree import leaves
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -37,14 +39,17 @@ def floats(x: Any, what: str) -> Any:
     return array
 
 
-def bfloat16_too(function: F) -> F:
-    """A function of an array first, which bfloat16 passes through as float32: NumPy does not know
-    how it meets Python's numbers."""
+def in_float32(function: F) -> F:
+    """Return a function of arrays so that it computes half types in float32, and rounds once.
+
+    The result is of the half type where all of its arrays of floats are of this type.
+    """
     @functools.wraps(function)
-    def call(x: Any, *others: Any, **named: Any) -> Any:
-        if str(getattr(x, "dtype", "")) != "bfloat16":
-            return function(x, *others, **named)
-        return function(x.astype(np.float32), *others, **named).astype(x.dtype)
+    def call(*args: Any, **named: Any) -> Any:
+        if not any(is_half(x) for x in leaves((args, named))):
+            return function(*args, **named)
+        half = half_type_of((args, named), ints=False)
+        return narrowed(function(*widened(args), **widened(named)), half)
 
     return call  # type: ignore[return-value]
 

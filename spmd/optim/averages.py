@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from codegen.user import half_types
+from codegen.user.half_types import half_type_of, narrowed
 from spmd.optim.transformation import (
     GradientTransformation,
     counted,
@@ -14,6 +16,8 @@ from spmd.optim.transformation import (
     in_types,
     map_trees,
     squared,
+    transformation,
+    wide_type,
 )
 
 
@@ -31,12 +35,10 @@ class EmaState(NamedTuple):
 
 
 def zeros(params: Any, dtype: Any = None) -> Any:
-    """Zeros in the shape and the layout of each parameter."""
-    return map_trees(lambda p: np.zeros_like(p, dtype=dtype), params)
-
-
-def cast(tree: Any, dtype: Any) -> Any:
-    return tree if dtype is None else map_trees(lambda x: in_type(x, dtype), tree)
+    """Zeros in the shape and the layout of each parameter, in its type, or in float32 where that
+    is a half type, in which what is added again and again would soon be lost.
+    """
+    return map_trees(lambda p: np.zeros_like(p, dtype=dtype or wide_type(p)), params)
 
 
 def kept(tree: Any, before: Any) -> Any:
@@ -65,7 +67,8 @@ def trace(decay: Any, nesterov: bool = False, accumulator_dtype: Any = None
     """Momentum: the updates, plus `decay` times the sum before.
 
     - nesterov: looks a step ahead (Sutskever et al., 2013).
-    - accumulator_dtype: the element type of the sum; that of the parameter by default.
+    - accumulator_dtype: the element type of the sum; by default that of the parameter, float32 for
+      half types.
     """
 
     def init(params: Any) -> TraceState:
@@ -76,7 +79,7 @@ def trace(decay: Any, nesterov: bool = False, accumulator_dtype: Any = None
         found = map_trees(lambda u, t: u + decay * t, updates, now) if nesterov else now
         return found, TraceState(kept(now, state.trace))
 
-    return GradientTransformation(init, update)
+    return transformation(init, update)
 
 
 def ema(decay: Any, debias: bool = True, accumulator_dtype: Any = None) -> GradientTransformation:
@@ -84,7 +87,8 @@ def ema(decay: Any, debias: bool = True, accumulator_dtype: Any = None) -> Gradi
 
     - decay: how much of the average stays, 0 to 1.
     - debias: divides by the sum of the weights so far, as the average begins with zeros.
-    - accumulator_dtype: the element type of the average; that of the parameter by default.
+    - accumulator_dtype: the element type of the average; by default that of the parameter, float32
+      for half types.
 
     Example::
 
@@ -109,10 +113,13 @@ def ema(decay: Any, debias: bool = True, accumulator_dtype: Any = None) -> Gradi
         found = unbiased(now, decay, count) if debias else now
         return found, EmaState(count, kept(now, state.ema))
 
-    return GradientTransformation(init, update)
+    return transformation(init, update)
 
 
 def incremental_update(new_tensors: Any, old_tensors: Any, step_size: Any) -> Any:
     """A step from the old tree towards the new one: `step_size * new + (1 - step_size) * old`."""
-    return map_trees(lambda new, old: step_size * new + (1.0 - step_size) * old,
-                     new_tensors, old_tensors)
+    def between(new: Any, old: Any) -> Any:
+        half, (new, old) = half_type_of((new, old)), half_types.widened((new, old))
+        return narrowed(step_size * new + (1.0 - step_size) * old, half)
+
+    return map_trees(between, new_tensors, old_tensors)

@@ -15,6 +15,7 @@ from spmd.optim.transformation import (
     counter,
     map_trees,
     needs_params,
+    transformation,
     value_at,
 )
 
@@ -92,5 +93,5 @@ def add_decayed_weights(weight_decay: Any = 0.0, mask: Any = None) -> GradientTr
         new = CountState(counted(state.count)) if scheduled else state
         return map_trees(lambda u, p: u + factor * p, updates, params), new
 
-    made = GradientTransformation(init, update)
+    made = transformation(init, update)
     return made if mask is None else masked(made, mask)

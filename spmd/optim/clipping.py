@@ -14,6 +14,7 @@ from spmd.optim.transformation import (
     map_trees,
     needs_params,
     squared,
+    transformation,
 )
 
 
@@ -23,7 +24,7 @@ def clip(max_delta: Any) -> GradientTransformation:
     def update(updates: Any, state: Any, params: Any = None) -> Any:
         return map_trees(lambda u: np.clip(u, -max_delta, max_delta), updates), state
 
-    return GradientTransformation(empty, update)
+    return transformation(empty, update)
 
 
 def clip_by_global_norm(max_norm: Any) -> GradientTransformation:
@@ -33,14 +34,14 @@ def clip_by_global_norm(max_norm: Any) -> GradientTransformation:
 
     def update(updates: Any, state: Any, params: Any = None) -> Any:
         norm = global_norm(updates)
-        within = norm < max_norm
+        within, divisor = norm < max_norm, np.where(norm == 0, 1, norm)
 
         def clipped(u: Any) -> Any:
-            return np.where(within, u, u / in_type(norm, u.real.dtype) * max_norm)
+            return np.where(within, u, u / in_type(divisor, u.real.dtype) * max_norm)
 
         return map_trees(clipped, updates), state
 
-    return GradientTransformation(empty, update)
+    return transformation(empty, update)
 
 
 def clip_by_block_rms(threshold: Any) -> GradientTransformation:
@@ -49,12 +50,13 @@ def clip_by_block_rms(threshold: Any) -> GradientTransformation:
     """
 
     def clipped(u: Any) -> Any:
-        return u / np.maximum(1.0, np.sqrt(np.mean(squared(u))) / threshold)
+        rms = np.sqrt(np.mean(squared(u)))
+        return u / np.maximum(1.0, np.where(rms == 0, 0, rms / threshold))
 
     def update(updates: Any, state: Any, params: Any = None) -> Any:
         return map_trees(clipped, updates), state
 
-    return GradientTransformation(empty, update)
+    return transformation(empty, update)
 
 
 def adaptive_grad_clip(clipping: Any, eps: Any = 1e-3, axis: Any = None) -> GradientTransformation:
@@ -80,4 +82,4 @@ def adaptive_grad_clip(clipping: Any, eps: Any = 1e-3, axis: Any = None) -> Grad
         needs_params(params, "adaptive_grad_clip")
         return map_trees(clipped, updates, params), state
 
-    return GradientTransformation(empty, update)
+    return transformation(empty, update)

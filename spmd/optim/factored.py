@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from spmd.optim.averages import zeros
 from spmd.optim.transformation import (
     GradientTransformation,
     counted,
@@ -14,6 +15,8 @@ from spmd.optim.transformation import (
     map_to,
     needs_params,
     squared,
+    transformation,
+    wide_type,
 )
 
 
@@ -42,10 +45,10 @@ def scale_by_factored_rms(
         return None if np.shape(p)[order[-2]] < min_dim_size_to_factor else (order[-2], order[-1])
 
     def init_leaf(p: Any) -> Any:
-        nothing, found = np.zeros((1,), p.dtype), dims(p)
+        nothing, found, zero = np.zeros((1,), wide_type(p)), dims(p), zeros(p)
         if found is None:
-            return nothing, nothing, np.zeros_like(p)
-        return *(np.sum(np.zeros_like(p), axis=d) for d in reversed(found)), nothing
+            return nothing, nothing, zero
+        return *(np.sum(zero, axis=d) for d in reversed(found)), nothing
 
     def init(params: Any) -> FactoredState:
         return FactoredState(counter(), *map_to(3, init_leaf, params))
@@ -69,4 +72,4 @@ def scale_by_factored_rms(
         found, *moments = map_to(4, leaf, updates, state.v_row, state.v_col, state.v, params)
         return found, FactoredState(counted(state.count), *moments)
 
-    return GradientTransformation(init, update)
+    return transformation(init, update)

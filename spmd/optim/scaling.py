@@ -19,6 +19,8 @@ from spmd.optim.transformation import (
     map_trees,
     needs_params,
     squared,
+    transformation,
+    wide_type,
 )
 
 
@@ -60,7 +62,7 @@ def scale(step_size: Any) -> GradientTransformation:
         size = in_types(step_size)
         return map_trees(lambda u: size(u.dtype) * u, updates), state
 
-    return GradientTransformation(empty, update)
+    return transformation(empty, update)
 
 
 def scale_by_schedule(step_size_fn: Any) -> GradientTransformation:
@@ -74,7 +76,7 @@ def scale_by_schedule(step_size_fn: Any) -> GradientTransformation:
         new = CountState(counted(state.count))
         return map_trees(lambda u: size(u.dtype) * u, updates), new
 
-    return GradientTransformation(init, update)
+    return transformation(init, update)
 
 
 def scale_by_learning_rate(learning_rate: Any = None, *, flip_sign: bool = True
@@ -116,7 +118,7 @@ def scale_by_adam(
         found = map_trees(lambda m, v: m / (np.sqrt(v + eps_root) + eps), mean, square)
         return found, MomentsState(count, kept(mu, state.mu), kept(nu, state.nu))
 
-    return GradientTransformation(init, update)
+    return transformation(init, update)
 
 
 def scale_by_amsgrad(
@@ -136,7 +138,7 @@ def scale_by_amsgrad(
         return found, AmsgradState(count, kept(mu, state.mu), kept(nu, state.nu),
                                    kept(most, state.nu_max))
 
-    return GradientTransformation(init, update)
+    return transformation(init, update)
 
 
 def scale_by_belief(b1: Any = 0.9, b2: Any = 0.999, eps: Any = 1e-16, eps_root: Any = 1e-16
@@ -157,7 +159,7 @@ def scale_by_belief(b1: Any = 0.9, b2: Any = 0.999, eps: Any = 1e-16, eps_root: 
                           unbiased(nu, b2, count))
         return found, MomentsState(count, kept(mu, state.mu), kept(nu, state.nu))
 
-    return GradientTransformation(init, update)
+    return transformation(init, update)
 
 
 def scale_by_lion(b1: Any = 0.9, b2: Any = 0.99, mu_dtype: Any = None) -> GradientTransformation:
@@ -171,7 +173,7 @@ def scale_by_lion(b1: Any = 0.9, b2: Any = 0.99, mu_dtype: Any = None) -> Gradie
         mu = kept(first_moment(updates, state.mu, b2), state.mu)
         return found, FirstMomentState(counted(state.count), mu)
 
-    return GradientTransformation(init, update)
+    return transformation(init, update)
 
 
 def scale_by_rss(initial_accumulator_value: Any = 0.1, eps: Any = 1e-7) -> GradientTransformation:
@@ -185,11 +187,11 @@ def scale_by_rss(initial_accumulator_value: Any = 0.1, eps: Any = 1e-7) -> Gradi
         found = map_trees(lambda u, t: np.where(t > 0, 1 / np.sqrt(t + eps), 0.0) * u, updates, nu)
         return found, SecondMomentState(counted(state.count), kept(nu, state.nu))
 
-    return GradientTransformation(init, update)
+    return transformation(init, update)
 
 
 def filled(params: Any, value: Any) -> Any:
-    return map_trees(lambda p: np.full_like(p, value), params)
+    return map_trees(lambda p: np.full_like(p, value, dtype=wide_type(p)), params)
 
 
 def scale_by_rms(
@@ -207,7 +209,7 @@ def scale_by_rms(
         found = map_trees(lambda u, v: u * _over_root(v, eps, eps_in_sqrt), updates, mean)
         return found, SecondMomentState(count, kept(nu, state.nu))
 
-    return GradientTransformation(init, update)
+    return transformation(init, update)
 
 
 def _over_root(v: Any, eps: Any, inside: bool) -> Any:
@@ -227,11 +229,13 @@ def scale_by_stddev(
         mu, nu = first_moment(updates, state.mu, decay), second_moment(updates, state.nu, decay)
         count = counted(state.count)
         means = [unbiased(t, decay, count) if bias_correction else t for t in (mu, nu)]
-        found = map_trees(lambda u, m, v: u * _over_root(v - squared(m), eps, eps_in_sqrt),
-                          updates, *means)
+        # Of gradients that hardly differ, rounding may make the difference negative.
+        found = map_trees(
+            lambda u, m, v: u * _over_root(np.maximum(v - squared(m), 0), eps, eps_in_sqrt),
+            updates, *means)
         return found, MomentsState(count, kept(mu, state.mu), kept(nu, state.nu))
 
-    return GradientTransformation(init, update)
+    return transformation(init, update)
 
 
 def scale_by_trust_ratio(min_norm: Any = 0.0, trust_coefficient: Any = 1.0, eps: Any = 0.0
@@ -247,7 +251,7 @@ def scale_by_trust_ratio(min_norm: Any = 0.0, trust_coefficient: Any = 1.0, eps:
         needs_params(params, "scale_by_trust_ratio")
         return map_trees(scaled, updates, params), state
 
-    return GradientTransformation(empty, update)
+    return transformation(empty, update)
 
 
 def scale_by_param_block_rms(min_scale: Any = 1e-3) -> GradientTransformation:
@@ -259,4 +263,4 @@ def scale_by_param_block_rms(min_scale: Any = 1e-3) -> GradientTransformation:
             lambda u, p: u * np.maximum(np.sqrt(np.mean(squared(p))), min_scale), updates, params)
         return found, state
 
-    return GradientTransformation(empty, update)
+    return transformation(empty, update)

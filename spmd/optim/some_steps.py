@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from spmd.optim.averages import cast, zeros
+from spmd.optim.averages import kept, zeros
 from spmd.optim.loss_scales import all_finite
 from spmd.optim.transformation import (
     GradientTransformation,
@@ -16,6 +16,7 @@ from spmd.optim.transformation import (
     in_type,
     map_trees,
     value_at,
+    wide_type,
 )
 
 
@@ -35,7 +36,8 @@ class MultiSteps:
     - opt: the optimizer.
     - every_k_schedule: k, or a function of the number of steps so far.
     - use_grad_mean: False adds the gradients instead.
-    - accumulator_dtype: the element type in which they are added.
+    - accumulator_dtype: the element type in which they are added: by default that of the
+      parameters, float32 for half types.
 
     Example::
 
@@ -53,7 +55,7 @@ class MultiSteps:
     """
 
     def __init__(self, opt: GradientTransformation, every_k_schedule: Any,
-                 use_grad_mean: bool = True, accumulator_dtype: Any = np.float32) -> None:
+                 use_grad_mean: bool = True, accumulator_dtype: Any = None) -> None:
         self._opt, self._every = opt, every_k_schedule
         self._mean, self._dtype = use_grad_mean, accumulator_dtype
 
@@ -67,24 +69,25 @@ class MultiSteps:
         n = state.mini_step
 
         def grown(u: Any, a: Any) -> Any:
+            u = in_type(u, np.result_type(wide_type(u), a.dtype))
             return a + (u - a) / in_type(n + 1, a.real.dtype) if self._mean else a + u
 
         total = map_trees(grown, updates, state.acc_grads)
         emit = n == value_at(self._every, state.gradient_step) - 1
 
         def step() -> Any:
-            given = map_trees(lambda t, u: in_type(t, u.dtype), total, updates)
+            given = map_trees(lambda t, u: in_type(t, wide_type(u)), total, updates)
             found, new = self._opt.update(given, state.inner_opt_state, params)
-            return (map_trees(lambda f, u: in_type(f, u.dtype), found, updates), new,
-                    zeros(total, self._dtype))
+            return (map_trees(lambda f, u: in_type(f, wide_type(u)), found, updates), new,
+                    zeros(state.acc_grads))
 
         def wait() -> Any:
-            return zeros(updates), state.inner_opt_state, cast(total, self._dtype)
+            return zeros(updates), state.inner_opt_state, kept(total, state.acc_grads)
 
-        found, new, kept = either(emit, step, wait)
+        found, new, grads = either(emit, step, wait)
         gone = np.where(emit, np.int32(0), counted(n))
         steps = np.where(emit, counted(state.gradient_step), state.gradient_step)
-        return found, MultiStepsState(gone, steps, new, kept)
+        return found, MultiStepsState(gone, steps, new, grads)
 
     def has_updated(self, state: MultiStepsState) -> Any:
         """Whether the last call made a step."""
@@ -120,7 +123,7 @@ def apply_if_finite(inner: GradientTransformation, max_consecutive_errors: int
 
         def step() -> Any:
             found, new = inner.update(updates, state.inner_state, params)
-            return map_trees(lambda f, u: in_type(f, u.dtype), found, updates), new
+            return map_trees(lambda f, u: in_type(f, wide_type(u)), found, updates), new
 
         def skip() -> Any:
             return zeros(updates), state.inner_state

@@ -16,6 +16,7 @@ from codegen.errors import UsageError
 from codegen.places import user_place
 from codegen.trace.control.conversion import convert
 from codegen.trace.state import fill, flatten
+from codegen.user.half_types import is_half
 
 Schedule = Callable[[Any], Any]
 
@@ -30,6 +31,19 @@ class GradientTransformation(NamedTuple):
 
     init: Callable[..., Any]
     update: Callable[..., Any]
+
+
+def transformation(init: Callable[..., Any], update: Callable[..., Any]
+                   ) -> GradientTransformation:
+    """Return the pair, with an update that gets gradients and parameters of half types as float32.
+
+    So nothing is rounded between the transformations of a chain, and updates are float32 too:
+    apply_updates rounds once, to the type of the parameters.
+    """
+    def wide(updates: Any, state: Any, params: Any = None) -> Any:
+        return update(widened(updates), state, params if params is None else widened(params))
+
+    return GradientTransformation(init, wide)
 
 
 class EmptyState(NamedTuple):
@@ -85,6 +99,16 @@ def in_types(x: Any) -> Callable[[Any], Any]:
     return cache(lambda dtype: in_type(x, dtype))
 
 
+def wide_type(x: Any) -> Any:
+    """Return the element type of an array; float32 in the place of half types."""
+    return np.dtype(np.float32) if is_half(x) else x.dtype
+
+
+def widened(tree: Any) -> Any:
+    """Return a tree of arrays with those of half types as float32."""
+    return map_trees(lambda x: in_type(x, np.float32) if is_half(x) else x, tree)
+
+
 def squared(x: Any) -> Any:
     """|x|², a float of complex numbers too."""
     return x.real * x.real + x.imag * x.imag if x.dtype.kind == "c" else x * x
@@ -127,12 +151,13 @@ def _dtype_of(x: Any) -> Any:
 
 
 def global_norm(updates: Any) -> Any:
-    """The square root of the sum of the squares of all elements of all arrays in a tree.
+    """The square root of the sum of the squares of all elements of all arrays in a tree; float32
+    where these are of half types.
 
     Arrays that the same axes split are added up first: one exchange for each set of axes.
     """
     parts: dict[frozenset[Any], Any] = {}
-    for x in leaves_of(updates):
+    for x in leaves_of(widened(updates)):
         axes, square = _axes(x), np.sum(squared(x))
         parts[axes] = parts[axes] + square if axes in parts else square
     return np.sqrt(reduce(lambda a, b: a + b, parts.values())) if parts else 0.0

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import sys
 from typing import Any
 
@@ -47,9 +48,11 @@ def command(options: argparse.Namespace, _: Processes) -> int:
 
 
 def verify(path: str, options: Any) -> dict[str, Any]:
-    """What was checked of one image, as the command line asks."""
-    image = reader.read(loader.read(path), host=False)
-    asked = options.ranks, options.mesh, read(options.set)
+    """What was checked of one image, or of the one that FILE.py gives, as the command line asks."""
+    data, parameters = loader.image_or_built(path, options.set, options.no_cache)
+    image = reader.read(data, host=False)
+    scalars = {k: v for k, v in read(options.set).items() if k not in parameters}
+    asked = options.ranks, options.mesh, scalars
     return checked(image, path, *asked, execute=options.execute)
 
 
@@ -69,12 +72,12 @@ def checked(
                              found=str(math.prod(one)))
         ledger.check_arrays(one, scalars)
     transfers, sampled = compare(ledger, meshes, scalars)
-    executed = 0
+    executed = copied = 0
     if execute:
         at(f"running the plan functions of {path}")
         reader.check_machine(image.machine)
         reader.check_features(image.manifest["target"])
-        executed = _execute(path, meshes, settings)
+        executed, copied = _execute(path, image, meshes, settings)
     return {
         "image": path, "bytes": len(image.data), "digest": image.digest,
         "elsewhere": _elsewhere(image),
@@ -83,6 +86,7 @@ def checked(
         "at_once": [math.prod(mesh) for mesh in meshes if math.prod(mesh) > AT_ONCE],
         "exchanges": len(ledger.table.rows), "at_run_time": sorted(ledger.unknown),
         "transfers": transfers, "sampled": sampled, "executed": executed,
+        "copied": copied,
     }
 
 
@@ -128,18 +132,30 @@ def _meshes(
     return meshes, refused
 
 
-def _execute(path: str, meshes: list[tuple[int, ...]], settings: dict[str, str]) -> int:
-    """Has a child process compare the machine code's plan functions; how many ranks it did."""
+def _execute(
+    path: str, image: reader.ImageFile, meshes: list[tuple[int, ...]], settings: dict[str, str]
+) -> tuple[int, int]:
+    """Have a child process compare the machine code's plan functions with the manifest, and the
+    engine's copies with NumPy's. Return how many ranks and how many boxes it compared."""
     from codegen.image import commands  # subprocess, for --execute alone
 
-    job = json.dumps({"path": path, "meshes": meshes, "set": settings})
+    fd = os.memfd_create("image", os.MFD_CLOEXEC)  # what was built has no file
+    with open(fd, "wb") as file:
+        file.write(image.data)
+        file.flush()
+        return _compared(path, commands, json.dumps(
+            {"path": f"/proc/{os.getpid()}/fd/{fd}", "meshes": meshes, "set": settings}))
+
+
+def _compared(path: str, commands: Any, job: str) -> tuple[int, int]:
+    """Return how many ranks and boxes the child compared; raise ImageError for what is wrong."""
     ended = commands.run([sys.executable, "-m", "spmd.bench.probe", job], limit_s=EXECUTE_S)
     if ended.code == commands.TOO_LATE:
         raise ImageError(f"{path}: its plan functions do not end", expected=f"{EXECUTE_S} s",
                          found="they were stopped")
     try:
         answer = json.loads(ended.out)
-        wrong, ranks = answer["wrong"], int(answer["ranks"])
+        wrong, ranks, boxes = answer["wrong"], int(answer["ranks"]), int(answer["boxes"])
     except (ValueError, KeyError, TypeError):
         how = f"signal {-ended.code}" if ended.code < 0 else f"exit code {ended.code}"
         last = ended.err.strip().split("\n")[-1]
@@ -147,7 +163,7 @@ def _execute(path: str, meshes: list[tuple[int, ...]], settings: dict[str, str])
                          found=f"{how} {last}".strip()) from None
     if wrong:
         raise ImageError(f"{path}: the machine code and the manifest differ", **wrong)
-    return ranks
+    return ranks, boxes
 
 
 def _elsewhere(image: reader.ImageFile) -> str:
@@ -192,4 +208,5 @@ def as_text(one: dict[str, Any]) -> str:
         lines.append(f"  at run time: exchange {sites}, which depends on what the program computes")
     if one["executed"]:
         lines.append(f"  executed   plan functions of {one['executed']} ranks say the same")
+        lines.append(f"  copied     {one['copied']} kinds of boxes come as NumPy copies them")
     return "\n".join(lines)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import queue
 import re
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -21,7 +21,7 @@ from codegen.errors import (
 )
 from tests.codegen.test_control import graph
 
-# ruff: noqa: B007, F841
+# ruff: noqa: B007
 # mypy: ignore-errors
 
 
@@ -98,7 +98,7 @@ def arms_differ_in_kind(x, steps, limit):
         y = "up"
     else:
         y = "down"
-    return x
+    return x + len(y)
 
 
 def local_to_the_loop(x, steps, limit):
@@ -153,11 +153,10 @@ def numpy_constant_written(x, steps, limit, table=np.zeros(3)):  # noqa: B008
 
 
 def leaked(x, steps, limit):
-    kept = threading.local()
-    kept.box = x
+    kept = queue.SimpleQueue()  # nobody sees what is in it
     for i in spmd.range(steps):
-        kept.box = x * 2
-    return kept.box + x  # here
+        kept.put(x * 2)
+    return kept.get() + x  # here
 
 
 def stale_alias(x, steps, limit):

@@ -22,7 +22,7 @@ from tests.codegen.derived_cases import CASES, POINTS, X
 # Kinds that have no derivative, or none yet, or nothing to differentiate.
 WITHOUT = {
     "no operand": {"const", "full", "iota", "expr", "scalar"},
-    "no result": {"print", "expect", "barrier", "let"},
+    "no result": {"print", "expect", "barrier", "let", "save"},
     "steps": {"argreduce", "argsort", "count", "searchsorted", "partition"},
     "after tracing": {"merge", "point"},
     "np.linalg has it": {"cholesky", "lu", "lu_solve", "swapped_columns", "triangular", "qr", "svd",

@@ -444,3 +444,22 @@ def test_the_way_back_of_pairs_is_one_nest_with_one_power():
     assert text.count("pow(") == 2  # forward, and once again on the way back
     back = text[text.rindex("  loop "):]
     assert back.count("nest for j0") == 1  # of all that is needed of a pair
+
+
+def test_turns_that_are_taken_together_write_one_row_of_results():
+    """Of a product, four results are made in one turn; a sum that wrote into a row for each of them
+    and stood in the same loops wrote the first of four rows only."""
+    @spmd.program(mesh=("r",))
+    def both():
+        x = spmd.input("x", (5, 4), F64, layout=(None, "r"))
+        w = spmd.input("w", (4, 4), F64, layout=("r", None))
+        g = np.cos(x)
+        each = np.matmul(g[:, None, :], np.broadcast_to(w.T, (5, 4, 4)))[:, 0]
+        return each, np.sum(x[:, :, None] * g[:, None, :], axis=0)
+
+    draw = np.random.default_rng(3)
+    x, w = draw.normal(size=(5, 4)), draw.normal(size=(4, 4))
+    for ranks in (1, 2):
+        each, total = spmd.build(both).run(ranks=ranks, x=x, w=w)
+        np.testing.assert_allclose(each, np.cos(x) @ w.T)
+        np.testing.assert_allclose(total, x.T @ np.cos(x))

@@ -326,8 +326,8 @@ def arm_of_cond(x):
 def what_nobody_sees(x):
     HIDDEN.n = 0.0
     for _ in spmd.range(4):
-        HIDDEN.n += 1
-        x = x + HIDDEN.n  # here
+        HIDDEN.n += 1  # here
+        x = x + HIDDEN.n
     return x
 
 
@@ -441,14 +441,14 @@ REFUSED = [
     (while_loop_condition, "kept is changed in a loop"),
     (set_of_the_module, "SEEN is changed in a loop", "a set from outside"),
     (attribute_of_a_class, "Box.total is changed in a loop"),
-    (attribute_of_a_namespace, "SPACE.n is changed in a loop"),
+    (attribute_of_a_namespace, "SPACE.n is changed in a program"),
     (numpy_in_a_helper, "WEIGHTS is a NumPy array from outside", "WEIGHTS.copy()"),
     (shard_map_that_keeps, "shapes is changed in a function given to shard_map", RANKS),
     (shard_map_that_draws, "rng would give every rank the same value", RANKS),
     (branch_that_draws, "rng is asked for a value in a branch", BRANCH),
     (conditional_expression, "rng is asked for a value in a branch", BRANCH),
     (arm_of_cond, "kept is changed in a branch", BRANCH),
-    (what_nobody_sees, "gives another constant each time Python runs", "2.0, then 3.0"),
+    (what_nobody_sees, "an attribute of a _local is changed in a loop", "a class of your own"),
     (drawn_from_the_module, "RNG would give another value in every build", "default_rng(0) in"),
     (drawn_by_old_numpy, "np.random would give another value in every build"),
     (no_seed, "default_rng() without a seed", "a seed: rng = np.random.default_rng(0)"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +37,19 @@ def test_a_wrong_setting_is_refused_with_what_is_right(name):
     text = str(caught.value)
     assert f"{name} of a pipeline is wrong" in text and expected in text and repr(value) in text
     assert "test_pipelines.py" in text and caught.value.exit_code == 65
+
+
+@pytest.mark.parametrize(("given", "says"), [
+    ({"queue": "lifo"}, "(?s)queue='lifo' has no effect.*found:    sampling='once'"),
+    ({"sampling": "independent", "shuffle": False}, "(?s)shuffle has no effect.*shuffle=False"),
+])
+def test_a_setting_without_effect_is_refused(given, says):
+    """Also of a pipeline that is there already."""
+    with pytest.raises(spmd.UsageError, match=says):
+        data.pipeline(source=data.range(3), **given)(lambda e: {"x": e})
+    kept = read({k: v for k, v in given.items() if k == "sampling"})
+    with pytest.raises(spmd.UsageError, match=says):
+        replace(kept, shuffle=given.get("shuffle", True)).changed(given)
 
 
 def test_near_words_are_suggested():
@@ -346,7 +360,7 @@ def test_importing_it_needs_numpy_only():
             "('mpi4py', 'numba', 'cffi', '_cffi_backend', 'PIL', 'llvmlite', 'pickle5') or "
             "m.startswith(('codegen.', 'spmd.')) and not m.startswith(('spmd.data', "
             "'spmd.files', 'codegen.errors', 'codegen.casts', 'codegen.short_batches', "
-            "'codegen.user.named')) and m != 'codegen.user'])")
+            "'codegen.suggest', 'codegen.user.named')) and m != 'codegen.user'])")
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
                           check=True).stdout.strip() == "[]"
 

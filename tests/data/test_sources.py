@@ -17,6 +17,7 @@ from safetensors.numpy import save_file
 import spmd
 from spmd import data
 from spmd.data import line_sources
+from spmd.data.computing import advice
 from spmd.data.permutations import permuted
 from spmd.data.source_tools import relative_to
 
@@ -289,8 +290,8 @@ def test_a_split_is_one(n, fraction, seed, shuffle):
         assert parts == [sorted(order[: len(parts[0])]), sorted(order[len(parts[0]) :])]
 
 
-@pytest.mark.parametrize("shuffle", [False, True, 1000])
-@pytest.mark.parametrize("sampling", ["once", "independent"])
+@pytest.mark.parametrize(("sampling", "shuffle"), [
+    ("once", False), ("once", True), ("once", 1000), ("independent", True)])
 def test_memory_does_not_grow_with_the_source(shuffle, sampling):
     """A table of its numbers would take 8 GB."""
     tracemalloc.start()
@@ -459,3 +460,28 @@ def test_a_column_with_1_000_is_text(tmp_path):
     assert (row.a, row.b) == ("1_000", "1_0.5")
     with pytest.raises(spmd.InputError, match="'1_000' is no number"):
         data.csv(tmp_path / "t.csv", types={"a": int}).get(0)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("away"), FileNotFoundError(2, "no such", "x.csv"),
+                                   KeyError("rows")])
+def test_a_source_that_cannot_say_how_long_it_is_is_named_with_its_line(error):
+    """Whatever is asked of the pipeline; it is no fault of spmd."""
+    class Away(data.ExampleSource):
+        def length(self):
+            raise error
+
+        digest = length
+
+    of = data.pipeline(source=Away(), epochs=1)(lambda example: {"x": example})
+    for ask in (of.length, of.total, of.order, of.digest, of.specs, lambda: of.acts,
+                lambda: of.compute(0, 2), lambda: next(of.batches(2))):
+        with pytest.raises(spmd.InputError, match=rf"(?s)test_sources.py:\d+: the source of pipe.*"
+                           rf"raise error.*found:    {type(error).__name__}"):
+            ask()
+
+
+def test_an_empty_source_has_advice_that_helps():
+    of = data.pipeline(source=data.range(9).where([False] * 9))(lambda example: {"x": example})
+    with pytest.raises(spmd.InputError, match=r"(?s)is empty.*try:.*source.where") as caught:
+        of.compute(0, 2)
+    assert "skip" not in str(caught.value) and not advice(str(caught.value))

@@ -134,7 +134,8 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[SpmdError], tuple[str, ...]]] 
         lambda: u()[np.sum(u(), axis=0) > 3], ShapeError, ("boolean index", "(8,)", "(6,)")),
     "slices of a scalar": (
         scalar_slices, ShapeError, ("for k = -1 they are 1 and 8", "spmd.require", "np.roll")),
-    "nonzero": (lambda: np.nonzero(u()), UnsupportedError, ("shape",)),
+    "nonzero": (
+        lambda: np.sort(np.nonzero(u())[0]), UnsupportedError, ("depends on data", "size=n")),
     "unique": (lambda: np.unique(u()), UnsupportedError, ()),
     "a shape that changes in a loop": (carried_shape, SpmdError, ("loop", "shape")),
     "a counter with the name of an array": (

@@ -40,7 +40,7 @@ PROGRAMS = {
         "y = x\n        for i in spmd.range(3):  # fault\n            y = y[:, 0]",
         ["y", "float32"],
     ),
-    "data-dependent shape": ("y = np.nonzero(x)  # fault", ["nonzero", "where"]),
+    "data-dependent shape": ("y = np.sort(np.nonzero(x)[0])  # fault", ["nonzero", "where"]),
     "Python needs the value": (
         "y = [0 for _ in range(spmd.axis_size('r'))]  # fault", ["spmd.range"],
     ),

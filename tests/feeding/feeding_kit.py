@@ -206,7 +206,7 @@ class RunningAgent:
         return until(lambda: len(pids := self.pids()) >= n and pids)
 
     def close(self):
-        self.agent.stop("over")
+        self.agent.stopping.say("over")
         self.thread.join(PATIENCE)
 
 
@@ -244,7 +244,7 @@ class Run:
             one.finish()
         for one in self.agents:
             one.close()
-        self.served.scheduler.stopping = "over"
+        self.served.scheduler.stopping.say("over")
         self.thread.join(PATIENCE)
         self.served.close()
 

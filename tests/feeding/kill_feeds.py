@@ -43,8 +43,7 @@ import time
 import numpy as np
 import spmd.data as data
 
-@data.pipeline(source=data.{source}, sampling="once", seed={seed}, epochs={epochs}, workers=3,
-               queue="{queue}")
+@data.pipeline(source=data.{source}, sampling="once", seed={seed}, epochs={epochs}, workers=3)
 def ids(example, rng):
     time.sleep({seconds} * rng.random())
     return {{"i": example, "row": np.full(100, example, np.int32)}}
@@ -64,8 +63,7 @@ class Killed:
         self.away = 0.0  # seconds for which there was no scheduler, in a launch
         self.file = folder / "ids.py"
         self.file.write_text(PIPELINE.format(
-            source=self.chance.choice(SOURCES), seed=seed, epochs=EPOCHS, seconds=0.006,
-            queue=self.chance.choice(["fifo", "lifo"])))
+            source=self.chance.choice(SOURCES), seed=seed, epochs=EPOCHS, seconds=0.006))
         self.served = self.start_served() if self.chance.random() < 0.6 else None
 
     def start_served(self) -> ServedProcess:

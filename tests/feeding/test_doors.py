@@ -23,6 +23,8 @@ SOURCE = """
 import numpy as np
 import spmd.data as data
 
+pytestmark = pytest.mark.slow  # it waits for processes of its own
+
 @data.pipeline(source=data.range(10**6), epochs=1, shuffle=False)
 def numbers(example):
     return {"x": np.int64(example)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from math import inf
 
 import pytest
@@ -160,3 +161,19 @@ def test_the_newest_first_what_is_forgotten_and_who_leaves():
     give(queue, "b", 1.0, 1)
     queue.leave("b")
     assert [queue.next(0.0).number, queue.next(0.0), queue.due_in(0.0)] == ["1", None, inf]
+
+
+def test_who_has_no_share_is_not_shut_out_by_those_who_ask_all_the_time():
+    """All that are behind have a twentieth of the time together, in pieces of any length."""
+    queue, now, had = FairQueue(), 0.0, Counter()
+    costs = {"high": 0.01, "a": 0.02, "b": 0.005, "c": 0.05}
+    while now < 60.0:
+        for behind, peer in enumerate(costs):
+            if queue.lengths()[peer] < 2:
+                give(queue, peer, 1.0 if peer == "high" else 0.0, 2, behind=behind)
+        work = queue.next(now)
+        now += costs[work.peer]
+        queue.took(work.peer, costs[work.peer], now)
+        had[work.peer] += costs[work.peer]
+    assert 0.04 < (had["a"] + had["b"] + had["c"]) / now < 0.05
+    assert min(had.values()) > 0.1, "each of them"

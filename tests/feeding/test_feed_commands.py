@@ -24,6 +24,8 @@ from spmd.feeding.starting.serving import SCHEDULER, begun_scheduler
 from tests.conftest import PATIENCE, ROOT, until
 from tests.feeding.served_kit import PIPELINE, ServedProcess, command_of
 
+pytestmark = pytest.mark.slow  # it waits for processes of its own
+
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):

@@ -27,6 +27,8 @@ NOISE = f"""
 import numpy as np
 import spmd.data as data
 
+pytestmark = pytest.mark.slow  # it waits for processes of its own
+
 @data.pipeline(source=data.range(100), epochs=1, shuffle=False, compress="none")
 def numbers(example):
     return {{"x": np.random.default_rng(example).integers(0, 256, {SIZE}, np.uint8)}}
@@ -152,7 +154,7 @@ def test_what_a_scheduler_heard_before_its_death_is_asked_again():
         thread.start()
         assert asked.result(PATIENCE)["pipelines"] == client.status()["pipelines"] == []
         client.close()
-    served.scheduler.stopping = "over"
+    served.scheduler.stopping.say("over")
     thread.join(PATIENCE)
     served.close()
 
@@ -171,7 +173,7 @@ def test_a_long_text_is_waited_for_while_its_line_stands():
         thread = threading.Thread(target=served.scheduler.run, daemon=True)
         thread.start()
         assert asked.result(PATIENCE)["what"] == "new"
-    served.scheduler.stopping = "over"
+    served.scheduler.stopping.say("over")
     thread.join(PATIENCE)
     served.close()
 

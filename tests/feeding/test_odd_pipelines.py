@@ -8,6 +8,8 @@ import pytest
 from spmd import InputError, SpmdError
 from tests.feeding.feeding_kit import mask_of, running, x_of
 
+pytestmark = pytest.mark.slow  # it waits for processes of its own
+
 HEAD = "import os, random, time\nimport numpy as np\nimport spmd.data as data\n"
 
 

@@ -43,6 +43,8 @@ PIPELINE = """
 import time
 import spmd.data as data
 
+pytestmark = pytest.mark.slow  # it waits for processes of its own
+
 @data.pipeline(source=data.range({n}), epochs=1)
 def numbers(example):
     {body}

@@ -21,6 +21,8 @@ from tests.feeding.served_kit import ServedProcess
 
 PIPELINE = """
 import spmd.data as data
+
+pytestmark = pytest.mark.slow  # it waits for processes of its own
 @data.pipeline(source=data.range({n}), seed={seed}, epochs=1)
 def numbers(example):
     return {{"x": {value}}}

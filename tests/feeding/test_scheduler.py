@@ -20,6 +20,8 @@ from spmd.feeding.messages.wire import encode, new_id
 from tests.conftest import PATIENCE, at_some_pace, until
 from tests.feeding.served_kit import ServedProcess
 
+pytestmark = pytest.mark.slow  # it waits for processes of its own
+
 
 @pytest.fixture
 def served(tmp_path):

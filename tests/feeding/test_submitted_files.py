@@ -25,6 +25,8 @@ PIPELINE = """
 import time
 import numpy as np
 import spmd.data as data
+
+pytestmark = pytest.mark.slow  # it waits for processes of its own
 {imports}
 
 @data.pipeline(source=data.range({n}), shuffle=False, epochs=1)

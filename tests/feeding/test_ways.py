@@ -199,7 +199,7 @@ def test_every_row_is_filled_once_whatever_is_lost_or_answered_twice(seed):
                 piece = asking.asked[number].piece
                 there = max(0, min(piece.count, n - piece.first))
                 rows = np.arange(piece.first, piece.first + piece.count)
-                asking.fill(number, {"x": rows}, there, set(), n,
+                asking.fill(number, {"x": rows}, there, None, n,
                             chance.choice([1e-6, 0.4]))
         while found := asking.whole():
             k, batches, pieces = found
@@ -286,8 +286,8 @@ def test_what_others_leave_no_time_for_is_asked_of_those_with_a_share():
     assert asking.late(0.55) in asking.asked, "also that one may have no time"
     again = asking.ask_again(number, "own", 0.55)[0]
     assert asking.late(60.0) is None, "there are others to ask for first"
-    asking.fill(again, {}, 1, set(), None, 0.01, 0.56)
-    asking.fill(number, {}, 1, set(), None, 0.01, 60.0)
+    asking.fill(again, {}, 1, None, None, 0.01, 0.56)
+    asking.fill(number, {}, 1, None, None, 0.01, 60.0)
     assert asking.took_s == pytest.approx(0.01), "how long it waited there says nothing of others"
 
 
@@ -299,7 +299,7 @@ def test_pieces_that_take_long_are_cut_once_that_is_known(together, lies):
     first = asking.take("a", 0.0)
     assert first[1:3] == [0, 24], "nothing is known of it"
     asking.together = together
-    asking.fill(first[0], {}, 24, set(), None, 24 * 0.1)
+    asking.fill(first[0], {}, 24, None, None, 24 * 0.1)
     assert asking.whole()[0] == 0
     asked = [asking.take("a", 0.0) for _ in range(2)]
     assert [(at, count) for _, at, count, *_ in asked] == lies
@@ -307,7 +307,7 @@ def test_pieces_that_take_long_are_cut_once_that_is_known(together, lies):
         asked.append(item)
     for number, _, count, *_ in asked:
         assert asking.whole() is None
-        asking.fill(number, {}, count, set(), None, count * 0.1)
+        asking.fill(number, {}, count, None, None, count * 0.1)
     assert [one.piece.first for one in asking.whole()[2]] == [at for _, at, *_ in asked]
     assert sum(count for _, _, count, *_ in asked) == 24
 
@@ -318,11 +318,11 @@ def test_the_newest_batch_takes_no_rows_of_others():
     asking.open_until(2, 1, 2)
     old, new = (asking.take(w, 0.0) for w in "ab")
     again = asking.ask_again(new[0], "c", 0.0)
-    asking.fill(new[0], {}, 2, set(), None, 0.1)
+    asking.fill(new[0], {}, 2, None, None, 0.1)
     assert asking.whole(newest_first=True)[2][0].piece.first == 2
     assert asking.batch_of(0) == 1, "batch 0 is the second one now"
-    assert not asking.fill(again[0], {}, 2, set(), None, 0.1)
-    asking.fill(old[0], {}, 2, set(), None, 0.1)
+    assert not asking.fill(again[0], {}, 2, None, None, 0.1)
+    asking.fill(old[0], {}, 2, None, None, 0.1)
     assert asking.whole(newest_first=True)[2][0].piece.first == 0
 
 
@@ -334,7 +334,7 @@ def test_who_waits_for_no_scheduler_goes_on(monkeypatch):
         run.workers(1)
         (ring,) = run.supply(x_of(20), 20)
         ring.next()
-        run.served.scheduler.stopping = "away"
+        run.served.scheduler.stopping.say("away")
         run.thread.join()
         run.served.scheduler.router.close(0)
         for _ in range(19):

@@ -72,7 +72,8 @@ EXAMPLES = {
     "free": {"ids": [A]}, "forget": {"ids": [A, B]},
     "give_back": {"pipeline": "images", "version": 1, "first": 0, "arrays": [IN_FRAME]},
     "given": {"id": A, "rows": 1, "arrays": [IN_FRAME], "region": None, "broken": [BROKEN],
-              "seconds": 0.1, "end": 9, "together": 1, "order": "0", "more": [[B, 1, 2, 0.1]]},
+              "seconds": 0.1, "end": 9, "together": 1, "order": "0", "there": "80",
+              "more": [[B, 1, 2, 0.1]]},
     "broken": {"id": A, "broken": BROKEN},
     "unknown": {"pipeline": "images", "version": 1, "ids": [A]},
 }

@@ -13,12 +13,16 @@ import pytest
 
 from spmd import InputError, UsageError
 from spmd.data import reading_time
+from spmd.data.pipeline_files import load_text
 from spmd.feeding.clients.client import Client
 from spmd.feeding.consumers import consumer
+from spmd.feeding.consumers.filled_rings import FilledRings
 from spmd.feeding.status import overview
 from spmd.feeding.workers import agent
 from tests.conftest import PATIENCE, at_some_pace, until
 from tests.feeding.feeding_kit import Field, Proxy, mask_of, running, x_of
+
+pytestmark = pytest.mark.slow  # it waits for processes of its own
 
 HEAD = "import os, time\nimport numpy as np\nimport spmd.data as data\n"
 
@@ -478,11 +482,31 @@ def test_a_rank_that_resumes_leaves_out_more_than_was_made():
         assert ring.next()["x"].tolist() == list(range(300, 310))
 
 
-def test_the_newest_comes_first_where_that_is_asked_for():
-    source = numbers("time.sleep(0.001)\nreturn {'x': example}", sampling="independent",
-                     queue="lifo", n=10**6)
+def test_the_newest_comes_first_where_that_is_asked_for(monkeypatch):
+    """In the place of each batch that is taken the newest that is there; the others at the end."""
+    source = numbers("return {'x': rng.integers(1 << 40)}", sampling="independent", queue="lifo",
+                     n=40, epochs=1)
+    made = []
+    monkeypatch.setattr(consumer, "FilledRings",
+                        lambda *of: made.append(FilledRings(*of)) or made[0])
+    whole = load_text(source, "made_here.py")["numbers"].compute(0, 40).arrays["x"]
+    batch_of = {x: k // 4 for k, x in enumerate(whole.tolist())}
+
+    def whole_ones():
+        (rings,) = made
+        return sum(len(found) == rings.asking.pieces.get(k) for k, found in
+                   list(rings.asking.filled.items()))
+
     with running(source) as run:
-        run.workers(2).wait_for_workers(2)
-        (ring,) = run.supply(x_of(16), 16, depth=4)
-        seen = np.concatenate([ring.next()["x"] for _ in range(30)])
-        assert len(set(seen.tolist())) > 470  # no batch was given twice
+        (ring,) = run.supply(x_of(4), 4, depth=6)
+        run.workers(1)
+        seen = []
+        for k in range(10):
+            until(lambda k=k: ring.has(k) and whole_ones() == min(5, 9 - k))
+            rows = [batch_of[x] for x in ring.next()["x"].tolist()]
+            seen.append(rows[0])
+            assert rows == [rows[0]] * 4
+        assert ring.next() is None
+    assert sorted(seen) == list(range(10))
+    early = sorted(set(range(6)) - {seen[0]})
+    assert seen[1:] == [early.pop(), 6, 7, 8, 9, *reversed(early)]

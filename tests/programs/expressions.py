@@ -179,13 +179,18 @@ EXPRESSIONS: dict[str, str] = {
     "unique_counts": "np.unique_counts(i)", "unique_inverse": "np.unique_inverse(i)",
     "unique_values": "np.unique_values(i)", "union1d": "np.union1d(v, v)",
     "intersect1d": "np.intersect1d(v, v)", "setdiff1d": "np.setdiff1d(v, v)",
-    "setxor1d": "np.setxor1d(v, v)", "nonzero": "np.nonzero(i)", "argwhere": "np.argwhere(i)",
-    "flatnonzero": "np.flatnonzero(i)", "extract": "np.extract(b, x).sum()",
+    "setxor1d": "np.setxor1d(v, v)",
+    "nonzero": "x[np.nonzero(i)] = 7; x | np.nonzero(i)[1].sum() | len(np.nonzero(x > 0)[0]) * f",
+    "argwhere": "np.argwhere(i).sum(0) | np.argwhere(b).shape[0] * x",
+    "flatnonzero": "v[np.flatnonzero(v > 0)] += v[np.flatnonzero(v > 0)]; v "
+       "| np.flatnonzero(i > 0).sum() * f", "extract": "np.extract(b, x).sum()",
     "trim_zeros": "np.trim_zeros(v)", "piecewise": "np.piecewise(x, [x > 0], [np.abs, 2]) "
        "| np.piecewise(v, v > 0, [lambda q, c=3: q * c]) "
        "| np.piecewise(i, [i < 0, i > 3], [2.7, -1])"
        "| np.piecewise(v[0], [v[0] < 0, v[0] >= 0], [-1, lambda q: q])",
-    "compress": "np.compress([True, False, True], x, axis=0) | x.compress([False, True])",
+    "compress": "np.compress(x[:, 0] > 0, x, axis=0).sum(0) | np.compress(b.ravel(), x).sum() "
+       "| np.compress(v[:3] > 0, v).sum() | np.compress([True, False, True], x, axis=0) "
+       "| x.compress([False, True])",
     # -- shapes ------------------------------------------------------------------------------------
     "reshape": "np.reshape(x, (5, 7)) | np.reshape(x.T, -1) | np.reshape(t, (3, -1, 2)) "
                "| np.reshape(x[::2], (-1, 2)) | np.reshape(x[:, ::2].T, (7, 3))",
@@ -473,7 +478,8 @@ EXPRESSIONS: dict[str, str] = {
     "ndarray.compress": "v.compress([True, False, True])", "ndarray.conj": "z.conj()",
     "ndarray.conjugate": "z.conjugate()", "ndarray.copy": "x.copy()",
     "ndarray.diagonal": "x.diagonal(1)", "ndarray.dot": "x.dot(q)", "ndarray.fill": "x.fill(3); x",
-    "ndarray.flatten": "x.flatten() | x.T.flatten()", "ndarray.nonzero": "x.nonzero()",
+    "ndarray.flatten": "x.flatten() | x.T.flatten()",
+    "ndarray.nonzero": "x[(x > 0).nonzero()].sum()",
     "ndarray.partition": "v.partition(3); v[3]", "ndarray.argpartition": "x.argpartition(0)[:, 0]",
     "ndarray.put": "v.put([1, 2], 5); v", "ndarray.ravel": "x.ravel() | x[:, 1:].ravel()",
     "ndarray.repeat": "v.repeat(2)", "ndarray.reshape": "x.reshape(5, 7) | x.reshape((-1,))",

@@ -56,6 +56,7 @@ def test_verify_evaluates_them(name: str, case, spmd_here) -> None:
     assert "say the same" in done.expect(0).out
 
 
+@pytest.mark.slow
 def test_on_every_transport(case, mpirun) -> None:
     """All cases, with each of their first two types."""
     images = [case(name, dtype) for name in CASES for dtype in CASES[name][2][:2]]

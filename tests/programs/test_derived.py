@@ -30,6 +30,7 @@ PACK = 5  # recipes in an image
 EXAMPLES = settings().max_examples
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(PARTS))
 def test_recipes_are_differentiated(part: int) -> None:
     search(part, EXAMPLES, differentiated, recipes.recipes(), st.integers(1, 9),
@@ -84,6 +85,7 @@ def check_second(graph: Any, mesh: Any, given: Any, found: Any, xs: Any, vs: Any
           "the Hessian times a direction")
 
 
+@pytest.mark.slow
 def test_recipes_as_images() -> None:
     several = st.lists(st.integers(1, 9), min_size=2, max_size=2, unique=True)
     # The first one that hypothesis draws is always the simplest.

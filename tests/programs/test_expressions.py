@@ -203,6 +203,7 @@ def test_expressions_agree_with_numpy(k: int, tmp_path: Path) -> None:
             agree(image.run(ranks=ranks, **given), texts, expected, f"an image on {ranks} ranks")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_an_image_of_what_is_new_in_c(tmp_path: Path) -> None:
     names = ("max", "argmin", "sort", "argsort", "histogram", "searchsorted", "interp", "digitize",

@@ -58,6 +58,7 @@ def search(part: int, count: int, body: Callable[..., None], *drawn: Any) -> Non
     (seed(part)(test) if SHORT else test)()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(PARTS))
 def test_recipes(part: int) -> None:
     search(part, EXAMPLES * 7, interpreted, recipes.recipes(), RANKS, CHOICE)
@@ -75,6 +76,7 @@ def interpreted(recipe: Any, ranks: int, choice: int) -> None:
     same(run(lowered, mesh, inputs), expected, f"the Program over {mesh}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(PARTS))
 def test_recipes_as_images(part: int) -> None:
     several = st.lists(RANKS, min_size=3, max_size=3, unique=True)

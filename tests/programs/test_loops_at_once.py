@@ -144,6 +144,7 @@ def test_a_promise_that_is_false_is_noticed():
 SEEN = []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(2))
 def test_what_is_promised_of_random_programs(part):
     @seed(part)

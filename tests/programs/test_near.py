@@ -145,6 +145,7 @@ def several():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.one_mpi
 @pytest.mark.parametrize("transport", ["auto", "mpi"])
 def test_under_mpirun(mpirun, built, tmp_path, transport):

@@ -96,6 +96,7 @@ def build(source: Any) -> Any:
     return spmd.build(source)
 
 
+@pytest.mark.slow
 @given(programs(SIZE))
 @settings(print_blob=False)
 def test_random_programs_agree(folder: Path, program: Program) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 
 import spmd
 import spmd.numpy as xp
@@ -114,6 +115,7 @@ def agree(found: Any, where: str) -> None:
             np.testing.assert_array_equal(got, want, f"{name}, {where}", strict=True)
 
 
+@pytest.mark.slow
 def test_a_size_is_given() -> None:
     agree(sized.eager(**GIVEN), "eager")
     lowered, image = partition(sized.capture()), spmd.build(sized, few=True)

@@ -101,6 +101,7 @@ def test_two_layers_exchange(rules: dict[str, str], expected: list[Any]) -> None
     assert exchanged(two_layers.graph({}), dict.fromkeys(mesh, 2)) == Counter(expected)
 
 
+@pytest.mark.slow
 def test_losses_are_those_of_jax_and_pytorch(example: Any) -> None:
     """nanoGPT's CPU configuration, 20 steps: where one axis has one rank, the other is data or
     model parallel alone. Rows of 12 pieces, 4 heads and 65 letters are split unevenly too."""

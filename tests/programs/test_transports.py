@@ -32,6 +32,7 @@ def drawn(folder: Path) -> list[tuple[bytes, Program]]:
     return made
 
 
+@pytest.mark.slow
 @pytest.mark.one_mpi
 def test_random_programs_on_every_transport(mpirun, tmp_path) -> None:
     """They are built before there are processes, which would wait for them on all cores."""

@@ -65,6 +65,32 @@ OPTIMIZERS = {
     "finite": lambda o: o.apply_if_finite(o.adam(0.05), 4),
 }
 
+# Gradients at the edges of what optimizers see, by step and element, for EDGE_STEPS steps of
+# parameters EDGE_START.
+EDGE_STEPS = 5
+EDGE_START = {"a": (np.arange(12).reshape(4, 3) - 4) / 8, "c": np.array(0.25)}
+EDGES = {
+    "zero": lambda t, k: 0.0 * (k + t), "constant": lambda t, k: 0.5 + 0.0 * (k + t),
+    "tiny": lambda t, k: 1e-25 * (1.0 + k % 2 + t % 2),
+    "huge": lambda t, k: 1e15 * (1.0 + k % 3 - 3 * (t % 2)),
+    "alike": lambda t, k: 1000.0 + 0.001 * ((k + t) % 3 - 1.0),
+}
+CLIPPED = {
+    "clip": lambda o: o.clip(0.25), "by_global_norm": lambda o: o.clip_by_global_norm(1.5),
+    "by_block_rms": lambda o: o.clip_by_block_rms(0.5), "rms": lambda o: o.rmsprop(0.01),
+    "stddev": lambda o: o.rmsprop(0.01, centered=True, momentum=0.9),
+    "factored": lambda o: o.scale_by_factored_rms(min_dim_size_to_factor=3),
+}
+
+
+LEAVES = ("adamw", "partition", "frozen", "lars", "nadamw")  # that have other leaves to tell apart
+EDGY = {name: make for name, make in OPTIMIZERS.items() if name not in LEAVES} | CLIPPED
+
+
+def edge_gradient(edge: str, t: Any, like: Any = EDGE_START) -> Any:
+    return {k: EDGES[edge](t, np.arange(w.size).reshape(w.shape)) for k, w in like.items()}
+
+
 SCHEDULES = {
     "constant": lambda o: o.constant_schedule(0.1),
     "polynomial": lambda o: o.polynomial_schedule(1.0, 0.1, 2, 20, 5),
@@ -98,8 +124,18 @@ def main() -> None:
             w = optax.apply_updates(w, updates)
         return jax.tree.map(lambda x: np.asarray(x).tolist(), w)
 
+    def at_edges(tx: Any, edge: str) -> Any:
+        w = jax.tree.map(jax.numpy.asarray, EDGE_START)
+        state, step = tx.init(w), jax.jit(tx.update)
+        for t in range(EDGE_STEPS):
+            updates, state = step(jax.tree.map(jax.numpy.asarray, edge_gradient(edge, t)), state, w)
+            w = optax.apply_updates(w, updates)
+        return jax.tree.map(lambda x: np.asarray(x).tolist(), w)
+
     found = {
         "optax": optax.__version__,
+        "edges": {name: {edge: at_edges(make(optax), edge) for edge in EDGES}
+                  for name, make in EDGY.items()},
         "optimizers": {name: trained(make(optax)) for name, make in OPTIMIZERS.items()},
         "schedules": {name: [float(make(optax)(n)) for n in COUNTS]
                       for name, make in SCHEDULES.items()},

@@ -19,6 +19,7 @@ from tests.conftest import PATIENCE, run
 SIZED = [name for name in bench.COLLECTIVES if name not in bench.UNSIZED]
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 @pytest.mark.parametrize(("n", "names", "options"), [
     (3, SIZED, ()), (3, ["permute"], ("--transport", "mpi")), (2, ["barrier"], ()),
@@ -135,6 +136,7 @@ def test_the_floor(mpirun):
     assert all(len(found) == (1 if name in bench.UNSIZED else 2) for name, found in sizes.items())
 
 
+@pytest.mark.slow
 @pytest.mark.one_mpi
 @pytest.mark.mpi
 def test_beside_the_floor_and_mpi(mpirun):

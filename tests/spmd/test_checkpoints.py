@@ -93,6 +93,10 @@ def test_a_run_goes_on_with_more_turns(turns, tmp_path):
     assert [p.name[:25] for p in sets(tmp_path)] == [f"loop0001-turn{k:012d}" for k in (4, 8)]
     for steps in (30, 8):  # the last one ended after as many turns as were kept
         same(turns.run(ranks=2, steps=steps), turns.run(ranks=5, steps=steps, resume=str(tmp_path)))
+    for ranks, steps in ((1, 7), (3, 0)):
+        with pytest.raises(spmd.SpmdError, match="before turn 8|before it came") as refused:
+            turns.run(ranks=ranks, steps=steps, resume=str(tmp_path))
+        assert refused.value.exit_code == 65
 
 
 def test_it_says_which_inputs_and_scalars_are_others(turns, tmp_path, capsys):
@@ -280,6 +284,7 @@ def test_copies_count_where_memory_is_checked(own_image, tmp_path):
     assert taken(resume=str(tmp_path)) - taken() == 3 * (8 << 18)
 
 
+@pytest.mark.slow
 @pytest.mark.mpi
 def test_processes_write_their_parts(once, mpirun, tmp_path, spmd_command):
     image = keepable(once, "kept_turns", TURNS)

@@ -121,6 +121,7 @@ def test_processes_of_other_stages_read_nothing_that_they_need_not(images, mpiru
     assert done.expect(0).out == f"{said}\n"
 
 
+@pytest.mark.slow
 def test_a_pipeline_and_processes_of_other_stages(images, mpirun, tmp_path):
     """The end of a pipeline reaches processes that ask its workers for no example."""
     file = tmp_path / "numbers_of_stages.py"

@@ -19,7 +19,7 @@ from spmd.files.checkpoints import complete, complete_set, read_index
 from spmd.launch import feeds as fed
 from spmd.launch.eager_feeds import WholeRing
 from spmd.launch.iterable_supply import IterableSupply
-from tests.conftest import PATIENCE
+from tests.conftest import PATIENCE, at_some_pace
 
 SUMS = '''
 import numpy as np
@@ -188,6 +188,17 @@ def test_the_profile_says_what_was_waited_for(sums, tmp_path, slow):
     assert any(name.startswith('batch of feed "feed"') for name in names)
 
 
+def test_the_first_batch_may_take_longer(sums, capfd, slow):
+    """Workers import libraries before it; of the ones behind it that would be said."""
+    def check(pace):
+        capfd.readouterr()
+        with sums.open(ranks=2, feed=lambda: slow(1, 0.3 * pace), time_limit=0.3 * pace) as job:
+            job()
+        assert "has not come" not in capfd.readouterr().err
+
+    at_some_pace(check)
+
+
 def test_starving_is_said(sums, capfd, monkeypatch, slow):
     monkeypatch.setattr(fed, "WORTH_SECONDS", 1.0)  # of runs of some seconds
     with sums.open(ranks=2, feed=lambda: slow(6, 0.25), time_limit=0.3) as job:
@@ -213,6 +224,9 @@ X, Y = np.zeros((6, 5), np.float32), np.zeros(6, np.int64)
      ['batch 0: field y has dtype uint64, which does not fit int64', "from 9223372036854775808"]),
     ([{"x": X.astype(float) + 1e39, "y": Y}], 65,
      ['batch 0: field x has dtype float64, which does not fit float32', "from 1e+39"]),
+    ([{"x": np.ma.array(X, mask=X == 0), "y": Y}], 65,
+     ["batch 0: field x: a masked array would lose its mask\n  expected: an array without a mask\n"
+      "  found:    a masked array, 30 of whose elements are masked\n  try:      x.filled(v)"]),
     ([{"x": X, "z": Y}], 65, ["batch 0 has a field 'z' that the feed does not declare"]),
     ([{"x": X}], 65, ["batch 0 has no field y", "expected: x, y, mask"]),
     ([[X, Y]], 65, ["batch 0 is no dict of arrays", "found:    list"]),

@@ -313,3 +313,17 @@ def test_other_dtypes_are_converted_where_nothing_is_lost(
     np.save(tmp_path / "wide.npy", given["k"].astype(np.int64))
     assert run_with("packed.npz", "k=wide.npy") == 65
     assert "expected: int32\n  found:    int64" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize("name", ["pic.png", "r.npy.gz", "plain", "r.NPZ"])
+def test_an_ending_that_names_no_format(
+    built: Callable[..., Path], spmd_here: Start, tmp_path: Path, name: str, eager: bool
+) -> None:
+    (tmp_path / "p.py").write_text(PROGRAM)
+    image = tmp_path / "p.py" if eager else built(PROGRAM)
+    done = spmd_here("run", image, "-o", f"v={tmp_path / name}", *["--eager"] * eager)
+    text = done.expect(2).err
+    suffix = Path(name).suffix
+    assert "names no format" in text and ".npy, .npz" in text and f"found:    {suffix}" in text
+    assert os.listdir(tmp_path) == ["p.py"]

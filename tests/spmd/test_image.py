@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -15,7 +16,15 @@ import numpy as np
 import pytest
 
 import spmd
-from codegen.errors import EnvironmentFault, InputError, MeshError, OutputError, UsageError
+from codegen.errors import (
+    CheckError,
+    EnvironmentFault,
+    ImageError,
+    InputError,
+    MeshError,
+    OutputError,
+    UsageError,
+)
 from spmd import source
 from tests.conftest import run
 
@@ -416,3 +425,63 @@ def test_programs_of_one_function_are_called_as_their_file_calls_them(tmp_path):
                     "many = also = spmd.program(mesh=('x', 'y'))(zeros)\n")
     for name, expected in (("few", "few"), ("many", "many"), ("also", "many")):
         assert source.find_program(f"{path}:{name}").name == expected
+
+
+@spmd.program(mesh=("r",))
+def roots(n: int = 7):
+    u = spmd.input("u", (n,), np.float64, layout=("r",), default=lambda i: i + 1)
+    return {"u": np.sqrt(u - spmd.scalar("less", 0.0))}
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_a_call_that_fails_leaves_what_was_kept(ranks: int) -> None:
+    with spmd.build(roots, check="nan").open(ranks=ranks, keep=True) as job:
+        first = job()
+        out = job(u=first["u"])
+        wanted = np.sqrt(np.sqrt(np.arange(1.0, 8)))
+        for given in ({"u": np.full(7, -1.0)}, {"u": out["u"], "less": 9.0}):
+            with pytest.raises(CheckError):
+                job(**given)
+            np.testing.assert_array_equal(np.asarray(out["u"]), wanted)
+        with pytest.raises(UsageError, match="called again"):
+            np.asarray(first["u"])  # of the call before: gone, as ever
+        again = job(u=out["u"])
+        assert "kept on the ranks" in repr(again["u"])
+        np.testing.assert_array_equal(np.asarray(again["u"]), np.sqrt(wanted))
+
+
+def test_a_closed_job_is_not_called(image: Any) -> None:
+    with image.open(ranks=2) as job:
+        job()
+    for _ in range(2):
+        with pytest.raises(UsageError, match=r"this job is closed(.|\n)*image\.open"):
+            job()
+        job.close()
+
+
+def test_a_mistake_is_told_the_way_out(image: Any) -> None:
+    for options, said in (({"rank": 4}, "ranks=…, if"), ({"facto": 2}, "factor=…, if"),
+                          ({"ranks": 0}, "a whole number from 1"), ({"ranks": 2.5}, "ranks=4"),
+                          ({"u": "u5.npy"}, r"u=np\.load\('u5\.npy'\)"),
+                          ({"u": "u.npz"}, r"u=np\.load\('u\.npz'\)\['u'\]")):
+        with pytest.raises((UsageError, InputError), match=said):
+            image.run(**options)
+    with pytest.raises(TypeError) as positional:
+        image.run(4)
+    assert "run(ranks=4)" in positional.value.__notes__[0]
+    with pytest.raises(TypeError) as misspelt:
+        image.open(rank=4)
+    assert "ranks=…, if" in misspelt.value.__notes__[0]
+    with pytest.raises(UsageError, match="check=…, if"):
+        spmd.build(scale, chek=True)
+
+
+def test_pickled_it_is_its_bytes(image: Any) -> None:
+    text = ("import pickle, sys; im = pickle.load(sys.stdin.buffer); "
+            "print(im.digest, im.run(ranks=2)['total'], 'codegen.compile' in sys.modules)")
+    pickled = pickle.dumps(image)
+    assert len(pickled) < len(image.data) + 1000
+    done = subprocess.run([sys.executable, "-c", text], input=pickled, capture_output=True)
+    assert done.stdout.decode().split()[2:] == [image.digest, str(image.run()["total"]), "False"]
+    with pytest.raises(ImageError):
+        pickle.loads(pickled.replace(image.data[-64:], bytes(64)))

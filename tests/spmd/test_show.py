@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import math
+import os
 import random
 import re
 import shutil
@@ -385,3 +386,32 @@ def test_a_damaged_image_is_refused(path: Path, tmp_path: Path) -> None:
     (tmp_path / "broken.img").write_bytes(data)
     with pytest.raises(ImageError, match="digest mismatch in section .spmd.notes"):
         show.main(str(tmp_path / "broken.img"), ["manifest"], False)
+
+
+GROWS = """
+import numpy as np
+import spmd
+
+@spmd.program(mesh=("r",))
+def grows(n: int = 6):
+    by = spmd.scalar("by", 2)
+    u = spmd.input("u", (n,), np.float64, layout=("r",), default=lambda i: i)
+    return {"u": np.roll(u, 1) + by}
+"""
+
+
+def test_a_program_is_built_and_shown(spmd_here: Any, tmp_path: Path) -> None:
+    """show and verify take FILE.py as run does, and leave no image behind."""
+    (tmp_path / "grows.py").write_text(GROWS)
+    file = f"{tmp_path / 'grows.py'}:grows"
+    assert "parameter   n = 9" in spmd_here("show", file, "--set", "n=9").expect(0).out
+    assert "np.roll(u, 1)" in spmd_here("show", file, "--graph").expect(0).out
+    said = spmd_here("verify", file, "--set", "n=9", "--set", "by=3", "--ranks", "1-4",
+                     "--execute").expect(0).out
+    assert said.startswith(f"{file}: whole") and "functions of 10 ranks say the same" in said
+    assert "no scalar 'm'" in spmd_here("verify", file, "--set", "m=9").expect(2).err
+    assert "no scalar 'm'" in spmd_here("show", file, "--set", "m=9").expect(2).err
+    assert os.listdir(tmp_path) == ["grows.py"]
+    spmd_here("build", file, "-o", tmp_path / "g.img").expect(0)
+    assert "--set is for a FILE.py" in spmd_here("show", tmp_path / "g.img", "--set", "n=9").expect(
+        2).err

@@ -5,10 +5,16 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from codegen.image import elf, manifest
+from spmd.bench import engine_copies
+from spmd.bench.engine_copies import Copies
+from spmd.engine import lib
+from spmd.ledger import Ledger
 from tests.conftest import EXAMPLES
 from tests.spmd.plans import HALO, STENCIL, edited
 
@@ -218,3 +224,27 @@ def test_more_ranks_than_are_looked_at(built, spmd_here):
 def test_what_is_no_image(spmd_command, tmp_path):
     spmd_command("verify", tmp_path).expect(65, "not an spmd image")
     spmd_command("verify", tmp_path / "gone").expect(74, "gone")
+
+
+CASTS = '''
+import numpy as np
+import spmd
+
+@spmd.program(mesh=("r",))
+def casts():
+    x = spmd.input("x", (4, 4), np.float64, layout=("r", None))
+    return x.relayout((None, "r")).astype(np.float32)
+'''
+
+
+def test_copies_that_are_not_those_of_numpy_are_seen(built, monkeypatch):
+    """An engine that takes elements of the result for as long as those that arrive."""
+    path = str(built(CASTS))
+    ledger = Ledger(manifest.read(Path(path).read_bytes()), path)
+    assert Copies(ledger).differs((2,), {}) is None
+
+    def takes_them_for_equal(into, into_stride, into_size, *rest):
+        lib.spmd_take_probe(into, into_stride, rest[2], *rest)
+
+    monkeypatch.setattr(engine_copies, "lib", SimpleNamespace(spmd_take_probe=takes_them_for_equal))
+    assert "brings" in Copies(ledger).differs((2,), {})["expected"]

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from codegen import ops
+from codegen.errors import CarryError
 from codegen.ir import Region, Value
 from codegen.layouts import propagation
 from codegen.symbolic import expr
@@ -149,17 +150,34 @@ class Branch(Capture):
             if not first.tree.like(h.tree):
                 if self._selecting():
                     return self._chosen(first, h)
+                if self._is_over(name):
+                    return None
                 a, b = (leaf_type(x.value) or x.value for x in (h, first))
                 raise carry_error("branch", name, "", self.place, a, b)
         if self._unchanged(name, helds):
             return None
         paths = list(first.tree.paths())
-        leaves = [
-            self._merge_leaf(name, paths[j], [h.leaves[j] for h in helds if h is not None])
-            for j in range(len(first.leaves))
-        ]
+        before = len(self.results)
+        try:
+            leaves = [
+                self._merge_leaf(name, paths[j], [h.leaves[j] for h in helds if h is not None])
+                for j in range(len(first.leaves))
+            ]
+        except CarryError:
+            del self.results[before:]
+            if self._is_over(name):
+                return None
+            raise
         things = self.sharing.things(name, [h.tree for h in helds if h is not None])
         return _Merged(first, leaves, things)
+
+    def _is_over(self, name: str) -> bool:
+        """Whether nobody reads a variable after the branch: then it has no value any more."""
+        if self.code.reads_later(name) or name.startswith("__") or name not in self.code.bound:
+            return False
+        where = f"it is of another type in each arm of the branch at {self.place}"
+        self.names.put(name, UNDEFINED, where)
+        return True
 
     def _selecting(self) -> bool:
         return bool(self.context.selecting) and isinstance(self.on, Expr) and len(self.arms) == 2

@@ -23,6 +23,7 @@ from codegen.symbolic.expr import Expr, Sym
 from codegen.trace.array import Array, as_value, is_traced
 from codegen.trace.context import Block, Context
 from codegen.trace.control.exits import RESULT
+from codegen.trace.control.guarded import guarded
 from codegen.trace.control.regions import (
     Capture,
     Gone,
@@ -111,8 +112,11 @@ class Loop(Capture):
     """One loop. Its flags are False when a pass begins."""
 
     def __init__(self, context: Context, code: Code, later: Later | None = None) -> None:
-        super().__init__(context, code, "loop")
         self.later = later or Later()
+        for name in code.fresh:  # what it held, nobody asks any more
+            if self.later.sure or not code.reads_later(name):
+                code.names.unbind(name)
+        super().__init__(context, code, "loop")
         self.turns: int | None = None  # where they are known while building
         self.flags = code.flags
         self.carried: dict[Key, LeafType] = {}
@@ -132,10 +136,17 @@ class Loop(Capture):
         self.inner = Inner()
         self.changed: set[Key] = set()  # in the last pass
         self.given: list[Key] = []  # what it began with
-        self.around = context.loops[-1].inner if context.loops else Inner()
+        again = None if context.rank_view else context.outermost  # a shard has another shape
+        self.around = context.loops[-1].inner if context.loops else again or Inner()
         self.number = self.around.number()
-        if before := self.around.found.get(self.number):
+        before = self.around.found.get(self.number)
+        if before and (context.loops or self._lies_as(before)):
             self.begin_with(before)
+
+    def _lies_as(self, before: Settled) -> bool:
+        """Whether all that was carried lies now as it did then: inputs may have other layouts."""
+        had = ((self.types.get(key), t) for key, t in before.carried.items())
+        return all(h is None or (h.shape, h.layout) == (t.shape, t.layout) for h, t in had)
 
     def begin_with(self, before: Settled) -> None:
         """Begin with what the loop carried when it was captured last, where the types allow it."""
@@ -180,7 +191,11 @@ class Loop(Capture):
 
     def block(self) -> Block:
         """A new block, with one argument for each value that is carried."""
-        named = [(hint(n, self._path(n, j)), t.array) for (n, j), t in self.carried.items()]
+        paths: dict[str, list[str]] = {}
+        for name, _ in self.carried:
+            if name not in paths and (held := self.entry[name] or self.later.held[name]):
+                paths[name] = list(held.tree.paths())
+        named = [(hint(n, paths[n][j]), t.array) for (n, j), t in self.carried.items()]
         named += [("memory", t) for t in self.stored.values()]
         return Block(tuple(Value(name, t) for name, t in named))
 
@@ -375,7 +390,7 @@ class Loop(Capture):
             for storage in (leaf.storage, *leaf.storage.shadows):  # those that it may be, too
                 if storage in self.serials:
                     others[storage] = None
-                elif storage in owner:
+                elif storage in owner and self.entry[owner[storage][0]] is not None:
                     before = self._leaf(self.entry, owner[storage])
                     if isinstance(before, Array) and owner[storage] != key:
                         others[before.storage] = None
@@ -394,12 +409,11 @@ class Loop(Capture):
 
     def _type(self, name: str, j: int, before: Any, end: Any) -> LeafType:
         a, b = self.carried.get((name, j)) or self.types[name, j], leaf_type(end)
-        path = self._path(name, j)
         if a is None or b is None:
-            raise carry_error("loop", name, path, self.place, before, end)
+            raise carry_error("loop", name, self._path(name, j), self.place, before, end)
         t = joined(a, b)
         if t is None or (not a.weak and t.dtype != a.dtype):
-            raise carry_error("loop", name, path, self.place, a, b)
+            raise carry_error("loop", name, self._path(name, j), self.place, a, b)
         return t
 
     def _refuse_structure(self, name: str, before: Held, now: Held) -> None:
@@ -483,11 +497,14 @@ class Loop(Capture):
         assert self.body is not None
         context, keys = self.context, list(self.carried)
         test = self.test(evaluate)
+        what = counter.loop
+        if test is not None and context.members and context.recordings:
+            self.body, what = guarded(context, test, self.body), what.but(guarded=True)
         operands = [self._at_entry(k) for k in keys]
         operands += [laid_as(context, s.value, t.layout) for s, t in self.stored.items()]
         regions = (self.body,) if test is None else (test, self.body)
         names = [a.name for a in self.body.args]
-        results = context.emit(counter.loop, operands, regions, names, self.place)
+        results = context.emit(what, operands, regions, names, self.place)
         leaves = {n: list(h.leaves) for n, h in self.entry.items() if h is not None}
         leaves |= {n: list(h.leaves) for n, h in self.later.held.items()}
         arrays = {k: array_of(context, v, self.carried[k]) for k, v in zip(keys, results)}

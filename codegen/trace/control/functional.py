@@ -134,7 +134,7 @@ def scan(
 
     def step(names: Names, k: Any) -> Any:
         at = row(k)
-        x = fill(xs_tree, iter([None if r is None else r[at] for r in rows]), fresh=True)
+        x = fill(xs_tree, iter([None if r is None else _row(r, at) for r in rows]), fresh=True)
         pair = f(names.get(_STATE), x)
         if not isinstance(pair, tuple) or len(pair) != 2:
             raise UsageError("the function given to spmd.scan must return a pair",
@@ -150,6 +150,13 @@ def scan(
             if stack is not None:
                 stack[row(k)] = y
     return names.get(_STATE), fill(ys_tree, iter(stacks), fresh=True)
+
+
+def _row(x: Array, at: Any) -> Any:
+    """A row of an array; zeros of the type that it would have where there is none."""
+    if x.extents[0] != 0:
+        return x[at]
+    return wrap(x.context, full_value(x.context, 0, x.type.dtype, x.extents[1:]), scalar=False)
 
 
 def _types_of_rows(

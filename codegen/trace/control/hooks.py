@@ -28,22 +28,25 @@ from codegen.trace.foreign import fresh, indexed, target
 from codegen.trace.number import Number
 from codegen.trace.numpy.logic import and_, both, compare, either, ifexp, known, not_, or_
 from codegen.trace.state import Code, Names, inside
+from codegen.trace.traced_text import converted, fstring, percent
 from codegen.user import pytree
 
-__all__ = ["Names", "and_", "asserted", "both", "call", "compare", "either", "fresh", "ifexp",
-           "indexed", "known", "not_", "or_", "target"]
+__all__ = ["Names", "and_", "asserted", "both", "call", "compare", "converted", "either", "fresh",
+           "fstring", "ifexp", "indexed", "known", "not_", "or_", "percent", "target"]
 
 NameError = builtins.NameError
 
 
 def if_(
-    test: Any, names: Names, bound: Sequence[str], touched: Sequence[str], *later: Callable[[], Any]
+    test: Any, names: Names, bound: Sequence[str], touched: Sequence[str], kept: Sequence[str],
+    *later: Callable[[], Any],
 ) -> Iterable[int]:
     """The numbers of the arms to run: one where the tests are known, else each in turn."""
     for k, evaluate in enumerate((lambda: test, *later)):
         value = evaluate()
         if is_traced(value):
-            return captured_if(value, later[k:], Code(names, bound, touched), k)
+            return captured_if(
+                value, later[k:], Code(names, bound, touched, kept=kept), k)
         if value:
             return (k,)
     return (len(later) + 1,)
@@ -75,11 +78,11 @@ def matched(subject: Any) -> Any:
 
 def for_(
     iterable: Any, names: Names, bound: Sequence[str], touched: Sequence[str],
-    flags: Sequence[str], loop_number: int, hint: str, kept: Sequence[str],
+    flags: Sequence[str], loop_number: int, hint: str, kept: Sequence[str], fresh: Sequence[str],
 ) -> Iterable[Any]:
     """The iterable itself, or the passes of a captured loop over an spmd.range or a feed."""
     if isinstance(iterable, (Range, Stream)):
-        code = Code(names, bound, touched, flags, loop_number, kept)
+        code = Code(names, bound, touched, flags, loop_number, kept, fresh)
         if isinstance(iterable, Stream):
             return captured_feed(iterable, code)
         return captured_for(iterable, code, hint)
@@ -98,12 +101,12 @@ def each(iterable: Any) -> Any:
 
 def while_(
     test: Callable[[], Any], names: Names, bound: Sequence[str], touched: Sequence[str],
-    flags: Sequence[str], loop_number: int, kept: Sequence[str],
+    flags: Sequence[str], loop_number: int, kept: Sequence[str], fresh: Sequence[str],
 ) -> Iterator[None]:
     context = Context.current()
     if context is None:
         return _plain_while(test)
-    code = Code(names, bound, touched, flags, loop_number, kept)
+    code = Code(names, bound, touched, flags, loop_number, kept, fresh)
     return captured_while(context, test, code)
 
 
@@ -132,8 +135,8 @@ def raising(names: Names) -> None:
     if names.arms:
         raise UnsupportedError(
             "raise under a condition known only at run time",
-            remedy="spmd.require(...) checks sizes at launch; np.where or a flag that is returned "
-            "reports data",
+            remedy='assert test, "…" ends the run where a test fails; spmd.require(...) checks '
+            "sizes at launch",
         )
 
 

@@ -7,7 +7,7 @@ Always holds: what the body makes is free; so are arrays of the program, and wha
 
 from __future__ import annotations
 
-import argparse
+import array
 import collections
 import functools
 import random
@@ -21,18 +21,31 @@ from typing import Any
 import numpy as np
 
 from codegen.errors import Place, UnsupportedError
-from codegen.places import is_user_file, names_in, user_place
+from codegen.places import names_in, user_frame, user_place
 from codegen.trace.array import Array, Number, is_traced
 from codegen.trace.context import Context
-from codegen.trace.state import Code, Variables, is_users_class, same
+from codegen.trace.objects import (
+    FIXED,
+    STANDARD,
+    USER,
+    attributes,
+    has_attributes,
+    is_stateful,
+    is_the_compilers,
+    origin,
+    put_attributes,
+    whose,
+)
+from codegen.trace.state import Code, Variables, same
 
 GENERATORS = (np.random.Generator, np.random.RandomState, np.random.BitGenerator, random.Random)
 _PLAIN = (
     int, float, complex, str, bytes, type(None), np.generic, np.dtype, Array, Number, slice, range,
     types.BuiltinFunctionType,
 )
-_CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque, bytearray)
-_OPEN = (types.SimpleNamespace, argparse.Namespace)  # objects of anybody, as a user's own
+_CONTAINERS = (
+    list, tuple, dict, set, frozenset, collections.deque, bytearray, array.array,
+)
 _LEN = "number of items"
 _COMPARED_ITEMS = 10_000  # items of a container that are compared
 _COMPARED_BYTES = 1 << 24  # bytes of an array that are compared; of a larger one, every so many
@@ -43,7 +56,7 @@ def is_iterator(x: Any) -> bool:
     return (
         hasattr(type(x), "__next__")
         and not isinstance(x, (Array, np.ndarray))
-        and not is_users_class(type(x))
+        and not has_attributes(type(x))
     )
 
 
@@ -71,17 +84,37 @@ class Outside:
         self._carried = set(carried)
         self._visited: dict[Any, Any] = {}  # by id; the values keep the ids from being used again
         self._seen: list[_Seen] = []
+        running = user_frame()
+        self._names: dict[str, None] = dict.fromkeys(  # in code that was met, of attributes too
+            names_in(running.f_code) if running else ())
+        self._modules: list[types.ModuleType] = []  # of installed packages
         self.traced = False  # whether an array or a number of a program can be reached
         self._work = collections.deque(roots)
         self._work += (("random", random._inst), ("np.random", np.random.mtrand._rand))
-        while self._work:
-            self._visit(*self._work.popleft())
+        while self._work or self._of_packages():
+            while self._work:
+                self._visit(*self._work.popleft())
 
     def __contains__(self, thing: Any) -> bool:
         return id(thing) in self._visited
 
     def path(self, thing: Any) -> str:
         return next((s.path for s in self._seen if s.thing is thing), type(thing).__name__)
+
+    def refuse_unseen(self, thing: Any, place: Place | None) -> None:
+        """Raises UnsupportedError where the body has stored into a thing from outside of it whose
+        state cannot be compared: an extension's object, threading.local."""
+        unseen = thing in self and not isinstance(thing, (*_CONTAINERS, np.ndarray))
+        unseen = unseen and not any(thing is m for m in self._modules)
+        unseen = unseen and not is_the_compilers(type(thing))
+        if unseen and self.what != "program" and items_of(thing) is None:
+            raise UnsupportedError(
+                f"an attribute of a {type(thing).__name__} is changed in {_WORDS[self.what]}",
+                place=place,
+                expected=f"what stands outside of it stays as it is: {_TURNS[self.what]}",
+                found=f"a {type(thing).__name__}, whose attributes cannot be seen from outside",
+                remedy="an object of a class of your own; or " + _WAYS[self.what],
+            )
 
     def holder(self, thing: Any, but: Iterable[str]) -> str:
         """The path to a holder of a thing that is not carried. but: variables to leave out."""
@@ -112,12 +145,15 @@ class Outside:
             self._work += ((owner, thing.__self__), (path, thing.__func__))
         elif called := _called_by(thing):
             self._work += [(path, x) for x in called]
+        elif isinstance(thing, types.ModuleType) and is_stateful(getattr(thing, "__file__", None)):
+            self._modules.append(thing)
         else:
             self._note(thing, path, lambda: items_of(thing))
             above = thing.__bases__ if isinstance(thing, type) else ()
-            self._work += [(c.__name__, c) for c in (type(thing), *above) if is_users_class(c)]
-            if isinstance(thing, _CONTAINERS):  # of a user's class: it may have attributes too
-                self._work.append((path, getattr(thing, "__dict__", None)))
+            self._work += [(c.__name__, c) for c in (type(thing), *above) if has_attributes(c)]
+            if isinstance(thing, _CONTAINERS) and attributes(thing) is not None:
+                own = Attributes(thing)  # of a user's class
+                self._note(own, path, own.read)
 
     def _function(self, path: str, function: types.FunctionType) -> None:
         code = function.__code__
@@ -128,16 +164,26 @@ class Outside:
         self._work += [(f"a default of {path}", x) for x in defaults]
         if "__wrapped__" in vars(function):
             self._work.append((path, vars(function)["__wrapped__"]))
-        if is_user_file(code.co_filename):
+        if whose(code.co_filename) == USER or is_stateful(code.co_filename):
             if vars(function):
                 self._note(function, path, lambda: dict(vars(function)))
             for name in names_in(code):  # also those that it may set for the first time
+                self._names[name] = None
                 self._variable(Variable(function.__globals__, name))
 
-    def _variable(self, variable: Variable) -> None:
+    def _variable(self, variable: Variable, path: str = "") -> None:
         if variable.key not in self._visited:
             self._visited[variable.key] = variable.held
-            self._note(variable, variable.name, variable.read)
+            self._note(variable, path or variable.name, variable.read)
+
+    def _of_packages(self) -> bool:
+        """Visits what code that was met may read of installed modules: what has one of the names in
+        it. Whether there is something that was not visited before."""
+        pairs = [(m, n) for m in self._modules for n in self._names
+                 if n in vars(m) and (id(vars(m)), n) not in self._visited]
+        for module, name in pairs:
+            self._variable(Variable(vars(module), name), f"{module.__name__}.{name}")
+        return bool(pairs)
 
     # ---- what has changed ------------------------------------------------------------------------
 
@@ -176,6 +222,7 @@ class Outside:
         else:
             cached = isinstance(thing, (dict, type, types.ModuleType, types.FunctionType))
             may = not new.keys() & seen.items.keys()
+            cached = cached or origin(type(thing)) == STANDARD  # it computes what it needs later
             may = may and (cached or all(_is_cached(thing, k) for k in new))
         return may and seen.items.keys() <= now.keys() and not self._holds_traced(new.values())
 
@@ -281,6 +328,19 @@ class Variable:
             self.held.cell_contents = value
 
 
+class Attributes:
+    """Those of a list, a dict or the like, of a class that has them."""
+
+    def __init__(self, thing: Any) -> None:
+        self.thing = thing
+
+    def read(self) -> dict[Any, Any]:
+        return attributes(self.thing) or {}
+
+    def restore(self, before: dict[Any, Any]) -> None:
+        put_attributes(self.thing, before)
+
+
 def step(path: str, thing: Any, key: Any) -> str:
     """The text of a path to what a thing holds under a key."""
     if isinstance(thing, Variable):
@@ -323,7 +383,7 @@ def _is_cached(thing: Any, key: Any) -> bool:
 
 def _restore(thing: Any, before: dict[Any, Any], now: dict[Any, Any]) -> None:
     """Gives a variable, a container or an object back what it held."""
-    if isinstance(thing, Variable):
+    if isinstance(thing, (Attributes, Variable)):
         thing.restore(before)
     elif isinstance(thing, (list, collections.deque)):
         if before[_LEN] <= _COMPARED_ITEMS:  # else it is not known what it held
@@ -361,21 +421,17 @@ def items_of(thing: Any) -> dict[Any, Any] | None:
         return {id(x): x for x in thing}
     if isinstance(thing, (list, tuple, collections.deque)):
         return dict(enumerate(islice(thing, _COMPARED_ITEMS))) | {_LEN: len(thing)}
-    if isinstance(thing, bytearray):
+    if isinstance(thing, (bytearray, array.array)):
         return {"data": bytes(thing)}
     if isinstance(thing, type):
-        return _public(vars(thing)) if is_users_class(thing) else None
+        return _public(vars(thing)) if has_attributes(thing) else None
     if isinstance(thing, types.ModuleType):
         file = getattr(thing, "__file__", None)
-        ours = thing.__name__ == "__main__" or (file is not None and is_user_file(file))
+        ours = thing.__name__ == "__main__" or (file is not None and whose(file) == USER)
         return _public(vars(thing)) if ours else None
     if is_iterator(thing):
         return _left_in(thing)
-    if is_users_class(type(thing)) or isinstance(thing, _OPEN):
-        slots = [s for c in type(thing).__mro__ for s in getattr(c, "__slots__", ())]
-        held = {s: getattr(thing, s) for s in slots if isinstance(s, str) and hasattr(thing, s)}
-        return held | dict(getattr(thing, "__dict__", {}))
-    return None
+    return None if origin(type(thing)) == FIXED else attributes(thing)
 
 
 def _public(names: Any) -> dict[Any, Any]:

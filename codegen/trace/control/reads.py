@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from codegen.places import codes_in, is_user_file
+from codegen.trace.objects import origin, whose
 from codegen.user.sameness import content
 
 # Modules of which nothing but the version can differ, and what of them reads the world outside.
@@ -29,6 +30,7 @@ _STANDARD = frozenset(
     "builtins math cmath operator functools itertools collections dataclasses enum typing types "
     "abc numbers fractions string contextlib copy bisect __future__ _operator _functools".split()
 )
+_SHIPPED = sys.stdlib_module_names  # with Python
 _KNOWN = _STANDARD | frozenset("numpy ml_dtypes numba spmd codegen".split())
 _OUTSIDE = frozenset(
     "numpy.random numpy.load numpy.loadtxt numpy.fromfile numpy.genfromtxt numpy.memmap "
@@ -36,7 +38,7 @@ _OUTSIDE = frozenset(
     "numpy._core.memmap numpy.get_printoptions numpy.geterr numba.objmode spmd.image spmd.source "
     "operator.attrgetter operator.methodcaller dataclasses.fields typing.get_type_hints "
     "builtins.getattr builtins.hasattr builtins.vars builtins.globals builtins.locals "
-    "builtins.eval builtins.exec builtins.compile builtins.open builtins.input builtins.print "
+    "builtins.eval builtins.exec builtins.compile builtins.open builtins.input "
     "builtins.id builtins.dir builtins.hash builtins.__import__ builtins.breakpoint "
     "builtins.setattr builtins.delattr".split()
 )
@@ -95,7 +97,8 @@ class _Walk:
             raise _Unknown
         for file in self.files:
             linecache.checkcache(file)
-            self.put("file", file, is_user_file(file), "".join(linecache.getlines(file)))
+            self.put("file", file, is_user_file(file), whose(file))
+            self.put("".join(linecache.getlines(file)))
         return self.hash.hexdigest()
 
     def put(self, *words: Any) -> None:
@@ -127,14 +130,14 @@ class _Walk:
         kind = type(x)
         if isinstance(x, types.ModuleType):
             self.modules[_seen_through(x).__name__] = x
-            return (x.__name__,)
+            return (x.__name__, whose(getattr(x, "__file__", None) or ""))
         if isinstance(x, type):
             return self.cls(x)
         if kind is np.ndarray or isinstance(x, np.generic):
             return self.array(np.asarray(x))
         if isinstance(x, types.FunctionType):
             return self.function(x)
-        if kind.__module__.startswith("codegen.") and hasattr(kind, "read_parts"):
+        if kind.__module__.startswith(("codegen.", "spmd.")) and hasattr(kind, "read_parts"):
             return tuple(x.read_parts())  # a program, a kernel
         return _parts(x)
 
@@ -183,7 +186,8 @@ class _Walk:
     def cls(self, x: type) -> Iterator[Any]:
         if _root(x.__module__) or x.__module__ in sys.stdlib_module_names:
             raise _Unknown  # known ones are not visited
-        yield from (x.__module__, x.__qualname__, type(x), *x.__bases__)
+        # another origin, and a capture treats its objects in another way
+        yield from (x.__module__, x.__qualname__, origin(x), type(x), *x.__bases__)
         for key, value in vars(x).items():
             if key not in _MADE:
                 yield key
@@ -306,6 +310,26 @@ def _known_name(x: Any) -> str:
     if not _is_known(f"{module}.{name}"):
         raise _Unknown
     return f"{module}.{name}"
+
+
+def is_known(name: str) -> bool:
+    """Whether nothing but the version of a module of this name can differ."""
+    return _root(name) is not None
+
+
+def is_users_module(x: types.ModuleType) -> bool:
+    """Whether a module's attributes may be others in the next run."""
+    return _root(x.__name__) is None and x.__name__.partition(".")[0] not in _SHIPPED
+
+
+def is_users_class(x: type) -> bool:
+    """Whether a class is neither Python's nor of a known module."""
+    return _root(x.__module__) is None and x.__module__.partition(".")[0] not in _SHIPPED
+
+
+def uses_of(code: types.CodeType) -> _Uses:
+    """What a function and those in it use by global names: a name, and attributes read of it."""
+    return _code(code)[1]
 
 
 def _seen_through(x: types.ModuleType) -> types.ModuleType:

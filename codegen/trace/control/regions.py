@@ -80,11 +80,12 @@ class Mark:
         for storage, content, shadows in self.storages:
             storage.content, storage.shadows = content, shadows
 
-    def forget_later(self, context: Context, what: str, place: Place | None) -> None:
+    def forget_later(
+        self, context: Context, what: str, place: Place | None,
+        remedy: str = "bind a name before the loop or branch and rebind that name inside",
+    ) -> None:
         """Storages made since then are gone: nothing outside may read them."""
-        gone = Gone(f"this array was made inside a {what} and is read outside it",
-                    "bind a name before the loop or branch and rebind that name inside",
-                    place)
+        gone = Gone(f"this array was made inside a {what} and is read outside it", remedy, place)
         for storage in list(context.storages):
             if storage.serial > self.serial and not isinstance(storage.content, Known):
                 storage.content = gone

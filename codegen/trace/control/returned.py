@@ -17,7 +17,6 @@ from codegen.ir import Output, Returned, Value
 from codegen.trace.array import Array, Number, as_value
 from codegen.trace.context import Context
 from codegen.trace.numpy.masks import Chosen
-from codegen.trace.numpy.subscripts import refused
 from codegen.trace.ranks import mapping
 from codegen.user.named import below, held
 
@@ -68,7 +67,7 @@ def _key(key: Any, place: Place) -> str:
 
 def _output(context: Context, name: str, x: Any, place: Place) -> Output:
     if isinstance(x, Chosen):
-        raise refused("np.where(mask, x, other), and the mask as another output")
+        raise x.refused("np.where(mask, x, other), and the mask as another output")
     if isinstance(x, np.ndarray) and x.ndim:
         x = mapping.replicated_constant(context, x)
     if not isinstance(x, (Array, Number, bool, int, float, complex, np.generic, np.ndarray)):

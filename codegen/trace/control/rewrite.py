@@ -144,16 +144,28 @@ def _later(value: ast.expr) -> ast.expr:
     return at(value, ast.Lambda(_no_arguments(), value))
 
 
-def _message_parts(message: ast.expr) -> list[ast.expr]:
-    """Pairs (value, format) of the parts of an f-string; another message is one such part."""
-    parts: list[ast.expr] = []
-    for part in message.values if isinstance(message, ast.JoinedStr) else [message]:
-        value, spec = part, None
-        if isinstance(part, ast.FormattedValue) and part.conversion == -1:
-            value, spec = part.value, part.format_spec
-        pair = [_copy(value), _copy(spec) if spec else ast.Constant("")]
-        parts.append(at(part, ast.Tuple(pair, ast.Load())))
-    return parts
+def _texts(node: ast.expr) -> ast.expr:
+    """An expression that is printed, with its f-strings as calls, which take what only the run
+    knows."""
+    if isinstance(node, ast.IfExp):
+        node.body, node.orelse = _texts(node.body), _texts(node.orelse)
+    elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        node.left, node.right = _texts(node.left), _texts(node.right)
+    elif isinstance(node, ast.JoinedStr):
+        parts: list[ast.expr] = []
+        for part in node.values:
+            if isinstance(part, ast.FormattedValue):
+                spec = part.format_spec or ast.Constant("")
+                kind = ast.Constant(part.conversion)
+                part = at(part, ast.Tuple([part.value, spec, kind], ast.Load()))
+            parts.append(part)
+        return at(node, _runtime("fstring", *parts))
+    return node
+
+
+def _is_ours(node: ast.expr) -> bool:
+    """Whether a function that is called is one of hooks.py."""
+    return isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == RUNTIME
 
 
 class _Rewriter(ast.NodeTransformer):
@@ -213,6 +225,7 @@ class _Rewriter(ast.NodeTransformer):
             node.body, node.orelse = self.block(node.body), self.block(node.orelse)
             return node
         bound, touched = self._names(node)
+        kept = self._kept(node) if hasattr(node, "kept") else bound
         tests, arms, rest = [node.test], [node.body], node.orelse
         while len(rest) == 1 and isinstance(rest[0], ast.If):  # elif: no deeper nesting
             if _stays(rest[0].test):
@@ -227,7 +240,8 @@ class _Rewriter(ast.NodeTransformer):
             chosen = [at(arms[k][0], ast.If(is_k, self.block(arms[k]), chosen))]
         self.conditional -= 1
         first, *others = [self._test(t) for t in tests]
-        call = _runtime("if_", first, _load(_NAMES), bound, touched, *map(_later, others))
+        call = _runtime(
+            "if_", first, _load(_NAMES), bound, touched, kept, *map(_later, others))
         return at(node, ast.For(_store(_ARM), at(first, call), chosen, []))
 
     def visit_For(self, node: ast.For) -> Any:
@@ -253,7 +267,7 @@ class _Rewriter(ast.NodeTransformer):
             "for_", self.visit(node.iter), _load(_NAMES), bound, touched,
             _constant(flags),
             ast.Constant(node.number),  # type: ignore[attr-defined]
-            ast.Constant(hint), self._kept(node),
+            ast.Constant(hint), self._kept(node), self._fresh(node),
         )
         node.iter = at(place, call)
         return at(node, node)
@@ -275,13 +289,20 @@ class _Rewriter(ast.NodeTransformer):
         call = _runtime(
             "while_", test, _load(_NAMES), bound, touched, _constant(flags),
             ast.Constant(node.number),  # type: ignore[attr-defined]
-            self._kept(node),
+            self._kept(node), self._fresh(node),
         )
         loop = ast.For(_store(_ITEM), at(node.test, call), body + self._leave(node, flags), [])
         return at(node, loop)
 
     def _kept(self, node: Any) -> ast.expr:
         return _constant(tuple(self._spelt(n) for n in getattr(node, "kept", ())))
+
+    def _fresh(self, node: Any) -> ast.expr:
+        """What no turn reads of before it; where a turn may be left early, what is read behind the
+        loop must last until then."""
+        lasts = node.kept if getattr(node, "flags", ()) else ()
+        return _constant(tuple(
+            self._spelt(n) for n in getattr(node, "fresh", ()) if n not in lasts))
 
     def _leave(self, node: Any, flags: Sequence[str]) -> Stmts:
         """A break under an `if` that asks for the flags; a capture of the body never takes it."""
@@ -356,8 +377,8 @@ class _Rewriter(ast.NodeTransformer):
     def visit_Assert(self, node: ast.Assert) -> Any:
         """Python's own assert where the test is known; else a condition of the program."""
         source = ast.Constant(ast.unparse(node.test))
-        message = ast.Tuple(_message_parts(node.msg), ast.Load()) if node.msg else _constant(())
-        test = _runtime("asserted", self._test(node.test), source, _later(self.visit(message)))
+        message = self.visit(_texts(_copy(node.msg))) if node.msg else ast.Constant("")
+        test = _runtime("asserted", self._test(node.test), source, _later(message))
         node.test = at(node.test, test)
         node.msg = self.visit(node.msg) if node.msg else None
         return node
@@ -406,6 +427,11 @@ class _Rewriter(ast.NodeTransformer):
     # ---- expressions ----------------------------------------------------------------------------
 
     def visit_Call(self, node: ast.Call) -> Any:
+        if _is_ours(node.func):
+            node.args = [self.visit(a) for a in node.args]
+            return node
+        if _last_name(node.func) == "print":
+            node.args = [_texts(a) for a in node.args]
         is_super = isinstance(node.func, ast.Name) and node.func.id == "super"
         if _last_name(node.func) in _COMPILED_ELSEWHERE:  # np.vectorize(lambda a: ...)
             kept, node.args = node.args, [ast.Constant(None) if isinstance(a, ast.Lambda) else a
@@ -427,15 +453,23 @@ class _Rewriter(ast.NodeTransformer):
             node.value = at(node.value, _runtime("indexed", node.value))
         return node
 
+    def visit_FormattedValue(self, node: ast.FormattedValue) -> Any:
+        new: ast.FormattedValue = self.generic_visit(node)  # type: ignore[assignment]
+        if new.conversion != -1:
+            new.value = at(new.value, _runtime("converted", new.value))
+        return new
+
     def visit_BinOp(self, node: ast.BinOp | ast.UnaryOp) -> Any:
-        self._operands(node)
-        return at(node, _runtime("fresh", node))
+        return at(node, _runtime("fresh", self._operands(node)))
 
     def _operands(self, node: ast.expr) -> ast.expr:
         """The node with its operands visited; inner operators are not wrapped, their results are
         not kept."""
         if isinstance(node, ast.BinOp):
             node.left, node.right = self._operands(node.left), self._operands(node.right)
+            text = isinstance(getattr(node.left, "value", None), str)
+            if isinstance(node.op, ast.Mod) and (text or isinstance(node.left, ast.JoinedStr)):
+                return at(node, _runtime("percent", node.left, node.right))
         elif isinstance(node, ast.UnaryOp) and not isinstance(node.op, ast.Not):
             node.operand = self._operands(node.operand)
         else:

@@ -81,6 +81,8 @@ def changed(context: Context, thing: Any) -> None:
     """Notes where the user's code changes a thing, or a variable by its name."""
     if context.twins:
         refuse_twin(context, thing, user_place())
+    for body in context.bodies:
+        body.refuse_unseen(thing, user_place())
     if not isinstance(thing, Array):
         context.changed_at[thing if isinstance(thing, str) else id(thing)] = user_place()
 

@@ -60,7 +60,7 @@ def captured_while(context: Context, test: Callable[[], Any], code: Code) -> Ite
         if not holds:
             return
         started = True
-    loop = Loop(context, code, Later(code.kept, started))
+    loop = Loop(context, code, Later(code.kept or (), started))
     yield from passes(loop, lambda: None)
     loop.finish(Counter(context, "pass", expr.const(0), None, expr.const(1)), test)
 
@@ -101,11 +101,11 @@ def captured_for(bounds: Range, code: Code, hint: str) -> Iterator[Any]:
         if turns is not None and user_place() in context.unrolled:
             yield from turns
             return
-        if hint in code.bound and hint not in code.kept:  # what it was before, nobody asks any more
-            names.unbind(hint)
+        if hint in code.bound and not code.reads_later(hint):
+            names.unbind(hint)  # what it was before, nobody asks any more
         counter = Counter(context, hint.strip("_") or "i", start, stop, step)
         sure = expr.nonneg((stop - start) * sign - 1)
-        loop = Loop(context, code, Later(code.kept, sure, counter.sym))
+        loop = Loop(context, code, Later(code.kept or (), sure, counter.sym))
         loop.turns = None if turns is None else len(turns)
         yield from passes(loop, lambda: counter.value)
         loop.finish(counter)
@@ -114,7 +114,7 @@ def captured_for(bounds: Range, code: Code, hint: str) -> Iterator[Any]:
     at = f"{_AT}{code.number}"
     names.hidden[at] = _weak(bounds.start)
     end = _weak(bounds.stop)
-    loop = Loop(context, replace(code, bound=(*code.bound, at)), Later(code.kept))
+    loop = Loop(context, replace(code, bound=(*code.bound, at)), Later(code.kept or ()))
     counter = Counter(context, "pass", expr.const(0), None, expr.const(1))
 
     def item() -> Any:

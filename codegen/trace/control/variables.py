@@ -1,7 +1,8 @@
 """Variables of a function's statements: which they bind and read, and what is read after a loop.
 
-In: statements, their exits lowered. Out: names; every loop has `kept`, what a compiled loop must
-hand on. Always holds: a name may be kept that nobody reads, never the other way round.
+In: statements, their exits lowered. Out: names; every loop and `if` has `kept`, what it must hand
+on; every loop has `fresh`, of which no turn reads what there was before it. Always holds: a name
+may be kept that nobody reads, or be not fresh that is, never the other way round.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def chain(node: ast.expr) -> tuple[str, list[Any]]:
 
 
 def annotate(body: Stmts) -> None:
-    """Give the loops of a function their `kept`."""
+    """Give the loops of a function their `kept` and `fresh`, and the ifs their `kept`."""
     inner = [n for n in own_nodes(body) if isinstance(n, SCOPES)]
     always = {n.id for scope in inner for n in ast.walk(scope) if isinstance(n, ast.Name)}
 
@@ -86,14 +87,20 @@ def annotate(body: Stmts) -> None:
         later: Events = {}  # what happens first from here to the end of the block
         for s in reversed(block):
             rest = [later, *after]
-            if isinstance(s, LOOPS):
+            if isinstance(s, (*LOOPS, ast.If)):
                 names = dict.fromkeys(bound_names([s]))
                 s.kept = tuple(  # type: ignore[union-attr]
                     n for n in names
                     if n in always or next((e[n] for e in rest if n in e), "") == _READ
                 )
+            if isinstance(s, LOOPS):
                 head: list[ast.AST] = [s.test] if isinstance(s, ast.While) else []
-                rest = [_first([*head, *s.body]), *rest]  # the next turn
+                turn = _first([*head, *s.body])
+                s.fresh = tuple(  # type: ignore[union-attr]
+                    n for n in names if n not in always and not n.startswith("__")
+                    and (turn.get(n) == _BOUND or (n not in turn and n not in s.kept))  # type: ignore[union-attr]
+                )
+                rest = [turn, *rest]  # the next turn
             if not isinstance(s, SCOPES):
                 for inside in blocks(s):
                     visit(inside, rest)
@@ -132,8 +139,10 @@ def _events(node: ast.AST) -> Events:
 
 def _names(node: ast.AST, event: str = "") -> set[str]:
     """The variables in a piece of code; with "read", those that it does not only bind."""
-    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name)
-            and not (event == _READ and isinstance(n.ctx, ast.Store))}
+    found = list(ast.walk(node))
+    reads = {id(n.target) for n in found if isinstance(n, ast.AugAssign)}
+    return {n.id for n in found if isinstance(n, ast.Name)
+            and not (event == _READ and isinstance(n.ctx, ast.Store) and id(n) not in reads)}
 
 
 def _targets(node: ast.Assign) -> Iterator[ast.expr]:

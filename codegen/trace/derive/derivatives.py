@@ -38,6 +38,7 @@ from codegen.trace.derive.marks import marked
 from codegen.trace.derive.reverse import Reverse
 from codegen.trace.derive.shares import Shares
 from codegen.trace.numpy.derived import defined
+from codegen.trace.on_numpy import copied, is_outside, on_numpy
 from codegen.trace.ranks.varying import families
 from codegen.trace.state import Tree, fill, flatten
 from codegen.variance import NONE, Axes
@@ -74,6 +75,8 @@ def value_and_grad(
     numbers = numbers_of("spmd.grad", argnums)
 
     def call(*args: Any, **kwargs: Any) -> Any:
+        if is_outside():
+            return on_numpy(call, args, kwargs)
         runtime = eager_current()
         if runtime is not None:
             held = Held(f, args, kwargs)
@@ -137,6 +140,11 @@ def vjp(f: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[[Any], tupl
         print(spmd.build(tripled).run(ranks=2))    # [3. 3. 3. 3.]
     """
     check_function("spmd.vjp", f)
+    if is_outside():
+        kept = copied(primals)
+        return on_numpy(lambda *given: vjp(f, *given)[0], kept), lambda cotangents: on_numpy(
+            lambda cotangents, *given: vjp(f, *given)[1](cotangents), (cotangents, *kept),
+            aloud=False)
     runtime = eager_current()
     if runtime is not None:
         held = Held(f, primals)
@@ -174,6 +182,9 @@ def jvp(
     """
     check_function("spmd.jvp", f)
     check_pairs("spmd.jvp", primals, tangents)
+    if is_outside():
+        changed: tuple[Any, Any] = on_numpy(jvp, (f, primals, tangents))
+        return changed
     runtime = eager_current()
     if runtime is not None:
         held = Held(f, primals)

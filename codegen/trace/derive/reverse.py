@@ -292,7 +292,14 @@ def _refuse_feeds(op: Op) -> None:
     """Raises UnsupportedError where a way back would take batches once more."""
     if isinstance(op.what, ops.Defined) and op.what.back is not None:
         return
-    inside = (o for region in op.regions for o in walk(region))
+    inside = [o for region in op.regions for o in walk(region)]
+    if (save := next((o for o in inside if isinstance(o.what, ops.Save)), None)) is not None:
+        assert isinstance(save.what, ops.Save)
+        raise UnsupportedError(
+            f"a loop with a save in it is differentiated: {save.what.series!r}",
+            place=save.place or op.place, expected="frames that are written once: the way back "
+            "would run the loop again", found="spmd.save in what is differentiated",
+            remedy="save what the differentiated function returns")
     if (on := next((o for o in inside if isinstance(o.what, ops.Feeding)), None)) is not None:
         called = {ops.Loop: "a loop", ops.Branch: "a branch"}.get(type(op.what), "a function")
         assert isinstance(on.what, ops.Feeding)

@@ -7,23 +7,20 @@ names stays itself.
 
 from __future__ import annotations
 
-import argparse
 import copy
-import copyreg
 import enum
 import functools
 import types
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from codegen.trace.array import Array, Number
 from codegen.trace.control.outside import GENERATORS
-from codegen.trace.state import is_users_class
+from codegen.trace.objects import attributes, is_carried, put_attributes
 
-_OPEN = (types.SimpleNamespace, argparse.Namespace)
 _ITSELF = (Array, Number, type, enum.Enum, types.ModuleType, np.generic, str, bytes, int, float,
            complex, type(None))
 
@@ -66,7 +63,7 @@ class Copies:
             return type(x)(*items) if hasattr(x, "_fields") else tuple(items)
         if isinstance(x, GENERATORS):
             return copy.deepcopy(x)
-        if isinstance(x, (list, dict, deque, set)) or is_object(x):
+        if isinstance(x, (list, dict, deque, set)) or is_carried(x):
             return self._filled(x)
         own = getattr(type(x), "with_copies", None)  # what this package wraps functions in
         return x if own is None else own(x, self.of)
@@ -86,8 +83,9 @@ class Copies:
         elif isinstance(x, dict):
             for key, value in x.items():
                 new[key] = self.of(value)
-        for name in attributes(x):
-            object.__setattr__(new, name, self.of(getattr(x, name)))
+        if is_carried(x):
+            held = attributes(x) or {}
+            put_attributes(new, {name: self.of(value) for name, value in held.items()})
         return new
 
     def _function(self, f: types.FunctionType) -> Any:
@@ -128,16 +126,3 @@ def sharing(arrays: Sequence[tuple[np.ndarray[Any, Any], Any]]) -> list[Any]:
         bases.setdefault(id(base), []).append((x, made))
     return [made for group in bases.values() for x, made in group
             if any(np.may_share_memory(x, y) for y, _ in group if y is not x)]
-
-
-def is_object(x: Any) -> bool:
-    """Whether x is an object with attributes that the user's code may set."""
-    return isinstance(x, _OPEN) or (is_users_class(type(x)) and any(True for _ in attributes(x)))
-
-
-def attributes(x: Any) -> Iterable[str]:
-    """The attributes that x holds itself, in its dict or in slots."""
-    yield from getattr(x, "__dict__", ())
-    for name in copyreg._slotnames(type(x)) or ():  # type: ignore[attr-defined]
-        if hasattr(x, name):
-            yield name

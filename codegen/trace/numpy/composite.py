@@ -19,6 +19,7 @@ from codegen.trace.numpy.elementwise import (
     result_type,
     select,
 )
+from codegen.user.half_types import adding
 
 
 def _float(x: Any) -> Array:
@@ -127,10 +128,10 @@ UFUNCS: dict[str, Callable[..., Any]] = {
     "heaviside": _heaviside,
     "float_power": _float_power,
     "fabs": lambda x: apply(np.absolute, _float(x)),
-    "logaddexp2": _logaddexp2,
+    "logaddexp2": adding(_logaddexp2),
     "bitwise_count": _bitwise_count,
-    "vecdot": products.vecdot,
-    "matvec": products.matvec,
-    "vecmat": products.vecmat,
-    "matmul": products.matmul,
+    "vecdot": adding(products.vecdot),
+    "matvec": adding(products.matvec),
+    "vecmat": adding(products.vecmat),
+    "matmul": adding(products.matmul),
 }

@@ -125,10 +125,17 @@ def is_weak(x: Operand) -> bool:
     return isinstance(kind_of(x), type)
 
 
+def _kinds_of(operands: Sequence[Operand]) -> list[Any]:
+    """kind_of each. Beside bfloat16, which NumPy does not know, weak numbers are of that type."""
+    kinds = [kind_of(x) for x in operands]
+    half = next((k for k in kinds if not isinstance(k, type) and k == "bfloat16"), None)
+    return kinds if half is None else [half if k in (int, float) else k for k in kinds]
+
+
 def result_type(*operands: Operand) -> DType:
     """np.result_type with weak operands."""
     samples = {int: 0, float: 0.0, complex: 0j}
-    kinds = [kind_of(x) for x in operands]
+    kinds = _kinds_of(operands)
     try:
         return element_type(np.result_type(*(samples.get(k, k) for k in kinds)))
     except TypeError as error:
@@ -157,7 +164,7 @@ def _kind_text(x: Operand) -> str:
 
 def loop_dtypes(ufunc: np.ufunc, operands: Sequence[Operand], dtype: Any) -> list[DType]:
     """Element types of the inputs, then of the outputs, of the loop that NumPy would run."""
-    kinds: list[Any] = [kind_of(x) for x in operands]
+    kinds = _kinds_of(operands)
     if kinds and all(isinstance(k, type) for k in kinds):  # weak ones alone: as default dtypes
         kinds = [np.dtype({int: np.int64}.get(k, k)) for k in kinds]
     options: dict[str, Any] = {}

@@ -33,6 +33,7 @@ from codegen.trace.numpy import (
     statistics,
 )
 from codegen.trace.numpy.elementwise import apply, store
+from codegen.user.half_types import ADDING, adding
 
 Function = Callable[..., Any]
 
@@ -55,11 +56,11 @@ _SAME: dict[Any, str] = {
     polynomials: "convolve correlate poly polyder polydiv polyfit polyint polymul polyval roots "
     "vander",
     products: "dot einsum einsum_path inner kron outer tensordot",
-    picking: "angle array_equal array_equiv choose clip compress copyto "
-    "diag_indices_from diff fill_diagonal imag isclose isneginf isposinf "
-    "min_scalar_type nan_to_num packbits place put put_along_axis putmask ravel_multi_index "
-    "real sinc take take_along_axis tril_indices_from triu_indices_from unpackbits "
-    "unravel_index where",
+    picking: "angle argwhere array_equal array_equiv choose clip compress copyto "
+    "diag_indices_from diff fill_diagonal flatnonzero imag isclose isneginf isposinf "
+    "min_scalar_type nan_to_num nonzero packbits place put put_along_axis putmask "
+    "ravel_multi_index real sinc take take_along_axis tril_indices_from triu_indices_from "
+    "unpackbits unravel_index where",
 }
 LINALG = (
     "cholesky cond det eig eigh eigvals eigvalsh inv lstsq matrix_norm matrix_power matrix_rank "
@@ -196,6 +197,7 @@ def table() -> dict[str, Function]:
     """NumPy's name (dotted in a submodule) -> ours."""
     rows = {n: getattr(module, n) for module, names in _SAME.items() for n in names.split()}
     rows |= {f"linalg.{n}": getattr(linear, n) for n in LINALG.split()} | _OTHER
+    rows |= {name: adding(ours) for name, ours in rows.items() if name in ADDING}
     return {name: asked(name, ours, of_numpy_name(name)) for name, ours in rows.items()}
 
 

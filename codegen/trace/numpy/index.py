@@ -17,11 +17,11 @@ from codegen.ir import Shape, Value
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
 from codegen.trace import constants, known, view
-from codegen.trace.array import Array, Number, as_array, is_traced, wrap
+from codegen.trace.array import Array, Number, as_array, cast_value, is_traced, wrap
 from codegen.trace.context import Context
 from codegen.trace.expecting import within
-from codegen.trace.numpy import elementwise
-from codegen.trace.numpy.masks import masked
+from codegen.trace.numpy import elementwise, progressions
+from codegen.trace.numpy.masks import as_masks, masked
 from codegen.trace.numpy.subscripts import (
     NEW,
     Item,
@@ -47,13 +47,15 @@ def get(array: Array, key: Any) -> Any:
         found = known.element(array, key if isinstance(key, tuple) else (key,))
         if found is not None:
             return found
-    key = known.plain(key)
+    key = as_masks(known.plain(key))
     if array.is_known and (found := _known_elements(array, key)) is not None:
         return found
     if (chosen := masked(array, key)) is not None:
         return chosen.copy()
     items, is_element = parse(array, key)
     if any(isinstance(i, Many) for i in items):
+        if (part := progressions.shown(array, items)) is not None:
+            return wrap(array.context, part.read(), scalar=False)
         base, plan = _gathered(array, items)
         return wrap(array.context, plan.read(base), scalar=False)
     shown = basic_view(array, items)
@@ -108,7 +110,7 @@ def set_(array: Array, key: Any, value: Any) -> None:
     if _is_element(key) and isinstance(value, (int, float, complex, np.generic)):
         if known.put_element(array, key if isinstance(key, tuple) else (key,), value):
             return
-    key = known.plain(key)
+    key = as_masks(known.plain(key))
     if known.writable(array) and not _is_unknown((key, value)):
         if _assign_known(array, key, known.plain(value)):
             return
@@ -150,9 +152,12 @@ class Gather:
         shape = self.shape(base.extents)
         value = elementwise.normal(value)
         elementwise.check_assignable(elementwise.extents_of(value), shape)
-        v = elementwise.operand_value(self.context, value, base.type.dtype, shape)
-        what = ops.Scatter(self.dims, self.at, fn)
-        base.write(self.context.emit_one(what, base.read(), v, *self.indices))
+        dtype = base.type.dtype
+        v = elementwise.operand_value(self.context, value, dtype, shape)
+        wide = dtypes.folded_in(dtype) if fn in ("add", "mul") else dtype
+        x, v = (cast_value(self.context, operand, wide) for operand in (base.read(), v))
+        made = self.context.emit_one(ops.Scatter(self.dims, self.at, fn), x, v, *self.indices)
+        base.write(cast_value(self.context, made, dtype))
 
 
 def _gathered(array: Array, items: Sequence[Item]) -> tuple[Array, Gather]:
@@ -218,7 +223,7 @@ def from_the_end(index: Array, extent: Expr) -> Array:
 
 def combine_at(array: Array, key: Any, value: Any, fn: str) -> None:
     """array[key] = fn(array[key], value), duplicates of integer arrays combined one by one."""
-    key = known.plain(key)
+    key = as_masks(known.plain(key))
     if fn == "set":
         set_(array, key, value)
         return

@@ -24,7 +24,10 @@ from codegen.trace.numpy.subscripts import refused
 
 
 def is_mask(item: Any) -> bool:
-    """Whether an item of a key is a boolean array known only at run time."""
+    """Whether an item of a key is a boolean array known only at run time. UnsupportedError for
+    places that stand for no mask."""
+    if isinstance(item, Places):
+        raise item.refused()
     return isinstance(item, Array) and item.type.dtype.kind == "b"
 
 
@@ -73,8 +76,8 @@ class Chosen(NDArrayOperatorsMixin):
 
     def fits(self, other: Chosen) -> bool:
         """Whether both choose the same elements, for all that is known while building."""
-        same = _same_value(self.whole.context, self.mask.read(), other.mask.read())
-        return same and (self.at, self.whole.ndim) == (other.at, other.whole.ndim)
+        same = _same_value(self.mask.context, self.mask.read(), other.mask.read())
+        return same and (self.at, self.ndim) == (other.at, other.ndim)
 
     def operand(self, x: Any) -> Any:
         """x as an operand beside `whole`."""
@@ -124,7 +127,7 @@ class Chosen(NDArrayOperatorsMixin):
             return reduced("sum" if ufunc is np.add else "prod", *inputs, **options)
         out = options.pop("out", None)
         if method != "__call__" or ufunc is np.matmul or options:
-            raise refused()
+            raise self.refused()
         first = next(x for x in inputs if isinstance(x, Chosen))
         operands = [first.operand(x) for x in inputs]
         if out is None:
@@ -132,7 +135,7 @@ class Chosen(NDArrayOperatorsMixin):
             several = isinstance(made, tuple)
             return tuple(map(first.like, made)) if several else first.like(made)
         if not isinstance(out[0], Chosen):
-            raise refused()
+            raise self.refused()
         elementwise.apply(ufunc, *operands, out=first.operand(out[0]))
         return out[0]
 
@@ -142,7 +145,7 @@ class Chosen(NDArrayOperatorsMixin):
             return reduced(name, *args, **options)
         first = next((x for x in args if isinstance(x, Chosen)), None)
         if name not in _EACH or first is None:
-            raise refused()
+            raise self.refused()
         plain = [first.operand(x) if isinstance(x, (Array, Chosen)) else x for x in args]
         return first.like(by_name(name)(*plain, **options))
 
@@ -153,7 +156,7 @@ class Chosen(NDArrayOperatorsMixin):
             return lambda *args, **options: getattr(np, name)(self, *args, **options)
         if name.startswith("__") or not hasattr(Array, name):
             raise AttributeError(name)
-        raise refused()
+        raise self.refused()
 
     def astype(self, dtype: Any, **_: Any) -> Chosen:
         return self.like(self.whole.astype(dtype))
@@ -168,12 +171,19 @@ class Chosen(NDArrayOperatorsMixin):
 
     @property
     def ndim(self) -> int:
+        """Of what is chosen."""
         return self.whole.ndim - self.mask.ndim + 1
 
     @property
     def size(self) -> Any:
-        """How many elements are chosen, known at run time: a 0-d array."""
-        return reducing.sum_(reducing.stretched(self.wide, self.whole))
+        """How many elements are chosen, known at run time: a number as Python's."""
+        return _count(reducing.stretched(self.wide, self.whole))
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        """The extents; that of the chosen dim is known at run time."""
+        extents = self.whole.shape
+        return (*extents[: self.at], _count(self.mask), *extents[self.at + self.mask.ndim :])
 
     @property
     def real(self) -> Chosen:
@@ -183,10 +193,67 @@ class Chosen(NDArrayOperatorsMixin):
     def imag(self) -> Chosen:
         return self.like(self.whole.imag)
 
+    def refused(self, remedy: str = "") -> UnsupportedError:
+        """The error where the number of elements would have to be known."""
+        return refused(remedy)
+
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
-        raise refused()
+        raise self.refused()
 
     __array__ = __len__ = __iter__ = __getitem__ = __setitem__ = __bool__ = _refuse
+
+
+def _count(mask: Array) -> Array:
+    """How often a mask holds, as a Python integer is: beside others it takes their dtype."""
+    return wrap(mask.context, reducing.sum_(mask).read(), weak=True, scalar=True)
+
+
+class Places(Chosen):
+    """Where a mask holds: np.nonzero(mask)[dim]; dim None: places in the raveled mask, or rows of
+    all. indices: makes the array of all places, of which the mask chooses."""
+
+    def __init__(
+        self, mask: Array, dim: int | None, indices: Callable[[], Array], name: str
+    ) -> None:
+        self.mask, self.at, self.dim = mask, 0, dim
+        self._indices, self._name = indices, name
+
+    @property
+    def whole(self) -> Array:  # type: ignore[override]
+        return self._indices()
+
+    def copy(self) -> Chosen:
+        return self
+
+    def refused(self, remedy: str = "") -> UnsupportedError:
+        return UnsupportedError(
+            f"how many elements np.{self._name} gives depends on data, so it cannot be used here",
+            expected="x[np.nonzero(mask)], len of it, element-wise functions and sums of it",
+            found="np.nonzero, np.where or the like of an array known only at run time",
+            remedy=f"spmd.numpy.{self._name}(x, size=n), with the first n; x[mask] = v, "
+            "x[mask].sum(), np.where(mask, x, other) need no size",
+        )
+
+
+def as_masks(key: Any) -> Any:
+    """A key with the mask itself where it has all places at which a mask holds."""
+    if isinstance(key, Places):
+        return key.mask if key.mask.ndim == 1 and key.dim == 0 else key
+    if not isinstance(key, tuple) or not any(isinstance(k, Places) for k in key):
+        return key
+    items, rest = [], list(key)
+    while rest:
+        first = rest[0]
+        if isinstance(first, Places):
+            n = first.mask.ndim
+            run = rest[:n]
+            if all(isinstance(p, Places) and p.dim == d and first.fits(p)
+                   for d, p in enumerate(run)) and len(run) == n:
+                items.append(first.mask)
+                rest = rest[n:]
+                continue
+        items.append(rest.pop(0))
+    return tuple(items)
 
 
 _EACH = {

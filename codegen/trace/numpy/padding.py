@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from codegen.dtypes import numpy_dtype
 from codegen.errors import ShapeError
 from codegen.ops import Update
 from codegen.symbolic import expr
@@ -17,7 +18,7 @@ from codegen.trace import known
 from codegen.trace.array import Array, Number, as_array, constant, is_traced, unsupported, wrap
 from codegen.trace.numpy import reducing, statistics
 from codegen.trace.numpy.creation import linspace, zeros
-from codegen.trace.numpy.elementwise import apply, normal, operand_value, shape_text
+from codegen.trace.numpy.elementwise import apply, normal, operand_value, select, shape_text
 from codegen.trace.numpy.joining import concatenate, extent
 from codegen.trace.numpy.reducing import along, dim_of
 from codegen.trace.numpy.shaping import broadcast_to, expand_dims, flip, moveaxis, ravel
@@ -161,14 +162,29 @@ def _pad_from(array: Array, d: int, before: Any, after: Any, mode: str, turned: 
 def _pad_again(array: Array, d: int, before: Any, after: Any, mode: str, turned: Any) -> Array:
     """Wider than the array is: its elements come several times."""
     sizes = (array.extents[d], extent(before), extent(after))
-    if not all(e.is_const for e in sizes) or turned == "odd":
+    if not all(e.is_const for e in sizes):
         raise unsupported(
             f"np.pad with mode={mode!r}, which may be wider than the array,",
             f"spmd.require(...) that the widths are at most the extent {shape_text(sizes[:1])}",
         )
     n, left, right = (e.value for e in sizes)
-    at: Any = np.pad(np.arange(n), (left, right), mode)  # type: ignore[call-overload]
-    return along(array, d, at)
+    made: Any = np.pad
+    repeated = along(array, d, made(np.arange(n), (left, right), mode))
+    if turned != "odd":
+        return repeated
+    # Each element is one of the array or its negative, plus multiples of the two at the ends.
+    line, shape = np.arange(n), (-1, *[1] * (array.ndim - 1 - d))
+    kind = array.type.dtype
+
+    def times(of: Any, x: Array) -> Array:
+        factors = made(of.astype(np.int64), (left, right), mode, reflect_type="odd").reshape(shape)
+        return select(factors == 0, zeros((), kind), x * factors.astype(numpy_dtype(kind)))
+
+    made_of = times((line > 0) & (line < n - 1), repeated)
+    ends = [(line == 0, slice(0, 1)), ((line == n - 1) & (n > 1), slice(n - 1, n))]
+    for is_end, part in ends:
+        made_of = made_of + times(is_end, along(array, d, part))
+    return made_of
 
 
 # ---- insert, delete ------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
@@ -22,17 +22,50 @@ from codegen.trace.numpy.creation import arange, zeros_like
 from codegen.trace.numpy.derived import with_slopes
 from codegen.trace.numpy.elementwise import apply, normal, result_type, same_extent, select, store
 from codegen.trace.numpy.index import Gather, from_the_end
+from codegen.trace.numpy.masks import Places
 from codegen.trace.numpy.reducing import all_, along, cumsum, dim_of, sum_
-from codegen.trace.numpy.refused import REMEDIES
 from codegen.trace.numpy.special import sinc_slope
 
 
-def where(condition: Any, x: Any = None, y: Any = None) -> Array:
+def where(condition: Any, x: Any = None, y: Any = None) -> Any:
+    if x is None and y is None:
+        return nonzero(condition, "where")
     if x is None or y is None:
-        raise unsupported("np.where(mask), whose shape depends on data,",
-                          "spmd.numpy.where(mask, size=n), with the first n; x[mask] = v, "
-                          "x[mask].sum(), np.where(mask, x, y) need no size")
+        raise unsupported("np.where with one of x and y", "np.where(mask, x, y), or both left out")
     return select(condition, x, y)
+
+
+def nonzero(x: Any, name: str = "nonzero") -> tuple[Places, ...]:
+    """Where elements are not 0, by dim: places whose number only the run knows."""
+    mask = _as_mask(x)
+    if not mask.ndim:
+        raise ShapeError(f"np.{name} of a number", expected="an array of at least one dim",
+                         found=str(mask.type), remedy="np.atleast_1d(x)")
+
+    def places(dim: int) -> Array:
+        index = arange(mask.shape[dim])
+        shape = [1] * mask.ndim
+        shape[dim] = mask.shape[dim]
+        return shaping.broadcast_to(shaping.reshape(index, tuple(shape)), mask.shape)
+
+    return tuple(Places(mask, d, partial(places, d), name) for d in range(mask.ndim))
+
+
+def flatnonzero(a: Any) -> Places:
+    return Places(mask := _as_mask(shaping.ravel(a)), 0, lambda: arange(mask.shape[0]),
+                  "flatnonzero")
+
+
+def argwhere(a: Any) -> Places:
+    mask = _as_mask(shaping.atleast_1d(a))
+    places = nonzero(mask)
+    return Places(mask, None, lambda: joining.stack([p.whole for p in places], axis=-1), "argwhere")
+
+
+def _as_mask(x: Any) -> Array:
+    """An array of its own, which says where elements are not 0."""
+    mask = as_array(x, np.bool_)
+    return wrap(mask.context, mask.read(), scalar=False)
 
 
 def select_(conditions: Any, choices: Any, default: Any = 0) -> Array:
@@ -73,6 +106,13 @@ def clip(x: Any, a_min: Any = None, a_max: Any = None, out: Any = None, *, min: 
         raise unsupported("np.clip with dtype=", "np.clip(x.astype(t), low, high)")
     low, high = (a_min if min is None else min), (a_max if max is None else max)
     result: Any = normal(x)
+    kind = as_array(result).type.dtype
+    if kind.kind in "iu":  # as NumPy: a Python integer that the type cannot hold limits nothing
+        limits = np.iinfo(kind.name)
+        low = None if type(low) is int and low <= limits.min else low
+        high = None if type(high) is int and high >= limits.max else high
+    if low is None and high is None:
+        return store(as_array(result).copy(), out)
     if low is not None:
         result = apply(np.maximum, low, result)  # which is the second one where they are equal
     if high is not None:
@@ -394,9 +434,15 @@ def choose(a: Any, choices: Any, out: Any = None, mode: str = "raise") -> Any:
 
 
 def compress(condition: Any, a: Any, axis: Any = None, out: Any = None) -> Any:
-    """By a condition known while building."""
+    """What a condition chooses along a dim; of the first elements where it is shorter."""
     if is_traced(condition):
-        raise unsupported("np.compress, whose shape depends on data,", REMEDIES["extract"])
+        if out is not None:
+            raise unsupported("np.compress with out=, by a condition known only at run time",
+                              "x[mask] = y[mask]")
+        a = shaping.ravel(a) if axis is None else as_array(a)
+        before = (slice(None),) * (0 if axis is None else dim_of(axis, a.ndim, "np.compress"))
+        first = a[(*before, slice(condition.shape[0]))]
+        return first[(*before, condition)]
     return take(a, np.flatnonzero(condition), axis, out)
 
 

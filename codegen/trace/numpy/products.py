@@ -188,7 +188,7 @@ def einsum(subscripts: Any, *operands: Any, out: Any = None, optimize: Any = Non
                 raise ShapeError(f"einsum: {c!r} has two extents", expected=str(known),
                                  found=str(e))
             extents[c] = e if known == 1 else known
-    left = [_without_repeats(t, a) for t, a in zip(terms, arrays)]
+    left = [_without_ones(*_without_repeats(t, a), extents) for t, a in zip(terms, arrays)]
     for step in _path(f"{','.join(terms)}->{output}", arrays, optimize):
         (term, array), *others = [left[k] for k in step]
         left = [x for k, x in enumerate(left) if k not in step]
@@ -254,6 +254,13 @@ def _without_repeats(term: str, array: Array) -> tuple[str, Array]:
             array = shaping.diagonal(array, 0, first, second)
             term = term[:first] + term[first + 1 : second] + term[second + 1 :] + c
     return term, array
+
+
+def _without_ones(term: str, array: Array, extents: dict[str, Expr]) -> tuple[str, Array]:
+    """A dim of extent 1 that meets a longer one broadcasts: without it, each meets the same."""
+    dims = tuple(d for d, c in enumerate(term) if array.extents[d] == 1 and extents[c] != 1)
+    kept = "".join(c for d, c in enumerate(term) if d not in dims)
+    return (kept, shaping.squeeze(array, dims)) if dims else (term, array)
 
 
 def _pair(ta: str, a: Array, tb: str, b: Array, later: set[str]) -> tuple[str, Array]:

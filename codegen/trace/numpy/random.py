@@ -1,9 +1,9 @@
 """spmd.random: a number follows from the seed, the stream and the element's position, nothing else.
 
-So it is the same for any number of ranks, any layout, in an image and in an eager run (`normal` up
-to the rounding of log and cos). Goes in: an array of positions; codegen.philox makes random bits of
-them, element by element, so each rank computes its own part in one loop.
-Always holds: the same source runs on arrays of a program and on NumPy's.
+So it is the same for any number of ranks, any layout, in an image and in an eager run. Goes in: an
+array of positions; codegen.philox makes random bits of them, element by element, so each rank
+computes its own part in one loop. On NumPy's arrays a routine does, where spmd has given one
+(philox.use): with it `normal` has the bits of an image, without it those up to the last ones.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from codegen import philox
 from codegen.errors import DtypeError, TracedValueError, UsageError
 from codegen.functions import FUNCTIONS
 from codegen.ops import Map
@@ -52,15 +53,19 @@ def uniform(
 ) -> Any:
     """Floats low <= x < high, of 53 random bits (float32: of 24); the rest as in `bits`.
 
+    Where low + (high - low) * fraction is rounded to high, the result is the float before it.
+
     >>> spmd.random.uniform(1, (2, 2)).round(3)
     array([[0.895, 0.874],
            [0.557, 0.037]])
     """
     element = _float_type("uniform", dtype)
-    made = _fraction(_first(seed, shape, stream, start), element)
+    made = _drawn("uniform", element, seed, shape, stream, start)
+    if made is None:
+        made = _fraction(_first(seed, shape, stream, start), element)
     if not (_is(low, 0) and _is(high, 1)):
-        made = low + (high - low) * made
-    return _laid_out(made.astype(element), layout, shape)
+        made = _below((low + (high - low) * made).astype(element), low, high)
+    return _laid_out(made.astype(element, copy=False), layout, shape)
 
 
 def normal(
@@ -75,13 +80,15 @@ def normal(
     array([-0.114, -0.289,  0.954])
     """
     element = _float_type("normal", dtype)
-    first = _first(seed, shape, stream, start)
-    second = _random("philox_second", _positions(shape, start), stream, seed)
-    radius = np.sqrt(-2 * np.log(_fraction(first, element, least=1)))  # of (0, 1]: never log(0)
-    made = radius * np.cos(2 * math.pi * _fraction(second, element))
+    made = _drawn("normal", element, seed, shape, stream, start)
+    if made is None:
+        first = _first(seed, shape, stream, start)
+        second = _random("philox_second", _positions(shape, start), stream, seed)
+        radius = np.sqrt(-2 * np.log(_fraction(first, element, least=1)))  # of (0, 1]: no log(0)
+        made = radius * np.cos(2 * math.pi * _fraction(second, element))
     if not (_is(loc, 0) and _is(scale, 1)):
         made = loc + scale * made
-    return _laid_out(made.astype(element), layout, shape)
+    return _laid_out(made.astype(element, copy=False), layout, shape)
 
 
 def randint(
@@ -112,9 +119,12 @@ def randint(
         raise UsageError("the bounds of randint must be integers", place=user_place(),
                          expected=f"{info.min} <= low < high <= {info.max + 1}",
                          found=f"low {first}, high {end}")
-    # Twice, since what a loop reads once needs no memory; a C compiler sees that they are equal.
-    lower, upper = (_first(seed, shape, stream, start) for _ in range(2))
-    made = _scaled(lower & _LOW, upper >> 32, int(end) - int(first))
+    span = int(end) - int(first)
+    made = _drawn("below", None, seed, shape, stream, start, span) if span < 2**64 else None
+    if made is None:
+        # Twice, since what a loop reads once needs no memory; a C compiler sees that they are equal.
+        lower, upper = (_first(seed, shape, stream, start) for _ in range(2))
+        made = _scaled(lower & _LOW, upper >> 32, span)
     if first:  # uint64 wraps around, so that low may be negative
         made = made + int(first) % 2**64
     return _laid_out(made.astype(element), layout, shape)
@@ -160,7 +170,35 @@ def categorical(
 
 def _first(seed: Any, shape: Any, stream: Any, start: Any) -> Any:
     """64 random bits per element."""
+    made = _drawn("bits", None, seed, shape, stream, start)
+    if made is not None:
+        return made
     return _random("philox_first", _positions(shape, start), stream, seed)
+
+
+def _drawn(
+    kind: str, element: np.dtype[Any] | None, seed: Any, shape: Any, stream: Any, start: Any,
+    span: int = 0,
+) -> Any:
+    """Return numbers by the routine in use; None in a program, and without a routine."""
+    if Context.current() is not None:
+        return None
+    seed, stream, start = (int(_integer(x)) for x in (seed, stream, start))
+    extents = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
+    name = kind if element is None else f"{kind}_f{8 * element.itemsize}"
+    made = philox.drawn(name, math.prod(extents), seed, stream, start, span)
+    return None if made is None else made.reshape(extents)
+
+
+def _below(made: Any, low: Any, high: Any) -> Any:
+    """Numbers between low and high, those that were rounded to high one float nearer to low."""
+    known = not (is_traced(low) or is_traced(high))
+    low, high = (np.asarray(x, made.dtype) if known else as_array(x).astype(made.dtype)
+                 for x in (low, high))
+    last = np.nextafter(high, low)
+    if known and not last.ndim:
+        return (np.minimum if low <= high else np.maximum)(made, last)
+    return np.where(low <= high, np.minimum(made, last), np.maximum(made, last))
 
 
 def _random(fn: str, position: Any, stream: Any, seed: Any) -> Any:

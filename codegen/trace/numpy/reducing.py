@@ -302,8 +302,9 @@ def _cumulative(fn: str, what: str) -> Callable[..., Any]:
         array, d = flat_or(as_array(x, element), axis, what)
         if array.ndim == 0:
             array = array.reshape(1)
-        value = array.context.emit_one(Cumulative(fn=fn, dim=d), array.read())
-        return store(wrap(array.context, value), out)
+        wide = as_array(array, dtypes.folded_in(element))
+        value = array.context.emit_one(Cumulative(fn=fn, dim=d), wide.read())
+        return store(as_array(wrap(array.context, value), element), out)
 
     return call
 

@@ -10,9 +10,6 @@ KERNEL = "the function itself on arrays; @spmd.kernel for a loop over elements"
 _KNOWN = "NumPy's own works on arrays that are known while building"
 
 _OF_DATA: tuple[tuple[str, str], ...] = (  # the shape of the result depends on data
-    ("nonzero ndarray.nonzero argwhere", "spmd.numpy.{name}(x, size=n), with the first n; "
-     "x[mask] = v, x[mask].sum(), np.where(mask, x, other) need no size"),
-    ("flatnonzero", "spmd.numpy.flatnonzero(x, size=n); np.argmax(mask) is the first position"),
     ("ma.masked_where",
      "x[mask].sum(), np.mean(x, where=mask); np.where(mask, x, other) keeps the shape"),
     ("unique unique_all unique_counts unique_inverse unique_values trim_zeros",

@@ -421,9 +421,10 @@ def diagonal(x: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Array:
     n, m = array.extents[:2]
     k = constant(expr_of(offset) or ZERO, "the offset of a diagonal", "")
     count = expr.maximum(expr.minimum(n + min(k, 0), m - max(k, 0)), 0)
-    at = arange(number(count))
-    places = ((at + max(-k, 0)).read(), (at + max(k, 0)).read())
-    return moveaxis(array.viewed(view.Picked(places, (count, *array.extents[2:]))), 0, -1)
+    rest = array.extents[2:]
+    starts = (expr.const(max(-k, 0)), expr.const(max(k, 0)), *[ZERO] * len(rest))
+    square = array.viewed(ops.Slice(starts, (1,) * array.ndim, (count, count, *rest)))
+    return moveaxis(square.viewed(ops.Diagonal(0, 1)), 0, -1)
 
 
 def diag(x: Any, k: int = 0) -> Array:

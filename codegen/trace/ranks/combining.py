@@ -22,7 +22,7 @@ from codegen.trace.ranks.communicate import Axes, dim_of, independent, inside, k
 from codegen.trace.ranks.folding import folded
 from codegen.trace.ranks.layout_forms import axes_of
 from codegen.trace.ranks.rooted import root_of
-from codegen.user import pytree
+from codegen.user import half_types, pytree
 
 __all__ = [  # that users import from spmd
     "all_ranks", "any_ranks", "pand", "pargmax", "pargmin", "pexscan", "pmax", "pmean", "pmin",
@@ -118,7 +118,13 @@ def pmean(x: Any, axis: Any) -> Any:
     """
     context, axes = members(axis, "pmean")
     size = number(context.mesh.size(axes))
-    return pytree.map_tree(lambda leaf: psum(as_array(leaf), axis) / size, x)
+
+    def one(leaf: Any) -> Any:
+        half = half_types.half_type_of(array := as_array(leaf))
+        total = psum(half_types.widened(array), axis)  # it may be beyond what half types can hold
+        return half_types.narrowed(total / size, half)
+
+    return pytree.map_tree(one, x)
 
 
 def pand(x: Any, axis: Any) -> Any:

@@ -26,7 +26,6 @@ from codegen.trace.context import Context
 from codegen.trace.control.outside import Outside
 from codegen.trace.numpy.elementwise import same_extent, shape_text
 from codegen.trace.numpy.masks import Chosen
-from codegen.trace.numpy.subscripts import refused
 from codegen.trace.ranks.default_layouts import computed_layouts, fields_in
 from codegen.trace.ranks.layout_forms import axes_of, layout_of
 from codegen.trace.ranks.varying import axes_in, check
@@ -237,7 +236,7 @@ def _rebuild(inputs: Any, made: Any) -> Any:
 def _check_returned(leaves: Sequence[Any]) -> None:
     for x in leaves:
         if isinstance(x, Chosen):
-            raise refused()
+            raise x.refused()
         if not isinstance(x, (Array, Number, int, float, complex, np.ndarray, np.generic)):
             raise ProgramError(f"a function given to shard_map returned a {type(x).__name__}",
                                expected="arrays, or tuples, lists and dicts of arrays",

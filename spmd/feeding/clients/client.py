@@ -12,12 +12,12 @@ import os
 import socket
 import time
 from collections.abc import Mapping
-from difflib import get_close_matches
 from math import ceil
 from types import TracebackType
 from typing import Any
 
 from codegen.errors import PeerError, UsageError
+from codegen.suggest import meant
 from spmd.data.pipeline_files import chosen, file_and_name, load, load_text
 from spmd.data.pipelines import Pipeline, check_name
 from spmd.data.reading_time import source_in_time
@@ -238,10 +238,8 @@ def row_of(seen: Mapping[str, Any], name: str) -> dict[str, Any]:
     rows: dict[str, Any] = {row["name"]: row for row in seen["pipelines"]}
     if name in rows:
         return dict(rows[name])
-    near = get_close_matches(name, rows, 1)
     raise UsageError(f"there is no pipeline {name}", expected=", ".join(rows) or "none is there",
-                     remedy=f"{near[0]}, if that is what you mean" if near else
-                     "python -m spmd feed submit FILE.py")
+                     remedy=meant(name, rows) or "python -m spmd feed submit FILE.py")
 
 
 def _submitted_with(found: Pipeline, settings: Mapping[str, Any]) -> Settings:

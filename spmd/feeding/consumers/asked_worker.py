@@ -11,13 +11,15 @@ from spmd.feeding.consumers.asking import LEAST_S
 from spmd.feeding.messages.sockets import OTHER_KEY, REFUSED_KEY, received
 from spmd.feeding.messages.wire import encode, new_id
 from spmd.feeding.results.packing import of_parts, unpacked
-from spmd.feeding.results.placing import bytes_of, dtype_named, placed, views
+from spmd.feeding.results.placing import bytes_of, dtype_named, of_bits, placed, views
 from spmd.feeding.results.shared_results import ReadResults
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import Any
 
+    from spmd.feeding.consumers.asking import AskedPiece
     from spmd.feeding.messages.sockets import Lines
     from spmd.feeding.messages.wire import Message
 
@@ -162,6 +164,24 @@ class AskedWorker:
             memory = unpacked(data, array["codec"] or "none", size)
             found[array["name"]] = np.ndarray(shape, dtype_named(field["dtype"]), memory)
         return found
+
+    def rows_there(self, bits: str, count: int) -> np.ndarray:
+        """Which of `count` rows have an example, as an answer says it. InputError if it is of
+        another number of rows."""
+        there = of_bits(bits, count)
+        if there is None:
+            raise self._wrong(f"expected bits of {count} rows, found {4 * len(bits)}")
+        return there
+
+    def skipped(self, message: Message, piece: AskedPiece) -> Iterator[tuple[int, str]]:
+        """The positions of an answer that have no example though the stream has one: each with
+        what failed there; "" where another position says it, or there was no room for it."""
+        if message["there"]:
+            named = {one["position"]: f"{one['example']} ({one['file']}:{one['line']}): "
+                     f"{one['text']}" for one in message["broken"] or ()}
+            there = self.rows_there(message["there"], piece.count)[: message["rows"]]
+            for position in (piece.first + np.flatnonzero(~there)).tolist():
+                yield position, named.get(position, "")
 
     def _wrong(self, text: str) -> InputError:
         return InputError(f"worker {self.worker} at {self.assigned['address']} gave something else "

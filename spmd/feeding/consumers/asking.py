@@ -10,6 +10,8 @@ from __future__ import annotations
 import heapq
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from spmd.feeding.messages.wire import new_id
 
 TYPE_CHECKING = False
@@ -23,6 +25,7 @@ LATE_S = 0.25  # beside what a piece should take, until another worker is asked 
 FIRST_S = 3.0  # the same where nothing was measured yet: the first piece has imports in it
 LEAST_S = 5e-3  # a piece of less work is not worth a message
 MOST_BYTES = 64 << 20  # of a piece
+LEAST_BYTES = 64  # that a row counts for: an answer says of each whether it has an example
 LEFT_OUT = 4096  # positions that a worker is told of
 MOST_S = 0.25  # of a piece of several examples: who comes to its worker meanwhile waits so long
 SPAN_BYTES = 8 << 20  # of a piece of several batches: a few of them lie in a cache
@@ -62,12 +65,12 @@ class Asked:
 
 @dataclass
 class Filled:
-    """An answer. arrays: of `piece.count` rows, zeros where nothing is; there: which rows are, None
-    where all are."""
+    """An answer. arrays: of `piece.count` rows, zeros where there is no example; there: which rows
+    have one, None where all do."""
 
     piece: AskedPiece
     arrays: dict[str, Any]
-    there: list[bool] | None
+    there: np.ndarray | None
     worker: str
     number: str  # by which its worker knows it
 
@@ -87,7 +90,7 @@ class Asking:
     def __init__(self, segments: list[tuple[int, int]], batch: int, start: int, *, masked: bool,
                  row_bytes: int = 1, keeps_cut: bool = False) -> None:
         self.segments, self.batch, self.masked = segments, batch, masked
-        self.row_bytes = max(row_bytes, 1)
+        self.row_bytes = max(row_bytes, LEAST_BYTES)
         self.keeps_cut = keeps_cut
         self.cut: list[tuple[int, int]] = []  # (first row, rows) of the pieces of a batch
         self.opened = self.next = start  # batches below are asked for; below: were given on
@@ -282,9 +285,13 @@ class Asking:
         begin, end = max(piece.k, self.next), piece.k + piece.batches
         return [k for k in range(begin, end) if piece.row not in self.filled.get(k, ())]
 
-    def fill(self, number: str, arrays: dict[str, Any], rows: int, broken: set[int],
-             end: int | None, seconds: float, now: float | None = None) -> int:
-        """An answer came. Of how many batches a part is filled by it; 0: it is not wanted."""
+    def fill(self, number: str, arrays: dict[str, Any], rows: int,
+             there: np.ndarray | None, end: int | None, seconds: float,
+             now: float | None = None) -> int:
+        """Takes an answer. Returns of how many batches it fills a part; 0: it is not wanted.
+
+        there: which of the piece's rows have an example; None: the first `rows` of them.
+        """
         if end is not None:
             self.end = end if self.end is None else min(self.end, end)
         asked = self.asked.pop(number, None)
@@ -294,9 +301,12 @@ class Asking:
         piece = asked.piece
         if now is not None and rows and not asked.spare:
             self.took_s += (now - asked.when - self.took_s) * (0.2 if self.took_s else 1.0)
-        there = None if rows >= piece.count and not broken and not self.left_out else [
-            i < rows and piece.first + i not in broken
-            and piece.first + i not in self.left_out for i in range(piece.count)]
+        if there is None and (rows < piece.count or self.left_out):
+            there = np.arange(piece.count) < rows
+        if there is not None:
+            for position in self.left_out:
+                if 0 <= (row := position - piece.first) < piece.count:
+                    there[row] = False
         found = Filled(piece, arrays, there, asked.worker, number)
         for k in wanted:
             self.filled[k][piece.row] = found
@@ -335,15 +345,16 @@ class Asking:
         """The next batch, if all of it is there: its number, how many batches, and the pieces in
         order. It is given on then, with those behind it that came in the same piece.
 
-        newest_first: the newest one that is there takes its place, whichever it is.
+        newest_first: of those that are there, the one furthest on in the stream takes its place.
         """
         if self.next >= self.opened or self.has_ended():
             return None
         k, batches = self.next, 1
-        if newest_first and self.end is None:
+        if newest_first and not self._has_spans():
             there = [j for j in self.filled if len(self.filled[j]) == self.pieces[j]]
-            if there and max(there) != k and not self._has_spans():
-                self._swap(k, max(there))
+            newest = max(there, key=self._position, default=k)
+            if newest != k:
+                self._swap(k, newest)
         found = self.filled[k]
         if len(found) < self.pieces[k]:
             return None
@@ -357,6 +368,10 @@ class Asking:
             del self.filled[given], self.pieces[given]
         self.next += batches
         return k, batches, [found[row] for row in sorted(found)]
+
+    def _position(self, k: int) -> int:
+        """Of the first example of batch k, which is there: of what now has that number."""
+        return min((one.piece.first for one in self.filled[k].values()), default=k * self.batch)
 
     def _has_spans(self) -> bool:
         """Are pieces of several batches under way? Their batches keep their order."""

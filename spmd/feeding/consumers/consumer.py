@@ -23,7 +23,7 @@ from spmd.feeding.consumers.asked_worker import AskedWorker, said_missed
 from spmd.feeding.consumers.asking import Asking, merged
 from spmd.feeding.consumers.filled_rings import FilledRings
 from spmd.feeding.host.machine import host_name
-from spmd.feeding.messages.disagreement import other_streams
+from spmd.feeding.messages.disagreement import no_newest, other_streams
 from spmd.feeding.messages.keys import zmq
 from spmd.feeding.messages.scheduler_answers import refused
 from spmd.feeding.messages.sockets import REFUSED_KEY, Lines, is_readable, received
@@ -268,8 +268,11 @@ class Filling:
         self.settings = message["settings"]
         check_holes(self.supply.pipeline, self.settings.get("on_error") == "skip", self.feed.batch,
                     [f.name for f in self.feed.fields])
+        if self.gives_newest() and (self.feed.copied or self.acts):
+            raise no_newest(self.supply.pipeline, self.acts)
         # What waits long is not new any more.
-        self.rings.fill_ahead(NEWEST if self.gives_newest() else self.rings.depth)
+        lifo = self.gives_newest()
+        self.rings.fill_ahead(NEWEST if lifo else self.rings.depth, lifo)
         now, self.poller = {w["worker"]: w for w in message["workers"]}, None
         for worker in self.workers.keys() - now.keys():
             self.lose(worker)
@@ -353,7 +356,7 @@ class Filling:
                 "are told", found="a second feed.next()",
                 remedy="feed.send in each turn, in every branch")
         for k, error in self.failed.items():
-            if self.rings.is_wanted(k):
+            if self.rings.is_wanted(self.asking.next if self.gives_newest() else k):
                 raise error
 
     # ---- waiting
@@ -464,7 +467,7 @@ class Filling:
     def say_take(self, one: AskedWorker, items: list[Any]) -> None:
         one.say("take", pipeline=self.supply.pipeline, version=self.version, fields=self.fields,
                 order=self.supply.order() or None, share=one.share, behind=one.behind or None,
-                newest_first=self.settings.get("queue") == "lifo", work=items,
+                newest_first=self.gives_newest(), work=items,
                 free=self.free.pop(one.worker, None))
 
     def hears_of_no_end(self) -> bool:
@@ -514,9 +517,8 @@ class Filling:
         elif message["order"] not in (None, self.supply.order()):  # both were asked before one said
             raise other_streams(self.supply.pipeline)
         if self.asking.is_wanted(message["id"]):
-            for failed in message["broken"] or ():
-                self.skip(failed["position"], f"{failed['example']} ({failed['file']}:"
-                          f"{failed['line']}): {failed['text']}")
+            for position, what in one.skipped(message, self.asking.asked[message["id"]].piece):
+                self.skip(position, what)
         if free := self.rings.take_in(one, message, self.fields):
             one.say("free", ids=free)
 
@@ -546,9 +548,7 @@ class Filling:
             say(not_given(self.supply.pipeline, rest, self.feed.batch))
 
     def gives_newest(self) -> bool:
-        # Where another process has the same rows, it must have the same batch of them.
-        return self.settings.get("queue") == "lifo" and not self.feed.copied and (
-            self.settings.get("sampling") == "independent")
+        return self.settings.get("queue") == "lifo"
 
     def hand_back(self) -> None:
         """Memory of workers that no rank looks at any more: said with what they are asked next."""

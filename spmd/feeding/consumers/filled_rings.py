@@ -58,11 +58,11 @@ class FilledRings:
         for fd in ready.intersection(self.descriptors()):
             os.eventfd_read(fd)
 
-    def fill_ahead(self, batches: int) -> None:
-        """No more than so many are put ahead of those taken."""
+    def fill_ahead(self, batches: int, newest_first: bool = False) -> None:
+        """No more than so many are made ahead of those taken; of the newest, one is put ahead."""
         self.ahead = min(self.depth, batches)
         for ring in self.rings:
-            ring.fill_ahead(self.ahead)
+            ring.fill_ahead(1 if newest_first else self.ahead)
 
     def waits(self) -> tuple[float, float]:
         """Seconds for which ranks waited, and seconds between two takes: of the slowest ring."""
@@ -78,29 +78,32 @@ class FilledRings:
     def take_in(self, worker: AskedWorker, message: Message,
                 fields: list[dict[str, Any]]) -> list[str]:
         """An answer. Gives the results in it that nobody looks at any more."""
-        broken = {b["position"] for b in message["broken"] or ()}
+        bits = message["there"]
         first = (message["id"], message["rows"], message["region"], message["seconds"])
         free, now = [], time.monotonic()
         if asked := self.asking.asked.get(message["id"]):
             worker.answered(now - asked.when, message["seconds"])
         for number, rows, region, seconds in (first, *(message["more"] or ())):
-            wanted, arrays = self.asking.is_wanted(number), {}
+            wanted, arrays, there = self.asking.is_wanted(number), {}, None
             if wanted:
                 count = self.asking.asked[number].piece.count
                 arrays = worker.in_frames(message, fields, count) if region is None else (
                     worker.in_region(region, fields, count))
-            batches = self.asking.fill(number, arrays, rows, broken, message["end"], seconds,
+                there = worker.rows_there(bits, count) if bits else None
+            batches = self.asking.fill(number, arrays, rows, there, message["end"], seconds,
                                        now)
             if wanted and region is not None:
                 self.lent[number] = batches
             else:
                 free.append(number)
-            broken = set()  # what failed is of the first
+            bits = None  # of the first: all rows of the others have an example
         return free
 
     def fill(self, newest_first: bool) -> None:
-        """Whole batches, as far as they are there."""
-        while found := self.asking.whole(newest_first):
+        """Whole batches, as far as they are there; of the newest, one for each that was taken:
+        which one is newest is not known before."""
+        while (not newest_first or self.asking.next <= self.taken()) and (
+                found := self.asking.whole(newest_first)):
             k, batches, pieces = found
             if len(pieces) == 1 and pieces[0].piece.count == pieces[0].piece.batches * (
                     self.feed.batch):
@@ -139,7 +142,7 @@ class FilledRings:
             found = {name: a[cut] for name, a in found.items()}
         if self.masked:
             there = np.ones(cut.stop - cut.start, np.bool_) if one.there is None else (
-                np.array(one.there[cut], np.bool_))
+                one.there[cut])
             found = {**found, MASK: there}
         return found
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 ID = re.compile(r"[0-9a-f]{16}")
 NAME = re.compile(r"[A-Za-z0-9_.@:+-]{1,128}")
 ADDRESS = re.compile(r"(tcp|ipc|inproc)://[\x21-\x7e]{1,256}")
+BITS = re.compile(r"(?:[0-9a-f]{2}){1,262144}")
 KEY = re.compile(r"[0-9A-Za-z.:+=^!/*?&<>()\[\]{}@%$#-]{40}|")  # Z85, or none
 LARGEST = 2**62
 
@@ -49,6 +50,7 @@ def pattern(expression: re.Pattern[str], what: str) -> Check:
 identity = pattern(ID, "16 hexadecimal digits")
 name = pattern(NAME, "a name of letters, digits and _.@:+-")
 address = pattern(ADDRESS, "an address such as tcp://host:5555")
+bits = pattern(BITS, "pairs of hexadecimal digits, 262144 at most")
 key = pattern(KEY, "a key of 40 characters")
 
 

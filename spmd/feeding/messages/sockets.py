@@ -35,6 +35,7 @@ FRAME_BYTES = 4 << 20  # at most; arrays travel in smaller parts
 
 DESCRIPTORS, SOCKETS = 1 << 16, 1 << 14  # for a run with thousands of workers
 CONNECT_MS = 2000  # for an answer to a connection, before it is tried anew
+END_S = 2.0  # for ZeroMQ to let all go
 LAST_WORD_MS = 200  # for what a ROUTER has still to send
 BOUND_S = 1.0  # for a port that we gave up a moment ago
 REFUSED_S = 2.0  # before a line is tried again that the other side refused
@@ -176,10 +177,14 @@ class Lines:
         line.close(linger_ms)
 
     def close(self, linger_ms: int = 0) -> None:
+        """Closes all sockets. It takes limited time: a process ends though ZeroMQ does not."""
         for line in list(self._sockets):
             self.forget(line, linger_ms)
-        self.context.term()  # ends the doorkeeper, which closes its own socket
-        self._keeper.join(2)
+        # It ends the doorkeeper, which closes its own socket.
+        ending = threading.Thread(target=self.context.term, name="feed-end", daemon=True)
+        ending.start()
+        ending.join(linger_ms / 1000 + END_S)
+        self._keeper.join(END_S)
 
     def _keep(self) -> None:
         """Answers who may connect: ZeroMQ's RFC 27."""

@@ -13,6 +13,7 @@ import secrets
 from codegen.errors import SpmdError
 from spmd.feeding.messages.field_kinds import (
     address,
+    bits,
     by_name,
     check_fields,
     count,
@@ -184,7 +185,9 @@ TABLE: dict[str, dict[str, Check]] = {
     # It lies in frames, or in a region of the worker: there all fields that were asked for are
     # one behind the other, as placing.placed says.
     "given": {"id": identity, "rows": count, "arrays": maybe(each(ARRAY, FIELDS)),
-              "region": maybe(count), "broken": maybe(each(BROKEN, 65536)), "seconds": number,
+              "region": maybe(count), "seconds": number,
+              "there": maybe(bits),  # which rows have an example, where not all have one
+              "broken": maybe(each(BROKEN, 65536)),  # what failed, as far as there is room
               "end": maybe(count),
               "together": maybe(count),  # examples that the pipeline computes at once
               "order": maybe(text(64)),  # of its stream, to whoever did not know it
@@ -234,6 +237,16 @@ def encode(kind: str, frames: Sequence[Any] = (), /, **fields: Any) -> list[Any]
     pieces = [header[at : at + PIECE_BYTES] for at in range(0, len(header), PIECE_BYTES)]
     first = json.dumps({"wire": VERSION, "kind": IN_PIECES, "pieces": len(pieces)}).encode()
     return [first, *pieces, *frames]
+
+
+def with_room(broken: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The first of these failures: as many as the header of a message surely has room for."""
+    used = 0
+    for k, one in enumerate(broken):
+        used += 200 + 6 * (len(one["example"]) + len(one["file"] or "") + len(one["text"]))
+        if k and used > HEADER_BYTES // 2:
+            return broken[:k]
+    return broken
 
 
 def decode(frames: Sequence[Any]) -> Message:

@@ -27,10 +27,12 @@ NAMED_S = 5e-3  # work that takes longer has the names of its examples on the bo
 
 @dataclass
 class Computed:
-    """rows: fewer than asked where the stream ends. broken: examples that failed, as on the wire.
-    end: the stream's length, once known. fatal: nothing behind the last of `broken` is there."""
+    """rows: fewer than asked where the stream ends. there: which of the rows asked for have an
+    example. broken: what failed, as on the wire. end: the stream's length, once known. fatal:
+    nothing behind the last of `broken` is there."""
 
     rows: int
+    there: np.ndarray
     broken: list[dict[str, Any]]
     end: int | None
     fatal: bool
@@ -78,14 +80,15 @@ class Evaluator:
         watch, began = self._watch(first, count, board), time.monotonic()
         broken: list[dict[str, Any]] = []
         end = self.pipeline.total()
-        fatal = False
-        ranges = _ranges(first, count, self._all_left_out(work, broken), out) if (
+        fatal, there = False, np.zeros(count, np.bool_)
+        ranges = _ranges(first, count, self._all_left_out(work), out) if (
             work.left_out) else [(first, first + count)]
         for begin, stop in ranges:
             part = out if stop - begin == count else {
                 name: a[begin - first : stop - first] for name, a in out.items()}
             found = self.pipeline.compute(begin, stop - begin, specs, part, watch, rows_of=rows_of,
                                           raises=False)
+            there[begin - first : stop - first] = found.there
             end = found.total if end is None else end  # reading on may have come to it
             for one in found.failures:
                 broken.append(_on_wire(one))
@@ -99,22 +102,13 @@ class Evaluator:
         if rows:
             mean = (time.monotonic() - began) / rows
             self._mean_s = 0.8 * self._mean_s + 0.2 * mean if self._mean_s else mean
-        return Computed(rows, broken, end, fatal)
+        return Computed(rows, there, broken, end, fatal)
 
-    def _all_left_out(self, work: Any, broken: list[dict[str, Any]]) -> set[int]:
-        """Positions to leave out, with those that would be computed together with one of them:
-        the consumer does not know of these, so they are in `broken`."""
-        size, found = self.pipeline.size or 1, set(work.left_out)
-        for begin in {p - p % size for p in work.left_out} if size > 1 else ():
-            for position in range(max(begin, work.first), min(begin + size,
-                                                              work.first + work.count)):
-                if position not in found:
-                    found.add(position)
-                    broken.append({"position": position, "example": f"position {position}",
-                                   "file": self.pipeline.file, "line": self.pipeline.line,
-                                   "text": f"it is computed together with position {begin}, at "
-                                   "which workers died"})
-        return found
+    def _all_left_out(self, work: Any) -> set[int]:
+        """Positions to leave out, with those that would be computed together with one of them."""
+        size = self.pipeline.size or 1
+        return {position for p in work.left_out
+                for position in range(p - p % size, p - p % size + size)}
 
     def _watch(self, first: int, count: int, board: Any) -> Callable[[int], None]:
         """Says on the board which example it is; by its name where that takes no time beside it."""

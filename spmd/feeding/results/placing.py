@@ -61,3 +61,16 @@ def placed(fields: list[dict[str, Any]], rows: int) -> tuple[list[tuple[Any, ...
 def views(places: list[tuple[Any, ...]], memory: Any) -> dict[str, np.ndarray]:
     return {name: np.ndarray(shape, dtype, memory, offset)
             for name, shape, dtype, offset, _ in places}
+
+
+def bits_of(there: np.ndarray) -> str | None:
+    """Which rows have an example, as a message says it; None where all have one."""
+    return None if there.all() else np.packbits(there).tobytes().hex()
+
+
+def of_bits(bits: str, count: int) -> np.ndarray | None:
+    """Which of `count` rows have an example, from the text of a message; None if the text is of
+    another number of rows."""
+    if len(bits) != 2 * -(-count // 8):
+        return None
+    return np.unpackbits(np.frombuffer(bytes.fromhex(bits), np.uint8), count=count).astype(bool)

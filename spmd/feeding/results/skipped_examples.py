@@ -22,13 +22,16 @@ class SkippedExamples:
     def __init__(self, pipeline: str) -> None:
         self.pipeline = pipeline
         self.said: set[int] = set()  # positions, of the whole run where this process speaks
+        self.named: set[str] = set()  # what was printed of them: one line for a batch that failed
         self.told: dict[int, tuple[str, float]] = {}  # not answered for: what, and since when
 
     def say(self, position: int, what: str) -> None:
+        """Counts a skipped example, and prints `what` failed, if that is not "": the same once."""
         self.told.pop(position, None)
         if position not in self.said:
             self.said.add(position)
-            if len(self.said) <= NAMED:
+            if what and what not in self.named and len(self.named) < NAMED:
+                self.named.add(what)
                 say(f"{self.pipeline}: skipped {what}")
 
     def tells(self, position: int, what: str) -> dict[str, object]:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from difflib import get_close_matches
 from typing import Any
 
 from codegen.errors import UsageError
+from codegen.suggest import meant
 from spmd.data.settings import FIXED, Settings, read
 from spmd.feeding.messages.wire import FACTS
 from spmd.feeding.scheduling.known_parties import KnownPipeline
@@ -87,8 +87,6 @@ def cancelled(name: str, pipelines: Mapping[str, KnownPipeline]) -> None:
 def _of(name: str, pipelines: Mapping[str, KnownPipeline]) -> KnownPipeline:
     if name in pipelines:
         return pipelines[name]
-    near = get_close_matches(name, pipelines, 1)
     raise UsageError(
         f"there is no pipeline {name}", expected=", ".join(sorted(pipelines)) or "none is there",
-        remedy=f"{near[0]}, if that is what you mean" if near
-        else "python -m spmd feed status shows those that are there")
+        remedy=meant(name, pipelines) or "python -m spmd feed status shows those that are there")

@@ -11,11 +11,11 @@ import json
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from difflib import get_close_matches
 from hashlib import blake2b
 from typing import Any
 
 from codegen.errors import AgreementError
+from codegen.suggest import meant
 from spmd.data.settings import FIXED, ORDER
 from spmd.feeding.messages.wire import new_id
 from spmd.feeding.scheduling.scheduler_state import COMES, KnownRun, StateFile, StoredPipeline
@@ -135,9 +135,7 @@ def text_digest(source: str, own_name: str = "", modules: Any = None) -> str:
 def unknown_pipeline(name: str, names: Iterable[str], address: str) -> AgreementError:
     """What a run is told that takes a pipeline that nobody submitted."""
     known = sorted(names)
-    near = get_close_matches(name, known, 1)
     return AgreementError(
         f"pipeline {name} was not submitted to {address}",
         expected="one of those that were: " + (", ".join(known) or "none"),
-        remedy=f"{near[0]}@{address}, if that is what you mean" if near else
-        "python -m spmd feed submit FILE.py")
+        remedy=meant(name, known, "{}@" + address) or "python -m spmd feed submit FILE.py")

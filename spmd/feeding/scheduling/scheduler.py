@@ -17,6 +17,7 @@ from contextlib import suppress
 from typing import Any
 
 from codegen.errors import PeerError, SpmdError
+from spmd.feeding.host.stopping import Stopping
 from spmd.feeding.messages.disagreement import other_streams
 from spmd.feeding.messages.sockets import GONE, SENT, received, send_to
 from spmd.feeding.messages.wire import MalformedMessage, Message, decode, encode
@@ -68,7 +69,7 @@ class Scheduler:
         self.names: dict[str, str] = {}  # of machines, as their agents said them
         self.snapshot: dict[str, Any] = {}  # what the page shows; replaced, never changed
         self.looking: Any = None  # makes it: overview.overview
-        self.stopping = ""
+        self.stopping = Stopping()
         self.own_workers = False  # whoever started us starts workers too
         self.allowed: Callable[[], Collection[str]] | None = None  # keys, for workers, too
         self.welcomes: Callable[[Any], Any] = lambda router: router  # sockets.without_strangers
@@ -86,7 +87,7 @@ class Scheduler:
         workers that they have."""
         while not self.stopping:
             self.router.poll(POLL_MS)
-            self.stopping = self.stopping or ends()
+            self.stopping.say(ends())
             try:
                 self.tick()
             except Exception as error:

@@ -12,8 +12,8 @@ import signal
 import socket
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -141,28 +141,15 @@ def serve(listen: str, folder: str, state: str, page: int | None, slice_s: float
     new = not os.path.exists(state)
     served = Served(listen, keys, state=state, page=page, slice_s=slice_s, folder=folder)
     scheduler = served.scheduler
-    say(f"scheduler at {scheduler.address}, state in {state}" + ", which is new" * new)
-    if served.page:
-        say(f"page at {served.page.address}")
-    if scheduler.pipelines:
-        say(f"known from before: {', '.join(sorted(scheduler.pipelines))}")
-    with _ended_by_signals(scheduler):
+    with scheduler.stopping.by_signals():
+        say(f"scheduler at {scheduler.address}, state in {state}" + ", which is new" * new)
+        if served.page:
+            say(f"page at {served.page.address}")
+        if scheduler.pipelines:
+            say(f"known from before: {', '.join(sorted(scheduler.pipelines))}")
         scheduler.run()
     served.close()
-    say(f"ended: {scheduler.stopping}")
-
-
-@contextmanager
-def _ended_by_signals(scheduler: Scheduler) -> Iterator[None]:
-    def stop(number: int, _: object) -> None:
-        scheduler.stopping = signal.Signals(number).name
-
-    before = {n: signal.signal(n, stop) for n in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    say(f"ended: {scheduler.stopping.why}")
 
 
 # ---- in a child ---------------------------------------------------------------------------------

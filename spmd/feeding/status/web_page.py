@@ -36,6 +36,7 @@ class WebPage:
             raise EnvironmentFault(f"--page {port}: {error.strerror}", expected="a free port",
                                    remedy="another port, or 0 for any") from None
         self._server.daemon_threads = True
+        self._server.socket.setblocking(False)  # who connects may be gone when it is accepted
         self.address = f"http://127.0.0.1:{self._server.server_address[1]}/"
         threading.Thread(target=self._server.serve_forever, args=(0.1,), name="feed-page",
                          daemon=True).start()

@@ -28,6 +28,7 @@ from spmd.feeding.host.machine import (
     own_address,
     ports_of,
 )
+from spmd.feeding.host.stopping import Stopping
 from spmd.feeding.messages.keys import Keys, zmq
 from spmd.feeding.messages.sockets import OF_KEYS, Lines, received
 from spmd.feeding.messages.wire import (
@@ -148,7 +149,7 @@ class Agent:
         self.told: set[tuple[Any, ...]] = set()  # pipelines of which an example takes long
         self.memory_kills = memory_kills()
         self.start_at = 0.0
-        self.stopping = ""
+        self.stopping = Stopping()
         self._beaten = self._looked = 0.0
         self._joined: list[dict[str, Any]] | None = None
 
@@ -162,9 +163,6 @@ class Agent:
                 self.beat()
         finally:
             self.end()
-
-    def stop(self, why: str) -> None:
-        self.stopping = self.stopping or why
 
     def end(self) -> None:
         self.tell("leave", agent=self.agent)
@@ -206,7 +204,7 @@ class Agent:
             poller.register(self.lifeline.fileno(), zmq.POLLIN)
         ready = dict(poller.poll(int(LOOK_S * 1000)))
         if self.lifeline is not None and self.lifeline.said() is None:
-            self.stop("whoever started it has ended")
+            self.stopping.say("whoever started it has ended")
         for one in list(self.workers):
             if one.child.channel.fileno() in ready:
                 self.worker_said(one)
@@ -373,7 +371,7 @@ class Agent:
             for one in self.workers:
                 one.child.channel.send(allowed=message["keys"])
         elif message.kind == "stop":
-            self.stop(message["why"])
+            self.stopping.say(message["why"] or "the scheduler")
         elif message.kind == "load":
             self.pipelines[message["name"], message["version"]] = message.fields
             for one in self.workers:
@@ -404,8 +402,7 @@ def run_agent(connect: str, keys: Keys, processes: int, *, device: str = "cpu", 
     """`feed worker`: until Ctrl-C, SIGTERM, or the scheduler's word."""
     agent = Agent(connect, keys, processes, device=device, free=free, memory=memory, cost=cost,
                   watts=watts, ports=ports)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda n, _: agent.stop(signal.Signals(n).name))
-    _say(f"{processes} worker{'s' * (processes > 1)} for the scheduler at {connect}")
-    agent.run()
-    _say(f"ended: {agent.stopping}")
+    with agent.stopping.by_signals():
+        _say(f"{processes} worker{'s' * (processes > 1)} for the scheduler at {connect}")
+        agent.run()
+        _say(f"ended: {agent.stopping.why}")

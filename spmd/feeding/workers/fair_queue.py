@@ -1,9 +1,9 @@
 """Work that waits at a worker, and whose turn it is: its time follows the shares of consumers.
 
-In: pieces of work, the share of each consumer, what each piece took. Out: the next piece.
-Start-time fair queueing: whoever has had the least time for its share is next. Always holds: who
-was idle has no credit for it; who has a limit of cost or energy has no more than its share; who has
-no share begins when nobody who has one has asked for as long as its own last piece took, or seldom.
+In: pieces of work, the share of each consumer, what each piece took. Out: the next piece: of whom
+has had the least time for its share. Always holds: who was idle has no credit; who has a limit of
+cost or energy has no more than its share; who has no share begins when nobody with one has asked
+for as long as its last piece took, and has a twentieth of the time where they never stop asking.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 LEAST = 1e-6  # a share below this is taken for it
 FIRST_S = 5e-3  # what a piece takes, as long as it is not known
-SELDOM = 20  # times what its last piece took: after so long one is begun though no gap was as long
+SELDOM = 20  # times what its last piece took: after so long one is begun without such a gap
 SAVED_S = 1.0  # of time that one with a limit did not use, and may use later
 MOST = 4096  # pieces that wait, of one consumer: its credits are far fewer
 
@@ -56,8 +56,11 @@ class FairQueue:
         self.held_up: set[bytes] = set()  # their turn comes when they take what is on its way
         self._now: dict[int, float] = {}  # by `behind`: the turn of whoever was served last
         self._left_at = 0.0  # when the last piece of one with a share ended
-        # By pipeline: what the last piece took, whoever's, and when it ended.
+        # By pipeline: what the last piece took, whoever's, and when it ended; or since when one of
+        # a pipeline without a share waits that had none.
         self._pieces: dict[str, tuple[float, float]] = {}
+        self._free_at = 0.0  # when nobody with a share had asked for anything
+        self._none_before = 0.0  # of those without a share is begun while others wait
 
     def due_in(self, now: float) -> float:
         """In how many seconds there is something to do; infinite where nothing waits."""
@@ -69,8 +72,13 @@ class FairQueue:
         wait for so long. A piece that was slow by chance shuts nobody out."""
         if not one.behind:
             return one.not_before
+        seconds, _ = self._pieces.get(one.pipeline, (FIRST_S, inf))
+        return min(self._left_at + seconds, self._seldom(one))
+
+    def _seldom(self, one: ConsumerTurn, since: float = 0.0) -> float:
+        """When it begins without a gap: counted from its last piece, or from `since` if later."""
         seconds, ended = self._pieces.get(one.pipeline, (FIRST_S, inf))
-        return min(self._left_at + seconds, ended + SELDOM * seconds)
+        return max(ended, since) + SELDOM * seconds
 
     def add(self, peer: bytes, share: float | None, works: Iterable[QueuedWork],
             behind: int = 0) -> None:
@@ -90,13 +98,26 @@ class FairQueue:
 
     def next(self, now: float) -> QueuedWork | None:
         """Of whoever had the least time for its share; the newest first where it says so."""
-        waiting = [one for peer, one in self.consumers.items()
-                   if one.waiting and self._due(one) <= now and peer not in self.held_up]
+        asking = [one for peer, one in self.consumers.items()
+                  if one.waiting and peer not in self.held_up]
+        for one in asking:
+            if one.behind and one.pipeline not in self._pieces:
+                self._pieces[one.pipeline] = FIRST_S, now
+        if all(one.behind for one in asking):
+            self._free_at = now
+        waiting = [one for one in asking if self._due(one) <= now]
         if not waiting:
             return None
-        one = min(waiting, key=lambda c: (c.behind, c.turn))
+        one = self._longest_left_out(waiting, now) or min(
+            waiting, key=lambda c: (c.behind, c.turn))
         self._now[one.behind] = one.turn
         return one.waiting.pop() if one.waiting[-1].take["newest_first"] else one.waiting.popleft()
+
+    def _longest_left_out(self, waiting: list[ConsumerTurn], now: float) -> ConsumerTurn | None:
+        """Who comes before all others for once, since they have left nothing for long."""
+        found = [one for one in waiting if one.behind and self._seldom(one, self._free_at) <= now]
+        return min(found, key=lambda c: self._pieces[c.pipeline][1], default=None) if (
+            now >= self._none_before) else None
 
     def took(self, peer: bytes, seconds: float, now: float, held: bool = False) -> None:
         """What its piece took, until now. held: it may have its share, and no more."""
@@ -105,6 +126,7 @@ class FairQueue:
             self._pieces[one.pipeline] = seconds, now
         if one and one.behind:
             one.turn += seconds
+            self._none_before = now + SELDOM * seconds
             return
         self._left_at = now
         if one:

@@ -20,16 +20,17 @@ from codegen.errors import EXIT_DATA, EnvironmentFault, InputError, Place
 from codegen.short_batches import MASK
 from codegen.user.whole_batches import told
 from spmd.data.came_back import in_one_process
+from spmd.data.source_tools import SourceFailed
 from spmd.feeding.host import machine
 from spmd.feeding.host import steady_clock as time
 from spmd.feeding.host.children import Channel, of_parent
 from spmd.feeding.messages.keys import Keys, pair, zmq
 from spmd.feeding.messages.sockets import SENT, Lines, received, send_to
-from spmd.feeding.messages.wire import MalformedMessage, Message, decode, encode
+from spmd.feeding.messages.wire import MalformedMessage, Message, decode, encode, with_room
 from spmd.feeding.results.evaluating import Evaluator
 from spmd.feeding.results.loading import load_pipeline, what_failed
 from spmd.feeding.results.packing import Link, in_parts, of_parts, packed
-from spmd.feeding.results.placing import dtype_text, placed, views
+from spmd.feeding.results.placing import bits_of, dtype_text, placed, views
 from spmd.feeding.results.shared_results import Handing
 from spmd.feeding.workers.board import BEFORE, LOADING, OUT_OF_MEMORY, READING, Board
 from spmd.feeding.workers.fair_queue import FairQueue, QueuedWork
@@ -352,8 +353,8 @@ class Worker:
                                       rows_for_others if region else None)
         except BaseException as error:  # also KeyboardInterrupt: nobody but a user raises it here
             self.handing.free(work.number)
-            self.fail(pipeline, work, error, f"positions {work.first} to "
-                      f"{work.first + work.count - 1}")
+            self.fail(pipeline, work, error, "its source" if isinstance(error, SourceFailed) else (
+                f"positions {work.first} to {work.first + work.count - 1}"))
             return
         finally:
             self.board.idle()
@@ -367,7 +368,8 @@ class Worker:
             self.answer(work.peer, encode("broken", id=work.number, broken=found.broken[-1]))
             return
         said: dict[str, Any] = {"id": work.number, "rows": found.rows, "seconds": seconds,
-                                "broken": found.broken or None, "end": found.end,
+                                "there": bits_of(found.there), "end": found.end,
+                                "broken": with_room(found.broken) or None,
                                 "together": evaluator.pipeline.size or 1}
         if work.take["order"] is None:
             said["order"] = evaluator.order() or None
@@ -386,7 +388,7 @@ class Worker:
         """A result in memory. Where each takes little time, several go in one message."""
         before = self.gathered.get(work.peer)
         if before and (before["places"], before["said"]["end"]) == (places, said["end"]) and not (
-                said["broken"]):
+                said["there"] or said["broken"]):
             before["more"].append([work.number, said["rows"], region, said["seconds"]])
         else:
             self.give_gathered()

@@ -1,0 +1,48 @@
+"""What print() says in a program, from lines of the engine to the text that Python would write.
+
+In: the texts of Print ops, with marks: which stream they are for, whether a line goes on, and
+arrays as their elements. Out: text; arrays in it are written by NumPy itself.
+Always holds: a text without marks stays as it is.
+"""
+
+from __future__ import annotations
+
+import ast
+
+import numpy as np
+
+from codegen.progress import ARRAY
+
+
+def array_mark(dtype: str, shape: tuple[int, ...], of_repr: bool) -> str:
+    """Return what stands between ARRAY and the elements of an array."""
+    return f"{'r' if of_repr else 's'}{dtype}{shape}:"
+
+
+def written(text: str) -> str:
+    """Return the text with each array in it as NumPy writes it."""
+    parts = text.split(ARRAY)
+    return "".join(_array(part) if k % 2 else part for k, part in enumerate(parts))
+
+
+def joined(lines: list[str], text: str, mark: str) -> None:
+    """Append the text of a Print op to lines, or to the last of them if that goes on. mark: what
+    such a line ends with."""
+    if lines and lines[-1].endswith(mark):
+        text = lines.pop().removesuffix(mark) + text
+    lines.append(text if text.endswith(mark) else written(text))
+
+
+def _array(part: str) -> str:
+    head, _, elements = part.partition(":")
+    name, paren, extents = head[1:].partition("(")
+    dtype = np.dtype(np.float32 if name == "bfloat16" else name)
+    values = [_element(x, dtype) for x in elements.split()]
+    array = np.array(values, dtype).reshape(ast.literal_eval(paren + extents))
+    return repr(array) if part[0] == "r" else str(array)
+
+
+def _element(text: str, dtype: np.dtype) -> object:
+    if dtype.kind == "b":
+        return text == "True"
+    return int(text) if dtype.kind in "iu" else complex(text) if dtype.kind == "c" else float(text)

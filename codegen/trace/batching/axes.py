@@ -1,0 +1,121 @@
+"""in_axes and out_axes of spmd.vmap: which dim of each array counts members.
+
+Always holds: a message says which array it is about, and what to write instead.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from codegen.errors import ShapeError, UsageError
+from codegen.places import user_place
+from codegen.symbolic import expr
+from codegen.symbolic.expr import Expr
+from codegen.trace.state import Tree, flatten
+
+Axis = int | None
+
+
+def spread(axes: Any, tree: Tree, what: str, where: str = "") -> Iterator[Axis]:
+    """One axis for each leaf of a tree, of what a user gives for the whole, or for its parts.
+    where: the path of the part, for messages."""
+    if _is_axis(axes):
+        yield from (axes for _ in tree.paths())
+        return
+    given = flatten(axes)[0] if isinstance(axes, (tuple, list, dict)) else None
+    given = Tree(tree.kind, axes, *_parts(axes)) if given is None and tree.kind == "object" else (
+        given)
+    if given is None:
+        raise UsageError(f"{what} has no dim in it{where and f', for {where}'}",
+                         place=user_place(), expected="integers or None, or a nest of them",
+                         found=f"{axes!r}, a {type(axes).__name__}")
+    if given.keys != tree.keys or (given.kind == "dict") != (tree.kind == "dict"):
+        expected = ", ".join(map(str, tree.keys)) or "no parts"
+        raise UsageError(f"{what} has another structure than {where or 'what it is of'}",
+                         place=user_place(), expected=f"one entry for each of {expected}"
+                         if tree.keys else "an integer or None for an array",
+                         found=repr(axes), remedy=f"{what}=0 is for all of them")
+    for key, part, child in zip(tree.keys, _items(axes), tree.children):
+        step = f".{key}" if tree.kind == "object" else f"[{key!r}]"
+        yield from spread(part, child, what, where + step)
+
+
+def _parts(axes: Any) -> tuple[tuple[Any, ...], tuple[Tree, ...]]:
+    held = vars(axes) if hasattr(axes, "__dict__") else {}
+    return tuple(held), ()
+
+
+def _items(axes: Any) -> list[Any]:
+    if isinstance(axes, (tuple, list)):
+        return list(axes)
+    return list((axes if isinstance(axes, dict) else vars(axes)).values())
+
+
+def _is_axis(x: Any) -> bool:
+    return x is None or (hasattr(x, "__index__") and not isinstance(x, bool))
+
+
+def of_arguments(axes: Any, args: Sequence[Any], names: Sequence[str]) -> list[list[Axis]]:
+    """One axis for each leaf, argument by argument."""
+    if _is_axis(axes):
+        axes = (axes,) * len(args)
+    if not isinstance(axes, (tuple, list)):
+        raise UsageError("in_axes of spmd.vmap is neither a dim nor a tuple", place=user_place(),
+                         expected="in_axes=0, or a tuple of one entry for each argument",
+                         found=f"{axes!r}, a {type(axes).__name__}")
+    if len(axes) != len(args):
+        raise UsageError("in_axes of spmd.vmap has not one entry for each argument",
+                         place=user_place(), expected=f"{len(args)}: {', '.join(names)}",
+                         found=f"{len(axes)}: {axes!r}",
+                         remedy="None for an argument that all members share")
+    return [list(spread(entry, flatten(arg)[0], "in_axes", name))
+            for entry, arg, name in zip(axes, args, names)]
+
+
+def names_of(f: Callable[..., Any], count: int) -> list[str]:
+    """What the parameters of a function are called that are given by position."""
+    try:
+        parameters = list(inspect.signature(f).parameters.values())
+    except (TypeError, ValueError):
+        parameters = []
+    named = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    star = next((p.name for p in parameters if p.kind == p.VAR_POSITIONAL), "argument ")
+    rest = (f"{star}[{k}]" if star != "argument " else f"argument {k}"
+            for k in range(count - len(named)))
+    return [*named[:count], *rest]
+
+
+def in_range(axis: int, ndim: int, name: str, what: str = "in_axes") -> int:
+    """A dim that may be counted from the end, of those that an array has."""
+    if -ndim <= axis < ndim:
+        return axis % ndim
+    has = "no dim" if not ndim else f"{ndim} dims" if ndim > 1 else "1 dim"
+    raise UsageError(f"{what}: {name} has no dim {axis}", place=user_place(),
+                     expected=f"{-ndim} to {ndim - 1}" if ndim else "an array with dims",
+                     found=f"{name} has {has}",
+                     remedy="" if what == "out_axes" else
+                     f"None in in_axes for {name}, if all members share it")
+
+
+def one_extent(extents: Sequence[tuple[str, int, Expr]], size: Any) -> Expr:
+    """How many members there are. extents: of which array, along which dim, how many."""
+    if not extents and size is None:
+        raise UsageError("spmd.vmap has nothing to map over", place=user_place(),
+                         expected="a dim of one argument at least",
+                         found="in_axes is None for all of them",
+                         remedy="in_axes=0 for one of them, or axis_size=n")
+    found = [*extents] if size is None else [*extents, ("axis_size", -1, expr.as_expr(size))]
+    name, dim, n = found[0]
+    for other, at, m in found[1:]:
+        if not expr.equal(n, m):
+            here = f"{name} has {n} along dim {dim}" if dim >= 0 else f"axis_size is {n}"
+            there = (f"{other} has {m}" + ("" if at == dim else f" along dim {at}")
+                     if at >= 0 else f"axis_size is {m}")
+            raise ShapeError(f"in_axes: {here}, {there}", place=user_place(),
+                             expected="as many members in each array that is mapped",
+                             found=", ".join(f"{e} in {who}" for who, _, e in found),
+                             remedy="in_axes=None for what all members share; another dim for "
+                             "what has its members there")
+    return n

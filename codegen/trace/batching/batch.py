@@ -1,0 +1,292 @@
+"""Ops of one member of a batch, once more as ops on all members: each kind says how.
+
+Goes in: ops that were recorded of one member, and what all members have for the values that they
+began with. Comes out: ops in the open block, and what all members have for the results.
+Always holds: members are the first dim of what they have; what all share is computed once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+from codegen import dtypes, ops
+from codegen.dtypes import DType
+from codegen.errors import UnsupportedError
+from codegen.ir import ArrayType, Op, Shape, Value, walk
+from codegen.mesh import Layout, LayoutEntry
+from codegen.ops import Kind
+from codegen.symbolic import expr
+from codegen.symbolic.expr import Expr, IntLike
+from codegen.trace.batching import region_rules
+from codegen.trace.context import Block, Context
+from codegen.trace.control.captured_loops import Counter
+from codegen.trace.control.regions import laid_as
+from codegen.trace.derive.reverse import read_by
+from codegen.trace.view import index_value
+
+_SEEN = (ops.Print, ops.Expect, ops.Feeding)  # what a member that is not active does not do
+
+
+class Batch:
+    """n: how many members there are; entry: the mesh axes that split them. of: what members have
+    for a value of one; a value that is not in it is one for all. active: a truth value for each
+    member, whether it comes through the ops at hand; None: all do."""
+
+    def __init__(
+        self, context: Context, n: Expr, entry: LayoutEntry, of: Mapping[Value, Value],
+        active: Value | None = None,
+    ) -> None:
+        self.context, self.n, self.entry = context, n, entry
+        self.of, self.active = dict(of), active
+
+    def inside(
+        self, more: Mapping[Value, Value], active: Value | None = None, n: Expr | None = None,
+    ) -> Batch:
+        """The same in a region, of which more is known."""
+        return Batch(self.context, self.n if n is None else n, self.entry, {**self.of, **more},
+                     self.active if active is None else active)
+
+    def through(self, recorded: Sequence[Op]) -> None:
+        """Adds the ops to the open block: as they are, or for all members."""
+        for op in recorded:
+            with self.context.standing_at(op.place):
+                if not self.concerns(op):
+                    self.context.blocks[-1].ops.append(op)
+                    continue
+                given = [self.of.get(v) for v in op.operands]
+                for v, made in zip(op.results, op.what.batch(op, given, self)):
+                    if made is not None:
+                        self.of[v] = made
+                        if v in self.context.varying:
+                            self.context.varying[made] = self.context.varying[v]
+
+    def concerns(self, op: Op) -> bool:
+        """Whether members have their own results of an op, or come through it on their own."""
+        if any(v in self.of for v in read_by(op)):
+            return True
+        every = [op, *(inner for region in op.regions for inner in walk(region))]
+        if self.active is None:
+            return any(isinstance(o.what, ops.Save) for o in every)
+        return any(isinstance(o.what, _SEEN) or (isinstance(o.what, ops.Loop)
+                                                 and len(o.regions) == 2) for o in every)
+
+    # ---- what members have ---------------------------------------------------------------------
+
+    def every(self, op: Op, given: Sequence[Value | None]) -> list[Value]:
+        """The operands of an op with a dim of members, repeated where all share one."""
+        return self.every_of(op.operands, given)
+
+    def every_of(self, values: Sequence[Value], given: Sequence[Value | None]) -> list[Value]:
+        return [self.spread(v) if g is None else g for v, g in zip(values, given, strict=True)]
+
+    def spread(self, value: Value) -> Value:
+        """What all share, repeated for each member."""
+        context, t = self.context, value.type
+
+        def make() -> Value:
+            shape = (self.n, *t.shape)
+            if value in context.numbers:
+                return self.emit(ops.Full(context.numbers[value], t.dtype, shape))
+            made = self.emit(ops.Broadcast(tuple(range(1, len(shape))), shape), value)
+            return laid_as(context, made, self.stacked(t).layout) if self.entry else made
+
+        return context.remember(("members", value, self.n), make)
+
+    def stacked(self, t: ArrayType) -> ArrayType:
+        """The type of what all members have, of what one has."""
+        layout = None
+        if not self.context.rank_view:
+            layout = self.layout(t.layout or ((),) * t.ndim)
+        return ArrayType(t.dtype, (self.n, *t.shape), layout)
+
+    def layout(self, layout: Layout) -> Layout:
+        """The same with the dim of members, which is split as long as no other dim is so."""
+        used = {axis for entry in layout for axis in entry}
+        return (() if used & set(self.entry) else self.entry, *layout)
+
+    def member(self, value: Value, number: Expr) -> Value:
+        """What one member has."""
+        shape = value.type.shape
+        start = (number, *(expr.const(0),) * (len(shape) - 1))
+        row = self.emit(ops.Slice(start, (1,) * len(shape), (expr.const(1), *shape[1:])), value)
+        return self.emit(ops.Reshape(shape[1:]), row)
+
+    # ---- ops -----------------------------------------------------------------------------------
+
+    def emit(self, what: Kind, *operands: Value) -> Value:
+        return self.context.emit_one(what, *operands)
+
+    def emit_all(self, what: Kind, *operands: Value) -> list[Value]:
+        return list(self.context.emit(what, operands))
+
+    def map(self, fn: str, *operands: Value) -> Value:
+        return self.emit(ops.Map(fn), *operands)
+
+    def full(self, value: complex, t: ArrayType) -> Value:
+        """A number everywhere, in a shape and of a dtype."""
+        return self.emit(ops.Full(value, t.dtype, t.shape))
+
+    def integer(self, e: IntLike, shape: Shape = ()) -> Value:
+        """A symbolic integer, everywhere in a shape."""
+        return self.along(index_value(self.context, expr.as_expr(e)), shape)
+
+    def counted(self, dim: int, shape: Shape) -> Value:
+        """0, 1, 2 … along a dim of a shape: along the first one, the number of a member."""
+        return self.emit(ops.Iota(dim, dtypes.INT64, shape))
+
+    def along(self, x: Value, shape: Shape) -> Value:
+        """Repeated along the last dims of a shape, which it does not have."""
+        if x.type.shape == shape:
+            return x
+        return self.emit(ops.Broadcast(tuple(range(x.type.ndim)), shape), x)
+
+    def clipped(self, index: Value, most: Expr) -> Value:
+        """Indices, those beyond the ends moved to them."""
+        shape = index.type.shape
+        least = self.map("maximum", index, self.integer(0, shape))
+        return self.map("minimum", least, self.integer(most, shape))
+
+    def moved(self, x: Value, source: int, to: int) -> Value:
+        """With one of its dims in another place."""
+        order = [d for d in range(x.type.ndim) if d != source]
+        order.insert(to, source)
+        return x if source == to else self.emit(ops.Transpose(tuple(order)), x)
+
+    def merged(self, x: Value, dim: int) -> Value:
+        """What members have in one array of a member's rank: theirs stand one behind the other
+        along a dim."""
+        shape = list(x.type.shape[1:])
+        shape[dim] = self.n * shape[dim]
+        return self.emit(ops.Reshape(tuple(shape)), self.moved(x, 0, dim))
+
+    def apart(self, x: Value, dim: int, each: Expr) -> Value:
+        """The inverse of `merged`. each: the extent that one member has along the dim."""
+        shape = list(x.type.shape)
+        shape[dim : dim + 1] = [self.n, each]
+        return self.moved(self.emit(ops.Reshape(tuple(shape)), x), dim, 0)
+
+    def where(self, fits: Expr, x: Value) -> Value:
+        """x where an Expr is 1, else zeros."""
+        if fits == 1:
+            return x
+        holds = self.emit(ops.Symbolic(fits, dtypes.BOOL))
+        holds = self.along(holds, x.type.shape)
+        return self.map("select", holds, x, self.full(0, x.type))
+
+    def chosen(self, holds: Value, then: Value, other: Value) -> Value:
+        """For each member one or the other."""
+        return self.map("select", self.along(holds, then.type.shape), then, other)
+
+    def cast(self, x: Value, dtype: DType) -> Value:
+        return x if x.type.dtype == dtype else self.emit(ops.Map("cast", dtype=dtype), x)
+
+    def most(self, x: Value) -> Value:
+        """The largest of what members have, of integers that are not negative."""
+        found = self.emit(ops.Reduce("max", (0,)), x)
+        return self.map("maximum", found, self.integer(0))
+
+    def both(self, holds: Value) -> Value:
+        """Where it holds for members that are active."""
+        return holds if self.active is None else self.map("logical_and", holds, self.active)
+
+    def where_active(self, holds: Value) -> Value:
+        """What is asked of active members only."""
+        if self.active is None:
+            return holds
+        idle = self.along(self.map("logical_not", self.active), holds.type.shape)
+        return self.map("logical_or", holds, idle)
+
+    # ---- ops with regions ----------------------------------------------------------------------
+
+    @contextmanager
+    def block(self, args: Sequence[Value] = ()) -> Iterator[Block]:
+        """A region with these arguments, to which ops are added meanwhile."""
+        block = Block(tuple(args))
+        self.context.blocks.append(block)
+        try:
+            yield block
+        finally:
+            self.context.blocks = [b for b in self.context.blocks if b is not block]
+
+    def loop(self, op: Op, given: Sequence[Value | None]) -> Sequence[Value | None]:
+        return region_rules.loop(self, op, given)
+
+    def branch(self, op: Op, given: Sequence[Value | None]) -> Sequence[Value | None]:
+        return region_rules.branch(self, op, given)
+
+    def defined(self, op: Op, given: Sequence[Value | None]) -> Sequence[Value | None]:
+        return region_rules.defined(self, op, given)
+
+    def shard_map(self, op: Op, given: Sequence[Value | None]) -> Sequence[Value | None]:
+        return region_rules.shard_map(self, op, given)
+
+    def mapped(
+        self, given: Sequence[tuple[Value, bool]],
+        member: Callable[[Sequence[Value]], Sequence[Value]],
+    ) -> list[tuple[Value, bool]]:
+        return mapped(self.context, self.n, self.entry, given, member)
+
+    def one_by_one(self, op: Op, given: Sequence[Value | None]) -> list[Value]:
+        """The op in a loop over members."""
+        context = self.context
+        counter = Counter(context, "member", expr.const(0), self.n, expr.const(1))
+        number = expr.symbol(counter.sym)
+        types = [self.stacked(v.type) for v in op.results]
+        begins = [laid_as(context, self.full(0, t), t.layout) for t in types]
+        args = [Value(v.name, t) for v, t in zip(op.results, types)]
+        with self.block(args) as block:
+            operands = [v if g is None else self.member(g, number)
+                        for v, g in zip(op.operands, given)]
+            if self.active is None or op.results:  # what an idle member makes, nobody reads
+                made = context.emit(op.what, operands)
+            else:
+                made = ()
+                with self.block() as does:
+                    context.emit(op.what, operands)
+                holds, arms = self.member(self.active, number), (Block().close(()), does.close(()))
+                context.emit(ops.Branch(None, ()), (holds,), arms)
+            ends = []
+            for arg, v in zip(args, made):
+                row = self.emit(ops.Reshape((expr.const(1), *v.type.shape)), v)
+                start = (number, *(expr.const(0),) * v.type.ndim)
+                end = self.emit(ops.Update(start, (1,) * arg.type.ndim), arg, row)
+                ends.append(laid_as(context, end, arg.type.layout))
+            region = block.close(ends)
+        return list(context.emit(counter.loop, begins, [region], [a.name for a in args]))
+
+    def none(self, op: Op, found: str = "", remedy: str = "") -> UnsupportedError:
+        called = op.what.title()
+        return UnsupportedError(
+            f"{called} cannot be done for all members at once", place=op.place,
+            expected="in spmd.vmap: operations that each member does alone",
+            found=found or f"{called}, of what a member has", remedy=remedy or
+            "do it outside of the function that is mapped")
+
+
+def mapped(
+    context: Context, n: Expr, entry: LayoutEntry, given: Sequence[tuple[Value, bool]],
+    member: Callable[[Sequence[Value]], Sequence[Value]],
+) -> list[tuple[Value, bool]]:
+    """What `member` gives, a function of values of one member, for all members: values, and whether
+    members are their first dim. given: its arguments, likewise."""
+    args = [Value(v.name, _of_one(context, v.type)) if own else v for v, own in given]
+    first = len(context.keeps)
+    block = Block(tuple(a for a, (_, own) in zip(args, given) if own))
+    context.blocks.append(block)
+    try:
+        results = member(args)
+    finally:
+        context.blocks = [b for b in context.blocks if b is not block]
+    batch = Batch(context, n, entry, {a: v for a, (v, own) in zip(args, given) if own})
+    batch.through(block.ops)
+    for k, some in enumerate(context.keeps[first:], first):
+        context.keeps[k] = replace(some, values=tuple(batch.of.get(v, v) for v in some.values))
+    return [(batch.of[v], True) if v in batch.of else (v, False) for v in results]
+
+
+def _of_one(context: Context, t: ArrayType) -> ArrayType:
+    """The type of what one member has."""
+    layout = None if t.layout is None or t.ndim == 1 else t.layout[1:]
+    return replace(t, shape=t.shape[1:], layout=layout)

@@ -1,0 +1,265 @@
+"""spmd.vmap: a function of one member, for all members of a batch at once.
+
+Always holds: the function is captured once, of one member; what it does becomes ops on all of them.
+In an eager run it is called for each member: that is what it means.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from codegen.errors import UsageError
+from codegen.ir import Value
+from codegen.mesh import LayoutEntry
+from codegen.ops import Transpose
+from codegen.places import user_place
+from codegen.symbolic import expr
+from codegen.symbolic.expr import Expr
+from codegen.trace.array import Array, as_array, as_value, wrap
+from codegen.trace.batching.axes import (
+    Axis,
+    in_range,
+    names_of,
+    of_arguments,
+    one_extent,
+    spread,
+)
+from codegen.trace.batching.batch import Batch, mapped
+from codegen.trace.context import Context, eager_current
+from codegen.trace.control.conversion import convert
+from codegen.trace.control.regions import Mark
+from codegen.trace.derive.eagerly import eagerly
+from codegen.trace.number import Number, expr_of
+from codegen.trace.on_numpy import ARRAY, on_numpy
+from codegen.trace.state import Tree, fill, flatten, leaf_type
+
+_ARRAYS = (Array, Number, np.ndarray, np.generic, bool, int, float, complex)
+
+
+def vmap(
+    f: Callable[..., Any] | None = None, in_axes: Any = 0, out_axes: Any = 0, *,
+    axis_size: int | None = None,
+) -> Any:
+    """A function of all members of a batch, made of a function of one member: as jax.vmap.
+
+    - in_axes: which dim of each argument counts members: an integer (-1 is the last dim), None for
+      an argument that all members share, or a tuple of these, one for each argument. An argument
+      that is a nest of arrays has one entry for all of them, or a nest of entries. Arguments by
+      name are mapped along dim 0.
+    - out_axes: which dim of each result counts members, likewise. None: the result is the same for
+      all members, and is returned once.
+    - axis_size: how many members there are, where no argument says it.
+
+    f is written for one member and captured once; what it does is done for all members at once, and
+    ranks share them where the mapped dim is split. Each member has its own course through loops and
+    branches: a loop makes turns until all members have left it, and those that have keep what they
+    have; of a branch both sides are computed and selected from. `spmd.random` draws from its seed:
+    members with one seed draw the same numbers, so map over seeds (or streams).
+
+    ShapeError where arrays have different numbers of members; UsageError for a dim that is not
+    there, and where f writes into an array from around it.
+
+    Example::
+
+        @spmd.program
+        def distances():
+            x = spmd.input("x", (4, 2), np.float64, layout=("x", None), default=lambda i, j: i + j)
+            apart = lambda a, b: np.sqrt(np.sum((a - b) ** 2))
+            return spmd.vmap(apart, in_axes=(0, None))(x, x[0])
+
+        print(spmd.build(distances).run(ranks=2).round(2))    # [0.   1.41 2.83 4.24]
+    """
+    if f is None:
+        return functools.partial(vmap, in_axes=in_axes, out_axes=out_axes, axis_size=axis_size)
+    if not callable(f):
+        raise UsageError("spmd.vmap is given no function", place=user_place(),
+                         expected="spmd.vmap(f), and then a call of that with all members",
+                         found=type(f).__name__, remedy="spmd.vmap(lambda x: x @ w)(xs)")
+    function = f
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        context = Context.current()
+        if context is not None:
+            return _Call(function, in_axes, args, kwargs, axis_size).traced(context, out_axes)
+        runtime = eager_current()
+        if runtime is None:
+            return on_numpy(call, args, kwargs)
+        batch = _Call(function, in_axes, args, kwargs, axis_size)
+        if batch.n == 0:  # nobody knows what a member would give
+            return eagerly(runtime, lambda *a: call(*a, **kwargs), args)
+        return batch.eager(runtime, out_axes)
+
+    functools.update_wrapper(call, function)
+    return call
+
+
+@dataclass
+class _Leaf:
+    """A leaf of an argument. axis: the dim that counts members; None: all share it."""
+
+    content: Any
+    axis: Axis
+    name: str
+
+
+class _Call:
+    """The arguments of a call, and which dims of them count members."""
+
+    def __init__(
+        self, f: Callable[..., Any], in_axes: Any, args: Sequence[Any], kwargs: dict[str, Any],
+        axis_size: int | None,
+    ) -> None:
+        self.f = f
+        names = [*names_of(f, len(args)), *kwargs]
+        axes = of_arguments(in_axes, args, names[: len(args)])
+        given = [*args, *kwargs.values()]
+        self.keywords = tuple(kwargs)
+        self.trees: list[Tree] = []
+        self.leaves: list[_Leaf] = []
+        for k, (arg, name) in enumerate(zip(given, names, strict=True)):
+            tree, leaves = flatten(arg)
+            mine = axes[k] if k < len(args) else [0] * len(leaves)
+            self.trees.append(tree)
+            self.leaves += [self._leaf(leaf, axis, name + path)
+                            for leaf, axis, path in zip(leaves, mine, tree.paths(), strict=True)]
+        extents = [(leaf.name, leaf.axis, expr.as_expr(expr_of(leaf.content.shape[leaf.axis]) or 0))
+                   for leaf in self.leaves if leaf.axis is not None]
+        self.n: Expr = one_extent(extents, axis_size)
+
+    @staticmethod
+    def _leaf(content: Any, axis: Axis, name: str) -> _Leaf:
+        if axis is None or content is None:
+            return _Leaf(content, None, name)
+        if not isinstance(content, _ARRAYS):
+            raise UsageError(f"in_axes: {name} is no array", place=user_place(),
+                             expected="an array, of which a dim counts members",
+                             found=type(content).__name__,
+                             remedy=f"None in in_axes for {name}, which all members share")
+        return _Leaf(content, in_range(int(axis), np.ndim(content), name), name)
+
+    def called(self, f: Callable[..., Any], leaves: Sequence[Any]) -> Any:
+        """What the function gives for these leaves, in fresh containers."""
+        filled = iter(leaves)
+        given = [fill(tree, filled, fresh=True) for tree in self.trees]
+        count = len(given) - len(self.keywords)
+        return f(*given[:count], **dict(zip(self.keywords, given[count:])))
+
+    # ---- in a program --------------------------------------------------------------------------
+
+    def traced(self, context: Context, out_axes: Any) -> Any:
+        own = [leaf for leaf in self.leaves if leaf.axis is not None]
+        arrays = [as_array(leaf.content) for leaf in own]
+        given = [_first(context, a.read(), leaf.axis) for a, leaf in zip(arrays, own)]
+        kept: list[Any] = []
+
+        def member(values: Sequence[Value]) -> list[Value]:
+            before, mark = context.next_serial(), Mark.of(context)
+            found = iter([wrap(context, v, a.weak) for v, a in zip(values, arrays)])
+            with context.watching_writes() as log:
+                context.members += 1
+                try:
+                    returned = self.called(convert(self.f), [
+                        leaf.content if leaf.axis is None else next(found)
+                        for leaf in self.leaves])
+                finally:
+                    context.members -= 1
+                tree, leaves = flatten(returned)
+                kept.extend([tree, [x if leaf_type(x) is None else ARRAY for x in leaves]])
+                results = [as_value(context, x) for x in leaves if leaf_type(x) is not None]
+                types = (leaf_type(x) for x in leaves)
+                kept.append([t.weak for t in types if t is not None])
+            if any(s.serial < before for s in log):
+                raise UsageError("a function under spmd.vmap writes into an array from around it",
+                                 place=user_place(), expected="a function that returns what it "
+                                 "makes", remedy="return it; or write behind the call")
+            mark.forget_later(context, "function under spmd.vmap", user_place(),
+                              "return it from that function")
+            return results
+
+        made = mapped(context, self.n, self._entry(given), [(v, True) for v in given], member)
+        tree, others, weak = kept
+        return self._returned(context, out_axes, tree, others, list(zip(made, weak)),
+                              self._entry(given))
+
+    @staticmethod
+    def _entry(given: Sequence[Value]) -> LayoutEntry:
+        """The axes that split members: of the first array that is split so."""
+        return next((v.type.layout[0] for v in given if v.type.layout and v.type.layout[0]), ())
+
+    def _returned(
+        self, context: Context, out_axes: Any, tree: Tree, others: Sequence[Any],
+        made: Sequence[tuple[tuple[Value, bool], bool]], entry: LayoutEntry,
+    ) -> Any:
+        axes = list(spread(out_axes, tree, "out_axes"))
+        at, found, out = Batch(context, self.n, entry, {}), iter(made), []
+        for other, axis, path in zip(others, axes, tree.paths(), strict=True):
+            if other is not ARRAY:
+                out.append(other)
+                continue
+            (value, own), weak = next(found)
+            if axis is not None:
+                value = value if own else at.spread(value)
+                to = in_range(int(axis), value.type.ndim, f"result{path}", "out_axes")
+                value = at.moved(value, 0, to)
+            elif own:
+                raise _differs(path)
+            out.append(wrap(context, value, weak))
+        return fill(tree, iter(out), fresh=True)
+
+    # ---- in an eager run -----------------------------------------------------------------------
+
+    def eager(self, runtime: Any, out_axes: Any) -> Any:
+        """The function is called for each member, and the results are stacked."""
+        own = {id(leaf): _members(leaf) for leaf in self.leaves if leaf.axis is not None}
+        every = []
+        for k in range(self.n.value):
+            leaves = [own[id(leaf)][k] if leaf.axis is not None else leaf.content
+                      for leaf in self.leaves]
+            every.append(flatten(self.called(self.f, leaves)))
+        tree, first = every[0]
+        layouts = [x.layout for x in (leaf.content for leaf in self.leaves if leaf.axis == 0)
+                   if getattr(x, "layout", None)]
+        entry = layouts[0][0] if layouts and isinstance(layouts[0], tuple) else None
+        axes, out = list(spread(out_axes, tree, "out_axes")), []
+        for j, (axis, path) in enumerate(zip(axes, tree.paths(), strict=True)):
+            rows = [leaves[j] for _, leaves in every]
+            if leaf_type(first[j]) is None:
+                out.append(first[j])
+            elif axis is None:
+                if any(not np.array_equal(rows[0], row) for row in rows[1:]):
+                    raise _differs(path)
+                out.append(rows[0])
+            else:
+                to = in_range(int(axis), np.ndim(rows[0]) + 1, f"result{path}", "out_axes")
+                made, layout = np.stack(rows, to), [None] * np.ndim(rows[0])
+                layout.insert(to, entry)
+                out.append(runtime.made(made, tuple(layout)))
+        return fill(tree, iter(out), fresh=True)
+
+
+def _members(leaf: _Leaf) -> Any:
+    """What each member has of an array: parts that it may write into."""
+    assert leaf.axis is not None
+    return np.moveaxis(np.array(leaf.content, subok=True), leaf.axis, 0)
+
+
+def _first(context: Context, value: Value, dim: Axis) -> Value:
+    """With one of its dims before the others."""
+    if not dim:
+        return value
+    order = (dim, *(d for d in range(value.type.ndim) if d != dim))
+    return context.emit_one(Transpose(order), value)
+
+
+def _differs(path: str) -> UsageError:
+    return UsageError(f"out_axes is None for result{path}, of which each member has its own",
+                      place=user_place(), expected="a dim that counts members",
+                      found="a result that follows from what is mapped",
+                      remedy="out_axes=0; None is for what all members share")
+
+

@@ -1,0 +1,77 @@
+"""spmd.save: frames of arrays that a program writes while it runs, every so many turns of a loop.
+
+In: a name, an array of the program. Out: a `save` in the body of the loop that is being captured.
+Always holds: a save stands in a loop of the program, outside of shard_map, once under its name.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from codegen.errors import ProgramError, UnsupportedError, UsageError
+from codegen.ir import Module, Op, walk
+from codegen.ops import Save
+from codegen.places import user_place
+from codegen.trace.array import as_array
+from codegen.trace.context import require_context
+from codegen.user.series import check_series
+
+
+def save(name: str, x: Any, /, *, every: int = 1) -> None:
+    """Saves an array while the program runs: as a frame in every so many turns of the loop around.
+
+    - name: of the series of frames, for `run -o 'NAME=frames/{}.npy'` or `run(save={"NAME": …})`.
+    - x: an array, or a number, as it is when the program comes here.
+    - every: a frame is made in turn 0, every, 2 * every … of the innermost loop, counted from each
+      time that the loop begins.
+
+    Frames are numbered from 0 on. Ranks copy their parts and go on; files are written meanwhile.
+    Where nobody says where frames go, none are made. UsageError outside of a loop of the program,
+    UnsupportedError in a shard_map, ProgramError for two saves of one name.
+
+    Example::
+
+        @program(mesh=("r",))
+        def cools(n: int = 8, steps: int = 20):
+            u = spmd.input("u", (n,), np.float64, layout=("r",), default=lambda i: i)
+            for step in spmd.range(steps):
+                spmd.save("u", u, every=10)
+                u = u * 0.5
+            return u
+
+        spmd.build(cools).run(ranks=2, save={"u": "cools.zarr"})    # frames of turns 0 and 10
+    """
+    context = require_context("spmd.save")
+    check_series(name, every)
+    if context.rank_view:
+        raise UnsupportedError(
+            f"save {name!r} stands in a shard_map, where a rank has parts of arrays only",
+            place=user_place(), expected="a whole array", found="what one rank has",
+            remedy="return the array from the shard_map, and save it in the loop around that")
+    if not context.loops:
+        raise UsageError(
+            f"save {name!r} stands outside of a loop of the program", place=user_place(),
+            expected="a place in a loop of spmd.range, or in a while of values that it computes",
+            found="no loop around it, or one that Python runs while building",
+            remedy=f'return {{"{name}": x}}: what is there at the end is an output')
+    context.emit(Save(name, every), [as_array(x).read()])
+
+
+def check_saves(module: Module) -> Module:
+    """The module, in which each save has a name of its own. Raises ProgramError."""
+    outputs = {o.name for o in module.outputs}
+    first: dict[str, Op] = {}
+    for op in walk(module.body):
+        if not isinstance(op.what, Save):
+            continue
+        name = op.what.series
+        if name in first or name in outputs:
+            other = first[name].place if name in first else None
+            raise ProgramError(
+                f"save {name!r} stands twice in the program" if name in first else
+                f"save {name!r} is called as an output is", place=op.place,
+                also=(("the other one:", other),) if other else (),
+                expected="a name of its own for each save, other than those of outputs",
+                found=f"{name!r} twice", remedy=f'spmd.save("{name}_2", …)')
+        first[name] = op
+    return module

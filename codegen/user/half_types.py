@@ -1,0 +1,92 @@
+"""Half types, float16 and bfloat16: what adds them up does so in float32, and rounds once.
+
+In: functions of arrays, NumPy's or a program's. Always holds: arrays of other types pass unchanged.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from codegen.user.pytree import leaves, map_tree
+
+HALF_TYPES = ("float16", "bfloat16")
+
+# NumPy's functions, by name, whose results are sums or products of many elements, or made of them.
+ADDING = frozenset(
+    "average convolve correlate cumprod cumsum cumulative_prod cumulative_sum dot einsum gradient "
+    "inner linalg.matmul linalg.matrix_norm linalg.matrix_power linalg.multi_dot linalg.norm "
+    "linalg.tensordot linalg.trace linalg.vecdot linalg.vector_norm matmul matvec mean median "
+    "nancumprod nancumsum nanmean nanmedian nanpercentile nanprod nanquantile nanstd nansum nanvar "
+    "percentile polyval prod quantile std sum tensordot trace trapezoid var vdot vecdot vecmat"
+    .split())
+
+
+def is_half(x: Any) -> bool:
+    """Return whether an array, a number of NumPy or a dtype is of a half type."""
+    return str(getattr(x, "dtype", x)) in HALF_TYPES
+
+
+def half_type_of(operands: Any, ints: bool = True) -> Any:
+    """Return the half type that a result has whose operands are the arrays in a tree, or None.
+
+    Python's numbers have no say, and neither have bools; ints=False leaves integers out too.
+    """
+    ignored = "b" if ints else "biu"
+    types = {str(x.dtype): x.dtype for x in leaves(operands)
+             if isinstance(getattr(x, "dtype", None), np.dtype)
+             and not getattr(x, "weak", False) and x.dtype.kind not in ignored}
+    return types.popitem()[1] if len(types) == 1 and {*types} <= {*HALF_TYPES} else None
+
+
+def widened(tree: Any, wide: Any = np.float32) -> Any:
+    """Return a tree of arrays with those of half types in a wide one."""
+    return map_tree(lambda x: x.astype(wide) if _is_half_array(x) else x, tree)
+
+
+def narrowed(tree: Any, half: Any, wide: Any = np.float32) -> Any:
+    """Return a tree of arrays with those of the wide type in a half one; None changes nothing."""
+    if half is None:
+        return tree
+    return map_tree(lambda x: x.astype(half) if getattr(x, "dtype", None) == wide else x, tree)
+
+
+def in_weak_type(operands: Any) -> Any:
+    """Return operands with Python's numbers as bfloat16 where one of them is an array of it.
+
+    NumPy does not know this type, and takes float32 for what is 0.5 times it.
+    """
+    if not any(str(getattr(x, "dtype", "")) == "bfloat16" for x in operands):
+        return operands
+    bfloat16 = next(x.dtype for x in operands if str(getattr(x, "dtype", "")) == "bfloat16")
+    return tuple(np.asarray(x, bfloat16) if type(x) in (int, float) else x for x in operands)
+
+
+def _is_half_array(x: Any) -> bool:
+    return isinstance(getattr(x, "dtype", None), np.dtype) and is_half(x)
+
+
+def adding(function: Callable[..., Any], wide: Any = np.float32) -> Callable[..., Any]:
+    """Return one of ADDING's functions so that it computes half types in a wide one.
+
+    dtype= and out= mean what NumPy says of them: an explicit half type is that of the result.
+    """
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        dtype, out = kwargs.get("dtype"), kwargs.get("out")
+        half = dtype if is_half(dtype) else half_type_of((args, kwargs)) if dtype is None else None
+        if half is None or (out is not None and not _is_half_array(out)):
+            return function(*args, **kwargs)
+        named = {k: v for k, v in kwargs.items() if k not in ("dtype", "out")}
+        if dtype is not None:
+            args, named["dtype"] = (args[0].astype(half), *args[1:]), wide
+        made = narrowed(function(*widened(args, wide), **widened(named, wide)), half, wide)
+        if out is None:
+            return made
+        out[...] = made
+        return out
+
+    return call

@@ -1,0 +1,20 @@
+"""Names and distances of spmd.save, as users give them: checked alike in images and eager runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from codegen.errors import UsageError
+from codegen.places import user_place
+
+
+def check_series(name: Any, every: Any) -> None:
+    """Raises UsageError for what is no name of a series of frames, or no number of turns."""
+    if not isinstance(name, str) or not name.replace(".", "_").isidentifier():
+        raise UsageError(f"spmd.save: {name!r} is no name of frames", place=user_place(),
+                         expected='a name as variables have it, first: spmd.save("u", u)',
+                         found=repr(name))
+    if type(every) is not int or every < 1:
+        raise UsageError(f"spmd.save({name!r}, every={every!r}): no number of turns",
+                         place=user_place(), found=repr(every),
+                         expected="a whole number from 1 that is known when you build")

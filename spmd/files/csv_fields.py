@@ -1,0 +1,53 @@
+"""Fields of CSV tables as values: the rules that files of arrays and spmd.data.csv share.
+
+In: the text of a field. Out: a truth value, an integer or a float, or a ValueError that says why
+the text is none.
+"""
+
+from __future__ import annotations
+
+from math import isinf, nan
+
+TRUTHS = {"true": True, "false": False, "1": True, "0": False}  # in small letters or capitals
+MARK = "\ufeff"  # with which some programs let a file in UTF-8 begin
+
+
+def truth(text: str) -> bool:
+    """Return what true, false, 1 or 0 means. Raises ValueError for other text."""
+    if (word := text.strip().lower()) not in TRUTHS:
+        raise ValueError(f"{text!r}: neither of {', '.join(TRUTHS)}")
+    return TRUTHS[word]
+
+
+def integer(text: str) -> int:
+    """Return a decimal integer. Raises ValueError for other text, also for 1_000."""
+    if "_" in text:
+        raise ValueError(f"{text!r} is no number")
+    return int(text)
+
+
+def real(text: str) -> float:
+    """Return a number; an empty field is NaN. Raises ValueError for other text, OverflowError for
+    a number beyond float64."""
+    if not text:
+        return nan
+    if "_" in text:
+        raise ValueError(f"{text!r} is no number")
+    value = float(text)
+    if isinf(value) and "inf" not in text.lower():
+        raise OverflowError(f"{text!r} is too large")
+    return value
+
+
+def is_word(text: str) -> bool:
+    """Return whether a field is neither empty, a number nor a truth value: a row with such a one is
+    a header."""
+    if text.strip().lower() in TRUTHS:
+        return False
+    try:
+        real(text)
+    except ValueError:
+        return True
+    except OverflowError:
+        return False
+    return False

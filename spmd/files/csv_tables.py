@@ -1,0 +1,220 @@
+"""CSV tables as files of arrays: a column is an array, all columns are the rows of a 2-D one.
+
+In: a mapped file. Out: for a column, or all, elements that a process parses of its own rows only.
+Always holds: a row is one line, quoted as RFC 4180 has it; whatever is wrong is said with file,
+line and column. Lines are counted in all of the file, rows that others have are not parsed.
+"""
+
+from __future__ import annotations
+
+import csv
+import struct
+from array import array
+from copy import copy
+from math import inf, isinf
+
+from spmd.files import npy
+from spmd.files.csv_fields import MARK, integer, is_word, real, truth
+from spmd.files.tables import TableElements
+from spmd.files.tables import frame as frame
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import mmap
+    from collections.abc import Callable, Iterator
+    from typing import Any
+
+    from spmd.files.inputs import InputFile
+
+# How array() and struct spell the types that fields are parsed to.
+CODES = {"bool": "B", "int8": "b", "int16": "h", "int32": "i", "int64": "q", "uint8": "B",
+         "uint16": "H", "uint32": "I", "uint64": "Q", "float16": "e", "bfloat16": "f",
+         "float32": "f", "float64": "d"}
+
+
+class CsvTable:
+    """Which lines of a file are rows. blocks: (first byte, bytes, rows before, lines before)."""
+
+    def __init__(self, file: InputFile) -> None:
+        self.file = file
+        self.blocks: list[tuple[int, int, int, int]] = []
+        self.count = lines = at = 0
+        while at < file.length:
+            raw = self._whole_lines(at)
+            self.blocks.append((at, len(raw), self.count, lines))
+            here = raw.count(b"\n") + (not raw.endswith(b"\n"))
+            self.count += here - _blank_lines(raw)
+            lines, at = lines + here, at + len(raw)
+        first = next(self._lines(0, 1), None)
+        if first is None:
+            raise file.wrong("is no table", "rows of numbers", "an empty file")
+        _, self.first = next(self._rows(iter([first]), 0))
+        self.header = any(map(is_word, self.first))
+        self.names = self.first if self.header else [f"column{k}" for k in range(len(self.first))]
+        for k, name in enumerate(self.names):
+            if name in self.names[:k]:
+                raise file.wrong(f"has two columns of one name, in line {first[0]}",
+                                 "names that differ",
+                                 f"{name!r} in columns {self.names.index(name) + 1} and {k + 1}")
+        self.rows = self.count - self.header
+
+    def _whole_lines(self, at: int) -> bytes:
+        """Lines from a byte on, about as many as are read at once."""
+        most = npy.AT_ONCE
+        while True:
+            raw = self.file.read(at, most)
+            if not raw:
+                raise self.file.wrong("became shorter while it was read", "more bytes", "none")
+            if at + len(raw) >= self.file.length:
+                return raw
+            if end := raw.rfind(b"\n") + 1:
+                return raw[:end]
+            most *= 2
+
+    def _lines(self, low: int, high: int) -> Iterator[tuple[int, str]]:
+        """The lines that are rows low to high, the header among them, with their numbers from 1."""
+        ends = [block[2] for block in self.blocks[1:]] + [self.count]
+        for (at, size, row, line), end in zip(self.blocks, ends, strict=False):
+            if end <= low or row >= high:
+                continue
+            raw = self.file.read_all(at, size)
+            for text in raw.removesuffix(b"\n").split(b"\n"):
+                line += 1
+                if not text.strip(b"\r"):
+                    continue
+                if low <= row < high:
+                    yield line, self._text(text.removesuffix(b"\r"), line)
+                row += 1
+
+    def _text(self, raw: bytes, line: int) -> str:
+        try:
+            text = raw.decode()
+        except UnicodeDecodeError as error:
+            raise self.file.wrong(f"has a line {line} that cannot be read", "text in UTF-8",
+                                  str(error)) from None
+        return text.removeprefix(MARK) if line == 1 else text
+
+    def _rows(self, lines: Iterator[tuple[int, str]], width: int) -> Iterator[
+            tuple[int, list[str]]]:
+        """Rows as their fields, with the numbers of their lines; width: how many each must have."""
+        taken: list[int] = []  # numbers of the lines of one row
+
+        def texts() -> Iterator[str]:
+            for number, text in lines:
+                taken.append(number)
+                yield text
+
+        try:
+            for row in csv.reader(texts(), strict=True):
+                if len(taken) > 1:
+                    raise csv.Error("a quoted field that runs over the end of its line")
+                if width and len(row) != width:
+                    raise self.file.wrong(f"has a line {taken[0]} with another number of fields",
+                                          f"{width}, as there are columns", f"{len(row)}")
+                yield taken.pop(), row
+        except csv.Error as error:
+            raise self.file.wrong(f"has a line {taken[0]} that cannot be read",
+                                  "a row on one line, fields with ',' between them",
+                                  str(error)) from None
+
+    def parsed(self, low: int, high: int, column: int, dtype: str) -> Iterator[bytes]:
+        """The elements of rows low to high, in pieces; column -1: of all columns."""
+        width = len(self.names)
+        rows = self._rows(self._lines(low + self.header, high + self.header), width)
+        numbers: list[int] = []
+        fields: list[str] = []
+        for line, row in rows:
+            numbers.append(line)
+            fields += row if column < 0 else (row[column],)
+            if len(numbers) == 1 << 14:
+                yield self._values(fields, numbers, column, dtype)
+                numbers, fields = [], []
+        if numbers:
+            yield self._values(fields, numbers, column, dtype)
+
+    def _values(self, fields: list[str], lines: list[int], column: int, dtype: str) -> bytes:
+        read: Callable[[str], Any] = (
+            truth if dtype == "bool" else real if "float" in dtype else integer)
+        try:
+            return packed(list(map(read, fields)), dtype)
+        except (ValueError, OverflowError, struct.error):
+            pass
+        for k, field in enumerate(fields):
+            try:
+                packed([read(field)], dtype)
+            except (ValueError, OverflowError, struct.error) as error:
+                row, where = divmod(k, len(self.names)) if column < 0 else (k, column)
+                how = "an empty field" if not field else repr(field)
+                if isinstance(error, OverflowError | struct.error):
+                    how += f", which does not fit {dtype}"
+                raise self.file.wrong(
+                    f"has another value in line {lines[row]}, column {where + 1} "
+                    f"({self.names[where]})", _kind(dtype), how) from None
+        raise AssertionError("one of the fields is wrong")
+
+
+def _kind(dtype: str) -> str:
+    if dtype == "bool":
+        return "true, false, 1 or 0"
+    return f"a number of {dtype}" if "float" in dtype else f"an integer of {dtype}"
+
+
+def packed(values: list[Any], dtype: str) -> bytes:
+    """Return numbers as the bytes of a dtype. Raises OverflowError or struct.error for a number
+    that is beyond it."""
+    if dtype == "float16":
+        return struct.pack(f"{len(values)}e", *values)
+    made = array(CODES[dtype], values)
+    if CODES[dtype] == "f":
+        for k, value in enumerate(made):
+            if isinf(value) and abs(values[k]) != inf:
+                raise OverflowError
+    return _halves(made) if dtype == "bfloat16" else made.tobytes()
+
+
+def _halves(made: array[float]) -> bytes:
+    """Return float32 numbers as bfloat16, rounded to even. NaN stays NaN."""
+    out = array("H")
+    for value, bits in zip(made, memoryview(made).cast("B").cast("I"), strict=True):
+        out.append(0x7FC0 if value != value else (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16)
+    return out.tobytes()
+
+
+def _blank_lines(raw: bytes) -> int:
+    """How many lines hold nothing; they are no rows."""
+    if raw.startswith((b"\n", b"\r\n")) or b"\n\n" in raw or b"\n\r\n" in raw:
+        lines = raw.removesuffix(b"\n").split(b"\n")
+        return sum(not line.strip(b"\r") for line in lines)
+    return 0
+
+
+def members(file: InputFile) -> dict[str, tuple[CsvTable, int]]:
+    """The columns of a table by name. InputError for a file that is none."""
+    table = CsvTable(file)
+    return {name: (table, k) for k, name in enumerate(table.names)}
+
+
+def whole(file: InputFile, found: dict[str, tuple[CsvTable, int]]) -> TableElements:
+    """All columns, as the rows of a 2-D array."""
+    table, _ = next(iter(found.values()))
+    return _elements(file, table, -1)
+
+
+def elements(file: InputFile, member: tuple[CsvTable, int]) -> TableElements:
+    """One column."""
+    return _elements(file, *member)
+
+
+def _elements(file: InputFile, table: CsvTable, column: int) -> TableElements:
+    table = copy(table)
+    table.file = file  # which stays open as long as these elements
+
+    def fill(memory: mmap.mmap, dtype: str, low: int, high: int) -> None:
+        width = 1 if column >= 0 else len(table.names)
+        at = low * width * npy.SIZES[dtype]
+        for piece in table.parsed(low, high, column, dtype):
+            memory[at : at + len(piece)] = piece
+            at += len(piece)
+
+    shape = (table.rows,) if column >= 0 else (table.rows, len(table.names))
+    return TableElements(file, shape, column, lambda dtype: dtype in CODES, fill)

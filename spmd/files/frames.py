@@ -1,0 +1,229 @@
+"""Frames that a program saves while it runs: files frames/0.npy, frames/1.npy …, or one FILE.zarr.
+
+In: a path, and parts of frames in any order. Out: files; of zarr, its version 2: a chunk for each
+frame, not compressed, written by hand.
+Always holds: a frame is there with all of its bytes, or not at all: it is written under another
+name, and takes its own once all parts are in it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+
+from codegen.errors import InputError, OutputError, UsageError
+from spmd.files import ZARR, npy
+from spmd.files.whole import ENDING, write_whole
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from typing import Any
+
+MARK = "spmd_save"  # in the attributes of an array that is ours, which a later run may replace
+
+
+class FrameFiles:
+    """The files of one series. name: of the save; shape, dtype: of each frame.
+
+    Process 0 begins and commits; all processes write parts, to files of the same names.
+    """
+
+    def __init__(
+        self, name: str, given: str, dtype: str, shape: tuple[int, ...], every: int
+    ) -> None:
+        self.name, self.given, self.dtype, self.shape = name, given, dtype, shape
+        self.every, self.is_zarr, self.nonce = every, given.endswith(ZARR), ""
+        self.size = npy.SIZES[dtype] * npy.element_count(shape)
+        self.head = b"" if self.is_zarr else npy.header(dtype, shape)
+        self.open: dict[int, int] = {}  # descriptors, by the numbers of frames
+        self._check()
+        self.folder = os.path.realpath(given if self.is_zarr else os.path.dirname(given) or ".")
+
+    def _check(self) -> None:
+        text = f"-o {self.name}={self.given}" if self.name else self.given
+        if self.is_zarr and self.dtype == "bfloat16":
+            raise UsageError(f"save {self.name}: zarr knows no bfloat16", found=text,
+                             expected="another dtype, or .npy files",
+                             remedy=f"-o '{self.name}=frames/{{}}.npy'")
+        if self.is_zarr:
+            return
+        base = os.path.basename(self.given)
+        try:
+            names = [base.format(k) for k in (0, 1, 12345)]
+        except (ValueError, LookupError, AttributeError):
+            names = []
+        if len(set(names)) < 3 or not self.given.endswith(".npy") or "{" in os.path.dirname(
+                self.given):
+            raise UsageError(f"save {self.name} needs a file for each frame, or one that holds all",
+                             expected="frames/{}.npy, with {} for the number of a frame; or "
+                             "FILE.zarr", found=text,
+                             remedy=f"-o '{self.name}=frames/{{}}.npy', -o {self.name}=FILE.zarr")
+
+    # ---- names -----------------------------------------------------------------------------------
+
+    def path(self, frame: int) -> str:
+        """Return the path of a frame that is whole."""
+        if self.is_zarr:
+            return os.path.join(self.folder, ".".join(map(str, (frame, *[0] * len(self.shape)))))
+        return os.path.join(self.folder, os.path.basename(self.given).format(frame))
+
+    def part(self, frame: int) -> str:
+        """Return the path of a frame while it is written: the same in all processes."""
+        return self._hidden(f"{frame}{ENDING}")
+
+    def done_path(self, process: int) -> str:
+        """Return where a process says how many frames it has written its parts of."""
+        return self._hidden(f"{process}.done")
+
+    def _hidden(self, rest: str) -> str:
+        return os.path.join(self.folder, f".{self.name}.{self.nonce}.{rest}")
+
+    def _numbers(self) -> Iterator[tuple[int, str]]:
+        """The frames that lie there, whoever wrote them."""
+        digits = r"(\d+)" + r"\.0" * len(self.shape)
+        if not self.is_zarr:
+            before, _, after = os.path.basename(self.given).partition("{")
+            digits = re.escape(before) + r"(\d+)" + re.escape(after.partition("}")[2])
+        for entry in os.listdir(self.folder):
+            if (found := re.fullmatch(digits, entry)) is not None:
+                path = os.path.join(self.folder, entry)
+                if path == self.path(int(found[1])):
+                    yield int(found[1]), path
+
+    # ---- process 0, before the run ---------------------------------------------------------------
+
+    def begin(self, frames: int, nonce: str) -> None:
+        """Makes the folder, and removes all frames but the first `frames`, which a run that goes on
+        has written. Raises OutputError, and InputError where these are not all there."""
+        self.nonce = nonce
+        try:
+            self._make_folder()
+            old = dict(self._numbers())
+            missing = [k for k in range(frames) if k not in old and self.size]
+            if missing:
+                raise InputError(f"save {self.name}: the run goes on with frame {frames}",
+                                 expected=f"the frames before it, in {self.given}",
+                                 found=f"no frame {missing[0]}",
+                                 remedy="the path at which the run that was kept has saved them")
+            self._describe(frames)  # first: what it does not name is no frame
+            for k, path in old.items():
+                if k >= frames:
+                    os.unlink(path)
+            for entry in os.listdir(self.folder):  # what runs have left that were killed
+                mine = re.fullmatch(re.escape(f".{self.name}.") + r"[0-9a-f]{8}\.\d+\.(part|done)",
+                                    entry)
+                if mine:
+                    os.unlink(os.path.join(self.folder, entry))
+        except OSError as error:
+            raise self.failed(error.strerror) from None
+
+    def _make_folder(self) -> None:
+        if self.is_zarr and os.path.lexists(self.folder):
+            try:
+                with open(os.path.join(self.folder, ".zattrs"), "rb") as file:
+                    ours = MARK in json.loads(file.read())
+            except (OSError, ValueError, TypeError):
+                ours = False
+            if not ours and (not os.path.isdir(self.folder) or os.listdir(self.folder)):
+                raise self.failed("it is there, and nothing that spmd.save has written")
+        os.makedirs(self.folder, exist_ok=True)
+        if self.is_zarr:
+            self._write(".zattrs", {MARK: {"name": self.name, "every": self.every}})
+
+    def _describe(self, frames: int) -> None:
+        """Says how many frames there are."""
+        if self.is_zarr:
+            self._write(".zarray", {
+                "zarr_format": 2, "shape": [frames, *self.shape],
+                "chunks": [1, *(max(1, extent) for extent in self.shape)],
+                "dtype": npy.descr_of(self.dtype), "compressor": None, "fill_value": None,
+                "filters": None, "order": "C", "dimension_separator": ".",
+            })
+
+    def _write(self, name: str, what: dict[str, Any]) -> None:
+        write_whole(os.path.join(self.folder, name), json.dumps(what, indent=1).encode())
+
+    # ---- while it runs ---------------------------------------------------------------------------
+
+    def write(self, frame: int, offset: Sequence[int], extent: Sequence[int], data: Any) -> None:
+        """Writes a part of a frame: contiguous elements, row by row, where they stand in it.
+        Raises OutputError with the number of the frame."""
+        try:
+            if frame not in self.open:
+                flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+                self.open[frame] = fd = os.open(self.part(frame), flags, 0o666)
+                if os.fstat(fd).st_size < len(self.head) + self.size:
+                    os.ftruncate(fd, len(self.head) + self.size)
+            with memoryview(data) as view:
+                for at, low, high in self._rows(offset, extent):
+                    _write_all(self.open[frame], view[low:high], at)
+        except OSError as error:
+            raise self.failed(error.strerror, frame) from None
+
+    def _rows(self, offset: Sequence[int], extent: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+        """Pieces of a part that lie in one piece in the file: where, and which bytes of it."""
+        item, dims = npy.SIZES[self.dtype], len(self.shape)
+        strides = npy.contiguous_strides(self.shape, item)
+        inner = dims  # dims from here on are whole: a row goes through them
+        while inner and (offset[inner - 1], extent[inner - 1]) == (0, self.shape[inner - 1]):
+            inner -= 1
+        inner = max(0, inner - 1)
+        length = item * npy.element_count(extent[inner:])
+        start = len(self.head) + sum(o * s for o, s in zip(offset, strides, strict=True))
+        for k in range(npy.element_count(extent[:inner]) if length else 0):
+            at, rest = start, k
+            for d in range(inner - 1, -1, -1):
+                rest, index = divmod(rest, extent[d])
+                at += index * strides[d]
+            yield at, k * length, (k + 1) * length
+
+    def close(self, frame: int) -> None:
+        """Write to the disk what this process has of a frame. Raises OutputError."""
+        fd = self.open.pop(frame, -1)
+        if fd >= 0:
+            try:
+                os.fdatasync(fd)
+            except OSError as error:
+                raise self.failed(error.strerror, frame) from None
+            finally:
+                os.close(fd)
+
+    def commit(self, frame: int) -> None:
+        """Gives a frame its name, of which all processes have written their parts. OutputError."""
+        try:
+            if self.head or self.size:
+                fd = os.open(self.part(frame), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+                try:
+                    if self.head:
+                        _write_all(fd, memoryview(self.head), 0)
+                        os.fdatasync(fd)
+                finally:
+                    os.close(fd)
+                os.replace(self.part(frame), self.path(frame))
+            self._describe(frame + 1)
+        except OSError as error:
+            raise self.failed(error.strerror, frame) from None
+
+    def discard(self) -> None:
+        """Removes frames that are not whole."""
+        for frame, fd in self.open.items():
+            os.close(fd)
+            try:
+                os.unlink(self.part(frame))
+            except OSError:
+                pass
+        self.open.clear()
+
+    def failed(self, why: str | None, frame: int | None = None) -> OutputError:
+        which = "" if frame is None else f", frame {frame}"
+        earlier = "" if not frame else f"; frames 0 to {frame - 1} are whole"
+        return OutputError(f"save {self.name}{which}: cannot write {self.given}: {why}{earlier}")
+
+
+def _write_all(fd: int, data: memoryview, at: int) -> None:
+    while data:
+        count = os.pwrite(fd, data, at)
+        data, at = data[count:], at + count
+

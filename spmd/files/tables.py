@@ -1,0 +1,103 @@
+"""Arrays that come from the columns of a table, and outputs that become its columns.
+
+In: who fills memory with the elements of some rows; arrays by name. Out: elements in memory; the
+columns of a table. Always holds: a process fills in only the rows that its ranks have.
+"""
+
+from __future__ import annotations
+
+from codegen.errors import UsageError
+from codegen.image.manifest import hashed
+from spmd.files import npy
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import mmap
+    from collections.abc import Callable
+
+    from spmd.files.inputs import InputFile
+
+    Fill = Callable[[mmap.mmap, str, int, int], None]
+
+
+class TableElements(npy.Elements):
+    """A column of a table, or all of them as a 2-D array: their dtype is what the program wants.
+
+    fill(memory, dtype, low, high) puts the elements of these rows where they stand in memory.
+    column: its number; -1: all. fits: whether elements can be of a dtype.
+    """
+
+    def __init__(self, file: InputFile, shape: tuple[int, ...], column: int,
+                 fits: Callable[[str], bool], fill: Fill, dtype: str = "float64") -> None:
+        super().__init__(0, dtype, shape)
+        self.file, self.column, self.fits, self.fill = file, column, fits, fill
+        self.inflate = self._filled
+        self.sum = column
+
+    def typed(self, dtype: str, dims: int) -> TableElements:
+        """The same as elements of this dtype; one column alone as a 1-D array, where a program
+        wants that. Where elements cannot be of the dtype, they stay as they are."""
+        shape = self.shape
+        if dims == 1 and len(shape) == 2 and shape[1] == 1:
+            shape = shape[:1]
+        known = self.fits(dtype)
+        return TableElements(self.file, shape, self.column, self.fits, self.fill,
+                             dtype if known else self.dtype)
+
+    def digest(self) -> str:
+        """Equal for two tables of equal bytes, and one column of them."""
+        found = hashed(repr((self.column, self.shape)).encode(), digest_size=16)
+        for at in range(0, self.file.length, npy.AT_ONCE):
+            found.update(self.file.read_all(at, min(npy.AT_ONCE, self.file.length - at)))
+        return found.hexdigest()
+
+    def _filled(self, low: int, high: int, processes: int, available: int) -> mmap.mmap:
+        remedy = "numpy.save: of a .npy file, each process maps its part"
+        memory = self.file.memory("as numbers", self.end, high - low, processes, available, remedy)
+        row = npy.SIZES[self.dtype] * npy.element_count(self.shape[1:])
+        if row:
+            self.fill(memory, self.dtype, low // row, min(-(-high // row), self.shape[0]))
+        return memory
+
+
+class Column:
+    """A column of a table that is written: its name, and every which element of an output it is."""
+
+    def __init__(self, name: str, output: int, first: int, step: int) -> None:
+        self.name, self.output, self.first, self.step = name, output, first, step
+
+
+def frame(arrays: list[tuple[str, str, tuple[int, ...]]]) -> npy.Frame:
+    """Elements as ranks write them, one array after the other: the table is made of these."""
+    columns_of(arrays)
+    starts, at = [], 0
+    for _, dtype, shape in arrays:
+        starts.append(at)
+        at += -(-npy.element_count(shape) * npy.SIZES[dtype] // 64) * 64
+    return npy.Frame(max(1, at), [], starts)
+
+
+def columns_of(arrays: list[tuple[str, str, tuple[int, ...]]]) -> list[Column]:
+    """The columns that outputs (name, dtype, shape) become: of a 2-D one, name_0, name_1, …
+
+    Raises UsageError for what no table can hold: arrays of more dims, of unequal lengths, complex
+    numbers, two columns of one name.
+    """
+    rows = {name: shape[0] if shape else 1 for name, _, shape in arrays}
+    found: list[Column] = []
+    for k, (name, dtype, shape) in enumerate(arrays):
+        odd = next((other for other, count in rows.items() if count != rows[name]), None)
+        if len(shape) > 2 or dtype.startswith("complex") or odd is not None:
+            what = f"{rows[name]} rows, {odd} has {rows[odd]}" if odd else f"{dtype} {shape}"
+            raise UsageError(f"output {name} is no column of a table", found=what,
+                             expected="real numbers, 1-D or 2-D, as many rows in each output",
+                             remedy=f"-o {name}=FILE.npy, or a table for each output")
+        width = shape[1] if len(shape) == 2 else 1
+        names = [f"{name}_{j}" for j in range(width)] if len(shape) == 2 else [name]
+        found += [Column(text, k, j, width) for j, text in enumerate(names)]
+    names = [column.name for column in found]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise UsageError(f"two columns of the table are called {twice}",
+                         expected="names that differ",
+                         found=", ".join(names), remedy="a table for each output")
+    return found

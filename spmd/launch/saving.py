@@ -1,0 +1,258 @@
+"""Frames that a program saves while it runs, from the ranks of this process to their files.
+
+In: paths by the names of saves, a loaded job. Out: frames, written while the ranks go on.
+Always holds: this process's main thread writes the parts of its ranks; process 0 gives a frame its
+name once all processes have written theirs; a run that goes on from a checkpoint first cuts the
+frames that were made after it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from struct import pack, unpack
+
+from codegen.errors import InputError, OutputError, UsageError
+from codegen.suggest import meant
+from spmd.engine import ffi, lib
+from spmd.files import is_series
+from spmd.files.frames import FrameFiles
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+    from spmd.launch.course import Launch
+    from spmd.launch.job import Job
+
+LATE_NS = 1e9  # for which a rank waits before it is said
+SEE_SECONDS = 5.0  # until a file of one host is seen by another
+NONE_HERE = 1 << 62  # frames of a process whose ranks write none
+
+
+def check_paths(manifest: dict[str, Any], given: Mapping[str, str]) -> None:
+    """Raises UsageError for a name that the program saves nothing under, and for a path that is
+    none of frames."""
+    known = [row["name"] for row in manifest["saves"]]
+    for name, path in given.items():
+        if name not in known:
+            output = any(row["name"] == name for row in manifest["outputs"])
+            raise UsageError(f"the program saves nothing under {name!r} while it runs",
+                             expected=", ".join(known) or f'spmd.save("{name}", …) in a loop of it',
+                             found=f"{name}={path}",
+                             remedy=f"-o {name}={name}.npy: it is an output" if output else
+                             meant(name, known))
+        if not is_series(path):
+            raise UsageError(f"{name} is saved as many frames", found=path,
+                             expected="frames/{}.npy, with {} for the number of a frame; or "
+                             "FILE.zarr", remedy=f"-o '{name}=frames/{{}}.npy'")
+
+
+class _Series:
+    """One save that has a path. owners: hosted ranks that write; done: frames of which this process
+    has written its parts; whole: those that have their names."""
+
+    def __init__(self, number: int, files: FrameFiles, owners: list[int]) -> None:
+        self.number, self.files, self.owners = number, files, owners
+        self.next: dict[int, int] = {}
+        self.done = self.whole = 0
+        self.done_fd = -1
+        self.is_late = False
+
+
+class Saving:
+    """What a launch does for frames, in one process."""
+
+    def __init__(self, launch: Launch) -> None:
+        self.launch, self.processes = launch, launch.processes
+        self.first = launch.processes.number == 0
+        self.series: list[_Series] = []
+        self.job: Job | None = None
+
+    def check(self) -> None:
+        """Refuses, before anything is loaded, what can be refused."""
+        check_paths(self.launch.manifest, self.launch.options.save or {})
+
+    def begin(self, job: Job, resumed: dict[str, Any] | None) -> None:
+        """Before each run; in all processes together. resumed: the index of the set that the run
+        goes on from."""
+        self.job = job
+        frames = self.processes.together(lambda: self._prepare(job, resumed))
+        nonce = self.processes.from_first(lambda: self._open(frames))
+        self.processes.together(lambda: self._join(nonce, frames))
+        job.look_frames = self.look
+
+    def _prepare(self, job: Job, resumed: dict[str, Any] | None) -> dict[str, int]:
+        """The engine's part: rings for frames. With how many frames each series begins."""
+        kept = {} if resumed is None else resumed.get("saves")
+        self.series, frames = [], {}
+        for number, row in enumerate(job.manifest["saves"]):
+            if (path := (self.launch.options.save or {}).get(row["name"])) is None:
+                continue
+            name, shape = row["name"], job.setup.shape(row)
+            begins = kept.get(name, 0) if isinstance(kept, dict) else -1
+            if type(begins) is not int or begins < 0:
+                raise InputError("the checkpoint is damaged", expected=f"frames of {name}",
+                                 found=repr(kept)[:80])
+            files = FrameFiles(name, path, row["dtype"], shape, row["every"])
+            hosted = range(job.setup.first, job.setup.first + job.setup.count)
+            owners = job.setup.owners(row["layout"])
+            owners = list(hosted) if owners == [lib.SPMD_EVERY_RANK] else owners
+            for rank in hosted:
+                writes = int(rank in owners)
+                job._check(lib.spmd_job_save(job._job, number, rank, row["every"], writes))
+                job._check(lib.spmd_job_save_from(job._job, number, rank, begins))
+            series = _Series(number, files, owners)
+            series.next = dict.fromkeys(owners, begins)
+            series.whole = begins
+            series.done = begins if owners else NONE_HERE
+            self.series.append(series)
+            frames[name] = begins
+        return frames
+
+    def _open(self, frames: dict[str, int]) -> str:
+        nonce = os.urandom(4).hex()
+        for series in self.series:
+            series.files.begin(frames[series.files.name], nonce)
+        return nonce
+
+    def _join(self, nonce: str, frames: dict[str, int]) -> None:
+        for series in self.series:
+            series.files.nonce = nonce
+            if self.processes.count > 1:
+                path = series.files.done_path(self.processes.number)
+                try:
+                    series.done_fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+                except OSError as error:
+                    raise series.files.failed(error.strerror) from None
+                self._tell(series)
+
+    # ---- while it runs ---------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Writes the parts of frames that wait, and names the frames that are whole."""
+        job = self.job
+        assert job is not None
+        frame = ffi.new("spmd_frame *")
+        for series in self.series:
+            self._say_late(job, series)
+            some = True
+            while some:
+                some = False
+                for rank in series.owners:
+                    if lib.spmd_job_frame(job._job, series.number, rank, frame):
+                        self._write(job, series, rank, frame)
+                        some = True
+            self._name_whole(series)
+
+    def _write(self, job: Job, series: _Series, rank: int, frame: Any) -> None:
+        dims = len(series.files.shape)
+        data = ffi.buffer(frame.data, frame.bytes) if frame.bytes else b""
+        offset, extent = list(frame.offset[0:dims]), list(frame.extent[0:dims])
+        series.files.write(frame.number, offset, extent, data)
+        series.next[rank] = frame.number + 1
+        done = min(series.next.values())
+        for number in range(series.done, done):
+            series.files.close(number)
+        if done > series.done:
+            series.done = done
+            self._tell(series)
+        lib.spmd_job_frame_written(job._job, series.number, rank)
+
+    def _tell(self, series: _Series) -> None:
+        if series.done_fd >= 0:
+            os.pwrite(series.done_fd, pack("<q", series.done), 0)
+
+    def _name_whole(self, series: _Series) -> None:
+        if self.first:
+            for frame in range(series.whole, min(series.done, self._others(series))):
+                series.files.commit(frame)
+                series.whole = frame + 1
+
+    def _others(self, series: _Series) -> int:
+        """How many frames all other processes have written their parts of."""
+        least = NONE_HERE
+        for process in range(1, self.processes.count):
+            try:
+                with open(series.files.done_path(process), "rb") as file:
+                    text = file.read(8)
+            except OSError:
+                text = b""
+            least = min(least, unpack("<q", text)[0] if len(text) == 8 else 0)
+        return least
+
+    def _all(self, series: _Series) -> int:
+        """Frames that ranks here have come to."""
+        job = self.job
+        assert job is not None
+        return int(lib.spmd_job_frames(job._job, series.number, job.setup.first, 0))
+
+    def _say_late(self, job: Job, series: _Series) -> None:
+        if not series.is_late and lib.spmd_job_save_held(job._job, series.number) > LATE_NS:
+            series.is_late = True
+            print(f"spmd: ranks wait for frames of {series.files.name} to be written to "
+                  f"{series.files.given}", file=sys.stderr)
+
+    def kept(self) -> dict[str, int]:
+        """How many frames of each series there were as the set at hand was kept."""
+        job = self.job
+        assert job is not None
+        first = job.setup.first
+        return {s.files.name: int(lib.spmd_job_frames(job._job, s.number, first, 1))
+                for s in self.series}
+
+    def has(self, frames: dict[str, int]) -> bool:
+        """Whether so many frames of each series are whole: a set may then rely on them."""
+        return all(series.whole >= frames.get(series.files.name, 0) for series in self.series)
+
+    # ---- after it --------------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        """All ranks have run: the last frames are named, and what it took is said."""
+        job = self.job
+        assert job is not None
+        job.look_frames = None
+        self.processes.together(self.look)
+        self.processes.from_first(self._last)
+        held = self.processes.meet(lambda: [
+            int(lib.spmd_job_save_held(job._job, s.number)) for s in self.series])
+        for k, series in enumerate(self.series):
+            longest = max(theirs[k] for theirs in held)
+            if self.first and longest > LATE_NS / 10:
+                print(f"spmd: ranks waited {longest / 1e9:.1f} s for frames of "
+                      f"{series.files.name} to be written", file=sys.stderr)
+        self.processes.together(self._leave)
+
+    def _last(self) -> None:
+        end = time.monotonic() + SEE_SECONDS
+        for series in self.series:
+            frames = self._all(series)
+            while series.whole < frames and time.monotonic() < end:
+                self._name_whole(series)
+                time.sleep(0.001)
+            if series.whole < frames:
+                raise OutputError(
+                    f"save {series.files.name}, frame {series.whole}: parts of other processes are "
+                    f"missing in {series.files.folder}", expected="a folder that all hosts share",
+                    remedy=f"-o '{series.files.name}=…' on a shared file system")
+
+    def said(self) -> list[str]:
+        """A line for each series: what there is of it."""
+        return [f"{s.files.name}: {s.whole} frame{'s' * (s.whole != 1)} of {s.files.dtype} "
+                f"{s.files.shape} in {s.files.given}" for s in self.series]
+
+    def _leave(self) -> None:
+        for series in self.series:
+            series.files.discard()
+            if series.done_fd >= 0:
+                os.close(series.done_fd)
+                series.done_fd = -1
+                try:
+                    os.unlink(series.files.done_path(self.processes.number))
+                except OSError:
+                    pass
+
+    def close(self) -> None:
+        self._leave()

@@ -47,13 +47,15 @@
 SPMD_TRUNCATE(f32, float)
 SPMD_TRUNCATE(f64, double)
 
+/* To a float; a double is rounded, whatever follows: see spmd_round_f32. */
+#define SPMD_NARROW(x) _Generic((x), double: spmd_round_f32((double)(x)), default: (float)(x))
 #define SPMD_CAST(FROM, F, TO, T)                                                                  \
     static inline T spmd_cast_##FROM##_##TO(F x) { return (T)x; }
 #define SPMD_CAST_TO_PARTS(FROM, F)                                                                \
     static inline uint8_t spmd_cast_##FROM##_b(F x) { return x != 0; }                             \
-    SPMD_CAST(FROM, F, f32, float)                                                                 \
+    static inline float spmd_cast_##FROM##_f32(F x) { return SPMD_NARROW(x); }                     \
+    static inline float _Complex spmd_cast_##FROM##_c64(F x) { return CMPLXF(SPMD_NARROW(x), 0); } \
     SPMD_CAST(FROM, F, f64, double)                                                                \
-    SPMD_CAST(FROM, F, c64, float _Complex)                                                        \
     SPMD_CAST(FROM, F, c128, double _Complex)
 #define SPMD_CAST_INTEGER(FROM, F, U)                                                              \
     SPMD_CAST_TO_PARTS(FROM, F)                                                                    \
@@ -86,7 +88,10 @@ SPMD_CAST_TO_PARTS(f64, double)
     SPMD_CAST_REAL_PART(S, C, P, PT, u64, uint64_t)                                                \
     SPMD_CAST_REAL_PART(S, C, P, PT, f32, float)                                                   \
     SPMD_CAST_REAL_PART(S, C, P, PT, f64, double)                                                  \
-    SPMD_CAST(S, C, c64, float _Complex)                                                           \
+    static inline float _Complex spmd_cast_##S##_c64(C x)                                          \
+    {                                                                                              \
+        return CMPLXF(SPMD_NARROW(spmd_real_##S(x)), SPMD_NARROW(spmd_imag_##S(x)));               \
+    }                                                                                              \
     SPMD_CAST(S, C, c128, double _Complex)
 
 SPMD_COMPLEXES(SPMD_CAST_COMPLEX)

@@ -47,7 +47,7 @@ static inline spmd_float16 spmd_float16_store(float x)
 /* A double goes through a float rounded to odd, so that the second rounding is the only one. */
 static inline spmd_float16 spmd_float16_store_f64(double x)
 {
-    float near = (float)x;
+    float near = spmd_round_f32(x);
     double back = (double)near;
     uint32_t bits = spmd_bits_f32(near);
     uint32_t outward = fabs(back) > fabs(x);

@@ -174,7 +174,7 @@ SPMD_RARE_f64(spmd_rare_pow_f64, SPMD_POW_USUAL(a, b, 0x1p-1022, 0x1.fffffffffff
 
 static inline float spmd_pow_of_f32(float a, float b)
 {
-    float power = (float)spmd_powerf_f64(fabs((double)a), b);
+    float power = spmd_round_f32(spmd_powerf_f64(fabs((double)a), b));
     return spmd_rare_pow_f32(a, b, spmd_power_signed_f32(a, b, power));
 }
 static inline double spmd_pow_of_f64(double a, double b)

@@ -47,6 +47,20 @@ SPMD_SELECT(u64, uint64_t, uint64_t)
 SPMD_SELECT_FLOAT(f32, float, uint32_t)
 SPMD_SELECT_FLOAT(f64, double, uint64_t)
 
+/* Zero, which no compiler knows: it stands in no C. */
+extern const uint32_t spmd_zero __attribute__((visibility("hidden")));
+__asm__(".pushsection .rodata.spmd_zero, \"a\"\n"
+        ".weak spmd_zero\n.hidden spmd_zero\n.balign 4\nspmd_zero: .long 0\n"
+        ".popsection");
+
+/* A double rounded to a float, whatever follows. gcc 12 takes a conversion of vectors to floats and
+ * one back to doubles for nothing (its precision of a vector type is not that of an element), and
+ * drops both; between the two stands an operation that it cannot leave out, and can vectorise. */
+static inline float spmd_round_f32(double x)
+{
+    return spmd_from_bits_f32(spmd_bits_f32((float)x) | spmd_zero);
+}
+
 static inline float _Complex spmd_select_c64(uint32_t holds, float _Complex a, float _Complex b)
 {
     return __builtin_complex(spmd_select_f32(holds, crealf(a), crealf(b)),

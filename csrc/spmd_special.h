@@ -168,7 +168,7 @@ static inline double spmd_zeta_f64(double s, double q)
     double below = spmd_zeta_above_0(s, 1 - part) - spmd_zeta_above_0(s, 1 - q);
     return spmd_zeta_above_0(s, part) + sign * below;
 }
-static inline float spmd_zeta_f32(float s, float q) { return (float)spmd_zeta_f64(s, q); }
+static inline float spmd_zeta_f32(float s, float q) { return spmd_round_f32(spmd_zeta_f64(s, q)); }
 
 /* exp(-|x|) times the modified Bessel function of order 0 or 1: its series of positive terms, and
  * for large x the asymptotic one, whose terms fall below the last bit (9.7.1 there). */
@@ -255,7 +255,7 @@ static inline double spmd_erfc_f64(double x) { return erfc(x); }
     X(erf) X(erfc) X(erfinv) X(erfcinv) X(gamma) X(gammaln) X(psi) X(i0) X(i1) X(i0e) X(i1e) X(j0) \
     X(j1) X(y0) X(y1)
 #define SPMD_ROUND(name)                                                                           \
-    static inline float spmd_##name##_f32(float x) { return (float)spmd_##name##_f64(x); }
+    static inline float spmd_##name##_f32(float x) { return spmd_round_f32(spmd_##name##_f64(x)); }
 
 SPMD_ROUNDED(SPMD_ROUND)
 

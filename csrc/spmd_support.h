@@ -254,7 +254,7 @@ static inline float spmd_hypot_f32(float a, float b)
 {
     double x = a, y = b;
     uint32_t infinite = (fabsf(a) == INFINITY) | (fabsf(b) == INFINITY);
-    return spmd_select_f32(infinite, INFINITY, (float)sqrt(x * x + y * y));
+    return spmd_select_f32(infinite, INFINITY, spmd_round_f32(sqrt(x * x + y * y)));
 }
 
 static inline double spmd_hypot_f64(double a, double b)

@@ -25,7 +25,7 @@ static inline double spmd_turned_f64(double x, double k, double *more)
 static inline float spmd_turned_f32(float x, float k)
 {
     double turns = (double)k;
-    return (float)(((double)x - turns * 0x1.921fb544p0) - turns * 0x1.0b4611a626331p-34);
+    return spmd_round_f32(((double)x - turns * 0x1.921fb544p0) - turns * 0x1.0b4611a626331p-34);
 }
 
 /* (sin(r) - r) / r^3 and (cos(r) - 1 + z / 2) / z^2, where z = r^2 */

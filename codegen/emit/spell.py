@@ -79,7 +79,7 @@ def converted(value: Text, source: str, to: DType) -> Text:
         if source == "f64":
             if to.name == "float16":
                 return call("spmd_float16_load", call("spmd_float16_store_f64", value))
-            return rounded(cast("float", value), to)
+            return rounded(call("spmd_round_f32", value), to)
         return rounded(value if source == "f32" else call(f"spmd_cast_{source}_f32", value), to)
     target = "b" if to.kind == "b" else suffix(to)
     return value if source == target else call(f"spmd_cast_{source}_{target}", value)

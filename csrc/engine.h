@@ -402,8 +402,8 @@ void spmd_take_probe(char *into, const int64_t *into_stride, int64_t into_size, 
                      int64_t dims);
 
 /* Random numbers of consecutive elements, from `start` on: integers with all bits, or below span
- * (0 < span); uniform in [0, 1); of the normal distribution. The bits are those of spmd.random in an
- * image. */
+ * (0 < span); uniform in [0, 1); of the normal distribution. They are those of spmd.random in an
+ * image, to the bit. */
 enum {
     SPMD_RANDOM_BITS,
     SPMD_RANDOM_BELOW,

@@ -36,7 +36,7 @@ help:
 	@echo "make docs              the documentation as web pages, in build/docs"
 	@echo "make figures           the figures of the documentation, measured here"
 	@echo "make charts            its charts, measured here beside C, JAX and MPI, and drawn"
-	@echo "make random            a long run of random programs against the oracles"
+	@echo "make random            random programs against the oracles, for RANDOM_SECONDS=3600"
 	@echo "make kills             a hundred runs killed at random moments"
 	@echo "make feed-kills        a hundred kills of runs with feeds: every example exactly once"
 	@echo "make fuzz              a million malformed frames, for all parts of feeding"
@@ -116,8 +116,17 @@ format: setup
 golden: setup
 	$(RUN) python -m pytest --update-golden -q $(ARGS) </dev/null
 
+# Rounds of random programs, each with its own seed, until the time is up; RANDOM_SEED=… repeats one.
+RANDOM_SECONDS ?= 3600
+RANDOM_SEED ?= $(shell date +%s)
 random: setup
-	$(RUN) python -m pytest tests/programs --hypothesis-profile=long $(ARGS) </dev/null
+	@$(RUN); export PATH RANDOM_END=$$(($$(date +%s) + $(RANDOM_SECONDS))); seed=$(RANDOM_SEED); \
+	while [ $$(date +%s) -lt $$RANDOM_END ]; do \
+	  echo "RANDOM_SEED=$$seed"; \
+	  RANDOM_SEED=$$seed python -m pytest tests/programs --hypothesis-profile=long \
+	    --hypothesis-seed=$$seed $(ARGS) </dev/null || exit; \
+	  seed=$$((seed + 1)); \
+	done
 
 kills: setup
 	$(RUN) SPMD_TEST_KILLS=100 python -m pytest tests/faults/test_lost.py \

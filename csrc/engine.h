@@ -414,6 +414,8 @@ enum {
 };
 void spmd_random_fill(void *into, int64_t n, int what, uint64_t seed, uint64_t stream,
                       uint64_t start, uint64_t span);
+/* The places of random keys in ascending order. SPMD_NO_MEMORY without room for them. */
+int spmd_random_order(int64_t *into, const uint64_t *keys, int64_t n);
 
 /* Images and the libraries they call, by the dynamic linker. NULL: spmd_library_error says why. */
 void *spmd_library_open(const char *path);

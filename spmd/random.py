@@ -31,7 +31,16 @@ def _fill(kind: str, count: int, seed: int, stream: int, start: int, span: int) 
     return out
 
 
-philox.use(_fill)
+def _order(words: Any) -> Any:
+    out = np.empty(len(words), np.int64)
+    status = lib.spmd_random_order(ffi.cast("int64_t *", out.ctypes.data),
+                                   ffi.cast("uint64_t *", words.ctypes.data), len(words))
+    if status != lib.SPMD_OK:
+        raise MemoryError(ffi.string(lib.spmd_status_text(status)).decode())
+    return out
+
+
+philox.use(_fill, _order)
 
 
 def __getattr__(name: str) -> Any:

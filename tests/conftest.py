@@ -468,7 +468,7 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     checks = [HealthCheck.too_slow, HealthCheck.data_too_large]
     settings.register_profile(
-        "long", max_examples=2000, deadline=None, suppress_health_check=checks
+        "long", max_examples=200, deadline=None, suppress_health_check=checks
     )
     settings.register_profile(
         "short", max_examples=25, deadline=None, derandomize=True, suppress_health_check=checks,
@@ -476,6 +476,20 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     if not config.getoption("--hypothesis-profile", default=None):
         settings.load_profile("short")
+
+
+def numbers(most: int) -> Iterator[int]:
+    """Yield numbers of programs to draw in `make random`: of RANDOM_SEED, until its time is up."""
+    first = int(os.environ.get("RANDOM_SEED", "1")) * 1_000_003
+    for number in range(first, first + most):
+        if time.time() > float(os.environ.get("RANDOM_END", "inf")):
+            return
+        yield number
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if time.time() > float(os.environ.get("RANDOM_END", "inf")):
+        pytest.skip("RANDOM_SECONDS are over")
 
 
 @pytest.hookimpl(optionalhook=True)

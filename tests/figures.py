@@ -351,6 +351,17 @@ def functions(folder: Path, rounds: int = 7) -> None:
     ])
 
 
+def random_numbers(folder: Path, rounds: int = 21) -> None:
+    """Random numbers outside of images, beside NumPy's."""
+    from tests.figures_random import measured
+
+    print(f"A million random numbers in plain Python, one core, medians of {rounds}:\n")
+    table(["function", "ours, ms", "NumPy, ms", "ours/NumPy"], [
+        (name, f"{ours * 1e3:.2f}", f"{numpy * 1e3:.2f}", f"{ours / numpy:.2f}")
+        for name, ours, numpy in measured(rounds)
+    ])
+
+
 def beside_one_core(part: str, rounds: int = 5) -> None:
     """Factorisations of split matrices beside LAPACK, or sorting beside NumPy, with one thread."""
     one = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
@@ -483,6 +494,7 @@ FIGURES: dict[str, Callable[[Path], None]] = {
     "global": global_arrays,
     "growth": growth,
     "fourier": fourier,
+    "random": random_numbers,
     "functions": functions,
     "numpy": numpy_kernels,
     "linear": linear,

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-import os
 import random
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +25,7 @@ from codegen.passes.matching import check as check_matching
 from codegen.passes.partition import partition
 from codegen.passes.pieces import in_pieces
 from codegen.passes.uniform import check_uniform
+from tests.conftest import numbers
 from tests.programs.expressions import ARRAYS
 from tests.programs.global_recipes import AXES, sizes
 from tests.programs.test_expressions import (
@@ -179,8 +179,7 @@ _files = itertools.count()
 @pytest.mark.filterwarnings("ignore")
 def test_results_do_not_depend_on_layouts(tmp_path: Path) -> None:
     """A fourth of the programs of a long run as images."""
-    first = int.from_bytes(os.urandom(4)) if LONG else 1
-    for number in range(first, first + (1000 if LONG else 8)):
+    for number in numbers(1000) if LONG else range(1, 9):
         program, mesh = drawn(number)
         try:
             compare(program, mesh, tmp_path, image=LONG and number % 4 == 0)

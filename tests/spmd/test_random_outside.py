@@ -53,6 +53,14 @@ def test_the_engine_draws_what_philox_says():
     assert drawn("below", 12345678901234567).tolist() == below
 
 
+@pytest.mark.parametrize("count", [0, 1, 2, 1000, 300_000])
+def test_order_is_that_of_argsort(count):
+    words = spmd.random.bits(3, count)
+    words[::50] = words[::50] % 2**12 + np.uint64(2**63)  # some that begin alike
+    words = np.unique(words)[np.argsort(spmd.random.bits(4, len(np.unique(words))))]
+    np.testing.assert_array_equal(philox.order(words), np.argsort(words))
+
+
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("low, high", BOUNDS)
 def test_uniform_is_below_its_end(dtype, low, high, monkeypatch):

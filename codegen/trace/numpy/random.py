@@ -137,9 +137,9 @@ def permutation(seed: Any, x: Any, layout: Any = None, *, stream: Any = 0) -> An
     array([3, 2, 4, 1, 0])
     """
     if isinstance(x, (int, np.integer)):
-        return _laid_out(np.argsort(_first(seed, (x,), stream, 0)), layout)
+        return _laid_out(_order(_first(seed, (x,), stream, 0)), layout)
     array = as_array(x) if Context.current() is not None else np.asarray(x)
-    return _laid_out(array[np.argsort(_first(seed, array.shape[:1], stream, 0))], layout)
+    return _laid_out(array[_order(_first(seed, array.shape[:1], stream, 0))], layout)
 
 
 def categorical(
@@ -188,6 +188,12 @@ def _drawn(
     name = kind if element is None else f"{kind}_f{8 * element.itemsize}"
     made = philox.drawn(name, math.prod(extents), seed, stream, start, span)
     return None if made is None else made.reshape(extents)
+
+
+def _order(words: Any) -> Any:
+    """Return the places of random words in ascending order."""
+    found = philox.order(words) if Context.current() is None else None
+    return np.argsort(words) if found is None else found
 
 
 def _below(made: Any, low: Any, high: Any) -> Any:

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from codegen.dtypes import DType, numpy_dtype
-from codegen.emit.expressions import applied, call, cast, single
+from codegen.emit.expressions import applied, call, single
 from codegen.functions import COMBINE, FUNCTIONS
 from codegen.symbolic.spelling import Binds, Text
 

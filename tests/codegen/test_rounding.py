@@ -1,5 +1,6 @@
-"""Rounding to float32 and to halves, under users' flags: what is rounded stays so, however short the
-loop, whatever is done with it afterwards. gcc -O3 drops a conversion there and back of two lanes.
+"""Rounding to float32 and to halves, under users' flags: what is rounded stays so.
+
+gcc -O3 drops a conversion there and back of two lanes, in loops short or long.
 """
 
 from __future__ import annotations

@@ -59,7 +59,8 @@ def flatnonzero(a: Any) -> MaskPlaces:
 def argwhere(a: Any) -> MaskPlaces:
     mask = _as_mask(shaping.atleast_1d(a))
     places = nonzero(mask)
-    return MaskPlaces(mask, None, lambda: joining.stack([p.whole for p in places], axis=-1), "argwhere")
+    return MaskPlaces(mask, None, lambda: joining.stack([p.whole for p in places], axis=-1),
+                      "argwhere")
 
 
 def _as_mask(x: Any) -> Array:

@@ -122,11 +122,12 @@ def _run_options(run: Parser) -> None:
         "image", metavar="IMAGE|FILE.py[:NAME]", help="an image, or a program, which is built first"
     )
     files = {
-        ("-i", "--input"): "a .npy, .npz or .safetensors file for an input, also FILE.npz:MEMBER; "
-        "FILE.npz alone: for all inputs it has; for a tree of inputs: -i w=FILE.safetensors; each "
-        "process reads its own part",
-        ("-o", "--output"): "a file for an output; several may share one .npz or .safetensors; "
-        "FILE.npz alone: for all; those without one are printed",
+        ("-i", "--input"): "a .npy, .npz, .safetensors, .csv or .parquet file for an input; also "
+        "FILE.npz:MEMBER, t.csv:COLUMN; FILE.npz or t.csv alone: for all inputs it has; for a tree "
+        "of inputs: -i w=FILE.safetensors; each process reads its own part",
+        ("-o", "--output"): "a file for an output; several may share one .npz, .safetensors, .csv "
+        "or .parquet; FILE.npz alone: for all; those without one are printed; for frames of "
+        "spmd.save: 'u=frames/{}.npy' or u=FILE.zarr",
     }
     for names, text in files.items():
         run.add_argument(*names, metavar="[NAME=]FILE", type=texts.file, action="append",

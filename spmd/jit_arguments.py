@@ -33,7 +33,8 @@ class NotAnArray(Exception):
 
 
 def form(x: Any, leaves: list[Any]) -> Any:
-    """What of an argument an image is built for; its arrays go to `leaves`."""
+    """Return the part of an image's key that one argument gives: its tree, shapes and dtypes. Its
+    arrays are appended to `leaves`. Raises NotAnArray."""
     kind = type(x)
     if kind is np.ndarray:
         leaves.append(x)
@@ -60,8 +61,8 @@ def form(x: Any, leaves: list[Any]) -> Any:
 
 
 def _array_of(x: Any) -> Any:
-    """What can stand for an array: a NumPy array or number, an output of a run, or what NumPy makes
-    an array of numbers of; None for all else."""
+    """Return x as an array if it is one (NumPy's, an output of a run) or has `__array__`; else
+    None."""
     if isinstance(x, Distributed | np.ndarray | np.generic):
         return x
     if isinstance(x, Local) or not hasattr(x, "__array__"):
@@ -70,7 +71,8 @@ def _array_of(x: Any) -> Any:
 
 
 def leaves_of(x: Any, name: str, layout: Any, leaves: list[Leaf], taken: set[str]) -> Any:
-    """The same tree with a Leaf in the place of each array, and these in `leaves`, in order."""
+    """Return the tree x with each array replaced by a Leaf, and append these to `leaves`. Names in
+    `taken` are not used again."""
     inside = None if x is None else held(x)
     if inside is not None:
         parts = []
@@ -126,7 +128,7 @@ def _refused(path: str, x: Any) -> InputError:
 
 
 def _layout_below(layout: Any, key: Any, path: str) -> Any:
-    """The layout of what a tree of layouts has under a key; one layout is that of all leaves."""
+    """Return the layouts of the part under a key; a single layout is for all parts."""
     if is_layout(layout):
         return layout
     inside = {str(k): v for k, v in held(layout) or ()}
@@ -163,7 +165,7 @@ def _by_position(parameters: list[inspect.Parameter]) -> list[str]:
 
 
 def name_of(parameters: list[inspect.Parameter], number: int) -> str:
-    """What the argument at a position is called."""
+    """Return the name of the argument at a position: that of its parameter, or args.0 …"""
     names = _by_position(parameters)
     if number < len(names):
         return names[number]
@@ -174,7 +176,8 @@ def name_of(parameters: list[inspect.Parameter], number: int) -> str:
 def static_arguments(
     parameters: list[inspect.Parameter], argnums: Any, argnames: Any
 ) -> tuple[frozenset[int], frozenset[str]]:
-    """The static arguments, by position and by name; where one is given, the other follows."""
+    """Return the positions and the names of the static arguments. An argument that has both is in
+    both, however the user named it."""
     order = _by_position(parameters)
     numbers = [] if argnums is None else [argnums] if isinstance(argnums, int) else list(argnums)
     names = [] if argnames is None else [argnames] if isinstance(argnames, str) else list(argnames)
@@ -197,7 +200,7 @@ def static_arguments(
 
 
 class _Same:
-    """A key for one object, whatever it equals."""
+    """A key that equals only that of the same object."""
 
     def __init__(self, x: Any) -> None:
         self.id = id(x)
@@ -240,5 +243,5 @@ def check_arguments(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 
 def key_text(key: Any) -> str:
-    """What calls in several processes must have alike, as text without addresses."""
+    """Return a key as text without addresses, so that processes can compare theirs."""
     return re.sub(r" at 0x[0-9a-f]+", "", repr(key))

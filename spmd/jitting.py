@@ -101,7 +101,7 @@ def jit(
 
 
 class _Entry:
-    """What one set of shapes has been built to. names: of its inputs, in the order of leaves."""
+    """The image for one key. names: its inputs, in the order of leaves."""
 
     def __init__(self, program: Jitted, names: list[str], data: bytes, watch: WatchedReads,
                  digest: str | None) -> None:
@@ -121,7 +121,8 @@ class _Jobs:
         self.begin()
 
     def begin(self) -> None:
-        """Also in a forked child, which has neither the threads of open images nor their memory."""
+        """Start without images. Called again in a forked child, which has neither the threads of
+        open images nor their memory."""
         self.owner, self.lock = os.getpid(), threading.RLock()
         self.open: OrderedDict[Any, Opened] = OrderedDict()
 
@@ -171,7 +172,7 @@ class Jit:
 
     @plainly
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """What the function returns, as NumPy arrays."""
+        """Run the function, and return its results as NumPy arrays."""
         if Context.current() is not None:
             return convert(self._function)(*args, **kwargs)
         if eager_runs.runtime() is not None:
@@ -227,7 +228,7 @@ class Jit:
 
     def _key(self, args: tuple[Any, ...], kwargs: dict[str, Any], bound: bool
              ) -> tuple[Any, list[Any]]:
-        """What an image is built for, and the arrays among the arguments, in order."""
+        """Return the key of the image for these arguments, and the arrays among them, in order."""
         leaves: list[Any] = []
         try:
             key = tuple(
@@ -248,8 +249,8 @@ class Jit:
 
     def _entry(self, args: tuple[Any, ...], kwargs: dict[str, Any], bound: bool
                ) -> tuple[Any, list[Any], _Entry]:
-        """Key, arrays and image of a call. It is built where there is none, or where what it reads
-        has changed."""
+        """Return key, arrays and image of a call. Builds the image if there is none, or if what the
+        function reads has changed."""
 
         def look() -> tuple[Any, list[Any], bool]:
             key, leaves = self._key(args, kwargs, bound)
@@ -284,7 +285,7 @@ class Jit:
         return build() if self._processes is None else self._processes.from_first(build)
 
     def _forget_with(self, obj: Any, key: Any) -> None:
-        """An object whose method was built takes the images with it."""
+        """Free the image of an object's method when the object is collected."""
         entries, jobs = self._entries, self._jobs
 
         def forget() -> None:
@@ -298,8 +299,8 @@ class Jit:
             pass  # of __slots__ without __weakref__: they stay
 
     def _agreed(self, look: Callable[[], tuple[Any, list[Any], bool]]) -> tuple[Any, Any, bool]:
-        """What a look at the arguments gives, once all processes have called alike; all of them
-        build where one has to."""
+        """Return what `look` returns, after checking that all processes called with equal keys. The
+        image counts as changed if it does so in one process."""
         if self._processes is None:
             self._processes = group_of(self._run["comm"], self._run["time_limit"])
         mine: list[Any] = []
@@ -330,7 +331,7 @@ class Jit:
 
     def _program(self, args: tuple[Any, ...], kwargs: dict[str, Any], bound: bool
                  ) -> tuple[Jitted, list[Leaf]]:
-        """The function with leaves in the place of arrays, and these. Raises InputError."""
+        """Return the program of a call, and a Leaf for each array. Raises InputError."""
         check_arguments(self._function, args, kwargs)
         leaves: list[Leaf] = []
         taken: set[str] = {"self"}
@@ -360,7 +361,7 @@ class JitMethod:
 
     @plainly
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """What the method returns, as NumPy arrays."""
+        """Run the method, and return its results as NumPy arrays."""
         if Context.current() is not None or eager_runs.runtime() is not None:
             return self._jitted(self.__self__, *args, **kwargs)
         return self._jitted._called((self.__self__, *args), kwargs, bound=True)

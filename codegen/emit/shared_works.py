@@ -1,9 +1,9 @@
-"""Works that a program does several times to other buffers, each written as one function.
+"""Works that a program does several times with different buffers: each becomes one C function.
 
 Goes in: a Plan and the names of its buffers. Comes out: functions of C, and calls of them. Blocks
 of a network that are alike, and updates of parameters of one shape, are compiled once.
-Always holds: what is shared has equal text, but for the names of what it is handed and of its own
-variables; everything it uses is handed to it, as to a phase.
+Always holds: works share a function if their texts are equal up to names of arguments and local
+variables; a function uses nothing but its arguments, as a phase does.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ LEAST_USES, LEAST_OF_SHORT, SHORT = 3, 8, 4  # uses, uses of a short one, lines 
 
 @dataclass(frozen=True)
 class SharedWork:
-    """One work as a function would do it. given: what that is handed, in this order."""
+    """One work as the body of a function. given: the names of its arguments, in order."""
 
     key: tuple[object, ...]
     lines: tuple[str, ...]
@@ -40,7 +40,8 @@ class SharedWork:
 
 
 class SharedWorks:
-    """All works of a Plan that are shared. functions: their texts, in the order of first uses."""
+    """The works of a Plan, and which of them share a function. functions: the texts of these, in
+    the order of first use."""
 
     def __init__(self, plan: Plan, names: dict[int, str], writer: type[PhaseWriter]) -> None:
         self.names, self.writer = names, writer
@@ -55,7 +56,7 @@ class SharedWorks:
         self.uses = Counter(work.key for work in self.works.values())
 
     def read(self, phase: Phase, work: Work) -> SharedWork:
-        """A work as it would stand in a function of its own."""
+        """Return a work as the body of a function of its own."""
         w = self.writer(phase, self.names)
         w.work(work)
         lines = tuple(line for line in w.lines if not line.lstrip().startswith("/*"))
@@ -78,7 +79,8 @@ class SharedWorks:
                           w.runtimes)
 
     def call(self, work: Work) -> tuple[str, SharedWork] | None:
-        """The name of the function that does a work, and the work; None where it is not shared."""
+        """Return the name of the function that does a work, and its SharedWork; None if too few
+        works share it."""
         found = self.works.get(id(work))
         if found is None:
             return None
@@ -100,7 +102,7 @@ def _is_of_name(c: str) -> bool:
 
 
 def _counters(pieces: list[str]) -> list[str]:
-    """The integers that a text declares."""
+    """Return the names of the int64_t variables that a text declares."""
     return [name for kind, _, name in zip(pieces, pieces[1:], pieces[2:]) if kind == "int64_t"]
 
 

@@ -145,7 +145,7 @@ class Convolve(Kind):
             of, into = {own[0]: alone[own[0]][0]}, alone[own[0]][1]
         operands = [v if g is None else at.merged(g, of[name])
                     for name, v, g in zip(self.reads_of, op.operands, given)]
-        return [at.apart(at.emit(self, *operands), into, op.result.type.shape[into])]
+        return [at.unmerged(at.emit(self, *operands), into, op.result.type.shape[into])]
 
     def vjp(self, op: Op, given: Sequence[Value | None], at: Reverse) -> Sequence[Value | None]:
         (g,), of = given, self.by_name(op)

@@ -99,7 +99,8 @@ class Jitted(Program):
 
 
 def written_by_user(function: Any) -> Any:
-    """The function of the user's that a partial, a method or a derivative is of; else itself."""
+    """Return the user's function inside a partial, a method or a transform such as spmd.grad;
+    `function` itself if there is none."""
     for _ in range(100):
         if isinstance(function, functools.partial):
             function = function.func
@@ -164,13 +165,15 @@ def _declared(tree: Any) -> Any:
 
 
 class _Fields(tuple[Any, ...]):
-    """What an image does not know as a container: outputs see a named tuple of its class's name."""
+    """A container for what a manifest cannot describe, such as None: outputs treat it as a named
+    tuple with the name of its class."""
 
     _fields: tuple[str, ...] = ()
 
 
 def _stand_in(x: Any) -> Any:
-    """A nest that a program may return: None holds nothing, and any key of a dict is text."""
+    """Return a nest that a program may return: None becomes an empty container, and keys of dicts
+    become text."""
     if x is None:
         return type("None", (_Fields,), {})()
     inside = held(x)
@@ -194,8 +197,8 @@ def _template(x: Any) -> Any:
 
 
 def finished(template: Any, outputs: Any) -> Any:
-    """Arrays in the nest that an image returns, in the containers of the function. template: of a
-    Jitted that has been captured."""
+    """Return the outputs of an image in the containers that the function returned. `template` is
+    that of a captured Jitted."""
     if template is _LEAF:
         return outputs
     inside = held(template)
@@ -207,7 +210,7 @@ def finished(template: Any, outputs: Any) -> Any:
 
 
 def is_plain(returns: Any) -> bool:
-    """Whether an image's own containers are those of the function: dicts, lists and tuples."""
+    """Return whether the function returned only dicts, lists and tuples, as the image does."""
     if not isinstance(returns, list):
         return True
     kind, *inner = returns

@@ -26,7 +26,7 @@ Box = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]  # extents, strid
 
 
 class TriedBoxes:
-    """What was tried: each box once, however many meshes and exchanges have it."""
+    """Compares the engine's copies with NumPy's: each box once, however many exchanges have it."""
 
     def __init__(self, ledger: Ledger) -> None:
         self.ledger, self.tried = ledger, set[tuple[int, int, Box]]()

@@ -33,7 +33,7 @@ CODES = {"bool": "B", "int8": "b", "int16": "h", "int32": "i", "int64": "q", "ui
 
 
 class CsvTable:
-    """Which lines of a file are rows. blocks: (first byte, bytes, rows before, lines before)."""
+    """A CSV file: where its rows are. blocks: (first byte, bytes, rows before, lines before)."""
 
     def __init__(self, file: InputFile) -> None:
         self.file = file
@@ -59,7 +59,7 @@ class CsvTable:
         self.rows = self.count - self.header
 
     def _whole_lines(self, at: int) -> bytes:
-        """Lines from a byte on, about as many as are read at once."""
+        """Return whole lines from a byte on, about npy.AT_ONCE bytes."""
         most = npy.AT_ONCE
         while True:
             raw = self.file.read(at, most)
@@ -72,7 +72,8 @@ class CsvTable:
             most *= 2
 
     def _lines(self, low: int, high: int) -> Iterator[tuple[int, str]]:
-        """The lines that are rows low to high, the header among them, with their numbers from 1."""
+        """Yield the lines of rows low to high - 1 with their numbers. The header is row 0; lines
+        are counted from 1."""
         ends = [block[2] for block in self.blocks[1:]] + [self.count]
         for (at, size, row, line), end in zip(self.blocks, ends, strict=False):
             if end <= low or row >= high:
@@ -96,7 +97,8 @@ class CsvTable:
 
     def _rows(self, lines: Iterator[tuple[int, str]], width: int) -> Iterator[
             tuple[int, list[str]]]:
-        """Rows as their fields, with the numbers of their lines; width: how many each must have."""
+        """Yield the number of each row's line, and its fields. Raises InputError for a row that has
+        not `width` fields; width 0 allows any number."""
         taken: list[int] = []  # numbers of the lines of one row
 
         def texts() -> Iterator[str]:
@@ -109,7 +111,8 @@ class CsvTable:
                 if len(taken) > 1:
                     raise csv.Error("a quoted field that runs over the end of its line")
                 if width and len(row) != width:
-                    raise self.file.wrong(f"has a line {taken[0]} with another number of fields",
+                    many = "few" if len(row) < width else "many"
+                    raise self.file.wrong(f"has too {many} fields in line {taken[0]}",
                                           f"{width}, as there are columns", f"{len(row)}")
                 yield taken.pop(), row
         except csv.Error as error:
@@ -118,7 +121,8 @@ class CsvTable:
                                   str(error)) from None
 
     def parsed(self, low: int, high: int, column: int, dtype: str) -> Iterator[bytes]:
-        """The elements of rows low to high, in pieces; column -1: of all columns."""
+        """Yield the bytes of rows low to high - 1 of a column, in pieces; column -1 means all
+        columns."""
         width = len(self.names)
         rows = self._rows(self._lines(low + self.header, high + self.header), width)
         numbers: list[int] = []
@@ -148,7 +152,7 @@ class CsvTable:
                 if isinstance(error, OverflowError | struct.error):
                     how += f", which does not fit {dtype}"
                 raise self.file.wrong(
-                    f"has another value in line {lines[row]}, column {where + 1} "
+                    f"has a wrong value in line {lines[row]}, column {where + 1} "
                     f"({self.names[where]})", _kind(dtype), how) from None
         raise AssertionError("one of the fields is wrong")
 
@@ -181,7 +185,7 @@ def _halves(made: array[float]) -> bytes:
 
 
 def _blank_lines(raw: bytes) -> int:
-    """How many lines hold nothing; they are no rows."""
+    """Return the number of blank lines, which are no rows."""
     if raw.startswith((b"\n", b"\r\n")) or b"\n\n" in raw or b"\n\r\n" in raw:
         lines = raw.removesuffix(b"\n").split(b"\n")
         return sum(not line.strip(b"\r") for line in lines)

@@ -79,7 +79,7 @@ class FrameFiles:
         return os.path.join(self.folder, f".{self.name}.{self.nonce}.{rest}")
 
     def _numbers(self) -> Iterator[tuple[int, str]]:
-        """The frames that lie there, whoever wrote them."""
+        """Yield number and path of each frame in the folder, also from earlier runs."""
         digits = r"(\d+)" + r"\.0" * len(self.shape)
         if not self.is_zarr:
             before, _, after = os.path.basename(self.given).partition("{")
@@ -161,7 +161,8 @@ class FrameFiles:
             raise self.failed(error.strerror, frame) from None
 
     def _rows(self, offset: Sequence[int], extent: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-        """Pieces of a part that lie in one piece in the file: where, which bytes of the part."""
+        """Yield the contiguous pieces of a part, in bytes: the position in the file, the begin and
+        the end in the part."""
         item, dims = npy.SIZES[self.dtype], len(self.shape)
         strides = npy.contiguous_strides(self.shape, item)
         inner = dims  # dims from here on are whole: a row goes through them

@@ -311,7 +311,9 @@ def _no_input(file: InputFile, member: str, members: list[str], known: list[str]
         f"inputs {listed(known)}" if known else "no inputs", f"members {some(members)}",
     )
     if known:
-        error.remedy = f"-i {known[0]}={file.path}:MEMBER for each input"
+        table = file.path.endswith((".csv", ".parquet")) and len(known) == 1
+        error.remedy = (f"-i {known[0]}={file.path} for all columns, as a 2-D array" if table else
+                        f"-i {known[0]}={file.path}:MEMBER for each input")
     return error
 
 

@@ -35,8 +35,8 @@ class TableElements(npy.Elements):
         self.sum = column
 
     def typed(self, dtype: str, dims: int) -> TableElements:
-        """The same as elements of this dtype; one column alone as a 1-D array, where a program
-        wants that. Where elements cannot be of the dtype, they stay as they are."""
+        """Return the elements with the dtype that a program wants, or unchanged if they cannot have
+        it. A table of one column becomes 1-D if `dims` is 1."""
         shape = self.shape
         if dims == 1 and len(shape) == 2 and shape[1] == 1:
             shape = shape[:1]
@@ -45,7 +45,7 @@ class TableElements(npy.Elements):
                              dtype if known else self.dtype)
 
     def digest(self) -> str:
-        """Equal for two tables of equal bytes, and one column of them."""
+        """Return a hash of the file's bytes, the column and the shape."""
         found = hashed(repr((self.column, self.shape)).encode(), digest_size=16)
         for at in range(0, self.file.length, npy.AT_ONCE):
             found.update(self.file.read_all(at, min(npy.AT_ONCE, self.file.length - at)))
@@ -61,7 +61,8 @@ class TableElements(npy.Elements):
 
 
 class Column:
-    """A column of a table that is written: its name, and every which element of an output it is."""
+    """A column of a table that is written: its name, and which elements of an output it holds:
+    `first`, `first + step`, …"""
 
     def __init__(self, name: str, output: int, first: int, step: int) -> None:
         self.name, self.output, self.first, self.step = name, output, first, step

@@ -149,7 +149,8 @@ class Run(Launch):
                      "FILE.img is built again by itself, if it still gives this image")
         check_names(inputs, asked.input, "input", "-i")
         self._part_saves()
-        check_names(self.manifest["outputs"], asked.output, "output", "-o")
+        known_outputs = [*self.manifest["outputs"], *self.manifest["saves"]]
+        check_names(known_outputs, asked.output, "output", "-o")
         if files := any((asked.input, asked.input_all, asked.output, asked.output_all,
                          asked.timeline)):
             from spmd.files import outputs  # mmap, zlib: a run without files does without

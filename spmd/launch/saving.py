@@ -87,7 +87,7 @@ class Saving:
         job.look_frames = self.look
 
     def _prepare(self, job: Job, resumed: dict[str, Any] | None) -> dict[str, int]:
-        """The engine's part: rings for frames. With how many frames each series begins."""
+        """Create the engine's rings for frames. Return how many frames each series starts with."""
         kept = {} if resumed is None else resumed.get("saves")
         self.series, frames = [], {}
         for number, row in enumerate(job.manifest["saves"]):
@@ -174,7 +174,7 @@ class Saving:
                 series.whole = frame + 1
 
     def _others(self, series: _Series) -> int:
-        """How many frames all other processes have written their parts of."""
+        """Return how many frames every other process has written its parts of."""
         least = NONE_HERE
         for process in range(1, self.processes.count):
             try:
@@ -186,7 +186,7 @@ class Saving:
         return least
 
     def _all(self, series: _Series) -> int:
-        """Frames that ranks here have come to."""
+        """Return how many frames the first rank of this process has made."""
         job = self.job
         assert job is not None
         return int(lib.spmd_job_frames(job._job, series.number, job.setup.first, 0))
@@ -198,7 +198,7 @@ class Saving:
                   f"{series.files.given}", file=sys.stderr)
 
     def kept(self) -> dict[str, int]:
-        """How many frames of each series there were as the set at hand was kept."""
+        """Return how many frames each series had when the latest checkpoint was taken."""
         job = self.job
         assert job is not None
         first = job.setup.first
@@ -206,7 +206,8 @@ class Saving:
                 for s in self.series}
 
     def has(self, frames: dict[str, int]) -> bool:
-        """Whether so many frames of each series are whole: a set may then rely on them."""
+        """Return whether at least this many frames of each series are whole, so that a checkpoint
+        may rely on them."""
         return all(series.whole >= frames[series.files.name] for series in self.series)
 
     # ---- after it --------------------------------------------------------------------------------
@@ -242,7 +243,7 @@ class Saving:
                     remedy=f"-o '{series.files.name}=…' on a shared file system")
 
     def said(self) -> list[str]:
-        """A line for each series: what there is of it."""
+        """Return a line for each series that says how many frames it has, and where."""
         return self._said
 
     def close(self) -> None:

@@ -122,8 +122,8 @@ def test_a_rank_parses_its_own_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 WRONG = {
-    "a,b\n1,2\n3\n": ("u", 2, "line 3 with another number of fields", "2, as there", "1"),
-    "a,b\n1,2\n\n3,4,5\n": ("u", 2, "line 4 with another number of fields", "2, as there", "3"),
+    "a,b\n1,2\n3\n": ("u", 2, "too few fields in line 3", "2, as there", "1"),
+    "a,b\n1,2\n\n3,4,5\n": ("u", 2, "too many fields in line 4", "2, as there", "3"),
     "a,b\n1,2\n3,four\n": ("u", 2, "line 3, column 2 (b)", "number of float64", "'four'"),
     "a,a\n1,2\n": ("u", 2, "two columns of one name, in line 1", "differ", "columns 1 and 2"),
     'a,b\n1,"2\n3",4\n': ("u", 2, "line 2 that cannot be read", "on one line", "runs over"),

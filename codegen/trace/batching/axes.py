@@ -19,8 +19,8 @@ Axis = int | None
 
 
 def spread(axes: Any, tree: Tree, what: str, where: str = "") -> Iterator[Axis]:
-    """One axis for each leaf of a tree, of what a user gives for the whole, or for its parts.
-    where: the path of the part, for messages."""
+    """Yield one axis for each leaf of a tree. `axes` is what a user wrote: one axis for the whole
+    tree, or a nest of axes for its parts. `where` is the path of this part, for messages."""
     if _is_axis(axes):
         yield from (axes for _ in tree.paths())
         return
@@ -57,8 +57,8 @@ def _is_axis(x: Any) -> bool:
     return x is None or (hasattr(x, "__index__") and not isinstance(x, bool))
 
 
-def of_arguments(axes: Any, args: Sequence[Any], names: Sequence[str]) -> list[list[Axis]]:
-    """One axis for each leaf, argument by argument."""
+def axes_of_arguments(axes: Any, args: Sequence[Any], names: Sequence[str]) -> list[list[Axis]]:
+    """Return a list for each argument, with one axis for each of its leaves."""
     if _is_axis(axes):
         axes = (axes,) * len(args)
     if not isinstance(axes, (tuple, list)):
@@ -75,7 +75,7 @@ def of_arguments(axes: Any, args: Sequence[Any], names: Sequence[str]) -> list[l
 
 
 def names_of(f: Callable[..., Any], count: int) -> list[str]:
-    """What the parameters of a function are called that are given by position."""
+    """Return the names of the first `count` arguments by position, for messages."""
     try:
         parameters = list(inspect.signature(f).parameters.values())
     except (TypeError, ValueError):
@@ -88,7 +88,8 @@ def names_of(f: Callable[..., Any], count: int) -> list[str]:
 
 
 def in_range(axis: int, ndim: int, name: str, what: str = "in_axes") -> int:
-    """A dim that may be counted from the end, of those that an array has."""
+    """Return `axis` counted from 0, also where it counts from the end. Raises UsageError where the
+    array has no such dim."""
     if -ndim <= axis < ndim:
         return axis % ndim
     has = "no dim" if not ndim else f"{ndim} dims" if ndim > 1 else "1 dim"
@@ -100,7 +101,8 @@ def in_range(axis: int, ndim: int, name: str, what: str = "in_axes") -> int:
 
 
 def one_extent(extents: Sequence[tuple[str, int, Expr]], size: Any) -> Expr:
-    """How many members there are. extents: of which array, along which dim, how many."""
+    """Return the number of members. `extents` has (name of an array, its mapped dim, the extent);
+    `size` is axis_size=. Raises ShapeError where they differ."""
     if not extents and size is None:
         raise UsageError("spmd.vmap has nothing to map over", place=user_place(),
                          expected="a dim of one argument at least",

@@ -30,9 +30,13 @@ _SEEN = (ops.Print, ops.Expect, ops.Feeding)  # what a member that is not active
 
 
 class Batch:
-    """n: how many members there are; entry: the mesh axes that split them. of: what members have
-    for a value of one; a value that is not in it is one for all. active: a truth value for each
-    member, whether it comes through the ops at hand; None: all do."""
+    """Turns the ops of one member into ops on all members.
+
+    n: the number of members. entry: the mesh axes that split them. of: for a value of one member
+    the value that stacks those of all members; all members share a value that is not a key.
+    active: a truth value for each member, false where it skips the ops at hand; None: all run
+    them.
+    """
 
     def __init__(
         self, context: Context, n: Expr, entry: LayoutEntry, of: Mapping[Value, Value],
@@ -44,7 +48,7 @@ class Batch:
     def inside(
         self, more: Mapping[Value, Value], active: Value | None = None, n: Expr | None = None,
     ) -> Batch:
-        """The same in a region, of which more is known."""
+        """Return a Batch for the ops of a region, with `more` stacked values."""
         return Batch(self.context, self.n if n is None else n, self.entry, {**self.of, **more},
                      self.active if active is None else active)
 
@@ -63,7 +67,8 @@ class Batch:
                             self.context.varying[made] = self.context.varying[v]
 
     def concerns(self, op: Op) -> bool:
-        """Whether members have their own results of an op, or come through it on their own."""
+        """Return whether an op must be mapped: it reads a stacked value, or has an effect (print,
+        expect, save, feed) that depends on which members are active."""
         if any(v in self.of for v in read_by(op)):
             return True
         every = [op, *(inner for region in op.regions for inner in walk(region))]
@@ -75,14 +80,14 @@ class Batch:
     # ---- what members have ---------------------------------------------------------------------
 
     def every(self, op: Op, given: Sequence[Value | None]) -> list[Value]:
-        """The operands of an op with a dim of members, repeated where all share one."""
+        """Return the operands of an op, each stacked: a shared one is repeated for each member."""
         return self.every_of(op.operands, given)
 
     def every_of(self, values: Sequence[Value], given: Sequence[Value | None]) -> list[Value]:
         return [self.spread(v) if g is None else g for v, g in zip(values, given, strict=True)]
 
     def spread(self, value: Value) -> Value:
-        """What all share, repeated for each member."""
+        """Return a shared value stacked: repeated once for each member."""
         context, t = self.context, value.type
 
         def make() -> Value:
@@ -95,19 +100,20 @@ class Batch:
         return context.remember(("members", value, self.n), make)
 
     def stacked(self, t: ArrayType) -> ArrayType:
-        """The type of what all members have, of what one has."""
+        """Return the type of the stacked value, from the type of one member's."""
         layout = None
         if not self.context.rank_view:
             layout = self.layout(t.layout or ((),) * t.ndim)
         return ArrayType(t.dtype, (self.n, *t.shape), layout)
 
     def layout(self, layout: Layout) -> Layout:
-        """The same with the dim of members, which is split as long as no other dim is so."""
+        """Return a layout with the dim of members in front. That dim is split over `entry`, unless
+        another dim is split over one of these axes."""
         used = {axis for entry in layout for axis in entry}
         return (() if used & set(self.entry) else self.entry, *layout)
 
     def member(self, value: Value, number: Expr) -> Value:
-        """What one member has."""
+        """Return the part of a stacked value that belongs to the member with this number."""
         shape = value.type.shape
         start = (number, *(expr.const(0),) * (len(shape) - 1))
         row = self.emit(ops.Slice(start, (1,) * len(shape), (expr.const(1), *shape[1:])), value)
@@ -125,50 +131,52 @@ class Batch:
         return self.emit(ops.Map(fn), *operands)
 
     def full(self, value: complex, t: ArrayType) -> Value:
-        """A number everywhere, in a shape and of a dtype."""
+        """Return an array of this type with one number in all elements."""
         return self.emit(ops.Full(value, t.dtype, t.shape))
 
     def integer(self, e: IntLike, shape: Shape = ()) -> Value:
-        """A symbolic integer, everywhere in a shape."""
+        """Return an int64 array of this shape with a symbolic integer in all elements."""
         return self.along(index_value(self.context, expr.as_expr(e)), shape)
 
     def counted(self, dim: int, shape: Shape) -> Value:
-        """0, 1, 2 … along a dim of a shape: along the first one, the number of a member."""
+        """Return an array of this shape that counts 0, 1, 2 … along a dim; along dim 0 that is the
+        number of the member."""
         return self.emit(ops.Iota(dim, dtypes.INT64, shape))
 
     def along(self, x: Value, shape: Shape) -> Value:
-        """Repeated along the last dims of a shape, which it does not have."""
+        """Return x repeated along the last dims of `shape`, which x does not have."""
         if x.type.shape == shape:
             return x
         return self.emit(ops.Broadcast(tuple(range(x.type.ndim)), shape), x)
 
     def clipped(self, index: Value, most: Expr) -> Value:
-        """Indices, those beyond the ends moved to them."""
+        """Return indices limited to 0 … `most`."""
         shape = index.type.shape
         least = self.map("maximum", index, self.integer(0, shape))
         return self.map("minimum", least, self.integer(most, shape))
 
     def moved(self, x: Value, source: int, to: int) -> Value:
-        """With one of its dims in another place."""
+        """Return x with its dim `source` moved to position `to`."""
         order = [d for d in range(x.type.ndim) if d != source]
         order.insert(to, source)
         return x if source == to else self.emit(ops.Transpose(tuple(order)), x)
 
     def merged(self, x: Value, dim: int) -> Value:
-        """What members have in one array of a member's rank: theirs stand one behind the other
-        along a dim."""
+        """Return a stacked value without the dim of members: their parts are concatenated along
+        `dim`, counted without it."""
         shape = list(x.type.shape[1:])
         shape[dim] = self.n * shape[dim]
         return self.emit(ops.Reshape(tuple(shape)), self.moved(x, 0, dim))
 
-    def apart(self, x: Value, dim: int, each: Expr) -> Value:
-        """The inverse of `merged`. each: the extent that one member has along the dim."""
+    def unmerged(self, x: Value, dim: int, each: Expr) -> Value:
+        """Return a stacked value, from the result of `merged`. `each` is one member's extent along
+        `dim`."""
         shape = list(x.type.shape)
         shape[dim : dim + 1] = [self.n, each]
         return self.moved(self.emit(ops.Reshape(tuple(shape)), x), dim, 0)
 
     def where(self, fits: Expr, x: Value) -> Value:
-        """x where an Expr is 1, else zeros."""
+        """Return x if the Expr `fits` is 1, else zeros of its type."""
         if fits == 1:
             return x
         holds = self.emit(ops.Symbolic(fits, dtypes.BOOL))
@@ -176,23 +184,23 @@ class Batch:
         return self.map("select", holds, x, self.full(0, x.type))
 
     def chosen(self, holds: Value, then: Value, other: Value) -> Value:
-        """For each member one or the other."""
+        """Return for each member `then` where `holds`, else `other`."""
         return self.map("select", self.along(holds, then.type.shape), then, other)
 
     def cast(self, x: Value, dtype: DType) -> Value:
         return x if x.type.dtype == dtype else self.emit(ops.Map("cast", dtype=dtype), x)
 
     def most(self, x: Value) -> Value:
-        """The largest of what members have, of integers that are not negative."""
+        """Return the largest of the members' integers, none negative; 0 if there are no members."""
         found = self.emit(ops.Reduce("max", (0,)), x)
         return self.map("maximum", found, self.integer(0))
 
     def both(self, holds: Value) -> Value:
-        """Where it holds for members that are active."""
+        """Return `holds`, and false for members that are not active."""
         return holds if self.active is None else self.map("logical_and", holds, self.active)
 
     def where_active(self, holds: Value) -> Value:
-        """What is asked of active members only."""
+        """Return `holds`, and true for members that are not active: of them nothing is asked."""
         if self.active is None:
             return holds
         idle = self.along(self.map("logical_not", self.active), holds.type.shape)
@@ -202,7 +210,7 @@ class Batch:
 
     @contextmanager
     def block(self, args: Sequence[Value] = ()) -> Iterator[Block]:
-        """A region with these arguments, to which ops are added meanwhile."""
+        """Inside, ops are added to a new block with these arguments."""
         block = Block(tuple(args))
         self.context.blocks.append(block)
         try:
@@ -229,7 +237,8 @@ class Batch:
         return mapped(self.context, self.n, self.entry, given, member)
 
     def one_by_one(self, op: Op, given: Sequence[Value | None]) -> list[Value]:
-        """The op in a loop over members."""
+        """Return the stacked results of an op that has no form for all members: a loop runs it for
+        one member after the other."""
         context = self.context
         counter = Counter(context, "member", expr.const(0), self.n, expr.const(1))
         number = expr.symbol(counter.sym)
@@ -269,8 +278,10 @@ def mapped(
     context: Context, n: Expr, entry: LayoutEntry, given: Sequence[tuple[Value, bool]],
     member: Callable[[Sequence[Value]], Sequence[Value]],
 ) -> list[tuple[Value, bool]]:
-    """What `member` gives, a function of values of one member, for all members: values, and whether
-    members are their first dim. given: its arguments, likewise."""
+    """Return the results of `member`, a function of one member's values, for all members.
+
+    Arguments and results are pairs: a value, and whether it is stacked (dim 0 counts members).
+    """
     args = [Value(v.name, _of_one(context, v.type)) if own else v for v, own in given]
     first = len(context.keeps)
     block = Block(tuple(a for a, (_, own) in zip(args, given) if own))
@@ -287,6 +298,6 @@ def mapped(
 
 
 def _of_one(context: Context, t: ArrayType) -> ArrayType:
-    """The type of what one member has."""
+    """Return the type of one member's part, from the type of the stacked value."""
     layout = None if t.layout is None or t.ndim == 1 else t.layout[1:]
     return replace(t, shape=t.shape[1:], layout=layout)

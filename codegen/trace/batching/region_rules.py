@@ -26,27 +26,28 @@ if TYPE_CHECKING:
 Given = Sequence[Value | None]
 
 
-def _ends(at: Batch, inner: Batch, values: Sequence[Value], own: set[int]) -> list[Value]:
-    """The results of a region: for all members, those that are their own."""
+def _ends(batch: Batch, inner: Batch, values: Sequence[Value], own: set[int]) -> list[Value]:
+    """Return the results of a region, stacked at the positions in `own`."""
     made = []
     for k, v in enumerate(values):
         if k in own:
             (v,) = inner.every_of([v], [inner.of.get(v)])
-            v = laid_as(at.context, v, at.stacked(values[k].type).layout)
+            v = laid_as(batch.context, v, batch.stacked(values[k].type).layout)
         made.append(v)
     return made
 
 
-def _results(at: Batch, op: Op, own: set[int]) -> list[Value]:
-    """What stands in the place of an op's results."""
-    return [Value(v.name, at.stacked(v.type)) if k in own else v
+def _results(batch: Batch, op: Op, own: set[int]) -> list[Value]:
+    """Return new values for an op's results, stacked at the positions in `own`."""
+    return [Value(v.name, batch.stacked(v.type)) if k in own else v
             for k, v in enumerate(op.results)]
 
 
 def _emit(
-    at: Batch, op: Op, operands: Sequence[Value], results: Sequence[Value], made: Sequence[Region],
+    batch: Batch, op: Op, operands: Sequence[Value], results: Sequence[Value],
+    made: Sequence[Region],
 ) -> list[Value | None]:
-    at.context.blocks[-1].ops.append(
+    batch.context.blocks[-1].ops.append(
         replace(op, operands=tuple(operands), results=tuple(results), regions=tuple(made)))
     return [None if new is old else new for old, new in zip(op.results, results)]
 
@@ -54,42 +55,43 @@ def _emit(
 # ---- loops --------------------------------------------------------------------------------------
 
 
-def loop(at: Batch, op: Op, given: Given) -> Sequence[Value | None]:
-    """With more and more of what is carried for each member, until nothing is added."""
+def loop(batch: Batch, op: Op, given: Given) -> Sequence[Value | None]:
+    """Return the results of a loop for all members. A carried value is stacked if its start is, or
+    if a turn makes it so: turns are captured until no more values become stacked."""
     own = {k for k, g in enumerate(given) if g is not None}
     while True:
-        made, more = _turn(at, op, own)
+        made, more = _turn(batch, op, own)
         if more <= own:
             break
         own |= more
     begins = []
     for k, (v, arg) in enumerate(zip(op.operands, op.regions[-1].args, strict=True)):
         if k in own:
-            (v,) = at.every_of([v], [given[k]])
-            v = laid_as(at.context, v, at.stacked(arg.type).layout)
+            (v,) = batch.every_of([v], [given[k]])
+            v = laid_as(batch.context, v, batch.stacked(arg.type).layout)
         begins.append(v)
-    return _emit(at, op, begins, _results(at, op, own), made)
+    return _emit(batch, op, begins, _results(batch, op, own), made)
 
 
-def _turn(at: Batch, op: Op, own: set[int]) -> tuple[list[Region], set[int]]:
-    """The regions of a loop that carries these for each member; those that members have their own
-    of after a turn."""
+def _turn(batch: Batch, op: Op, own: set[int]) -> tuple[list[Region], set[int]]:
+    """Return the regions of a loop whose carried values in `own` are stacked, and which carried
+    values are stacked after a turn of it."""
     *tests, body = op.regions
     regions, apart = list[Region](), False
     for test in tests:
-        args = _carried(at, test, own)
-        with at.block(args) as block:
-            inner = at.inside({a: b for a, b in zip(test.args, args) if a is not b})
+        args = _carried(batch, test, own)
+        with batch.block(args) as block:
+            inner = batch.inside({a: b for a, b in zip(test.args, args) if a is not b})
             holds, apart = _test(inner, test.ops, test.results[0])
             if apart:
-                holds = at.emit(ops.Reduce("or", (0,)), holds)
+                holds = batch.emit(ops.Reduce("or", (0,)), holds)
             regions.append(block.close([holds]))
-    args, more = _carried(at, body, own), set[int]()
-    with at.block(args) as block:
-        inner = at.inside({a: b for a, b in zip(body.args, args) if a is not b})
+    args, more = _carried(batch, body, own), set[int]()
+    with batch.block(args) as block:
+        inner = batch.inside({a: b for a, b in zip(body.args, args) if a is not b})
         going = None
         if apart:
-            again = Copier(at.context.unique, dict(zip(tests[0].args, body.args)), {},
+            again = Copier(batch.context.unique, dict(zip(tests[0].args, body.args)), {},
                            (ops.Print, ops.Expect))
             copies = again.ops(tests[0].ops)
             going, _ = _test(inner, copies, again.of(tests[0].results[0]))
@@ -106,19 +108,19 @@ def _turn(at: Batch, op: Op, own: set[int]) -> tuple[list[Region], set[int]]:
             (new,) = inner.every_of([end], [inner.of.get(end)])
             if selects and end is not arg:
                 assert going is not None
-                new = at.chosen(going, new, args[k])
-            ends.append(laid_as(at.context, new, args[k].type.layout))
+                new = batch.chosen(going, new, args[k])
+            ends.append(laid_as(batch.context, new, args[k].type.layout))
         regions.append(block.close(ends))
     return regions, more
 
 
-def _carried(at: Batch, region: Region, own: set[int]) -> list[Value]:
-    return [Value(a.name, at.stacked(plain_type(a))) if k in own else a
+def _carried(batch: Batch, region: Region, own: set[int]) -> list[Value]:
+    return [Value(a.name, batch.stacked(plain_type(a))) if k in own else a
             for k, a in enumerate(region.args)]
 
 
 def _test(inner: Batch, recorded: Sequence[Op], holds: Value) -> tuple[Value, bool]:
-    """Whether a loop goes on: for each member, or for all of them."""
+    """Return the condition of a loop, and whether it is stacked, with one truth value a member."""
     inner.through(recorded)
     if holds not in inner.of and inner.active is None:
         return holds, False
@@ -129,50 +131,51 @@ def _test(inner: Batch, recorded: Sequence[Op], holds: Value) -> tuple[Value, bo
 # ---- branches -----------------------------------------------------------------------------------
 
 
-def branch(at: Batch, op: Op, given: Given) -> Sequence[Value | None]:
+def branch(batch: Batch, op: Op, given: Given) -> Sequence[Value | None]:
     what = op.what
     assert isinstance(what, ops.Branch)
     if what.on is None and given[0] is not None:
-        return _selected(at, op, given[0])
+        return _selected(batch, op, given[0])
     arms = []
     for arm in op.regions:
-        with at.block() as block:
-            inner = at.inside({})
+        with batch.block() as block:
+            inner = batch.inside({})
             inner.through(arm.ops)
             arms.append((block, inner))
     own = {k for (_, inner), arm in zip(arms, op.regions)
            for k, v in enumerate(arm.results) if v in inner.of}
-    results, regions = _results(at, op, own), []
+    results, regions = _results(batch, op, own), []
     for (block, inner), arm in zip(arms, op.regions):
-        at.context.blocks.append(block)
+        batch.context.blocks.append(block)
         try:
-            ends = _ends(at, inner, arm.results, own)
-            ends = [laid_as(at.context, v, r.type.layout) if k in own else v
+            ends = _ends(batch, inner, arm.results, own)
+            ends = [laid_as(batch.context, v, r.type.layout) if k in own else v
                     for k, (v, r) in enumerate(zip(ends, results))]
             regions.append(block.close(ends))
         finally:
-            at.context.blocks.pop()
+            batch.context.blocks.pop()
     types = tuple(r.type if k in own else t for k, (r, t) in enumerate(zip(results, what.types)))
-    return _emit(at, replace(op, what=what.but(types=types)), op.operands, results, regions)
+    return _emit(batch, replace(op, what=what.but(types=types)), op.operands, results, regions)
 
 
-def _selected(at: Batch, op: Op, on: Value) -> list[Value]:
-    """The results of the arm that each member chooses: all arms are computed."""
+def _selected(batch: Batch, op: Op, on: Value) -> list[Value]:
+    """Return the results of a branch where members choose different arms: all arms are computed,
+    and each member selects from them."""
     ways, chosen = len(op.regions), list[Value]()
     if on.type.dtype.kind == "b":
-        chosen = [at.map("logical_not", on), on]
+        chosen = [batch.map("logical_not", on), on]
     else:
-        index = at.clipped(on, expr.const(ways - 1))
-        chosen = [at.map("eq", index, at.integer(k, index.type.shape)) for k in range(ways)]
+        index = batch.clipped(on, expr.const(ways - 1))
+        chosen = [batch.map("eq", index, batch.integer(k, index.type.shape)) for k in range(ways)]
     found = []
     for holds, arm in zip(chosen, op.regions, strict=True):
-        inner = at.inside({}, at.both(holds))
+        inner = batch.inside({}, batch.both(holds))
         inner.through(arm.ops)
         found.append(inner.every_of(arm.results, [inner.of.get(v) for v in arm.results]))
     made = []
     for values in zip(*found):
         first, *others = values
-        made.append(reduce(lambda so_far, way: at.chosen(way[0], way[1], so_far),
+        made.append(reduce(lambda so_far, way: batch.chosen(way[0], way[1], so_far),
                            zip(chosen[1:], others), first))
     return made
 
@@ -180,33 +183,33 @@ def _selected(at: Batch, op: Op, on: Value) -> list[Value]:
 # ---- what is said together ----------------------------------------------------------------------
 
 
-def defined(at: Batch, op: Op, given: Given) -> Sequence[Value | None]:
+def defined(batch: Batch, op: Op, given: Given) -> Sequence[Value | None]:
     what, (region,) = op.what, op.regions
     assert isinstance(what, ops.Defined)
-    with at.block() as block:
-        inner = at.inside({})
+    with batch.block() as block:
+        inner = batch.inside({})
         inner.through(region.ops)
         own = {k for k, v in enumerate(region.results) if v in inner.of or what.back is not None}
-        made = block.close(_ends(at, inner, region.results, own))
-    types = tuple(at.stacked(t) if k in own else t for k, t in enumerate(what.types))
-    back = what.back and _MappedBack(at, what.back, [g is not None for g in given])
+        made = block.close(_ends(batch, inner, region.results, own))
+    types = tuple(batch.stacked(t) if k in own else t for k, t in enumerate(what.types))
+    back = what.back and _MappedBack(batch, what.back, [g is not None for g in given])
     operands = [v if g is None else g for v, g in zip(op.operands, given)]
-    return _emit(at, replace(op, what=what.but(back=back, types=types)), operands,
-                 _results(at, op, own), [made])
+    return _emit(batch, replace(op, what=what.but(back=back, types=types)), operands,
+                 _results(batch, op, own), [made])
 
 
 class _MappedBack:
-    """A way back that a user has written, of all members. own: of which operands members have their
-    own; the cotangent of another one is the sum of what members find."""
+    """A derivative rule that a user has written, for all members. own: whether each operand is
+    stacked; the cotangent of a shared operand is the sum over members."""
 
-    def __init__(self, at: Batch, back: Any, own: Sequence[bool]) -> None:
-        self.at, self.back, self.own = at, back, own
+    def __init__(self, batch: Batch, back: Any, own: Sequence[bool]) -> None:
+        self.batch, self.back, self.own = batch, back, own
 
     def __call__(
         self, operands: Sequence[Array], results: Sequence[Array],
         cotangents: Sequence[Array | None],
     ) -> list[Array | None]:
-        at, context = self.at, operands[0].context if operands else self.at.context
+        batch, context = self.batch, operands[0].context if operands else self.batch.context
         arrays = [*operands, *results, *(g for g in cotangents if g is not None)]
         owned = [*self.own, *(True for _ in (*results, *cotangents))]
         found: list[Array | None] = []
@@ -219,38 +222,38 @@ class _MappedBack:
             found.extend(self.back(given, made, changes))
             return [g.read() for g in found if g is not None]
 
-        values = iter(at.mapped([(x.read(), own) for x, own in zip(arrays, owned)], member))
+        values = iter(batch.mapped([(x.read(), own) for x, own in zip(arrays, owned)], member))
         return [None if g is None else self._whole(*next(values), own)
                 for g, own in zip(found, self.own, strict=True)]
 
     def _whole(self, value: Value, each: bool, own: bool) -> Array:
-        at = self.at
+        batch = self.batch
         if not each:
-            value = at.spread(value)
+            value = batch.spread(value)
         if not own:
             dtype = value.type.dtype
             wide = dtypes.folded_in(dtype)
-            value = at.emit(ops.Reduce("add", (0,)), at.cast(value, wide))
-            value = at.cast(value, dtype)
-        return wrap(at.context, value)
+            value = batch.emit(ops.Reduce("add", (0,)), batch.cast(value, wide))
+            value = batch.cast(value, dtype)
+        return wrap(batch.context, value)
 
 
-def shard_map(at: Batch, op: Op, given: Given) -> Sequence[Value | None]:
-    """Members are split there, too, where the function has nothing to do with the axes that split
-    them; else each rank has all members."""
-    what, (region,), context = op.what, op.regions, at.context
+def shard_map(batch: Batch, op: Op, given: Given) -> Sequence[Value | None]:
+    """Return the results of a shard_map for all members. They stay split over their axes if the
+    function uses none of these axes; else each rank gets all members."""
+    what, (region,), context = op.what, op.regions, batch.context
     assert isinstance(what, ops.ShardMap)
-    entry: LayoutEntry = at.entry if _is_free(op, at.entry) else ()
-    n = local_extent(context.mesh, at.n, entry)
+    entry: LayoutEntry = batch.entry if _is_free(op, batch.entry) else ()
+    n = local_extent(context.mesh, batch.n, entry)
     args = [a if g is None else Value(a.name, ArrayType(a.type.dtype, (n, *a.type.shape)))
             for a, g in zip(region.args, given, strict=True)]
     operands = [v if g is None else laid_as(context, g, (entry, *layout))
                 for v, g, layout in zip(op.operands, given, what.in_layouts)]
     context.rank_view += 1
     try:
-        with at.block(args) as block:
+        with batch.block(args) as block:
             block.apart = True
-            inner = at.inside({a: b for a, b in zip(region.args, args) if a is not b}, n=n)
+            inner = batch.inside({a: b for a, b in zip(region.args, args) if a is not b}, n=n)
             inner.through(region.ops)
             own = {k for k, v in enumerate(region.results) if v in inner.of}
             made = block.close(_ends(inner, inner, region.results, own))
@@ -260,15 +263,15 @@ def shard_map(at: Batch, op: Op, given: Given) -> Sequence[Value | None]:
                 for layout, g in zip(what.in_layouts, given))
     outs = tuple((entry, *layout) if k in own else layout
                  for k, layout in enumerate(what.out_layouts))
-    results = [Value(v.name, ArrayType(v.type.dtype, (at.n, *v.type.shape), outs[k]))
+    results = [Value(v.name, ArrayType(v.type.dtype, (batch.n, *v.type.shape), outs[k]))
                if k in own else v for k, v in enumerate(op.results)]
     types = tuple(r.type if k in own else t for k, (r, t) in enumerate(zip(results, what.types)))
     what = what.but(in_layouts=ins, out_layouts=outs, types=types)
-    return _emit(at, replace(op, what=what), operands, results, [made])
+    return _emit(batch, replace(op, what=what), operands, results, [made])
 
 
 def _is_free(op: Op, entry: LayoutEntry) -> bool:
-    """Whether nothing in a shard_map has to do with these axes."""
+    """Return whether a shard_map uses none of these axes: in layouts, exchanges or indices."""
     what, axes = op.what, set(entry)
     assert isinstance(what, ops.ShardMap)
     if any(axes & set(e) for layout in (*what.in_layouts, *what.out_layouts) for e in layout):

@@ -23,9 +23,9 @@ from codegen.symbolic.expr import Expr
 from codegen.trace.array import Array, as_array, as_value, wrap
 from codegen.trace.batching.axes import (
     Axis,
+    axes_of_arguments,
     in_range,
     names_of,
-    of_arguments,
     one_extent,
     spread,
 )
@@ -116,7 +116,7 @@ class _Call:
     ) -> None:
         self.f = f
         names = [*names_of(f, len(args)), *kwargs]
-        axes = of_arguments(in_axes, args, names[: len(args)])
+        axes = axes_of_arguments(in_axes, args, names[: len(args)])
         given = [*args, *kwargs.values()]
         self.keywords = tuple(kwargs)
         self.trees: list[Tree] = []
@@ -143,7 +143,7 @@ class _Call:
         return _Leaf(content, in_range(int(axis), np.ndim(content), name), name)
 
     def called(self, f: Callable[..., Any], leaves: Sequence[Any]) -> Any:
-        """What the function gives for these leaves, in fresh containers."""
+        """Call the function with these leaves in fresh containers, and return its result."""
         filled = iter(leaves)
         given = [fill(tree, filled, fresh=True) for tree in self.trees]
         count = len(given) - len(self.keywords)
@@ -188,7 +188,8 @@ class _Call:
 
     @staticmethod
     def _entry(given: Sequence[Value]) -> LayoutEntry:
-        """The axes that split members: of the first array that is split so."""
+        """Return the mesh axes that split the members: those of the first array that is split
+        along its dim of members."""
         return next((v.type.layout[0] for v in given if v.type.layout and v.type.layout[0]), ())
 
     def _returned(
@@ -243,13 +244,13 @@ class _Call:
 
 
 def _members(leaf: _Leaf) -> Any:
-    """What each member has of an array: parts that it may write into."""
+    """Return a copy of an array whose dim 0 counts members; a member may write into its part."""
     assert leaf.axis is not None
     return np.moveaxis(np.array(leaf.content, subok=True), leaf.axis, 0)
 
 
 def _first(context: Context, value: Value, dim: Axis) -> Value:
-    """With one of its dims before the others."""
+    """Return a value with one of its dims moved to the front."""
     if not dim:
         return value
     order = (dim, *(d for d in range(value.type.ndim) if d != dim))

@@ -14,7 +14,7 @@ from codegen.trace.control.regions import laid_as
 
 
 def guarded(context: Context, test: Region, body: Region) -> Region:
-    """The body, of which nothing is kept where the condition does not hold as it begins."""
+    """Return a body that changes no carried value if the condition is false as the turn begins."""
     copies = Copier(context.unique, dict(zip(test.args, body.args)), {}, (Print, Expect))
     block = Block(body.args)
     block.ops += copies.ops(test.ops)

@@ -59,7 +59,7 @@ class WatchedReads:
     # ---- what there is to watch
 
     def _attributes(self, space: Any, behind: frozenset[str]) -> Iterable[str]:
-        """The names that code may read in a namespace, or find there one day."""
+        """Return the names that code may read in a namespace, also those that are not there yet."""
         if self._read & _ANY:
             return [*space, *behind]
         return [*(name for name in space if name in self._read), *(behind & self._read)]
@@ -161,7 +161,7 @@ class WatchedReads:
     # ---- whether it is the same
 
     def changed(self) -> bool:
-        """Whether anything is another than it was."""
+        """Return whether the roots could now read something that differs from then."""
         for space, name, was in self._names:
             now = space.get(name, _MISSING)
             if now is not was and not _equal(now, was):
@@ -210,7 +210,7 @@ def _held(cell: types.CellType) -> Any:
 
 
 def _equal(now: Any, was: Any) -> bool:
-    """Of two objects: whether they are one plain value, such as a number or a text."""
+    """Return whether two objects are equal plain values, such as numbers or texts."""
     if type(now) is not type(was) or not isinstance(now, _PLAIN):
         return isinstance(now, types.MethodType) and isinstance(was, types.MethodType) and (
             now.__func__ is was.__func__ and now.__self__ is was.__self__)

@@ -170,7 +170,7 @@ def hessian(f: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Callable
 def _transform(
     what: str, f: Callable[..., Any], in_program: Callable[..., Any], argnums: Any
 ) -> Callable[..., Any]:
-    """The derivative as users call it: in a program, in an eager run, or outside of both."""
+    """Return the function that users call: in a program, in an eager run, or outside of both."""
     check_function(what, f)
     numbers_of(what, argnums)
 
@@ -204,7 +204,7 @@ def _primals(what: str, numbers: Sequence[int], args: Sequence[Any]) -> tuple[An
 
 
 def _with(args: Sequence[Any], numbers: Sequence[int], given: Sequence[Any]) -> list[Any]:
-    """The arguments, with these in some places."""
+    """Return the arguments with those at `numbers` replaced by `given`."""
     out = list(args)
     for k, x in zip(numbers, given, strict=True):
         out[k] = x
@@ -212,7 +212,7 @@ def _with(args: Sequence[Any], numbers: Sequence[int], given: Sequence[Any]) -> 
 
 
 def _single(found: Any, argnums: Any) -> Any:
-    """Of one argument, if one is asked for by its number."""
+    """Return the only entry if argnums is one number, else the tuple of all entries."""
     return found if isinstance(argnums, (tuple, list)) else found[0]
 
 
@@ -229,7 +229,8 @@ def _real(leaf: Any, path: str) -> Array:
 
 
 def _units(x: Array) -> Any:
-    """The unit vectors of the shape of an array, one behind the other: split as its first dim."""
+    """Return the unit vectors of an array's shape, stacked along a new dim 0, which is split as the
+    first dim of the array."""
     size = number(expr.product(x.extents))
     layout = x.type.layout
     entry = layout[0] if layout and not x.context.rank_view else ()

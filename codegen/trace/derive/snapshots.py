@@ -69,7 +69,8 @@ class Copies:
         return x if own is None else own(x, self.of)
 
     def _filled(self, x: Any) -> Any:
-        """A container or an object, which may contain itself."""
+        """Return a copy of a container or an object, with copies of its content. It may contain
+        itself. Returns x where its class forbids copies."""
         try:
             new = copy.copy(x)
         except Exception:  # whatever its class says: it is not to be copied
@@ -108,7 +109,8 @@ class Copies:
         return new
 
     def _cell(self, cell: types.CellType) -> types.CellType:
-        """The copy of a variable, not filled yet: functions may share it, or be in it."""
+        """Return the copy of a closure's variable. It is filled later: functions may share it, and
+        it may hold one of them."""
         if id(cell) not in self._copies:
             self._kept.append(cell)
             self._copies[id(cell)] = types.CellType()

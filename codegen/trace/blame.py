@@ -36,8 +36,7 @@ def asked(name: str, ours: Callable[..., Any], theirs: Any) -> Callable[..., Any
         except _MISTAKES as error:
             if (found := _of_numpy(theirs, args, kwargs)) is not None:
                 raise found from error
-            unbound = error.__traceback__ is not None and error.__traceback__.tb_next is None
-            if not (unbound and isinstance(error, TypeError)):
+            if not isinstance(error, TypeError) or _binds(ours, args, kwargs):
                 raise
             given = _in_order(theirs, args, kwargs)
             if given is None:
@@ -107,3 +106,12 @@ def _parameters(theirs: Any) -> list[str]:
         return list(inspect.signature(theirs).parameters)
     except (TypeError, ValueError):
         return []
+
+
+def _binds(function: Callable[..., Any], args: Any, kwargs: Any) -> bool:
+    """Return whether a function has parameters for these arguments."""
+    try:
+        inspect.signature(function).bind(*args, **kwargs)
+    except TypeError:
+        return False
+    return True

@@ -35,3 +35,12 @@ def meant(word: object, known: Iterable[str], form: str = "{}", least: float = L
     """
     near = nearest(word, known, least)
     return f"{form.format(near)}, if that is what you mean" if near else ""
+
+
+def meant_keyword(error: TypeError, known: Iterable[str]) -> str:
+    """Return the remedy for a misspelt keyword argument, or "" if the error is about another thing.
+
+    error: what Python raised for the call. known: the names of the function's parameters.
+    """
+    word = str(error).partition("unexpected keyword argument '")[2].partition("'")[0]
+    return meant(word, known, "{}=…")

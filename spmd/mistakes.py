@@ -7,12 +7,14 @@ but one. Always holds: SPMD_DEBUG=1, and a defect of spmd, show all of them.
 from __future__ import annotations
 
 import functools
+import inspect
 import re
 import sys
 import traceback
 
 from codegen.errors import InternalError, SpmdError
 from codegen.places import is_user_file
+from codegen.suggest import meant_keyword
 from spmd import report
 
 TYPE_CHECKING = False
@@ -38,7 +40,8 @@ def plainly(function: F) -> F:
             raise error.with_traceback(None) from None  # SPMD_DEBUG=1 shows the frames of spmd
         except TypeError as error:
             if error.__traceback__ and not error.__traceback__.tb_next:  # of this very call
-                error.add_note(BY_NAME)
+                known = inspect.signature(function).parameters
+                error.add_note(meant_keyword(error, known) or BY_NAME)
             raise
 
     return call  # type: ignore[return-value]

@@ -59,6 +59,7 @@ HANDING_ON = tuple(
         "oracle/common.py", "oracle/eager.py", "oracle/local.py", "oracle/ranks.py",
         "oracle/threads.py", "trace/calls.py", "trace/control/hooks.py", "trace/numpy/dispatch.py",
         "trace/foreign.py", "trace/known.py", "trace/numpy/logic.py", "trace/control/stateful.py",
+        "user/half_types.py",
     )
 )
 

@@ -12,7 +12,7 @@ import textwrap
 from collections.abc import Callable, Mapping
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from codegen.suggest import meant
+from codegen.suggest import meant_keyword
 from spmd.launch.options import OPTIONS, TIME_LIMIT, Option, Options
 from spmd.mistakes import BY_NAME, plainly
 
@@ -68,9 +68,7 @@ def takes(
                 given = signature.bind(*args, **kwargs).arguments
             except TypeError as error:
                 wrong = TypeError(f"{body.__qualname__}() {error}")
-                word = str(error).partition("keyword argument '")[2].rstrip("'")
-                near = meant(word, OPTIONS, "{}=…")
-                wrong.add_note(near or BY_NAME)
+                wrong.add_note(meant_keyword(error, OPTIONS) or BY_NAME)
                 raise wrong from None
             options = Options(**{name: given.pop(name) for name in OPTIONS if name in given})
             rest = [given.pop("arguments", {})] if "arguments" in own.parameters else []

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from codegen.errors import ProgramError, SpmdError, UnsupportedError
+from codegen.suggest import meant_keyword
 from codegen.symbolic.expr import Expr
 from codegen.trace.array import Array, Number
 
@@ -35,8 +36,7 @@ def asked(name: str, ours: Callable[..., Any], theirs: Any) -> Callable[..., Any
         except _MISTAKES as error:
             if (found := _of_numpy(theirs, args, kwargs)) is not None:
                 raise found from error
-            unbound = error.__traceback__ is not None and error.__traceback__.tb_next is None
-            if not (unbound and isinstance(error, TypeError)):
+            if not isinstance(error, TypeError) or _binds(ours, args, kwargs):
                 raise
             given = _in_order(theirs, args, kwargs)
             if given is None:
@@ -62,7 +62,8 @@ def _of_numpy(theirs: Any, args: Any, kwargs: Any) -> ProgramError | None:
         with np.errstate(all="ignore"):
             theirs(*stand_ins[0], **stand_ins[1])
     except _MISTAKES as error:
-        return ProgramError(f"{type(error).__name__}: {error}")
+        remedy = meant_keyword(error, _parameters(theirs)) if isinstance(error, TypeError) else ""
+        return ProgramError(f"{type(error).__name__}: {error}", remedy=remedy)
     return None
 
 
@@ -90,13 +91,27 @@ def _extent(e: Expr) -> int:
 
 def _in_order(theirs: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
     """The arguments with those in front that were given by NumPy's names; None: there are none."""
-    try:
-        names = list(inspect.signature(theirs).parameters)
-    except (TypeError, ValueError):
-        return None
+    names = _parameters(theirs)
     first, rest = list(args), dict(kwargs)
     for name in names[len(args) :]:
         if name not in rest or name in ("axis", "dtype", "out"):
             break
         first.append(rest.pop(name))
     return (first, rest) if len(first) > len(args) else None
+
+
+def _parameters(theirs: Any) -> list[str]:
+    """Return the names of a function's parameters; none where Python does not know them."""
+    try:
+        return list(inspect.signature(theirs).parameters)
+    except (TypeError, ValueError):
+        return []
+
+
+def _binds(function: Callable[..., Any], args: Any, kwargs: Any) -> bool:
+    """Return whether a function has parameters for these arguments."""
+    try:
+        inspect.signature(function).bind(*args, **kwargs)
+    except TypeError:
+        return False
+    return True

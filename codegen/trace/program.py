@@ -362,6 +362,12 @@ class Program:
         shape, UsageError for an unknown name; exceptions of NumPy come through.
         """
         eager = _oracle()
+        for name, take in (save or {}).items():
+            if not callable(take):
+                raise UsageError(f"save={{{name!r}: …}} of an eager run is no function",
+                                 expected="a function that is called with each frame, such as "
+                                 "frames.append", found=repr(take),
+                                 remedy="spmd run FILE.py --eager -o NAME=… writes files")
         ranks = checked_count("ranks", ranks)
         given_sizes = checked_sizes({} if mesh is None else mesh, self.mesh.names)
         fixed = {a.name: a.fixed for a in self.mesh.axes} | given_sizes

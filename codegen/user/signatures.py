@@ -6,10 +6,12 @@ import inspect
 from typing import Any
 
 from codegen.errors import ProgramError
+from codegen.suggest import meant_keyword
 
 
 def check_call(function: Any, what: str, /, *args: Any, expected: str = "", **kwargs: Any) -> None:
     """Raises ProgramError where a function cannot be called with these arguments."""
+    remedy = ""
     problem = "" if callable(function) else f"{type(function).__name__}: {function!r}"[:80]
     try:
         signature = inspect.signature(function) if not problem else None
@@ -20,9 +22,10 @@ def check_call(function: Any, what: str, /, *args: Any, expected: str = "", **kw
             signature.bind(*args, **kwargs)
             return
         except TypeError as error:
-            problem = str(error)
+            problem, remedy = str(error), meant_keyword(error, signature.parameters)
         expected = expected or f"{what}{_plain(signature)}"
-    raise ProgramError(f"{what} cannot be called like this", expected=expected, found=problem)
+    raise ProgramError(f"{what} cannot be called like this", expected=expected, found=problem,
+                       remedy=remedy)
 
 
 def _plain(signature: inspect.Signature) -> str:

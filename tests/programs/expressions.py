@@ -485,7 +485,7 @@ EXPRESSIONS: dict[str, str] = {
     "ndarray.repeat": "v.repeat(2)", "ndarray.reshape": "x.reshape(5, 7) | x.reshape((-1,))",
     "ndarray.round": "x.round(1) | x.round()", "ndarray.searchsorted": "o.searchsorted(x)",
     "ndarray.sort": "x.sort(axis=0); x | v.sort(); v", "ndarray.squeeze": "x[:, :1].squeeze()",
-    "ndarray.swapaxes": "t.swapaxes(0, 1)", "ndarray.take": "x.take([1, 2], axis=0) "
+    "ndarray.swapaxes": "t.swapaxes(0, 1)", "ndarray.take": "x.take([0, 2, -1], axis=0) "
        "| x.take([1, 2], axis=1)",
     "ndarray.trace": "q.trace()", "ndarray.transpose": "t.transpose(1, 0, 2) | t.transpose()",
     **{f"ndarray.{n}": f"x.{n}" for n in "base ctypes data device flags strides".split()},

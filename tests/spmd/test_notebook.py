@@ -191,7 +191,7 @@ def test_layouts_and_verify(image: Any, tmp_path: Path, spmd_command: Any):
     assert image.verify(mesh={"x": 4})[0]["ranks"] == [4]
     with pytest.raises(MeshError):
         image.verify(ranks=3, mesh={"x": 2})
-    with pytest.raises(UsageError, match="ranks: 0 is not a whole number"):
+    with pytest.raises(UsageError, match="ranks=0: a job needs at least one"):
         image.verify(ranks=0)
     with pytest.raises(UsageError, match="no scalar 'nothing'"):
         image.verify(nothing=3)

@@ -373,3 +373,9 @@ def test_saves_that_are_refused_when_built():
     for body in (outside, in_a_rank, by_ranks):
         with pytest.raises((UsageError, UnsupportedError)):
             program_of(body).eager()
+
+
+def test_an_eager_run_takes_functions_not_paths() -> None:
+    program = spmd.program(lambda: np.zeros(1))
+    with pytest.raises(UsageError, match=r"(?s)is no function.*--eager -o"):
+        program.eager(save={"u": "frames/{}.npy"})  # type: ignore[dict-item]

@@ -303,6 +303,16 @@ def test_paths_that_hold_no_frames(image, tmp_path, spmd_here, monkeypatch):
             image.run(save={name: path})
         image.save("a.img")
         spmd_here("run", "a.img", "-o", f"{name}={path}").expect(2, said)
+    both = {"u": "f/{}.npy", "late": str(tmp_path / "f/{}.npy")}
+    with pytest.raises(UsageError, match="u and late cannot have the same files"):
+        image.run(save=both)
+    with pytest.raises(UsageError, match="many frames"):
+        image.run(save={"u": 3})
+    (tmp_path / "waves.py").write_text(PROGRAM)
+    for how in (["a.img"], ["waves.py", "--eager"]):
+        spmd_here("run", *how, *(f"-o{name}={path}" for name, path in both.items())).expect(
+            2, "cannot have the same files")
+    os.unlink("waves.py")
     with pytest.raises(OutputError, match="nothing that spmd.save has written"):
         image.run(save={"u": "mine.zarr"})
     assert sorted(os.listdir(tmp_path)) == ["a.img", "mine.zarr"]

@@ -504,3 +504,22 @@ def test_what_is_not_known_while_building() -> None:
         spmd.jit(lambda x: x[x > 0])(np.ones(3))
     with pytest.raises(spmd.TracedValueError, match=r'(?s)test_jit.py:\d+: the text of.*print\(f"'):
         spmd.jit(lambda x: print("x is " + str(np.sum(x))) or x)(np.ones(3))
+
+
+def test_attributes_that_were_not_there_build_again() -> None:
+    class Base:
+        scale = 2.0
+
+    class Sub(Base):
+        pass
+
+    this = Sub()
+    inherited = spmd.jit(lambda x: x * this.scale + Sub.scale)
+    asked = spmd.jit(lambda x: x * (Sub.more if hasattr(Sub, "more") else 1.0))
+    got = spmd.jit(lambda x: x * getattr(this, "less", 1.0))
+    for holder, name, value in ((Sub, "scale", 3.0), (this, "scale", 4.0), (Base, "more", 5.0),
+                                (Sub, "more", 6.0), (Sub, "less", 7.0), (this, "less", 8.0)):
+        setattr(holder, name, value)
+        same(inherited(1.0), np.array(this.scale + Sub.scale))
+        same(asked(1.0), np.array(getattr(Sub, "more", 1.0)))
+        same(got(1.0), np.array(getattr(this, "less", 1.0)))

@@ -40,6 +40,8 @@ def form(x: Any, leaves: list[Any]) -> Any:
         leaves.append(x)
         return x.dtype, x.shape
     if kind in _NUMBERS:
+        if kind is int and not _fits(x):
+            raise NotAnArray
         leaves.append(x)
         return kind
     if x is None:
@@ -58,6 +60,10 @@ def form(x: Any, leaves: list[Any]) -> Any:
         raise NotAnArray
     leaves.append(array)
     return array.dtype, array.shape, isinstance(x, np.generic)
+
+
+def _fits(x: int) -> bool:
+    return -(2**63) <= x < 2**63
 
 
 def _array_of(x: Any) -> Any:
@@ -97,10 +103,10 @@ def _shape(x: Spec) -> tuple[int, ...]:
 
 def _leaf(x: Any, path: str, name: str, layout: Any) -> Leaf:
     if type(x) in _NUMBERS:
-        if type(x) is int and not -(2**63) <= x < 2**63:
-            raise InputError(f"argument {path} is an int of {x.bit_length()} bits",
-                             expected="an int of at most 64 bits", found=str(x)[:40],
-                             remedy="an array of another dtype, or static_argnames=")
+        if type(x) is int and not _fits(x):
+            raise InputError(f"argument {path} is an int that does not fit int64",
+                             expected="an int from -2**63 to 2**63 - 1", found=str(x)[:40],
+                             remedy="np.uint64(x), a float, or static_argnames=")
         weak = type(x) is not bool
         return Leaf(name, _NUMBERS[type(x)], (), None, weak, True)
     if isinstance(x, Spec):
@@ -216,7 +222,15 @@ class _Same:
 
 
 def static_key(x: Any, is_self: bool) -> Any:
-    return _Same(x) if is_self else (type(x), x)
+    return _Same(x) if is_self else _exact(x)
+
+
+def _exact(x: Any) -> Any:
+    """A key that tells 1 from True and 0.0 from -0.0, in tuples too."""
+    kind = type(x)
+    if kind is tuple:
+        return kind, *map(_exact, x)
+    return (kind, repr(x)) if kind is float or kind is complex else (kind, x)
 
 
 def check_hash(name: str, x: Any) -> None:

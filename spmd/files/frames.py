@@ -18,10 +18,21 @@ from spmd.files.whole import ENDING, write_whole
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from typing import Any
 
 MARK = "spmd_save"  # in the attributes of an array that is ours, which a later run may replace
+
+
+def check_apart(paths: Mapping[str, str]) -> None:
+    """Raises UsageError for two saves with one path: each frame would replace another's."""
+    taken: dict[str, str] = {}
+    for name, path in paths.items():
+        other = taken.setdefault(os.path.realpath(path), name)
+        if other != name:
+            raise UsageError(f"frames of {other} and {name} cannot have the same files",
+                             expected="a path for each", found=path,
+                             remedy=f"-o '{name}={name}/{{}}.npy', or -o {name}={name}.zarr")
 
 
 class FrameFiles:

@@ -12,13 +12,14 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from codegen.errors import UsageError
-from spmd.files.frames import FrameFiles
+from spmd.files.frames import FrameFiles, check_apart
 
 
 class EagerFrames:
     """What takes the frames of one run."""
 
     def __init__(self, paths: Mapping[str, str]) -> None:
+        check_apart(paths)
         self.paths = paths
         self.files: dict[str, FrameFiles] = {}
         self.counts = dict.fromkeys(paths, 0)

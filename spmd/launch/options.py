@@ -47,6 +47,8 @@ class _Declared:
             setattr(self, name, given.pop(name, row.default))
         for name in given:
             raise TypeError(f"got an unexpected keyword argument {name!r}")
+        if isinstance(self.save, dict):
+            self.save = {name: str(path) for name, path in self.save.items()}
 
 
 class Options(_Declared):
@@ -110,7 +112,7 @@ class Options(_Declared):
         help="where batches of feeds come from: an iterable of dicts of arrays with all rows, or a "
         "function that gives one; a pipeline, its file, or NAME@ADDRESS of one that is served",
     )
-    save: Mapping[str, str] | None = option(
+    save: Mapping[str, Any] | None = option(
         default=None, form='{"u": "frames/{}.npy"}, or {"u": "u.zarr"}',
         help="where frames go that the program saves while it runs, by the names of its saves",
     )

@@ -18,7 +18,7 @@ from codegen.errors import InputError, OutputError, UsageError
 from codegen.suggest import meant
 from spmd.engine import ffi, lib
 from spmd.files import is_series
-from spmd.files.frames import FrameFiles
+from spmd.files.frames import FrameFiles, check_apart
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,8 +34,8 @@ NONE_HERE = 1 << 62  # frames of a process whose ranks write none
 
 
 def check_paths(manifest: dict[str, Any], given: Mapping[str, str]) -> None:
-    """Raises UsageError for a name that the program saves nothing under, and for a path that is
-    none of frames."""
+    """Raises UsageError for a name that the program saves nothing under, for a path that is none of
+    frames, and for two saves with one path."""
     known = [row["name"] for row in manifest["saves"]]
     for name, path in given.items():
         if name not in known:
@@ -45,10 +45,11 @@ def check_paths(manifest: dict[str, Any], given: Mapping[str, str]) -> None:
                              found=f"{name}={path}",
                              remedy=f"-o {name}={name}.npy: it is an output" if output else
                              meant(name, known))
-        if not is_series(path):
-            raise UsageError(f"{name} is saved as many frames", found=path,
+        if not isinstance(path, str) or not is_series(path):
+            raise UsageError(f"{name} is saved as many frames", found=f"{path!s}",
                              expected="frames/{}.npy, with {} for the number of a frame; or "
                              "FILE.zarr", remedy=f"-o '{name}=frames/{{}}.npy'")
+    check_apart(given)
 
 
 class _Series:

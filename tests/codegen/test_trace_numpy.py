@@ -412,6 +412,27 @@ def test_broadcast_views_are_read_only():
         traced(f, U)
 
 
+def test_einsum_of_one_array_is_a_view():
+    def written(u):
+        u = u * 1
+        turned, shown = np.einsum("ij->ji", u), np.einsum("i...->...i", u)
+        turned[0] = 7
+        shown[1, 2] = 8
+        u[1, 1] = 9
+        return u, turned * 1, np.einsum("ii->i", u[:3, :3]) * 1
+
+    def diagonal(u):
+        np.einsum("ii->i", u)[:] = 1
+        return u
+
+    u = np.arange(12.0).reshape(3, 4)
+    for ranks in (1, 3):
+        for got, want in zip(spmd.jit(written, ranks=ranks)(u), written(u), strict=True):
+            np.testing.assert_array_equal(got, want)
+    with pytest.raises(SpmdError, match="read-only"):
+        spmd.jit(diagonal)(u[:3, :3])
+
+
 def test_at_gives_a_new_array():
     def f(u):
         v = u.at[1, 2:4].set(9)

@@ -450,6 +450,31 @@ def test_jacobians_and_hessians() -> None:
     assert jacobian.layout[0] == ("r",)  # as the dim of the result that it is of
 
 
+def stepped(x):
+    """What only a compiled function can do: a loop, a branch, an array to write into."""
+    y, n = np.zeros(7), 0.0
+    for _ in spmd.range(3):
+        n += 1
+        if x[0] > 0:
+            x = x * 1.5
+    np.copyto(y, x * n, where=x > -9)
+    return y
+
+
+def test_a_jacobian_of_a_function_with_a_loop_and_a_branch():
+    @spmd.program(mesh=("r",))
+    def matrices():
+        x = spmd.input("x", (7,), np.float64, layout=("r",))
+        first = lambda x: np.sum(stepped(x) ** 2)
+        return spmd.jacobian(stepped)(x), spmd.jacfwd(stepped)(x), spmd.hessian(first)(x)
+
+    image, factor = spmd.build(matrices), 3 * 1.5**3
+    for ranks in (1, 3):
+        found = image.run(ranks=ranks, x=np.arange(1.0, 8))
+        for got, want in zip(found, (factor, factor, 2 * factor**2), strict=True):
+            np.testing.assert_allclose(got, want * np.eye(7))
+
+
 def test_jacobians_are_of_floats() -> None:
     for f, x in ((lambda x: x.astype(int), np.ones(3)), (lambda x: x * 1j, np.ones(3)),
                  (lambda x: x, np.arange(3))):

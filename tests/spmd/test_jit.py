@@ -191,6 +191,9 @@ def test_static_arguments(builds: list[str]) -> None:
         g(0.5, True)  # another value than 1
     with pytest.raises(spmd.UsageError, match="static argument n has no hash"):
         g(1.5, [2])
+    told = spmd.jit(lambda x, n: x + len(repr(n)), static_argnums=1)
+    for n in (0.0, -0.0, (1,), (True,), (1.0,), ((0.0,), 1), ((-0.0,), 1), float("nan")):
+        same(told(0.0, n), np.array(float(len(repr(n)))))  # equal, or not even that
     for how, text in (({"static_argnums": 7}, "static_argnums has 7"),
                       ({"static_argnames": "m"}, "static_argnames has 'm'"),
                       ({"layout": {"y": "r"}}, "layout= names 'y'")):
@@ -475,11 +478,15 @@ def test_arguments_that_are_none() -> None:
         (np.array("2000-01-01", np.datetime64), "argument x is an array of datetime64"),
         ({"q": [1.0, object()]}, r"argument x\.q\.1 is an object"),
         ({"q": Layer(1.0, {"b": "text"})}, r"argument x\.q\.bias\.b is a str"),
-        (2**70, "argument x is an int of 71 bits"), (spmd.local(np.ones(2)), "x is a Local"),
+        (2**70, "argument x is an int that does not fit"), (spmd.local(np.ones(2)), "x is a Local"),
         (np.ma.masked_array([1.0], [True]), "masked"), (np.longdouble(1), "longdouble|float128"),
     ):
         with pytest.raises(spmd.InputError, match=text):
             f(bad)
+    same(f(2**63 - 1), np.array(2**63 - 1))
+    for big in (2**63, 2**64 - 1, -(2**63) - 1, [2**63]):  # of a kind that has been built
+        with pytest.raises(spmd.InputError, match=r"argument x(\.0)? is an int that does not fit"):
+            f(big)
     with pytest.raises(TypeError, match="too many positional arguments"):
         f(1.0, 2.0, 3.0)
     for wrong in (3, int, lambda: (yield), spmd.program(lambda: np.ones(1))):
@@ -497,3 +504,22 @@ def test_what_is_not_known_while_building() -> None:
         spmd.jit(lambda x: x[x > 0])(np.ones(3))
     with pytest.raises(spmd.TracedValueError, match=r'(?s)test_jit.py:\d+: the text of.*print\(f"'):
         spmd.jit(lambda x: print("x is " + str(np.sum(x))) or x)(np.ones(3))
+
+
+def test_attributes_that_were_not_there_build_again() -> None:
+    class Base:
+        scale = 2.0
+
+    class Sub(Base):
+        pass
+
+    this = Sub()
+    inherited = spmd.jit(lambda x: x * this.scale + Sub.scale)
+    asked = spmd.jit(lambda x: x * (Sub.more if hasattr(Sub, "more") else 1.0))
+    got = spmd.jit(lambda x: x * getattr(this, "less", 1.0))
+    for holder, name, value in ((Sub, "scale", 3.0), (this, "scale", 4.0), (Base, "more", 5.0),
+                                (Sub, "more", 6.0), (Sub, "less", 7.0), (this, "less", 8.0)):
+        setattr(holder, name, value)
+        same(inherited(1.0), np.array(this.scale + Sub.scale))
+        same(asked(1.0), np.array(getattr(Sub, "more", 1.0)))
+        same(got(1.0), np.array(getattr(this, "less", 1.0)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import sys
 import time
@@ -303,6 +304,19 @@ def test_paths_that_hold_no_frames(image, tmp_path, spmd_here, monkeypatch):
             image.run(save={name: path})
         image.save("a.img")
         spmd_here("run", "a.img", "-o", f"{name}={path}").expect(2, said)
+    image.run(ranks=2, save={"u": tmp_path / "p" / "{}.npy"})
+    assert len(os.listdir("p")) == 3
+    shutil.rmtree("p")
+    both = {"u": "f/{}.npy", "late": str(tmp_path / "f/{}.npy")}
+    with pytest.raises(UsageError, match="u and late cannot have the same files"):
+        image.run(save=both)
+    with pytest.raises(UsageError, match="many frames"):
+        image.run(save={"u": 3})
+    (tmp_path / "waves.py").write_text(PROGRAM)
+    for how in (["a.img"], ["waves.py", "--eager"]):
+        spmd_here("run", *how, *(f"-o{name}={path}" for name, path in both.items())).expect(
+            2, "cannot have the same files")
+    os.unlink("waves.py")
     with pytest.raises(OutputError, match="nothing that spmd.save has written"):
         image.run(save={"u": "mine.zarr"})
     assert sorted(os.listdir(tmp_path)) == ["a.img", "mine.zarr"]

@@ -43,6 +43,7 @@ class WatchedReads:
         # Namespaces of objects, classes and modules; of an object, what its classes have too.
         self._holders: list[tuple[Any, frozenset[str]]] = []
         self._read: set[str] = set()  # names of attributes, in any code that was met
+        self._said: set[str] = set()  # texts in it that may name one: hasattr(x, "name")
         self._work = list(roots)
         done: set[tuple[int, str]] = set()
         self._visit_all()
@@ -61,7 +62,7 @@ class WatchedReads:
     def _attributes(self, space: Any, behind: frozenset[str]) -> Iterable[str]:
         """Return the names that code may read in a namespace, also those that are not there yet."""
         if self._read & _ANY:
-            return [*space, *behind]
+            return {*space, *behind, *self._said}
         return [*(name for name in space if name in self._read), *(behind & self._read)]
 
     def _visit_all(self) -> None:
@@ -122,6 +123,7 @@ class WatchedReads:
             return  # its globals are the same in any run
         for code in (f.__code__, *codes_in(f.__code__)):
             self._read.update(code.co_names)
+            self._said.update(x for x in code.co_consts if type(x) is str and x.isidentifier())
         for name, chain in reads.uses_of(f.__code__):
             if name not in f.__globals__ and hasattr(builtins, name):
                 self._names.append((f.__globals__, name, _MISSING))
@@ -135,7 +137,7 @@ class WatchedReads:
     def _class(self, x: type) -> None:
         if not reads.is_users_class(x):
             return
-        self._holders.append((vars(x), frozenset()))
+        self._holders.append((vars(x), frozenset(name for c in x.__mro__ for name in vars(c))))
         self._work += x.__bases__
 
     def _instance(self, x: Any) -> None:

@@ -28,7 +28,7 @@ _ROWS: tuple[tuple[str, str], ...] = (
      "emath.power emath.sqrt", "the function of np itself, of x.astype(np.complex128)"),
     # -- a function of yours for each element ------------------------------------------------------
     ("frompyfunc", KERNEL),
-    ("apply_along_axis", "the function itself with axis=; or a loop: for k in "
+    ("apply_along_axis", "the function itself with axis=; spmd.vmap(f)(x); or a loop: for k in "
      "spmd.range(x.shape[0]): out[k] = f(x[k])"),
     # -- the memory of an array, and loops over its elements ---------------------------------------
     ("ndarray.resize", "np.resize(x, shape), or np.pad"),

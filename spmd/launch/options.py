@@ -47,8 +47,9 @@ class _Declared:
             setattr(self, name, given.pop(name, row.default))
         for name in given:
             raise TypeError(f"got an unexpected keyword argument {name!r}")
-        if isinstance(self.save, dict):
-            self.save = {name: str(path) for name, path in self.save.items()}
+        paths = vars(self)["save"]
+        if isinstance(paths, dict):
+            vars(self)["save"] = {name: str(path) for name, path in paths.items()}
 
 
 class Options(_Declared):

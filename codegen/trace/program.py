@@ -152,6 +152,7 @@ class Program:
         program_files.add(self.file)
         self.place = Place(code.co_filename, code.co_firstlineno, 0, -1, self.name)
         self.rules = _rules(layout, self.mesh)
+        self.is_part = False  # of another program, some of whose arrays it has not
         if sync not in SYNC:
             raise UsageError(f"sync={sync!r} is unknown", place=user_place(),
                              expected=", ".join(repr(s) for s in SYNC),
@@ -324,9 +325,9 @@ class Program:
         return function(**values)
 
     def _check_rules(self, context: Context) -> None:
-        """Raises LayoutError where a rule is of a dim that no array has."""
+        """Raise LayoutError where a rule is of a dim that no array has."""
         for name in self.rules:
-            if name not in context.named_dims:
+            if name not in context.named_dims and not self.is_part:
                 known = ", ".join(repr(n) for n in context.named_dims) or "no array has a named dim"
                 raise LayoutError(
                     f"a layout rule is of the dim {name!r}, which no array has", place=self.place,
@@ -382,6 +383,7 @@ class Program:
             """The Graph of another function, on the mesh of this run."""
             other = copy.copy(self)
             other.function, other.mesh = function, make_mesh(axes)
+            other.is_part = True
             return other.graph({})
 
         return eager.run(self.function, axes, given, lambda: self.graph(known), captured,

@@ -44,7 +44,7 @@ ffibuilder.set_source(
     # What images are compiled with too, so that random numbers have the same bits.
     extra_compile_args="-std=c11 -O2 -ffp-contract=off -fwrapv -fno-math-errno -fno-trapping-math "
                        "-fopenmp-simd".split() + WARNINGS,
-    libraries=["pthread", "dl"],
+    libraries=["pthread", "dl", "m"],
 )
 
 if __name__ == "__main__":

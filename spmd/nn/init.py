@@ -125,9 +125,17 @@ def _fans(shape: tuple[int, ...], in_axis: Any, out_axis: Any) -> tuple[float, f
     return inputs * field, outputs * field
 
 
+def _is_shape(in_axis: Any, out_axis: Any) -> bool:
+    """Return whether two axes look like a seed and a shape: no dims, or one of them twice."""
+    if isinstance(in_axis, (tuple, list)) or not isinstance(out_axis, (tuple, list)):
+        return False
+    dims = [in_axis, *out_axis]
+    return len(set(dims)) < len(dims) or not all(isinstance(d, int) and -8 <= d < 8 for d in dims)
+
+
 def _named(scale: float, mode: str, distribution: str, source: str) -> Callable[..., Initializer]:
     def named(in_axis: Any = -2, out_axis: Any = -1, *more: Any) -> Initializer:
-        if more or (isinstance(out_axis, (tuple, list)) and not isinstance(in_axis, (tuple, list))):
+        if more or _is_shape(in_axis, out_axis):
             raise UsageError(
                 "this makes an initializer, which takes the seed and the shape",
                 place=user_place(), expected="in_axis and out_axis, which are dims; or nothing",

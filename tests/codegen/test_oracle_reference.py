@@ -22,7 +22,7 @@ def apply(kind, *operands, **attrs):
 
 def test_every_op_kind_has_a_rule():
     # the interpreter holds scalars, lines and streams of batches
-    elsewhere = {"scalar", "print", "expect", "take", "more", "send"}
+    elsewhere = {"scalar", "print", "expect", "take", "more", "send", "save"}
     for kind, what in OPS.items():
         if issubclass(what, Exchange):
             assert what.together is not Exchange.together, kind

@@ -149,7 +149,7 @@ def test_layouts_are_checked():
     refuse(SpmdError, layout(("x", "x")), "splits two dims", 'layout=("x", None)')
     refuse(SpmdError, layout(("x",)), "one entry per dim", 'layout=("x", None)')
     refuse(SpmdError, layout(("y", None)), 'one of "x"')
-    refuse(SpmdError, layout("data"), "not available yet")
+    refuse(SpmdError, layout("data"), "'data' is not an axis", 'one of "x"')
     refuse(SpmdError, layout((3, None)), "is not a layout")
     both = build(layout((("x", "y"), None)), ("x", "y"))
     assert both.inputs[0].layout == (("x", "y"), ())

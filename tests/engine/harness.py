@@ -37,7 +37,7 @@ def check(status: int) -> None:
 
 
 def compile_c(output: Path, *arguments: str) -> None:
-    command = ["cc", *FLAGS, *arguments, "-o", str(output), "-lpthread", "-ldl"]
+    command = ["cc", *FLAGS, *arguments, "-o", str(output), "-lpthread", "-ldl", "-lm"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
 

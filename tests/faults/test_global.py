@@ -30,7 +30,7 @@ def counter_of_an_arrays_name():
     for _ in spmd.range(2):
         for k in spmd.range(8):
             x[k] = k
-    return x
+    return x, k
 
 
 def carried_shape() -> Any:

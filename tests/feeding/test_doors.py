@@ -19,11 +19,11 @@ from spmd.feeding.workers.agent import Agent
 from tests.conftest import until
 from tests.feeding.feeding_kit import RunningAgent, running, x_of
 
+pytestmark = pytest.mark.slow  # it waits for processes of its own
+
 SOURCE = """
 import numpy as np
 import spmd.data as data
-
-pytestmark = pytest.mark.slow  # it waits for processes of its own
 
 @data.pipeline(source=data.range(10**6), epochs=1, shuffle=False)
 def numbers(example):

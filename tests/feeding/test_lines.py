@@ -22,12 +22,12 @@ from spmd.feeding.starting.serving import Served
 from tests.conftest import PATIENCE, at_some_pace, until
 from tests.feeding.feeding_kit import Proxy, RunningAgent, given_to, running, settings_in, x_of
 
+pytestmark = pytest.mark.slow  # it waits for processes of its own
+
 SIZE = 3 << 20
 NOISE = f"""
 import numpy as np
 import spmd.data as data
-
-pytestmark = pytest.mark.slow  # it waits for processes of its own
 
 @data.pipeline(source=data.range(100), epochs=1, shuffle=False, compress="none")
 def numbers(example):

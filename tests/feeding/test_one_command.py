@@ -24,6 +24,8 @@ from tests.conftest import PATIENCE, Launch, run, until
 from tests.feeding.served_kit import command_of
 from tests.feeding.test_workers import ACTING
 
+pytestmark = pytest.mark.slow  # it waits for processes of its own
+
 PROGRAM = """
 import numpy as np
 import spmd
@@ -42,8 +44,6 @@ def sums(batch: int = 16):
 PIPELINE = """
 import time
 import spmd.data as data
-
-pytestmark = pytest.mark.slow  # it waits for processes of its own
 
 @data.pipeline(source=data.range({n}), epochs=1)
 def numbers(example):

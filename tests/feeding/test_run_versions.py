@@ -19,10 +19,11 @@ from spmd.launch.processes import Processes
 from tests.feeding.feeding_kit import Feed, Field
 from tests.feeding.served_kit import ServedProcess
 
+pytestmark = pytest.mark.slow  # it waits for processes of its own
+
 PIPELINE = """
 import spmd.data as data
 
-pytestmark = pytest.mark.slow  # it waits for processes of its own
 @data.pipeline(source=data.range({n}), seed={seed}, epochs=1)
 def numbers(example):
     return {{"x": {value}}}

@@ -21,12 +21,13 @@ from tests.conftest import until
 from tests.feeding.feeding_kit import Feed, PlainRing, running, x_of
 from tests.feeding.served_kit import ServedProcess
 
+pytestmark = pytest.mark.slow  # it waits for processes of its own
+
 PIPELINE = """
 import time
 import numpy as np
 import spmd.data as data
 
-pytestmark = pytest.mark.slow  # it waits for processes of its own
 {imports}
 
 @data.pipeline(source=data.range({n}), shuffle=False, epochs=1)

@@ -57,10 +57,8 @@ def jacobian(
             x = spmd.input("x", (3,), np.float64, default=lambda i: i)
             return spmd.jacobian(lambda x: x**2)(x)
 
-        print(spmd.build(squares).run(ranks=2))
-        # [[0. 0. 0.]
-        #  [0. 2. 0.]
-        #  [0. 0. 4.]]
+        rows = spmd.build(squares).run(ranks=2).tolist()
+        print(rows)    # [[0.0, 0.0, 0.0], [0.0, 2.0, 0.0], [0.0, 0.0, 4.0]]
     """
     def back(f: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         numbers, kept = _numbers("spmd.jacobian", argnums, args), list[Any]()
@@ -160,9 +158,7 @@ def hessian(f: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Callable
             x = spmd.input("x", (2,), np.float64, default=lambda i: i + 1)
             return spmd.hessian(lambda x: np.sum(x**3) + x[0] * x[1])(x)
 
-        print(spmd.build(cubes).run(ranks=2))
-        # [[ 6.  1.]
-        #  [ 1. 12.]]
+        print(spmd.build(cubes).run(ranks=2).tolist())    # [[6.0, 1.0], [1.0, 12.0]]
     """
     check_function("spmd.hessian", f)
     return jacfwd(jacobian(f, argnums), argnums)

@@ -47,7 +47,8 @@ def get(array: Array, key: Any) -> Any:
         found = known.element(array, key if isinstance(key, tuple) else (key,))
         if found is not None:
             return found
-    if array.is_known and (formula := integer_tables.in_formula(array.known, key)) is not None:
+    if array.context.selecting and array.is_known and (
+            formula := integer_tables.in_formula(array.known, key)) is not None:
         return formula
     key = as_masks(known.plain(key))
     if array.is_known and (found := _known_elements(array, key)) is not None:

@@ -30,7 +30,7 @@ static void order_by_digit(pair *into, const pair *from, int64_t n, int bit)
  * are put right by insertion. */
 int spmd_random_order(int64_t *into, const uint64_t *keys, int64_t n)
 {
-    pair *one = malloc(2 * (size_t)n * sizeof *one), *other = one + n;
+    pair *one = calloc(2 * (size_t)n + 1, sizeof *one), *other = one + n;
 
     if (!one)
         return SPMD_NO_MEMORY;

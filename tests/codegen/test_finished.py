@@ -46,7 +46,7 @@ def levels() -> Levels:
     "input a in buffer 0, a rank's part [x_a_offset_0:+x_a_extent_0, 0:+24]",
     "with extent = 40 // n_r + (i_r < 40 % n_r)",
     "reduce is add(mul(a[24 * j0 + j1], a[24 * j0 + j1])) in float64",  # float32, summed in float64
-    "add(cast float32(cast float16(a[24 * j0 + j1]))) in float32",
+    "half is add(cast float32(cast float16(a[24 * j0 + j1]))) in float64",
     "sweep for j1 < 24, vectorised",
     "reduce_2[j1] = -inf for j1 < 24",  # a row in memory, combined into row by row
     "reduce_2[j1] max= a[24 * j0 + j1]",

@@ -139,7 +139,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], type[SpmdError], tuple[str, ...]]] 
     "unique": (lambda: np.unique(u()), UnsupportedError, ()),
     "a shape that changes in a loop": (carried_shape, SpmdError, ("loop", "shape")),
     "a counter with the name of an array": (
-        counter_of_an_arrays_name, SpmdError, ("another name",)),
+        counter_of_an_arrays_name, SpmdError, ("\"k\" changes its type",)),
     "a constant that gets an element": (
         lambda: guarded(element_into_constant), SpmdError, ("not known", "w = table.copy()")),
     "an imaginary part of real numbers": (imaginary_part, DtypeError, ("complex128",)),

@@ -44,7 +44,7 @@ def jacobian(
 
     What comes back has the structure of f's result, and in the place of each array of shape s the
     structure of the argument (a tuple of them for several argnums), with an array of shape
-    (*s, *t) for each array of shape t. If the first dim of a result is split, so is that of its
+    s + t for each array of shape t. If the first dim of a result is split, so is that of its
     Jacobian.
 
     Use it where f has fewer results than arguments; `jacfwd` where it has more. UsageError where a
@@ -147,7 +147,7 @@ def hessian(f: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Callable
     jax.hessian.
 
     f returns a real float, or arrays of them. For one of shape () and an argument of shape t the
-    result has the shape (*t, *t); for nests it is a nest of nests.
+    result has the shape t + t; for nests it is a nest of nests.
 
     `jvp(grad(f), (x,), (v,))[1]` gives its product with a vector, and never makes the matrix.
 

@@ -37,7 +37,8 @@ def check(status: int) -> None:
 
 
 def compile_c(output: Path, *arguments: str) -> None:
-    command = ["cc", *FLAGS, *arguments, "-o", str(output), "-lpthread", "-ldl", "-lm"]
+    libraries = [] if "-nostdlib" in arguments else ["-lpthread", "-ldl", "-lm"]
+    command = ["cc", *FLAGS, *arguments, "-o", str(output), *libraries]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
 

@@ -13,6 +13,7 @@ import functools
 import operator
 import types
 from collections.abc import Iterable
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic, np.dtyp
 # Names by which code reads attributes that it does not name.
 _ANY = frozenset("getattr hasattr vars __dict__ attrgetter __getattr__ __getattribute__".split())
 _MOST_OBJECTS = 200_000
+_MOST_NAMES = 50_000  # of attributes that are watched; changes of others are not seen
 _COPIED_BYTES = 1 << 16  # of an array, that are compared as one piece of bytes
 
 
@@ -47,9 +49,10 @@ class WatchedReads:
         self._work = list(roots)
         done: set[tuple[int, str]] = set()
         self._visit_all()
-        while pairs := [(space, name) for space, behind in self._holders
-                        for name in self._attributes(space, behind)
-                        if (id(space), name) not in done]:
+        while len(done) < _MOST_NAMES and (pairs := [*islice(
+                ((space, name) for space, behind in self._holders
+                 for name in self._attributes(space, behind)
+                 if (id(space), name) not in done), _MOST_NAMES)]):
             for space, name in pairs:
                 done.add((id(space), name))
                 self._name(space, name)

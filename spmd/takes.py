@@ -37,7 +37,7 @@ def call(
     every: int | str | None = None,
     resume: str | None = None,
     feed: Any = None,
-    save: Mapping[str, str] | None = None,
+    save: Mapping[str, Any] | None = None,
     **arguments: Any,
 ) -> None:
     """The options of one run, and its inputs and scalars: no type has room for both by name.

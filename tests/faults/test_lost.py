@@ -154,7 +154,7 @@ def test_a_rank_that_computes_for_long(built, mpirun, options):
     done = mpirun(3, "-m", "spmd", "run", image, "--time-limit", "1", "--set", "steps=1",
                   "--set", "work=100000000", *options).expect(0, "x: float64")
     # one for each ten limits, however long this machine takes
-    assert 1 <= done.err.count("is slow") <= 1 + done.seconds // 10, done.err
+    assert "warning" in done.err and done.err.count("is slow") <= 1 + done.seconds // 10, done.err
     assert "rank 1 on" in done.err and "is slow: others wait for it" in done.err
     assert "ran operation" in done.err
 

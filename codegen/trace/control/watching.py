@@ -13,7 +13,6 @@ import functools
 import operator
 import types
 from collections.abc import Iterable
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -26,7 +25,6 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic, np.dtyp
 # Names by which code reads attributes that it does not name.
 _ANY = frozenset("getattr hasattr vars __dict__ attrgetter __getattr__ __getattribute__".split())
 _MOST_OBJECTS = 200_000
-_MOST_NAMES = 50_000  # of attributes that are watched; changes of others are not seen
 _COPIED_BYTES = 1 << 16  # of an array, that are compared as one piece of bytes
 
 
@@ -49,23 +47,25 @@ class WatchedReads:
         self._work = list(roots)
         done: set[tuple[int, str]] = set()
         self._visit_all()
-        while len(done) < _MOST_NAMES and (pairs := [*islice(
-                ((space, name) for space, behind in self._holders
-                 for name in self._attributes(space, behind)
-                 if (id(space), name) not in done), _MOST_NAMES)]):
+        while pairs := [(space, name) for space, behind in self._holders
+                        for name in self._attributes(space, behind)
+                        if (id(space), name) not in done]:
             for space, name in pairs:
                 done.add((id(space), name))
                 self._name(space, name)
             self._visit_all()
+        # Where code reads attributes by text: the names of each namespace, and what may hide them.
+        self._spaces = [(space, frozenset(space), behind) for space, behind in self._holders
+                        ] if self._read & _ANY else []
         self._seen = {}
         self._holders = []
 
     # ---- what there is to watch
 
     def _attributes(self, space: Any, behind: frozenset[str]) -> Iterable[str]:
-        """Return the names that code may read in a namespace, also those that are not there yet."""
+        """Return the names whose values are watched in a namespace: those that code may read."""
         if self._read & _ANY:
-            return {*space, *behind, *self._said}
+            return [*space]
         return [*(name for name in space if name in self._read), *(behind & self._read)]
 
     def _visit_all(self) -> None:
@@ -170,6 +170,10 @@ class WatchedReads:
         for space, name, was in self._names:
             now = space.get(name, _MISSING)
             if now is not was and not _equal(now, was):
+                return True
+        for space, names, behind in self._spaces:
+            other = names ^ {*space}  # names that came or went
+            if not (other.isdisjoint(self._said) and other.isdisjoint(behind)):
                 return True
         for cell, was in self._cells:
             now = _held(cell)

@@ -21,7 +21,7 @@ class Fresh:
         return found
 
     def names(self) -> list[str]:
-        """What is given away."""
+        """Return the names that were taken or handed out, in that order."""
         return list(self._count)
 
     def take(self, names: Iterable[str]) -> None:

@@ -174,7 +174,8 @@ def _lies_around(window: Window, blocks: Window) -> bool:
 
 
 class _Reads:
-    """Where in a loop's body its values are read. returned: how often each is a result."""
+    """The ops of a loop's body that read its values; `returned` counts how often each value is a
+    result of the body."""
 
     def __init__(self, body: Region) -> None:
         self.place = {op: k for k, op in enumerate(body.ops)}

@@ -50,8 +50,9 @@ class Loop(Control):
     def batch(
         self, op: Op, given: Sequence[Value | None], at: Batch
     ) -> Sequence[Value | None]:
-        """What becomes a member's own in some turn is carried for each of them. With a condition
-        of their own, turns are made as long as one member goes on; others keep what they have."""
+        """Carry one value for each member where members differ in some turn. Where members have
+        conditions of their own, the loop runs until all are done; a member that is done keeps its
+        values."""
         return at.loop(op, given)
 
     def turns(self) -> Expr | None:
@@ -78,8 +79,9 @@ class Let(Control):
         return []
 
     def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
-        """Of turns that are counted, the most: the loops that count them are made so that one turn
-        more changes nothing. Any other integer is one for all members."""
+        """Take the largest number of turns of all members: the loops that count turns are made so
+        that further ones change nothing. Raise UnsupportedError for any other integer that members
+        have their own of."""
         if not self.key.startswith("turns "):
             raise at.none(op, "a number that each member has its own of, in a formula of the index",
                           "the same number for all members: in_axes=None for its argument")
@@ -102,7 +104,7 @@ class Branch(Stated, Control):
     def batch(
         self, op: Op, given: Sequence[Value | None], at: Batch
     ) -> Sequence[Value | None]:
-        """Where members choose for themselves, all arms are computed, and selected from."""
+        """Compute all arms where members choose for themselves, and select from their results."""
         return at.branch(op, given)
 
 

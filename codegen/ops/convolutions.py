@@ -131,8 +131,8 @@ class Convolve(Kind):
         return [out]
 
     def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
-        """Where one operand is a member's own, members are more of the dim that it alone hands on
-        to the result: b, c or f. Where both are, they are more groups."""
+        """Put the members of one operand into the dim that it alone hands on to the result (batch,
+        channels or filters); where both operands have members, make them further groups."""
         n = len(self.stride)
         groups = {"x": n + 1, "w": 0, "y": n + 1}
         alone = {"y": {"x": (0, 0), "w": (n + 2, n + 2)},

@@ -401,5 +401,5 @@ class Barrier(Exchange):
 
 
 def _deeper(parts: tuple[Any, ...]) -> tuple[Any, ...]:
-    """What is said of each dim, where one more stands before them, of which there is all."""
+    """Return what is said of each dim with a first dim put before them that is taken whole."""
     return (None, *parts) if parts else ()

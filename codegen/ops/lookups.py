@@ -262,8 +262,8 @@ class Gather(Kind):
         return [made, *[None] * len(index)]
 
     def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
-        """Of all members at the same places, or at places of their own; then the dim of members
-        is one of those that are looked up, and stands where they do."""
+        """Look up all members at the same places; or at places of their own, with the dim of
+        members as one more dim that is looked up."""
         (x, *index), (own, *places) = op.operands, given
         if not any(places):
             assert own is not None
@@ -365,7 +365,8 @@ class Scatter(Kind):
         return [kept, part, *nothing]
 
     def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
-        """As of a gather: the dim of members is one more that is written at counted places."""
+        """Write all members at the same places; or at places of their own, with the dim of members
+        as one more dim of the places."""
         (_, _, *index), (_, _, *places) = op.operands, given
         x, v = at.every_of(op.operands[:2], given[:2])
         if not any(places):
@@ -537,7 +538,7 @@ def _known(x: Array) -> DType:
 
 
 def _places_in(dims: Sequence[int]) -> list[int]:
-    """Where each dim stands among these."""
+    """Return the position of each dim 0, 1, … in `dims`."""
     return [dims.index(d) for d in range(len(dims))]
 
 

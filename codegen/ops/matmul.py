@@ -171,7 +171,7 @@ class MatMul(Kind):
         ]
 
     def batch(self, op: Op, given: Sequence[Value | None], at: Batch) -> Sequence[Value]:
-        """What all members share is repeated, which `steps` sees: one product of more rows."""
+        """Repeat what all members share: `steps` sees that, and makes one product of more rows."""
         gram = self.gram and None not in given
         return [at.emit(self.but(gram=gram), *at.every(op, given))]
 

@@ -41,7 +41,7 @@ _TOTALS = ("add", "mul")  # what may leave the range of a type
 
 
 def _summed_in(x: Array) -> Any:
-    """What a reference sums in: half types are rounded once."""
+    """Return the dtype in which a reference adds up x, so that half types are rounded once."""
     dtype = dtypes.from_numpy(x.dtype)
     assert dtype is not None
     return x.dtype if dtypes.folded_in(dtype) == dtype else np.float64

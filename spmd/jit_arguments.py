@@ -226,7 +226,7 @@ def static_key(x: Any, is_self: bool) -> Any:
 
 
 def _exact(x: Any) -> Any:
-    """A key that tells 1 from True and 0.0 from -0.0, in tuples too."""
+    """Return a key that distinguishes 1 from True and 0.0 from -0.0, in tuples too."""
     kind = type(x)
     if kind is tuple:
         return kind, *map(_exact, x)
@@ -245,7 +245,7 @@ def check_hash(name: str, x: Any) -> None:
 
 
 def check_arguments(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Raises TypeError, as Python does, for arguments that the function does not take."""
+    """Raise TypeError, as Python does, for arguments that the function does not take."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):

@@ -161,7 +161,7 @@ class Jit:
             weakref.finalize(self, self._jobs.close_all).atexit = False
 
     def read_parts(self) -> tuple[Any, ...]:
-        """What a capture that calls it depends on: see reads.py."""
+        """Return what a capture depends on that calls this function: see reads.py."""
         return (self._function,)
 
     def __repr__(self) -> str:
@@ -195,7 +195,7 @@ class Jit:
 
     @plainly
     def clear_cache(self) -> None:
-        """Forgets all images and frees their memory. With comm=, every process must call it."""
+        """Forget all images and free their memory. With comm=, every process must call it."""
         with self._jobs.lock:
             self._entries.clear()
             self._jobs.close_all()
@@ -368,11 +368,11 @@ class JitMethod:
 
     @plainly
     def image(self, *args: Any, **kwargs: Any) -> Image:
-        """The image for such arguments."""
+        """Return the image for such arguments."""
         return self._jitted._image((self.__self__, *args), kwargs, bound=True)
 
     lower = image
 
     def clear_cache(self) -> None:
-        """Forgets the images of all objects."""
+        """Forget the images of all objects."""
         self._jitted.clear_cache()

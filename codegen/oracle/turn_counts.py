@@ -27,7 +27,7 @@ class Turns:
         self.whiles: dict[tuple[int, int], tuple[tuple[Any, ...], int]] = {}
 
     def counted(self, items: Iterable[Any]) -> Generator[Any, None, None]:
-        """The items, one in each turn of the loop of the user's that asks for them."""
+        """Yield the items, one for each turn of the user's loop, and count the turns."""
         frame = _users(sys._getframe(1))
         here: list[Any] = [frame, frame.f_lineno if frame else 0, -1]
         self.open.append(here)
@@ -39,7 +39,9 @@ class Turns:
             self.open.remove(here)
 
     def of_caller(self) -> int | None:
-        """The turn of the loop around the user's call of one of our functions; None outside."""
+        """Return the turn of the innermost user's loop around the call of one of our functions, or
+        None
+    outside of loops."""
         frame = _users(sys._getframe(1))
         inside = False  # of a function that a loop of ours calls: fori_loop, scan
         while frame is not None:
@@ -80,7 +82,8 @@ def _tree(code: CodeType) -> tuple[ast.AST, int] | None:
 
 
 def _loops(code: CodeType, line: int) -> list[tuple[str, int]]:
-    """The loops of a function around one of its lines, innermost first: their kinds and lines."""
+    """Return the loops of a function that enclose one of its lines, innermost first, as (kind,
+    line)."""
     if (found := _tree(code)) is None:
         return []
     tree, before = found

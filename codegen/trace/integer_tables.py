@@ -23,7 +23,8 @@ _MOST_TERMS = 1024
 
 
 def in_formula(table: Any, key: Any) -> Number | int | None:
-    """table[key] where a formula is made just now, and the key has numbers of it; else None."""
+    """Return `table[key]` as a formula where one is being captured and the key holds its numbers,
+    else None."""
     context = Context.current()
     keys = key if isinstance(key, tuple) else (key,)
     if context is None or not context.selecting or not any(isinstance(k, Number) for k in keys):
@@ -37,7 +38,7 @@ def in_formula(table: Any, key: Any) -> Number | int | None:
 
 
 def looked_up(data: np.ndarray, index: Sequence[Expr]) -> Expr:
-    """The formula of data[index]. UsageError where it would have too many terms."""
+    """Return the formula of data[index]. Raises UsageError where it would have too many terms."""
     places = [[e.value] if e.is_const else range(n) for e, n in zip(index, data.shape)]
     if (count := int(np.prod([len(p) for p in places]))) > _MOST_TERMS:
         raise UsageError("a table is too large for a formula",
@@ -54,12 +55,12 @@ def looked_up(data: np.ndarray, index: Sequence[Expr]) -> Expr:
 
 
 def from_the_end(e: Expr, extent: int) -> Expr:
-    """An index of a dim, a negative one counted from the end."""
+    """Return an index of a dim; a negative one counts from the end."""
     return expr.select(expr.ge(e, 0), e, e + extent)
 
 
 def power_of_two(e: Expr) -> Expr | None:
-    """The formula of 2**e, where e is known to be 0 to 62; else None."""
+    """Return the formula of 2**e where e is known to lie between 0 and 62, else None."""
     most = next((k for k in range(63) if expr.nonneg(-e + k)), None)
     if most is None or not expr.nonneg(e):
         return None

@@ -37,7 +37,7 @@ class Leaf:
         self.weak, self.scalar = weak, scalar
 
     def read_parts(self) -> tuple[Any, ...]:
-        """What a capture depends on: see reads.py."""
+        """Return what a capture of the function depends on: see reads.py."""
         return (self.name, self.dtype.name, self.shape, repr(self.layout), self.weak, self.scalar)
 
 
@@ -86,7 +86,7 @@ class Jitted(Program):
         return {}
 
     def reached(self, values: dict[str, Any]) -> Iterable[tuple[str, Any]]:
-        """The static arguments, `self` among them."""
+        """Return the static arguments, `self` among them."""
         return [(f"argument {name}", x.value) for name, x in
                 [*enumerate(self.args), *self.kwargs.items()] if isinstance(x, Static)]
 
@@ -132,7 +132,7 @@ def _is_full(cell: types.CellType) -> bool:
 
 
 def check_function(function: Any) -> None:
-    """Raises UsageError for what spmd.jit cannot build."""
+    """Raise UsageError for a function that spmd.jit cannot build."""
     found = ""
     if isinstance(function, Program):
         found = f"the program {function.name}, which spmd.build takes"
@@ -150,7 +150,7 @@ def check_function(function: Any) -> None:
 
 
 def _declared(tree: Any) -> Any:
-    """The arguments as the function gets them: inputs, static values."""
+    """Return the arguments as the function gets them: inputs for arrays, and the static values."""
     if isinstance(tree, Static):
         return tree.value
     if isinstance(tree, Leaf):

@@ -26,7 +26,7 @@ ARRAY = object()  # stands for a leaf that is an array, or a number
 
 
 def is_outside() -> bool:
-    """Whether no program is captured, and none runs eagerly."""
+    """Return whether no program is being captured and none runs eagerly."""
     return Context.current() is None and eager_current() is None
 
 
@@ -34,7 +34,7 @@ def on_numpy(
     function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any] | None = None,
     aloud: bool = True,
 ) -> Any:
-    """What function(*args, **kwargs) returns, outside of programs. Numbers come back as NumPy's.
+    """Return function(*args, **kwargs), computed outside of programs. Numbers come back as NumPy's.
     aloud: what it prints is printed."""
     program = _Call(function, args, kwargs or {})
     arrays, prints = program.computed()
@@ -46,7 +46,7 @@ def on_numpy(
 
 
 def copied(args: Sequence[Any]) -> tuple[Any, ...]:
-    """The arguments with copies of their arrays, which nobody else writes into."""
+    """Return the arguments with copies of their arrays, so that no later write changes them."""
     tree, leaves = flatten(tuple(args))
     fresh = [x.copy() if isinstance(x, np.ndarray) else x for x in leaves]
     made: tuple[Any, ...] = fill(tree, iter(fresh), fresh=True)
@@ -89,7 +89,7 @@ class _Call(Program):
         return made
 
     def computed(self) -> tuple[Any, list[str]]:
-        """The arrays, one by one, and the lines that were printed."""
+        """Compute the arrays one by one. Return them and the lines that the program printed."""
         prints = list[str]()
         found = self.interpreted({_AXIS: 1}, prints)
         return (found[name][()] for name in self.names), prints

@@ -18,7 +18,8 @@ from codegen.user.series import check_series
 
 
 def save(name: str, x: Any, /, *, every: int = 1) -> None:
-    """Saves an array while the program runs: as a frame in every so many turns of the loop around.
+    """Save an array as a frame while the program runs, in every `every`-th turn of the enclosing
+    loop.
 
     - name: of the series of frames, for `run -o 'NAME=frames/{}.npy'` or `run(save={"NAME": …})`.
     - x: an array, or a number, as it is when the program comes here.
@@ -61,7 +62,7 @@ def save(name: str, x: Any, /, *, every: int = 1) -> None:
 
 
 def check_saves(module: Module) -> Module:
-    """The module, in which each save has a name of its own. Raises ProgramError."""
+    """Return the module unchanged. Raises ProgramError where two saves have the same name."""
     outputs = {o.name for o in module.outputs}
     first: dict[str, Op] = {}
     for op in walk(module.body):

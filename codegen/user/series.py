@@ -9,7 +9,7 @@ from codegen.places import user_place
 
 
 def check_series(name: Any, every: Any) -> None:
-    """Raises UsageError for what is no name of a series of frames, or no number of turns."""
+    """Raise UsageError for an invalid name of a series of frames or an invalid number of turns."""
     if not isinstance(name, str) or not name.replace(".", "_").isidentifier():
         raise UsageError(f"spmd.save: {name!r} is no name of frames", place=user_place(),
                          expected='a name as variables have it, first: spmd.save("u", u)',

@@ -25,7 +25,7 @@ MARK = "spmd_save"  # in the attributes of an array that is ours, which a later 
 
 
 def check_apart(paths: Mapping[str, str]) -> None:
-    """Raises UsageError for two saves with one path: each frame would replace another's."""
+    """Raise UsageError for two saves with one path: their frames would replace each other."""
     taken: dict[str, str] = {}
     for name, path in paths.items():
         other = taken.setdefault(os.path.realpath(path), name)
@@ -142,7 +142,7 @@ class FrameFiles:
             self._write(".zattrs", {MARK: {"name": self.name}})
 
     def _describe(self, frames: int) -> None:
-        """Says how many frames there are."""
+        """Write the metadata that says how many frames there are."""
         if self.is_zarr:
             self._write(".zarray", {
                 "zarr_format": 2, "shape": [frames, *self.shape],
@@ -157,7 +157,7 @@ class FrameFiles:
     # ---- while it runs ---------------------------------------------------------------------------
 
     def write(self, frame: int, offset: Sequence[int], extent: Sequence[int], data: Any) -> None:
-        """Writes a part of a frame: contiguous elements, row by row, where they stand in it.
+        """Write contiguous elements, in row-major order, at their offset in a frame.
         Raises OutputError with the number of the frame."""
         try:
             if frame not in self.open:
@@ -190,7 +190,7 @@ class FrameFiles:
             yield at, k * length, (k + 1) * length
 
     def close(self, frame: int) -> None:
-        """Brings the parts of a frame that this process has written to the disk. OutputError."""
+        """Flush to disk the parts of a frame that this process has written. Raises OutputError."""
         fd = self.open.pop(frame, -1)
         if fd >= 0:
             try:
@@ -201,7 +201,8 @@ class FrameFiles:
                 os.close(fd)
 
     def commit(self, frame: int) -> None:
-        """Gives a frame its name, of which all processes have written their parts. OutputError."""
+        """Give a frame its final name, once all processes have written their parts. Raises
+        OutputError."""
         try:
             if self.head or self.size:
                 fd = os.open(self.part(frame), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -217,7 +218,7 @@ class FrameFiles:
             raise self.failed(error.strerror, frame) from None
 
     def discard(self) -> None:
-        """Removes frames that are not whole."""
+        """Remove incomplete frames."""
         for frame, fd in self.open.items():
             os.close(fd)
             try:

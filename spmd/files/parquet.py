@@ -27,7 +27,7 @@ TYPES = {"bool": "bool", "halffloat": "float16", "float": "float32", "double": "
 
 
 def check_arrow() -> None:
-    """Raises EnvironmentFault, with the extra that brings it, where pyarrow is not there."""
+    """Raise EnvironmentFault, naming the extra to install, where pyarrow is missing."""
     if find_spec("pyarrow") is None:
         raise EnvironmentFault("pyarrow is not there, by which Parquet tables are read and written",
                                expected="pyarrow", found="no such module",
@@ -35,7 +35,8 @@ def check_arrow() -> None:
 
 
 def arrow() -> tuple[Any, Any]:
-    """pyarrow and pyarrow.parquet: only for who reads or writes a table."""
+    """Return the modules pyarrow and pyarrow.parquet, imported by the first process that needs
+    them."""
     check_arrow()
     return import_module("pyarrow"), import_module("pyarrow.parquet")
 
@@ -59,7 +60,7 @@ class ParquetTable:
             raise file.wrong("has two columns of one name", "names that differ", repr(twice))
 
     def column(self, k: int, low: int, high: int) -> Any:
-        """The elements of rows low to high of a column, as a NumPy array; a null is NaN."""
+        """Return rows low to high - 1 of a column as a NumPy array; a null is NaN."""
         first = at = 0
         wanted: list[int] = []
         for group, rows in enumerate(self.groups):
@@ -81,18 +82,18 @@ class ParquetTable:
         return read.to_numpy()
 
     def dtype(self, k: int) -> str:
-        """Our name of a column's type; "" where we have none."""
+        """Return the dtype of a column, or "" where programs have no such dtype."""
         return TYPES.get(self.types[k], "")
 
 
 def members(file: InputFile) -> dict[str, tuple[ParquetTable, int]]:
-    """The columns of a table by name. InputError for a file that is none."""
+    """Return the columns of a table by name. Raises InputError for a file that is no table."""
     table = ParquetTable(file)
     return {name: (table, k) for k, name in enumerate(table.names)}
 
 
 def whole(file: InputFile, found: dict[str, tuple[ParquetTable, int]]) -> TableElements:
-    """All columns, as the rows of a 2-D array."""
+    """Return a 2-D array: a row for each row of the table, a column for each column."""
     if not found:
         raise file.wrong("is no table of numbers", "columns", "none")
     table, _ = next(iter(found.values()))
@@ -100,7 +101,7 @@ def whole(file: InputFile, found: dict[str, tuple[ParquetTable, int]]) -> TableE
 
 
 def elements(file: InputFile, member: tuple[ParquetTable, int]) -> TableElements:
-    """One column."""
+    """Return one column as a 1-D array."""
     return _elements(file, member[0], [member[1]], member[1])
 
 

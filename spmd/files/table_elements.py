@@ -69,7 +69,8 @@ class Column:
 
 
 def frame(arrays: list[tuple[str, str, tuple[int, ...]]]) -> npy.Frame:
-    """Elements as ranks write them, one array after the other: the table is made of these."""
+    """Return the layout in which ranks write the arrays before the table is made: one after the
+    other."""
     columns_of(arrays)
     starts, at = [], 0
     for _, dtype, shape in arrays:
@@ -79,7 +80,8 @@ def frame(arrays: list[tuple[str, str, tuple[int, ...]]]) -> npy.Frame:
 
 
 def columns_of(arrays: list[tuple[str, str, tuple[int, ...]]]) -> list[Column]:
-    """The columns that outputs (name, dtype, shape) become: of a 2-D one, name_0, name_1, …
+    """Return the columns that outputs (name, dtype, shape) become; a 2-D output becomes name_0,
+    name_1, …
 
     Raises UsageError for what no table can hold: arrays of more dims, of unequal lengths, complex
     numbers, two columns of one name.

@@ -25,7 +25,8 @@ Arrays = list[tuple[str, str, tuple[int, ...]]]
 
 
 def write(path: str, file: IO[bytes], arrays: Arrays, starts: list[int], view: mmap.mmap) -> None:
-    """Writes the arrays (name, dtype, shape), whose elements begin at `starts` of `view`."""
+    """Write the arrays (name, dtype, shape), whose elements begin at byte offsets `starts` of
+    `view`."""
     rows = arrays[0][2][0] if arrays[0][2] else 1
     names = [column.name for column in columns_of(arrays)]
     writer = _write_parquet if path.endswith(".parquet") else _write_csv
@@ -35,7 +36,7 @@ def write(path: str, file: IO[bytes], arrays: Arrays, starts: list[int], view: m
 def _pieces(
     arrays: Arrays, starts: list[int], view: mmap.mmap, rows: int
 ) -> Iterator[list[np.ndarray]]:
-    """The columns of some rows at a time, copied; once for a table without rows."""
+    """Yield copies of the columns, ROWS rows at a time; a table without rows yields once."""
     for low in range(0, max(1, rows), ROWS):
         high = min(low + ROWS, rows)
         piece: list[np.ndarray] = []
@@ -57,7 +58,7 @@ def _write_csv(file: IO[bytes], names: list[str], pieces: Iterator[list[np.ndarr
 
 
 def _texts(column: np.ndarray) -> Any:
-    """The shortest text of each element that reads back as it."""
+    """Return for each element the shortest text that reads back as the same number."""
     if column.dtype.kind in "iub" or column.dtype == np.float64:
         return map(repr, column.tolist())
     return map(str, column)

@@ -43,7 +43,7 @@ class EagerFrames:
         return take
 
     def finish(self) -> None:
-        """Says what there is. Raises UsageError for a name under which nothing was saved."""
+        """Report what was saved. Raises UsageError for a name under which nothing was saved."""
         for name, path in self.paths.items():
             if name not in self.files:
                 raise UsageError(f"the program saves nothing under {name!r} while it runs",

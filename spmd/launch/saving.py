@@ -75,12 +75,12 @@ class Saving:
         self._said: list[str] = []
 
     def check(self) -> None:
-        """Refuses, before anything is loaded, what can be refused."""
+        """Raise the errors that can be known before anything is loaded."""
         check_paths(self.launch.manifest, self.launch.options.save or {})
 
     def begin(self, job: Job, resumed: dict[str, Any] | None) -> None:
-        """Before each run; in all processes together. resumed: the index of the set that the run
-        goes on from."""
+        """Prepare a run; all processes call this together. resumed: the index of the set that the
+        run goes on from."""
         self.job = job
         frames = self.processes.together(lambda: self._prepare(job, resumed))
         nonce = self.processes.from_first(lambda: self._open(frames))
@@ -135,7 +135,7 @@ class Saving:
     # ---- while it runs ---------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Writes the parts of frames that wait, and names the frames that are whole."""
+        """Write the parts of frames that wait, and give the complete frames their names."""
         job = self.job
         assert job is not None
         frame = ffi.new("spmd_frame *")
@@ -214,7 +214,7 @@ class Saving:
     # ---- after it --------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """All ranks have run: the last frames are named, and what it took is said."""
+        """Name the last frames after all ranks have run, and report how long saving took."""
         job = self.job
         assert job is not None
         job.look_frames = None
@@ -248,7 +248,7 @@ class Saving:
         return self._said
 
     def close(self) -> None:
-        """Names the frames that are whole, whatever ended the run, and removes the others."""
+        """Name the complete frames, whatever ended the run, and remove the others."""
         for series in self.series:
             with suppress(OutputError):
                 self._name_whole(series)

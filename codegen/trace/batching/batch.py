@@ -53,7 +53,8 @@ class Batch:
                      self.active if active is None else active)
 
     def through(self, recorded: Sequence[Op]) -> None:
-        """Adds the ops to the open block: as they are, or for all members."""
+        """Add the ops to the open block: unchanged where no operand is mapped, else for all
+        members."""
         for op in recorded:
             with self.context.standing_at(op.place):
                 if not self.concerns(op):
@@ -210,7 +211,7 @@ class Batch:
 
     @contextmanager
     def block(self, args: Sequence[Value] = ()) -> Iterator[Block]:
-        """Inside, ops are added to a new block with these arguments."""
+        """Let the body of the with statement add its ops to a new block with these arguments."""
         block = Block(tuple(args))
         self.context.blocks.append(block)
         try:

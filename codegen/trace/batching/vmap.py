@@ -215,7 +215,7 @@ class _Call:
     # ---- in an eager run -----------------------------------------------------------------------
 
     def eager(self, runtime: Any, out_axes: Any) -> Any:
-        """The function is called for each member, and the results are stacked."""
+        """Call the function for each member and stack the results."""
         own = {id(leaf): _members(leaf) for leaf in self.leaves if leaf.axis is not None}
         every = []
         for k in range(self.n.value):

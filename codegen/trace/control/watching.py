@@ -238,7 +238,7 @@ def _bytes(x: np.ndarray) -> np.ndarray | bytes:
 
 
 def _words(x: np.ndarray) -> np.ndarray:
-    """The bytes of an array, as integers."""
+    """Return the bytes of an array as integers."""
     flat = np.ascontiguousarray(x).reshape(-1).view(np.uint8)
     return flat.view(np.uint64) if flat.size % 8 == 0 else flat
 

@@ -92,7 +92,7 @@ jacrev = jacobian
 
 
 def jacfwd(f: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Callable[..., Any]:
-    """The same as `jacobian`, found from the arguments forward: as jax.jacfwd.
+    """Return the same function as `jacobian`, computed by forward-mode derivatives: as jax.jacfwd.
 
     f runs once for each array that it is differentiated by; nothing is kept for a way back.
 
@@ -190,7 +190,8 @@ def _numbers(what: str, argnums: Any, args: Sequence[Any]) -> tuple[int, ...]:
 
 
 def _primals(what: str, numbers: Sequence[int], args: Sequence[Any]) -> tuple[Any, ...]:
-    """The arguments that a function is differentiated by, their leaves as arrays of floats."""
+    """Return the arguments that a function is differentiated by, their leaves as arrays of
+    floats."""
     made = []
     for k in numbers:
         tree, leaves = flatten(args[k])
@@ -214,7 +215,7 @@ def _single(found: Any, argnums: Any) -> Any:
 
 
 def _real(leaf: Any, path: str) -> Array:
-    """A result that a Jacobian may be of."""
+    """Return the result as an array of real floats. Raises UsageError for any other."""
     array = None if leaf_type(leaf) is None else as_array(leaf)
     if array is None or array.type.dtype.kind != "f":
         raise UsageError(f"a Jacobian is that of real floats, and result{path} is none",

@@ -20,13 +20,13 @@ class Stopping:
         self._said: list[str] = []  # appended to, never changed otherwise
 
     def say(self, why: str) -> None:
-        """Says why it should stop; "" says nothing."""
+        """Record why the service should stop; the first reason stays. "" is no reason."""
         if why:
             self._said.append(why)
 
     @property
     def why(self) -> str:
-        """What was said first; "" until then."""
+        """Return the first reason to stop, or "" while there is none."""
         return self._said[0] if self._said else ""
 
     def __bool__(self) -> bool:
@@ -34,7 +34,8 @@ class Stopping:
 
     @contextmanager
     def by_signals(self) -> Iterator[None]:
-        """Inside, SIGINT and SIGTERM say their names, and do nothing else."""
+        """Let SIGINT and SIGTERM record their names as reasons to stop, inside the with
+        statement."""
         def stop(number: int, _: object) -> None:
             self.say(signal.Signals(number).name)
 

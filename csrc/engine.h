@@ -41,6 +41,7 @@ enum spmd_algorithm {
 #define SPMD_EVERY_RANK -1
 #define SPMD_NOT_RUNNING -2 /* reading inputs, writing outputs */
 #define SPMD_TEXT_BYTES 1024
+#define SPMD_FRAME_BYTES 67108864 /* of a save, in a process: about what its rings of frames take */
 
 /* MPI as this process loaded it: functions, and handles of its family (4-byte integers in MPICH,
  * pointers in Open MPI and in the standard ABI). comm is the job's alone, and returns errors. */

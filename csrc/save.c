@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define RING_BYTES (64 << 20) /* of a save, in a process, about */
 #define MOST_SLOTS 16
 
 static uint32_t array_of(const spmd_image *image, int64_t save)
@@ -138,7 +137,7 @@ int spmd_job_save(spmd_job *job, int64_t save, int64_t rank, int64_t every, int 
         return SPMD_OK;
     int64_t bytes = spmd_array_piece(&me->record->rank, job->image, array).bytes;
     saved->bytes = spmd_round_up(bytes > 0 ? bytes : 1, SPMD_LINE);
-    saved->slots = spmd_least(MOST_SLOTS, 2 + RING_BYTES / job->count / saved->bytes);
+    saved->slots = spmd_least(MOST_SLOTS, 2 + SPMD_FRAME_BYTES / job->count / saved->bytes);
     saved->room = aligned_alloc(SPMD_LINE, (size_t)(saved->slots * saved->bytes));
     return saved->room ? SPMD_OK : SPMD_NO_MEMORY;
 }

@@ -47,7 +47,6 @@ EVERY_RANK: int = lib.SPMD_EVERY_RANK
 WAIT_MS = 100  # how long a signal may go unnoticed
 STACK = 8 << 20  # bytes of a thread, as usual
 LINE = 64  # bytes at whose multiples arrays of a checkpoint begin: SPMD_LINE
-FRAME_BYTES = 64 << 20  # of frames that wait in a process, about: csrc/save.c
 LEAVE_MS = 2000  # how long an interrupted compute phase may take to notice
 
 
@@ -93,7 +92,7 @@ class Setup:
 
     def _frame_bytes(self, saved: Mapping[str, str]) -> int:
         """At most, of a rank: what frames take that wait to be written."""
-        buffers, each = self.manifest["buffers"], FRAME_BYTES // self.count
+        buffers, each = self.manifest["buffers"], lib.SPMD_FRAME_BYTES // self.count
         return sum(2 * int(evaluate(buffers[row["buffer"]]["bytes"], self.values)) + each
                    for row in self.manifest["saves"] if row["name"] in saved)
 

@@ -20,7 +20,7 @@ import pytest
 from tests.conftest import PATIENCE, Launch, run
 from tests.engine.harness import CSRC, HERE, compile_hooked
 
-SECONDS = float(os.environ.get("STRESS_SECONDS", "5"))
+SECONDS = float(os.environ.get("STRESS_SECONDS", "2"))
 SEED = int(os.environ.get("STRESS_SEED", "1"))
 STILL = 20  # seconds in which no rank of a job gets further: a hang
 # enum delays_defect, and what it leads to.

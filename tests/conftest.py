@@ -503,7 +503,7 @@ def pytest_collection_finish() -> None:
     """What is imported by now stays: Python need not look for garbage in it again and again."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(10_000, 20, 20)
+    gc.set_threshold(50_000, 20, 20)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

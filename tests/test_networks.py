@@ -13,8 +13,8 @@ from tests.conftest import EXAMPLES, NETWORKS
 pytestmark = pytest.mark.usefixtures("vectors_cc")  # they compute for long
 
 # Their workers take most of the time. That batches do not depend on the number of ranks,
-# feed_digits.py and feed_cartpole.py show; what these learn, one run shows.
-RUN_ONCE = ("feed_lines.py", "feed_photographs.py")
+# feed_digits.py shows; what these learn, one run shows.
+RUN_ONCE = ("feed_cartpole.py", "feed_lines.py", "feed_photographs.py")
 
 
 @pytest.mark.slow

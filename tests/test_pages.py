@@ -30,6 +30,7 @@ def folder(tmp_path, monkeypatch):
         sys.modules.pop(path.stem, None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", [p for p in WITH_CODE if name(p) not in REAL], ids=name)
 def test_page_does_what_it_says(page, folder):
     Reader(folder).read(page)

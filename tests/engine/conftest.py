@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.harness import HERE, SOURCES, Images, compile_c
+from tests.engine.harness import HERE, HOOKS, SOURCES, Images, compile_c
 
 
 @pytest.fixture(scope="session")
@@ -15,6 +15,13 @@ def engine_object(once: Callable[..., Path]) -> str:
     """The engine as one object file, as it is optimised for users."""
     flags = ("-O2", "-r", "-nostdlib", *SOURCES)
     return str(once("engine.o", lambda path: compile_c(path, *flags)))
+
+
+@pytest.fixture(scope="session")
+def hooked_engine(once: Callable[..., Path]) -> str:
+    """The engine as one object file, with hooks.h in front of every file."""
+    flags = ("-O1", "-r", "-nostdlib", *HOOKS, *SOURCES)
+    return str(once("hooked_engine.o", lambda path: compile_c(path, *flags)))
 
 
 @pytest.fixture(scope="session")

@@ -24,6 +24,7 @@ CSRC = HERE.parents[1] / "csrc"
 SOURCES = [str(path) for path in sorted(CSRC.rglob("*.c"))]
 FLAGS = ["-std=c11", "-Wall", "-Wextra", "-Wshadow", "-Werror", "-g", f"-I{CSRC}"]
 ALGORITHMS = {"auto": 0, "flat": 1, "blocks": 2, "ring": 3}
+HOOKS = ["-include", str(HERE / "hooks.h"), f"-I{HERE}"]
 WORST_SECONDS = 120
 
 
@@ -43,12 +44,11 @@ def compile_c(output: Path, *arguments: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def compile_hooked(output: Path, *arguments: str, engine: bool = True) -> None:
+def compile_hooked(output: Path, *arguments: str) -> None:
     """A test in C, of the engine or of the hooks alone, with hooks.h in front of every file."""
     delays = output.with_suffix(".delays.o")
     compile_c(delays, "-O1", "-c", str(HERE / "delays.c"))
-    hooks = ["-include", str(HERE / "hooks.h"), f"-I{HERE}"]
-    compile_c(output, *hooks, *arguments, *(SOURCES if engine else ()), str(delays))
+    compile_c(output, *HOOKS, *arguments, str(delays))
 
 
 class Images:

@@ -27,8 +27,8 @@ def steady(once: Callable[..., Path], engine_object: str) -> Path:
 
 
 @pytest.fixture(scope="module")
-def hooked(once: Callable[..., Path]) -> Path:
-    return once("hooked", lambda path: compile_hooked(path, "-O0", *FILES))
+def hooked(once: Callable[..., Path], hooked_engine: str) -> Path:
+    return once("hooked", lambda path: compile_hooked(path, "-O0", *FILES, hooked_engine))
 
 
 def counted(program: Path, *arguments: object, code: int = 0) -> list[dict[str, str]]:

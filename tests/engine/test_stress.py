@@ -20,7 +20,7 @@ import pytest
 from tests.conftest import PATIENCE, Launch, run
 from tests.engine.harness import CSRC, HERE, compile_hooked
 
-SECONDS = float(os.environ.get("STRESS_SECONDS", "5"))
+SECONDS = float(os.environ.get("STRESS_SECONDS", "2"))
 SEED = int(os.environ.get("STRESS_SEED", "1"))
 STILL = 20  # seconds in which no rank of a job gets further: a hang
 # enum delays_defect, and what it leads to.
@@ -28,9 +28,9 @@ DEFECTS = {"no_fence": (1, "a hang"), "lost_wake": (2, "a hang"), "half_copy": (
 
 
 @pytest.fixture(scope="module")
-def stress(once: Callable[..., Path]) -> Path:
+def stress(once: Callable[..., Path], hooked_engine: str) -> Path:
     files = [str(HERE / f"{name}.c") for name in ("stress", "mixed", "images", "near")]
-    return once("stress", lambda path: compile_hooked(path, "-O1", *files))
+    return once("stress", lambda path: compile_hooked(path, "-O1", *files, hooked_engine))
 
 
 def test_nothing_found(stress, capsys):
@@ -70,8 +70,7 @@ def test_a_stopped_process_is_no_hang(stress):
 
 @pytest.fixture(scope="module")
 def fences(once: Callable[..., Path]) -> Path:
-    return once("fences", lambda path: compile_hooked(
-        path, "-O1", str(HERE / "fences.c"), engine=False))
+    return once("fences", lambda path: compile_hooked(path, "-O1", str(HERE / "fences.c")))
 
 
 @pytest.mark.parametrize("rate", [0, 15])

@@ -24,7 +24,7 @@ PROGRAMS = [
 SIZES = [(4,), (2, 2, 4), (19,)]
 # Which arena each of four processes shares: none, two by two, alternating, all but one.
 ARENAS = [[0, 1, 2, 3], [0, 0, 1, 1], [0, 1, 0, 1], [0, 0, 0, 1]]
-# Elements and seeds: the second, with strict barriers, at one of the sizes in each way to share.
+# Elements and seeds; the second with strict barriers.
 CASES = [(130, 5), (1, 0)]
 
 
@@ -81,13 +81,13 @@ def _product(size: tuple[int, ...]) -> int:
 def main() -> None:
     images = Images(Path(sys.argv[1]))
     for k, arenas in enumerate(ARENAS):
-        for j, size in enumerate(SIZES):
-            for name in PROGRAMS:
-                for elements, seed in CASES[: 1 + (j == k % len(SIZES))]:
-                    wrong = run(images, name, size, arenas, elements=elements, seed=seed,
-                                strict=seed == 0)
-                    if comm.rank == 0:
-                        print(f"{name} {size} {arenas} {elements}: {wrong or 'right'}", flush=True)
+        for j, name in enumerate(PROGRAMS):
+            size = SIZES[(j + k) % len(SIZES)]  # each program at each, in one of the ways to share
+            for elements, seed in CASES:
+                wrong = run(images, name, size, arenas, elements=elements, seed=seed,
+                            strict=seed == 0)
+                if comm.rank == 0:
+                    print(f"{name} {size} {arenas} {elements}: {wrong or 'right'}", flush=True)
         for algorithm in ("flat", "blocks", "ring"):  # long enough for a ring between arenas
             wrong = run(images, "reduce", (7,), arenas, elements=20_000, algorithm=algorithm)
             if comm.rank == 0:

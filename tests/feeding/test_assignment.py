@@ -447,7 +447,7 @@ def situations(draw):
 
 
 @given(situations(), situations(), st.integers(0, 5))
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_whatever_comes_nothing_is_overdrawn(now, earlier, turn):
     pipelines, consumers, rows = now
     before = assign(*earlier).shares

@@ -165,7 +165,7 @@ JSON = st.recursive(
                                                                 max_size=4), max_leaves=12)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(st.sampled_from(sorted(TABLE)), st.data())
 def test_a_changed_field_is_refused_or_checked(kind, data):
     """Whatever stands in one field: a message whose fields were checked again, or a refusal."""

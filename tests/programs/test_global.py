@@ -46,7 +46,7 @@ def expected_of(program: Any, **inputs: Any) -> dict[str, Any]:
     return out
 
 
-PARTS = 4  # of each search, so that workers share them
+PARTS = 2  # of each search, so that workers share them
 PACK = 13  # recipes in an image: most of a build's time does not depend on what is built
 RANKS, CHOICE = st.integers(1, 12), st.integers(0, 5)
 

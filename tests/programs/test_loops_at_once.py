@@ -145,9 +145,8 @@ SEEN = []
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", range(2))
-def test_what_is_promised_of_random_programs(part):
-    @seed(part)
+def test_what_is_promised_of_random_programs():
+    @seed(0)
     @settings(max_examples=EXAMPLES * 2, derandomize=False, print_blob=False, deadline=None,
               suppress_health_check=list(HealthCheck))
     @given(recipes.recipes())

@@ -25,6 +25,7 @@ from tests.programs.whole import programs
 
 pytestmark = pytest.mark.usefixtures("users_cc")
 SIZE = int(os.environ.get("SPMD_RANDOM_SIZE", "22"))
+EXAMPLES = settings().max_examples * 3 // 5
 RTOL = {"float16": 2e-2, "float32": 2e-3, "float64": 1e-7, "complex64": 2e-3, "complex128": 1e-7}
 _numbers = itertools.count()
 
@@ -98,7 +99,7 @@ def build(source: Any) -> Any:
 
 @pytest.mark.slow
 @given(programs(SIZE))
-@settings(print_blob=False)
+@settings(print_blob=False, max_examples=EXAMPLES)
 def test_random_programs_agree(folder: Path, program: Program) -> None:
     note(repr(program))
     compare(program, folder)

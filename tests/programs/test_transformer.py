@@ -104,11 +104,11 @@ def test_two_layers_exchange(rules: dict[str, str], expected: list[Any]) -> None
 @pytest.mark.slow
 def test_losses_are_those_of_jax_and_pytorch(example: Any) -> None:
     """nanoGPT's CPU configuration, 20 steps: where one axis has one rank, the other is data or
-    model parallel alone. Rows of 12 pieces, 4 heads and 65 letters are split unevenly too."""
+    model parallel alone. 4 heads and 65 letters are split unevenly too."""
     model = character_model
     image = spmd.build(example.both, steps=model.STEPS, vocab=model.VOCAB)
     theirs = json.loads(model.GOLDEN.read_text())
-    for x, y in ((1, 1), (2, 1), (1, 3), (4, 4)):
+    for x, y in ((2, 1), (1, 3), (4, 4)):
         out = image.run(ranks=x * y, mesh={"x": x, "y": y}, w=model.weights(), text=model.text(),
                         rate=model.RATE)
         for name in ("jax", "torch"):

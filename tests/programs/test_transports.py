@@ -14,7 +14,7 @@ from tests.programs.generate import Program
 from tests.programs.test_random import load
 from tests.programs.whole import programs
 
-PROGRAMS = int(os.environ.get("SPMD_TRANSPORT_PROGRAMS", "12"))
+PROGRAMS = int(os.environ.get("SPMD_TRANSPORT_PROGRAMS", "8"))
 
 
 def drawn(folder: Path) -> list[tuple[bytes, Program]]:

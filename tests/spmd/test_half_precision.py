@@ -199,7 +199,7 @@ def long_rows(dtype: str = "float16", names: tuple = tuple(LONG), wide: bool = F
 def test_networks_add_up_in_float32(half):
     kind = numpy_dtype(BY_NAME[half])
     image = spmd.build(long_rows, dtype=half) if half == "bfloat16" else None
-    for value in (1.0, 3.0, -0.3):
+    for value in (3.0, -0.3):
         x = np.full(N, value).astype(kind)
         exact = long_rows.eager(dtype=half, wide=True, x=x)
         both = {"eager": long_rows.eager(dtype=half, x=x)}

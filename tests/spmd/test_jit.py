@@ -19,7 +19,7 @@ import pytest
 
 import spmd
 from codegen.user.named import held
-from spmd import source
+from spmd import jitting, source
 
 
 class Pair(NamedTuple):
@@ -408,7 +408,9 @@ def test_a_forked_child_opens_its_own() -> None:
     assert (f(x) == 2 * x).all()
 
 
-def test_what_nobody_has_any_more_is_closed() -> None:
+def test_what_nobody_has_any_more_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jitting, "MOST_OPEN", 4)
+
     def descriptors() -> int:
         return len(os.listdir("/proc/self/fd"))
 
@@ -417,7 +419,7 @@ def test_what_nobody_has_any_more_is_closed() -> None:
 
     for k in range(4):
         f = spmd.jit(lambda x: x * 2, ranks=2)
-        for n in range(1, 22) if k == 0 else (3, 4):  # more than stay open
+        for n in range(1, 8) if k == 0 else (3, 4):  # more than stay open
             f(np.ones(n))
         del f
         gc.collect()

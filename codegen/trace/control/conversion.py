@@ -36,7 +36,7 @@ _converted: weakref.WeakKeyDictionary[
 _codes: dict[tuple[str, types.CodeType], types.CodeType | str] = {}
 # by id: code objects compare by content. The values keep the ids from being used again.
 _made: dict[int, types.CodeType] = {}
-_Text = tuple[str, ast.Module, list[types.CodeType]]
+_Text = tuple[str, list[tuple[_Function, str | None]], list[types.CodeType]]
 _trees: dict[tuple[str, int], _Text] = {}
 runtime: Any = None  # what converted functions call: the module control, put here by program.py
 
@@ -189,7 +189,7 @@ def find(code: types.CodeType, namespace: dict[str, Any]) -> tuple[_Function, st
         if text is None or not same:
             raise _changed(code)
         code = next((c for c in same if c.co_firstlineno == code.co_firstlineno), same[0])
-    fits = [(n, c) for n, c in _functions(text[1], None) if _is_source_of(n, code)]
+    fits = [(n, c) for n, c in text[1] if _is_source_of(n, code)]
     if len(fits) > 1 and code.co_name == "<lambda>":  # several lambdas begin on this line
         spans = set(code.co_positions())
         fits = [(n, c) for n, c in fits if isinstance(n, ast.Lambda) and _span(n.body) in spans]
@@ -198,8 +198,8 @@ def find(code: types.CodeType, namespace: dict[str, Any]) -> tuple[_Function, st
 
 
 def _text(code: types.CodeType, namespace: dict[str, Any]) -> _Text | None:
-    """The text of a function's file, its tree, and the code of all functions in it; no code where
-    they were made by something that changes what it reads, as pytest changes assertions."""
+    """The text of a function's file, all functions in it, and their code; no code where they were
+    made by something that changes what it reads, as pytest changes assertions."""
     lines = linecache.getlines(code.co_filename, namespace)
     if not lines:
         return None
@@ -213,7 +213,7 @@ def _text(code: types.CodeType, namespace: dict[str, Any]) -> _Text | None:
         try:
             tree = ast.parse(text)
             codes = _codes_of(tree, code.co_filename, flags) if plain else []
-            _trees[key] = (text, tree, codes)
+            _trees[key] = (text, [*_functions(tree, None)], codes)
         except (SyntaxError, ValueError):
             return None
     return _trees[key]

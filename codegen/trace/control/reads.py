@@ -285,8 +285,13 @@ def _root(module: str) -> types.ModuleType | None:
     if found is None or root not in _STANDARD:
         return found
     origin = getattr(found.__spec__, "origin", None) or ""
-    standard = sysconfig.get_paths()["stdlib"]
-    return found if origin in ("built-in", "frozen") or origin.startswith(standard) else None
+    return found if origin in ("built-in", "frozen") or origin.startswith(_standard()) else None
+
+
+@functools.cache
+def _standard() -> str:
+    """The folder of Python's own library, which sysconfig makes anew each time it is asked."""
+    return sysconfig.get_paths()["stdlib"]
 
 
 def _is_known(name: str) -> bool:

@@ -39,6 +39,7 @@ from codegen.passes.instrument import instrumented
 from codegen.passes.joined_sums import with_joined_sums
 from codegen.passes.matching import check as check_matching
 from codegen.passes.narrow import narrowed
+from codegen.passes.own_constants import with_own_constants
 from codegen.passes.partition import partition
 from codegen.passes.pieces import in_pieces
 from codegen.passes.points import with_points
@@ -88,7 +89,8 @@ def lower(graph: Module) -> Levels:
     demands, program = with_whole_loops(fetched_ahead(halves, split), split)
     program = through(check, program, turned, with_joined_sums, check_uniform)
     at("proving that sends and receives match")
-    program = through(check, program, check_matching, instrumented, at_one_place)
+    program = through(check, program, check_matching, instrumented, at_one_place,
+                      with_own_constants)
     at("choosing loops and buffers")
     loops = check_loops(looped(program, stored_values(program)))
     loops = through(check_loops, loops, accumulated, fused, with_arrivals)

@@ -79,7 +79,7 @@ class _Scheduler:
     def __init__(self, placed: Placed) -> None:
         self.placed, self.of = placed, placed.of
         self.buffers = list(placed.buffers)
-        self.constants: dict[Value, Buffer] = {}
+        self.constants: dict[int, Buffer] = {}  # by id of the array
         self.spare: dict[Value, Buffer] = {}  # what the op at hand needs meanwhile
         self.phases = self.counters = 0
         self.pending: list[Work] = []
@@ -98,12 +98,10 @@ class _Scheduler:
         return self.spare[value] if value in self.spare else self.constant(value)
 
     def constant(self, value: Value) -> Buffer:
-        if value not in self.constants:
-            number, data = len(self.constants), self.placed.loops.constants[value]
-            self.constants[value] = Buffer(
-                number, f"constant_{number}", value.type.dtype, expr.const(data.size), data
-            )
-        return self.constants[value]
+        """Where a constant lies in the image: an array that several ops name lies there once."""
+        data, number = self.placed.loops.constants[value], len(self.constants)
+        return self.constants.setdefault(id(data), Buffer(
+            number, f"constant_{number}", value.type.dtype, expr.const(data.size), data))
 
     def new_buffer(self, name: str, dtype: DType, elements: Expr) -> Buffer:
         buffer = Buffer(len(self.buffers), name, dtype, elements)

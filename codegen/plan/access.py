@@ -69,9 +69,11 @@ class Resolver:
         return self.node(value, unravel(offset, value.type.shape))
 
     def constant(self, value: Value, data: Array) -> Value:
-        """Where a constant's data lies, which may be copied into memory for its value."""
+        """Where a constant's data lies in the image: another value than its own, if that is a
+        copy in memory."""
         if value not in self.data:
-            self.data[value] = Value(value.name, value.type)
+            copied = value in self.stored
+            self.data[value] = Value(value.name, value.type) if copied else value
             self.constants[self.data[value]] = data
         return self.data[value]
 

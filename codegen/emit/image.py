@@ -156,11 +156,10 @@ def _constants(plan: Plan) -> tuple[bytes, str]:
         rows += f"    {len(data)}, /* {c.name}: {c.dtype}[{c.capacity}] */\n"
         data += c.data.tobytes()
     table = (
-        "/* NumPy arrays that the program met */\n"
-        "extern const char spmd_constants[];\n"
+        "/* NumPy arrays that the program met: all ranks read them in the image's own section */\n"
         f"static const int64_t constant_offset[] = {{\n{rows}}};\n"
-        "#define CONSTANT(number) \\\n"
-        "    ((void *)((char *)(uintptr_t)spmd_constants + constant_offset[number]))\n"
+        "#define CONSTANT(r, number) \\\n"
+        "    ((const void *)((r)->world->constants + constant_offset[number]))\n"
     )
     return data, table
 

@@ -40,9 +40,9 @@ class Kind:
     it wants the memory of its first operand for its result. reads: its operands point by point, so
     that they may be computed on the way; strided boxes where they lie; or whole and contiguous.
     from_buffers: others than its rank look at its operands, which are in buffers; else a constant
-    is read in the image. rereads: it may read one element at several points. held: a rank has balanced blocks of its
-    results, whatever parts of them are wanted; so it has of a kind of several results, which are of
-    one batch. laborious: ghost cells of its result are fetched, not computed once more. fuses: a
+    is read in the image. rereads: it may read one element at several points. held: a rank has
+    balanced blocks of its results, whatever parts of them are wanted; so it has of a kind of
+    several results, which are of one batch. laborious: ghost cells of its result are fetched, not computed once more. fuses: a
     Store or Reduce that is all of its `steps` may share loops. fence: nothing that comes later is
     computed before it. at_home: a rank's blocks of its operands are what it works on. has_room: its
     result may lie in an array with room for ghost cells. lays_out: it says how arrays lie. flat:

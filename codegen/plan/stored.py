@@ -25,8 +25,17 @@ from codegen.ops import (
 from codegen.ops.sources import Source
 from codegen.ops.views import View
 from codegen.plan.access import Resolver
+from codegen.plan.grammar import Load
 from codegen.plan.image_constants import image_constants
-from codegen.plan.indexing import loads, loop_vars, positions, ravel, rows_kept
+from codegen.plan.indexing import (
+    affine,
+    loads,
+    loop_vars,
+    positions,
+    ravel,
+    rows_kept,
+    strides,
+)
 
 DEEPEST = 40  # ops in one expression: unrolled loops chain without end, compilers recurse
 
@@ -101,7 +110,7 @@ class _Storing:
         elif isinstance(op.what, Kernel):  # what its results begin as is computed into them
             read = {what for how, what in op.what.args if how == "in"}
             self.stored.update(v for k, v in enumerate(op.operands)
-                               if k in read and v.type.shape and v not in self.image)
+                               if k in read and v.type.shape and not self.is_in_a_row(v))
         else:
             self.stored.update(v for v in op.operands if v not in self.image)
 
@@ -141,6 +150,22 @@ class _Storing:
         while value not in self.stored and isinstance(self.defs[value].what, Reshape):
             value = self.defs[value].operands[0]
         return value in self.stored or (image and value in self.image)
+
+    def is_in_a_row(self, value: Value) -> bool:
+        """Whether its elements lie one after the other in a constant of the image."""
+        base = value
+        while base not in self.image:
+            op = self.defs.get(base)
+            if base in self.stored or op is None or not isinstance(op.what, (Reshape, Slice)):
+                return False
+            (base,) = op.operands
+        shape = value.type.shape
+        loops = loop_vars(shape)
+        node = Resolver(self.program, self.stored).node(value, positions(loops))
+        found = affine(node.offset, loops) if isinstance(node, Load) else None
+        return found is not None and all(
+            extent == 1 or have == want
+            for extent, have, want in zip(shape, found[1], strides(shape), strict=True))
 
     def consumers(self, value: Value) -> Iterator[Use]:
         """The uses that really read a value: through views, to whoever is stored."""

@@ -1,6 +1,6 @@
-"""Which constants are read where they lie in the image, and which uses need a buffer for them.
+"""Constants that are read in the image: which they are, which uses need a buffer, their places.
 
-Goes in: a Program. Comes out: values of Const ops, or facts about one use.
+Goes in: a Program, or a Plan. Comes out: values of Const ops, facts about one use, offsets.
 Always holds: nobody writes to a constant in the image, and nobody but its own process looks there.
 """
 
@@ -11,6 +11,9 @@ from collections.abc import Iterator
 from codegen.ir import Module, Op, Use, Value
 from codegen.ops.control import Control
 from codegen.ops.sources import Const
+from codegen.plan.grammar import Buffer, Plan
+
+LINE = 64  # bytes on which a constant begins, as caches and vectors have them
 
 
 def image_constants(program: Module) -> Iterator[Value]:
@@ -33,3 +36,12 @@ def needs_buffer(use: Use) -> bool:
     if op is None or isinstance(op.what, Control):
         return True
     return op.what.from_buffers or (op.what.in_place and use.operand == 0)
+
+
+def constant_places(plan: Plan) -> Iterator[tuple[Buffer, int]]:
+    """Each constant, and the byte of section .spmd.constants at which it begins."""
+    end = 0
+    for constant in plan.constants:
+        begin = -(-end // LINE) * LINE
+        yield constant, begin
+        end = begin + constant.data.nbytes

@@ -26,6 +26,7 @@ from spmd.arguments import scalar_words
 from spmd.engine import ffi, lib
 from spmd.files.npy import SIZES, element_count
 from spmd.launch import limits, loader
+from spmd.launch.constants import held
 from spmd.launch.hosts import Hosts, hosted, mine
 from spmd.launch.memory import address_space, available_memory, bytes_text
 from spmd.launch.options import OPTIONS
@@ -209,9 +210,7 @@ class Job:
         if not content:
             return ""
         if self.constants is None:
-            from spmd.launch import constants  # mmap: most images have none
-
-            self.constants = constants.held(checked.digest, content, path)
+            self.constants = held(checked.digest, content, path)
         lib.spmd_job_constants(self._job, self.constants.address)
         return str(self.constants.path)
 

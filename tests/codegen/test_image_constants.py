@@ -13,7 +13,7 @@ import spmd
 from codegen.compile import lower
 from codegen.errors import InternalError
 from codegen.passes.check_plan import check_plan
-from codegen.plan.grammar import KernelCall, LibraryCall, Load, Phase, Plan, Store
+from codegen.plan.grammar import Exchange, KernelCall, LibraryCall, Load, Phase, Plan, Store
 from codegen.plan.steps import mapped_steps, simple_works, walk_steps
 
 rng = np.random.default_rng(0)
@@ -34,7 +34,8 @@ def works(plan: Plan) -> list[Any]:
 def copies(plan: Plan) -> list[str]:
     """The buffers into which a constant is copied as it is."""
     return [w.buffer.name for w in works(plan) if isinstance(w, Store)
-            and isinstance(w.value, Load) and w.value.buffer.data is not None]
+            and isinstance(w.value, Load) and w.value.buffer.data is not None
+            and not w.value.bounds]
 
 
 def test_a_network_has_buffers_for_what_it_computes_only() -> None:
@@ -70,6 +71,20 @@ def test_a_rank_reads_its_part_of_a_constant() -> None:
     assert rows.what.data is not None and rows.offset != 0
     assert stack.buffer.data is not None and stack.offset != 0
     assert copies(plan) == []
+
+
+def test_a_layout_moves_no_constant() -> None:
+    """Every rank has all of it, wherever the program says that it lies."""
+
+    def laid_out():
+        x = spmd.input("x", (12, N), layout=("r", None))
+        i = spmd.input("i", (12,), np.int64, layout=("r",))
+        w = spmd.numpy.asarray(W).relayout(("r", None))
+        return x @ w, w.T[1:][i], w
+
+    plan = plan_of(laid_out)
+    assert not [s for s in walk_steps(plan.steps) if isinstance(s, Exchange)]
+    assert len(copies(plan)) == 1  # of the rank's rows, for the output
 
 
 def test_one_copy_for_each_who_carries_writes_or_sends_it() -> None:
@@ -126,6 +141,10 @@ def everything():
              "solved": np.linalg.solve(W, x.T), "factored": np.linalg.inv(V) @ x.T,
              "picked": W[(x[0] > 0).astype(int)], "transform": np.fft.fft(V * 1.0, axis=0),
              "back": spmd.grad(lambda x: np.sum(np.tanh(x @ W)))(x)}
+    laid_out = spmd.numpy.asarray(W)
+    if not isinstance(laid_out, np.ndarray):  # eager
+        laid_out = laid_out.relayout(("r", None))
+    shown |= {"laid out": laid_out, "of that": x @ laid_out[:, ::-1], "sum": np.sum(laid_out) + x}
     y = spmd.numpy.array(W)
     y[0] = x[0]
     shown["written over"] = x @ y

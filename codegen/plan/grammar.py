@@ -312,8 +312,7 @@ class LibraryCall(Generic[M]):
 
 @dataclass(frozen=True)
 class Argument(Generic[M]):
-    """what: a Buffer (with its shape) or a Node. writes: an output of the kernel. offset: where in
-    the buffer the array begins, in elements."""
+    """what: a Buffer (from offset on, of this shape) or a Node. writes: an output of the kernel."""
 
     what: M | Expr | Node[M]
     dtype: DType

@@ -26,12 +26,12 @@ from spmd.arguments import scalar_words
 from spmd.engine import ffi, lib
 from spmd.files.npy import SIZES, element_count
 from spmd.launch import limits, loader
-from spmd.launch.constants import held
 from spmd.launch.hosts import Hosts, hosted, mine
 from spmd.launch.memory import address_space, available_memory, bytes_text
 from spmd.launch.options import OPTIONS
 from spmd.launch.processes import Elsewhere, end_with_the_job
 from spmd.launch.saying import Saying
+from spmd.launch.shared_constants import held
 from spmd.launch.sizes import mesh_symbols
 from spmd.launch.transport import Transport
 from spmd.launch.watch import Watch

@@ -23,6 +23,7 @@ from codegen.passes.apart import with_apart
 from codegen.passes.arrivals import with_arrivals
 from codegen.passes.at_once import at_once
 from codegen.passes.buffers import placed
+from codegen.passes.cast_constants import with_cast_constants
 from codegen.passes.check import check
 from codegen.passes.check_loops import check_loops
 from codegen.passes.check_memory import check_memory
@@ -83,8 +84,8 @@ class Levels:
 def lower(graph: Module) -> Levels:
     """All levels below a Graph. Raises the error classes of codegen.errors."""
     at("choosing what ranks hold, and what they send")
-    graph = through(check, check(graph), check_replicas, without_common, compared, at_once,
-                    sums_at_once, in_pieces, in_blocks, row_wise)
+    graph = through(check, check(graph), check_replicas, with_cast_constants, without_common,
+                    compared, at_once, sums_at_once, in_pieces, in_blocks, row_wise)
     halves = with_shared_loops(with_apart(split(graph), split), split)
     demands, program = with_whole_loops(fetched_ahead(halves, split), split)
     program = through(check, program, turned, with_joined_sums, check_uniform)

@@ -15,6 +15,7 @@ from codegen.errors import InternalError
 from codegen.passes.check_plan import check_plan
 from codegen.plan.grammar import Exchange, KernelCall, LibraryCall, Load, Phase, Plan, Store
 from codegen.plan.steps import mapped_steps, simple_works, walk_steps
+from codegen.plan.text import plan_text
 
 rng = np.random.default_rng(0)
 N = 16  # products of fewer elements are loops
@@ -71,6 +72,31 @@ def test_a_rank_reads_its_part_of_a_constant() -> None:
     assert rows.what.data is not None and rows.offset != 0
     assert stack.buffer.data is not None and stack.offset != 0
     assert copies(plan) == []
+
+
+@pytest.mark.parametrize("dtype", ["float64", "complex128", "float16", "bfloat16"])
+def test_the_cast_of_a_constant_is_a_constant(dtype: str) -> None:
+    def cast():
+        x = spmd.input("x", (12, N), np.float32, layout=("r", None))
+        w = spmd.numpy.asarray(W.astype(np.float32))
+        return x.astype(dtype) @ w.astype(dtype)
+
+    plan = plan_of(cast)
+    (constant,) = plan.constants
+    assert constant.dtype.name == dtype
+    np.testing.assert_array_equal(constant.data, W.astype(np.float32).astype(constant.data.dtype))
+
+
+def test_a_run_casts_what_loses_numbers() -> None:
+    """Checks may ask for them: here infinities, and integers beyond their type."""
+
+    def lost():
+        x = spmd.input("x", (N,), np.float32, layout=("r",))
+        lose = spmd.vmap(lambda big, wide, x: big.astype(np.float32) + x + wide.astype(np.int8))
+        return lose(1e300 * W[0], np.arange(N) ** 2 % 7 * 90, x)
+
+    text = plan_text(plan_of(lost))
+    assert "cast float32(constant_0" in text and "cast int8(constant_1" in text
 
 
 def test_a_layout_moves_no_constant() -> None:

@@ -74,6 +74,7 @@ def test_a_rank_reads_its_part_of_a_constant() -> None:
     assert copies(plan) == []
 
 
+@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("dtype", ["float64", "complex128", "float16", "bfloat16"])
 def test_the_cast_of_a_constant_is_a_constant(dtype: str) -> None:
     def cast():

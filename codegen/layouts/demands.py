@@ -57,14 +57,6 @@ class Demands:
             self.rules.define(op)
             if isinstance(op.what, Roll) and not self.rules.goes_on(op.operands[0], op.what.dim):
                 self.cut_short.add(op.operands[0])
-        # what every rank has any part of without an exchange: constants, and views of them
-        self.everywhere: set[Value] = set()
-        for op in global_ops(graph.body):
-            known = op.what.is_view or isinstance(op.what, Relayout)
-            if known and self.cut_short.isdisjoint(op.results) and (
-                self.everywhere.issuperset(op.operands)
-            ):
-                self.everywhere.update(op.results)
         for o in graph.outputs:
             made = self.defs.get(o.value)
             self.want(o.value, cuts.blocks(o.shape, o.layout), made.place if made else None)
@@ -146,9 +138,8 @@ class Demands:
 
     def is_view(self, op: Op) -> bool:
         """Whether it is made anew wherever a part is wanted: a view, or a constant laid out."""
-        if isinstance(op.what, Relayout):
-            return op.result in self.everywhere
-        return op.what.is_view and op.result not in self.cut_short
+        anew = op.what.is_view or self.rules.is_laid_out(op)
+        return anew and op.result not in self.cut_short
 
     def shown(self, value: Value) -> Value:
         """What a view shows; else the value."""

@@ -23,6 +23,7 @@ from codegen.passes.apart import with_apart
 from codegen.passes.arrivals import with_arrivals
 from codegen.passes.at_once import at_once
 from codegen.passes.buffers import placed
+from codegen.passes.cast_constants import with_cast_constants
 from codegen.passes.check import check
 from codegen.passes.check_loops import check_loops
 from codegen.passes.check_memory import check_memory
@@ -39,6 +40,7 @@ from codegen.passes.instrument import instrumented
 from codegen.passes.joined_sums import with_joined_sums
 from codegen.passes.matching import check as check_matching
 from codegen.passes.narrow import narrowed
+from codegen.passes.own_constants import with_own_constants
 from codegen.passes.partition import partition
 from codegen.passes.pieces import in_pieces
 from codegen.passes.points import with_points
@@ -82,13 +84,14 @@ class Levels:
 def lower(graph: Module) -> Levels:
     """All levels below a Graph. Raises the error classes of codegen.errors."""
     at("choosing what ranks hold, and what they send")
-    graph = through(check, check(graph), check_replicas, without_common, compared, at_once,
-                    sums_at_once, in_pieces, in_blocks, row_wise)
+    graph = through(check, check(graph), check_replicas, with_cast_constants, without_common,
+                    compared, at_once, sums_at_once, in_pieces, in_blocks, row_wise)
     halves = with_shared_loops(with_apart(split(graph), split), split)
     demands, program = with_whole_loops(fetched_ahead(halves, split), split)
     program = through(check, program, turned, with_joined_sums, check_uniform)
     at("proving that sends and receives match")
-    program = through(check, program, check_matching, instrumented, at_one_place)
+    program = through(check, program, check_matching, instrumented, at_one_place,
+                      with_own_constants)
     at("choosing loops and buffers")
     loops = check_loops(looped(program, stored_values(program)))
     loops = through(check_loops, loops, accumulated, fused, with_arrivals)

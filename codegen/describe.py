@@ -25,7 +25,14 @@ from codegen.plan.grammar import (
     Plan,
 )
 from codegen.plan.handed import More, Save, Send, Take
-from codegen.plan.steps import Operation, operations, simple_works, step_buffers
+from codegen.plan.image_constants import constant_places
+from codegen.plan.steps import (
+    Operation,
+    operations,
+    simple_works,
+    step_buffers,
+    step_memory,
+)
 from codegen.plan.text import loops_text, plan_text
 from codegen.printer import module_text
 from codegen.symbolic.expr import Expr, to_json
@@ -68,6 +75,12 @@ def manifest_of(plan: Plan, target: str) -> dict[str, Any]:
         "routes": routes_of(plan),
         "operations": rows,
         "buffers": [_buffer(b, uses) for b in plan.buffers],
+        "constants": [
+            {"number": c.number, "name": c.name, "dtype": c.dtype.name, "offset": offset,
+             "bytes": c.data.nbytes, "operations": [
+                k for k, step in enumerate(steps) if any(b is c for b in step_memory(step))]}
+            for c, offset in constant_places(plan)
+        ],
         "libraries": [
             {"number": k, "source": routine.source, "routine": routine.name,
              "operations": [r["number"] for r in rows if k in r.get("libraries", ())]}
@@ -99,7 +112,7 @@ def _operation(number: int, step: Operation) -> dict[str, Any]:
     if step.place is not None:
         row["place"] = line_of(step.place)
         row["text"] = step.place.source_line().strip()
-    row["buffers"] = sorted({b.number for b in step_buffers(step) if b.data is None})
+    row["buffers"] = sorted({b.number for b in step_buffers(step)})
     match step:
         case Exchange():
             row |= {"kind": step.kind, "site": step.site, "axes": list(step.axes)}

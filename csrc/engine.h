@@ -212,6 +212,8 @@ int64_t spmd_job_private_bytes(const spmd_job *job); /* that the hosted ranks ta
 int64_t spmd_job_threads(const spmd_job *job);
 /* Takes all memory of the hosted ranks and lets the image evaluate what depends on the index. */
 int spmd_job_load(spmd_job *job, spmd_arena *arena);
+/* Before the first run: where section .spmd.constants of its image lies, until the job is freed. */
+void spmd_job_constants(spmd_job *job, const void *constants);
 /* SPMD_BUSY: it runs, or was aborted and a thread is still inside a compute phase, or MPI may still
  * write into its memory; nothing was freed. The arena and the image must then stay as well. */
 int spmd_job_free(spmd_job *job);

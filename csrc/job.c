@@ -232,6 +232,11 @@ int spmd_job_new(const spmd_settings *settings, spmd_job **made)
     return SPMD_OK;
 }
 
+void spmd_job_constants(spmd_job *job, const void *constants)
+{
+    job->world.constants = constants;
+}
+
 /* Of ranks of this arena only: other arenas' ranks that lie between them take no memory. */
 int64_t spmd_job_bytes(const spmd_job *job)
 {

@@ -141,6 +141,10 @@ def summary(image: reader.ImageFile) -> Iterator[str]:
             f"buffer {b['number']:<5}{b['name']}: {b['dtype']}, {infix(b['bytes'])} bytes"
             + (f", operations {used}" if used else "")
         )
+    for c in m["constants"]:
+        used = ", ".join(str(k) for k in c["operations"])
+        what = f"{c['name']}: {c['dtype']}, {c['bytes']} bytes in the image"
+        yield f"constant {c['number']:<3}{what}" + (f", operations {used}" if used else "")
     for row in m["libraries"]:
         used = ", ".join(str(k) for k in row["operations"])
         yield f"library {row['number']:<4}{row['routine']} of {row['source']}, operations {used}"

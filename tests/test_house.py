@@ -41,6 +41,7 @@ LEVELS = {
     "codegen.image.link": 5, "codegen.plan.text": 5, "codegen.plan.steps": 5,
     "codegen.plan.boxes": 5, "codegen.plan.flatten": 5, "codegen.naming": 5,
     "codegen.plan.names": 5, "codegen.plan.exprs": 5,
+    "codegen.plan.image_constants": 5,
     "codegen.plan.loops": 5, "codegen.plan.stored": 5, "codegen.plan.strips": 5,
     "codegen.plan.runs": 5, "codegen.plan.lookahead": 5, "codegen.plan.tiles": 6,
     "codegen.plan.several_rows": 5, "codegen.plan.row_tiles": 6,

@@ -32,6 +32,7 @@ from codegen.plan.grammar import (
     Plan,
     Print,
 )
+from codegen.plan.image_constants import constant_places
 from codegen.plan.names import identifier
 from codegen.plan.steps import simple_works, walk_steps
 from codegen.symbolic.expr import Expr, Sym
@@ -148,21 +149,19 @@ def _enums(plan: Plan, places: Places) -> str:
 
 
 def _constants(plan: Plan) -> tuple[bytes, str]:
-    """All constants one after the other, aligned to 64 bytes, and the table of their places."""
-    data = b""
+    """All constants one after the other, and the table of their places."""
+    data = bytearray()
     rows = ""
-    for c in plan.constants:
-        data += b"\0" * (-len(data) % 64)
-        rows += f"    {len(data)}, /* {c.name}: {c.dtype}[{c.capacity}] */\n"
-        data += c.data.tobytes()
+    for c, offset in constant_places(plan):
+        data += bytes(offset - len(data)) + c.data.tobytes()
+        rows += f"    {offset}, /* {c.name}: {c.dtype}[{c.capacity}] */\n"
     table = (
-        "/* NumPy arrays that the program met */\n"
-        "extern const char spmd_constants[];\n"
+        "/* NumPy arrays that the program met: all ranks read them in the image's own section */\n"
         f"static const int64_t constant_offset[] = {{\n{rows}}};\n"
-        "#define CONSTANT(number) \\\n"
-        "    ((void *)((char *)(uintptr_t)spmd_constants + constant_offset[number]))\n"
+        "#define CONSTANT(r, number) \\\n"
+        "    ((const void *)((r)->world->constants + constant_offset[number]))\n"
     )
-    return data, table
+    return bytes(data), table
 
 
 def _routines(plan: Plan) -> list[str]:

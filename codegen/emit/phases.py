@@ -249,7 +249,8 @@ class PhaseWriter(NestWriter):
     def argument(self, a: Argument) -> list[str]:
         """An array's address and extents; a complex number's parts."""
         if isinstance(a.what, Buffer):
-            address = f"(void *){self.buffer(a.what, written=True)}"
+            name = self.buffer(a.what, written=a.writes)
+            address = f"(void *){name if a.offset == 0 else f'({name} + {self.integer(a.offset)})'}"
             return [address, *(self.integer(e, Binds.CHOICE) for e in a.shape)]
         if isinstance(a.what, Expr):
             return [self.integer(a.what, Binds.CHOICE)]

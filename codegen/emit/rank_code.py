@@ -34,7 +34,7 @@ class Places:
         if buffer.data is None:
             return f"AT(r, {self.number(buffer)})"
         self.constants = True
-        return f"CONSTANT({buffer.number})"
+        return f"CONSTANT(r, {buffer.number})"
 
     def symbol(self, s: Sym, world: str = "r->world") -> str:
         """Where a rank finds the value of a symbol; "" for a variable of its own function."""

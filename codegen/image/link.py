@@ -51,15 +51,13 @@ spmd_digest:
     .incbin "manifest"
     .section .spmd.notes, "", @progbits
     .incbin "notes"
-    .section .rodata
-    .balign 64
-    .globl spmd_constants
-    .hidden spmd_constants
-spmd_constants:
-    .incbin "constants"
-    .byte 0
+    {constants}
     .section .note.GNU-stack, "", @progbits
 """
+# What is loaded of it is not in a segment: launches map it, once for all jobs of a process.
+_CONSTANTS = """.section .spmd.constants, "", @progbits
+    .balign 64
+    .incbin "constants\""""
 
 _MEMORY = "more memory: its limit may be that of a job or of a container"
 # What compilers say when they are incomplete or older than the target: no defect of ours.
@@ -117,7 +115,8 @@ def link(
         "manifest": json.dumps(manifest, separators=(",", ":"), ensure_ascii=True).encode(),
         "notes": zlib.compress(json.dumps(notes).encode(), 6),
         "constants": constants,
-        "tables.s": _ASSEMBLY.format(room=reader.DIGEST_ROOM).encode(),
+        "tables.s": _ASSEMBLY.format(
+            room=reader.DIGEST_ROOM, constants=_CONSTANTS if constants else "").encode(),
     }
     for k, content in enumerate(objects):
         files[f"kernel_{k}.o"] = content

@@ -236,6 +236,8 @@ _MANIFEST = table(
     )),
     buffers=every(table(number=_COUNT, name=text, dtype=word(*DTYPES), bytes=formula,
                         operations=every(_COUNT))),
+    constants=every(table(number=_COUNT, name=text, dtype=word(*DTYPES), offset=_COUNT,
+                          bytes=_COUNT, operations=every(_COUNT))),
     libraries=every(table(number=_COUNT, source=text, routine=text,
                           operations=every(_COUNT))),
     checks=every(word(*CHECKS)),
@@ -272,7 +274,7 @@ def check_manifest(m: dict[str, Any]) -> None:
         names = [one["name"] for one in m[name]]
         if len(set(names)) < len(names):
             refuse(name, "distinct names", max(names, key=names.count))
-    for name in ("operations", "buffers", "libraries"):
+    for name in ("operations", "buffers", "constants", "libraries"):
         numbers = [one["number"] for one in m[name]]
         if numbers != list(range(len(numbers))):
             refuse(f"{name} are not numbered", "numbers from 0 on", numbers[0])

@@ -137,8 +137,9 @@ class Demands:
         return home(value) if op and isinstance(op.what, Relayout) and not op.what.held else None
 
     def is_view(self, op: Op) -> bool:
-        """Whether it is made anew wherever a part is wanted."""
-        return op.what.is_view and op.result not in self.cut_short
+        """Whether it is made anew wherever a part is wanted: a view, or a constant laid out."""
+        anew = op.what.is_view or self.rules.is_laid_out(op)
+        return anew and op.result not in self.cut_short
 
     def shown(self, value: Value) -> Value:
         """What a view shows; else the value."""

@@ -24,6 +24,7 @@ from codegen.ops import (
     Gather,
     Iota,
     Map,
+    Relayout,
     Slice,
     Update,
 )
@@ -44,6 +45,8 @@ class Localizer:
         self.partial: dict[Value, tuple[str, ...]] = {}
         self.later: set[Value] = set()
         self.lies: dict[Value, dict[int, Cut]] = {}  # split dims that do not lie in blocks
+        # what every rank has any part of without an exchange: constants, and views of them
+        self.everywhere: set[Value] = set()
 
     def needs(self, op: Op, window: Window) -> list[Window]:
         """The part of each operand for this part of the result. Window () for 0-d operands."""
@@ -69,11 +72,21 @@ class Localizer:
                     found = op.what.lies(op, dim, self)
                     if found is not None and found.axes == entry:
                         self.lies.setdefault(value, {})[dim] = found
+        if (op.what.is_view or isinstance(op.what, Relayout)) and (
+            self.everywhere.issuperset(op.operands)
+        ):
+            self.everywhere.update(op.results)
+
+    def is_laid_out(self, op: Op) -> bool:
+        """Whether it says how a constant lies, of which every rank has all."""
+        return isinstance(op.what, Relayout) and op.result in self.everywhere
 
     def goes_on(self, value: Value, dim: int) -> bool:
         """Whether the part of a value beyond the ends of a dim, which goes on there, can be had
         from such parts of what it is a view of."""
         op = self.defs.get(value)
+        if op is not None and self.is_laid_out(op):
+            return self.goes_on(op.operands[0], dim)
         return op is None or op.what.goes_on(op, dim, self)
 
     # ---- parts -----------------------------------------------------------------------------------

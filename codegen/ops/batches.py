@@ -26,6 +26,7 @@ Homes = tuple[tuple[Shape, Layout], ...]
 class Feeding(Kind):
     """What is done with a feed: ranks come to it together."""
 
+    from_buffers = True
     fence = True
     at_home = True
     held = True

@@ -84,6 +84,7 @@ class Save(Kind):
     stands in. home: shape and layout of the whole array, in one rank's view."""
 
     name = "save"
+    from_buffers = True
     fence = True
     held = True
     at_home = True
@@ -119,6 +120,7 @@ class Point(Kind):
     """
 
     name = "point"
+    from_buffers = True
     fence = True
     held = True
     at_home = True

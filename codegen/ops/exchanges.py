@@ -36,6 +36,7 @@ class Exchange(Kind):
     """A kind whose operand members give to each other. moves: a member may get what another one
     has, so that they come to have the same though they computed different things."""
 
+    from_buffers = True
     moves: ClassVar[bool] = False
     axes: Axes
 

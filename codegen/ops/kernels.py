@@ -145,8 +145,11 @@ class Kernel(Stated):
                 )
             elif how == "in":
                 v = op.operands[what]
-                given = v if v.type.ndim else at.node(v, ())
-                arguments.append(Argument(given, v.type.dtype, v.type.shape))
+                if v.type.ndim:
+                    lies, offset = at.contiguous(v)
+                    arguments.append(Argument(lies, v.type.dtype, v.type.shape, offset=offset))
+                else:
+                    arguments.append(Argument(at.node(v, ()), v.type.dtype))
                 signature.append(gufunc.Parameter(v.type.dtype, v.type.ndim, False, loops))
             else:
                 numbers = what if how == "starts" else (what,)

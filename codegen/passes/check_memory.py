@@ -215,7 +215,7 @@ class _Check:
         for v, b in zip(mine, theirs, strict=True):
             if v in self.at:
                 to[v] = self.placed.of[v]
-            elif b.data is not self.placed.loops.constants.get(v):
+            elif not _same_elements(b.data, self.placed.loops.constants.get(v)):
                 return False
             else:
                 to.setdefault(v, b)
@@ -317,6 +317,12 @@ def _copied(item: Item | None) -> int | None:
         return None
     constant = value.buffer.data is not None
     return None if constant or value.buffer is item.buffer else value.buffer.number
+
+
+def _same_elements(a: Any, b: Any) -> bool:
+    """Whether two arrays hold the same bytes; NaNs do if they are spelled alike."""
+    return a is b or (a is not None and b is not None and a.dtype == b.dtype
+                      and a.tobytes() == b.tobytes())
 
 
 def _nothing(act: Act, at: Mapping[Value, int]) -> bool:

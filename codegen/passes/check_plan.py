@@ -28,7 +28,15 @@ from codegen.plan.grammar import (
     Turns,
 )
 from codegen.plan.handed import More, Save, Send, Take
-from codegen.plan.steps import inner_steps, simple_works, step_buffers, walk_steps
+from codegen.plan.steps import (
+    inner_steps,
+    memory_written,
+    simple_works,
+    step_buffers,
+    step_memory,
+    walk_steps,
+    walk_works,
+)
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr, Sym
 
@@ -49,7 +57,7 @@ def check_plan(plan: Plan) -> Plan:
         )
     for step in walk_steps(plan.steps):
         place = getattr(step, "place", None)
-        for buffer in step_buffers(step):
+        for buffer in step_memory(step):
             _rule(id(buffer) in known, place, f"buffer {buffer.name} is in the table")
         if isinstance(step, Loop):
             _rotations(step)
@@ -62,6 +70,9 @@ def check_plan(plan: Plan) -> Plan:
                 all(b.buffer.data is None for b in step.boxes), place,
                 "members see each other's buffers, not constants",
             )
+        if isinstance(step, Phase):
+            written = (b for work in walk_works(step.work) for b in memory_written(work))
+            _rule(all(b.data is None for b in written), place, "no constant is written")
         if isinstance(step, Exchange) and step.pull_from and step.pull_into:
             _rule(
                 step.in_place == (step.pull_from.buffer is step.pull_into.buffer), place,
@@ -75,6 +86,11 @@ def check_plan(plan: Plan) -> Plan:
                 place,
                 "both sides of an exchange have the same dims",
             )
+    arrays = [*plan.inputs, *plan.outputs, *(a for some in plan.points or () for a in some),
+              *(a for some in (*plan.takes, *plan.sends) for a in some.arrays),
+              *(s.array for s in plan.saves)]
+    _rule(all(a.buffer.data is None for a in arrays), None,
+          "what others than the program read lies in buffers")
     _feeds(plan)
     _side_by_side(plan.steps)
     return plan

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from hashlib import blake2b
 
 from codegen import ops
 from codegen.dtypes import DType
@@ -63,7 +64,7 @@ def scheduled(placed: Placed) -> Plan:
     loops = placed.loops
     return Plan(
         program.name, program.file, program.mesh, program.parameters, program.scalars,
-        tuple(work.buffers), tuple(work.constants.values()), inputs, outputs, program.returns,
+        tuple(work.buffers), tuple(work.contents.values()), inputs, outputs, program.returns,
         tuple(steps), program.conditions, work.counters, loops.sites, program.routes,
         loops.libraries, tuple(loops.kernels.items()), program.checks, dict(loops.named),
         points=tuple(work.points) if program.kept else None, feeds=program.feeds,
@@ -80,6 +81,7 @@ class _Scheduler:
         self.placed, self.of = placed, placed.of
         self.buffers = list(placed.buffers)
         self.constants: dict[Value, Buffer] = {}
+        self.contents: dict[tuple[str, bytes], Buffer] = {}  # by dtype and digest of its elements
         self.spare: dict[Value, Buffer] = {}  # what the op at hand needs meanwhile
         self.phases = self.counters = 0
         self.pending: list[Work] = []
@@ -98,11 +100,13 @@ class _Scheduler:
         return self.spare[value] if value in self.spare else self.constant(value)
 
     def constant(self, value: Value) -> Buffer:
+        """Where a constant lies in the image; equal ones lie there once. (A program that names an
+        array twice has two: Python may have changed it between.)"""
         if value not in self.constants:
-            number, data = len(self.constants), self.placed.loops.constants[value]
-            self.constants[value] = Buffer(
-                number, f"constant_{number}", value.type.dtype, expr.const(data.size), data
-            )
+            data, number = self.placed.loops.constants[value], len(self.contents)
+            content = value.type.dtype.name, blake2b(data.tobytes()).digest()
+            self.constants[value] = self.contents.setdefault(content, Buffer(
+                number, f"constant_{number}", value.type.dtype, expr.const(data.size), data))
         return self.constants[value]
 
     def new_buffer(self, name: str, dtype: DType, elements: Expr) -> Buffer:

@@ -64,6 +64,10 @@ class Maker(Resolver):
         op.what.steps(op, self)
         read = dict.fromkeys(x for x, _ in self.begins)
         read |= dict.fromkeys(v for act in self.acts for v in memory_read(act))
+        for v in read:
+            made = self.defs.get(v)
+            if made is not None and v not in self.stored and isinstance(made.what, ops.Const):
+                self.constant(v, made.what.data)
         what = Do(tuple(self.acts), tuple(self.begins), tuple(self.scratch), op)
         operands = tuple(v for v in read if v not in self.constants and v not in op.results)
         return Op(what, operands, op.results, (), op.place)

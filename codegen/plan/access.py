@@ -13,7 +13,15 @@ from codegen.ir import Module, Op, Shape, Value
 from codegen.ops import Gather, Reshape, Scatter, Slice, Update
 from codegen.ops.kind import Array
 from codegen.plan.grammar import Bound, Load, Node, Var
-from codegen.plan.indexing import Index, loop_vars, match_dims, positions, ravel, unravel
+from codegen.plan.indexing import (
+    Index,
+    affine,
+    loop_vars,
+    match_dims,
+    positions,
+    ravel,
+    unravel,
+)
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr, Sym
 
@@ -69,11 +77,21 @@ class Resolver:
         return self.node(value, unravel(offset, value.type.shape))
 
     def constant(self, value: Value, data: Array) -> Value:
-        """Where a constant's data lies, which may be copied into memory for its value."""
+        """Where a constant's data lies in the image: another value than its own, if that is a
+        copy in memory."""
         if value not in self.data:
-            self.data[value] = Value(value.name, value.type)
+            copied = value in self.stored
+            self.data[value] = Value(value.name, value.type) if copied else value
             self.constants[self.data[value]] = data
         return self.data[value]
+
+    def contiguous(self, value: Value) -> tuple[Value, Expr]:
+        """The memory in which a value's elements lie one after the other, and from where on."""
+        loops = loop_vars(value.type.shape)
+        load = self.node(value, positions(loops))
+        found = affine(load.offset, loops) if isinstance(load, Load) and not load.bounds else None
+        assert found is not None and isinstance(load, Load), "an array of a kernel lies in memory"
+        return load.buffer, found[0]
 
     def plainest(self, value: Value) -> tuple[tuple[Var, ...], Index]:
         """Loops over all of a value, and the index: as before dims of extent 1 were put in."""

@@ -312,12 +312,13 @@ class LibraryCall(Generic[M]):
 
 @dataclass(frozen=True)
 class Argument(Generic[M]):
-    """what: a Buffer (with its shape) or a Node. writes: an output of the kernel."""
+    """what: a Buffer (from offset on, of this shape) or a Node. writes: an output of the kernel."""
 
     what: M | Expr | Node[M]
     dtype: DType
     shape: Shape = ()
     writes: bool = False
+    offset: Expr = expr.const(0)
 
 
 @dataclass(frozen=True)

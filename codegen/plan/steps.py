@@ -112,7 +112,13 @@ def _inside(step: Step, f: Callable[[Step], Step]) -> Step:
 
 
 def step_buffers(step: Step) -> Iterator[Buffer]:
-    """Every buffer that a step itself (not a step inside it) touches."""
+    """Every buffer that a step itself (not a step inside it) touches. Constants are none: they lie
+    in the image, and are numbered on their own."""
+    return (b for b in step_memory(step) if b.data is None)
+
+
+def step_memory(step: Step) -> Iterator[Buffer]:
+    """Every buffer and constant that a step itself touches."""
     if isinstance(step, Phase):
         for work in walk_works(step.work):
             yield from work_buffers(work)

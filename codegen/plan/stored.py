@@ -25,7 +25,17 @@ from codegen.ops import (
 from codegen.ops.sources import Source
 from codegen.ops.views import View
 from codegen.plan.access import Resolver
-from codegen.plan.indexing import loads, loop_vars, positions, ravel, rows_kept
+from codegen.plan.grammar import Load
+from codegen.plan.image_constants import image_constants
+from codegen.plan.indexing import (
+    affine,
+    loads,
+    loop_vars,
+    positions,
+    ravel,
+    rows_kept,
+    strides,
+)
 
 DEEPEST = 40  # ops in one expression: unrolled loops chain without end, compilers recurse
 
@@ -41,6 +51,7 @@ class _Storing:
         found = program.def_use
         self.defs, self.uses, self.order = found.defs, found.uses, found.order
         self.regions = found.regions
+        self.image = set(image_constants(program))
         self.dear: set[Value] = set()  # not stored, and not cheap to compute again
         self.stored: set[Value] = {i.value for i in program.inputs}
 
@@ -94,12 +105,14 @@ class _Storing:
             return
         elif op.what.reads == "boxes":
             wanted = [self.once(v) if isinstance(op.what, MatMul) else v for v in op.operands]
-            self.stored.update(v for v in wanted if not self.is_plain_view(v))
+            self.stored.update(
+                v for v in wanted if not self.is_plain_view(v, image=not op.what.from_buffers))
         elif isinstance(op.what, Kernel):  # what its results begin as is computed into them
             read = {what for how, what in op.what.args if how == "in"}
-            self.stored.update(v for k, v in enumerate(op.operands) if k in read and v.type.shape)
+            self.stored.update(v for k, v in enumerate(op.operands)
+                               if k in read and v.type.shape and not self.is_in_a_row(v))
         else:
-            self.stored.update(op.operands)
+            self.stored.update(v for v in op.operands if v not in self.image)
 
     def once(self, value: Value) -> Value:
         """The matrices of a batch, as often as they are there: each may stand in it many times; and
@@ -113,14 +126,17 @@ class _Storing:
             op = self.defs.get(value)
         return value
 
-    def is_plain_view(self, value: Value) -> bool:
-        """A chain of slices and transposes of something that is stored anyway, in any shape."""
+    def is_plain_view(self, value: Value, image: bool) -> bool:
+        """A chain of slices and transposes of something that is stored anyway, in any shape; with
+        `image`, also of a constant that lies there."""
         while value not in self.stored:
+            if value in self.image:
+                return image
             op = self.defs[value]
             if isinstance(op.what, Reshape):
                 small = [e for e in op.result.type.shape if e != 1]
                 if small != [e for e in op.operands[0].type.shape if e != 1]:
-                    return self.is_whole(op.operands[0])
+                    return self.is_whole(op.operands[0], image)
             elif isinstance(op.what, Map) and self.leaves(value):
                 self.stored.add(value)
                 return True
@@ -129,11 +145,27 @@ class _Storing:
             value = op.operands[0]
         return True
 
-    def is_whole(self, value: Value) -> bool:
-        """All of what is stored anyway, in any shape."""
+    def is_whole(self, value: Value, image: bool) -> bool:
+        """All of what is stored anyway, or with `image` lies there, in any shape."""
         while value not in self.stored and isinstance(self.defs[value].what, Reshape):
             value = self.defs[value].operands[0]
-        return value in self.stored
+        return value in self.stored or (image and value in self.image)
+
+    def is_in_a_row(self, value: Value) -> bool:
+        """Whether its elements lie one after the other in a constant of the image."""
+        base = value
+        while base not in self.image:
+            op = self.defs.get(base)
+            if base in self.stored or op is None or not isinstance(op.what, (Reshape, Slice)):
+                return False
+            (base,) = op.operands
+        shape = value.type.shape
+        loops = loop_vars(shape)
+        node = Resolver(self.program, self.stored).node(value, positions(loops))
+        found = affine(node.offset, loops) if isinstance(node, Load) else None
+        return found is not None and all(
+            extent == 1 or have == want
+            for extent, have, want in zip(shape, found[1], strides(shape), strict=True))
 
     def consumers(self, value: Value) -> Iterator[Use]:
         """The uses that really read a value: through views, to whoever is stored."""

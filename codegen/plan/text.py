@@ -280,7 +280,7 @@ def work_text(work: Simple) -> str:
         return f"{work.function.name}({args}){by}{_loops(work.loops)}"
     assert isinstance(work, KernelCall)
     args = ", ".join(
-        a.what.name if isinstance(a.what, Buffer)
+        (a.what.name if a.offset == 0 else _at(a.what, a.offset)) if isinstance(a.what, Buffer)
         else str(a.what) if isinstance(a.what, Expr) else node_text(a.what)
         for a in work.arguments
     )

@@ -74,7 +74,9 @@ _FORMULA_LEAST = 64  # elements; smaller constants stay data, which is easier to
 
 def _affine(data: np.ndarray[Any, Any]) -> tuple[int, ...] | None:
     """Steps per dim of a grid of integers such as np.arange(n)[:, None]; None for other data."""
-    if data.dtype.kind not in "iuf" or not np.isfinite(data).all() or abs(data).max() >= 2**52:
+    if data.dtype.kind not in "iuf" or not np.isfinite(data).all():
+        return None
+    if float(abs(data).max()) >= 2**52:
         return None
     whole = data.astype(np.int64)
     first = whole[(0,) * data.ndim]

@@ -31,6 +31,7 @@ from spmd.launch.memory import address_space, available_memory, bytes_text
 from spmd.launch.options import OPTIONS
 from spmd.launch.processes import Elsewhere, end_with_the_job
 from spmd.launch.saying import Saying
+from spmd.launch.shared_constants import held
 from spmd.launch.sizes import mesh_symbols
 from spmd.launch.transport import Transport
 from spmd.launch.watch import Watch
@@ -131,6 +132,7 @@ class Job:
         self.given = bytearray(self.outputs)
         self.owner = os.getpid()
         self.image: Any = None
+        self.constants: Any = None
         self.transport: Any = None
         self.broken = False  # nobody may wait for the other processes any more
         self.watch: Any = None
@@ -161,7 +163,7 @@ class Job:
                 lambda: Transport(self.processes, hosts), shared=False
             )
         made = self.processes.meet(lambda: self._make(checked, mates))
-        (path, nonce), arena = made[mates[0]][0], lib.spmd_job_bytes(self._job)
+        (path, nonce, constants), arena = made[mates[0]][0], lib.spmd_job_bytes(self._job)
         several = self.processes.count > 1
 
         def attach() -> None:
@@ -169,6 +171,8 @@ class Job:
                 self._arena = self._take(
                     lambda to: lib.spmd_arena_attach(path.encode(), arena, nonce, to)
                 )
+            if constants:
+                self._read_constants(checked, constants)
             self._check(lib.spmd_job_load(self._job, self._arena))
             if several:
                 self._attach_board(*made[hosts.beside()[0]][1])
@@ -198,10 +202,22 @@ class Job:
             )
         self._check(lib.spmd_job_board(self._job, self._board))
 
+    def _read_constants(self, checked: loader.Checked, path: str = "") -> str:
+        """Has the image read its constants where this process has them, or a mate at a path; where
+        its own mates find them, "" if there are none."""
+        content = checked.constants()
+        if not content:
+            return ""
+        if self.constants is None:
+            self.constants = held(checked.digest, content, path)
+        lib.spmd_job_constants(self._job, self.constants.address)
+        return str(self.constants.path)
+
     def _make(
         self, checked: loader.Checked, mates: list[int]
-    ) -> tuple[tuple[str, int], tuple[str, int]]:
-        """This process's job; for its mates an arena, and a board: where they find them."""
+    ) -> tuple[tuple[str, int, str], tuple[str, int]]:
+        """This process's job; for its mates an arena, constants, and a board: where they find
+        them."""
         setup = self.setup
         self.image = checked.load(setup.first, setup.count, list(setup.sizes), setup.words)
         sizes = ffi.new("int64_t[]", [*setup.sizes, *[1] * (AXES - len(setup.sizes))])
@@ -226,13 +242,13 @@ class Job:
         self._job = made[0]
         self._check_addresses()
         if self.processes.number != mates[0]:
-            return ("", 0), self._make_board()
+            return ("", 0, ""), self._make_board()
         have = available_memory()
         if self.host_bytes() > have:
             raise self._no_memory(have)
         need, shared = lib.spmd_job_bytes(self._job), int(len(mates) > 1)
         self._arena = self._take(lambda to: lib.spmd_arena_new(need, shared, to))
-        return arena_address(self._arena), self._make_board()
+        return (*arena_address(self._arena), self._read_constants(checked)), self._make_board()
 
     def _processes(self) -> tuple[Any, ...]:
         """The processes of the job for the engine, and what must live as long."""
@@ -455,6 +471,9 @@ class Job:
         if self.image is not None:
             self.image.close()
             self.image = None
+        if self.constants is not None:
+            self.constants.close()
+            self.constants = None
 
 
 def arena_address(arena: Any) -> tuple[str, int]:

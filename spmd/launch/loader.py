@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
+CONSTANTS = ".spmd.constants"
+
 
 def read(path: str) -> bytes:
     """The bytes of an image file. Raises ImageError for what is no regular file."""
@@ -86,7 +88,13 @@ class Checked:
             )
         }
         rows = self.manifest["libraries"]
-        return Loaded(data, proof, [(row["source"], row["routine"]) for row in rows])
+        left_out = self.image.sections.get(CONSTANTS, (0, 0))
+        return Loaded(data, proof, [(row["source"], row["routine"]) for row in rows], left_out)
+
+    def constants(self) -> memoryview:
+        """The section that the machine code reads constants in; empty if there is none."""
+        offset, size = self.image.sections.get(CONSTANTS, (0, 0))
+        return memoryview(self.image.data)[offset : offset + size]
 
     def load_any(self, scalars: int) -> Loaded:
         """Some local program, for functions that read no index words."""
@@ -99,12 +107,13 @@ class Checked:
 class Loaded:
     """Machine code in memory. table: its spmd_image_table. library: routines by logical number.
 
-    proof: what must stand at some symbols, or the dynamic linker gave us another image.
+    proof: what must stand at some symbols, or the dynamic linker gave us another image. left_out:
+    offset and size of what nobody looks for in the file that is loaded.
     """
 
     def __init__(self, data: bytes, proof: dict[bytes, bytes],
-                 routines: list[tuple[str, str]]) -> None:
-        self._handle, self._file = _open(data, proof)
+                 routines: list[tuple[str, str]], left_out: tuple[int, int] = (0, 0)) -> None:
+        self._handle, self._file = _open(data, proof, left_out)
         self.table = lib.spmd_library_symbol(self._handle, b"spmd_image_table")
         if self.table == ffi.NULL:
             self.close()
@@ -124,14 +133,16 @@ class Loaded:
             self._handle = ffi.NULL
 
 
-def _open(data: bytes, proof: dict[bytes, bytes]) -> tuple[Any, int]:
+def _open(
+    data: bytes, proof: dict[bytes, bytes], left_out: tuple[int, int]
+) -> tuple[Any, int]:
     """The bytes, loaded: the dynamic linker's handle and the descriptor to close after it."""
     held: list[int] = []  # open until the end: a number names one file only
     reasons: list[str] = []
     try:
         for place in places():
             try:
-                file, path = private_file(data, place)
+                file, path = private_file(data, place, left_out)
             except OSError as error:
                 reasons.append(f"{place or 'memory'}: {error.strerror}")
                 continue
@@ -172,8 +183,11 @@ def places() -> Iterator[str]:
     yield os.getcwd()
 
 
-def private_file(data: bytes, place: str) -> tuple[int, str]:
-    """A private file that holds the bytes, and its path. In memory it is sealed for good."""
+def private_file(
+    data: bytes | memoryview, place: str, left_out: tuple[int, int] = (0, 0)
+) -> tuple[int, str]:
+    """A private file that holds the bytes, and its path. In memory it is sealed for good. What is
+    left out, from an offset on so many bytes, is a hole: it reads as zeros and takes no memory."""
     if place:
         path = os.path.join(os.path.abspath(place), f"spmd-{os.urandom(8).hex()}")
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -181,9 +195,11 @@ def private_file(data: bytes, place: str) -> tuple[int, str]:
         file = os.memfd_create("spmd-image", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         path = f"/proc/self/fd/{file}"
     try:
-        written = 0
-        while written < len(data):  # a part of an image would be a bus error while it is loaded
-            written += os.write(file, memoryview(data)[written:])
+        os.ftruncate(file, len(data))  # a part of an image would be a bus error while it is loaded
+        hole, size = left_out
+        for begin, end in ((0, hole), (hole + size, len(data))):
+            while begin < end:
+                begin += os.pwrite(file, memoryview(data)[begin:end], begin)
         if not place:
             fcntl.fcntl(file, fcntl.F_ADD_SEALS, 0xF)  # seal, shrink, grow, write
     except OSError:

@@ -120,6 +120,9 @@ def test_every_boundary_halo_and_layout_in_the_interpreters(layout):
         same(interpret.run(on_ranks, {"r": r, "c": c}, given), want)
 
 
+TABLE = np.arange(66.0).reshape(11, 6)  # a rank reads its rows in the image
+
+
 @spmd.program(mesh=("r", "c"))
 def whole(n: int = 11, m: int = 6):
     steps = spmd.scalar("steps", 2)
@@ -137,6 +140,8 @@ def whole(n: int = 11, m: int = 6):
     out["into"], out["read"] = into, scaled(a=flat, k=3, out=spmd.like(x))
     out["rows"], out["n"] = horner(u, x[3:6], 2, out=spmd.empty((n, 3), layout=("c", None)),
                                    n=spmd.empty((n,), np.int64))
+    out["rows of a constant"], _m = horner(
+        TABLE, x[3:6], 2, out=spmd.empty((n, 3), layout=("r", None)), n=spmd.empty((n,), np.int64))
     out["columns"], _m = horner(u.T[:, None], x[:, None], u[0, 0], out=spmd.empty((m, n, 1)),
                                n=spmd.empty((m, n), np.int64, layout=("c", "r")))
     here, there = x + 1, np.zeros(n)

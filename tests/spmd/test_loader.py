@@ -14,7 +14,7 @@ import spmd
 from codegen.compile import build
 from codegen.errors import EnvironmentFault, ImageError
 from spmd.engine import ffi
-from spmd.launch import loader, routines
+from spmd.launch import loader, routines, shared_constants
 
 
 def program(factor: float) -> Any:
@@ -132,6 +132,65 @@ def test_more_loads_than_descriptors(images: tuple[bytes, bytes]) -> None:
             checked.load(0, 1, [4], []).close()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def mapped_at(address: Any) -> list[str]:
+    """The row of /proc/self/maps of an address: range, permissions, offset, device, inode …"""
+    at = int(ffi.cast("uintptr_t", address))
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        low, high = (int(end, 16) for end in line.split()[0].split("-"))
+        if low <= at < high:
+            return line.split()
+    raise AssertionError("nothing is mapped there")
+
+
+TABLE = np.random.default_rng(0).normal(size=(128, 128))
+
+
+def test_jobs_of_an_image_share_its_constants() -> None:
+    """They lie in no loaded file, so that jobs of other sizes, whose index words differ, share
+    them; and in pages that nobody can write."""
+
+    @spmd.program(mesh=("r",))
+    def product() -> Any:
+        return spmd.input("x", (16, 128), layout=("r", None)) @ TABLE
+
+    image, x = spmd.build(product), np.ones((16, 128))
+    assert image.data.count(TABLE.tobytes()) == 1
+    before = mappings(), descriptors()
+    with image.open(ranks=1) as one, image.open(ranks=3) as other:
+        for job in (one, other, one):
+            np.testing.assert_allclose(job(x=x), x @ TABLE)
+        first, second = (job._job.constants.address for job in (one, other))
+        assert first == second
+        assert bytes(ffi.buffer(first, TABLE.nbytes)) == TABLE.tobytes()
+        assert mapped_at(first)[1] == "r--p"
+        files = [os.stat(f"/proc/self/fd/{n}") for n in descriptors() if is_image(n)]
+        blocks = {file.st_ino: file.st_blocks for file in files}
+        assert 512 * sum(blocks.values()) < 2 * TABLE.nbytes  # both programs, and the constants
+    assert (mappings(), descriptors()) == before
+
+
+def test_processes_share_constants_that_hold_the_same(tmp_path: Path) -> None:
+    before, content = descriptors(), memoryview(bytes(range(256)) * 32)
+    (tmp_path / "file").write_bytes(content)
+    first = shared_constants.held("first", content)
+    same = shared_constants.held("same", content, first.path)
+    other = shared_constants.held("other", memoryview(content[::-1].tobytes()), first.path)
+    unsealed = shared_constants.held("unsealed", content, str(tmp_path / "file"))
+    gone = shared_constants.held("gone", content, "/proc/self/fd/9999")
+    held = [first, same, other, unsealed, gone]
+    inodes = [mapped_at(one.address)[4] for one in held]
+    assert inodes[1] == inodes[0] and len(set(inodes)) == 4
+    assert os.stat(tmp_path / "file").st_ino != int(inodes[3])
+    assert other.pages[:] == content[::-1].tobytes() and gone.pages[:] == content
+    again = shared_constants.held("first", content)
+    assert again is first
+    first.close()
+    assert again.pages[:] == content
+    for one in held:
+        one.close()
+    assert descriptors() == before
 
 
 def no_memory_file(*_: object, **__: object) -> int:

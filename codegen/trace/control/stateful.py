@@ -87,6 +87,16 @@ def changed(context: Context, thing: Any) -> None:
         context.changed_at[thing if isinstance(thing, str) else id(thing)] = user_place()
 
 
+def _noted(function: Any) -> Any:
+    """setattr or delattr, which notes what it changes."""
+    def call(thing: Any, *args: Any) -> Any:
+        if (context := Context.current()) is not None:
+            changed(context, thing)
+        return function(thing, *args)
+
+    return call
+
+
 def refuse_outside(thing: Any, method: str = "") -> None:
     """Raises UnsupportedError for a generator or an iterator from outside of what is captured."""
     context = Context.current()
@@ -184,6 +194,7 @@ def _of_entropy(function: Callable[..., Any]) -> NoReturn:
 _INSTEAD: dict[int, Callable[[Any], Any]] = {
     id(next): lambda _: _next,
     id(np.datetime64): lambda _: _date,
+    **{id(f): _noted for f in (setattr, delattr, object.__setattr__, object.__delattr__)},
     **{id(f): _of_clock for f in _CLOCKS},
     **{id(f): _of_entropy for f in _ENTROPY},
     **{id(f): _of_calendar for f in _CALENDAR},

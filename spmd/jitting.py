@@ -20,7 +20,7 @@ from codegen.check_names import checks_of
 from codegen.errors import LayoutWarning
 from codegen.trace.context import Context
 from codegen.trace.control import reads
-from codegen.trace.control.conversion import convert
+from codegen.trace.control.conversion import as_called
 from codegen.trace.control.watching import WatchedReads
 from codegen.trace.jitted import Jitted, Leaf, Static, check_function, finished, is_plain
 from codegen.user import eager_runs
@@ -174,7 +174,7 @@ class Jit:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the function, and return its results as NumPy arrays."""
         if Context.current() is not None:
-            return convert(self._function)(*args, **kwargs)
+            return as_called(self._function)(*args, **kwargs)
         if eager_runs.runtime() is not None:
             return self._function(*args, **kwargs)
         return self._called(args, kwargs)

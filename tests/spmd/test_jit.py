@@ -227,13 +227,16 @@ def test_what_is_read_may_change(builds: list[str], monkeypatch: pytest.MonkeyPa
     def by_closure(x: Any) -> Any:
         return table * x + shift, settings.apply(x)
 
+    def from_outside() -> Any:
+        return big + float(os.environ.get("SPMD_TEST_SHIFT", "1"))
+
     big = np.zeros(20_000)
-    f, g, h = spmd.jit(by_closure, ranks=2), spmd.jit(reads_a_global), spmd.jit(lambda: big + 1)
+    f, g, h = spmd.jit(by_closure, ranks=2), spmd.jit(reads_a_global), spmd.jit(from_outside)
 
     def right() -> None:
         same(f(x), by_closure(x))
         same(g(x), reads_a_global(x))
-        same(h(), big + 1)
+        same(h(), from_outside())
 
     right()
     settings.seen += 1  # nobody reads it
@@ -246,7 +249,7 @@ def test_what_is_read_may_change(builds: list[str], monkeypatch: pytest.MonkeyPa
         lambda: setattr(settings, "shift", 4.0), lambda: monkeypatch.setattr(Settings, "shift", 3),
         lambda: monkeypatch.setitem(globals(), "FACTOR", 5.0),
         lambda: monkeypatch.setitem(globals(), "TABLE", TABLE[::-1]),
-        lambda: big.__setitem__(19_999, 3),
+        lambda: big.__setitem__(19_999, 3), lambda: monkeypatch.setenv("SPMD_TEST_SHIFT", "2"),
         lambda: monkeypatch.setattr(Settings, "apply", lambda self, x: x - 1),
     ):
         change()

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from codegen.errors import InputError
-from spmd.files import csv_tables, inputs, npy
+from spmd.files import csv_tables, inputs, npy, table_elements
 from tests.conftest import Finished
 
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -105,6 +105,20 @@ def test_all_columns_under_mpirun(
         got = np.stack([found[f"u_{k}"] for k in range(4)], 1)
         np.testing.assert_array_equal(got, 2 * u.astype(np.float64))
     assert sorted(os.listdir(tmp_path)) == ["r.csv", "u.csv", "u.parquet"]
+
+
+def test_a_wide_table_with_a_long_field(tmp_path: Path) -> None:
+    """Thousands of columns, and more characters in a field than Python's csv takes by itself."""
+    names = [f"c{k}" for k in range(5000)]
+    (tmp_path / "t.csv").write_text(
+        f"{','.join(names)},text\n{','.join(map(str, range(5000)))},{'0' * 200_000}\n")
+    array = inputs.open_inputs({"u": f"{tmp_path / 't.csv'}:c4999"}, [])["u"]
+    array.convert("int64", 1)
+    array.reserve(0, 8, 1, 0)
+    assert np.frombuffer(array.buffer[:8], np.int64) == [4999]
+    array.close()
+    assert table_elements.repeated(names) is None
+    assert table_elements.repeated([*names, "c3"]) == "c3"
 
 
 def test_a_rank_parses_its_own_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

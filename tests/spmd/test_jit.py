@@ -6,6 +6,7 @@ import copy
 import functools
 import gc
 import os
+import pickle
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -342,6 +343,14 @@ def test_transforms_compose() -> None:
     total = spmd.jit(spmd.grad(lambda w, x: np.sum(rows(w, x))), ranks=2)
     np.testing.assert_allclose(total(w, x), sum(slope(w, row) for row in x))
     np.testing.assert_allclose(spmd.grad(lambda w: np.sum(rows(w, x)))(w), total(w, x))
+
+
+def test_copied_and_pickled() -> None:
+    """By its name where that leads to it, else by its function; a method with its object."""
+    assert pickle.loads(pickle.dumps(Model.twice)) is copy.deepcopy(Model.twice) is Model.twice
+    for again in (pickle.loads, lambda x: copy.deepcopy(pickle.loads(x))):
+        assert again(pickle.dumps(spmd.jit(reads_a_global))).__wrapped__ is reads_a_global
+        assert again(pickle.dumps(Model(2.5).twice)).__self__.scale == 2.5
 
 
 def test_what_a_program_says(capsys: pytest.CaptureFixture[str]) -> None:

@@ -173,7 +173,8 @@ class Jit:
     def __reduce__(self) -> Any:
         """Pickles as functions do, by its name; where nothing is called so, as its function. Images
         stay where they are."""
-        name, found = getattr(self, "__qualname__", ""), sys.modules.get(self.__module__)
+        found: Any = sys.modules.get(self.__module__)
+        name: str = getattr(self, "__qualname__", "")
         for part in name.split("."):
             found = getattr(found, part, None)
         return name if found is self else (Jit, (self._function, self._how))

@@ -492,6 +492,7 @@ def test_arguments_that_are_none() -> None:
         ({"q": Layer(1.0, {"b": "text"})}, r"argument x\.q\.bias\.b is a str"),
         (2**70, "argument x is an int that does not fit"), (spmd.local(np.ones(2)), "x is a Local"),
         (np.ma.masked_array([1.0], [True]), "masked"), (np.longdouble(1), "longdouble|float128"),
+        (np.ones((2, 2)).view(np.matrix), "argument x is a matrix"),
     ):
         with pytest.raises(spmd.InputError, match=text):
             f(bad)

@@ -95,7 +95,7 @@ class Pipeline:
             return ask()
         except SpmdError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise source_failure(error, self.name, self.place) from error
 
     def total(self, batch: int = 1) -> int | None:

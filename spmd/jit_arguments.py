@@ -68,11 +68,11 @@ def _fits(x: int) -> bool:
 
 def _array_of(x: Any) -> Any:
     """Return x as an array if it is one (NumPy's, an output of a run) or has `__array__`; else
-    None."""
+    None. An np.matrix is none: its products are others."""
+    if isinstance(x, Local | np.matrix) or not hasattr(x, "__array__"):
+        return None
     if isinstance(x, Distributed | np.ndarray | np.generic):
         return x
-    if isinstance(x, Local) or not hasattr(x, "__array__"):
-        return None
     return dtypes.as_numpy(x)
 
 
@@ -128,6 +128,8 @@ def _refused(path: str, x: Any) -> InputError:
     remedy = f"static_argnames={path.partition('.')[0]!r}, where it is known while building"
     if isinstance(x, Local):
         remedy = "f.image(…) of the whole array's spmd.spec, and image.run(comm=comm, …) with parts"
+    if isinstance(x, np.matrix):
+        remedy = "np.asarray(x), whose x * x is by elements and whose x @ x is the product"
     return InputError(f"argument {path} is {'an' if kind[0] in 'aeiou' else 'a'} {kind}",
                       expected="an array, a number, or a dict, list, tuple or dataclass of them",
                       found=f"{x!r}"[:80], remedy=remedy)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 import threading
 import warnings
 import weakref
@@ -20,7 +21,7 @@ from codegen.check_names import checks_of
 from codegen.errors import LayoutWarning
 from codegen.trace.context import Context
 from codegen.trace.control import reads
-from codegen.trace.control.conversion import convert
+from codegen.trace.control.conversion import as_called
 from codegen.trace.control.watching import WatchedReads
 from codegen.trace.jitted import Jitted, Leaf, Static, check_function, finished, is_plain
 from codegen.user import eager_runs
@@ -78,8 +79,10 @@ def jit(
     A function is built once for each set of shapes, dtypes, trees and static values. A Python
     number is a run-time number that adapts to the array that it meets: another one builds nothing.
     What the function reads besides its arguments, such as a global array, is a constant; where that
-    has changed since, the next call builds again. In a program, or in another jit, a call runs the
-    function as a part of it.
+    has changed since, the next call builds again, except for files, which are read when it is
+    built. In a program, or in another jit, a call runs the function as a part of it.
+
+    It is pickled by its name, or as its function; images are built again where it arrives.
 
     `f.image(*args)` gives the image for such arguments, `f.clear_cache()` frees all of them.
 
@@ -143,7 +146,7 @@ class Jit:
     def __init__(self, function: Callable[..., Any], how: dict[str, Any]) -> None:
         check_function(function)
         functools.update_wrapper(self, function)
-        self._function = function
+        self._function, self._how = function, how
         run = {name: how[name] for name in ("ranks", "comm", "threads", "keep", "algorithm",
                                             "barrier", "transport", "time_limit")}
         self._run, self._mesh = run, how["mesh"]
@@ -167,6 +170,15 @@ class Jit:
     def __repr__(self) -> str:
         return f"<spmd.jit of {getattr(self._function, '__qualname__', self._function)!s}>"
 
+    def __reduce__(self) -> Any:
+        """Pickles as functions do, by its name; where nothing is called so, as its function. Images
+        stay where they are."""
+        found: Any = sys.modules.get(self.__module__)
+        name: str = getattr(self, "__qualname__", "")
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        return name if found is self else (Jit, (self._function, self._how))
+
     def __get__(self, obj: Any, cls: type | None = None) -> Any:
         return self if obj is None else JitMethod(self, obj)
 
@@ -174,7 +186,7 @@ class Jit:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the function, and return its results as NumPy arrays."""
         if Context.current() is not None:
-            return convert(self._function)(*args, **kwargs)
+            return as_called(self._function)(*args, **kwargs)
         if eager_runs.runtime() is not None:
             return self._function(*args, **kwargs)
         return self._called(args, kwargs)
@@ -358,6 +370,9 @@ class JitMethod:
     def __init__(self, jitted: Jit, obj: Any) -> None:
         self._jitted, self.__self__ = jitted, obj
         functools.update_wrapper(self, jitted)
+
+    def __reduce__(self) -> Any:
+        return getattr, (self.__self__, self.__name__)  # type: ignore[attr-defined]
 
     @plainly
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -346,11 +346,11 @@ def run_eager(options: argparse.Namespace, _: Processes) -> int:
         raise UsageError("--check is of images; --eager runs NumPy itself",
                          expected="one of the two", remedy="leave --check out: NumPy refuses "
                          "indices out of bounds, and warns of NaN and overflow")
-    check_apart(options)
+    series = {name: path for name, path in options.output.items() if is_series(path)}
+    check_apart(options, series)
     program = find_program(options.image)
     parameters = parameters_of(program, options.set)
     inputs = {}
-    series = {name: path for name, path in options.output.items() if is_series(path)}
     named_files = {k: v for k, v in options.output.items() if k not in series}
     known = _inputs_of(program, parameters) if options.input or options.input_all else None
     names = None if known is None else list(known)

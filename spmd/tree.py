@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from codegen.trace.control.conversion import convert
+from codegen.trace.control.conversion import as_called
 from spmd.optim.transformation import leaves_of, map_trees
 
 __all__ = ["leaves", "map"]
@@ -29,7 +29,7 @@ def map(f: Callable[..., Any], tree: Any, *rest: Any) -> Any:
 
         print(spmd.build(halves).run(ranks=2))    # [0.5 0.5 0.5]
     """
-    return map_trees(convert(f), tree, *rest)
+    return map_trees(as_called(f), tree, *rest)
 
 
 def leaves(tree: Any) -> list[Any]:

@@ -17,7 +17,7 @@ from codegen.places import user_place
 from codegen.trace.array import Array
 from codegen.trace.batching.vmap import vmap
 from codegen.trace.context import Context, eager_current, require_context
-from codegen.trace.control.conversion import convert
+from codegen.trace.control.conversion import as_called
 from codegen.trace.derive.derivatives import (
     custom_vjp,
     grad,
@@ -199,7 +199,7 @@ def shard_map(
         if runtime is not None:
             return _eager_shard_map(runtime, function, args, kwargs, ins, outs, call)
         context = require_context("a function given to spmd.shard_map")
-        return mapping.call(context, convert(function), args, kwargs, mesh, ins, outs, pad, sure)
+        return mapping.call(context, as_called(function), args, kwargs, mesh, ins, outs, pad, sure)
 
     return call
 

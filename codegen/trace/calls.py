@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from codegen.errors import ShapeError, TracedValueError
+from codegen.places import user_frame
 from codegen.trace import known, traced_text
 from codegen.trace.array import Array, as_array, is_traced
 from codegen.trace.context import Context
@@ -200,7 +201,13 @@ def _isinstance(x: Any, classes: Any) -> bool:
 
 
 def _type(*args: Any) -> Any:
-    return type(_example(args[0])) if len(args) == 1 else type(*args)
+    if len(args) == 1:
+        return type(_example(args[0]))
+    frame = user_frame()  # whose class it is, Python reads from the frame that calls type()
+    if len(args) == 3 and frame is not None and isinstance(args[2], dict):
+        module = {"__module__": frame.f_globals.get("__name__")}
+        args = (*args[:2], module | args[2])
+    return type(*args)
 
 
 def _hasattr(x: Any, name: str) -> bool:

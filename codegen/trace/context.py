@@ -50,6 +50,11 @@ class Block:
     def close(self, results: Sequence[Value]) -> Region:
         return Region(self.args, tuple(self.ops), tuple(results))
 
+    def forget(self) -> None:
+        """Drop the ops, before the code of the region runs once more."""
+        self.ops.clear()
+        self.memo.clear()
+
 
 _UNROLLED_TURNS = 64  # turns of a loop that Python may run while building
 

@@ -16,7 +16,7 @@ import numpy as np
 from codegen.errors import Place
 from codegen.places import user_place
 from codegen.trace.context import Context, eager_current
-from codegen.trace.control.conversion import convert
+from codegen.trace.control.conversion import as_called
 from codegen.trace.numpy.creation import asarray
 from codegen.trace.program import Program, make_mesh
 from codegen.trace.state import Tree, fill, flatten, leaf_type
@@ -82,7 +82,7 @@ class _Call(Program):
         tree, leaves = flatten(self.called_with)
         given = [asarray(x.copy()) if isinstance(x, np.ndarray) else x for x in leaves]
         args, kwargs = fill(tree, iter(given), fresh=True)
-        self.tree, leaves = flatten(convert(self.inner)(*args, **kwargs))
+        self.tree, leaves = flatten(as_called(self.inner)(*args, **kwargs))
         self.others = [x if leaf_type(x) is None else ARRAY for x in leaves]
         made = {f"part{k}": asarray(x) for k, x in enumerate(leaves) if leaf_type(x) is not None}
         self.names = tuple(made)

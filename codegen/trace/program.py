@@ -31,7 +31,7 @@ from codegen.trace import (
 from codegen.trace.context import Context, Limits
 from codegen.trace.control import conversion
 from codegen.trace.control import hooks as control
-from codegen.trace.control.conversion import convert
+from codegen.trace.control.conversion import as_called
 from codegen.trace.control.letting import Bounds, bounds_of
 from codegen.trace.control.outside import Outside
 from codegen.trace.control.returned import outputs_of
@@ -283,7 +283,7 @@ class Program:
         outside.place = self.place
         context.bodies.append(outside)
         with context.active():
-            function = convert(self.function)
+            function = as_called(self.function)
             try:
                 returned = self.called(context, function, values)
                 outside.check(context.seeded)
@@ -397,7 +397,7 @@ class Program:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if Context.current() is not None:
-            return convert(self.function)(*args, **kwargs)
+            return as_called(self.function)(*args, **kwargs)
         raise ProgramError(
             f'program "{self.name}" is called like a function', place=user_place(),
             expected="spmd.build, or a run as plain NumPy",

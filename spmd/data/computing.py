@@ -63,6 +63,10 @@ class Failure:
     text: str
     fatal: bool = False
 
+    def __str__(self) -> str:
+        """As a run says that the example is skipped."""
+        return f"{self.example} ({self.file}:{self.line}): {self.text}"
+
     def error(self, pipeline: str) -> InputError:
         """As the error that ends a run."""
         return InputError(

@@ -238,12 +238,15 @@ class ByActing(Drawn):
         return self.source.name(key)
 
 
+_MOST = 2**62  # examples that a source may have
+
+
 def checked_length(source: ExampleSource) -> int:
     n = source.counted("a stream")
-    if isinstance(n, bool) or not isinstance(n, int | np.integer) or n < 0:
+    if isinstance(n, bool) or not isinstance(n, int | np.integer) or not 0 <= n < _MOST:
         raise source.wrong(f"length() of {type(source).__name__} is no number of examples",
-                           "an integer from 0, or None where only reading them all can tell",
-                           repr(n))
+                           "an integer from 0 and below 2**62, or None where only reading them all "
+                           "can tell", repr(n))
     return int(n)
 
 

@@ -34,10 +34,6 @@ COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".zip")
 NUMBERS = {"int": int, "float": float, "str": str}
 
 
-# The module refuses fields of more than 131,072 characters, which tables of texts have.
-tables_of_text.field_size_limit(max(tables_of_text.field_size_limit(), (1 << 31) - 1))
-
-
 class TextLine:
     """A line of a text file, without its end: `text`, its `number` in the file from 1, `path`."""
 

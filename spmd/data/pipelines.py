@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from codegen.errors import InputError, Place, SpmdError, UsageError
+from codegen.errors import InputError, Place, SpmdError, UsageError, shown
 from codegen.short_batches import MASK, check_holes, not_given
 from spmd.data.came_back import in_one_process
 from spmd.data.computing import (
@@ -43,6 +43,7 @@ from spmd.data.source_base import ExampleSource
 from spmd.data.source_tools import Digest, caller, once_made
 
 NAME = re.compile(r"[A-Za-z0-9_.+-]{1,128}")  # as it stands on the wire and in FILE.py:NAME
+_MOST_SAID = 10  # skipped examples that are named one by one
 Watch = Callable[[int], None]
 
 
@@ -94,7 +95,7 @@ class Pipeline:
             return ask()
         except SpmdError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise source_failure(error, self.name, self.place) from error
 
     def total(self, batch: int = 1) -> int | None:
@@ -229,8 +230,9 @@ class Pipeline:
         """Whole batches one after the other, in this process; the last is left out if not full.
 
         With "mask" among the fields it is given too: True where an example is there, else zeros.
-        Raises InputError for an example that fails. With on_error="skip" its row is zeros instead;
-        raises UsageError then where "mask" is not among the fields.
+        Raises InputError for an example that fails. With on_error="skip" its row is zeros instead,
+        and standard error says which it is; raises UsageError then where "mask" is not among the
+        fields.
         """
         check_holes(self.name, self.settings.on_error == "skip", batch, fields or (), self.place)
         return self._batches(batch, fields, MASK in (fields or ()))
@@ -238,9 +240,13 @@ class Pipeline:
     def _batches(
         self, batch: int, fields: Mapping[str, tuple[Any, Any]] | None, masked: bool
     ) -> Iterator[dict[str, np.ndarray]]:
-        first = 0
+        first, said = 0, set[str]()
         while True:
             found = self.compute(first, batch, fields)
+            for failed in map(str, found.failures):  # as a run says it
+                if failed not in said and len(said) < _MOST_SAID:
+                    said.add(failed)
+                    print(shown(f"spmd feed: {self.name}: skipped {failed}"), file=sys.stderr)
             if found.total is not None and first + (1 if masked else batch) > found.total:
                 if fields and (rest := found.total - first) > 0:  # as a run says it
                     print(f"spmd feed: {not_given(self.name, rest, batch)}", file=sys.stderr)

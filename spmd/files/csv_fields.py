@@ -6,10 +6,14 @@ the text is none.
 
 from __future__ import annotations
 
+import csv
 from math import isinf, nan
 
 TRUTHS = {"true": True, "false": False, "1": True, "0": False}  # in small letters or capitals
 MARK = "\ufeff"  # with which some programs let a file in UTF-8 begin
+
+# The module refuses fields of more than 131,072 characters, which tables of texts have.
+csv.field_size_limit(max(csv.field_size_limit(), (1 << 31) - 1))
 
 
 def truth(text: str) -> bool:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from spmd.files.inputs import InputFile
 
+_MARK = MARK.encode()
 # How array() and struct spell the types that fields are parsed to.
 CODES = {"bool": "B", "int8": "b", "int16": "h", "int32": "i", "int64": "q", "uint8": "B",
          "uint16": "H", "uint32": "I", "uint64": "Q", "float16": "e", "bfloat16": "f",
@@ -38,7 +39,8 @@ class CsvTable:
     def __init__(self, file: InputFile) -> None:
         self.file = file
         self.blocks: list[tuple[int, int, int, int]] = []
-        self.count = lines = at = 0
+        self.count = lines = 0
+        at = len(_MARK) if file.read(0, len(_MARK)) == _MARK else 0
         while at < file.length:
             raw = self._whole_lines(at)
             self.blocks.append((at, len(raw), self.count, lines))
@@ -51,11 +53,12 @@ class CsvTable:
         _, self.first = next(self._rows(iter([first]), 0))
         self.header = any(map(is_word, self.first))
         self.names = self.first if self.header else [f"column{k}" for k in range(len(self.first))]
-        for k, name in enumerate(self.names):
-            if name in self.names[:k]:
+        columns: dict[str, int] = {}
+        for k, name in enumerate(self.names, 1):
+            if columns.setdefault(name, k) != k:
                 raise file.wrong(f"has two columns of one name, in line {first[0]}",
                                  "names that differ",
-                                 f"{name!r} in columns {self.names.index(name) + 1} and {k + 1}")
+                                 f"{name!r} in columns {columns[name]} and {k}")
         self.rows = self.count - self.header
 
     def _whole_lines(self, at: int) -> bytes:
@@ -89,11 +92,10 @@ class CsvTable:
 
     def _text(self, raw: bytes, line: int) -> str:
         try:
-            text = raw.decode()
+            return raw.decode()
         except UnicodeDecodeError as error:
             raise self.file.wrong(f"has a line {line} that cannot be read", "text in UTF-8",
                                   str(error)) from None
-        return text.removeprefix(MARK) if line == 1 else text
 
     def _rows(self, lines: Iterator[tuple[int, str]], width: int) -> Iterator[
             tuple[int, list[str]]]:
@@ -185,8 +187,8 @@ def _halves(made: array[float]) -> bytes:
 
 
 def _blank_lines(raw: bytes) -> int:
-    """Return the number of blank lines, which are no rows."""
-    if raw.startswith((b"\n", b"\r\n")) or b"\n\n" in raw or b"\n\r\n" in raw:
+    """Return the number of blank lines, which are no rows: of nothing, or of carriage returns."""
+    if raw.startswith((b"\n", b"\r")) or b"\n\n" in raw or b"\n\r" in raw:
         lines = raw.removesuffix(b"\n").split(b"\n")
         return sum(not line.strip(b"\r") for line in lines)
     return 0
@@ -219,6 +221,8 @@ def _elements(file: InputFile, table: CsvTable, column: int) -> TableElements:
         for piece in table.parsed(low, high, column, dtype):
             memory[at : at + len(piece)] = piece
             at += len(piece)
+        if at != high * width * npy.SIZES[dtype]:
+            raise file.wrong("changed while it was read", f"rows {low} to {high - 1}", "others")
 
     shape = (table.rows,) if column >= 0 else (table.rows, len(table.names))
     return TableElements(file, shape, column, lambda dtype: dtype in CODES, fill)

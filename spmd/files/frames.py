@@ -25,14 +25,44 @@ MARK = "spmd_save"  # in the attributes of an array that is ours, which a later 
 
 
 def check_apart(paths: Mapping[str, str]) -> None:
-    """Raise UsageError for two saves with one path: their frames would replace each other."""
-    taken: dict[str, str] = {}
-    for name, path in paths.items():
-        other = taken.setdefault(os.path.realpath(path), name)
-        if other != name:
-            raise UsageError(f"frames of {other} and {name} cannot have the same files",
-                             expected="a path for each", found=path,
-                             remedy=f"-o '{name}={name}/{{}}.npy', or -o {name}={name}.zarr")
+    """Raise UsageError for two saves whose frames may have the same file names."""
+    names = list(paths)
+    for k, name in enumerate(names):
+        for other in names[:k]:
+            if _may_meet(_affixes(paths[name]), _affixes(paths[other])):
+                raise UsageError(f"frames of {other} and {name} cannot have the same files",
+                                 expected="a path for each", found=paths[name],
+                                 remedy=f"-o '{name}={name}/{{}}.npy', or -o {name}={name}.zarr")
+
+
+def frame_number(path: str, file: str) -> int | None:
+    """Return the number of the frame that a file is by its name, of a series with this path; None
+    where it is none."""
+    folder, before, after = _affixes(path)
+    name = os.path.basename(file)
+    inner = name[len(before) : len(name) - len(after)]
+    named_so = inner.isdecimal() and name == before + inner + after
+    is_here = os.path.realpath(os.path.dirname(file) or ".") == folder
+    return int(inner) if named_so and is_here else None
+
+
+def _affixes(path: str) -> tuple[str, str, str]:
+    """Return the folder of a series, and what its files are called before and behind a number."""
+    if path.endswith(ZARR):
+        return os.path.realpath(path), "", ""
+    before, _, rest = os.path.basename(path).partition("{")
+    return os.path.realpath(os.path.dirname(path) or "."), before, rest.partition("}")[2]
+
+
+def _may_meet(one: tuple[str, str, str], other: tuple[str, str, str]) -> bool:
+    """Return whether files of two series may have one name: what one has more in front of its
+    number, or behind it, are digits."""
+    (folder, before, after), (folder_2, before_2, after_2) = one, other
+    short, long = sorted((before, before_2), key=len)
+    low, high = sorted((after, after_2), key=len)
+    more = long[len(short) :] + high[: len(high) - len(low)]
+    return (folder == folder_2 and long.startswith(short) and high.endswith(low)
+            and (not more or more.isdecimal()))
 
 
 class FrameFiles:
@@ -59,12 +89,13 @@ class FrameFiles:
         if self.is_zarr:
             return
         base = os.path.basename(self.given)
+        folder, numbers = os.path.dirname(self.given), (0, 1, 12345)
         try:
-            names = [base.format(k) for k in (0, 1, 12345)]
+            files = [os.path.join(folder, base.format(k)) for k in numbers]
         except (ValueError, LookupError, AttributeError):
-            names = []
-        if len(set(names)) < 3 or not self.given.endswith(".npy") or "{" in os.path.dirname(
-                self.given):
+            files = []
+        is_series = [frame_number(self.given, file) for file in files] == [*numbers]
+        if not is_series or not self.given.endswith(".npy") or "{" in folder:
             raise UsageError(f"save {self.name} needs a file for each frame, or one that holds all",
                              expected="frames/{}.npy, with {} for the number of a frame; or "
                              "FILE.zarr", found=text,

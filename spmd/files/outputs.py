@@ -14,6 +14,7 @@ from zlib import crc32
 from codegen.errors import OutputError, UsageError
 from codegen.user.named import of_tree
 from spmd.files import ENDINGS, TABLES, is_series, npy, parquet
+from spmd.files.frames import frame_number
 from spmd.files.inputs import archive_format, split
 from spmd.files.inputs import open_inputs as open_inputs  # for who needs both
 from spmd.files.whole import keep_mode, part_of, refuse_replacing, whole
@@ -22,14 +23,16 @@ from spmd.launch.memory import bytes_text
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Mapping
 
     Array = tuple[str, str, tuple[int, ...]]
 
 AT_ONCE = 1 << 24
 
 
-def check_apart(options: argparse.Namespace) -> None:
-    """Raises UsageError where `run` would write over what it reads, or in no format."""
+def check_apart(options: argparse.Namespace, save: Mapping[str, str]) -> None:
+    """Raises UsageError where `run` would write over what it reads, or in no format. save: paths of
+    frames, by their series."""
     for name, path in (*options.output.items(), *(("", path) for path in options.output_all)):
         if not is_series(path):
             _check_ending(name, path)
@@ -40,6 +43,13 @@ def check_apart(options: argparse.Namespace) -> None:
     given = [split(path, existing=False)[0] for path in options.output.values()]
     for path in [*given, *options.output_all, *filter(None, [options.timeline])]:
         refuse_replacing(path, sources)
+    files = {**sources, **dict.fromkeys((*given, *options.output_all), "the file of an output")}
+    for name, path in save.items():
+        for file, what in files.items():
+            if frame_number(path, file) is not None:
+                raise UsageError(f"{file} is {what}: save {name} would replace it by a frame",
+                                 expected="a folder for frames alone", found=path,
+                                 remedy=f"-o '{name}={name}/{{}}.npy'")
 
 
 def _check_ending(name: str, path: str) -> None:

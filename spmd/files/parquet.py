@@ -11,7 +11,7 @@ from importlib.util import find_spec
 
 from codegen.errors import EnvironmentFault
 from spmd.files import npy
-from spmd.files.table_elements import TableElements
+from spmd.files.table_elements import TableElements, repeated
 from spmd.files.table_elements import frame as frame
 
 TYPE_CHECKING = False
@@ -56,7 +56,7 @@ class ParquetTable:
         self.types = [str(field.type) for field in schema]
         self.rows = meta.num_rows
         self.groups = [meta.row_group(k).num_rows for k in range(meta.num_row_groups)]
-        if twice := next((n for k, n in enumerate(self.names) if n in self.names[:k]), None):
+        if (twice := repeated(self.names)) is not None:
             raise file.wrong("has two columns of one name", "names that differ", repr(twice))
 
     def column(self, k: int, low: int, high: int) -> Any:

@@ -60,6 +60,16 @@ class TableElements(npy.Elements):
         return memory
 
 
+def repeated(names: list[str]) -> str | None:
+    """The first name that an earlier column has too; None where all differ."""
+    taken: set[str] = set()
+    for name in names:
+        if name in taken:
+            return name
+        taken.add(name)
+    return None
+
+
 class Column:
     """A column of a table that is written: its name, and which elements of an output it holds:
     `first`, `first + step`, …"""
@@ -99,7 +109,7 @@ def columns_of(arrays: list[tuple[str, str, tuple[int, ...]]]) -> list[Column]:
         names = [f"{name}_{j}" for j in range(width)] if len(shape) == 2 else [name]
         found += [Column(text, k, j, width) for j, text in enumerate(names)]
     names = [column.name for column in found]
-    if twice := next((name for name in names if names.count(name) > 1), None):
+    if (twice := repeated(names)) is not None:
         raise UsageError(f"two columns of the table are called {twice}",
                          expected="names that differ", found=", ".join(names),
                          remedy="a table for each output")

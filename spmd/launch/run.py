@@ -155,7 +155,7 @@ class Run(Launch):
                          asked.timeline)):
             from spmd.files import outputs  # mmap, zlib: a run without files does without
 
-            outputs.check_apart(asked)
+            outputs.check_apart(asked, self.options.save or {})
             known = [array["name"] for array in inputs]
             self.opened = outputs.open_inputs(asked.input, asked.input_all, known)
         setup = self.bound(self.settings, self.opened)

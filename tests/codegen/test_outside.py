@@ -557,9 +557,14 @@ def made_inside(x):
 
 
 def caches(x):
+    """Filled in a loop, an arm, a test and a member: what Python runs again finds them full."""
     for _ in spmd.range(3):
         x = x + table(6)
-    return x
+        if x[0] > 2:
+            x = x + table(8)[:6]
+        while x[1] + table(9)[0] < 3:
+            x = x * 2
+    return x + spmd.vmap(lambda v: v + table(10)[1])(x)
 
 
 def caches_of_the_program(x):

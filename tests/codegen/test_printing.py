@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import logging
 import re
 import sys
 from collections.abc import Callable
@@ -150,6 +151,8 @@ MADE_ELSEWHERE = [
     lambda x, n: f"{x}", lambda x, n: f"{x!r}", lambda x, n: f"{n!s}", lambda x, n: f"{n=}",
     lambda x, n: str([x, 1]), lambda x, n: ",".join(map(str, [1, n])), lambda x, n: str(Holder(x)),
     lambda x, n: print(Holder(x)), lambda x, n: print("%s" % x), lambda x, n: print(str(n)),
+    lambda x, n: logging.warning("x is %s", x[0]),
+    lambda x, n: logging.getLogger("mine").info("n", extra={"n": n}),
 ]
 
 

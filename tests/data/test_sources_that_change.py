@@ -138,13 +138,23 @@ def test_sources_of_other_lengths_are_other_streams():
     assert made(Shrinking(100)).order() != made(Shrinking(90)).order()
 
 
-@pytest.mark.parametrize("length", [-1, 100.0, "3", True])
+@pytest.mark.parametrize("length", [-1, 100.0, "3", True, 2**62])
 def test_a_length_that_is_no_number_of_examples_is_refused(length):
     class Odd(Shrinking):
         def length(self):
             return length
 
     with pytest.raises(spmd.InputError, match=r"length\(\) of Odd is no number of examples"):
+        made(Odd()).total()
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no"), SystemExit(3)])
+def test_a_length_that_raises_is_an_error_of_the_source(error):
+    class Odd(Shrinking):
+        def length(self):
+            raise error
+
+    with pytest.raises(spmd.InputError, match="does not say how many examples it has"):
         made(Odd()).total()
 
 

@@ -38,7 +38,7 @@ def test_an_eager_run_takes_whole_batches_of_a_supply():
     ring.close()
 
 
-def test_an_eager_run_takes_the_last_batch_of_a_pipeline_and_its_bad_examples_as_runs_do():
+def test_an_eager_run_takes_the_last_batch_of_a_pipeline_and_its_bad_examples_as_runs_do(capsys):
     @data.pipeline(source=data.range(10), epochs=1, shuffle=False, on_error="skip")
     def inverse(example):
         return {"x": 1 / (example - 2)}
@@ -54,6 +54,7 @@ def test_an_eager_run_takes_the_last_batch_of_a_pipeline_and_its_bad_examples_as
 
     total, rows = counted.eager(feed=inverse)
     assert rows == 9
+    assert capsys.readouterr().err.count("spmd feed: inverse: skipped number 2") == 1
     np.testing.assert_allclose(total, sum(1 / (k - 2) for k in range(10) if k != 2))
     with pytest.raises(spmd.InputError, match=r"load\('some.py'\)"):
         counted.eager(feed="some.py")

@@ -6,6 +6,7 @@ import copy
 import functools
 import gc
 import os
+import pickle
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -227,13 +228,16 @@ def test_what_is_read_may_change(builds: list[str], monkeypatch: pytest.MonkeyPa
     def by_closure(x: Any) -> Any:
         return table * x + shift, settings.apply(x)
 
+    def from_outside() -> Any:
+        return big + float(os.environ.get("SPMD_TEST_SHIFT", "1"))
+
     big = np.zeros(20_000)
-    f, g, h = spmd.jit(by_closure, ranks=2), spmd.jit(reads_a_global), spmd.jit(lambda: big + 1)
+    f, g, h = spmd.jit(by_closure, ranks=2), spmd.jit(reads_a_global), spmd.jit(from_outside)
 
     def right() -> None:
         same(f(x), by_closure(x))
         same(g(x), reads_a_global(x))
-        same(h(), big + 1)
+        same(h(), from_outside())
 
     right()
     settings.seen += 1  # nobody reads it
@@ -246,7 +250,7 @@ def test_what_is_read_may_change(builds: list[str], monkeypatch: pytest.MonkeyPa
         lambda: setattr(settings, "shift", 4.0), lambda: monkeypatch.setattr(Settings, "shift", 3),
         lambda: monkeypatch.setitem(globals(), "FACTOR", 5.0),
         lambda: monkeypatch.setitem(globals(), "TABLE", TABLE[::-1]),
-        lambda: big.__setitem__(19_999, 3),
+        lambda: big.__setitem__(19_999, 3), lambda: monkeypatch.setenv("SPMD_TEST_SHIFT", "2"),
         lambda: monkeypatch.setattr(Settings, "apply", lambda self, x: x - 1),
     ):
         change()
@@ -339,6 +343,14 @@ def test_transforms_compose() -> None:
     total = spmd.jit(spmd.grad(lambda w, x: np.sum(rows(w, x))), ranks=2)
     np.testing.assert_allclose(total(w, x), sum(slope(w, row) for row in x))
     np.testing.assert_allclose(spmd.grad(lambda w: np.sum(rows(w, x)))(w), total(w, x))
+
+
+def test_copied_and_pickled() -> None:
+    """By its name where that leads to it, else by its function; a method with its object."""
+    assert pickle.loads(pickle.dumps(Model.twice)) is copy.deepcopy(Model.twice) is Model.twice
+    for again in (pickle.loads, lambda x: copy.deepcopy(pickle.loads(x))):
+        assert again(pickle.dumps(spmd.jit(reads_a_global))).__wrapped__ is reads_a_global
+        assert again(pickle.dumps(Model(2.5).twice)).__self__.scale == 2.5
 
 
 def test_what_a_program_says(capsys: pytest.CaptureFixture[str]) -> None:
@@ -482,6 +494,7 @@ def test_arguments_that_are_none() -> None:
         ({"q": Layer(1.0, {"b": "text"})}, r"argument x\.q\.bias\.b is a str"),
         (2**70, "argument x is an int that does not fit"), (spmd.local(np.ones(2)), "x is a Local"),
         (np.ma.masked_array([1.0], [True]), "masked"), (np.longdouble(1), "longdouble|float128"),
+        (np.ones((2, 2)).view(np.matrix), "argument x is a matrix"),
     ):
         with pytest.raises(spmd.InputError, match=text):
             f(bad)

@@ -299,6 +299,7 @@ def test_paths_that_hold_no_frames(image, tmp_path, spmd_here, monkeypatch):
     (tmp_path / "mine.zarr/data").write_text("somebody's")
     for name, path, said in (("u", "u.npy", "many frames"), ("u", "u/{}.csv", "file for each"),
                              ("u", "{}/u.npy", "file for each"), ("u", "{x}.npy", "file for each"),
+                             ("u", "f{:x}.npy", "file for each"),
                              ("uu", "f/{}.npy", "u, if that"), ("end", "end.zarr", "is an output")):
         with pytest.raises(UsageError, match=said):
             image.run(save={name: path})
@@ -310,6 +311,15 @@ def test_paths_that_hold_no_frames(image, tmp_path, spmd_here, monkeypatch):
     both = {"u": "f/{}.npy", "late": str(tmp_path / "f/{}.npy")}
     with pytest.raises(UsageError, match="u and late cannot have the same files"):
         image.run(save=both)
+    for path in ("f/u1{}.npy", "f/u{}0.npy"):
+        with pytest.raises(UsageError, match="u and late cannot have the same files"):
+            image.run(save={"u": "f/u{}.npy", "late": path})
+    os.mkdir("f")
+    np.save("f/2.npy", np.zeros((7, 4)))
+    for more in (["-i", "u=f/2.npy"], ["-o", "end=f/0.npy"]):
+        spmd_here("run", "a.img", "-o", "u=f/{}.npy", *more).expect(2, "replace it by a frame")
+    assert os.listdir("f") == ["2.npy"]
+    shutil.rmtree("f")
     with pytest.raises(UsageError, match="many frames"):
         image.run(save={"u": 3})
     (tmp_path / "waves.py").write_text(PROGRAM)

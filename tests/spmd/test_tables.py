@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import os
 import sys
 from collections.abc import Callable
@@ -11,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from spmd.files import csv_tables, inputs, npy
+from codegen.errors import InputError
+from spmd.files import csv_tables, inputs, npy, table_elements
 from tests.conftest import Finished
 
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -105,6 +107,20 @@ def test_all_columns_under_mpirun(
     assert sorted(os.listdir(tmp_path)) == ["r.csv", "u.csv", "u.parquet"]
 
 
+def test_a_wide_table_with_a_long_field(tmp_path: Path) -> None:
+    """Thousands of columns, and more characters in a field than Python's csv takes by itself."""
+    names = [f"c{k}" for k in range(5000)]
+    (tmp_path / "t.csv").write_text(
+        f"{','.join(names)},text\n{','.join(map(str, range(5000)))},{'0' * 200_000}\n")
+    array = inputs.open_inputs({"u": f"{tmp_path / 't.csv'}:c4999"}, [])["u"]
+    array.convert("int64", 1)
+    array.reserve(0, 8, 1, 0)
+    assert np.frombuffer(array.buffer[:8], np.int64) == [4999]
+    array.close()
+    assert table_elements.repeated(names) is None
+    assert table_elements.repeated([*names, "c3"]) == "c3"
+
+
 def test_a_rank_parses_its_own_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of 10,000 rows, those that are asked for are parsed, and their block alone is read again."""
     (tmp_path / "t.csv").write_text("".join(f"{k},{-k}\n" for k in range(10_000)))
@@ -119,6 +135,49 @@ def test_a_rank_parses_its_own_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     np.testing.assert_array_equal(got, np.outer(np.arange(9000, 9100), [1, -1]))
     assert len(parsed) == 200
     array.close()
+
+
+def by_lines(text: str) -> np.ndarray | None:
+    """A table of floats as Python's csv reads it line by line; None where it is none."""
+    lines = [line.removesuffix("\r") for line in text.removeprefix("\ufeff").split("\n")]
+    try:
+        rows = [next(csv.reader([line], strict=True)) for line in lines if line.strip("\r")]
+        is_header = any(x and {*x.strip()} != {"1"} for x in rows[0])
+        if is_header and len({*rows[0]}) < len(rows[0]):
+            return None
+        numbers = [[float(field or "nan") for field in row] for row in rows[is_header:]]
+        return np.array(numbers).reshape(len(numbers), len(rows[0]))
+    except (csv.Error, ValueError, IndexError):
+        return None
+
+
+def test_every_short_table_cut_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All texts of up to three of these characters, behind a byte-order mark up to two: read in
+    one piece or in pieces of a byte, by one rank or by three, they are what Python's csv finds, or
+    are refused."""
+    path = tmp_path / "t.csv"
+    texts = ["".join(x) for n in range(4) for x in itertools.product('1,\n\r"a', repeat=n)]
+    for text in [*texts, *("\ufeff" + text for text in texts if len(text) < 3)]:
+        path.write_bytes(text.encode())
+        wanted = by_lines(text)
+        for at_once, ranks, k in ((1 << 16, 1, 0), (1, 3, 0), (1, 3, 1), (2, 3, 2)):
+            monkeypatch.setattr(npy, "AT_ONCE", at_once)
+            try:
+                array = inputs.open_inputs({"u": str(path)}, [])["u"]
+                array.convert("float64", 2)
+                rows, width = array.shape
+                low, high = (8 * width * (j * rows // ranks) for j in (k, k + 1))
+                array.reserve(low, high, 1, 0)
+                part = bytes(array.buffer[low:high])
+                array.close()
+            except InputError:
+                assert wanted is None, (text, at_once, k)
+                continue
+            if wanted is None:
+                assert ranks > 1, repr(text)  # another rank has the row that is wrong
+            else:
+                assert wanted.shape == (rows, width), repr(text)
+                assert wanted.tobytes()[low:high] == part, (text, at_once, k)
 
 
 WRONG = {

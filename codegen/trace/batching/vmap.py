@@ -31,7 +31,8 @@ from codegen.trace.batching.axes import (
 )
 from codegen.trace.batching.batch import Batch, mapped
 from codegen.trace.context import Context, eager_current
-from codegen.trace.control.conversion import convert
+from codegen.trace.control.conversion import as_called
+from codegen.trace.control.outside import Outside
 from codegen.trace.control.regions import Mark
 from codegen.trace.derive.eagerly import eagerly
 from codegen.trace.number import Number, expr_of
@@ -159,15 +160,22 @@ class _Call:
 
         def member(values: Sequence[Value]) -> list[Value]:
             before, mark = context.next_serial(), Mark.of(context)
-            found = iter([wrap(context, v, a.weak) for v, a in zip(values, arrays)])
+            outside = Outside("member", [(getattr(self.f, "__name__", "the function"), self.f)])
+            context.bodies.append(outside)
             with context.watching_writes() as log:
                 context.members += 1
                 try:
-                    returned = self.called(convert(self.f), [
-                        leaf.content if leaf.axis is None else next(found)
-                        for leaf in self.leaves])
+                    filled = True  # a cache: then the function is called once more
+                    while filled:
+                        context.blocks[-1].forget()
+                        found = iter([wrap(context, v, a.weak) for v, a in zip(values, arrays)])
+                        returned = self.called(as_called(self.f), [
+                            leaf.content if leaf.axis is None else next(found)
+                            for leaf in self.leaves])
+                        filled = outside.check()
                 finally:
                     context.members -= 1
+                    context.bodies.remove(outside)
                 tree, leaves = flatten(returned)
                 kept.extend([tree, [x if leaf_type(x) is None else ARRAY for x in leaves]])
                 results = [as_value(context, x) for x in leaves if leaf_type(x) is not None]

@@ -77,13 +77,25 @@ class Branch(Capture):
     def start_arm(self) -> None:
         self.begin(Block())
 
-    def end_arm(self, extra: Any = UNDEFINED) -> None:
-        """The arm's code has run; `extra` is its value where it is an expression."""
+    def end_arm(self, extra: Any = UNDEFINED) -> bool:
+        """The arm's code has run; `extra` is its value where it is an expression. Return whether
+        the arm is captured: else it has filled a cache, and its code has to run once more."""
         after = self.after()
         after[_EXTRA] = hold(extra)
         written = {s: s.value for s in self.written()}
-        self.arms.append(_Arm(self.close(), after, written))
+        block = self.close()
+        if not self.filled:
+            self.arms.append(_Arm(block, after, written))
         self.put_back()
+        return not self.filled
+
+    def captured(self, arm: Callable[[], Iterator[int]]) -> Iterator[int]:
+        """Yields what an arm yields, until it is captured."""
+        done = False
+        while not done:
+            self.start_arm()
+            yield from arm()
+            done = self.end_arm()
 
     # ---- merging --------------------------------------------------------------------------------
 
@@ -334,12 +346,8 @@ def captured_if(
     branch = Branch(context, code, condition(test, "if"))
     code.names.arms += 1
     try:
-        branch.start_arm()
-        yield k
-        branch.end_arm()
-        branch.start_arm()
-        yield from _chosen_arms(later, code, k + 1)
-        branch.end_arm()
+        yield from branch.captured(lambda: iter((k,)))
+        yield from branch.captured(lambda: _chosen_arms(later, code, k + 1))
         branch.arms.reverse()  # region 0 is what runs where the test fails
     finally:
         code.names.arms -= 1
@@ -370,8 +378,10 @@ def captured_switch(on: Expr | Value, arms: Sequence[Callable[[], Any]]) -> Any:
     names.arms += 1
     try:
         for arm in arms:
-            branch.start_arm()
-            branch.end_arm(arm())
+            done = False
+            while not done:
+                branch.start_arm()
+                done = branch.end_arm(arm())
     finally:
         names.arms -= 1
         branch.abort()

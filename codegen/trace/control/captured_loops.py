@@ -249,7 +249,7 @@ class Loop(Capture):
     def end_pass(self) -> bool:
         """Whether this pass was the last: nothing new is carried. Else all is put back."""
         after = self.after()
-        settled = self._compare(after)
+        settled = self._compare(after) and not self.filled
         settled = self.sharing.end(_trees(after)) and settled
         stale: dict[Storage, None] = {}
         stored: dict[Storage, ArrayType] = {}
@@ -443,19 +443,21 @@ class Loop(Capture):
         flags = [f for f in self.flags if (f, 0) in self.carried]
         if evaluate is None and not flags:
             return None
-        block = self.block()
-        self.begin(block)
-        try:
-            self.enter(block.args)
-            holds = self._holds(evaluate, [self._flag(block, f) for f in flags])
-            changed = self.written()
-            self.outside.check()
-        except BaseException:
-            self.abort()
-            raise
-        region = self.close().close([holds])
-        self.put_back()
-        self.mark.forget_later(self.context, "loop", self.place)
+        filled = True
+        while filled:
+            block = self.block()
+            self.begin(block)
+            try:
+                self.enter(block.args)
+                holds = self._holds(evaluate, [self._flag(block, f) for f in flags])
+                changed = self.written()
+                filled = self.outside.check()
+            except BaseException:
+                self.abort()
+                raise
+            region = self.close().close([holds])
+            self.put_back()
+            self.mark.forget_later(self.context, "loop", self.place)
         if changed:
             raise UnsupportedError("the test of a while writes into an array", place=self.place,
                                    remedy="do it in the body")

@@ -62,6 +62,13 @@ def convert(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
+def as_called(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What runs instead of a function that one of ours is given, such as vmap or jit: the same as
+    where the user's own code calls it, also for a built-in or another library's function."""
+    converted = convert(function)
+    return runtime.call(function) if converted is function else converted
+
+
 def why_unconverted() -> str:
     """Why the function that asks for a value now is not compiled; "" when it is."""
     frame: types.FrameType | None = sys._getframe(1)
@@ -91,9 +98,9 @@ def _unread(code: types.CodeType) -> str:
 
 
 def given(function: Any, what: str, *names: str) -> Callable[..., Any]:
-    """convert(function), for a function that we call with so many arguments, called `names`."""
+    """as_called(function), for a function that we call with so many arguments, called `names`."""
     check_call(function, what, *names, expected=f"a function of {', '.join(names) or 'nothing'}")
-    return convert(function)
+    return as_called(function)
 
 
 def _convert_function(function: types.FunctionType) -> Callable[..., Any]:

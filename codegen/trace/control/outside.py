@@ -11,6 +11,7 @@ import array
 import collections
 import functools
 import random
+import sys
 import types
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator
@@ -47,6 +48,7 @@ _CONTAINERS = (
     list, tuple, dict, set, frozenset, collections.deque, bytearray, array.array,
 )
 _LEN = "number of items"
+_MOST_FILLS = 2  # passes of a body in which caches may be filled
 _COMPARED_ITEMS = 10_000  # items of a container that are compared
 _COMPARED_BYTES = 1 << 24  # bytes of an array that are compared; of a larger one, every so many
 
@@ -71,7 +73,7 @@ class _Seen:
 
 
 class Outside:
-    """What a body can reach when it begins. what: loop, branch, shard_map or program.
+    """What a body can reach when it begins. what: loop, branch, shard_map, member or program.
 
     carried: ids of things that the body may change; of a global, (id of the namespace, name).
     """
@@ -88,6 +90,7 @@ class Outside:
         self._names: dict[str, None] = dict.fromkeys(  # in code that was met, of attributes too
             names_in(running.f_code) if running else ())
         self._modules: list[types.ModuleType] = []  # of installed packages
+        self._fills = 0  # how many times the body has given something new keys
         self.traced = False  # whether an array or a number of a program can be reached
         self._work = collections.deque(roots)
         self._work += (("random", random._inst), ("np.random", np.random.mtrand._rand))
@@ -187,15 +190,26 @@ class Outside:
 
     # ---- what has changed ------------------------------------------------------------------------
 
-    def check(self, seeded: Collection[int] = ()) -> None:
-        """Raises UnsupportedError where something is not as it was.
+    def check(self, seeded: Collection[int] = ()) -> bool:
+        """Return whether the body has to run once more, because it gave something new keys: only a
+        cache stays as it is then. Raises UnsupportedError where something is not as it was.
 
         seeded: ids of random generators that the body gave a seed.
         """
+        filled = []
         for seen, now in self._others():
             free = isinstance(seen.thing, GENERATORS) and id(seen.thing) in seeded
             if not free and not self._filled(seen, now):
                 raise self._changed(seen, now)
+            filled += [] if free else [(seen, now)]
+        if self.what == "program" or not filled:
+            return False
+        self._fills += 1
+        if self._fills > _MOST_FILLS:
+            raise self._changed(*filled[0])
+        for seen, now in filled:
+            seen.items.update(now)
+        return True
 
     def put_back(self) -> None:
         """After a failure: restores what would keep an array of the program alive."""
@@ -213,7 +227,7 @@ class Outside:
                 yield seen, now
 
     def _filled(self, seen: _Seen, now: dict[Any, Any]) -> bool:
-        """Whether a dict or a namespace got new keys: a cache, which fills once. In a program an
+        """Whether a dict or a namespace got new keys, as a cache does. In a program an
         attribute may be new too, and what was None. No array of the program is kept."""
         thing, new = seen.thing, _new(seen, now)
         if self.what == "program":
@@ -277,18 +291,21 @@ _WORDS = {
     "loop": "a loop that is compiled",
     "branch": "a branch that is decided at run time",
     "shard_map": "a function given to shard_map",
+    "member": "a function under spmd.vmap",
     "program": "a program",
 }
 _ONCE = {
     "loop": "would give every iteration of a compiled loop the same value",
     "branch": "is asked for a value in a branch that is decided at run time",
     "shard_map": "would give every rank the same value",
+    "member": "would give every member the same value",
     "program": "would give another value in every build",
 }
 _TURNS = {
     "loop": "Python runs the body while building, not once per iteration",
     "branch": "Python runs both arms while building, whichever is taken later",
     "shard_map": "Python runs the function once, while building, not once per rank",
+    "member": "Python runs the function once, for all members",
     "program": "Python runs the program while building, more than once",
 }
 _WAYS = {
@@ -296,6 +313,7 @@ _WAYS = {
     "Python's own range, which unrolls",
     "branch": "rebind a variable of this function in both arms",
     "shard_map": "return it, with its place in out_layouts",
+    "member": "return it from that function",
     "program": "keep it in a variable of the program, and return it: return x, total",
 }
 
@@ -427,7 +445,9 @@ def items_of(thing: Any) -> dict[Any, Any] | None:
         return _public(vars(thing)) if has_attributes(thing) else None
     if isinstance(thing, types.ModuleType):
         file = getattr(thing, "__file__", None)
-        ours = thing.__name__ == "__main__" or (file is not None and whose(file) == USER)
+        ours = thing.__name__ == "__main__" or (
+            whose(file) == USER if file is not None else
+            thing.__name__.partition(".")[0] not in sys.stdlib_module_names)
         return _public(vars(thing)) if ours else None
     if is_iterator(thing):
         return _left_in(thing)

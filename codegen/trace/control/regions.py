@@ -110,6 +110,7 @@ class Capture:
         self.serials = {s for s, *_ in self.mark.storages}
         self.log: dict[Storage, None] = {}
         self.open: Block | None = None
+        self.filled = False  # whether the last run of the piece has filled a cache
 
     def begin(self, block: Block) -> None:
         self.log = {}
@@ -147,7 +148,7 @@ class Capture:
 
     def after(self) -> Variables:
         """What the variables hold now. UnsupportedError where something outside has changed."""
-        self.outside.check()
+        self.filled = self.outside.check()
         return capture(self.code)
 
     def written(self) -> list[Storage]:

@@ -19,13 +19,15 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from codegen.errors import UnsupportedError
+from codegen.errors import TracedValueError, UnsupportedError
 from codegen.places import user_place
-from codegen.trace.array import Array
+from codegen.trace.array import Array, is_traced
 from codegen.trace.context import Context
 from codegen.trace.control.outside import GENERATORS, is_iterator
 from codegen.trace.control.sharing import refuse_twin
+from codegen.trace.number import TEXT_REMEDY
 from codegen.trace.numpy.refused import RANDOM
+from codegen.user import pytree
 
 _CHANGEABLE = (list, dict, set, collections.deque, bytearray)
 _CHANGING = frozenset(
@@ -69,6 +71,8 @@ def watched(context: Context, function: Any) -> Any:
     module = getattr(function, "__module__", "")
     if f"{module}.{name}" in _PASSING:
         raise _frozen(*_PASSING[f"{module}.{name}"])
+    if module == "logging":
+        return _logged(function)
     if module == "secrets":
         raise _frozen(f"{name}()", _SEED)
     if function is np.random.seed:
@@ -85,6 +89,29 @@ def changed(context: Context, thing: Any) -> None:
         body.refuse_unseen(thing, user_place())
     if not isinstance(thing, Array):
         context.changed_at[thing if isinstance(thing, str) else id(thing)] = user_place()
+
+
+def _logged(function: Any) -> Any:
+    """A function of the module logging, which makes its text later, and tells nobody of errors."""
+    def call(*args: Any, **kwargs: Any) -> Any:
+        traced = next((x for x in pytree.leaves((args, kwargs)) if is_traced(x)), None)
+        if traced is not None:
+            raise TracedValueError(
+                "a log is given a value that only the run knows", place=user_place(),
+                expected="values known while building", found=repr(traced), remedy=TEXT_REMEDY)
+        return function(*args, **kwargs)
+
+    return call
+
+
+def _noted(function: Any) -> Any:
+    """setattr or delattr, which notes what it changes."""
+    def call(thing: Any, *args: Any) -> Any:
+        if (context := Context.current()) is not None:
+            changed(context, thing)
+        return function(thing, *args)
+
+    return call
 
 
 def refuse_outside(thing: Any, method: str = "") -> None:
@@ -184,6 +211,7 @@ def _of_entropy(function: Callable[..., Any]) -> NoReturn:
 _INSTEAD: dict[int, Callable[[Any], Any]] = {
     id(next): lambda _: _next,
     id(np.datetime64): lambda _: _date,
+    **{id(f): _noted for f in (setattr, delattr, object.__setattr__, object.__delattr__)},
     **{id(f): _of_clock for f in _CLOCKS},
     **{id(f): _of_entropy for f in _ENTROPY},
     **{id(f): _of_calendar for f in _CALENDAR},

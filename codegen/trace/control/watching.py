@@ -11,6 +11,7 @@ from __future__ import annotations
 import builtins
 import functools
 import operator
+import os
 import types
 from collections.abc import Iterable
 from typing import Any
@@ -24,6 +25,7 @@ _MISSING = object()
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic, np.dtype, slice, range)
 # Names by which code reads attributes that it does not name.
 _ANY = frozenset("getattr hasattr vars __dict__ attrgetter __getattr__ __getattribute__".split())
+_ENVIRONMENT = frozenset(("environ", "getenv"))
 _MOST_OBJECTS = 200_000
 _COPIED_BYTES = 1 << 16  # of an array, that are compared as one piece of bytes
 
@@ -54,6 +56,8 @@ class WatchedReads:
                 done.add((id(space), name))
                 self._name(space, name)
             self._visit_all()
+        if self._read & _ENVIRONMENT:
+            self._visit(os.environ._data)  # type: ignore[attr-defined]
         # Where code reads attributes by text: the names of each namespace, and what may hide them.
         self._spaces = [(space, frozenset(space), behind) for space, behind in self._holders
                         ] if self._read & _ANY else []

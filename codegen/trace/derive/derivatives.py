@@ -19,7 +19,7 @@ from codegen.ir import Op, Value
 from codegen.places import user_place
 from codegen.trace.array import Array, as_value, wrap
 from codegen.trace.context import Context, eager_current, require_context
-from codegen.trace.control.conversion import convert
+from codegen.trace.control.conversion import as_called, convert
 from codegen.trace.control.regions import laid_as
 from codegen.trace.derive import back_through, exchanged, forward, mapped
 from codegen.trace.derive.eagerly import Held, own_args
@@ -292,7 +292,7 @@ class custom_vjp:
         if context is None:
             return self.f(*args)
         if not context.recordings:
-            return convert(self.f)(*args)
+            return as_called(self.f)(*args)
         if self.fwd is None or self.bwd is None:
             raise UsageError(f"{self.f.__name__} has no way back yet", place=user_place(),
                              expected=f"{self.f.__name__}.defvjp(fwd, bwd) before it is "
@@ -320,7 +320,7 @@ class custom_vjp:
             return defined(context, forward, back, leaves, {}, keeps=True)[0]
 
         def plain(*given: Any) -> Any:
-            return convert(self.f)(*fill(tree, iter(given), fresh=True))
+            return as_called(self.f)(*fill(tree, iter(given), fresh=True))
 
         def once_more(given: Sequence[Any], made: Any, cotangents: Sequence[Any]) -> Sequence[Any]:
             return back(given, forward(*given), cotangents)
@@ -362,7 +362,7 @@ class _Recording:
         begin with. To read a view emits ops, so the recording ends after it."""
         self.context.recordings += 1
         try:
-            found, outs = read(convert(f)(*self.args, **kwargs))
+            found, outs = read(as_called(f)(*self.args, **kwargs))
             self.ops, self.outs = self.recorded(), set(outs)
             return found, outs
         finally:

@@ -16,7 +16,7 @@ from codegen.symbolic import expr
 from codegen.trace.array import Array, as_array
 from codegen.trace.batching.vmap import vmap
 from codegen.trace.context import eager_current
-from codegen.trace.control.conversion import convert
+from codegen.trace.control.conversion import as_called
 from codegen.trace.derive.derivatives import jvp, vjp
 from codegen.trace.derive.eagerly import Held
 from codegen.trace.derive.given import (
@@ -64,7 +64,7 @@ def jacobian(
         numbers, kept = _numbers("spmd.jacobian", argnums, args), list[Any]()
 
         def loss(*given: Any) -> Any:
-            returned = convert(f)(*_with(args, numbers, given), **kwargs)
+            returned = as_called(f)(*_with(args, numbers, given), **kwargs)
             if has_aux:
                 returned, aux = pair_of(returned)
                 kept.append(aux)
@@ -111,7 +111,7 @@ def jacfwd(f: Callable[..., Any], argnums: int | Sequence[int] = 0) -> Callable[
         in_tree, leaves = flatten(primals)
 
         def of_primals(*given: Any) -> Any:
-            return convert(f)(*_with(args, numbers, given), **kwargs)
+            return as_called(f)(*_with(args, numbers, given), **kwargs)
 
         parts: list[Any] = []
         out_tree = None

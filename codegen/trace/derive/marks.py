@@ -19,7 +19,7 @@ from codegen.ir import Op, Value
 from codegen.places import user_place
 from codegen.trace.array import Array, as_array, is_traced, wrap
 from codegen.trace.context import Context
-from codegen.trace.control.conversion import convert
+from codegen.trace.control.conversion import as_called
 from codegen.trace.number import Number
 from codegen.trace.numpy.derived import defined
 from codegen.trace.state import fill, flatten
@@ -147,12 +147,12 @@ def remat(f: Callable[..., Any], *, policy: Policy | None = None) -> Callable[..
         if context is None:
             return f(*args, **kwargs)
         if not context.recordings:
-            return convert(f)(*args, **kwargs)
+            return as_called(f)(*args, **kwargs)
         tree, leaves = flatten(args)
         leaves = [marked(context, x, ops.Reshape) if isinstance(x, Number) else x for x in leaves]
 
         def run(*given: Any) -> Any:
-            return convert(f)(*fill(tree, iter(given), fresh=True), **kwargs)
+            return as_called(f)(*fill(tree, iter(given), fresh=True), **kwargs)
 
         return defined(context, run, None, leaves, {}, kept.saved)
 

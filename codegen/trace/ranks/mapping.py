@@ -188,10 +188,13 @@ def _capture(
     try:
         with context.block(types, names) as block:
             context.split = dict(zip(block.args, map(axes_in, arguments.layouts)))
-            made = iter([make(block.args) for make in arguments.makers])
-            args, kwargs = _rebuild(inputs, made)
-            returned = function(*args, **kwargs)
-            outside.check()
+            filled = True  # a cache: then the function is called once more
+            while filled:
+                block.forget()
+                made = iter([make(block.args) for make in arguments.makers])
+                args, kwargs = _rebuild(inputs, made)
+                returned = function(*args, **kwargs)
+                filled = outside.check()
             leaves = [x for x in pytree.leaves(returned) if x is not None]
             _check_returned(leaves)
             values = [as_value(context, x) for x in leaves]

@@ -27,7 +27,7 @@ from codegen.symbolic.expr import Expr
 from codegen.trace import view as views
 from codegen.trace.constants import array_value, cast_value, default_dtype, full_value
 from codegen.trace.context import Context, refuse_constant, refuse_constant_write, require_context
-from codegen.trace.number import TEXT_REMEDY, UNHASHED, Number, choose, number, where_asked
+from codegen.trace.number import UNHASHED, Number, choose, no_text, number, where_asked
 from codegen.trace.numpy.refused import REMEDIES, SPARSE
 from codegen.trace.storage import Known, Storage
 from codegen.user.numbers import element_type
@@ -262,7 +262,7 @@ class Array(ArrayMethods):
 
     def __str__(self) -> str:
         if not self.is_known:
-            self._unknown("text", TEXT_REMEDY)
+            self._unknown("text", "")
         return str(self.known)
 
     def __copy__(self, memo: Any = None) -> Array:
@@ -286,12 +286,14 @@ class Array(ArrayMethods):
     tolist = _asked(np.ndarray.tolist, "a Python list", "return the array from the program")
     __hash__ = _asked(hash, "a known key of a dict or set", UNHASHED)
     tobytes = _asked(np.ndarray.tobytes, "bytes", "return the array from the program")
-    __format__ = _asked(format, "text", TEXT_REMEDY)
+    __format__ = _asked(format, "text", "")
 
     def _unknown(self, needed: str, remedy: str) -> NoReturn:
         refuse_constant()
         if _is_asked_by("scipy.sparse"):
             remedy = SPARSE
+        if needed == "text":
+            raise no_text(f"a text of {'the array' if self.ndim else 'a number,'} {self.type}")
         raise TracedValueError(
             f"Python needs a value that only the run knows: an element of {self.type}",
             expected=needed,

@@ -20,9 +20,21 @@ from codegen.trace.control.conversion import why_unconverted
 
 # For who makes a text of what only the run knows.
 TEXT_REMEDY = (
-    'print(f"… {value}") prints it while the program runs; assert test, f"… {value}" shows it '
-    "where a test fails"
+    'print(f"… {value}"), or spmd.print("… {}", value), prints it while the program runs; '
+    'assert test, f"… {value}" shows it where a test fails'
 )
+
+
+
+def no_text(text: str) -> TracedValueError:
+    """Return the error of a text that is made while building, of what only the run knows.
+
+    text: how it is made, and of what.
+    """
+    return TracedValueError(
+        "this text shows a value that only the run knows", found=text, remedy=TEXT_REMEDY,
+        expected="a text of values that are known while building")
+
 
 UNHASHED = (
     "np.array([...])[k] looks a number up; if and elif choose; ppermute takes perm=[(0, 1), …]"
@@ -141,7 +153,8 @@ class Number(NumberMethods):
         raise TypeError("a symbolic number is not iterable: use spmd.range(n)")
 
     def __format__(self, spec: str) -> str:
-        self._unknown("text", TEXT_REMEDY)
+        refuse_constant()
+        raise no_text(f"a text of the number {self.expr}")
 
     def _unknown(self, needed: str, remedy: str) -> NoReturn:
         refuse_constant()

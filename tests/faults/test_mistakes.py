@@ -112,7 +112,7 @@ LINES = {
         "exponent must be an integer", "exponent must be an integer"),
     "y = np.linalg.multi_dot([x])": ("at least two arrays", "at least two arrays"),
     "return object()": ("a program returns arrays", None),
-    "return x[x > 3]": ("the length of x[mask] depends on data", None),
+    "return x[x > 3]": ("x[mask] has a length that depends on data; it cannot be", None),
     "return {3: x}": ("the keys of a dict", None),
     "y = spmd.sum(x)": ("np.sum works on arrays", "np.sum works on arrays"),
     "y = spmd.Send(x)": ("spmd.ppermute sends", "spmd.ppermute sends"),

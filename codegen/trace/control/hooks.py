@@ -29,11 +29,13 @@ from codegen.trace.foreign import fresh, indexed, target
 from codegen.trace.number import Number
 from codegen.trace.numpy.logic import and_, both, compare, either, ifexp, known, not_, or_
 from codegen.trace.state import Code, Names, inside
+from codegen.trace.text_styles import called, formatted, percent_text
 from codegen.trace.traced_text import converted, fstring, percent
 from codegen.user import pytree
 
 __all__ = ["Names", "and_", "asserted", "both", "call", "compare", "converted", "either", "fresh",
-           "fstring", "ifexp", "indexed", "known", "not_", "or_", "percent", "target"]
+           "formatted", "fstring", "ifexp", "indexed", "known", "not_", "or_", "percent",
+           "percent_text", "target", "text_of"]
 
 NameError = builtins.NameError
 _MANY_TURNS = 200  # of a loop that Python runs: to record them takes a while
@@ -52,6 +54,12 @@ def if_(
         if value:
             return (k,)
     return (len(later) + 1,)
+
+
+def text_of(function: Any, *args: Any, **options: Any) -> Any:
+    """What a call of str, repr, ascii or format gives that stands in a print or an assert."""
+    text = called(function, *args, **options)
+    return call(function)(*args, **options) if text is None else text
 
 
 def returned(value: Any) -> Any:

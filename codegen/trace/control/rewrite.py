@@ -160,6 +160,27 @@ def _texts(node: ast.expr) -> ast.expr:
                 part = at(part, ast.Tuple([part.value, spec, kind], ast.Load()))
             parts.append(part)
         return at(node, _runtime("fstring", *parts))
+    elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod) and _is_text(node.left):
+        return at(node, _runtime("percent_text", node.left, node.right))
+    elif isinstance(node, ast.Call):
+        return _text_call(node)
+    return node
+
+
+def _is_text(node: ast.expr) -> bool:
+    return isinstance(node, ast.JoinedStr) or isinstance(getattr(node, "value", None), str)
+
+
+def _text_call(node: ast.Call) -> ast.expr:
+    """A call that is printed: what makes a text is called by name."""
+    function = node.func
+    if isinstance(function, ast.Attribute) and _is_text(function.value):
+        name, first = "formatted" * (function.attr == "format"), function.value
+    else:
+        texts = ("str", "repr", "ascii", "format")
+        name, first = "text_of" * (getattr(function, "id", "") in texts), function
+    if name:
+        node = at(node, ast.Call(_attribute(name), [first, *node.args], node.keywords))
     return node
 
 
@@ -467,8 +488,7 @@ class _Rewriter(ast.NodeTransformer):
         not kept."""
         if isinstance(node, ast.BinOp):
             node.left, node.right = self._operands(node.left), self._operands(node.right)
-            text = isinstance(getattr(node.left, "value", None), str)
-            if isinstance(node.op, ast.Mod) and (text or isinstance(node.left, ast.JoinedStr)):
+            if isinstance(node.op, ast.Mod) and _is_text(node.left):
                 return at(node, _runtime("percent", node.left, node.right))
         elif isinstance(node, ast.UnaryOp) and not isinstance(node.op, ast.Not):
             node.operand = self._operands(node.operand)

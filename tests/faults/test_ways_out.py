@@ -136,3 +136,23 @@ def test_loops_of_many_turns_that_python_runs_are_announced(turns: Any) -> None:
         Program(program, ("r",)).capture()
     said = [h[0] for h in heard if "which spmd.range would compile" in h[0]]
     assert len(said) == 101 and said[-1].startswith(f"recording turn 300 of the loop at {__file__}")
+
+
+@pytest.mark.parametrize("extent", [
+    lambda i, n: i + 1, lambda i, n: n - i, lambda i, n: n * 3 - i * i, lambda i, n: 8 // n + i - 1,
+    lambda i, n: n + 1, lambda i, n: (i + 1) % 3 + 1,
+])
+def test_examples_are_of_ranks_that_exist(extent: Callable[[Any, Any], Any]) -> None:
+    def program() -> Any:
+        def added(v: Any) -> Any:
+            i, n = spmd.axis_index("r"), spmd.axis_size("r")
+            return v[:, 0] + np.ones(extent(i, n) + spmd.axis_index("q"))
+
+        y = spmd.input("y", (8, 3), np.float64, layout=("r", "q"))
+        return spmd.shard_map(added, out_layouts=("r",))(y)
+
+    with pytest.raises(SpmdError) as caught:
+        Program(program, ("r", "q")).capture()
+    example = str(caught.value).partition("; for ")[2].partition(" they are ")[0]
+    values = {name: int(text) for name, text in (v.split(" = ") for v in example.split(", "))}
+    assert 0 <= values["i_r"] < values["n_r"] and 0 <= values["i_q"] < values["n_q"], caught.value

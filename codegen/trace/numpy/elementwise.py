@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from codegen.ir import Shape, Value
 from codegen.ops import Map
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
+from codegen.symbolic.facts import environments, tried
 from codegen.trace.array import (
     Array,
     Number,
@@ -85,19 +87,16 @@ def _cannot_broadcast(shapes: Sequence[Shape], what: str, a: Expr, b: Expr) -> S
                       remedy=remedy)
 
 
+_EXAMPLES = 2000  # values that are tried for one
+
+
 def _example(a: Expr, b: Expr) -> str:
-    """Values for which two extents differ."""
-    symbols = sorted(a.symbols() | b.symbols(), key=lambda s: s.name)
-    for n in (3, 2, 1, 0, -1, 1000):
-        given = {s.name: max(n, 1) if s.kind == "size" else n for s in symbols}
-        inside = all(
-            (s.lo is None or not s.lo.is_const or s.lo.value <= given[s.name])
-            and (s.hi is None or not s.hi.is_const or given[s.name] <= s.hi.value)
-            for s in symbols
-        )
-        if inside and (p := a.evaluate(given)) != (q := b.evaluate(given)):
-            text = ", ".join(f"{name} = {v}" for name, v in given.items())
-            return f"; for {text} they are {p} and {q}"
+    """Return values, each within its bounds, for which two extents differ, as text; or ""."""
+    places = islice(environments(a.symbols() | b.symbols()), _EXAMPLES)
+    for values, (left, right) in tried(places, (a, b), ()):
+        if left() != right():
+            text = ", ".join(f"{name} = {values[name]}" for name in sorted(values))
+            return f"; for {text} they are {left()} and {right()}"
     return ""
 
 

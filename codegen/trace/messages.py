@@ -13,6 +13,7 @@ from codegen.errors import UsageError
 from codegen.ir import Value
 from codegen.ops import Print
 from codegen.progress import ERROR, MARK, OPEN
+from codegen.suggest import meant
 from codegen.trace import traced_text
 from codegen.trace.array import Array, Number, as_array
 from codegen.trace.context import Context, require_context
@@ -194,15 +195,19 @@ def _fields(text: str, values: tuple[Any, ...], named: dict[str, Any]) -> list[A
         except (IndexError, KeyError):
             raise _print_error(text, f"no value for {{{field}}}") from None
         out.append((literal, spec or "", value))
+    unused = [name for name in named if not any(field[2] is named[name] for field in out)]
+    if unused:
+        raise _print_error(text, f"no place for {unused[0]}=…", meant(
+            unused[0], ("every_rank",), "{}=…"))
     if used < len(values):
         raise _print_error(text, f"{len(values)} values for {used} places")
     return out
 
 
-def _print_error(text: str, reason: str) -> UsageError:
+def _print_error(text: str, reason: str, remedy: str = "") -> UsageError:
     return UsageError(f"spmd.print: {reason}",
                       expected='a place {} per value, as in "epoch {} loss {:.4f}"',
-                      found=repr(text))
+                      found=repr(text), remedy=remedy)
 
 
 def _print_array(array: Array, spec: str, parts: list[str], operands: list[Value]) -> None:

@@ -338,6 +338,7 @@ def _in_programs(ours: Function, plain: Any) -> Function:
         return (plain if elsewhere else ours)(*args, **kwargs)
 
     call.__name__, call.__doc__ = getattr(plain, "__name__", ""), getattr(plain, "__doc__", "")
+    call.__wrapped__ = ours  # type: ignore[attr-defined]  # its arguments are those of the call
     return call
 
 

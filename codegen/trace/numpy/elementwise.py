@@ -250,8 +250,9 @@ def apply(
         raise unsupported(f"scipy.special.{ufunc.__name__} of complex numbers", "z.real, z.imag")
     if ufunc in _COMPARISONS and len(set(loop[:-1])) > 1:
         return store(_compare_mixed(ufunc, *operands), out, where)
-    if ufunc is np.nextafter and loop[-1].size == 2:  # float16 is computed in float32
-        return store(COMPOSITE["nextafter of float16"](*operands), out, where, casting=True)
+    if ufunc is np.nextafter and loop[-1].size == 2:  # half types are computed in float32
+        made = COMPOSITE["nextafter of half types"](*operands, loop[-1])
+        return store(made, out, where, casting=True)
     shape = broadcast_shapes([extents_of(x) for x in operands])
     if (known := _beyond(ufunc, operands)) is not None:
         made = full_value(context, known, dtypes.BOOL, shape)

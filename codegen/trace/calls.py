@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from codegen.errors import ShapeError, TracedValueError
+from codegen.places import user_frame
 from codegen.trace import known, traced_text
 from codegen.trace.array import Array, as_array, is_traced
 from codegen.trace.context import Context
@@ -199,8 +200,13 @@ def _isinstance(x: Any, classes: Any) -> bool:
     return ours or isinstance(_example(x), classes)
 
 
-def _type(*args: Any) -> Any:
-    return type(_example(args[0])) if len(args) == 1 else type(*args)
+def _type(*args: Any, **options: Any) -> Any:
+    if len(args) == 1:
+        return type(_example(args[0]))
+    name, bases, body = args
+    frame = user_frame()  # the class is of the module that makes it
+    module = frame.f_globals.get("__name__", "__main__") if frame else "__main__"
+    return type(name, bases, {"__module__": module, **body}, **options)
 
 
 def _hasattr(x: Any, name: str) -> bool:

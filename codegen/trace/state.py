@@ -23,7 +23,7 @@ from codegen.layouts import propagation
 from codegen.mesh import Layout
 from codegen.symbolic import expr
 from codegen.trace.array import Array, Number
-from codegen.trace.objects import attributes, is_carried, put_attributes
+from codegen.trace.objects import attributes, is_carried, put_attributes, put_items
 
 UNDEFINED: Any = type("Undefined", (), {"__repr__": lambda self: "no value"})()
 
@@ -214,8 +214,7 @@ def fill(
     if tree.kind == "object":
         put_attributes(value, dict(zip(tree.keys, items)))
         return value
-    value.clear()
-    value.update(zip(tree.keys, items))
+    put_items(value, dict(zip(tree.keys, items)))
     return value
 
 

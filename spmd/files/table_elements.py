@@ -73,9 +73,9 @@ class TableElements(npy.Elements):
 
 def taking(file: InputFile, member: str) -> str:
     """Return the option by which an input takes a member of a file, as a shell reads it."""
-    from shlex import quote  # only who makes a mistake waits for it
-
-    return f"-i {file.name}={file.path}:{quote(member)}"
+    plain = member.replace("_", "").replace(".", "").isalnum()
+    quoted = member if plain else "'" + member.replace("'", "'\\''") + "'"
+    return f"-i {file.name}={file.path}:{quoted}"
 
 
 class Column:

@@ -426,11 +426,15 @@ class Loop(Capture):
             )
         if before.tree.kind == now.tree.kind != "leaf":
             kind = type(before.value).__name__
+            keys = [k for k in now.tree.keys if k not in before.tree.keys]
+            remedy = "an array with one row per iteration, written by out[k] = …"
+            if now.tree.kind == "dict" and keys:
+                remedy = f"all of its keys before the loop: {name}[{keys[0]!r}] = 0.0; or " + remedy
             raise UnsupportedError(
                 f'"{name}" grows, shrinks or changes its keys in a loop', place=self.place,
-                expected=f"a {kind} of {len(before.leaves)}",
-                found=f"a {kind} of {len(now.leaves)}",
-                remedy="an array with one row per iteration, written by out[k] = …",
+                expected=f"{kind} of {len(before.tree.keys)} items after each turn, in one order",
+                found=f"{kind} of {len(now.tree.keys)} items after the first",
+                remedy=remedy,
             )
         first = self.types[name, 0] if before.tree.kind == "leaf" else None
         shown = (first or before.value, leaf_type(now.value) or now.value)

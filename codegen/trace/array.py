@@ -372,5 +372,6 @@ def as_array(x: Any, dtype: Any = None) -> Array:
     if isinstance(x, (list, tuple)) and holds_traced(x):
         return as_array(Array.of_list(x), dtype)
     weak = dtype is None and isinstance(x, (Number, int, float, complex))
-    weak = weak and not (isinstance(x, (bool, np.generic)) or getattr(x, "truth", False))
+    weak = weak and not (isinstance(x, (bool, np.generic)) or getattr(x, "truth", False)
+                         or getattr(x, "strong", False))
     return wrap(context, as_value(context, x, dtype), weak)

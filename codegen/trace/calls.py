@@ -14,10 +14,12 @@ import numpy as np
 
 from codegen.errors import ShapeError, TracedValueError
 from codegen.places import user_frame
+from codegen.symbolic import expr
 from codegen.trace import known, traced_text
 from codegen.trace.array import Array, as_array, is_traced
 from codegen.trace.context import Context
 from codegen.trace.control.conversion import convert
+from codegen.trace.control.over_rows import Indices
 from codegen.trace.control.stateful import hashed, identity, iterating, ordered, watched
 from codegen.trace.messages import printed
 from codegen.trace.number import Number, condition_of, expr_of, number
@@ -86,6 +88,11 @@ def _constructor(cls: type) -> Callable[..., Any]:
         return made
 
     return make
+
+
+def _places(*shape: Any) -> Any:
+    """np.ndindex, of which a loop of many turns is compiled."""
+    return Indices(*shape)
 
 
 def _scalar_type(cls: type[np.generic]) -> Callable[..., Any]:
@@ -223,7 +230,7 @@ def _getattr(x: Any, name: str, *default: Any) -> Any:
 def _example(x: Any) -> Any:
     """A value of the type that x would have if NumPy ran the program."""
     if isinstance(x, Number):
-        return False if x.truth else 0
+        return number(expr.const(0), x.truth, x.strong)
     if not isinstance(x, Array):
         return x
     if x.ndim or not x.scalar:
@@ -262,6 +269,7 @@ _BUILTINS: dict[int, Callable[..., Any]] = {
     id(reduce): _each(reduce),
     id(id): identity,
     id(hash): hashed,
+    id(np.ndindex): _places,
     id(print): printed,
     **{id(f): traced_text.of(f) for f in (str, repr, ascii)},
     **{id(f): iterating(f) for f in (list, tuple, enumerate, iter, zip)},

@@ -41,11 +41,19 @@ UNHASHED = (
 )
 
 
-def number(e: Expr, truth: bool = False) -> Any:
-    """A Python int (bool for a truth value) where e is constant, else a Number."""
-    if e.is_const:
-        return bool(e.value) if truth else e.value
-    return Number(e, truth)
+def number(e: Expr, truth: bool = False, strong: bool = False) -> Any:
+    """A Python int (bool for a truth value) where e is constant, else a Number. strong: one of
+    NumPy's."""
+    if not e.is_const:
+        return Number(e, truth, strong)
+    if strong:
+        return np.bool_(e.value) if truth else np.int64(e.value)
+    return bool(e.value) if truth else e.value
+
+
+def is_strong(x: object) -> bool:
+    """Return whether x is a formula that promotes as NumPy's integers do."""
+    return isinstance(x, Number) and x.strong
 
 
 def expr_of(x: object) -> Expr | None:
@@ -76,14 +84,18 @@ else:
 
 
 class Number(NumberMethods):
-    """A symbolic integer; `truth` marks the result of a comparison (0 or 1, printed as a bool)."""
+    """A symbolic integer; `truth` marks the result of a comparison (0 or 1, printed as a bool).
+
+    strong: it promotes as NumPy's integers do, an element of an array; others as Python's.
+    """
 
     __array_priority__ = 1000
-    __slots__ = ("expr", "truth")
+    __slots__ = ("expr", "strong", "truth")
 
-    def __init__(self, e: Expr, truth: bool = False) -> None:
+    def __init__(self, e: Expr, truth: bool = False, strong: bool = False) -> None:
         self.expr = e
         self.truth = truth
+        self.strong = strong
 
     def __repr__(self) -> str:
         return f"<symbolic {self.expr}>"
@@ -92,16 +104,18 @@ class Number(NumberMethods):
         return self.__format__("")
 
     def __neg__(self) -> Any:
-        return number(-self.expr)
+        return number(-self.expr, strong=self.strong)
 
     def __pos__(self) -> Any:
-        return Number(self.expr)
+        return Number(self.expr, strong=self.strong)
 
     def __invert__(self) -> Any:
-        return number(-self.expr - 1)  # of a truth value too, as Python has it
+        if self.truth and self.strong:
+            return number(1 - self.expr, True, True)
+        return number(-self.expr - 1, strong=self.strong)  # of Python's truth values too
 
     def __abs__(self) -> Any:
-        return number(expr.maximum(self.expr, -self.expr))
+        return number(expr.maximum(self.expr, -self.expr), strong=self.strong)
 
     # ---- what a Python number also has -------------------------------------------------------
 
@@ -122,7 +136,7 @@ class Number(NumberMethods):
         return 0
 
     def item(self) -> Number:
-        return self
+        return Number(self.expr, self.truth)
 
     def conjugate(self) -> Number:
         return self

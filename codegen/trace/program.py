@@ -246,15 +246,22 @@ class Program:
         limits: Limits = {}
         unrolled: frozenset[Place | None] = frozenset()
         outermost, rounds = Inner(), 0
+        rows_by_python = False
         while True:
             context = Context(self.name, mesh)
             context.bounds, context.rules, context.layouts = bounds, self.rules, layouts
             context.limits, context.checks = limits, frozenset(checks)
             context.unrolled, context.outermost = unrolled, outermost
+            context.rows_by_python = rows_by_python
             outermost.met.clear()
             try:
                 module = self._trace(context, values)
-            except SpmdError:
+            except Exception as error:
+                if context.has_rows:  # perhaps Python can run the loops that were compiled
+                    rows_by_python, outermost = True, Inner()
+                    continue
+                if not isinstance(error, SpmdError):
+                    raise
                 unrolled = unrolled.union(context.to_unroll)
                 if not (context.learned or context.narrower or unrolled != context.unrolled):
                     raise

@@ -247,7 +247,7 @@ def leaf_type(x: Any) -> LeafType | None:
         layout = t.layout or None  # a 0-d array has none to speak of
         return LeafType(t.dtype, t.shape, layout, x.weak, x.scalar, t.free)
     if isinstance(x, Number):
-        return LeafType(dtypes.BOOL if x.truth else dtypes.INT64, weak=True)
+        return LeafType(dtypes.BOOL if x.truth else dtypes.INT64, weak=not x.strong)
     if isinstance(x, bool):
         return LeafType(dtypes.BOOL, weak=True)
     if isinstance(x, (np.generic, np.ndarray)):
@@ -291,7 +291,7 @@ def same(a: Any, b: Any) -> bool:
     if a is b:
         return True
     if isinstance(a, Number) and isinstance(b, Number):
-        return bool(a.expr == b.expr) and a.truth == b.truth
+        return bool(a.expr == b.expr) and (a.truth, a.strong) == (b.truth, b.strong)
     if type(a) is not type(b):
         return False
     if isinstance(a, Array):

@@ -123,7 +123,7 @@ def shown(value: Any, of_repr: bool = False) -> Iterator[Piece]:
 
 def _number(value: Any, of_repr: bool) -> Iterator[Piece]:
     array = as_array(value)
-    weak = isinstance(value, Number) or array.weak
+    weak = not value.strong if isinstance(value, Number) else array.weak
     if not of_repr or weak or not _NUMPY_TEXT:
         around = ("", "")
     elif not array.scalar:

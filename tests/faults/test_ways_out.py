@@ -121,13 +121,10 @@ def test_a_parameter_that_does_not_exist() -> None:
         Program(program, ("r",)).capture(step=4)
 
 
-@pytest.mark.parametrize("turns", [
-    lambda: range(300), lambda: np.arange(300), lambda: np.ndindex(30, 10),
-])
-def test_loops_of_many_turns_that_python_runs_are_announced(turns: Any) -> None:
+def test_loops_of_many_turns_that_python_runs_are_announced() -> None:
     def program() -> Any:
         total = 0
-        for k in turns():
+        for k in range(300):
             total += np.sum(k)
         return x() + total
 

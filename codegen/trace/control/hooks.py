@@ -20,6 +20,7 @@ from codegen.trace.calls import call
 from codegen.trace.context import Context
 from codegen.trace.control.branches import captured_if
 from codegen.trace.control.outside import is_iterator
+from codegen.trace.control.over_rows import turns_of
 from codegen.trace.control.ranges import Range
 from codegen.trace.control.stateful import changed, ordered, refuse_outside
 from codegen.trace.control.turns import captured_for, captured_while
@@ -96,6 +97,10 @@ def for_(
         if isinstance(iterable, Stream):
             return captured_feed(iterable, code)
         return captured_for(iterable, code, hint)
+    context = Context.current()
+    if context is not None and (turns := turns_of(context, iterable)) is not None:
+        code = Code(names, bound, touched, flags, loop_number, kept, fresh)
+        return captured_for(turns[0], code, hint, turns[1])
     if isinstance(iterable, Number):
         raise TracedValueError("a for loop over a number", expected="something to iterate over",
                                found=repr(iterable), remedy="for i in spmd.range(n)")

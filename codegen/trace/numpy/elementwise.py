@@ -110,7 +110,7 @@ def kind_of(x: Operand) -> Any:
             return {"i": int, "u": int, "f": float, "c": complex}.get(x.type.dtype.kind, x.dtype)
         return x.dtype
     if isinstance(x, Number):
-        return np.dtype(np.bool_) if x.truth else int
+        return x.dtype if x.truth or x.strong else int
     if isinstance(x, bool):
         return np.dtype(np.bool_)
     if isinstance(x, np.generic):

@@ -180,7 +180,8 @@ def _meant(error: Exception) -> str:
     name, known = getattr(error, "name", None), []
     if isinstance(error, ModuleNotFoundError) and name:
         package = _PACKAGES.get(name.partition(".")[0])
-        return f"pip install {package or '(the package that has it)'}, for {sys.executable}"
+        package = package or f"{name.partition('.')[0]}, if that is the package that has it,"
+        return f"pip install {package} for {sys.executable}"
     if isinstance(error, AttributeError):
         known = dir(error.obj)
     elif isinstance(error, NameError) and (tb := last(error.__traceback__)):
@@ -192,7 +193,7 @@ def _meant(error: Exception) -> str:
 def user_place(error: BaseException) -> tuple[Place | None, bool]:
     """The innermost position in the user's own code, and whether it was ours that raised."""
     mistake = isinstance(error, (TypeError, ValueError, LookupError, ArithmeticError,
-                                 AttributeError))
+                                 AttributeError, OSError))
     place, tb = None, error.__traceback__
     ours = True
     while tb is not None:

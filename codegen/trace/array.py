@@ -238,13 +238,18 @@ class Array(ArrayMethods):
         if self.is_known and hasattr(np.ndarray, name):
             return getattr(self.frozen(), name)
         near = meant(name, dir(type(self)), "x.{}")
-        remedy = f"np.{name}(x) says what to use" if hasattr(np, name) else near
+        remedy = f"np.{name}(x, …)" if callable(getattr(np, name, None)) else near
         remedy = REMEDIES.get(f"ndarray.{name}", remedy)
         raise MissingError(
             f"an array of a program has no {name!r}",
             expected="what NumPy's arrays have, but for their memory: it lies on all ranks",
             found=name, remedy=remedy,
         )
+
+    def __delitem__(self, key: Any) -> NoReturn:
+        raise UnsupportedError("elements of an array cannot be deleted", found="del x[k]",
+                               expected="an array keeps its shape, as NumPy's does",
+                               remedy="np.delete(x, k), a new array; or a slice: x[1:]")
 
     def __len__(self) -> int:
         if not self.extents:

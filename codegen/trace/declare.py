@@ -265,6 +265,10 @@ def input_(
         print(table.eager().tolist())    # [[0, -1], [1, 0], [2, 1]]
     """
     context = require_context("spmd.input")
+    if isinstance(shape, (Array, np.ndarray)) and shape.dtype.kind not in "iu":
+        raise UsageError(f'input "{name}" is declared with an array in place of a shape',
+                         expected="spmd.input(name, shape, …)", found=f"an array of {shape.dtype}",
+                         remedy=f'spmd.input("{name}", x.shape, x.dtype, default=x)')
     tree, leaves = spec.declared(name, known.plain(shape), dtype, layout)
     if {name, *leaves} != {name, *named.of_tree(name, context.inputs)} or (
         name in leaves and name not in context.inputs

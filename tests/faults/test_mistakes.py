@@ -76,7 +76,7 @@ LINES = {
     "np.add.at(x, [1, 50], 1)": ("index 50 is out of bounds", "index 50 is out of bounds"),
     "y = x.at[50].add(1)": ("index 50 is out of bounds", "index 50 is out of bounds"),
     "y = x[np.array([True, False])]": ("a mask has another shape", "boolean index did not match"),
-    "y = np.concatenate(x, x)": ("np.concatenate: axis <spmd array", "TypeError"),
+    "y = np.concatenate(x, x)": ("np.concatenate([a, b])", "TypeError"),
     "y = spmd.input('y')": ("expected: spmd.input(name, shape", "expected: spmd.input(name, shape"),
     "y = spmd.input('y', 4, default='a')": ("not an array of numbers", "could not convert string"),
     "y = spmd.input('y', 4, default=np.ones(5))": ("another shape", "broadcast"),

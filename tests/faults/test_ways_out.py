@@ -52,6 +52,12 @@ def drawn() -> Any:
     return pyplot.plot(x())
 
 
+def deleted() -> Any:
+    y = x()
+    del y[0]
+    return y
+
+
 CASES: list[tuple[Callable[[], Any], str, str]] = [
     (lambda: spmd.grad(np.sum)(spmd.nn.init.he_normal(0, (4, 4))),
      "this makes an initializer", "a second call: …()(0, (4, 4))"),
@@ -67,6 +73,13 @@ CASES: list[tuple[Callable[[], Any], str, str]] = [
     (lambda: SPARSE.dot(x()), "sparse matrices are no arrays", "np.add.at(y, A.row"),
     (lambda: x() @ SPARSE, "sparse matrices are no arrays", "np.add.at(y, A.row"),
     (masked_index, "the length of x[mask]", "spmd.numpy.extract(mask, x, size=n) has a length"),
+    (lambda: [v * 2 for v in x() if v > 2], "leaves items out by a test", "np.where(test, value"),
+    (lambda: np.concatenate(x(), x()), "takes its arrays in one list", "np.concatenate([a, b])"),
+    (lambda: x()[8 / 4], "only integers, slices", "i // 2 in place of i / 2"),
+    (lambda: x().append(1), "has no 'append'", "np.append(x, …)"),
+    (lambda: np.frompyfunc(abs, 1, 1)(x()), "that np.frompyfunc has made", "@spmd.kernel"),
+    (lambda: spmd.input("y", np.zeros(8)), "in place of a shape", "x.shape, x.dtype, default=x"),
+    (deleted, "cannot be deleted", "np.delete(x, k)"),
     (lambda: x().relayout("auto"), 'relayout("auto") asks for no layout', "relayout(None) gathers"),
 ]
 

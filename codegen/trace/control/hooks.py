@@ -180,6 +180,18 @@ def stored(thing: Any, *steps: Any) -> None:
         changed(context, thing)
 
 
+def chosen(test: Any) -> Any:
+    """The test of a comprehension, by which Python takes an item or leaves it out."""
+    if not is_traced(test):
+        return test
+    raise TracedValueError(
+        "a comprehension leaves items out by a test that only the run knows",
+        expected="a test known while building: how many items there are cannot depend on data",
+        found=f"if {test!r}",
+        remedy="np.where(test, value, 0) for each item; x[mask].sum() of an array",
+    )
+
+
 def plain(test: Any, what: str, reason: str) -> Any:
     """A test that Python itself takes; refuses one that is known only at run time."""
     if not is_traced(test):

@@ -21,6 +21,7 @@ from codegen.trace.control.exits import (
     none_of,
     own_nodes,
 )
+from codegen.trace.control.matches import as_ifs
 from codegen.trace.control.variables import annotate, bound_names, chain, loaded_names, nonlocals
 from codegen.user.sameness import RUNTIME
 
@@ -86,7 +87,7 @@ def _rewrite_function(node: Any, class_name: str | None, outer: bool = False) ->
         doc, node.body = node.body[:1], node.body[1:]
     body: Stmts = node.body
     if not reason and body:
-        body = Lowering().function(body)
+        body = Lowering().function(as_ifs(body))
         annotate(body)
     rewriter = _Rewriter(class_name, reason, [node.args, *body], outer)
     body = rewriter.block(body)
@@ -431,6 +432,7 @@ class _Rewriter(ast.NodeTransformer):
     def visit_comprehension(self, node: ast.comprehension) -> Any:
         new: ast.comprehension = self.generic_visit(node)  # type: ignore[assignment]
         new.iter = at(new.iter, _runtime("each", new.iter))
+        new.ifs = [at(test, _runtime("chosen", test)) for test in new.ifs]
         return new
 
     def visit_Lambda(self, node: ast.Lambda) -> Any:

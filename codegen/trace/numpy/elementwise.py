@@ -241,7 +241,10 @@ def apply(
     if function is None:
         remedy = REMEDIES.get(ufunc.__name__, KERNEL)
         own = getattr(np, ufunc.__name__, None) is ufunc
-        raise unsupported(f"{'np' if own else 'scipy.special'}.{ufunc.__name__}", remedy)
+        name = f"{'np' if own else 'scipy.special'}.{ufunc.__name__}"
+        if ufunc.__name__.endswith("(vectorized)"):
+            name = "a function that np.frompyfunc has made"
+        raise unsupported(name, remedy)
     context = require_context(f"np.{ufunc.__name__}")
     loop = loop_dtypes(ufunc, operands, dtype)
     if ufunc is np.power and loop[-1].kind == "i":

@@ -285,11 +285,13 @@ class Array(ArrayMethods):
                        "the array itself; an extent must be known while building")
     __float__ = _asked(float, "a Python float", "use the 0-d array as it is, or "
                        "x.astype(np.float64)")
-    __complex__ = _asked(complex, "a Python complex", "use the 0-d array as it is")
+    __complex__ = _asked(complex, "a Python complex", "a + 1j * b of two parts; x.astype(complex)")
     __array__ = _asked(np.array, "a NumPy array", "NumPy functions take the array itself; np.stack "
                        "and np.concatenate make one of several")
     tolist = _asked(np.ndarray.tolist, "a Python list", "return the array from the program")
     __hash__ = _asked(hash, "a known key of a dict or set", UNHASHED)
+    __reduce_ex__ = _asked(np.ndarray.__reduce_ex__, "bytes for pickle", "return the array from "
+                           "the program")
     tobytes = _asked(np.ndarray.tobytes, "bytes", "return the array from the program")
     __format__ = _asked(format, "text", "")
 

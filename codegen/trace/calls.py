@@ -106,6 +106,11 @@ def _scalar_type(cls: type[np.generic]) -> Callable[..., Any]:
 
 def _extreme(plain_: Callable[..., Any], unknown: Callable[..., Any]) -> Callable[..., Any]:
     def extreme(*args: Any, **kwargs: Any) -> Any:
+        if "key" in kwargs and any(map(is_traced, args)):
+            raise TracedValueError(
+                f"{plain_.__name__}() with key= compares elements while building",
+                expected="elements known while building", found="values that only the run knows",
+                remedy=f"x[np.arg{plain_.__name__}(key(x))] of an array x")
         if kwargs:
             return plain_(*args, **kwargs)
         if len(args) == 1 and _is_row(args[0]):
@@ -143,11 +148,13 @@ def _of_truths(plain_: Callable[..., bool], join: np.ufunc) -> Callable[..., Any
 
 
 def _sorted(values: Any, **options: Any) -> Any:
-    if is_traced(values):
+    values = values if is_traced(values) else list(ordered(values))
+    if is_traced(values) or ("key" not in options and any(map(is_traced, values))):
         raise TracedValueError("sorted() compares elements while building",
                                expected="elements known while building",
                                found=f"{values!r}, known only at run time",
-                               remedy="np.sort(x), and [::-1] for the other order")
+                               remedy="np.sort(x), and [::-1] for the other order; np.stack makes "
+                               "an array of a list")
     return sorted(values, **options)
 
 

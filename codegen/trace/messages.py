@@ -29,6 +29,9 @@ def print_(text: Any, *values: Any, every_rank: bool = False, **named: Any) -> N
     where places and values do not fit.
     """
     context = require_context("spmd.print")
+    if isinstance(text, traced_text.Text) and not values and not named:
+        _emit_lines(context, text.pieces, "", every_rank)
+        return
     if not isinstance(text, str):
         values, text = (text, *values), " ".join(["{}"] * (len(values) + 1))
     parts: list[str] = [""]
@@ -78,7 +81,9 @@ def printed(
     _emit_lines(context, pieces, "" if standard else ERROR)
 
 
-def _emit_lines(context: Context, pieces: Sequence[traced_text.Piece], begin: str) -> None:
+def _emit_lines(
+    context: Context, pieces: Sequence[traced_text.Piece], begin: str, every_rank: bool = False
+) -> None:
     """Emit a text as Print ops, each of a length that the engine has room for. begin: what each of
     its lines begins with."""
     parts, operands, left = [begin], list[Value](), _LINE_BYTES
@@ -87,14 +92,14 @@ def _emit_lines(context: Context, pieces: Sequence[traced_text.Piece], begin: st
         size = len(text.encode()) if isinstance(piece, str) else _NUMBER_BYTES[piece[1] != ""]
         if size > left:
             parts[-1] += OPEN
-            context.emit(Print(parts=tuple(parts), every_rank=False), operands)
+            context.emit(Print(parts=tuple(parts), every_rank=every_rank), operands)
             parts, operands, left = [begin], [], _LINE_BYTES
         left -= size
         parts[-1] += text
         if not isinstance(piece, str):
             parts += [piece[1], ""]
             operands.append(piece[0].read())
-    context.emit(Print(parts=tuple(parts), every_rank=False), operands)
+    context.emit(Print(parts=tuple(parts), every_rank=every_rank), operands)
 
 
 def _short(pieces: Sequence[traced_text.Piece]) -> Iterator[traced_text.Piece]:

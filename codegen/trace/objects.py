@@ -8,6 +8,7 @@ stay as it is (built-in types, NumPy's arrays, the compiler's own classes) is no
 from __future__ import annotations
 
 import argparse
+import enum
 import os
 import sys
 import types
@@ -88,6 +89,8 @@ def is_carried(x: object) -> bool:
     variables. It does not where an installed package's object holds very much: then a change of it
     is refused."""
     whose_it_is = origin(type(x))
+    if isinstance(x, enum.Enum):  # there is one of each
+        return False
     if whose_it_is == INSTALLED:
         return not hasattr(type(x), "__array__") and _is_small(x)
     return whose_it_is == USER and attributes(x) is not None and memory_of(x) is None

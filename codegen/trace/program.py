@@ -18,7 +18,15 @@ from typing import Any, overload
 import numpy as np
 
 from codegen.check_names import CHECKS
-from codegen.errors import LayoutError, Place, ProgramError, SpmdError, UnsupportedError, UsageError
+from codegen.errors import (
+    LayoutError,
+    MissingError,
+    Place,
+    ProgramError,
+    SpmdError,
+    UnsupportedError,
+    UsageError,
+)
 from codegen.ir import Condition, Module
 from codegen.layouts.choosing import choose
 from codegen.mesh import Axis, Layout, Mesh, checked_count, checked_sizes
@@ -191,6 +199,8 @@ class Program:
                 raise UsageError(
                     f'parameter "{name}" of program "{self.name}" has no value', place=self.place,
                     expected=f"a default, --set {name}=VALUE, or {name}=VALUE from Python",
+                    remedy=f'{name} = spmd.input("{name}", shape) in the program, if it is an '
+                    "array; or spmd.jit, whose functions take arrays",
                 )
             out[name] = self._typed(name, value, parameter.annotation) if name in given else value
         return out
@@ -401,6 +411,14 @@ class Program:
         collects what it prints."""
         found: dict[str, Any] = _oracle().outputs(self.graph({}), axes, prints)
         return found
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in ("run", "open", "save", "verify", "layouts"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}",
+                                 name=name, obj=self)
+        raise MissingError(
+            f'program "{self.name}" is not built yet: it has no {name}', place=user_place(),
+            expected="an image", remedy=f"spmd.build({self.name}).{name}(…)")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if Context.current() is not None:

@@ -162,6 +162,16 @@ def attribute_set(path: str, before: Tree, now: Tree) -> str:
     return next(filter(None, (attribute_set(path + step, a, b) for step, a, b in steps)), "")
 
 
+def where_grown(path: str, before: Tree, now: Tree) -> tuple[str, Tree, Tree]:
+    """The innermost list, dict or object in two trees, of one path, that has other keys in one."""
+    if before.keys == now.keys:
+        for key, a, b in zip(before.keys, before.children, now.children):
+            if a.kind == b.kind and not a.like(b):
+                step = f".{key}" if before.kind == "object" else f"[{key!r}]"
+                return where_grown(path + step, a, b)
+    return path, before, now
+
+
 def _flatten(value: Any, leaves: list[Any], above: set[int]) -> Tree:
     keys: Iterable[Any]
     kind = ""

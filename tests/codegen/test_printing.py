@@ -92,6 +92,20 @@ def test_the_oracle_prints_the_same_lines(capsys: pytest.CaptureFixture[str]) ->
     assert "\n".join(p for p in prints if not p.startswith(ERROR)) + "\n" == expected
 
 
+def test_an_fstring_of_spmd_print(capsys: pytest.CaptureFixture[str]) -> None:
+    @spmd.program(mesh=("r",))
+    def program():
+        x = spmd.input("x", (6,), np.float64, layout=("r",), default=lambda i: i)
+        for i in spmd.range(2):
+            spmd.print(f"turn {i} {x[i + 1]:.1f}")
+        return x
+
+    prints: list[str] = []
+    interpret.run(program.capture(), {"r": 2}, prints=prints)
+    program.eager(ranks=2)
+    assert prints == capsys.readouterr().out.splitlines() == ["turn 0 1.0", "turn 1 2.0"]
+
+
 def test_one_rank_prints_for_all(capsys: pytest.CaptureFixture[str]) -> None:
     @spmd.program(mesh=("r",))
     def program():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -58,6 +60,33 @@ def deleted() -> Any:
     return y
 
 
+def chosen() -> Any:
+    name = "a"
+    if x()[0] > 1:
+        name = "b"
+    return x() * (name == "a")
+
+
+def first() -> Any:
+    y, best = x(), None
+    for i in spmd.range(3):
+        if best is None or y[i] > best:
+            best = y[i]
+    return best
+
+
+class Kept:
+    def __init__(self) -> None:
+        self.rows: list[Any] = []
+
+
+def kept() -> Any:
+    y, kept = x(), Kept()
+    for i in spmd.range(3):
+        kept.rows.append(y[i])
+    return np.stack(kept.rows)
+
+
 CASES: list[tuple[Callable[[], Any], str, str]] = [
     (lambda: spmd.grad(np.sum)(spmd.nn.init.he_normal(0, (4, 4))),
      "this makes an initializer", "a second call: …()(0, (4, 4))"),
@@ -79,6 +108,14 @@ CASES: list[tuple[Callable[[], Any], str, str]] = [
     (lambda: x().append(1), "has no 'append'", "np.append(x, …)"),
     (lambda: np.frompyfunc(abs, 1, 1)(x()), "that np.frompyfunc has made", "@spmd.kernel"),
     (lambda: spmd.input("y", np.zeros(8)), "in place of a shape", "x.shape, x.dtype, default=x"),
+    (lambda: sorted([x()[2], x()[1]]), "sorted() compares elements", "np.stack makes an array"),
+    (lambda: max(x(), key=abs), "with key= compares elements", "x[np.argmax(key(x))]"),
+    (lambda: pickle.dumps(x()), "bytes for pickle", "return the array"),
+    (lambda: logging.warning("x is %s", x()), "a line of a log", "spmd.print("),
+    (lambda: spmd.require(x()[0] > 1), "known at launch", "assert condition"),
+    (chosen, '"name" changes', "numbers in place of texts"),
+    (first, '"best" changes', "in place of None"),
+    (kept, '"kept.rows" grows', "written by out[k]"),
     (deleted, "cannot be deleted", "np.delete(x, k)"),
     (lambda: x().relayout("auto"), 'relayout("auto") asks for no layout', "relayout(None) gathers"),
 ]

@@ -25,7 +25,9 @@ from codegen.trace.array import Array
 from codegen.trace.context import Context
 from codegen.trace.control.outside import GENERATORS, is_iterator
 from codegen.trace.control.sharing import refuse_twin
+from codegen.trace.number import no_text
 from codegen.trace.numpy.refused import RANDOM
+from codegen.trace.traced_text import is_unknown
 
 _CHANGEABLE = (list, dict, set, collections.deque, bytearray)
 _CHANGING = frozenset(
@@ -67,6 +69,8 @@ def watched(context: Context, function: Any) -> Any:
     if isinstance(owner, type) and issubclass(owner, datetime.date) and name in _TODAY:
         raise _frozen(f"{owner.__name__}.{name}()", _CLOCK)
     module = getattr(function, "__module__", "")
+    if module == "logging":
+        return _logging(function)
     if f"{module}.{name}" in _PASSING:
         raise _frozen(*_PASSING[f"{module}.{name}"])
     if module == "secrets":
@@ -75,6 +79,17 @@ def watched(context: Context, function: Any) -> Any:
         return _of_generator(context, function, np.random.mtrand._rand)
     instead = _INSTEAD.get(id(function))
     return function if instead is None else instead(function)
+
+
+def _logging(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of logging, which is called while building: of values that are known then."""
+
+    def log(*args: Any, **options: Any) -> Any:
+        if is_unknown(args):
+            raise no_text("a line of a log, which is written while building")
+        return function(*args, **options)
+
+    return log
 
 
 def changed(context: Context, thing: Any) -> None:
@@ -140,7 +155,9 @@ def _frozen(name: str, remedy: str) -> UnsupportedError:
 
 
 # By module and name, so that these modules need not be imported: how it is written, and a way out.
+_TYPED = "a parameter of the program, spmd build --set name=VALUE, or a scalar, run --set"
 _PASSING = {
+    "builtins.input": ("input()", _TYPED),
     "posix.getpid": ("os.getpid()", _NUMBER),
     "posix.getppid": ("os.getppid()", _NUMBER),
     "_thread.get_ident": ("threading.get_ident()", _NUMBER),

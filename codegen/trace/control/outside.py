@@ -471,7 +471,7 @@ def _of_extension(thing: Any) -> dict[Any, Any] | None:
         return {0: thing.get(None)}
     if isinstance(thing, type) or is_the_compilers(type(thing)):
         return None
-    for name in ("qsize", "digest"):  # of queues, of hashes
+    for name in () if has_attributes(type(thing)) else ("qsize", "digest"):  # of queues, of hashes
         if callable(method := getattr(type(thing), name, None)):
             try:
                 return {0: method(thing)}

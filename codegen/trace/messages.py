@@ -23,8 +23,8 @@ from codegen.user.numbers import pace_spec
 def print_(text: Any, *values: Any, every_rank: bool = False, **named: Any) -> None:
     """Prints while the program runs: once, from index 0, or on every rank, prefixed by its index.
 
-    text: as of str.format, with a place {} for each value. values: numbers, arrays of shape (), and
-    1-D arrays of up to 64 elements; `spmd.print("loss {:.4f} after {}", loss, step)`. A float32
+    text: as of str.format, with a place {} for each value; or an f-string. values: numbers, arrays
+    of shape (), and 1-D arrays of up to 64 elements; `spmd.print("loss {:.4f} after {}", loss, step)`. A float32
     has the digits that tell it from other float32 numbers: 0.1. UsageError for other arrays, and
     where places and values do not fit.
     """

@@ -24,9 +24,9 @@ def print_(text: Any, *values: Any, every_rank: bool = False, **named: Any) -> N
     """Prints while the program runs: once, from index 0, or on every rank, prefixed by its index.
 
     text: as of str.format, with a place {} for each value; or an f-string. values: numbers, arrays
-    of shape (), and 1-D arrays of up to 64 elements; `spmd.print("loss {:.4f} after {}", loss, step)`. A float32
-    has the digits that tell it from other float32 numbers: 0.1. UsageError for other arrays, and
-    where places and values do not fit.
+    of shape (), and 1-D arrays of up to 64 elements; `spmd.print("loss {:.4f} after {}", loss,
+    step)`. A float32 has the digits that tell it from other float32 numbers: 0.1. UsageError for
+    other arrays, and where places and values do not fit.
     """
     context = require_context("spmd.print")
     if isinstance(text, traced_text.Text) and not values and not named:

@@ -47,7 +47,8 @@ def is_ours(filename: str) -> bool:
 @cache
 def _in_library(filename: str) -> bool:
     command = os.path.basename(filename) == "spmd"  # the script that pip makes of our entry point
-    return command or filename.startswith(("<frozen", _STANDARD, *_OURS)) or any(
+    compiled = filename.endswith((".pyx", ".pxd"))  # Cython's, of a module without source here
+    return command or compiled or filename.startswith(("<frozen", _STANDARD, *_OURS)) or any(
         part in filename for part in _INSTALLED
     )
 

@@ -1,7 +1,7 @@
 """What print() says in a program, from lines of the engine to the text that Python would write.
 
-In: the texts of Print ops, with marks: which stream they are for, whether a line goes on, and
-arrays as their elements. Out: text; arrays in it are written by NumPy itself.
+In: the texts of Print ops, with marks: which stream they are for, whether a line goes on,
+arrays as their elements, and formats. Out: text; arrays in it are written by NumPy itself.
 Always holds: a text without marks stays as it is.
 """
 
@@ -11,7 +11,7 @@ import ast
 
 import numpy as np
 
-from codegen.progress import ARRAY
+from codegen.progress import ARRAY, FIELD
 
 
 def array_mark(dtype: str, shape: tuple[int, ...], of_repr: bool) -> str:
@@ -20,9 +20,18 @@ def array_mark(dtype: str, shape: tuple[int, ...], of_repr: bool) -> str:
 
 
 def written(text: str) -> str:
-    """Return the text with each array in it as NumPy writes it."""
+    """Return the text with each array in it as NumPy writes it, and what has a format aligned."""
     parts = text.split(ARRAY)
-    return "".join(_array(part) if k % 2 else part for k, part in enumerate(parts))
+    text = "".join(_array(part) if k % 2 else part for k, part in enumerate(parts))
+    plain, *fields = text.split(FIELD)
+    for spec, aligned, rest in zip(fields[::3], fields[1::3], fields[2::3]):
+        plain += format(aligned, spec) + rest
+    return plain
+
+
+def is_whole(text: str) -> bool:
+    """Return whether a text ends in no array and in nothing that has a format."""
+    return not text.count(ARRAY) % 2 and not text.count(FIELD) % 3
 
 
 def joined(lines: list[str], text: str, mark: str) -> None:

@@ -54,6 +54,7 @@ def is_heard() -> bool:
 MARK = "\x1e"  # begins a line of what a program says of its steps; TAB is between its parts
 ERROR = "\x1c"  # begins a line of print that is for standard error
 OPEN = "\x1d"  # ends a line of print that goes on: the newline after it is none
+FIELD = "\x17"  # before, behind and after a format, with the text that it aligns: see printed.py
 ARRAY = "\x1f"  # stands before and behind the elements of an array: see printed.py
 AGAIN_S = 5.0  # between lines, where they stay
 SHORT_S = 0.1  # lines wait to be read: shorter times say nothing of a pace

@@ -42,5 +42,12 @@ def meant_keyword(error: TypeError, known: Iterable[str]) -> str:
 
     error: what Python raised for the call. known: the names of the function's parameters.
     """
-    word = str(error).partition("unexpected keyword argument '")[2].partition("'")[0]
-    return meant(word, known, "{}=…")
+    return meant(unexpected_keyword(error), known, "{}=…")
+
+
+def unexpected_keyword(error: TypeError) -> str:
+    """Return the keyword argument that a call's function does not have, or "" if the error is about
+    another thing."""
+    text = str(error)
+    word = text.partition("unexpected keyword argument '")[2].partition("'")[0]
+    return word or (text.split("'")[1] if "is an invalid keyword argument" in text else "")

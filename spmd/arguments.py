@@ -165,7 +165,10 @@ def check_array(array: dict[str, Any], shape: tuple[int, ...], found: Any) -> No
     ):
         if expected != got:
             where = f": {found.path}" if hasattr(found, "path") else ""
+            remedy = f"array.astype({expected!r})"
+            if what == "shape":
+                remedy = found.way_out(len(shape)) if hasattr(found, "way_out") else ""
             raise InputError(
                 f"input {array['name']}{where} has the wrong {what}", expected=str(expected),
-                found=str(got), remedy="" if what == "shape" else f"array.astype({expected!r})",
+                found=str(got), remedy=remedy,
             )

@@ -135,11 +135,11 @@ def text(image: reader.ImageFile, found: dict[str, Any]) -> Iterator[str]:
 
 def pointed_out(image: reader.ImageFile, loops: bool = True) -> Iterator[str]:
     """What to say at build of exchanges that give every rank a large array whole, once per line;
-    loops: and of those that every rank computes, before which products stand, or that are
-    unrolled.
+    loops: and of those before which every rank gets large arrays, before which large products
+    stand, or that are unrolled.
     """
     chosen = image.notes().get("chosen", []) if loops else []
-    for row in (r for r in chosen if r["try"]):
+    for row in (r for r in chosen if r["try"] and r.get("costs", True)):
         place = row["place"]
         yield "\n".join(
             [f"{place['file']}:{place['line']}: {row['message']}",

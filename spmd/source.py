@@ -32,6 +32,7 @@ from codegen.errors import (
 )
 from codegen.image import manifest as reader
 from codegen.image.target import resolve
+from codegen.misspelt import keyword_remedy
 from codegen.places import HERE, is_ours, is_user_file, last, place_at
 from codegen.suggest import VERY_LIKE, meant
 from codegen.trace.program import Program
@@ -162,20 +163,25 @@ def guarded(step: Any) -> Any:
             if isinstance(error, _DEFECTS):
                 raise InternalError(text, remedy=REPORT) from error
             raise
-        misspelt = any(getattr(error, "obj", 0) is sys.modules.get(name) for name in _PUBLIC)
+        misspelt = any(getattr(error, "obj", 0) is sys.modules.get(name) for name in _PUBLIC) or (
+            isinstance(error, TypeError) and keyword_remedy(error) is not None)
         if ours and not misspelt:
             raise InternalError(text, place=where) from error
         raise ProgramError(text, place=where, remedy=_meant(error)) from error
 
 
 def _meant(error: Exception) -> str:
-    """What to do about a name that does not exist: one that is like it, or a package to install."""
+    """What to do about a name or a keyword that does not exist: one that is like it, or a package
+    to install."""
     if hider := hidden(error):
         return hider.remedy
+    if isinstance(error, TypeError):
+        return keyword_remedy(error) or ""
     name, known = getattr(error, "name", None), []
     if isinstance(error, ModuleNotFoundError) and name:
         package = _PACKAGES.get(name.partition(".")[0])
-        return f"pip install {package or '(the package that has it)'}, for {sys.executable}"
+        package = package or f"{name.partition('.')[0]}, if that is the package that has it,"
+        return f"pip install {package} for {sys.executable}"
     if isinstance(error, AttributeError):
         known = dir(error.obj)
     elif isinstance(error, NameError) and (tb := last(error.__traceback__)):
@@ -187,7 +193,7 @@ def _meant(error: Exception) -> str:
 def user_place(error: BaseException) -> tuple[Place | None, bool]:
     """The innermost position in the user's own code, and whether it was ours that raised."""
     mistake = isinstance(error, (TypeError, ValueError, LookupError, ArithmeticError,
-                                 AttributeError))
+                                 AttributeError, OSError))
     place, tb = None, error.__traceback__
     ours = True
     while tb is not None:

@@ -21,7 +21,7 @@ from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
 
 LARGE = 1 << 20  # bytes that a rank then has, on however many ranks
-AS_IT_IS = "relayout of an array in the loop: then what it reads and writes lies as you say"
+AS_IT_IS = "{0} = {0}.relayout({1}) in the loop, if the copies take too much memory"
 LONG_PROGRAM, OFTEN = 2000, 64  # operations that take seconds to build, copies of one of them
 COMPILED_LOOP = (
     "spmd.range in place of a Python loop, or one array in place of many in a tree: what is done "

@@ -162,15 +162,32 @@ class Explained:
         """What the compiler does before loops, and why: arrays laid out otherwise, products. What
         to try where it gathers arrays, or products are large; and where loops are unrolled, by it
         or by Python's range in a long program."""
-        rows = [{"message": op.what.because, "place": place_row(op.place), "try": _instead(op)}
+        rows = [_chosen(op.what.because, op.place, self.instead(op), self.copied(op) > advice.LARGE)
                 for op in self.ops if isinstance(op.what, Relayout | MatMul) and op.what.because]
-        rows += [{"message": advice.UNROLLED, "place": place_row(place), "try": advice.ONE_EXTENT}
-                 for place in self.graph.unrolled]
+        rows += [_chosen(advice.UNROLLED, p, advice.ONE_EXTENT) for p in self.graph.unrolled]
         if found := advice.unrolled(self.graph.body):
             place, often = found
-            rows.append({"message": f"stands {often} times in the program, which is long to build",
-                         "place": place_row(place), "try": advice.COMPILED_LOOP})
+            rows.append(_chosen(f"stands {often} times in the program, which is long to build",
+                                place, advice.COMPILED_LOOP))
         return rows
+
+    def instead(self, op: Op) -> str:
+        """Return what to try where the compiler copies arrays before a loop, or makes a large
+        product there; "" where nothing is to be done."""
+        if isinstance(op.what, MatMul):
+            return advice.EACH_ITS_OWN if self.copied(op) > advice.LARGE else ""
+        if any(op.what.to):  # type: ignore[attr-defined]
+            return ""
+        name, _ = self.called(op.operands[0])
+        return advice.AS_IT_IS.format(name, layout_text(layout_of(op.operands[0])))
+
+    def copied(self, op: Op) -> int:
+        """Return the bytes of what an op makes before a loop; of arrays that are copied there, of
+        all of them."""
+        alike = [op] if isinstance(op.what, MatMul) else [
+            o for o in self.ops if isinstance(o.what, Relayout) and o.place == op.place
+            and not any(o.what.to)]
+        return sum(bytes_of(o.result) or 0 for o in alike)
 
     # ---- why -----------------------------------------------------------------------------------
 
@@ -321,11 +338,10 @@ class Explained:
         return named[0] if named else ""
 
 
-def _instead(op: Op) -> str:
-    """What to try where the compiler gathers arrays before a loop, or makes a large product."""
-    if isinstance(op.what, Relayout):
-        return "" if any(op.what.to) else advice.AS_IT_IS
-    return advice.EACH_ITS_OWN if (bytes_of(op.result) or 0) > advice.LARGE else ""
+def _chosen(message: str, place: Place | None, remedy: str, costs: bool = True) -> dict[str, Any]:
+    """Return a row of what the compiler has chosen. costs: it takes memory, or time, so that it is
+    pointed out at build."""
+    return {"message": message, "place": place_row(place), "try": remedy, "costs": costs}
 
 
 _NEW: dict[str, Any] = {"what": []}

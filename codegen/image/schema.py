@@ -262,7 +262,7 @@ _NOTES = table(
         "arrays": every(table(name=text, dtype=word(*DTYPES), shape=every(formula, 64),
                               bytes=formula)),
         "traffic": every(table(site=_COUNT, kind=text, words=text, bytes=formula, often=text)),
-        "chosen": every(table({"try": text}, message=text)),
+        "chosen": every(table({"try": text, "costs": truth}, message=text)),
     }
 )
 

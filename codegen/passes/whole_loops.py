@@ -179,9 +179,10 @@ class _Search:
 
     def words(self, before: Cost, after: float, size: int) -> str:
         ranks, times = prod(self.meshes[0].values()), max(1.0, before.often)
-        return (f"every rank computes this loop, of {size / 2**20:.2g} MiB gathered before it: "
-                f"about {_ms(after / times)} instead of {_ms(before.seconds / times)} on {ranks} "
-                f"ranks, with {before.exchanges / times:.0f} exchanges")
+        return (f"every rank computes all turns of this loop, with a copy of its arrays "
+                f"({_amount(size)}): about {_ms(after / times)}. Shared by {ranks} ranks it would "
+                f"take about {_ms(before.seconds / times)}, for {before.exchanges / times:.0f} "
+                "exchanges")
 
     def find_only_read(self, region: Region, known: frozenset[Value]) -> None:
         """Of the outermost loops that only read what exchanges in them fetch: those arrays. known:
@@ -196,8 +197,8 @@ class _Search:
                 fetched = [v for v in _read_by(op, carried=False)
                            if v not in known and self.better_whole(v, cost)]
                 if fetched and (size := _size(fetched)) is not None:
-                    because = (f"every rank gets {size / 2**20:.2g} MiB before this loop, which "
-                               "only reads it: so no turn fetches parts of it")
+                    because = (f"every rank gets a copy ({_amount(size)}) of what this loop only "
+                               "reads, before it: so no turn fetches parts of it")
                     self.only_read[counter] = gathered(
                         fetched, Inside.SAME, because if size > SAID_LEAST else "")
             for inner in op.regions:
@@ -211,6 +212,11 @@ class _Search:
 
 def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:.1f} ms"
+
+
+def _amount(size: int) -> str:
+    """Bytes as people read them."""
+    return f"{size / 2**20:.1f} MiB" if size >= 1 << 20 else f"{size / 2**10:.1f} KiB"
 
 
 def _as_asked(op: Op) -> bool:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar, overload
 
 from codegen.errors import UsageError
 from codegen.places import user_place
+from codegen.suggest import meant
 from codegen.trace.array import Array
 from codegen.trace.batching.vmap import vmap
 from codegen.trace.context import Context, eager_current, require_context
@@ -179,10 +180,10 @@ def shard_map(
 
         print(shares.eager(ranks=3)[0])    # [0.1 0.2 0.3 0.4]
     """
-    unknown = set(jax_options) - {"check_vma", "check_rep", "axis_names"}
-    if unknown:
-        raise UsageError(f"shard_map has no argument {sorted(unknown)[0]!r}", place=user_place(),
-                         expected="mesh, in_layouts, out_layouts")
+    for word in jax_options.keys() - {"check_vma", "check_rep", "axis_names"}:
+        known = ("mesh", "in_layouts", "out_layouts", "in_specs", "out_specs")
+        raise UsageError(f"shard_map has no argument {word!r}", expected=", ".join(known),
+                         place=user_place(), remedy=meant(word, known, "{}=…"))
     pad = in_specs is not None or out_specs is not ...
     ins = in_layouts if in_layouts is not None else in_specs
     outs = out_layouts if out_layouts is not ... else out_specs

@@ -16,7 +16,7 @@ from codegen.trace.array import as_array
 from codegen.trace.context import Context
 from codegen.trace.expecting import nonzero
 from codegen.trace.integer_tables import power_of_two
-from codegen.trace.number import DEEPEST, Number, expr_of, number
+from codegen.trace.number import DEEPEST, Number, expr_of, is_strong, number
 from codegen.trace.numpy import dispatch
 from codegen.trace.numpy.operators import bitwise, operate
 
@@ -30,12 +30,14 @@ def _arithmetic(symbolic: Any, ufunc: str, truth: bool = False, divides: bool = 
 
     def apply(a: object, b: object) -> Any:
         left, right = expr_of(a), expr_of(b)
-        if divides and _is_python(a) and _is_python(b):
+        strong = is_strong(a) or is_strong(b)
+        if divides and not strong and _is_python(a) and _is_python(b):
             nonzero(b)
-        if symbolic is not None and left is not None and right is not None:
+        of_truths = strong and any(getattr(x, "truth", False) for x in (a, b))
+        if symbolic is not None and left is not None and right is not None and not of_truths:
             found = symbolic(left, right)
             if found.depth <= DEEPEST:
-                return number(found, truth)
+                return number(found, truth, strong)
         return operate(getattr(np, ufunc), a, b)
 
     def forward(self: Number, other: object) -> Any:
@@ -59,11 +61,12 @@ def _logic(symbolic: Callable[[Expr, Expr], Expr], ufunc: str) -> Any:
         bits = isinstance(other, (bool, np.bool_)) or (isinstance(other, Number) and other.truth)
         right = expr_of(other)
         if self.truth and bits and right is not None:
-            return number(symbolic(self.expr, right), True)
+            return number(symbolic(self.expr, right), True, self.strong or is_strong(other))
         if not bits and not self.truth and right is not None:
             both = _both(self.expr, right)
             if both is not None:
-                return number(_BITWISE[ufunc](self.expr, right, both))
+                strong = self.strong or is_strong(other)
+                return number(_BITWISE[ufunc](self.expr, right, both), strong=strong)
         return bitwise(getattr(np, ufunc), self, other)
 
     return forward
@@ -130,7 +133,7 @@ class NumberMethods:
     def _compare(self: Any, other: object, symbolic: Callable[..., Expr], ufunc: np.ufunc) -> Any:
         right = expr_of(other)
         if right is not None:
-            return number(symbolic(self.expr, right), True)
+            return number(symbolic(self.expr, right), True, self.strong or is_strong(other))
         if other is None or isinstance(other, (str, bytes, tuple)):
             return NotImplemented
         return operate(ufunc, self, other)
@@ -138,7 +141,9 @@ class NumberMethods:
     def __pow__(self: Any, other: object) -> Any:
         right = expr_of(other)
         if right is not None and (power := _power(self.expr, right)) is not None:
-            return number(power)
+            return number(power, strong=self.strong or is_strong(other))
+        if self.strong or is_strong(other):
+            return operate(np.power, self, other)
         if right is not None and right.is_const and right.value < 0:  # a float, as Python's
             return operate(np.power, operate(np.multiply, self, 1.0), other)
         return operate(np.power, self, other)

@@ -27,7 +27,7 @@ from codegen.symbolic.expr import Expr
 from codegen.trace import view as views
 from codegen.trace.constants import array_value, cast_value, default_dtype, full_value
 from codegen.trace.context import Context, refuse_constant, refuse_constant_write, require_context
-from codegen.trace.number import TEXT_REMEDY, UNHASHED, Number, choose, number, where_asked
+from codegen.trace.number import UNHASHED, Number, choose, no_text, number, where_asked
 from codegen.trace.numpy.refused import REMEDIES, SPARSE
 from codegen.trace.storage import Known, Storage
 from codegen.user.numbers import element_type
@@ -238,13 +238,18 @@ class Array(ArrayMethods):
         if self.is_known and hasattr(np.ndarray, name):
             return getattr(self.frozen(), name)
         near = meant(name, dir(type(self)), "x.{}")
-        remedy = f"np.{name}(x) says what to use" if hasattr(np, name) else near
+        remedy = f"np.{name}(x, …)" if callable(getattr(np, name, None)) else near
         remedy = REMEDIES.get(f"ndarray.{name}", remedy)
         raise MissingError(
             f"an array of a program has no {name!r}",
             expected="what NumPy's arrays have, but for their memory: it lies on all ranks",
             found=name, remedy=remedy,
         )
+
+    def __delitem__(self, key: Any) -> NoReturn:
+        raise UnsupportedError("elements of an array cannot be deleted", found="del x[k]",
+                               expected="an array keeps its shape, as NumPy's does",
+                               remedy="np.delete(x, k), a new array; or a slice: x[1:]")
 
     def __len__(self) -> int:
         if not self.extents:
@@ -262,7 +267,7 @@ class Array(ArrayMethods):
 
     def __str__(self) -> str:
         if not self.is_known:
-            self._unknown("text", TEXT_REMEDY)
+            self._unknown("text", "")
         return str(self.known)
 
     def __copy__(self, memo: Any = None) -> Array:
@@ -280,18 +285,22 @@ class Array(ArrayMethods):
                        "the array itself; an extent must be known while building")
     __float__ = _asked(float, "a Python float", "use the 0-d array as it is, or "
                        "x.astype(np.float64)")
-    __complex__ = _asked(complex, "a Python complex", "use the 0-d array as it is")
+    __complex__ = _asked(complex, "a Python complex", "a + 1j * b of two parts; x.astype(complex)")
     __array__ = _asked(np.array, "a NumPy array", "NumPy functions take the array itself; np.stack "
                        "and np.concatenate make one of several")
     tolist = _asked(np.ndarray.tolist, "a Python list", "return the array from the program")
     __hash__ = _asked(hash, "a known key of a dict or set", UNHASHED)
+    __reduce_ex__ = _asked(np.ndarray.__reduce_ex__, "bytes for pickle", "return the array from "
+                           "the program")
     tobytes = _asked(np.ndarray.tobytes, "bytes", "return the array from the program")
-    __format__ = _asked(format, "text", TEXT_REMEDY)
+    __format__ = _asked(format, "text", "")
 
     def _unknown(self, needed: str, remedy: str) -> NoReturn:
         refuse_constant()
         if _is_asked_by("scipy.sparse"):
             remedy = SPARSE
+        if needed == "text":
+            raise no_text(f"a text of {'the array' if self.ndim else 'a number,'} {self.type}")
         raise TracedValueError(
             f"Python needs a value that only the run knows: an element of {self.type}",
             expected=needed,
@@ -370,5 +379,6 @@ def as_array(x: Any, dtype: Any = None) -> Array:
     if isinstance(x, (list, tuple)) and holds_traced(x):
         return as_array(Array.of_list(x), dtype)
     weak = dtype is None and isinstance(x, (Number, int, float, complex))
-    weak = weak and not (isinstance(x, (bool, np.generic)) or getattr(x, "truth", False))
+    weak = weak and not (isinstance(x, (bool, np.generic)) or getattr(x, "truth", False)
+                         or getattr(x, "strong", False))
     return wrap(context, as_value(context, x, dtype), weak)

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 
 from codegen.errors import ProgramError, SpmdError, UnsupportedError
-from codegen.suggest import meant_keyword
+from codegen.misspelt import KEYWORDS, keywords_of, takes_any_keyword
+from codegen.suggest import meant, meant_keyword
 from codegen.symbolic.expr import Expr
 from codegen.trace.array import Array, Number
 
@@ -27,14 +28,20 @@ _LARGE_STAND_IN = 1 << 20  # elements; larger arrays that stand in are read-only
 def asked(name: str, ours: Callable[..., Any], theirs: Any) -> Callable[..., Any]:
     """Our function, with NumPy's order of arguments, and NumPy's error where NumPy fails too."""
 
+    known = _swallowed(ours, theirs)
+
     @functools.wraps(ours)
     def call(*args: Any, **kwargs: Any) -> Any:
+        if known and not known.issuperset(kwargs):
+            word = next(k for k in kwargs if k not in known)
+            raise ProgramError(f"TypeError: {name}() got an unexpected keyword argument {word!r}",
+                               remedy=meant(word, known, "{}=…"))
         try:
             return ours(*args, **kwargs)
         except SpmdError:
             raise
         except _MISTAKES as error:
-            if (found := _of_numpy(theirs, args, kwargs)) is not None:
+            if (found := _of_numpy(ours, theirs, args, kwargs)) is not None:
                 raise found from error
             if not isinstance(error, TypeError) or _binds(ours, args, kwargs):
                 raise
@@ -50,7 +57,17 @@ def asked(name: str, ours: Callable[..., Any], theirs: Any) -> Callable[..., Any
     return call
 
 
-def _of_numpy(theirs: Any, args: Any, kwargs: Any) -> ProgramError | None:
+def _swallowed(ours: Callable[..., Any], theirs: Any) -> frozenset[str]:
+    """Return the keywords that a call may have, where our function takes any and NumPy's does not;
+    else nothing."""
+    takes_any = [p for p in inspect.signature(ours).parameters.values() if p.kind == p.VAR_KEYWORD]
+    known = keywords_of(theirs) if takes_any and theirs is not None else []
+    if not known or (takes_any_keyword(theirs) and theirs.__name__ not in KEYWORDS):
+        return frozenset()
+    return frozenset(known).union(keywords_of(ours))
+
+
+def _of_numpy(ours: Any, theirs: Any, args: Any, kwargs: Any) -> ProgramError | None:
     """The error that NumPy raises for the same call on arrays that stand in; None: it has none."""
     if theirs is None:
         return None
@@ -62,7 +79,8 @@ def _of_numpy(theirs: Any, args: Any, kwargs: Any) -> ProgramError | None:
         with np.errstate(all="ignore"):
             theirs(*stand_ins[0], **stand_ins[1])
     except _MISTAKES as error:
-        remedy = meant_keyword(error, _parameters(theirs)) if isinstance(error, TypeError) else ""
+        known = [*_parameters(theirs), *keywords_of(ours)]
+        remedy = meant_keyword(error, known) if isinstance(error, TypeError) else ""
         return ProgramError(f"{type(error).__name__}: {error}", remedy=remedy)
     return None
 

@@ -14,10 +14,12 @@ import numpy as np
 
 from codegen.errors import ShapeError, TracedValueError
 from codegen.places import user_frame
+from codegen.symbolic import expr
 from codegen.trace import known, traced_text
 from codegen.trace.array import Array, as_array, is_traced
 from codegen.trace.context import Context
 from codegen.trace.control.conversion import convert
+from codegen.trace.control.over_rows import Indices
 from codegen.trace.control.stateful import hashed, identity, iterating, ordered, watched
 from codegen.trace.messages import printed
 from codegen.trace.number import Number, condition_of, expr_of, number
@@ -88,6 +90,11 @@ def _constructor(cls: type) -> Callable[..., Any]:
     return make
 
 
+def _places(*shape: Any) -> Any:
+    """np.ndindex, of which a loop of many turns is compiled."""
+    return Indices(*shape)
+
+
 def _scalar_type(cls: type[np.generic]) -> Callable[..., Any]:
     def make(*args: Any, **kwargs: Any) -> Any:
         if len(args) == 1 and is_traced(args[0]):
@@ -99,6 +106,11 @@ def _scalar_type(cls: type[np.generic]) -> Callable[..., Any]:
 
 def _extreme(plain_: Callable[..., Any], unknown: Callable[..., Any]) -> Callable[..., Any]:
     def extreme(*args: Any, **kwargs: Any) -> Any:
+        if "key" in kwargs and any(map(is_traced, args)):
+            raise TracedValueError(
+                f"{plain_.__name__}() with key= compares elements while building",
+                expected="elements known while building", found="values that only the run knows",
+                remedy=f"x[np.arg{plain_.__name__}(key(x))] of an array x")
         if kwargs:
             return plain_(*args, **kwargs)
         if len(args) == 1 and _is_row(args[0]):
@@ -136,11 +148,13 @@ def _of_truths(plain_: Callable[..., bool], join: np.ufunc) -> Callable[..., Any
 
 
 def _sorted(values: Any, **options: Any) -> Any:
-    if is_traced(values):
+    values = values if is_traced(values) else list(ordered(values))
+    if is_traced(values) or ("key" not in options and any(map(is_traced, values))):
         raise TracedValueError("sorted() compares elements while building",
                                expected="elements known while building",
                                found=f"{values!r}, known only at run time",
-                               remedy="np.sort(x), and [::-1] for the other order")
+                               remedy="np.sort(x), and [::-1] for the other order; np.stack makes "
+                               "an array of a list")
     return sorted(values, **options)
 
 
@@ -200,14 +214,13 @@ def _isinstance(x: Any, classes: Any) -> bool:
     return ours or isinstance(_example(x), classes)
 
 
-def _type(*args: Any) -> Any:
+def _type(*args: Any, **options: Any) -> Any:
     if len(args) == 1:
         return type(_example(args[0]))
-    frame = user_frame()  # whose class it is, Python reads from the frame that calls type()
-    if len(args) == 3 and frame is not None and isinstance(args[2], dict):
-        module = {"__module__": frame.f_globals.get("__name__")}
-        args = (*args[:2], module | args[2])
-    return type(*args)
+    name, bases, body = args
+    frame = user_frame()  # the class is of the module that makes it
+    module = frame.f_globals.get("__name__", "__main__") if frame else "__main__"
+    return type(name, bases, {"__module__": module, **body}, **options)
 
 
 def _hasattr(x: Any, name: str) -> bool:
@@ -224,7 +237,7 @@ def _getattr(x: Any, name: str, *default: Any) -> Any:
 def _example(x: Any) -> Any:
     """A value of the type that x would have if NumPy ran the program."""
     if isinstance(x, Number):
-        return False if x.truth else 0
+        return number(expr.const(0), x.truth, x.strong)
     if not isinstance(x, Array):
         return x
     if x.ndim or not x.scalar:
@@ -263,6 +276,7 @@ _BUILTINS: dict[int, Callable[..., Any]] = {
     id(reduce): _each(reduce),
     id(id): identity,
     id(hash): hashed,
+    id(np.ndindex): _places,
     id(print): printed,
     **{id(f): traced_text.of(f) for f in (str, repr, ascii)},
     **{id(f): iterating(f) for f in (list, tuple, enumerate, iter, zip)},

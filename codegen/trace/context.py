@@ -56,7 +56,7 @@ class Block:
         self.memo.clear()
 
 
-_UNROLLED_TURNS = 64  # turns of a loop that Python may run while building
+UNROLLED_TURNS = 64  # turns of a loop that Python may run while building
 
 
 class _Captures(threading.local):
@@ -115,6 +115,8 @@ class Context:
         self.loops: list[Any] = []  # whose bodies are being captured: loops.Loop
         self.unrolled: frozenset[Place | None] = frozenset()  # loops that Python runs
         self.to_unroll: list[Place | None] = []
+        # whether loops over rows of arrays are run by Python, and whether one is compiled
+        self.rows_by_python = self.has_rows = False
         self.changed_at: dict[Any, Place | None] = {}
         # containers that may be one: two of them, their names, and where that is decided
         self.twins: list[tuple[Any, Any, str, str, Place | None]] = []
@@ -371,5 +373,5 @@ def extent_unknown() -> None:
     program is captured again, with the innermost loop of few turns run by Python."""
     if (context := Context.current()) is not None:
         loops = reversed(context.loops)
-        short = [x.place for x in loops if x.turns is not None and x.turns <= _UNROLLED_TURNS]
+        short = [x.place for x in loops if x.turns is not None and x.turns <= UNROLLED_TURNS]
         context.to_unroll += short[:1]

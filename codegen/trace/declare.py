@@ -28,7 +28,7 @@ from codegen.places import user_place
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr, Sym
 from codegen.trace import constants, known, view
-from codegen.trace.array import Array, Number, as_array, local_shape, number, wrap
+from codegen.trace.array import Array, Number, as_array, is_traced, local_shape, number, wrap
 from codegen.trace.context import Context, extent_unknown, require_context
 from codegen.trace.control.conversion import given
 from codegen.trace.number import DEEPEST, condition_of, expr_of
@@ -68,7 +68,7 @@ def shape_of(shape: Any, what: str, scalars: bool = False) -> Shape:
         if e is None or (expr.nonneg(-e - 1)):
             extent_unknown()
             raise TracedValueError(
-                f"{what}: {item!r} cannot be an extent",
+                f"{what}: {'this number' if is_traced(item) else repr(item)} cannot be an extent",
                 expected="a non-negative Python integer, or a formula of axis sizes",
                 found=_not_an_extent(item),
                 remedy=_when_built("parameters of the program are Python integers")
@@ -265,6 +265,10 @@ def input_(
         print(table.eager().tolist())    # [[0, -1], [1, 0], [2, 1]]
     """
     context = require_context("spmd.input")
+    if isinstance(shape, (Array, np.ndarray)) and shape.dtype.kind not in "iu":
+        raise UsageError(f'input "{name}" is declared with an array in place of a shape',
+                         expected="spmd.input(name, shape, …)", found=f"an array of {shape.dtype}",
+                         remedy=f'spmd.input("{name}", x.shape, x.dtype, default=x)')
     tree, leaves = spec.declared(name, known.plain(shape), dtype, layout)
     if {name, *leaves} != {name, *named.of_tree(name, context.inputs)} or (
         name in leaves and name not in context.inputs
@@ -460,6 +464,7 @@ def require(condition: Any, text: str = "") -> None:
             "spmd.require takes a condition that is known at launch", place=place,
             expected="a comparison of axis sizes, run-time int scalars and integers",
             found=repr(condition),
+            remedy='assert condition, "…" is checked while the program runs',
         )
     if holds == 0:
         raise ProgramError("a condition of the program can never hold", place=place,

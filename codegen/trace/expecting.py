@@ -16,7 +16,7 @@ from codegen import dtypes
 from codegen.errors import ProgramError, ShapeError
 from codegen.ir import Shape, Value
 from codegen.ops import POSITION, Expect, Map
-from codegen.progress import ARRAY
+from codegen.progress import ARRAY, FIELD
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
 from codegen.trace import traced_text
@@ -61,6 +61,10 @@ def asserted(test: Any, source: str, message: Callable[[], Any]) -> Any:
         if not isinstance(piece, str):
             shown.append(piece[0].read())
             parts += [piece[1], ""]
+        elif FIELD in piece:
+            raise ShapeError("the message of an assert has numbers with formats of their own",
+                             expected="{x:>9}, or {x!r}", found="!r, !s or !a before a format",
+                             remedy="leave one of them out")
         elif ARRAY in piece:
             raise ShapeError("the message of an assert shows numbers", expected="0-d arrays",
                              found="an array with dims", remedy="x[k], x.max(), …")

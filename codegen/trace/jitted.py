@@ -86,9 +86,13 @@ class Jitted(Program):
         return {}
 
     def reached(self, values: dict[str, Any]) -> Iterable[tuple[str, Any]]:
-        """Return the static arguments, `self` among them."""
-        return [(f"argument {name}", x.value) for name, x in
-                [*enumerate(self.args), *self.kwargs.items()] if isinstance(x, Static)]
+        """The static arguments, `self` among them."""
+        code = getattr(written_by_user(self.function), "__code__", None)
+        names = code.co_varnames[: code.co_argcount] if code else ()
+        first = [(names[k] if k < len(names) else f"argument {k}", x)
+                 for k, x in enumerate(self.args)]
+        return [(name, x.value) for name, x in [*first, *self.kwargs.items()]
+                if isinstance(x, Static)]
 
     def called(self, context: Context, function: Callable[..., Any], values: dict[str, Any]) -> Any:
         context.when_built = WHEN_BUILT

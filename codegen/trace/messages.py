@@ -13,6 +13,7 @@ from codegen.errors import UsageError
 from codegen.ir import Value
 from codegen.ops import Print
 from codegen.progress import ERROR, MARK, OPEN
+from codegen.suggest import meant
 from codegen.trace import traced_text
 from codegen.trace.array import Array, Number, as_array
 from codegen.trace.context import Context, require_context
@@ -22,12 +23,15 @@ from codegen.user.numbers import pace_spec
 def print_(text: Any, *values: Any, every_rank: bool = False, **named: Any) -> None:
     """Prints while the program runs: once, from index 0, or on every rank, prefixed by its index.
 
-    text: as of str.format, with a place {} for each value. values: numbers, arrays of shape (), and
-    1-D arrays of up to 64 elements; `spmd.print("loss {:.4f} after {}", loss, step)`. A float32
-    has the digits that tell it from other float32 numbers: 0.1. UsageError for other arrays, and
-    where places and values do not fit.
+    text: as of str.format, with a place {} for each value; or an f-string. values: numbers, arrays
+    of shape (), and 1-D arrays of up to 64 elements; `spmd.print("loss {:.4f} after {}", loss,
+    step)`. A float32 has the digits that tell it from other float32 numbers: 0.1. UsageError for
+    other arrays, and where places and values do not fit.
     """
     context = require_context("spmd.print")
+    if isinstance(text, traced_text.Text) and not values and not named:
+        _emit_lines(context, text.pieces, "", every_rank)
+        return
     if not isinstance(text, str):
         values, text = (text, *values), " ".join(["{}"] * (len(values) + 1))
     parts: list[str] = [""]
@@ -77,7 +81,9 @@ def printed(
     _emit_lines(context, pieces, "" if standard else ERROR)
 
 
-def _emit_lines(context: Context, pieces: Sequence[traced_text.Piece], begin: str) -> None:
+def _emit_lines(
+    context: Context, pieces: Sequence[traced_text.Piece], begin: str, every_rank: bool = False
+) -> None:
     """Emit a text as Print ops, each of a length that the engine has room for. begin: what each of
     its lines begins with."""
     parts, operands, left = [begin], list[Value](), _LINE_BYTES
@@ -86,14 +92,14 @@ def _emit_lines(context: Context, pieces: Sequence[traced_text.Piece], begin: st
         size = len(text.encode()) if isinstance(piece, str) else _NUMBER_BYTES[piece[1] != ""]
         if size > left:
             parts[-1] += OPEN
-            context.emit(Print(parts=tuple(parts), every_rank=False), operands)
+            context.emit(Print(parts=tuple(parts), every_rank=every_rank), operands)
             parts, operands, left = [begin], [], _LINE_BYTES
         left -= size
         parts[-1] += text
         if not isinstance(piece, str):
             parts += [piece[1], ""]
             operands.append(piece[0].read())
-    context.emit(Print(parts=tuple(parts), every_rank=False), operands)
+    context.emit(Print(parts=tuple(parts), every_rank=every_rank), operands)
 
 
 def _short(pieces: Sequence[traced_text.Piece]) -> Iterator[traced_text.Piece]:
@@ -194,15 +200,19 @@ def _fields(text: str, values: tuple[Any, ...], named: dict[str, Any]) -> list[A
         except (IndexError, KeyError):
             raise _print_error(text, f"no value for {{{field}}}") from None
         out.append((literal, spec or "", value))
+    unused = [name for name in named if not any(field[2] is named[name] for field in out)]
+    if unused:
+        raise _print_error(text, f"no place for {unused[0]}=…", meant(
+            unused[0], ("every_rank",), "{}=…"))
     if used < len(values):
         raise _print_error(text, f"{len(values)} values for {used} places")
     return out
 
 
-def _print_error(text: str, reason: str) -> UsageError:
+def _print_error(text: str, reason: str, remedy: str = "") -> UsageError:
     return UsageError(f"spmd.print: {reason}",
                       expected='a place {} per value, as in "epoch {} loss {:.4f}"',
-                      found=repr(text))
+                      found=repr(text), remedy=remedy)
 
 
 def _print_array(array: Array, spec: str, parts: list[str], operands: list[Value]) -> None:

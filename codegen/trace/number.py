@@ -20,20 +20,40 @@ from codegen.trace.control.conversion import why_unconverted
 
 # For who makes a text of what only the run knows.
 TEXT_REMEDY = (
-    'print(f"… {value}") prints it while the program runs; assert test, f"… {value}" shows it '
-    "where a test fails"
+    'print(f"… {value}"), or spmd.print("… {}", value), prints it while the program runs; '
+    'assert test, f"… {value}" shows it where a test fails'
 )
+
+
+
+def no_text(text: str) -> TracedValueError:
+    """Return the error of a text that is made while building, of what only the run knows.
+
+    text: how it is made, and of what.
+    """
+    return TracedValueError(
+        "this text shows a value that only the run knows", found=text, remedy=TEXT_REMEDY,
+        expected="a text of values that are known while building")
+
 
 UNHASHED = (
     "np.array([...])[k] looks a number up; if and elif choose; ppermute takes perm=[(0, 1), …]"
 )
 
 
-def number(e: Expr, truth: bool = False) -> Any:
-    """A Python int (bool for a truth value) where e is constant, else a Number."""
-    if e.is_const:
-        return bool(e.value) if truth else e.value
-    return Number(e, truth)
+def number(e: Expr, truth: bool = False, strong: bool = False) -> Any:
+    """A Python int (bool for a truth value) where e is constant, else a Number. strong: one of
+    NumPy's."""
+    if not e.is_const:
+        return Number(e, truth, strong)
+    if strong:
+        return np.bool_(e.value) if truth else np.int64(e.value)
+    return bool(e.value) if truth else e.value
+
+
+def is_strong(x: object) -> bool:
+    """Return whether x is a formula that promotes as NumPy's integers do."""
+    return isinstance(x, Number) and x.strong
 
 
 def expr_of(x: object) -> Expr | None:
@@ -64,14 +84,18 @@ else:
 
 
 class Number(NumberMethods):
-    """A symbolic integer; `truth` marks the result of a comparison (0 or 1, printed as a bool)."""
+    """A symbolic integer; `truth` marks the result of a comparison (0 or 1, printed as a bool).
+
+    strong: it promotes as NumPy's integers do, an element of an array; others as Python's.
+    """
 
     __array_priority__ = 1000
-    __slots__ = ("expr", "truth")
+    __slots__ = ("expr", "strong", "truth")
 
-    def __init__(self, e: Expr, truth: bool = False) -> None:
+    def __init__(self, e: Expr, truth: bool = False, strong: bool = False) -> None:
         self.expr = e
         self.truth = truth
+        self.strong = strong
 
     def __repr__(self) -> str:
         return f"<symbolic {self.expr}>"
@@ -80,16 +104,18 @@ class Number(NumberMethods):
         return self.__format__("")
 
     def __neg__(self) -> Any:
-        return number(-self.expr)
+        return number(-self.expr, strong=self.strong)
 
     def __pos__(self) -> Any:
-        return Number(self.expr)
+        return Number(self.expr, strong=self.strong)
 
     def __invert__(self) -> Any:
-        return number(-self.expr - 1)  # of a truth value too, as Python has it
+        if self.truth and self.strong:
+            return number(1 - self.expr, True, True)
+        return number(-self.expr - 1, strong=self.strong)  # of Python's truth values too
 
     def __abs__(self) -> Any:
-        return number(expr.maximum(self.expr, -self.expr))
+        return number(expr.maximum(self.expr, -self.expr), strong=self.strong)
 
     # ---- what a Python number also has -------------------------------------------------------
 
@@ -110,7 +136,7 @@ class Number(NumberMethods):
         return 0
 
     def item(self) -> Number:
-        return self
+        return Number(self.expr, self.truth)
 
     def conjugate(self) -> Number:
         return self
@@ -141,7 +167,8 @@ class Number(NumberMethods):
         raise TypeError("a symbolic number is not iterable: use spmd.range(n)")
 
     def __format__(self, spec: str) -> str:
-        self._unknown("text", TEXT_REMEDY)
+        refuse_constant()
+        raise no_text(f"a text of the number {self.expr}")
 
     def _unknown(self, needed: str, remedy: str) -> NoReturn:
         refuse_constant()

@@ -8,9 +8,11 @@ stay as it is (built-in types, NumPy's arrays, the compiler's own classes) is no
 from __future__ import annotations
 
 import argparse
+import enum
 import os
 import sys
 import types
+from collections import OrderedDict
 from collections.abc import Mapping
 from itertools import islice
 from typing import Any
@@ -87,9 +89,20 @@ def is_carried(x: object) -> bool:
     variables. It does not where an installed package's object holds very much: then a change of it
     is refused."""
     whose_it_is = origin(type(x))
+    if isinstance(x, enum.Enum):  # there is one of each
+        return False
     if whose_it_is == INSTALLED:
         return not hasattr(type(x), "__array__") and _is_small(x)
-    return whose_it_is == USER and attributes(x) is not None
+    return whose_it_is == USER and attributes(x) is not None and memory_of(x) is None
+
+
+def memory_of(x: object) -> bytes | None:
+    """Return the bytes of an object that is memory, as ctypes has them; None for any other."""
+    try:
+        with memoryview(x) as shown:  # type: ignore[arg-type]
+            return bytes(shown)
+    except (TypeError, BufferError, ValueError):
+        return None
 
 
 def attributes(x: object) -> dict[str, Any] | None:
@@ -123,6 +136,15 @@ def put_attributes(x: object, held: Mapping[str, Any]) -> None:
     if own is not None:
         own.clear()
         own.update((name, value) for name, value in held.items() if name not in names)
+
+
+def put_items(x: dict[Any, Any], held: Mapping[Any, Any]) -> None:
+    """Give a dict, of any class, these items and no others, past what its class makes of it: a
+    Counter would count them."""
+    base: Any = OrderedDict if isinstance(x, OrderedDict) else dict
+    base.clear(x)
+    for key, value in held.items():
+        base.__setitem__(x, key, value)
 
 
 def own_dict(x: object) -> dict[str, Any] | None:

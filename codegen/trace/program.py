@@ -18,7 +18,15 @@ from typing import Any, overload
 import numpy as np
 
 from codegen.check_names import CHECKS
-from codegen.errors import LayoutError, Place, ProgramError, SpmdError, UnsupportedError, UsageError
+from codegen.errors import (
+    LayoutError,
+    MissingError,
+    Place,
+    ProgramError,
+    SpmdError,
+    UnsupportedError,
+    UsageError,
+)
 from codegen.ir import Condition, Module
 from codegen.layouts.choosing import choose
 from codegen.mesh import Axis, Layout, Mesh, checked_count, checked_sizes
@@ -191,6 +199,8 @@ class Program:
                 raise UsageError(
                     f'parameter "{name}" of program "{self.name}" has no value', place=self.place,
                     expected=f"a default, --set {name}=VALUE, or {name}=VALUE from Python",
+                    remedy=f'{name} = spmd.input("{name}", shape) in the program, if it is an '
+                    "array; or spmd.jit, whose functions take arrays",
                 )
             out[name] = self._typed(name, value, parameter.annotation) if name in given else value
         return out
@@ -246,15 +256,22 @@ class Program:
         limits: Limits = {}
         unrolled: frozenset[Place | None] = frozenset()
         outermost, rounds = Inner(), 0
+        rows_by_python = False
         while True:
             context = Context(self.name, mesh)
             context.bounds, context.rules, context.layouts = bounds, self.rules, layouts
             context.limits, context.checks = limits, frozenset(checks)
             context.unrolled, context.outermost = unrolled, outermost
+            context.rows_by_python = rows_by_python
             outermost.met.clear()
             try:
                 module = self._trace(context, values)
-            except SpmdError:
+            except Exception as error:
+                if context.has_rows:  # perhaps Python can run the loops that were compiled
+                    rows_by_python, outermost = True, Inner()
+                    continue
+                if not isinstance(error, SpmdError):
+                    raise
                 unrolled = unrolled.union(context.to_unroll)
                 if not (context.learned or context.narrower or unrolled != context.unrolled):
                     raise
@@ -394,6 +411,14 @@ class Program:
         collects what it prints."""
         found: dict[str, Any] = _oracle().outputs(self.graph({}), axes, prints)
         return found
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in ("run", "open", "save", "verify", "layouts"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}",
+                                 name=name, obj=self)
+        raise MissingError(
+            f'program "{self.name}" is not built yet: it has no {name}', place=user_place(),
+            expected="an image", remedy=f"spmd.build({self.name}).{name}(…)")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if Context.current() is not None:

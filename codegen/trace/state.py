@@ -23,7 +23,7 @@ from codegen.layouts import propagation
 from codegen.mesh import Layout
 from codegen.symbolic import expr
 from codegen.trace.array import Array, Number
-from codegen.trace.objects import attributes, is_carried, put_attributes
+from codegen.trace.objects import attributes, is_carried, put_attributes, put_items
 
 UNDEFINED: Any = type("Undefined", (), {"__repr__": lambda self: "no value"})()
 
@@ -162,6 +162,16 @@ def attribute_set(path: str, before: Tree, now: Tree) -> str:
     return next(filter(None, (attribute_set(path + step, a, b) for step, a, b in steps)), "")
 
 
+def where_grown(path: str, before: Tree, now: Tree) -> tuple[str, Tree, Tree]:
+    """The innermost list, dict or object in two trees, of one path, that has other keys in one."""
+    if before.keys == now.keys:
+        for key, a, b in zip(before.keys, before.children, now.children):
+            if a.kind == b.kind and not a.like(b):
+                step = f".{key}" if before.kind == "object" else f"[{key!r}]"
+                return where_grown(path + step, a, b)
+    return path, before, now
+
+
 def _flatten(value: Any, leaves: list[Any], above: set[int]) -> Tree:
     keys: Iterable[Any]
     kind = ""
@@ -214,8 +224,7 @@ def fill(
     if tree.kind == "object":
         put_attributes(value, dict(zip(tree.keys, items)))
         return value
-    value.clear()
-    value.update(zip(tree.keys, items))
+    put_items(value, dict(zip(tree.keys, items)))
     return value
 
 
@@ -248,7 +257,7 @@ def leaf_type(x: Any) -> LeafType | None:
         layout = t.layout or None  # a 0-d array has none to speak of
         return LeafType(t.dtype, t.shape, layout, x.weak, x.scalar, t.free)
     if isinstance(x, Number):
-        return LeafType(dtypes.BOOL if x.truth else dtypes.INT64, weak=True)
+        return LeafType(dtypes.BOOL if x.truth else dtypes.INT64, weak=not x.strong)
     if isinstance(x, bool):
         return LeafType(dtypes.BOOL, weak=True)
     if isinstance(x, (np.generic, np.ndarray)):
@@ -292,7 +301,7 @@ def same(a: Any, b: Any) -> bool:
     if a is b:
         return True
     if isinstance(a, Number) and isinstance(b, Number):
-        return bool(a.expr == b.expr) and a.truth == b.truth
+        return bool(a.expr == b.expr) and (a.truth, a.strong) == (b.truth, b.strong)
     if type(a) is not type(b):
         return False
     if isinstance(a, Array):

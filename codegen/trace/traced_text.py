@@ -6,17 +6,17 @@ way out. Always holds: where all values are known, the text is Python's own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
 
 from codegen import printed
-from codegen.errors import TracedValueError, UsageError
-from codegen.progress import ARRAY
+from codegen.errors import UsageError
+from codegen.progress import ARRAY, FIELD
 from codegen.trace.array import Array, Number, as_array, is_traced
 from codegen.trace.context import Context
-from codegen.trace.number import TEXT_REMEDY
+from codegen.trace.number import no_text
 
 MOST_ELEMENTS = 64  # of an array that is printed
 _NUMPY_TEXT = repr(np.float64(0)).startswith("np.")  # NumPy 2 writes np.float64(0.0)
@@ -35,7 +35,7 @@ class Text:
         self.pieces = pieces
 
     def _refuse(self, *_: Any) -> NoReturn:
-        refuse("an f-string")
+        refuse("a text that is printed, used as one that is known")
 
     __str__ = __repr__ = __format__ = __mod__ = __len__ = __iter__ = _refuse
 
@@ -72,19 +72,39 @@ def _formatted(value: Any, spec: str, conversion: int) -> Iterator[Piece]:
     if not is_unknown(value):
         text = _CONVERTED[conversion](value)
         yield known_text(value, format(text, spec))
-    elif spec and (conversion != -1 or not is_traced(value) or np.ndim(value)):
+    elif conversion != -1:
+        text = shown(value, of_repr=conversion in (ord("r"), ord("a")))
+        yield from aligned(text, spec) if spec else text
+    elif spec and (not is_traced(value) or np.ndim(value)):
         raise UsageError(f"the format {spec!r} is for one number", expected="a number",
                          found=_found(value), remedy="one element, a sum, or the array as it is")
     elif spec:
         _check(value, spec)
         yield as_array(value), spec
     else:
-        yield from shown(value, of_repr=conversion in (ord("r"), ord("a")))
+        yield from shown(value)
+
+
+def aligned(pieces: Iterable[Piece], spec: str) -> Iterator[Piece]:
+    """The pieces of a text that takes a format as a whole: f"{x!r:>8}". Raises UsageError for a
+    format that texts do not have."""
+    _try_format("", spec)
+    yield FIELD + spec + FIELD
+    yield from pieces
+    yield FIELD
 
 
 def _check(value: Any, spec: str) -> None:
-    """Raises the ValueError of Python for a format that a number does not have."""
-    format(np.zeros((), as_array(value).dtype)[()].item(), spec)
+    """Raises UsageError for a format that Python's numbers of this type do not have."""
+    _try_format(np.zeros((), as_array(value).dtype)[()].item(), spec)
+
+
+def _try_format(example: object, spec: str) -> None:
+    try:
+        format(example, spec)
+    except ValueError as error:
+        raise UsageError(f"{error}", expected=f"a format that a {type(example).__name__} has",
+                         found=repr(spec)) from None
 
 
 def shown(value: Any, of_repr: bool = False) -> Iterator[Piece]:
@@ -103,7 +123,7 @@ def shown(value: Any, of_repr: bool = False) -> Iterator[Piece]:
 
 def _number(value: Any, of_repr: bool) -> Iterator[Piece]:
     array = as_array(value)
-    weak = isinstance(value, Number) or array.weak
+    weak = not value.strong if isinstance(value, Number) else array.weak
     if not of_repr or weak or not _NUMPY_TEXT:
         around = ("", "")
     elif not array.scalar:
@@ -140,7 +160,7 @@ def _container(value: Any) -> Iterator[Piece]:
         yield "}"
         return
     if type(value) not in (list, tuple):
-        refuse(f"a {type(value).__name__}")
+        refuse(f"a text of {_found(value)}")
     yield "[" if type(value) is list else "("
     for k, item in enumerate(value):
         yield ", " * (k > 0)
@@ -161,19 +181,16 @@ def is_unknown(value: Any) -> bool:
 def known_text(value: Any, text: str) -> str:
     """The text of a value that is known; refused where it shows what only the run knows."""
     if any(mark in text for mark in _UNKNOWN):
-        refuse(f"a {type(value).__name__}")
+        refuse(f"a text of {_found(value)}")
     return text
 
 
 # ---- elsewhere ----------------------------------------------------------------------------------
 
 
-def refuse(what: str) -> NoReturn:
-    raise TracedValueError(
-        f"the text of {what} has a value that only the run knows", expected="values that are known "
-        "while building", found="a value that the program computes",
-        remedy=TEXT_REMEDY,
-    )
+def refuse(text: str) -> NoReturn:
+    """Raises the error of a text that is made while building, of what only the run knows."""
+    raise no_text(text)
 
 
 def of(plain: Any) -> Any:
@@ -182,7 +199,7 @@ def of(plain: Any) -> Any:
     def text(*args: Any, **kwargs: Any) -> Any:
         if args and Context.current() is not None:
             if is_unknown(args[0]):
-                refuse(f"{plain.__name__}({_found(args[0])})")
+                refuse(f"{plain.__name__}() of {_found(args[0])}")
             return known_text(args[0], plain(*args, **kwargs))
         return plain(*args, **kwargs)
 
@@ -192,16 +209,22 @@ def of(plain: Any) -> Any:
 def converted(value: Any) -> Any:
     """What an f-string writes by !r or !s, outside of print and assert."""
     if Context.current() is not None and is_unknown(value):
-        refuse("an f-string")
+        refuse(f"an f-string with {_found(value)} in it")
     return value
 
 
 def percent(text: str, values: Any) -> str:
     """text % values."""
     if Context.current() is not None and is_unknown(values):
-        refuse("text % values")
+        refuse(f"text % {_found(values)}")
     return known_text(values, text % values)
 
 
 def _found(value: Any) -> str:
-    return str(value.type) if isinstance(value, Array) else type(value).__name__
+    """Return what a value is, in words."""
+    if isinstance(value, Number):
+        return f"the number {value.expr}"
+    if isinstance(value, Array):
+        return f"the array {value.type}" if value.ndim else f"a number, {value.type}"
+    kind = type(value).__name__
+    return f"a {kind} with a value of the program in it"

@@ -6,7 +6,7 @@ import inspect
 from typing import Any
 
 from codegen.errors import ProgramError
-from codegen.suggest import meant_keyword
+from codegen.suggest import meant, meant_keyword
 
 
 def check_call(function: Any, what: str, /, *args: Any, expected: str = "", **kwargs: Any) -> None:
@@ -23,6 +23,9 @@ def check_call(function: Any, what: str, /, *args: Any, expected: str = "", **kw
             return
         except TypeError as error:
             problem, remedy = str(error), meant_keyword(error, signature.parameters)
+            remedy = remedy or next(filter(None, (
+                meant(k, signature.parameters, "{}=…") for k in kwargs
+                if k not in signature.parameters)), "")
         expected = expected or f"{what}{_plain(signature)}"
     raise ProgramError(f"{what} cannot be called like this", expected=expected, found=problem,
                        remedy=remedy)

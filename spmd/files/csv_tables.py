@@ -53,6 +53,9 @@ class CsvTable:
         _, self.first = next(self._rows(iter([first]), 0))
         self.header = any(map(is_word, self.first))
         self.names = self.first if self.header else [f"column{k}" for k in range(len(self.first))]
+        self.trailing = self.header and len(self.names) > 1 and not self.names[-1].strip()
+        if self.trailing:  # the header ends with a comma, and so may rows
+            self.names = self.names[:-1]
         columns: dict[str, int] = {}
         for k, name in enumerate(self.names, 1):
             if columns.setdefault(name, k) != k:
@@ -100,7 +103,8 @@ class CsvTable:
     def _rows(self, lines: Iterator[tuple[int, str]], width: int) -> Iterator[
             tuple[int, list[str]]]:
         """Yield the number of each row's line, and its fields. Raises InputError for a row that has
-        not `width` fields; width 0 allows any number."""
+        not `width` fields, or one more that is empty where the header ends with a comma; width 0
+        allows any number."""
         taken: list[int] = []  # numbers of the lines of one row
 
         def texts() -> Iterator[str]:
@@ -112,6 +116,11 @@ class CsvTable:
             for row in csv.reader(texts(), strict=True):
                 if len(taken) > 1:
                     raise csv.Error("a quoted field that runs over the end of its line")
+                if width and self.trailing and len(row) == width + 1:
+                    if last := row.pop():
+                        raise self.file.wrong(
+                            f"has a value in line {taken[0]}, column {width + 1}, which has no "
+                            "name", "nothing behind the last comma", repr(last))
                 if width and len(row) != width:
                     many = "few" if len(row) < width else "many"
                     raise self.file.wrong(f"has too {many} fields in line {taken[0]}",
@@ -225,4 +234,4 @@ def _elements(file: InputFile, table: CsvTable, column: int) -> TableElements:
             raise file.wrong("changed while it was read", f"rows {low} to {high - 1}", "others")
 
     shape = (table.rows,) if column >= 0 else (table.rows, len(table.names))
-    return TableElements(file, shape, column, lambda dtype: dtype in CODES, fill)
+    return TableElements(file, shape, column, lambda dtype: dtype in CODES, fill, table.names)

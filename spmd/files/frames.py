@@ -14,7 +14,7 @@ import re
 
 from codegen.errors import InputError, OutputError, UsageError
 from spmd.files import ZARR, npy
-from spmd.files.whole import ENDING, write_whole
+from spmd.files.whole import ENDING, no_folder, write_whole
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -168,6 +168,8 @@ class FrameFiles:
                 ours = False
             if not ours and (not os.path.isdir(self.folder) or os.listdir(self.folder)):
                 raise self.failed("it is there, and nothing that spmd.save has written")
+        if why := no_folder(self.folder):
+            raise self.failed(why)
         os.makedirs(self.folder, exist_ok=True)
         if self.is_zarr:
             self._write(".zattrs", {MARK: {"name": self.name}})

@@ -12,14 +12,16 @@ import os
 
 from codegen.errors import EnvironmentFault, InputError, OutputError, UsageError
 from codegen.image.manifest import hashed
+from codegen.suggest import nearest
 from codegen.user.named import listed, of_tree, some
 from spmd.files import ARCHIVES, TABLES, csv_tables, npy, npz, parquet, safetensors
 from spmd.files.npy import AT_ONCE
-from spmd.files.table_elements import TableElements
+from spmd.files.table_elements import TableElements, taking
 from spmd.launch.memory import available_memory, bytes_text
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from typing import Any
 
 NAMED = (*ARCHIVES, *TABLES)  # endings of files whose arrays have names
@@ -175,6 +177,11 @@ class InputArray:
             if (elements := converted(self._file, self._given, dtype)) is not None:
                 self._use(elements)
 
+    def way_out(self, dims: int) -> str:
+        """Return what to try where the shape is not that of an input of so many dims; or ""."""
+        given = self._given
+        return given.way_out(dims) if isinstance(given, TableElements) else ""
+
     def reserve(self, low: int, high: int, processes: int, taken: int) -> None:
         """Only bytes low to high of what is put into memory are used here, as many in each of the
         other processes of this host; together they have `taken` since this input was opened.
@@ -242,8 +249,11 @@ def _open(file: InputFile, members: dict[str, Any], member: str, name: str) -> I
 def _no_member(file: InputFile, member: str, known: list[str]) -> InputError:
     error = file.wrong(f"has no member {member!r}", some(known) if known else "any member",
                        "none of them")
-    if known:
-        error.remedy = f"-i {file.name}={file.path}:{some(known[:1])}"
+    separator = next((mark for mark in ";\t|" if len(known) == 1 and mark in known[0]), "")
+    if separator and file.path.endswith(".csv"):
+        error.remedy = f"a file with ',' between its fields: this one has {separator!r}"
+    elif known:
+        error.remedy = taking(file, nearest(member, known) or known[0])
     return error
 
 
@@ -287,6 +297,9 @@ def open_inputs(
         mine = set(chosen)
         for path in whole:
             file, members = archives.file(path, "")
+            if path.endswith(TABLES) and (name := _columns_of_one(members, known)):
+                _choose(chosen, {name: (path, "")} if name not in mine else {})
+                continue
             for member in members:
                 if known is not None and member not in known:
                     raise _no_input(file, member, list(members), known)
@@ -311,10 +324,20 @@ def _no_input(file: InputFile, member: str, members: list[str], known: list[str]
         f"inputs {listed(known)}" if known else "no inputs", f"members {some(members)}",
     )
     if known:
-        table = file.path.endswith((".csv", ".parquet")) and len(known) == 1
-        error.remedy = (f"-i {known[0]}={file.path} for all columns, as a 2-D array" if table else
-                        f"-i {known[0]}={file.path}:MEMBER for each input")
+        first = next((name for name in known if name in members), known[0])
+        error.remedy = f"-i {first}={file.path}:{first if first in members else 'MEMBER'}"
+        if file.path.endswith(TABLES):
+            error.remedy += (f" for one column, -i {first}={file.path} for all of them, as a 2-D "
+                             "array")
+        else:
+            error.remedy += " for each input"
     return error
+
+
+def _columns_of_one(members: Collection[str], known: list[str] | None) -> str:
+    """Return the input whose columns NAME_0, NAME_1, … are all that a table has, or ""."""
+    return next((name for name in known or () if [*members] == [
+        f"{name}_{k}" for k in range(len(members))]), "")
 
 
 def _members_of_tree(

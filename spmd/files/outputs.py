@@ -17,7 +17,7 @@ from spmd.files import ENDINGS, TABLES, is_series, npy, parquet
 from spmd.files.frames import frame_number
 from spmd.files.inputs import archive_format, split
 from spmd.files.inputs import open_inputs as open_inputs  # for who needs both
-from spmd.files.whole import keep_mode, part_of, refuse_replacing, whole
+from spmd.files.whole import keep_mode, no_folder, part_of, refuse_replacing, whole
 from spmd.launch.memory import bytes_text
 
 TYPE_CHECKING = False
@@ -98,7 +98,8 @@ def open_outputs(
         if inside and (archive is None or archive is not archive_format(places[real])):
             raise _taken(next(iter(inside.values()))[0], name, "cannot share a file", path)
         if member in inside:
-            raise _taken(inside[member][0], name, "cannot both be one member", f"{path}:{member}")
+            raise _taken(inside[member][0], name, "cannot both be one member", f"{path}:{member}",
+                         f"-o {inside[member][0]}={path} -o {name}={path}, where each has its name")
         inside[member] = (name, dtype, shape)
     files = {
         array[0]: file
@@ -129,9 +130,12 @@ def _of_leaves(named: dict[str, str], known: list[str]) -> dict[str, str]:
     return found
 
 
-def _taken(one: str, other: str, what: str, found: str) -> UsageError:
+def _taken(
+    one: str, other: str, what: str, found: str,
+    remedy: str = "-o NAME=FILE.npz, which holds several",
+) -> UsageError:
     return UsageError(f"outputs {one} and {other} {what}", expected="a place for each",
-                      found=found, remedy="-o NAME=FILE.npz, which holds several")
+                      found=found, remedy=remedy)
 
 
 class OutputFile:
@@ -164,7 +168,7 @@ class OutputFile:
             parquet.check_arrow()
         folder = os.path.dirname(self.path)
         if not os.path.isdir(folder):
-            raise self._failed(f"there is no directory {folder}")
+            raise self._failed(no_folder(folder) or f"there is no directory {folder}")
         if os.path.exists(self.path) and not os.path.isfile(self.path):
             raise self._failed("it exists and is not a file")
         if not os.access(folder, os.W_OK):

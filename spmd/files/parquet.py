@@ -125,4 +125,4 @@ def _elements(
     shape = (table.rows,) if column >= 0 else (table.rows, len(columns))
     common = next((t for t in types if all(casts(other, t) for other in types)), "float64")
     return TableElements(file, shape, column, lambda dtype: all(casts(t, dtype) for t in types),
-                         fill, common)
+                         fill, table.names, common)

@@ -13,7 +13,7 @@ from spmd.files import npy
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import mmap
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from spmd.files.inputs import InputFile
 
@@ -24,13 +24,15 @@ class TableElements(npy.Elements):
     """A column of a table, or all of them as a 2-D array: their dtype is what the program wants.
 
     fill(memory, dtype, low, high) puts the elements of these rows where they stand in memory.
-    column: its number; -1: all. fits: whether elements can be of a dtype.
+    column: its number; -1: all. fits: whether elements can be of a dtype. names: of all columns.
     """
 
     def __init__(self, file: InputFile, shape: tuple[int, ...], column: int,
-                 fits: Callable[[str], bool], fill: Fill, dtype: str = "float64") -> None:
+                 fits: Callable[[str], bool], fill: Fill, names: Sequence[str],
+                 dtype: str = "float64") -> None:
         super().__init__(0, dtype, shape)
         self.file, self.column, self.fits, self.fill = file, column, fits, fill
+        self.names = names
         self.inflate = self._filled
         self.sum = column
 
@@ -41,8 +43,17 @@ class TableElements(npy.Elements):
         if dims == 1 and len(shape) == 2 and shape[1] == 1:
             shape = shape[:1]
         known = self.fits(dtype)
-        return TableElements(self.file, shape, self.column, self.fits, self.fill,
+        return TableElements(self.file, shape, self.column, self.fits, self.fill, self.names,
                              dtype if known else self.dtype)
+
+    def way_out(self, dims: int) -> str:
+        """Return what to try where the shape is not that of an input of so many dims; or ""."""
+        if self.column >= 0 or not self.names:
+            return ""
+        if not self.names[0]:
+            return "a file without a column for its index: pandas writes it so with index=False"
+        many = len(self.names) > 1 and dims == 1
+        return f"one of the columns: {taking(self.file, self.names[-1])}" if many else ""
 
     def digest(self) -> str:
         """Return a hash of the file's bytes, the column and the shape."""
@@ -61,13 +72,20 @@ class TableElements(npy.Elements):
 
 
 def repeated(names: list[str]) -> str | None:
-    """The first name that an earlier column has too; None where all differ."""
+    """Return the first name that an earlier column has too; None where all differ."""
     taken: set[str] = set()
     for name in names:
         if name in taken:
             return name
         taken.add(name)
     return None
+
+
+def taking(file: InputFile, member: str) -> str:
+    """Return the option by which an input takes a member of a file, as a shell reads it."""
+    plain = member.replace("_", "").replace(".", "").isalnum()
+    quoted = member if plain else "'" + member.replace("'", "'\\''") + "'"
+    return f"-i {file.name}={file.path}:{quoted}"
 
 
 class Column:

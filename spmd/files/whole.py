@@ -24,6 +24,14 @@ def part_of(path: str) -> str:
     return os.path.join(folder, f".{base}.{os.getpid()}.{os.urandom(4).hex()}{ENDING}")
 
 
+def no_folder(path: str) -> str:
+    """Return why a path cannot be a folder, and none can be made there: something else has the name
+    of it, or of one around it. Else return ""."""
+    while path and not os.path.lexists(path):
+        path = os.path.dirname(path)
+    return f"{path} is there, and is no folder" if path and not os.path.isdir(path) else ""
+
+
 class whole:
     """A context that gives a file to write to: it takes its name when all went well, else it goes.
 

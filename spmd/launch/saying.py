@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 
-from codegen.progress import ARRAY, ERROR, MARK, OPEN, Steps
+from codegen.progress import ARRAY, ERROR, FIELD, MARK, OPEN, Steps
 
 CLEAR = "\r\x1b[K"
 
@@ -21,10 +21,10 @@ class Saying:
         self.live = sys.stderr is not None and sys.stderr.isatty()
         self.steps = Steps(self.live)
         self.shown = False  # a line that is to be replaced
-        self.arrays: dict[bool, str] = {}  # text that ends in an array, by: is it an error?
+        self.arrays: dict[bool, str] = {}  # text that goes on, by: is it an error?
 
     def __call__(self, text: str) -> None:
-        if not any(mark in text for mark in (MARK, ERROR, OPEN, ARRAY)) and not self.arrays:
+        if not any(mark in text for mark in (MARK, ERROR, OPEN, ARRAY, FIELD)) and not self.arrays:
             self._plain(text)
             return
         for line in (f"{one}\n" for one in text.removesuffix("\n").split("\n")):
@@ -50,12 +50,12 @@ class Saying:
         if line.endswith(OPEN + "\n"):
             line = line[:-2]
         line = self.arrays.pop(error, "") + line
-        if line.count(ARRAY) % 2:
-            self.arrays[error] = line  # the rest of it comes
-            return
-        if ARRAY in line:
-            from codegen.printed import written  # NumPy: only runs that print an array need it
+        if ARRAY in line or FIELD in line:
+            from codegen.printed import is_whole, written  # NumPy: only such runs need it
 
+            if not is_whole(line):
+                self.arrays[error] = line  # the rest of it comes
+                return
             line = written(line)
         self._plain(line, error)
 

@@ -305,6 +305,26 @@ def while_plain(x, steps, limit):
     return x
 
 
+def matches(x, steps, limit):
+    """match statements of values: with alternatives, guards, a name, exits."""
+    for i in spmd.range(steps + 4):
+        match i % 5:
+            case 0:
+                x = x + 1
+            case 1 | 2 if limit > 0.5:
+                x = x * 2
+            case 3:
+                continue
+            case other:
+                x = x + other
+        match i:
+            case 6:
+                break
+    match np.sum(x[:1]) > 3:
+        case n:
+            return x + n
+
+
 def while_walrus(x, steps, limit):
     k = 0
     while (total := x.sum()) < 50 and k < 9:
@@ -535,6 +555,7 @@ def dispatched_by_type(x, steps, limit):
 
 
 PROGRAMS = [
+    matches,
     rebinding, in_place, through_a_view, through_a_helper, python_numbers, nested, negative_step,
     bounds_by_the_index, bounds_by_data, backwards, swapping, double_buffer, two_names_of_one,
     containers, rebuilt_containers, objects,

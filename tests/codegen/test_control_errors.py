@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import queue
+import linecache
 import re
 from collections.abc import Callable
 from typing import Any
@@ -153,10 +153,9 @@ def numpy_constant_written(x, steps, limit, table=np.zeros(3)):  # noqa: B008
 
 
 def leaked(x, steps, limit):
-    kept = queue.SimpleQueue()  # nobody sees what is in it
     for i in spmd.range(steps):
-        kept.put(x * 2)
-    return kept.get() + x  # here
+        linecache.cache["kept"] = x * 2  # nobody looks into the standard library's modules
+    return linecache.cache.pop("kept") + x  # here
 
 
 def stale_alias(x, steps, limit):
@@ -289,7 +288,7 @@ ERRORS = [
     (dtype_changes, CarryError, r'"y".*float32.*float64.*y\.astype\(float32\)'),
     (number_becomes_array, CarryError, r'"acc".*int64\[\].*float64\[.*spmd\.zeros'),
     (text_changes, CarryError, r"\"mode\" changes.*'a'.*'aa'"),
-    (list_grows, UnsupportedError, r'"rows" grows.*a list of 0.*a list of 1.*out\[k\]'),
+    (list_grows, UnsupportedError, r'"rows" grows.*list of 0 items.*list of 1 items.*out\[k\]'),
     (dict_entry_changes, CarryError, r"p\['n'\].*None.*float64"),
     (arms_differ, CarryError, r'"y".*branch'),
     (arms_differ_in_kind, CarryError, r"\"y\".*'up'.*'down'"),

@@ -267,6 +267,29 @@ def matched(n):
     return out
 
 
+def matched_values(n):
+    """match statements that are if and elif: the subject is evaluated once."""
+    asked = []
+    for item in [n, None, "s", 2.0, (1, 2), n]:
+        match asked.append(item) or item:
+            case 0 | 3:
+                asked.append("few")
+            case None:
+                continue
+            case "s" if n > 2:
+                return asked, "text"
+            case 2:
+                asked.append("two")
+            case _ if n == 4:
+                break
+    match n:
+        case 1:
+            m = "one"
+        case m:
+            pass
+    return asked, m
+
+
 class Base:
     __secret = 3
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import spmd
+from codegen.oracle import interpret
 
 # mypy: ignore-errors
 
@@ -132,3 +133,18 @@ def test_an_integer_that_a_float_would_round_is_refused(tmp_path):
                 run(x=np.array([1, lost, 2]))
     with pytest.raises(spmd.InputError, match="would be rounded"):
         image.run(x=np.array([1, 2, 2**64 - 1], np.uint64))
+
+
+def test_steps_of_bfloat16():
+    @spmd.program(mesh=("r",))
+    def program():
+        x = spmd.input("x", (12,), "bfloat16")
+        return np.spacing(x), np.nextafter(x, np.inf), np.nextafter(x, -np.inf)
+
+    edges = [-1, 1, -0.0, 0, 2**-126, -(2.0**-126), 2.0**-133, np.inf, -np.inf, np.nan, 3e38, 1.5]
+    x = np.array(edges, ml_dtypes.bfloat16)
+    with np.errstate(invalid="ignore"):
+        expected = program.eager(x=x)
+    for found, e in zip(interpret.run(program.capture(), {"r": 1}, {"x": x}).values(), expected):
+        assert found.dtype == e.dtype
+        np.testing.assert_array_equal(found.astype(float), e.astype(float))

@@ -23,7 +23,7 @@ from codegen.printed import written
 from codegen.progress import ARRAY, ERROR
 from codegen.trace.program import Program
 
-# ruff: noqa: UP031
+# ruff: noqa: F507, F524, UP030, UP031, UP032
 
 N = 6
 
@@ -62,6 +62,9 @@ def everything(n=3):
     print(np.arange(300), np.float32(0.1), np.array([1.5]), "long" * 500)
     print(np.float32(0.1) * x[1].astype(np.float32), x[1] * 1e300, x[3] / 3, x[0], -x[0], 1 / x[0])
     assert total > 0, f"not positive: {total:.2f}"
+    print(f"{x!s:>40}|{x[1]!r:<22}|{n!r:^5}|{x[0]!a:.5}", str(x), repr(k), format(x[1], ".1e"))
+    print("%s %5.2f %-6d| %+d %08.3f %d %%" % (x, x[1], n, k[1, 1], x[3], x[3]), "%(a)r" % {"a": x})
+    print("{} {x!s:>{w}}".format(x[1], x=x, w=30), "{1} {0}".format(k, 2))
     print(*[f"{v:.1f}" for v in (1.25, 2)], sep=None, end=None)
     return total
 
@@ -88,6 +91,20 @@ def test_the_oracle_prints_the_same_lines(capsys: pytest.CaptureFixture[str]) ->
     prints: list[str] = []
     interpret.run(program.capture(), {"r": 2}, prints=prints)
     assert "\n".join(p for p in prints if not p.startswith(ERROR)) + "\n" == expected
+
+
+def test_an_fstring_of_spmd_print(capsys: pytest.CaptureFixture[str]) -> None:
+    @spmd.program(mesh=("r",))
+    def program():
+        x = spmd.input("x", (6,), np.float64, layout=("r",), default=lambda i: i)
+        for i in spmd.range(2):
+            spmd.print(f"turn {i} {x[i + 1]:.1f}")
+        return x
+
+    prints: list[str] = []
+    interpret.run(program.capture(), {"r": 2}, prints=prints)
+    program.eager(ranks=2)
+    assert prints == capsys.readouterr().out.splitlines() == ["turn 0 1.0", "turn 1 2.0"]
 
 
 def test_one_rank_prints_for_all(capsys: pytest.CaptureFixture[str]) -> None:
@@ -150,7 +167,7 @@ MADE_ELSEWHERE = [
     lambda x, n: "%d %r" % (1, x), lambda x, n: f"{x[0]:.2f}", lambda x, n: f"{x[0]:.2f}",
     lambda x, n: f"{x}", lambda x, n: f"{x!r}", lambda x, n: f"{n!s}", lambda x, n: f"{n=}",
     lambda x, n: str([x, 1]), lambda x, n: ",".join(map(str, [1, n])), lambda x, n: str(Holder(x)),
-    lambda x, n: print(Holder(x)), lambda x, n: print("%s" % x), lambda x, n: print(str(n)),
+    lambda x, n: print(Holder(x)), lambda x, n: "{}".format(x[0]), lambda x, n: print("%c" % n),
     lambda x, n: logging.warning("x is %s", x[0]),
     lambda x, n: logging.getLogger("mine").info("n", extra={"n": n}),
 ]
@@ -166,7 +183,10 @@ def test_texts_elsewhere_are_refused_with_the_way_out(f: Callable[[Any, Any], An
     (lambda x, n: print(x), r"up to 64 elements"),
     (lambda x, n: print(x, file=io.StringIO()), r"file=sys.stdout or file=sys.stderr"),
     (lambda x, n: print(f"{x:.2f}"), r"the format '.2f' is for one number"),
-    (lambda x, n: print(f"{n!r:>9}"), r"the format '>9' is for one number"),
+    (lambda x, n: print(f"{n!r:d}"), r"expected: a format that a str has"),
+    (lambda x, n: print("{:d}".format(x[0])), r"expected: a format that a float has"),
+    (lambda x, n: print("{} {}".format(x[0])), r"no value for \{1\}"),
+    (lambda x, n: print("%d" % (n, x[0])), r"expected: 1, for '%d'\n  found:    2"),
     (under_a_condition, "assert test, \"…\" ends the run"),
 ])
 def test_refused(f: Callable[[Any, Any], Any], said: str) -> None:

@@ -1,7 +1,7 @@
 """The per-rank view: shards, exchange, layouts, symbolic extents; against NumPy."""
 
 import itertools
-import queue
+import linecache
 
 import numpy as np
 import pytest
@@ -519,16 +519,14 @@ def test_outside_a_shard_map():
 
     @spmd.program(mesh=("r",))
     def local():
-        kept = queue.SimpleQueue()
-
         @spmd.shard_map(out_layouts=())
         def f():
             value = spmd.zeros(3)
-            kept.put(value)
+            linecache.cache["value"] = value  # nobody looks into the standard library's modules
             return np.sum(value)
 
         f()
-        return kept.get()
+        return linecache.cache.pop("value")
 
     for program, needle in ((index, "outside a shard_map"), (local, "one rank's array")):
         with pytest.raises(SpmdError, match=needle):

@@ -82,7 +82,8 @@ def test_what_the_estimates_choose():
     levels = lower(both.graph({}))
     assert exchanges_in_loops(levels) == 0
     (told,) = tables(levels)["chosen"]  # few bytes that are only read are gathered without a word
-    assert "every rank computes this loop" in told["message"] and "relayout" in told["try"]
+    assert "every rank computes all turns of this loop" in told["message"]
+    assert "relayout((\"r\", None)) in the loop" in told["try"] and not told["costs"]
     assert told["place"]["text"].strip() == "for i in turns(1, a.shape[0]):"
     layouts = {o.name: o.layout for o in levels.graph.outputs}
     assert layouts == {"a": (("r",), ()), "c": (("r",), ())}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -52,6 +54,39 @@ def drawn() -> Any:
     return pyplot.plot(x())
 
 
+def deleted() -> Any:
+    y = x()
+    del y[0]
+    return y
+
+
+def chosen() -> Any:
+    name = "a"
+    if x()[0] > 1:
+        name = "b"
+    return x() * (name == "a")
+
+
+def first() -> Any:
+    y, best = x(), None
+    for i in spmd.range(3):
+        if best is None or y[i] > best:
+            best = y[i]
+    return best
+
+
+class Kept:
+    def __init__(self) -> None:
+        self.rows: list[Any] = []
+
+
+def kept() -> Any:
+    y, kept = x(), Kept()
+    for i in spmd.range(3):
+        kept.rows.append(y[i])
+    return np.stack(kept.rows)
+
+
 CASES: list[tuple[Callable[[], Any], str, str]] = [
     (lambda: spmd.grad(np.sum)(spmd.nn.init.he_normal(0, (4, 4))),
      "this makes an initializer", "a second call: …()(0, (4, 4))"),
@@ -67,6 +102,21 @@ CASES: list[tuple[Callable[[], Any], str, str]] = [
     (lambda: SPARSE.dot(x()), "sparse matrices are no arrays", "np.add.at(y, A.row"),
     (lambda: x() @ SPARSE, "sparse matrices are no arrays", "np.add.at(y, A.row"),
     (masked_index, "the length of x[mask]", "spmd.numpy.extract(mask, x, size=n) has a length"),
+    (lambda: [v * 2 for v in x() if v > 2], "leaves items out by a test", "np.where(test, value"),
+    (lambda: np.concatenate(x(), x()), "takes its arrays in one list", "np.concatenate([a, b])"),
+    (lambda: x()[8 / 4], "only integers, slices", "i // 2 in place of i / 2"),
+    (lambda: x().append(1), "has no 'append'", "np.append(x, …)"),
+    (lambda: np.frompyfunc(abs, 1, 1)(x()), "that np.frompyfunc has made", "@spmd.kernel"),
+    (lambda: spmd.input("y", np.zeros(8)), "in place of a shape", "x.shape, x.dtype, default=x"),
+    (lambda: sorted([x()[2], x()[1]]), "sorted() compares elements", "np.stack makes an array"),
+    (lambda: max(x(), key=abs), "with key= compares elements", "x[np.argmax(key(x))]"),
+    (lambda: pickle.dumps(x()), "bytes for pickle", "return the array"),
+    (lambda: logging.warning("x is %s", x()), "a line of a log", "spmd.print("),
+    (lambda: spmd.require(x()[0] > 1), "known at launch", "assert condition"),
+    (chosen, '"name" changes', "numbers in place of texts"),
+    (first, '"best" changes', "in place of None"),
+    (kept, '"kept.rows" grows', "written by out[k]"),
+    (deleted, "cannot be deleted", "np.delete(x, k)"),
     (lambda: x().relayout("auto"), 'relayout("auto") asks for no layout', "relayout(None) gathers"),
 ]
 
@@ -121,13 +171,10 @@ def test_a_parameter_that_does_not_exist() -> None:
         Program(program, ("r",)).capture(step=4)
 
 
-@pytest.mark.parametrize("turns", [
-    lambda: range(300), lambda: np.arange(300), lambda: np.ndindex(30, 10),
-])
-def test_loops_of_many_turns_that_python_runs_are_announced(turns: Any) -> None:
+def test_loops_of_many_turns_that_python_runs_are_announced() -> None:
     def program() -> Any:
         total = 0
-        for k in turns():
+        for k in range(300):
             total += np.sum(k)
         return x() + total
 
@@ -136,3 +183,23 @@ def test_loops_of_many_turns_that_python_runs_are_announced(turns: Any) -> None:
         Program(program, ("r",)).capture()
     said = [h[0] for h in heard if "which spmd.range would compile" in h[0]]
     assert len(said) == 101 and said[-1].startswith(f"recording turn 300 of the loop at {__file__}")
+
+
+@pytest.mark.parametrize("extent", [
+    lambda i, n: i + 1, lambda i, n: n - i, lambda i, n: n * 3 - i * i, lambda i, n: 8 // n + i - 1,
+    lambda i, n: n + 1, lambda i, n: (i + 1) % 3 + 1,
+])
+def test_examples_are_of_ranks_that_exist(extent: Callable[[Any, Any], Any]) -> None:
+    def program() -> Any:
+        def added(v: Any) -> Any:
+            i, n = spmd.axis_index("r"), spmd.axis_size("r")
+            return v[:, 0] + np.ones(extent(i, n) + spmd.axis_index("q"))
+
+        y = spmd.input("y", (8, 3), np.float64, layout=("r", "q"))
+        return spmd.shard_map(added, out_layouts=("r",))(y)
+
+    with pytest.raises(SpmdError) as caught:
+        Program(program, ("r", "q")).capture()
+    example = str(caught.value).partition("; for ")[2].partition(" they are ")[0]
+    values = {name: int(text) for name, text in (v.split(" = ") for v in example.split(", "))}
+    assert 0 <= values["i_r"] < values["n_r"] and 0 <= values["i_q"] < values["n_q"], caught.value

@@ -210,7 +210,7 @@ def test_what_cannot_be_asked_for(
     refuse(2, "both take all", "-i", "a.npz", "-o", "x.npz", "-o", "y.npz")
     refuse(2, "outputs v and l cannot share a file … x.npy",
            "-i", "a.npz", "-o", "v=x.npy", "-o", "l=./x.npy")
-    refuse(2, "outputs v and l cannot both be one member … x.npz:l",
+    refuse(2, "outputs v and l cannot both be one member … x.npz:l … -o v=x.npz -o l=x.npz",
            "-i", "a.npz", "-o", "v=x.npz:l", "-o", "l=x.npz")
     refuse(74, "outputs v, l … no directory", "-i", "a.npz", "-o", "v=no/x.npz", "-o", "l=no/x.npz")
     refuse(2, "'a.npy' is not NAME=FILE", "-i", "a.npy")

@@ -194,6 +194,11 @@ WRONG = {
     "count\n1.5\n": ("count", 0, "line 2, column 1 (count)", "int16", "'1.5'"),
     "price\n1e39\n": ("price", 0, "line 2, column 1 (price)", "float32", "does not fit float32"),
     "sold\n2\n": ("sold", 0, "line 2, column 1 (sold)", "true, false, 1 or 0", "'2'"),
+    "a,b,\n1,2,\n3,4,7\n": ("u", 2, "line 3, column 3, which has no name", "last comma", "'7'"),
+    "a,b,c\n1,2,3\n": ("u", 2, "wrong shape", "(1, 2)", "(1, 3)"),
+    "a;b\n1;2\n": ("price", 0, "no member 'price'", "a;b", "this one has ';'"),
+    ",a\n0,1\n": ("count", 2, "wrong shape", "(1,)", "pandas writes it so with index=False"),
+    "a,count\n0,1\n": ("count", 3, "wrong shape", "(1,)", "t.csv:count"),
     "": ("u", 2, "no table", "rows", "an empty file"),
 }
 
@@ -210,6 +215,18 @@ def test_what_is_wrong_is_said_with_line_and_column(
     told = spmd_here("run", image, "--ranks", 2, "-i", f"{name}={file}").expect(65).err
     for part in said:
         assert part in told, told
+
+
+@pytest.mark.parametrize("header", ["a,b,", "u_0,u_1"])
+def test_columns_of_one_input(
+    built: Callable[..., Path], spmd_here: Start, tmp_path: Path, header: str
+) -> None:
+    """A comma that ends the header is no column; columns u_0, u_1 are u, as they are written."""
+    table, out = tmp_path / "t.csv", tmp_path / "o.csv"
+    given = f"u={table}" if header[-1] == "," else table
+    table.write_text("\n".join([header, "1,2" + "," * (header[-1] == ","), "3,4", ""]))
+    spmd_here("run", built(PROGRAM, n=2, k=2), "-i", given, "-o", f"u={out}").expect(0)
+    assert out.read_text() == "u_0,u_1\n2.0,4.0\n6.0,8.0\n"
 
 
 def test_parquet_columns_that_do_not_fit(

@@ -189,11 +189,14 @@ class Branch(Capture):
         kind, sizes = first.tree.kind, sorted({len(h.tree.keys) for h in (first, other)})
         found = f"{sizes[0]} items in one arm, {sizes[-1]} in another" if len(sizes) > 1 else (
             "other keys in each arm, or items of other types")
+        remedy = ("an array with a row for each item, and a count of those that are there; "
+                  "np.where(test, x, 0) where nothing is to be added")
+        if kind == "dict" and len(sizes) > 1:
+            remedy = f"all keys of {name} before the branch; or " + remedy
         return CarryError(
             f'"{name}" grows, shrinks or changes its keys in a branch', place=self.place,
             expected=f"a {kind} of the same items in every arm: only the run knows which one runs",
-            found=found, remedy="an array with a row for each item, and a count of those that are "
-            "there; np.where(test, x, 0) where nothing is to be added",
+            found=found, remedy=remedy,
         )
 
     def _is_over(self, name: str) -> bool:

@@ -51,6 +51,7 @@ from codegen.trace.state import (
     memory_of,
     same,
     storage_of,
+    where_grown,
 )
 from codegen.trace.storage import Storage
 from codegen.trace.view import View
@@ -425,12 +426,17 @@ class Loop(Capture):
                 "turn", remedy=f"bind it before the loop: {new} = …",
             )
         if before.tree.kind == now.tree.kind != "leaf":
-            kind = type(before.value).__name__
+            path, old, new_tree = where_grown(name, before.tree, now.tree)
+            kind = type(old.value).__name__
+            keys = [k for k in new_tree.keys if k not in old.keys]
+            remedy = "an array with one row per iteration, written by out[k] = …"
+            if new_tree.kind == "dict" and keys:
+                remedy = f"all of its keys before the loop: {path}[{keys[0]!r}] = 0.0; or " + remedy
             raise UnsupportedError(
-                f'"{name}" grows, shrinks or changes its keys in a loop', place=self.place,
-                expected=f"a {kind} of {len(before.leaves)}",
-                found=f"a {kind} of {len(now.leaves)}",
-                remedy="an array with one row per iteration, written by out[k] = …",
+                f'"{path}" grows, shrinks or changes its keys in a loop', place=self.place,
+                expected=f"{kind} of {len(old.keys)} items after each turn, in one order",
+                found=f"{kind} of {len(new_tree.keys)} items after the first",
+                remedy=remedy,
             )
         first = self.types[name, 0] if before.tree.kind == "leaf" else None
         shown = (first or before.value, leaf_type(now.value) or now.value)

@@ -20,6 +20,7 @@ from codegen.trace.calls import call
 from codegen.trace.context import Context
 from codegen.trace.control.branches import captured_if
 from codegen.trace.control.outside import is_iterator
+from codegen.trace.control.over_rows import turns_of
 from codegen.trace.control.ranges import Range
 from codegen.trace.control.stateful import changed, ordered, refuse_outside
 from codegen.trace.control.turns import captured_for, captured_while
@@ -29,11 +30,13 @@ from codegen.trace.foreign import fresh, indexed, target
 from codegen.trace.number import Number
 from codegen.trace.numpy.logic import and_, both, compare, either, ifexp, known, not_, or_
 from codegen.trace.state import Code, Names, inside
+from codegen.trace.text_styles import called, formatted, percent_text
 from codegen.trace.traced_text import converted, fstring, percent
 from codegen.user import pytree
 
 __all__ = ["Names", "and_", "asserted", "both", "call", "compare", "converted", "either", "fresh",
-           "fstring", "ifexp", "indexed", "known", "not_", "or_", "percent", "target"]
+           "formatted", "fstring", "ifexp", "indexed", "known", "not_", "or_", "percent",
+           "percent_text", "target", "text_of"]
 
 NameError = builtins.NameError
 _MANY_TURNS = 200  # of a loop that Python runs: to record them takes a while
@@ -52,6 +55,12 @@ def if_(
         if value:
             return (k,)
     return (len(later) + 1,)
+
+
+def text_of(function: Any, *args: Any, **options: Any) -> Any:
+    """What a call of str, repr, ascii or format gives that stands in a print or an assert."""
+    text = called(function, *args, **options)
+    return call(function)(*args, **options) if text is None else text
 
 
 def returned(value: Any) -> Any:
@@ -88,6 +97,10 @@ def for_(
         if isinstance(iterable, Stream):
             return captured_feed(iterable, code)
         return captured_for(iterable, code, hint)
+    context = Context.current()
+    if context is not None and (turns := turns_of(context, iterable)) is not None:
+        code = Code(names, bound, touched, flags, loop_number, kept, fresh)
+        return captured_for(turns[0], code, hint, turns[1])
     if isinstance(iterable, Number):
         raise TracedValueError("a for loop over a number", expected="something to iterate over",
                                found=repr(iterable), remedy="for i in spmd.range(n)")
@@ -165,6 +178,18 @@ def stored(thing: Any, *steps: Any) -> None:
         for step in steps:
             thing = inside(thing, step)
         changed(context, thing)
+
+
+def chosen(test: Any) -> Any:
+    """The test of a comprehension, by which Python takes an item or leaves it out."""
+    if not is_traced(test):
+        return test
+    raise TracedValueError(
+        "a comprehension leaves items out by a test that only the run knows",
+        expected="a test known while building: how many items there are cannot depend on data",
+        found=f"if {test!r}",
+        remedy="np.where(test, value, 0) for each item; x[mask].sum() of an array",
+    )
 
 
 def plain(test: Any, what: str, reason: str) -> Any:

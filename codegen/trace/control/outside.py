@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import array
 import collections
+import collections.abc
+import contextvars
 import functools
 import random
 import sys
@@ -33,6 +35,7 @@ from codegen.trace.objects import (
     has_attributes,
     is_stateful,
     is_the_compilers,
+    memory_of,
     origin,
     put_attributes,
     whose,
@@ -46,6 +49,9 @@ _PLAIN = (
 )
 _CONTAINERS = (
     list, tuple, dict, set, frozenset, collections.deque, bytearray, array.array,
+)
+_COLLECTIONS = (
+    collections.abc.MutableMapping, collections.abc.MutableSequence, collections.abc.MutableSet,
 )
 _LEN = "number of items"
 _MOST_FILLS = 2  # passes of a body in which caches may be filled
@@ -91,6 +97,9 @@ class Outside:
             names_in(running.f_code) if running else ())
         self._modules: list[types.ModuleType] = []  # of installed packages
         self._fills = 0  # how many times the body has given something new keys
+        self._contents: set[int] = set()  # ids of what collections of the standard library keep in
+        context = Context.current()
+        self._stored_before = {} if context is None else dict(context.changed_at)
         self.traced = False  # whether an array or a number of a program can be reached
         self._work = collections.deque(roots)
         self._work += (("random", random._inst), ("np.random", np.random.mtrand._rand))
@@ -135,6 +144,9 @@ class Outside:
         if (thing.key if isinstance(thing, Variable) else id(thing)) not in self._carried:
             self._seen.append(_Seen(thing, path, read, items))
         self._work += [(step(path, thing, k), v) for k, v in items.items()]
+        if id(thing) in self._contents or (
+                isinstance(thing, _COLLECTIONS) and not isinstance(thing, _CONTAINERS)):
+            self._contents.update(map(id, items.values()))
 
     def _visit(self, path: str, thing: Any) -> None:
         self.traced = self.traced or is_traced(thing)
@@ -148,6 +160,9 @@ class Outside:
             self._work += ((owner, thing.__self__), (path, thing.__func__))
         elif called := _called_by(thing):
             self._work += [(path, x) for x in called]
+            if isinstance(thing, functools.partial):
+                self._contents.add(id(thing.keywords))
+                self._work.append((f"{path}.keywords", thing.keywords))
         elif isinstance(thing, types.ModuleType) and is_stateful(getattr(thing, "__file__", None)):
             self._modules.append(thing)
         else:
@@ -230,6 +245,8 @@ class Outside:
         """Whether a dict or a namespace got new keys, as a cache does. In a program an
         attribute may be new too, and what was None. No array of the program is kept."""
         thing, new = seen.thing, _new(seen, now)
+        if self.what == "branch" and (id(thing) in self._contents or self._stored(thing)):
+            return False
         if self.what == "program":
             may = not isinstance(thing, (set, frozenset))
             may = may and all(seen.items.get(k) is None for k in new)
@@ -239,6 +256,12 @@ class Outside:
             cached = cached or origin(type(thing)) == STANDARD  # it computes what it needs later
             may = may and (cached or all(_is_cached(thing, k) for k in new))
         return may and seen.items.keys() <= now.keys() and not self._holds_traced(new.values())
+
+    def _stored(self, thing: Any) -> bool:
+        """Return whether the user's own code has stored into a thing since the body began."""
+        context = Context.current()
+        place = context.changed_at.get(id(thing)) if context else None
+        return place is not None and place is not self._stored_before.get(id(thing))
 
     def _holds_traced(self, values: Iterable[Any]) -> bool:
         return Outside(self.what, [("", v) for v in values]).traced
@@ -409,8 +432,10 @@ def _restore(thing: Any, before: dict[Any, Any], now: dict[Any, Any]) -> None:
             thing.extend(v for k, v in before.items() if k != _LEN)
     elif isinstance(thing, dict):
         for key in now.keys() - before.keys():
-            del thing[key]
-        thing.update(before)
+            dict.__delitem__(thing, key)
+        for key, value in before.items():
+            if now.get(key) is not value:
+                dict.__setitem__(thing, key, value)
     elif isinstance(thing, set):
         thing.clear()
         thing.update(before.values())
@@ -429,6 +454,8 @@ def _restore(thing: Any, before: dict[Any, Any], now: dict[Any, Any]) -> None:
 
 def items_of(thing: Any) -> dict[Any, Any] | None:
     """What a thing holds, by key, index or attribute; None where it has no state."""
+    if isinstance(thing, np.ndarray) and thing.dtype.hasobject and thing.dtype.names is None:
+        return dict(enumerate(islice(thing.flat, _COMPARED_ITEMS)))
     if isinstance(thing, np.ndarray):
         return {"data": _print(thing)}
     if isinstance(thing, GENERATORS):
@@ -451,7 +478,27 @@ def items_of(thing: Any) -> dict[Any, Any] | None:
         return _public(vars(thing)) if ours else None
     if is_iterator(thing):
         return _left_in(thing)
-    return None if origin(type(thing)) == FIXED else attributes(thing)
+    if isinstance(thing, BaseException):
+        return {"args": thing.args, **(attributes(thing) or {})}
+    found = None if origin(type(thing)) == FIXED else attributes(thing)
+    return found or _of_extension(thing) or found
+
+
+def _of_extension(thing: Any) -> dict[Any, Any] | None:
+    """What can be seen of an object whose class is written in C: its bytes, its length, its value;
+    None where nothing can."""
+    if isinstance(thing, contextvars.ContextVar):
+        return {0: thing.get(None)}
+    if isinstance(thing, type) or is_the_compilers(type(thing)):
+        return None
+    for name in () if has_attributes(type(thing)) else ("qsize", "digest"):  # of queues, of hashes
+        if callable(method := getattr(type(thing), name, None)):
+            try:
+                return {0: method(thing)}
+            except TypeError:  # it has other arguments
+                return None
+    data = memory_of(thing)
+    return None if data is None else {0: data}
 
 
 def _public(names: Any) -> dict[Any, Any]:

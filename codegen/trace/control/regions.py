@@ -7,6 +7,7 @@ inside a region cannot be read after it.
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -203,6 +204,21 @@ def condition(x: Any, what: str) -> Expr | Value:
     return as_value(context, bool(x), dtypes.BOOL)
 
 
+def _instead_of(name: str, *values: Any) -> str:
+    """Return what to write in place of a variable that holds no array and no number."""
+    odd = next(x for x in values if not isinstance(x, LeafType))
+    if odd is None:
+        return (f"a value of the same type in place of None: {name} = np.float64(0) before it, or "
+                "the worst that there is, such as np.inf")
+    if isinstance(odd, str):
+        return f"numbers in place of texts, as {name} = 0 and {name} = 1; or compute in each arm"
+    if isinstance(odd, enum.Enum):
+        return f"its number in each arm: {name}.value"
+    if callable(odd):
+        return f"call it in each arm: y = f(x); or spmd.switch({name}, [f, g], x) of a number"
+    return "only arrays and numbers may depend on what is known at run time"
+
+
 def carry_error(
     what: str, name: str, path: str, place: Place | None, expected: Any, found: Any
 ) -> CarryError:
@@ -219,7 +235,7 @@ def carry_error(
     elif found is UNDEFINED:
         remedy = f"{name} means two things here: give one of them another name"
     elif not both:
-        remedy = "only arrays and numbers may depend on what is known at run time"
+        remedy = _instead_of(f"{name}{path}", expected, found)
     owner = f'"{name}{path}"' if not name.startswith("__") else "the returned value"
     return CarryError(f"{owner} changes its type in a {what}" if both else
                       f"{owner} changes in a {what}", place=place, expected=f"{shown[0]} ({first})",

@@ -67,7 +67,7 @@ def _key(key: Any, place: Place) -> str:
 
 def _output(context: Context, name: str, x: Any, place: Place) -> Output:
     if isinstance(x, Chosen):
-        raise x.refused("np.where(mask, x, other), and the mask as another output")
+        raise x.refused_output()
     if isinstance(x, np.ndarray) and x.ndim:
         x = mapping.replicated_constant(context, x)
     if not isinstance(x, (Array, Number, bool, int, float, complex, np.generic, np.ndarray)):

@@ -21,6 +21,7 @@ from codegen.trace.control.exits import (
     none_of,
     own_nodes,
 )
+from codegen.trace.control.matches import as_ifs
 from codegen.trace.control.variables import annotate, bound_names, chain, loaded_names, nonlocals
 from codegen.user.sameness import RUNTIME
 
@@ -86,7 +87,7 @@ def _rewrite_function(node: Any, class_name: str | None, outer: bool = False) ->
         doc, node.body = node.body[:1], node.body[1:]
     body: Stmts = node.body
     if not reason and body:
-        body = Lowering().function(body)
+        body = Lowering().function(as_ifs(body))
         annotate(body)
     rewriter = _Rewriter(class_name, reason, [node.args, *body], outer)
     body = rewriter.block(body)
@@ -160,6 +161,27 @@ def _texts(node: ast.expr) -> ast.expr:
                 part = at(part, ast.Tuple([part.value, spec, kind], ast.Load()))
             parts.append(part)
         return at(node, _runtime("fstring", *parts))
+    elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod) and _is_text(node.left):
+        return at(node, _runtime("percent_text", node.left, node.right))
+    elif isinstance(node, ast.Call):
+        return _text_call(node)
+    return node
+
+
+def _is_text(node: ast.expr) -> bool:
+    return isinstance(node, ast.JoinedStr) or isinstance(getattr(node, "value", None), str)
+
+
+def _text_call(node: ast.Call) -> ast.expr:
+    """A call that is printed: what makes a text is called by name."""
+    function = node.func
+    if isinstance(function, ast.Attribute) and _is_text(function.value):
+        name, first = "formatted" * (function.attr == "format"), function.value
+    else:
+        texts = ("str", "repr", "ascii", "format")
+        name, first = "text_of" * (getattr(function, "id", "") in texts), function
+    if name:
+        node = at(node, ast.Call(_attribute(name), [first, *node.args], node.keywords))
     return node
 
 
@@ -410,6 +432,7 @@ class _Rewriter(ast.NodeTransformer):
     def visit_comprehension(self, node: ast.comprehension) -> Any:
         new: ast.comprehension = self.generic_visit(node)  # type: ignore[assignment]
         new.iter = at(new.iter, _runtime("each", new.iter))
+        new.ifs = [at(test, _runtime("chosen", test)) for test in new.ifs]
         return new
 
     def visit_Lambda(self, node: ast.Lambda) -> Any:
@@ -467,8 +490,7 @@ class _Rewriter(ast.NodeTransformer):
         not kept."""
         if isinstance(node, ast.BinOp):
             node.left, node.right = self._operands(node.left), self._operands(node.right)
-            text = isinstance(getattr(node.left, "value", None), str)
-            if isinstance(node.op, ast.Mod) and (text or isinstance(node.left, ast.JoinedStr)):
+            if isinstance(node.op, ast.Mod) and _is_text(node.left):
                 return at(node, _runtime("percent", node.left, node.right))
         elif isinstance(node, ast.UnaryOp) and not isinstance(node.op, ast.Not):
             node.operand = self._operands(node.operand)

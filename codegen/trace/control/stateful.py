@@ -19,15 +19,15 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from codegen.errors import TracedValueError, UnsupportedError
+from codegen.errors import UnsupportedError
 from codegen.places import user_place
-from codegen.trace.array import Array, is_traced
+from codegen.trace.array import Array
 from codegen.trace.context import Context
 from codegen.trace.control.outside import GENERATORS, is_iterator
 from codegen.trace.control.sharing import refuse_twin
-from codegen.trace.number import TEXT_REMEDY
+from codegen.trace.number import no_text
 from codegen.trace.numpy.refused import RANDOM
-from codegen.user import pytree
+from codegen.trace.traced_text import is_unknown
 
 _CHANGEABLE = (list, dict, set, collections.deque, bytearray)
 _CHANGING = frozenset(
@@ -69,16 +69,27 @@ def watched(context: Context, function: Any) -> Any:
     if isinstance(owner, type) and issubclass(owner, datetime.date) and name in _TODAY:
         raise _frozen(f"{owner.__name__}.{name}()", _CLOCK)
     module = getattr(function, "__module__", "")
+    if module == "logging":
+        return _logging(function)
     if f"{module}.{name}" in _PASSING:
         raise _frozen(*_PASSING[f"{module}.{name}"])
-    if module == "logging":
-        return _logged(function)
     if module == "secrets":
         raise _frozen(f"{name}()", _SEED)
     if function is np.random.seed:
         return _of_generator(context, function, np.random.mtrand._rand)
     instead = _INSTEAD.get(id(function))
     return function if instead is None else instead(function)
+
+
+def _logging(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of logging, which is called while building: of values that are known then."""
+
+    def log(*args: Any, **options: Any) -> Any:
+        if is_unknown((args, options)):
+            raise no_text("a line of a log, which is written while building")
+        return function(*args, **options)
+
+    return log
 
 
 def changed(context: Context, thing: Any) -> None:
@@ -89,19 +100,6 @@ def changed(context: Context, thing: Any) -> None:
         body.refuse_unseen(thing, user_place())
     if not isinstance(thing, Array):
         context.changed_at[thing if isinstance(thing, str) else id(thing)] = user_place()
-
-
-def _logged(function: Any) -> Any:
-    """A function of the module logging, which makes its text later, and tells nobody of errors."""
-    def call(*args: Any, **kwargs: Any) -> Any:
-        traced = next((x for x in pytree.leaves((args, kwargs)) if is_traced(x)), None)
-        if traced is not None:
-            raise TracedValueError(
-                "a log is given a value that only the run knows", place=user_place(),
-                expected="values known while building", found=repr(traced), remedy=TEXT_REMEDY)
-        return function(*args, **kwargs)
-
-    return call
 
 
 def _noted(function: Any) -> Any:
@@ -167,7 +165,9 @@ def _frozen(name: str, remedy: str) -> UnsupportedError:
 
 
 # By module and name, so that these modules need not be imported: how it is written, and a way out.
+_TYPED = "a parameter of the program, spmd build --set name=VALUE, or a scalar, run --set"
 _PASSING = {
+    "builtins.input": ("input()", _TYPED),
     "posix.getpid": ("os.getpid()", _NUMBER),
     "posix.getppid": ("os.getppid()", _NUMBER),
     "_thread.get_ident": ("threading.get_ident()", _NUMBER),

@@ -88,8 +88,11 @@ def passes(loop: Loop, item: Callable[[], Any]) -> Iterator[Any]:
 # ---- for ---------------------------------------------------------------------------------------
 
 
-def captured_for(bounds: Range, code: Code, hint: str) -> Iterator[Any]:
-    """Yields the counter once per pass of the capture, then emits the loop."""
+def captured_for(
+    bounds: Range, code: Code, hint: str, item_of: Callable[[Any], Any] = lambda counter: counter,
+) -> Iterator[Any]:
+    """Yields the counter, or what `item_of` makes of it, once per pass of the capture, then emits
+    the loop."""
     context, names = require_context("spmd.range"), code.names
     step, sign = step_of(bounds)
     start, stop = expr_of(bounds.start), expr_of(bounds.stop)
@@ -99,7 +102,7 @@ def captured_for(bounds: Range, code: Code, hint: str) -> Iterator[Any]:
         known = (b.value for b in (start, stop, step) if b.is_const)
         turns = range(*known) if start.is_const and stop.is_const and step.is_const else None
         if turns is not None and user_place() in context.unrolled:
-            yield from turns
+            yield from map(item_of, turns)
             return
         if hint in code.bound and not code.reads_later(hint):
             names.unbind(hint)  # what it was before, nobody asks any more
@@ -107,7 +110,7 @@ def captured_for(bounds: Range, code: Code, hint: str) -> Iterator[Any]:
         sure = expr.nonneg((stop - start) * sign - 1)
         loop = Loop(context, code, Later(code.kept or (), sure, counter.sym))
         loop.turns = None if turns is None else len(turns)
-        yield from passes(loop, lambda: counter.value)
+        yield from passes(loop, lambda: item_of(counter.value))
         loop.finish(counter)
         return
     # a bound is data: the position is carried, and compared before every iteration

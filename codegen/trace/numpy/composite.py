@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from codegen import dtypes
+from codegen.dtypes import DType
 from codegen.trace.array import Array, as_array, unsupported
 from codegen.trace.numpy import order_keys, products
 from codegen.trace.numpy.elementwise import (
@@ -61,25 +62,37 @@ def _frexp(x: Any) -> tuple[Any, ...]:
 def _spacing(x: Any) -> Any:
     """How far it is to the next number, away from zero."""
     x = _float(x)
-    if x.type.dtype.size == 2:  # NumPy's goes upwards
-        after = as_array(apply(np.nextafter, x, np.inf), np.float32)
-        gap = select(apply(np.isinf, x), np.nan, after - as_array(x, np.float32))
-        return as_array(gap, np.float16)
+    half = x.type.dtype
+    if half.size == 2:  # NumPy's of float16 goes upwards
+        at = x if half.name == "float16" else apply(np.absolute, x)
+        gap = as_array(_next_half(at, np.inf, half), np.float32) - as_array(at, np.float32)
+        if half.name == "bfloat16":
+            gap = apply(np.copysign, gap, as_array(x, np.float32))
+        return as_array(select(apply(np.isinf, x), np.nan, gap), half)
     size = apply(np.absolute, x)
     gap = apply(np.nextafter, size, np.inf) - size
     return select(x < 0, -gap, gap)
 
 
-def _next_half(a: Any, b: Any) -> Any:
-    """A step of 2**13 between the keys of float32, of 2**-24 among the least numbers."""
-    a, b = (as_array(as_array(x, np.float16), np.float32) for x in (a, b))
+# By half type: a step between the keys of float32; the least number, the largest that has steps of
+# it, and the largest of all.
+_HALF_STEPS = {
+    "float16": (2**13, 2.0**-24, 2.0**-14, 65504.0),
+    "bfloat16": (2**16, 2.0**-133, 2.0**-126, 255 * 2.0**120),
+}
+
+
+def _next_half(a: Any, b: Any, half: DType) -> Any:
+    """The next number of a half type after a, towards b."""
+    step, least, small, largest = _HALF_STEPS[half.name]
+    a, b = (as_array(as_array(x, half), np.float32) for x in (a, b))
     up = select(b > a, np.float32(1), np.float32(-1))
     keys = order_keys.keys_of(a)
-    far = order_keys.of_keys(keys + as_array(up * 2**13, keys.dtype), a.type.dtype)
-    near = apply(np.copysign, a + up * 2.0**-24, select(a == 0, up, a))
-    made = select(apply(np.absolute, a) <= 2.0**-14, near,
-                  select(apply(np.isinf, a), apply(np.copysign, np.float32(65504), a), far))
-    return as_array(select(a == b, a, select((a != a) | (b != b), np.nan, made)), np.float16)
+    far = order_keys.of_keys(keys + as_array(up * step, keys.dtype), a.type.dtype)
+    near = apply(np.copysign, a + up * least, select(a == 0, up, a))
+    made = select(apply(np.absolute, a) <= small, near,
+                  select(apply(np.isinf, a), apply(np.copysign, np.float32(largest), a), far))
+    return as_array(select(a == b, a, select((a != a) | (b != b), np.nan, made)), half)
 
 
 def _heaviside(x: Any, at_zero: Any) -> Any:
@@ -124,7 +137,7 @@ UFUNCS: dict[str, Callable[..., Any]] = {
     "modf": _modf,
     "frexp": _frexp,
     "spacing": _spacing,
-    "nextafter of float16": _next_half,
+    "nextafter of half types": _next_half,
     "heaviside": _heaviside,
     "float_power": _float_power,
     "fabs": lambda x: apply(np.absolute, _float(x)),

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from codegen.errors import ShapeError
+from codegen.errors import ShapeError, UnsupportedError
 from codegen.trace import array, foreign
 from codegen.trace.array import Array, is_traced, unsupported
 from codegen.trace.context import Context, refuse_constant_write
@@ -48,8 +48,12 @@ def by_name(name: str) -> Function:
 
 def _refuse(name: str) -> Function:
     def call(*_: Any, **__: Any) -> Any:
-        why = ", whose shape depends on data," if name in SHAPES_OF_DATA else ""
-        raise unsupported(f"np.{name}{why}", REMEDIES.get(name, _NEW))
+        if name in SHAPES_OF_DATA:
+            raise UnsupportedError(
+                f"np.{name} gives an array whose shape depends on data",
+                expected="arrays whose shapes are known while building",
+                found="elements that only the run knows", remedy=REMEDIES[name])
+        raise unsupported(f"np.{name}", REMEDIES.get(name, _NEW))
 
     return call
 
@@ -334,6 +338,7 @@ def _in_programs(ours: Function, plain: Any) -> Function:
         return (plain if elsewhere else ours)(*args, **kwargs)
 
     call.__name__, call.__doc__ = getattr(plain, "__name__", ""), getattr(plain, "__doc__", "")
+    call.__wrapped__ = ours  # type: ignore[attr-defined]  # its arguments are those of the call
     return call
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from codegen.ir import Shape, Value
 from codegen.ops import Map
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
+from codegen.symbolic.facts import environments, tried
 from codegen.trace.array import (
     Array,
     Number,
@@ -85,19 +87,16 @@ def _cannot_broadcast(shapes: Sequence[Shape], what: str, a: Expr, b: Expr) -> S
                       remedy=remedy)
 
 
+_EXAMPLES = 2000  # values that are tried for one
+
+
 def _example(a: Expr, b: Expr) -> str:
-    """Values for which two extents differ."""
-    symbols = sorted(a.symbols() | b.symbols(), key=lambda s: s.name)
-    for n in (3, 2, 1, 0, -1, 1000):
-        given = {s.name: max(n, 1) if s.kind == "size" else n for s in symbols}
-        inside = all(
-            (s.lo is None or not s.lo.is_const or s.lo.value <= given[s.name])
-            and (s.hi is None or not s.hi.is_const or given[s.name] <= s.hi.value)
-            for s in symbols
-        )
-        if inside and (p := a.evaluate(given)) != (q := b.evaluate(given)):
-            text = ", ".join(f"{name} = {v}" for name, v in given.items())
-            return f"; for {text} they are {p} and {q}"
+    """Return values, each within its bounds, for which two extents differ, as text; or ""."""
+    places = islice(environments(a.symbols() | b.symbols()), _EXAMPLES)
+    for values, (left, right) in tried(places, (a, b), ()):
+        if left() != right():
+            text = ", ".join(f"{name} = {values[name]}" for name in sorted(values))
+            return f"; for {text} they are {left()} and {right()}"
     return ""
 
 
@@ -111,7 +110,7 @@ def kind_of(x: Operand) -> Any:
             return {"i": int, "u": int, "f": float, "c": complex}.get(x.type.dtype.kind, x.dtype)
         return x.dtype
     if isinstance(x, Number):
-        return np.dtype(np.bool_) if x.truth else int
+        return x.dtype if x.truth or x.strong else int
     if isinstance(x, bool):
         return np.dtype(np.bool_)
     if isinstance(x, np.generic):
@@ -242,7 +241,10 @@ def apply(
     if function is None:
         remedy = REMEDIES.get(ufunc.__name__, KERNEL)
         own = getattr(np, ufunc.__name__, None) is ufunc
-        raise unsupported(f"{'np' if own else 'scipy.special'}.{ufunc.__name__}", remedy)
+        name = f"{'np' if own else 'scipy.special'}.{ufunc.__name__}"
+        if ufunc.__name__.endswith("(vectorized)"):
+            name = "a function that np.frompyfunc has made"
+        raise unsupported(name, remedy)
     context = require_context(f"np.{ufunc.__name__}")
     loop = loop_dtypes(ufunc, operands, dtype)
     if ufunc is np.power and loop[-1].kind == "i":
@@ -251,8 +253,9 @@ def apply(
         raise unsupported(f"scipy.special.{ufunc.__name__} of complex numbers", "z.real, z.imag")
     if ufunc in _COMPARISONS and len(set(loop[:-1])) > 1:
         return store(_compare_mixed(ufunc, *operands), out, where)
-    if ufunc is np.nextafter and loop[-1].size == 2:  # float16 is computed in float32
-        return store(COMPOSITE["nextafter of float16"](*operands), out, where, casting=True)
+    if ufunc is np.nextafter and loop[-1].size == 2:  # half types are computed in float32
+        made = COMPOSITE["nextafter of half types"](*operands, loop[-1])
+        return store(made, out, where, casting=True)
     shape = broadcast_shapes([extents_of(x) for x in operands])
     if (known := _beyond(ufunc, operands)) is not None:
         made = full_value(context, known, dtypes.BOOL, shape)

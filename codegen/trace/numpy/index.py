@@ -258,6 +258,7 @@ def _combined(fn: str) -> Any:
         combine_at(new, self._key, value, fn)
         return new
 
+    call.__name__, call.__qualname__ = fn, f"x.at[key].{fn}"
     return call
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from codegen.errors import ShapeError
+from codegen.errors import ShapeError, UsageError
 from codegen.ops import Update
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
@@ -41,6 +41,10 @@ def concatenate(arrays: Any, axis: Any = 0, out: Any = None, *, dtype: Any = Non
                 casting: Any = None) -> Array:
     """Arrays one after the other along a dim."""
     context = require_context("np.concatenate")
+    if isinstance(axis, Array):
+        raise UsageError("np.concatenate takes its arrays in one list", found="an array as axis",
+                         expected="a list or a tuple of arrays, and an integer axis",
+                         remedy="np.concatenate([a, b])")
     parts = [as_array(x) for x in arrays]
     if not parts:
         raise ShapeError("need at least one array to concatenate", expected="one or more arrays",

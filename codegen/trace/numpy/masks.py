@@ -197,6 +197,15 @@ class Chosen(NDArrayOperatorsMixin):
         """The error where the number of elements would have to be known."""
         return refused(remedy)
 
+    def refused_output(self) -> UnsupportedError:
+        """Return the error of a program that returns what is chosen."""
+        whole = self.at == 0 and self.mask.ndim == self.whole.ndim
+        sized = ("extract(mask, x, size=n)" if whole else
+                 f"compress(mask, x, axis={self.at}, size=n)" if self.mask.ndim == 1 else "")
+        remedy = f"{_SIZED.format(sized)}; or " if sized else ""
+        return _no_output("x[mask]", remedy + "return np.where(mask, x, other), and the mask as "
+                          "another output")
+
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
         raise self.refused()
 
@@ -233,6 +242,23 @@ class MaskPlaces(Chosen):
             remedy=f"spmd.numpy.{self._name}(x, size=n), with the first n; x[mask] = v, "
             "x[mask].sum(), np.where(mask, x, other) need no size",
         )
+
+    def refused_output(self) -> UnsupportedError:
+        """Return the error of a program that returns the places."""
+        sized = _SIZED.format(f"{self._name}(x, size=n)")
+        return _no_output(f"np.{self._name}(x)", f"{sized}; or return the mask itself")
+
+
+_SIZED = "return spmd.numpy.{}, which has the first n and fills up behind them"
+
+
+def _no_output(text: str, remedy: str) -> UnsupportedError:
+    """Return the error for an output whose length only the run knows."""
+    return UnsupportedError(
+        f"{text} has a length that depends on data; it cannot be an output",
+        expected="outputs whose shapes are known while building",
+        found="a mask whose elements only the run knows", remedy=remedy,
+    )
 
 
 def as_masks(key: Any) -> Any:

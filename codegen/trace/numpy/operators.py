@@ -111,7 +111,9 @@ _COUNTING = (np.add, np.subtract, np.multiply, np.negative, np.floor_divide, np.
 
 def _is_pythons(x: Operand) -> bool:
     """A number, or a truth value, that Python computes with: not an element of an array."""
-    return is_weak(x) or type(x) is bool or isinstance(x, Number) or getattr(x, "weak", False)
+    if isinstance(x, Number):
+        return not x.strong
+    return is_weak(x) or type(x) is bool or getattr(x, "weak", False)
 
 
 def _counted(x: Operand) -> Operand:

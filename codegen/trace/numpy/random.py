@@ -23,6 +23,7 @@ from codegen.trace.context import Context, eager_current
 from codegen.trace.numpy import creation, elementwise
 from codegen.trace.ranks import mapping
 from codegen.trace.ranks.layout_forms import by_rules
+from codegen.user.half_types import is_half
 from codegen.user.numbers import element_type
 
 _LOW = 2**32 - 1  # the lower half of 64 bits
@@ -54,17 +55,22 @@ def uniform(
     """Floats low <= x < high, of 53 random bits (float32: of 24); the rest as in `bits`.
 
     Where low + (high - low) * fraction is rounded to high, the result is the float before it.
+    float16 and bfloat16 are drawn in float32 and rounded once.
 
     >>> spmd.random.uniform(1, (2, 2)).round(3)
     array([[0.895, 0.874],
            [0.557, 0.037]])
     """
     element = _float_type("uniform", dtype)
-    made = _drawn("uniform", element, seed, shape, stream, start)
+    wide: np.dtype[Any] = np.dtype(np.float32) if is_half(element) else element
+    made = _drawn("uniform", wide, seed, shape, stream, start)
     if made is None:
-        made = _fraction(_first(seed, shape, stream, start), element)
-    if not (_is(low, 0) and _is(high, 1)):
-        made = _below((low + (high - low) * made).astype(element), low, high)
+        made = _fraction(_first(seed, shape, stream, start), wide)
+    unit = _is(low, 0) and _is(high, 1)
+    if not unit:
+        made = (low + (high - low) * made).astype(wide)
+    if not unit or wide != element:
+        made = _below(made, low, high, element)
     return _laid_out(made.astype(element, copy=False), layout, shape)
 
 
@@ -74,18 +80,20 @@ def normal(
 ) -> Any:
     """Floats of the normal distribution with mean loc and deviation scale; the rest as in `bits`.
 
-    Of two fractions each (G. Box, M. Muller, 1958).
+    Of two fractions each (G. Box, M. Muller, 1958). float16 and bfloat16 are drawn in float32 and
+    rounded once.
 
     >>> spmd.random.normal(1, 3).round(3)
     array([-0.114, -0.289,  0.954])
     """
     element = _float_type("normal", dtype)
-    made = _drawn("normal", element, seed, shape, stream, start)
+    wide: np.dtype[Any] = np.dtype(np.float32) if is_half(element) else element
+    made = _drawn("normal", wide, seed, shape, stream, start)
     if made is None:
         first = _first(seed, shape, stream, start)
         second = _random("philox_second", _positions(shape, start), stream, seed)
-        radius = np.sqrt(-2 * np.log(_fraction(first, element, least=1)))  # of (0, 1]: no log(0)
-        made = radius * np.cos(2 * math.pi * _fraction(second, element))
+        radius = np.sqrt(-2 * np.log(_fraction(first, wide, least=1)))  # of (0, 1]: no log(0)
+        made = radius * np.cos(2 * math.pi * _fraction(second, wide))
     if not (_is(loc, 0) and _is(scale, 1)):
         made = loc + scale * made
     return _laid_out(made.astype(element, copy=False), layout, shape)
@@ -196,12 +204,13 @@ def _order(words: Any) -> Any:
     return np.argsort(words) if found is None else found
 
 
-def _below(made: Any, low: Any, high: Any) -> Any:
-    """Numbers between low and high, those that were rounded to high one float nearer to low."""
+def _below(made: Any, low: Any, high: Any, element: np.dtype[Any]) -> Any:
+    """Numbers between low and high that are rounded to no more than the last one of the element
+    type before high."""
     known = not (is_traced(low) or is_traced(high))
-    low, high = (np.asarray(x, made.dtype) if known else as_array(x).astype(made.dtype)
+    low, high = (np.asarray(x, element) if known else as_array(x).astype(element)
                  for x in (low, high))
-    last = np.nextafter(high, low)
+    last = np.nextafter(high, low).astype(made.dtype)
     if known and not last.ndim:
         return (np.minimum if low <= high else np.maximum)(made, last)
     return np.where(low <= high, np.minimum(made, last), np.maximum(made, last))
@@ -286,8 +295,8 @@ def _is(x: Any, value: int) -> bool:
 
 def _float_type(what: str, dtype: Any) -> np.dtype[Any]:
     kind: np.dtype[Any] = np.dtype(dtype)
-    if kind not in (np.float32, np.float64):
-        raise _wrong_type(what, dtype, "float64 or float32")
+    if kind not in (np.float32, np.float64) and not is_half(kind):
+        raise _wrong_type(what, dtype, "float64, float32, float16 or bfloat16")
     return kind
 
 

@@ -244,9 +244,17 @@ def parse(array: Array, key: Any) -> tuple[list[Item], bool]:
                                    "x, np.where(mask, v, 0)) adds where the mask holds")
             raise index_error("only integers, slices, ..., None and integer arrays are indices",
                               "one of these",
-                              f"{getattr(item, 'dtype', type(item).__name__)}")
+                              f"{getattr(item, 'dtype', type(item).__name__)}", _as_index(item))
         dim += consumes(item)
     return items, not dotted and all(isinstance(i, Whole) for i in items)
+
+
+def _as_index(item: Any) -> str:
+    """Return what to write in place of a key of floats; "" for other keys."""
+    if getattr(getattr(item, "dtype", None), "kind", "f" if isinstance(item, float) else "") != "f":
+        return ""
+    return ("i // 2 in place of i / 2; x.astype(np.int64) of an array; x[mask] with a mask such as "
+            "x > 0")
 
 
 # ---- views -----------------------------------------------------------------------------------

@@ -1,0 +1,136 @@
+"""Texts in print and assert that str, repr, ascii, format, text.format or text % values makes.
+
+In: what the user's code calls, and with what. Out: the same text as an f-string would make it.
+Always holds: where all values are known, Python itself makes the text.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from codegen.errors import UsageError
+from codegen.trace.array import as_array
+from codegen.trace.traced_text import fstring, is_unknown, percent, refuse
+
+_PLAIN = -1  # the conversion of an f-string without !s, !r or !a
+
+
+def called(function: Any, *args: Any, **options: Any) -> Any:
+    """str(x), repr(x), ascii(x) or format(x, spec) of an x that only the run knows; None for any
+    other call."""
+    if not any(function is f for f in (str, repr, ascii, format)) or options or not args:
+        return None
+    value, *rest = args
+    if not is_unknown(value) or len(rest) > (function is format):
+        return None
+    conversion = _PLAIN if function is format else ord(function.__name__[0])
+    return fstring((value, rest[0] if rest else "", conversion))
+
+
+def formatted(text: Any, *args: Any, **named: Any) -> Any:
+    """text.format(…)."""
+    if not isinstance(text, str) or not is_unknown([args, named]):
+        return text.format(*args, **named)
+    parts: list[Any] = []
+    formatter, count = string.Formatter(), 0
+    for literal, name, spec, conversion in formatter.parse(text):
+        parts.append(literal)
+        if name is None:
+            continue
+        if not name or name[0] in ".[":
+            name, count = f"{count}{name}", count + 1
+        try:
+            value, _ = formatter.get_field(name, args, named)
+        except (IndexError, KeyError):
+            raise UsageError(f"text.format has no value for {{{name}}}", found=repr(text),
+                             expected="a value for each field") from None
+        width = (spec or "").format(*args, **named)
+        parts.append((value, width, ord(conversion) if conversion else _PLAIN))
+    return fstring(*parts)
+
+
+# ---- text % values -------------------------------------------------------------------------------
+
+
+class _Field(NamedTuple):
+    """One field of a text, as %(key)-8.3f."""
+
+    key: str
+    flags: str
+    width: str
+    digits: str
+    kind: str
+
+    def __str__(self) -> str:
+        return f"%{self.flags}{self.width}{self.digits}{self.kind}"
+
+
+def percent_text(text: str, values: Any) -> Any:
+    """text % values."""
+    fields = _fields(text) if is_unknown(values) else None
+    if fields is None:
+        return percent(text, values)
+    count = sum(isinstance(f, _Field) for f in fields)
+    if not isinstance(values, Mapping):
+        values = values if isinstance(values, tuple) else (values,)
+        if len(values) != count:
+            raise UsageError("text % values has another number of values than fields",
+                             expected=f"{count}, for {text!r}", found=str(len(values)))
+        values = iter(values)
+    return fstring(*[
+        f if isinstance(f, str) else _part(values[f.key] if f.key else next(values), f)
+        for f in fields
+    ])
+
+
+def _fields(text: str) -> Sequence[str | _Field] | None:
+    """Return the fields of a text and the texts between them; None where Python alone reads it."""
+    found: list[str | _Field] = []
+    literal, mark, rest = text.partition("%")
+    while mark:
+        found.append(literal)
+        key = ""
+        if rest.startswith("("):
+            key, _, rest = rest[1:].partition(")")
+        flags, rest = _begin(rest, "-+ 0#")
+        width, rest = _begin(rest, string.digits)
+        digits = ""
+        if rest.startswith("."):
+            digits, rest = _begin(rest[1:], string.digits)
+            digits = f".{digits or 0}"
+        kind, rest = rest[:1], rest[1:]
+        if not kind or kind not in "diueEfFgGxXosra%":
+            return None
+        found.append("%" if kind == "%" else _Field(key, flags, width, digits, kind))
+        literal, mark, rest = rest.partition("%")
+    return [*found, literal]
+
+
+def _begin(text: str, letters: str) -> tuple[str, str]:
+    """Return what a text begins with of these letters, and the rest of it."""
+    rest = text.lstrip(letters)
+    return text[: len(text) - len(rest)], rest
+
+
+def _part(value: Any, field: _Field) -> Any:
+    """Return the part of an f-string that shows a value as a field of text % values does."""
+    _, flags, width, digits, kind = field
+    if not is_unknown(value):
+        return str(field) % (value,)
+    align = ("<" if "-" in flags else ">") if width else ""
+    if kind in "sra":
+        return value, align + width + digits, ord(kind)
+    if kind in "diu":
+        if digits:
+            refuse(f"{str(field)!r} % a value")
+        value, kind = as_array(value), "d"
+        if value.dtype.kind == "f":
+            value = np.trunc(value).astype(np.int64)
+    if align == ">" and "0" in flags:
+        align, width = "", "0" + width
+    sign, mark = "+" if "+" in flags else " " * (" " in flags), "#" * ("#" in flags)
+    return value, f"{align}{sign}{mark}{width}{digits}{kind}", _PLAIN

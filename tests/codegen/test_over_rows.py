@@ -1,0 +1,111 @@
+"""Loops over many rows of an array and over np.ndindex: compiled where they can be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import spmd
+from codegen.ir import walk
+from codegen.ops import Loop
+from codegen.oracle import interpret
+from codegen.trace.program import Program
+
+TABLE = np.array([[1.0, 2.0, 0.5, 3.0]] * 90)
+
+
+def squares(x):
+    out = np.zeros(100)
+    for k in np.arange(100):
+        out[k] = x[k % 4] * k
+    return out
+
+
+def places(x):
+    """The loop variable is two of Python's integers."""
+    out = np.zeros((12, 12))
+    for i, j in np.ndindex(10, 10):
+        out[i + 1, j + 1] = x[(i + j) % 4] + out[i, j]
+    return out
+
+
+def integers(x):
+    """Of NumPy's: quotients, truth values, powers, what they promote."""
+    s = x.astype(np.float32)
+    for k in np.arange(70, 0, -1):
+        s = s + 1 / k + k // 7 + k % 5 + k**2 + ~(k > 5) + (k > 3) * (k < 7)
+        s = s + min(k, 3) - abs(-k)
+        s = (s + np.float32(isinstance(k, np.integer)) + isinstance(k, int)).astype(np.float32)
+    y = x.astype(np.float32)
+    return s, y * k, y * int(k), y * k.item()
+
+
+def rows_that_are_written(x):
+    a = np.outer(np.arange(100.0), x)
+    for row in a:
+        row *= 2
+    return a
+
+
+def ended(x):
+    for k in np.arange(200):
+        if x[2] * k > 50:
+            break
+        x[1] += k
+    return x + k
+
+
+def constants(x):
+    for row in TABLE:
+        x = x * 0.5 + row
+    for t in np.linspace(0, 1, 70):
+        x = x + t
+    return x
+
+
+def asked_before(x):
+    """Python runs it: a place was taken from np.ndindex."""
+    at = np.ndindex(70)
+    next(at)
+    for (k,) in at:
+        x = x + k
+    return x
+
+
+def appended(x):
+    out = []
+    for k in np.arange(70):
+        out.append(x[0] + k)
+    return np.stack(out)
+
+
+def shapes(x):
+    for k in np.arange(1, 70):
+        x = x + np.sum(np.ones(k))
+    return x
+
+
+def few(x):
+    for k in np.arange(5):
+        x = x + k
+    return x
+
+
+@pytest.mark.parametrize(("f", "compiled"), [
+    (squares, 1), (places, 1), (integers, 1), (rows_that_are_written, 1), (ended, 1),
+    (constants, 2), (asked_before, 0), (appended, 0), (shapes, 0), (few, 0),
+])
+def test_as_in_python(f: Any, compiled: int) -> None:
+    def program() -> Any:
+        x = spmd.input("x", (4,), np.float64, layout=("r",), default=lambda i: i + 1)
+        return f(x)
+
+    graph = Program(program, ("r",)).capture()
+    assert sum(isinstance(op.what, Loop) for op in walk(graph.body)) == compiled
+    made = f(np.arange(1.0, 5.0))
+    made = made if isinstance(made, tuple) else (made,)
+    for found, expected in zip(interpret.run(graph, {"r": 3}).values(), made, strict=True):
+        assert found.dtype == expected.dtype
+        np.testing.assert_allclose(found, expected, rtol=1e-6)

@@ -45,7 +45,8 @@ def with_directives(page: str) -> str:
         if maker != "docstrings":
             return text
         lines = [line for name, members in NAME.findall(names) for line in directive(name, members)]
-        return "\n".join(["```{eval-rst}", *lines, "```", ""])
+        examples = [".. highlight:: python", "   :force:", ""]
+        return "\n".join(["```{eval-rst}", *examples, *lines, "```", ""])
 
     return BLOCK.sub(fill, page)
 

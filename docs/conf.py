@@ -29,7 +29,6 @@ pygments_dark_style = "monokai"  # Furo's own one underlines names of modules, a
 myst_enable_extensions = ["colon_fence", "deflist"]
 myst_heading_anchors = 3
 autodoc_typehints = "none"
-autodoc_preserve_defaults = True
 autodoc_member_order = "bysource"
 
 
@@ -38,10 +37,12 @@ def with_directives(app, page, source):
     source[0] = generate.with_directives(source[0])
 
 
-def without_arguments(app, what, name, obj, options, signature, returned):
-    """Classes that others make for you have no constructor to show."""
+def signatures(app, what, name, obj, options, signature, returned):
+    """Defaults are values. Classes that others make for you have no constructor to show."""
     hidden = signature and what in ("class", "exception") and name not in generate.MADE_BY_USERS
-    return ("", returned) if hidden else None
+    if hidden:
+        return "", returned
+    return (generate.signature(obj), returned) if what in ("function", "method") else None
 
 
 PARAMETERS = re.compile(r"^( *- )(\w+(?:, (?:\w+|…))*)(?= \(|:)")  # "- ranks, mesh: …"
@@ -63,4 +64,4 @@ def bold_parameters(app, what, name, obj, options, lines):
 def setup(app):
     app.connect("source-read", with_directives)
     app.connect("autodoc-process-docstring", bold_parameters)
-    app.connect("autodoc-process-signature", without_arguments)
+    app.connect("autodoc-process-signature", signatures)

@@ -123,6 +123,7 @@ def signature(function: Any) -> str:
     parameters = [p.replace(annotation=p.empty) for p in found.parameters.values()
                   if p.name != "self"]
     text = str(found.replace(parameters=parameters, return_annotation=found.empty))
+    text = text.replace("=Ellipsis", "=...")
     return re.sub(r"<class '([\w.]+)'>", lambda m: m[1].replace("numpy.", "np."), text)
 
 

@@ -64,7 +64,7 @@ class Failure:
     fatal: bool = False
 
     def error(self, pipeline: str) -> InputError:
-        """As the error that ends a run."""
+        """Return the error that ends a run."""
         return InputError(
             f"pipeline {pipeline} failed at position {self.position}, {self.example}\n"
             f"  {self.text}",

@@ -45,7 +45,8 @@ def with_directives(page: str) -> str:
         if maker != "docstrings":
             return text
         lines = [line for name, members in NAME.findall(names) for line in directive(name, members)]
-        return "\n".join(["```{eval-rst}", *lines, "```", ""])
+        examples = [".. highlight:: python", "   :force:", ""]
+        return "\n".join(["```{eval-rst}", *examples, *lines, "```", ""])
 
     return BLOCK.sub(fill, page)
 
@@ -122,6 +123,7 @@ def signature(function: Any) -> str:
     parameters = [p.replace(annotation=p.empty) for p in found.parameters.values()
                   if p.name != "self"]
     text = str(found.replace(parameters=parameters, return_annotation=found.empty))
+    text = text.replace("=Ellipsis", "=...")
     return re.sub(r"<class '([\w.]+)'>", lambda m: m[1].replace("numpy.", "np."), text)
 
 

@@ -27,7 +27,7 @@ def build(
     program: Any, *, target: str = "native", cache: bool = True, check: Any = False,
     checkpoint: bool = False, **parameters: Any,
 ) -> Image:
-    """The image of a program, or of the one in "FILE.py[:NAME]", with these parameters.
+    """Build the image of a program, or of the one in "FILE.py[:NAME]", with these parameters.
 
     - target: the instruction set: "native" for this machine, or "x86-64-v2", "-v3", "-v4".
     - cache: take an image that was built before from the user's cache directory, as long as nothing

@@ -32,7 +32,7 @@ COMMAND = "spmd"
 
 def _formatter(prog: str) -> argparse.HelpFormatter:
     """Of fixed width: asking the terminal imports every compression module Python has."""
-    return argparse.HelpFormatter(prog, max_help_position=32, width=96)
+    return argparse.HelpFormatter(prog, max_help_position=30, width=80)
 
 
 class Parser(argparse.ArgumentParser):

@@ -20,7 +20,7 @@ from spmd.tables import pre
 
 
 class Local:
-    """This process's part of an input: see `local`."""
+    """The type of `spmd.local(part)`: this process's part of an input."""
 
     def __init__(self, part: Any, offsets: tuple[int, ...] | None = None) -> None:
         self.part = dtypes.as_numpy(part)
@@ -28,8 +28,7 @@ class Local:
 
 
 def local(part: Any) -> Local:
-    """Marks an array as this rank's shard of an input, for `image.run(comm=comm,
-    u=spmd.local(part))`.
+    """Mark an array as this rank's shard of an input: `image.run(comm=comm, u=spmd.local(part))`.
 
     Its shape is that of the shard: balanced blocks, the larger ones first, as numpy.array_split
     cuts. Without it, every process gives the whole array.
@@ -127,7 +126,7 @@ class Distributed:
 
     @plainly
     def gather(self, root: int = 0) -> np.ndarray | None:
-        """The whole array in process `root`, None in the others::
+        """Return the whole array in process `root`, and None in the others::
 
             whole = out.gather(root=0)
             if comm.rank == 0:

@@ -34,7 +34,7 @@ from spmd.verify.formulas import layout_text
 
 @plainly
 def load(path: str | os.PathLike[str]) -> Image:
-    """The image in a file that `spmd build` or Image.save wrote.
+    """Load an image from a file that `spmd build` or Image.save wrote.
 
     Raises ImageError for a file that is no image or is damaged (the digest is compared),
     VersionError for an image of a newer format, OutputError for a file that cannot be read.
@@ -71,7 +71,7 @@ class Image:
 
     @plainly
     def checking(self, check: Any) -> Image:
-        """The image that checks this: itself if it does, else it is built, once.
+        """Return an image with these checks: this one if it has them, else one that is built now.
 
         One that was loaded from FILE.img is built from the FILE.py beside it. Raises UsageError
         where that one is not there or gives another image, for an unknown check, and where the
@@ -113,12 +113,14 @@ class Image:
 
     @plainly
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the image to a file, in one step: never a part of it. Raises OutputError."""
+        """Write the image to a file, which is whole or not there. Raises OutputError."""
         write_whole(os.fspath(path), self.data)
 
     @takes(call)
     def run(self, options: Options, arguments: dict[str, Any]) -> Any:
-        """Runs once; inputs and scalars by name. Returns what the program returns, as NumPy arrays.
+        """Run the image once, and return what the program returns, as NumPy arrays.
+
+        Pass inputs and scalars by name.
 
         OPTIONS
 
@@ -136,7 +138,7 @@ class Image:
 
     @takes(Options)
     def open(self, options: Options) -> Opened:
-        """A context whose value is called as `run` is; the image is loaded once for all calls.
+        """Open the image for many calls: it is loaded once. Use it in a `with` statement.
 
         Options are those of `run`, and keep: names of outputs that stay with the ranks (True: all
         of them). They come as Distributed, are not copied to Python unless you ask for them
@@ -160,7 +162,7 @@ class Image:
 
     @takes(call)
     def profile(self, options: Options, arguments: dict[str, Any]) -> tables.Profile:
-        """Runs once and says where the time went: the table of `spmd run --profile`.
+        """Run once, and return the table of `spmd run --profile`: where the time went.
 
         Takes what `run` takes. Its rows are dicts; `.plot()` draws them. With comm= every process
         gets the table of all ranks.
@@ -181,7 +183,7 @@ class Image:
     @takes_more(call)
     def timeline(self, path: str | os.PathLike[str], options: Options, arguments: dict[str, Any]
                  ) -> str:
-        """Runs once and writes what every rank did when, as `spmd run --timeline` does.
+        """Run once, and write what every rank did when, as `spmd run --timeline` does.
 
         Takes what `run` takes. Returns a sentence with the path; ui.perfetto.dev opens the file.
         Raises OutputError, before it runs, for a file that cannot be written.
@@ -195,7 +197,7 @@ class Image:
     def layouts(
         self, *, ranks: int | None = None, mesh: Mapping[str, int] | None = None
     ) -> tables.Layouts:
-        """How every array lies, and what ranks send each other: what `spmd show --layouts` prints.
+        """Return the layouts of arrays and the exchanges, as `spmd show --layouts` prints them.
 
         With ranks or mesh, bytes are numbers; without, formulas of the sizes of the axes. Nothing
         runs.
@@ -222,7 +224,7 @@ class Image:
         self, *, ranks: int | Iterable[int] | None = None, mesh: Mapping[str, int] | None = None,
         **scalars: Any,
     ) -> tables.Table:
-        """Checks without running that ranks send what others receive, inside their buffers.
+        """Check, without a run, that ranks send what others receive, inside their buffers.
 
         - ranks: a number, or several (`range(1, 65)`, which is the default).
         - scalars: by name, where who sends to whom depends on them.

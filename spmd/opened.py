@@ -101,7 +101,7 @@ class Opened:
 
     @plainly
     def close(self) -> None:
-        """Gives the job's memory back; kept outputs that somebody still has are copied out first.
+        """Free the job's memory. Kept outputs that are still used are copied out first.
 
         In a forked child it does nothing.
         """
@@ -142,7 +142,7 @@ class Opened:
 
     @plainly
     def __call__(self, **arguments: Any) -> Any:
-        """Runs the program once with these inputs and scalars, by name.
+        """Run the program once with these inputs and scalars, by name.
 
         A program with feeds goes on with the next batch of what it was opened with; `feed=…` in a
         call begins another stream. An output that this job kept, or that a run with comm= gave, can

@@ -147,7 +147,7 @@ def shard_map(
     f: Callable[..., Any] | None = None, *, mesh: Any = None, in_layouts: Any = None,
     out_layouts: Any = ..., in_specs: Any = None, out_specs: Any = ..., **jax_options: Any,
 ) -> Any:
-    """A function as one rank sees it: called with whole arrays, it gets this rank's shards.
+    """Return a function of whole arrays that calls f on each rank with its shards.
 
     - mesh: the axes that it works along, one or a tuple.
     - in_layouts: of the arguments; their own unless you say otherwise. Another one makes ranks
@@ -269,7 +269,7 @@ def kernel(function: Callable[..., Any] | None = None, *, signature: str | None 
 
 
 def start(x: Any) -> Any:
-    """As an argument of a kernel: where the part of array x begins that the kernel works on.
+    """Pass a kernel the global position at which its part of x begins.
 
     An integer for one dim, a tuple for several: the global index of the first element that is no
     ghost cell. 0 along dims that the kernel gets whole.

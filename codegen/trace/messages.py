@@ -21,7 +21,7 @@ from codegen.user.numbers import pace_spec
 
 
 def print_(text: Any, *values: Any, every_rank: bool = False, **named: Any) -> None:
-    """Prints while the program runs: once, from index 0, or on every rank, prefixed by its index.
+    """Print while the program runs: once, from index 0, or on every rank, after its index.
 
     text: as of str.format, with a place {} for each value; or an f-string. values: numbers, arrays
     of shape (), and 1-D arrays of up to 64 elements; `spmd.print("loss {:.4f} after {}", loss,
@@ -114,7 +114,7 @@ def _short(pieces: Sequence[traced_text.Piece]) -> Iterator[traced_text.Piece]:
 def progress(
     step: Any, steps: Any, /, *, per_step: Mapping[str, float] | None = None, **shown: Any
 ) -> None:
-    """Says how far a loop is, now and then: which step, values, amounts per second, time left.
+    """Show the progress of a loop now and then: step, values, amounts per second, time left.
 
     - step: of the loop, from 0 on; steps: how many there are.
     - per_step: by name, how much a step does of something, known when you build: what that makes

@@ -42,7 +42,7 @@ class ArchiveFile(FileExample):
 
     @property
     def bytes(self) -> bytes:
-        """The whole file, unpacked each time it is asked for."""
+        """Return the content of the file, which is unpacked at each access."""
         return self._source.read(self._index)  # type: ignore[attr-defined]
 
 

@@ -47,7 +47,7 @@ class BytePairs:
 
     @classmethod
     def train(cls, texts: Iterable[str], size: int) -> BytePairs:
-        """Of texts: the most frequent pair becomes a token, until there are `size` or none is left.
+        """Make tokens of the most frequent pairs of texts, until there are `size` or none is left.
 
         Among equally frequent pairs the smallest comes first.
         """
@@ -80,7 +80,7 @@ class BytePairs:
         return len(self._bytes)
 
     def encode(self, text: str, dtype: Any = np.int32) -> np.ndarray:
-        """The tokens of a text: (how many,)."""
+        """Return the tokens of a text: (number of tokens,)."""
         found = [token for piece in PIECE.findall(text) for token in self._piece(piece)]
         return np.array(found, dtype)
 
@@ -95,18 +95,18 @@ class BytePairs:
         return tuple(tokens)
 
     def decode(self, tokens: Any) -> str:
-        """The text of tokens; bytes that are no text, as parts of characters, are marked."""
+        """Return the text of tokens; bytes that are no whole character are marked."""
         raw = b"".join(self._bytes[t] for t in np.asarray(tokens).tolist())
         return raw.decode(errors="replace")
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """As JSON, which `read` reads again."""
+        """Write a JSON file, for `read`."""
         with open(path, "w", encoding="utf-8") as file:
             json.dump({"pairs": self.pairs}, file)
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> BytePairs:
-        """What `save` wrote. InputError for another file."""
+        """Read a file that `save` wrote. InputError for another file."""
         try:
             with open(path, encoding="utf-8") as file:
                 return cls((int(a), int(b)) for a, b in json.load(file)["pairs"])

@@ -16,7 +16,7 @@ GRAY = np.array([0.299, 0.587, 0.114], np.float32)
 
 
 def to_float(image: Any, dtype: Any = np.float32) -> np.ndarray:
-    """uint8 from 0 to 255 as floats from 0 to 1.
+    """Convert uint8 from 0 to 255 to floats from 0 to 1.
 
     ::
 
@@ -43,7 +43,7 @@ def _in_order(image: np.ndarray) -> np.ndarray:
 
 
 def to_gray(image: Any) -> np.ndarray:
-    """(height, width, 3) as (height, width), of the same dtype.
+    """Convert (height, width, 3) to gray (height, width), of the same dtype.
 
     ::
 
@@ -60,7 +60,7 @@ def to_gray(image: Any) -> np.ndarray:
 
 
 def brightness(image: Any, factor: float) -> np.ndarray:
-    """Each value times factor: 0 is black, 1 changes nothing.
+    """Multiply each value by factor: 0 gives black, 1 changes nothing.
 
     ::
 
@@ -71,7 +71,7 @@ def brightness(image: Any, factor: float) -> np.ndarray:
 
 
 def contrast(image: Any, factor: float) -> np.ndarray:
-    """Away from the mean gray of the picture by factor: 0 is that gray everywhere.
+    """Change the contrast: 0 gives the picture's mean gray everywhere, 1 changes nothing.
 
     InputError for several pictures in one array: each has a mean of its own.
     """
@@ -87,12 +87,12 @@ def contrast(image: Any, factor: float) -> np.ndarray:
 
 
 def saturation(image: Any, factor: float) -> np.ndarray:
-    """Away from each pixel's own gray by factor: 0 is a gray picture."""
+    """Change the saturation: 0 gives a gray picture, 1 changes nothing."""
     return _blended(_coloured(image), to_gray(image)[..., None], factor)
 
 
 def adjust_hue(image: Any, shift: float) -> np.ndarray:
-    """The hue moved on by `shift` turns of the colour circle, from -0.5 to 0.5.
+    """Move the hue by `shift` turns of the colour circle, from -0.5 to 0.5.
 
     ::
 

@@ -68,7 +68,7 @@ class Failure:
         return f"{self.example} ({self.file}:{self.line}): {self.text}"
 
     def error(self, pipeline: str) -> InputError:
-        """As the error that ends a run."""
+        """Return the error that ends a run."""
         return InputError(
             f"pipeline {pipeline} failed at position {self.position}, {self.example}\n"
             f"  {self.text}",

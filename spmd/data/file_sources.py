@@ -30,7 +30,7 @@ class FileExample:
 
     @property
     def bytes(self) -> bytes:
-        """The whole file, read each time it is asked for."""
+        """Return the content of the file, which is read at each access."""
         try:
             with open(self.path, "rb") as file:
                 return file.read()
@@ -39,7 +39,7 @@ class FileExample:
 
     @property
     def name(self) -> str:
-        """The name of the file, without folders."""
+        """Return the name of the file, without folders."""
         return os.path.basename(self.path)
 
     def __repr__(self) -> str:

@@ -37,7 +37,7 @@ ENOUGH = 2  # a file is decoded at so many times the size that it is resized to,
 
 
 def crop(image: Any, top: int, left: int, height: int, width: int) -> np.ndarray:
-    """The part of this height and width whose first pixel is (top, left).
+    """Cut out the part of this height and width whose first pixel is (top, left).
 
     ::
 
@@ -54,7 +54,7 @@ def crop(image: Any, top: int, left: int, height: int, width: int) -> np.ndarray
 
 
 def center_crop(image: Any, size: tuple[int, int]) -> np.ndarray:
-    """The part of size (height, width) in the middle.
+    """Cut out the middle, of size (height, width).
 
     ::
 
@@ -66,7 +66,7 @@ def center_crop(image: Any, size: tuple[int, int]) -> np.ndarray:
 
 
 def random_crop(image: Any, size: tuple[int, int], rng: np.random.Generator) -> np.ndarray:
-    """A part of size (height, width), at a place drawn by rng."""
+    """Cut out a part of size (height, width), at a place drawn by rng."""
     image, size = _picture(image), _size(size)
     rest = image.shape[0] - size[0], image.shape[1] - size[1]
     if min(rest) < 0:
@@ -106,7 +106,7 @@ def _drawn_part(
 
 
 def flip(image: Any, axis: int = 1) -> np.ndarray:
-    """Mirrored: axis 1 changes left and right, axis 0 top and bottom.
+    """Mirror a picture: axis 1 swaps left and right, axis 0 top and bottom.
 
     ::
 
@@ -117,7 +117,7 @@ def flip(image: Any, axis: int = 1) -> np.ndarray:
 
 
 def random_flip(image: Any, rng: np.random.Generator, axis: int = 1, p: float = 0.5) -> np.ndarray:
-    """Mirrored with probability p."""
+    """Mirror a picture with probability p."""
     return flip(image, axis) if rng.random() < p else _picture(image)
 
 
@@ -125,7 +125,7 @@ def random_flip(image: Any, rng: np.random.Generator, axis: int = 1, p: float = 
 
 
 def resize(image: Any, size: tuple[int, int], method: str = "bilinear") -> np.ndarray:
-    """Of another size (height, width), by "bilinear" or "nearest".
+    """Resize a picture to (height, width), by "bilinear" or "nearest".
 
     Where bilinear makes a picture smaller, each pixel is the weighted mean of all that it covers,
     as in Pillow. Integers of 8 bits and floats stay what they are; float64 is computed as float32,

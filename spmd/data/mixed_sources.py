@@ -46,7 +46,7 @@ class _Iterator(ExampleSource):
 
 
 def iterator(function: Callable[[], Iterable[Any]], /) -> ExampleSource:
-    """A source of what function() gives: examples one after the other, until it ends.
+    """A source of the examples that function() yields, one after the other, until it ends.
 
     The function is called anew for each epoch, and by each worker, and gives the same examples in
     the same order each time: no unseeded random numbers, no order that a set or a folder happens to

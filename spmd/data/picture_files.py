@@ -55,7 +55,7 @@ def decode(
     raw: Raw | str | os.PathLike[str], mode: str = "RGB",
     at_least: tuple[int, int] | None = None,
 ) -> np.ndarray:
-    """A picture of the bytes of a file, or of its path: JPEG, PNG and whatever Pillow reads.
+    """Decode a picture from the bytes of a file, or its path: JPEG, PNG and all that Pillow reads.
 
     mode: "RGB" gives uint8 (height, width, 3), "L" gray uint8 (height, width), "RGBA" with the
     opacity. Depth maps and others of 16 bits, 32 bits or floats are given by "I;16", "I" and "F" as
@@ -78,7 +78,7 @@ def decode(
 
 
 def size_of(raw: Raw | str | os.PathLike[str]) -> tuple[int, int]:
-    """(height, width) of a picture that is not decoded yet: its first bytes say it."""
+    """Return (height, width) of an encoded picture: its first bytes are enough."""
     if is_raw(raw) and raw[:3] == JPEG and faster():
         try:
             height, width = faster().decode_jpeg_header(raw)[:2]

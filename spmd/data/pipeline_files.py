@@ -24,7 +24,7 @@ _loading: list[str] = []  # files whose texts run just now
 
 
 def load(path: str | os.PathLike[str], name: str = "") -> Pipeline:
-    """The pipeline of a file, or the one of this name where there are several.
+    """Return the pipeline of a file; `name` chooses one of several.
 
     path may end with ":NAME". Relative paths in it begin at the folder of the file.
 
@@ -94,7 +94,7 @@ def is_loading() -> bool:
 
 def load_text(text: str, file: str, folder: str | os.PathLike[str] = "",
               modules: Iterable[Mapping[str, str]] | None = None) -> dict[str, Pipeline]:
-    """All pipelines of the text of a file, by name; imported ones are left out.
+    """Return all pipelines that a file's text defines, by name, without imported ones.
 
     file: what messages call it. folder: where relative paths in it begin, and its modules lie, if
     not beside it. modules: name, file and text of each of these, as another process has read them.

@@ -48,7 +48,7 @@ Watch = Callable[[int], None]
 
 
 class Pipeline:
-    """What workers compute: made by `data.pipeline` and `data.batched`.
+    """A pipeline, which workers compute: `data.pipeline` and `data.batched` make one.
 
     Called as a function, it is the function that it was made of, so that pipelines can use each
     other's. name, file and line say where it stands; `settings` are those of the decorator.
@@ -86,7 +86,7 @@ class Pipeline:
     # ---- how much there is
 
     def length(self) -> int | None:
-        """Examples of an epoch; None where only reading them all can tell."""
+        """Return the number of examples of an epoch; None if only reading all of them tells."""
         return self._of_source(self.source.length)
 
     def _of_source(self, ask: Callable[[], Any]) -> Any:
@@ -99,12 +99,12 @@ class Pipeline:
             raise source_failure(error, self.name, self.place) from error
 
     def total(self, batch: int = 1) -> int | None:
-        """Batches of the stream, the last one perhaps not full; None: no end, or not known yet."""
+        """Return the number of batches of the stream; None if endless, or not known yet."""
         n = self._drawn().total()
         return None if n is None else -(-n // batch)
 
     def digest(self) -> str:
-        """Equal where two workers give the same examples, as far as source and settings tell."""
+        """Return a hash of source and settings: equal hashes mean equal examples."""
         s = self.settings
         order = (s.sampling, s.seed, s.epochs, s.shuffle, self.size)
         return Digest("pipeline").add(self._of_source(self.source.digest), *order).text()
@@ -121,7 +121,7 @@ class Pipeline:
         return Digest("order").add(self._of_source(self.source.digest), drawn, *order).text()
 
     def specs(self) -> Specs:
-        """Shape and dtype of each field, as the first example has them; it is computed for that."""
+        """Return shape and dtype of each field of the first example, which is computed for that."""
         if self._specs is None:
             for failed in self.compute(0, 1).failures:  # of one that would be skipped, too
                 raise failed.error(self.name)
@@ -129,7 +129,7 @@ class Pipeline:
         return self._specs
 
     def first(self) -> dict[str, np.ndarray]:
-        """The fields of the first example, which is computed; as FirstExample has them."""
+        """Compute the first example, and return its fields."""
         table = FirstExample()
         with self.own.active() if self.own else nullcontext():
             failures = list((self._by_batches if self.size else self._one_by_one)(
@@ -141,7 +141,7 @@ class Pipeline:
         return {name: array[0] for name, array in table.arrays.items()}
 
     def example_name(self, position: int) -> str:
-        """What a message calls the example at a position: a file, a row, a line."""
+        """Return the name of the example at a position for messages: a file, a row, a line."""
         draw = self._drawn()
         return draw.name(draw.keys(position, 1)[0])
 
@@ -192,7 +192,7 @@ class Pipeline:
         out: Mapping[str, np.ndarray] | None = None, watch: Watch | None = None, *,
         rows_of: Callable[[np.ndarray], Any] | None = None, raises: bool = True,
     ) -> Stacked:
-        """The examples of the positions first to first + count - 1, a row for each.
+        """Compute the examples of the positions first to first + count - 1, a row for each.
 
         fields: name -> (shape of one example, dtype), as an image declares them; without them the
         first example says what the others must be. out: arrays of `count` rows to fill; rows_of:
@@ -227,7 +227,7 @@ class Pipeline:
     def batches(
         self, batch: int, fields: Mapping[str, tuple[Any, Any]] | None = None
     ) -> Iterator[dict[str, np.ndarray]]:
-        """Whole batches one after the other, in this process; the last is left out if not full.
+        """Yield whole batches, computed in this process, without a last one that is not full.
 
         With "mask" among the fields it is given too: True where an example is there, else zeros.
         Raises InputError for an example that fails. With on_error="skip" its row is zeros instead,
@@ -416,7 +416,7 @@ def pipeline(
     function: Callable[..., Any] | None = None, /, *, source: ExampleSource | None = None,
     name: str = "", **settings: Any,
 ) -> Any:
-    """A decorator: the function of one example becomes a Pipeline.
+    """Make a Pipeline of a function of one example: a decorator.
 
     The function gets an example of the source, and `rng`, a numpy.random.Generator, if it has a
     parameter of that name; it is the example's until the function returns. It returns a dict of
@@ -445,7 +445,7 @@ def batched(
     function: Callable[..., Any] | None = None, /, *, source: ExampleSource | None = None,
     size: int = 32, name: str = "", **settings: Any,
 ) -> Any:
-    """A decorator: the function of a list of examples becomes a Pipeline.
+    """Make a Pipeline of a function of a list of examples: a decorator.
 
     The function gets `size` examples that follow each other in the stream, fewer at its end, and
     returns a dict of arrays with a row for each, or a list of dicts. Of data.arrays it gets Rows:

@@ -19,7 +19,7 @@ NORMS = ("l2", "l1", "max")
 
 
 def normalise(x: Any, axis: int | None = -1, norm: str = "l2") -> np.ndarray:
-    """Divided by its length along an axis: "l2", "l1" or "max"; axis=None takes the whole array.
+    """Divide x by its length along an axis: "l2", "l1" or "max"; axis=None takes the whole array.
 
     Zeros stay zeros. What others call normalising, (x - mean) / std, is data.standardise.
 
@@ -46,7 +46,7 @@ def normalise(x: Any, axis: int | None = -1, norm: str = "l2") -> np.ndarray:
 
 
 def standardise(x: Any, mean: Any = None, std: Any = None, axis: Any = None) -> np.ndarray:
-    """(x - mean) / std, which broadcast; without them those of x itself along `axis`.
+    """Return (x - mean) / std; both default to those of x itself along `axis`.
 
     A deviation of 0 counts as 1.
 
@@ -64,7 +64,7 @@ def standardise(x: Any, mean: Any = None, std: Any = None, axis: Any = None) -> 
 
 
 def rescale(x: Any, low: Any = None, high: Any = None, to: tuple[float, float] = (0.0, 1.0)) -> Any:
-    """What lies between low and high, moved to lie between to[0] and to[1]; others beyond them.
+    """Map the range from low to high linearly to the range from to[0] to to[1].
 
     low and high broadcast; without them they are the smallest and the largest of x.
 
@@ -82,7 +82,7 @@ def rescale(x: Any, low: Any = None, high: Any = None, to: tuple[float, float] =
 
 
 def binarise(x: Any, threshold: float = 0.0) -> np.ndarray:
-    """1 where x is above the threshold, else 0, of the dtype of x.
+    """Return 1 where x is above the threshold, else 0, in the dtype of x.
 
     ::
 
@@ -94,7 +94,7 @@ def binarise(x: Any, threshold: float = 0.0) -> np.ndarray:
 
 
 def one_hot(labels: Any, classes: int, dtype: Any = np.float32) -> np.ndarray:
-    """A last dim of `classes` zeros, with a 1 at the label. InputError for a label beyond them.
+    """Return rows of `classes` zeros with a 1 at the label. InputError for a label beyond them.
 
     ::
 
@@ -111,7 +111,7 @@ def one_hot(labels: Any, classes: int, dtype: Any = np.float32) -> np.ndarray:
 
 
 def pad(x: Any, shape: int | Sequence[int], value: Any = 0) -> np.ndarray:
-    """Of a larger shape: `value` behind what is there, in each dim. A number is for the first dim.
+    """Pad x with `value` at the end of each dim, up to `shape`. A number is for the first dim.
 
     ::
 
@@ -133,7 +133,7 @@ def pad(x: Any, shape: int | Sequence[int], value: Any = 0) -> np.ndarray:
 
 
 def pad_or_cut(x: Any, length: int, value: Any = 0) -> np.ndarray:
-    """With exactly `length` rows: more are cut off, fewer are followed by `value`.
+    """Return exactly `length` rows of x: cut off further ones, or append `value`.
 
     ::
 
@@ -144,7 +144,7 @@ def pad_or_cut(x: Any, length: int, value: Any = 0) -> np.ndarray:
 
 
 def bucket(length: int, lengths: Sequence[int]) -> int:
-    """The smallest of some lengths that holds this one.
+    """Return the smallest of `lengths` that is at least `length`.
 
     ::
 
@@ -159,7 +159,7 @@ def bucket(length: int, lengths: Sequence[int]) -> int:
 
 
 def stack(arrays: Sequence[Any], length: int | Sequence[int] | None = None, value: Any = 0) -> Any:
-    """Arrays of unequal length as one, padded to the longest: (how many, longest, …).
+    """Stack arrays of unequal length, padded to the longest: (number of arrays, longest, …).
 
     length: pad to this instead; of several the smallest that holds all is taken.
 

@@ -52,11 +52,11 @@ class Settings:
     pull: str = "turn"
 
     def as_json(self) -> dict[str, Any]:
-        """As a dict that JSON can write; `read` makes the same of it again."""
+        """Return the settings as a dict that JSON can write; `read` reads it again."""
         return asdict(self)
 
     def changed(self, changes: Mapping[str, Any]) -> Settings:
-        """With other values for some, as a running pipeline may get them.
+        """Return settings with some values changed, as a running pipeline may get them.
 
         UsageError: a setting that does not exist, a wrong value, or one that says which examples
         there are: those are constant while a pipeline runs.

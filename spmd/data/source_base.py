@@ -21,7 +21,7 @@ TOGETHER = 1 << 14  # places of a permutation that are computed at once
 
 
 class ExampleSource:
-    """Where the raw examples of a pipeline come from; `data.files` and others make one.
+    """A source of raw examples for a pipeline: `data.files` and others make one.
 
     A class of your own has `length`, `get` and `digest`; `name` says in messages which one it is.
     """
@@ -29,32 +29,32 @@ class ExampleSource:
     place: Place | None = None
 
     def length(self) -> int | None:
-        """How many examples there are, or None where only reading them all can tell."""
+        """Return the number of examples, or None if only reading all of them tells."""
         raise NotImplementedError
 
     def get(self, index: int) -> Any:
-        """The example of this number, from 0."""
+        """Return the example with this number, from 0."""
         raise NotImplementedError
 
     def get_many(self, indices: list[int]) -> Any:
-        """Several at once: what a function of a batch gets. A list, or what acts as one."""
+        """Return several examples, for a function of a batch: a list, or an object like one."""
         return [copied(self.get(index)) for index in indices]
 
     def name(self, index: int) -> str:
-        """What a message calls the example of this number: a file, a row, a line."""
+        """Return the name of an example for messages: a file, a row, a line."""
         return f"example {index}"
 
     def digest(self) -> str:
-        """Equal where two processes read the same examples, as far as can be told quickly."""
+        """Return a hash: equal if two processes read the same examples, as far as it shows."""
         raise NotImplementedError
 
     def begin(self) -> Iterator[tuple[str, Any]]:
-        """All examples in their own order, each with its name."""
+        """Yield all examples in their own order, each with its name."""
         for index in range(self.counted("this")):
             yield self.name(index), self.get(index)
 
     def counted(self, what: str) -> int:
-        """The length, where one is needed."""
+        """Return the length; UsageError if it is not known."""
         n = self.length()
         if n is None:
             raise UsageError(
@@ -87,7 +87,7 @@ class ExampleSource:
     # ---- parts of it
 
     def take(self, n: int) -> ExampleSource:
-        """The first n examples.
+        """Return a source of the first n examples.
 
         ::
 
@@ -97,11 +97,11 @@ class ExampleSource:
         return _Part(self, 0, _size(n, 'take', self.place))
 
     def skip(self, n: int) -> ExampleSource:
-        """All but the first n."""
+        """Return a source of all but the first n examples."""
         return _Part(self, _size(n, 'skip', self.place), None)
 
     def where(self, chosen: Any) -> ExampleSource:
-        """Some examples: `chosen` is an array of truth values, one per example, or of numbers.
+        """Choose examples: `chosen` is an array of truth values, one per example, or of numbers.
 
         By what is in them: `where([s.get(k).split == "train" for k in range(s.length())])` of s.
 
@@ -116,7 +116,7 @@ class ExampleSource:
     def split(
         self, *fractions: float, seed: int = 0, shuffle: bool = True
     ) -> tuple[ExampleSource, ...]:
-        """Parts that share no example, by fractions that add up to 1; one less may be given.
+        """Split into parts that share no example, by fractions; the last one may be left out.
 
         shuffle: drawn at random by seed, always in the same way; False cuts them in order.
 
@@ -129,7 +129,7 @@ class ExampleSource:
         return _split(self, fractions, seed, shuffle)
 
     def map(self, function: Any) -> ExampleSource:
-        """Each example as function(example) gives it, before the pipeline gets it.
+        """Return a source whose examples are function(example).
 
         ::
 

@@ -27,7 +27,7 @@ WORD = re.compile(r"\w+(?:['’]\w+)*|[^\w\s]")
 
 
 def normalise(text: str, *, lower: bool = True, accents: bool = True) -> str:
-    """One form for what reads alike: Unicode NFKC, small letters, single spaces.
+    """Normalise a text: Unicode NFKC, small letters, single spaces.
 
     accents=False takes the accents off; lower=False keeps capitals.
 
@@ -47,7 +47,7 @@ def normalise(text: str, *, lower: bool = True, accents: bool = True) -> str:
 
 
 def words(text: str, punctuation: bool = True) -> list[str]:
-    """The words of a text, and its marks of punctuation, each by itself.
+    """Return the words of a text, and its marks of punctuation, each by itself.
 
     ::
 
@@ -59,12 +59,12 @@ def words(text: str, punctuation: bool = True) -> list[str]:
 
 
 def characters(text: str) -> list[str]:
-    """The characters of a text."""
+    """Return the characters of a text."""
     return list(text)
 
 
 def as_bytes(text: str | bytes) -> np.ndarray:
-    """The bytes of a text in UTF-8 as tokens from 0 to 255: uint8.
+    """Return the bytes of a text in UTF-8 as tokens from 0 to 255: uint8.
 
     ::
 
@@ -76,7 +76,7 @@ def as_bytes(text: str | bytes) -> np.ndarray:
 
 
 def fixed_bytes(text: str | bytes, length: int) -> np.ndarray:
-    """A text as exactly `length` bytes, uint8, zeros behind it. InputError if it is longer.
+    """Return a text as `length` bytes, uint8, padded with zeros. InputError if it is longer.
 
     ::
 
@@ -91,7 +91,7 @@ def fixed_bytes(text: str | bytes, length: int) -> np.ndarray:
 
 
 def decode_bytes(tokens: Any) -> str:
-    """The text of bytes, without zeros behind it.
+    """Return the text of bytes, without zeros at its end.
 
     ::
 
@@ -103,7 +103,7 @@ def decode_bytes(tokens: Any) -> str:
 
 
 def windows(tokens: Sequence[int] | Any, length: int, stride: int | None = None) -> np.ndarray:
-    """Parts of `length` tokens, one `stride` behind the other: (how many, length), a view.
+    """Return parts of `length` tokens, `stride` apart: (number of parts, length), a view.
 
     Tokens that do not fill the last part are left out. stride=None puts them side by side; with
     stride=length - 1 and the last token of one being the first of the next, a language model sees

@@ -17,7 +17,7 @@ from codegen.errors import InputError
 
 
 class Vocabulary:
-    """Words in the order of their numbers; one that is not there becomes `unknown`, a word of them.
+    """Words in the order of their numbers. Other words become `unknown`, one of these words.
 
     ::
 
@@ -42,7 +42,7 @@ class Vocabulary:
         cls, texts: Iterable[Sequence[str]], *, size: int | None = None, least: int = 1,
         specials: Sequence[str] = ("<unknown>",),
     ) -> Vocabulary:
-        """Of the words of some texts: those that come `least` times or more, `size` at most.
+        """Make a vocabulary of texts: words that come `least` times or more, `size` at most.
 
         specials: words that come first, and count; the first one stands for all that is not there.
         """
@@ -71,15 +71,15 @@ class Vocabulary:
         return found
 
     def encode(self, words: Iterable[str], dtype: Any = np.int32) -> np.ndarray:
-        """The numbers of words: (how many,)."""
+        """Return the numbers of words: (number of words,)."""
         return np.fromiter((self[word] for word in words), dtype)
 
     def decode(self, tokens: Any) -> list[str]:
-        """The words of numbers."""
+        """Return the words of numbers."""
         return [self.words[t] for t in np.asarray(tokens).tolist()]
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """As text, a word a line, which `read` reads again."""
+        """Write a text file, a word on each line, for `read`."""
         wrong = [w for w in self.words if not w or "\n" in w or "\r" in w]
         if wrong:
             raise InputError("a word cannot stand on a line", expected="no end of line in it",

@@ -16,7 +16,7 @@ from codegen.trace.numpy.elementwise import assign
 
 
 class Blocks:
-    """x cut along `dim` into n balanced blocks, as numpy.array_split does: the larger ones first.
+    """Cut x along `dim` into n balanced blocks, as numpy.array_split does: the larger ones first.
 
     b[k] is a view of block k, k from -n to n - 1, a formula of the index too; it may be written.
 

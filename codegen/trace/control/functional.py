@@ -29,7 +29,7 @@ _STATE = "init"  # the hidden variable that a loop carries; errors name it
 
 
 def fori_loop(lower: Any, upper: Any, body: Callable[[Any, Any], Any], init: Any) -> Any:
-    """The state after `state = body(i, state)` for i from lower to upper - 1, beginning with init.
+    """Repeat `state = body(i, state)` for i from lower to upper - 1, from init; return the state.
 
     state: an array, or any nest of tuples, lists and dicts of arrays; body returns one of the same
     structure, shapes and dtypes (CarryError otherwise). Bounds as of spmd.range.
@@ -46,7 +46,7 @@ def fori_loop(lower: Any, upper: Any, body: Callable[[Any, Any], Any], init: Any
 
 
 def while_loop(cond: Callable[[Any], Any], body: Callable[[Any], Any], init: Any) -> Any:
-    """The state after `state = body(state)` as long as `cond(state)` holds, beginning with init.
+    """Repeat `state = body(state)` while `cond(state)` holds, from init; return the state.
 
     state: as of fori_loop. cond returns a bool, or an array of shape ().
 
@@ -66,7 +66,7 @@ def while_loop(cond: Callable[[Any], Any], body: Callable[[Any], Any], init: Any
 
 
 def cond(pred: Any, true_fun: Callable[..., Any], false_fun: Callable[..., Any], *args: Any) -> Any:
-    """`true_fun(*args)` where pred holds, else `false_fun(*args)`; only that one runs.
+    """Return `true_fun(*args)` if pred holds, else `false_fun(*args)`; only that one runs.
 
     pred: a bool, a number or an array of shape (). Both functions return the same structure, shapes
     and dtypes (CarryError otherwise). On the index, ranks run different functions; an exchange
@@ -82,7 +82,7 @@ def cond(pred: Any, true_fun: Callable[..., Any], false_fun: Callable[..., Any],
 
 
 def switch(index: Any, branches: Sequence[Callable[..., Any]], *args: Any) -> Any:
-    """`branches[index](*args)`; an index beyond the ends is clamped.
+    """Return `branches[index](*args)`; an index beyond the ends is clamped.
 
     index: an integer, a number or an integer array of shape (). All else as of cond.
 
@@ -114,7 +114,7 @@ def scan(
     f: Callable[[Any, Any], Any], init: Any, xs: Any = None, length: Any = None,
     reverse: bool = False,
 ) -> Any:
-    """The last carry, and the y's stacked, of `carry, y = f(carry, x)` for every row x of xs.
+    """Call `carry, y = f(carry, x)` for each row x of xs; return the last carry and all y, stacked.
 
     xs: arrays with the same number of rows, in any nest; or None, and `length` turns. reverse: from
     the last row to the first; a y stands where its row does. The carry keeps its structure, shapes

@@ -47,7 +47,7 @@ class Range:
 
 
 def spmd_range(start: Any, stop: Any = None, step: Any = 1) -> Range:
-    """Like range, and compiled to a loop that runs on the ranks: `for i in spmd.range(a, b, step)`.
+    """Return a range whose `for` loop is compiled, and runs on the ranks.
 
     Outside of a program it is range itself, so that functions with such loops run in plain NumPy.
 

@@ -51,7 +51,7 @@ T = TypeVar("T")
 def value_and_grad(
     f: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False,
 ) -> Callable[..., Any]:
-    """A function that gives f's value and its gradient: as f is called, so is this one.
+    """Return a function that gives f's value and its gradient; call it as you call f.
 
     - f returns one float, an array of shape (); with has_aux, a pair of that and anything else,
       which is handed on: `(value, aux), gradient`.
@@ -103,7 +103,9 @@ def value_and_grad(
 def grad(
     f: Callable[..., Any], argnums: int | Sequence[int] = 0, has_aux: bool = False,
 ) -> Callable[..., Any]:
-    """The gradient alone: see value_and_grad. With has_aux: `gradient, aux`.
+    """Return a function that gives the gradient of f: as value_and_grad, without the value.
+
+    With has_aux it gives `gradient, aux`.
 
     Example::
 
@@ -125,9 +127,10 @@ def grad(
 
 
 def vjp(f: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[[Any], tuple[Any, ...]]]:
-    """f's value, and a function that takes cotangents of it (arrays in the structure of what f
-    returns) to those of the arguments, as a tuple. It may be called often, in loops and branches
-    too: what f does is not computed again for each call.
+    """Return f's value, and a function that maps cotangents of it to those of the arguments.
+
+    Cotangents are arrays in the structure of f's value; the function returns a tuple. Call it as
+    often as you like, in loops and branches too: f is not computed again.
 
     Example::
 
@@ -164,8 +167,9 @@ def vjp(f: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[[Any], tupl
 def jvp(
     f: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]
 ) -> tuple[Any, Any]:
-    """What f gives of the primals, and by how much that changes where they change by the tangents:
-    one each, in the structure of the primals.
+    """Return `f(*primals)`, and its derivative in the direction of the tangents.
+
+    `tangents` has one entry for each primal, in the same structure.
 
     It goes forward with f and keeps nothing for it; where f exchanges in a shard_map, the way back
     is gone back. Of grad(f) it gives the product of the Hessian with a vector:
@@ -249,7 +253,7 @@ def _said(
 
 
 class custom_vjp:
-    """Decorator: a function whose way back you write, as jax.custom_vjp.
+    """Decorator: a function with a gradient that you write, as jax.custom_vjp.
 
     `f.defvjp(fwd, bwd)`: fwd takes f's arguments and returns a pair: what f returns, and what bwd
     needs. bwd takes what it needs and the cotangents of f's result, and returns a tuple of those of

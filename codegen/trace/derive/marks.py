@@ -83,7 +83,7 @@ def _quoted(names: Any) -> str:
 
 
 class checkpoint_policies:
-    """What spmd.remat keeps of a function, as jax.checkpoint_policies:
+    """Policies of spmd.remat: what a gradient keeps, as jax.checkpoint_policies:
 
     - `nothing_saveable`: its arguments alone; what it did is computed again.
     - `everything_saveable`: all that it computes and that the way back reads.
@@ -117,8 +117,9 @@ class checkpoint_policies:
 
 
 def remat(f: Callable[..., Any], *, policy: Policy | None = None) -> Callable[..., Any]:
-    """The same function, of which derivatives keep nothing but its arguments: what it did is
-    computed again on the way back. As jax.checkpoint.
+    """Return f, of which a gradient keeps only the arguments, and computes the rest again.
+
+    As jax.checkpoint.
 
     - policy: what is kept of it besides, one of `spmd.checkpoint_policies`. Of a function that each
       turn of a loop calls, that is kept for each turn, beside what the turn begins with.
@@ -161,7 +162,7 @@ def remat(f: Callable[..., Any], *, policy: Policy | None = None) -> Callable[..
 
 
 def checkpoint_name(x: Any, name: str) -> Any:
-    """The same, under a name by which a policy of spmd.remat keeps it: an array, or a nest of them.
+    """Return x with a name, by which a policy of spmd.remat keeps it: an array, or a tree.
 
     Example: see spmd.checkpoint_policies.
     """
@@ -177,7 +178,7 @@ def checkpoint_name(x: Any, name: str) -> Any:
 
 
 def stop_gradient(x: Any) -> Any:
-    """The same, as a constant for derivatives: an array, or a nest of them.
+    """Return x as a constant for derivatives: an array, or a tree of arrays.
 
     Example::
 

@@ -114,7 +114,7 @@ def ones(shape: Any, dtype: Any = None, layout: Any = None) -> Array:
 
 
 def empty(shape: Any, dtype: Any = None, layout: Any = None) -> Array:
-    """An array of this shape for something to write into: you, or a kernel whose output it is.
+    """An array of this shape without values: write into it, or pass it to a kernel as its output.
 
     It holds zeros until then, on every rank; all else as in full.
     """
@@ -376,7 +376,7 @@ def _starts(x: Array, starts: Any, sizes: Shape) -> tuple[Any, ...]:
 
 
 def dynamic_slice(x: Any, starts: Any, sizes: Any) -> Any:
-    """The part of x of these extents that begins at `starts`, which may be known only at run time.
+    """Return the part of x of extents `sizes` that begins at `starts`, which the run may compute.
 
     starts, sizes: one for each dim; sizes are known while building. Negative starts count from the
     end. As in JAX, a part that would reach beyond an end is moved back into x. ShapeError where

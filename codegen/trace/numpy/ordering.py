@@ -123,7 +123,7 @@ def sort_complex(a: Any) -> Any:
 
 
 def top_k(x: Any, k: int, *, axis: int = -1) -> tuple[Array, Array]:
-    """The k largest elements along an axis, the largest first, and their positions (int64).
+    """Return the k largest elements along an axis, the largest first, and their positions (int64).
 
     As jax.lax.top_k: of equal elements the one that stands first comes first, and NaN count as the
     largest. k: an integer, at most the extent (ShapeError). Along a split dim each rank finds its

@@ -33,7 +33,7 @@ def bits(
     seed: Any, shape: Any, dtype: Any = np.uint64, layout: Any = None, *, stream: Any = 0,
     start: Any = 0,
 ) -> Any:
-    """Integers of this dtype and shape whose bits are 0 or 1 with the same chance.
+    """Draw integers of this dtype and shape; each bit is 0 or 1 with the same chance.
 
     The arguments that all functions share: seed, stream and start are integers, also such that are
     known only at run time. Each seed gives other numbers, and with one seed each stream (a loop's
@@ -52,7 +52,7 @@ def uniform(
     seed: Any, shape: Any, low: Any = 0.0, high: Any = 1.0, dtype: Any = np.float64,
     layout: Any = None, *, stream: Any = 0, start: Any = 0,
 ) -> Any:
-    """Floats low <= x < high, of 53 random bits (float32: of 24); the rest as in `bits`.
+    """Draw floats low <= x < high, of 53 random bits (float32: 24); other arguments as in `bits`.
 
     Where low + (high - low) * fraction is rounded to high, the result is the float before it.
     float16 and bfloat16 are drawn in float32 and rounded once.
@@ -78,7 +78,7 @@ def normal(
     seed: Any, shape: Any, loc: Any = 0.0, scale: Any = 1.0, dtype: Any = np.float64,
     layout: Any = None, *, stream: Any = 0, start: Any = 0,
 ) -> Any:
-    """Floats of the normal distribution with mean loc and deviation scale; the rest as in `bits`.
+    """Draw floats of the normal distribution with mean loc and deviation scale, as `bits` does.
 
     Of two fractions each (G. Box, M. Muller, 1958). float16 and bfloat16 are drawn in float32 and
     rounded once.
@@ -103,7 +103,7 @@ def randint(
     seed: Any, shape: Any, low: int, high: int | None = None, dtype: Any = np.int64,
     layout: Any = None, *, stream: Any = 0, start: Any = 0,
 ) -> Any:
-    """Integers low <= x < high (0 <= x < low without high), both known while building.
+    """Draw integers low <= x < high (0 <= x < low without high); both are known while building.
 
     The rest as in `bits`. No integer's chance is off by more than 2**-64.
 
@@ -139,7 +139,7 @@ def randint(
 
 
 def permutation(seed: Any, x: Any, layout: Any = None, *, stream: Any = 0) -> Any:
-    """0 … x - 1 in random order for an integer x; else x with its first dim in random order.
+    """Return 0 … x - 1 in random order for an integer x; else x with its rows in random order.
 
     >>> spmd.random.permutation(1, 5)
     array([3, 2, 4, 1, 0])
@@ -153,7 +153,7 @@ def permutation(seed: Any, x: Any, layout: Any = None, *, stream: Any = 0) -> An
 def categorical(
     seed: Any, logits: Any, layout: Any = None, *, stream: Any = 0, start: Any = 0,
 ) -> Any:
-    """Indices along the last dim of logits: i is drawn with a chance that is as exp(logits[i]).
+    """Draw indices along the last dim of logits: i has a chance proportional to exp(logits[i]).
 
     - logits: floats, not all of a lane -inf; what is -inf is not drawn. The result has the other
       dims. It is the largest of logits plus noise (E. Gumbel, 1954); the rest as in `bits`.

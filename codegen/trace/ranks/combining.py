@@ -179,7 +179,7 @@ def any_ranks(flag: Any, axis: Any = None) -> Array:
 def psum_scatter(
     x: Any, axis: Any, dim: int = 0, tiled: bool = False, *, scatter_dimension: int | None = None
 ) -> Any:
-    """The sum over all ranks along the axis, of which each keeps its part of `dim`.
+    """Sum x over all ranks along the axis; each rank keeps its part of the sum along `dim`.
 
     As in JAX, the extent of dim is the number of ranks, and the dim is dropped. tiled=True keeps
     dim and cuts it into balanced blocks, so that any extent will do.
@@ -207,7 +207,7 @@ def psum_scatter(
 
 
 def preduce(x: Any, axis: Any, op: Any = "sum", root: Any = 0) -> Any:
-    """What psum gives, on the rank at position `root` along the axis only; zeros on all others.
+    """Return what psum gives, but only on the rank at position `root`; zeros on all others.
 
     - x: arrays of one shape on all ranks, in any nest.
     - op: "sum", "prod", "min" or "max" (NaN wins); "and", "or" or "xor", of bools as truth values
@@ -278,7 +278,7 @@ def _prefix(x: Any, axis: Any, op: Any, exclusive: bool, what: str) -> Any:
 
 
 def pscan(x: Any, axis: Any, op: Any = "sum") -> Any:
-    """x of the ranks up to this one along the axis, combined element by element, in their order.
+    """Combine x of all ranks up to this one along the axis, element by element, in their order.
 
     op and x: as of preduce, a function or a kernel also. The bits of a result depend on the mesh,
     not on which process hosts which rank.
@@ -292,7 +292,7 @@ def pscan(x: Any, axis: Any, op: Any = "sum") -> Any:
 
 
 def pexscan(x: Any, axis: Any, op: str = "sum") -> Any:
-    """As pscan, without this rank's own x: of sizes, it says where this rank's part begins.
+    """As pscan, without this rank's own x. With sizes as x, it gives where this rank's part begins.
 
     op: a name, no function. The first rank gets what changes no other value: 0 for sums, 1 for
     products, the largest number (inf for floats) for minima.

@@ -77,7 +77,7 @@ def independent(
 def ppermute(
     x: Any, axis: Any, perm: Any = None, *, shift: Any = None, to: Callable[..., Any] | None = None
 ) -> Any:
-    """Sends x to another rank along the axis, and returns what arrives here.
+    """Send x to another rank along the axis, and return what arrives here.
 
     x: arrays, in any nest of tuples, lists and dicts. axis: one, or a tuple of axes that are taken
     as one, row-major. Exactly one of:
@@ -235,7 +235,7 @@ def _permute(context: Context, axes: Axes, p: Sym, route: Route, leaf: Any) -> A
 
 
 def barrier(axis: Any = None) -> None:
-    """Waits until all ranks, or all along the axis, have come here.
+    """Wait until all ranks, or all along the axis, are here.
 
     You rarely need it: exchanges wait for the data that they read. It is for measuring, and for
     what programs do outside of spmd.
@@ -273,7 +273,7 @@ def pieces(context: Context, axes: Axes, extent: Expr, what: str) -> tuple[Span,
 def all_gather(
     x: Any, axis: Any, dim: int = 0, tiled: bool = False, *, gather_axis: int | None = None
 ) -> Any:
-    """x of all ranks along the axis, on each of them: stacked along a new dim, in their order.
+    """Return x of all ranks along the axis, stacked along a new dim in their order, on each rank.
 
     tiled=True joins them along the existing dim instead; then their extents may differ. All other
     extents are equal on all ranks, else ShapeError.
@@ -337,7 +337,7 @@ def all_to_all(
     x: Any, axis: Any, split_dim: int | None = None, concat_dim: int | None = None,
     tiled: bool = False, *, split_axis: int | None = None, concat_axis: int | None = None,
 ) -> Any:
-    """Block k of split_dim goes to rank k along the axis; what arrives is joined along concat_dim.
+    """Send block k of split_dim to rank k along the axis; join what arrives along concat_dim.
 
     As in JAX, the extent of split_dim is the number of ranks, and the dim is dropped. tiled=True
     cuts any extent into balanced blocks, and keeps the dim. split_axis and concat_axis are JAX's

@@ -49,7 +49,7 @@ def root_of(context: Context, axes: Axes, root: Any, what: str, word: str = "roo
 
 
 def pbroadcast(x: Any, axis: Any, source: Any = 0, *, root: Any = None) -> Any:
-    """The x of the rank at position `source` along the axis, on all ranks.
+    """Return the x of the rank at position `source` along the axis, on all ranks.
 
     >>> pbroadcast(x, "r", 2)
     [2.], [2.], [2.], [2.]
@@ -68,7 +68,7 @@ def pbroadcast(x: Any, axis: Any, source: Any = 0, *, root: Any = None) -> Any:
 
 
 def pgather(x: Any, axis: Any, root: Any = 0, dim: int = 0, tiled: bool = False) -> Any:
-    """x of all ranks along the axis, on the rank at position `root` only: as all_gather.
+    """Return x of all ranks along the axis, on the rank at position `root` only: as all_gather.
 
     Stacked along a new dim, in their order; tiled=True joins them along the existing dim, then
     their extents may differ. On all other ranks that dim of the result is empty. ShapeError where
@@ -94,7 +94,7 @@ def pgather(x: Any, axis: Any, root: Any = 0, dim: int = 0, tiled: bool = False)
 
 
 def pscatter(x: Any, axis: Any, root: Any = 0, dim: int = 0, tiled: bool = False) -> Any:
-    """The x of the rank at position `root` along the axis, of which each gets its part of `dim`.
+    """Give each rank its part, along `dim`, of the x of the rank at position `root`.
 
     As psum_scatter: without tiled=True the extent of dim is the number of ranks, and the dim is
     dropped; tiled=True keeps dim and cuts it into balanced blocks. What other ranks pass has x's

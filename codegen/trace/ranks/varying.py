@@ -24,7 +24,7 @@ from codegen.variance import NONE, Axes, Families
 
 
 def pvary(x: Any, axis: Any) -> Any:
-    """x, as what each rank along the axis (or axes) has its own of: in any nest.
+    """Return x, marked as different on each rank along the axis (or axes): an array, or a tree.
 
     It only matters for derivatives. What is the same on all ranks has one gradient, the sum of what
     ranks find; what varies has one on each rank. So a loop that begins with one w for all, and

@@ -36,11 +36,11 @@ SLOW = 50_000  # bytes/s of a line over which a long text is waited for
 
 
 class Client:
-    """A line to a scheduler: `python -m spmd feed serve`.
+    """A connection to a scheduler (`spmd feed serve`).
 
-    address: tcp://HOST:PORT; without one, the scheduler of this user on this machine. keys: the
-    folder that `feed keys` made; without one, the keys of this user on this machine.
-    timeout: seconds to wait for an answer, beside those that a long text needs on a slow line.
+    - address: `tcp://HOST:PORT`; without one, the scheduler of this user.
+    - keys: the folder that `feed keys` made; without one, the keys of this user.
+    - timeout: seconds to wait for an answer, beside those that a long text needs on a slow line.
 
     ::
 
@@ -69,18 +69,22 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Closes the line; what was submitted stays."""
+        """Close the connection; pipelines that were submitted stay."""
         self._lines.close()
 
     # ---- what can be asked
 
     def submit(self, pipeline: str | os.PathLike[str] | Pipeline, *, name: str = "",
                compute: bool = True, **settings: Any) -> dict[str, Any]:
-        """Gives a pipeline to the scheduler: a file, FILE.py:NAME, or a Pipeline. The texts of the
-        modules that it imports from its folder go with it. name: what it is called there.
+        """Give the scheduler a pipeline: a file, FILE.py:NAME, or a Pipeline.
 
-        settings: in the place of those that stand at its decorator. Where it names an image, its
-        fields are compared with the image's feeds first. Asked twice, it is there once.
+        The modules that it imports from its folder go with it.
+
+        - name: the name that it has there.
+        - settings: replace those of its decorator.
+
+        If the pipeline names an image, its fields are compared with the image's feeds first.
+        Submitted twice, it is there once.
         compute: the first example, in a process of its own, so that runs are compared with it as
         they begin; where that fails here, a worker's first example tells.
 
@@ -100,7 +104,7 @@ class Client:
         return {**said, "first_example": why}
 
     def status(self, name: str = "") -> dict[str, Any]:
-        """Everything: pipelines, consumers, workers, agents, warnings; or one pipeline's row.
+        """Return tables of pipelines, consumers, workers, agents, warnings; or one row.
 
         UsageError where there is no pipeline of that name.
         """
@@ -111,7 +115,7 @@ class Client:
 
     def wait(self, name: str, state: str = "done", timeout: float | None = None, *,
              run: str = "") -> dict[str, Any]:
-        """Until a pipeline is "running" (it has workers) or "done" (no rank takes it any more).
+        """Wait until a pipeline is "running" (has workers) or "done" (no rank takes it any more).
 
         It is done once a run has taken it, within the last day, and all have ended. Called again,
         it waits for a run that no call before has seen the end of. run: only for those of this
@@ -145,9 +149,9 @@ class Client:
 
     def update(self, name: str, *, source: str | os.PathLike[str] = "",
                **settings: Any) -> dict[str, Any]:
-        """Other settings (workers, priority, limits …) or another file, FILE.py or FILE.py:NAME,
-        for a pipeline that may be running. Nothing is lost: what workers do not give any more is
-        asked of others.
+        """Change settings (workers, priority, …) or the file of a pipeline, even while it runs.
+
+        Nothing is lost: what workers do not give any more is asked of others.
 
         Settings hold at once. Another file is a new version: runs that have begun go on with the
         version with which they began, so that no batch mixes two; runs that begin later take the
@@ -183,7 +187,7 @@ class Client:
                          text=text or None)
 
     def cancel(self, name: str) -> dict[str, Any]:
-        """Takes a pipeline away; runs that take it end with a message.
+        """Remove a pipeline; runs that take it end with a message.
 
         Returns {"name", "what", "runs": how many runs it ended}.
         """

@@ -326,12 +326,14 @@ class _Matrix(NamedTuple):
     def lies(self, rows: Expr, columns: Expr) -> tuple[bool, Expr] | None:
         """Whether BLAS is to read it as a transpose, and the distance of rows in memory; None where
         neither stride is 1, or one is negative."""
-        if (self.column == 1 or columns == 1) and expr.nonneg(self.row):
-            lead = columns if rows == 1 or self.row == 0 else self.row
-            return False, _least(lead)
-        if (self.row == 1 or rows == 1) and expr.nonneg(self.column):
-            lead = rows if columns == 1 or self.column == 0 else self.column
-            return True, _least(lead)
+        if self.column == 1 or columns == 1:
+            lead = _lead(self.row, rows, columns)
+            if lead is not None:
+                return False, lead
+        if self.row == 1 or rows == 1:
+            lead = _lead(self.column, columns, rows)
+            if lead is not None:
+                return True, lead
         return None
 
 
@@ -358,8 +360,17 @@ def shared(op: Op, window: Window, at: Localizer, of_first: int, of_second: int)
                  if expr.nonneg(size(x) - _TIMES_FEWER * (size(y) + sums))), whole)
 
 
-def _least(lead: Expr) -> Expr:
-    """A distance of rows that BLAS accepts: at least 1, also where a rank has no rows."""
+def _lead(stride: Expr, rows: Expr, columns: Expr) -> Expr | None:
+    """Return the leading dimension that BLAS is given: at least the elements of a row, and at least
+    1, also where a rank has no rows. None where rows overlap, or may overlap."""
+    if expr.nonneg(stride - columns):
+        lead = stride
+    elif expr.nonneg(1 - rows) or stride == 0:
+        lead = columns
+    elif columns.is_const and all(c % columns.value == 0 for _, c in stride.terms) and expr.nonneg(stride):
+        lead = expr.most(stride, columns)  # a stride of 0 is that of a rank without elements
+    else:
+        return None
     return lead if expr.nonneg(lead - 1) else expr.most(lead, 1)
 
 

@@ -56,9 +56,12 @@ def nests(works):
 
 
 def promised(program):
-    """The sweeps of which it is promised, each with its nest."""
+    """The sweeps of which it is promised, each with its nest and its phase's parameters: the
+    formulas that they stand for."""
     plan = lower(program.capture()).finished
-    return [(nest, sweep) for step in walk_steps(plan.steps) if isinstance(step, Phase)
+    return [(nest, sweep, {p.sym: p.formula for p in step.parameters
+                           if p.sym not in p.formula.symbols()})
+            for step in walk_steps(plan.steps) if isinstance(step, Phase)
             for nest in nests(step.work) for sweep in nest.sweeps if sweep.simd]
 
 
@@ -98,47 +101,51 @@ def overlap(nest, sweep, chosen):
     return None
 
 
-def choices(nest, sweep, number):
-    """Values for what stands in a sweep and is none of its loops."""
-    own = {v.sym for v in (*nest.loops, *sweep.loops)}
-    symbols = sorted({s for e in exprs((nest.loops, sweep)) for s in e.symbols()} - own,
-                     key=lambda s: s.name)
+def choices(nest, sweep, parameters, number):
+    """Values for what stands in a sweep and is none of its loops, parameters among it."""
+    own = {v.sym for v in (*nest.loops, *sweep.loops)} | parameters.keys()
+    symbols = sorted({s for e in (*exprs((nest.loops, sweep)), *parameters.values())
+                      for s in e.symbols()} - own, key=lambda s: s.name)
     rng = random.Random(number)
     sizes = {s.name: rng.randint(1, 3) for s in symbols if s.kind == "size"}
     found = {s.name: rng.randint(0, 3) for s in symbols}
     for s in symbols:
         if s.kind == "coord":
             found[s.name] = rng.randrange(sizes.get("n_" + s.name.removeprefix("i_"), 1))
-    return found | sizes
+    found |= sizes
+    return found | {sym.name: e.evaluate(found) for sym, e in parameters.items()}
 
 
-def kept(nest, sweep):
-    return all(overlap(nest, sweep, choices(nest, sweep, n)) is None for n in range(3))
+def kept(nest, sweep, parameters):
+    return all(overlap(nest, sweep, choices(nest, sweep, parameters, n)) is None
+               for n in range(3))
 
 
 def test_what_is_promised_of_a_program_with_several_stores():
     found = promised(weave)
-    assert any(len([p for p in s.parts if isinstance(p, Store)]) > 2 for _, s in found)
-    assert any(s.folds for _, s in found)
+    assert any(len([p for p in s.parts if isinstance(p, Store)]) > 2
+               for _, s, _ in found)
+    assert any(s.folds for _, s, _ in found)
     assert all(kept(*one) for one in found)
 
 
 def test_a_promise_that_is_false_is_noticed():
     """Two turns that write one element, one that reads what another writes, and places from data:
     each made of a true promise."""
-    nest, sweep = next((n, s) for n, s in promised(weave) if len(s.parts) > 2)
+    nest, sweep, parameters = next(one for one in promised(weave) if len(one[1].parts) > 2)
     first, *rest = sweep.parts
     j = expr.symbol(sweep.long[-1].sym)
 
     def broken(**changed):
         return replace(sweep, parts=(replace(first, **changed), *rest))
 
-    assert kept(nest, sweep)
-    assert not kept(nest, broken(offset=first.offset // 4))
-    assert not kept(nest, broken(offset=rest[0].offset + 3, buffer=rest[0].buffer))
+    assert kept(nest, sweep, parameters)
+    assert not kept(nest, broken(offset=first.offset // 4), parameters)
+    assert not kept(nest, broken(offset=rest[0].offset + 3, buffer=rest[0].buffer), parameters)
     (load, *_) = [x for x in leaves(rest[0].value) if isinstance(x, Load)]
-    assert not kept(nest, broken(value=replace(load, buffer=rest[0].buffer, offset=3 * j + 3)))
-    assert kept(nest, broken(value=replace(load, buffer=rest[0].buffer, offset=3 * j)))
+    assert not kept(nest, broken(value=replace(load, buffer=rest[0].buffer, offset=3 * j + 3)),
+                    parameters)
+    assert kept(nest, broken(value=replace(load, buffer=rest[0].buffer, offset=3 * j)), parameters)
 
 
 SEEN = []
@@ -152,9 +159,9 @@ def test_what_is_promised_of_random_programs():
     @given(recipes.recipes())
     def tried(recipe):
         program = recipes.program_of(recipe, given=True)
-        for nest, sweep in promised(program):
+        for nest, sweep, parameters in promised(program):
             SEEN.append(bool(sweep.folds))
-            assert kept(nest, sweep), (recipe, sweep)
+            assert kept(nest, sweep, parameters), (recipe, sweep)
 
     tried()
     assert SEEN, "no random program has a loop of which anything is promised"

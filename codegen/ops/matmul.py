@@ -361,13 +361,14 @@ def shared(op: Op, window: Window, at: Localizer, of_first: int, of_second: int)
 
 
 def _lead(stride: Expr, rows: Expr, columns: Expr) -> Expr | None:
-    """Return the leading dimension that BLAS is given: at least the elements of a row, and at least
+    """Return the distance of rows that BLAS is given: at least the elements of a row, and at least
     1, also where a rank has no rows. None where rows overlap, or may overlap."""
     if expr.nonneg(stride - columns):
         lead = stride
     elif expr.nonneg(1 - rows) or stride == 0:
         lead = columns
-    elif columns.is_const and all(c % columns.value == 0 for _, c in stride.terms) and expr.nonneg(stride):
+    elif (columns.is_const and expr.nonneg(stride)
+          and all(factor % columns.value == 0 for _, factor in stride.terms)):
         lead = expr.most(stride, columns)  # a stride of 0 is that of a rank without elements
     else:
         return None

@@ -20,6 +20,7 @@ from codegen.ops import Map
 from codegen.places import user_place
 from codegen.trace.array import Array, as_array, is_traced, wrap
 from codegen.trace.context import Context, eager_current
+from codegen.trace.declare import shape_of
 from codegen.trace.numpy import creation, elementwise
 from codegen.trace.ranks import mapping
 from codegen.trace.ranks.layout_forms import by_rules
@@ -233,6 +234,8 @@ def _positions(shape: Any, start: Any) -> Any:
     """start plus the row-major number of every element, as uint64."""
     extents = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
     traced = Context.current() is not None
+    if traced:
+        shape_of(extents, "spmd.random")  # refuses what is none, a negative extent
     at: Any = 0
     stride = 1
     for d in reversed(range(len(extents))):

@@ -213,6 +213,7 @@ def test_bessel_functions_of_small_numbers_have_second_derivatives():
         "i1e": np.exp(-size) * (second - sign * (i0 + i2) + sign**2 * i1),
     }
     for name, exact in wanted.items():
-        slope = spmd.grad(lambda x, f=getattr(special, name): np.sum(f(x)))
+        function = getattr(special, name)
+        slope = spmd.grad(lambda x, f=function: np.sum(f(x)))
         found = spmd.jvp(slope, (x,), (np.ones(x.shape),))[1]
         np.testing.assert_allclose(found, exact, 1e-12, 1e-14, err_msg=name)

@@ -31,6 +31,8 @@ STATISTICS = [
     lambda u: np.nanmean(nans(u), 1, np.float32), lambda u: np.nanvar(nans(u)[:, :2], 1, ddof=1),
     lambda u: np.nanstd(nans(u)[:, :2], 0, None, None, 4, True),
     lambda u: np.correlate(u[0] > 0, u[1, :3] > 0),
+    lambda u: np.quantile(u > 0, [0.3, 0.9], axis=1, method="lower"),
+    lambda u: np.pad(u > 0, 2, mode="reflect", reflect_type="odd"),
     lambda u: np.correlate(u[0], u[1, :3]), lambda u: np.correlate(u[0], [1.0, 2.0], "full"),
     lambda u: [np.correlate(u[0, :4] * 1j + 1, u[1] - 2j, m) for m in ("full", "same", "valid")],
     lambda u: np.polyval([1.0, 2, 3], u), lambda u: np.vander(u[0], 3), lambda u: np.sinc(u),

@@ -61,6 +61,7 @@ def uniform(
            [0.557, 0.037]])
     """
     element = _float_type("uniform", dtype)
+    _check_width(low, high, element)
     made = _drawn("uniform", element, seed, shape, stream, start)
     if made is None:
         made = _fraction(_first(seed, shape, stream, start), element)
@@ -195,6 +196,18 @@ def _order(words: Any) -> Any:
     """Return the places of random words in ascending order."""
     found = philox.order(words) if Context.current() is None else None
     return np.argsort(words) if found is None else found
+
+
+def _check_width(low: Any, high: Any, element: np.dtype[Any]) -> None:
+    """Raise a UsageError where bounds that are known are as far apart as no float is large."""
+    if is_traced(low) or is_traced(high):
+        return
+    with np.errstate(all="ignore"):
+        width = np.asarray(high, element) - np.asarray(low, element)
+    if not np.isfinite(width).all():
+        raise UsageError("the bounds of spmd.random.uniform are too far apart", place=user_place(),
+                         expected=f"high - low, a finite {element}", found=f"{low} to {high}",
+                         remedy="bounds half as large, and twice the result")
 
 
 def _below(made: Any, low: Any, high: Any) -> Any:

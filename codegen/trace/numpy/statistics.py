@@ -82,7 +82,7 @@ def _quantiles(what: str, x: Any, q: Any, axis: Any, out: Any, method: str, keep
     reducing.no_complex(x, what)
     array, d, wide = reducing.lanes(x, axis, what)
     kind = array.type.dtype.kind
-    if kind == "b" or (kind == "f" and np.ndim(q) and not counts and method not in _ELEMENTS):
+    if method not in _ELEMENTS and (kind == "b" or (kind == "f" and np.ndim(q) and not counts)):
         array = as_array(array, dtypes.FLOAT64)  # an array of q is one of float64
     dtype, extent = array.type.dtype, array.extents[d]
     if dtype.kind in "iu" and (extent == 0 or method not in _ELEMENTS):

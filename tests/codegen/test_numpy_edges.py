@@ -131,8 +131,25 @@ def test_an_integer_that_a_float_would_round_is_refused(tmp_path):
         for run in (image.run, same.eager):
             with pytest.raises(spmd.InputError, match=f"would be rounded.* {lost}"):
                 run(x=np.array([1, lost, 2]))
+            with pytest.raises(spmd.InputError, match="would be rounded"):
+                run(x=[1, lost, 2])
     with pytest.raises(spmd.InputError, match="would be rounded"):
         image.run(x=np.array([1, 2, 2**64 - 1], np.uint64))
+
+
+def test_eager_runs_refuse_what_a_type_does_not_hold():
+    @spmd.program
+    def same(dtype: str = "int8"):
+        return spmd.input("x", (2,), dtype) * spmd.scalar("s", 1.0)
+
+    for dtype, given in (("int8", [1, 300]), ("int64", [0.5, 1.0]), ("int64", [np.nan, 0.0]),
+                         ("uint64", [-1, 2]), ("float64", [1j, 2]), ("float32", [1e300, 1]),
+                         ("float64", ["1", "2"]), ("bool", [2, 1])):
+        with pytest.raises(spmd.InputError, match="does not fit"):
+            same.eager(dtype=dtype, x=np.array(given))
+    assert same.eager(x=np.array([-128, 127])).tolist() == [-128, 127]
+    with pytest.raises(spmd.UsageError, match="s cannot be"):
+        same.eager(x=np.array([1, 2]), s=2**53 + 1)
 
 
 # By what is wrong with it.

@@ -14,6 +14,9 @@ Form = int | float | str | tuple["Form", ...]
 _ROOT_PI = math.sqrt(math.pi)
 _BOTH_ZERO = ("logical_and", ("eq", 0, 0.0), ("eq", 1, 0.0))
 _SAFE = ("select", ("eq", 0, 0.0), 1.0, 0)  # the operand, and 1 where it is 0
+_NEAR = ("lt", ("abs", 0), 1.0)
+_SMALL = ("select", _NEAR, 0, 0.0)
+_LARGE = ("select", _NEAR, 1.0, 0)
 
 
 def _larger(first: str) -> tuple[Form, Form]:
@@ -32,6 +35,17 @@ def _number(first: str) -> tuple[Form, Form]:
 def _share(k: int) -> Form:
     """Of exp(operand) in the sum of both; of an infinite sum, the larger one has all."""
     return ("select", ("isinf", OUT), _larger("gt")[k], ("exp", ("sub", k, OUT)))
+
+
+def _near_zero(sign: float) -> Form:
+    """The derivative of I1, or of J1 for sign -1, where |x| < 1: as a series, since the difference
+    of I0 and I1 / x loses its digits there."""
+    squared: Form = ("square", _SMALL)
+    total: Form = 0.0
+    for k in reversed(range(10)):
+        factor = sign**k * (2 * k + 1) / (2 * 4**k * math.factorial(k) * math.factorial(k + 1))
+        total = ("add", factor, ("mul", squared, total)) if total else factor
+    return total
 
 
 # By function, for each operand; None: steps, whose derivative is 0 where there is one.
@@ -96,11 +110,11 @@ PARTIALS: dict[str, tuple[Form | None, ...]] = {
     "zeta": (None, ("neg", ("mul", 0, ("zeta", ("add", 0, 1.0), 1)))),
     "i0": (("i1", 0),),
     "i0e": (("sub", ("i1e", 0), ("mul", ("sign", 0), OUT)),),
-    "i1": (("select", ("eq", 0, 0.0), 0.5, ("sub", ("i0", 0), ("div", OUT, _SAFE))),),
-    "i1e": (("select", ("eq", 0, 0.0), 0.5, ("sub", ("i0e", 0), ("mul", OUT, (
-        "add", ("sign", 0), ("reciprocal", _SAFE))))),),
+    "i1": (("select", _NEAR, _near_zero(1.0), ("sub", ("i0", 0), ("div", OUT, _LARGE))),),
+    "i1e": (("sub", ("select", _NEAR, ("mul", ("exp", ("neg", ("abs", _SMALL))), _near_zero(1.0)),
+                     ("sub", ("i0e", 0), ("div", OUT, _LARGE))), ("mul", ("sign", 0), OUT)),),
     "j0": (("neg", ("j1", 0)),),
-    "j1": (("select", ("eq", 0, 0.0), 0.5, ("sub", ("j0", 0), ("div", OUT, _SAFE))),),
+    "j1": (("select", _NEAR, _near_zero(-1.0), ("sub", ("j0", 0), ("div", OUT, _LARGE))),),
     "y0": (("neg", ("y1", 0)),),
     "y1": (("sub", ("y0", 0), ("div", OUT, 0)),),
 }

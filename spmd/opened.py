@@ -443,7 +443,7 @@ def _fitting(
             found=str(part.dtype),
             remedy=f"array.astype({declared['dtype']!r})",
         )
-    if casting == "safe" and (lost := inexact(part, wanted)) is not None:
+    if (lost := inexact(part, wanted)) is not None:
         raise InputError(
             f"input {declared['name']} would be rounded: {wanted} does not hold {lost}",
             expected=f"integers up to 2**53, or others that {wanted} holds", found=str(part.dtype),

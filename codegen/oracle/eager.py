@@ -18,7 +18,7 @@ import ml_dtypes  # noqa: F401  so that NumPy knows the name bfloat16
 import numpy as np
 
 from codegen import dtypes
-from codegen.casts import inexact
+from codegen.casts import inexact, may_cast
 from codegen.errors import InputError, LayoutError, MeshError, Place, SpmdError, UsageError
 from codegen.image.manifest import scalar_value
 from codegen.ir import Module, layout_text, walk
@@ -148,9 +148,7 @@ class World(Common):
             if array.shape != extents:
                 raise InputError(f"input {name} has another shape", expected=str(extents),
                                  found=str(array.shape))
-            if (lost := inexact(array, dtypes.numpy_dtype(dtype))) is not None:
-                raise InputError(f"input {name} would be rounded: {dtype} does not hold {lost}",
-                                 expected=f"integers that {dtype} holds", found=str(array.dtype))
+            _check_kept(name, array, dtypes.numpy_dtype(dtype))
         elif default is None:
             raise InputError(f"input {name} is not given",
                              remedy=f"pass {name}=array, or declare default=")
@@ -296,3 +294,14 @@ class World(Common):
                 return own(*shards)
 
         return main
+
+
+def _check_kept(name: str, array: np.ndarray[Any, Any], wanted: np.dtype[Any]) -> None:
+    """Raise an InputError where an input loses more in its declared type than digits of floats."""
+    if (lost := inexact(array, wanted)) is not None:
+        raise InputError(f"input {name} would be rounded: {wanted} does not hold {lost}",
+                         expected=f"integers that {wanted} holds", found=str(array.dtype))
+    if array.size and not may_cast(array, wanted):
+        raise InputError(f"input {name} has dtype {array.dtype}, which does not fit {wanted}",
+                         expected=str(wanted), found=str(array.dtype),
+                         remedy=f"array.astype({str(wanted)!r})")

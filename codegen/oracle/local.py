@@ -37,7 +37,7 @@ class EagerArray(np.ndarray[Any, Any]):
             return super(EagerArray, self).__array_function__(function, types, args, kwargs)
 
         if function in _ADDING:
-            call = adding(call, np.float64)
+            call = adding(call, np.float64, function)
         elif function is np.where:
             args = in_weak_type(args)
         return map_tree(_dressed, call(*args, **kwargs))

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from codegen import dtypes
+from codegen.dtypes import DType
 from codegen.errors import ProgramError, ShapeError
 from codegen.ir import Shape, Value
 from codegen.ops import POSITION, Expect, Map
@@ -140,6 +141,31 @@ def _nonzero(context: Context, e: Expr) -> bool:
     expect(context, holds, f"division by zero: {e} is 0\n  expected: a divisor that is not 0\n"
            "  try:      a // b if b != 0 else 0", check="bounds")
     return True
+
+
+def held_by(x: Any, dtype: DType) -> bool:
+    """Whether an integer known by a formula surely is one that an integer type holds."""
+    info = np.iinfo(dtype.name)
+    return bool(dtype.name == "int64" or (
+        expr.nonneg(x.expr - int(info.min))
+        and (info.max >= 2**63 - 1 or expr.nonneg(-x.expr + int(info.max)))))
+
+
+def hold_in(x: Any, dtype: DType) -> None:
+    """An integer of Python's, as a scalar or a counter, that an array's integer type must hold:
+    launches are refused where it does not; else a run that checks bounds ends."""
+    context, e, info = require_context("an integer"), x.expr, np.iinfo(dtype.name)
+    if held_by(x, dtype):
+        return
+    low, high = int(info.min), None if info.max >= 2**63 - 1 else int(info.max)
+    if {s.kind for s in e.symbols()} <= {"size", "scalar"} and context.in_every_launch:
+        limits = [(e - low, f"{e} >= {low}")]
+        limits += [] if high is None else [(-e + high, f"{e} <= {high}")]
+        for least, text in limits:
+            if not expr.nonneg(least):
+                context.hold(expr.ge0(least), f"{text}, as {dtype.name} holds")
+    between(x, low, high, f"an integer is out of bounds for {dtype.name}",
+            "x.astype(np.int64), an array that holds it")
 
 
 def between(x: Any, low: int, high: int | None, message: str, remedy: str) -> None:

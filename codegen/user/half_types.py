@@ -6,6 +6,7 @@ In: functions of arrays, NumPy's or a program's. Always holds: arrays of other t
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -29,7 +30,9 @@ PRODUCTS = frozenset(
 
 
 def is_half(x: Any) -> bool:
-    """Return whether an array, a number of NumPy or a dtype is of a half type."""
+    """Return whether an array, a number or a type of NumPy, or a dtype, is of a half type."""
+    if isinstance(x, type) and issubclass(x, np.generic):
+        x = np.dtype(x)
     return str(getattr(x, "dtype", x)) in HALF_TYPES
 
 
@@ -72,13 +75,38 @@ def _is_half_array(x: Any) -> bool:
     return isinstance(getattr(x, "dtype", None), np.dtype) and is_half(x)
 
 
-def adding(function: Callable[..., Any], wide: Any = np.float32) -> Callable[..., Any]:
+@functools.lru_cache(256)
+def _positions(function: Callable[..., Any]) -> tuple[str, ...]:
+    """Return the names of a function's positional parameters; none, where it does not say them."""
+    try:
+        listed = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # of NumPy's own code
+        return ()
+    return tuple(p.name for p in listed if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD))
+
+
+def _by_keyword(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return arguments so that dtype and out, and what stands behind them, are keywords."""
+    names = _positions(function)
+    if len(args) > len(names):  # some have no names
+        return args, kwargs
+    first = min([k for k, name in enumerate(names) if name in ("dtype", "out")] or [len(args)])
+    return args[:first], {**dict(zip(names[first:], args[first:])), **kwargs}
+
+
+def adding(
+    function: Callable[..., Any], wide: Any = np.float32, like: Any = None
+) -> Callable[..., Any]:
     """Return one of ADDING's functions so that it computes half types in a wide one.
 
-    dtype= and out= mean what NumPy says of them: an explicit half type is that of the result.
+    dtype= and out= mean what NumPy says of them: an explicit half type is that of the result. like:
+    the function whose parameters it has, where that is another one.
     """
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
+        args, kwargs = _by_keyword(like or function, args, kwargs)
         dtype, out = kwargs.get("dtype"), kwargs.get("out")
         half = dtype if is_half(dtype) else half_type_of((args, kwargs)) if dtype is None else None
         if half is None or (out is not None and not _is_half_array(out)):

@@ -117,7 +117,7 @@ def huber_loss(predictions: Any, targets: Any = None, delta: float = 1.0) -> Any
     """
     error = predictions if targets is None else predictions - targets
     small = np.minimum(np.maximum(error, -delta), delta)
-    return small * (error - 0.5 * small)
+    return 0.5 * small * small + delta * (np.abs(error) - np.abs(small))
 
 
 @in_float32

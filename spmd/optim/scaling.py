@@ -15,6 +15,7 @@ from spmd.optim.transformation import (
     GradientTransformation,
     counted,
     counter,
+    in_type,
     in_types,
     map_trees,
     needs_params,
@@ -240,12 +241,20 @@ def scale_by_stddev(
 
 def scale_by_trust_ratio(min_norm: Any = 0.0, trust_coefficient: Any = 1.0, eps: Any = 0.0
                          ) -> GradientTransformation:
-    """Each array of updates times the norm of its parameter over its own (You et al., 2019)."""
+    """Each array of updates times the norm of its parameter over its own (You et al., 2019).
+
+    Squares are added in float64: float32 has none of 1e20 and of 1e-25.
+    """
+
+    def norm(x: Any) -> Any:
+        wide = in_type(x, np.complex128 if x.dtype.kind == "c" else np.float64)
+        return np.maximum(np.sqrt(np.sum(squared(wide))), min_norm)
 
     def scaled(u: Any, p: Any) -> Any:
-        mine, theirs = (np.maximum(np.sqrt(np.sum(squared(x))), min_norm) for x in (u, p))
+        mine, theirs = norm(u), norm(p)
         none = np.logical_or(theirs == 0.0, mine == 0.0)
-        return u * np.where(none, 1.0, trust_coefficient * theirs / (mine + eps)).astype(mine.dtype)
+        ratio = np.where(none, 1.0, trust_coefficient * theirs / (mine + eps))
+        return in_type(u * ratio, u.dtype)
 
     def update(updates: Any, state: Any, params: Any = None) -> Any:
         needs_params(params, "scale_by_trust_ratio")

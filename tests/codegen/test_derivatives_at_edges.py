@@ -194,3 +194,26 @@ def test_second_derivatives_where_first_ones_are_zero():
     found = interpret.run(twice.capture(), {"x": 1}, {})
     for a, b in zip(leaves(dict(found)), wanted, strict=True):
         np.testing.assert_allclose(a, b, 1e-12, 1e-15)
+
+
+def test_an_infinite_error_has_the_slope_of_a_large_one():
+    special, x = pytest.importorskip("scipy.special"), np.array([np.inf, -np.inf, 0.5, -7.0])
+    for f in (lambda x: nn.huber_loss(x, delta=2.0), lambda x: special.huber(2.0, x)):
+        assert np.array_equal(spmd.grad(lambda x: np.sum(f(x)))(x), [2, -2, 0.5, -2])
+
+
+def test_bessel_functions_of_small_numbers_have_second_derivatives():
+    special = pytest.importorskip("scipy.special")
+    x = np.array([0.0, 1e-300, -1e-10, 1e-3, -0.5, 0.99, 1.01, -3.0])
+    size, sign = np.abs(x), np.sign(x)
+    i0, i1, i2, i3 = (special.iv(k, size) * sign**k for k in range(4))
+    second = (3 * i1 + i3) / 4
+    wanted = {
+        "i1": second, "j1": (special.jv(3, size) - 3 * special.jv(1, size)) / 4 * sign,
+        "i1e": np.exp(-size) * (second - sign * (i0 + i2) + sign**2 * i1),
+    }
+    for name, exact in wanted.items():
+        function = getattr(special, name)
+        slope = spmd.grad(lambda x, f=function: np.sum(f(x)))
+        found = spmd.jvp(slope, (x,), (np.ones(x.shape),))[1]
+        np.testing.assert_allclose(found, exact, 1e-12, 1e-14, err_msg=name)

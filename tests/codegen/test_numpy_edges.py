@@ -131,6 +131,8 @@ def test_an_integer_that_a_float_would_round_is_refused(tmp_path):
         for run in (image.run, same.eager):
             with pytest.raises(spmd.InputError, match=f"would be rounded.* {lost}"):
                 run(x=np.array([1, lost, 2]))
+            with pytest.raises(spmd.InputError, match="would be rounded"):
+                run(x=[1, lost, 2])
     with pytest.raises(spmd.InputError, match="would be rounded"):
         image.run(x=np.array([1, 2, 2**64 - 1], np.uint64))
 
@@ -148,3 +150,101 @@ def test_steps_of_bfloat16():
     for found, e in zip(interpret.run(program.capture(), {"r": 1}, {"x": x}).values(), expected):
         assert found.dtype == e.dtype
         np.testing.assert_array_equal(found.astype(float), e.astype(float))
+
+
+def test_eager_runs_refuse_what_a_type_does_not_hold():
+    @spmd.program
+    def same(dtype: str = "int8"):
+        return spmd.input("x", (2,), dtype) * spmd.scalar("s", 1.0)
+
+    for dtype, given in (("int8", [1, 300]), ("int64", [0.5, 1.0]), ("int64", [np.nan, 0.0]),
+                         ("uint64", [-1, 2]), ("float64", [1j, 2]), ("float32", [1e300, 1]),
+                         ("float64", ["1", "2"]), ("bool", [2, 1])):
+        with pytest.raises(spmd.InputError, match="does not fit"):
+            same.eager(dtype=dtype, x=np.array(given))
+    assert same.eager(x=np.array([-128, 127])).tolist() == [-128, 127]
+    with pytest.raises(spmd.UsageError, match="s cannot be"):
+        same.eager(x=np.array([1, 2]), s=2**53 + 1)
+
+
+# By what is wrong with it.
+REFUSED = {
+    "extent": [
+        lambda x, z: np.broadcast_to(x[0], (-1, 2)), lambda x, z: np.resize(x, (-1,)),
+        lambda x, z: np.vander(x[0], -1), lambda x, z: spmd.random.uniform(1, (2, -3)),
+        lambda x, z: spmd.random.permutation(1, -3), lambda x, z: spmd.random.bits(1, -3)],
+    "complex|common type": [
+        lambda x, z: np.fabs(z), lambda x, z: np.degrees(z), lambda x, z: np.frexp(z),
+        lambda x, z: np.i0(z), lambda x, z: np.spacing(z)],
+}
+
+
+def test_what_numpy_refuses_is_refused():
+    for text, functions in REFUSED.items():
+        for f in functions:
+            @spmd.program
+            def refused(f=f):
+                x = spmd.input("x", (3, 2), np.float64)
+                return f(x, spmd.input("z", (3, 2), np.complex128))
+
+            with pytest.raises(spmd.ProgramError, match=text):
+                refused.capture()
+
+
+def test_a_lane_of_nan_has_no_largest_number():
+    @spmd.program(mesh=("r",))
+    def largest():
+        return np.nanargmax(spmd.input("x", (3, 2), np.float64, layout=("r", None)), 0)
+
+    graph = largest.capture()
+    x = np.array([[np.nan, 1], [3, np.nan], [-np.inf, 2]])
+    (found,) = interpret.run(graph, {"r": 2}, {"x": x}).values()
+    assert np.array_equal(found, np.nanargmax(x, 0))
+    x[1:, 0] = np.nan
+    with pytest.raises(spmd.CheckError, match="All-NaN slice"):
+        interpret.run(graph, {"r": 2}, {"x": x})
+
+
+def test_logarithms_of_sums_of_small_integers_are_rounded_once():
+    @spmd.program
+    def sums():
+        i = spmd.input("i", (8,), np.int8)
+        return np.logaddexp2(i, np.int8(2))
+
+    i = np.arange(-4, 4).astype(np.int8)
+    (found,) = interpret.run(sums.capture(), {"x": 1}, {"i": i}).values()
+    assert np.array_equal(found, np.logaddexp2(i, np.int8(2)))
+
+
+def test_an_integer_of_the_run_that_a_type_does_not_hold():
+    """Compared exactly, limits of a clip that limit nothing; else launches with it are refused."""
+    compared = {
+        "less": lambda x, s: x < s, "more": lambda x, s: -s < x, "equal": lambda x, s: x == s,
+        "first": lambda x, s: s >= x, "clipped": lambda x, s: np.clip(x, 0, s),
+    }
+    small, large = np.array([1, 44, 127], np.int8), np.array([2**64 - 1, 44, 300], np.uint64)
+
+    @spmd.program
+    def beside():
+        s = spmd.scalar("s", 44)
+        xs = spmd.input("small", (3,), np.int8), spmd.input("large", (3,), np.uint64)
+        return {f"{n}{k}": f(x, s) for k, x in enumerate(xs) for n, f in compared.items()}
+
+    graph, inputs = beside.capture(), {"small": small, "large": large}
+    for s in (44, 300):
+        found = interpret.run(graph, {"x": 1}, inputs, {"s": s})
+        for k, x in enumerate((small, large)):
+            for name, f in compared.items():
+                assert np.array_equal(found[f"{name}{k}"], f(x, s)), (name, k, s)
+    with pytest.raises(spmd.MeshError, match=">= -128, as int8 holds"):  # for the clip
+        interpret.run(graph, {"x": 1}, inputs, {"s": -300})
+
+    @spmd.program
+    def added():
+        return spmd.input("small", (3,), np.int8) + spmd.scalar("s", 3)
+
+    graph, inputs = added.capture(), {"small": small}
+    interpret.run(graph, {"x": 1}, inputs, {"s": 127})
+    for s, text in ((128, "s <= 127"), (-129, "s >= -128")):
+        with pytest.raises(spmd.MeshError, match=text):
+            interpret.run(graph, {"x": 1}, inputs, {"s": s})

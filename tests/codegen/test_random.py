@@ -238,3 +238,9 @@ def test_named_dims_carry_rules() -> None:
 
     layouts = [o.value.type.layout for o in named.capture().outputs]
     assert layouts == [(("x",), ())] * 3 + [((), ())]
+
+
+@pytest.mark.parametrize("bounds", [(-1.7e308, 1.7e308), (0, np.inf), (0, np.nan), (0, 1e39)])
+def test_bounds_that_are_too_far_apart_are_refused(bounds):
+    with pytest.raises(spmd.UsageError, match="too far apart"):
+        spmd.random.uniform(1, 2, *bounds, dtype=np.float32)

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from tests.codegen.test_trace_numpy import C, F, U, check, check_all
+import spmd
+from tests.codegen.test_trace_numpy import C, F, U, check, check_all, traced
 
 
 def nans(u):
@@ -26,7 +27,12 @@ STATISTICS = [
     lambda u: np.delete(u[0], -1), lambda u: np.cross(u[:, :3], u[:, 3:]),
     lambda u: np.nansum(nans(u), axis=0), lambda u: np.nanmean(nans(u)),
     lambda u: np.nanmax(nans(u), 1), lambda u: np.nanstd(nans(u), axis=1, ddof=1),
-    lambda u: np.nanmin(nans(u) * np.nan, axis=0),
+    lambda u: np.nanmin(nans(u) * np.nan, axis=0), lambda u: np.mean(u * 4, 1, np.int8),
+    lambda u: np.nanmean(nans(u), 1, np.float32), lambda u: np.nanvar(nans(u)[:, :2], 1, ddof=1),
+    lambda u: np.nanstd(nans(u)[:, :2], 0, None, None, 4, True),
+    lambda u: np.correlate(u[0] > 0, u[1, :3] > 0),
+    lambda u: np.quantile(u > 0, [0.3, 0.9], axis=1, method="lower"),
+    lambda u: np.pad(u > 0, 2, mode="reflect", reflect_type="odd"),
     lambda u: np.correlate(u[0], u[1, :3]), lambda u: np.correlate(u[0], [1.0, 2.0], "full"),
     lambda u: [np.correlate(u[0, :4] * 1j + 1, u[1] - 2j, m) for m in ("full", "same", "valid")],
     lambda u: np.polyval([1.0, 2, 3], u), lambda u: np.vander(u[0], 3), lambda u: np.sinc(u),
@@ -36,10 +42,20 @@ STATISTICS = [
 ]
 
 
-@pytest.mark.filterwarnings("ignore:All-NaN")
+@pytest.mark.filterwarnings("ignore:All-NaN", "ignore:Degrees of freedom")
 def test_statistics():
     check_all(STATISTICS, U)
     check_all(STATISTICS, F)
+
+
+@pytest.mark.parametrize("f", [
+    lambda u: np.var(u, dtype=np.int8), lambda u: np.std(u, 0, np.int64),
+    lambda u: np.nanmean(u, dtype=np.int32), lambda u: np.nanstd(u, dtype=np.int32),
+    lambda u: np.var(u + 1j, dtype=np.float64),
+])
+def test_a_mean_in_a_type_without_fractions_is_refused(f):
+    with pytest.raises(spmd.DtypeError, match="cannot be computed in"):
+        traced(f, U)
 
 
 MASKS = [

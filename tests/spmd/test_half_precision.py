@@ -11,6 +11,7 @@ import pytest
 import spmd
 import spmd.numpy
 from codegen.dtypes import BY_NAME, numpy_dtype
+from codegen.oracle import interpret
 from codegen.trace.ranks import combining
 from codegen.user.half_types import ADDING
 from spmd import nn
@@ -143,6 +144,35 @@ def test_reductions_are_those_of_float64_rounded_once(half):
                 check(found[0][name], e, half, f"{name} of {x[0]} ({how})", 2.0, max(beside, sums))
             for name, e in powers.items():
                 check(found[1][name], e, half, f"{name} of {x[0]} ({how})", 2.0)
+
+
+# What says float16 in the place of dtype, by keyword or not, or has an array for what comes out.
+SAID = [
+    lambda x, h: np.mean(x, dtype=np.float16), lambda x, h: np.mean(x > 0, dtype=np.float16),
+    lambda x, h: np.mean(h, None, np.float16), lambda x, h: h.mean(0, np.float16),
+    lambda x, h: np.std(x * 3e4, None, "float16") + np.var(h, 0, np.dtype(np.float16)),
+    lambda x, h: np.sum(h, 0, None, np.zeros((), np.float16)),
+    lambda x, h: np.linalg.norm(h.reshape(2, -1) * 300, axis=1),
+]
+
+
+def test_a_type_that_is_said_is_that_of_the_result_alone():
+    special = pytest.importorskip("scipy.special")
+
+    @spmd.program(mesh=("r",))
+    def said():
+        x = spmd.input("x", (N,), np.float64, layout=("r",))
+        h = spmd.input("h", (N,), np.float16, layout=("r",))
+        return [*(f(x, h) for f in SAID), special.logsumexp(h), special.softmax(h)[:3],
+                special.log_softmax(h)[:3]]
+
+    x = np.full(N, 0.5)
+    inputs = {"x": x, "h": x.astype(np.float16)}
+    exact = [0.5, 1, 0.5, 0.5, 0, N / 2, np.full(2, 150 * np.sqrt(N / 2))]
+    soft = [0.5 + np.log(N), np.full(3, 1 / N), np.full(3, -np.log(N))]
+    found = interpret.run(said.capture(), {"r": 3}, inputs)
+    check(list(found.values()), exact + soft, "float16", "interpreted")
+    check(said.eager(**inputs)[: len(SAID)], exact, "float16", "eager")
 
 
 # ---- networks ------------------------------------------------------------------------------------

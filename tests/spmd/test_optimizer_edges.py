@@ -132,6 +132,16 @@ def test_clips_at_their_limits():
             np.testing.assert_allclose(found["b"].astype(np.float64), -np.sqrt(1 / 8), 2e-3)
 
 
+def test_norms_of_weights_whose_squares_float32_does_not_hold():
+    signs = np.array([1, -1, 1, -1], np.float32)
+    for tx, factor in ((spmd.optim.scale_by_trust_ratio(), 1.0), (spmd.optim.lars(1.0), -0.001)):
+        for weight, gradient in ((1e20, 1.0), (1.0, 1e-25), (1e25, 1e30), (1e-30, 1e30)):
+            w = {"w": (weight * signs).astype(np.float32)}
+            found = tx.update({"w": (gradient * signs[::-1]).astype(np.float32)}, tx.init(w), w)[0]
+            assert found["w"].dtype == np.float32
+            np.testing.assert_allclose(found["w"], factor * weight * signs[::-1], 1e-6)
+
+
 def test_gradients_are_added_in_the_type_that_holds_them():
     for dtype, least in (("float64", 1e-12), ("float16", 1e-3), ("bfloat16", 1e-2)):
         w = np.ones(2, numpy_dtype(BY_NAME[dtype]))

@@ -109,8 +109,9 @@ def _float_power(a: Any, b: Any) -> Any:
 
 def _logaddexp2(a: Any, b: Any) -> Any:
     kind, ln2 = result_type(_float(a) if isinstance(a, Array) else a, b), math.log(2)
-    a, b = (apply(np.multiply, as_array(x, kind), ln2) for x in (a, b))
-    return apply(np.divide, apply(np.logaddexp, a, b), ln2)
+    wide = dtypes.folded_in(kind)
+    a, b = (apply(np.multiply, as_array(as_array(x, kind), wide), ln2) for x in (a, b))
+    return as_array(apply(np.divide, apply(np.logaddexp, a, b), ln2), kind)
 
 
 def _bitwise_count(x: Any) -> Any:

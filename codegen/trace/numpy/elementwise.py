@@ -35,7 +35,7 @@ from codegen.trace.array import (
 )
 from codegen.trace.constants import broadcast_value
 from codegen.trace.context import Context, require_context
-from codegen.trace.expecting import between
+from codegen.trace.expecting import between, held_by, hold_in
 from codegen.trace.number import expr_of
 from codegen.trace.numpy import memory_order
 from codegen.trace.numpy.refused import KERNEL, REMEDIES, SPARSE
@@ -217,6 +217,8 @@ def operand_value(context: Context, x: Operand, dtype: DType, shape: Shape) -> V
     """An operand in the loop's dtype and shape."""
     if isinstance(x, (bool, int, float, complex)) and not isinstance(x, np.generic):
         return full_value(context, x, dtype, shape)
+    if isinstance(x, Number) and not x.truth and dtype.kind in "iu":
+        hold_in(x, dtype)
     value = as_value(context, x, None if isinstance(x, Number) else dtype)
     return broadcast_value(context, cast_value(context, value, dtype), shape)
 
@@ -236,6 +238,9 @@ def apply(
     if is_known(ufunc) and ufunc.__name__ in COMPOSITE:
         if dtype is not None:
             raise unsupported(f"np.{ufunc.__name__} with dtype=", "x.astype(t), before or after")
+        if any(isinstance(x, complex) or np.dtype(getattr(x, "dtype", "b")).kind == "c"
+               for x in operands):
+            loop_dtypes(ufunc, operands, None)  # many are functions of real numbers only
         return store(COMPOSITE[ufunc.__name__](*operands), out, where)
     function = BY_UFUNC.get(ufunc.__name__) if is_known(ufunc) else None
     if function is None:
@@ -246,6 +251,8 @@ def apply(
             name = "a function that np.frompyfunc has made"
         raise unsupported(name, remedy)
     context = require_context(f"np.{ufunc.__name__}")
+    if ufunc in _COMPARISONS:
+        operands = _exactly_compared(operands)
     loop = loop_dtypes(ufunc, operands, dtype)
     if ufunc is np.power and loop[-1].kind == "i":
         _check_exponent(context, operands)
@@ -292,6 +299,17 @@ def _beyond(ufunc: np.ufunc, operands: list[Operand]) -> bool | None:
     if np.iinfo(dtype).min <= value <= np.iinfo(dtype).max:
         return None
     return bool(ufunc(*plain))
+
+
+def _exactly_compared(operands: list[Operand]) -> list[Operand]:
+    """The operands of a comparison; an integer that only the run knows, as int64 where the other's
+    type may not hold it: 300 is more than every int8."""
+    other = next((x.type.dtype for x in operands if isinstance(x, Array) and not x.weak), None)
+    if other is None or other.kind not in "iu":
+        return operands
+    return [as_array(x, dtypes.INT64)
+            if isinstance(x, Number) and not x.truth and not held_by(x, other) else x
+            for x in operands]
 
 
 def _compare_mixed(ufunc: np.ufunc, a: Any, b: Any) -> Array:

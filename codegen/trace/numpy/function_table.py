@@ -141,7 +141,8 @@ _OTHER: dict[str, Function] = {
     "lib.stride_tricks.sliding_window_view": joining.sliding_window_view,
     # what one expression says
     "require": lambda a, dtype=None, requirements=None, **_: creation.asarray(a, dtype),
-    "i0": lambda x: elementwise.mapped("i0", reducing.floats(as_array(x))),
+    "i0": lambda x: elementwise.mapped("i0", reducing.floats(
+        reducing.no_complex(x, "np.i0"))),
     "fix": lambda x, out=None: apply(np.trunc, x, out=out),
     "conj": lambda x, out=None: store(apply(np.conjugate, as_array(x)), out),
     "ptp": lambda x, axis=None, out=None, keepdims=False: store(

@@ -155,7 +155,8 @@ def _pad_from(array: Array, d: int, before: Any, after: Any, mode: str, turned: 
         left = flip(part(skipped, before + skipped), d)
         right = flip(part(n - skipped - after, n - skipped), d)
         if turned == "odd":
-            left, right = part(0, 1) * 2 - left, part(n - 1, n) * 2 - right
+            odd = part(0, 1) * 2 - left, part(n - 1, n) * 2 - right
+            left, right = (as_array(x, array.type.dtype) for x in odd)  # bools stay bools
     return concatenate([left, array, right], d)
 
 

@@ -16,7 +16,7 @@ from codegen.trace import view
 from codegen.trace.array import Array, as_array, constant, is_traced, number, unsupported, wrap
 from codegen.trace.declare import global_indices
 from codegen.trace.expecting import between, within
-from codegen.trace.number import expr_of
+from codegen.trace.number import Number, expr_of
 from codegen.trace.numpy import joining, shaping
 from codegen.trace.numpy.creation import arange, zeros_like
 from codegen.trace.numpy.derived import with_slopes
@@ -112,6 +112,10 @@ def clip(x: Any, a_min: Any = None, a_max: Any = None, out: Any = None, *, min: 
         limits = np.iinfo(kind.name)
         low = None if type(low) is int and low <= limits.min else low
         high = None if type(high) is int and high >= limits.max else high
+        if isinstance(low, Number):
+            low = number(expr.maximum(low.expr, int(limits.min)))
+        if isinstance(high, Number) and limits.max < 2**63 - 1:
+            high = number(expr.minimum(high.expr, int(limits.max)))
     if low is None and high is None:
         return store(as_array(result).copy(), out)
     if low is not None:

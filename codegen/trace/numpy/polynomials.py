@@ -16,6 +16,7 @@ from codegen.errors import ShapeError, UsageError
 from codegen.symbolic import expr
 from codegen.trace.array import Array, as_array, unsupported
 from codegen.trace.control.conversion import rewritten
+from codegen.trace.declare import shape_of
 from codegen.trace.expecting import expect
 from codegen.trace.numpy import joining, linear, ordering, picking, shaping
 from codegen.trace.numpy.creation import arange, asarray, eye, zeros
@@ -123,9 +124,12 @@ def correlate(a: Any, v: Any, mode: Any = "valid") -> Any:
     mode = _mode("np.correlate", mode)
     x, y = _operands("np.correlate", a, v)
     if _shorter("np.correlate", x, y, mode):
-        turned = convolve(y, apply(np.conjugate, x)[::-1], mode)
-        return apply(np.conjugate, turned)[::-1]
-    return convolve(x, apply(np.conjugate, y)[::-1], mode)
+        return _conjugate(convolve(y, _conjugate(x)[::-1], mode))[::-1]
+    return convolve(x, _conjugate(y)[::-1], mode)
+
+
+def _conjugate(x: Array) -> Any:
+    return apply(np.conjugate, x) if x.type.dtype.kind == "c" else x  # a bool stays one
 
 
 def polyval(p: Any, x: Any) -> Any:
@@ -138,6 +142,7 @@ def polyval(p: Any, x: Any) -> Any:
 
 def vander(x: Any, N: Any = None, increasing: bool = False) -> Any:
     array = as_array(x, result_type(as_array(x), np.int64(0)))
+    shape_of(array.shape[0] if N is None else N, "np.vander")
     powers = range(array.shape[0] if N is None else N)
     columns = [array**k for k in (powers if increasing else reversed(powers))]
     return joining.stack(columns, -1) if columns else zeros((*array.shape, 0), array.dtype)

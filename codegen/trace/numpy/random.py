@@ -20,6 +20,7 @@ from codegen.ops import Map
 from codegen.places import user_place
 from codegen.trace.array import Array, as_array, is_traced, wrap
 from codegen.trace.context import Context, eager_current
+from codegen.trace.declare import shape_of
 from codegen.trace.numpy import creation, elementwise
 from codegen.trace.ranks import mapping
 from codegen.trace.ranks.layout_forms import by_rules
@@ -63,6 +64,7 @@ def uniform(
     """
     element = _float_type("uniform", dtype)
     wide: np.dtype[Any] = np.dtype(np.float32) if is_half(element) else element
+    _check_width(low, high, element, wide)
     made = _drawn("uniform", wide, seed, shape, stream, start)
     if made is None:
         made = _fraction(_first(seed, shape, stream, start), wide)
@@ -204,6 +206,19 @@ def _order(words: Any) -> Any:
     return np.argsort(words) if found is None else found
 
 
+def _check_width(low: Any, high: Any, element: np.dtype[Any], wide: np.dtype[Any]) -> None:
+    """Raise UsageError for known bounds whose difference overflows. `wide` is the dtype in which
+    the numbers are computed before they are rounded to `element`."""
+    if is_traced(low) or is_traced(high):
+        return
+    with np.errstate(all="ignore"):
+        width = np.asarray(high, element).astype(wide) - np.asarray(low, element).astype(wide)
+    if not np.isfinite(width).all():
+        raise UsageError("the bounds of spmd.random.uniform are too far apart", place=user_place(),
+                         expected=f"high - low, a finite {wide}", found=f"{low} to {high}",
+                         remedy="bounds half as large, and twice the result")
+
+
 def _below(made: Any, low: Any, high: Any, element: np.dtype[Any]) -> Any:
     """Numbers between low and high that are rounded to no more than the last one of the element
     type before high."""
@@ -242,6 +257,8 @@ def _positions(shape: Any, start: Any) -> Any:
     """start plus the row-major number of every element, as uint64."""
     extents = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
     traced = Context.current() is not None
+    if traced:
+        shape_of(extents, "spmd.random")  # refuses what is none, a negative extent
     at: Any = 0
     stride = 1
     for d in reversed(range(len(extents))):

@@ -9,7 +9,7 @@ import numpy as np
 
 from codegen import dtypes
 from codegen.dtypes import DType
-from codegen.errors import ShapeError
+from codegen.errors import DtypeError, ShapeError
 from codegen.functions import COMBINE, FUNCTIONS, neutral
 from codegen.ops import ArgReduce, Cumulative, Reduce
 from codegen.symbolic import expr
@@ -133,9 +133,12 @@ min_, max_ = _extreme("min", "np.min"), _extreme("max", "np.max")
 any_, all_ = _of_truths("or", "np.any"), _of_truths("and", "np.all")
 
 
-def no_complex(x: Any, what: str) -> None:
-    if as_array(x).type.dtype.kind == "c":
+def no_complex(x: Any, what: str) -> Array:
+    """The array, which is none of complex numbers."""
+    array = as_array(x)
+    if array.type.dtype.kind == "c":
         raise unsupported(f"{what} of complex numbers", "np.abs(x) or x.real")
+    return array
 
 
 def count_nonzero(x: Any, axis: Any = None, *, keepdims: Any = False) -> Any:
@@ -171,9 +174,25 @@ def mean(x: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims:
     wide = _summed_in(element, dtype)
     total = reduce("add", "np.mean", array, axis, wide, None, keepdims, None, where)
     result = apply(np.divide, total, _count(array, axis, keepdims, where))
-    if dtype is None and element.kind in "fc" and result.type.dtype != element:
-        result = as_array(result, element)
+    if dtype is not None or element.kind in "fc":
+        result = as_array(result, element if dtype is None else wide)
     return store(result, out)
+
+
+def in_floats(what: str, array: Array, dtype: Any, real: bool = False) -> None:
+    """Raise a DtypeError for a dtype= in which no mean, or no distance from it, can be computed.
+
+    real: floats are enough for complex numbers too, of which they are the real parts.
+    """
+    if dtype is None:
+        return
+    kinds = "c" if array.type.dtype.kind == "c" and not real else "fc"
+    element = element_type(dtype)
+    if element.kind not in kinds:
+        numbers = "complex numbers" if kinds == "c" else "floats or complex numbers"
+        raise DtypeError(f"{what} cannot be computed in {element.name}",
+                         expected=f"a dtype of {numbers}", found=element.name,
+                         remedy=f"{what}(x).astype({element.name!r})")
 
 
 def var(x: Any, axis: Any = None, dtype: Any = None, out: Any = None, ddof: Any = 0,
@@ -182,6 +201,7 @@ def var(x: Any, axis: Any = None, dtype: Any = None, out: Any = None, ddof: Any 
     """The mean of squared distances from the mean, with `ddof` fewer in the divisor."""
     array = as_array(x)
     dims_of(axis, array.ndim, "np.var")  # refused under this name, not as a mean
+    in_floats("np.var", array, dtype)
     ddof = ddof if correction is None else correction
     element = array.type.dtype
     wide = _summed_in(element, dtype)
@@ -215,6 +235,7 @@ _mean = mean  # which var's argument of that name hides
 
 def std(x: Any, axis: Any = None, dtype: Any = None, out: Any = None, ddof: Any = 0,
         keepdims: Any = False, **more: Any) -> Any:
+    in_floats("np.std", as_array(x), dtype)
     return store(apply(np.sqrt, var(x, axis, dtype, None, ddof, keepdims, **more)), out)
 
 

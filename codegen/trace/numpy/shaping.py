@@ -30,7 +30,7 @@ from codegen.trace.array import (
 from codegen.trace.constants import blank_value
 from codegen.trace.context import extent_unknown
 from codegen.trace.control.blocks import Blocks
-from codegen.trace.declare import global_indices
+from codegen.trace.declare import global_indices, shape_of
 from codegen.trace.number import expr_of
 from codegen.trace.numpy import memory_order
 from codegen.trace.numpy.creation import arange, zeros
@@ -209,7 +209,7 @@ atleast_1d, atleast_2d, atleast_3d = _at_least(1), _at_least(2), _at_least(3)
 def broadcast_to(x: Any, shape: Any, subok: bool = False) -> Array:
     """A read-only view of a larger shape."""
     array = as_array(x)
-    wanted = tuple(e if e is not None else ZERO for e in _wanted(shape))
+    wanted = shape_of(shape, "np.broadcast_to", scalars=True)
     joined = broadcast_shapes([array.extents, wanted], "broadcast_to")
     if len(joined) != len(wanted) or not all(map(same_extent, joined, wanted)):
         raise ShapeError(f"{shape_text(array.extents)} cannot be broadcast to {shape_text(wanted)}",
@@ -326,7 +326,7 @@ def half_way(x: Any, axes: Any, sign: int) -> Array:
 def resize(x: Any, shape: Any) -> Array:
     """The elements again and again until the shape is full."""
     array = ravel(x)
-    wanted = [constant(e or ZERO, "np.resize", "") for e in _wanted(shape)]
+    wanted = [constant(e, "np.resize", "") for e in shape_of(shape, "np.resize")]
     have = constant(array.extents[0], "np.resize", "np.tile")
     total = int(np.prod(wanted))
     if not have:

@@ -27,6 +27,7 @@ from codegen.trace.numpy.elementwise import (
     result_type,
     select,
 )
+from codegen.user.half_types import adding
 
 
 class _Functions:
@@ -72,12 +73,14 @@ def _pseudo_huber(delta: Any, r: Any) -> Any:
 
 def _huber(delta: Any, r: Any) -> Any:
     size = f.absolute(r)
-    made = select(size <= delta, 0.5 * r * r, delta * (size - 0.5 * delta))
+    small = f.maximum(f.minimum(r, delta), -delta)  # no infinity, which times 0 has no derivative
+    made = select(size <= delta, 0.5 * small * small, delta * (size - 0.5 * delta))
     return select(delta < 0, np.inf, made)
 
 
 def _boxcox(log_x: Any, power: Any) -> Any:
-    return select(f.absolute(power * log_x) < 1e-19, log_x, f.expm1(power * log_x) / power)
+    near = (power == 0) | (f.absolute(power * log_x) < 1e-19)
+    return select(near, log_x, f.expm1(power * log_x) / power)
 
 
 def _inv_boxcox(y: Any, power: Any) -> Any:
@@ -238,7 +241,7 @@ def logsumexp(a: Any, axis: Any = None, b: Any = None, keepdims: bool = False,
 def zeta(x: Any, q: Any = None) -> Any:
     if q is None:
         raise unsupported("scipy.special.zeta of one argument", "scipy.special.zeta(x, 1.0)")
-    x, q = (reducing.floats(as_array(v)) for v in (x, q))
+    x, q = (reducing.floats(reducing.no_complex(v, "scipy.special.zeta")) for v in (x, q))
     dtype = result_type(x, q)
     shape = broadcast_shapes([extents_of(x), extents_of(q)])
     values = [operand_value(x.context, v, dtype, shape) for v in (x, q)]
@@ -257,9 +260,9 @@ def polygamma(n: Any, x: Any) -> Any:
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     "polygamma": polygamma,
     "zeta": zeta,
-    "softmax": softmax,
-    "log_softmax": log_softmax,
-    "logsumexp": logsumexp,
+    "softmax": adding(softmax),
+    "log_softmax": adding(log_softmax),
+    "logsumexp": adding(logsumexp),
 }
 
 

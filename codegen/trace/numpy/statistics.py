@@ -82,7 +82,7 @@ def _quantiles(what: str, x: Any, q: Any, axis: Any, out: Any, method: str, keep
     reducing.no_complex(x, what)
     array, d, wide = reducing.lanes(x, axis, what)
     kind = array.type.dtype.kind
-    if kind == "b" or (kind == "f" and np.ndim(q) and not counts and method not in _ELEMENTS):
+    if method not in _ELEMENTS and (kind == "b" or (kind == "f" and np.ndim(q) and not counts)):
         array = as_array(array, dtypes.FLOAT64)  # an array of q is one of float64
     dtype, extent = array.type.dtype, array.extents[d]
     if dtype.kind in "iu" and (extent == 0 or method not in _ELEMENTS):
@@ -412,8 +412,37 @@ def _extreme_number(fn: str) -> Callable[..., Any]:
 
 
 nansum, nanprod = _without_nan(reducing.sum_), _without_nan(reducing.prod)
-nanmean, nanvar = _without_nan(reducing.mean), _without_nan(reducing.var)
-nanstd = _without_nan(reducing.std)
+_mean, _var = _without_nan(reducing.mean), _without_nan(reducing.var)
+
+
+def nanmean(x: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: Any = False,
+            **options: Any) -> Any:
+    array = as_array(x)
+    if array.type.dtype.kind in "fc":
+        reducing.in_floats("np.nanmean", array, dtype, real=True)
+    return _mean(array, axis, dtype, out, keepdims, **options)
+
+
+def nanvar(x: Any, axis: Any = None, dtype: Any = None, out: Any = None, ddof: Any = 0,
+           keepdims: Any = False, *, correction: Any = None, where: Any = True,
+           **options: Any) -> Any:
+    """Where no more than `ddof` numbers are left, NaN; np.var has infinity there."""
+    array, ddof = as_array(x), ddof if correction is None else correction
+    options |= {"ddof": ddof, "keepdims": keepdims, "where": where}
+    if array.type.dtype.kind not in "fc":
+        return _var(array, axis, dtype, out, **options)
+    made = _var(array, axis, dtype, None, **options)
+    number = apply(np.logical_and, apply(np.logical_not, apply(np.isnan, array)), where)
+    enough = apply(np.greater, reducing.sum_(number, axis, keepdims=keepdims), ddof)
+    return store(as_array(select(enough, made, np.nan), made.type.dtype), out)
+
+
+def nanstd(x: Any, axis: Any = None, dtype: Any = None, out: Any = None, ddof: Any = 0,
+           keepdims: Any = False, **options: Any) -> Any:
+    reducing.in_floats("np.nanstd", as_array(x), dtype)
+    return store(apply(np.sqrt, nanvar(x, axis, dtype, None, ddof, keepdims, **options)), out)
+
+
 nanmax, nanmin = _extreme_number("fmax"), _extreme_number("fmin")
 
 
@@ -430,4 +459,23 @@ def _nan_as(function: Callable[..., Any], value: float) -> Callable[..., Any]:
 
 
 nancumsum, nancumprod = _nan_as(reducing.cumsum, 0), _nan_as(reducing.cumprod, 1)
-nanargmax, nanargmin = _nan_as(reducing.argmax, -np.inf), _nan_as(reducing.argmin, np.inf)
+
+
+def _arg_number(name: str, value: float) -> Callable[..., Any]:
+    """Where a lane has nothing but NaN, the run ends, as NumPy raises."""
+    place = _nan_as(getattr(reducing, name), value)
+
+    def call(x: Any, axis: Any = None, *args: Any, **options: Any) -> Any:
+        array = as_array(x)
+        if array.type.dtype.kind in "fc":
+            number = apply(np.logical_not, apply(np.isnan, array))
+            expect(array.context, reducing.any_(number, axis).read(),
+                   f"np.nan{name}: All-NaN slice encountered\n"
+                   "  expected: a number at least in what the axis goes through\n"
+                   "  found:    nothing but NaN")
+        return place(array, axis, *args, **options)
+
+    return call
+
+
+nanargmax, nanargmin = _arg_number("argmax", -np.inf), _arg_number("argmin", np.inf)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # phases.py writes their calls
 
 # Of one text: what stands there twice is compiled as fast in its place; a loop of one statement, to
 # which a call adds, where there are many.
-LEAST_USES, LEAST_OF_SHORT, SHORT = 3, 8, 4  # uses, uses of a short one, lines of a short one
+LEAST_USES, LEAST_OF_SHORT, SHORT = 3, 4, 4  # uses, uses of a short one, lines of a short one
 
 
 @dataclass(frozen=True)

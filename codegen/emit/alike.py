@@ -8,26 +8,26 @@ Always holds: the tokens of a text, joined, are that text.
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
-from itertools import groupby
+from functools import lru_cache
 
 # What compilers make no better where they know an operand, as they do a quotient or a power.
 _TAKES_ANY = ("spmd_minimum_", "spmd_maximum_", "spmd_philox_")
 
+_APART = {ord(c): f"\0{c}\0" for c in map(chr, range(128)) if not (c.isalnum() or c == "_")}
 
-def tokens(text: str) -> list[str]:
-    """Return the names and numbers of a text, and what stands between them."""
+
+@lru_cache(maxsize=4096)
+def tokens(text: str) -> tuple[str, ...]:
+    """Return the names and numbers of a text, and each character that stands between them."""
+    pieces = [piece for piece in text.translate(_APART).split("\0") if piece]
     out: list[str] = []
-    for in_word, some in groupby(text, _is_in_word):
-        piece = "".join(some)
-        joins = in_word and len(out) > 1 and out[-2][0].isdigit() and piece[0].isdigit()
-        if joins and (out[-1] == "." or out[-1] in ("+", "-") and out[-2].endswith("e")):
+    for piece in pieces:
+        if piece[0].isdigit() and len(out) > 1 and out[-2][0].isdigit() and (
+            out[-1] == "." or out[-1] in ("+", "-") and out[-2].endswith("e")
+        ):
             piece = "".join((out.pop(-2), out.pop(), piece))  # 0.5, 1e-05
         out.append(piece)
-    return out
-
-
-def _is_in_word(c: str) -> bool:
-    return c.isalnum() or c == "_"
+    return tuple(out)
 
 
 def is_name(token: str) -> bool:
@@ -51,21 +51,23 @@ def numbers(pieces: Sequence[str]) -> list[int]:
     random numbers."""
     found: list[int] = []
     called: list[str] = []  # around a token: the function whose operand it is, or ""
+    before = ""  # the last token but for spaces, signs and parentheses
     for k, piece in enumerate(pieces):
-        if piece[0].isdigit():
+        if piece in "( -":
+            if piece == "(":
+                called.append(pieces[k - 1] if k and is_name(pieces[k - 1]) else "")
+            continue
+        if piece == "[":
+            called.append("[")
+        elif piece in ")]":
+            if called:
+                called.pop()
+        elif piece[0].isdigit():
             around = called[-1] if called else ""
-            if not around and ("." in piece or "e" in piece):
-                divides = k > 0 and pieces[k - 1].rstrip(" (-").endswith("/")
-                found += [] if divides else [k]
-            elif around.startswith(_TAKES_ANY) and kind(piece):
+            takes = around.startswith(_TAKES_ANY) if around else not piece.endswith(("u", "ull"))
+            if takes and kind(piece) and before != "/":
                 found.append(k)
-        elif not is_name(piece):
-            for place, c in enumerate(piece):
-                if c in "([":
-                    name = pieces[k - 1] if place == 0 and k and is_name(pieces[k - 1]) else ""
-                    called.append("[" if c == "[" else name)
-                elif c in ")]" and called:
-                    called.pop()
+        before = piece
     return found
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from codegen.emit.alike import differing, tokens
 from codegen.emit.exchange_code import beginning, box_bodies, box_head, over, says
-from codegen.emit.lines import comment, wrapped
+from codegen.emit.lines import comment, source, wrapped
 from codegen.emit.rank_code import Places
 from codegen.plan.grammar import Exchange, Plan
 from codegen.plan.steps import walk_steps
@@ -75,7 +75,7 @@ class SharedExchanges:
             self.share_beginning(group)
 
     def body(self, x: Exchange, text: str) -> _Body:
-        pieces = tokens(text)
+        pieces = list(tokens(text))
         numbers = [k for k, piece in enumerate(pieces)
                    if piece[0].isdigit() or piece in self.own]
         return _Body(x, pieces, numbers)
@@ -89,9 +89,13 @@ class SharedExchanges:
         text = first.filled(columns, [f"own[{k}]" for k in range(len(columns))])
         out = [comment(f"asked by the engine in {len(group)} exchanges: {says(first.x)[name]}")]
         if columns:
-            rows = "".join(
-                f"    [{body.x.site}] = {{{', '.join(body.row[c[0]] for c in columns)}}},\n"
-                for body in group)
+            rows, quoted = "", ""
+            for body in group:
+                where = source(body.x.place) if body.x.place else ""
+                rows += comment(where, indent="    ") + "\n" if where not in ("", quoted) else ""
+                quoted = where
+                own = ", ".join(body.row[c[0]] for c in columns)
+                rows += f"    [{body.x.site}] = {{{own}}},\n"
             out.append(f"static const int64_t {function}_own[][{len(columns)}] = {{\n{rows}}};")
             text = f"    const int64_t *const own = {function}_own[r->exchange.site];\n{text}"
         out.append(f"{box_head(function, name)}\n{{\n{text}\n}}\n")

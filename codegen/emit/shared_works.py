@@ -9,7 +9,7 @@ variables, and numbers that it is handed; it uses nothing but its arguments, as 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -65,39 +65,51 @@ class SharedWorks:
         self.rows: dict[Key, list[tuple[str, ...]]] = {}  # the numbers of all that share one
         self.columns: dict[Key, list[list[int]]] = {}  # those that a function is handed
         self.phases: dict[int, Phase] = {}
-        self.alone: dict[int, PhaseWriter] = {}  # of each phase, as if it shared nothing
+        self.given: dict[int, list[str | Runtime]] = {}  # what works of a phase are handed, once
+        self.buffers: dict[str, Buffer] = {}
         self.uses: Counter[int] = Counter()  # of a first phase, by its number
         first: dict[Key, Phase] = {}
         for step in walk_steps(plan.steps):
             if isinstance(step, Phase):
-                same = self.phases[step.number] = first.setdefault(self.read_phase(step), step)
+                works = [self.read(step, work) for work in step.work]
+                same = first.setdefault(self.key(step, works), step)
+                self.phases[step.number] = same
                 self.uses[same.number] += 1
                 if same is step:
-                    self.read_works(step)
+                    self.count(step, works)
 
-    def read_phase(self, phase: Phase) -> Key:
-        """Return the text of a phase without its names, and in which order it is handed these."""
-        w = self.alone[phase.number] = self.writer(phase, self.names)
-        w.works(phase.work)
-        pieces = [token for line in _code(w.lines) for token in tokens(line)]
-        handed = [*w.buffers, *(p.sym.name for p in phase.parameters), *w.runtimes]
-        own = {*handed, *w.names.names(), *_counters(pieces)}
-        text, order = plain(pieces, own)
-        return "".join(text), *(order.get(name) for name in handed), tuple(w.signature_types())
+    def key(self, phase: Phase, works: Sequence[SharedWork]) -> Key:
+        """Return the texts of the works of a phase, and which of them are handed the same."""
+        order: dict[str | Runtime, int] = {}
+        parts: list[object] = []
+        for work in works:
+            self.buffers.update((name, buffer) for name, (buffer, _) in work.buffers.items())
+            names = dict.fromkeys((*work.given, *work.buffers, *work.runtimes))
+            given = (work.runtimes.get(name, name) for name in names)
+            parts.append((work.key, work.numbers,
+                          *(order.setdefault(thing, len(order)) for thing in given)))
+        self.given[phase.number] = list(order)
+        return *parts, *(order.get(p.sym.name) for p in phase.parameters)
+
+    def count(self, phase: Phase, works: Sequence[SharedWork]) -> None:
+        """Note the works of a phase that may share a function."""
+        for work, found in zip(phase.work, works, strict=True):
+            if isinstance(work, Nest | Store | Lane):
+                self.works[id(work)] = found
+                self.rows.setdefault(found.key, []).append(found.numbers)
 
     def handed(self, phase: Phase, writer: PhaseWriter) -> tuple[list[Buffer], list[Runtime]]:
         """Return what a phase hands to the function of its first one, as this writer wrote it."""
-        first, own = (self.alone[k] for k in (self.phases[phase.number].number, phase.number))
-        buffers = dict(zip(first.buffers, own.buffers.values(), strict=True))
-        runtimes = dict(zip(first.runtimes.values(), own.runtimes.values(), strict=True))
-        return ([buffers[name][0] for name in writer.buffers],
-                [runtimes[node] for node in writer.runtimes.values()])
-
-    def read_works(self, phase: Phase) -> None:
-        for work in phase.work:
-            if isinstance(work, Nest | Store | Lane):
-                found = self.works[id(work)] = self.read(phase, work)
-                self.rows.setdefault(found.key, []).append(found.numbers)
+        first, own = (self.given[k] for k in (self.phases[phase.number].number, phase.number))
+        here = dict(zip(first, own, strict=True))
+        buffers, runtimes = [], []
+        for thing in (*writer.buffers, *writer.runtimes.values()):
+            other = here[thing]
+            if isinstance(other, Runtime):
+                runtimes.append(other)
+            else:
+                buffers.append(self.buffers[other])
+        return buffers, runtimes
 
     def read(self, phase: Phase, work: Work) -> SharedWork:
         """Return a work as the body of a function of its own."""
@@ -152,7 +164,7 @@ class SharedWorks:
         begin, lines = 0, []
         for line in work.lines:
             if not _is_comment(line):
-                pieces = tokens(line)
+                pieces = list(tokens(line))
                 for place in numbers(pieces):
                     pieces[place] = new.get(begin, pieces[place])
                     begin += 1

@@ -5,7 +5,7 @@
  * what this rank copies, and to where, from the member that sends to it; send_K() what this rank
  * holds ready for others; and give_K() where that may be written as well. All answer in boxes: an
  * offset into a rank's memory, and for each dim how many elements there are, and how many bytes
- * from one to the next. A flow says which members a member reads.
+ * from one to the next. A flow says which members a member reads. What is alike stands there once.
  */
 
 #include "spmd_image.h"
@@ -183,8 +183,11 @@ static void phase_8(float *restrict w_2, const float *restrict w_3)
 
 /* asked by the engine in 3 exchanges: what I fold from `member`, and into what */
 static const int64_t pull_shared_0_own[][3] = {
+    /* sample_programs.py:90: w = np.mean(feed.next().x, axis=0) */
     [0] = {B_w_, 4, B_w_2},
+    /* sample_programs.py:93: if np.sum(error) > 1 and feed.more() */
     [2] = {B_reduce, 1, B_reduce_2},
+    /* sample_programs.py:95: w = w - np.mean(np.where(b.mask, error, 0)[:, None] * b.x, axis=0) */
     [4] = {B_w_, 4, B_w_3},
 };
 static void pull_shared_0(const spmd_rank *r, int64_t member, spmd_box *from, spmd_box *into)
@@ -203,8 +206,11 @@ static void pull_shared_0(const spmd_rank *r, int64_t member, spmd_box *from, sp
 
 /* asked by the engine in 3 exchanges: what is for `member` to fold from me */
 static const int64_t send_shared_1_own[][2] = {
+    /* sample_programs.py:90: w = np.mean(feed.next().x, axis=0) */
     [0] = {B_w_, 4},
+    /* sample_programs.py:93: if np.sum(error) > 1 and feed.more() */
     [2] = {B_reduce, 1},
+    /* sample_programs.py:95: w = w - np.mean(np.where(b.mask, error, 0)[:, None] * b.x, axis=0) */
     [4] = {B_w_, 4},
 };
 static void send_shared_1(const spmd_rank *r, int64_t member, spmd_box *from)

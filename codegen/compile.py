@@ -65,7 +65,7 @@ from codegen.verify.exchange_table import ExchangeTable
 from codegen.verify.sample import check_exchanges
 
 Level = TypeVar("Level", Module, Loops, Plan)
-OBJECTS_BETWEEN_COLLECTIONS = 200_000
+OBJECTS_BETWEEN_COLLECTIONS = 500_000
 
 
 @dataclass(frozen=True)

@@ -103,8 +103,8 @@ class SharedWorks:
         first, own = (self.given[k] for k in (self.phases[phase.number].number, phase.number))
         here = dict(zip(first, own, strict=True))
         buffers, runtimes = [], []
-        for thing in (*writer.buffers, *writer.runtimes.values()):
-            other = here[thing]
+        things: list[str | Runtime] = [*writer.buffers, *writer.runtimes.values()]
+        for other in map(here.__getitem__, things):
             if isinstance(other, Runtime):
                 runtimes.append(other)
             else:

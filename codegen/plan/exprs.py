@@ -47,7 +47,8 @@ def _gather(x: Any, found: list[Expr]) -> None:
         for y in x:
             _gather(y, found)
     else:
-        for name in _order(type(x)):
+        kind: Any = type(x)
+        for name in _order(kind):
             _gather(getattr(x, name), found)
 
 
@@ -59,7 +60,8 @@ def picked(x: Any) -> Iterator[Sym]:
         for y in x:
             yield from picked(y)
     else:
-        for name in _order(type(x)):
+        kind: Any = type(x)
+        for name in _order(kind):
             yield from picked(getattr(x, name))
 
 
@@ -69,8 +71,9 @@ def _mapped(x: Any, f: Callable[[Expr], Expr]) -> Any:
     if isinstance(x, tuple):
         new = [_mapped(y, f) for y in x]
         return tuple(new) if any(map(is_not, x, new)) else x
+    kind: Any = type(x)
     changed = {}
-    for name in _order(type(x)):
+    for name in _order(kind):
         old = getattr(x, name)
         made = _mapped(old, f)
         if made is not old:

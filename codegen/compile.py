@@ -6,7 +6,9 @@ Always holds: the number of ranks is nowhere; the same program gives the same by
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import gc
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -65,6 +67,7 @@ from codegen.verify.exchange_table import ExchangeTable
 from codegen.verify.sample import check_exchanges
 
 Level = TypeVar("Level", Module, Loops, Plan)
+OBJECTS_BETWEEN_COLLECTIONS = 500_000
 
 
 @dataclass(frozen=True)
@@ -129,8 +132,26 @@ def build(
     store: where machine code of earlier builds may be, and that of this one goes. checks: names of
     codegen.check_names, of what the image checks while it runs; POINTS: it can be kept and resumed.
     """
-    target = resolve(target)
-    store = store or kept.Nothing()
+    with rarely_collected():
+        return _built(program, parameters, resolve(target), store or kept.Nothing(), checks)
+
+
+@contextmanager
+def rarely_collected() -> Iterator[None]:
+    """Let Python look for garbage in circles rarely: a build makes many objects and few circles."""
+    before = gc.get_threshold()
+    if before[0]:
+        gc.set_threshold(max(before[0], OBJECTS_BETWEEN_COLLECTIONS), *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+
+
+def _built(
+    program: Any, parameters: Mapping[str, Any], target: str, store: kept.BuildStore,
+    checks: Collection[str],
+) -> bytes:
     at(f"tracing {program.name}")
     graph = program.graph(parameters, checks)
     levels = lower(with_points(graph) if POINTS in checks else graph)

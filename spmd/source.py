@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import builtins
+import gc
 import os
 import sys
 import time
@@ -318,6 +319,7 @@ def build_file(options: argparse.Namespace, _: Processes) -> int:
     started = time.perf_counter()
     checks = (*options.check, POINTS) if options.checkpoint else options.check
     data = build_program(program, parameters, options.target, cache, checks)
+    gc.freeze()  # the process ends soon, without a last look for garbage in all of this
     seconds = time.perf_counter() - started
     point_out(data)
     write_whole(image, data)

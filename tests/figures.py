@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from tests import figures_feeding, figures_growth, figures_prk, figures_training
+from tests import figures_builds, figures_feeding, figures_growth, figures_prk, figures_training
 from tests.conftest import EXAMPLES, run
 
 EMPTY = """import spmd
@@ -97,6 +97,12 @@ def build_times(folder: Path, rounds: int = 3) -> None:
         rows.append((path.name, f"{seconds:.2f}", f"{int(results[0][1]) / 1024:.0f}"))
     print(f"Building the examples, after imports, median of {rounds}:\n")
     table(["example", "seconds", "image, KiB"], rows)
+
+
+def whole_builds(folder: Path, rounds: int = 5) -> None:
+    """The command `spmd build` of networks, a small program and a long one."""
+    print(f"`spmd build`, seconds of one core with all that it starts, median of {rounds}:\n")
+    table(["program", "seconds"], figures_builds.medians(folder, rounds))
 
 
 def image_sizes(folder: Path) -> None:
@@ -485,6 +491,7 @@ def derivatives(_: Path, rounds: int = 9) -> None:
 FIGURES: dict[str, Callable[[Path], None]] = {
     "start": start_up,
     "build": build_times,
+    "builds": whole_builds,
     "sizes": image_sizes,
     "verify": verified,
     "load": load_costs,

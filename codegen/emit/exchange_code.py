@@ -7,7 +7,7 @@ Always holds: a box function looks at nothing but the rank and the member that i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from codegen.emit.lines import comment, source, wrapped
@@ -35,37 +35,53 @@ from codegen.symbolic.expr import Expr, Sym
 from codegen.symbolic.spelling import Binds
 
 
-def exchange_functions(x: Exchange, mesh: Mesh, places: Places) -> str:
-    """All functions of an exchange."""
+def exchange_functions(x: Exchange, mesh: Mesh, places: Places, shared: Mapping[str, str]) -> str:
+    """All functions of an exchange. shared: those that tell its boxes and those of others."""
     where = [source(x.place)] if x.place else []
-    asked, taken = f"exchange {x.site}, asked by the engine", "fold" if x.fn else "copy"
-    told = _told(x)
-    said = {
-        "pull": f"{asked}: what I {taken} from `member`, and into what",
-        "send": f"{asked}: what is for `member` to {taken} from me",
-        "give": f"{asked}: what of mine may be written to `member`",
-    }
+    asked = f"exchange {x.site}, asked by the engine"
     out: list[str] = []
-    for name, boxes in told.items():
-        out += [comment(said[name], *where), _box_function(f"{name}_{x.site}", x, boxes, places)]
+    for name, body in box_bodies(x, places).items():
+        if name not in shared:
+            head = box_head(f"{name}_{x.site}", name)
+            out += [comment(f"{asked}: {says(x)[name]}", *where), f"{head}\n{{\n{body}\n}}\n"]
     if x.take is not None:
         does = comment(f"{asked}: what I do with a piece of what I pull", *where)
         out.append(_taking(x, x.take, places, does))
-    f = RankFunction(places)
+    out.append(comment(f"exchange {x.site}, begun by step(): {over(x)}", *where))
+    body = beginning(x, mesh, places, shared)
+    out.append(f"static void exchange_{x.site}(spmd_rank *r)\n{{\n{body}\n}}\n")
+    return "\n".join(out)
+
+
+def says(x: Exchange) -> dict[str, str]:
+    """What each of the functions tells the engine, in words."""
+    taken = "fold" if x.fn else "copy"
+    return {
+        "pull": f"what I {taken} from `member`, and into what",
+        "send": f"what is for `member` to {taken} from me",
+        "give": "what of mine may be written to `member`",
+    }
+
+
+def over(x: Exchange) -> str:
+    return f"{x.kind} over {', '.join(x.axes)}"
+
+
+def beginning(x: Exchange, mesh: Mesh, places: Places, shared: Mapping[str, str]) -> str:
+    """The body of a function that begins an exchange."""
+    f, told = RankFunction(places), _told(x)
+    names = {name: shared.get(name, f"{name}_{x.site}") for name in told}
     _begin(f, x, mesh)
     for name in ("pull", "send"):
         if name in told:
-            f.line(f"x->{name} = {name}_{x.site};")
-    f.line(f"x->give = {f'give_{x.site}' if 'give' in told else '0'};")
+            f.line(f"x->{name} = {names[name]};")
+    f.line(f"x->give = {names.get('give', '0')};")
     f.line(f"x->take = {f'take_{x.site}' if x.take else '0'};")
     if x.take is not None:
         f.line(f"x->into_size = {x.take.buffer.dtype.size};")
     f.line(f"x->fold = {f'{fold_name(x)}[r->engine->vectors]' if x.fn and x.dtype else '0'};")
     f.line("r->stage = 0;")
-    over = f"{x.kind} over {', '.join(x.axes)}"
-    out.append(comment(f"exchange {x.site}, begun by step(): {over}", *where))
-    out.append(f"static void exchange_{x.site}(spmd_rank *r)\n{{\n{f.body()}\n}}\n")
-    return "\n".join(out)
+    return f.body()
 
 
 def _taking(x: Exchange, take: Store, places: Places, does: str) -> str:
@@ -179,7 +195,18 @@ def _index_stride(mesh: Mesh, axis: str) -> Expr:
 # ---- boxes ---------------------------------------------------------------------------------------
 
 
-def _box_function(name: str, x: Exchange, boxes: Sequence[Box], places: Places) -> str:
+def box_bodies(x: Exchange, places: Places) -> dict[str, str]:
+    """The bodies of the functions that tell the boxes of an exchange."""
+    return {name: _box_body(x, boxes, places) for name, boxes in _told(x).items()}
+
+
+def box_head(function: str, name: str) -> str:
+    """The head of a function that tells boxes: of which it sends, or where they go as well."""
+    into = "" if name == "send" else ", spmd_box *into"
+    return f"static void {function}(const spmd_rank *r, int64_t member, spmd_box *from{into})"
+
+
+def _box_body(x: Exchange, boxes: Sequence[Box], places: Places) -> str:
     f = RankFunction(places)
     if x.wraps != 1:
         f.line("const int64_t wrap = member / r->exchange.members;")
@@ -200,6 +227,4 @@ def _box_function(name: str, x: Exchange, boxes: Sequence[Box], places: Places) 
             extent = f"from->extent[{d}]" if same else f.integer(e, Binds.CHOICE)
             f.line(f"{target}->extent[{d}] = {extent};")
             f.line(f"{target}->stride[{d}] = {f.integer(s * size, Binds.CHOICE)};")
-    into = ", spmd_box *into" if len(boxes) == 2 else ""
-    head = f"static void {name}(const spmd_rank *r, int64_t member, spmd_box *from{into})"
-    return f"{head}\n{{\n{f.body()}\n}}\n"
+    return f.body()

@@ -12,7 +12,7 @@ from codegen.emit.cutting import NOINLINE
 from codegen.emit.expressions import applied, single
 from codegen.emit.lines import comment, wrapped
 from codegen.emit.nests import NestWriter
-from codegen.emit.shared_works import SharedWork, SharedWorks
+from codegen.emit.shared_works import SharedCall, SharedWorks
 from codegen.emit.spell import combined, literal, storage_suffix, suffix
 from codegen.functions import FUNCTIONS, neutral, neutral_sign
 from codegen.plan.grammar import (
@@ -54,30 +54,38 @@ class PhaseWriter(NestWriter):
             if found is None:
                 self.work(work)
             else:
-                self.call_shared(*found)
+                self.call_shared(found)
         head = wrapped(f"static void {self.phase.name}(", self.signature() or ["void"], ")")
         named = ((p.sym.name, str(p.formula)) for p in self.phase.parameters)
-        intro = comment("compute phase", *(f"  {n} = {text}" for n, text in named if n != text))
+        uses = self.shared.uses[self.phase.number] if self.shared else 1
+        what = f"what {uses} compute phases do, with names of the first one"
+        what = what if uses > 1 else "compute phase"
+        intro = comment(what, *(f"  {n} = {text}" for n, text in named if n != text))
         # A function of its own: a symbol for objdump, gdb and perf, and all it gets are arguments.
         return "\n".join([intro, f"{NOINLINE}{head}", "{", *self.lines, "}"]) + "\n"
 
-    def call_shared(self, name: str, work: SharedWork) -> None:
-        given = []
-        for one in work.given:
-            if one in work.buffers:
-                self.buffer(*work.buffers[one])
-            given.append(self.runtime(work.runtimes[one]) if one in work.runtimes else one)
+    def call_shared(self, call: SharedCall) -> None:
+        given, work = [], call.work
+        for name in work.given:
+            if name in work.buffers:
+                self.buffer(*work.buffers[name])
+            given.append(self.runtime(work.runtimes[name]) if name in work.runtimes else name)
         indent = "    " * self.depth
-        self.lines.append(wrapped(f"{indent}{name}(", given or [""], ");", indent + "    "))
+        arguments = [*given, *call.numbers] or [""]
+        self.lines.append(wrapped(f"{indent}{call.name}(", arguments, ");", indent + "    "))
 
     def signature(self) -> list[str]:
-        out = []
-        for name, (buffer, written) in self.buffers.items():
-            constant = "" if written else "const "
-            out.append(f"{constant}{buffer.dtype.c} *restrict {name}")
-        out += [f"const int64_t {p.sym.name}" for p in self.phase.parameters]
-        out += [f"const double {n}" for n in self.runtimes]
+        names = [*self.buffers, *(p.sym.name for p in self.phase.parameters), *self.runtimes]
+        types = self.signature_types()
+        out = [t + name for t, name in zip(types, names, strict=True)]
         return [*out, "void *const *library"] if self.library else out
+
+    def signature_types(self) -> list[str]:
+        """Return the types of what the function is handed, but for the table of routines."""
+        return [*(f"{'' if written else 'const '}{buffer.dtype.c} *restrict "
+                  for buffer, written in self.buffers.values()),
+                *["const int64_t "] * len(self.phase.parameters),
+                *["const double "] * len(self.runtimes)]
 
     def works(self, works: Sequence[Work]) -> None:
         for work in works:

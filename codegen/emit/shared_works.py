@@ -1,21 +1,22 @@
-"""Works that a program does several times with different buffers: each becomes one C function.
+"""Works and phases that a program does several times: each becomes one C function.
 
 Goes in: a Plan and the names of its buffers. Comes out: functions of C, and calls of them. Blocks
 of a network that are alike, and updates of parameters of one shape, are compiled once.
 Always holds: works share a function if their texts are equal up to names of arguments and local
-variables; a function uses nothing but its arguments, as a phase does.
+variables, and numbers that it is handed; it uses nothing but its arguments, as a phase does.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import TYPE_CHECKING
 
+from codegen.emit.alike import differing, kind, numbers, plain, tokens
 from codegen.emit.cutting import NOINLINE
 from codegen.emit.lines import comment, wrapped
+from codegen.fresh import Fresh
 from codegen.plan.grammar import Buffer, Lane, Nest, Phase, Plan, Runtime, Store, Work
 from codegen.plan.steps import walk_steps
 
@@ -23,87 +24,166 @@ if TYPE_CHECKING:  # phases.py writes their calls
     from codegen.emit.phases import PhaseWriter
 
 # Of one text: what stands there twice is compiled as fast in its place; a loop of one statement, to
-# which a call adds, where there are many.
-LEAST_USES, LEAST_OF_SHORT, SHORT = 3, 8, 4  # uses, uses of a short one, lines of a short one
+# which a call adds, where there are several.
+LEAST_USES, LEAST_OF_SHORT, SHORT = 3, 4, 4  # uses, uses of a short one, lines of a short one
+
+Key = tuple[object, ...]
 
 
 @dataclass(frozen=True)
 class SharedWork:
-    """One work as the body of a function. given: the names of its arguments, in order."""
+    """One work as the body of a function. given: the names of its arguments, in order; numbers:
+    those in its text that others may have otherwise."""
 
-    key: tuple[object, ...]
+    key: Key
     lines: tuple[str, ...]
     given: tuple[str, ...]
     declared: tuple[str, ...]
+    numbers: tuple[str, ...]
     buffers: Mapping[str, tuple[Buffer, bool]]
     runtimes: Mapping[str, Runtime]
 
 
+@dataclass(frozen=True)
+class SharedCall:
+    """How a work calls its function. numbers: what it hands over behind the names."""
+
+    name: str
+    work: SharedWork
+    numbers: tuple[str, ...]
+
+
 class SharedWorks:
     """The works of a Plan, and which of them share a function. functions: the texts of these, in
-    the order of first use."""
+    the order of first use. phases: the first phase that does what a phase does, by its number."""
 
     def __init__(self, plan: Plan, names: dict[int, str], writer: type[PhaseWriter]) -> None:
         self.names, self.writer = names, writer
         self.functions: list[str] = []
-        self.called: dict[tuple[object, ...], str] = {}
+        self.called: dict[Key, str] = {}
         self.works: dict[int, SharedWork] = {}  # by id
+        self.rows: dict[Key, list[tuple[str, ...]]] = {}  # the numbers of all that share one
+        self.columns: dict[Key, list[list[int]]] = {}  # those that a function is handed
+        self.phases: dict[int, Phase] = {}
+        self.given: dict[int, list[str | Runtime]] = {}  # what works of a phase are handed, once
+        self.buffers: dict[str, Buffer] = {}
+        self.uses: Counter[int] = Counter()  # of a first phase, by its number
+        first: dict[Key, Phase] = {}
         for step in walk_steps(plan.steps):
             if isinstance(step, Phase):
-                for work in step.work:
-                    if isinstance(work, Nest | Store | Lane):
-                        self.works[id(work)] = self.read(step, work)
-        self.uses = Counter(work.key for work in self.works.values())
+                works = [self.read(step, work) for work in step.work]
+                same = first.setdefault(self.key(step, works), step)
+                self.phases[step.number] = same
+                self.uses[same.number] += 1
+                if same is step:
+                    self.count(step, works)
+
+    def key(self, phase: Phase, works: Sequence[SharedWork]) -> Key:
+        """Return the texts of the works of a phase, and which of them are handed the same."""
+        order: dict[str | Runtime, int] = {}
+        parts: list[object] = []
+        for work in works:
+            self.buffers.update((name, buffer) for name, (buffer, _) in work.buffers.items())
+            names = dict.fromkeys((*work.given, *work.buffers, *work.runtimes))
+            given = (work.runtimes.get(name, name) for name in names)
+            parts.append((work.key, work.numbers,
+                          *(order.setdefault(thing, len(order)) for thing in given)))
+        self.given[phase.number] = list(order)
+        return *parts, *(order.get(p.sym.name) for p in phase.parameters)
+
+    def count(self, phase: Phase, works: Sequence[SharedWork]) -> None:
+        """Note the works of a phase that may share a function."""
+        for work, found in zip(phase.work, works, strict=True):
+            if isinstance(work, Nest | Store | Lane):
+                self.works[id(work)] = found
+                self.rows.setdefault(found.key, []).append(found.numbers)
+
+    def handed(self, phase: Phase, writer: PhaseWriter) -> tuple[list[Buffer], list[Runtime]]:
+        """Return what a phase hands to the function of its first one, as this writer wrote it."""
+        first, own = (self.given[k] for k in (self.phases[phase.number].number, phase.number))
+        here = dict(zip(first, own, strict=True))
+        buffers, runtimes = [], []
+        things: list[str | Runtime] = [*writer.buffers, *writer.runtimes.values()]
+        for other in map(here.__getitem__, things):
+            if isinstance(other, Runtime):
+                runtimes.append(other)
+            else:
+                buffers.append(self.buffers[other])
+        return buffers, runtimes
 
     def read(self, phase: Phase, work: Work) -> SharedWork:
         """Return a work as the body of a function of its own."""
         w = self.writer(phase, self.names)
         w.work(work)
-        lines = tuple(line for line in w.lines if not line.lstrip().startswith("/*"))
-        text = "\n".join(lines)
-        numbers = {p.sym.name for p in phase.parameters}
-        handed = {*w.buffers, *w.runtimes, *numbers}
-        pieces = ["".join(some) for _, some in groupby(text, _is_of_name)]
-        own = {*w.names.names(), *_counters(pieces)} - handed
-        order: dict[str, int] = {}
-        for k, (piece, behind) in enumerate(zip(pieces, [*pieces[1:], ""])):
-            if (piece in handed or piece in own) and not behind.startswith("("):
-                pieces[k] = f"${order.setdefault(piece, len(order))}"
-        plain = "".join(pieces)
+        handed = {*w.buffers, *w.runtimes, *(p.sym.name for p in phase.parameters)}
+        lines = [tokens(line) for line in _code(w.lines)]
+        pieces = [token for line in lines for token in line]
+        text, order = plain(pieces, {*handed, *w.names.names(), *_counters(pieces)})
+        begin, found = 0, []
+        for line in lines:
+            found += [begin + k for k in numbers(line)]
+            begin += len(line)
+        values = tuple(pieces[k] for k in found)
+        for k in found:
+            text[k] = f"#{kind(pieces[k])}"
         given = tuple(name for name in order if name in handed)
         declared = tuple(
             _declared(*w.buffers[name]) if name in w.buffers else
             "const double " if name in w.runtimes else "const int64_t " for name in given)
         places = tuple(order[name] for name in given)
-        return SharedWork((plain, places, declared), tuple(w.lines), given, declared, w.buffers,
-                          w.runtimes)
+        return SharedWork(("".join(text), places, declared), tuple(w.lines), given, declared,
+                          values, w.buffers, w.runtimes)
 
-    def call(self, work: Work) -> tuple[str, SharedWork] | None:
-        """Return the name of the function that does a work, and its SharedWork; None if too few
-        works share it."""
+    def call(self, work: Work) -> SharedCall | None:
+        """Return how a work is done by a function; None if too few works share it."""
         found = self.works.get(id(work))
         if found is None:
             return None
-        least = LEAST_OF_SHORT if len(found.lines) < SHORT else LEAST_USES
-        if self.uses[found.key] < least:
+        rows = self.rows[found.key]
+        if len(rows) < (LEAST_OF_SHORT if len(found.lines) < SHORT else LEAST_USES):
             return None
         if found.key not in self.called:
+            self.columns[found.key] = differing(rows)
             name = self.called[found.key] = f"shared_{len(self.called)}"
-            given = [d + n for d, n in zip(found.declared, found.given, strict=True)]
-            head = wrapped(f"static void {name}(", given, ")")
-            intro = comment(f"what {self.uses[found.key]} works do, with names of the first one")
-            self.functions.append(
-                "\n".join([intro, f"{NOINLINE}{head}", "{", *found.lines, "}"]) + "\n")
-        return self.called[found.key], found
+            self.functions.append(self.function(name, found))
+        handed = tuple(found.numbers[group[0]] for group in self.columns[found.key])
+        return SharedCall(self.called[found.key], found, handed)
+
+    def function(self, name: str, work: SharedWork) -> str:
+        """Return the function that does a work and all that share it."""
+        columns, count = self.columns[work.key], len(self.rows[work.key])
+        names = Fresh(token for line in work.lines for token in tokens(line))
+        given = [d + n for d, n in zip(work.declared, work.given, strict=True)]
+        new: dict[int, str] = {}
+        for group in columns:
+            new |= dict.fromkeys(group, names.name("number"))
+            given.append(f"const {kind(work.numbers[group[0]])} {new[group[0]]}")
+        head = wrapped(f"static void {name}(", given, ")")
+        does = "names and numbers" if columns else "names"
+        intro = comment(f"what {count} works do, with {does} of the first one")
+        begin, lines = 0, []
+        for line in work.lines:
+            if not _is_comment(line):
+                pieces = list(tokens(line))
+                for place in numbers(pieces):
+                    pieces[place] = new.get(begin, pieces[place])
+                    begin += 1
+                line = "".join(pieces)
+            lines.append(line)
+        return "\n".join([intro, f"{NOINLINE}{head}", "{", *lines, "}"]) + "\n"
 
 
-def _is_of_name(c: str) -> bool:
-    return c.isalnum() or c == "_"
+def _is_comment(line: str) -> bool:
+    return line.lstrip().startswith("/*")
+
+
+def _code(lines: list[str]) -> list[str]:
+    return [line for line in lines if not _is_comment(line)]
 
 
 def _counters(pieces: list[str]) -> list[str]:
     """Return the names of the int64_t variables that a text declares."""
-    return [name for kind, _, name in zip(pieces, pieces[1:], pieces[2:]) if kind == "int64_t"]
+    return [name for t, _, name in zip(pieces, pieces[1:], pieces[2:]) if t == "int64_t"]
 
 
 def _declared(buffer: Buffer, written: bool) -> str:

@@ -19,6 +19,7 @@ from codegen.emit.function import dtype_of
 from codegen.emit.lines import wrapped
 from codegen.emit.phases import PhaseWriter
 from codegen.emit.rank_code import Places, RankFunction
+from codegen.emit.shared_exchanges import SharedExchanges
 from codegen.emit.shared_works import SharedWorks
 from codegen.plan.grammar import (
     Branch,
@@ -46,7 +47,9 @@ class ControlWriter:
         self.plan, self.places = plan, places
         self.phases: list[str] = []
         self.shared = SharedWorks(plan, places.names, PhaseWriter)
-        self.exchanges: list[str] = []
+        self.writers: dict[int, PhaseWriter] = {}  # of phases, by their number
+        self.alike = SharedExchanges(plan, places)
+        self.exchanges = list(self.alike.functions)
         self.parts: list[str] = []  # of step()
         self.numbers = {id(s): k for k, s in enumerate(operations(plan.steps))}
         self.points = [s.number for s in walk_steps(plan.steps) if isinstance(s, Point)]
@@ -129,26 +132,32 @@ class ControlWriter:
                 raise AssertionError("a point is the first step of a turn")
 
     def phase(self, phase: Phase) -> None:
-        writer, f = PhaseWriter(phase, self.places.names, self.shared), self.f
-        self.phases.append(writer.write())
-        arguments = [self.places.address(b) for b, _ in writer.buffers.values()]
+        first, f = self.shared.phases[phase.number], self.f
+        if first is phase:
+            writer = self.writers[phase.number] = PhaseWriter(phase, self.places.names, self.shared)
+            self.phases.append(writer.write())
+        writer = self.writers[first.number]
+        buffers, runtimes = self.shared.handed(phase, writer)
+        arguments = [self.places.address(b) for b in buffers]
         arguments += [f.integer(p.value, Binds.CHOICE) for p in phase.parameters]
-        arguments += [f.runtime(s) for s in writer.runtimes.values()]
+        arguments += [f.runtime(s) for s in runtimes]
         arguments += ["r->engine->library"] if writer.library else []
         f.quote(phase.place)
         f.line(f"spmd_enter(r, {self.numbers[id(phase)]});")
         indent = "    " * f.depth
-        call = wrapped(f"{indent}{phase.name}(", arguments or [""], ");", indent + "    ")
-        f.lines.append(call)
+        f.lines.append(wrapped(f"{indent}{first.name}(", arguments or [""], ");", indent + "    "))
 
     def exchange(self, x: Exchange) -> None:
-        self.exchanges.append(exchange_functions(x, self.plan.mesh, self.places))
+        begins = self.alike.begins.get(x.site)
+        if begins is None:
+            self.exchanges.append(exchange_functions(x, self.plan.mesh, self.places,
+                                                     self.alike.boxes.get(x.site, {})))
         self.cases += 1
         self.f.quote(x.place)
         self.f.line(f"spmd_enter(r, {self.numbers[id(x)]});")
         if x.shifts or x.swaps:
             self.without_copy(x)
-        self.f.line(f"exchange_{x.site}(r);")
+        self.f.line(begins or f"exchange_{x.site}(r);")
         self.resume(self.cases)
         self.f.line("if (!r->engine->exchange(r)) return SPMD_WAITS;")
         if x.shifts or x.swaps:

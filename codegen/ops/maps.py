@@ -80,7 +80,7 @@ class Map(Kind):
         return [np.asarray(FUNCTIONS[self.fn].numpy(*operands))]
 
     def element(self, op: Op, index: Index, at: Resolver) -> At:
-        args = tuple(at.node(v, index) for v in op.operands)
+        args = tuple(at.operand(v, index) for v in op.operands)
         operand = op.operands[-1 if self.fn == "select" else 0].type.dtype
         return compared(self.fn, args) or apply(self.fn, op.result.type.dtype, args, operand)
 

@@ -8,6 +8,7 @@ Always holds: two values in one buffer are never both needed at any point (Chait
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -68,7 +69,7 @@ class _Liveness:
         self.module = module = loops.module
         self.apart = loops.apart
         self.constants = loops.constants
-        self.conflicts: dict[Value, set[Value]] = {}
+        self.conflicts: dict[Value, set[Value]] = defaultdict(set)
         self.order: dict[Value, int] = {}
         self.forced: list[tuple[Value, Value]] = []
         # depth, and two values that want to share; whether one is then written over the other
@@ -128,10 +129,12 @@ class _Liveness:
         self.fed |= {v: fields.get(v, of) for v in op.results}
 
     def define(self, value: Value, others: Iterable[Value]) -> None:
-        for other in others:
-            if other is not value:
-                self.conflicts.setdefault(value, set()).add(other)
-                self.conflicts.setdefault(other, set()).add(value)
+        known = self.conflicts[value]
+        new = set(others) - known
+        new.discard(value)
+        known |= new
+        for other in new:
+            self.conflicts[other].add(value)
 
     def reads(self, op: Op) -> set[Value]:
         return set(op.operands) - self.blank

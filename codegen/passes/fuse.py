@@ -69,6 +69,13 @@ class _Member:
     def together(self) -> int:
         return self.work.together if isinstance(self.work, Reduce) else 1
 
+    def walks(self, value: Value) -> Iterator[tuple[Expr, tuple[Bound[Value], ...]]]:
+        """Where it reads a value, without what is the same in all turns: a loop keeps that."""
+        turning = {v.sym for v in self.loops}
+        for offset, bounds in self.reads[value]:
+            if bounds or not turning or not turning.isdisjoint(offset.symbols()):
+                yield offset, bounds
+
     @property
     def needs(self) -> list[Value]:
         """What it reads, and the array that it writes over."""
@@ -154,7 +161,7 @@ class _Nest:
         for value in member.reads.keys() - self.made.keys():
             for other in self.members:
                 if value in other.reads:
-                    common |= not set(other.reads[value]).isdisjoint(member.reads[value])
+                    common |= any(w in other.reads[value] for w in member.walks(value))
                     if _hinders(member, other, value) or _hinders(other, member, value):
                         return False
         return common

@@ -116,6 +116,8 @@ class _Rows:
             self.users.setdefault(id(array.buffer), set()).add(0)
 
     def phase(self, phase: Phase) -> Phase:
+        if not self.leaves_caches(phase):
+            return phase
         works: list[Work] = []
         group: list[_Member] = []
 
@@ -137,6 +139,14 @@ class _Rows:
                 group.append(joined)
         close()
         return replace(phase, work=tuple(works)) if len(works) < len(phase.work) else phase
+
+    def leaves_caches(self, phase: Phase) -> bool:
+        """Return whether what the works of a phase touch is more than a cache holds, so that it may
+        pay to do them together."""
+        works = [w for w in phase.work if isinstance(w, Store | Nest)]
+        touched = {id(b): b for w in works for b in work_buffers(w)}
+        return len(works) > 1 and sum(
+            most(b.capacity) * b.dtype.size for b in touched.values()) > FAR_CACHE
 
     def member(self, work: Work) -> _Member | None:
         if not isinstance(work, Store | Nest):

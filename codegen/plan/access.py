@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Container, Sequence
 
 from codegen.ir import Module, Op, Shape, Value
-from codegen.ops import Gather, Reshape, Scatter, Slice, Update
+from codegen.ops import Full, Gather, Reshape, Scatter, Slice, Update
 from codegen.ops.kind import Array
 from codegen.plan.grammar import Bound, Load, Node, Var
 from codegen.plan.indexing import (
@@ -62,6 +62,13 @@ class Resolver:
         if value in self.stored:
             return Load(value, ravel(index, value.type.shape))
         return self.computed(self.defs[value], index)
+
+    def operand(self, value: Value, index: Index) -> At:
+        """What an op computes with at this index of an operand. An element of a Full is spelled as
+        a number, also where the array lies in memory for others."""
+        node = self.node(value, index)
+        op = self.defs.get(node.buffer) if isinstance(node, Load) and not node.bounds else None
+        return op.what.element(op, (), self) if op and isinstance(op.what, Full) else node
 
     def computed(self, op: Op, index: Index) -> At:
         """What an op computes at this index of its result, whether that is stored or not."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 from functools import cache
+from operator import is_not
 from typing import Any, TypeVar
 
 from codegen.plan import grammar as g
@@ -34,26 +35,32 @@ def mapped(x: T, f: Callable[[Expr], Expr]) -> T:
 
 def exprs(x: Any) -> Iterator[Expr]:
     """Every Expr in it."""
+    found: list[Expr] = []
+    _gather(x, found)
+    return iter(found)
+
+
+def _gather(x: Any, found: list[Expr]) -> None:
     if isinstance(x, Expr):
-        yield x
+        found.append(x)
     elif isinstance(x, tuple):
         for y in x:
-            yield from exprs(y)
-    elif isinstance(x, _INSIDE):
+            _gather(y, found)
+    else:
         kind: Any = type(x)
         for name in _order(kind):
-            yield from exprs(getattr(x, name))
+            _gather(getattr(x, name), found)
 
 
 def picked(x: Any) -> Iterator[Sym]:
     """The symbols in it that stand for positions which data decides."""
     if isinstance(x, g.Bound):
         yield x.sym
-    kind: Any = type(x)
     if isinstance(x, tuple):
         for y in x:
             yield from picked(y)
-    elif isinstance(x, _INSIDE):
+    else:
+        kind: Any = type(x)
         for name in _order(kind):
             yield from picked(getattr(x, name))
 
@@ -62,18 +69,22 @@ def _mapped(x: Any, f: Callable[[Expr], Expr]) -> Any:
     if isinstance(x, Expr):
         return f(x)
     if isinstance(x, tuple):
-        new = tuple(_mapped(y, f) for y in x)
-        return x if all(a is b for a, b in zip(x, new)) else new
-    if not isinstance(x, _INSIDE):
-        return x
+        new = [_mapped(y, f) for y in x]
+        return tuple(new) if any(map(is_not, x, new)) else x
     kind: Any = type(x)
-    old = {name: getattr(x, name) for name in _order(kind)}
-    new_ones = {name: _mapped(y, f) for name, y in old.items()}
-    changed = {name: y for name, y in new_ones.items() if y is not old[name]}
+    changed = {}
+    for name in _order(kind):
+        old = getattr(x, name)
+        made = _mapped(old, f)
+        if made is not old:
+            changed[name] = made
     return replace(x, **changed) if changed else x
 
 
 @cache
 def _order(kind: Any) -> tuple[str, ...]:
+    """The fields of a class that formulas may stand in; of another class than those, none."""
+    if not issubclass(kind, _INSIDE):
+        return ()
     names = [f.name for f in fields(kind) if f.type not in _PLAIN]
     return (*(n for n in names if n not in _LAST), *(n for n in _LAST if n in names))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 from codegen.dtypes import INT64, DType
 from codegen.ir import Shape
@@ -17,6 +18,7 @@ from codegen.symbolic.expr import Expr, Sym
 Index = tuple[Expr, ...]
 
 
+@lru_cache(maxsize=4096)
 def strides(shape: Shape) -> Shape:
     """Row-major strides in elements."""
     out: list[Expr] = []

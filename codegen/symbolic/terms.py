@@ -8,7 +8,7 @@ Always holds: an object never changes; its order of terms depends on names only.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from codegen.symbolic.meaning import rows_of, value
@@ -132,6 +132,8 @@ class Call:
     def samples(self) -> Column:
         return sampled(self.op, [a.samples for a in self.args])
 
+
+KNOWN = 1 << 16  # sums and products that are remembered
 
 Atom: TypeAlias = Sym | Call
 Monomial: TypeAlias = tuple[Atom, ...]
@@ -375,6 +377,7 @@ def _term_order(term: tuple[Monomial, int]) -> tuple[int, list[str]]:
     return -len(term[0]), [a.order for a in term[0]]
 
 
+@lru_cache(maxsize=KNOWN)
 def _sum(a: Expr, b: Expr, sign: int) -> Expr:
     if not b.terms:
         return a
@@ -386,6 +389,7 @@ def _sum(a: Expr, b: Expr, sign: int) -> Expr:
     return _collected(terms)
 
 
+@lru_cache(maxsize=KNOWN)
 def _product(a: Expr, b: Expr) -> Expr:
     if not a.terms or b is ONE:
         return a

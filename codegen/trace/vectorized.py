@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from codegen.image.kernel_objects import results_of
 from codegen.trace.array import as_array, unsupported
 from codegen.trace.foreign import is_unknown, library
 from codegen.trace.kernel_call import Kernel
@@ -41,6 +40,8 @@ def vectorized(given: Any) -> Callable[..., Any]:
 
 
 def _called(function: FunctionType, args: list[Any], otypes: str | None) -> Any:
+    from codegen.image.kernel_objects import results_of  # numba: half a second
+
     inputs = [as_array(x) for x in args]
     whole = broadcast_arrays(*inputs)
     kinds = list(otypes or results_of(function, [x.type.dtype for x in inputs]))

@@ -5,7 +5,7 @@
  * what this rank copies, and to where, from the member that sends to it; send_K() what this rank
  * holds ready for others; and give_K() where that may be written as well. All answer in boxes: an
  * offset into a rank's memory, and for each dim how many elements there are, and how many bytes
- * from one to the next. A flow says which members a member reads.
+ * from one to the next. A flow says which members a member reads. What is alike stands there once.
  */
 
 #include "spmd_image.h"
@@ -181,43 +181,55 @@ static void phase_8(float *restrict w_2, const float *restrict w_3)
     }
 }
 
-/* exchange 0, asked by the engine: what I fold from `member`, and into what
- * sample_programs.py:90: w = np.mean(feed.next().x, axis=0)
- */
-static void pull_0(const spmd_rank *r, int64_t member, spmd_box *from, spmd_box *into)
+/* asked by the engine in 3 exchanges: what I fold from `member`, and into what */
+static const int64_t pull_shared_0_own[][3] = {
+    /* sample_programs.py:90: w = np.mean(feed.next().x, axis=0) */
+    [0] = {B_w_, 4, B_w_2},
+    /* sample_programs.py:93: if np.sum(error) > 1 and feed.more() */
+    [2] = {B_reduce, 1, B_reduce_2},
+    /* sample_programs.py:95: w = w - np.mean(np.where(b.mask, error, 0)[:, None] * b.x, axis=0) */
+    [4] = {B_w_, 4, B_w_3},
+};
+static void pull_shared_0(const spmd_rank *r, int64_t member, spmd_box *from, spmd_box *into)
 {
+    const int64_t *const own = pull_shared_0_own[r->exchange.site];
     (void)member;
-    from->offset = r->buffer[B_w_];
+    from->offset = r->buffer[own[0]];
     from->dims = 1;
-    from->extent[0] = 4;
+    from->extent[0] = own[1];
     from->stride[0] = 4;
-    into->offset = r->buffer[B_w_2];
+    into->offset = r->buffer[own[2]];
     into->dims = 1;
-    into->extent[0] = 4;
+    into->extent[0] = own[1];
     into->stride[0] = 4;
 }
 
-/* exchange 0, asked by the engine: what is for `member` to fold from me
- * sample_programs.py:90: w = np.mean(feed.next().x, axis=0)
- */
-static void send_0(const spmd_rank *r, int64_t member, spmd_box *from)
+/* asked by the engine in 3 exchanges: what is for `member` to fold from me */
+static const int64_t send_shared_1_own[][2] = {
+    /* sample_programs.py:90: w = np.mean(feed.next().x, axis=0) */
+    [0] = {B_w_, 4},
+    /* sample_programs.py:93: if np.sum(error) > 1 and feed.more() */
+    [2] = {B_reduce, 1},
+    /* sample_programs.py:95: w = w - np.mean(np.where(b.mask, error, 0)[:, None] * b.x, axis=0) */
+    [4] = {B_w_, 4},
+};
+static void send_shared_1(const spmd_rank *r, int64_t member, spmd_box *from)
 {
+    const int64_t *const own = send_shared_1_own[r->exchange.site];
     (void)member;
-    from->offset = r->buffer[B_w_];
+    from->offset = r->buffer[own[0]];
     from->dims = 1;
-    from->extent[0] = 4;
+    from->extent[0] = own[1];
     from->stride[0] = 4;
 }
 
-/* exchange 0, begun by step(): all_reduce over x
- * sample_programs.py:90: w = np.mean(feed.next().x, axis=0)
- */
-static void exchange_0(spmd_rank *r)
+/* 3 exchanges, begun by step(): all_reduce over x */
+static void exchange_shared_2(spmd_rank *r, const int64_t site)
 {
     const int64_t i_x = r->coord[AXIS_x];
     const int64_t n_x = r->world->size[AXIS_x];
     spmd_exchange *const x = &r->exchange;
-    x->site = 0;
+    x->site = site;
     x->kind = SPMD_REDUCE;
     x->size = 4;
     x->members = n_x;
@@ -229,8 +241,8 @@ static void exchange_0(spmd_rank *r)
     x->differs = 0;
     x->constant = 1;
     x->wraps = 1;
-    x->pull = pull_0;
-    x->send = send_0;
+    x->pull = pull_shared_0;
+    x->send = send_shared_1;
     x->give = 0;
     x->take = 0;
     x->fold = fold_add_float32[r->engine->vectors];
@@ -320,62 +332,6 @@ static void exchange_1(spmd_rank *r)
     x->give = give_1;
     x->take = 0;
     x->fold = 0;
-    r->stage = 0;
-}
-
-/* exchange 2, asked by the engine: what I fold from `member`, and into what
- * sample_programs.py:93: if np.sum(error) > 1 and feed.more()
- */
-static void pull_2(const spmd_rank *r, int64_t member, spmd_box *from, spmd_box *into)
-{
-    (void)member;
-    from->offset = r->buffer[B_reduce];
-    from->dims = 1;
-    from->extent[0] = 1;
-    from->stride[0] = 4;
-    into->offset = r->buffer[B_reduce_2];
-    into->dims = 1;
-    into->extent[0] = 1;
-    into->stride[0] = 4;
-}
-
-/* exchange 2, asked by the engine: what is for `member` to fold from me
- * sample_programs.py:93: if np.sum(error) > 1 and feed.more()
- */
-static void send_2(const spmd_rank *r, int64_t member, spmd_box *from)
-{
-    (void)member;
-    from->offset = r->buffer[B_reduce];
-    from->dims = 1;
-    from->extent[0] = 1;
-    from->stride[0] = 4;
-}
-
-/* exchange 2, begun by step(): all_reduce over x
- * sample_programs.py:93: if np.sum(error) > 1 and feed.more()
- */
-static void exchange_2(spmd_rank *r)
-{
-    const int64_t i_x = r->coord[AXIS_x];
-    const int64_t n_x = r->world->size[AXIS_x];
-    spmd_exchange *const x = &r->exchange;
-    x->site = 2;
-    x->kind = SPMD_REDUCE;
-    x->size = 4;
-    x->members = n_x;
-    x->position = i_x;
-    x->first = 0;
-    x->count[0] = n_x, x->count[1] = 1, x->count[2] = 1;
-    x->stride[0] = 1, x->stride[1] = 0, x->stride[2] = 0;
-    x->flow = SPMD_ALL;
-    x->differs = 0;
-    x->constant = 1;
-    x->wraps = 1;
-    x->pull = pull_2;
-    x->send = send_2;
-    x->give = 0;
-    x->take = 0;
-    x->fold = fold_add_float32[r->engine->vectors];
     r->stage = 0;
 }
 
@@ -480,62 +436,6 @@ static void exchange_3(spmd_rank *r)
     r->stage = 0;
 }
 
-/* exchange 4, asked by the engine: what I fold from `member`, and into what
- * sample_programs.py:95: w = w - np.mean(np.where(b.mask, error, 0)[:, None] * b.x, axis=0)
- */
-static void pull_4(const spmd_rank *r, int64_t member, spmd_box *from, spmd_box *into)
-{
-    (void)member;
-    from->offset = r->buffer[B_w_];
-    from->dims = 1;
-    from->extent[0] = 4;
-    from->stride[0] = 4;
-    into->offset = r->buffer[B_w_3];
-    into->dims = 1;
-    into->extent[0] = 4;
-    into->stride[0] = 4;
-}
-
-/* exchange 4, asked by the engine: what is for `member` to fold from me
- * sample_programs.py:95: w = w - np.mean(np.where(b.mask, error, 0)[:, None] * b.x, axis=0)
- */
-static void send_4(const spmd_rank *r, int64_t member, spmd_box *from)
-{
-    (void)member;
-    from->offset = r->buffer[B_w_];
-    from->dims = 1;
-    from->extent[0] = 4;
-    from->stride[0] = 4;
-}
-
-/* exchange 4, begun by step(): all_reduce over x
- * sample_programs.py:95: w = w - np.mean(np.where(b.mask, error, 0)[:, None] * b.x, axis=0)
- */
-static void exchange_4(spmd_rank *r)
-{
-    const int64_t i_x = r->coord[AXIS_x];
-    const int64_t n_x = r->world->size[AXIS_x];
-    spmd_exchange *const x = &r->exchange;
-    x->site = 4;
-    x->kind = SPMD_REDUCE;
-    x->size = 4;
-    x->members = n_x;
-    x->position = i_x;
-    x->first = 0;
-    x->count[0] = n_x, x->count[1] = 1, x->count[2] = 1;
-    x->stride[0] = 1, x->stride[1] = 0, x->stride[2] = 0;
-    x->flow = SPMD_ALL;
-    x->differs = 0;
-    x->constant = 1;
-    x->wraps = 1;
-    x->pull = pull_4;
-    x->send = send_4;
-    x->give = 0;
-    x->take = 0;
-    x->fold = fold_add_float32[r->engine->vectors];
-    r->stage = 0;
-}
-
 /* the program of one rank */
 static int step(spmd_rank *r)
 {
@@ -553,7 +453,7 @@ static int step(spmd_rank *r)
         spmd_enter(r, 1);
         phase_0(AT(r, B_w_), AT(r, B_x_), x_x__extent_0);
         spmd_enter(r, 2);
-        exchange_0(r);
+        exchange_shared_2(r, 0);
         r->pc = 2;
         /* fall through */
     case 2:
@@ -600,7 +500,7 @@ static int step(spmd_rank *r)
             spmd_enter(r, 8);
             phase_3(AT(r, B_error), AT(r, B_reduce), x_x__extent_0);
             spmd_enter(r, 9);
-            exchange_2(r);
+            exchange_shared_2(r, 2);
             r->pc = 6;
             /* fall through */
         case 6:
@@ -647,7 +547,7 @@ static int step(spmd_rank *r)
             phase_7(AT(r, B_w_), AT(r, B_mask), AT(r, B_error), AT(r, B_x_), x_x__extent_0,
                 x_x__offset_0);
             spmd_enter(r, 17);
-            exchange_4(r);
+            exchange_shared_2(r, 4);
             r->pc = 10;
             /* fall through */
         case 10:

@@ -5,7 +5,7 @@
  * what this rank copies, and to where, from the member that sends to it; send_K() what this rank
  * holds ready for others; and give_K() where that may be written as well. All answer in boxes: an
  * offset into a rank's memory, and for each dim how many elements there are, and how many bytes
- * from one to the next. A flow says which members a member reads.
+ * from one to the next. A flow says which members a member reads. What is alike stands there once.
  */
 
 #include "spmd_image.h"

@@ -105,8 +105,8 @@ class SharedExchanges:
         """Write one function that begins some exchanges."""
         first, columns = group[0], differing([body.row for body in group])
         function = f"exchange_shared_{len(self.functions)}"
-        names = ["site" if first.row[c[0]] == str(first.x.site) else f"number_{k}"
-                 for k, c in enumerate(columns)]
+        names = ["site" if all(body.row[c[0]] == str(body.x.site) for body in group)
+                 else f"number_{k}" for k, c in enumerate(columns)]
         for body in group:
             handed = ", ".join(["r", *(body.row[c[0]] for c in columns)])
             self.begins[body.x.site] = f"{function}({handed});"

@@ -76,7 +76,17 @@ def attribute_of_a_module(x):
     return x + made.n
 
 
+FLAGS: dict[str, bool] = {}
+
+
+def flag_in_an_arm(x):
+    if x[0] > 100:
+        FLAGS["large"] = True  # here
+    return x * len(FLAGS)
+
+
 REFUSED = [
+    (flag_in_an_arm, "FLAGS is changed in a branch", "functools.cache"),
     (tally_in_a_loop, "tally is changed in a loop"),
     (tally_in_an_arm, "tally is changed in a branch", BRANCH),
     (tally_in_a_test, "tally is changed in a loop"),

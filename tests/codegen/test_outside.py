@@ -112,6 +112,11 @@ def counted(n):
     return BOX.bump() + n
 
 
+@functools.cache
+def window(n):
+    return np.hanning(n)
+
+
 def table(n):
     """A cache, which fills once."""
     if n not in TABLES:
@@ -557,11 +562,12 @@ def made_inside(x):
 
 
 def caches(x):
-    """Filled in a loop, an arm, a test and a member: what Python runs again finds them full."""
+    """Filled in a loop, a test and a member: what Python runs again finds them full. In an arm,
+    those of functools."""
     for _ in spmd.range(3):
         x = x + table(6)
         if x[0] > 2:
-            x = x + table(8)[:6]
+            x = x + window(8)[:6]
         while x[1] + table(9)[0] < 3:
             x = x * 2
     return x + spmd.vmap(lambda v: v + table(10)[1])(x)

@@ -75,8 +75,9 @@ def test_uniform_is_below_its_end(dtype, low, high, monkeypatch):
     def ends():
         made = spmd.input("f", (2,), dtype, layout=("r",))
         a, b = spmd.scalar("a", float(low)), spmd.scalar("b", float(high))
-        there = drawing._below((low + (high - low) * made).astype(dtype), low, high)
-        return there, drawing._below((a + (b - a) * made).astype(dtype), a, b)
+        element = np.dtype(dtype)
+        there = drawing._below((low + (high - low) * made).astype(dtype), low, high, element)
+        return there, drawing._below((a + (b - a) * made).astype(dtype), a, b, element)
 
     for found in (eager, *spmd.build(ends, cache=False).run(ranks=2, f=fractions)):
         assert found.dtype == dtype

@@ -279,6 +279,8 @@ class Outside:
             k = next(k for k in both if not _alike(now.get(k), seen.items.get(k)))
             shown = step(path, thing, k)
         remedy = _WAYS[self.what]
+        if self.what == "branch" and isinstance(thing, dict):
+            remedy += "; functools.cache for what a function has computed before"
         if isinstance(thing, np.ndarray):
             remedy = f"{path} = spmd.asarray({path}) before it makes an array of the program"
         found = f"{shown}, {kind_of(thing)} from outside of it" if shown == path else shown

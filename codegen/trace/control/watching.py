@@ -92,6 +92,9 @@ class WatchedReads:
         if isinstance(x, types.FunctionType):
             self._function(x)
         elif isinstance(x, np.ndarray):
+            if isinstance(x, np.ma.MaskedArray):
+                self._work.append(np.ma.getmask(x))
+                x = np.asarray(x)  # tobytes() of a masked array writes into it
             if not x.dtype.hasobject:
                 self._arrays.append((x, _bytes(x), (x.shape, x.strides, x.dtype)))
         elif isinstance(x, types.MethodType):

@@ -79,9 +79,13 @@ def attribute_of_a_module(x):
 FLAGS: dict[str, bool] = {}
 
 
+def flag(name):
+    FLAGS[name] = True  # here
+
+
 def flag_in_an_arm(x):
     if x[0] > 100:
-        FLAGS["large"] = True  # here
+        flag("large")
     return x * len(FLAGS)
 
 

@@ -343,6 +343,27 @@ def test_products_of_any_extents():
     assert "all-gather along dim 0 of w," not in str(image.layouts(ranks=3)), "sums are fewer"
 
 
+def test_outer_products_of_columns_that_are_split() -> None:
+    """The dim that is summed over has one element, of one rank: the distance of the rows in memory
+    is then anything, also less than BLAS takes."""
+    layouts = [(None, None, None), (None, None, "x"), (None, "x", None), ("x", None, None)]
+    rng = np.random.default_rng(3)
+    given = {f"a{k}": rng.normal(size=(2, 12, 1)) for k in range(len(layouts))}
+
+    @spmd.program(mesh=("x",))
+    def outer():
+        some = [spmd.input(f"a{k}", (2, 12, 1), np.float64, layout=layout)
+                for k, layout in enumerate(layouts)]
+        return {f"{j}{k}": a @ b.transpose(0, 2, 1)
+                for j, a in enumerate(some) for k, b in enumerate(some)}
+
+    image = spmd.build(outer)
+    for ranks in (1, 3):
+        for name, found in image.run(ranks=ranks, **given).items():
+            a, b = (given[f"a{k}"] for k in name)
+            np.testing.assert_allclose(found, a @ b.transpose(0, 2, 1), err_msg=name)
+
+
 def test_threads_multiply_transposed_matrices_of_other_sizes_at_once() -> None:
     """A kernel of OpenBLAS gave one the other's distance of rows, in one call of a hundred."""
     draw = np.random.default_rng(6)

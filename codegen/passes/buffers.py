@@ -243,7 +243,7 @@ class _Liveness:
         if op is chain[-1]:
             found = set[Value]().union(*map(self.reads, chain)) - live
             for m in chain:
-                write = _alone(m)
+                write = _write_alone(m)
                 found -= self.reads(m) - (self.there(write) if write is not None else set())
             for o in others:
                 found -= self.reads(o).union(*map(self.needs, o.regions))
@@ -443,7 +443,18 @@ def _write(
 
 
 def _alone(op: Op) -> _Write | None:
-    """Of an op that is one store, perhaps of what arrives."""
+    """Return what an op that is one store may write over: a store of one element reads everything
+    before it writes."""
+    write = _write_alone(op)
+    if write is None or not isinstance(op.what, Do):
+        return None
+    (act,) = op.what.acts
+    one = isinstance(act, Store) and not act.bounds and all(v.extent == 1 for v in act.loops)
+    return replace(write, others=frozenset()) if one else write
+
+
+def _write_alone(op: Op) -> _Write | None:
+    """Return what an op writes that is one store, perhaps of what arrives; None for any other."""
     if not isinstance(op.what, Do) or len(op.what.acts) != 1:
         return None
     (act,), bases = op.what.acts, [x for x, _ in op.what.begins]
@@ -451,9 +462,7 @@ def _alone(op: Op) -> _Write | None:
     store = take or act
     if not isinstance(store, Store):
         return None
-    found = _write(0, store, None, bases[0] if bases else None)
-    one = take is None and not store.bounds and all(v.extent == 1 for v in store.loops)
-    return replace(found, others=frozenset()) if one else found  # it is read before it is written
+    return _write(0, store, None, bases[0] if bases else None)
 
 
 def _reshaped(act: Act) -> Value | None:

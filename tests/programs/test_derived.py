@@ -144,3 +144,32 @@ def test_what_random_programs_found() -> None:
         np.testing.assert_allclose(made["ranks"], 1.4 * np.sum(x * x))
         np.testing.assert_allclose(made["turned"], 8 * x**7)
         np.testing.assert_allclose(made["halved"], np.full(x.shape, 0.5**4))
+
+
+def test_elements_that_stand_elsewhere_afterwards() -> None:
+    """An array that is made element by element of those of another one, which nobody else reads:
+    what is written first must not be what is read next."""
+    orders = [(1, 0, 2, 3), (3, 2, 1, 0), (1, 2, 3, 0), (0, 0, 1, 1), (2, 3, 3, 2)]
+    ways = {
+        "joined": lambda x, order: np.concatenate([x[k : k + 1] * 2 for k in order]) / 2,
+        "stacked": lambda x, order: np.stack([x[k] + 0 for k in order]),
+        "gradient": lambda x, order: spmd.grad(lambda u: sum(u[k] * x[j] for k, j in enumerate(
+            order)))(x * 0),
+        "swapped": lambda x, order: spmd.grad(lambda u: u[order[0]] * u[order[1]])(x),
+    }
+    given = {f"{way}{k}": np.arange(4.0) + k for way in ways for k in range(len(orders))}
+
+    @spmd.program(mesh=("x",))
+    def moved() -> Any:
+        return {name: ways[name[:-1]](spmd.input(name, (4,), np.float64), orders[int(name[-1])])
+                for name in given}
+
+    image = spmd.build(moved)
+    for ranks in (1, 2):
+        for name, found in image.run(ranks=ranks, **given).items():
+            x, order = given[name], orders[int(name[-1])]
+            wanted = x[list(order)]
+            if name.startswith("swapped"):
+                j, k = order[:2]
+                wanted = x[k] * np.eye(4)[j] + x[j] * np.eye(4)[k]
+            np.testing.assert_array_equal(found, wanted, err_msg=name)

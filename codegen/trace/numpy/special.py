@@ -73,7 +73,7 @@ def _pseudo_huber(delta: Any, r: Any) -> Any:
 
 def _huber(delta: Any, r: Any) -> Any:
     size = f.absolute(r)
-    small = f.maximum(f.minimum(r, delta), -delta)  # no infinity, which times 0 has no derivative
+    small = select(size <= delta, r, 0.0)  # no infinity, which times 0 has no derivative
     made = select(size <= delta, 0.5 * small * small, delta * (size - 0.5 * delta))
     return select(delta < 0, np.inf, made)
 

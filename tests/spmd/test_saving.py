@@ -272,6 +272,25 @@ def test_a_full_disk_ends_the_run_with_the_frame(image, tmp_path, monkeypatch):
     check(tmp_path, {"c": SERIES["c"]}, {"c": by_numpy()["c"][:2]})
 
 
+def test_frames_from_before_a_failure_are_written(tmp_path):
+    """Those of the turns before an assert that does not hold, and of that turn where it is saved
+    first."""
+    @spmd.program(mesh=("r",))
+    def grows():
+        u = spmd.input("u", (4,), np.float64, layout=("r",), default=0)
+        for _ in spmd.range(10):
+            u = u + 1
+            spmd.save("u", u)
+            assert np.max(u) < 4, "too large"
+        return u
+
+    for ranks in (1, 3):
+        with pytest.raises(spmd.CheckError, match="too large"):
+            spmd.build(grows).run(ranks=ranks, save={"u": f"{tmp_path}/{ranks}/{{}}.npy"})
+        wanted = {"u": [np.full(4, k + 1.0) for k in range(4)]}
+        check(tmp_path, {"u": f"{ranks}/{{}}.npy"}, wanted)
+
+
 def test_a_disk_that_is_full_for_a_moment_names_no_frame_that_is_not_whole(
         image, tmp_path, monkeypatch):
     """Metadata cannot be written, and could be a moment later, when parts are removed."""

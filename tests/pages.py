@@ -95,6 +95,7 @@ class Reader:
         first = block.text.partition("\n")[0]
         if file := re.fullmatch(r"# ([\w/.-]+\.py)", first):
             (self.folder / file[1]).write_text(block.text)
+            sys.modules.pop(Path(file[1]).stem, None)  # of this name, from another folder
             return
         self.blocks += 1
         name = f"example-{self.blocks}.py"

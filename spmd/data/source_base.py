@@ -50,6 +50,12 @@ class ExampleSource:
 
     def begin(self) -> Iterator[tuple[str, Any]]:
         """Yield all examples in their own order, each with its name."""
+        if self.length() is None:
+            raise UsageError(
+                f"{type(self).__name__} does not say its examples one after the other",
+                place=self.place, found="length() is None, and no begin()",
+                expected="begin(), a generator of (name, example), where the length is not known",
+                remedy="data.iterator(function) makes a source of a generator")
         for index in range(self.counted("this")):
             yield self.name(index), self.get(index)
 

@@ -11,16 +11,18 @@ from __future__ import annotations
 import json
 import os
 import re
+from contextlib import suppress
 
 from codegen.errors import InputError, OutputError, UsageError
 from spmd.files import ZARR, npy
-from spmd.files.whole import ENDING, no_folder, write_whole
+from spmd.files.whole import ENDING, no_folder, whole
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from typing import Any
 
+METADATA, ATTRIBUTES = ".zarray", ".zattrs"  # files of a zarr array
 MARK = "spmd_save"  # in the attributes of an array that is ours, which a later run may replace
 
 
@@ -77,6 +79,7 @@ class FrameFiles:
         self.size = npy.SIZES[dtype] * npy.element_count(shape)
         self.head = b"" if self.is_zarr else npy.header(dtype, shape)
         self.open: dict[int, int] = {}  # descriptors, by the numbers of frames
+        self.others: Callable[[], int] | None = None  # frames of which all others wrote their parts
         self._check()
         self.folder = os.path.realpath(given if self.is_zarr else os.path.dirname(given) or ".")
 
@@ -140,6 +143,7 @@ class FrameFiles:
         self.nonce = nonce
         try:
             self._make_folder()
+            self._remove_leftovers()
             old = dict(self._numbers())
             missing = [k for k in range(frames) if k not in old and self.size]
             if missing:
@@ -147,37 +151,47 @@ class FrameFiles:
                                  expected=f"the frames before it, in {self.given}",
                                  found=f"no frame {missing[0]}",
                                  remedy="the path at which the run that was kept has saved them")
-            self._describe(frames)  # first: what it does not name is no frame
+            if frames:
+                self._describe(frames)  # first: what it does not name is no frame
+            elif self.is_zarr:  # a full disk has room for it once old frames are gone
+                with suppress(FileNotFoundError):
+                    os.unlink(os.path.join(self.folder, METADATA))
             for k, path in old.items():
                 if k >= frames:
                     os.unlink(path)
-            for entry in os.listdir(self.folder):  # what runs have left that were killed
-                mine = re.fullmatch(re.escape(f".{self.name}.") + r"[0-9a-f]{8}\.\d+\.(part|done)",
-                                    entry)
-                if mine:
-                    os.unlink(os.path.join(self.folder, entry))
+            if not frames:
+                self._describe(0)
         except OSError as error:
             raise self.failed(error.strerror) from None
 
+    def _remove_leftovers(self) -> None:
+        """Remove what runs have left that were killed: parts of frames and of metadata."""
+        mine = re.escape(f".{self.name}.") + r"[0-9a-f]{8}\.\d+\.(part|done)"
+        if self.is_zarr:
+            mine += rf"|\.({re.escape(METADATA)}|{re.escape(ATTRIBUTES)})\.\d+\.[0-9a-f]{{8}}\.part"
+        for entry in os.listdir(self.folder):
+            if re.fullmatch(mine, entry):
+                os.unlink(os.path.join(self.folder, entry))
+
     def _make_folder(self) -> None:
+        attributes, found = {MARK: {"name": self.name}}, None
         if self.is_zarr and os.path.lexists(self.folder):
-            try:
-                with open(os.path.join(self.folder, ".zattrs"), "rb") as file:
-                    ours = MARK in json.loads(file.read())
-            except (OSError, ValueError, TypeError):
-                ours = False
+            with suppress(OSError, ValueError):
+                with open(os.path.join(self.folder, ATTRIBUTES), "rb") as file:
+                    found = json.loads(file.read())
+            ours = isinstance(found, dict) and MARK in found
             if not ours and (not os.path.isdir(self.folder) or os.listdir(self.folder)):
                 raise self.failed("it is there, and nothing that spmd.save has written")
         if why := no_folder(self.folder):
             raise self.failed(why)
         os.makedirs(self.folder, exist_ok=True)
-        if self.is_zarr:
-            self._write(".zattrs", {MARK: {"name": self.name}})
+        if self.is_zarr and found != attributes:
+            self._write(ATTRIBUTES, attributes)
 
     def _describe(self, frames: int) -> None:
         """Write the metadata that says how many frames there are."""
         if self.is_zarr:
-            self._write(".zarray", {
+            self._write(METADATA, {
                 "zarr_format": 2, "shape": [frames, *self.shape],
                 "chunks": [1, *(max(1, extent) for extent in self.shape)],
                 "dtype": npy.descr_of(self.dtype), "compressor": None, "fill_value": None,
@@ -185,7 +199,8 @@ class FrameFiles:
             })
 
     def _write(self, name: str, what: dict[str, Any]) -> None:
-        write_whole(os.path.join(self.folder, name), json.dumps(what, indent=1).encode())
+        with whole(os.path.join(self.folder, name)) as file:
+            file.write(json.dumps(what, indent=1).encode())
 
     # ---- while it runs ---------------------------------------------------------------------------
 
@@ -235,10 +250,11 @@ class FrameFiles:
 
     def commit(self, frame: int) -> None:
         """Give a frame its final name, once all processes have written their parts. Raises
-        OutputError."""
+        OutputError; the frame is not there then."""
         try:
             if self.head or self.size:
-                fd = os.open(self.part(frame), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+                new = 0 if self.size else os.O_CREAT  # a frame without elements has no parts
+                fd = os.open(self.part(frame), os.O_RDWR | new | os.O_CLOEXEC, 0o666)
                 try:
                     if self.head:
                         _write_all(fd, memoryview(self.head), 0)
@@ -246,19 +262,33 @@ class FrameFiles:
                 finally:
                     os.close(fd)
                 os.replace(self.part(frame), self.path(frame))
-            self._describe(frame + 1)
+            try:
+                self._describe(frame + 1)
+            except OSError:
+                if self.size:
+                    os.unlink(self.path(frame))  # without metadata it is none
+                raise
         except OSError as error:
             raise self.failed(error.strerror, frame) from None
 
     def discard(self) -> None:
-        """Remove incomplete frames."""
+        """Remove the frame that this process was writing."""
         for frame, fd in self.open.items():
             os.close(fd)
-            try:
+            with suppress(OSError):
                 os.unlink(self.part(frame))
-            except OSError:
-                pass
         self.open.clear()
+
+    def remove_parts(self, frames: int) -> None:
+        """Remove the parts of all frames but the first `frames`. Raises OutputError."""
+        mine = re.escape(f".{self.name}.{self.nonce}.") + r"(\d+)" + re.escape(ENDING)
+        try:
+            for entry in os.listdir(self.folder):
+                found = re.fullmatch(mine, entry)
+                if found and int(found[1]) >= frames:
+                    os.unlink(os.path.join(self.folder, entry))
+        except OSError as error:
+            raise self.failed(error.strerror) from None
 
     def said(self, frames: int) -> str:
         """Return a line that says how many frames there are, and where."""
@@ -267,8 +297,11 @@ class FrameFiles:
                 f"{self.given}")
 
     def failed(self, why: str | None, frame: int | None = None) -> OutputError:
-        which = "" if frame is None else f", frame {frame}"
-        earlier = "; earlier ones are whole" if frame else ""
+        which, earlier = "" if frame is None else f", frame {frame}", ""
+        if frame:
+            there = frame if self.others is None else min(frame, self.others())
+            earlier = ("; earlier ones are whole" if there == frame else
+                       f"; the first {there} are whole")
         return OutputError(f"save {self.name}{which}: cannot write {self.given}: {why}{earlier}")
 
 

@@ -35,9 +35,14 @@ class EagerFrames:
                 self.files[name] = FrameFiles(name, self.paths[name], str(frame.dtype), frame.shape)
                 self.files[name].begin(0, os.urandom(4).hex())
             files = self.files[name]
-            files.write(number, (0,) * frame.ndim, frame.shape, frame.tobytes())
-            files.close(number)
-            files.commit(number)
+            try:
+                files.write(number, (0,) * frame.ndim, frame.shape, frame.tobytes())
+                files.close(number)
+                files.commit(number)
+            except BaseException:
+                files.discard()
+                files.remove_parts(number)
+                raise
             self.counts[name] += 1
 
         return take
@@ -46,8 +51,8 @@ class EagerFrames:
         """Report what was saved. Raises UsageError for a name under which nothing was saved."""
         for name, path in self.paths.items():
             if name not in self.files:
-                raise UsageError(f"the program saves nothing under {name!r} while it runs",
-                                 expected=f'spmd.save("{name}", …) in a loop of it',
+                raise UsageError(f"the program saved nothing under {name!r} in this run",
+                                 expected=f'spmd.save("{name}", …) in a loop that has turns',
                                  found=f"{name}={path}")
             files, frames = self.files[name], self.counts[name]
             print(files.said(frames))

@@ -8,6 +8,7 @@ it is taken, and nothing is left when the last process is gone.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 
 from codegen.errors import (
     EXIT_PEER,
@@ -16,6 +17,7 @@ from codegen.errors import (
     ImageError,
     InputError,
     InternalError,
+    OutputError,
     SpmdError,
     VersionError,
 )
@@ -391,8 +393,9 @@ class Job:
                 if told:
                     told("")
                 say(ffi.buffer(text, length)[:].decode("utf-8", "replace"))
-            if self.look_frames is not None and state != lib.SPMD_ABORTED:
-                self.look_frames()
+            if self.look_frames is not None:
+                with suppress(*[OutputError] * (state == lib.SPMD_ABORTED)):  # that one is said
+                    self.look_frames()
             if self.look is not None and state != lib.SPMD_ABORTED:
                 self.look()
             if self.look_feeds is not None and state == lib.SPMD_RUNNING:

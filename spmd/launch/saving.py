@@ -12,6 +12,7 @@ import os
 import sys
 import time
 from contextlib import suppress
+from functools import partial
 from struct import pack, unpack
 
 from codegen.errors import InputError, OutputError, UsageError
@@ -41,7 +42,8 @@ def check_paths(manifest: dict[str, Any], given: Mapping[str, str]) -> None:
         if name not in known:
             output = any(row["name"] == name for row in manifest["outputs"])
             raise UsageError(f"the program saves nothing under {name!r} while it runs",
-                             expected=", ".join(known) or f'spmd.save("{name}", …) in a loop of it',
+                             expected=", ".join(known) or
+                             f'spmd.save("{name}", …) in a loop that may have turns',
                              found=f"{name}={path}",
                              remedy=f"-o {name}={name}.npy: it is an output" if output else
                              meant(name, known))
@@ -108,6 +110,7 @@ class Saving:
                 job._check(lib.spmd_job_save(job._job, number, rank, row["every"], writes))
                 job._check(lib.spmd_job_save_from(job._job, number, rank, begins))
             series = _Series(number, files, owners)
+            files.others = partial(self._others, series)
             series.next = dict.fromkeys(owners, begins)
             series.whole = begins
             series.done = begins if owners else NONE_HERE
@@ -141,14 +144,26 @@ class Saving:
         frame = ffi.new("spmd_frame *")
         for series in self.series:
             self._say_late(job, series)
-            some = True
-            while some:
-                some = False
-                for rank in series.owners:
-                    if lib.spmd_job_frame(job._job, series.number, rank, frame):
-                        self._write(job, series, rank, frame)
-                        some = True
+            while self._write_next(job, series, frame):
+                pass
             self._name_whole(series)
+
+    def _write_next(self, job: Job, series: _Series, frame: Any) -> bool:
+        """Write the parts that wait of the frame that is next here, and none of later ones: when a
+        write fails, no earlier frame lacks a part of this process. Return whether there were any.
+        """
+        some = False
+        for rank in series.owners:
+            if series.next[rank] == series.done and lib.spmd_job_frame(
+                    job._job, series.number, rank, frame):
+                self._write(job, series, rank, frame)
+                some = True
+        if some and min(series.next.values()) > series.done:
+            series.files.close(series.done)
+            series.done += 1
+            self._tell(series)
+            self._name_whole(series)
+        return some
 
     def _write(self, job: Job, series: _Series, rank: int, frame: Any) -> None:
         dims = len(series.files.shape)
@@ -156,12 +171,6 @@ class Saving:
         box = list(frame.offset[0:dims]), list(frame.extent[0:dims])
         series.files.write(frame.number, *box, data)
         series.next[rank] = frame.number + 1
-        done = min(series.next.values())
-        for number in range(series.done, done):
-            series.files.close(number)
-        if done > series.done:
-            series.done = done
-            self._tell(series)
         lib.spmd_job_frame_written(job._job, series.number, rank)
 
     def _tell(self, series: _Series) -> None:
@@ -177,7 +186,9 @@ class Saving:
     def _others(self, series: _Series) -> int:
         """Return how many frames every other process has written its parts of."""
         least = NONE_HERE
-        for process in range(1, self.processes.count):
+        for process in range(self.processes.count):
+            if process == self.processes.number:
+                continue
             try:
                 with open(series.files.done_path(process), "rb") as file:
                     text = file.read(8)
@@ -250,9 +261,13 @@ class Saving:
     def close(self) -> None:
         """Name the complete frames, whatever ended the run, and remove the others."""
         for series in self.series:
-            with suppress(OutputError):
-                self._name_whole(series)
             series.files.discard()
+            if self.first:
+                with suppress(OutputError):
+                    series.files.remove_parts(min(series.done, self._others(series)))
+                    self._name_whole(series)
+                with suppress(OutputError):
+                    series.files.remove_parts(series.whole)
             if series.done_fd >= 0:
                 os.close(series.done_fd)
                 series.done_fd = -1

@@ -106,8 +106,10 @@ def test_submit_status_update_cancel(served, feed, tmp_path):
 def test_serve_says_why_it_does_not(served, feed, tmp_path):
     code, _, err = feed("serve", "--listen", "tcp://0.0.0.0:5599")
     assert code == 2 and "can be reached from other machines" in err and "feed keys FOLDER" in err
-    code, _, err = feed("serve", "--listen", "here:5")
-    assert code == 2 and "tcp://HOST:PORT" in err
+    for address in ("here:5", "tcp://127.0.0.1:99999"):
+        code, _, err = feed("serve", "--listen", address)
+        assert code == 2 and "tcp://HOST:PORT" in err
+    assert feed("status", "--connect", "tcp://127.0.0.1:99999")[0] == 2
     with_keys = ("serve", "--keys", served.keys_folder, "--state")
     code, _, err = feed(*with_keys, tmp_path / "s", "--listen", served.address)
     assert code == 69 and "cannot listen there" in err

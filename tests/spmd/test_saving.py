@@ -272,6 +272,45 @@ def test_a_full_disk_ends_the_run_with_the_frame(image, tmp_path, monkeypatch):
     check(tmp_path, {"c": SERIES["c"]}, {"c": by_numpy()["c"][:2]})
 
 
+def test_frames_from_before_a_failure_are_written(tmp_path):
+    """Those of the turns before an assert that does not hold, and of that turn where it is saved
+    first."""
+    @spmd.program(mesh=("r",))
+    def grows():
+        u = spmd.input("u", (4,), np.float64, layout=("r",), default=0)
+        for _ in spmd.range(10):
+            u = u + 1
+            spmd.save("u", u)
+            assert np.max(u) < 4, "too large"
+        return u
+
+    for ranks in (1, 3):
+        with pytest.raises(spmd.CheckError, match="too large"):
+            spmd.build(grows).run(ranks=ranks, save={"u": f"{tmp_path}/{ranks}/{{}}.npy"})
+        wanted = {"u": [np.full(4, k + 1.0) for k in range(4)]}
+        check(tmp_path, {"u": f"{ranks}/{{}}.npy"}, wanted)
+
+
+def test_a_disk_that_is_full_for_a_moment_names_no_frame_that_is_not_whole(
+        image, tmp_path, monkeypatch):
+    """Metadata cannot be written, and could be a moment later, when parts are removed."""
+    describe, failures = FrameFiles._describe, [OSError(28, "No space left on device")]
+
+    def full_once(self, frames):
+        if frames == 3 and failures:
+            raise failures.pop()
+        describe(self, frames)
+
+    monkeypatch.setattr(FrameFiles, "_describe", full_once)
+    with pytest.raises(OutputError, match=r"save c, frame 2: .*No space.*earlier ones are whole"):
+        image.run(ranks=3, save=paths(tmp_path, ["c"]))
+    check(tmp_path, {"c": SERIES["c"]}, {"c": by_numpy()["c"][:2]})
+    (tmp_path / "c.zarr/..zarray.7.0123abcd.part").write_text("of a run that was killed")
+    image.run(ranks=3, save=paths(tmp_path, ["c"]))
+    assert not list((tmp_path / "c.zarr").glob(".*.part"))
+    check(tmp_path, {"c": SERIES["c"]}, by_numpy())
+
+
 def test_a_limit_of_files_is_a_full_disk(tmp_path):
     (tmp_path / "long.py").write_text(LONG.replace("(1000,)", "(100_000,)"))
     here("build", tmp_path / "long.py", "-o", tmp_path / "long.img")

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from spmd.feeding.messages.keys import Keys
 
 ZAP = "inproc://zeromq.zap.01"
+LAST_PORT = 65535
 HANDSHAKE_MS = 5000  # a peer that connects and says nothing is dropped then
 HEARTBEAT_MS = 500
 SILENT_MS = 1500  # a peer whose machine vanished is noticed then
@@ -302,6 +303,9 @@ def resolved(address: str) -> str:
     host, _, port = address.removeprefix("tcp://").rpartition(":")
     if not address.startswith("tcp://") or not port.isdigit() or host.startswith("["):
         return address
+    if int(port) > LAST_PORT:  # the system would take another one: its last 16 bits
+        raise UsageError(f"{address}: there is no such port", expected=f"at most {LAST_PORT}",
+                         found=port, remedy="is the number right?")
     try:
         found = socket.getaddrinfo(host, int(port), socket.AF_INET6, socket.SOCK_STREAM,
                                    flags=socket.AI_V4MAPPED)

@@ -21,7 +21,7 @@ from codegen.errors import EnvironmentFault, SpmdError, UsageError
 from spmd.feed_options import HERE
 from spmd.feeding.host.children import Channel, Child, of_parent
 from spmd.feeding.messages.keys import KEYS, Keys, folder_of, keys_of, state_folder, zmq
-from spmd.feeding.messages.sockets import Lines
+from spmd.feeding.messages.sockets import LAST_PORT, Lines
 from spmd.feeding.scheduling.scheduler import SLICE_S, Scheduler
 from spmd.feeding.scheduling.scheduler_state import StateFile, StateMemory
 from spmd.feeding.status.overview import overview
@@ -35,9 +35,10 @@ SCHEDULER = "spmd.feeding.starting.serving"  # as a child
 def checked_listen(listen: str, folder: str) -> str:
     """An address to listen at. UsageError where others could reach it, and there are no keys."""
     host, _, port = listen.removeprefix("tcp://").rpartition(":")
-    if not listen.startswith("tcp://") or not host or not (port.isdigit() or port == "*"):
-        raise UsageError(f"--listen {listen!r}", expected="tcp://HOST:PORT, as tcp://0.0.0.0:5570",
-                         remedy=HERE)
+    is_port = port == "*" or (port.isascii() and port.isdecimal() and int(port) <= LAST_PORT)
+    if not listen.startswith("tcp://") or not host or not is_port:
+        raise UsageError(f"--listen {listen!r}", expected="tcp://HOST:PORT, as tcp://0.0.0.0:5570, "
+                         f"with a port of at most {LAST_PORT}", remedy=HERE)
     if not folder and not is_loopback(host):
         raise UsageError(
             f"{listen} can be reached from other machines, and no keys are given",

@@ -95,6 +95,10 @@ def flat(found):
 """
 
 
+# What NumPy leaves to the processor for 0, and the order and signs that a build of LAPACK gives.
+BY_MACHINE = ("np.reciprocal(i)", "np.reciprocal(h)", "np.linalg.eig")
+
+
 def loaded(text: str, folder: Path, name: str) -> Any:
     """A module of this text in a file of its own: its source must be readable."""
     path = folder / f"{name}.py"
@@ -131,9 +135,11 @@ def numpy_says(text: str) -> list[np.ndarray]:
 
 
 def agree(found: dict[str, Any], texts: list[str], expected: list[list[np.ndarray]],
-          where: str) -> None:
+          where: str, image: bool = False) -> None:
     wrong = []
     for k, (text, wanted) in enumerate(zip(texts, expected, strict=True)):
+        if image and any(part in text for part in BY_MACHINE):
+            continue
         for j, want in enumerate(wanted):
             got = np.asarray(found[f"e{k}_{j}"])
             if (got.dtype, got.shape) != (want.dtype, want.shape):
@@ -200,7 +206,8 @@ def test_expressions_agree_with_numpy(k: int, tmp_path: Path) -> None:
     if LONG:
         image = spmd.build(case)
         for ranks in range(1, 9):
-            agree(image.run(ranks=ranks, **given), texts, expected, f"an image on {ranks} ranks")
+            agree(image.run(ranks=ranks, **given), texts, expected, f"an image on {ranks} ranks",
+                  image=True)
 
 
 @pytest.mark.slow

@@ -95,9 +95,9 @@ class Flow(Library):
         return True
 
     def while_(self) -> bool:
-        k = self.name("k")
         flag = self.flag()
         private = flag is not None
+        k = self.name("i" if private else "k")  # i…: it may differ between ranks
         extra = f" and {flag}" if flag else ""
         self.emit(f"{k} = 0")
         self.emit(f"while {k} < {self.draw(st.integers(1, 3))}{extra}:")

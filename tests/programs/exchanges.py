@@ -44,7 +44,8 @@ class Author(Flow):
         v = self.var(lambda w: self.alike(w, axes)) if self.chance(70) else self.var()
         if v is None:
             return False
-        shift = self.choice(("1", "-1", "2", "steps", "n", *(k for k in self.numbers if k != "i")))
+        shift = self.choice(("1", "-1", "2", "steps", "n", *(
+            k for k in self.numbers if not k.startswith("i"))))
         how = f"shift={shift}"
         dims = v.dims
         if self.alike(v, axes):

@@ -220,7 +220,8 @@ class Writer:
             forms += ["{a} == {b}", "{b} != {a}"] if exact else []
         form = self.choice(forms)
         dtype = self.sample(form.format(a="a", b="b"), a, sample)
-        if dtype is None:
+        large = v.kind in "iu" and isinstance(sample, int) and sample > np.iinfo(v.dtype).max
+        if dtype is None or (large and "where" in form):  # NumPy's where wraps it around
             return None
         if dtype.kind == "c" and "*" in form:
             exact = False  # NumPy fuses the products of a complex one where the processor can

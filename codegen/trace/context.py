@@ -118,6 +118,8 @@ class Context:
         # whether loops over rows of arrays are run by Python, and whether one is compiled
         self.rows_by_python = self.has_rows = False
         self.changed_at: dict[Any, Place | None] = {}
+        # iterators of loops that the run may end early: how many items are left is not known
+        self.left_early: list[Any] = []
         # containers that may be one: two of them, their names, and where that is decided
         self.twins: list[tuple[Any, Any, str, str, Place | None]] = []
         self.seeded: set[int] = set()  # ids of random generators that the program gives a seed

@@ -74,6 +74,16 @@ def asked_before(x):
     return x
 
 
+def twice(x):
+    """The second loop finds no place left, so Python runs the first one too."""
+    at = np.ndindex(70)
+    for (k,) in at:
+        x = x + k
+    for _ in at:
+        x = x + 1000
+    return x
+
+
 def appended(x):
     out = []
     for k in np.arange(70):
@@ -95,7 +105,7 @@ def few(x):
 
 @pytest.mark.parametrize(("f", "compiled"), [
     (squares, 1), (places, 1), (integers, 1), (rows_that_are_written, 1), (ended, 1),
-    (constants, 2), (asked_before, 0), (appended, 0), (shapes, 0), (few, 0),
+    (constants, 2), (asked_before, 0), (twice, 0), (appended, 0), (shapes, 0), (few, 0),
 ])
 def test_as_in_python(f: Any, compiled: int) -> None:
     def program() -> Any:

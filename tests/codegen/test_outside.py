@@ -205,15 +205,6 @@ def while_of_an_iterator(x):
     return x
 
 
-def iterator_of_a_loop_that_ends_early(x):
-    rates = iter([1.0, 2.0, 3.0, 4.0])
-    for rate in rates:
-        x = x + rate
-        if x[0] > 5:
-            break
-    return x + sum(list(rates))  # here
-
-
 def deque(x):
     waiting = collections.deque([1.0, 2.0, 3.0, 4.0])
     for _ in spmd.range(4):
@@ -449,7 +440,6 @@ REFUSED = [
     (sum_of_an_iterator, "rates would give every iteration", LOOP),
     (lines_of_a_file, "file would give every iteration", LOOP),
     (while_of_an_iterator, "counter would give every iteration", LOOP),
-    (iterator_of_a_loop_that_ends_early, "used again after a loop that the run may end early"),
     (deque, "waiting is changed in a loop", "a deque from outside"),
     (list_in_fori, "kept is changed in a loop", "out[i] = …", "the body begins at"),
     (nonlocal_in_scan, "n is changed in a loop", "a variable from outside"),

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import spmd
+from codegen.errors import UnsupportedError
 from codegen.ir import walk
 from codegen.ops import Loop
 from codegen.oracle import interpret
@@ -119,3 +120,22 @@ def test_as_in_python(f: Any, compiled: int) -> None:
     for found, expected in zip(interpret.run(graph, {"r": 3}).values(), made, strict=True):
         assert found.dtype == expected.dtype
         np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("items", [
+    lambda: iter(range(4)), lambda: np.ndindex(2, 2), lambda: np.ndindex(90),
+    lambda: enumerate([3, 5]),
+])
+@pytest.mark.parametrize("use", [next, list, lambda it: dict.fromkeys(it, 1)])
+def test_an_iterator_after_a_loop_that_may_end_early(items: Any, use: Any) -> None:
+    def program() -> Any:
+        x = spmd.input("x", (4,), np.float64, layout=("r",))
+        it = items()
+        for _ in it:
+            x = x + 1
+            if x[0] > 5:
+                break
+        return x, len(use(it))
+
+    with pytest.raises(UnsupportedError, match="after a loop that the run may end early"):
+        Program(program, ("r",)).capture()

@@ -51,7 +51,7 @@ def _of_places(context: Context, places: Indices) -> Turns | None:
     count = math.prod(places.shape)
     if places.is_asked or count <= UNROLLED_TURNS:
         return None
-    refuse_left_early(context, places)
+    refuse_left_early(places)
     context.left_early.append(places)
     strides = [math.prod(places.shape[d + 1 :]) for d in range(len(places.shape))]
 

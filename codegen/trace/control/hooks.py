@@ -114,8 +114,8 @@ def for_(
 def _leaving(
     context: Context, iterator: Iterator[Any], names: Names, flags: Sequence[str]
 ) -> Iterator[Any]:
-    """The items of an iterator. Python takes all of them; where only the run knows whether a flag
-    ends the loop before, that is noted."""
+    """Yield all items of an iterator, and note it in the context where only the run knows whether
+    one of the flags, by a break or return, ends the loop before."""
     try:
         for item in iterator:  # noqa: UP028 - `yield from` would close a generator at a break
             yield item
@@ -196,7 +196,8 @@ def stored(thing: Any, *steps: Any) -> None:
 
 
 def chosen(test: Any) -> Any:
-    """The test of a comprehension, by which Python takes an item or leaves it out."""
+    """Return the test after `if` of a comprehension. Raises TracedValueError where only the run
+    knows it."""
     if not is_traced(test):
         return test
     raise TracedValueError(

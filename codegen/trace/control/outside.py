@@ -487,8 +487,8 @@ def items_of(thing: Any) -> dict[Any, Any] | None:
 
 
 def _of_extension(thing: Any) -> dict[Any, Any] | None:
-    """What can be seen of an object whose class is written in C: its bytes, its length, its value;
-    None where nothing can."""
+    """Return the state of an object whose class is written in C: the value of a ContextVar, the
+    size of a queue, the digest of a hash, the bytes of memory; None of any other."""
     if isinstance(thing, contextvars.ContextVar):
         return {0: thing.get(None)}
     if isinstance(thing, type) or is_the_compilers(type(thing)):

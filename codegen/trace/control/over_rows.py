@@ -78,7 +78,7 @@ def _of_array(array: Any) -> Turns | None:
 
 
 def _integer(x: Any) -> Any:
-    """The element of an array of integers that a formula gives."""
+    """Return a formula as an element of an array of integers: np.int64, or a number like it."""
     e = expr_of(x)
     assert e is not None
     return Number(e, strong=True) if isinstance(x, Number) else np.int64(x)

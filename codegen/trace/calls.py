@@ -109,11 +109,6 @@ def _constructor(cls: type) -> Callable[..., Any]:
     return make
 
 
-def _places(*shape: Any) -> Any:
-    """np.ndindex, of which a loop of many turns is compiled."""
-    return Indices(*shape)
-
-
 def _scalar_type(cls: type[np.generic]) -> Callable[..., Any]:
     def make(*args: Any, **kwargs: Any) -> Any:
         if len(args) == 1 and is_traced(args[0]):
@@ -295,7 +290,7 @@ _BUILTINS: dict[int, Callable[..., Any]] = {
     id(reduce): _each(reduce),
     id(id): identity,
     id(hash): hashed,
-    id(np.ndindex): _places,
+    id(np.ndindex): Indices,
     id(print): printed,
     **{id(f): traced_text.of(f) for f in (str, repr, ascii)},
     **{id(f): iterating(f) for f in (list, tuple, enumerate, iter, zip)},

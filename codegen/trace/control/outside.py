@@ -35,9 +35,9 @@ from codegen.trace.objects import (
     has_attributes,
     is_stateful,
     is_the_compilers,
-    memory_of,
     origin,
     put_attributes,
+    raw_bytes,
     whose,
 )
 from codegen.trace.state import Code, Variables, same
@@ -499,7 +499,7 @@ def _of_extension(thing: Any) -> dict[Any, Any] | None:
                 return {0: method(thing)}
             except TypeError:  # it has other arguments
                 return None
-    data = memory_of(thing)
+    data = raw_bytes(thing)
     return None if data is None else {0: data}
 
 

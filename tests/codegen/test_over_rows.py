@@ -1,4 +1,4 @@
-"""Loops over many rows of an array and over np.ndindex: compiled where they can be."""
+"""Python's loops: over rows and np.ndindex, compiled where they can be; and left early by the run."""
 
 from __future__ import annotations
 
@@ -139,3 +139,25 @@ def test_an_iterator_after_a_loop_that_may_end_early(items: Any, use: Any) -> No
 
     with pytest.raises(UnsupportedError, match="after a loop that the run may end early"):
         Program(program, ("r",)).capture()
+
+
+def test_a_loop_over_texts_and_functions_that_may_end_early() -> None:
+    """Nobody reads the loop variables after a turn: they need not be numbers."""
+    def left(x: Any) -> Any:
+        for name, factor in {"a": 1.5, "b": 3.0}.items():
+            for f in (np.sin, np.cosh):
+                x = f(x) * factor
+                if x[0] > 1.7:
+                    break
+            if x[1] > 2 and name:
+                break
+        return x
+
+    def program() -> Any:
+        return left(spmd.input("x", (4,), np.float64, layout=("r",)))
+
+    graph = Program(program, ("r",)).capture()
+    for start in (0.0, 1.0, 2.0):
+        x = start + np.arange(4.0) / 4
+        (found,) = interpret.run(graph, {"r": 2}, {"x": x}).values()
+        np.testing.assert_allclose(found, left(x))

@@ -278,6 +278,8 @@ class _Rewriter(ast.NodeTransformer):
             item = f"__item{node.number}__"  # type: ignore[attr-defined]
             bind = ast.Assign([node.target], _load(item))
             guarded = ast.If(none_of(flags), [at(node.target, bind), *node.body], [])
+            if hasattr(node, "lasting"):
+                guarded.kept = node.lasting  # type: ignore[attr-defined]
             node.body = [self.visit(at(node.target, guarded))]
             node.target = at(node.target, _store(item))
         else:

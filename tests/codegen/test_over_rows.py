@@ -1,4 +1,4 @@
-"""Python's loops: over rows and np.ndindex, compiled where they can be; and left early by the run."""
+"""Python's loops: those over rows and np.ndindex are compiled; the run may end others early."""
 
 from __future__ import annotations
 

@@ -143,9 +143,10 @@ def by_lines(text: str) -> np.ndarray | None:
     try:
         rows = [next(csv.reader([line], strict=True)) for line in lines if line.strip("\r")]
         is_header = any(x and {*x.strip()} != {"1"} for x in rows[0])
-        if is_header and len(rows[0]) > 1 and not rows[0][-1].strip():  # it ends with a comma
-            width = len(rows[0]) - 1
-            rows = [row[:-1] if len(row) > width and not row[-1] else row for row in rows]
+        if is_header:  # it may end with commas, and rows then with as many
+            most, width = len(rows[0]), len(",".join(rows[0]).rstrip(", ").split(","))
+            rows = [row[:width] if len(row) <= most and not "".join(row[width:]).strip() else row
+                    for row in rows]
         if is_header and len({*rows[0]}) < len(rows[0]):
             return None
         numbers = [[float(field or "nan") for field in row] for row in rows[is_header:]]

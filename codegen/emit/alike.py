@@ -35,8 +35,8 @@ def is_name(token: str) -> bool:
 
 
 def plain(pieces: Sequence[str], own: Container[str]) -> tuple[list[str], dict[str, int]]:
-    """Return the tokens with the ordinals of names in place of names, and those ordinals. own: the
-    names that another text may call otherwise; that of a function that is called is none."""
+    """Return the tokens, in which each name in `own` is replaced by the order of its first use, and
+    that order by name. Names of functions stay. own: names that may differ between alike texts."""
     order: dict[str, int] = {}
     out = list(pieces)
     for k, piece in enumerate(pieces):
@@ -46,9 +46,9 @@ def plain(pieces: Sequence[str], own: Container[str]) -> tuple[list[str], dict[s
 
 
 def numbers(pieces: Sequence[str]) -> list[int]:
-    """Return the places of numbers that code runs as fast with in a variable: floats that are no
-    divisor and no operand of a function, but of those that are as fast with any; and the keys of
-    random numbers."""
+    """Return the positions of tokens that are numbers which a function may take as arguments
+    without getting slower: floats, but for divisors and for operands of functions that compilers
+    simplify for a known operand; and the keys of random numbers."""
     found: list[int] = []
     called: list[str] = []  # around a token: the function whose operand it is, or ""
     before = ""  # the last token but for spaces, signs and parentheses
@@ -81,7 +81,8 @@ def kind(number: str) -> str:
 
 
 def differing(rows: Sequence[Sequence[str]]) -> list[list[int]]:
-    """Return the columns in which not all rows are equal; columns that are equal stand together."""
+    """Return the columns in which rows differ, in groups of columns that are equal to each
+    other."""
     groups: dict[tuple[str, ...], list[int]] = {}
     for k, column in enumerate(zip(*rows, strict=True)):
         if len(set(column)) > 1:

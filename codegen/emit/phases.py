@@ -66,7 +66,7 @@ class PhaseWriter(NestWriter):
 
     def call_shared(self, call: SharedCall) -> None:
         given, work = [], call.work
-        for name in work.given:
+        for name in work.arguments:
             if name in work.buffers:
                 self.buffer(*work.buffers[name])
             given.append(self.runtime(work.runtimes[name]) if name in work.runtimes else name)

@@ -117,7 +117,7 @@ class SharedExchanges:
 
 
 def _groups(bodies: list[_Body]) -> Iterator[list[_Body]]:
-    """Return the bodies that are alike and many enough to be written once."""
+    """Return groups of bodies that are alike, of LEAST_USES at least."""
     groups: dict[str, list[_Body]] = {}
     for body in bodies:
         groups.setdefault(body.key, []).append(body)

@@ -32,12 +32,12 @@ Key = tuple[object, ...]
 
 @dataclass(frozen=True)
 class SharedWork:
-    """One work as the body of a function. given: the names of its arguments, in order; numbers:
-    those in its text that others may have otherwise."""
+    """One work as the body of a function. arguments: their names, in order. numbers: literals in
+    its text that may differ between the works that share the function."""
 
     key: Key
     lines: tuple[str, ...]
-    given: tuple[str, ...]
+    arguments: tuple[str, ...]
     declared: tuple[str, ...]
     numbers: tuple[str, ...]
     buffers: Mapping[str, tuple[Buffer, bool]]
@@ -46,7 +46,7 @@ class SharedWork:
 
 @dataclass(frozen=True)
 class SharedCall:
-    """How a work calls its function. numbers: what it hands over behind the names."""
+    """How a work calls its function. numbers: literals that it passes behind the arguments."""
 
     name: str
     work: SharedWork
@@ -65,7 +65,7 @@ class SharedWorks:
         self.rows: dict[Key, list[tuple[str, ...]]] = {}  # the numbers of all that share one
         self.columns: dict[Key, list[list[int]]] = {}  # those that a function is handed
         self.phases: dict[int, Phase] = {}
-        self.given: dict[int, list[str | Runtime]] = {}  # what works of a phase are handed, once
+        self.operands: dict[int, list[str | Runtime]] = {}  # of the works of a phase, each once
         self.buffers: dict[str, Buffer] = {}
         self.uses: Counter[int] = Counter()  # of a first phase, by its number
         first: dict[Key, Phase] = {}
@@ -84,11 +84,11 @@ class SharedWorks:
         parts: list[object] = []
         for work in works:
             self.buffers.update((name, buffer) for name, (buffer, _) in work.buffers.items())
-            names = dict.fromkeys((*work.given, *work.buffers, *work.runtimes))
-            given = (work.runtimes.get(name, name) for name in names)
+            names = dict.fromkeys((*work.arguments, *work.buffers, *work.runtimes))
+            operands = (work.runtimes.get(name, name) for name in names)
             parts.append((work.key, work.numbers,
-                          *(order.setdefault(thing, len(order)) for thing in given)))
-        self.given[phase.number] = list(order)
+                          *(order.setdefault(thing, len(order)) for thing in operands)))
+        self.operands[phase.number] = list(order)
         return *parts, *(order.get(p.sym.name) for p in phase.parameters)
 
     def count(self, phase: Phase, works: Sequence[SharedWork]) -> None:
@@ -100,7 +100,7 @@ class SharedWorks:
 
     def handed(self, phase: Phase, writer: PhaseWriter) -> tuple[list[Buffer], list[Runtime]]:
         """Return what a phase hands to the function of its first one, as this writer wrote it."""
-        first, own = (self.given[k] for k in (self.phases[phase.number].number, phase.number))
+        first, own = (self.operands[k] for k in (self.phases[phase.number].number, phase.number))
         here = dict(zip(first, own, strict=True))
         buffers, runtimes = [], []
         things: list[str | Runtime] = [*writer.buffers, *writer.runtimes.values()]
@@ -126,12 +126,12 @@ class SharedWorks:
         values = tuple(pieces[k] for k in found)
         for k in found:
             text[k] = f"#{kind(pieces[k])}"
-        given = tuple(name for name in order if name in handed)
+        arguments = tuple(name for name in order if name in handed)
         declared = tuple(
             _declared(*w.buffers[name]) if name in w.buffers else
-            "const double " if name in w.runtimes else "const int64_t " for name in given)
-        places = tuple(order[name] for name in given)
-        return SharedWork(("".join(text), places, declared), tuple(w.lines), given, declared,
+            "const double " if name in w.runtimes else "const int64_t " for name in arguments)
+        places = tuple(order[name] for name in arguments)
+        return SharedWork(("".join(text), places, declared), tuple(w.lines), arguments, declared,
                           values, w.buffers, w.runtimes)
 
     def call(self, work: Work) -> SharedCall | None:
@@ -153,12 +153,12 @@ class SharedWorks:
         """Return the function that does a work and all that share it."""
         columns, count = self.columns[work.key], len(self.rows[work.key])
         names = Fresh(token for line in work.lines for token in tokens(line))
-        given = [d + n for d, n in zip(work.declared, work.given, strict=True)]
+        parameters = [d + n for d, n in zip(work.declared, work.arguments, strict=True)]
         new: dict[int, str] = {}
         for group in columns:
             new |= dict.fromkeys(group, names.name("number"))
-            given.append(f"const {kind(work.numbers[group[0]])} {new[group[0]]}")
-        head = wrapped(f"static void {name}(", given, ")")
+            parameters.append(f"const {kind(work.numbers[group[0]])} {new[group[0]]}")
+        head = wrapped(f"static void {name}(", parameters, ")")
         does = "names and numbers" if columns else "names"
         intro = comment(f"what {count} works do, with {does} of the first one")
         begin, lines = 0, []

@@ -137,7 +137,8 @@ class Demands:
         return home(value) if op and isinstance(op.what, Relayout) and not op.what.held else None
 
     def is_view(self, op: Op) -> bool:
-        """Whether it is made anew wherever a part is wanted: a view, or a constant laid out."""
+        """Return whether an op is a view, or gives a layout to a constant: it is computed again
+        wherever a part of it is needed."""
         anew = op.what.is_view or self.rules.is_laid_out(op)
         return anew and op.result not in self.cut_short
 

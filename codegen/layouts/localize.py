@@ -78,7 +78,8 @@ class Localizer:
             self.everywhere.update(op.results)
 
     def is_laid_out(self, op: Op) -> bool:
-        """Whether it says how a constant lies, of which every rank has all."""
+        """Return whether an op only gives a layout to a constant; every rank has all of a
+        constant."""
         return isinstance(op.what, Relayout) and op.result in self.everywhere
 
     def goes_on(self, value: Value, dim: int) -> bool:

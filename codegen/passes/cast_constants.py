@@ -23,7 +23,7 @@ def with_cast_constants(graph: Module) -> Module:
 
 
 class _Casting:
-    """made: what makes a value, casts of constants as the constants that they are."""
+    """made: the op of each value; for the cast of a constant, the Const that replaces it."""
 
     def __init__(self, defs: Mapping[Value, Op]) -> None:
         self.made = dict(defs)
@@ -47,7 +47,8 @@ class _Casting:
 
 
 def _keeps(before: Array, after: Array, dtype: DType) -> bool:
-    """Whether a cast to a dtype rounds numbers at most."""
+    """Return whether a cast to a dtype only rounds: integers keep their values, finite numbers stay
+    finite."""
     if dtype.kind in "iu":
         return before.dtype.kind in "biu" and bool(np.all(before == after))
     if dtype.kind == "b":

@@ -70,7 +70,8 @@ class _Member:
         return self.work.together if isinstance(self.work, Reduce) else 1
 
     def walks(self, value: Value) -> Iterator[tuple[Expr, tuple[Bound[Value], ...]]]:
-        """Where it reads a value, without what is the same in all turns: a loop keeps that."""
+        """Yield the offsets and bounds at which the nest reads a value, but for an element that is
+        the same in all turns: the loop keeps that in a register."""
         turning = {v.sym for v in self.loops}
         for offset, bounds in self.reads[value]:
             if bounds or not turning or not turning.isdisjoint(offset.symbols()):

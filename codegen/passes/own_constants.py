@@ -24,8 +24,8 @@ def with_own_constants(program: Module) -> Module:
 
 
 def _is_copied(uses: tuple[Use, ...], home: Region) -> bool:
-    """Whether some use needs a buffer that others, or other turns of a loop, would keep it from
-    taking over. What other ranks look at stays where it is computed once."""
+    """Return whether some use needs a buffer of its own: it cannot take over the constant's buffer,
+    which other uses or later turns of a loop read. What other ranks read is computed once."""
     wanted = [use for use in uses if _owns(use)]
     return bool(wanted) and (len(uses) > 1 or wanted[0].region is not home)
 

@@ -100,8 +100,8 @@ class _Scheduler:
         return self.spare[value] if value in self.spare else self.constant(value)
 
     def constant(self, value: Value) -> Buffer:
-        """Where a constant lies in the image; equal ones lie there once. (A program that names an
-        array twice has two: Python may have changed it between.)"""
+        """Return the place of a constant in the image; constants of equal contents share one. (An
+        array that a program names twice is two constants: Python may have changed it between.)"""
         if value not in self.constants:
             data, number = self.placed.loops.constants[value], len(self.contents)
             content = value.type.dtype.name, blake2b(data.tobytes()).digest()

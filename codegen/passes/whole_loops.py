@@ -215,7 +215,7 @@ def _ms(seconds: float) -> str:
 
 
 def _amount(size: int) -> str:
-    """Bytes as people read them."""
+    """Return a number of bytes as text, in KiB or MiB."""
     return f"{size / 2**20:.1f} MiB" if size >= 1 << 20 else f"{size / 2**10:.1f} KiB"
 
 

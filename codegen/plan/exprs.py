@@ -83,7 +83,7 @@ def _mapped(x: Any, f: Callable[[Expr], Expr]) -> Any:
 
 @cache
 def _order(kind: Any) -> tuple[str, ...]:
-    """The fields of a class that formulas may stand in; of another class than those, none."""
+    """Return the names of a class's fields that may contain formulas; none for other classes."""
     if not issubclass(kind, _INSIDE):
         return ()
     names = [f.name for f in fields(kind) if f.type not in _PLAIN]

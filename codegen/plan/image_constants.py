@@ -17,7 +17,7 @@ LINE = 64  # bytes on which a constant begins, as caches and vectors have them
 
 
 def image_constants(program: Module) -> Iterator[Value]:
-    """The constants that nothing but reads, each where it lies in the image."""
+    """Yield the constants that are only read, so that they need no buffer."""
     found = program.def_use
     for op in found.order:
         if lies_in_image(op) and not any(map(needs_buffer, found.uses.get(op.result, ()))):
@@ -25,13 +25,13 @@ def image_constants(program: Module) -> Iterator[Value]:
 
 
 def lies_in_image(op: Op) -> bool:
-    """Whether an op is an array in the image. One of a single element is a number in the code."""
+    """Return whether an op is an array in the image. A single element is a number in the code."""
     return isinstance(op.what, Const) and op.what.data.size != 1
 
 
 def needs_buffer(use: Use) -> bool:
-    """Whether a use of an array needs it in a buffer: it is returned, handed on by a loop or a
-    branch, written over, or looked at by other ranks."""
+    """Return whether a use of an array needs it in a buffer: it is returned, carried by a loop or a
+    branch, written over, or read by other ranks."""
     op = use.op
     if op is None or isinstance(op.what, Control):
         return True
@@ -39,7 +39,7 @@ def needs_buffer(use: Use) -> bool:
 
 
 def constant_places(plan: Plan) -> Iterator[tuple[Buffer, int]]:
-    """Each constant, and the byte of section .spmd.constants at which it begins."""
+    """Yield each constant, and the byte of section .spmd.constants at which it begins."""
     end = 0
     for constant in plan.constants:
         begin = -(-end // LINE) * LINE

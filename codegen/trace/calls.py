@@ -20,7 +20,14 @@ from codegen.trace.array import Array, as_array, is_traced
 from codegen.trace.context import Context
 from codegen.trace.control.conversion import convert
 from codegen.trace.control.over_rows import Indices
-from codegen.trace.control.stateful import hashed, identity, iterating, ordered, watched
+from codegen.trace.control.stateful import (
+    hashed,
+    identity,
+    iterating,
+    ordered,
+    refuse_left_early,
+    watched,
+)
 from codegen.trace.messages import printed
 from codegen.trace.number import Number, condition_of, expr_of, number
 from codegen.trace.numpy import mathematics
@@ -39,6 +46,18 @@ def call(function: Any) -> Any:
     if context is None:
         return function
     function = watched(context, function)
+    if not context.left_early or isinstance(function, FunctionType):
+        return _called(function)
+
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        for x in (*args, *kwargs.values()):
+            refuse_left_early(x)
+        return _called(function)(*args, **kwargs)
+
+    return checked
+
+
+def _called(function: Any) -> Any:
     builtin = _BUILTINS.get(id(function))
     if builtin is not None:
         return builtin
@@ -88,11 +107,6 @@ def _constructor(cls: type) -> Callable[..., Any]:
         return made
 
     return make
-
-
-def _places(*shape: Any) -> Any:
-    """np.ndindex, of which a loop of many turns is compiled."""
-    return Indices(*shape)
 
 
 def _scalar_type(cls: type[np.generic]) -> Callable[..., Any]:
@@ -276,7 +290,7 @@ _BUILTINS: dict[int, Callable[..., Any]] = {
     id(reduce): _each(reduce),
     id(id): identity,
     id(hash): hashed,
-    id(np.ndindex): _places,
+    id(np.ndindex): Indices,
     id(print): printed,
     **{id(f): traced_text.of(f) for f in (str, repr, ascii)},
     **{id(f): iterating(f) for f in (list, tuple, enumerate, iter, zip)},

@@ -109,8 +109,7 @@ class Context:
         self.varying: dict[Value, frozenset[str]] = {}
         self.assumed: dict[Value, frozenset[str]] = {}
         self.families: Any = None  # what varying.families has walked
-        # what open bodies must leave as it is (outside.Outside), the program first; and where the
-        # user's code changed a thing last, by its id
+        # what open bodies must leave as it is, the program first; where a thing was last changed
         self.bodies: list[Any] = []
         self.loops: list[Any] = []  # whose bodies are being captured: loops.Loop
         self.unrolled: frozenset[Place | None] = frozenset()  # loops that Python runs
@@ -118,6 +117,7 @@ class Context:
         # whether loops over rows of arrays are run by Python, and whether one is compiled
         self.rows_by_python = self.has_rows = False
         self.changed_at: dict[Any, Place | None] = {}
+        self.left_early: list[Any] = []  # iterators of loops that the run may end early
         # containers that may be one: two of them, their names, and where that is decided
         self.twins: list[tuple[Any, Any, str, str, Place | None]] = []
         self.seeded: set[int] = set()  # ids of random generators that the program gives a seed

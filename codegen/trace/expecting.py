@@ -144,7 +144,7 @@ def _nonzero(context: Context, e: Expr) -> bool:
 
 
 def held_by(x: Any, dtype: DType) -> bool:
-    """Whether an integer known by a formula surely is one that an integer type holds."""
+    """Return whether it is proved that an integer type holds an integer known by a formula."""
     info = np.iinfo(dtype.name)
     return bool(dtype.name == "int64" or (
         expr.nonneg(x.expr - int(info.min))
@@ -152,8 +152,8 @@ def held_by(x: Any, dtype: DType) -> bool:
 
 
 def hold_in(x: Any, dtype: DType) -> None:
-    """An integer of Python's, as a scalar or a counter, that an array's integer type must hold:
-    launches are refused where it does not; else a run that checks bounds ends."""
+    """Ask that an integer type holds an integer known by a formula. A launch is refused where its
+    sizes and scalars make it too large; other values end a run that checks bounds."""
     context, e, info = require_context("an integer"), x.expr, np.iinfo(dtype.name)
     if held_by(x, dtype):
         return

@@ -93,10 +93,10 @@ def is_carried(x: object) -> bool:
         return False
     if whose_it_is == INSTALLED:
         return not hasattr(type(x), "__array__") and _is_small(x)
-    return whose_it_is == USER and attributes(x) is not None and memory_of(x) is None
+    return whose_it_is == USER and attributes(x) is not None and raw_bytes(x) is None
 
 
-def memory_of(x: object) -> bytes | None:
+def raw_bytes(x: object) -> bytes | None:
     """Return the bytes of an object that is memory, as ctypes has them; None for any other."""
     try:
         with memoryview(x) as shown:  # type: ignore[arg-type]

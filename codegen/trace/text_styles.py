@@ -6,8 +6,9 @@ Always holds: where all values are known, Python itself makes the text.
 
 from __future__ import annotations
 
+import itertools
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,22 +36,30 @@ def formatted(text: Any, *args: Any, **named: Any) -> Any:
     """text.format(…)."""
     if not isinstance(text, str) or not is_unknown([args, named]):
         return text.format(*args, **named)
-    parts: list[Any] = []
-    formatter, count = string.Formatter(), 0
+    return fstring(*_format_parts(text, args, named, itertools.count()))
+
+
+def _format_parts(
+    text: str, args: Sequence[Any], named: Mapping[str, Any], count: Iterator[int]
+) -> Iterator[Any]:
+    """Yield the parts of an f-string that shows what text.format(*args, **named) does. count: the
+    numbers of fields without a name, also of those in the formats of others."""
+    formatter = string.Formatter()
     for literal, name, spec, conversion in formatter.parse(text):
-        parts.append(literal)
+        yield literal
         if name is None:
             continue
         if not name or name[0] in ".[":
-            name, count = f"{count}{name}", count + 1
+            name = f"{next(count)}{name}"
         try:
             value, _ = formatter.get_field(name, args, named)
         except (IndexError, KeyError):
             raise UsageError(f"text.format has no value for {{{name}}}", found=repr(text),
                              expected="a value for each field") from None
-        width = (spec or "").format(*args, **named)
-        parts.append((value, width, ord(conversion) if conversion else _PLAIN))
-    return fstring(*parts)
+        form = fstring(*_format_parts(spec or "", args, named, count))
+        if not isinstance(form, str):
+            refuse("the format of a value")
+        yield value, form, ord(conversion) if conversion else _PLAIN
 
 
 # ---- text % values -------------------------------------------------------------------------------
@@ -74,17 +83,19 @@ def percent_text(text: str, values: Any) -> Any:
     fields = _fields(text) if is_unknown(values) else None
     if fields is None:
         return percent(text, values)
-    count = sum(isinstance(f, _Field) for f in fields)
-    if not isinstance(values, Mapping):
-        values = values if isinstance(values, tuple) else (values,)
-        if len(values) != count:
+    keys = [f.key for f in fields if isinstance(f, _Field)]
+    if any(keys):
+        missing = [key for key in keys if not isinstance(values, Mapping) or key not in values]
+        if missing:
+            raise UsageError(f"text % values has no value for %({missing[0]})",
+                             expected="a dict with the key of each field", found=repr(text))
+        taken = iter([values[key] for key in keys])
+    else:
+        taken = iter(values if isinstance(values, tuple) else (values,))
+        if (count := len(values) if isinstance(values, tuple) else 1) != len(keys):
             raise UsageError("text % values has another number of values than fields",
-                             expected=f"{count}, for {text!r}", found=str(len(values)))
-        values = iter(values)
-    return fstring(*[
-        f if isinstance(f, str) else _part(values[f.key] if f.key else next(values), f)
-        for f in fields
-    ])
+                             expected=f"{len(keys)}, for {text!r}", found=str(count))
+    return fstring(*[f if isinstance(f, str) else _part(next(taken), f) for f in fields])
 
 
 def _fields(text: str) -> Sequence[str | _Field] | None:

@@ -90,8 +90,8 @@ def _by_keyword(
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return arguments so that dtype and out, and what stands behind them, are keywords."""
     names = _positions(function)
-    if len(args) > len(names):  # some have no names
-        return args, kwargs
+    if len(args) > len(names) or not kwargs.keys().isdisjoint(names[: len(args)]):
+        return args, kwargs  # some have no names, or NumPy refuses one that is given twice
     first = min([k for k, name in enumerate(names) if name in ("dtype", "out")] or [len(args)])
     return args[:first], {**dict(zip(names[first:], args[first:])), **kwargs}
 

@@ -209,15 +209,19 @@ class _Csv(ExampleSource):
         count, starts = 0, []
         names: list[str] = []
         types: list[str] = []
+        unnamed = 0  # empty names at the end of the header
         try:
             for begin, row in self._rows(0):
                 if not names:
-                    names = row if self.header is True else (
+                    names = csv_fields.named(row) if self.header is True else (
                         self.header or [f"column{k}" for k in range(len(row))])
                     types = ["int"] * len(names)
                     self._check_names(names, begin)
                     if self.header is True:
+                        unnamed = len(row) - len(names)
                         continue
+                if len(row) > len(names):
+                    row = csv_fields.shortened(row, len(names), unnamed)
                 if len(row) != len(names):
                     raise self.wrong(
                         f"row {count + 1} of {short(self.path)} has another number of values",

@@ -16,6 +16,21 @@ MARK = "\ufeff"  # with which some programs let a file in UTF-8 begin
 csv.field_size_limit(max(csv.field_size_limit(), (1 << 31) - 1))
 
 
+def named(header: list[str]) -> list[str]:
+    """Return the names of a header without the empty ones that commas at its end make."""
+    count = len(header)
+    while count > 1 and not header[count - 1].strip():
+        count -= 1
+    return header[:count]
+
+
+def shortened(row: list[str], width: int, unnamed: int) -> list[str]:
+    """Return a row of `width` columns without up to `unnamed` empty fields behind them; the row as
+    it is where there are more, or one is not empty."""
+    behind = row[width:]
+    return row if len(behind) > unnamed or any(map(str.strip, behind)) else row[:width]
+
+
 def truth(text: str) -> bool:
     """Return what true, false, 1 or 0 means. Raises ValueError for other text."""
     if (word := text.strip().lower()) not in TRUTHS:

@@ -14,7 +14,7 @@ from copy import copy
 from math import inf, isinf
 
 from spmd.files import npy
-from spmd.files.csv_fields import MARK, integer, is_word, real, truth
+from spmd.files.csv_fields import MARK, integer, is_word, named, real, shortened, truth
 from spmd.files.table_elements import TableElements
 from spmd.files.table_elements import frame as frame
 
@@ -53,9 +53,8 @@ class CsvTable:
         _, self.first = next(self._rows(iter([first]), 0))
         self.header = any(map(is_word, self.first))
         self.names = self.first if self.header else [f"column{k}" for k in range(len(self.first))]
-        self.trailing = self.header and len(self.names) > 1 and not self.names[-1].strip()
-        if self.trailing:  # the header ends with a comma, and so may rows
-            self.names = self.names[:-1]
+        if self.header:
+            self.names = named(self.names)
         columns: dict[str, int] = {}
         for k, name in enumerate(self.names, 1):
             if columns.setdefault(name, k) != k:
@@ -103,8 +102,8 @@ class CsvTable:
     def _rows(self, lines: Iterator[tuple[int, str]], width: int) -> Iterator[
             tuple[int, list[str]]]:
         """Yield the number of each row's line, and its fields. Raises InputError for a row that has
-        not `width` fields, or one more that is empty where the header ends with a comma; width 0
-        allows any number."""
+        not `width` fields, but for empty ones behind them where the header ends with commas; width
+        0 allows any number."""
         taken: list[int] = []  # numbers of the lines of one row
 
         def texts() -> Iterator[str]:
@@ -116,11 +115,12 @@ class CsvTable:
             for row in csv.reader(texts(), strict=True):
                 if len(taken) > 1:
                     raise csv.Error("a quoted field that runs over the end of its line")
-                if width and self.trailing and len(row) == width + 1:
-                    if last := row.pop():
+                if width and width < len(row) <= len(self.first):
+                    row = shortened(row, width, len(self.first) - width)
+                    if behind := [k for k in range(width, len(row)) if row[k].strip()]:
                         raise self.file.wrong(
-                            f"has a value in line {taken[0]}, column {width + 1}, which has no "
-                            "name", "nothing behind the last comma", repr(last))
+                            f"has a value in line {taken[0]}, column {behind[0] + 1}, which has "
+                            "no name", "nothing behind the last comma", repr(row[behind[0]]))
                 if width and len(row) != width:
                     many = "few" if len(row) < width else "many"
                     raise self.file.wrong(f"has too {many} fields in line {taken[0]}",

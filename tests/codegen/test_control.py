@@ -315,6 +315,8 @@ def matches(x, steps, limit):
                 x = x * 2
             case 3:
                 continue
+            case other if other > steps:
+                x = x - other
             case other:
                 x = x + other
         match i:

@@ -1,4 +1,4 @@
-"""Loops over many rows of an array and over np.ndindex: compiled where they can be."""
+"""Python's loops: those over rows and np.ndindex are compiled; the run may end others early."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import spmd
+from codegen.errors import UnsupportedError
 from codegen.ir import walk
 from codegen.ops import Loop
 from codegen.oracle import interpret
@@ -74,6 +75,16 @@ def asked_before(x):
     return x
 
 
+def twice(x):
+    """The second loop finds no place left, so Python runs the first one too."""
+    at = np.ndindex(70)
+    for (k,) in at:
+        x = x + k
+    for _ in at:
+        x = x + 1000
+    return x
+
+
 def appended(x):
     out = []
     for k in np.arange(70):
@@ -95,7 +106,7 @@ def few(x):
 
 @pytest.mark.parametrize(("f", "compiled"), [
     (squares, 1), (places, 1), (integers, 1), (rows_that_are_written, 1), (ended, 1),
-    (constants, 2), (asked_before, 0), (appended, 0), (shapes, 0), (few, 0),
+    (constants, 2), (asked_before, 0), (twice, 0), (appended, 0), (shapes, 0), (few, 0),
 ])
 def test_as_in_python(f: Any, compiled: int) -> None:
     def program() -> Any:
@@ -109,3 +120,44 @@ def test_as_in_python(f: Any, compiled: int) -> None:
     for found, expected in zip(interpret.run(graph, {"r": 3}).values(), made, strict=True):
         assert found.dtype == expected.dtype
         np.testing.assert_allclose(found, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("items", [
+    lambda: iter(range(4)), lambda: np.ndindex(2, 2), lambda: np.ndindex(90),
+    lambda: enumerate([3, 5]),
+])
+@pytest.mark.parametrize("use", [next, list, set, lambda it: (7 in it,)])
+def test_an_iterator_after_a_loop_that_may_end_early(items: Any, use: Any) -> None:
+    def program() -> Any:
+        x = spmd.input("x", (4,), np.float64, layout=("r",))
+        it = items()
+        for _ in it:
+            x = x + 1
+            if x[0] > 5:
+                break
+        return x, len(use(it))
+
+    with pytest.raises(UnsupportedError, match="after a loop that the run may end early"):
+        Program(program, ("r",)).capture()
+
+
+def test_a_loop_over_texts_and_functions_that_may_end_early() -> None:
+    """Nobody reads the loop variables after a turn: they need not be numbers."""
+    def left(x: Any) -> Any:
+        for name, factor in {"a": 1.5, "b": 3.0}.items():
+            for f in (np.sin, np.cosh):
+                x = f(x) * factor
+                if x[0] > 1.7:
+                    break
+            if x[1] > 2 and name:
+                break
+        return x
+
+    def program() -> Any:
+        return left(spmd.input("x", (4,), np.float64, layout=("r",)))
+
+    graph = Program(program, ("r",)).capture()
+    for start in (0.0, 1.0, 2.0):
+        x = start + np.arange(4.0) / 4
+        (found,) = interpret.run(graph, {"r": 2}, {"x": x}).values()
+        np.testing.assert_allclose(found, left(x))

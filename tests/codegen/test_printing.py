@@ -23,7 +23,7 @@ from codegen.printed import written
 from codegen.progress import ARRAY, ERROR
 from codegen.trace.program import Program
 
-# ruff: noqa: F507, F524, UP030, UP031, UP032
+# ruff: noqa: F502, F505, F507, F524, UP030, UP031, UP032
 
 N = 6
 
@@ -65,6 +65,7 @@ def everything(n=3):
     print(f"{x!s:>40}|{x[1]!r:<22}|{n!r:^5}|{x[0]!a:.5}", str(x), repr(k), format(x[1], ".1e"))
     print("%s %5.2f %-6d| %+d %08.3f %d %%" % (x, x[1], n, k[1, 1], x[3], x[3]), "%(a)r" % {"a": x})
     print("{} {x!s:>{w}}".format(x[1], x=x, w=30), "{1} {0}".format(k, 2))
+    print("{:>{}.{}f} {}|".format(x[1], 9, 2, n), "%s" % {"a": x[1]}, "%r" % [x[1], "%d"])
     print(*[f"{v:.1f}" for v in (1.25, 2)], sep=None, end=None)
     return total
 
@@ -187,6 +188,9 @@ def test_texts_elsewhere_are_refused_with_the_way_out(f: Callable[[Any, Any], An
     (lambda x, n: print("{:d}".format(x[0])), r"expected: a format that a float has"),
     (lambda x, n: print("{} {}".format(x[0])), r"no value for \{1\}"),
     (lambda x, n: print("%d" % (n, x[0])), r"expected: 1, for '%d'\n  found:    2"),
+    (lambda x, n: print("%(a)s" % [x]), r"no value for %\(a\)"),
+    (lambda x, n: print("%(a)s %(b)d" % {"a": x}), r"no value for %\(b\)"),
+    (lambda x, n: print("{:>{}}".format(1, n)), r"found:    the format of a value"),
     (under_a_condition, "assert test, \"…\" ends the run"),
 ])
 def test_refused(f: Callable[[Any, Any], Any], said: str) -> None:

@@ -74,6 +74,9 @@ def test_csv_beside_the_csv_module(tmp_path):
     long = data.csv(tmp_path / "long.csv")
     assert len(long.get(0).b) == 200_000 and long.get(1).b == "y"
     assert data.csv(path, header=list("abcd")).get(1).a == "0"
+    (tmp_path / "commas.csv").write_text("a,b,,\n1,2, ,\n3,4\n")
+    row = data.csv(tmp_path / "commas.csv").get(1)
+    assert (row.a, row.b) == (3, 4) and not hasattr(row, "")
 
 
 @pytest.mark.parametrize("text, message", [

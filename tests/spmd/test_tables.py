@@ -143,9 +143,10 @@ def by_lines(text: str) -> np.ndarray | None:
     try:
         rows = [next(csv.reader([line], strict=True)) for line in lines if line.strip("\r")]
         is_header = any(x and {*x.strip()} != {"1"} for x in rows[0])
-        if is_header and len(rows[0]) > 1 and not rows[0][-1].strip():  # it ends with a comma
-            width = len(rows[0]) - 1
-            rows = [row[:-1] if len(row) > width and not row[-1] else row for row in rows]
+        if is_header:  # it may end with commas, and rows then with as many
+            most, width = len(rows[0]), len(",".join(rows[0]).rstrip(", ").split(","))
+            rows = [row[:width] if len(row) <= most and not "".join(row[width:]).strip() else row
+                    for row in rows]
         if is_header and len({*rows[0]}) < len(rows[0]):
             return None
         numbers = [[float(field or "nan") for field in row] for row in rows[is_header:]]
@@ -220,14 +221,14 @@ def test_what_is_wrong_is_said_with_line_and_column(
         assert part in told, told
 
 
-@pytest.mark.parametrize("header", ["a,b,", "u_0,u_1"])
+@pytest.mark.parametrize("header", ["a,b,,", "u_0,u_1"])
 def test_columns_of_one_input(
     built: Callable[..., Path], spmd_here: Start, tmp_path: Path, header: str
 ) -> None:
-    """A comma that ends the header is no column; columns u_0, u_1 are u, as they are written."""
+    """Commas that end the header are no columns; columns u_0, u_1 are u, as they are written."""
     table, out = tmp_path / "t.csv", tmp_path / "o.csv"
     given = f"u={table}" if header[-1] == "," else table
-    table.write_text("\n".join([header, "1,2" + "," * (header[-1] == ","), "3,4", ""]))
+    table.write_text("\n".join([header, "1,2" + ", ," * (header[-1] == ","), "3,4", ""]))
     spmd_here("run", built(PROGRAM, n=2, k=2), "-i", given, "-o", f"u={out}").expect(0)
     assert out.read_text() == "u_0,u_1\n2.0,4.0\n6.0,8.0\n"
 

@@ -104,9 +104,24 @@ def for_(
     if isinstance(iterable, Number):
         raise TracedValueError("a for loop over a number", expected="something to iterate over",
                                found=repr(iterable), remedy="for i in spmd.range(n)")
-    if is_iterator(iterable):
+    if context is not None and is_iterator(iterable):
         refuse_outside(iterable)
+        if flags:
+            return _unrolled(_leaving(context, each(iterable), names, flags))
     return _unrolled(each(iterable))
+
+
+def _leaving(
+    context: Context, iterator: Iterator[Any], names: Names, flags: Sequence[str]
+) -> Iterator[Any]:
+    """Yield all items of an iterator, and note it in the context where only the run knows whether
+    one of the flags, by a break or return, ends the loop before."""
+    try:
+        for item in iterator:  # noqa: UP028 - `yield from` would close a generator at a break
+            yield item
+    finally:
+        if any(is_traced(names.get(flag)) for flag in flags):
+            context.left_early.append(iterator)
 
 
 def _unrolled(turns: Iterable[Any]) -> Iterable[Any]:
@@ -181,7 +196,8 @@ def stored(thing: Any, *steps: Any) -> None:
 
 
 def chosen(test: Any) -> Any:
-    """The test of a comprehension, by which Python takes an item or leaves it out."""
+    """Return the test after `if` of a comprehension. Raises TracedValueError where only the run
+    knows it."""
     if not is_traced(test):
         return test
     raise TracedValueError(

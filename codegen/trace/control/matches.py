@@ -50,12 +50,11 @@ class _Matches(ast.NodeTransformer):
             return node
         rest: Stmts = []
         for case, test in zip(reversed(node.cases), reversed(tests)):
-            body = case.body
-            bound = case.pattern.name if isinstance(case.pattern, ast.MatchAs) else None
-            if bound:
-                body = [assign(bound, ast.Name(name, ast.Load()), body[0]), *body]
             always = isinstance(test, ast.Constant)
-            rest = body if always else [at(case.pattern, ast.If(test, body, rest))]
+            rest = case.body if always else [at(case.pattern, ast.If(test, case.body, rest))]
+            bound = case.pattern.name if isinstance(case.pattern, ast.MatchAs) else None
+            if bound:  # before the guard, which may read it
+                rest = [assign(bound, ast.Name(name, ast.Load()), case.body[0]), *rest]
         return [assign(name, node.subject, node), *rest]
 
 
@@ -63,9 +62,7 @@ def _test(case: ast.match_case, name: str) -> ast.expr | None:
     """Return the test of a case, True if it always holds; None if only Python knows it."""
     pattern = case.pattern
     if isinstance(pattern, ast.MatchAs) and pattern.pattern is None:
-        if case.guard is None:
-            return ast.Constant(True)
-        return case.guard if pattern.name is None else None
+        return case.guard or ast.Constant(True)
     values = pattern.patterns if isinstance(pattern, ast.MatchOr) else [pattern]
     tests: list[ast.expr] = []
     for value in values:

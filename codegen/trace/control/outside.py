@@ -35,9 +35,9 @@ from codegen.trace.objects import (
     has_attributes,
     is_stateful,
     is_the_compilers,
-    memory_of,
     origin,
     put_attributes,
+    raw_bytes,
     whose,
 )
 from codegen.trace.state import Code, Variables, same
@@ -487,8 +487,8 @@ def items_of(thing: Any) -> dict[Any, Any] | None:
 
 
 def _of_extension(thing: Any) -> dict[Any, Any] | None:
-    """What can be seen of an object whose class is written in C: its bytes, its length, its value;
-    None where nothing can."""
+    """Return the state of an object whose class is written in C: the value of a ContextVar, the
+    size of a queue, the digest of a hash, the bytes of memory; None of any other."""
     if isinstance(thing, contextvars.ContextVar):
         return {0: thing.get(None)}
     if isinstance(thing, type) or is_the_compilers(type(thing)):
@@ -499,7 +499,7 @@ def _of_extension(thing: Any) -> dict[Any, Any] | None:
                 return {0: method(thing)}
             except TypeError:  # it has other arguments
                 return None
-    data = memory_of(thing)
+    data = raw_bytes(thing)
     return None if data is None else {0: data}
 
 

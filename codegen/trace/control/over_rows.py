@@ -17,6 +17,7 @@ import numpy as np
 from codegen.trace.array import Array, as_array
 from codegen.trace.context import UNROLLED_TURNS, Context
 from codegen.trace.control.ranges import Range
+from codegen.trace.control.stateful import refuse_left_early
 from codegen.trace.number import Number, expr_of
 
 Turns = tuple[Range, Callable[[Any], Any]]
@@ -39,16 +40,19 @@ def turns_of(context: Context, iterable: Any) -> Turns | None:
     """Return the turns of a loop that is to be compiled; None of any other, which Python runs."""
     if context.selecting or context.rows_by_python:
         return None
-    found = _of_places(iterable) if isinstance(iterable, Indices) else _of_array(iterable)
+    found = (_of_places(context, iterable) if isinstance(iterable, Indices)
+             else _of_array(iterable))
     if found is not None:
         context.has_rows = True
     return found
 
 
-def _of_places(places: Indices) -> Turns | None:
+def _of_places(context: Context, places: Indices) -> Turns | None:
     count = math.prod(places.shape)
     if places.is_asked or count <= UNROLLED_TURNS:
         return None
+    refuse_left_early(places)
+    context.left_early.append(places)
     strides = [math.prod(places.shape[d + 1 :]) for d in range(len(places.shape))]
 
     def place(turn: Any) -> tuple[Any, ...]:
@@ -74,7 +78,7 @@ def _of_array(array: Any) -> Turns | None:
 
 
 def _integer(x: Any) -> Any:
-    """The element of an array of integers that a formula gives."""
+    """Return a formula as an element of an array of integers: np.int64, or a number like it."""
     e = expr_of(x)
     assert e is not None
     return Number(e, strong=True) if isinstance(x, Number) else np.int64(x)

@@ -173,7 +173,8 @@ def _is_text(node: ast.expr) -> bool:
 
 
 def _text_call(node: ast.Call) -> ast.expr:
-    """A call that is printed: what makes a text is called by name."""
+    """Return a call inside print or assert, with str, repr, ascii, format and text.format replaced
+    by functions that also take values of the run."""
     function = node.func
     if isinstance(function, ast.Attribute) and _is_text(function.value):
         name, first = "formatted" * (function.attr == "format"), function.value
@@ -277,6 +278,8 @@ class _Rewriter(ast.NodeTransformer):
             item = f"__item{node.number}__"  # type: ignore[attr-defined]
             bind = ast.Assign([node.target], _load(item))
             guarded = ast.If(none_of(flags), [at(node.target, bind), *node.body], [])
+            if hasattr(node, "lasting"):
+                guarded.kept = node.lasting  # type: ignore[attr-defined]
             node.body = [self.visit(at(node.target, guarded))]
             node.target = at(node.target, _store(item))
         else:

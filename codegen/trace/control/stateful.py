@@ -113,13 +113,26 @@ def _noted(function: Any) -> Any:
 
 
 def refuse_outside(thing: Any, method: str = "") -> None:
-    """Raises UnsupportedError for a generator or an iterator from outside of what is captured."""
+    """Raises UnsupportedError for a generator or an iterator from outside of what is captured, and
+    for an iterator of a loop that the run may end early."""
     context = Context.current()
     if context is None:
         return
+    refuse_left_early(thing)
     for body in reversed(context.bodies):
         if thing in body and not (body.what == "program" and id(thing) in context.seeded):
             raise body.drawn(thing, user_place(), RANDOM.get(method, ""))
+
+
+def refuse_left_early(iterator: Any) -> None:
+    """Raises UnsupportedError for an iterator of a loop that the run may end early."""
+    context = Context.current()
+    if context is not None and any(x is iterator for x in context.left_early):
+        raise UnsupportedError(
+            "an iterator is used again after a loop that the run may end early",
+            expected="an iterator whose next item is known while building",
+            found="a break or return in that loop, under a test that only the run knows",
+            remedy="a list instead of an iterator, and the number of items that the loop took")
 
 
 def _next(iterator: Any, *default: Any) -> Any:
@@ -274,7 +287,9 @@ def _is_lasting(x: Any) -> bool:
 
 def ordered(x: Any) -> Any:
     """What code iterates over. A set whose order differs between processes is sorted by types and
-    texts; UnsupportedError where its elements have no text of their own."""
+    texts; UnsupportedError where its elements have no text of their own, and for an iterator of
+    which the run may have left items."""
+    refuse_left_early(x)
     if type(x) not in (set, frozenset) or len(x) < 2 or all(map(_is_lasting, x)):
         return x
     if not all(map(_has_text, x)):

@@ -79,7 +79,9 @@ def chain(node: ast.expr) -> tuple[str, list[Any]]:
 
 
 def annotate(body: Stmts) -> None:
-    """Give the loops of a function their `kept` and `fresh`, and the ifs their `kept`."""
+    """Give the loops of a function their `kept`, `fresh` and `lasting`, and the ifs their `kept`.
+
+    lasting: variables that a turn binds and that are read in a later turn, or after the loop."""
     inner = [n for n in own_nodes(body) if isinstance(n, SCOPES)]
     always = {n.id for scope in inner for n in ast.walk(scope) if isinstance(n, ast.Name)}
 
@@ -100,6 +102,12 @@ def annotate(body: Stmts) -> None:
                 s.fresh = tuple(  # type: ignore[union-attr]
                     n for n in names if n not in always and not n.startswith("__")
                     and (turn.get(n) == _BOUND or (n not in turn and n not in kept))
+                )
+                own = _names(s.target) if isinstance(s, ast.For) else set()
+                again = {n: e for n, e in turn.items() if n not in own}  # each turn binds its own
+                s.lasting = tuple(  # type: ignore[union-attr]
+                    n for n in names if n in always or n.startswith("__")
+                    or next((e[n] for e in (again, *rest) if n in e), "") == _READ
                 )
                 rest = [turn, *rest]  # the next turn
             if not isinstance(s, SCOPES):

@@ -302,8 +302,8 @@ def _beyond(ufunc: np.ufunc, operands: list[Operand]) -> bool | None:
 
 
 def _exactly_compared(operands: list[Operand]) -> list[Operand]:
-    """The operands of a comparison; an integer that only the run knows, as int64 where the other's
-    type may not hold it: 300 is more than every int8."""
+    """Return the operands of a comparison, with integers that only the run knows as int64 where the
+    other operand's type may not hold them: 300 is more than every int8."""
     other = next((x.type.dtype for x in operands if isinstance(x, Array) and not x.weak), None)
     if other is None or other.kind not in "iu":
         return operands

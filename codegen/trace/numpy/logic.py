@@ -18,6 +18,7 @@ from codegen.symbolic import expr
 from codegen.trace.array import Array, as_array, is_traced, wrap
 from codegen.trace.control.branches import captured_switch
 from codegen.trace.control.regions import condition
+from codegen.trace.control.stateful import refuse_left_early
 from codegen.trace.number import condition_of, number
 
 _Later = Callable[[], Any]
@@ -122,6 +123,7 @@ def _in(x: Any, container: Any) -> Any:
     """x in container, as Python asks one element after the other."""
     if isinstance(container, Array):
         return truth(np.any(container == x))
+    refuse_left_early(container)
     plain = isinstance(container, (list, tuple, dict, set, frozenset, range))
     if not plain or not (is_traced(x) or any(map(is_traced, container))):
         return x in container

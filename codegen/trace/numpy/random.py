@@ -219,16 +219,16 @@ def _check_width(low: Any, high: Any, element: np.dtype[Any], wide: np.dtype[Any
                          remedy="bounds half as large, and twice the result")
 
 
-def _below(made: Any, low: Any, high: Any, element: np.dtype[Any]) -> Any:
-    """Numbers between low and high that are rounded to no more than the last one of the element
-    type before high."""
+def _below(drawn: Any, low: Any, high: Any, element: np.dtype[Any]) -> Any:
+    """Return the drawn numbers, where they would be rounded to `high` as the last number of the
+    element type before it."""
     known = not (is_traced(low) or is_traced(high))
     low, high = (np.asarray(x, element) if known else as_array(x).astype(element)
                  for x in (low, high))
-    last = np.nextafter(high, low).astype(made.dtype)
+    last = np.nextafter(high, low).astype(drawn.dtype)
     if known and not last.ndim:
-        return (np.minimum if low <= high else np.maximum)(made, last)
-    return np.where(low <= high, np.minimum(made, last), np.maximum(made, last))
+        return (np.minimum if low <= high else np.maximum)(drawn, last)
+    return np.where(low <= high, np.minimum(drawn, last), np.maximum(drawn, last))
 
 
 def _random(fn: str, position: Any, stream: Any, seed: Any) -> Any:

@@ -133,11 +133,12 @@ min_, max_ = _extreme("min", "np.min"), _extreme("max", "np.max")
 any_, all_ = _of_truths("or", "np.any"), _of_truths("and", "np.all")
 
 
-def no_complex(x: Any, what: str) -> Array:
-    """The array, which is none of complex numbers."""
+def no_complex(x: Any, function: str) -> Array:
+    """Return x as an array. Raises UnsupportedError, which names the function, for complex
+    numbers."""
     array = as_array(x)
     if array.type.dtype.kind == "c":
-        raise unsupported(f"{what} of complex numbers", "np.abs(x) or x.real")
+        raise unsupported(f"{function} of complex numbers", "np.abs(x) or x.real")
     return array
 
 

@@ -426,7 +426,7 @@ def nanmean(x: Any, axis: Any = None, dtype: Any = None, out: Any = None, keepdi
 def nanvar(x: Any, axis: Any = None, dtype: Any = None, out: Any = None, ddof: Any = 0,
            keepdims: Any = False, *, correction: Any = None, where: Any = True,
            **options: Any) -> Any:
-    """Where no more than `ddof` numbers are left, NaN; np.var has infinity there."""
+    """Return np.nanvar: NaN where no more than `ddof` numbers are left; np.var gives infinity."""
     array, ddof = as_array(x), ddof if correction is None else correction
     options |= {"ddof": ddof, "keepdims": keepdims, "where": where}
     if array.type.dtype.kind not in "fc":
@@ -462,7 +462,7 @@ nancumsum, nancumprod = _nan_as(reducing.cumsum, 0), _nan_as(reducing.cumprod, 1
 
 
 def _arg_number(name: str, value: float) -> Callable[..., Any]:
-    """Where a lane has nothing but NaN, the run ends, as NumPy raises."""
+    """Return np.nanargmax or np.nanargmin, which ends the run where all elements are NaN."""
     place = _nan_as(getattr(reducing, name), value)
 
     def call(x: Any, axis: Any = None, *args: Any, **options: Any) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import builtins
 import string
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any
 
@@ -26,7 +26,7 @@ from codegen.progress import Steps
 from codegen.symbolic import expr
 from codegen.symbolic.expr import as_expr
 from codegen.user.layout_trees import MeshName
-from codegen.user.numbers import element_type, pace_spec, rounded
+from codegen.user.numbers import element_type, owner_of, pace_spec, rounded
 from codegen.user.pytree import leaves, map_tree
 from codegen.user.series import check_series
 
@@ -53,6 +53,8 @@ class Common:
         self.steps = Steps(live=False)
         self.turns = Turns()
         self.frames: Mapping[str, Callable[[np.ndarray], Any]] = {}  # who takes what is saved
+        # by id: the memory of arrays from outside of the program
+        self.reachable: Callable[[], Container[int]] = tuple
 
     # ---- the mesh --------------------------------------------------------------------------------
 
@@ -99,7 +101,10 @@ class Common:
         return out
 
     def asarray(self, x: Any, dtype: Any = None, layout: Any = None, **_: Any) -> EagerArray:
-        return self.made(np.asarray(dtypes.as_numpy(x), dtype), layout)
+        """x as an array of the program: itself if it is one; of a constant from outside a copy."""
+        plain = isinstance(x, np.ndarray) and not isinstance(x, EagerArray)
+        constant = plain and id(owner_of(x)) in self.reachable()
+        return self.made(np.array(dtypes.as_numpy(x), dtype, copy=constant or None), layout)
 
     def array(self, x: Any, dtype: Any = None, layout: Any = None, **_: Any) -> EagerArray:
         return self.made(np.array(x, dtype), layout)

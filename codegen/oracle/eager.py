@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 import ml_dtypes  # noqa: F401  so that NumPy knows the name bfloat16
@@ -44,6 +44,7 @@ def run(
     function: Callable[..., Any], axes: Mapping[str, int], given: Mapping[str, Any],
     graph: Callable[[], Module], of: Callable[[Callable[[], Any]], Module],
     prints: list[str] | None = None, frames: Mapping[str, Callable[..., Any]] | None = None,
+    outside: Callable[[], Container[int]] = tuple,
 ) -> Any:
     """What the program's function returns, with whole NumPy arrays as leaves.
 
@@ -52,12 +53,13 @@ def run(
     not; `of` does so with another function, for derivatives. prints collects what spmd.print says;
     by default it goes to standard output.
     frames: by the name of a save, a function of each frame.
+    outside: a function that returns, by id, the memory of arrays that the program finds.
     """
     parameters = inspect.signature(function).parameters
     own = {k: v for k, v in given.items() if k in parameters}
     world = World(axes, {k: v for k, v in given.items() if k not in parameters}, graph, of,
                   prints)
-    world.frames = frames or {}
+    world.frames, world.reachable = frames or {}, outside
     try:
         with running_eagerly(world), np.errstate(all="ignore"):
             result = function(**own)

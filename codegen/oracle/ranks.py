@@ -132,6 +132,7 @@ class EagerRank(Common):
 
     def __init__(self, common: Common, shards: Shards, crew: Crew, index: int) -> None:
         super().__init__(common.axes, common.prints)
+        self.reachable = common.reachable
         self.shards = shards
         self.crew = crew
         self.index_: int = index

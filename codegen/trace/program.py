@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import copy
+import functools
 import inspect
 import math
 import numbers
@@ -403,8 +404,13 @@ class Program:
             other.is_part = True
             return other.graph({})
 
+        def outside() -> Mapping[int, Any]:
+            values = self.bind(known)
+            reached = Outside("program", [(self.name, self.function), *self.reached(values)])
+            return reached.owners()
+
         return eager.run(self.function, axes, given, lambda: self.graph(known), captured,
-                         frames=save)
+                         frames=save, outside=functools.cache(outside))
 
     def interpreted(self, axes: Mapping[str, int], prints: list[str]) -> dict[str, Any]:
         """The outputs by name, of a program without inputs: its Graph, computed in NumPy. prints

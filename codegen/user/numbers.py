@@ -61,3 +61,10 @@ def rounded(value: Any, dtype: DType) -> int | float | complex | bool:
 def pace_spec(value: Any) -> str:
     """How spmd.progress writes a value."""
     return ".4g" if np.asarray(value).dtype.kind in "fc" else ""
+
+
+def owner_of(x: Any) -> Any:
+    """What owns the memory in which a NumPy array lies: the array itself, unless it is a view."""
+    while isinstance(x, np.ndarray) and x.base is not None:
+        x = x.base
+    return x

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 import scipy.fft
@@ -165,3 +166,15 @@ def test_what_makes_an_infinity_is_said() -> None:
     a[:, 3] = 1e308
     with pytest.raises(spmd.CheckError, match="a Fourier transform makes a NaN or an infinity"):
         image.run(ranks=2, a=a)
+
+
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16, np.int8])
+def test_types_are_those_of_numpy(dtype: Any) -> None:
+    data = np.arange(8).astype(dtype)
+
+    def transformed(x: Any) -> list[Any]:
+        return [F.fft(x), F.ifft(x), F.rfft(x), F.irfft(x), F.hfft(x), F.ihfft(x)]
+
+    graph = spmd.program(mesh=("x",))(lambda: transformed(spmd.asarray(data))).capture()
+    found = interpret.run(graph, {"x": 1}).values()
+    assert [x.dtype for x in found] == [x.dtype for x in transformed(data)]

@@ -314,3 +314,18 @@ def test_declarations_are_refused_as_in_a_build():
         ((name, _),) = wrong.items()
         with pytest.raises(UsageError, match=f"scalar {name} cannot be"):
             several.eager(case=4, **wrong)
+
+
+def test_asarray_of_a_constant_is_a_copy():
+    table = np.arange(6.0).reshape(3, 2)
+
+    @spmd.program(mesh=("x",))
+    def program():
+        whole, turned, made = spmd.asarray(table), spmd.asarray(table.T), np.zeros(2)
+        whole[0], turned[1], spmd.asarray(made)[0] = 9, 8, 7  # made is an array of the program
+        return whole, turned, made
+
+    for found in program.eager(), program.eager():
+        for x, expected in zip(found, ([[9, 9], [2, 3], [4, 5]], [[0, 2, 4], [8, 8, 8]], [7, 0])):
+            np.testing.assert_array_equal(x, expected)
+    np.testing.assert_array_equal(table, [[0, 1], [2, 3], [4, 5]])

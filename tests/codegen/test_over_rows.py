@@ -75,13 +75,28 @@ def asked_before(x):
     return x
 
 
-def twice(x):
-    """The second loop finds no place left, so Python runs the first one too."""
-    at = np.ndindex(70)
-    for (k,) in at:
-        x = x + k
-    for _ in at:
-        x = x + 1000
+def two_loops_over_one(x):
+    """As any iterator, np.ndindex goes on where a loop has left it, or is used up."""
+    at, ended = np.ndindex(70), np.ndindex(70)
+    for _ in range(2):
+        for (k,) in at:
+            x = x + k
+    for (k,) in ended:
+        x = x * 0.5 + k
+        if k == 3:
+            break
+    return x + next(ended)[0]
+
+
+def texts(x):
+    for name in np.array(["a", "b"] * 40):
+        x = x * 0.5 + (name == "a")
+    return x
+
+
+def rows_of_a_matrix(x):
+    for row in TABLE.view(np.matrix):
+        x = x * 0.5 + row.shape[0]
     return x
 
 
@@ -106,7 +121,8 @@ def few(x):
 
 @pytest.mark.parametrize(("f", "compiled"), [
     (squares, 1), (places, 1), (integers, 1), (rows_that_are_written, 1), (ended, 1),
-    (constants, 2), (asked_before, 0), (twice, 0), (appended, 0), (shapes, 0), (few, 0),
+    (constants, 2), (asked_before, 0), (two_loops_over_one, 0), (texts, 0),
+    (rows_of_a_matrix, 0), (appended, 0), (shapes, 0), (few, 0),
 ])
 def test_as_in_python(f: Any, compiled: int) -> None:
     def program() -> Any:

@@ -41,6 +41,7 @@ from codegen.trace.objects import (
     whose,
 )
 from codegen.trace.state import Code, Variables, same
+from codegen.user.numbers import owner_of
 
 GENERATORS = (np.random.Generator, np.random.RandomState, np.random.BitGenerator, random.Random)
 _PLAIN = (
@@ -109,6 +110,11 @@ class Outside:
 
     def __contains__(self, thing: Any) -> bool:
         return id(thing) in self._visited
+
+    def owners(self) -> dict[int, Any]:
+        """What owns the memory of the NumPy arrays that can be reached, by id."""
+        arrays = [x for x in self._visited.values() if isinstance(x, np.ndarray)]
+        return {id(owner): owner for owner in map(owner_of, arrays)}
 
     def path(self, thing: Any) -> str:
         return next((s.path for s in self._seen if s.thing is thing), type(thing).__name__)

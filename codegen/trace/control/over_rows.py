@@ -14,24 +14,34 @@ from typing import Any
 
 import numpy as np
 
+from codegen import dtypes
+from codegen.errors import ProgramError
 from codegen.trace.array import Array, as_array
 from codegen.trace.context import UNROLLED_TURNS, Context
 from codegen.trace.control.ranges import Range
-from codegen.trace.control.stateful import refuse_left_early
 from codegen.trace.number import Number, expr_of
 
 Turns = tuple[Range, Callable[[Any], Any]]
 
 
 class Indices(np.ndindex):
-    """np.ndindex as a program makes it: it knows its shape, and whether it was asked before."""
+    """np.ndindex as a program makes it: it knows its shape, and whether it was asked before.
+
+    As any iterator, it is used up by a loop. Once a loop over it is compiled, nobody may ask it:
+    the error has the program captured again, with its loops run by Python.
+    """
 
     def __init__(self, *shape: Any) -> None:
         super().__init__(*shape)
         self.shape = shape[0] if len(shape) == 1 and isinstance(shape[0], tuple) else shape
-        self.is_asked = False
+        self.is_asked = self.is_compiled = False
 
     def __next__(self) -> Any:
+        if self.is_compiled:
+            raise ProgramError(
+                "an np.ndindex goes on where the loop before has left it",
+                expected="one loop over an np.ndindex, which is used up then",
+                remedy="for ... in np.ndindex(...), a new one for each loop")
         self.is_asked = True
         return super().__next__()
 
@@ -49,10 +59,9 @@ def turns_of(context: Context, iterable: Any) -> Turns | None:
 
 def _of_places(context: Context, places: Indices) -> Turns | None:
     count = math.prod(places.shape)
-    if places.is_asked or count <= UNROLLED_TURNS:
+    if places.is_asked or places.is_compiled or count <= UNROLLED_TURNS:
         return None
-    refuse_left_early(places)
-    context.left_early.append(places)
+    places.is_compiled = True
     strides = [math.prod(places.shape[d + 1 :]) for d in range(len(places.shape))]
 
     def place(turn: Any) -> tuple[Any, ...]:
@@ -63,7 +72,7 @@ def _of_places(context: Context, places: Indices) -> Turns | None:
 
 
 def _of_array(array: Any) -> Turns | None:
-    if not isinstance(array, (Array, np.ndarray)) or not np.ndim(array):
+    if not isinstance(array, Array) and not _has_plain_rows(array) or not np.ndim(array):
         return None
     count = expr_of(array.shape[0])
     if count is None or not count.is_const or count.value <= UNROLLED_TURNS:
@@ -75,6 +84,11 @@ def _of_array(array: Any) -> Turns | None:
             return Range(0, count.value, 1), lambda turn: _integer(first + step * turn)
     rows = as_array(array)
     return Range(0, count.value, 1), lambda turn: rows[turn]
+
+
+def _has_plain_rows(x: Any) -> bool:
+    """Whether it is a NumPy array of numbers; rows of a matrix or of a masked array are another."""
+    return type(x) in (np.ndarray, np.memmap) and dtypes.from_numpy(x.dtype) is not None
 
 
 def _integer(x: Any) -> Any:

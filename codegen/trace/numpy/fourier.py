@@ -48,11 +48,14 @@ def _scale(fn: str, norm: Any) -> str:
     return _SCALE_OF[_SWAPPED[_swapped(norm)] if forward else _swapped(norm)]
 
 
-def _real_type(array: Array) -> tuple[DType, np.dtype[Any]]:
-    """What real numbers are computed in, and what NumPy has them in: of float16, its own."""
+def _real_type(array: Array, fn: str) -> tuple[DType, np.dtype[Any]]:
+    """What real numbers are computed in, and what NumPy has them in: of float16, its own; of
+    bfloat16 float32, but for real results float64."""
     dtype = dtypes.numpy_dtype(array.type.dtype)
     made = np.empty(0, dtype).real.dtype if array.type.dtype.kind == "c" else dtype
     theirs = made if made.kind == "f" else np.dtype(np.float64)
+    if array.type.dtype.name == "bfloat16" and fn != "irfft":
+        theirs = np.dtype(np.float32)
     return dtypes.FLOAT64 if theirs.itemsize == 8 else dtypes.FLOAT32, theirs
 
 
@@ -70,7 +73,7 @@ def _along(fn: str, a: Any, n: Any, axis: Any, norm: Any, out: Any = None) -> An
     array.context.hold(expr.gt(points, 0), f"np.fft.{fn} of at least one point")
     if fn == "rfft" and array.type.dtype.kind == "c":
         raise TypeError("ufunc 'rfft_n_even' did not contain a loop with signature matching types")
-    kind, theirs = _real_type(array)
+    kind, theirs = _real_type(array, fn)
     wanted = kind if fn == "rfft" else dtypes.BY_NAME[COMPLEX[kind.name]]
     array = _fitted(array, d, points // 2 + 1 if fn == "irfft" else points)
     array = as_array(array, wanted)

@@ -24,8 +24,8 @@ _PARTS = ("norm", "vector_norm", "matrix_norm", "matrix_power", "multi_dot")
 
 # Along a dim that is split, these need all of an operand.
 GATHERS = frozenset(
-    "cov corrcoef interp compress tile "
-    "resize diag take take_along_axis put_along_axis matmul dot inner outer tensordot "
+    "cov corrcoef interp polymul tile "
+    "resize diag take take_along_axis matmul dot inner outer tensordot "
     "einsum polyfit roots linalg.matmul linalg.outer linalg.tensordot "
     "ufunc.outer".split()
 ) | {f"linalg.{name}" for name in LINALG.split() if name not in _PARTS}

@@ -99,4 +99,5 @@ def test_members_agree_with_numpy(
     if LONG:
         image = spmd.build(case)
         for ranks in (1, 3, 5):
-            agree(image.run(ranks=ranks, **given), texts, expected, f"an image on {ranks} ranks")
+            agree(image.run(ranks=ranks, **given), texts, expected, f"an image on {ranks} ranks",
+                  image=True)

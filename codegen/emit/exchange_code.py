@@ -54,7 +54,7 @@ def exchange_functions(x: Exchange, mesh: Mesh, places: Places, shared: Mapping[
 
 
 def says(x: Exchange) -> dict[str, str]:
-    """What each of the functions tells the engine, in words."""
+    """Return, by the name of each function of an exchange, what it tells the engine, in words."""
     taken = "fold" if x.fn else "copy"
     return {
         "pull": f"what I {taken} from `member`, and into what",

@@ -64,8 +64,8 @@ class Resolver:
         return self.computed(self.defs[value], index)
 
     def operand(self, value: Value, index: Index) -> At:
-        """What an op computes with at this index of an operand. An element of a Full is spelled as
-        a number, also where the array lies in memory for others."""
+        """Return the value that an op reads at this index of an operand. An element of a Full is a
+        number, even where another op needs that array in memory."""
         node = self.node(value, index)
         op = self.defs.get(node.buffer) if isinstance(node, Load) and not node.bounds else None
         return op.what.element(op, (), self) if op and isinstance(op.what, Full) else node

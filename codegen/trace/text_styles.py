@@ -33,7 +33,7 @@ def called(function: Any, *args: Any, **options: Any) -> Any:
 
 
 def formatted(text: Any, *args: Any, **named: Any) -> Any:
-    """text.format(…)."""
+    """Return text.format(*args, **named), with values that only the run knows as pieces."""
     if not isinstance(text, str) or not is_unknown([args, named]):
         return text.format(*args, **named)
     return fstring(*_format_parts(text, args, named, itertools.count()))
@@ -79,7 +79,7 @@ class _Field(NamedTuple):
 
 
 def percent_text(text: str, values: Any) -> Any:
-    """text % values."""
+    """Return text % values, with values that only the run knows as pieces."""
     fields = _fields(text) if is_unknown(values) else None
     if fields is None:
         return percent(text, values)

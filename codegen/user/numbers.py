@@ -64,7 +64,7 @@ def pace_spec(value: Any) -> str:
 
 
 def owner_of(x: Any) -> Any:
-    """What owns the memory in which a NumPy array lies: the array itself, unless it is a view."""
+    """Return the object that owns the memory of a NumPy array: the array, unless it is a view."""
     while isinstance(x, np.ndarray) and x.base is not None:
         x = x.base
     return x

@@ -64,7 +64,7 @@ class Failure:
     fatal: bool = False
 
     def __str__(self) -> str:
-        """As a run says that the example is skipped."""
+        """Return the line by which a run says that it skips the example."""
         return f"{self.example} ({self.file}:{self.line}): {self.text}"
 
     def error(self, pipeline: str) -> InputError:

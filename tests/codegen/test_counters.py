@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import spmd
-from codegen.errors import ProgramError
-from tests.codegen.test_outside import BRANCH, RANKS, program
+from tests.codegen.refusals import check_refused
+from tests.codegen.test_outside import BRANCH, RANKS
 
 # mypy: ignore-errors
 
@@ -105,8 +105,4 @@ REFUSED = [
 @pytest.mark.parametrize(("f", "said"), [(f, said) for f, *said in REFUSED], ids=lambda p: (
     getattr(p, "__name__", "")))
 def test_refused(f: Callable[..., Any], said: list[str]) -> None:
-    with pytest.raises(ProgramError) as caught:
-        program(f).capture()
-    text = str(caught.value)
-    assert all(part in text for part in said), text
-    assert text.startswith(__file__) and "# here" in text.split("\n")[1], text
+    check_refused(f, said, __file__)

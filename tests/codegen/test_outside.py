@@ -20,7 +20,7 @@ import pytest
 import spmd
 from codegen.errors import ProgramError, UnsupportedError
 from codegen.oracle import interpret
-from codegen.trace.program import Program
+from tests.codegen.refusals import check_refused, program
 
 RNG = np.random.default_rng(0)
 HIDDEN = threading.local()  # whose attributes nobody can see from outside
@@ -122,15 +122,6 @@ def table(n):
     if n not in TABLES:
         TABLES[n] = np.hanning(n)
     return TABLES[n]
-
-
-def program(f: Callable[..., Any]) -> Program:
-    def whole():
-        x = spmd.input("x", (6,), layout=("r",), default=lambda i: i * 1.0)
-        return f(x)
-
-    made: Program = spmd.program(whole, mesh=("r",))
-    return made
 
 
 # ---- refused: the function, and what the message says; the line is marked ------------------------
@@ -477,11 +468,7 @@ REFUSED = [
 @pytest.mark.parametrize(("f", "said"), [(f, said) for f, *said in REFUSED], ids=lambda p: (
     getattr(p, "__name__", "")))
 def test_refused(f: Callable[..., Any], said: list[str]) -> None:
-    with pytest.raises(ProgramError) as caught:
-        program(f).capture()
-    text = str(caught.value)
-    assert all(part in text for part in said), text
-    assert text.startswith(__file__) and "# here" in text.split("\n")[1], text
+    check_refused(f, said, __file__)
 
 
 @pytest.mark.parametrize(("f", "said"), [

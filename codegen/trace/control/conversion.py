@@ -63,8 +63,8 @@ def convert(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def as_called(function: Callable[..., Any]) -> Callable[..., Any]:
-    """What runs instead of a function that one of ours is given, such as vmap or jit: the same as
-    where the user's own code calls it, also for a built-in or another library's function."""
+    """Return what runs in place of a function that is given to one of ours, such as vmap or jit:
+    what would run if the user's own code called it. It may be a built-in, or another library's."""
     converted = convert(function)
     return runtime.call(function) if converted is function else converted
 

@@ -58,7 +58,7 @@ def if_(
 
 
 def text_of(function: Any, *args: Any, **options: Any) -> Any:
-    """What a call of str, repr, ascii or format gives that stands in a print or an assert."""
+    """Return the text that str, repr, ascii or format makes inside a print or an assert."""
     text = called(function, *args, **options)
     return call(function)(*args, **options) if text is None else text
 

@@ -112,7 +112,7 @@ class Outside:
         return id(thing) in self._visited
 
     def owners(self) -> dict[int, Any]:
-        """What owns the memory of the NumPy arrays that can be reached, by id."""
+        """Return, by id, the objects that own the memory of all NumPy arrays in reach."""
         arrays = [x for x in self._visited.values() if isinstance(x, np.ndarray)]
         return {id(owner): owner for owner in map(owner_of, arrays)}
 

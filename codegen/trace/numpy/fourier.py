@@ -49,8 +49,8 @@ def _scale(fn: str, norm: Any) -> str:
 
 
 def _real_type(array: Array, fn: str) -> tuple[DType, np.dtype[Any]]:
-    """What real numbers are computed in, and what NumPy has them in: of float16, its own; of
-    bfloat16 float32, but for real results float64."""
+    """Return the dtype in which a transform computes real numbers, and that of the real numbers in
+    NumPy's result: float16 stays; bfloat16 becomes float32, or float64 for `irfft`."""
     dtype = dtypes.numpy_dtype(array.type.dtype)
     made = np.empty(0, dtype).real.dtype if array.type.dtype.kind == "c" else dtype
     theirs = made if made.kind == "f" else np.dtype(np.float64)

@@ -277,6 +277,17 @@ def here(*args: object) -> int:
             signal.signal(number, handler)
 
 
+@pytest.fixture(autouse=True)
+def own_signals() -> Iterator[None]:
+    """A test leaves SIGINT and SIGTERM as it found them. A command that it runs in this process
+    hears them its own way: the second one, in a later test, would end the process."""
+    handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in handlers.items():
+        if signal.getsignal(number) is not handler:
+            signal.signal(number, handler)
+
+
 @pytest.fixture
 def spmd_here(capfd: pytest.CaptureFixture[str]) -> Callable[..., Finished]:
     """spmd_here("verify", image): as spmd_command, in this process, which has imported all. What

@@ -214,6 +214,10 @@ int64_t spmd_job_threads(const spmd_job *job);
 int spmd_job_load(spmd_job *job, spmd_arena *arena);
 /* Before the first run: where section .spmd.constants of its image lies, until the job is freed. */
 void spmd_job_constants(spmd_job *job, const void *constants);
+/* Between two runs: other values of the scalars, as many as the image declares. SPMD_RANGE, and
+ * nothing has changed, where buffers would take more or less memory, and where the image has feeds,
+ * points or saves: then the job must be loaded anew. */
+int spmd_job_scalars(spmd_job *job, const int64_t *scalar);
 /* SPMD_BUSY: it runs, or was aborted and a thread is still inside a compute phase, or MPI may still
  * write into its memory; nothing was freed. The arena and the image must then stay as well. */
 int spmd_job_free(spmd_job *job);

@@ -358,6 +358,48 @@ int spmd_job_load(spmd_job *job, spmd_arena *arena)
     return status;
 }
 
+/* Buffers would lie elsewhere, or be larger, with the scalars that the tables hold now: what the
+ * image reserves is asked for again. */
+static int buffers_compare(spmd_job *job)
+{
+    size_t bytes = ((size_t)job->image->buffers + 1) * sizeof(int64_t);
+    int64_t *buffer = calloc(1, bytes), rank_bytes = job->rank_bytes;
+
+    if (!buffer)
+        return SPMD_NO_MEMORY;
+    int status = buffers_place(job, buffer);
+    bool same = status == SPMD_OK && job->rank_bytes == rank_bytes &&
+                memcmp(buffer, job->world.buffer, bytes - sizeof *buffer) == 0;
+    job->rank_bytes = rank_bytes;
+    free(buffer);
+    return same ? SPMD_OK : SPMD_RANGE;
+}
+
+int spmd_job_scalars(spmd_job *job, const int64_t *scalar)
+{
+    const spmd_image *image = job->image;
+    size_t bytes = image->scalars * sizeof *scalar;
+
+    if (!job->hosted || spmd_job_runs(job) || spmd_job_aborted(job))
+        return SPMD_BUSY;
+    if (image->points || image->feeds || image->saves)
+        return SPMD_RANGE;
+    int64_t *before = malloc(bytes + 1);
+    if (!before)
+        return SPMD_NO_MEMORY;
+    memcpy(before, job->tables, bytes);
+    memcpy(job->tables, scalar, bytes);
+    int status = buffers_compare(job);
+    if (status != SPMD_OK)
+        memcpy(job->tables, before, bytes);
+    free(before);
+    for (int64_t k = 0; status == SPMD_OK && k < job->count; k++) {
+        spmd_nears_free(&job->hosted[k], image->sites);
+        image->load(&job->hosted[k].record->rank); /* buffers stay: outputs may lie in them */
+    }
+    return status;
+}
+
 int spmd_job_free(spmd_job *job)
 {
     if (!job)

@@ -350,11 +350,11 @@ struct spmd_job {
     int64_t started;   /* threads that were created */
     _Atomic uint64_t advances; /* of all workers */
 
-    pthread_mutex_t lock; /* of the fields below */
+    pthread_mutex_t lock; /* of the fields below; who spins reads run and active without it */
     pthread_cond_t go;    /* workers wait for a run or the end */
     pthread_cond_t news;  /* the host language waits for the end of a run, or text */
-    int64_t run;          /* runs started */
-    int64_t active;       /* workers that have not finished this run */
+    _Atomic int64_t run;    /* runs started */
+    _Atomic int64_t active; /* workers that have not finished this run */
     bool closing;
     pthread_cond_t heed;  /* the watch sleeps here */
     bool heed_over;
@@ -462,6 +462,7 @@ bool spmd_rank_near(const spmd_job *job, int64_t rank); /* in this arena */
 bool spmd_team_find(spmd_hosted *me, const spmd_exchange *exchange);
 spmd_span spmd_team_search(const spmd_team *team, int64_t begin, int64_t end);
 bool spmd_near_find(spmd_hosted *me, const spmd_exchange *exchange);
+void spmd_nears_free(spmd_hosted *hosted, uint32_t sites);
 void spmd_teams_free(spmd_hosted *hosted, uint32_t sites);
 static inline int64_t spmd_team_member(const spmd_team *team, int64_t k)
 {

@@ -15,6 +15,9 @@
 #define SPINS 1000 /* between two looks at whether the job was aborted */
 #define NOTICE_NS 20000000 /* within which the host language sees another process' failure */
 #define LEAVE_NS 200000000
+/* A worker looks so long for the next run, and the host language for the end of one, before they
+ * sleep: a little longer than it takes to be woken. */
+#define NEXT_NS 50000
 #define LONGEST_MS 1000000000
 #define FINISHED_WORKER UINT64_MAX
 
@@ -97,6 +100,21 @@ static void worker_run(spmd_worker *worker)
         atomic_store(&worker->still, FINISHED_WORKER);
 }
 
+/* Looks at a word of the job, without its lock, until it is another one or NEXT_NS are over. Being
+ * woken takes longer. Where threads share cores, whoever looks is in the way. */
+static void spin_while(const spmd_job *job, const _Atomic int64_t *word, int64_t value)
+{
+    if (spmd_job_crowded(job))
+        return;
+    int64_t end = spmd_now() + NEXT_NS;
+    do {
+        for (int k = 0; k < SPINS / 10; k++)
+            if (atomic_load_explicit(word, memory_order_relaxed) != value)
+                return;
+        sched_yield(); /* who is to write the word may have been put on this core */
+    } while (spmd_now() < end);
+}
+
 static void *worker_main(void *argument)
 {
     spmd_worker *worker = argument;
@@ -115,8 +133,11 @@ static void *worker_main(void *argument)
         spmd_core_begin(worker);
         worker_run(worker);
         pthread_mutex_lock(&job->lock);
-        if (--job->active == 0)
+        if (atomic_fetch_sub(&job->active, 1) == 1)
             pthread_cond_broadcast(&job->news);
+        pthread_mutex_unlock(&job->lock);
+        spin_while(job, &job->run, run);
+        pthread_mutex_lock(&job->lock);
     }
     pthread_mutex_unlock(&job->lock);
     return NULL;
@@ -273,6 +294,7 @@ int spmd_job_wait(spmd_job *job, int64_t timeout_ms)
     if (!job->arena)
         return SPMD_IDLE;
     int64_t end = spmd_now() + (timeout_ms < LONGEST_MS ? timeout_ms : LONGEST_MS) * 1000000;
+    spin_while(job, &job->active, job->threads);
     pthread_mutex_lock(&job->lock);
     int state = job_state(job);
     while (state == SPMD_RUNNING && !spmd_text_waits(&job->text) && !spmd_set_waits(job) &&

@@ -286,6 +286,15 @@ bool spmd_near_find(spmd_hosted *me, const spmd_exchange *exchange)
     return near;
 }
 
+/* Neighbours are found again: what moves between them may have changed. */
+void spmd_nears_free(spmd_hosted *hosted, uint32_t sites)
+{
+    for (uint32_t site = 0; hosted->nears && site < sites; site++)
+        free(hosted->nears[site]);
+    free(hosted->nears);
+    hosted->nears = NULL;
+}
+
 void spmd_teams_free(spmd_hosted *hosted, uint32_t sites)
 {
     for (uint32_t site = 0; hosted->teams && site < sites; site++)
@@ -294,8 +303,6 @@ void spmd_teams_free(spmd_hosted *hosted, uint32_t sites)
             free(hosted->teams[site]->leader);
             free(hosted->teams[site]);
         }
-    for (uint32_t site = 0; hosted->nears && site < sites; site++)
-        free(hosted->nears[site]);
     free(hosted->teams);
-    free(hosted->nears);
+    spmd_nears_free(hosted, sites);
 }

@@ -92,10 +92,10 @@ class Launch:
         return self.setup(agree(self.processes, met, self.options.transport)), met
 
     def loaded(self, setup: Setup, put: Callable[[Job], None] = lambda _: None) -> Job:
-        """The job; loaded anew only where scalars have changed. What is kept, or gone on from, is
-        compared: then the inputs are put here.
+        """The job; loaded anew only where scalars that memory depends on have changed. What is
+        kept, or gone on from, is compared: then the inputs are put here.
         """
-        if self.job is None or self.job.setup.words != setup.words:
+        if self.job is None or not self.fits(setup):
             self.end(goes_on=True)
             job = self.job = Job(self.checked, setup, self.processes, self.options.time_limit)
             if self.times is not None:
@@ -108,6 +108,15 @@ class Launch:
         if self.feeds is not None:
             self.feeds.begin(self.job, self.keeping.resumed if self.keeping else None)
         return self.job
+
+    def looks_at_calls(self) -> bool:
+        """Return whether feeds, checkpoints or frames have a part in every call."""
+        return any(part is not None for part in (self.feeds, self.keeping, self.saving))
+
+    def fits(self, setup: Setup) -> bool:
+        """Return whether the loaded job can run with this setup; give it other scalars if so."""
+        assert self.job is not None
+        return self.job.setup.words == setup.words or self.job.rebind(setup)
 
     def run(
         self, job: Job, put: Callable[[Job], None], told: Callable[[str], None] | None = None

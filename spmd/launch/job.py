@@ -143,6 +143,7 @@ class Job:
         self.look_frames: Callable[[], None] | None = None  # and whether frames wait
         self.look_feeds: Callable[[], None] | None = None  # and whether ranks starve
         self.turns = 0  # runs, and the end: what outputs lie in its memory are of the latest
+        self._text: Any = None  # where the engine puts text that the program prints
         self._job = self._arena = self._board = ffi.NULL
         try:
             self._load(checked)
@@ -346,6 +347,20 @@ class Job:
         self._check(lib.spmd_job_timeline(self._job, operations, events))
         self.events = events
 
+    def rebind(self, setup: Setup) -> bool:
+        """Give the loaded ranks other scalars, if their buffers stay as they are; return whether.
+
+        Where memory depends on the scalars, and in programs with feeds, saves or points of
+        checkpoints, False: then the job has to be loaded anew.
+        """
+        words = ffi.new("int64_t[]", setup.words or [0])
+        status = lib.spmd_job_scalars(self._job, words)
+        if status == lib.SPMD_RANGE:
+            return False
+        self._check(status)
+        self.setup = setup
+        return True
+
     def forget(self) -> None:
         """The next run computes the defaults of all inputs that are not put again."""
         self.given = bytearray(self.outputs)
@@ -372,8 +387,7 @@ class Job:
         told: hears the superstep, again and again, and "" before there is text.
         """
         self.turns += 1
-        given = ffi.new("uint8_t[]", bytes(self.given) or b"\0")
-        self._check(lib.spmd_job_start(self._job, given))
+        self._check(lib.spmd_job_start(self._job, bytes(self.given) or b"\0"))
         try:
             state = self._wait(told)
         except BaseException as error:
@@ -386,7 +400,9 @@ class Job:
             raise self._failure()
 
     def _wait(self, told: Callable[[str], None] | None) -> int:
-        text, say = ffi.new("char[]", 1 << 16), Saying()
+        if self._text is None:
+            self._text = ffi.new("char[]", 1 << 16)
+        text, say = self._text, Saying()
         while True:
             state = lib.spmd_job_wait(self._job, WAIT_MS)
             while length := lib.spmd_job_text(self._job, text, len(text)):

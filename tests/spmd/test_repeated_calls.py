@@ -1,0 +1,84 @@
+"""Calls of an open job that repeat the one before, and calls with other scalars: the same results
+as those of an eager run, by the job that is loaded."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import spmd
+from codegen.errors import InputError
+
+
+@spmd.program(mesh=("r",))
+def rolled(n: int = 16):
+    k = spmd.scalar("k", 3)
+    a = spmd.scalar("a", 2.0)
+    u = spmd.input("u", (n,), np.float64, layout=("r",))
+    s = spmd.zeros(n, np.float64)
+    for _ in spmd.range(k):
+        s = s + np.roll(u, k) * a
+    return {"s": s, "t": u[k]}
+
+
+@spmd.program(mesh=("r",))
+def affine(n: int = 8):
+    x = spmd.input("x", (n,), np.float64, layout=("r",))
+    y = spmd.input("y", (n,), np.float64, default=lambda i: i + 0.5)
+    return x * 2 + y
+
+
+@pytest.fixture(scope="module")
+def images():
+    return spmd.build(rolled), spmd.build(affine)
+
+
+def test_other_scalars_are_set_in_the_loaded_job(images):
+    """Who reads which neighbour depends on k; an output that was kept stays where it lies."""
+    u = np.arange(16.0)
+    for ranks in (1, 2, 3, 5):
+        with images[0].open(ranks=ranks, keep="s") as job:
+            jobs, last = set(), None
+            for k, a in [(3, 2.0), (5, 1.5), (1, 1.0), (0, 9.0), (15, 0.5), (3, 2.0)]:
+                v = u if last is None else last["s"]
+                want = rolled.eager(u=np.array(np.asarray(v)), k=k, a=a)
+                last = job(u=v, k=k, a=a)
+                jobs.add(id(job._job))
+                np.testing.assert_allclose(np.asarray(last["s"]), want["s"])
+                np.testing.assert_allclose(last["t"], want["t"])
+            assert len(jobs) == 1
+            # the default of k is back where no scalar is given
+            np.testing.assert_allclose(np.asarray(job(u=u)["s"]), rolled.eager(u=u)["s"])
+
+
+def test_a_call_like_the_one_before_reads_its_arguments_anew(images):
+    with images[1].open(ranks=3) as job:
+        x = np.arange(8.0)
+        for turn in range(4):
+            x += turn
+            np.testing.assert_array_equal(job(x=x), 2 * x + np.arange(8) + 0.5)
+        np.testing.assert_array_equal(job(x=x[::-1]), 2 * x[::-1] + np.arange(8) + 0.5)
+        np.testing.assert_array_equal(job(x=x, y=x), 3 * x)
+        np.testing.assert_array_equal(job(x=x, y=x + 1), 3 * x + 1)
+        np.testing.assert_array_equal(job(x=x), 2 * x + np.arange(8) + 0.5)  # the default again
+        first = job(x=x)
+        second = job(x=x)
+        assert first is not second and not np.shares_memory(first, second)
+
+
+def test_what_is_not_like_the_call_before_is_checked(images):
+    with images[1].open(ranks=2) as job:
+        x = np.arange(8.0)
+        job(x=x)
+        np.testing.assert_array_equal(job(x=x.astype(np.int32)), job(x=x))
+        np.testing.assert_array_equal(job(x=list(x)), job(x=x))
+        np.testing.assert_array_equal(job(x=x.astype(">f8")), job(x=x))
+        with pytest.raises(InputError, match="has the wrong shape"):
+            job(x=np.arange(9.0))
+        with pytest.raises(InputError, match="dtype complex128"):
+            job(x=x + 1j)
+        with pytest.raises(spmd.UsageError, match="no input or scalar 'z'"):
+            job(x=x, z=x)
+        with pytest.raises(spmd.UsageError, match="input x was not given"):
+            job(y=x)
+        np.testing.assert_array_equal(job(x=x), 2 * x + np.arange(8) + 0.5)

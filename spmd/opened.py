@@ -191,10 +191,12 @@ class Opened:
         setup = self._repeats(arguments)
         if setup is None:
             setup, _ = self._launch.agreed(lambda: self._prepare(arguments))
-            self._known = setup, {
+            forms = {
                 array["name"]: (numpy_dtype(array["dtype"]), setup.shape(array))
                 for array in self._manifest["inputs"] if array["name"] in arguments
             }
+            # A tree or a scalar that one call gives, the next may leave out.
+            self._known = (setup, forms) if forms.keys() == arguments.keys() else None
         if self._job is not None and not self._launch.fits(setup):
             for value in self.arrays.values():
                 if isinstance(value, Distributed):
@@ -215,8 +217,9 @@ class Opened:
         return structure(self._manifest["returns"], outputs)
 
     def _repeats(self, arguments: dict[str, Any]) -> Setup | None:
-        """Return the setup of the call before, if this one needs no other: the same inputs, as
-        arrays of the dtypes and shapes that were checked then, and no scalars. Else None.
+        """Return the setup of the call before, if this one needs no other: both give the same
+        inputs by their names, as arrays of the dtypes and shapes that were checked then, and
+        nothing else. Else None.
 
         Several processes must agree on every call; feeds, frames and checkpoints look at each.
         """
@@ -224,12 +227,12 @@ class Opened:
                 or self.distributed or self._launch.looks_at_calls()):
             return None
         setup, forms = self._known
-        if self._job.setup is not setup or arguments.keys() != forms.keys():
+        if self._job.setup.words != setup.words or arguments.keys() != forms.keys():
             return None
         for name, value in arguments.items():
             if type(value) is not np.ndarray or (value.dtype, value.shape) != forms[name]:
                 return None
-        self.arrays = dict(arguments)
+        self.arrays = arguments
         return setup
 
     def _kept_now(self) -> list[tuple[Distributed, np.ndarray]]:

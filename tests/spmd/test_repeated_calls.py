@@ -28,9 +28,17 @@ def affine(n: int = 8):
     return x * 2 + y
 
 
+@spmd.program(mesh=("r",))
+def layer(n: int = 8):
+    """A tree, an input, a scalar with a default and one without."""
+    w = spmd.input("w", {"a": spmd.spec((n,), np.float64), "b": spmd.spec((), np.float64)})
+    x = spmd.input("x", (n,), np.float64, layout=("r",))
+    return w["a"] * x + w["b"] + spmd.scalar("shift", 10)
+
+
 @pytest.fixture(scope="module")
 def images():
-    return spmd.build(rolled), spmd.build(affine)
+    return spmd.build(rolled), spmd.build(affine), spmd.build(layer)
 
 
 def test_other_scalars_are_set_in_the_loaded_job(images):
@@ -82,3 +90,37 @@ def test_what_is_not_like_the_call_before_is_checked(images):
         with pytest.raises(spmd.UsageError, match="input x was not given"):
             job(y=x)
         np.testing.assert_array_equal(job(x=x), 2 * x + np.arange(8) + 0.5)
+
+
+@pytest.mark.parametrize("ranks", [1, 3, 5])
+def test_what_the_call_before_gave_is_not_given_to_the_next(images, ranks):
+    """Every way of calling after every other: a scalar that is left out has its default again, and
+    an input or a tree that is left out is missed."""
+    x, w = np.arange(8.0), {"a": np.arange(8.0) + 1, "b": np.float64(0.5)}
+    ways = [{"x": x, "w": w}, {"x": x, "w": w, "shift": 3}, {"x": x + 1, "w": w, "shift": 4},
+            {"x": x.astype(np.float32), "w": w}, {"x": x}, {"x": x, "shift": 3}, {"w": w}, {}]
+    with images[2].open(ranks=ranks) as job:
+        for before in ways:
+            for call in ways:
+                for given in (before, call, call):
+                    if {"x", "w"} <= set(given):
+                        want = w["a"] * given["x"] + w["b"] + given.get("shift", 10)
+                        np.testing.assert_array_equal(job(**given), want)
+                    else:
+                        with pytest.raises(spmd.UsageError, match="was not given"):
+                            job(**given)
+    with images[1].open(ranks=ranks) as job:  # defaults of inputs, and of nothing else
+        for before in ({"x": x}, {"x": x, "y": x}):
+            for call in ({"x": x}, {"x": x, "y": x}):
+                for given in (before, call, call):
+                    want = 2 * x + given.get("y", np.arange(8) + 0.5)
+                    np.testing.assert_array_equal(job(**given), want)
+
+
+def test_defaults_of_scalars_return(images):
+    u = np.arange(16.0)
+    with images[0].open(ranks=2) as job:
+        for _ in range(2):
+            job(u=u, k=5, a=4.0)
+            for _ in range(2):
+                np.testing.assert_allclose(job(u=u)["s"], rolled.eager(u=u)["s"])

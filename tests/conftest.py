@@ -263,29 +263,35 @@ def spmd_command() -> Callable[..., Finished]:
     return start
 
 
+@contextmanager
+def kept_signals() -> Iterator[None]:
+    """A command takes signals its own way; afterwards they are the tests' again."""
+    kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)
+
+
 def here(*args: object) -> int:
     """What `python -m spmd` does with these arguments, in this process; its exit code."""
-    numbers = signal.SIGINT, signal.SIGTERM
-    handlers, path, modules = [signal.getsignal(n) for n in numbers], sys.path[:], {*sys.modules}
+    path, modules = sys.path[:], {*sys.modules}
     try:
-        return cli.main([str(a) for a in args])
+        with kept_signals():
+            return cli.main([str(a) for a in args])
     finally:
         sys.path[:] = path
         for name in {Path(str(a)).stem for a in args} - modules:
             sys.modules.pop(name, None)  # a program that was built
-        for number, handler in zip(numbers, handlers):
-            signal.signal(number, handler)
 
 
 @pytest.fixture(autouse=True)
 def own_signals() -> Iterator[None]:
-    """A test leaves SIGINT and SIGTERM as it found them. A command that it runs in this process
-    hears them its own way: the second one, in a later test, would end the process."""
-    handlers = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
-    yield
-    for number, handler in handlers.items():
-        if signal.getsignal(number) is not handler:
-            signal.signal(number, handler)
+    """A test leaves SIGINT and SIGTERM as it found them: after a command that it ran in this
+    process, the second one, in a later test, would end the process."""
+    with kept_signals():
+        yield
 
 
 @pytest.fixture

@@ -13,7 +13,6 @@ import io
 import linecache
 import re
 import shlex
-import signal
 import sys
 import traceback
 from collections.abc import Iterator
@@ -21,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.conftest import PATIENCE, ROOT, run
+from tests.conftest import PATIENCE, ROOT, kept_signals, run
 
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
 PAGES = [ROOT / "README.md", *DOCS]
@@ -164,17 +163,6 @@ def _without_waits(said: str, shown: str) -> str:
     if SLOW_START in shown:
         return said
     return "".join(line for line in said.splitlines(keepends=True) if SLOW_START not in line)
-
-
-@contextlib.contextmanager
-def kept_signals() -> Iterator[None]:
-    """A command takes signals its own way; afterwards they are the tests' again."""
-    kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in kept.items():
-            signal.signal(number, handler)
 
 
 def commands(text: str) -> Iterator[tuple[str, str]]:

@@ -36,6 +36,31 @@ def layer(n: int = 8):
     return w["a"] * x + w["b"] + spmd.scalar("shift", 10)
 
 
+SEVERAL = """
+import sys
+import numpy as np
+import spmd
+from mpi4py import MPI
+
+comm = MPI.COMM_WORLD
+image = spmd.load(sys.argv[1])
+u = np.arange(16.0)
+for transport in ("auto", "mpi"):
+    with image.open(comm=comm, transport=transport) as job:
+        jobs = set()
+        for k, a in [(3, 2.0), (5, 1.5), (0, 9.0), (15, 0.5)]:
+            for call in ({"k": k, "a": a}, {}, {"k": k}):
+                out = job(u=u, **call)
+                jobs.add(id(job._job))
+                k, a = call.get("k", 3), call.get("a", 2.0)
+                begin, = out["s"].offsets
+                part = slice(begin, begin + len(out["s"].local))
+                np.testing.assert_allclose(out["s"].local, (k * a * np.roll(u, k))[part])
+                np.testing.assert_allclose(out["t"].local, u[k])
+        assert len(jobs) == 1
+"""
+
+
 @pytest.fixture(scope="module")
 def images():
     return spmd.build(rolled), spmd.build(affine), spmd.build(layer)
@@ -57,6 +82,13 @@ def test_other_scalars_are_set_in_the_loaded_job(images):
             assert len(jobs) == 1
             # the default of k is back where no scalar is given
             np.testing.assert_allclose(np.asarray(job(u=u)["s"]), rolled.eager(u=u)["s"])
+
+
+def test_several_processes_set_other_scalars(images, mpirun, tmp_path):
+    images[0].save(tmp_path / "rolled.img")
+    (tmp_path / "several.py").write_text(SEVERAL)
+    done = mpirun(3, tmp_path / "several.py", tmp_path / "rolled.img")
+    assert done.code == 0, done.text
 
 
 def test_a_call_like_the_one_before_reads_its_arguments_anew(images):

@@ -32,6 +32,7 @@ Shape = tuple[Expr, ...]
 # The tree of what a program returns: k, of output k; or ("tuple", trees), ("list", trees),
 # ("dict", pairs of key and tree), ("named", name of the class, pairs of field and tree).
 Returned = int | tuple[Any, ...]
+INITIAL = "__init__"  # the first entry, which makes the states
 _ids = itertools.count()
 
 
@@ -159,6 +160,34 @@ class Output:
 
 
 @dataclass(frozen=True)
+class StateArray:
+    """An array that stays on the ranks between calls. It lies in an input; path: as users write it.
+
+    new: the output that holds its new value where an entry gives it one; it takes the place of the
+    old value as the call ends.
+    """
+
+    input: int
+    path: str
+    new: int
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One of several programs in an image. Its inputs and outputs, by their numbers in the module;
+    rebinds: numbers of the states that it gives new values; returns: of the tree, a leaf k is its
+    k-th output; None: it returns nothing."""
+
+    name: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    rebinds: tuple[int, ...]
+    scalars: tuple[str, ...]
+    returns: Returned | None
+    place: Place | None = None
+
+
+@dataclass(frozen=True)
 class Feed:
     """A stream of batches. fields: names and types of the arrays of a batch, which lie so."""
 
@@ -215,6 +244,10 @@ class Module:
     routes: tuple[Route, ...] = ()
     feeds: tuple[Feed, ...] = ()
     returns: Returned = ("dict",)
+    # Several programs over arrays that stay: the first entry makes these. The scalar ENTRY says
+    # which one runs: the body is a branch on it. None of either: the module is one program.
+    states: tuple[StateArray, ...] = ()
+    entries: tuple[Entry, ...] = ()
     # barriers around exchange phases: "least", "before", "after" or "both"
     sync: str = "least"
     file: str = ""
@@ -229,12 +262,12 @@ class Module:
     origins: Mapping[Value, Value] = field(default_factory=dict)
 
     @property
-    def entries(self) -> tuple[Region, ...]:
+    def regions(self) -> tuple[Region, ...]:
         """The regions in which it begins: defaults of inputs, then the body."""
         return (*(i.default for i in self.inputs if i.default is not None), self.body)
 
     def mapped(self, fn: Callable[[Region], Region]) -> Module:
-        """The module with what fn makes of each of its entries; itself, if that is the same."""
+        """The module with what fn makes of each of its regions; itself, if that is the same."""
         inputs = tuple(i.mapped(fn) for i in self.inputs)
         whole = self if inputs == self.inputs else replace(self, inputs=inputs)
         return whole.with_body(fn(self.body))
@@ -245,7 +278,7 @@ class Module:
 
     @cached_property
     def def_use(self) -> DefUse:
-        return DefUse.of(*self.entries, shown=[o.value for o in self.outputs])
+        return DefUse.of(*self.regions, shown=[o.value for o in self.outputs])
 
 
 @dataclass(frozen=True)

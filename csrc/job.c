@@ -283,9 +283,16 @@ static int layout_agree(spmd_job *job)
     return first || none == digest ? SPMD_OK : SPMD_MISMATCH;
 }
 
-void spmd_buffers_reset(const spmd_job *job, spmd_rank *rank)
+const int64_t *spmd_rank_home(const spmd_rank *rank)
 {
-    memcpy(rank->buffer, job->world.buffer, job->image->buffers * sizeof *rank->buffer);
+    const spmd_hosted *hosted = rank->engine_data;
+    return hosted->home ? hosted->home : rank->world->buffer;
+}
+
+void spmd_buffers_reset(spmd_rank *rank)
+{
+    const spmd_job *job = ((spmd_hosted *)rank->engine_data)->job;
+    memcpy(rank->buffer, spmd_rank_home(rank), job->image->buffers * sizeof *rank->buffer);
 }
 
 static void rank_load(spmd_job *job, int64_t k, int64_t *words)
@@ -307,8 +314,8 @@ static void rank_load(spmd_job *job, int64_t k, int64_t *words)
     rank->at_load = words;
     rank->buffer = words + job->image->at_load;
     rank->counter = rank->buffer + job->image->buffers;
-    spmd_buffers_reset(job, rank);
     rank->engine_data = hosted;
+    spmd_buffers_reset(rank);
     hosted->whole.arenas = 1;
     job->image->load(rank);
 }
@@ -400,6 +407,60 @@ int spmd_job_scalars(spmd_job *job, const int64_t *scalar)
     return status;
 }
 
+int spmd_job_choose(spmd_job *job, int64_t scalar, int64_t value)
+{
+    if (!job->hosted || spmd_job_runs(job) || spmd_job_aborted(job))
+        return SPMD_BUSY;
+    if (scalar < 0 || scalar >= job->image->scalars)
+        return SPMD_RANGE;
+    job->tables[scalar] = value;
+    return SPMD_OK;
+}
+
+static void swap(int64_t *a, int64_t *b)
+{
+    int64_t was = *a;
+    *a = *b;
+    *b = was;
+}
+
+/* What a run has left in the buffer `new`, perhaps in the place of another one, lies in `old` from
+ * now on, and the other way round. */
+static void places_change(int64_t *home, const spmd_rank *rank, uint32_t buffers, uint32_t old,
+                          uint32_t new)
+{
+    for (uint32_t k = 0; k < buffers && home[new] != rank->buffer[new]; k++)
+        if (home[k] == rank->buffer[new])
+            swap(&home[k], &home[new]);
+    swap(&home[old], &home[new]);
+}
+
+int spmd_job_replace(spmd_job *job, const uint32_t *pair, int64_t pairs)
+{
+    uint32_t buffers = job->image->buffers;
+
+    if (!job->hosted || spmd_job_runs(job) || spmd_job_aborted(job))
+        return SPMD_BUSY;
+    for (int64_t k = 0; k < 2 * pairs; k++)
+        if (pair[k] >= buffers)
+            return SPMD_RANGE;
+    if (!job->homes) {
+        job->homes = malloc((size_t)job->count * buffers * sizeof *job->homes + 1);
+        if (!job->homes)
+            return SPMD_NO_MEMORY;
+        for (int64_t k = 0; k < job->count; k++) {
+            job->hosted[k].home = job->homes + k * buffers;
+            memcpy(job->hosted[k].home, job->world.buffer, buffers * sizeof *job->homes);
+        }
+    }
+    for (int64_t k = 0; k < job->count; k++) {
+        const spmd_rank *rank = &job->hosted[k].record->rank;
+        for (int64_t j = 0; j < pairs; j++)
+            places_change(job->hosted[k].home, rank, buffers, pair[2 * j], pair[2 * j + 1]);
+    }
+    return SPMD_OK;
+}
+
 int spmd_job_free(spmd_job *job)
 {
     if (!job)
@@ -429,6 +490,7 @@ int spmd_job_free(spmd_job *job)
     free((void *)job->processes.first);
     free(job->hosted);
     free(job->words);
+    free(job->homes);
     free(job->tables);
     free(job->library);
     free(job->given);

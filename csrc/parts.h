@@ -276,6 +276,7 @@ typedef struct spmd_hosted {
     spmd_record *record;
     struct spmd_job *job;
     spmd_worker *worker;
+    int64_t *home; /* where each buffer is as a run begins; NULL: as the world says */
     const spmd_team *team; /* of the exchange under way */
     spmd_team whole;       /* the team where one arena holds all ranks */
     spmd_team **teams;     /* by site, made when first needed, where there are several arenas */
@@ -346,6 +347,7 @@ struct spmd_job {
     spmd_arena *arena; /* from load on */
     spmd_hosted *hosted;
     int64_t *words;    /* at_load, buffer offsets and counters of the hosted ranks */
+    int64_t *homes;    /* of the hosted ranks; NULL: nothing has taken another's place yet */
     spmd_worker *worker;
     int64_t started;   /* threads that were created */
     _Atomic uint64_t advances; /* of all workers */
@@ -373,7 +375,9 @@ char *spmd_job_memory(const spmd_job *job, int64_t rank);
 int spmd_pages_take(char *from, int64_t bytes);
 
 /* job.c */
-void spmd_buffers_reset(const spmd_job *job, spmd_rank *rank);
+/* Where each buffer of a rank is as a run begins. */
+const int64_t *spmd_rank_home(const spmd_rank *rank);
+void spmd_buffers_reset(spmd_rank *rank);
 bool spmd_arena_abort(spmd_arena *arena, const spmd_failure *failure);
 void spmd_rank_fail(const spmd_rank *rank, int64_t code, const char *format, ...)
     __attribute__((format(printf, 3, 4)));

@@ -247,7 +247,7 @@ static void rank_reset(const spmd_job *job, spmd_hosted *hosted)
     spmd_readers_reset(hosted);
     if (job->image->counters)
         memset(rank->counter, 0, job->image->counters * sizeof *rank->counter);
-    spmd_buffers_reset(job, rank);
+    spmd_buffers_reset(rank);
     rank->pc = rank->stage = rank->operation = 0;
     rank->superstep = 0;
     atomic_store_explicit(&record->done, 0, memory_order_release);

@@ -146,9 +146,9 @@ def check_names(arrays: list[dict[str, Any]], given: Any, what: str, option: str
             )
 
 
-def check_given(manifest: dict[str, Any], given: Any) -> None:
+def check_given(inputs: list[dict[str, Any]], given: Any) -> None:
     """Every input without a default was given."""
-    for array in manifest["inputs"]:
+    for array in inputs:
         if array["name"] not in given and not array["default"]:
             name, root = array["name"], array["name"].partition(".")[0]
             file, value = ("safetensors", "TREE") if root != name else ("npy", "ARRAY")

@@ -29,6 +29,7 @@ from spmd.arguments import check_array
 from spmd.arrays import numpy_dtype
 from spmd.distributed import Distributed, Local, address, global_of
 from spmd.engine import ffi
+from spmd.faces import Face
 from spmd.launch import launchers, presence
 from spmd.launch.attendance import Attendance
 from spmd.launch.course import Launch
@@ -56,7 +57,9 @@ class Opened:
         self.processes = group_of(options.comm, options.time_limit)
         self.distributed = options.comm is not None
         self._options, self._manifest = options, checked.manifest
-        self._known: tuple[Setup, dict[str, Form]] | None = None  # of the latest call: see _repeats
+        # of the latest call of each face, by its number: see _repeats
+        self._known: dict[int | None, tuple[Setup, dict[str, Form]]] = {}
+        self._face = Face(checked.manifest)
         self._launch = Launch(checked, options, self.processes)
         if self.processes.count > 1:
             end_all_on_error()
@@ -157,12 +160,18 @@ class Opened:
         A call that a check, an assert or a feed ends leaves the outputs that were kept as they
         were: they are copied before such a call.
         """
+        with self._ready():
+            return self._call(self._face, arguments)
+
+    @contextmanager
+    def _ready(self) -> Iterator[None]:
+        """Alone with the job, which is open."""
         with self._alone(waits=self.processes.count == 1):
             if self._closed:
                 raise UsageError("this job is closed", expected="an open one",
                                  found="a call after close(), or behind its with block",
                                  remedy="image.open(…) again, or call it inside the block")
-            return self._call(arguments)
+            yield
 
     def _profiled(self, arguments: dict[str, Any]) -> tables.Profile:
         """Runs once; where the time went, on all ranks, in every process."""
@@ -187,47 +196,50 @@ class Opened:
         assert self._job is not None
         return self._job, timeline.gather(self._job)
 
-    def _call(self, arguments: dict[str, Any]) -> Any:
-        setup = self._repeats(arguments)
+    def _call(self, face: Face, arguments: dict[str, Any]) -> Any:
+        setup = self._repeats(face, arguments)
         if setup is None:
-            setup, _ = self._launch.agreed(lambda: self._prepare(arguments))
+            setup, _ = self._launch.agreed(lambda: self._prepare(face, arguments))
             forms = {
                 array["name"]: (numpy_dtype(array["dtype"]), setup.shape(array))
-                for array in self._manifest["inputs"] if array["name"] in arguments
+                for _, array in face.inputs if array["name"] in arguments
             }
-            # A tree or a scalar that one call gives, the next may leave out.
-            self._known = (setup, forms) if forms.keys() == arguments.keys() else None
+            self._known.pop(face.number, None)
+            if forms.keys() == arguments.keys():  # a tree or a scalar the next one may leave out
+                self._known[face.number] = setup, forms
         if self._job is not None and not self._launch.fits(setup):
             for value in self.arrays.values():
                 if isinstance(value, Distributed):
                     value.copy_out()
         kept = self._kept_now()
         try:
-            job = self._launch.loaded(setup, self._put)
-            self.processes.together(lambda: self._compute(job))
+            job = self._launch.loaded(setup, lambda job: self._put(face, job))
+            self.processes.together(lambda: self._compute(face, job))
             self._launch.kept()
         except BaseException:
             self._launch.end()
             for output, array in kept:
                 output.stays_in(array)
             raise
-        outputs = [self._output(job, k) for k in range(len(self._manifest["outputs"]))]
+        outputs = [self._output(job, k, array) for k, array in face.outputs]
         self._latest = [weakref.ref(output) for output in outputs
                         if isinstance(output, Distributed) and output.is_held()]
-        return structure(self._manifest["returns"], outputs)
+        job.replace(face.pairs)
+        return None if face.returns is None else structure(face.returns, outputs)
 
-    def _repeats(self, arguments: dict[str, Any]) -> Setup | None:
-        """Return the setup of the call before, if this one needs no other: both give the same
-        inputs by their names, as arrays of the dtypes and shapes that were checked then, and
-        nothing else. Else None.
+    def _repeats(self, face: Face, arguments: dict[str, Any]) -> Setup | None:
+        """Return the setup of the call before of this face, if this one needs no other: both give
+        the same inputs by their names, as arrays of the dtypes and shapes that were checked then,
+        and nothing else. Else None.
 
         Several processes must agree on every call; feeds, frames and checkpoints look at each.
         """
-        if (self._known is None or self._job is None or self.processes.count > 1
+        known = self._known.get(face.number)
+        if (known is None or self._job is None or self.processes.count > 1
                 or self.distributed or self._launch.looks_at_calls()):
             return None
-        setup, forms = self._known
-        if self._job.setup.words != setup.words or arguments.keys() != forms.keys():
+        setup, forms = known
+        if arguments.keys() != forms.keys():
             return None
         for name, value in arguments.items():
             if type(value) is not np.ndarray or (value.dtype, value.shape) != forms[name]:
@@ -243,12 +255,11 @@ class Opened:
         held = [output for reference in self._latest if (output := reference()) is not None]
         return [(output, output.copied()) for output in held if output.is_held()]
 
-    def _prepare(self, arguments: dict[str, Any]) -> dict[str, Any]:
+    def _prepare(self, face: Face, arguments: dict[str, Any]) -> dict[str, Any]:
         """Sorts the arguments and checks them; returns what all processes must share."""
         self._check()
         manifest = self._manifest
-        known = [array["name"] for array in manifest["inputs"]]
-        names = [scalar["name"] for scalar in manifest["scalars"]]
+        known, names = [array["name"] for _, array in face.inputs], face.scalars
         if manifest["feeds"] and "feed" not in known:
             self._options.feed = arguments.pop("feed", self._options.feed)
         arguments = named.spread(arguments, known)
@@ -260,40 +271,42 @@ class Opened:
                     remedy=meant(name, [*known, *names, *OPTIONS], "{}=…"),
                 )
         given = {name: value for name, value in arguments.items() if name in known}
-        setup = self._launch.bound({k: v for k, v in arguments.items() if k not in known}, given)
+        scalars = {k: v for k, v in arguments.items() if k not in known}
+        setup = self._launch.bound(face.settings(scalars), [array for _, array in face.inputs],
+                                   given)
         self.arrays = {
             array["name"]: _fitting(array, setup.shape(array), given[array["name"]])
-            for array in manifest["inputs"]
+            for _, array in face.inputs
             if array["name"] in given
         }
         said = {**self._launch.scalars, "inputs": sorted(given), **self._options.agreed()}
         return self._launch.mine(setup, said)
 
-    def _compute(self, job: Job) -> None:
+    def _compute(self, face: Face, job: Job) -> None:
         try:
-            self._launch.run(job, self._put)
+            self._launch.run(job, lambda job: self._put(face, job))
         finally:
             self.arrays = {}
 
-    def _put(self, job: Job) -> None:
+    def _put(self, face: Face, job: Job) -> None:
         job.forget()
-        self._hand_over(job)
-        for number, array in enumerate(self._manifest["inputs"]):
+        self._hand_over(face, job)
+        for number, array in face.inputs:
             value = self.arrays.get(array["name"])
             if isinstance(value, Local):
                 self._put_part(job, number, array, value)
             elif value is not None:
                 assert isinstance(value, np.ndarray)  # the others have been handed over
-                job.put(array["name"], global_of(value, array["dtype"]))
+                job.put(number, global_of(value, array["dtype"]))
         presence.show(presence.COMPUTES)
 
-    def _hand_over(self, job: Job) -> None:
+    def _hand_over(self, face: Face, job: Job) -> None:
         """Outputs of the last call become inputs inside the memory of every rank.
 
         Those whose layouts differ go through Python where this process has all of them.
         """
         moves: list[tuple[Any, int, int]] = []  # from, to, bytes
-        for number, array in enumerate(self._manifest["inputs"]):
+        for number, array in face.inputs:
             value = self.arrays.get(array["name"])
             if not isinstance(value, Distributed):
                 continue
@@ -333,10 +346,9 @@ class Opened:
         start = sum(o * s for o, s in zip(offset, part.strides, strict=True))
         shape = job.setup.shape(array)
         base = address(part) - start
-        job.put(array["name"], Global(base, array["dtype"], shape, part.strides), rank)
+        job.put(number, Global(base, array["dtype"], shape, part.strides), rank)
 
-    def _output(self, job: Job, number: int) -> Any:
-        output = self._manifest["outputs"][number]
+    def _output(self, job: Job, number: int, output: dict[str, Any]) -> Any:
         kept = output["name"] in self.keep
         if self.distributed or kept:
             return Distributed(job, number, self.distributed, kept)

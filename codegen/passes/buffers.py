@@ -94,9 +94,11 @@ class _Liveness:
         inputs = {i.value for i in self.module.inputs}
         for i in self.module.inputs:
             self.order.setdefault(i.value, len(self.order))
-        for region in self.module.entries:
+        for region in self.module.regions:
             self.number(region)
         live = {o.value for o in self.module.outputs}
+        # of states, which are read in later runs too
+        live |= {self.module.inputs[s.input].value for s in self.module.states}
         live = self.region(self.module.body, live, 0)
         for i in self.module.inputs:
             self.define(i.value, live | inputs)

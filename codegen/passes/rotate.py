@@ -30,7 +30,7 @@ class _Wish:
 def rotated(placed: Placed) -> Placed:
     """With the cycles of every loop that has some."""
     module, of, apart = placed.loops.module, placed.of, placed.loops.apart
-    loops = [op for region in module.entries for op in walk(region) if isinstance(op.what, Loop)]
+    loops = [op for region in module.regions for op in walk(region) if isinstance(op.what, Loop)]
     wishes = [_Wish(op, cycle, apart[op.results[0]])
               for op in loops for cycle in _cycles(op, placed)]
     moved = _moved(wishes)

@@ -18,7 +18,19 @@ import numpy as np
 
 from codegen.errors import Place, ProgramError, TracedValueError, UnsupportedError
 from codegen.fresh import Fresh
-from codegen.ir import ArrayType, Condition, Feed, Input, Keeps, Op, Region, Scalar, Value
+from codegen.ir import (
+    ArrayType,
+    Condition,
+    Entry,
+    Feed,
+    Input,
+    Keeps,
+    Op,
+    Region,
+    Scalar,
+    StateArray,
+    Value,
+)
 from codegen.layouts import propagation
 from codegen.mesh import Axis, Layout, Mesh
 from codegen.ops import Full, Kind
@@ -71,6 +83,9 @@ class Context:
 
     _captures = _Captures()
     when_built = ""  # how users make a number known while building, where that is not usual
+    entry = ""  # whose code is captured, in a class that is a program
+    states: tuple[StateArray, ...] = ()
+    entries: tuple[Entry, ...] = ()
     outermost: Any = None  # what loops in no other one carried in the capture before: settled.Inner
 
     def __init__(self, name: str, mesh: Mesh, user_files: set[str] | None = None) -> None:

@@ -214,9 +214,9 @@ def _check_name(context: Context, name: Any, what: str) -> None:
             f"the name of a{'n' if what == 'input' else ''} {what} must be an identifier",
             expected='text such as "u" or "steps"', found=repr(name),
         )
-    known: list[Scalar | Input] = [*context.scalars.values(), *context.inputs.values()]
-    for declared in known:
-        if declared.name == name or named.is_in(declared.name, name):
+    known: dict[str, Scalar | Input] = {**context.scalars, **context.inputs}
+    for its_name, declared in known.items():
+        if its_name == name or named.is_in(its_name, name):
             raise declared_twice(name, what, declared.place, user_place())
 
 
@@ -296,11 +296,12 @@ def _one_input(
     element = element_type(dtype)
     given, layout = layout, by_rules(context, shape, layout)
     chosen = layout_of(context, layout, len(extents), f'input "{name}"')
+    whole_name = named.below(context.entry, name)  # two entries may each have an input x
     if layout is None:
-        context.auto.append(name)
-        chosen = context.layouts.get(name, chosen)
+        context.auto.append(whole_name)
+        chosen = context.layouts.get(whole_name, chosen)
     _check_split(extents, chosen, name)
-    value = Value(name, ArrayType(element, extents, chosen))
+    value = Value(whole_name, ArrayType(element, extents, chosen))
     region = None
     if default is not None:
         region = _default_region(context, name, default, extents, element, chosen)

@@ -158,7 +158,7 @@ class Run(Launch):
             outputs.check_apart(asked, self.options.save or {})
             known = [array["name"] for array in inputs]
             self.opened = outputs.open_inputs(asked.input, asked.input_all, known)
-        setup = self.bound(self.settings, self.opened)
+        setup = self.bound(self.settings, inputs, self.opened)
         for array in inputs:
             if array["name"] in self.opened:
                 self.opened[array["name"]].convert(array["dtype"], len(array["shape"]))
@@ -236,7 +236,7 @@ class Run(Launch):
                     file.reserve(*_span(job, name, file), len(here), job.host_bytes())
                 how = file.dtype, file.shape, file.strides, file.swapped, file.start
                 with Global(file.buffer, *how) as given:
-                    job.put(name, given, file=file.path)
+                    job.put(job.numbers[name], given, file=file.path)
             except MemoryError:
                 raise EnvironmentFault(
                     f"input {name}: not enough memory to read {file.path}", remedy="more processes"

@@ -136,7 +136,8 @@ class _Recording:
         self.object: Any = None  # as __init__ left it
         self.shared: dict[str, str] = {}  # paths of arrays that may be one, by each other
         self.written: dict[str, Place | None] = {}  # paths of arrays that are written in place
-        self.entry_sym = Sym(context.unique(ENTRY), "scalar", expr.const(0),
+        context.take_names(ENTRY)
+        self.entry_sym = Sym(ENTRY, "scalar", expr.const(0),
                              expr.const(len(entity.methods)))
 
     # ---- __init__ --------------------------------------------------------------------------------

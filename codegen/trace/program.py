@@ -260,19 +260,22 @@ class Program:
         limits: Limits = {}
         unrolled: frozenset[Place | None] = frozenset()
         outermost, rounds = Inner(), 0
-        rows_by_python = False
+        rows_by_python, reserved = False, frozenset[str]()
         while True:
             context = Context(self.name, mesh)
             context.bounds, context.rules, context.layouts = bounds, self.rules, layouts
             context.limits, context.checks = limits, frozenset(checks)
             context.unrolled, context.outermost = unrolled, outermost
-            context.rows_by_python = rows_by_python
+            context.rows_by_python, context.reserved = rows_by_python, reserved
             outermost.met.clear()
             try:
                 module = self._trace(context, values)
             except Exception as error:
                 if context.has_rows:  # perhaps Python can run the loops that were compiled
                     rows_by_python, outermost = True, Inner()
+                    continue
+                if context.reserved != reserved:
+                    reserved = context.reserved
                     continue
                 if not isinstance(error, SpmdError):
                     raise
@@ -296,10 +299,8 @@ class Program:
 
     def _trace(self, context: Context, values: dict[str, Any]) -> Module:
         for axis in context.mesh.axes:  # scalars and counters must not be named like these
-            context.unique(axis.size_name)
-            context.unique(axis.coord_sym.name)
-        for name in ("p", "member", "wrap", "others"):  # what formulas of exchanges name
-            context.unique(name)
+            context.take_names(axis.size_name, axis.coord_sym.name)
+        context.take_names("p", "member", "wrap", "others")  # what formulas of exchanges name
         outside = Outside("program", [(self.name, self.function), *self.reached(values)])
         outside.place = self.place
         context.bodies.append(outside)

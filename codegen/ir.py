@@ -175,7 +175,8 @@ class StateArray:
 @dataclass(frozen=True)
 class Entry:
     """One of several programs in an image. Its inputs and outputs, by their numbers in the module;
-    rebinds: numbers of the states that it gives new values; returns: of the tree, a leaf k is its
+    rebinds: numbers of the states that it gives new arrays; updates: of those it writes into where
+    they lie; returns: of the tree, a leaf k is its
     k-th output; None: it returns nothing."""
 
     name: str
@@ -185,6 +186,7 @@ class Entry:
     scalars: tuple[str, ...]
     returns: Returned | None
     place: Place | None = None
+    updates: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

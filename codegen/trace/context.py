@@ -98,6 +98,7 @@ class Context:
         self.place: Place | None = None  # where ops come from, if not from what runs now
         self.write_logs: list[dict[Storage, None]] = []
         self.scalars: dict[str, Scalar] = {}
+        self.own_scalars: dict[str, None] = {}  # names of those that this entry declares
         self.inputs: dict[str, Input] = {}
         self.feeds: dict[str, Feed] = {}
         self.numbers: dict[Value, Any] = {}  # of those that are one number everywhere

@@ -228,6 +228,9 @@ class NestWriter(CFunction):
             self.store_sifted(work)
             return
         opened = self.loops(work.loops)
+        if work.combine == KEEPS:  # the store after it has the same positions
+            self.open("{")
+            opened += 1
         self.buffer(work.buffer, written=True)
         tests = [self.within(b) for b in work.bounds]
         text = self.put(work.buffer, work.offset, self.value(work.value), work.combine)

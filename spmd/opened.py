@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import os
 import weakref
-from _thread import allocate_lock, get_ident
 from collections import namedtuple
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -19,29 +18,29 @@ from typing import Any
 import numpy as np
 
 from codegen import dtypes
-from codegen.casts import inexact
-from codegen.errors import EnvironmentFault, InputError, UsageError
+from codegen.errors import EnvironmentFault, UsageError
 from codegen.mesh import checked_count, checked_sizes
 from codegen.suggest import meant
 from codegen.user import named
 from spmd import report, tables, timeline
 from spmd.arguments import check_array
 from spmd.arrays import numpy_dtype
+from spmd.calls import Call
 from spmd.distributed import Distributed, Local, address, global_of
 from spmd.engine import ffi
 from spmd.faces import Face
+from spmd.fitting import fitting
 from spmd.launch import launchers, presence
 from spmd.launch.attendance import Attendance
 from spmd.launch.course import Launch
 from spmd.launch.ending import LEFT, end_all, end_all_on_error
-from spmd.launch.job import Global, Job, Setup
+from spmd.launch.job import Global, Job
 from spmd.launch.loader import Checked
 from spmd.launch.options import OPTIONS, TIME_LIMIT, Options
 from spmd.launch.processes import Elsewhere, Processes
 from spmd.mistakes import plainly
 from spmd.texts import MOST_SECONDS
-
-Form = tuple[np.dtype, tuple[int, ...]]  # of an array
+from spmd.turns import Started, Starter, Turns, refused
 
 
 class Opened:
@@ -52,13 +51,12 @@ class Opened:
     def __init__(self, checked: Checked, options: Options) -> None:
         self.keep = _kept(checked.manifest, options.keep)
         self._latest: list[weakref.ref[Distributed]] = []  # outputs of the latest call, kept
-        self._owner, self._turn, self._thread = os.getpid(), allocate_lock(), 0
-        self._closed = False
+        self._owner, self._turns, self._closed = os.getpid(), Turns(), False
+        self._starter = Starter(self._turns)
         self.processes = group_of(options.comm, options.time_limit)
         self.distributed = options.comm is not None
         self._options, self._manifest = options, checked.manifest
-        # of the latest call of each face, by its number: see _repeats
-        self._known: dict[int | None, tuple[Setup, dict[str, Form]]] = {}
+        self._prepared: dict[int | None, Call] = {}  # the latest of each face, by its number
         self._face = Face(checked.manifest)
         self._launch = Launch(checked, options, self.processes)
         if self.processes.count > 1:
@@ -122,29 +120,34 @@ class Opened:
 
     @contextmanager
     def _alone(self, waits: bool) -> Iterator[None]:
+        self._take_turn(waits)
+        try:
+            yield
+        finally:
+            self._turns.give_back()
+
+    def _take_turn(self, waits: bool) -> None:
         """The engine runs one call of a job at a time; the calls of other threads wait.
 
         With several processes they are refused: each could make another one of them first.
         """
+        self._check_owner()
+        if not self._turns.take(waits):
+            raise refused()
+
+    def _check_owner(self) -> None:
         if os.getpid() != self._owner:
             raise UsageError(
                 f"this job was opened by process {self._owner}, from which this one was forked",
                 expected="a job of its own: threads and memory of the engine are not copied",
                 remedy="image.open in the child, or multiprocessing's start method 'spawn'",
             )
-        if self._thread == get_ident() or not self._turn.acquire(blocking=waits):
-            raise UsageError(
-                "this job is called while another call of it runs",
-                expected="one call after the other, in the same order on every process",
-                remedy="call it from one thread, or open the image once for each thread, with a "
-                "communicator of its own (comm.Dup())",
-            )
-        self._thread = get_ident()
-        try:
-            yield
-        finally:
-            self._thread = 0
-            self._turn.release()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UsageError("this job is closed", expected="an open one",
+                             found="a call after close(), or behind its with block",
+                             remedy="image.open(…) again, or call it inside the block")
 
     @plainly
     def __call__(self, **arguments: Any) -> Any:
@@ -160,18 +163,39 @@ class Opened:
         A call that a check, an assert or a feed ends leaves the outputs that were kept as they
         were: they are copied before such a call.
         """
-        with self._ready():
-            return self._call(self._face, arguments)
+        return self._in_turn(self._face, arguments)
 
-    @contextmanager
-    def _ready(self) -> Iterator[None]:
-        """Alone with the job, which is open."""
-        with self._alone(waits=self.processes.count == 1):
-            if self._closed:
-                raise UsageError("this job is closed", expected="an open one",
-                                 found="a call after close(), or behind its with block",
-                                 remedy="image.open(…) again, or call it inside the block")
-            yield
+    @plainly
+    def start(self, **arguments: Any) -> Started:
+        """Start a call, and return at once; `.result()` of what comes back waits for its outputs.
+
+        Inputs are copied: you may write to your arrays at once. Calls run in the order in which
+        they were started, those by `job(…)` among them, from whatever thread. What is wrong with a
+        call comes out of `result()`. close() waits for all calls that were started.
+        """
+        return self._started(self._face, arguments)
+
+    def _in_turn(self, face: Face, arguments: dict[str, Any]) -> Any:
+        """Call a face once those who came before have ended."""
+        self._take_turn(self.processes.count == 1)
+        try:
+            self._check_open()
+            return self._call(face, arguments)
+        finally:
+            self._turns.give_back()
+
+    def _started(self, face: Face, arguments: dict[str, Any]) -> Started:
+        self._check_owner()
+        self._check_open()
+        if self.processes.count > 1:
+            raise refused("call it without start where several processes call it together")
+        arguments = {name: copied(value) for name, value in arguments.items()}
+
+        def run() -> Any:
+            self._check_open()
+            return self._call(face, arguments)
+
+        return self._starter.add(run)
 
     def _profiled(self, arguments: dict[str, Any]) -> tables.Profile:
         """Runs once; where the time went, on all ranks, in every process."""
@@ -197,27 +221,44 @@ class Opened:
         return self._job, timeline.gather(self._job)
 
     def _call(self, face: Face, arguments: dict[str, Any]) -> Any:
-        setup = self._repeats(face, arguments)
-        if setup is None:
-            setup, _ = self._launch.agreed(lambda: self._prepare(face, arguments))
-            forms = {
-                array["name"]: (numpy_dtype(array["dtype"]), setup.shape(array))
-                for _, array in face.inputs if array["name"] in arguments
-            }
-            self._known.pop(face.number, None)
-            if forms.keys() == arguments.keys():  # a tree or a scalar the next one may leave out
-                self._known[face.number] = setup, forms
+        call = self._prepared.get(face.number)
+        if call is not None and call.fits(self._job, arguments):
+            held = call.take(arguments)
+            if held is not None:
+                return self._repeated(call, held)
+        return self._called(face, arguments)
+
+    def _repeated(self, call: Call, held: list[Any]) -> Any:
+        """Run a call that was prepared. held: what lives until its inputs have been read."""
+        outputs = call.room()
+        try:
+            call.job.run(call=call.pointer)
+        except BaseException:
+            self._end_failed()
+            raise
+        call.finish()
+        returns = call.face.returns
+        return None if returns is None else structure(returns, outputs)
+
+    def _called(self, face: Face, arguments: dict[str, Any]) -> Any:
+        """Run a call of whatever arguments; all processes agree on it."""
+        self._prepared.pop(face.number, None)
+        setup, _ = self._launch.agreed(lambda: self._prepare(face, dict(arguments)))
         if self._job is not None and not self._launch.fits(setup):
             for value in self.arrays.values():
                 if isinstance(value, Distributed):
                     value.copy_out()
+            self._save_state()
         kept = self._kept_now()
         try:
+            before = self._job
             job = self._launch.loaded(setup, lambda job: self._put(face, job))
+            if job is not before:
+                self.processes.together(lambda: self._bring_state(job))
             self.processes.together(lambda: self._compute(face, job))
             self._launch.kept()
         except BaseException:
-            self._launch.end()
+            self._end_failed()
             for output, array in kept:
                 output.stays_in(array)
             raise
@@ -225,27 +266,27 @@ class Opened:
         self._latest = [weakref.ref(output) for output in outputs
                         if isinstance(output, Distributed) and output.is_held()]
         job.replace(face.pairs)
+        if self._may_repeat(arguments):
+            self._prepared[face.number] = Call(job, face, arguments)
         return None if face.returns is None else structure(face.returns, outputs)
 
-    def _repeats(self, face: Face, arguments: dict[str, Any]) -> Setup | None:
-        """Return the setup of the call before of this face, if this one needs no other: both give
-        the same inputs by their names, as arrays of the dtypes and shapes that were checked then,
-        and nothing else. Else None.
+    def _may_repeat(self, arguments: dict[str, Any]) -> bool:
+        """Return whether a call like this one can be prepared: several processes must agree on
+        every call; feeds, frames and checkpoints look at each."""
+        return not (self.processes.count > 1 or self.distributed or self.keep
+                    or self._launch.looks_at_calls()
+                    or any(isinstance(value, (Distributed, Local)) for value in arguments.values()))
 
-        Several processes must agree on every call; feeds, frames and checkpoints look at each.
-        """
-        known = self._known.get(face.number)
-        if (known is None or self._job is None or self.processes.count > 1
-                or self.distributed or self._launch.looks_at_calls()):
-            return None
-        setup, forms = known
-        if arguments.keys() != forms.keys():
-            return None
-        for name, value in arguments.items():
-            if type(value) is not np.ndarray or (value.dtype, value.shape) != forms[name]:
-                return None
-        self.arrays = arguments
-        return setup
+    def _end_failed(self) -> None:
+        """A call has failed: its job is ended, and state is what it was before the call."""
+        self._save_state()
+        self._launch.end()
+
+    def _save_state(self) -> None:
+        """Copy the state out of the memory of the ranks, where there is any."""
+
+    def _bring_state(self, job: Job) -> None:
+        """Put the state that was copied into the memory of a new job."""
 
     def _kept_now(self) -> list[tuple[Distributed, np.ndarray]]:
         """Return copies of the outputs that were kept, where the program itself can end a run."""
@@ -275,7 +316,7 @@ class Opened:
         setup = self._launch.bound(face.settings(scalars), [array for _, array in face.inputs],
                                    given)
         self.arrays = {
-            array["name"]: _fitting(array, setup.shape(array), given[array["name"]])
+            array["name"]: fitting(array, setup.shape(array), given[array["name"]])
             for _, array in face.inputs
             if array["name"] in given
         }
@@ -447,51 +488,17 @@ def _named_class(name: str, fields: tuple[str, ...]) -> Any:
     return found
 
 
-def _loaded_from(name: str, value: Any) -> str:
-    """Return how Python reads a file whose path was given as an array; "" for other text."""
-    if not isinstance(value, str):
-        return ""
-    readers = {".safetensors": "safetensors.numpy.load_file({!r})[{!r}]",
-               ".npz": "np.load({!r})[{!r}]", ".csv": "np.loadtxt({!r}, delimiter=',')"}
-    reader = readers.get(os.path.splitext(value)[1], "np.load({!r})")
-    return f"{name}={reader.format(value, name)}: only the command line takes paths of files"
+def copied(value: Any) -> Any:
+    """Return a copy of the arrays in an argument, which may be a tree."""
+    if isinstance(value, Distributed) or isinstance(value, (bool, int, float, str)):
+        return value
+    inside = named.held(value)
+    if inside is not None:
+        return named.rebuilt(value, [copied(item) for _, item in inside])
+    if isinstance(value, Local):
+        return Local(value.part.copy(), value.offsets)
+    return np.array(dtypes.as_numpy(value))
 
 
 def _is_limit(limit: object) -> bool:
     return isinstance(limit, (int, float)) and 0 <= limit < MOST_SECONDS
-
-
-def _fitting(
-    declared: dict[str, Any], shape: tuple[int, ...], value: Any
-) -> np.ndarray | Local | Distributed:
-    """An array of the declared dtype. Only conversions that lose nothing are made."""
-    if isinstance(value, Distributed):
-        check_array(declared, shape, value)
-        if not value.is_held():
-            value.copy_out()  # of an earlier call of a job: refused
-        return value
-    part = value.part if isinstance(value, Local) else dtypes.as_numpy(value)
-    wanted = numpy_dtype(declared["dtype"])
-    if part.dtype.kind in "US":
-        name = declared["name"]
-        raise InputError(f"input {name} was given text", expected=f"an array of {wanted}",
-                         found=repr(value)[:80], remedy=_loaded_from(name, value))
-    # Lists and Python numbers have no dtype of their own: they adapt, as in NumPy.
-    casting: Any = "safe" if hasattr(value, "dtype") or isinstance(value, Local) else "same_kind"
-    if not np.can_cast(part.dtype, wanted, casting):
-        raise InputError(
-            f"input {declared['name']} has dtype {part.dtype}, which does not fit {wanted}",
-            expected=str(wanted),
-            found=str(part.dtype),
-            remedy=f"array.astype({declared['dtype']!r})",
-        )
-    if (lost := inexact(part, wanted)) is not None:
-        raise InputError(
-            f"input {declared['name']} would be rounded: {wanted} does not hold {lost}",
-            expected=f"integers up to 2**53, or others that {wanted} holds", found=str(part.dtype),
-            remedy=f"array.astype({declared['dtype']!r}), or a program of int64")
-    part = part.astype(wanted, copy=False)
-    if isinstance(value, Local):
-        return Local(part)
-    check_array(declared, shape, part)
-    return part

@@ -21,7 +21,7 @@ from codegen.errors import (
     SpmdError,
     VersionError,
 )
-from codegen.image.manifest import ENTRY, evaluate
+from codegen.image.manifest import evaluate
 from codegen.image.schema import AXES
 from spmd import report
 from spmd.arguments import scalar_words
@@ -132,8 +132,10 @@ class Job:
         self.numbers = {a["name"]: k for k, a in enumerate(self.manifest["inputs"])}
         self.outputs = len(self.numbers)
         self.given = bytearray(self.outputs)
-        scalars = [scalar["name"] for scalar in self.manifest["scalars"]]
-        self.entry = scalars.index(ENTRY) if self.manifest["entries"] else None
+        # scalars on which more depends than what a run computes, by number; and how often one of
+        # them has got another value
+        self.loads = [k for k, row in enumerate(self.manifest["scalars"]) if row["loads"]]
+        self.version = 0
         self.owner = os.getpid()
         self.image: Any = None
         self.constants: Any = None
@@ -318,7 +320,13 @@ class Job:
                                       "old: `make setup` in a checkout, else install spmd again")
         raise InternalError(f"engine: {text}")
 
-    def _check_array(self, status: int, name: str) -> None:
+    def _check_array(self, status: int, name: str, file: str = "") -> None:
+        if status == lib.SPMD_CUT:
+            raise InputError(
+                f"input {name}: {file or 'its file'} became shorter while it was read",
+                expected="a file that nobody writes to",
+                remedy="write another file, then give it this one's name",
+            )
         if status == lib.SPMD_RANGE:
             raise ImageError(
                 f"the manifest and the machine code differ in array {name}",
@@ -334,13 +342,7 @@ class Job:
         """
         name = self.manifest["inputs"][number]["name"]
         status = lib.spmd_job_scatter(self._job, number, rank, array.pointer)
-        if status == lib.SPMD_CUT:
-            raise InputError(
-                f"input {name}: {file or 'its file'} became shorter while it was read",
-                expected="a file that nobody writes to",
-                remedy="write another file, then give it this one's name",
-            )
-        self._check_array(status, name)
+        self._check_array(status, name, file)
         self.given[number] = 1
 
     def keep_times(self, events: int) -> None:
@@ -355,25 +357,15 @@ class Job:
         Where memory depends on the scalars, and in programs with feeds, saves or points of
         checkpoints, False: then the job has to be loaded anew.
         """
-        if self._chooses(setup):
-            return True
         words = ffi.new("int64_t[]", setup.words or [0])
-        status = lib.spmd_job_scalars(self._job, words)
-        if status == lib.SPMD_RANGE:
-            return False
-        self._check(status)
-        self.setup = setup
-        return True
-
-    def _chooses(self, setup: Setup) -> bool:
-        """Have the next run be of another entry, if that is all that is other in this setup."""
-        if self.entry is None:
-            return False
-        words, before = list(setup.words), list(self.setup.words)
-        entry, before[self.entry] = words[self.entry], words[self.entry]
-        if words != before:
-            return False
-        self._check(lib.spmd_job_choose(self._job, self.entry, entry))
+        if all(setup.words[k] == self.setup.words[k] for k in self.loads):
+            self._check(lib.spmd_job_set_scalars(self._job, words))
+        else:
+            status = lib.spmd_job_scalars(self._job, words)
+            if status == lib.SPMD_RANGE:
+                return False
+            self._check(status)
+            self.version += 1
         self.setup = setup
         return True
 
@@ -408,14 +400,18 @@ class Job:
         dims = len(arrays[array]["shape"])
         return list(offset[0:dims]), list(extent[0:dims]), int(ffi.cast("intptr_t", address[0]))
 
-    def run(self, told: Callable[[str], None] | None = None) -> None:
+    def run(self, told: Callable[[str], None] | None = None, call: Any = None) -> None:
         """Runs the program once; its text goes to sys.stdout as it comes.
 
-        told: hears the superstep, again and again, and "" before there is text.
+        told: hears the superstep, again and again, and "" before there is text. call: a spmd_call,
+        which says what is put in before.
         """
         self.turns += 1
-        self._check(lib.spmd_job_start(self._job, bytes(self.given) or b"\0"))
         try:
+            if call is None:
+                self._check(lib.spmd_job_start(self._job, bytes(self.given) or b"\0"))
+            else:
+                self._check_array(lib.spmd_call_start(self._job, call), "of a call")
             state = self._wait(told)
         except BaseException as error:
             self.broken = True
@@ -426,15 +422,20 @@ class Job:
             self.broken = True
             raise self._failure()
 
+    def finish(self, call: Any) -> None:
+        """After a run: copies the outputs of a spmd_call; states get their new values."""
+        self._check_array(lib.spmd_call_finish(self._job, call), "of a call")
+
     def _wait(self, told: Callable[[str], None] | None) -> int:
         if self._text is None:
             self._text = ffi.new("char[]", 1 << 16)
-        text, say = self._text, Saying()
+        text, say = self._text, None
         while True:
             state = lib.spmd_job_wait(self._job, WAIT_MS)
             while length := lib.spmd_job_text(self._job, text, len(text)):
                 if told:
                     told("")
+                say = say or Saying()
                 say(ffi.buffer(text, length)[:].decode("utf-8", "replace"))
             if self.look_frames is not None:
                 with suppress(*[OutputError] * (state == lib.SPMD_ABORTED)):  # that one is said
@@ -444,9 +445,10 @@ class Job:
             if self.look_feeds is not None and state == lib.SPMD_RUNNING:
                 self.look_feeds()
             if state != lib.SPMD_RUNNING:
-                say.close()
+                if say:
+                    say.close()
                 return int(state)
-            if told and not say.shown:
+            if told and not (say and say.shown):
                 told(f"superstep {self.superstep()}")
 
     def abort(self, code: int, text: str) -> None:

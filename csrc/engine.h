@@ -216,7 +216,8 @@ int spmd_job_load(spmd_job *job, spmd_arena *arena);
 void spmd_job_constants(spmd_job *job, const void *constants);
 /* Between two runs: other values of the scalars, as many as the image declares. SPMD_RANGE, and
  * nothing has changed, where buffers would take more or less memory, and where the image has feeds,
- * points or saves: then the job must be loaded anew. */
+ * points or saves: then the job must be loaded anew. Does nothing where another process has aborted
+ * the job meanwhile: its next run says so. */
 int spmd_job_scalars(spmd_job *job, const int64_t *scalar);
 /* The same where only scalars have other values that no formula of load() or reserve(), and no box
  * of an exchange, mentions. */

@@ -108,6 +108,21 @@ class Setup:
 
         Along an axis that splits no dim all ranks hold the same: the first of them speaks.
         """
+        first = self._first_holder(layout)
+        hosted = range(self.first, self.first + self.count)
+        return [EVERY_RANK] if first is None else [rank for rank in hosted if first(rank) == rank]
+
+    def holders(self, layout: list[list[str]]) -> list[int]:
+        """Hosted ranks that between them hold every element that this process has once."""
+        first = self._first_holder(layout)
+        if first is None:
+            return [EVERY_RANK]
+        hosted = range(self.first, self.first + self.count)
+        return sorted({first(rank): rank for rank in reversed(hosted)}.values())
+
+    def _first_holder(self, layout: list[list[str]]) -> Callable[[int], int] | None:
+        """Return the function from a rank to the first one that holds the same part of an array;
+        None where each rank holds another part."""
         used = {name for entry in layout for name in entry}
         spare = []
         stride = self.ranks
@@ -115,10 +130,9 @@ class Setup:
             stride //= size
             if axis["name"] not in used and size > 1:
                 spare.append((stride, size))
-        hosted = range(self.first, self.first + self.count)
         if not spare:
-            return [EVERY_RANK]
-        return [r for r in hosted if all(r // stride % size == 0 for stride, size in spare)]
+            return None
+        return lambda rank: rank - sum(rank // stride % size * stride for stride, size in spare)
 
 
 class Job:
@@ -381,15 +395,18 @@ class Job:
 
     def get(self, number: int, into: Global, rank: int | None = None) -> None:
         """Copies the hosted ranks' parts of output `number`, or one's, into a global array."""
-        self._gather(self.outputs + number, self.manifest["outputs"][number], into, rank)
+        row = self.manifest["outputs"][number]
+        for k in self.setup.owners(row["layout"]) if rank is None else [rank]:
+            status = lib.spmd_job_gather(self._job, self.outputs + number, k, into.pointer)
+            self._check_array(status, row["name"])
 
     def get_input(self, number: int, into: Global) -> None:
-        """Copies the hosted ranks' parts of input `number`, as it lies there now, to an array."""
-        self._gather(number, self.manifest["inputs"][number], into, None)
-
-    def _gather(self, array: int, row: dict[str, Any], into: Global, rank: int | None) -> None:
-        for k in self.setup.owners(row["layout"]) if rank is None else [rank]:
-            self._check_array(lib.spmd_job_gather(self._job, array, k, into.pointer), row["name"])
+        """Copies what this process holds of input `number`, as it lies there now, to an array; of
+        inputs that no run writes to also where the run has failed."""
+        row = self.manifest["inputs"][number]
+        for rank in self.setup.holders(row["layout"]):
+            status = lib.spmd_job_gather(self._job, number, rank, into.pointer)
+            self._check_array(status, row["name"])
 
     def shard(self, array: int, rank: int) -> tuple[list[int], list[int], int]:
         """Offset and extent of a hosted rank's part of an array, and the address of its memory."""

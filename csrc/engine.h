@@ -204,6 +204,9 @@ int spmd_arena_fd(const spmd_arena *arena); /* -1 when private or closed */
 uint64_t spmd_arena_nonce(const spmd_arena *arena);
 void spmd_arena_close_fd(spmd_arena *arena); /* once all have attached */
 void spmd_arena_free(spmd_arena *arena);     /* after the jobs in it */
+/* Of an arena without a job: what lies behind its first bytes, which are the engine's. */
+#define SPMD_ARENA_HEAD 4096
+void *spmd_arena_memory(const spmd_arena *arena);
 
 int spmd_job_new(const spmd_settings *settings, spmd_job **job);
 int64_t spmd_job_bytes(const spmd_job *job);      /* that its arena needs */
@@ -291,6 +294,17 @@ typedef struct spmd_call {
 int spmd_call_start(spmd_job *job, const spmd_call *call);
 /* After SPMD_FINISHED: takes the arrays; pairs of buffers change places. */
 int spmd_call_finish(spmd_job *job, const spmd_call *call);
+/* Where all processes share an arena: process 0 leads, the others follow. Every process has the same
+ * calls, by number, whose scalars and arrays lie in memory that all of them see. The others carry
+ * out the call of this number, puts and gets included; or they leave, with SPMD_LEAVE. */
+#define SPMD_LEAVE -1
+void spmd_job_lead(spmd_job *job, int64_t call);
+/* SPMD_FINISHED once the others have carried out all calls, SPMD_ABORTED, or SPMD_RUNNING after
+ * timeout_ms. */
+int spmd_job_led(spmd_job *job, int64_t timeout_ms);
+/* Carries out what process 0 leads. SPMD_FINISHED when told to leave, SPMD_ABORTED, or SPMD_RUNNING
+ * after timeout_ms, or when text waits: then again, with the same calls. */
+int spmd_job_follow(spmd_job *job, const spmd_call *const *calls, int64_t timeout_ms);
 /* enum spmd_job_state; SPMD_RUNNING after timeout_ms, or as soon as text is waiting. */
 int spmd_job_wait(spmd_job *job, int64_t timeout_ms);
 /* Takes whole lines, each with its newline; returns the bytes written, 0 when there are none. */

@@ -7,6 +7,8 @@ general way would do, or says that it cannot.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,13 +21,18 @@ from spmd.engine import ffi
 from spmd.faces import Face
 from spmd.files.npy import SIZES
 from spmd.fitting import fitting
-from spmd.launch.job import EVERY_RANK, Job
+from spmd.launch.job import EVERY_RANK, LINE, Job
 
 _from_buffer = ffi.from_buffer
 
 
 class Call:
-    """Calls of one face of a job with arguments of these names."""
+    """Calls of one face of a job with arguments of these names.
+
+    number: by which the processes of a job know the call; None where there is one process.
+    """
+
+    number: int | None = None
 
     def __init__(self, job: Job, face: Face, arguments: dict[str, Any]) -> None:
         self.job, self.version, self.face = job, job.version, face
@@ -90,6 +97,10 @@ class Call:
         return (job is self.job and self.version == self.job.version
                 and arguments.keys() == self.names)
 
+    def _hand(self, place: Any, value: np.ndarray) -> Any:
+        """Hand an input over, at its place; return what must live until the run has begun."""
+        return _address(place, value)
+
     def take(self, arguments: dict[str, Any]) -> list[Any] | None:
         """Set the scalars and the addresses of the inputs. Return what must live until they have
         been read; None for arguments of other kinds, which go the general way. Raises what that
@@ -103,7 +114,7 @@ class Call:
                 if isinstance(value, (Distributed, Local)):
                     return None
                 value = fitting(array, shape, value)
-            held.append(_address(place, value))
+            held.append(self._hand(place, value))
         for name, k, scalar in self._scalars:
             number = scalar_value(scalar, arguments[name])
             if scalar["loads"] and not self._is_set(scalar, k, number):
@@ -132,7 +143,7 @@ class Call:
         return flat
 
     def room(self) -> list[np.ndarray]:
-        """Return new arrays for the outputs, to which the next `finish` copies them."""
+        """Return new arrays for the outputs, to which the end of the run copies them."""
         arrays = []
         for _, dtype, shape, places in self._outputs:
             array = np.empty(shape, dtype)
@@ -141,9 +152,57 @@ class Call:
             arrays.append(array)
         return arrays
 
-    def finish(self) -> None:
-        """After a run: copy the outputs; states get their new values."""
+    def finish(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
+        """After a run: states get their new values. Return the outputs, of which `arrays` are the
+        room."""
         self.job.finish(self.pointer)
+        return arrays
+
+
+class SharedCall(Call):
+    """Calls that process 0 makes and the others follow: their arrays and scalars lie in memory that
+    all of them see, for which `memory` is asked, by its size."""
+
+    def __init__(
+        self, job: Job, face: Face, arguments: dict[str, Any], memory: Callable[[int], Any]
+    ) -> None:
+        super().__init__(job, face, arguments)
+        self.number = face.number or 0
+        count = len(job.setup.words)
+        at, ends = 8 * count, []
+        for _, dtype, shape, _ in (*self._inputs, *self._outputs):
+            at = -(-at // LINE) * LINE
+            ends.append(at)
+            at += math.prod(shape) * dtype.itemsize
+        base = memory(max(at, 8))
+        views = []
+        for begin, (_, dtype, shape, places) in zip(ends, (*self._inputs, *self._outputs)):
+            for place in places:
+                place.base = base + begin
+            size = math.prod(shape) * dtype.itemsize
+            views.append(np.ndarray(shape, dtype, ffi.buffer(base + begin, size)))
+        inputs = [(array, dtype, shape, [view]) for (array, dtype, shape, _), view
+                  in zip(self._inputs, views)]
+        self._inputs, self._views = inputs, views[len(inputs):]
+        self._shared = ffi.cast("int64_t *", base)
+        self.pointer.scalar = self._shared
+        self._bytes = 8 * count
+
+    def _hand(self, place: Any, value: np.ndarray) -> Any:
+        np.copyto(place, value)
+
+    def take(self, arguments: dict[str, Any]) -> list[Any] | None:
+        held = super().take(arguments)
+        if held is not None:
+            ffi.memmove(self._shared, self._words, self._bytes)
+        return held
+
+    def room(self) -> list[np.ndarray]:
+        return []
+
+    def finish(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
+        super().finish(arrays)
+        return [view.copy() for view in self._views]
 
 
 def _address(place: Any, array: np.ndarray) -> Any:

@@ -80,7 +80,7 @@ class OpenedEntity(Opened):
         self._has_state = False
         self._saved: dict[str, np.ndarray] | None = None  # of a job that was ended
         self.entries = {name: EntryCall(self, face) for name, face in self._faces.items()}
-        self._in_turn(self._initial, {})
+        self._call(self._initial, {})
         self._has_state = True
 
     def __getattr__(self, name: str) -> Any:
@@ -103,6 +103,9 @@ class OpenedEntity(Opened):
         raise MissingError(f"{self._manifest['program']} is called, and it has entries",
                            expected=" or ".join(f"x.{name}(…)" for name in names),
                            found="x(…)")
+
+    def _faces_by_number(self) -> dict[int | None, Face]:
+        return {face.number: face for face in (self._initial, *self._faces.values())}
 
     # ---- state -----------------------------------------------------------------------------------
 

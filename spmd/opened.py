@@ -11,7 +11,7 @@ import os
 import weakref
 from collections import namedtuple
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any
 
@@ -25,11 +25,12 @@ from codegen.user import named
 from spmd import report, tables, timeline
 from spmd.arguments import check_array
 from spmd.arrays import numpy_dtype
-from spmd.calls import Call
+from spmd.calls import Call, SharedCall
 from spmd.distributed import Distributed, Local, address, global_of
 from spmd.engine import ffi
 from spmd.faces import Face
 from spmd.fitting import fitting
+from spmd.following import CALLS, FOLLOWS, Following, listens
 from spmd.launch import launchers, presence
 from spmd.launch.attendance import Attendance
 from spmd.launch.course import Launch
@@ -59,6 +60,7 @@ class Opened:
         self._prepared: dict[int | None, Call] = {}  # the latest of each face, by its number
         self._face = Face(checked.manifest)
         self._launch = Launch(checked, options, self.processes)
+        self._group = Following(self.processes, self.close)
         if self.processes.count > 1:
             end_all_on_error()
         else:
@@ -101,6 +103,7 @@ class Opened:
                     self._job.broken = True  # the others are not leaving, they may be running
                     text = f"process {self.processes.number} left"
                     self._job.abort(report.exit_code(error), text)
+                self._group.release(self._job, ("left", report.exit_code(error), str(error)))
         self.close()
 
     @plainly
@@ -112,11 +115,13 @@ class Opened:
         if os.getpid() == self._owner:
             with self._alone(waits=True):
                 self._closed = True
+                self._group.release(self._job, ("close",))
                 if self._job is not None and not self._job.broken:
                     for reference in self._latest:
                         if (output := reference()) is not None and output.is_held():
                             output.copy_out()
                 self._launch.end()
+                self._group.end_area()
 
     @contextmanager
     def _alone(self, waits: bool) -> Iterator[None]:
@@ -177,25 +182,72 @@ class Opened:
 
     def _in_turn(self, face: Face, arguments: dict[str, Any]) -> Any:
         """Call a face once those who came before have ended."""
-        self._take_turn(self.processes.count == 1)
+        self._take_turn(self.processes.count == 1 or self._group.leads)
         try:
-            self._check_open()
-            return self._call(face, arguments)
+            return self._agreed_call(face, arguments)
         finally:
             self._turns.give_back()
+
+    def _agreed_call(self, face: Face, arguments: dict[str, Any]) -> Any:
+        self._check_open()
+        if not self._group.agreed:
+            self._group.agree(CALLS)
+        return self._call(face, arguments)
 
     def _started(self, face: Face, arguments: dict[str, Any]) -> Started:
         self._check_owner()
         self._check_open()
-        if self.processes.count > 1:
-            raise refused("call it without start where several processes call it together")
+        if self.processes.number:
+            raise UsageError("only process 0 starts calls", expected="follow() in all others",
+                             found=f"start(…) in process {self.processes.number}")
         arguments = {name: copied(value) for name, value in arguments.items()}
+        return self._starter.add(lambda: self._agreed_call(face, arguments))
 
-        def run() -> Any:
+    @plainly
+    def follow(self) -> None:
+        """Carry out each call that process 0 makes, until that one closes the job.
+
+        Of several processes (`comm=`), process 0 calls, and all others follow::
+
+            with image.open(comm=MPI.COMM_WORLD) as job:
+                if comm.rank:
+                    job.follow()
+                else:
+                    serve(job)
+
+        Inputs come from process 0, and its outputs are whole arrays. What is wrong with a call is
+        said there. Raises UsageError in process 0; what process 0 has left its with block by; in
+        all, AgreementError where some processes call and some follow.
+        """
+        self._take_turn(waits=False)
+        try:
             self._check_open()
-            return self._call(face, arguments)
+            if not self.processes.number:
+                raise UsageError("process 0 cannot follow", found="follow() in process 0",
+                                 expected="calls of process 0, which all others follow")
+            self._group.agree(FOLLOWS)
+            self._carry_out()
+        finally:
+            self._turns.give_back()
 
-        return self._starter.add(run)
+    def _carry_out(self) -> None:
+        while True:
+            if self._job is not None and not self._job.broken and listens(self._job):
+                calls = [call.pointer if (call := self._prepared.get(number)) else ffi.NULL
+                         for number in self._faces_by_number()]
+                if not self._job.follow(calls):
+                    self._end_failed()
+            kind, *what = self._group.hear()
+            if kind == "close":
+                return
+            if kind == "left":
+                raise Elsewhere(*what)
+            number, arguments = what
+            with suppress(Exception):  # process 0 says what it is
+                self._called(self._faces_by_number()[number], arguments)
+
+    def _faces_by_number(self) -> dict[int | None, Face]:
+        return {None: self._face}
 
     def _profiled(self, arguments: dict[str, Any]) -> tables.Profile:
         """Runs once; where the time went, on all ranks, in every process."""
@@ -226,17 +278,20 @@ class Opened:
             held = call.take(arguments)
             if held is not None:
                 return self._repeated(call, held)
+        if self._group.leads:
+            arguments = {name: whole(value) for name, value in arguments.items()}
+            self._group.tell(self._job, ("call", face.number, arguments))
         return self._called(face, arguments)
 
     def _repeated(self, call: Call, held: list[Any]) -> Any:
         """Run a call that was prepared. held: what lives until its inputs have been read."""
-        outputs = call.room()
+        room = call.room()
         try:
-            call.job.run(call=call.pointer)
+            call.job.run(None, call.pointer, call.number)
         except BaseException:
             self._end_failed()
             raise
-        call.finish()
+        outputs = call.finish(room)
         returns = call.face.returns
         return None if returns is None else structure(returns, outputs)
 
@@ -266,16 +321,31 @@ class Opened:
         self._latest = [weakref.ref(output) for output in outputs
                         if isinstance(output, Distributed) and output.is_held()]
         job.replace(face.pairs)
-        if self._may_repeat(arguments):
-            self._prepared[face.number] = Call(job, face, arguments)
+        if self._may_repeat(job, arguments):
+            self._prepare_next(job, face, arguments)
         return None if face.returns is None else structure(face.returns, outputs)
 
-    def _may_repeat(self, arguments: dict[str, Any]) -> bool:
-        """Return whether a call like this one can be prepared: several processes must agree on
-        every call; feeds, frames and checkpoints look at each."""
-        return not (self.processes.count > 1 or self.distributed or self.keep
-                    or self._launch.looks_at_calls()
-                    or any(isinstance(value, (Distributed, Local)) for value in arguments.values()))
+    def _may_repeat(self, job: Job, arguments: dict[str, Any]) -> bool:
+        """Return whether a call like this one can be prepared: processes that call together must
+        agree on every call; feeds, frames and checkpoints look at each."""
+        if (self.keep or self._launch.looks_at_calls()
+                or any(isinstance(value, (Distributed, Local)) for value in arguments.values())):
+            return False
+        return listens(job) if self._group.is_led else not self.distributed
+
+    def _prepare_next(self, job: Job, face: Face, arguments: dict[str, Any]) -> None:
+        if not self._group.is_led:
+            self._prepared[face.number] = Call(job, face, arguments)
+            return
+        try:
+            area = self._group.area
+            call = SharedCall(job, face, arguments, self._group.memory)
+        except Exception:  # of all processes: the next call goes the general way
+            self._prepared.clear()
+            return
+        if self._group.area is not area:
+            self._prepared.clear()
+        self._prepared[face.number] = call
 
     def _end_failed(self) -> None:
         """A call has failed: its job is ended, and state is what it was before the call."""
@@ -391,6 +461,8 @@ class Opened:
 
     def _output(self, job: Job, number: int, output: dict[str, Any]) -> Any:
         kept = output["name"] in self.keep
+        if self._group.is_led:
+            return Distributed(job, number, True, False).gather()
         if self.distributed or kept:
             return Distributed(job, number, self.distributed, kept)
         array = np.empty(job.setup.shape(output), numpy_dtype(output["dtype"]))
@@ -486,6 +558,18 @@ def _named_class(name: str, fields: tuple[str, ...]) -> Any:
 
     found.__reduce__ = reduced  # type: ignore[method-assign]
     return found
+
+
+def whole(value: Any) -> Any:
+    """Return an argument as it goes to other processes: arrays, in trees of them. Raises UsageError
+    for what is only a part of one."""
+    if isinstance(value, Local):
+        raise UsageError("an input is only the part of process 0", found="spmd.local(…)",
+                         expected="whole arrays, where the other processes follow")
+    if isinstance(value, Distributed):
+        return np.asarray(value)
+    inside = named.held(value)
+    return value if inside is None else named.rebuilt(value, [whole(x) for _, x in inside])
 
 
 def copied(value: Any) -> Any:

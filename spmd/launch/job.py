@@ -417,19 +417,29 @@ class Job:
         dims = len(arrays[array]["shape"])
         return list(offset[0:dims]), list(extent[0:dims]), int(ffi.cast("intptr_t", address[0]))
 
-    def run(self, told: Callable[[str], None] | None = None, call: Any = None) -> None:
+    def run(
+        self, told: Callable[[str], None] | None = None, call: Any = None,
+        number: int | None = None,
+    ) -> None:
         """Runs the program once; its text goes to sys.stdout as it comes.
 
         told: hears the superstep, again and again, and "" before there is text. call: a spmd_call,
-        which says what is put in before.
+        which says what is put in before; number: by which those who follow this process know it.
         """
         self.turns += 1
         try:
             if call is None:
                 self._check(lib.spmd_job_start(self._job, bytes(self.given) or b"\0"))
             else:
+                if number is not None:
+                    lib.spmd_job_lead(self._job, number)
                 self._check_array(lib.spmd_call_start(self._job, call), "of a call")
             state = self._wait(told)
+            while number is not None and state == lib.SPMD_FINISHED:
+                state = lib.spmd_job_led(self._job, WAIT_MS)
+                if state == lib.SPMD_FINISHED:
+                    break
+                state = lib.SPMD_FINISHED if state == lib.SPMD_RUNNING else state
         except BaseException as error:
             self.broken = True
             text = f"{type(error).__name__} on process {self.processes.number}"
@@ -443,17 +453,42 @@ class Job:
         """After a run: copies the outputs of a spmd_call; states get their new values."""
         self._check_array(lib.spmd_call_finish(self._job, call), "of a call")
 
-    def _wait(self, told: Callable[[str], None] | None) -> int:
+    def follow(self, calls: list[Any]) -> bool:
+        """Carries out the calls that process 0 leads, until it tells this process to leave; returns
+        False where a run was aborted. calls: every spmd_call by number; NULL for what is none."""
+        table = ffi.new("spmd_call *[]", calls)
+        try:
+            while True:
+                state = lib.spmd_job_follow(self._job, table, WAIT_MS)
+                self._say(None, None)
+                if state != lib.SPMD_RUNNING:
+                    self.broken = state == lib.SPMD_ABORTED
+                    return not self.broken
+        except BaseException as error:
+            self.broken = True
+            text = f"{type(error).__name__} on process {self.processes.number}"
+            self.abort(report.exit_code(error), text)
+            while lib.spmd_job_follow(self._job, table, WAIT_MS) == lib.SPMD_RUNNING:
+                pass
+            raise
+
+    def _say(self, say: Saying | None, told: Callable[[str], None] | None) -> Saying | None:
+        """Prints what the program has said so far."""
         if self._text is None:
             self._text = ffi.new("char[]", 1 << 16)
-        text, say = self._text, None
+        text = self._text
+        while length := lib.spmd_job_text(self._job, text, len(text)):
+            if told:
+                told("")
+            say = say or Saying()
+            say(ffi.buffer(text, length)[:].decode("utf-8", "replace"))
+        return say
+
+    def _wait(self, told: Callable[[str], None] | None) -> int:
+        say = None
         while True:
             state = lib.spmd_job_wait(self._job, WAIT_MS)
-            while length := lib.spmd_job_text(self._job, text, len(text)):
-                if told:
-                    told("")
-                say = say or Saying()
-                say(ffi.buffer(text, length)[:].decode("utf-8", "replace"))
+            say = self._say(say, told)
             if self.look_frames is not None:
                 with suppress(*[OutputError] * (state == lib.SPMD_ABORTED)):  # that one is said
                     self.look_frames()

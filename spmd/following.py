@@ -62,6 +62,7 @@ class Following:
                 found=f"{_named(calling)} called, {_named(followers)} followed"))
         if followers:
             self._comm = processes.comm.Dup()
+            processes.interrupts = True
             atexit.register(self._close)  # of a job that nobody closes
             self.leads, self.follows = processes.number == 0, processes.number > 0
         self.agreed = True

@@ -15,9 +15,6 @@
 #define SPINS 1000 /* between two looks at whether the job was aborted */
 #define NOTICE_NS 20000000 /* within which the host language sees another process' failure */
 #define LEAVE_NS 200000000
-/* A worker looks so long for the next run, and the host language for the end of one, before they
- * sleep: a little longer than it takes to be woken. */
-#define NEXT_NS 50000
 #define LONGEST_MS 1000000000
 #define FINISHED_WORKER UINT64_MAX
 
@@ -101,13 +98,13 @@ static void worker_run(spmd_worker *worker)
         atomic_store(&worker->still, FINISHED_WORKER);
 }
 
-/* Looks at a word of the job, without its lock, until it is another one or NEXT_NS are over. Being
+/* Looks at a word of the job, without its lock, until it is another one or SPMD_NEXT_NS are over. Being
  * woken takes longer. Where threads share cores, whoever looks is in the way. */
 static void spin_while(const spmd_job *job, const _Atomic int64_t *word, int64_t value)
 {
     if (spmd_job_crowded(job))
         return;
-    int64_t end = spmd_now() + NEXT_NS;
+    int64_t end = spmd_now() + SPMD_NEXT_NS;
     do {
         for (int k = 0; k < SPINS / 10; k++)
             if (atomic_load_explicit(word, memory_order_relaxed) != value)
@@ -125,8 +122,14 @@ static void *worker_main(void *argument)
     prctl(PR_SET_TIMERSLACK, 1000UL); /* the usual 50 us would double a short sleep */
     pthread_mutex_lock(&job->lock);
     for (;;) {
-        while (!job->closing && job->run == run)
-            pthread_cond_wait(&job->go, &job->lock);
+        bool listens = worker == job->worker && job->follows;
+        if (!job->closing && job->run == run) {
+            if (listens)
+                spmd_order_take(job);
+            else
+                pthread_cond_wait(&job->go, &job->lock);
+            continue;
+        }
         if (job->closing)
             break;
         run = job->run;
@@ -134,10 +137,15 @@ static void *worker_main(void *argument)
         spmd_core_begin(worker);
         worker_run(worker);
         pthread_mutex_lock(&job->lock);
-        if (atomic_fetch_sub(&job->active, 1) == 1)
+        bool last = atomic_fetch_sub(&job->active, 1) == 1;
+        if (last)
             pthread_cond_broadcast(&job->news);
+        bool follows = job->follows;
         pthread_mutex_unlock(&job->lock);
-        spin_while(job, &job->run, run);
+        if (last && follows)
+            spmd_order_done(job);
+        if (!follows)
+            spin_while(job, &job->run, run);
         pthread_mutex_lock(&job->lock);
     }
     pthread_mutex_unlock(&job->lock);

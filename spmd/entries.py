@@ -20,6 +20,7 @@ from spmd.launch.loader import Checked
 from spmd.launch.options import Options
 from spmd.mistakes import plainly
 from spmd.opened import Opened
+from spmd.turns import Started
 
 
 class EntryCall:
@@ -35,8 +36,17 @@ class EntryCall:
 
         Raises what a call of an image raises; state then is as it was before the call.
         """
-        with self._opened._ready():
-            return self._opened._enter(self._face, arguments)
+        return self._opened._in_turn(self._face, arguments)
+
+    @plainly
+    def start(self, **arguments: Any) -> Started:
+        """Start a call of the entry, and return at once; `.result()` of what comes back waits for
+        its outputs.
+
+        Inputs are copied. Calls of all entries run in the order in which they were started, those
+        that are waited for among them. What is wrong with a call comes out of `result()`.
+        """
+        return self._opened._started(self._face, arguments)
 
     def __repr__(self) -> str:
         names = [array["name"] for _, array in self._face.inputs] + list(self._face.scalars)
@@ -67,10 +77,11 @@ class OpenedEntity(Opened):
         super().__init__(checked, options)
         self._faces = faces_of(checked.manifest)
         self._initial = Face(checked.manifest, 0)
-        self._saved: dict[str, np.ndarray] | None = None  # of a job that has failed
+        self._has_state = False
+        self._saved: dict[str, np.ndarray] | None = None  # of a job that was ended
         self.entries = {name: EntryCall(self, face) for name, face in self._faces.items()}
-        with self._ready():
-            self._call(self._initial, {})
+        self._call(self._initial, {})
+        self._has_state = True
 
     def __getattr__(self, name: str) -> Any:
         entries = self.__dict__.get("entries", {})
@@ -93,12 +104,8 @@ class OpenedEntity(Opened):
                            expected=" or ".join(f"x.{name}(…)" for name in names),
                            found="x(…)")
 
-    def _enter(self, face: Face, arguments: dict[str, Any]) -> Any:
-        if self._job is None and self._saved is not None:
-            saved, self._saved = self._saved, None
-            self._call(self._initial, {})
-            self._put_state(saved)
-        return self._call(face, arguments)
+    def _faces_by_number(self) -> dict[int | None, Face]:
+        return {face.number: face for face in (self._initial, *self._faces.values())}
 
     # ---- state -----------------------------------------------------------------------------------
 
@@ -108,7 +115,17 @@ class OpenedEntity(Opened):
         numbers = (state["input"] for state in self._manifest["states"])
         return {inputs[k]["name"]: (k, inputs[k]) for k in numbers}
 
+    def _save_state(self) -> None:
+        if self._saved is None and self._has_state and self._job is not None:
+            self._saved = self._get_state()
+
+    def _bring_state(self, job: Job) -> None:
+        if self._saved is not None:
+            self._put_state(self._saved)
+            self._saved = None
+
     def _get_state(self) -> dict[str, np.ndarray]:
+        """Every state by name: the parts that this process holds, in an array for all of it."""
         found, job = {}, self._loaded()
         for name, (number, row) in self._states().items():
             array = np.empty(job.setup.shape(row), numpy_dtype(row["dtype"]))
@@ -119,7 +136,7 @@ class OpenedEntity(Opened):
     def _put_state(self, arrays: dict[str, np.ndarray]) -> None:
         job = self._loaded()
         for name, (number, row) in self._states().items():
-            job.put(number, global_of(np.ascontiguousarray(arrays[name]), row["dtype"]))
+            job.put(number, global_of(arrays[name], row["dtype"]))
 
     def _loaded(self) -> Job:
         assert self._job is not None

@@ -119,7 +119,7 @@ class Launch:
     def fits(self, setup: Setup) -> bool:
         """Return whether the loaded job can run with this setup; give it other scalars if so."""
         assert self.job is not None
-        return self.job.setup.words == setup.words or self.job.rebind(setup)
+        return self.job.rebind(setup)
 
     def run(
         self, job: Job, put: Callable[[Job], None], told: Callable[[str], None] | None = None

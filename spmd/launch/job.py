@@ -21,7 +21,7 @@ from codegen.errors import (
     SpmdError,
     VersionError,
 )
-from codegen.image.manifest import ENTRY, evaluate
+from codegen.image.manifest import evaluate
 from codegen.image.schema import AXES
 from spmd import report
 from spmd.arguments import scalar_words
@@ -108,6 +108,21 @@ class Setup:
 
         Along an axis that splits no dim all ranks hold the same: the first of them speaks.
         """
+        first = self._first_holder(layout)
+        hosted = range(self.first, self.first + self.count)
+        return [EVERY_RANK] if first is None else [rank for rank in hosted if first(rank) == rank]
+
+    def holders(self, layout: list[list[str]]) -> list[int]:
+        """Hosted ranks that between them hold every element that this process has once."""
+        first = self._first_holder(layout)
+        if first is None:
+            return [EVERY_RANK]
+        hosted = range(self.first, self.first + self.count)
+        return sorted({first(rank): rank for rank in reversed(hosted)}.values())
+
+    def _first_holder(self, layout: list[list[str]]) -> Callable[[int], int] | None:
+        """Return the function from a rank to the first one that holds the same part of an array;
+        None where each rank holds another part."""
         used = {name for entry in layout for name in entry}
         spare = []
         stride = self.ranks
@@ -115,10 +130,9 @@ class Setup:
             stride //= size
             if axis["name"] not in used and size > 1:
                 spare.append((stride, size))
-        hosted = range(self.first, self.first + self.count)
         if not spare:
-            return [EVERY_RANK]
-        return [r for r in hosted if all(r // stride % size == 0 for stride, size in spare)]
+            return None
+        return lambda rank: rank - sum(rank // stride % size * stride for stride, size in spare)
 
 
 class Job:
@@ -132,8 +146,10 @@ class Job:
         self.numbers = {a["name"]: k for k, a in enumerate(self.manifest["inputs"])}
         self.outputs = len(self.numbers)
         self.given = bytearray(self.outputs)
-        scalars = [scalar["name"] for scalar in self.manifest["scalars"]]
-        self.entry = scalars.index(ENTRY) if self.manifest["entries"] else None
+        # scalars on which more depends than what a run computes, by number; and how often one of
+        # them has got another value
+        self.loads = [k for k, row in enumerate(self.manifest["scalars"]) if row["loads"]]
+        self.version = 0
         self.owner = os.getpid()
         self.image: Any = None
         self.constants: Any = None
@@ -318,7 +334,13 @@ class Job:
                                       "old: `make setup` in a checkout, else install spmd again")
         raise InternalError(f"engine: {text}")
 
-    def _check_array(self, status: int, name: str) -> None:
+    def _check_array(self, status: int, name: str, file: str = "") -> None:
+        if status == lib.SPMD_CUT:
+            raise InputError(
+                f"input {name}: {file or 'its file'} became shorter while it was read",
+                expected="a file that nobody writes to",
+                remedy="write another file, then give it this one's name",
+            )
         if status == lib.SPMD_RANGE:
             raise ImageError(
                 f"the manifest and the machine code differ in array {name}",
@@ -334,13 +356,7 @@ class Job:
         """
         name = self.manifest["inputs"][number]["name"]
         status = lib.spmd_job_scatter(self._job, number, rank, array.pointer)
-        if status == lib.SPMD_CUT:
-            raise InputError(
-                f"input {name}: {file or 'its file'} became shorter while it was read",
-                expected="a file that nobody writes to",
-                remedy="write another file, then give it this one's name",
-            )
-        self._check_array(status, name)
+        self._check_array(status, name, file)
         self.given[number] = 1
 
     def keep_times(self, events: int) -> None:
@@ -355,25 +371,15 @@ class Job:
         Where memory depends on the scalars, and in programs with feeds, saves or points of
         checkpoints, False: then the job has to be loaded anew.
         """
-        if self._chooses(setup):
-            return True
         words = ffi.new("int64_t[]", setup.words or [0])
-        status = lib.spmd_job_scalars(self._job, words)
-        if status == lib.SPMD_RANGE:
-            return False
-        self._check(status)
-        self.setup = setup
-        return True
-
-    def _chooses(self, setup: Setup) -> bool:
-        """Have the next run be of another entry, if that is all that is other in this setup."""
-        if self.entry is None:
-            return False
-        words, before = list(setup.words), list(self.setup.words)
-        entry, before[self.entry] = words[self.entry], words[self.entry]
-        if words != before:
-            return False
-        self._check(lib.spmd_job_choose(self._job, self.entry, entry))
+        if all(setup.words[k] == self.setup.words[k] for k in self.loads):
+            self._check(lib.spmd_job_set_scalars(self._job, words))
+        else:
+            status = lib.spmd_job_scalars(self._job, words)
+            if status == lib.SPMD_RANGE:
+                return False
+            self._check(status)
+            self.version += 1
         self.setup = setup
         return True
 
@@ -394,15 +400,18 @@ class Job:
 
     def get(self, number: int, into: Global, rank: int | None = None) -> None:
         """Copies the hosted ranks' parts of output `number`, or one's, into a global array."""
-        self._gather(self.outputs + number, self.manifest["outputs"][number], into, rank)
+        row = self.manifest["outputs"][number]
+        for k in self.setup.owners(row["layout"]) if rank is None else [rank]:
+            status = lib.spmd_job_gather(self._job, self.outputs + number, k, into.pointer)
+            self._check_array(status, row["name"])
 
     def get_input(self, number: int, into: Global) -> None:
-        """Copies the hosted ranks' parts of input `number`, as it lies there now, to an array."""
-        self._gather(number, self.manifest["inputs"][number], into, None)
-
-    def _gather(self, array: int, row: dict[str, Any], into: Global, rank: int | None) -> None:
-        for k in self.setup.owners(row["layout"]) if rank is None else [rank]:
-            self._check_array(lib.spmd_job_gather(self._job, array, k, into.pointer), row["name"])
+        """Copies what this process holds of input `number`, as it lies there now, to an array; of
+        inputs that no run writes to also where the run has failed."""
+        row = self.manifest["inputs"][number]
+        for rank in self.setup.holders(row["layout"]):
+            status = lib.spmd_job_gather(self._job, number, rank, into.pointer)
+            self._check_array(status, row["name"])
 
     def shard(self, array: int, rank: int) -> tuple[list[int], list[int], int]:
         """Offset and extent of a hosted rank's part of an array, and the address of its memory."""
@@ -413,15 +422,29 @@ class Job:
         dims = len(arrays[array]["shape"])
         return list(offset[0:dims]), list(extent[0:dims]), int(ffi.cast("intptr_t", address[0]))
 
-    def run(self, told: Callable[[str], None] | None = None) -> None:
+    def run(
+        self, told: Callable[[str], None] | None = None, call: Any = None,
+        number: int | None = None,
+    ) -> None:
         """Runs the program once; its text goes to sys.stdout as it comes.
 
-        told: hears the superstep, again and again, and "" before there is text.
+        told: hears the superstep, again and again, and "" before there is text. call: a spmd_call,
+        which says what is put in before; number: by which those who follow this process know it.
         """
         self.turns += 1
-        self._check(lib.spmd_job_start(self._job, bytes(self.given) or b"\0"))
         try:
+            if call is None:
+                self._check(lib.spmd_job_start(self._job, bytes(self.given) or b"\0"))
+            else:
+                if number is not None:
+                    lib.spmd_job_lead(self._job, number)
+                self._check_array(lib.spmd_call_start(self._job, call), "of a call")
             state = self._wait(told)
+            while number is not None and state == lib.SPMD_FINISHED:
+                state = lib.spmd_job_led(self._job, WAIT_MS)
+                if state == lib.SPMD_FINISHED:
+                    break
+                state = lib.SPMD_FINISHED if state == lib.SPMD_RUNNING else state
         except BaseException as error:
             self.broken = True
             text = f"{type(error).__name__} on process {self.processes.number}"
@@ -431,16 +454,46 @@ class Job:
             self.broken = True
             raise self._failure()
 
-    def _wait(self, told: Callable[[str], None] | None) -> int:
+    def finish(self, call: Any) -> None:
+        """After a run: copies the outputs of a spmd_call; states get their new values."""
+        self._check_array(lib.spmd_call_finish(self._job, call), "of a call")
+
+    def follow(self, calls: list[Any]) -> bool:
+        """Carries out the calls that process 0 leads, until it tells this process to leave; returns
+        False where a run was aborted. calls: every spmd_call by number; NULL for what is none."""
+        table = ffi.new("spmd_call *[]", calls)
+        try:
+            while True:
+                state = lib.spmd_job_follow(self._job, table, WAIT_MS)
+                self._say(None, None)
+                if state != lib.SPMD_RUNNING:
+                    self.broken = state == lib.SPMD_ABORTED
+                    return not self.broken
+        except BaseException as error:
+            self.broken = True
+            text = f"{type(error).__name__} on process {self.processes.number}"
+            self.abort(report.exit_code(error), text)
+            while lib.spmd_job_follow(self._job, table, WAIT_MS) == lib.SPMD_RUNNING:
+                pass
+            raise
+
+    def _say(self, say: Saying | None, told: Callable[[str], None] | None) -> Saying | None:
+        """Prints what the program has said so far."""
         if self._text is None:
             self._text = ffi.new("char[]", 1 << 16)
-        text, say = self._text, Saying()
+        text = self._text
+        while length := lib.spmd_job_text(self._job, text, len(text)):
+            if told:
+                told("")
+            say = say or Saying()
+            say(ffi.buffer(text, length)[:].decode("utf-8", "replace"))
+        return say
+
+    def _wait(self, told: Callable[[str], None] | None) -> int:
+        say = None
         while True:
             state = lib.spmd_job_wait(self._job, WAIT_MS)
-            while length := lib.spmd_job_text(self._job, text, len(text)):
-                if told:
-                    told("")
-                say(ffi.buffer(text, length)[:].decode("utf-8", "replace"))
+            say = self._say(say, told)
             if self.look_frames is not None:
                 with suppress(*[OutputError] * (state == lib.SPMD_ABORTED)):  # that one is said
                     self.look_frames()
@@ -449,9 +502,10 @@ class Job:
             if self.look_feeds is not None and state == lib.SPMD_RUNNING:
                 self.look_feeds()
             if state != lib.SPMD_RUNNING:
-                say.close()
+                if say:
+                    say.close()
                 return int(state)
-            if told and not say.shown:
+            if told and not (say and say.shown):
                 told(f"superstep {self.superstep()}")
 
     def abort(self, code: int, text: str) -> None:

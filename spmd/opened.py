@@ -205,6 +205,8 @@ class Opened:
                 for _, array in face.inputs if array["name"] in arguments
             }
             self._known.pop(face.number, None)
+            if self._launch.others_changed:
+                self._known.clear()
             if forms.keys() == arguments.keys():  # a tree or a scalar the next one may leave out
                 self._known[face.number] = setup, forms
         if self._job is not None and not self._launch.fits(setup):
@@ -272,10 +274,9 @@ class Opened:
                 )
         given = {name: value for name, value in arguments.items() if name in known}
         scalars = {k: v for k, v in arguments.items() if k not in known}
-        setup = self._launch.bound(face.settings(scalars), [array for _, array in face.inputs],
-                                   given)
+        setup = self._launch.bound(face, scalars, given)
         self.arrays = {
-            array["name"]: _fitting(array, setup.shape(array), given[array["name"]])
+            array["name"]: fitting(array, setup.shape(array), given[array["name"]])
             for _, array in face.inputs
             if array["name"] in given
         }
@@ -294,7 +295,7 @@ class Opened:
         for number, array in face.inputs:
             value = self.arrays.get(array["name"])
             if isinstance(value, Local):
-                self._put_part(job, number, array, value)
+                self.put_part(job, number, array, value)
             elif value is not None:
                 assert isinstance(value, np.ndarray)  # the others have been handed over
                 job.put(number, global_of(value, array["dtype"]))
@@ -329,7 +330,7 @@ class Opened:
         for start, to, size in moves:
             ffi.memmove(ffi.cast("char *", to), ffi.cast("char *", start), size)
 
-    def _put_part(self, job: Job, number: int, array: dict[str, Any], given: Local) -> None:
+    def put_part(self, job: Job, number: int, array: dict[str, Any], given: Local) -> None:
         """One rank's shard: a global array of which only this part is there."""
         rank, part = job.setup.first, given.part
         offset, extent, _ = job.shard(number, rank)
@@ -351,7 +352,7 @@ class Opened:
     def _output(self, job: Job, number: int, output: dict[str, Any]) -> Any:
         kept = output["name"] in self.keep
         if self.distributed or kept:
-            return Distributed(job, number, self.distributed, kept)
+            return Distributed(job, job.outputs + number, self.distributed, kept)
         array = np.empty(job.setup.shape(output), numpy_dtype(output["dtype"]))
         job.get(number, global_of(array, output["dtype"]))
         return array
@@ -405,7 +406,7 @@ def _moves(job: Job, value: Distributed, number: int) -> list[tuple[int, int, in
     """From where to where, and how many bytes, for every hosted rank; None: other layouts."""
     moves = []
     for rank in range(job.setup.first, job.setup.first + job.setup.count):
-        *source, start = job.shard(job.outputs + value.number, rank)
+        *source, start = job.shard(value.number, rank)
         *target, to = job.shard(number, rank)
         if source != target:
             return None
@@ -461,10 +462,11 @@ def _is_limit(limit: object) -> bool:
     return isinstance(limit, (int, float)) and 0 <= limit < MOST_SECONDS
 
 
-def _fitting(
-    declared: dict[str, Any], shape: tuple[int, ...], value: Any
+def fitting(
+    declared: dict[str, Any], shape: tuple[int, ...], value: Any, what: str = "input"
 ) -> np.ndarray | Local | Distributed:
-    """An array of the declared dtype. Only conversions that lose nothing are made."""
+    """An array of the declared dtype. Only conversions that lose nothing are made. what: it is, in
+    messages."""
     if isinstance(value, Distributed):
         check_array(declared, shape, value)
         if not value.is_held():
@@ -474,20 +476,20 @@ def _fitting(
     wanted = numpy_dtype(declared["dtype"])
     if part.dtype.kind in "US":
         name = declared["name"]
-        raise InputError(f"input {name} was given text", expected=f"an array of {wanted}",
+        raise InputError(f"{what} {name} was given text", expected=f"an array of {wanted}",
                          found=repr(value)[:80], remedy=_loaded_from(name, value))
     # Lists and Python numbers have no dtype of their own: they adapt, as in NumPy.
     casting: Any = "safe" if hasattr(value, "dtype") or isinstance(value, Local) else "same_kind"
     if not np.can_cast(part.dtype, wanted, casting):
         raise InputError(
-            f"input {declared['name']} has dtype {part.dtype}, which does not fit {wanted}",
+            f"{what} {declared['name']} has dtype {part.dtype}, which does not fit {wanted}",
             expected=str(wanted),
             found=str(part.dtype),
             remedy=f"array.astype({declared['dtype']!r})",
         )
     if (lost := inexact(part, wanted)) is not None:
         raise InputError(
-            f"input {declared['name']} would be rounded: {wanted} does not hold {lost}",
+            f"{what} {declared['name']} would be rounded: {wanted} does not hold {lost}",
             expected=f"integers up to 2**53, or others that {wanted} holds", found=str(part.dtype),
             remedy=f"array.astype({declared['dtype']!r}), or a program of int64")
     part = part.astype(wanted, copy=False)

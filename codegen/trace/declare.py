@@ -117,6 +117,7 @@ def scalar(name: str, default: Any = None, dtype: Any = None) -> Any:
     element = _scalar_dtype(default, dtype)
     _check_default(default, element, name)
     known = context.scalars.get(name)
+    context.asked |= {name}
     said = {"dtype": (element.name, element.name), "default": text_and_form(default, _simpler)}
     if known is None:
         _check_name(context, name, "scalar")

@@ -269,6 +269,24 @@ class Module:
         """The regions in which it begins: defaults of inputs, then the body."""
         return (*(i.default for i in self.inputs if i.default is not None), self.body)
 
+    @property
+    def entry_branch(self) -> Op | None:
+        """The branch between the entries; None: there are none."""
+        return self.body.ops[-1] if self.entries else None
+
+    @property
+    def bodies(self) -> tuple[Region, ...]:
+        """What runs in a call: the arm of each entry, or the body of a module that has none."""
+        return self.body.ops[-1].regions if self.entries else (self.body,)
+
+    def with_bodies(self, bodies: Iterable[Region]) -> Module:
+        """The module with others of these."""
+        made = tuple(bodies)
+        if not self.entries:
+            return self.with_body(made[0])
+        branch = replace(self.body.ops[-1], regions=made)
+        return self.with_body(self.body.with_ops((*self.body.ops[:-1], branch)))
+
     def mapped(self, fn: Callable[[Region], Region]) -> Module:
         """The module with what fn makes of each of its regions; itself, if that is the same."""
         inputs = tuple(i.mapped(fn) for i in self.inputs)

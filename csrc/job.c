@@ -65,22 +65,43 @@ static int settings_check(const spmd_settings *settings)
     return fits ? SPMD_OK : SPMD_RANGE;
 }
 
-/* Buffers begin on lines. Large memories begin a few lines off a page: ranks that read the same
- * offset of all others would otherwise meet in one set of the first-level cache. */
+/* Places the buffers of one entry (0: what several use) from `end` on, each on a line; where they
+ * end, -1 where that is beyond any machine. */
+static int64_t buffers_line_up(const spmd_image *image, uint32_t entry, const int64_t *bytes,
+                               int64_t *buffer, int64_t end)
+{
+    for (uint32_t k = 0; k < image->buffers; k++) {
+        if ((image->buffer_entry ? image->buffer_entry[k] : 0) != entry)
+            continue;
+        if (bytes[k] < 0 || bytes[k] >= MOST_BYTES || end >= MOST_BYTES)
+            return -1;
+        buffer[k] = end;
+        end += spmd_round_up(bytes[k], SPMD_LINE);
+    }
+    return end;
+}
+
+/* What one entry alone uses lies where other entries have theirs. Large memories begin a few lines
+ * off a page: ranks that read the same offset of all others would otherwise meet in one set of the
+ * first-level cache. */
 static int buffers_place(spmd_job *job, int64_t *buffer)
 {
-    uint32_t buffers = job->image->buffers;
-    int64_t *bytes = calloc((size_t)buffers + 1, sizeof *bytes);
-    int64_t end = 0;
+    const spmd_image *image = job->image;
+    uint32_t entries = 0;
+    int64_t *bytes = calloc((size_t)image->buffers + 1, sizeof *bytes);
 
     if (!bytes)
         return SPMD_NO_MEMORY;
-    job->image->reserve(&job->world, bytes);
-    bool fits = true;
-    for (uint32_t k = 0; fits && k < buffers; k++) {
-        fits = bytes[k] >= 0 && bytes[k] < MOST_BYTES && end < MOST_BYTES;
-        buffer[k] = end;
-        end = fits ? end + spmd_round_up(bytes[k], SPMD_LINE) : end;
+    for (uint32_t k = 0; image->buffer_entry && k < image->buffers; k++)
+        if (image->buffer_entry[k] > entries)
+            entries = image->buffer_entry[k];
+    image->reserve(&job->world, bytes);
+    int64_t begin = buffers_line_up(image, 0, bytes, buffer, 0), end = begin;
+    bool fits = begin >= 0;
+    for (uint32_t entry = 1; fits && entry <= entries; entry++) {
+        int64_t own = buffers_line_up(image, entry, bytes, buffer, begin);
+        fits = own >= 0;
+        end = own > end ? own : end;
     }
     free(bytes);
     if (end >= SPMD_PAGE)

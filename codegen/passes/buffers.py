@@ -89,6 +89,13 @@ class _Liveness:
         self.across: dict[Op, frozenset[Value]] = {}
         self.exchanged: dict[Value, frozenset[str]] = {}
         self.last: dict[Op, bool] = {}
+        # the branch between the entries; values of states that only the first entry makes: it makes
+        # them where they lie
+        self.entry = module.entry_branch
+        bound = {k for entry in module.entries[1:] for k in entry.rebinds}
+        self.once = {module.outputs[s.new].value: module.inputs[s.input].value
+                     for k, s in enumerate(module.states) if k not in bound}
+        self.forced += self.once.items()
 
     def run(self) -> None:
         inputs = {i.value for i in self.module.inputs}
@@ -341,10 +348,15 @@ class _Liveness:
         outer = live - set(op.results)
         before: set[Value] = set()
         for v in op.results:
-            self.define(v, (live | set(op.results)) - {v})
-        for arm in op.regions:
-            before |= self.region(arm, outer | set(arm.results), depth)
+            self.define(v, (live | set(op.results)) - {v, self.once.get(v)})
+        made_once = set(self.once.values()) if op is self.entry else set()
+        for number, arm in enumerate(op.regions):
+            others = outer if number else outer - made_once
+            before |= self.region(arm, others | set(arm.results), depth)
             for k, (result, y) in enumerate(zip(op.results, arm.results, strict=True)):
+                if y in self.blank:
+                    self.forced.append((result, y))
+                    continue
                 self.define(result, {v for j, v in enumerate(arm.results) if j != k} - {y})
                 self.wishes.append((depth + 1, y, result, False))
         return before | outer | set(op.operands)

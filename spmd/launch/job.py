@@ -384,9 +384,10 @@ class Job:
         if pairs:
             self._check(lib.spmd_job_replace(self._job, pairs, len(pairs) // 2))
 
-    def forget(self) -> None:
-        """The next run computes the defaults of all inputs that are not put again."""
-        self.given = bytearray(self.outputs)
+    def forget(self, given: bytes | bytearray) -> None:
+        """The next run computes the defaults of all inputs that are not put again; given: by input,
+        1 where it does not even so."""
+        self.given = bytearray(given)
 
     def get(self, number: int, into: Global, rank: int | None = None) -> None:
         """Copies the hosted ranks' parts of output `number`, or one's, into a global array."""

@@ -14,11 +14,14 @@ from codegen.errors import InputError
 from codegen.user.named import below, held
 from spmd.distributed import Distributed, Local, global_of
 from spmd.files.state_files import check_state
-from spmd.launch.array_files import Versions
 from spmd.launch.job import Job, Setup
 from spmd.launch.processes import Processes
 from spmd.launch.saved_state import SavedState
 from spmd.opened import Opened, fitting
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from spmd.launch.array_files import Versions
 
 
 class GivenState(SavedState):

@@ -132,9 +132,11 @@ class Launch:
             job = self.placed(setup)
             given.put(job)
             return job
-        job = self.placed(self.setup(setup.hosts, {**self.scalars, ENTRY: 0}))
+        initial = Face(self.manifest, 0)
+        job = self.placed(self.setup(setup.hosts, {**self.scalars, ENTRY: initial.number}))
+        job.forget(initial.given)
         self.processes.together(job.run)
-        job.replace(Face(self.manifest, 0).pairs)
+        job.replace(initial.pairs)
         return job
 
     def looks_at_calls(self) -> bool:

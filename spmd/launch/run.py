@@ -254,6 +254,7 @@ class Run(Launch):
 
     def put(self, job: Job) -> None:
         """The hosted ranks' parts of the inputs, from their files into the memory of the ranks."""
+        job.forget(self.face.given)
         numbers = {array["name"]: number for number, array in self.face.inputs}
         array_files.put(job, self.opened, numbers, "input")
 

@@ -163,6 +163,7 @@ class OpenedEntity(Opened):
 
         def prepare() -> dict[str, Any]:
             mine = self._prepare(self._initial, {})
+            mine["settings"]["state"] = given is not None
             return {**mine, "states": given.open(self._launch.setup()) if given else {}}
 
         try:

@@ -63,6 +63,11 @@ class Face:
                   for row in self.manifest["scalars"] if row["name"] not in self.scalars}
         return {**others, **given, ENTRY: self.number}
 
+    def shown(self, scalars: dict[str, Any]) -> dict[str, Any]:
+        """Scalars as users know them: without the one that says which entry runs."""
+        hides = self.number is not None
+        return {k: v for k, v in scalars.items() if not (hides and k == ENTRY)}
+
     def asked(self) -> dict[str, Any]:
         """The manifest without what it asks of scalars that other entries have."""
         if self.number is None:

@@ -280,7 +280,7 @@ class Opened:
             for _, array in face.inputs
             if array["name"] in given
         }
-        said = {**self._launch.scalars, "inputs": sorted(given), **self._options.agreed()}
+        said = {**face.shown(self._launch.scalars), "entry": face.name, "inputs": sorted(given), **self._options.agreed()}
         return self._launch.mine(setup, said)
 
     def _compute(self, face: Face, job: Job) -> None:

@@ -375,6 +375,8 @@ char *spmd_job_memory(const spmd_job *job, int64_t rank);
 int spmd_pages_take(char *from, int64_t bytes);
 
 /* job.c */
+/* Where all buffers begin, for the scalars that the tables hold; sets rank_bytes. */
+int spmd_buffers_place(spmd_job *job, int64_t *buffer);
 /* Where each buffer of a rank is as a run begins. */
 const int64_t *spmd_rank_home(const spmd_rank *rank);
 void spmd_buffers_reset(spmd_rank *rank);

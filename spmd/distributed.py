@@ -101,7 +101,8 @@ class Distributed:
         """
         if not self.is_held():
             raise UsageError(
-                f"{self._what} {self.name} was kept on the ranks, and their job has been called again",
+                f"{self._what} {self.name} was kept on the ranks, and their job has been called "
+                "again",
                 expected="the outputs of the latest call",
                 remedy="np.asarray(out) before the next call, or leave the output out of keep=",
             )

@@ -96,6 +96,10 @@ class OpenedEntity(Opened):
                            expected=" or ".join(f"x.{name}(…)" for name in names),
                            found="x(…)")
 
+    def once(self, arguments: dict[str, Any]) -> Any:
+        """The call of an image that is opened for this one alone: entry= says of which entry."""
+        return self.entries[arguments.pop("entry")](**arguments)
+
     def _enter(self, face: Face, arguments: dict[str, Any]) -> Any:
         if self._job is None and self._saved is not None:
             saved, self._saved = self._saved, None

@@ -163,6 +163,10 @@ class Opened:
         with self._ready():
             return self._call(self._face, arguments)
 
+    def once(self, arguments: dict[str, Any]) -> Any:
+        """The call of an image that is opened for this one alone."""
+        return self(**arguments)
+
     @contextmanager
     def _ready(self) -> Iterator[None]:
         """Alone with the job, which is open."""
@@ -192,7 +196,7 @@ class Opened:
     ) -> tuple[Job, list[timeline.RankEvents]]:
         """The job that has run, and in process 0 the times of all ranks."""
         self._launch.times = events
-        self(**arguments)
+        self.once(arguments)
         assert self._job is not None
         return self._job, timeline.gather(self._job)
 
@@ -280,7 +284,8 @@ class Opened:
             for _, array in face.inputs
             if array["name"] in given
         }
-        said = {**face.shown(self._launch.scalars), "entry": face.name, "inputs": sorted(given), **self._options.agreed()}
+        said = {**face.shown(self._launch.scalars), "entry": face.name, "inputs": sorted(given),
+                **self._options.agreed()}
         return self._launch.mine(setup, said)
 
     def _compute(self, face: Face, job: Job) -> None:

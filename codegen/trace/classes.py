@@ -188,7 +188,8 @@ class _Recording:
         type = self.entity.numbers.get(path) or type
         context = self.context
         wanted = None if isinstance(x, Array) else dtypes.numpy_dtype(type.dtype)
-        value = as_value(context, x, wanted)
+        with context.standing_at(self.entity.place):
+            value = as_value(context, x, wanted)
         t = value.type
         layout: Layout = t.layout or ((),) * t.ndim
         origin = "given"

@@ -23,6 +23,7 @@ from spmd.launch import array_files, loader
 from spmd.launch.course import Launch
 from spmd.launch.memory import available_memory
 from spmd.launch.options import chosen, flag
+from spmd.launch.processes import disagreement
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -216,8 +217,8 @@ class Run(Launch):
                 self.state_file.check(setup)
                 taken = {file.path: file.given for file in self.files if file is not None}
                 if (path := os.path.realpath(asked.save_state)) in taken:
-                    raise UsageError(f"{taken[path]} is the file of an output: it would be replaced",
-                                     expected="a file of its own for the state",
+                    raise UsageError(f"{taken[path]} is the file of an output: it would be "
+                                     "replaced", expected="a file of its own for the state",
                                      found=f"--save-state {asked.save_state}",
                                      remedy="another name for it")
         return versions

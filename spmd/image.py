@@ -22,7 +22,7 @@ from spmd.distributed import Distributed as Distributed
 from spmd.distributed import Local as Local
 from spmd.distributed import local as local
 from spmd.entries import OpenedEntity
-from spmd.faces import face_of
+from spmd.faces import Face, face_of, faces_of, states_of
 from spmd.files.whole import check_place, write_whole
 from spmd.launch import loader
 from spmd.launch.options import Options
@@ -272,13 +272,21 @@ class Image:
 
     def _repr_html_(self) -> str:
         m = self.manifest
-        rows: list[tuple[str, ...]] = [
-            ("scalar", s["name"], s["dtype"], f"default {s['default']}") for s in m["scalars"]]
-        for kind, arrays in (("input", m["inputs"]), ("output", m["outputs"])):
-            rows += [(kind, *row) for row in together(
-                (a["name"], f"{a['dtype']}[{show.shape_text(a)}]", layout_text(a["layout"]))
-                for a in arrays)]
+        rows: list[tuple[str, ...]] = _array_rows("state", (a for _, a in states_of(m).values()))
+        for face in faces_of(m).values() if m["entries"] else [Face(m)]:
+            if face.name:
+                rows.append(("entry", face.name, "", ""))
+            rows += [("scalar", s["name"], s["dtype"], f"default {s['default']}")
+                     for s in m["scalars"] if s["name"] in face.scalars]
+            for kind, arrays in (("input", face.inputs), ("output", face.outputs)):
+                rows += _array_rows(kind, (a for _, a in arrays))
         axes = ", ".join(show.axis_text(axis) for axis in m["mesh"])
         title = f"spmd image {m['program']}, mesh ({axes}), {len(self.data)} bytes, "
         return tables.rows_html(printable(title + self.digest[:12]),
                                 ("", "name", "type", "split over"), rows)
+
+
+def _array_rows(kind: str, arrays: Iterable[dict[str, Any]]) -> list[tuple[str, ...]]:
+    return [(kind, *row) for row in together(
+        (a["name"], f"{a['dtype']}[{show.shape_text(a)}]", layout_text(a["layout"]))
+        for a in arrays)]

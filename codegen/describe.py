@@ -162,7 +162,8 @@ def _entry(number: int, e: Entry, owners: list[int]) -> dict[str, Any]:
     """buffers: those that it alone uses, which may lie where other entries have theirs."""
     where = {"place": line_of(e.place)} if e.place else {}
     return {"name": e.name, **where, "inputs": list(e.inputs), "outputs": list(e.outputs),
-            "reads": list(e.reads), "rebinds": list(e.rebinds), "scalars": list(e.scalars),
+            "reads": list(e.reads), "rebinds": list(e.rebinds),
+            "updates": list(e.updates), "scalars": list(e.scalars),
             "feeds": list(e.feeds), "saves": list(e.saves), "returns": e.returns,
             "buffers": [k for k, owner in enumerate(owners) if owner == number + 1]}
 

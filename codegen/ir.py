@@ -175,8 +175,9 @@ class StateArray:
 @dataclass(frozen=True)
 class Entry:
     """One of several programs in an image. Its inputs and outputs, by their numbers in the module;
-    reads, rebinds: numbers of the states that it reads, and that it gives new values; returns: of
-    the tree, a leaf k is its k-th output; None: it returns nothing. feeds, saves: by name."""
+    reads, rebinds: numbers of the states that it reads, and that it gives new arrays; updates: of
+    those it writes into where they lie; returns: of the tree, a leaf k is its k-th output; None: it
+    returns nothing. feeds, saves: by name."""
 
     name: str
     inputs: tuple[int, ...]
@@ -188,6 +189,7 @@ class Entry:
     saves: tuple[str, ...]
     returns: Returned | None
     place: Place | None = None
+    updates: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

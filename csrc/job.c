@@ -409,6 +409,7 @@ int spmd_job_free(spmd_job *job)
         spmd_timeline_free(&job->hosted[k]);
         free(job->hosted[k].turns.room);
         spmd_saves_free(&job->hosted[k]);
+        free(job->hosted[k].kept.bytes);
         free(job->hosted[k].routes);
     }
     spmd_feeds_free(job);

@@ -99,3 +99,61 @@ int spmd_job_replace(spmd_job *job, const uint32_t *pair, int64_t pairs)
     }
     return SPMD_OK;
 }
+
+/* ---- what runs overwrite ---------------------------------------------------------------------- */
+
+static _Thread_local spmd_rank *keeping;
+
+void spmd_keeps_for(spmd_rank *rank)
+{
+    keeping = rank;
+}
+
+typedef struct piece_end {
+    char *at;
+    int64_t bytes;
+} piece_end;
+
+void spmd_keep(void *at, int64_t bytes)
+{
+    spmd_kept *kept = &((spmd_hosted *)keeping->engine_data)->kept;
+    piece_end end = {at, bytes};
+    int64_t need = bytes <= 0 ? 0 : kept->used + bytes + (int64_t)sizeof end;
+
+    if (need > kept->room) {
+        int64_t room = 2 * need;
+        char *more = realloc(kept->bytes, (size_t)room);
+        if (!more) {
+            kept->lost = true;
+            spmd_rank_fail(keeping, 71, "no memory to keep %lld bytes that the run overwrites",
+                           (long long)bytes);
+            return;
+        }
+        kept->bytes = more;
+        kept->room = room;
+    }
+    if (bytes <= 0)
+        return;
+    memcpy(kept->bytes + kept->used, at, (size_t)bytes);
+    memcpy(kept->bytes + kept->used + bytes, &end, sizeof end);
+    kept->used = need;
+}
+
+int spmd_job_undo(spmd_job *job)
+{
+    if (!job->hosted || spmd_job_runs(job))
+        return SPMD_BUSY;
+    for (int64_t k = 0; k < job->count; k++) {
+        spmd_kept *kept = &job->hosted[k].kept;
+        if (kept->lost)
+            return SPMD_NO_MEMORY;
+        while (kept->used > 0) {
+            piece_end end;
+            kept->used -= (int64_t)sizeof end;
+            memcpy(&end, kept->bytes + kept->used, sizeof end);
+            kept->used -= end.bytes;
+            memcpy(end.at, kept->bytes + kept->used, (size_t)end.bytes);
+        }
+    }
+    return SPMD_OK;
+}

@@ -165,8 +165,9 @@ def _entry_rows(m: dict[str, Any]) -> Iterator[str]:
     for face in faces_of(m).values():
         entry = m["entries"][face.number]
         where = f"  ({entry['place']})" if "place" in entry else ""
-        uses = [f"{verb} {_whole_trees([names[k] for k in entry[part]], names)}"
-                for part, verb in (("reads", "reads"), ("rebinds", "binds")) if entry[part]]
+        changed = sorted({*entry["rebinds"], *entry["updates"]})
+        uses = [f"{verb} {_whole_trees([names[k] for k in numbers], names)}"
+                for verb, numbers in (("reads", entry["reads"]), ("changes", changed)) if numbers]
         yield f"entry       {face.name}: {'; '.join(uses) or 'no state'}{where}"
         yield from (f"  {line}" for line in _face_rows(m, face, numbers=False))
 

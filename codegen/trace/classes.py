@@ -209,8 +209,7 @@ class _Recording:
         mark = Mark.of(context)
         said = dict(context.said)
         # what __init__ declares, entries may name in formulas
-        declared = self.arms[0].scalars
-        context.entry, context.asked = name, frozenset(declared)
+        context.entry, context.own_scalars = name, dict.fromkeys(self.arms[0].scalars)
         with context.block() as block:
             arm = _Arm(name, place, block)
             number = len(self.arms)
@@ -231,7 +230,7 @@ class _Recording:
         arm.inputs = list(context.inputs.values())
         context.inputs.clear()
         context.said = {k: v for k, v in context.said.items() if k in said or k in context.scalars}
-        arm.scalars = tuple(name for name in context.scalars if name in context.asked)
+        arm.scalars = tuple(n for n in context.scalars if n in context.own_scalars)
         context.entry = ""
         self.arms.append(arm)
         mark.forget_later(context, f"call of {name}", place,

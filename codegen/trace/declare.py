@@ -117,10 +117,11 @@ def scalar(name: str, default: Any = None, dtype: Any = None) -> Any:
     element = _scalar_dtype(default, dtype)
     _check_default(default, element, name)
     known = context.scalars.get(name)
-    context.asked |= {name}
+    if name not in context.own_scalars:
+        _check_name(context, name, "scalar")
+        context.own_scalars[name] = None
     said = {"dtype": (element.name, element.name), "default": text_and_form(default, _simpler)}
     if known is None:
-        _check_name(context, name, "scalar")
         context.said[name] = said
         low, high = context.limits.get(name, (None, None))
         plain_int = element is dtypes.INT64
@@ -215,7 +216,8 @@ def _check_name(context: Context, name: Any, what: str) -> None:
             f"the name of a{'n' if what == 'input' else ''} {what} must be an identifier",
             expected='text such as "u" or "steps"', found=repr(name),
         )
-    known: dict[str, Scalar | Input] = {**context.scalars, **context.inputs}
+    scalars = {name: context.scalars[name] for name in context.own_scalars}
+    known: dict[str, Scalar | Input] = {**scalars, **context.inputs}
     for its_name, declared in known.items():
         if its_name == name or named.is_in(its_name, name):
             raise declared_twice(name, what, declared.place, user_place())

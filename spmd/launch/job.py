@@ -378,6 +378,10 @@ class Job:
         self.setup = setup
         return True
 
+    def undo(self) -> None:
+        """After a run that failed: states in which it wrote where they lie are as they were."""
+        self._check(lib.spmd_job_undo(self._job))
+
     def replace(self, pairs: list[int]) -> None:
         """Of each pair of buffers, what the run has left in the second is in the first from now
         on: states get their new values, and nothing is copied."""

@@ -58,15 +58,15 @@ class Face:
             if name in known and name not in self.scalars:
                 raise UsageError(f"the entry {self.name} has no scalar {name!r}",
                                  expected=", ".join(self.scalars) or "no scalars",
-                                 remedy="--entry NAME says which entry runs" * (name == ENTRY))
+                                 remedy="run --entry NAME says which entry runs"
+                                 if name == ENTRY else "")
         others = {row["name"]: before.get(row["name"], row["default"] or 0)
                   for row in self.manifest["scalars"] if row["name"] not in self.scalars}
         return {**others, **given, ENTRY: self.number}
 
-    def shown(self, scalars: dict[str, Any]) -> dict[str, Any]:
-        """Scalars as users know them: without the one that says which entry runs."""
-        hides = self.number is not None
-        return {k: v for k, v in scalars.items() if not (hides and k == ENTRY)}
+    def own(self, scalars: dict[str, Any]) -> dict[str, Any]:
+        """Those of these scalars that a call of this face may set."""
+        return {k: v for k, v in scalars.items() if k in self.scalars}
 
     def asked(self) -> dict[str, Any]:
         """The manifest without what it asks of scalars that other entries have."""

@@ -284,7 +284,7 @@ class Opened:
             for _, array in face.inputs
             if array["name"] in given
         }
-        said = {**face.shown(self._launch.scalars), "entry": face.name, "inputs": sorted(given),
+        said = {**face.own(self._launch.scalars), "entry": face.name, "inputs": sorted(given),
                 **self._options.agreed()}
         return self._launch.mine(setup, said)
 

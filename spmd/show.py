@@ -18,7 +18,7 @@ from codegen.image.elf import printable
 from codegen.image.manifest import evaluate
 from codegen.user.named import roots, together
 from spmd import layout_table, looking, report
-from spmd.arguments import read, scalars_of
+from spmd.arguments import check_settings, read, scalars_of
 from spmd.faces import Face, faces_of, states_of
 from spmd.launch import loader, memory, sizes
 from spmd.launch.processes import Processes
@@ -52,6 +52,7 @@ def main(
         data, parameters = looking.image_or_built(path, settings, no_cache)
         image = reader.read(data, host=False)
         scalars = {name: value for name, value in read(settings).items() if name not in parameters}
+        check_settings(image.manifest, scalars)
         scalars_of(image.manifest, scalars)  # what the program does not know is refused
         return _shown(image, what, as_json, ranks, mesh)
 

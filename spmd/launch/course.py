@@ -83,7 +83,7 @@ class Launch:
             options.feed = None  # it goes on from call to call
             self.feeds.check()
         count = self.processes.count
-        self.sizes = bind_mesh(face.asked(), ranks, mesh, self.scalars, count)
+        self.sizes = bind_mesh(face.asked(), ranks, mesh, face.own(self.scalars), count)
         return self.setup()
 
     def setup(

@@ -225,7 +225,10 @@ class Job:
         """This process's job; for its mates an arena, constants, and a board: where they find
         them."""
         setup = self.setup
-        self.image = checked.load(setup.first, setup.count, list(setup.sizes), setup.words)
+        index = list(setup.words)
+        if self.entry is not None:
+            index[self.entry] = 0  # a local program runs any entry
+        self.image = checked.load(setup.first, setup.count, list(setup.sizes), index)
         sizes = ffi.new("int64_t[]", [*setup.sizes, *[1] * (AXES - len(setup.sizes))])
         words = ffi.new("int64_t[]", setup.words or [0])
         routines = ffi.new("void *[]", self.image.library or [ffi.NULL])

@@ -189,7 +189,7 @@ class Run(Launch):
         versions = array_files.versions_of(self.opened)
         return {"files": versions, "states": states} | self.mine(setup, {
             "--entry": asked.entry, "--state": asked.state is not None,
-            **{f"--set {k}": v for k, v in face.shown(self.scalars).items()},
+            **{f"--set {k}": v for k, v in face.own(self.scalars).items()},
             "-i": sorted(self.opened), "-o": [file and file.given for file in self.files],
             **self.options.agreed(flag),
             "--timeline": bool(asked.timeline), "--profile": asked.profile, "--feed": asked.feed,

@@ -48,7 +48,7 @@ class GivenState(SavedState):
             shape = shapes.get(name, part.shape) if isinstance(x, Local) else x.shape
             forms[name] = str(part.dtype), tuple(shape)
         check_state(wanted, forms, "what is given", self.manifest["program"])
-        self.arrays = {name: fitting(row, shapes[name], arrays[name], "state")
+        self.arrays = {name: fitting(row, shapes[name], arrays[name])
                        for name, (_, row) in self.rows.items()}
         return {}
 

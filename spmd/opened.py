@@ -209,8 +209,6 @@ class Opened:
                 for _, array in face.inputs if array["name"] in arguments
             }
             self._known.pop(face.number, None)
-            if self._launch.others_changed:
-                self._known.clear()
             if forms.keys() == arguments.keys():  # a tree or a scalar the next one may leave out
                 self._known[face.number] = setup, forms
         if self._job is not None and not self._launch.fits(setup):
@@ -468,10 +466,9 @@ def _is_limit(limit: object) -> bool:
 
 
 def fitting(
-    declared: dict[str, Any], shape: tuple[int, ...], value: Any, what: str = "input"
+    declared: dict[str, Any], shape: tuple[int, ...], value: Any
 ) -> np.ndarray | Local | Distributed:
-    """An array of the declared dtype. Only conversions that lose nothing are made. what: it is, in
-    messages."""
+    """An array of the declared dtype. Only conversions that lose nothing are made."""
     if isinstance(value, Distributed):
         check_array(declared, shape, value)
         if not value.is_held():
@@ -481,20 +478,20 @@ def fitting(
     wanted = numpy_dtype(declared["dtype"])
     if part.dtype.kind in "US":
         name = declared["name"]
-        raise InputError(f"{what} {name} was given text", expected=f"an array of {wanted}",
+        raise InputError(f"input {name} was given text", expected=f"an array of {wanted}",
                          found=repr(value)[:80], remedy=_loaded_from(name, value))
     # Lists and Python numbers have no dtype of their own: they adapt, as in NumPy.
     casting: Any = "safe" if hasattr(value, "dtype") or isinstance(value, Local) else "same_kind"
     if not np.can_cast(part.dtype, wanted, casting):
         raise InputError(
-            f"{what} {declared['name']} has dtype {part.dtype}, which does not fit {wanted}",
+            f"input {declared['name']} has dtype {part.dtype}, which does not fit {wanted}",
             expected=str(wanted),
             found=str(part.dtype),
             remedy=f"array.astype({declared['dtype']!r})",
         )
     if (lost := inexact(part, wanted)) is not None:
         raise InputError(
-            f"{what} {declared['name']} would be rounded: {wanted} does not hold {lost}",
+            f"input {declared['name']} would be rounded: {wanted} does not hold {lost}",
             expected=f"integers up to 2**53, or others that {wanted} holds", found=str(part.dtype),
             remedy=f"array.astype({declared['dtype']!r}), or a program of int64")
     part = part.astype(wanted, copy=False)

@@ -45,7 +45,6 @@ class Launch:
         self.job: Job | None = None
         self.face = Face(self.manifest)  # of the call under way
         self.scalars: dict[str, Any] = {}
-        self.others_changed = False  # scalars, but for the one that says which entry runs
         self.keeping: Keeping | None = None
         if options.checkpoint or options.every or options.resume:
             from spmd.launch.keeping import Keeping  # zlib: most runs keep nothing
@@ -67,8 +66,7 @@ class Launch:
             self.checked.image, face.settings(settings, self.scalars), dict(options.mesh or {}),
             options.ranks
         )
-        before, self.scalars = self.scalars, scalars_of(self.manifest, settings)
-        self.others_changed = {**before, ENTRY: 0} != {**self.scalars, ENTRY: 0}
+        self.scalars = scalars_of(self.manifest, settings)
         check_given([array for _, array in face.inputs], given)
         if self.keeping is not None:
             self.keeping.check()

@@ -47,7 +47,8 @@ class Call:
             elif name in known:
                 leaves.append(name)
         scalars = {scalar["name"]: (k, scalar)
-                   for k, scalar in enumerate(job.manifest["scalars"])}
+                   for k, scalar in enumerate(job.manifest["scalars"])
+                   if scalar["name"] in face.scalars}
         self._scalars = [(name, *scalars[name]) for name in arguments if name in scalars]
         self._kept: list[Any] = []  # what the engine's structures point to
         self._inputs, puts = self._places(
@@ -57,7 +58,7 @@ class Call:
             first=job.outputs)
         self._words = ffi.new("int64_t[]", job.setup.words or [0])
         self._floats = ffi.cast("double *", self._words)
-        given = bytearray(job.outputs)
+        given = bytearray(face.given)
         for name in leaves:
             given[known[name][0]] = 1
         self._kept += [ffi.new("uint8_t[]", bytes(given) or b"\0"),
@@ -75,7 +76,7 @@ class Call:
         found, k = [], 0
         for number, array, ranks in rows:
             dtype, shape = numpy_dtype(array["dtype"]), self.job.setup.shape(array)
-            strides, step = [], SIZES[array["dtype"]]
+            strides, step = list[int](), SIZES[array["dtype"]]
             for extent in reversed(shape):
                 strides.insert(0, step)
                 step *= extent

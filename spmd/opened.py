@@ -249,6 +249,17 @@ class Opened:
     def _faces_by_number(self) -> dict[int | None, Face]:
         return {None: self._face}
 
+    def once(self, arguments: dict[str, Any]) -> Any:
+        """The call of an image that is opened for this one alone."""
+        return self(**arguments)
+
+    @contextmanager
+    def _ready(self) -> Iterator[None]:
+        """Alone with the job, which is open."""
+        with self._alone(waits=self.processes.count == 1):
+            self._check_open()
+            yield
+
     def _profiled(self, arguments: dict[str, Any]) -> tables.Profile:
         """Runs once; where the time went, on all ranks, in every process."""
         job, times = self._measured(arguments, events=False)
@@ -268,7 +279,7 @@ class Opened:
     ) -> tuple[Job, list[timeline.RankEvents]]:
         """The job that has run, and in process 0 the times of all ranks."""
         self._launch.times = events
-        self(**arguments)
+        self.once(arguments)
         assert self._job is not None
         return self._job, timeline.gather(self._job)
 
@@ -383,14 +394,14 @@ class Opened:
                 )
         given = {name: value for name, value in arguments.items() if name in known}
         scalars = {k: v for k, v in arguments.items() if k not in known}
-        setup = self._launch.bound(face.settings(scalars), [array for _, array in face.inputs],
-                                   given)
+        setup = self._launch.bound(face, scalars, given)
         self.arrays = {
             array["name"]: fitting(array, setup.shape(array), given[array["name"]])
             for _, array in face.inputs
             if array["name"] in given
         }
-        said = {**self._launch.scalars, "inputs": sorted(given), **self._options.agreed()}
+        said = {**face.own(self._launch.scalars), "entry": face.name, "inputs": sorted(given),
+                **self._options.agreed()}
         return self._launch.mine(setup, said)
 
     def _compute(self, face: Face, job: Job) -> None:
@@ -405,7 +416,7 @@ class Opened:
         for number, array in face.inputs:
             value = self.arrays.get(array["name"])
             if isinstance(value, Local):
-                self._put_part(job, number, array, value)
+                self.put_part(job, number, array, value)
             elif value is not None:
                 assert isinstance(value, np.ndarray)  # the others have been handed over
                 job.put(number, global_of(value, array["dtype"]))
@@ -440,7 +451,7 @@ class Opened:
         for start, to, size in moves:
             ffi.memmove(ffi.cast("char *", to), ffi.cast("char *", start), size)
 
-    def _put_part(self, job: Job, number: int, array: dict[str, Any], given: Local) -> None:
+    def put_part(self, job: Job, number: int, array: dict[str, Any], given: Local) -> None:
         """One rank's shard: a global array of which only this part is there."""
         rank, part = job.setup.first, given.part
         offset, extent, _ = job.shard(number, rank)
@@ -464,7 +475,7 @@ class Opened:
         if self._group.is_led:
             return Distributed(job, number, True, False).gather()
         if self.distributed or kept:
-            return Distributed(job, number, self.distributed, kept)
+            return Distributed(job, job.outputs + number, self.distributed, kept)
         array = np.empty(job.setup.shape(output), numpy_dtype(output["dtype"]))
         job.get(number, global_of(array, output["dtype"]))
         return array
@@ -518,7 +529,7 @@ def _moves(job: Job, value: Distributed, number: int) -> list[tuple[int, int, in
     """From where to where, and how many bytes, for every hosted rank; None: other layouts."""
     moves = []
     for rank in range(job.setup.first, job.setup.first + job.setup.count):
-        *source, start = job.shard(job.outputs + value.number, rank)
+        *source, start = job.shard(value.number, rank)
         *target, to = job.shard(number, rank)
         if source != target:
             return None

@@ -42,8 +42,9 @@ _ONE = Integer[Buffer](expr.const(1), dtypes.INT64)
 
 @dataclass(frozen=True)
 class Written:
-    """old: the state's value; new: what it is in the end, in the same memory."""
+    """state: its number; old: its value; new: what it is in the end, in the same memory."""
 
+    state: int
     old: Value
     new: Value
 
@@ -109,7 +110,7 @@ def written_in_place(
         for k in mine:
             state = module.states[k]
             new = results[state.new]
-            written[number].append(Written(module.inputs[state.input].value, new))
+            written[number].append(Written(k, module.inputs[state.input].value, new))
             blank = Value(names.name("none"), new.type)
             ops.append(Op(Do(()), (), (blank,)))
             results[state.new] = blank

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from codegen.errors import MissingError
-from codegen.suggest import meant
+from codegen.user.entry_methods import called_whole, no_entry
 from spmd.arrays import numpy_dtype
 from spmd.distributed import global_of
 from spmd.faces import Face, faces_of
@@ -78,9 +77,7 @@ class OpenedEntity(Opened):
             return entries[name]
         if name.startswith("_") or not entries:
             raise AttributeError(name)
-        program = self._manifest["program"]
-        raise MissingError(f'{program} has no entry "{name}"; it has {", ".join(sorted(entries))}',
-                           remedy=meant(name, list(entries), "{}(…)"))
+        raise no_entry(self._manifest["program"], name, entries)
 
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *self.entries]
@@ -88,10 +85,7 @@ class OpenedEntity(Opened):
     @plainly
     def __call__(self, **arguments: Any) -> Any:
         """An image with entries is asked for one of them: raises MissingError."""
-        names = sorted(self.entries)
-        raise MissingError(f"{self._manifest['program']} is called, and it has entries",
-                           expected=" or ".join(f"x.{name}(…)" for name in names),
-                           found="x(…)")
+        raise called_whole(self._manifest["program"], self.entries)
 
     def _enter(self, face: Face, arguments: dict[str, Any]) -> Any:
         if self._job is None and self._saved is not None:

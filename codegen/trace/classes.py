@@ -8,6 +8,7 @@ the Graph, and outputs where an entry makes new ones. Always holds: state keeps 
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
@@ -40,7 +41,13 @@ from codegen.trace.context import Block, Context
 from codegen.trace.control.conversion import as_called
 from codegen.trace.control.regions import Mark, laid_as
 from codegen.trace.derive.snapshots import Copies
-from codegen.trace.program import Program, outputs_at, place_of_return
+from codegen.trace.program import (
+    Program,
+    check_takers,
+    oracle,
+    outputs_at,
+    place_of_return,
+)
 from codegen.trace.state import LeafType, describe, joined, leaf_type, same
 from codegen.user import state_rules
 from codegen.user.entry_methods import entries_of
@@ -82,6 +89,30 @@ class Entity(Program):
         for name, method in self.methods.items():
             made.entry(name, method)
         return made.finish
+
+    def eager(
+        self, ranks: int = 1, mesh: Mapping[str, int] | None = None,
+        save: Mapping[str, Callable[[Any], Any]] | None = None, **given: Any,
+    ) -> Any:
+        """Runs the class as plain Python on NumPy arrays, in this process. given: parameters of its
+        `__init__`; other arguments as of Program.eager.
+
+        Returns an object whose methods are the entries: it is called as an open image is, and its
+        state stays between calls. What an image would refuse it refuses when a call does it.
+        """
+        check_takers(save)
+        axes, values = self._eager_axes(ranks, mesh), self.bind(given)
+        captured, outside = self._captured(axes), self._outside(given)
+        graph = functools.cache(lambda: self.graph(given))
+
+        def world(arguments: Mapping[str, Any]) -> Any:
+            found = oracle().World(axes, arguments, graph, captured, None)
+            found.frames, found.reachable = save or {}, outside
+            return found
+
+        return _entities().EagerEntity(
+            self.name, self.methods, self.place, lambda: self.cls(**values), world,
+            lambda: [state.path for state in graph().states])
 
     def __getattr__(self, name: str) -> Any:
         if name in self.__dict__.get("methods", ()):
@@ -136,7 +167,8 @@ class _Recording:
         self.object: Any = None  # as __init__ left it
         self.shared: dict[str, str] = {}  # paths of arrays that may be one, by each other
         self.written: dict[str, int] = {}  # paths of arrays written in place, and in which arm
-        self.entry_sym = Sym(context.unique(ENTRY), "scalar", expr.const(0),
+        context.take_names(ENTRY)
+        self.entry_sym = Sym(ENTRY, "scalar", expr.const(0),
                              expr.const(len(entity.methods)))
 
     # ---- __init__ --------------------------------------------------------------------------------
@@ -362,6 +394,12 @@ def place_of(cls: type) -> Place:
     except (OSError, TypeError):
         line = code.co_firstlineno
     return Place(code.co_filename, line, 0, -1, cls.__name__)
+
+
+def _entities() -> Any:
+    from codegen.oracle import entities  # start-up time: builds and images do without it
+
+    return entities
 
 
 def _described(t: LeafType) -> tuple[str, tuple[Any, ...]]:

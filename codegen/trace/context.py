@@ -83,6 +83,7 @@ class Context:
 
     _captures = _Captures()
     when_built = ""  # how users make a number known while building, where that is not usual
+    reserved: frozenset[str] = frozenset()  # names of scalars, which loop variables leave free
     entry = ""  # whose code is captured, in a class that is a program
     states: tuple[StateArray, ...] = ()
     entries: tuple[Entry, ...] = ()
@@ -209,10 +210,21 @@ class Context:
 
     def unique(self, hint: str) -> str:
         """A name for a symbol: the hint, or hint_2, hint_3 … when it is taken."""
-        name = self._names.name(hint)
+        name = self._names.name(f"{hint}_2" if hint in self.reserved else hint)
         if self.naming_for_good:
             self._for_good.append(name)
         return name
+
+    def take_names(self, *names: str) -> None:
+        """Nothing else gets these names."""
+        self._names.take(names)
+
+    def is_free(self, name: str) -> bool:
+        """Give a scalar its name; return whether it is free. Else the next attempt keeps it so."""
+        if self._names.name(name) == name:
+            return True
+        self.reserved |= {name}
+        return False
 
     def take_back_names(self, names: Fresh) -> None:
         """Only these are given, and those that are given for good."""

@@ -137,7 +137,7 @@ def scalar(name: str, default: Any = None, dtype: Any = None) -> Any:
 
 def _own_name(context: Context, name: str) -> str:
     """Of a scalar in formulas: what launches call it. Raises UsageError where that is taken."""
-    if context.unique(name) != name:
+    if not context.is_free(name):
         raise UsageError(
             f"spmd.scalar({name!r}): another number of this program has that name",
             place=user_place(), expected="a name that no loop variable before it has",

@@ -113,7 +113,7 @@ class OpenedEntity(Opened):
     def _put_state(self, arrays: dict[str, np.ndarray]) -> None:
         job = self._loaded()
         for name, (number, row) in self._states().items():
-            job.put(number, global_of(np.ascontiguousarray(arrays[name]), row["dtype"]))
+            job.put(number, global_of(np.asarray(arrays[name], order="C"), row["dtype"]))
 
     def _loaded(self) -> Job:
         assert self._job is not None

@@ -374,7 +374,8 @@ struct spmd_job {
     const spmd_call *const *calls; /* while this process follows, by number */
     int64_t call;         /* of these the one that runs */
     uint32_t led, heard;  /* calls that this process led; orders that it has followed */
-    bool follows, listens, left; /* listens: a worker waits for an order; left: told to */
+    _Atomic bool follows;
+    bool listens, left; /* listens: a worker waits for an order; left: told to */
     pthread_cond_t heed;  /* the watch sleeps here */
     bool heed_over;
     spmd_arena *board;
@@ -416,7 +417,7 @@ static inline const spmd_limits *spmd_job_limits(const spmd_job *job)
 /* run.c */
 int spmd_workers_start(spmd_job *job);
 int spmd_workers_stop(spmd_job *job);
-bool spmd_job_runs(spmd_job *job);
+bool spmd_job_runs(const spmd_job *job);
 
 /* follow.c */
 void spmd_order_take(spmd_job *job);

@@ -98,19 +98,37 @@ static void worker_run(spmd_worker *worker)
         atomic_store(&worker->still, FINISHED_WORKER);
 }
 
-/* Looks at a word of the job, without its lock, until it is another one or SPMD_NEXT_NS are over. Being
- * woken takes longer. Where threads share cores, whoever looks is in the way. */
-static void spin_while(const spmd_job *job, const _Atomic int64_t *word, int64_t value)
+/* Looks at a word of the job, without its lock, until it is another one, or this one, or
+ * SPMD_NEXT_NS are over. Being woken takes longer. Where threads share cores, whoever looks is in the
+ * way. */
+static void spin_while(const spmd_job *job, const _Atomic int64_t *word, int64_t value, bool equal)
 {
     if (spmd_job_crowded(job))
         return;
     int64_t end = spmd_now() + SPMD_NEXT_NS;
     do {
         for (int k = 0; k < SPINS / 10; k++)
-            if (atomic_load_explicit(word, memory_order_relaxed) != value)
+            if ((atomic_load_explicit(word, memory_order_acquire) == value) != equal)
                 return;
         sched_yield(); /* who is to write the word may have been put on this core */
     } while (spmd_now() < end);
+}
+
+/* Sleeps until there is another run than this one. false: there will be none. */
+static bool worker_wait(spmd_worker *worker, int64_t run)
+{
+    spmd_job *job = worker->job;
+
+    pthread_mutex_lock(&job->lock);
+    while (!job->closing && job->run == run) {
+        if (worker == job->worker && job->follows)
+            spmd_order_take(job);
+        else
+            pthread_cond_wait(&job->go, &job->lock);
+    }
+    bool closing = job->closing;
+    pthread_mutex_unlock(&job->lock);
+    return !closing;
 }
 
 static void *worker_main(void *argument)
@@ -120,35 +138,20 @@ static void *worker_main(void *argument)
     int64_t run = 0;
 
     prctl(PR_SET_TIMERSLACK, 1000UL); /* the usual 50 us would double a short sleep */
-    pthread_mutex_lock(&job->lock);
-    for (;;) {
-        bool listens = worker == job->worker && job->follows;
-        if (!job->closing && job->run == run) {
-            if (listens)
-                spmd_order_take(job);
-            else
-                pthread_cond_wait(&job->go, &job->lock);
-            continue;
-        }
-        if (job->closing)
-            break;
+    while (job->run != run || worker_wait(worker, run)) {
         run = job->run;
-        pthread_mutex_unlock(&job->lock);
         spmd_core_begin(worker);
         worker_run(worker);
-        pthread_mutex_lock(&job->lock);
-        bool last = atomic_fetch_sub(&job->active, 1) == 1;
-        if (last)
+        if (atomic_fetch_sub(&job->active, 1) == 1) {
+            pthread_mutex_lock(&job->lock);
             pthread_cond_broadcast(&job->news);
-        bool follows = job->follows;
-        pthread_mutex_unlock(&job->lock);
-        if (last && follows)
-            spmd_order_done(job);
-        if (!follows)
-            spin_while(job, &job->run, run);
-        pthread_mutex_lock(&job->lock);
+            pthread_mutex_unlock(&job->lock);
+            if (job->follows)
+                spmd_order_done(job);
+        }
+        if (!job->follows)
+            spin_while(job, &job->run, run, true);
     }
-    pthread_mutex_unlock(&job->lock);
     return NULL;
 }
 
@@ -204,12 +207,9 @@ int spmd_workers_start(spmd_job *job)
     return SPMD_OK;
 }
 
-bool spmd_job_runs(spmd_job *job)
+bool spmd_job_runs(const spmd_job *job)
 {
-    pthread_mutex_lock(&job->lock);
-    bool runs = job->active > 0;
-    pthread_mutex_unlock(&job->lock);
-    return runs;
+    return job->active > 0;
 }
 
 /* After a failure the workers leave as soon as they look up: give them that moment. */
@@ -305,7 +305,7 @@ int spmd_job_wait(spmd_job *job, int64_t timeout_ms)
     if (!job->arena)
         return SPMD_IDLE;
     int64_t end = spmd_now() + (timeout_ms < LONGEST_MS ? timeout_ms : LONGEST_MS) * 1000000;
-    spin_while(job, &job->active, job->threads);
+    spin_while(job, &job->active, 0, false);
     pthread_mutex_lock(&job->lock);
     int state = job_state(job);
     while (state == SPMD_RUNNING && !spmd_text_waits(&job->text) && !spmd_set_waits(job) &&

@@ -38,11 +38,11 @@ class Call:
         self.job, self.version, self.face = job, job.version, face
         self.names = dict.fromkeys(arguments).keys()
         known = {array["name"]: (number, array) for number, array in face.inputs}
-        self._trees: dict[str, list[str]] = {}
+        self._trees: dict[str, set[str]] = {}
         leaves: list[str] = []
         for name, value in arguments.items():
             if name not in known and (found := named.of_tree(name, known)):
-                self._trees[name] = [leaf for leaf, _ in named.named(value, name)]
+                self._trees[name] = {leaf for leaf, _ in named.named(value, name)}
                 leaves += found
             elif name in known:
                 leaves.append(name)
@@ -138,7 +138,7 @@ class Call:
                 flat[name] = value
                 continue
             found = dict(named.named(value, name))
-            if list(found) != leaves:
+            if found.keys() != leaves:
                 return None
             flat |= found
         return flat

@@ -238,6 +238,7 @@ class Opened:
                 if not self._job.follow(calls):
                     self._end_failed()
             kind, *what = self._group.hear()
+            self._closed = kind != "call"
             if kind == "close":
                 return
             if kind == "left":

@@ -64,6 +64,10 @@ class Face:
                   for row in self.manifest["scalars"] if row["name"] not in self.scalars}
         return {**others, **given, ENTRY: self.number}
 
+    def reads(self) -> list[tuple[int, dict[str, Any]]]:
+        """What a call reads: its inputs, and before them the states."""
+        return [*states_of(self.manifest).values(), *self.inputs]
+
     def own(self, scalars: dict[str, Any]) -> dict[str, Any]:
         """Those of these scalars that a call of this face may set."""
         return {k: v for k, v in scalars.items() if k in self.scalars}

@@ -104,6 +104,9 @@ def _compare(keeping: Keeping, job: Job, path: str, index: dict[str, Any]) -> No
             found=_settings(has, others) or f"image {digest[:16]}",
             remedy="the program, its parameters and the target with which it was kept",
         )
+    if (entry := index.get("entry", "")) != keeping.launch.face.name:
+        raise InputError(f"{path} was kept in another entry", expected=f"--entry {entry}",
+                         found=f"--entry {keeping.launch.face.name}")
     mesh, points = mesh_of(job), job.manifest["points"]
     if index["point"] not in range(len(points)):
         raise damaged(os.path.join(path, INDEX), "a loop of the program", f"loop {index['point']}")
@@ -127,7 +130,7 @@ def _compare(keeping: Keeping, job: Job, path: str, index: dict[str, Any]) -> No
 
 def _say_what_differs(keeping: Keeping, index: dict[str, Any]) -> None:
     """What is not as it was, and may be meant."""
-    for name, value in keeping.launch.scalars.items():
+    for name, value in keeping.launch.face.own(keeping.launch.scalars).items():
         if (was := index["scalars"].get(name)) != value:
             print(f"spmd: scalar {name} was {was} when it was kept, now it is {value}",
                   file=sys.stderr)

@@ -96,7 +96,7 @@ class OpenedEntity(Opened):
                            expected=" or ".join(f"x.{name}(…)" for name in names),
                            found="x(…)")
 
-    def once(self, arguments: dict[str, Any]) -> Any:
+    def _once(self, arguments: dict[str, Any]) -> Any:
         """The call of an image that is opened for this one alone: entry= says of which entry."""
         return self.entries[arguments.pop("entry")](**arguments)
 

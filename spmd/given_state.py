@@ -64,7 +64,7 @@ class GivenState(SavedState):
             if isinstance(value, Distributed):
                 value = Local(value.local, value.offsets) if self.into.distributed else value.local
             if isinstance(value, Local):
-                self.into.put_part(job, number, row, value)
+                self.into._put_part(job, number, row, value)
             else:
                 job.put(number, global_of(value, row["dtype"]))
 

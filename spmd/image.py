@@ -137,7 +137,7 @@ class Image:
         check has found.
         """
         with self._opened_once(options, arguments) as job:
-            return job.once(arguments)
+            return job._once(arguments)
 
     @takes(Options)
     def open(self, options: Options) -> Opened:

@@ -14,6 +14,7 @@ import sys
 from codegen.errors import InputError, MeshError
 from codegen.user import named
 from spmd.engine import ffi, lib
+from spmd.faces import states_of
 from spmd.files.checkpoints import INDEX, MappedPart, damaged, read_index
 from spmd.files.npy import element_count
 
@@ -135,9 +136,12 @@ def _say_what_differs(keeping: Keeping, index: dict[str, Any]) -> None:
             print(f"spmd: scalar {name} was {was} when it was kept, now it is {value}",
                   file=sys.stderr)
     other = [name for name, was in index["inputs"].items() if was != keeping.inputs.get(name)]
-    if other:
-        print(f"spmd: input {named.listed(other)} has other elements than when it was kept",
-              file=sys.stderr)
+    states = states_of(keeping.launch.manifest)
+    for what, names in (("input", [n for n in other if n not in states]),
+                        ("state", [n for n in other if n in states])):
+        if names:
+            print(f"spmd: {what} {named.listed(names)} has other elements than when it was kept",
+                  file=sys.stderr)
 
 
 def _settings(parameters: dict[str, Any], names: list[str]) -> str:

@@ -26,6 +26,7 @@ from codegen.plan.grammar import (
 )
 from codegen.plan.handed import More, Save, Send, Take
 from codegen.plan.image_constants import constant_places
+from codegen.plan.overlays import entry_of_buffers
 from codegen.plan.steps import (
     Operation,
     operations,
@@ -33,7 +34,6 @@ from codegen.plan.steps import (
     step_buffers,
     step_memory,
 )
-from codegen.plan.overlays import entry_of_buffers
 from codegen.plan.text import loops_text, plan_text
 from codegen.printer import module_text
 from codegen.symbolic.expr import Expr, to_json

@@ -20,7 +20,7 @@ from spmd.given_state import GivenState
 from spmd.launch.job import Job
 from spmd.launch.loader import Checked
 from spmd.launch.options import Options
-from spmd.launch.saved_state import SavedState, StateFile
+from spmd.launch.saved_state import SavedState, WrittenState
 from spmd.mistakes import plainly
 from spmd.opened import Opened
 
@@ -132,7 +132,7 @@ class OpenedEntity(Opened):
         """
         with self._ready():
             job = self._loaded()
-            file = StateFile(self._manifest, os.fspath(path))
+            file = WrittenState(self._manifest, os.fspath(path))
             self.processes.together(lambda: file.check(job.setup))
             file.write(job)
 

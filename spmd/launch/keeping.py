@@ -260,7 +260,8 @@ class Keeping:
             "entry": self.launch.face.name,
             "parameters": self.launch.manifest["parameters"],
             "point": found.point, "turn": found.turn, "counter": found.counter,
-            "ranks": job.setup.ranks, "mesh": resuming.mesh_of(job), "scalars": self.launch.face.own(self.launch.scalars),
+            "ranks": job.setup.ranks, "mesh": resuming.mesh_of(job),
+            "scalars": self.launch.face.own(self.launch.scalars),
             "saves": self.launch.saving.kept() if self.launch.saving else {},
             "inputs": self.inputs, "arrays": self.said(job, found.point), "feeds": feeds,
         }

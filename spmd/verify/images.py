@@ -70,7 +70,7 @@ def checked(
     ledger = Ledger(image, path)
     used = set[str]().union(*(row.used for row in ledger.table.rows))
     check_scalars(scalars, used)
-    transfers, sampled = 0, {}
+    transfers, sampled = 0, dict[int, str]()
     for number in range(len(image.manifest["entries"])) if ENTRY in used else [0]:
         if image.manifest["entries"]:
             scalars[ENTRY] = number

@@ -1,6 +1,7 @@
 """A class with entries for the tests of state files, commands and tables."""
 
 import numpy as np
+
 import spmd
 
 

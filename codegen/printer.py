@@ -182,9 +182,10 @@ def module_text(module: Module) -> str:
               if not (module.entries and s.name == ENTRY)]
     states = {module.inputs[s.input] for s in module.states}
     for i in module.inputs:
+        kind = "state" if i in states else "input"
         lines.append(
-            f"{'state' if i in states else 'input'} {name(i.value)}: "
-            f"{i.value.type.dtype}[{name.shape(i.shape)}] over {layout_text(i.layout)}"
+            f"{kind} {name(i.value)}: {i.value.type.dtype}[{name.shape(i.shape)}] "
+            f"over {layout_text(i.layout)}"
         )
         if i.default is not None:
             lines.append("  default:")

@@ -19,7 +19,7 @@ from spmd.given_state import GivenState
 from spmd.launch.job import Job
 from spmd.launch.loader import Checked
 from spmd.launch.options import Options
-from spmd.launch.saved_state import SavedState, StateFile
+from spmd.launch.saved_state import SavedState, WrittenState
 from spmd.mistakes import plainly
 from spmd.opened import Opened
 from spmd.turns import Started
@@ -104,7 +104,7 @@ class OpenedEntity(Opened):
     def _faces_by_number(self) -> dict[int | None, Face]:
         return {face.number: face for face in (self._initial, *self._faces.values())}
 
-    def once(self, arguments: dict[str, Any]) -> Any:
+    def _once(self, arguments: dict[str, Any]) -> Any:
         """The call of an image that is opened for this one alone: entry= says of which entry."""
         return self.entries[arguments.pop("entry")](**arguments)
 
@@ -133,7 +133,7 @@ class OpenedEntity(Opened):
         """
         with self._ready():
             job = self._loaded()
-            file = StateFile(self._manifest, os.fspath(path))
+            file = WrittenState(self._manifest, os.fspath(path))
             self.processes.together(lambda: file.check(job.setup))
             file.write(job)
 

@@ -48,9 +48,9 @@ class Face:
         for k, _ in self.inputs:
             self.given[k] = 0
 
-    def settings(self, given: dict[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
-        """These scalars, and the one that says which entry runs. before: of the latest call; those
-        of other entries stay as they were. Raises UsageError for one that this entry has not."""
+    def settings(self, given: dict[str, Any]) -> dict[str, Any]:
+        """These scalars, and the one that says which entry runs. Raises UsageError for one that
+        this entry has not."""
         if self.number is None:
             return given
         known = [row["name"] for row in self.manifest["scalars"]]
@@ -60,9 +60,16 @@ class Face:
                                  expected=", ".join(self.scalars) or "no scalars",
                                  remedy="run --entry NAME says which entry runs"
                                  if name == ENTRY else "")
-        others = {row["name"]: before.get(row["name"], row["default"] or 0)
-                  for row in self.manifest["scalars"] if row["name"] not in self.scalars}
-        return {**others, **given, ENTRY: self.number}
+        return {**given, ENTRY: self.number}
+
+    def others(self, before: Mapping[str, Any]) -> dict[str, Any]:
+        """The scalars of other entries, as they were in the call before."""
+        return {row["name"]: before.get(row["name"], row["default"] or 0)
+                for row in self.manifest["scalars"] if row["name"] not in self.scalars}
+
+    def reads(self) -> list[tuple[int, dict[str, Any]]]:
+        """What a call reads: its inputs, and before them the states."""
+        return [*states_of(self.manifest).values(), *self.inputs]
 
     def own(self, scalars: dict[str, Any]) -> dict[str, Any]:
         """Those of these scalars that a call of this face may set."""

@@ -13,6 +13,7 @@ from codegen import dtypes
 from codegen.errors import InputError
 from codegen.user.named import below, held
 from spmd.distributed import Distributed, Local, global_of
+from spmd.files.convert import casts
 from spmd.files.state_files import check_state
 from spmd.fitting import fitting
 from spmd.launch.job import Job, Setup
@@ -48,7 +49,8 @@ class GivenState(SavedState):
             part = x.part if isinstance(x, Local) else x
             shape = shapes.get(name, part.shape) if isinstance(x, Local) else x.shape
             forms[name] = str(part.dtype), tuple(shape)
-        check_state(wanted, forms, "what is given", self.manifest["program"])
+        check_state(wanted, forms, "what is given", self.manifest["program"], lambda name: (
+            forms[name][1] == wanted[name][1] and casts(forms[name][0], wanted[name][0])))
         self.arrays = {name: fitting(row, shapes[name], arrays[name])
                        for name, (_, row) in self.rows.items()}
         return {}
@@ -65,7 +67,7 @@ class GivenState(SavedState):
             if isinstance(value, Distributed):
                 value = Local(value.local, value.offsets) if self.into.distributed else value.local
             if isinstance(value, Local):
-                self.into.put_part(job, number, row, value)
+                self.into._put_part(job, number, row, value)
             else:
                 job.put(number, global_of(value, row["dtype"]))
 

@@ -21,7 +21,7 @@ from spmd.arguments import check_checks
 from spmd.distributed import Distributed as Distributed
 from spmd.distributed import Local as Local
 from spmd.distributed import local as local
-from spmd.entries import OpenedEntity
+from spmd.entries import OpenedEntity as OpenedEntity
 from spmd.faces import Face, face_of, faces_of, states_of
 from spmd.files.whole import check_place, write_whole
 from spmd.launch import loader
@@ -137,7 +137,7 @@ class Image:
         check has found.
         """
         with self._opened_once(options, arguments) as job:
-            return job.once(arguments)
+            return job._once(arguments)
 
     @takes(Options)
     def open(self, options: Options) -> Opened:

@@ -250,7 +250,7 @@ class Opened:
     def _faces_by_number(self) -> dict[int | None, Face]:
         return {None: self._face}
 
-    def once(self, arguments: dict[str, Any]) -> Any:
+    def _once(self, arguments: dict[str, Any]) -> Any:
         """The call of an image that is opened for this one alone."""
         return self(**arguments)
 
@@ -280,7 +280,7 @@ class Opened:
     ) -> tuple[Job, list[timeline.RankEvents]]:
         """The job that has run, and in process 0 the times of all ranks."""
         self._launch.times = events
-        self.once(arguments)
+        self._once(arguments)
         assert self._job is not None
         return self._job, timeline.gather(self._job)
 
@@ -417,7 +417,7 @@ class Opened:
         for number, array in face.inputs:
             value = self.arrays.get(array["name"])
             if isinstance(value, Local):
-                self.put_part(job, number, array, value)
+                self._put_part(job, number, array, value)
             elif value is not None:
                 assert isinstance(value, np.ndarray)  # the others have been handed over
                 job.put(number, global_of(value, array["dtype"]))
@@ -452,7 +452,7 @@ class Opened:
         for start, to, size in moves:
             ffi.memmove(ffi.cast("char *", to), ffi.cast("char *", start), size)
 
-    def put_part(self, job: Job, number: int, array: dict[str, Any], given: Local) -> None:
+    def _put_part(self, job: Job, number: int, array: dict[str, Any], given: Local) -> None:
         """One rank's shard: a global array of which only this part is there."""
         rank, part = job.setup.first, given.part
         offset, extent, _ = job.shard(number, rank)

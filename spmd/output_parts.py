@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -38,7 +38,7 @@ def hosted_parts(job: Job, array: int) -> list[tuple[tuple[int, ...], np.ndarray
     return parts
 
 
-def collect(job: Job, rooms: dict[int, tuple[str, int]], what: str) -> dict[int, np.ndarray]:
+def collect(job: Job, rooms: Mapping[int, tuple[str, int]], what: str) -> dict[int, np.ndarray]:
     """Brings arrays, by their numbers, to their rooms: a file, with the byte where it begins;
     without one ("") to the first process, where these arrays come out. Every process must come.
     what: they are, in messages.

@@ -13,7 +13,7 @@ from spmd.files.inputs import InputArray, InputFile, archive_format
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     Form = tuple[str, tuple[int, ...]]  # dtype and shape of an array
 
@@ -30,9 +30,10 @@ def open_state(path: str, wanted: Mapping[str, Form], program: str) -> dict[str,
             mine.label = f"{path}:{some([name])}"
             opened[name] = InputArray(mine, archive.elements(mine, member))
         given = {name: (array.dtype, array.shape) for name, array in opened.items()}
-        check_state(wanted, given, path, program)
-        for name, array in opened.items():
-            array.convert(wanted[name][0], len(wanted[name][1]))
+        for name in set(opened).intersection(wanted):
+            opened[name].convert(wanted[name][0], len(wanted[name][1]))
+        check_state(wanted, given, path, program,
+                    lambda name: (opened[name].dtype, opened[name].shape) == wanted[name])
     except BaseException:
         for array in opened.values():
             array.close()
@@ -43,13 +44,15 @@ def open_state(path: str, wanted: Mapping[str, Form], program: str) -> dict[str,
 
 
 def check_state(
-    wanted: Mapping[str, Form], given: Mapping[str, Form], what: str, program: str
+    wanted: Mapping[str, Form], given: Mapping[str, Form], what: str, program: str,
+    fits: Callable[[str], bool],
 ) -> None:
-    """Raises one InputError for all arrays that are missing, too many, or of another shape or of a
-    dtype whose elements would lose something. what: these arrays are."""
+    """Raises one InputError for all arrays that are missing, too many, or do not fit. what: these
+    arrays are. fits: whether one has its shape, and a dtype that loses nothing by becoming its own.
+    """
     missing = [name for name in wanted if name not in given]
     others = [name for name in given if name not in wanted]
-    unlike = [name for name in wanted if name in given and not _fits(given[name], wanted[name])]
+    unlike = [name for name in wanted if name in given and not fits(name)]
     if not (missing or others or unlike):
         return
     found = [some(_said(name, given[name]) for name in unlike)] if unlike else []
@@ -61,16 +64,6 @@ def check_state(
         expected=expected if unlike or missing else f"{len(wanted)} arrays: {some(wanted)}",
         found="; ".join(found),
         remedy="the program, and the parameters, that it was saved from")
-
-
-def _fits(given: Form, wanted: Form) -> bool:
-    if given == wanted:
-        return True
-    if given[1] != wanted[1]:
-        return False
-    from spmd.files.convert import casts  # NumPy, where dtypes differ
-
-    return casts(given[0], wanted[0])
 
 
 def _said(name: str, form: Form) -> str:

@@ -106,6 +106,21 @@ def mapped(path: str) -> mmap.mmap:
         os.close(fd)
 
 
+def collect(job: Job, rooms: Mapping[int, tuple[str, int]], what: str) -> dict[int, Any]:
+    """Copies the hosted ranks' parts of arrays, by their numbers, to where they go: a file, with
+    the byte where it begins; "" for what process 0 is to get in memory where that is possible. In
+    all processes together. Returns the files, mapped, and what process 0 got. what: they are.
+    """
+    if job.setup.hosts.count > 1:
+        from spmd import output_parts  # NumPy, where memory is not shared
+
+        return output_parts.collect(job, rooms, what)
+    views: dict[int, Any] = job.processes.together(
+        lambda: {array: fill(job, array, *room) for array, room in rooms.items() if room[0]},
+        shared=False)
+    return views
+
+
 def fill(job: Job, array: int, path: str, start: int) -> mmap.mmap:
     """Copies the hosted ranks' parts of an input or output into a file of this host, whose elements
     begin at start; returns the file, mapped."""

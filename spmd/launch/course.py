@@ -63,10 +63,9 @@ class Launch:
         options = self.options
         self.face = face
         settings, mesh, ranks = patched_in(
-            self.checked.image, face.settings(settings, self.scalars), dict(options.mesh or {}),
-            options.ranks
+            self.checked.image, face.settings(settings), dict(options.mesh or {}), options.ranks
         )
-        self.scalars = scalars_of(self.manifest, settings)
+        self.scalars = scalars_of(self.manifest, {**face.others(self.scalars), **settings})
         check_given([array for _, array in face.inputs], given)
         if self.keeping is not None:
             self.keeping.check()

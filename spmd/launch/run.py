@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from mmap import mmap
 
 from codegen.check_names import POINTS, built_with
 from codegen.errors import UsageError
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from spmd.launch.array_files import Versions
     from spmd.launch.job import Job, Setup
     from spmd.launch.processes import Processes
-    from spmd.launch.saved_state import SavedState, StateFile
+    from spmd.launch.saved_state import SavedState, WrittenState
 
 
 def run(asked: argparse.Namespace, processes: Processes) -> int:
@@ -148,7 +149,7 @@ class Run(Launch):
         self.rooms: dict[int, int] = {}
         self.views: dict[int, Any] = {}  # outputs that no file takes: buffers, or arrays
         self.state: SavedState | None = None  # with which an entry begins
-        self.state_file: StateFile | None = None  # which takes that behind it
+        self.state_file: WrittenState | None = None  # which takes that behind it
 
     def prepare(self) -> dict[str, Any]:
         """Checks everything that can be checked alone; returns what all processes must share."""
@@ -165,8 +166,9 @@ class Run(Launch):
         check_names(known_outputs, asked.output, "output", "-o")
         if files := any((asked.input, asked.input_all, asked.output, asked.output_all,
                          asked.timeline, asked.state, asked.save_state)):
-            from spmd.files import outputs  # mmap, zlib: a run without files does without
+            from spmd.launch import saved_state  # mmap, zlib: a run without files does without
 
+            outputs = saved_state.outputs
             outputs.check_apart(asked, self.options.save or {})
             known = [array["name"] for array in inputs]
             self.opened = outputs.open_inputs(asked.input, asked.input_all, known)
@@ -185,7 +187,7 @@ class Run(Launch):
         for file in self.files:
             if file is not None:
                 file.check()
-        states = self._states(setup)
+        states = self._states(setup, saved_state) if asked.state or asked.save_state else {}
         versions = array_files.versions_of(self.opened)
         return {"files": versions, "states": states} | self.mine(setup, {
             "--entry": asked.entry, "--state": asked.state is not None,
@@ -196,8 +198,9 @@ class Run(Launch):
             "--save-state": asked.save_state,
         })
 
-    def _states(self, setup: Setup) -> Versions:
-        """The files of the state: the one that is read is opened, the other one can be written."""
+    def _states(self, setup: Setup, saved_state: Any) -> Versions:
+        """The files of the state: the one that is read is opened, the other one can be written.
+        saved_state: the module."""
         asked = self.asked
         versions: Versions = {}
         for name in ("state", "save_state"):
@@ -206,21 +209,18 @@ class Run(Launch):
                                  expected="a class under @spmd.program",
                                  found="a program without entries",
                                  remedy="-i and -o: inputs and outputs")
-        if asked.state or asked.save_state:
-            from spmd.launch.saved_state import SavedState, StateFile  # json, zlib
-
-            if asked.state:
-                self.state = SavedState(self.manifest, asked.state)
-                versions = self.state.open(setup)
-            if asked.save_state:
-                self.state_file = StateFile(self.manifest, asked.save_state)
-                self.state_file.check(setup)
-                taken = {file.path: file.given for file in self.files if file is not None}
-                if (path := os.path.realpath(asked.save_state)) in taken:
-                    raise UsageError(f"{taken[path]} is the file of an output: it would be "
-                                     "replaced", expected="a file of its own for the state",
-                                     found=f"--save-state {asked.save_state}",
-                                     remedy="another name for it")
+        if asked.state:
+            self.state = saved_state.SavedState(self.manifest, asked.state)
+            versions = self.state.open(setup)
+        if asked.save_state:
+            self.state_file = saved_state.WrittenState(self.manifest, asked.save_state)
+            self.state_file.check(setup)
+            taken = {file.path: file.given for file in self.files if file is not None}
+            if (path := os.path.realpath(asked.save_state)) in taken:
+                raise UsageError(f"{taken[path]} is the file of an output: it would be replaced",
+                                 expected="a file of its own for the state",
+                                 found=f"--save-state {asked.save_state}",
+                                 remedy="another name for it")
         return versions
 
     def compare_files(self, met: list[dict[str, Any]]) -> None:
@@ -278,23 +278,12 @@ class Run(Launch):
     def collect(self, job: Job, rooms: list[tuple[str, int]]) -> None:
         """Copies the hosted ranks' parts of every output to where it goes."""
         arrays = [job.outputs + number for number, _ in self.face.outputs]
-        if job.setup.hosts.count > 1:
-            from spmd import output_parts  # NumPy, where memory is not shared
-
-            views = output_parts.collect(job, dict(zip(arrays, rooms, strict=True)), "output")
-            self.views = {arrays.index(array): view for array, view in views.items()}
-        else:
-            self.processes.together(lambda: self._copy(job, rooms))
-
-    def _copy(self, job: Job, rooms: list[tuple[str, int]]) -> None:
-        for number, (path, start) in enumerate(rooms):
-            if not path:
-                continue
-            array, _ = self.face.outputs[number]
-            view = array_files.fill(job, job.outputs + array, path, start)
-            if self.first and self.files[number] is None:
+        views = array_files.collect(job, dict(zip(arrays, rooms, strict=True)), "output")
+        for number, array in enumerate(arrays):
+            view = views.get(array)
+            if self.first and self.files[number] is None and view is not None:
                 self.views[number] = view
-            else:
+            elif isinstance(view, mmap):
                 view.close()
 
     def finish(self) -> None:

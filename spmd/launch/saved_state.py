@@ -11,7 +11,7 @@ from __future__ import annotations
 from codegen.errors import UsageError
 from spmd.faces import states_of
 from spmd.files import ARCHIVES
-from spmd.files.outputs import open_outputs
+from spmd.files import outputs as outputs  # for who needs both
 from spmd.files.state_files import open_state
 from spmd.launch import array_files
 
@@ -75,7 +75,7 @@ def check_ending(path: str) -> None:
                          remedy="FILE.safetensors")
 
 
-class StateFile:
+class WrittenState:
     """A state on its way into a file: all processes `write`, then it has its name."""
 
     def __init__(self, manifest: dict[str, Any], path: str) -> None:
@@ -89,7 +89,7 @@ class StateFile:
             raise UsageError(f"state: nothing to write to {self.path}",
                              expected="a program with state: arrays that __init__ binds")
         rows = [(name, row["dtype"], setup.shape(row)) for name, (_, row) in self.rows.items()]
-        self.file = open_outputs({}, [self.path], rows)[0]
+        self.file = outputs.open_outputs({}, [self.path], rows)[0]
         assert self.file is not None
         self.file.title = "state"
         self.file.check()
@@ -100,19 +100,10 @@ class StateFile:
         assert file is not None
         try:
             path = job.processes.from_first(lambda: file.create(several))
-            job.processes.together(lambda: self._fill(job, path, several))
+            rooms = {number: (path, file.starts[name])
+                     for name, (number, _) in self.rows.items()}
+            for view in array_files.collect(job, rooms, "state").values():
+                view.close()
             job.processes.from_first(file.commit)
         finally:
             file.discard()
-
-    def _fill(self, job: Job, path: str, several: bool) -> None:
-        assert self.file is not None
-        starts = {number: self.file.starts[name] for name, (number, _) in self.rows.items()}
-        if several:
-            from spmd import output_parts  # NumPy, where memory is not shared
-
-            for number, start in starts.items():
-                output_parts.store(job, number, path, start, "state")
-            return
-        for number, start in starts.items():
-            array_files.fill(job, number, path, start).close()

@@ -29,7 +29,7 @@ LEVELS = {
     "codegen.symbolic.estimate": 2, "codegen.symbolic.prove": 2, "codegen.symbolic.sampling": 2,
     "codegen.symbolic.facts": 2,
     "codegen.mesh": 2, "codegen.symbolic.partners": 2, "codegen.functions": 2,
-    "codegen.partials": 2,
+    "codegen.partials": 2, "codegen.routine_trials": 1, "codegen.library_routines": 2,
     "codegen.ir": 3,
     "codegen.groups": 4, "codegen.ops": 4, "codegen.image.elf": 4, "codegen.image.commands": 4,
     "codegen.plan.indexing": 4, "codegen.plan.grammar": 4, "codegen.layouts.cuts": 4,
@@ -94,7 +94,8 @@ HEAVY = (
     "spmd.doctor_mpi", "spmd.engine.feed_rings", "spmd.files.convert", "spmd.files.written_tables",
     "spmd.image", "spmd.jit_arguments", "spmd.jitting", "spmd.launch.eager_feeds",
     "spmd.launch.eager_frames", "spmd.launch.iterable_supply", "spmd.nn", "spmd.numpy",
-    "spmd.opened", "spmd.optim", "spmd.output_parts", "spmd.random", "spmd.show", "spmd.source",
+    "spmd.opened", "spmd.optim", "spmd.output_parts", "spmd.random", "spmd.routine_checks",
+    "spmd.show", "spmd.source",
     "spmd.tree", "spmd.verify.images",
 )
 LIGHT = (

@@ -35,6 +35,7 @@ from codegen.plan.grammar import (
 from codegen.plan.image_constants import constant_places
 from codegen.plan.names import identifier
 from codegen.plan.steps import simple_works, walk_steps
+from codegen.routine_trials import Word
 from codegen.symbolic.expr import Expr, Sym
 from codegen.symbolic.spelling import Binds
 
@@ -54,12 +55,7 @@ _TOP = """
 #define AT(r, number) ((void *)((r)->memory + (r)->buffer[number]))
 """
 
-_BLAS = """
-/* routines of libraries: the engine opens those, and hands over a table of addresses */
-enum { SPMD_ROW_MAJOR = 101, SPMD_BY_COLUMNS, SPMD_PLAIN = 111, SPMD_TRANSPOSED, SPMD_ADJOINT,
-       SPMD_UPPER = 121, SPMD_LOWER, SPMD_ANY_DIAGONAL = 131, SPMD_UNIT_DIAGONAL,
-       SPMD_LEFT = 141, SPMD_RIGHT };
-"""
+_LIBRARIES = "/* routines of libraries, by a table of addresses that the engine hands over */\n"
 
 
 @dataclass(frozen=True)
@@ -172,7 +168,11 @@ def _routines(plan: Plan) -> list[str]:
     )
     called = {w.function.name: w.function for s in walk_steps(plan.steps) if isinstance(s, Phase)
               for w in simple_works(s) if isinstance(w, LibraryCall)}
-    return [*([_BLAS + names] if names else []), *(
+    said = {word for f in called.values() for word in Word if f"SPMD_{word.name}" in f.text}
+    words = ", ".join(f"SPMD_{word.name} = {word.value}" for word in sorted(said))
+    if words:
+        names = fold(f"enum {{ {words} }};") + f"\n{names}"
+    return [*([_LIBRARIES + names] if names else []), *(
         wrapped(f"static void {f.name}(", ["void *const *library", f.parameters], ")")
         + "\n{\n" + "    (void)library;\n" * (not f.routines)
         + f"{indent(f.text.strip(), '    ')}\n}}\n" for f in called.values()

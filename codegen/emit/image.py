@@ -20,6 +20,7 @@ from codegen.emit.rank_code import Places, RankFunction
 from codegen.emit.spell import combined
 from codegen.emit.stepping import ControlWriter
 from codegen.functions import FUNCTIONS
+from codegen.image.gufunc import c_types
 from codegen.plan.fed_in_place import where_fields_lie
 from codegen.plan.grammar import (
     Array,
@@ -182,13 +183,7 @@ def _routines(plan: Plan) -> list[str]:
 def _kernels(plan: Plan) -> list[str]:
     out = []
     for symbol, (kernel, signature) in plan.kernels:
-        types: list[str] = []
-        for p in signature:
-            if p.ndim or p.writes:
-                types += ["void *"] + ["int64_t"] * p.ndim
-            else:  # a complex number by its parts
-                part = p.dtype.compute.removesuffix(" _Complex")
-                types += [part] * (2 if p.dtype.kind == "c" else p.many or 1)
+        types = [c for p in signature for c in c_types(p)]
         where = f" ({source(kernel.place)})" if getattr(kernel, "place", None) else ""
         head = comment(f"kernel {kernel.name}{where}")
         out.append(f"{head}\nvoid {symbol}({', '.join(types)});\n")

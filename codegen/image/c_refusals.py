@@ -1,0 +1,163 @@
+"""C functions that no image can hold: why, and the user's own line.
+
+Goes in: a CFunction, and what the compiler said or made of it. Comes out: a KernelError.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import re
+import struct
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from codegen.errors import KernelError, Place
+from codegen.image import link
+from codegen.suggest import meant
+
+if TYPE_CHECKING:
+    from codegen.image.c_objects import CFunction
+
+_SAID = re.compile(r"(?m)^(.+?):(\d+):(?:(\d+):)? (fatal error|error|note): (.*)$")
+_OPTION = re.compile(r" \[-W[^\]]*\]$")
+# Comments, and texts in quotes: what stands in them is no code.
+_NO_CODE = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.S)
+
+
+def line_of(file: str, word: str, behind: str = "") -> Place | None:
+    """Return the first place in a C file where a word of code stands, with this behind it."""
+    linecache.checkcache(file)
+    text = "".join(linecache.getlines(file))
+    code = _NO_CODE.sub(lambda x: re.sub(r"[^\n]", " ", x[0]), text)
+    found = re.search(rf"\b{re.escape(word)}\b\s*{re.escape(behind)}", code)
+    if found is None:
+        return None
+    line = code.count("\n", 0, found.start()) + 1
+    column = found.start() - (code.rfind("\n", 0, found.start()) + 1)
+    return Place(file, line, column, column + len(word))
+
+
+def _anywhere(function: CFunction, *words: str) -> Place | None:
+    """The same in any of its files, of the first word that stands in one: as a call if it can be."""
+    folder = os.path.dirname(function.file)
+    files = [function.file, *(os.path.join(folder, n) for n, _ in function.texts()[1:])]
+    found = (line_of(file, word, behind) for word in words for behind in "( " for file in files)
+    return next(filter(None, found), None)
+
+
+def _refused(function: CFunction, text: str, expected: str, found: str, remedy: str,
+             place: Place | None) -> KernelError:
+    name = function.prototype.name
+    named = () if function.place is None or place is None else (("named", function.place),)
+    return KernelError(f'kernel "{name}": {text}', place=place or function.place,
+                       expected=expected, found=found, remedy=remedy, also=named)
+
+
+# ---- what the compiler refuses -------------------------------------------------------------------
+
+
+def not_compiled(function: CFunction, said: str) -> KernelError:
+    """What the compiler said, at the first line of the user's that it names."""
+    rows = [(file, int(line), int(column or 1), kind, _OPTION.sub("", text))
+            for file, line, column, kind, text in _SAID.findall(said)]
+    texts = [text for _, _, _, kind, text in rows if kind != "note"]
+    found = texts[0] if texts else (said.strip().splitlines() or ["not a word"])[0]
+    ours = {"kernel.c"}
+    for file, line, column, kind, text in rows:
+        if os.path.basename(file) not in ours and (kind != "note" or "definition" in text):
+            linecache.checkcache(file)
+            place = Place(file, line, column - 1)
+            if f"conflicting types for '{function.prototype.name}'" in found.replace("‘", "'") \
+                    .replace("’", "'"):
+                return _refused(function, "the function is not what its prototype says",
+                                " ".join(function.prototype.text.split()),
+                                place.source_line().strip(),
+                                "one of the two, as the other one is", place)
+            return _refused(function, "the C compiler refuses it", "C11", found, "", place)
+    return _refused(function, "the C compiler refuses it", "C11", found, "", None)
+
+
+# ---- what it makes, and no image can hold --------------------------------------------------------
+
+
+class _Symbol(NamedTuple):
+    name: str
+    kind: int
+    section: int
+
+
+_OBJECT, _FUNCTION, _THREAD_LOCAL, _INDIRECT = 1, 2, 6, 10
+_COMMON = 0xFFF2
+_RUN_AT_LOAD = (".init_array", ".fini_array", ".preinit_array", ".ctors", ".dtors", ".init", ".fini")
+_WRITTEN = (".data", ".bss", ".tdata", ".tbss")
+
+
+def check_object(function: CFunction, data: bytes) -> None:
+    """Raises KernelError where an object file needs what an image has not, keeps state, or has
+    code that runs when it is loaded."""
+    sections, symbols = _read(data)
+    name = function.prototype.name
+    outside = [s.name for s in symbols if s.section == 0 and s.name
+               and s.name != "_GLOBAL_OFFSET_TABLE_" and not link.is_math(s.name)]
+    if name in outside:
+        functions = [s.name for s in symbols if s.kind == _FUNCTION and "spmd_" not in s.name
+                     and not s.name.startswith("kernel_")]
+        raise _refused(function, f"no function {name} in {os.path.basename(function.file)}",
+                       " ".join(function.prototype.text.split()),
+                       ", ".join(functions) or "no function", meant(name, functions) or "",
+                       Place(function.file, 1))
+    if outside:
+        raise _refused(function, f"it calls {outside[0]}, which an image does not hold",
+                       "functions of the file itself, and of math.h and complex.h",
+                       ", ".join(outside[:4]),
+                       "pass work space as one more output; print and allocate in the program",
+                       _anywhere(function, *outside))
+    if any(size and section.startswith(_RUN_AT_LOAD) for section, size in sections):
+        raise _refused(function, "a function of it runs when the image is loaded",
+                       "code that runs when it is called",
+                       "a constructor or a destructor", "leave the attribute out",
+                       _anywhere(function, "constructor", "destructor", "__constructor__",
+                                 "__destructor__"))
+    if chosen := [s.name for s in symbols if s.kind == _INDIRECT]:
+        raise _refused(function, f"{chosen[0]} is chosen when the image is loaded",
+                       "one version of each function, for the target of the build",
+                       "target_clones, or an ifunc", "leave the attribute out",
+                       _anywhere(function, *chosen))
+    written = [s.name.partition(".")[0] for s in symbols
+               if s.kind in (_OBJECT, _THREAD_LOCAL) and _is_written(s, sections)]
+    if written or any(size and _is_state(section) for section, size in sections):
+        raise _refused(function, "it keeps variables from one call to the next",
+                       "a result that follows from what the call is given: ranks may share a "
+                       "process", ", ".join(dict.fromkeys(written)) or "static variables",
+                       "const for a table; pass what is to be kept as an array",
+                       _anywhere(function, *written))
+
+
+def _is_state(section: str) -> bool:
+    return section.startswith(_WRITTEN) and not section.startswith(".data.rel.ro")
+
+
+def _is_written(symbol: _Symbol, sections: list[tuple[str, int]]) -> bool:
+    if symbol.section == _COMMON:
+        return True
+    return symbol.section < len(sections) and _is_state(sections[symbol.section][0])
+
+
+def _read(data: bytes) -> tuple[list[tuple[str, int]], list[_Symbol]]:
+    """Sections, name and bytes, and symbols of an object file of this machine's compiler."""
+    table, count, names = struct.unpack_from("<40xQ12xHH", data)
+    rows = [struct.unpack_from("<IIQQQQIIQQ", data, table + 64 * k) for k in range(count)]
+
+    def text(row: tuple[int, ...], at: int) -> str:
+        begin = row[4] + at
+        return data[begin : data.find(b"\0", begin)].decode("ascii", "replace")
+
+    def symbols() -> Iterator[_Symbol]:
+        for row in rows:
+            if row[1] == 2:  # the symbol table; its texts are in section row[6]
+                for at in range(row[4], row[4] + row[5], 24):
+                    name, info, _, section = struct.unpack_from("<IBBH", data, at)
+                    yield _Symbol(text(rows[row[6]], name), info & 15, section)
+
+    return [(text(rows[names], row[0]), row[5]) for row in rows], list(symbols())

@@ -16,8 +16,8 @@ __version__ = "0.1.0"
 _LANGUAGE = frozenset(
     """Array Dim Stream all_gather all_ranks all_to_all any_ranks arange array asarray axis_index
     axis_size barrier blocks c_kernel checkpoint_name checkpoint_policies cond custom_vjp
-    dynamic_slice dynamic_update_slice empty empty_like eye feed fori_loop full full_like grad hessian
-    identity index input jacfwd jacobian jacrev jvp kernel like linspace mesh ones ones_like
+    dynamic_slice dynamic_update_slice empty empty_like eye feed fori_loop full full_like grad
+    hessian identity index input jacfwd jacobian jacrev jvp kernel like linspace mesh ones ones_like
     pand pargmax pargmin parse_parameter pbroadcast pexscan pgather pmax pmean pmin por
     ppermute pprod preduce print program Program progress pscan pscatter psum psum_scatter
     pvary pxor range ranks remat replicated require save scalar scan shard_map spec start

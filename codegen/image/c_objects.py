@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from codegen.errors import EnvironmentFault, KernelError, Place
-from codegen.image import c_refusals, commands, gufunc, link
+from codegen.image import c_refusals, gufunc, link
 from codegen.image.gufunc import ONLY, Parameter
 from codegen.image.prototypes import CParameter, Prototype
 
@@ -36,12 +36,12 @@ class CFunction:
     place: Place | None = None
 
     def texts(self) -> tuple[tuple[str, str], ...]:
-        """Return the file and those that it includes by "…", as they are now, each by its path as
-        the file names it. KernelError where the file cannot be read."""
+        """Return the file and those that it includes by "…", as they are now: each with its path
+        from the file's folder on. KernelError where the file cannot be read."""
         found: dict[str, tuple[str, str]] = {}
-        todo = [(os.path.basename(self.file), self.file)]
+        todo, here = [self.file], os.path.dirname(self.file)
         while todo:
-            name, path = todo.pop()
+            path = todo.pop()
             if (real := os.path.realpath(path)) in found:
                 continue
             try:
@@ -55,9 +55,8 @@ class CFunction:
                         found=os.path.basename(path),
                         remedy="a path is relative to the folder of the program's file") from None
                 continue  # of the system, or the compiler says that it is missing
-            found[real] = name, text
-            folder = os.path.dirname(path)
-            todo += [(inner, os.path.join(folder, inner)) for inner in _INCLUDE.findall(text)]
+            found[real] = os.path.relpath(path, here), text
+            todo += [os.path.join(os.path.dirname(path), inner) for inner in _INCLUDE.findall(text)]
         return tuple(found.values())
 
     def defined_at(self) -> Place:
@@ -80,17 +79,18 @@ def compile_c(
     """The object file. Raises KernelError with the line of the C file."""
     text = _wrapper(function, passed, signature, symbol)
     folder = os.path.dirname(function.file)
+    flags = [*link.FLAGS, *(f"-Werror={e}" for e in _ERRORS), f"-march={target}",
+             "-D_DEFAULT_SOURCE", f"-ffile-prefix-map={folder}{os.sep}="]
     made, done = link.in_folder(
-        {"kernel.c": text.encode()},
-        [[*link.compiler(), *link.FLAGS, *(f"-Werror={e}" for e in _ERRORS), f"-march={target}",
-          f"-ffile-prefix-map={folder}{os.sep}=", "-c", "-o", "kernel.o", "kernel.c"],
+        {"kernel.c": text.encode("utf-8", "surrogateescape")},
+        [[*link.compiler(), *flags, "-c", "-o", "kernel.o", "kernel.c"],
          ["objcopy", f"--keep-global-symbol={symbol}", "kernel.o"]],
         "kernel.o",
     )
     if done.code:
         link.trial(target)  # raises what the compiler lacks
         raise c_refusals.not_compiled(function, done.err)
-    c_refusals.check_object(function, made)
+    c_refusals.check_object(function, symbol, made)
     return made
 
 
@@ -145,8 +145,9 @@ def _argument(p: CParameter, k: int, passed: Parameter) -> str:
         offset = " * ".join([at, *inner]) if passed.loops else "0"
         return f"{typed} + {offset}" if p.pointer else f"({typed})[{offset}]"
     if passed.dtype.kind == "c":  # by its parts
-        part = passed.dtype.c.removesuffix(" _Complex")
-        address = f"((union {{ {part} part[2]; {passed.dtype.c} number; }}){{{{p{k}, q{k}}}}}).number"
+        parts = f"{passed.dtype.c.removesuffix(' _Complex')} parts[2]"
+        both = f"{{{{p{k}, q{k}}}}}"
+        address = f"((union {{ {parts}; {passed.dtype.c} number; }}){both}).number"
     if p.pointer:  # the numbers of spmd.start
         numbers = gufunc.c_names(k, passed)
         return f"(const int64_t[]){{{', '.join(numbers)}}}"
@@ -161,7 +162,8 @@ _loaded: dict[Any, Any] = {}
 def loaded(
     function: CFunction, passed: Passed, signature: Sequence[Parameter], target: str
 ) -> Any:
-    """The same function in this process: a ctypes function of addresses, extents and numbers."""
+    """The same function in this process: a ctypes function of addresses, extents and numbers. Its
+    file stays open: the dynamic linker takes what has the same path for what it has loaded."""
     key = (function.texts(), function.prototype, passed, tuple(signature))
     if key not in _loaded:
         made = compile_c(function, passed, signature, _SYMBOL, target)
@@ -172,10 +174,10 @@ def loaded(
                 out.write(data)
             library = ctypes.CDLL(f"/proc/self/fd/{file}")
         except OSError as error:
-            raise EnvironmentFault("a C function cannot be loaded for an eager run",
-                                   found=str(error), remedy="reference=, a NumPy function") from None
-        finally:
             os.close(file)
+            raise EnvironmentFault(
+                "a C function cannot be loaded for an eager run", found=str(error),
+                remedy="reference=, a NumPy function") from None
         call = library[_SYMBOL]
         call.restype = None
         call.argtypes = [_CTYPES[c] for p in signature for c in gufunc.c_types(p)]

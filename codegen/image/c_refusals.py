@@ -39,17 +39,18 @@ def line_of(file: str, word: str, behind: str = "") -> Place | None:
 
 
 def _anywhere(function: CFunction, *words: str) -> Place | None:
-    """The same in any of its files, of the first word that stands in one: as a call if it can be."""
+    """The same in any of its files, of the first word that stands in one: as a call if it can."""
     folder = os.path.dirname(function.file)
-    files = [function.file, *(os.path.join(folder, n) for n, _ in function.texts()[1:])]
-    found = (line_of(file, word, behind) for word in words for behind in "( " for file in files)
+    files = [os.path.join(folder, name) for name, _ in function.texts()]
+    found = (line_of(file, word, behind)
+             for word in words for behind in ("(", "") for file in files)
     return next(filter(None, found), None)
 
 
 def _refused(function: CFunction, text: str, expected: str, found: str, remedy: str,
              place: Place | None) -> KernelError:
     name = function.prototype.name
-    named = () if function.place is None or place is None else (("named", function.place),)
+    named = () if function.place is None or place is None else (("declared at", function.place),)
     return KernelError(f'kernel "{name}": {text}', place=place or function.place,
                        expected=expected, found=found, remedy=remedy, also=named)
 
@@ -73,12 +74,30 @@ def not_compiled(function: CFunction, said: str) -> KernelError:
                 return _refused(function, "the function is not what its prototype says",
                                 " ".join(function.prototype.text.split()),
                                 place.source_line().strip(),
-                                "one of the two, as the other one is", place)
+                                "make the two say the same", place)
             return _refused(function, "the C compiler refuses it", "C11", found, "", place)
     return _refused(function, "the C compiler refuses it", "C11", found, "", None)
 
 
 # ---- what it makes, and no image can hold --------------------------------------------------------
+
+
+class _Section(NamedTuple):
+    name: str
+    kind: int
+    flags: int
+    size: int
+
+    @property
+    def runs_at_load(self) -> bool:
+        return bool(self.size) and (self.kind in _ARRAYS_OF_FUNCTIONS
+                                    or self.name.startswith(_RUN_AT_LOAD))
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether it can be written; what the linker alone writes cannot."""
+        return bool(self.size and self.flags & _WRITE) and not self.runs_at_load \
+            and not self.name.startswith(".data.rel.ro")
 
 
 class _Symbol(NamedTuple):
@@ -89,44 +108,45 @@ class _Symbol(NamedTuple):
 
 _OBJECT, _FUNCTION, _THREAD_LOCAL, _INDIRECT = 1, 2, 6, 10
 _COMMON = 0xFFF2
-_RUN_AT_LOAD = (".init_array", ".fini_array", ".preinit_array", ".ctors", ".dtors", ".init", ".fini")
-_WRITTEN = (".data", ".bss", ".tdata", ".tbss")
+_WRITE, _SYMBOLS = 1, 2
+_ARRAYS_OF_FUNCTIONS = (14, 15, 16)
+_RUN_AT_LOAD = (".init", ".fini", ".ctors", ".dtors")
 
 
-def check_object(function: CFunction, data: bytes) -> None:
-    """Raises KernelError where an object file needs what an image has not, keeps state, or has
-    code that runs when it is loaded."""
+def check_object(function: CFunction, symbol: str, data: bytes) -> None:
+    """Raises KernelError where an object file, in which `symbol` calls the function, needs what an
+    image has not, keeps state, or has code that runs when it is loaded."""
     sections, symbols = _read(data)
     name = function.prototype.name
     outside = [s.name for s in symbols if s.section == 0 and s.name
                and s.name != "_GLOBAL_OFFSET_TABLE_" and not link.is_math(s.name)]
     if name in outside:
-        functions = [s.name for s in symbols if s.kind == _FUNCTION and "spmd_" not in s.name
-                     and not s.name.startswith("kernel_")]
+        functions = [s.name for s in symbols if s.kind == _FUNCTION and s.name != symbol]
         raise _refused(function, f"no function {name} in {os.path.basename(function.file)}",
                        " ".join(function.prototype.text.split()),
-                       ", ".join(functions) or "no function", meant(name, functions) or "",
-                       Place(function.file, 1))
+                       ", ".join(functions) or "no function", meant(name, functions), None)
+    if chosen := [s.name for s in symbols if s.kind == _INDIRECT]:
+        raise _refused(function, f"{chosen[0]} is chosen when the image is loaded",
+                       "one version of each function, for the target of the build",
+                       "target_clones, or an ifunc", "leave the attribute out",
+                       _anywhere(function, *chosen))
     if outside:
         raise _refused(function, f"it calls {outside[0]}, which an image does not hold",
                        "functions of the file itself, and of math.h and complex.h",
                        ", ".join(outside[:4]),
                        "pass work space as one more output; print and allocate in the program",
                        _anywhere(function, *outside))
-    if any(size and section.startswith(_RUN_AT_LOAD) for section, size in sections):
+    if any(section.runs_at_load for section in sections):
         raise _refused(function, "a function of it runs when the image is loaded",
                        "code that runs when it is called",
                        "a constructor or a destructor", "leave the attribute out",
                        _anywhere(function, "constructor", "destructor", "__constructor__",
                                  "__destructor__"))
-    if chosen := [s.name for s in symbols if s.kind == _INDIRECT]:
-        raise _refused(function, f"{chosen[0]} is chosen when the image is loaded",
-                       "one version of each function, for the target of the build",
-                       "target_clones, or an ifunc", "leave the attribute out",
-                       _anywhere(function, *chosen))
     written = [s.name.partition(".")[0] for s in symbols
-               if s.kind in (_OBJECT, _THREAD_LOCAL) and _is_written(s, sections)]
-    if written or any(size and _is_state(section) for section, size in sections):
+               if s.kind in (_OBJECT, _THREAD_LOCAL) and (
+                   s.section == _COMMON
+                   or (s.section < len(sections) and sections[s.section].keeps_state))]
+    if written or any(section.keeps_state for section in sections):
         raise _refused(function, "it keeps variables from one call to the next",
                        "a result that follows from what the call is given: ranks may share a "
                        "process", ", ".join(dict.fromkeys(written)) or "static variables",
@@ -134,18 +154,8 @@ def check_object(function: CFunction, data: bytes) -> None:
                        _anywhere(function, *written))
 
 
-def _is_state(section: str) -> bool:
-    return section.startswith(_WRITTEN) and not section.startswith(".data.rel.ro")
-
-
-def _is_written(symbol: _Symbol, sections: list[tuple[str, int]]) -> bool:
-    if symbol.section == _COMMON:
-        return True
-    return symbol.section < len(sections) and _is_state(sections[symbol.section][0])
-
-
-def _read(data: bytes) -> tuple[list[tuple[str, int]], list[_Symbol]]:
-    """Sections, name and bytes, and symbols of an object file of this machine's compiler."""
+def _read(data: bytes) -> tuple[list[_Section], list[_Symbol]]:
+    """Sections and symbols of an object file of this machine's compiler."""
     table, count, names = struct.unpack_from("<40xQ12xHH", data)
     rows = [struct.unpack_from("<IIQQQQIIQQ", data, table + 64 * k) for k in range(count)]
 
@@ -155,9 +165,10 @@ def _read(data: bytes) -> tuple[list[tuple[str, int]], list[_Symbol]]:
 
     def symbols() -> Iterator[_Symbol]:
         for row in rows:
-            if row[1] == 2:  # the symbol table; its texts are in section row[6]
+            if row[1] == _SYMBOLS:  # with their names in section number row[6]
                 for at in range(row[4], row[4] + row[5], 24):
                     name, info, _, section = struct.unpack_from("<IBBH", data, at)
                     yield _Symbol(text(rows[row[6]], name), info & 15, section)
 
-    return [(text(rows[names], row[0]), row[5]) for row in rows], list(symbols())
+    sections = [_Section(text(rows[names], r[0]), r[1], r[2], r[5]) for r in rows]
+    return sections, list(symbols())

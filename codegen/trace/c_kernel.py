@@ -136,13 +136,14 @@ class CKernel(Kernel):
     def _check_type(self, p: CParameter, x: Any) -> None:
         """Raises KernelError where an argument is no array, or none of the prototype's type."""
         said = f"{'const ' * (p.pointer and not p.writes)}{p.c} {'*' * p.pointer}{p.name}"
-        ndim, dtype = getattr(x, "ndim", 0), _dtype(x)
         if isinstance(x, Start):
             if p.dtype.name != "int64" or p.writes or (
                     not p.pointer and getattr(x.array, "ndim", 1) > 1):
                 raise self.refused(f"{p.name} is spmd.start of an array", said,
                                    "an int64 for each dim of it", f"const int64_t *{p.name}")
-        elif p.pointer and not ndim:
+            return
+        ndim, dtype = getattr(x, "ndim", 0), _dtype(x)
+        if p.pointer and not ndim:
             raise self.refused(f"{p.name} is a number", f"an array, for {said}", repr(x)[:60],
                                f"np.full(1, x, np.{p.dtype}), or {p.c} {p.name} in the prototype")
         elif p.pointer and dtype != p.dtype.name:
@@ -151,7 +152,7 @@ class CKernel(Kernel):
         elif not p.pointer and ndim:
             raise self.refused(f"{p.name} is an array", f"a number, for {said}",
                                f"an array of {ndim} dims", f"const {p.c} *{p.name}, for an array")
-        elif not p.pointer and dtype and _RANK[np.dtype(dtype).kind] > _RANK[p.dtype.kind]:
+        elif not p.pointer and _RANK[np.dtype(dtype).kind] > _RANK[p.dtype.kind]:
             raise self.refused(f"{p.name} is a number of another kind than the prototype says",
                                f"{p.dtype}, for {said}", dtype, f"np.{p.dtype}({p.name})")
 
@@ -217,7 +218,7 @@ class CKernel(Kernel):
         for name, x in zip(self.passed.names, args, strict=True):
             p = self.of[name]
             if p.pointer and not isinstance(x, tuple) and np.ndim(x):
-                lies = np.require(x, requirements="CA")
+                lies = np.require(x, requirements=["C", "A"])
                 if lies is not x:
                     copies.append((x, lies, p.writes))
                 signature.append(Parameter(p.dtype, lies.ndim, p.writes))
@@ -270,14 +271,12 @@ class CKernel(Kernel):
 
 
 def _dtype(x: Any) -> str:
-    """NumPy's name of an argument's type; "" where it is a number that becomes any integer."""
+    """Return NumPy's name of an argument's element type."""
     if isinstance(x, Array):
         return str(x.type.dtype)
     if isinstance(x, (np.ndarray, np.generic)):
         return x.dtype.name
-    if isinstance(x, (bool, int, Number, Start)):
-        return "int64" if not isinstance(x, Start) else ""
-    return np.asarray(x).dtype.name
+    return "int64" if isinstance(x, Number) else np.asarray(x).dtype.name
 
 
 def c_file(file: str | os.PathLike[str], program: str) -> str:

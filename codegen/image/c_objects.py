@@ -1,6 +1,6 @@
 """C functions of users, compiled into object files for the image, and into memory for eager runs.
 
-Goes in: a CFunction, which parameters a call gives, and what it gives for each. Comes out: an
+Goes in: a FunctionInC, which parameters a call gives, and what it gives for each. Comes out: an
 object with one C function, which takes what a call of a kernel passes (an address and extents for
 each array, numbers by value) and calls the user's. Always holds: it needs libm only, keeps no
 state, and nothing of it runs when the image is loaded.
@@ -28,7 +28,7 @@ _SYMBOL = "spmd_c_kernel"  # of what eager runs call
 
 
 @dataclass(frozen=True)
-class CFunction:
+class FunctionInC:
     """A function in a C file. place: of the line that names it in the program."""
 
     file: str
@@ -74,7 +74,7 @@ class Passed:
 
 
 def compile_c(
-    function: CFunction, passed: Passed, signature: Sequence[Parameter], symbol: str, target: str
+    function: FunctionInC, passed: Passed, signature: Sequence[Parameter], symbol: str, target: str
 ) -> bytes:
     """The object file. Raises KernelError with the line of the C file."""
     text = _wrapper(function, passed, signature, symbol)
@@ -98,7 +98,7 @@ def compile_c(
 
 
 def _wrapper(
-    function: CFunction, passed: Passed, signature: Sequence[Parameter], symbol: str
+    function: FunctionInC, passed: Passed, signature: Sequence[Parameter], symbol: str
 ) -> str:
     """C around the user's file: its function must be what the prototype says, and is called once,
     or in every turn of the loops."""
@@ -160,7 +160,7 @@ _loaded: dict[Any, Any] = {}
 
 
 def loaded(
-    function: CFunction, passed: Passed, signature: Sequence[Parameter], target: str
+    function: FunctionInC, passed: Passed, signature: Sequence[Parameter], target: str
 ) -> Any:
     """The same function in this process: a ctypes function of addresses, extents and numbers. Its
     file stays open: the dynamic linker takes what has the same path for what it has loaded."""

@@ -1,6 +1,6 @@
 """C functions that no image can hold: why, and the user's own line.
 
-Goes in: a CFunction, and what the compiler said or made of it. Comes out: a KernelError.
+Goes in: a FunctionInC, and what the compiler said or made of it. Comes out: a KernelError.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from codegen.image import link
 from codegen.suggest import meant
 
 if TYPE_CHECKING:
-    from codegen.image.c_objects import CFunction
+    from codegen.image.c_objects import FunctionInC
 
 _SAID = re.compile(r"(?m)^(.+?):(\d+):(?:(\d+):)? (fatal error|error|note): (.*)$")
 _OPTION = re.compile(r" \[-W[^\]]*\]$")
@@ -38,7 +38,7 @@ def line_of(file: str, word: str, behind: str = "") -> Place | None:
     return Place(file, line, column, column + len(word))
 
 
-def _anywhere(function: CFunction, *words: str) -> Place | None:
+def _anywhere(function: FunctionInC, *words: str) -> Place | None:
     """The same in any of its files, of the first word that stands in one: as a call if it can."""
     folder = os.path.dirname(function.file)
     files = [os.path.join(folder, name) for name, _ in function.texts()]
@@ -47,7 +47,7 @@ def _anywhere(function: CFunction, *words: str) -> Place | None:
     return next(filter(None, found), None)
 
 
-def _refused(function: CFunction, text: str, expected: str, found: str, remedy: str,
+def _refused(function: FunctionInC, text: str, expected: str, found: str, remedy: str,
              place: Place | None) -> KernelError:
     name = function.prototype.name
     named = () if function.place is None or place is None else (("declared at", function.place),)
@@ -58,7 +58,7 @@ def _refused(function: CFunction, text: str, expected: str, found: str, remedy: 
 # ---- what the compiler refuses -------------------------------------------------------------------
 
 
-def not_compiled(function: CFunction, said: str) -> KernelError:
+def not_compiled(function: FunctionInC, said: str) -> KernelError:
     """What the compiler said, at the first line of the user's that it names."""
     rows = [(file, int(line), int(column or 1), kind, _OPTION.sub("", text))
             for file, line, column, kind, text in _SAID.findall(said)]
@@ -113,7 +113,7 @@ _ARRAYS_OF_FUNCTIONS = (14, 15, 16)
 _RUN_AT_LOAD = (".init", ".fini", ".ctors", ".dtors")
 
 
-def check_object(function: CFunction, symbol: str, data: bytes) -> None:
+def check_object(function: FunctionInC, symbol: str, data: bytes) -> None:
     """Raises KernelError where an object file, in which `symbol` calls the function, needs what an
     image has not, keeps state, or has code that runs when it is loaded."""
     sections, symbols = _read(data)

@@ -296,8 +296,9 @@ def c_kernel(
 
     Example::
 
-        with open("scaled.c", "w") as file:
-            file.write('''
+        from pathlib import Path
+
+        Path(__file__).with_name("scaled.c").write_text('''
         #include <stdint.h>
         void scaled(const double *x, double by, double *out, int64_t n)
         {

@@ -18,7 +18,7 @@ import numpy as np
 from codegen import dtypes
 from codegen.errors import KernelError, Place
 from codegen.image import c_objects, prototypes, target
-from codegen.image.c_objects import CFunction, Passed
+from codegen.image.c_objects import FunctionInC, Passed
 from codegen.image.gufunc import Parameter
 from codegen.image.prototypes import CParameter
 from codegen.trace.array import Array, Number
@@ -64,7 +64,7 @@ class CKernel(Kernel):
             expected, found = error.args if len(error.args) == 2 else ("a prototype", str(error))
             raise KernelError("c_kernel: this is no prototype of a C function that a kernel may be",
                               place=place, expected=expected, found=found) from None
-        self.in_c = CFunction(file, prototype, place)
+        self.in_c = FunctionInC(file, prototype, place)
         self.in_c.texts()  # is it there?
         self.name = prototype.name
         self.place = self.in_c.defined_at()

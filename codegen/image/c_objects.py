@@ -29,9 +29,11 @@ _SYMBOL = "spmd_c_kernel"  # of what eager runs call
 
 @dataclass(frozen=True)
 class FunctionInC:
-    """A function in a C file. place: of the line that names it in the program."""
+    """A function in a C file. file: as messages name it; path: the same from the root on. place: of
+    the line that names it in the program."""
 
     file: str
+    path: str
     prototype: Prototype
     place: Place | None = None
 
@@ -39,7 +41,7 @@ class FunctionInC:
         """Return the file and those that it includes by "…", as they are now: each with its path
         from the file's folder on. KernelError where the file cannot be read."""
         found: dict[str, tuple[str, str]] = {}
-        todo, here = [self.file], os.path.dirname(self.file)
+        todo, here = [self.path], os.path.dirname(self.path)
         while todo:
             path = todo.pop()
             if (real := os.path.realpath(path)) in found:
@@ -48,7 +50,7 @@ class FunctionInC:
                 with open(path, encoding="utf-8", errors="surrogateescape") as file:
                     text = file.read()
             except OSError as error:
-                if path == self.file:
+                if path == self.path:
                     raise KernelError(
                         f"cannot read {self.file}: {error.strerror}", place=self.place,
                         expected=f"a C file with {self.prototype.text.strip()}",
@@ -78,7 +80,7 @@ def compile_c(
 ) -> bytes:
     """The object file. Raises KernelError with the line of the C file."""
     text = _wrapper(function, passed, signature, symbol)
-    folder = os.path.dirname(function.file)
+    folder = os.path.dirname(function.path)
     flags = [*link.FLAGS, *(f"-Werror={e}" for e in _ERRORS), f"-march={target}",
              "-D_DEFAULT_SOURCE", f"-ffile-prefix-map={folder}{os.sep}="]
     made, done = link.in_folder(
@@ -123,11 +125,10 @@ def _wrapper(
     lines.append(f"{pad}{prototype.name}({', '.join(arguments)});")
     takes = [f"{c} {name}" for k, p in given.values()
              for c, name in zip(gufunc.c_types(p), gufunc.c_names(k, p), strict=True)]
-    path = function.file.replace("\\", "\\\\").replace('"', '\\"')
     body = "\n".join("    " + line for text in lines for line in text.split("\n"))
     declared = ", ".join(f"{'const ' * (p.pointer and not p.writes)}{p.c} {'*' * p.pointer}"
                          for p in parameters.values())
-    return (f'#include "{path}"\n#include <stdint.h>\n'
+    return (f'#include "{function.path}"\n#include <stdint.h>\n'
             f"void {prototype.name}({declared});\n"
             f'__attribute__((visibility("default"))) void {symbol}({", ".join(takes)});\n'
             f"void {symbol}({', '.join(takes)})\n{{\n{body}\n}}\n")
@@ -135,7 +136,7 @@ def _wrapper(
 
 def _argument(p: CParameter, k: int, passed: Parameter) -> str:
     """What the user's function gets for one of its parameters."""
-    c, address = p.c, f"p{k}"
+    c, address = p.c if p.pointer else passed.dtype.c, f"p{k}"  # a number C itself converts
     if passed.ndim or passed.writes:
         typed = f"({'' if p.writes else 'const '}{c} *)p{k}"
         inner = [f"n{k}_{d}" for d in range(len(passed.loops or ()), passed.ndim)]

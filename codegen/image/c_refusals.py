@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from codegen.image.c_objects import FunctionInC
 
 _SAID = re.compile(r"(?m)^(.+?):(\d+):(?:(\d+):)? (fatal error|error|note): (.*)$")
+_WRAPPER = "kernel.c"  # the file that includes the user's
 _OPTION = re.compile(r" \[-W[^\]]*\]$")
 # Comments, and texts in quotes: what stands in them is no code.
 _NO_CODE = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|\'(?:\\.|[^\'\\\n])*\'', re.S)
@@ -41,7 +42,7 @@ def line_of(file: str, word: str, behind: str = "") -> Place | None:
 def _anywhere(function: FunctionInC, *words: str) -> Place | None:
     """The same in any of its files, of the first word that stands in one: as a call if it can."""
     folder = os.path.dirname(function.file)
-    files = [os.path.join(folder, name) for name, _ in function.texts()]
+    files = [os.path.normpath(os.path.join(folder, name)) for name, _ in function.texts()]
     found = (line_of(file, word, behind)
              for word in words for behind in ("(", "") for file in files)
     return next(filter(None, found), None)
@@ -64,11 +65,10 @@ def not_compiled(function: FunctionInC, said: str) -> KernelError:
             for file, line, column, kind, text in _SAID.findall(said)]
     texts = [text for _, _, _, kind, text in rows if kind != "note"]
     found = texts[0] if texts else (said.strip().splitlines() or ["not a word"])[0]
-    ours = {"kernel.c"}
     for file, line, column, kind, text in rows:
-        if os.path.basename(file) not in ours and (kind != "note" or "definition" in text):
+        if file != _WRAPPER and (kind != "note" or "definition" in text):
             linecache.checkcache(file)
-            place = Place(file, line, column - 1)
+            place = Place(function.file if file == function.path else file, line, column - 1)
             if f"conflicting types for '{function.prototype.name}'" in found.replace("‘", "'") \
                     .replace("’", "'"):
                 return _refused(function, "the function is not what its prototype says",

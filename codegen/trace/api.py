@@ -271,7 +271,8 @@ def kernel(function: Callable[..., Any] | None = None, *, signature: str | None 
 
 
 def c_kernel(
-    file: str | os.PathLike[str], prototype: str, *, reference: Callable[..., Any] | None = None
+    file: str | os.PathLike[str], prototype: str, *, signature: str | None = None,
+    reference: Callable[..., Any] | None = None,
 ) -> CKernel:
     """Return a kernel that is a C function: its file is compiled into the image.
 
@@ -280,8 +281,9 @@ def c_kernel(
     numbers. Element types are those of stdint.h, bool, int, float, double, float _Complex and
     double _Complex.
 
-    A call passes inputs by position or keyword, outputs by keyword; halo, boundary, spmd.start and
-    spmd.shard_map mean what they mean for spmd.kernel. An int64_t directly behind an array is the
+    A call passes inputs by position or keyword, outputs by keyword. signature, halo, boundary,
+    spmd.start and spmd.shard_map mean what they mean for spmd.kernel; a signature names the dims of
+    all inputs, then of all outputs. An int64_t directly behind an array is the
     extent of its next dim: the first one of dim 0, and so on. A call may pass another value for it
     by keyword. spmd.start(u) is a const int64_t *, with an integer for each dim of u, or an int64_t
     where u has one dim. Outputs hold zeros, or what their array held, when the function begins.
@@ -319,7 +321,7 @@ def c_kernel(
     """
     frame = user_frame()
     path = c_file(file, frame.f_code.co_filename if frame else "<nowhere>")
-    return CKernel(path, prototype, reference, user_place())
+    return CKernel(path, prototype, signature, reference, user_place())
 
 
 def start(x: Any) -> Any:

@@ -19,7 +19,7 @@ from codegen import dtypes
 from codegen.errors import KernelError, Place
 from codegen.image import c_objects, prototypes, target
 from codegen.image.c_objects import FunctionInC, Passed
-from codegen.image.gufunc import Parameter
+from codegen.image.gufunc import Parameter, Signature
 from codegen.image.prototypes import CParameter
 from codegen.trace.array import Array, Number
 from codegen.trace.control.conversion import convert
@@ -56,7 +56,8 @@ class CKernel(Kernel):
     """A C function and, for some of its parameters, how calls pass them."""
 
     def __init__(
-        self, file: str, text: str, reference: Callable[..., Any] | None, place: Place | None
+        self, file: str, text: str, signature: str | None = None,
+        reference: Callable[..., Any] | None = None, place: Place | None = None,
     ) -> None:
         try:
             prototype = prototypes.parse(text)
@@ -64,11 +65,11 @@ class CKernel(Kernel):
             expected, found = error.args if len(error.args) == 2 else ("a prototype", str(error))
             raise KernelError("c_kernel: this is no prototype of a C function that a kernel may be",
                               place=place, expected=expected, found=found) from None
-        self.in_c = FunctionInC(file, prototype, place)
+        self.in_c = FunctionInC(file, os.path.abspath(file), prototype, place)
         self.in_c.texts()  # is it there?
         self.name = prototype.name
         self.place = self.in_c.defined_at()
-        self.signature = None
+        self.signature = None if signature is None else self._parsed(signature, place)
         self.reading = _FromPrototype()
         self.reference = reference
         self.back = None
@@ -98,7 +99,8 @@ class CKernel(Kernel):
 
     def read_parts(self) -> tuple[Any, ...]:
         """What its code depends on, with the C as it is now."""
-        return (self.name, self.in_c.prototype.text, self.in_c.texts(), self.reference, self.back)
+        return (self.name, self.in_c.prototype.text, self.in_c.texts(), self.reference, self.back,
+                self.signature and self.signature.text)
 
     # ---- calls -----------------------------------------------------------------------------------
 
@@ -149,7 +151,7 @@ class CKernel(Kernel):
         elif p.pointer and dtype != p.dtype.name:
             raise self.refused(f"{p.name} has elements of another type than the prototype says",
                                f"{p.dtype}, for {said}", dtype, f"{p.name}.astype(np.{p.dtype})")
-        elif not p.pointer and ndim:
+        elif not p.pointer and ndim and not self.signature:
             raise self.refused(f"{p.name} is an array", f"a number, for {said}",
                                f"an array of {ndim} dims", f"const {p.c} *{p.name}, for an array")
         elif not p.pointer and _RANK[np.dtype(dtype).kind] > _RANK[p.dtype.kind]:
@@ -163,7 +165,7 @@ class CKernel(Kernel):
         for array in (p.name for p in self.in_c.prototype.parameters if p.pointer):
             names = [p.name for p in self.in_c.prototype.extents
                      if p.extent_of == array and p.name not in bound]
-            ndim = bound[array].ndim if not isinstance(bound[array], Start) else 1
+            ndim = self._dims_of(array, bound[array])
             if names and len(names) != ndim:
                 raise self.refused(
                     f"{array} has {ndim} dims, and {len(names)} extents stand behind it",
@@ -174,9 +176,24 @@ class CKernel(Kernel):
         if passed not in self._variants:
             self._variants[passed] = made = copy.copy(self)
             made.passed, made.function = passed, made._on_arrays
+            if self.signature:
+                made.signature = self._of_all(self.signature, passed.names)
         made = self._variants[passed]
         made.back = self.back
         return made
+
+    def _dims_of(self, name: str, x: Any) -> int:
+        """Return how many dims of an array the function sees."""
+        if self.signature:
+            return len(self.signature.dims[self.parameters.index(name)])
+        return 1 if isinstance(x, Start) else int(x.ndim)
+
+    def _of_all(self, signature: Signature, names: Sequence[str]) -> Signature:
+        """Return a signature with an entry for each extent that a call gives, too."""
+        dims = dict(zip(self.parameters, signature.dims, strict=True))
+        outputs = len(self.in_c.prototype.outputs)
+        return Signature(signature.text, tuple(dims.get(n, ()) for n in names),
+                         len(names) - outputs)
 
     def _is_output(self, name: str, x: Any) -> bool:
         return self.of[name].writes
@@ -195,7 +212,7 @@ class CKernel(Kernel):
             return
         made = self._referred(self.reference, given)
         for (name, out), x in zip(outputs.items(), made, strict=True):
-            if np.shape(x) != out.shape:
+            if np.shape(x) != out.shape and not np.size(x) == out.size == 1:
                 raise self.refused(f"its reference returns another shape for {name}",
                                    str(out.shape), str(np.shape(x)))
             out[...] = x
@@ -240,8 +257,9 @@ class CKernel(Kernel):
     # ---- derivatives -----------------------------------------------------------------------------
 
     def _way_back(self, form: Form, bound: Mapping[str, Any]) -> Callable[..., Any] | None:
-        """Return what defvjp was given, or the way back through the reference."""
-        if self.back is not None or self.reference is None:
+        """Return what defvjp was given, or the way back through the reference, unless the signature
+        has loops around it."""
+        if self.back is not None or self.reference is None or any(map(form.lead, bound)):
             return self.back
         reference = convert(self.reference)
 
@@ -280,6 +298,7 @@ def _dtype(x: Any) -> str:
 
 
 def c_file(file: str | os.PathLike[str], program: str) -> str:
-    """Return the path of a C file that is given relative to the folder of the program's file."""
-    folder = os.getcwd() if program.startswith("<") else os.path.dirname(os.path.abspath(program))
+    """Return the path of a C file that is given relative to the folder of the program's file, or
+    where that is none, as in a notebook, to the current one."""
+    folder = os.path.dirname(program) if os.path.isfile(program) else ""
     return os.path.normpath(os.path.join(folder, os.fspath(file)))

@@ -53,3 +53,17 @@ void slopes(const double *u, double scale, double *out, int64_t n)
     for (int64_t i = 0; i < n; i++)
         out[i] = scale * (u[i + 2] - u[i]) * u[i + 1];
 }
+
+void polynomial(const double *c, int64_t terms, const float *x, int64_t n, double by, float *out,
+                int64_t m, int *most)
+{
+    *most = 0;
+    for (int64_t i = 0; i < m && i < n; i++) {
+        double total = 0;
+        for (int64_t k = terms - 1; k >= 0; k--)
+            total = total * x[i] + c[k];
+        out[i] = (float)(by * total);
+        if (out[i] > out[*most])
+            *most = (int)i;
+    }
+}

@@ -27,6 +27,10 @@ referred = spmd.c_kernel(
     FILE, "void slopes(const double *u, double scale, double *out, int64_t n)",
     reference=lambda u, scale: scale * (u[2:] - u[:-2]) * u[1:-1])
 
+polynomial = spmd.c_kernel(
+    FILE, "void polynomial(const double *c, int64_t terms, const float *x, int64_t n, double by, "
+          "float *out, int64_t m, int *most)", signature="(k),(n),()->(n),()")
+
 
 @spmd.program(mesh=("x", "y"))
 def smoothed(dtype: str = "float32", n: int = 7, m: int = 11):
@@ -107,13 +111,36 @@ def derived(by: str = "reference", n: int = 9):
         return np.sum(kernel(u, 0.5, out=spmd.like(u), halo={"u": (1,)}, boundary="wrap") ** 2)
 
     many = spmd.vmap(lambda u, s: kernel(u, s, out=spmd.like(u[1:-1])))(
-        np.stack([u, 2 * u]), np.array([1.0, 3.0]))
+        np.stack([u, 2 * u]), np.array([1, 3]))  # int64, which C converts
     return {"loss": loss(u), "grad": spmd.grad(loss)(u), "many": many}
 
 
 def in_numpy(u):
     padded = np.concatenate([u[-1:], u, u[:1]])
     return np.sum((0.5 * (padded[2:] - padded[:-2]) * padded[1:-1]) ** 2)
+
+
+@spmd.program(mesh=("r",))
+def by_rows(n: int = 7):
+    x = spmd.input("x", (n, 5), np.float32, layout=("r", None), default=lambda i, j: i - j / 2)
+    scales = spmd.asarray(np.arange(n), layout=("r",))  # int64, which C converts
+    out, most = polynomial(np.array([1.0, 2.0, 0.5]), x, scales, out=spmd.like(x),
+                           most=spmd.empty(n, np.int32))
+    short, _ = polynomial(np.array([1.0, 2.0, 0.5]), x, scales, out=spmd.like(x),
+                          most=spmd.empty(n, np.int32), terms=2)
+    return {"out": out, "most": most, "short": short}
+
+
+def test_a_signature_calls_it_for_each_row():
+    x = np.fromfunction(lambda i, j: i - j / 2, (7, 5)).astype(np.float32)
+    value = np.arange(7)[:, None] * (1 + 2.0 * x + 0.5 * x * x)
+    want = {"out": value.astype(np.float32), "most": np.argmax(value, 1),
+            "short": (np.arange(7)[:, None] * (1 + 2.0 * x)).astype(np.float32)}
+    image = spmd.build(by_rows)
+    for ranks in (1, 3, 5):
+        same(image.run(ranks=ranks), want)
+    same(by_rows.eager(), want)
+    assert "all_gather" not in str(image.manifest["operations"])
 
 
 def test_derivatives_go_through_the_reference():

@@ -35,7 +35,7 @@ def reference(u, times):
 
 
 def check(ranks=(1, 3, 6, 16)):
-    """Any number of ranks gives NumPy's picture, bit by bit; so does the C function in one piece."""
+    """Any number of ranks gives NumPy's picture, bit by bit; so does the function called once."""
     image, u = spmd.build(cleaned), np.fromfunction(picture, (60, 80)).astype(np.float32)
     for n in ranks:
         np.testing.assert_array_equal(image.run(ranks=n)["clean"], reference(u, 2))
@@ -45,4 +45,5 @@ def check(ranks=(1, 3, 6, 16)):
 
 if __name__ == "__main__":
     before, after = check()
-    print(f"{np.sum(before == 2)} specks before, {np.sum(after == 2)} after; the same on 1 to 16 ranks")
+    specks = [np.sum(u == 2) for u in (before, after)]
+    print(f"{specks[0]} specks before, {specks[1]} after; the same on 1 to 16 ranks")

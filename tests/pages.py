@@ -2,7 +2,8 @@
 
 In: a Markdown page and an empty folder. A ```python block that begins with `# NAME.py` is a file of
 that folder, as is a ```c block with `/* NAME.c */`; any other runs in the page's namespace. What it
-prints, or the error that it raises, stands in the ```text block after it. A ```console block has commands after `$ ` and what they say.
+prints, or the error that it raises, stands in the ```text block after it. A ```console block has
+commands after `$ ` and what they say.
 Below `<!-- not run: WHY -->` a block does not run; below `<!-- numbers vary -->` words count.
 """
 

@@ -1,10 +1,9 @@
 """The pages people read, as tests: every code block of README.md and docs/ runs as it stands.
 
-In: a Markdown page and an empty folder. A ```python block that begins with `# NAME.py` is a file of
-that folder, as is a ```c block with `/* NAME.c */`; any other runs in the page's namespace. What it
+In: a Markdown page and an empty folder. A ```python or ```c block that begins with `# NAME.py` or
+`/* NAME.c */` is a file of that folder; other Python runs in the page's namespace, and what it
 prints, or the error that it raises, stands in the ```text block after it. A ```console block has
-commands after `$ ` and what they say.
-Below `<!-- not run: WHY -->` a block does not run; below `<!-- numbers vary -->` words count.
+commands and what they say. `<!-- not run: WHY -->`; `<!-- numbers vary -->`: words count.
 """
 
 from __future__ import annotations

@@ -61,6 +61,11 @@ class FunctionInC:
             todo += [os.path.join(os.path.dirname(path), inner) for inner in _INCLUDE.findall(text)]
         return tuple(found.values())
 
+    def files(self) -> tuple[str, ...]:
+        """Return the paths of these files."""
+        folder = os.path.dirname(self.path)
+        return tuple(os.path.join(folder, name) for name, _ in self.texts())
+
     def defined_at(self) -> Place:
         """Return where the file has the function's name first, as a call or a definition."""
         return c_refusals.line_of(self.file, self.prototype.name, "(") or Place(self.file, 1)

@@ -41,8 +41,7 @@ def line_of(file: str, word: str, behind: str = "") -> Place | None:
 
 def _anywhere(function: FunctionInC, *words: str) -> Place | None:
     """The same in any of its files, of the first word that stands in one: as a call if it can."""
-    folder = os.path.dirname(function.file)
-    files = [os.path.normpath(os.path.join(folder, name)) for name, _ in function.texts()]
+    files = [function.file, *function.files()[1:]]
     found = (line_of(file, word, behind)
              for word in words for behind in ("(", "") for file in files)
     return next(filter(None, found), None)

@@ -102,6 +102,10 @@ class CKernel(Kernel):
         return (self.name, self.in_c.prototype.text, self.in_c.texts(), self.reference, self.back,
                 self.signature and self.signature.text)
 
+    def read_files(self) -> tuple[str, ...]:
+        """The files that this is read from."""
+        return self.in_c.files()
+
     # ---- calls -----------------------------------------------------------------------------------
 
     def __call__(self, *args: Any, halo: Any = None, boundary: Any = None, **kwargs: Any) -> Any:

@@ -27,6 +27,17 @@ referred = spmd.c_kernel(
     FILE, "void slopes(const double *u, double scale, double *out, int64_t n)",
     reference=lambda u, scale: scale * (u[2:] - u[:-2]) * u[1:-1])
 
+with_back = spmd.c_kernel(FILE, "void slopes(const double *u, double scale, double *out, int64_t n)")
+
+
+def back(u, scale, out, g):
+    """Return the way back of slopes through the elements of a ring."""
+    g = scale * g
+    before, after = np.roll(u, 1), np.roll(u, -1)
+    return np.roll(g * u, 1) - np.roll(g * u, -1) + g * (after - before), None
+
+
+with_back.defvjp(back)
 polynomial = spmd.c_kernel(
     FILE, "void polynomial(const double *c, int64_t terms, const float *x, int64_t n, double by, "
           "float *out, int64_t m, int *most)", signature="(k),(n),()->(n),()")
@@ -105,7 +116,7 @@ def test_scalars_two_outputs_places_and_extents():
 @spmd.program(mesh=("r",))
 def derived(by: str = "reference", n: int = 9):
     u = spmd.input("u", (n,), np.float64, layout=("r",), default=lambda i: i * i / 8)
-    kernel = referred if by == "reference" else slopes
+    kernel = {"reference": referred, "defvjp": with_back, "nothing": slopes}[by]
 
     def loss(u):
         return np.sum(kernel(u, 0.5, out=spmd.like(u), halo={"u": (1,)}, boundary="wrap") ** 2)
@@ -143,13 +154,13 @@ def test_a_signature_calls_it_for_each_row():
     assert "all_gather" not in str(image.manifest["operations"])
 
 
-def test_derivatives_go_through_the_reference():
+def test_derivatives_go_through_the_reference_or_a_way_back():
     u = np.arange(9.0) ** 2 / 8
     steps = 1e-6 * np.eye(9)
     slope = [(in_numpy(u + h) - in_numpy(u - h)) / 2e-6 for h in steps]
     many = np.stack([s * (x[2:] - x[:-2]) * x[1:-1] for x, s in ((u, 1), (2 * u, 3))])
-    image = spmd.build(derived)
-    for out in (image.run(ranks=1), image.run(ranks=3), derived.eager()):
+    image, by_hand = spmd.build(derived), spmd.build(derived, by="defvjp")
+    for out in (image.run(ranks=1), image.run(ranks=3), derived.eager(), by_hand.run(ranks=2)):
         np.testing.assert_allclose(out["loss"], in_numpy(u), rtol=1e-13)
         np.testing.assert_allclose(out["grad"], slope, rtol=1e-6)
         np.testing.assert_allclose(out["many"], many, rtol=1e-13)

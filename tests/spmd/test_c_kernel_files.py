@@ -57,6 +57,13 @@ def test_an_image_follows_the_file_and_what_it_includes(tmp_path, monkeypatch):
     (tmp_path / "f.c").write_text(GOOD.replace("TIMES 2", "TIMES 5"))
     assert list(spmd.build(program).run(ranks=2)) == list(program.eager()) == [0, 5, 10, 15]
 
+    f = program.function.__closure__[0].cell_contents
+    jitted = spmd.jit(lambda u: f(u, out=spmd.like(u)), ranks=2)
+    assert [list(jitted(np.ones(2))) for _ in range(2)] == [[5, 5], [5, 5]]
+    (tmp_path / "f.c").write_text(GOOD.replace("TIMES 2", "TIMES 11"))
+    assert list(jitted(np.ones(2))) == [11, 11]
+    (tmp_path / "f.c").write_text(GOOD.replace("TIMES 2", "TIMES 5"))
+
     def refuse(*_: object, **__: object) -> bytes:
         raise AssertionError("compiled")
 

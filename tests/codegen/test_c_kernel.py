@@ -22,12 +22,10 @@ turned = spmd.c_kernel(FILE, "void turned(const double _Complex *z, double compl
 placed = spmd.c_kernel(FILE, "void placed(const double *u, const int64_t *at, double *out, "
                              "int64_t rows, int64_t cols)")
 added = spmd.c_kernel(FILE, "void added(const double *a, const double *b, double *out, int64_t n)")
-slopes = spmd.c_kernel(FILE, "void slopes(const double *u, double scale, double *out, int64_t n)")
+SLOPES = "void slopes(const double *u, double scale, double *out, int64_t n)"
+slopes, with_back = spmd.c_kernel(FILE, SLOPES), spmd.c_kernel(FILE, SLOPES)
 referred = spmd.c_kernel(
-    FILE, "void slopes(const double *u, double scale, double *out, int64_t n)",
-    reference=lambda u, scale: scale * (u[2:] - u[:-2]) * u[1:-1])
-
-with_back = spmd.c_kernel(FILE, "void slopes(const double *u, double scale, double *out, int64_t n)")
+    FILE, SLOPES, reference=lambda u, scale: scale * (u[2:] - u[:-2]) * u[1:-1])
 
 
 def back(u, scale, out, g):

@@ -2,8 +2,8 @@
 
 Goes in: functions and values. Comes out: WatchedReads, which are asked again and again. Always
 holds: they see what functions of the user's reach by name, and call nothing of the user's. What
-cannot be seen so (a file that the user's code reads, an attribute under a computed name of a foreign object)
-counts as unchanged. A look costs a comparison for each name, and one of the bytes of each array.
+cannot be seen so (a file that their code reads, an attribute under a computed name of a foreign
+object) counts as unchanged. A look compares what each name means, and the bytes of each array.
 """
 
 from __future__ import annotations

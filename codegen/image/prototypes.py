@@ -22,7 +22,7 @@ SPELLINGS = {
                     "complex128"),
 }
 RESERVED = ("halo", "boundary")
-_QUALIFIERS = frozenset("const restrict __restrict __restrict__ volatile".split())
+_QUALIFIERS = frozenset("const restrict __restrict __restrict__".split())
 
 
 @dataclass(frozen=True)

@@ -84,6 +84,17 @@ def test_the_image_runs_where_the_file_is_gone(tmp_path, spmd_command):
         65, f"applied.py:3: cannot read {tmp_path}/sub/f.c: No such file", "folder of the program")
 
 
+def test_no_path_is_in_an_image(tmp_path):
+    """The same file in another folder gives the same bytes."""
+    built = []
+    for name in ("a", "elsewhere"):
+        (tmp_path / name).mkdir()
+        text = GOOD.replace("TIMES * u[i]", "sizeof __FILE__")
+        built.append(spmd.build(of_text(tmp_path / name, text), cache=False))
+    assert built[0].digest == built[1].digest
+    assert list(built[0].run(ranks=2)) == [4.0] * 4
+
+
 BODIES = [  # the C, the line that is named, and what is said
     (f"{HEAD}{PROTOTYPE}\n{{ out[0] = u[0] + ; }}", 3, "expected expression before ';' token"),
     (f"{HEAD}{PROTOTYPE}\n{{ out[0] = g(u[0]); }}", 3, "implicit declaration of function 'g'"),
@@ -131,6 +142,7 @@ PROTOTYPES = [
     ("void f(const double **u, double *out)", "const double **u"),
     ("void f(const double u[], double *out)", "const double u[]"),
     ("void f(const double *, double *out)", "found:    const double *"),
+    ("void f(volatile double *u)", "volatile double *u"),
     ("void f(const double *u, double *u)", "another name for each parameter"),
     ("void f(const double *halo, double *out)", "halo and boundary are of calls"),
     ("void f(void)", "found:    void"),

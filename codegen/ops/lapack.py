@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from codegen.trace.batching.batch import Batch
 
 INFO = dtypes.BY_NAME["int32"]
-KINDS = frozenset(LETTERS)  # the types that LAPACK computes with
 COLUMNS_LEAST = 32  # right sides: with fewer, sharing them among ranks is not worth an exchange
 
 

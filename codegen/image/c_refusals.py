@@ -68,8 +68,7 @@ def not_compiled(function: FunctionInC, said: str) -> KernelError:
         if file != _WRAPPER and (kind != "note" or "definition" in text):
             linecache.checkcache(file)
             place = Place(function.file if file == function.path else file, line, column - 1)
-            if f"conflicting types for '{function.prototype.name}'" in found.replace("‘", "'") \
-                    .replace("’", "'"):
+            if re.match(rf"conflicting types for .{function.prototype.name}\b", found):
                 return _refused(function, "the function is not what its prototype says",
                                 " ".join(function.prototype.text.split()),
                                 place.source_line().strip(),

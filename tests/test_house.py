@@ -29,7 +29,7 @@ LEVELS = {
     "codegen.symbolic.estimate": 2, "codegen.symbolic.prove": 2, "codegen.symbolic.sampling": 2,
     "codegen.symbolic.facts": 2,
     "codegen.mesh": 2, "codegen.symbolic.partners": 2, "codegen.functions": 2,
-    "codegen.partials": 2,
+    "codegen.partials": 2, "codegen.routine_trials": 1, "codegen.library_routines": 2,
     "codegen.ir": 3,
     "codegen.groups": 4, "codegen.ops": 4, "codegen.image.elf": 4, "codegen.image.commands": 4,
     "codegen.plan.indexing": 4, "codegen.plan.grammar": 4, "codegen.layouts.cuts": 4,
@@ -48,7 +48,8 @@ LEVELS = {
     "codegen.plan.columns": 6, "codegen.plan.extents": 5, "codegen.plan.fed_in_place": 6,
     "codegen.plan.overlays": 6,
     "codegen.layouts": 5, "codegen.kit": 5, "codegen.copies": 5,
-    "codegen.image.kernel_source": 5,
+    "codegen.image.kernel_source": 5, "codegen.image.prototypes": 4,
+    "codegen.image.c_refusals": 6, "codegen.image.c_objects": 6,
     "codegen.image.kernel_refusals": 5, "codegen.variance": 5, "codegen.answers": 5,
     "codegen.casts": 4, "codegen.user": 5,
     "codegen.claims": 6, "codegen.explain.traffic": 6, "codegen.explain.checking": 6,
@@ -96,7 +97,8 @@ HEAVY = (
     "spmd.files.written_tables", "spmd.given_state",
     "spmd.image", "spmd.jit_arguments", "spmd.jitting", "spmd.launch.eager_feeds",
     "spmd.launch.eager_frames", "spmd.launch.iterable_supply", "spmd.nn", "spmd.numpy",
-    "spmd.opened", "spmd.optim", "spmd.output_parts", "spmd.random", "spmd.show", "spmd.source",
+    "spmd.opened", "spmd.optim", "spmd.output_parts", "spmd.random", "spmd.routine_checks",
+    "spmd.show", "spmd.source",
     "spmd.tree", "spmd.verify.images",
 )
 LIGHT = (

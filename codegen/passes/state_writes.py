@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from codegen import dtypes
 from codegen.fresh import Fresh
 from codegen.ir import DefUse, Op, Value
+from codegen.library_routines import KEEP_ROUTINE
 from codegen.ops import Branch, Loop
 from codegen.plan.grammar import (
-    KEEP_ROUTINE,
     KEEPS,
     Buffer,
     Integer,

@@ -76,7 +76,7 @@ static int64_t buffers_line_up(const spmd_image *image, uint32_t entry, const in
         if (bytes[k] < 0 || bytes[k] >= MOST_BYTES || end >= MOST_BYTES)
             return -1;
         buffer[k] = end;
-        end += spmd_round_up(bytes[k], SPMD_LINE);
+        end += spmd_round_up(bytes[k] + !bytes[k], SPMD_LINE); /* no two begin at one place */
     }
     return end;
 }

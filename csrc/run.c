@@ -120,10 +120,13 @@ static bool worker_wait(spmd_worker *worker, int64_t run)
 
     pthread_mutex_lock(&job->lock);
     while (!job->closing && job->run == run) {
-        if (worker == job->worker && job->follows)
+        if (worker == job->worker && job->follows) {
             spmd_order_take(job);
-        else
-            pthread_cond_wait(&job->go, &job->lock);
+            continue;
+        }
+        worker->sleeps = true;
+        pthread_cond_wait(&job->go, &job->lock);
+        worker->sleeps = false;
     }
     bool closing = job->closing;
     pthread_mutex_unlock(&job->lock);
@@ -276,7 +279,8 @@ int spmd_job_start(spmd_job *job, const uint8_t *given)
             atomic_store(&job->worker[k].still, 0);
         job->crowded = spmd_job_crowded(job);
         for (int64_t k = 0; k < job->threads; k++)
-            spmd_core_choose(&job->worker[k]);
+            if (job->worker[k].sleeps)
+                spmd_core_choose(&job->worker[k]);
         job->active = job->threads;
         job->text.due = 0;
         atomic_store(&job->frames_wait, 0);

@@ -97,9 +97,9 @@ static void worker_run(spmd_worker *worker)
         atomic_store(&worker->still, FINISHED_WORKER);
 }
 
-/* Looks at a word of the job, without its lock, until it is another one, or this one, or
- * SPMD_NEXT_NS are over. Being woken takes longer. Where threads share cores, whoever looks is in the
- * way. */
+/* Looks at a word of the job, without its lock, while it is this one (equal), or another one; for
+ * SPMD_NEXT_NS at most. Being woken takes longer. Where threads share cores, whoever looks is in
+ * the way. */
 static void spin_while(const spmd_job *job, const _Atomic int64_t *word, int64_t value, bool equal)
 {
     if (spmd_job_crowded(job))

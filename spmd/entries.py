@@ -20,7 +20,7 @@ from spmd.launch.loader import Checked
 from spmd.launch.options import Options
 from spmd.mistakes import plainly
 from spmd.opened import Opened
-from spmd.turns import Started
+from spmd.started import Started
 
 
 class EntryCall:

@@ -264,8 +264,7 @@ int64_t spmd_job_events(const spmd_job *job, int64_t rank, const spmd_event **ev
 
 /* Arrays are numbered inputs first, then outputs. rank may be SPMD_EVERY_RANK. */
 int spmd_job_scatter(spmd_job *job, int64_t array, int64_t rank, const spmd_global *from);
-/* Of a job that was aborted: inputs that no run writes to, such as states, still are what they were.
- */
+/* Of an aborted job: inputs that no run writes to, such as states, still are what they were. */
 int spmd_job_gather(spmd_job *job, int64_t array, int64_t rank, const spmd_global *into);
 /* A hosted rank's part: where it lies in the global array, and its row-major memory: of an input
  * where every run looks for it, of an output where the latest one has left it. */
@@ -285,7 +284,7 @@ typedef struct spmd_transfer {
     spmd_global global;
 } spmd_transfer;
 
-/* A run that is prepared: what spmd_job_set_scalars, _scatter, _start, _gather and _replace take. */
+/* A prepared run: what spmd_job_set_scalars, _scatter, _start, _gather and _replace take. */
 typedef struct spmd_call {
     const int64_t *scalar;
     const uint8_t *given;
@@ -299,9 +298,9 @@ typedef struct spmd_call {
 int spmd_call_start(spmd_job *job, const spmd_call *call);
 /* After SPMD_FINISHED: takes the arrays; pairs of buffers change places. */
 int spmd_call_finish(spmd_job *job, const spmd_call *call);
-/* Where all processes share an arena: process 0 leads, the others follow. Every process has the same
- * calls, by number, whose scalars and arrays lie in memory that all of them see. The others carry
- * out the call of this number, puts and gets included; or they leave, with SPMD_LEAVE. */
+/* Where all processes share an arena: process 0 leads, the others follow. Every process has the
+ * same calls, by number, whose scalars and arrays lie in memory that all of them see. The others
+ * carry out the call of this number, puts and gets included; or they leave, with SPMD_LEAVE. */
 #define SPMD_LEAVE -1
 void spmd_job_lead(spmd_job *job, int64_t call);
 /* SPMD_FINISHED once the others have carried out all calls, SPMD_ABORTED, or SPMD_RUNNING after

@@ -62,8 +62,8 @@ int spmd_job_led(spmd_job *job, int64_t timeout_ms)
     }
 }
 
-/* Begins what it is told to, or waits a moment for an order. The caller, a worker, holds the lock of
- * the job. */
+/* Begins what it is told to, or waits a moment for an order. The caller, a worker, holds the lock
+ * of the job. */
 void spmd_order_take(spmd_job *job)
 {
     spmd_header *header = job->arena->header;

@@ -190,6 +190,7 @@ typedef struct spmd_worker {
     bool held;
     uint32_t heard;    /* what `rung` was */
     bool sleepy;
+    bool sleeps; /* between runs; under the job's lock */
     spmd_term *term;   /* room for what is folded: two for every rank of this arena */
     _Atomic uint64_t still; /* the job's `advances` that a whole fruitless sweep began with */
 } spmd_worker;

@@ -98,9 +98,9 @@ static void worker_run(spmd_worker *worker)
         atomic_store(&worker->still, FINISHED_WORKER);
 }
 
-/* Looks at a word of the job, without its lock, until it is another one, or this one, or
- * SPMD_NEXT_NS are over. Being woken takes longer. Where threads share cores, whoever looks is in the
- * way. */
+/* Looks at a word of the job, without its lock, while it is this one (equal), or another one; for
+ * SPMD_NEXT_NS at most. Being woken takes longer. Where threads share cores, whoever looks is in
+ * the way. */
 static void spin_while(const spmd_job *job, const _Atomic int64_t *word, int64_t value, bool equal)
 {
     if (spmd_job_crowded(job))
@@ -121,10 +121,13 @@ static bool worker_wait(spmd_worker *worker, int64_t run)
 
     pthread_mutex_lock(&job->lock);
     while (!job->closing && job->run == run) {
-        if (worker == job->worker && job->follows)
+        if (worker == job->worker && job->follows) {
             spmd_order_take(job);
-        else
-            pthread_cond_wait(&job->go, &job->lock);
+            continue;
+        }
+        worker->sleeps = true;
+        pthread_cond_wait(&job->go, &job->lock);
+        worker->sleeps = false;
     }
     bool closing = job->closing;
     pthread_mutex_unlock(&job->lock);
@@ -279,7 +282,8 @@ int spmd_job_start(spmd_job *job, const uint8_t *given)
             atomic_store(&job->worker[k].still, 0);
         job->crowded = spmd_job_crowded(job);
         for (int64_t k = 0; k < job->threads; k++)
-            spmd_core_choose(&job->worker[k]);
+            if (job->worker[k].sleeps)
+                spmd_core_choose(&job->worker[k]);
         job->active = job->threads;
         job->text.due = 0;
         atomic_store(&job->frames_wait, 0);

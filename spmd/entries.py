@@ -22,7 +22,7 @@ from spmd.launch.options import Options
 from spmd.launch.saved_state import SavedState, WrittenState
 from spmd.mistakes import plainly
 from spmd.opened import Opened
-from spmd.turns import Started
+from spmd.started import Started
 
 
 class EntryCall:

@@ -8,6 +8,7 @@ agreed on before the first call; no Python of the user's runs in a follower betw
 from __future__ import annotations
 
 import atexit
+import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +20,8 @@ from spmd.launch.processes import Processes, listed
 
 CALLS, FOLLOWS = "calls", "follows"
 TAG = 0
-SOONEST_S, LATEST_S, SHARE = 20e-6, 2e-3, 0.05  # between two looks for a message
+SPIN_S = 1e-3  # so long a follower looks again at once for a message
+LATEST_S, SHARE = 2e-3, 0.05  # the longest pause between two looks; else, of the time waited
 
 
 class Following:
@@ -134,7 +136,10 @@ class Pause:
 
     def wait(self) -> None:
         waited = time.monotonic() - self._begin
-        time.sleep(min(max(SOONEST_S, SHARE * waited), LATEST_S))
+        if waited < SPIN_S:
+            os.sched_yield()
+        else:
+            time.sleep(min(SHARE * waited, LATEST_S))
 
 
 def listens(job: Job) -> bool:

@@ -25,7 +25,6 @@ from codegen.user import named
 from spmd import report, tables, timeline
 from spmd.arguments import check_array
 from spmd.arrays import numpy_dtype
-from spmd.calls import Call, SharedCall
 from spmd.distributed import Distributed, Local, address, global_of
 from spmd.engine import ffi
 from spmd.faces import Face
@@ -40,8 +39,9 @@ from spmd.launch.loader import Checked
 from spmd.launch.options import OPTIONS, TIME_LIMIT, Options
 from spmd.launch.processes import Elsewhere, Processes
 from spmd.mistakes import plainly
+from spmd.prepared_calls import LedCall, PreparedCall
+from spmd.started import FairLock, Started, Starter, refused
 from spmd.texts import MOST_SECONDS
-from spmd.turns import Started, Starter, Turns, refused
 
 
 class Opened:
@@ -52,12 +52,12 @@ class Opened:
     def __init__(self, checked: Checked, options: Options) -> None:
         self.keep = _kept(checked.manifest, options.keep)
         self._latest: list[weakref.ref[Distributed]] = []  # outputs of the latest call, kept
-        self._owner, self._turns, self._closed = os.getpid(), Turns(), False
+        self._owner, self._turns, self._closed = os.getpid(), FairLock(), False
         self._starter = Starter(self._turns)
         self.processes = group_of(options.comm, options.time_limit)
         self.distributed = options.comm is not None
         self._options, self._manifest = options, checked.manifest
-        self._prepared: dict[int | None, Call] = {}  # the latest of each face, by its number
+        self._prepared: dict[int | None, PreparedCall] = {}  # by number of the face
         self._face = Face(checked.manifest)
         self._launch = Launch(checked, options, self.processes)
         self._group = Following(self.processes, self.close)
@@ -175,8 +175,8 @@ class Opened:
         """Start a call, and return at once; `.result()` of what comes back waits for its outputs.
 
         Inputs are copied: you may write to your arrays at once. Calls run in the order in which
-        they were started, those by `job(…)` among them, from whatever thread. What is wrong with a
-        call comes out of `result()`. close() waits for all calls that were started.
+        they were started, those by `job(…)` among them, from whatever thread. What is wrong with
+        a call comes out of `result()`. close() waits for all calls that were started.
         """
         return self._started(self._face, arguments)
 
@@ -295,7 +295,7 @@ class Opened:
             self._group.tell(self._job, ("call", face.number, arguments))
         return self._called(face, arguments)
 
-    def _repeated(self, call: Call, held: list[Any]) -> Any:
+    def _repeated(self, call: PreparedCall, held: list[Any]) -> Any:
         """Run a call that was prepared. held: what lives until its inputs have been read."""
         room = call.room()
         try:
@@ -347,11 +347,11 @@ class Opened:
 
     def _prepare_next(self, job: Job, face: Face, arguments: dict[str, Any]) -> None:
         if not self._group.is_led:
-            self._prepared[face.number] = Call(job, face, arguments)
+            self._prepared[face.number] = PreparedCall(job, face, arguments)
             return
         try:
             area = self._group.area
-            call = SharedCall(job, face, arguments, self._group.memory)
+            call = LedCall(job, face, arguments, self._group.memory)
         except Exception:  # of all processes: the next call goes the general way
             self._prepared.clear()
             return

@@ -13,7 +13,8 @@ from spmd import report
 from spmd.arguments import check_given, patched_in, scalars_of
 from spmd.faces import Face
 from spmd.launch.hosts import agree, mine
-from spmd.launch.job import Job, Setup
+from spmd.launch.job import Job
+from spmd.launch.setup import Setup
 from spmd.launch.sizes import bind_mesh
 
 TYPE_CHECKING = False

@@ -21,35 +21,29 @@ from codegen.errors import (
     SpmdError,
     VersionError,
 )
-from codegen.image.manifest import ENTRY, evaluate
+from codegen.image.manifest import ENTRY
 from codegen.image.schema import AXES
 from spmd import report
-from spmd.arguments import scalar_words
 from spmd.engine import ffi, lib
-from spmd.files.npy import SIZES, element_count
+from spmd.files.npy import SIZES
 from spmd.launch import limits, loader
-from spmd.launch.hosts import Hosts, hosted, mine
 from spmd.launch.memory import address_space, available_memory, bytes_text
-from spmd.launch.options import OPTIONS
 from spmd.launch.processes import Elsewhere, end_with_the_job
 from spmd.launch.saying import Saying
+from spmd.launch.setup import EVERY_RANK, Setup
 from spmd.launch.shared_constants import held
-from spmd.launch.sizes import mesh_symbols
 from spmd.launch.transport import Transport
 from spmd.launch.watch import Watch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
     from typing import Any
 
-    from spmd.launch.options import Options
     from spmd.launch.processes import Processes
 
-EVERY_RANK: int = lib.SPMD_EVERY_RANK
 WAIT_MS = 100  # how long a signal may go unnoticed
 STACK = 8 << 20  # bytes of a thread, as usual
-LINE = 64  # bytes at whose multiples arrays of a checkpoint begin: SPMD_LINE
 LEAVE_MS = 2000  # how long an interrupted compute phase may take to notice
 
 
@@ -59,80 +53,6 @@ class RunError(SpmdError):
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
         self.exit_code = code
-
-
-class Setup:
-    """What a launch binds: mesh axes, scalars, ranks of this process, threads.
-
-    sizes: of each mesh axis. scalars: by name. hosts: None while they are not known.
-    """
-
-    def __init__(
-        self, manifest: dict[str, Any], processes: Processes, sizes: tuple[int, ...],
-        scalars: dict[str, int | float], options: Options, hosts: Hosts | None = None,
-    ) -> None:
-        self.manifest, self.sizes, self.scalars = manifest, sizes, scalars
-        self.ranks = element_count(sizes)
-        self.first, self.count = hosted(self.ranks, processes)
-        if hosts is None:
-            hosts = Hosts(0, [mine("", {}, 0, self.ranks)])
-        self.hosts = hosts
-        share = max(1, hosts.cores // len(hosts.here))
-        self.algorithm = OPTIONS["algorithm"].known.index(options.algorithm)
-        self.strict = OPTIONS["barrier"].known.index(options.barrier)
-        self.threads = max(1, min(self.count, options.threads or share))
-        self.values: dict[str, Any] = {**scalars, **mesh_symbols(manifest, sizes)}
-        self.words = scalar_words(manifest, scalars)
-        self.room_bytes = self._room_bytes() if options.checkpoint or options.resume else 0
-        self.room_bytes += self._frame_bytes(options.save or {})
-
-    def _room_bytes(self) -> int:
-        """At most, of a rank: what copies of what one of the points carries take."""
-        buffers = self.manifest["buffers"]
-        return max((sum(-(-int(evaluate(buffers[array["buffer"]]["bytes"], self.values)) // LINE)
-                        for array in carried) * LINE
-                    for carried in self.manifest["points"] or ()), default=0)
-
-    def _frame_bytes(self, saved: Mapping[str, str]) -> int:
-        """At most, of a rank: what frames take that wait to be written."""
-        buffers, each = self.manifest["buffers"], lib.SPMD_FRAME_BYTES // self.count
-        return sum(2 * int(evaluate(buffers[row["buffer"]]["bytes"], self.values)) + each
-                   for row in self.manifest["saves"] if row["name"] in saved)
-
-    def shape(self, array: dict[str, Any]) -> tuple[int, ...]:
-        """The global extents of an input or output: a row of the manifest."""
-        return tuple(int(evaluate(extent, self.values)) for extent in array["shape"])
-
-    def owners(self, layout: list[list[str]]) -> list[int]:
-        """Hosted ranks that between them hold every element of an array once.
-
-        Along an axis that splits no dim all ranks hold the same: the first of them speaks.
-        """
-        first = self._first_holder(layout)
-        hosted = range(self.first, self.first + self.count)
-        return [EVERY_RANK] if first is None else [rank for rank in hosted if first(rank) == rank]
-
-    def holders(self, layout: list[list[str]]) -> list[int]:
-        """Hosted ranks that between them hold every element that this process has once."""
-        first = self._first_holder(layout)
-        if first is None:
-            return [EVERY_RANK]
-        hosted = range(self.first, self.first + self.count)
-        return sorted({first(rank): rank for rank in reversed(hosted)}.values())
-
-    def _first_holder(self, layout: list[list[str]]) -> Callable[[int], int] | None:
-        """Return the function from a rank to the first one that holds the same part of an array;
-        None where each rank holds another part."""
-        used = {name for entry in layout for name in entry}
-        spare = []
-        stride = self.ranks
-        for axis, size in zip(self.manifest["mesh"], self.sizes, strict=True):
-            stride //= size
-            if axis["name"] not in used and size > 1:
-                spare.append((stride, size))
-        if not spare:
-            return None
-        return lambda rank: rank - sum(rank // stride % size * stride for stride, size in spare)
 
 
 class Job:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 
-class Turns:
+class FairLock:
     """A lock that goes to those who wait for it in the order in which they came."""
 
     def __init__(self) -> None:
@@ -130,7 +130,7 @@ class Started:
 class Starter:
     """Runs started calls in a thread, which ends when there are none left."""
 
-    def __init__(self, turns: Turns) -> None:
+    def __init__(self, turns: FairLock) -> None:
         self._turns, self._lock, self._runs = turns, allocate_lock(), False
         self._calls: deque[tuple[LockType, Callable[[], Any], Started]] = deque()
 

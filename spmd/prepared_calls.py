@@ -21,12 +21,13 @@ from spmd.engine import ffi
 from spmd.faces import Face
 from spmd.files.npy import SIZES
 from spmd.fitting import fitting
-from spmd.launch.job import EVERY_RANK, LINE, Job
+from spmd.launch.job import Job
+from spmd.launch.setup import EVERY_RANK, LINE
 
 _from_buffer = ffi.from_buffer
 
 
-class Call:
+class PreparedCall:
     """Calls of one face of a job with arguments of these names.
 
     number: by which the processes of a job know the call; None where there is one process.
@@ -76,7 +77,12 @@ class Call:
         found, k = [], 0
         for number, array, ranks in rows:
             dtype, shape = numpy_dtype(array["dtype"]), self.job.setup.shape(array)
+<<<<<<< HEAD:spmd/calls.py
             strides, step = list[int](), SIZES[array["dtype"]]
+=======
+            strides: list[int] = []
+            step = SIZES[array["dtype"]]
+>>>>>>> w-calls:spmd/prepared_calls.py
             for extent in reversed(shape):
                 strides.insert(0, step)
                 step *= extent
@@ -160,7 +166,7 @@ class Call:
         return arrays
 
 
-class SharedCall(Call):
+class LedCall(PreparedCall):
     """Calls that process 0 makes and the others follow: their arrays and scalars lie in memory that
     all of them see, for which `memory` is asked, by its size."""
 

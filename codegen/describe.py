@@ -159,7 +159,8 @@ def _carried(a: Array) -> dict[str, Any]:
 def _entry(e: Entry) -> dict[str, Any]:
     where = {"place": line_of(e.place)} if e.place else {}
     return {"name": e.name, **where, "inputs": list(e.inputs), "outputs": list(e.outputs),
-            "rebinds": list(e.rebinds), "scalars": list(e.scalars), "returns": e.returns}
+            "rebinds": list(e.rebinds),
+            "updates": list(e.updates), "scalars": list(e.scalars), "returns": e.returns}
 
 
 def _feed(feed: Feed, plan: Plan) -> dict[str, Any]:

@@ -175,7 +175,8 @@ class StateArray:
 @dataclass(frozen=True)
 class Entry:
     """One of several programs in an image. Its inputs and outputs, by their numbers in the module;
-    rebinds: numbers of the states that it gives new values; returns: of the tree, a leaf k is its
+    rebinds: numbers of the states that it gives new arrays; updates: of those it writes into where
+    they lie; returns: of the tree, a leaf k is its
     k-th output; None: it returns nothing."""
 
     name: str
@@ -185,6 +186,7 @@ class Entry:
     scalars: tuple[str, ...]
     returns: Returned | None
     place: Place | None = None
+    updates: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -265,6 +267,24 @@ class Module:
     def regions(self) -> tuple[Region, ...]:
         """The regions in which it begins: defaults of inputs, then the body."""
         return (*(i.default for i in self.inputs if i.default is not None), self.body)
+
+    @property
+    def entry_branch(self) -> Op | None:
+        """The branch between the entries; None: there are none."""
+        return self.body.ops[-1] if self.entries else None
+
+    @property
+    def bodies(self) -> tuple[Region, ...]:
+        """What runs in a call: the arm of each entry, or the body of a module that has none."""
+        return self.body.ops[-1].regions if self.entries else (self.body,)
+
+    def with_bodies(self, bodies: Iterable[Region]) -> Module:
+        """The module with others of these."""
+        made = tuple(bodies)
+        if not self.entries:
+            return self.with_body(made[0])
+        branch = replace(self.body.ops[-1], regions=made)
+        return self.with_body(self.body.with_ops((*self.body.ops[:-1], branch)))
 
     def mapped(self, fn: Callable[[Region], Region]) -> Module:
         """The module with what fn makes of each of its regions; itself, if that is the same."""

@@ -32,10 +32,15 @@ class Face:
             self.scalars, self.returns = entry["scalars"], entry["returns"]
             for k in entry["rebinds"]:
                 state = manifest["states"][k]
-                self.pairs += [manifest["inputs"][state["input"]]["buffer"],
-                               manifest["outputs"][state["new"]]["buffer"]]
+                pair = [manifest["inputs"][state["input"]]["buffer"],
+                        manifest["outputs"][state["new"]]["buffer"]]
+                self.pairs += pair if pair[0] != pair[1] else []
         self.inputs: list[tuple[int, dict[str, Any]]] = rows["inputs"]
         self.outputs: list[tuple[int, dict[str, Any]]] = rows["outputs"]
+        # by input: 1 where no default is to be computed; nobody gives those of other entries
+        self.given = bytearray(b"\1" * len(manifest["inputs"]))
+        for k, _ in self.inputs:
+            self.given[k] = 0
 
     def settings(self, given: dict[str, Any]) -> dict[str, Any]:
         """These scalars, and the one that says which entry runs."""

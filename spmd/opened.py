@@ -289,7 +289,7 @@ class Opened:
             self.arrays = {}
 
     def _put(self, face: Face, job: Job) -> None:
-        job.forget()
+        job.forget(face.given)
         self._hand_over(face, job)
         for number, array in face.inputs:
             value = self.arrays.get(array["name"])

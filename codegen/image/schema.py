@@ -227,7 +227,8 @@ _MANIFEST = table(
     returns=returned,
     states=every(table(input=_COUNT, path=text, new=_COUNT)),
     entries=every(table({"place": text}, name=text, inputs=every(_COUNT), outputs=every(_COUNT),
-                        rebinds=every(_COUNT), scalars=every(text), returns=maybe(returned))),
+                        rebinds=every(_COUNT), updates=every(_COUNT), scalars=every(text),
+                        returns=maybe(returned))),
     conditions=every(table(holds=formula, text=text, place=text)),
     routes=every(table(member=text, to=formula, sends=formula, size=formula, text=text,
                        place=text)),
@@ -330,7 +331,8 @@ def _check_entries(m: dict[str, Any]) -> None:
                 m["buffers"][old["buffer"]]["bytes"] != m["buffers"][new["buffer"]]["bytes"]):
             refuse(f"states[{k}]", "a new value of the same dtype, shape and layout", old["name"])
     for k, e in enumerate(m["entries"]):
-        for part, kind in (("inputs", "inputs"), ("outputs", "outputs"), ("rebinds", "states")):
+        for part, kind in (("inputs", "inputs"), ("outputs", "outputs"), ("rebinds", "states"),
+                           ("updates", "states")):
             if any(number >= len(m[kind]) for number in e[part]):
                 refuse(f"entries[{k}].{part}", f"numbers of {len(m[kind])} {kind}", e[part])
         if e["returns"] is not None and list(leaves(e["returns"])) != list(

@@ -124,6 +124,10 @@ class Apply(Generic[M]):
 Node = Literal | Integer[M] | Runtime | Load[M] | Kept | Apply[M]
 
 
+# A Store that stores nothing: `value` elements from there on are kept by the engine, to be put back
+# if the run fails.
+KEEPS = "keeps"
+
 # ---- work of a compute phase ---------------------------------------------------------------------
 
 
@@ -137,7 +141,7 @@ class Var:
 
 @dataclass(frozen=True)
 class Store(Generic[M]):
-    """buffer[offset] = value, for every point. combine: a COMBINE or "set". A point whose
+    """buffer[offset] = value, for every point. combine: a COMBINE, "set" or KEEPS. A point whose
     bound positions do not all lie within 0 … limit is dropped. rows: so many rows (of the first
     loop) wait in `waiting` before they are stored, because the rows after them read what was there,
     `room` elements apart; a point stands at `line` of its row. sift: of so many turns of the last
@@ -271,6 +275,9 @@ class Routine:
     def called(self) -> str:
         """In C."""
         return "spmd_" + "".join(c if c.isalnum() else "_" for c in self.name)
+
+
+KEEP_ROUTINE = Routine("engine", "keep", "void", "void *, int64_t")  # what a Store KEEPS calls
 
 
 @dataclass(frozen=True)

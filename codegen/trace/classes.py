@@ -232,7 +232,7 @@ class _Recording:
         place = Place(code.co_filename, code.co_firstlineno, 0, -1, name)
         mark = Mark.of(context)
         said = dict(context.said)
-        context.entry, context.entry_scalars = name, {}
+        context.entry, context.own_scalars = name, {}
         with context.block() as block:
             arm = _Arm(name, place, block)
             number = len(self.arms)
@@ -248,7 +248,7 @@ class _Recording:
         arm.inputs = list(context.inputs.values())
         context.inputs.clear()
         context.said = {k: v for k, v in context.said.items() if k in said or k in context.scalars}
-        arm.scalars = tuple(context.entry_scalars)
+        arm.scalars = tuple(context.own_scalars)
         context.entry = ""
         self.arms.append(arm)
         mark.forget_later(context, f"call of {name}", place,

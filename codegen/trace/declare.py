@@ -120,7 +120,6 @@ def scalar(name: str, default: Any = None, dtype: Any = None) -> Any:
     known, here = context.scalars.get(name), user_place()
     said = {"dtype": (element.name, element.name), "default": text_and_form(default, _simpler)}
     if known is None:
-        _check_name(context, name, "scalar")
         context.said[name] = said
         low, high = context.limits.get(name, (None, None))
         plain_int = element is dtypes.INT64
@@ -128,9 +127,9 @@ def scalar(name: str, default: Any = None, dtype: Any = None) -> Any:
         held = default if default is None else _held(default, plain_int)
         known = context.scalars[name] = Scalar(name, element, held, sym, here)
     else:  # entries of a class may declare one scalar alike
-        before = context.entry_scalars.get(name, here)
+        before = context.own_scalars.get(name, here)
         check_same(name, "scalar", (before, context.said[name]), (here, said))
-    context.entry_scalars.setdefault(name, here)
+    context.own_scalars.setdefault(name, here)
     if known.sym is not None:
         plain = Number(expr.symbol(known.sym))
         return plain != 0 if isinstance(default, bool) else plain
@@ -221,7 +220,7 @@ def _check_name(context: Context, name: Any, what: str) -> None:
         raise UsageError('the scalar "entry" says which entry of a class runs', place=user_place(),
                          expected="another name", found='spmd.scalar("entry")',
                          remedy='spmd.scalar("entry_given")')
-    known = context.entry_scalars | {k: i.place for k, i in context.inputs.items()}
+    known = context.own_scalars | {k: i.place for k, i in context.inputs.items()}
     for its_name, place in known.items():
         if its_name == name or named.is_in(its_name, name):
             raise declared_twice(name, what, place, user_place())

@@ -377,15 +377,20 @@ class Job:
         self.setup = setup
         return True
 
+    def undo(self) -> None:
+        """After a run that failed: states in which it wrote where they lie are as they were."""
+        self._check(lib.spmd_job_undo(self._job))
+
     def replace(self, pairs: list[int]) -> None:
         """Of each pair of buffers, what the run has left in the second is in the first from now
         on: states get their new values, and nothing is copied."""
         if pairs:
             self._check(lib.spmd_job_replace(self._job, pairs, len(pairs) // 2))
 
-    def forget(self) -> None:
-        """The next run computes the defaults of all inputs that are not put again."""
-        self.given = bytearray(self.outputs)
+    def forget(self, given: bytes | bytearray) -> None:
+        """The next run computes the defaults of all inputs that are not put again; given: by input,
+        1 where it does not even so."""
+        self.given = bytearray(given)
 
     def get(self, number: int, into: Global, rank: int | None = None) -> None:
         """Copies the hosted ranks' parts of output `number`, or one's, into a global array."""

@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from codegen.errors import MissingError
-from codegen.suggest import meant
+from codegen.user.entry_methods import called_whole, no_entry
 from spmd.arrays import numpy_dtype
 from spmd.distributed import Distributed, global_of
 from spmd.faces import Face, faces_of, states_of
@@ -81,9 +80,7 @@ class OpenedEntity(Opened):
             return entries[name]
         if name.startswith("_") or not entries:
             raise AttributeError(name)
-        program = self._manifest["program"]
-        raise MissingError(f'{program} has no entry "{name}"; it has {", ".join(sorted(entries))}',
-                           remedy=meant(name, list(entries), "{}(…)"))
+        raise no_entry(self._manifest["program"], name, entries)
 
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *self.entries]
@@ -91,10 +88,7 @@ class OpenedEntity(Opened):
     @plainly
     def __call__(self, **arguments: Any) -> Any:
         """An image with entries is asked for one of them: raises MissingError."""
-        names = sorted(self.entries)
-        raise MissingError(f"{self._manifest['program']} is called, and it has entries",
-                           expected=" or ".join(f"x.{name}(…)" for name in names),
-                           found="x(…)")
+        raise called_whole(self._manifest["program"], self.entries)
 
     def _once(self, arguments: dict[str, Any]) -> Any:
         """The call of an image that is opened for this one alone: entry= says of which entry."""
@@ -197,7 +191,7 @@ class OpenedEntity(Opened):
     def _put_state(self, arrays: dict[str, np.ndarray]) -> None:
         job = self._loaded()
         for name, (number, row) in self._states().items():
-            job.put(number, global_of(np.ascontiguousarray(arrays[name]), row["dtype"]))
+            job.put(number, global_of(np.asarray(arrays[name], order="C"), row["dtype"]))
 
     def _loaded(self) -> Job:
         assert self._job is not None

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import ml_dtypes  # noqa: F401  so that NumPy knows the name bfloat16
@@ -60,21 +60,7 @@ def run(
     world = World(axes, {k: v for k, v in given.items() if k not in parameters}, graph, of,
                   prints)
     world.frames, world.reachable = frames or {}, outside
-    try:
-        with running_eagerly(world), np.errstate(all="ignore"):
-            result = function(**own)
-    except SpmdError as error:
-        put_place(error)
-        raise
-    if unknown := [name for name in world.given if not world.knows(name)]:
-        raise UsageError(
-            f"the program has no {sorted(unknown)[0]!r}",
-            expected=f"one of {named.listed(sorted({*parameters, *world.declared}))}",
-        )
-    streams = world.given.get("feed") if world.feeds else None
-    if isinstance(streams, Mapping) and (unknown := [f for f in streams if f not in world.feeds]):
-        raise UsageError(f'the program has no feed "{unknown[0]}"',
-                         expected=f"one of {', '.join(world.feeds)}")
+    result = world.runs(lambda: function(**own), also=parameters)
     return named.renamed(lambda _, leaf: None if leaf is None else whole(leaf), result)
 
 
@@ -117,6 +103,29 @@ class World(Common):
         self.declared: dict[str, tuple[Place | None, Said]] = {}
         self.shards = Shards(self)
         self.feeds: dict[str, EagerStream] = {}
+
+    def runs(
+        self, function: Callable[[], Any], place: Place | None = None, also: Iterable[str] = ()
+    ) -> Any:
+        """What the user's function returns in this run. place: of errors that have none; also: what
+        it may be given beside inputs and scalars. UsageError for what it does not declare."""
+        try:
+            with running_eagerly(self), np.errstate(all="ignore"):
+                result = function()
+        except SpmdError as error:
+            put_place(error)
+            raise
+        if unknown := [name for name in self.given if not self.knows(name)]:
+            raise UsageError(
+                f"the program has no {sorted(unknown)[0]!r}", place=place,
+                expected=f"one of {named.listed(sorted({*also, *self.declared})) or 'nothing'}",
+            )
+        streams = self.given.get("feed") if self.feeds else None
+        if isinstance(streams, Mapping) and (
+                unknown := [f for f in streams if f not in self.feeds]):
+            raise UsageError(f'the program has no feed "{unknown[0]}"',
+                             expected=f"one of {', '.join(self.feeds)}")
+        return result
 
     def __getattr__(self, name: str) -> Any:
         """Refuses the functions that only one rank's view has."""

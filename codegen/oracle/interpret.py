@@ -24,7 +24,8 @@ from codegen.errors import (
     MeshError,
     UsageError,
 )
-from codegen.ir import Feed, Input, Module, Op, Region, Shape, Value
+from codegen.image.manifest import ENTRY
+from codegen.ir import INITIAL, Entry, Feed, Input, Module, Op, Region, Shape, Value
 from codegen.ops import (
     POSITION,
     Branch,
@@ -80,6 +81,9 @@ def run(
     """The outputs, whole, by name. sizes: ranks along each axis; prints collects printed lines;
     feeds: iterables of whole batches, by feed; sent collects what goes back to them.
 
+    Of a module with several entries, the scalar "entry" says which one runs: inputs are the states
+    and those of the entry; outputs its own, and new values of the states that it binds anew.
+
     Raises MatchingError where ranks wait for each other at different ops or replicas differ,
     InputError, MeshError and UsageError for what does not fit the program.
     """
@@ -87,8 +91,11 @@ def run(
     world.streams = streams_of(feeds, {f.name: world.fields(f) for f in module.feeds})
     world.sent = [] if sent is None else sent
     with np.errstate(all="ignore"):
-        given = {i.name: world.input(i, inputs or {}) for i in module.inputs}
-        return world.run_graph(given) if module.level == "graph" else world.run_program(given)
+        blank = world.of_other_entries()
+        given = {i.name: world.blank(i) if i in blank else world.input(i, inputs or {})
+                 for i in module.inputs}
+        found = world.run_graph(given) if module.level == "graph" else world.run_program(given)
+        return {name: found[name] for name in world.outputs()}
 
 
 @dataclass
@@ -257,6 +264,32 @@ class _World:
         return _Rank(self, {**env, **coords}, dict(values), index)
 
     # ---- whole modules ---------------------------------------------------------------------------
+
+    def entry(self) -> Entry | None:
+        """The one that runs, of several."""
+        return self.module.entries[int(self.scalars[ENTRY])] if self.module.entries else None
+
+    def of_other_entries(self) -> set[Input]:
+        """The inputs that the entry that runs does not read."""
+        entry, inputs = self.entry(), self.module.inputs
+        if entry is None:
+            return set()
+        states = () if entry.name == INITIAL else (s.input for s in self.module.states)
+        mine = {*entry.inputs, *states}
+        return {i for k, i in enumerate(inputs) if k not in mine}
+
+    def outputs(self) -> list[str]:
+        """The names of the outputs of the entry that runs, those that are states first."""
+        entry, outputs = self.entry(), self.module.outputs
+        if entry is None:
+            return [o.name for o in outputs]
+        new = [self.module.states[k].new for k in entry.rebinds]
+        return [outputs[k].name for k in (*new, *entry.outputs)]
+
+    def blank(self, declared: Input) -> Array:
+        """An array of its type, for an input that is not read."""
+        shape = extents(declared.shape, evaluator(self.env))
+        return np.zeros(shape, dtypes.numpy_dtype(declared.value.type.dtype))
 
     def input(self, declared: Input, given: Mapping[str, Any]) -> Array:
         """The whole array: as given, or put together from what the default computes per rank."""

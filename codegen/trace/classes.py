@@ -8,15 +8,16 @@ the Graph, and outputs where an entry makes new ones. Always holds: state keeps 
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from codegen import dtypes, ops
-from codegen.errors import CarryError, Place, ProgramError, SpmdError
+from codegen.errors import Place, ProgramError, SpmdError
 from codegen.image.manifest import ENTRY
 from codegen.ir import (
     INITIAL,
@@ -36,7 +37,6 @@ from codegen.ir import (
 )
 from codegen.mesh import Layout
 from codegen.places import user_place
-from codegen.suggest import meant
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Sym
 from codegen.trace.array import Array, Number, as_value, wrap
@@ -44,11 +44,18 @@ from codegen.trace.context import Block, Context
 from codegen.trace.control.conversion import as_called
 from codegen.trace.control.regions import Mark, laid_as
 from codegen.trace.derive.snapshots import Copies
-from codegen.trace.objects import attributes, is_carried, put_attributes, put_items
-from codegen.trace.program import Program, outputs_at, place_of_return
+from codegen.trace.program import (
+    Program,
+    check_takers,
+    oracle,
+    outputs_at,
+    place_of_return,
+)
 from codegen.trace.state import LeafType, describe, joined, leaf_type, same
+from codegen.user import state_rules
 from codegen.user.entry_methods import entries_of
 from codegen.user.named import below
+from codegen.user.state_paths import Leaves, leaves_by_path, placed
 
 _NUMBERS = (bool, int, float, complex, np.generic, Number)
 
@@ -85,6 +92,30 @@ class Entity(Program):
         for name, method in self.methods.items():
             made.entry(name, method)
         return made.finish
+
+    def eager(
+        self, ranks: int = 1, mesh: Mapping[str, int] | None = None,
+        save: Mapping[str, Callable[[Any], Any]] | None = None, **given: Any,
+    ) -> Any:
+        """Runs the class as plain Python on NumPy arrays, in this process. given: parameters of its
+        `__init__`; other arguments as of Program.eager.
+
+        Returns an object whose methods are the entries: it is called as an open image is, and its
+        state stays between calls. What an image would refuse it refuses when a call does it.
+        """
+        check_takers(save)
+        axes, values = self._eager_axes(ranks, mesh), self.bind(given)
+        captured, outside = self._captured(axes), self._outside(given)
+        graph = functools.cache(lambda: self.graph(given))
+
+        def world(arguments: Mapping[str, Any]) -> Any:
+            found = oracle().World(axes, arguments, graph, captured, None)
+            found.frames, found.reachable = save or {}, outside
+            return found
+
+        return _entities().EagerEntity(
+            self.name, self.methods, self.place, lambda: self.cls(**values), world,
+            lambda: [state.path for state in graph().states])
 
     def __getattr__(self, name: str) -> Any:
         if name in self.__dict__.get("methods", ()):
@@ -138,7 +169,7 @@ class _Recording:
         self.states: dict[str, _Kept] = {}  # by path
         self.object: Any = None  # as __init__ left it
         self.shared: dict[str, str] = {}  # paths of arrays that may be one, by each other
-        self.written: dict[str, Place | None] = {}  # paths of arrays that are written in place
+        self.written: dict[str, int] = {}  # paths of arrays written in place, and in which arm
         context.take_names(ENTRY)
         self.entry_sym = Sym(ENTRY, "scalar", expr.const(0),
                              expr.const(len(entity.methods)))
@@ -158,7 +189,7 @@ class _Recording:
                     f'__init__ of {self.entity.name} declares the input "{name}"',
                     place=context.inputs[name].place, expected="inputs that entries declare",
                     remedy="arrays that are computed here, or loaded from a file of saved state")
-            found = _walked(self.object)
+            found = leaves_by_path(self.object)
             self.note_shared(found)
             names: dict[str, str] = {}
             for path, (name, x) in found.items():
@@ -166,9 +197,7 @@ class _Recording:
                 if kept is None:
                     continue
                 if name in names:
-                    raise ProgramError(f"{names[name]} and {path} have one name, {name}",
-                                       place=self.entity.place, expected="a name for each array",
-                                       found="two keys with the same text")
+                    raise state_rules.two_of_one_name(names[name], path, name, self.entity.place)
                 names[name] = path
                 self.states[path] = kept
                 kept.new[0] = laid_as(context, kept.begins, kept.input.layout)
@@ -214,23 +243,18 @@ class _Recording:
             arm = _Arm(name, place, block)
             number = len(self.arms)
             instance = self.instance()
-            before = _walked(instance)
+            before = leaves_by_path(instance)
             function = as_called(method)
             returned = function(instance)
             at = place_of_return(context, function, place)
             if returned is not None:
                 outputs, arm.returns = outputs_at(context, returned, at)
                 arm.outputs = [replace(o, name=below(name, o.name)) for o in outputs]
-            try:
-                with context.standing_at(at):
-                    self.rebind(number, name, before, _walked(instance))
-            except SpmdError as error:
-                error.place = error.place or at
-                raise
+            self.rebind(number, name, method, before, leaves_by_path(instance), at)
         arm.inputs = list(context.inputs.values())
         context.inputs.clear()
         context.said = {k: v for k, v in context.said.items() if k in said or k in context.scalars}
-        arm.scalars = tuple(n for n in context.scalars if n in context.own_scalars)
+        arm.scalars = tuple(context.own_scalars)
         context.entry = ""
         self.arms.append(arm)
         mark.forget_later(context, f"call of {name}", place,
@@ -243,74 +267,60 @@ class _Recording:
         for path, kept in self.states.items():
             t = kept.type
             arrays[path] = wrap(self.context, kept.input.value, t.weak, t.scalar)
-        return _placed(made, arrays, "self", set())
+        return placed(made, arrays)
 
     def rebind(
-        self, number: int, entry: str, before: dict[str, tuple[str, Any]],
-        after: dict[str, tuple[str, Any]],
+        self, number: int, entry: str, method: Callable[..., Any], before: Leaves, after: Leaves,
+        at: Place,
     ) -> None:
         """Note what an entry made of the state. Raises ProgramError, CarryError for what it cannot
-        do."""
-        for path in after:
-            if path not in before:
-                raise self.not_state(path, before)
+        do, which stands where the entry binds the attribute."""
         self.note_shared(after)
-        for path, (_, old) in before.items():
-            if path not in after:
-                raise CarryError(f"{path} is no longer there after {entry}",
-                                 expected="state of the same containers after every call",
-                                 remedy="an array that is kept, and a flag that says if it counts")
-            _, x = after[path]
-            kept = self.states.get(path)
-            if kept is None:
-                if x is old or same(x, old):
-                    continue
-                if leaf_type(x) is not None and isinstance(old, _NUMBERS):
-                    raise _NumberIsState(path, None)
-                raise ProgramError(
-                    f"{entry} binds {path}, which is not state", expected="an array or a number",
-                    found=f"{describe(old)} before, {describe(x)} after",
-                    remedy="what is no array is fixed when __init__ has run")
+        for path in dict.fromkeys([*after, *before]):
+            try:
+                with self.context.standing_at(at):
+                    self.rebind_one(number, entry, path, before, after)
+            except SpmdError as error:
+                error.place = state_rules.place_of_binding(method, path, error.place or at)
+                raise
+
+    def rebind_one(
+        self, number: int, entry: str, path: str, before: Leaves, after: Leaves
+    ) -> None:
+        if path not in before:
+            raise state_rules.not_state(path, before)
+        if path not in after:
+            raise state_rules.lost(path, entry)
+        old, x = before[path][1], after[path][1]
+        kept = self.states.get(path)
+        if kept is not None:
             self.new_value(number, entry, kept, old, x)
+        elif x is not old and not same(x, old):
+            if leaf_type(x) is not None and isinstance(old, _NUMBERS):
+                raise _NumberIsState(path, None)
+            raise state_rules.fixed(path, entry, describe(old), describe(x))
 
     def new_value(self, number: int, entry: str, kept: _Kept, old: Array, x: Any) -> None:
         context = self.context
         if x is old:
             if old.read() is kept.input.value:
                 return
-            self.written.setdefault(kept.path, user_place())
-        now = leaf_type(x)
+            self.written.setdefault(kept.path, number)
+        now, was = leaf_type(x), _described(kept.type)
         if now is None:
-            raise CarryError(f"{kept.path} was {_said(kept.type)}, {entry} makes it {describe(x)}",
-                             expected="an array of the same shape and dtype")
+            raise state_rules.not_an_array(kept.path, entry, state_rules.type_text(*was),
+                                           describe(x))
         agreed = joined(kept.type, now)
-        if agreed is not None and agreed.dtype != kept.type.dtype and kept.type.weak:
-            raise _NumberIsState(kept.path, replace(agreed, weak=False))
+        if agreed is not None and kept.type.weak and (
+                agreed.dtype != kept.type.dtype or not agreed.weak):
+            raise _NumberIsState(kept.path, agreed)
         if agreed is None or agreed.dtype != kept.type.dtype:
-            other = _said(now)
-            if now.dtype == kept.type.dtype:
-                other = _shape(now)
-            raise CarryError(f"{kept.path} was {_said(kept.type)}, {entry} makes it {other}",
-                             expected="state keeps its shape and dtype", found=_said(now),
-                             remedy=f"{kept.path} = ….astype(np.{kept.type.dtype.name})"
-                             if now.shape == kept.type.shape else "")
+            raise state_rules.changed(kept.path, entry, was, _described(now))
         value = as_value(context, x, dtypes.numpy_dtype(kept.type.dtype))
         if value is not kept.input.value:
             kept.new[number] = laid_as(context, value, kept.input.layout)
 
-    def not_state(self, path: str, before: Collection[str]) -> ProgramError:
-        top = path.split(".", 2)[1].split("[")[0]
-        known = {p.split(".", 2)[1].split("[")[0] for p in before if "." in p}
-        if top in known:
-            return CarryError(f"{path} is new: __init__ does not put it there",
-                              expected="the same keys and as many items as after __init__",
-                              remedy=f"put it into self.{top} in __init__")
-        return ProgramError(f"self.{top} is not state: __init__ does not bind it",
-                            expected="attributes that __init__ binds",
-                            remedy=meant(top, sorted(known), "self.{}")
-                            or f"self.{top} = np.zeros(…) in __init__, or a local variable")
-
-    def note_shared(self, found: dict[str, tuple[str, Any]]) -> None:
+    def note_shared(self, found: Leaves) -> None:
         """Which arrays have one memory: they are separate states, none of which may be written in
         place."""
         owner: dict[Any, str] = {}
@@ -324,12 +334,12 @@ class _Recording:
 
     def finish(self) -> tuple[list[Output], Returned]:
         context = self.context
-        for path, place in self.written.items():
+        for path, number in self.written.items():
             if path in self.shared:
-                raise ProgramError(
-                    f"{path} is written in place, and {self.shared[path]} may be the same array",
-                    place=place, expected="an array of its own",
-                    remedy=f"{self.shared[path]} = {path}.copy() where both are bound")
+                arm = self.arms[number]
+                place = state_rules.place_of_binding(
+                    self.entity.methods[arm.name], path, arm.place or self.entity.place)
+                raise state_rules.shared(path, self.shared[path], place)
         inputs = [k.input for k in self.states.values()]
         outputs: list[Output] = []
         given: list[dict[int, Value]] = []  # of each output, by arm: its value
@@ -403,77 +413,11 @@ def place_of(cls: type) -> Place:
     return Place(code.co_filename, line, 0, -1, cls.__name__)
 
 
-# ---- what an object holds ------------------------------------------------------------------------
+def _entities() -> Any:
+    from codegen.oracle import entities  # start-up time: builds and images do without it
+
+    return entities
 
 
-def _inside(x: Any) -> list[tuple[str, str, Any]] | None:
-    """What a container or an object holds: how it is reached, what a name says, and itself."""
-    if isinstance(x, tuple):
-        fields = getattr(x, "_fields", None)
-        if fields:
-            return [(f".{f}", f, item) for f, item in zip(fields, x, strict=True)]
-        return [(f"[{k}]", str(k), item) for k, item in enumerate(x)]
-    if isinstance(x, list):
-        return [(f"[{k}]", str(k), item) for k, item in enumerate(x)]
-    if isinstance(x, dict):
-        return [(f"[{_quoted(k)}]", str(k), item) for k, item in x.items()]
-    if is_carried(x):
-        return [(f".{k}", k, item) for k, item in (attributes(x) or {}).items()]
-    return None
-
-
-def _quoted(key: Any) -> str:
-    return f'"{key}"' if isinstance(key, str) else repr(key)
-
-
-def _walked(x: Any) -> dict[str, tuple[str, Any]]:
-    """The leaves by path, such as self.w["in"], each with its name, w.in. What is reached twice
-    stands where it was met first."""
-    return dict(_leaves(x, "self", "", set()))
-
-
-def _leaves(
-    x: Any, path: str, name: str, seen: set[int]
-) -> Iterator[tuple[str, tuple[str, Any]]]:
-    inside = _inside(x)
-    if inside is None:
-        yield path, (name, x)
-        return
-    if not isinstance(x, tuple):
-        if id(x) in seen:
-            return
-        seen.add(id(x))
-    for step, key, item in inside:
-        yield from _leaves(item, path + step, below(name, key), seen)
-
-
-def _placed(x: Any, arrays: Mapping[str, Any], path: str, seen: set[int]) -> Any:
-    """The same containers with these arrays at their paths."""
-    inside = _inside(x)
-    if inside is None:
-        return arrays.get(path, x)
-    if not isinstance(x, tuple):
-        if id(x) in seen:
-            return x
-        seen.add(id(x))
-    items = [_placed(item, arrays, path + step, seen) for step, _, item in inside]
-    if isinstance(x, tuple):
-        if all(a is b for a, b in zip(items, x, strict=True)):
-            return x
-        return type(x)(*items) if hasattr(x, "_fields") else tuple(items)
-    if isinstance(x, list):
-        x[:] = items
-    elif isinstance(x, dict):
-        put_items(x, dict(zip(x, items, strict=True)))
-    else:
-        put_attributes(x, dict(zip((attributes(x) or {}), items, strict=True)))
-    return x
-
-
-def _said(t: LeafType) -> str:
-    return f"{t.dtype.name} {_shape(t)}"
-
-
-def _shape(t: LeafType) -> str:
-    inner = ", ".join(map(str, t.shape))
-    return f"({inner},)" if len(t.shape) == 1 else f"({inner})"
+def _described(t: LeafType) -> tuple[str, tuple[Any, ...]]:
+    return t.dtype.name, t.shape

@@ -85,6 +85,7 @@ class Context:
     when_built = ""  # how users make a number known while building, where that is not usual
     reserved: frozenset[str] = frozenset()  # names of scalars, which loop variables leave free
     entry = ""  # whose code is captured, in a class that is a program
+    own_scalars: dict[str, Place | None]  # that it, or the program, has declared, and where
     states: tuple[StateArray, ...] = ()
     entries: tuple[Entry, ...] = ()
     outermost: Any = None  # what loops in no other one carried in the capture before: settled.Inner
@@ -97,8 +98,8 @@ class Context:
         self.epoch = 0  # grows where a piece of code begins that may be undone
         self.place: Place | None = None  # where ops come from, if not from what runs now
         self.write_logs: list[dict[Storage, None]] = []
+        self.own_scalars = {}
         self.scalars: dict[str, Scalar] = {}
-        self.own_scalars: dict[str, None] = {}  # names of those that this entry declares
         self.inputs: dict[str, Input] = {}
         self.feeds: dict[str, Feed] = {}
         self.numbers: dict[Value, Any] = {}  # of those that are one number everywhere

@@ -21,6 +21,7 @@ from codegen.errors import (
     TracedValueError,
     UsageError,
 )
+from codegen.image.manifest import ENTRY
 from codegen.ir import ArrayType, Input, Region, Scalar, Shape, Value, free_counters, free_values
 from codegen.mesh import Layout, checked_text, local_offset
 from codegen.ops import Full, Iota, Map, Reshape, RunScalar
@@ -116,10 +117,7 @@ def scalar(name: str, default: Any = None, dtype: Any = None) -> Any:
     context = require_context("spmd.scalar")
     element = _scalar_dtype(default, dtype)
     _check_default(default, element, name)
-    known = context.scalars.get(name)
-    if name not in context.own_scalars:
-        _check_name(context, name, "scalar")
-        context.own_scalars[name] = None
+    known, here = context.scalars.get(name), user_place()
     said = {"dtype": (element.name, element.name), "default": text_and_form(default, _simpler)}
     if known is None:
         context.said[name] = said
@@ -127,9 +125,11 @@ def scalar(name: str, default: Any = None, dtype: Any = None) -> Any:
         plain_int = element is dtypes.INT64
         sym = Sym(_own_name(context, name), "scalar", low, high) if plain_int else None
         held = default if default is None else _held(default, plain_int)
-        known = context.scalars[name] = Scalar(name, element, held, sym, user_place())
-    else:
-        check_same(name, "scalar", (known.place, context.said[name]), (user_place(), said))
+        known = context.scalars[name] = Scalar(name, element, held, sym, here)
+    else:  # entries of a class may declare one scalar alike
+        before = context.own_scalars.get(name, here)
+        check_same(name, "scalar", (before, context.said[name]), (here, said))
+    context.own_scalars.setdefault(name, here)
     if known.sym is not None:
         plain = Number(expr.symbol(known.sym))
         return plain != 0 if isinstance(default, bool) else plain
@@ -216,11 +216,14 @@ def _check_name(context: Context, name: Any, what: str) -> None:
             f"the name of a{'n' if what == 'input' else ''} {what} must be an identifier",
             expected='text such as "u" or "steps"', found=repr(name),
         )
-    scalars = {name: context.scalars[name] for name in context.own_scalars}
-    known: dict[str, Scalar | Input] = {**scalars, **context.inputs}
-    for its_name, declared in known.items():
+    if name == ENTRY and context.entry and what == "scalar":
+        raise UsageError('the scalar "entry" says which entry of a class runs', place=user_place(),
+                         expected="another name", found='spmd.scalar("entry")',
+                         remedy='spmd.scalar("entry_given")')
+    known = context.own_scalars | {k: i.place for k, i in context.inputs.items()}
+    for its_name, place in known.items():
         if its_name == name or named.is_in(its_name, name):
-            raise declared_twice(name, what, declared.place, user_place())
+            raise declared_twice(name, what, place, user_place())
 
 
 # ---- inputs ----------------------------------------------------------------------------------

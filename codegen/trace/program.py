@@ -7,7 +7,6 @@ Always holds: equal parameters give the same Module; every output is a global ar
 from __future__ import annotations
 
 import ast
-import copy
 import functools
 import inspect
 import math
@@ -379,42 +378,48 @@ class Program:
         Returns what the function returns. InputError for an input that is missing or of another
         shape, UsageError for an unknown name; exceptions of NumPy come through.
         """
-        eager = _oracle()
-        for name, take in (save or {}).items():
-            if not callable(take):
-                raise UsageError(f"save={{{name!r}: …}} of an eager run is no function",
-                                 expected="a function that is called with each frame, such as "
-                                 "frames.append", found=repr(take),
-                                 remedy="spmd run FILE.py --eager -o NAME=… writes files")
+        check_takers(save)
+        eager = oracle()
+        known = {k: v for k, v in given.items() if k in self.parameters}
+        rest = {k: v for k, v in given.items() if k not in self.parameters}
+        axes = self._eager_axes(ranks, mesh)
+        given = {**self.bind(known), **rest}
+        return eager.run(self.function, axes, given, lambda: self.graph(known),
+                         self._captured(axes), frames=save, outside=self._outside(known))
+
+    def _eager_axes(self, ranks: int, mesh: Mapping[str, int] | None) -> dict[str, int]:
+        """The axis sizes of an eager run."""
         ranks = checked_count("ranks", ranks)
         given_sizes = checked_sizes({} if mesh is None else mesh, self.mesh.names)
         fixed = {a.name: a.fixed for a in self.mesh.axes} | given_sizes
         if mesh and all(fixed.values()):
             ranks = math.prod(n for n in fixed.values() if n)
-        axes = eager.mesh_sizes(self.mesh.names, fixed, ranks)
-        known = {k: v for k, v in given.items() if k in self.parameters}
-        rest = {k: v for k, v in given.items() if k not in self.parameters}
-        given = {**self.bind(known), **rest}
+        axes: dict[str, int] = oracle().mesh_sizes(self.mesh.names, fixed, ranks)
+        return axes
 
+    def _captured(self, axes: Mapping[str, int]) -> Callable[[Callable[[], Any]], Module]:
+        """A function that gives the Graph of another function, on this mesh."""
         def captured(function: Callable[[], Any]) -> Module:
-            """The Graph of another function, on the mesh of this run."""
-            other = copy.copy(self)
-            other.function, other.mesh = function, make_mesh(axes)
-            other.is_part = True
+            other = Program.__new__(Program)
+            vars(other).update(vars(self))
+            other.function, other.mesh, other.is_part = function, make_mesh(axes), True
             return other.graph({})
 
+        return captured
+
+    def _outside(self, known: Mapping[str, Any]) -> Callable[[], Mapping[int, Any]]:
+        """A function that gives, by id, the memory of arrays that the program finds."""
         def outside() -> Mapping[int, Any]:
             values = self.bind(known)
             reached = Outside("program", [(self.name, self.function), *self.reached(values)])
             return reached.owners()
 
-        return eager.run(self.function, axes, given, lambda: self.graph(known), captured,
-                         frames=save, outside=functools.cache(outside))
+        return functools.cache(outside)
 
     def interpreted(self, axes: Mapping[str, int], prints: list[str]) -> dict[str, Any]:
         """The outputs by name, of a program without inputs: its Graph, computed in NumPy. prints
         collects what it prints."""
-        found: dict[str, Any] = _oracle().outputs(self.graph({}), axes, prints)
+        found: dict[str, Any] = oracle().outputs(self.graph({}), axes, prints)
         return found
 
     def __getattr__(self, name: str) -> Any:
@@ -435,6 +440,16 @@ class Program:
         )
 
 
+def check_takers(save: Mapping[str, Any] | None) -> None:
+    """Raises UsageError for what cannot take the frames of a save."""
+    for name, take in (save or {}).items():
+        if not callable(take):
+            raise UsageError(f"save={{{name!r}: …}} of an eager run is no function",
+                             expected="a function that is called with each frame, such as "
+                             "frames.append", found=repr(take),
+                             remedy="spmd run FILE.py --eager -o NAME=… writes files")
+
+
 def place_of_return(context: Context, function: Callable[..., Any], else_at: Place) -> Place:
     """The expression that a converted function returned; where there is none, another place."""
     made = context.returned
@@ -453,7 +468,7 @@ def outputs_at(context: Context, returned: Any, place: Place) -> tuple[list[Outp
         raise
 
 
-def _oracle() -> Any:
+def oracle() -> Any:
     from codegen.oracle import eager  # start-up time: builds and images do without it
 
     return eager

@@ -23,7 +23,7 @@ from codegen.layouts import propagation
 from codegen.mesh import Layout
 from codegen.symbolic import expr
 from codegen.trace.array import Array, Number
-from codegen.trace.objects import attributes, is_carried, put_attributes, put_items
+from codegen.user.objects import attributes, is_carried, put_attributes, put_items
 
 UNDEFINED: Any = type("Undefined", (), {"__repr__": lambda self: "no value"})()
 

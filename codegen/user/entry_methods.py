@@ -6,13 +6,15 @@ Read by the tracer, and by eager runs of the class.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
-from codegen.errors import Place, UsageError
+from codegen.errors import MissingError, Place, UsageError
 from codegen.places import user_place
+from codegen.suggest import meant
 
 _MARK = "__spmd_entry__"
+_TAKEN = ("close", "entries", "load", "profile", "save", "state")  # of open images
 
 
 def entry(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -63,13 +65,35 @@ def entries_of(cls: type) -> dict[str, Callable[..., Any]]:
                          found=", ".join(n for n, m in vars(cls).items() if inspect.isfunction(m))
                          or "no methods")
     for name, method in found.items():
-        code = method.__code__
+        place = place_of_method(name, method)
+        if name in _TAKEN:
+            raise UsageError(f"an open image has a method {name} of its own: no entry is called so",
+                             place=place, expected="another name", found=name,
+                             remedy=f"def {name}_entry(self): …")
         parameters = list(inspect.signature(method).parameters.values())
         needed = [p.name for p in parameters[1:] if p.default is p.empty]
         if not parameters or needed:
             raise UsageError(
                 f"the entry {name} of {cls.__name__} takes arguments",
-                place=Place(code.co_filename, code.co_firstlineno, 0, -1, name),
+                place=place,
                 expected=f"def {name}(self):", found=", ".join(needed) or "no self",
                 remedy='x = spmd.input("x", shape, dtype) in it, for an array that a call gives')
     return found
+
+
+def place_of_method(name: str, method: Callable[..., Any]) -> Place:
+    """Where a method stands."""
+    code = inspect.unwrap(method).__code__
+    return Place(code.co_filename, code.co_firstlineno, 0, -1, name)
+
+
+def no_entry(program: str, name: str, entries: Collection[str]) -> MissingError:
+    """An image, or an eager run of a class, is asked for what is no entry of it."""
+    return MissingError(f'{program} has no entry "{name}"; it has {", ".join(sorted(entries))}',
+                        remedy=meant(name, list(entries), "{}(…)"))
+
+
+def called_whole(program: str, entries: Collection[str]) -> MissingError:
+    """It is called as if it were one program."""
+    return MissingError(f"{program} is called, and it has entries", found="x(…)",
+                        expected=" or ".join(f"x.{name}(…)" for name in sorted(entries)))

@@ -27,7 +27,9 @@ from codegen.errors import Place, UnsupportedError
 from codegen.places import names_in, user_frame, user_place
 from codegen.trace.array import Array, Number, is_traced
 from codegen.trace.context import Context
-from codegen.trace.objects import (
+from codegen.trace.state import Code, Variables, same
+from codegen.user.numbers import owner_of
+from codegen.user.objects import (
     FIXED,
     STANDARD,
     USER,
@@ -40,8 +42,6 @@ from codegen.trace.objects import (
     raw_bytes,
     whose,
 )
-from codegen.trace.state import Code, Variables, same
-from codegen.user.numbers import owner_of
 
 GENERATORS = (np.random.Generator, np.random.RandomState, np.random.BitGenerator, random.Random)
 _PLAIN = (

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from codegen.places import codes_in, is_user_file
-from codegen.trace.objects import origin, whose
+from codegen.user.objects import origin, whose
 from codegen.user.sameness import content
 
 # Modules of which nothing but the version can differ, and what of them reads the world outside.

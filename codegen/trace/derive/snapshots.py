@@ -19,7 +19,7 @@ import numpy as np
 
 from codegen.trace.array import Array, Number
 from codegen.trace.control.outside import GENERATORS
-from codegen.trace.objects import attributes, is_carried, put_attributes
+from codegen.user.objects import attributes, is_carried, put_attributes
 
 _ITSELF = (Array, Number, type, enum.Enum, types.ModuleType, np.generic, str, bytes, int, float,
            complex, type(None))

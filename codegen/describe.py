@@ -26,6 +26,7 @@ from codegen.plan.grammar import (
 )
 from codegen.plan.handed import More, Save, Send, Take
 from codegen.plan.image_constants import constant_places
+from codegen.plan.overlays import entry_of_buffers
 from codegen.plan.steps import (
     Operation,
     operations,
@@ -50,6 +51,7 @@ def manifest_of(plan: Plan, target: str) -> dict[str, Any]:
         checking = shares(plan)
         for row, step in zip(rows, steps, strict=True):
             row["checking"] = round(checking.get(id(step), 0.0), 3)
+    owners = entry_of_buffers(plan) if plan.entries else []
     uses: dict[int, list[int]] = {}
     for row in rows:
         for number in row.get("buffers", ()):
@@ -72,7 +74,7 @@ def manifest_of(plan: Plan, target: str) -> dict[str, Any]:
         "saves": [{**_array(s.array), "every": s.every} for s in plan.saves],
         "returns": plan.returns,
         "states": [{"input": s.input, "path": s.path, "new": s.new} for s in plan.states],
-        "entries": [_entry(e) for e in plan.entries],
+        "entries": [_entry(k, e, owners) for k, e in enumerate(plan.entries)],
         "conditions": conditions_of(plan),
         "routes": routes_of(plan),
         "operations": rows,
@@ -156,11 +158,14 @@ def _carried(a: Array) -> dict[str, Any]:
     return {**row, "shape": None, "layout": None} if a.own else row
 
 
-def _entry(e: Entry) -> dict[str, Any]:
+def _entry(number: int, e: Entry, owners: list[int]) -> dict[str, Any]:
+    """buffers: those that it alone uses, which may lie where other entries have theirs."""
     where = {"place": line_of(e.place)} if e.place else {}
     return {"name": e.name, **where, "inputs": list(e.inputs), "outputs": list(e.outputs),
-            "rebinds": list(e.rebinds),
-            "updates": list(e.updates), "scalars": list(e.scalars), "returns": e.returns}
+            "reads": list(e.reads), "rebinds": list(e.rebinds),
+            "updates": list(e.updates), "scalars": list(e.scalars),
+            "feeds": list(e.feeds), "saves": list(e.saves), "returns": e.returns,
+            "buffers": [k for k, owner in enumerate(owners) if owner == number + 1]}
 
 
 def _feed(feed: Feed, plan: Plan) -> dict[str, Any]:

@@ -175,15 +175,18 @@ class StateArray:
 @dataclass(frozen=True)
 class Entry:
     """One of several programs in an image. Its inputs and outputs, by their numbers in the module;
-    rebinds: numbers of the states that it gives new arrays; updates: of those it writes into where
-    they lie; returns: of the tree, a leaf k is its
-    k-th output; None: it returns nothing."""
+    reads, rebinds: numbers of the states that it reads, and that it gives new arrays; updates: of
+    those it writes into where they lie; returns: of the tree, a leaf k is its k-th output; None: it
+    returns nothing. feeds, saves: by name."""
 
     name: str
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
+    reads: tuple[int, ...]
     rebinds: tuple[int, ...]
     scalars: tuple[str, ...]
+    feeds: tuple[str, ...]
+    saves: tuple[str, ...]
     returns: Returned | None
     place: Place | None = None
     updates: tuple[int, ...] = ()

@@ -11,6 +11,7 @@ from typing import Any
 
 from codegen.errors import Place
 from codegen.fresh import Fresh
+from codegen.image.manifest import ENTRY
 from codegen.ir import ArrayType, Keeps, Module, Op, Region, Value, layout_text, walk
 from codegen.mesh import Mesh
 from codegen.naming import Naming
@@ -108,6 +109,44 @@ def _op_text(op: Op, name: ValueNames) -> str:
     return f"{results} = {call}" if results else call
 
 
+class EntryText:
+    """What texts show of an entry's arm: its ops without the blanks that stand for what the other
+    entries give; what it gives, as "state w" or "output loss", with its value."""
+
+    def __init__(self, module: Module, number: int) -> None:
+        branch, entry = module.entry_branch, module.entries[number]
+        assert branch is not None
+        arm, at = branch.regions[number], {v: k for k, v in enumerate(branch.results)}
+        new = {module.states[k].new: "state" for k in entry.rebinds}
+        given = {k: f"{kind} {module.outputs[k].name.removeprefix(f'{entry.name}.')}"
+                 for k, kind in {**new, **dict.fromkeys(entry.outputs, "output")}.items()}
+        self.gives = {text: arm.results[at[module.outputs[k].value]] for k, text in given.items()}
+        others = set(arm.results).difference(self.gives.values())
+        self.body = arm.with_ops(
+            op for op in arm.ops
+            if op.operands or not op.results or not others.issuperset(op.results))
+        where = f"  # line {entry.place.line}" if entry.place else ""
+        self.head = f"entry {entry.name}:{where}"
+
+
+def _entry_lines(
+    module: Module, name: ValueNames, indent: str, last: list[Place | None]
+) -> Iterator[str]:
+    for shown in (EntryText(module, number) for number in range(len(module.entries))):
+        yield f"{indent}{shown.head}"
+        yield from _region_lines(shown.body, name, f"{indent}  ", last)
+        yield from (f"{indent}  {what} = {name(v)}" for what, v in shown.gives.items())
+
+
+def _body_lines(module: Module, name: ValueNames) -> Iterator[str]:
+    last: list[Place | None] = [None, None]
+    if module.entry_branch is None:
+        yield from _region_lines(module.body, name, "  ", last)
+        return
+    yield from _region_lines(module.body.with_ops(module.body.ops[:-1]), name, "  ", last)
+    yield from _entry_lines(module, name, "  ", last)
+
+
 def _region_lines(
     region: Region, name: ValueNames, indent: str, last: list[Place | None]
 ) -> Iterator[str]:
@@ -139,10 +178,13 @@ def module_text(module: Module) -> str:
     axes = ", ".join(a.name if a.fixed is None else f"{a.name}={a.fixed}" for a in module.mesh.axes)
     lines = [f"{module.level} {module.name} over mesh ({axes})", *blocks.definitions()]
     lines += [f"parameter {k} = {v!r}" for k, v in module.parameters]
-    lines += [f"scalar {s.name}: {s.dtype} = {s.default}" for s in module.scalars]
+    lines += [f"scalar {s.name}: {s.dtype} = {s.default}" for s in module.scalars
+              if not (module.entries and s.name == ENTRY)]
+    states = {module.inputs[s.input] for s in module.states}
     for i in module.inputs:
+        kind = "state" if i in states else "input"
         lines.append(
-            f"input {name(i.value)}: {i.value.type.dtype}[{name.shape(i.shape)}] "
+            f"{kind} {name(i.value)}: {i.value.type.dtype}[{name.shape(i.shape)}] "
             f"over {layout_text(i.layout)}"
         )
         if i.default is not None:
@@ -153,8 +195,8 @@ def module_text(module: Module) -> str:
         fields = ", ".join(f"{field}: {name.type(t)}" for field, t in f.fields)
         lines.append(f"feed {f.name} of {fields}")
     lines += [f"condition {c.holds}  # {c.text}" for c in module.conditions]
-    lines += _region_lines(module.body, name, "  ", [None, None])
-    for o in module.outputs:
+    lines += _body_lines(module, name)
+    for o in module.outputs if not module.entries else ():
         lines.append(
             f"output {o.name} = {name(o.value)}: [{name.shape(o.shape)}] "
             f"over {layout_text(o.layout)}"

@@ -10,7 +10,7 @@ import struct
 
 from codegen.check_names import POINTS, built_with
 from codegen.errors import InputError, UsageError
-from codegen.image.manifest import IndexWords, scalar_value
+from codegen.image.manifest import ENTRY, IndexWords, scalar_value
 from codegen.suggest import meant
 from codegen.user import named
 from spmd.files.npy import element_count
@@ -57,6 +57,16 @@ def scalars_of(manifest: dict[str, Any], settings: dict[str, Any]) -> dict[str, 
         else scalar["default"]
         for scalar in manifest["scalars"]
     }
+
+
+def check_settings(manifest: dict[str, Any], given: dict[str, Any]) -> None:
+    """What users set are scalars of their own. Raises UsageError for the one that says which entry
+    runs."""
+    if manifest["entries"] and ENTRY in given:
+        others = [s["name"] for s in manifest["scalars"] if s["name"] != ENTRY]
+        raise UsageError(f"the program has no scalar {ENTRY!r}",
+                         expected=", ".join(others) or "no scalars",
+                         remedy="run --entry NAME says which entry runs")
 
 
 def check_checks(manifest: dict[str, Any], checks: tuple[str, ...], remedy: str) -> None:
@@ -118,8 +128,10 @@ def patched_in(
     known = {**{s["name"]: s for s in manifest["scalars"]}}
     wrong = [f"{k}={v}" for k, v in mesh.items() if k in sizes and sizes[k] != v]
     wrong += [f"{ranks} ranks"] if ranks not in (None, product) else []
+    if manifest["entries"]:  # a local program has all of them too
+        values.pop(ENTRY)
     wrong += [f"{k}={v}" for k, v in settings.items()
-              if k in known and scalar_value(known[k], v) != values[k]]
+              if k in values and scalar_value(known[k], v) != values[k]]
     if wrong:
         raise InputError(
             f"this is a local program: {wrong[0]} is not what was patched into it",

@@ -133,6 +133,12 @@ def _run_options(run: Parser) -> None:
         run.add_argument(*names, metavar="[NAME=]FILE", type=texts.file, action="append",
                          default=[], help=text)
     _add_set(run, "a run-time scalar; for a FILE.py also a parameter")
+    run.add_argument("--entry", metavar="NAME", help="of a class: the entry that runs; names of "
+                     "its inputs, outputs and scalars stand as in the method")
+    row = OPTIONS["state"]
+    run.add_argument("--state", metavar=row.metavar, type=row.read, help=row.help)
+    run.add_argument("--save-state", metavar="FILE.safetensors",
+                     help="where the state goes when the entry has run")
     _add_mesh(run)
     _add_how(run)
     for name in ("checkpoint", "every", "resume"):

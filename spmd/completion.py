@@ -20,7 +20,7 @@ except ImportError:
 
 # Options that name files.
 FILES = ("program", "image", "input", "output", "timeline", "plot", "file", "keys", "state",
-         "folder", "source")
+         "save_state", "folder", "source")
 
 
 def command(asked: argparse.Namespace, _: Processes) -> int:

@@ -58,15 +58,18 @@ class Distributed:
         print(np.asarray(out))    # [0.   0.25 0.5  0.75 1.   1.25 1.5  1.75]
     """
 
-    def __init__(self, job: Job, number: int, one_rank: bool, kept: bool) -> None:
-        output = job.manifest["outputs"][number]
-        self.name: str = output["name"]
-        self.shape, self.dtype = job.setup.shape(output), numpy_dtype(output["dtype"])
-        self._processes, self._number = job.processes, number
+    def __init__(
+        self, job: Job, number: int, one_rank: bool, kept: bool, what: str = "output"
+    ) -> None:
+        """number: of the array, where outputs are numbered behind the inputs."""
+        row = job.array(number)
+        self.name: str = row["name"]
+        self.shape, self.dtype = job.setup.shape(row), numpy_dtype(row["dtype"])
+        self._processes, self._number, self._what = job.processes, number, what
         self._rank = job.setup.first if one_rank else None
         self.offsets, self._extent = (0,) * len(self.shape), self.shape
         if one_rank:
-            offset, extent, _ = job.shard(job.outputs + number, job.setup.first)
+            offset, extent, _ = job.shard(number, job.setup.first)
             self.offsets, self._extent = tuple(offset), tuple(extent)
         self._job, self._turn = job, job.turns
         self._local: np.ndarray | None = None
@@ -83,7 +86,7 @@ class Distributed:
 
     @property
     def number(self) -> int:
-        """Which of the outputs it is."""
+        """Which array of the job it is: outputs are numbered behind the inputs."""
         return self._number
 
     def copy_out(self) -> None:
@@ -98,15 +101,16 @@ class Distributed:
         """
         if not self.is_held():
             raise UsageError(
-                f"output {self.name} was kept on the ranks, and their job has been called again",
+                f"{self._what} {self.name} was kept on the ranks, and their job has been called "
+                "again",
                 expected="the outputs of the latest call",
                 remedy="np.asarray(out) before the next call, or leave the output out of keep=",
             )
         array = np.empty(self._extent, self.dtype)
         start = sum(o * s for o, s in zip(self.offsets, array.strides, strict=True))
-        dtype = self._job.manifest["outputs"][self._number]["dtype"]
+        dtype = self._job.array(self._number)["dtype"]
         into = Global(address(array) - start, dtype, self.shape, array.strides)
-        self._job.get(self._number, into, self._rank)
+        self._job.get_array(self._number, into, self._rank)
         return array
 
     def stays_in(self, array: np.ndarray) -> None:
@@ -145,7 +149,7 @@ class Distributed:
         """The whole array, where this process has all of it. Raises UsageError elsewhere."""
         if self._extent != self.shape:
             raise UsageError(
-                f"this process has only a part of output {self.name}",
+                f"this process has only a part of {self._what} {self.name}",
                 expected=f"an array of shape {self.shape}",
                 found=f"a part of shape {self._extent}; the other processes have the rest",
                 remedy="whole = out.gather(root=0) in every process, or out.local for this part",

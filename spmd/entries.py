@@ -6,17 +6,20 @@ in the memory of the ranks; a call that fails leaves it as it was.
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
 
 from codegen.user.entry_methods import called_whole, no_entry
 from spmd.arrays import numpy_dtype
-from spmd.distributed import global_of
-from spmd.faces import Face, faces_of
+from spmd.distributed import Distributed, global_of
+from spmd.faces import Face, faces_of, states_of
+from spmd.given_state import GivenState
 from spmd.launch.job import Job
 from spmd.launch.loader import Checked
 from spmd.launch.options import Options
+from spmd.launch.saved_state import SavedState, WrittenState
 from spmd.mistakes import plainly
 from spmd.opened import Opened
 
@@ -69,7 +72,7 @@ class OpenedEntity(Opened):
         self._saved: dict[str, np.ndarray] | None = None  # of a job that has failed
         self.entries = {name: EntryCall(self, face) for name, face in self._faces.items()}
         with self._ready():
-            self._call(self._initial, {})
+            self._begin(options.state)
 
     def __getattr__(self, name: str) -> Any:
         entries = self.__dict__.get("entries", {})
@@ -87,20 +90,95 @@ class OpenedEntity(Opened):
         """An image with entries is asked for one of them: raises MissingError."""
         raise called_whole(self._manifest["program"], self.entries)
 
+    def _once(self, arguments: dict[str, Any]) -> Any:
+        """The call of an image that is opened for this one alone: entry= says of which entry."""
+        return self.entries[arguments.pop("entry")](**arguments)
+
     def _enter(self, face: Face, arguments: dict[str, Any]) -> Any:
         if self._job is None and self._saved is not None:
             saved, self._saved = self._saved, None
-            self._call(self._initial, {})
+            self._begin(None)
             self._put_state(saved)
         return self._call(face, arguments)
 
     # ---- state -----------------------------------------------------------------------------------
 
+    @plainly
+    def state(self) -> dict[str, Any]:
+        """Return copies of the arrays of the state, by name: the attribute `w["in"]` is `w.in`.
+
+        They are NumPy arrays; with comm= they are Distributed, of which every process has the part
+        of its rank. Every process must call it.
+        """
+        with self._ready():
+            if not self.distributed:
+                return self._get_state()
+            return {name: Distributed(self._loaded(), number, True, False, "state")
+                    for name, (number, _) in self._states().items()}
+
+    @plainly
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the state to a file, which is whole or not there: .safetensors, or .npz.
+
+        Its arrays have the names that `state` says. Every process must call it, and writes the
+        part of its rank. Raises OutputError for a file that cannot be written, UsageError for one
+        of another format, and where a .safetensors file cannot hold complex128.
+        """
+        with self._ready():
+            job = self._loaded()
+            file = WrittenState(self._manifest, os.fspath(path))
+            self.processes.together(lambda: file.check(job.setup))
+            file.write(job)
+
+    @plainly
+    def load(self, state: Any) -> None:
+        """Replace the state by a saved one: a file that `save` wrote, on any number of ranks, or
+        arrays by name, as `state` gives them; a dict of trees will do, `{"w": {"in": …}}`.
+
+        With comm= every process gives the whole arrays, or spmd.local(part) of its rank. Elements
+        of another dtype are converted where nothing is lost. Every process must call it.
+
+        Raises InputError, and nothing has changed, for the state of another program: it lists what
+        is missing, what is too much, and what has another shape or dtype.
+        """
+        with self._ready():
+            given = self._given(state)
+            setup = self._loaded().setup
+            given.compare(self.processes, self.processes.meet(lambda: given.open(setup)), "rank")
+            try:
+                given.put(self._loaded())
+            finally:
+                given.close()
+
+    def _given(self, state: Any) -> SavedState:
+        if isinstance(state, (str, os.PathLike)):
+            return SavedState(self._manifest, os.fspath(state))
+        return GivenState(self._manifest, self, state)
+
+    def _begin(self, state: Any) -> None:
+        """Load the job and make its state: by `__init__`, or of what is given."""
+        given = None if state is None else self._given(state)
+
+        def prepare() -> dict[str, Any]:
+            mine = self._prepare(self._initial, {})
+            mine["settings"]["state"] = given is not None
+            return {**mine, "states": given.open(self._launch.setup()) if given else {}}
+
+        try:
+            setup, met = self._launch.agreed(prepare)
+            if given is not None:
+                given.compare(self.processes, [theirs["states"] for theirs in met], "rank")
+            self._launch.with_state(setup, given)
+        except BaseException:
+            self._launch.end()
+            raise
+        finally:
+            if given is not None:
+                given.close()
+
     def _states(self) -> dict[str, tuple[int, dict[str, Any]]]:
         """By name: number and row of the input that holds it."""
-        inputs = self._manifest["inputs"]
-        numbers = (state["input"] for state in self._manifest["states"])
-        return {inputs[k]["name"]: (k, inputs[k]) for k in numbers}
+        return states_of(self._manifest)
 
     def _get_state(self) -> dict[str, np.ndarray]:
         found, job = {}, self._loaded()

@@ -5,22 +5,27 @@ In: a manifest. Out: rows of inputs and outputs by the names that users say, wit
 
 from __future__ import annotations
 
+from codegen.errors import UsageError
 from codegen.image.manifest import ENTRY
+from codegen.suggest import meant
+from codegen.symbolic.meaning import names_in
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from typing import Any
 
 
 class Face:
     """One entry, or a program that has none. number: of the entry; its inputs and outputs, rows of
-    the manifest with the numbers that they have there; pairs: buffers of states that it rebinds,
-    and of their new values."""
+    the manifest with the numbers that they have there; scalars, feeds, saves: by name; pairs:
+    buffers of states that it rebinds, and of their new values."""
 
     def __init__(self, manifest: dict[str, Any], number: int | None = None) -> None:
         rows = {kind: list(enumerate(manifest[kind])) for kind in ("inputs", "outputs")}
-        self.number = number
-        self.scalars = [scalar["name"] for scalar in manifest["scalars"]]
+        self.manifest, self.number = manifest, number
+        self.scalars, self.feeds, self.saves = (
+            [row["name"] for row in manifest[kind]] for kind in ("scalars", "feeds", "saves"))
         self.returns = manifest["returns"]
         self.name, self.pairs = "", []
         if number is not None:
@@ -30,6 +35,7 @@ class Face:
             rows = {kind: [(k, {**manifest[kind][k], "name": manifest[kind][k]["name"][at:]})
                            for k in entry[kind]] for kind in rows}
             self.scalars, self.returns = entry["scalars"], entry["returns"]
+            self.feeds, self.saves = entry["feeds"], entry["saves"]
             for k in entry["rebinds"]:
                 state = manifest["states"][k]
                 pair = [manifest["inputs"][state["input"]]["buffer"],
@@ -43,10 +49,69 @@ class Face:
             self.given[k] = 0
 
     def settings(self, given: dict[str, Any]) -> dict[str, Any]:
-        """These scalars, and the one that says which entry runs."""
-        return given if self.number is None else {**given, ENTRY: self.number}
+        """These scalars, and the one that says which entry runs. Raises UsageError for one that
+        this entry has not."""
+        if self.number is None:
+            return given
+        known = [row["name"] for row in self.manifest["scalars"]]
+        for name in given:
+            if name in known and name not in self.scalars:
+                raise UsageError(f"the entry {self.name} has no scalar {name!r}",
+                                 expected=", ".join(self.scalars) or "no scalars",
+                                 remedy="run --entry NAME says which entry runs"
+                                 if name == ENTRY else "")
+        return {**given, ENTRY: self.number}
+
+    def others(self, before: Mapping[str, Any]) -> dict[str, Any]:
+        """The scalars of other entries, as they were in the call before."""
+        return {row["name"]: before.get(row["name"], row["default"] or 0)
+                for row in self.manifest["scalars"] if row["name"] not in self.scalars}
+
+    def reads(self) -> list[tuple[int, dict[str, Any]]]:
+        """What a call reads: its inputs, and before them the states."""
+        return [*states_of(self.manifest).values(), *self.inputs]
+
+    def own(self, scalars: dict[str, Any]) -> dict[str, Any]:
+        """Those of these scalars that a call of this face may set."""
+        return {k: v for k, v in scalars.items() if k in self.scalars}
+
+    def asked(self) -> dict[str, Any]:
+        """The manifest without what it asks of scalars that other entries have."""
+        if self.number is None:
+            return self.manifest
+        others = {row["name"] for row in self.manifest["scalars"]}.difference(self.scalars)
+        conditions = [c for c in self.manifest["conditions"] if not others & names_in(c["holds"])]
+        routes = [r for r in self.manifest["routes"]
+                  if not others & names_in(r["to"], r["sends"], r["size"])]
+        return {**self.manifest, "conditions": conditions, "routes": routes}
 
 
 def faces_of(manifest: dict[str, Any]) -> dict[str, Face]:
     """The entries by name, without that of `__init__`; {} for a program that has none."""
     return {entry["name"]: Face(manifest, k) for k, entry in enumerate(manifest["entries"]) if k}
+
+
+def face_of(manifest: dict[str, Any], entry: str | None) -> Face:
+    """The face of an entry, or of a program that has none. Raises UsageError for an unknown one,
+    for none where there are some, and for one of a program that has none."""
+    faces, program = faces_of(manifest), manifest["program"]
+    names = ", ".join(sorted(faces))
+    if not faces:
+        if entry is not None:
+            raise UsageError(f"{program} has no entries", expected="no --entry, no entry=",
+                             found=entry, remedy="@spmd.entry above methods of a class")
+        return Face(manifest)
+    if entry is None:
+        raise UsageError(f"{program} has entries, and none is named", expected=names,
+                         remedy=f"--entry {next(iter(faces))}; entry={next(iter(faces))!r} from "
+                         "Python")
+    if entry not in faces:
+        raise UsageError(f'{program} has no entry "{entry}"; it has {names}',
+                         remedy=meant(entry, list(faces)))
+    return faces[entry]
+
+
+def states_of(manifest: dict[str, Any]) -> dict[str, tuple[int, dict[str, Any]]]:
+    """The arrays of the state by name: number and row of the input that holds each."""
+    inputs, numbers = manifest["inputs"], [state["input"] for state in manifest["states"]]
+    return {inputs[k]["name"]: (k, inputs[k]) for k in numbers}

@@ -21,7 +21,8 @@ from spmd.arguments import check_checks
 from spmd.distributed import Distributed as Distributed
 from spmd.distributed import Local as Local
 from spmd.distributed import local as local
-from spmd.entries import OpenedEntity
+from spmd.entries import OpenedEntity as OpenedEntity
+from spmd.faces import Face, face_of, faces_of, states_of
 from spmd.files.whole import check_place, write_whole
 from spmd.launch import loader
 from spmd.launch.options import Options
@@ -121,7 +122,8 @@ class Image:
     def run(self, options: Options, arguments: dict[str, Any]) -> Any:
         """Run the image once, and return what the program returns, as NumPy arrays.
 
-        Pass inputs and scalars by name.
+        Pass inputs and scalars by name. Of an image of a class, entry names what runs, and state, a
+        file or a dict of arrays, is what it begins with; without it `__init__` runs first.
 
         OPTIONS
 
@@ -134,8 +136,8 @@ class Image:
         program, UsageError for an unknown name, PeerError for a lost process, CheckError for what a
         check has found.
         """
-        with self._opened(options) as job:
-            return job(**arguments)
+        with self._opened_once(options, arguments) as job:
+            return job._once(arguments)
 
     @takes(Options)
     def open(self, options: Options) -> Opened:
@@ -150,7 +152,30 @@ class Image:
                 for _ in range(100):
                     out = job(u=out["u"])
                 u = np.asarray(out["u"])
+
+        An image of a class is called by its entries, over state that stays with the ranks::
+
+            with image.open(ranks=2, state="digits.safetensors") as digits:
+                label = digits.infer(x=x)
         """
+        if self.manifest["entries"] and (options.checkpoint or options.resume):
+            raise UsageError(
+                "an open image of a class keeps no checkpoints",
+                expected="state files, between calls",
+                found=f"checkpoint={options.checkpoint!r}, resume={options.resume!r}",
+                remedy='x.save("FILE.safetensors"), then image.open(state="FILE.safetensors"); or '
+                "image.run(entry=…, checkpoint=…) for one long call")
+        if options.state is not None and not self.manifest["entries"]:
+            raise UsageError(f"{self.manifest['program']} has no state",
+                             expected="an image of a class under @spmd.program", found="state=…",
+                             remedy="inputs, by name, in each call")
+        return self._opened(options)
+
+    def _opened_once(self, options: Options, arguments: dict[str, Any]) -> Opened:
+        """The image, open for one call. Of a class, the arguments say with which state."""
+        if self.manifest["entries"]:
+            face_of(self.manifest, arguments.get("entry"))
+            options.state = arguments.pop("state", None)
         return self._opened(options)
 
     def _opened(self, options: Options) -> Opened:
@@ -179,7 +204,7 @@ class Image:
             profile = image.profile(ranks=4, u=np.arange(8.0))
             print(profile[0]["kind"], profile[0]["count"])    # compute 1
         """
-        with self._opened(options) as job:
+        with self._opened_once(options, arguments) as job:
             return job._profiled(arguments)
 
     @takes_more(call)
@@ -192,7 +217,7 @@ class Image:
         """
         path = os.fspath(path)
         check_place(path, "timeline")
-        with self._opened(options) as job:
+        with self._opened_once(options, arguments) as job:
             return job._timed(path, arguments)
 
     @plainly
@@ -247,13 +272,21 @@ class Image:
 
     def _repr_html_(self) -> str:
         m = self.manifest
-        rows: list[tuple[str, ...]] = [
-            ("scalar", s["name"], s["dtype"], f"default {s['default']}") for s in m["scalars"]]
-        for kind, arrays in (("input", m["inputs"]), ("output", m["outputs"])):
-            rows += [(kind, *row) for row in together(
-                (a["name"], f"{a['dtype']}[{show.shape_text(a)}]", layout_text(a["layout"]))
-                for a in arrays)]
+        rows: list[tuple[str, ...]] = _array_rows("state", (a for _, a in states_of(m).values()))
+        for face in faces_of(m).values() if m["entries"] else [Face(m)]:
+            if face.name:
+                rows.append(("entry", face.name, "", ""))
+            rows += [("scalar", s["name"], s["dtype"], f"default {s['default']}")
+                     for s in m["scalars"] if s["name"] in face.scalars]
+            for kind, arrays in (("input", face.inputs), ("output", face.outputs)):
+                rows += _array_rows(kind, (a for _, a in arrays))
         axes = ", ".join(show.axis_text(axis) for axis in m["mesh"])
         title = f"spmd image {m['program']}, mesh ({axes}), {len(self.data)} bytes, "
         return tables.rows_html(printable(title + self.digest[:12]),
                                 ("", "name", "type", "split over"), rows)
+
+
+def _array_rows(kind: str, arrays: Iterable[dict[str, Any]]) -> list[tuple[str, ...]]:
+    return [(kind, *row) for row in together(
+        (a["name"], f"{a['dtype']}[{show.shape_text(a)}]", layout_text(a["layout"]))
+        for a in arrays)]

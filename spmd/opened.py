@@ -163,6 +163,10 @@ class Opened:
         with self._ready():
             return self._call(self._face, arguments)
 
+    def _once(self, arguments: dict[str, Any]) -> Any:
+        """The call of an image that is opened for this one alone."""
+        return self(**arguments)
+
     @contextmanager
     def _ready(self) -> Iterator[None]:
         """Alone with the job, which is open."""
@@ -192,7 +196,7 @@ class Opened:
     ) -> tuple[Job, list[timeline.RankEvents]]:
         """The job that has run, and in process 0 the times of all ranks."""
         self._launch.times = events
-        self(**arguments)
+        self._once(arguments)
         assert self._job is not None
         return self._job, timeline.gather(self._job)
 
@@ -272,14 +276,14 @@ class Opened:
                 )
         given = {name: value for name, value in arguments.items() if name in known}
         scalars = {k: v for k, v in arguments.items() if k not in known}
-        setup = self._launch.bound(face.settings(scalars), [array for _, array in face.inputs],
-                                   given)
+        setup = self._launch.bound(face, scalars, given)
         self.arrays = {
-            array["name"]: _fitting(array, setup.shape(array), given[array["name"]])
+            array["name"]: fitting(array, setup.shape(array), given[array["name"]])
             for _, array in face.inputs
             if array["name"] in given
         }
-        said = {**self._launch.scalars, "inputs": sorted(given), **self._options.agreed()}
+        said = {**face.own(self._launch.scalars), "entry": face.name, "inputs": sorted(given),
+                **self._options.agreed()}
         return self._launch.mine(setup, said)
 
     def _compute(self, face: Face, job: Job) -> None:
@@ -351,7 +355,7 @@ class Opened:
     def _output(self, job: Job, number: int, output: dict[str, Any]) -> Any:
         kept = output["name"] in self.keep
         if self.distributed or kept:
-            return Distributed(job, number, self.distributed, kept)
+            return Distributed(job, job.outputs + number, self.distributed, kept)
         array = np.empty(job.setup.shape(output), numpy_dtype(output["dtype"]))
         job.get(number, global_of(array, output["dtype"]))
         return array
@@ -405,7 +409,7 @@ def _moves(job: Job, value: Distributed, number: int) -> list[tuple[int, int, in
     """From where to where, and how many bytes, for every hosted rank; None: other layouts."""
     moves = []
     for rank in range(job.setup.first, job.setup.first + job.setup.count):
-        *source, start = job.shard(job.outputs + value.number, rank)
+        *source, start = job.shard(value.number, rank)
         *target, to = job.shard(number, rank)
         if source != target:
             return None
@@ -461,7 +465,7 @@ def _is_limit(limit: object) -> bool:
     return isinstance(limit, (int, float)) and 0 <= limit < MOST_SECONDS
 
 
-def _fitting(
+def fitting(
     declared: dict[str, Any], shape: tuple[int, ...], value: Any
 ) -> np.ndarray | Local | Distributed:
     """An array of the declared dtype. Only conversions that lose nothing are made."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -22,63 +22,65 @@ from spmd.launch.job import EVERY_RANK, Job
 MOST_GATHERED = 1 << 30  # bytes of one process that are gathered: MPI counts them in an int
 
 
-def hosted_parts(job: Job, number: int) -> list[tuple[tuple[int, ...], np.ndarray]]:
-    """Where the hosted ranks' parts of output `number` begin, and views of their elements."""
-    output = job.manifest["outputs"][number]
-    dtype = numpy_dtype(output["dtype"])
-    ranks: Iterable[int] = job.setup.owners(output["layout"])
+def hosted_parts(job: Job, array: int) -> list[tuple[tuple[int, ...], np.ndarray]]:
+    """Where the hosted ranks' parts of an input or output begin, and views of their elements."""
+    row = job.array(array)
+    dtype = numpy_dtype(row["dtype"])
+    ranks: Iterable[int] = job.setup.owners(row["layout"])
     if ranks == [EVERY_RANK]:
         ranks = range(job.setup.first, job.setup.first + job.setup.count)
     parts = []
     for rank in ranks:
-        offset, extent, address = job.shard(job.outputs + number, rank)
+        offset, extent, address = job.shard(array, rank)
         count = int(np.prod(extent))
         memory = ffi.buffer(ffi.cast("char *", address), max(1, count * dtype.itemsize))
         parts.append((tuple(offset), np.frombuffer(memory, dtype, count).reshape(extent)))
     return parts
 
 
-def collect(job: Job, rooms: list[tuple[str, int]]) -> dict[int, np.ndarray]:
-    """Brings every output to its room: a file, with the byte where it begins; without one ("") to
-    the first process, where these arrays come out. Every process must come.
+def collect(job: Job, rooms: Mapping[int, tuple[str, int]], what: str) -> dict[int, np.ndarray]:
+    """Brings arrays, by their numbers, to their rooms: a file, with the byte where it begins;
+    without one ("") to the first process, where these arrays come out. Every process must come.
+    what: they are, in messages.
     """
     def fill() -> None:
-        for number, (path, start) in enumerate(rooms):
+        for array, (path, start) in rooms.items():
             if path:
-                store(job, number, path, start)
+                store(job, array, path, start, what)
 
     job.processes.together(fill)
     found = {}
-    for number, output in enumerate(job.manifest["outputs"]):
-        shape, dtype = job.setup.shape(output), numpy_dtype(output["dtype"])
-        if rooms[number][0] or math.prod(shape) * dtype.itemsize > MOST_GATHERED:
+    for array, (path, _) in rooms.items():
+        row = job.array(array)
+        shape, dtype = job.setup.shape(row), numpy_dtype(row["dtype"])
+        if path or math.prod(shape) * dtype.itemsize > MOST_GATHERED:
             continue
-        array = gather(job.processes.comm, hosted_parts(job, number), shape, dtype)
-        if array is not None:
-            found[number] = array
+        whole = gather(job.processes.comm, hosted_parts(job, array), shape, dtype)
+        if whole is not None:
+            found[array] = whole
     return found
 
 
-def store(job: Job, number: int, path: str, start: int) -> None:
-    """Writes the hosted ranks' parts of output `number` into a file whose elements begin at start.
+def store(job: Job, array: int, path: str, start: int, what: str) -> None:
+    """Writes the hosted ranks' parts of an array into a file whose elements begin at start.
 
     Byte by byte, where hosts share a file but not its pages in memory. Raises OutputError.
     """
-    output = job.manifest["outputs"][number]
-    shape = job.setup.shape(output)
+    row = job.array(array)
+    shape = job.setup.shape(row)
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
         try:
-            for offsets, part in hosted_parts(job, number):
+            for offsets, part in hosted_parts(job, array):
                 _store_part(fd, start, shape, offsets, part)
             os.fsync(fd)
         finally:
             os.close(fd)
     except OSError as error:
         raise OutputError(
-            f"output {output['name']}: cannot write {path}: {error.strerror}",
+            f"{what} {row['name']}: cannot write {path}: {error.strerror}",
             expected="a directory that all hosts see", found=f"host {os.uname().nodename}",
-            remedy=f"a shared directory, or leave -o {output['name']} out",
+            remedy="a path in a shared directory",
         ) from None
 
 

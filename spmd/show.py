@@ -16,9 +16,10 @@ from codegen.errors import ImageError, MeshError, UsageError
 from codegen.image import manifest as reader
 from codegen.image.elf import printable
 from codegen.image.manifest import evaluate
-from codegen.user.named import together
+from codegen.user.named import roots, together
 from spmd import layout_table, looking, report
-from spmd.arguments import read, scalars_of
+from spmd.arguments import check_settings, read, scalars_of
+from spmd.faces import Face, faces_of, states_of
 from spmd.launch import loader, memory, sizes
 from spmd.launch.processes import Processes
 from spmd.verify.formulas import infix, layout_text
@@ -51,6 +52,7 @@ def main(
         data, parameters = looking.image_or_built(path, settings, no_cache)
         image = reader.read(data, host=False)
         scalars = {name: value for name, value in read(settings).items() if name not in parameters}
+        check_settings(image.manifest, scalars)
         scalars_of(image.manifest, scalars)  # what the program does not know is refused
         return _shown(image, what, as_json, ranks, mesh)
 
@@ -122,13 +124,7 @@ def summary(image: reader.ImageFile) -> Iterator[str]:
     if words.patched:
         yield f"local       {words}: it runs on its own ranks only"
     yield f"mesh        ({', '.join(map(axis_text, m['mesh']))}), sizes bound at launch"
-    for s in m["scalars"]:
-        yield f"scalar      {s['name']}: {s['dtype']} = {s['default']}"
-    for kind, arrays in (("input", m["inputs"]), ("output", m["outputs"])):
-        for name, what, last in together(_array_row(a) for a in arrays):
-            yield f"{kind:<12}{name}: {what}{last}"
-    for f in m["feeds"]:
-        yield from _feed_rows(f)
+    yield from _entry_rows(m) if m["entries"] else _face_rows(m, Face(m))
     for c in m["conditions"]:
         yield f"condition   {c['text']}  ({c['place']})"
     if m["checks"]:
@@ -160,6 +156,45 @@ def summary(image: reader.ImageFile) -> Iterator[str]:
     yield f"file        {len(image.data)} bytes, of which {code} machine code"
 
 
+def _entry_rows(m: dict[str, Any]) -> Iterator[str]:
+    """What stays between calls, and what each entry takes, gives and does with it."""
+    names = list(states_of(m))
+    rows = ((a["name"], f"{a['dtype']}[{shape_text(a)}] over {layout_text(a['layout'])}", "")
+            for _, a in states_of(m).values())
+    for name, what, _ in together(rows):
+        yield f"state       {name}: {what}"
+    for face in faces_of(m).values():
+        entry = m["entries"][face.number]
+        where = f"  ({entry['place']})" if "place" in entry else ""
+        changed = sorted({*entry["rebinds"], *entry["updates"]})
+        uses = [f"{verb} {_whole_trees([names[k] for k in numbers], names)}"
+                for verb, numbers in (("reads", entry["reads"]), ("changes", changed)) if numbers]
+        yield f"entry       {face.name}: {'; '.join(uses) or 'no state'}{where}"
+        yield from (f"  {line}" for line in _face_rows(m, face, numbers=False))
+
+
+def _whole_trees(some: list[str], known: list[str]) -> str:
+    """These names, with that of a tree where all of its arrays are among them."""
+    every = roots(known)
+    return ", ".join(root if mine == every[root] else ", ".join(mine)
+                     for root, mine in roots(some).items())
+
+
+def _face_rows(m: dict[str, Any], face: Face, numbers: bool = True) -> Iterator[str]:
+    """What a call takes and gives. numbers: of buffers too."""
+    for s in m["scalars"]:
+        if s["name"] in face.scalars:
+            yield f"scalar      {s['name']}: {s['dtype']} = {s['default']}"
+    for kind, arrays in (("input", face.inputs), ("output", face.outputs)):
+        for name, what, last in together(_array_row(a, numbers) for _, a in arrays):
+            yield f"{kind:<12}{name}: {what}{last}"
+    for f in m["feeds"]:
+        if f["name"] in face.feeds:
+            yield from _feed_rows(f)
+    for name in face.saves if face.number is not None else ():
+        yield f"frames      {name}"
+
+
 def _feed_rows(feed: dict[str, Any]) -> Iterator[str]:
     """What it gives, and how often the program takes that, and sends."""
     counts = ", ".join(f"{many} {kind}{'s' * (many != 1)}" for kind in ("take", "send")
@@ -172,11 +207,12 @@ def _feed_rows(feed: dict[str, Any]) -> Iterator[str]:
             yield f"  {kind:<10}{a['name']}: {what}"
 
 
-def _array_row(a: dict[str, Any]) -> tuple[str, ...]:
+def _array_row(a: dict[str, Any], numbers: bool) -> tuple[str, ...]:
     """Its name; what it is; those of a tree are many: which buffers they have is left out."""
     given = ", has a default" if a.get("default") else ""
     what = f"{a['dtype']}[{shape_text(a)}] over {layout_text(a['layout'])}"
-    return a["name"], what, ("" if "." in a["name"] else f", buffer {a['buffer']}") + given
+    buffer = f", buffer {a['buffer']}" if numbers and "." not in a["name"] else ""
+    return a["name"], what, buffer + given
 
 
 # ---- sizes -------------------------------------------------------------------------------------
@@ -191,9 +227,10 @@ def size_table(image: reader.ImageFile) -> list[dict[str, Any]]:
         try:
             mesh = sizes.bind_mesh(image.manifest, ranks, {}, scalars, ranks)
             values = {**scalars, **sizes.mesh_symbols(image.manifest, mesh)}
-            per_rank = sum(
-                -(-evaluate(b["bytes"], values) // 64) * 64 for b in image.manifest["buffers"]
-            )
+            buffers = [-(-evaluate(b["bytes"], values) // 64) * 64
+                       for b in image.manifest["buffers"]]
+            own = [sum(buffers[k] for k in e["buffers"]) for e in image.manifest["entries"]]
+            per_rank = sum(buffers) - sum(own) + max(own, default=0)
             row.update(mesh=list(mesh), rank_bytes=per_rank, total_bytes=per_rank * ranks)
         except MeshError as error:
             row["refused"] = error.message

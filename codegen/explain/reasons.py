@@ -8,14 +8,14 @@ Always holds: amounts are formulas of axis sizes in prefix form; no path, no num
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from codegen.errors import Place
 from codegen.explain import advice
 from codegen.explain.traffic import Meter, Traffic
-from codegen.ir import Input, Module, Op, Region, Value, layout_text
+from codegen.ir import Input, Module, Op, Region, Value, layout_text, walk
 from codegen.kit import global_ops
 from codegen.layouts import propagation
 from codegen.layouts.costs import bytes_of
@@ -88,6 +88,10 @@ class Explained:
             if isinstance(op.what, Loop):
                 for inner in op.regions:
                     self.before.update(zip(inner.args, op.operands, strict=True))
+        self.states = {graph.inputs[s.input].value for s in graph.states}
+        new = {s.new for s in graph.states}
+        self.results = [o for k, o in enumerate(graph.outputs) if k not in new]
+        self.before |= _of_entries(graph)
         self.names = self._names()
         self._called: dict[Value, tuple[str, Place | None]] = {}
         self.exchanges = list(_exchanges(program.body, ()))
@@ -111,7 +115,7 @@ class Explained:
         return names | {v: v.name for v in last.values()}
 
     def _shown(self) -> list[Value]:
-        return [*self.names, *(o.value for o in self.graph.outputs)]
+        return [*self.names, *(o.value for o in self.results)]
 
     def held(self, value: Value) -> Window:
         """What a rank makes of a value."""
@@ -122,10 +126,10 @@ class Explained:
         """Inputs, fields, variables, results; what has the same name and type as one before is
         that one."""
         rows: dict[Any, dict[str, Any]] = {}
-        what = {v: "input" if v in self.inputs else "field" if v in self.fields else "variable"
-                for v in self.names}
+        what = {v: "state" if v in self.states else "input" if v in self.inputs else
+                "field" if v in self.fields else "variable" for v in self.names}
         shown = [(self.names[v], v, w) for v, w in what.items()]
-        shown += [(o.name, o.value, "result") for o in self.graph.outputs]
+        shown += [(o.name, o.value, "result") for o in self.results]
         for name, value, kind in shown:
             key = (name, value.type)
             if key not in rows or not rows[key]["bytes"]:  # what was a view before, or unused
@@ -304,7 +308,7 @@ class Explained:
         return {
             "kind": traffic.kind, "words": words, "axes": list(what.axes),
             "array": self.subject(op), "bytes": to_json(traffic.bytes),
-            "often": _often(found.around), "place": place_row(op.place),
+            "often": self._often(found), "place": place_row(op.place),
             "advice": self.advice(op, traffic),
         }
 
@@ -338,6 +342,35 @@ class Explained:
         return named[0] if named else ""
 
 
+    def _often(self, found: ExchangeSite) -> str:
+        """In words."""
+        entries = self.program.entry_branch
+        around = [op for op in found.around if op is not entries]
+        loops = [str(op.place.line) for op in around if isinstance(op.what, Loop) and op.place]
+        branches = [op.place.line for op in around if isinstance(op.what, Branch) and op.place]
+        text = "once"
+        if loops:
+            several = "s" if len(loops) > 1 else ""
+            text = f"per turn of the loop{several} in line{several} {', '.join(loops)}"
+        if branches:
+            text += f", in the branch in line {branches[-1]}"
+        if entries is not None and entries in found.around:
+            arms = zip(self.program.entries, self.program.bodies, strict=True)
+            text += ", in " + next(e.name for e, arm in arms
+                                   if any(op is found.op for op in walk(arm)))
+        return text
+
+
+def _of_entries(graph: Module) -> dict[Value, Value]:
+    """What an entry gives, as its own arm makes it, by the result of the branch between entries."""
+    branch, found = graph.entry_branch, dict[Value, Value]()
+    for entry, arm in zip(graph.entries, graph.bodies):
+        given = [graph.outputs[k].value for k in entry.outputs]
+        found |= {v: arm.results[branch.results.index(v)] for v in given
+                  if branch is not None and v in branch.results}
+    return found
+
+
 def _chosen(message: str, place: Place | None, remedy: str, costs: bool = True) -> dict[str, Any]:
     """Return a row of what the compiler has chosen. costs: it takes memory, or time, so that it is
     pointed out at build."""
@@ -353,19 +386,6 @@ def _exchanges(region: Region, around: tuple[Op, ...]) -> Iterator[ExchangeSite]
             yield ExchangeSite(op, around)
         for inner in op.regions:
             yield from _exchanges(inner, (*around, op))
-
-
-def _often(around: Sequence[Op]) -> str:
-    """In words."""
-    loops = [str(op.place.line) for op in around if isinstance(op.what, Loop) and op.place]
-    branches = [op.place.line for op in around if isinstance(op.what, Branch) and op.place]
-    text = "once"
-    if loops:
-        several = "s" if len(loops) > 1 else ""
-        text = f"per turn of the loop{several} in line{several} {', '.join(loops)}"
-    if branches:
-        text += f", in the branch in line {branches[-1]}"
-    return text
 
 
 def place_row(place: Place | None) -> dict[str, Any] | None:

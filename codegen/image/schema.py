@@ -227,8 +227,9 @@ _MANIFEST = table(
     returns=returned,
     states=every(table(input=_COUNT, path=text, new=_COUNT)),
     entries=every(table({"place": text}, name=text, inputs=every(_COUNT), outputs=every(_COUNT),
-                        rebinds=every(_COUNT), updates=every(_COUNT), scalars=every(text),
-                        returns=maybe(returned))),
+                        reads=every(_COUNT), rebinds=every(_COUNT), updates=every(_COUNT),
+                        scalars=every(text), feeds=every(text), saves=every(text),
+                        returns=maybe(returned), buffers=every(_COUNT))),
     conditions=every(table(holds=formula, text=text, place=text)),
     routes=every(table(member=text, to=formula, sends=formula, size=formula, text=text,
                        place=text)),
@@ -331,17 +332,18 @@ def _check_entries(m: dict[str, Any]) -> None:
                 m["buffers"][old["buffer"]]["bytes"] != m["buffers"][new["buffer"]]["bytes"]):
             refuse(f"states[{k}]", "a new value of the same dtype, shape and layout", old["name"])
     for k, e in enumerate(m["entries"]):
-        for part, kind in (("inputs", "inputs"), ("outputs", "outputs"), ("rebinds", "states"),
-                           ("updates", "states")):
+        for part, kind in (("inputs", "inputs"), ("outputs", "outputs"), ("reads", "states"),
+                           ("rebinds", "states"), ("updates", "states"),
+                           ("buffers", "buffers")):
             if any(number >= len(m[kind]) for number in e[part]):
                 refuse(f"entries[{k}].{part}", f"numbers of {len(m[kind])} {kind}", e[part])
         if e["returns"] is not None and list(leaves(e["returns"])) != list(
                 range(len(e["outputs"]))):
             refuse(f"entries[{k}].returns", "each output once, in order", e["returns"])
-        known = {s["name"] for s in m["scalars"]}
-        for name in e["scalars"]:
-            if name not in known:
-                refuse(f"entries[{k}].scalars", "scalars of the image", name)
+        for part in ("scalars", "feeds", "saves"):
+            for name in e[part]:
+                if name not in {row["name"] for row in m[part]}:
+                    refuse(f"entries[{k}].{part}", f"{part} of the image", name)
 
 
 def _check_array(

@@ -45,7 +45,7 @@ from codegen.plan.grammar import (
 from codegen.plan.handed import More, Save, Send, Take
 from codegen.plan.loops import Do, Loops
 from codegen.plan.steps import moved
-from codegen.printer import ValueNames
+from codegen.printer import EntryText, ValueNames
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
 
@@ -58,12 +58,15 @@ def plan_text(plan: Plan) -> str:
     for b in plan.constants:
         lines.append(f"constant {b.number} {b.name}: {b.dtype}[{b.capacity}]")
     lines += [f"at load {s.name} = {e}" for s, e in plan.at_load.items()]
-    lines += [f"input {_array(a)}" for a in plan.inputs]
+    kept = {s.input for s in plan.states}
+    lines += [f"{'state' if k in kept else 'input'} {_array(a)}" for k, a in enumerate(plan.inputs)]
     for f in plan.feeds:
         fields = ", ".join(f"{name}: {t}" for name, t in f.fields)
         lines.append(f"feed {f.name} of {fields}")
-    lines += list(_steps(plan.steps, "  "))
-    lines += [f"output {_array(a)}" for a in plan.outputs]
+    lines += list(_steps(plan.steps, "  ", tuple(e.name for e in plan.entries)))
+    new = {s.new for s in plan.states}
+    lines += [f"{'new state' if k in new else 'output'} {_array(a)}"
+              for k, a in enumerate(plan.outputs)]
     lines += [f"library {k} {r.name} of {r.source}" for k, r in enumerate(plan.libraries)]
     return "\n".join(lines) + "\n"
 
@@ -104,14 +107,26 @@ def loops_text(loops: Loops) -> str:
         given = ", ".join(of(v).name for v in op.operands)
         return " ".join(filter(None, (op.what.name, made, f"from {given}" if given else "")))
 
+    def body() -> Iterator[str]:
+        if module.entry_branch is None:
+            yield from region(module.body, "  ")
+            return
+        yield from region(module.body.with_ops(module.body.ops[:-1]), "  ")
+        for shown in (EntryText(module, number) for number in range(len(module.entries))):
+            yield f"  {shown.head}"
+            yield from region(shown.body, "    ")
+            yield from (f"    {what} is {of(v).name}" for what, v in shown.gives.items())
+
     lines = [f"loops {module.name} over mesh ({_mesh(module.mesh)})"]
     lines += [f"constant {called(v)}" for v in loops.constants]
+    states = {module.inputs[s.input] for s in module.states}
     for i in module.inputs:
-        lines.append(f"input {called(i.value)}")
+        lines.append(f"{'state' if i in states else 'input'} {called(i.value)}")
         if i.default is not None:
             lines += [*region(i.default, "    "), f"    yield {of(i.default.results[0]).name}"]
-    lines += list(region(module.body, "  "))
-    lines += [f"output {o.name} is {of(o.value).name}" for o in module.outputs]
+    lines += list(body())
+    lines += [f"output {o.name} is {of(o.value).name}" for o in module.outputs
+              if not module.entries]
     return "\n".join(lines) + "\n"
 
 
@@ -124,7 +139,8 @@ def _array(a: Array) -> str:
     return f"{a.name} in buffer {a.buffer.number}" + (f", a rank's part [{part}]" if part else "")
 
 
-def _steps(steps: Sequence[Step], indent: str) -> Iterator[str]:
+def _steps(steps: Sequence[Step], indent: str, entries: tuple[str, ...] = ()) -> Iterator[str]:
+    """entries: names of the arms of the last step."""
     for step in steps:
         place = getattr(step, "place", None)
         where = f"  # line {place.line}" if place else ""
@@ -149,6 +165,10 @@ def _steps(steps: Sequence[Step], indent: str) -> Iterator[str]:
                 yield f"{indent}  rotate {' to '.join(b.name for b in (*cycle, cycle[0]))}"
         elif isinstance(step, Let):
             yield f"{indent}let {step.counter.name} be {node_text(step.value)}{where}"
+        elif isinstance(step, Branch) and entries and step is steps[-1]:
+            for entry, arm in zip(entries, step.arms, strict=True):
+                yield f"{indent}entry {entry}"
+                yield from _steps(arm, f"{indent}  ")
         elif isinstance(step, Branch):
             yield f"{indent}branch on {_on(step.on)}{where}"
             for k, arm in enumerate(step.arms):

@@ -27,10 +27,13 @@ from codegen.ir import (
     Module,
     Op,
     Output,
+    Region,
     Returned,
     Scalar,
     StateArray,
     Value,
+    used_values,
+    walk,
 )
 from codegen.mesh import Layout
 from codegen.places import user_place
@@ -199,6 +202,7 @@ class _Recording:
                 self.states[path] = kept
                 kept.new[0] = laid_as(context, kept.begins, kept.input.layout)
         context.inputs.clear()
+        arm.scalars = tuple(k for k, scalar in context.scalars.items() if scalar.sym is not None)
         self.arms.append(arm)
         mark.forget_later(context, "__init__", self.entity.place,
                           "bind it to an attribute of self: then it is state")
@@ -213,7 +217,8 @@ class _Recording:
         type = self.entity.numbers.get(path) or type
         context = self.context
         wanted = None if isinstance(x, Array) else dtypes.numpy_dtype(type.dtype)
-        value = as_value(context, x, wanted)
+        with context.standing_at(self.entity.place):
+            value = as_value(context, x, wanted)
         t = value.type
         layout: Layout = t.layout or ((),) * t.ndim
         origin = "given"
@@ -232,7 +237,8 @@ class _Recording:
         place = Place(code.co_filename, code.co_firstlineno, 0, -1, name)
         mark = Mark.of(context)
         said = dict(context.said)
-        context.entry, context.own_scalars = name, {}
+        # what __init__ declares, entries may name in formulas
+        context.entry, context.own_scalars = name, dict.fromkeys(self.arms[0].scalars)
         with context.block() as block:
             arm = _Arm(name, place, block)
             number = len(self.arms)
@@ -350,9 +356,9 @@ class _Recording:
             outputs += arm.outputs
             given += [{k: o.value} for o in arm.outputs]
             entries.append(Entry(
-                arm.name, tuple(mine), tuple(range(first, len(outputs))),
+                arm.name, tuple(mine), tuple(range(first, len(outputs))), (),
                 tuple(n for n, kept in enumerate(self.states.values()) if k in kept.new),
-                arm.scalars, arm.returns, arm.place))
+                arm.scalars, (), (), arm.returns, arm.place))
         types = tuple(
             ArrayType(v.type.dtype, v.type.shape, v.type.layout)
             for values in given for v in [next(iter(values.values()))])
@@ -369,8 +375,19 @@ class _Recording:
         outputs = [replace(o, value=v) for o, v in zip(outputs, made, strict=True)]
         context.inputs = {i.name: i for i in inputs}
         context.scalars = {ENTRY: Scalar(ENTRY, dtypes.INT64, 0, self.entry_sym), **context.scalars}
-        context.entries, context.states = tuple(entries), tuple(states)
+        context.entries = tuple(map(self.with_uses, entries, regions))
+        context.states = tuple(states)
         return outputs, ("tuple", *range(len(outputs)))
+
+    def with_uses(self, entry: Entry, arm: Region) -> Entry:
+        """The entry with the states, feeds and saves that are found in its arm."""
+        every, used = list(walk(arm)), set(used_values(arm))
+        feeds = {op.what.feed for op in every if isinstance(op.what, ops.Feeding)}
+        return replace(
+            entry, feeds=tuple(name for name in self.context.feeds if name in feeds),
+            saves=tuple(op.what.series for op in every if isinstance(op.what, ops.Save)),
+            reads=tuple(n for n, kept in enumerate(self.states.values())
+                        if kept.input.value in used))
 
 
 def _blank(block: Block, name: str, t: ArrayType, place: Place | None) -> Value:

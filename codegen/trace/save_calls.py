@@ -64,6 +64,9 @@ def save(name: str, x: Any, /, *, every: int = 1) -> None:
 def check_saves(module: Module) -> Module:
     """Return the module unchanged. Raises ProgramError where two saves have the same name."""
     outputs = {o.name for o in module.outputs}
+    if module.entries:  # whose outputs users call by their own names
+        outputs = {module.outputs[k].name.removeprefix(f"{e.name}.")
+                   for e in module.entries for k in e.outputs}
     first: dict[str, Op] = {}
     for op in walk(module.body):
         if not isinstance(op.what, Save):

@@ -13,6 +13,7 @@ from math import prod
 
 from codegen.errors import InternalError
 from codegen.image.conditions import broken_condition, broken_route
+from codegen.image.manifest import ENTRY
 from codegen.plan.grammar import Exchange, Let, Plan
 from codegen.plan.steps import walk_steps
 from codegen.symbolic.facts import Values, candidates, environments
@@ -49,7 +50,8 @@ def sample(plan: Plan, table: ExchangeTable) -> Iterator[Values]:
     used |= set[str]().union(*(row.used for row in table.rows))
     lets = [s.counter for s in walk_steps(plan.steps) if isinstance(s, Let)]
     scalars = {s.sym: s.default for s in plan.scalars if s.sym is not None}
-    numbers = [sym for sym in (*scalars, *lets) if sym.name in used]
+    numbers = [sym for sym in (*scalars, *lets) if sym.name in used and sym.name != ENTRY]
+    entries = [{ENTRY: k} for k in range(len(plan.entries))] if ENTRY in used else [{}]
     accepted = tried = 0
     for sizes in _meshes(plan):
         if accepted >= ACCEPTED and prod(sizes[a.size_name] for a in plan.mesh.axes) > ALL_UP_TO:
@@ -63,7 +65,7 @@ def sample(plan: Plan, table: ExchangeTable) -> Iterator[Values]:
             tried += 1
             if not (broken_condition(conditions, values) or broken_route(routes, values)):
                 accepted += 1
-                yield values
+                yield from ({**values, **entry} for entry in entries)
 
 
 def _meshes(plan: Plan) -> Iterator[Values]:

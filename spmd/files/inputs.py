@@ -55,13 +55,14 @@ def split(path: str, existing: bool) -> tuple[str, str]:
 
 
 class InputFile:
-    """A file mapped for reading. data: its bytes. label: what messages call it.
+    """A file mapped for reading. data: its bytes. label: what messages call it. what: its arrays
+    are, in messages.
 
     version: equal for two processes that have opened the same file, unless somebody deceives us.
     """
 
-    def __init__(self, path: str, name: str) -> None:
-        self.path, self.name, self.label = path, name, path
+    def __init__(self, path: str, name: str, what: str = "input") -> None:
+        self.path, self.name, self.label, self.what = path, name, path, what
         try:
             fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except (OSError, ValueError) as error:
@@ -114,7 +115,7 @@ class InputFile:
     ) -> mmap.mmap:
         """Room for `size` bytes, of which `used` are written, in each of these processes. Pages
         that nothing is written to take no memory. EnvironmentFault where there is too little."""
-        text = f"input {self.name}: {self.label} does not fit into memory {how}"
+        text = f"{self.what} {self.name}: {self.label} does not fit into memory {how}"
         if used * processes > available:
             each = f" in each of {processes} processes" if processes > 1 else ""
             raise EnvironmentFault(text, expected=f"{bytes_text(used)}{each}",
@@ -135,11 +136,11 @@ class InputFile:
             os.close(fd)
 
     def wrong(self, what: str, expected: str, found: str) -> InputError:
-        title = f"input {self.name}: " if self.name else "input "
+        title = f"{self.what} {self.name}: " if self.name else f"{self.what} "
         return InputError(f"{title}{self.label} {what}", expected=expected, found=found)
 
     def _unreadable(self, error: Exception) -> OutputError:
-        title = f"input {self.name}" if self.name else "input"
+        title = f"{self.what} {self.name}" if self.name else self.what
         why = error.strerror if isinstance(error, OSError) else error
         return OutputError(f"{title}: cannot open {self.path}: {why}")
 

@@ -40,6 +40,10 @@ def check_apart(options: argparse.Namespace, save: Mapping[str, str]) -> None:
     for name, path in options.input.items():
         sources[split(path, existing=True)[0]] = f"the file of input {name}"
     sources |= dict.fromkeys(options.input_all, "a file of inputs")
+    if options.save_state:
+        refuse_replacing(options.save_state, sources)  # the state's own file is read by then
+    sources |= dict.fromkeys(filter(None, [options.state, options.save_state]),
+                             "a file of the state")
     given = [split(path, existing=False)[0] for path in options.output.values()]
     for path in [*given, *options.output_all, *filter(None, [options.timeline])]:
         refuse_replacing(path, sources)

@@ -8,8 +8,10 @@ at, all of them leave.
 from __future__ import annotations
 
 from codegen.errors import SpmdError
+from codegen.image.manifest import ENTRY
 from spmd import report
 from spmd.arguments import check_given, patched_in, scalars_of
+from spmd.faces import Face
 from spmd.launch.hosts import agree, mine
 from spmd.launch.job import Job, Setup
 from spmd.launch.sizes import bind_mesh
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from spmd.launch.loader import Checked
     from spmd.launch.options import Options
     from spmd.launch.processes import Processes
+    from spmd.launch.saved_state import SavedState
     from spmd.launch.saving import Saving
 
 
@@ -40,6 +43,8 @@ class Launch:
         self.checked, self.options, self.processes = checked, options, processes
         self.manifest = checked.manifest
         self.job: Job | None = None
+        self.face = Face(self.manifest)  # of the call under way
+        self.scalars: dict[str, Any] = {}
         self.keeping: Keeping | None = None
         if options.checkpoint or options.every or options.resume:
             from spmd.launch.keeping import Keeping  # zlib: most runs keep nothing
@@ -52,17 +57,16 @@ class Launch:
 
             self.feeds = Feeds(self)
 
-    def bound(
-        self, settings: dict[str, Any], inputs: list[dict[str, Any]], given: Collection[str]
-    ) -> Setup:
-        """What these scalars, and inputs of these names, make of the image on its mesh. inputs: the
-        rows of those that may be given."""
+    def bound(self, face: Face, settings: dict[str, Any], given: Collection[str]) -> Setup:
+        """What these scalars, and inputs of these names, make of the image on its mesh, for a call
+        of this face."""
         options = self.options
+        self.face = face
         settings, mesh, ranks = patched_in(
-            self.checked.image, settings, dict(options.mesh or {}), options.ranks
+            self.checked.image, face.settings(settings), dict(options.mesh or {}), options.ranks
         )
-        self.scalars = scalars_of(self.manifest, settings)
-        check_given(inputs, given)
+        self.scalars = scalars_of(self.manifest, {**face.others(self.scalars), **settings})
+        check_given([array for _, array in face.inputs], given)
         if self.keeping is not None:
             self.keeping.check()
         if options.save:
@@ -76,13 +80,14 @@ class Launch:
             options.feed = None  # it goes on from call to call
             self.feeds.check()
         count = self.processes.count
-        self.sizes = bind_mesh(self.manifest, ranks, mesh, self.scalars, count)
+        self.sizes = bind_mesh(face.asked(), ranks, mesh, face.own(self.scalars), count)
         return self.setup()
 
-    def setup(self, hosts: Hosts | None = None) -> Setup:
-        return Setup(
-            self.manifest, self.processes, self.sizes, self.scalars, self.options, hosts
-        )
+    def setup(
+        self, hosts: Hosts | None = None, scalars: dict[str, Any] | None = None
+    ) -> Setup:
+        return Setup(self.manifest, self.processes, self.sizes, scalars or self.scalars,
+                     self.options, hosts)
 
     def mine(self, setup: Setup, said: dict[str, Any]) -> dict[str, Any]:
         """What this process brings to `agreed`: it and `said` must be alike in all of them."""
@@ -98,19 +103,38 @@ class Launch:
         """The job; loaded anew only where scalars that memory depends on have changed. What is
         kept, or gone on from, is compared: then the inputs are put here.
         """
+        job = self.placed(setup)
+        if self.times is not None and not job.keeps_times:
+            events = MOST_EVENTS // setup.ranks if self.times else 0
+            self.processes.together(lambda: job.keep_times(events))
+        if self.keeping is not None:
+            self.keeping.begin(job, put)
+        if self.saving is not None:
+            self.saving.begin(job, self.keeping.resumed if self.keeping else None)
+        if self.feeds is not None:
+            self.feeds.begin(job, self.keeping.resumed if self.keeping else None)
+        return job
+
+    def placed(self, setup: Setup) -> Job:
+        """The job, in memory."""
         if self.job is None or not self.fits(setup):
             self.end(goes_on=True)
-            job = self.job = Job(self.checked, setup, self.processes, self.options.time_limit)
-            if self.times is not None:
-                events = MOST_EVENTS // setup.ranks if self.times else 0
-                self.processes.together(lambda: job.keep_times(events))
-        if self.keeping is not None:
-            self.keeping.begin(self.job, put)
-        if self.saving is not None:
-            self.saving.begin(self.job, self.keeping.resumed if self.keeping else None)
-        if self.feeds is not None:
-            self.feeds.begin(self.job, self.keeping.resumed if self.keeping else None)
+            self.job = Job(self.checked, setup, self.processes, self.options.time_limit)
         return self.job
+
+    def with_state(self, setup: Setup, given: SavedState | None) -> Job:
+        """The job with a state: what is given, or what the program makes of it. Feeds, checkpoints
+        and frames have no part in that; nothing is timed."""
+        if given is not None:
+            job = self.placed(setup)
+            given.put(job)
+            return job
+        initial = Face(self.manifest, 0)
+        job = self.placed(self.setup(setup.hosts, {**self.scalars, ENTRY: initial.number}))
+        job.forget(initial.given)
+        self.processes.together(job.run)
+        job.replace(initial.pairs)
+        return job
 
     def looks_at_calls(self) -> bool:
         """Return whether feeds, checkpoints or frames have a part in every call."""

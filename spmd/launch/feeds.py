@@ -109,13 +109,14 @@ class Feeds:
         self.slow = set()
 
     def check(self) -> None:
-        """Every feed is given, and no other."""
+        """Every feed that the entry takes of is given, and no other."""
         names = [row["name"] for row in self.rows]
+        asked = self.launch.face.feeds
         for name in self.given:
             if name not in names:
                 raise UsageError(f"the program has no feed {name!r}", expected=", ".join(names),
                                  found=str(name))
-        if missing := [name for name in names if name not in self.given]:
+        if missing := [name for name in asked if name not in self.given]:
             only = len(names) == 1
             raise UsageError(
                 f'feed "{missing[0]}" was not given', expected="batches for "
@@ -129,9 +130,10 @@ class Feeds:
         self.error = None
         if job is not self.job:
             self.processes.together(lambda: self._open(job))
-        starts = self.processes.together(lambda: self._starts(resumed))
+        mine = [one for one in self.open if one.feed.name in self.launch.face.feeds]
+        starts = self.processes.together(lambda: self._starts(mine, resumed))
         try:
-            for one in self.open:
+            for one in mine:
                 if one.supply is None or resumed is not None:
                     if resumed is not None:
                         self.before.pop(one.feed.name, None)
@@ -177,10 +179,12 @@ class Feeds:
         return [FeedRing(feed, lib.spmd_job_feed_ring(job._job, feed.number, k), depth,
                          lambda error: self.fail(feed, error)) for k in range(count)]
 
-    def _starts(self, resumed: dict[str, Any] | None) -> dict[str, tuple[int, int]]:
+    def _starts(
+        self, mine: list[OpenFeed], resumed: dict[str, Any] | None
+    ) -> dict[str, tuple[int, int]]:
         """By feed: the batch that the supply begins at, and how many the checkpoint has taken."""
         found = {}
-        for one in self.open:
+        for one in mine:
             name = one.feed.name
             taken = 0 if self.fresh else self.taken.get(name, 0)
             start = taken

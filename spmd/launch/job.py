@@ -141,6 +141,7 @@ class Job:
         self.broken = False  # nobody may wait for the other processes any more
         self.watch: Any = None
         self.events = 0  # of every rank, that are kept
+        self.keeps_times = False
         self.look: Callable[[], None] | None = None  # while it runs: whether a checkpoint waits
         self.look_frames: Callable[[], None] | None = None  # and whether frames wait
         self.look_feeds: Callable[[], None] | None = None  # and whether ranks starve
@@ -224,7 +225,10 @@ class Job:
         """This process's job; for its mates an arena, constants, and a board: where they find
         them."""
         setup = self.setup
-        self.image = checked.load(setup.first, setup.count, list(setup.sizes), setup.words)
+        index = list(setup.words)
+        if self.entry is not None:
+            index[self.entry] = 0  # a local program runs any entry
+        self.image = checked.load(setup.first, setup.count, list(setup.sizes), index)
         sizes = ffi.new("int64_t[]", [*setup.sizes, *[1] * (AXES - len(setup.sizes))])
         words = ffi.new("int64_t[]", setup.words or [0])
         routines = ffi.new("void *[]", self.image.library or [ffi.NULL])
@@ -347,7 +351,7 @@ class Job:
         """Has the engine keep times from the next run on: totals, and up to so many events."""
         operations = len(self.manifest["operations"])
         self._check(lib.spmd_job_timeline(self._job, operations, events))
-        self.events = events
+        self.events, self.keeps_times = events, True
 
     def rebind(self, setup: Setup) -> bool:
         """Give the loaded ranks other scalars, if their buffers stay as they are; return whether.
@@ -394,23 +398,31 @@ class Job:
 
     def get(self, number: int, into: Global, rank: int | None = None) -> None:
         """Copies the hosted ranks' parts of output `number`, or one's, into a global array."""
-        self._gather(self.outputs + number, self.manifest["outputs"][number], into, rank)
+        self.get_array(self.outputs + number, into, rank)
 
     def get_input(self, number: int, into: Global) -> None:
         """Copies the hosted ranks' parts of input `number`, as it lies there now, to an array."""
-        self._gather(number, self.manifest["inputs"][number], into, None)
+        self.get_array(number, into)
 
-    def _gather(self, array: int, row: dict[str, Any], into: Global, rank: int | None) -> None:
+    def get_array(self, array: int, into: Global, rank: int | None = None) -> None:
+        """Copies the hosted ranks' parts, or one's, of an input or an output: outputs are numbered
+        behind the inputs."""
+        row = self.array(array)
         for k in self.setup.owners(row["layout"]) if rank is None else [rank]:
             self._check_array(lib.spmd_job_gather(self._job, array, k, into.pointer), row["name"])
+
+    def array(self, array: int) -> dict[str, Any]:
+        """The row of the manifest of an input or an output."""
+        kind, first = ("inputs", 0) if array < self.outputs else ("outputs", self.outputs)
+        row: dict[str, Any] = self.manifest[kind][array - first]
+        return row
 
     def shard(self, array: int, rank: int) -> tuple[list[int], list[int], int]:
         """Offset and extent of a hosted rank's part of an array, and the address of its memory."""
         offset, extent = ffi.new("int64_t[8]"), ffi.new("int64_t[8]")
         address = ffi.new("void **")
         self._check(lib.spmd_job_shard(self._job, array, rank, offset, extent, address))
-        arrays = (*self.manifest["inputs"], *self.manifest["outputs"])
-        dims = len(arrays[array]["shape"])
+        dims = len(self.array(array)["shape"])
         return list(offset[0:dims]), list(extent[0:dims]), int(ffi.cast("intptr_t", address[0]))
 
     def run(self, told: Callable[[str], None] | None = None) -> None:

@@ -126,7 +126,7 @@ class Keeping:
         put(job)
         found: dict[str, Any] = {}
         share = ffi.new("uint64_t *")
-        for number, row in enumerate(self.launch.manifest["inputs"]):
+        for number, row in self.launch.face.reads():
             found[row["name"]] = None
             if job.given[number]:
                 found[row["name"]] = 0
@@ -257,9 +257,11 @@ class Keeping:
         feeds = self.launch.feeds.cursors() if self.launch.feeds else {}
         return {
             "program": self.launch.manifest["program"], "image": self.launch.checked.digest,
+            "entry": self.launch.face.name,
             "parameters": self.launch.manifest["parameters"],
             "point": found.point, "turn": found.turn, "counter": found.counter,
-            "ranks": job.setup.ranks, "mesh": resuming.mesh_of(job), "scalars": self.launch.scalars,
+            "ranks": job.setup.ranks, "mesh": resuming.mesh_of(job),
+            "scalars": self.launch.face.own(self.launch.scalars),
             "saves": self.launch.saving.kept() if self.launch.saving else {},
             "inputs": self.inputs, "arrays": self.said(job, found.point), "feeds": feeds,
         }

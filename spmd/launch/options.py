@@ -113,6 +113,11 @@ class Options(_Declared):
         help="where batches of feeds come from: an iterable of dicts of arrays with all rows, or a "
         "function that gives one; a pipeline, its file, or NAME@ADDRESS of one that is served",
     )
+    state: Any = option(
+        default=None, metavar="FILE.safetensors", form="FILE.safetensors, or a dict of arrays",
+        help="of a class: the state that it begins with, instead of what __init__ makes; on any "
+        "number of ranks",
+    )
     save: Mapping[str, Any] | None = option(
         default=None, form='{"u": "frames/{}.npy"}, or {"u": "u.zarr"}',
         help="where frames go that the program saves while it runs, by the names of its saves",

@@ -12,7 +12,7 @@ import re
 
 from codegen.errors import UsageError
 from codegen.image import manifest as reader
-from spmd.arguments import patched_in, read, scalar_words, scalars_of
+from spmd.arguments import check_settings, patched_in, read, scalar_words, scalars_of
 from spmd.files.npy import element_count
 from spmd.files.whole import write_whole
 from spmd.launch import loader, sizes
@@ -38,6 +38,7 @@ def command(options: argparse.Namespace, _: Processes) -> int:
     asked = options.all or options.ranks
     # A local program is patched anew: what is not said stays as it was.
     settings, own, count = patched_in(image, {}, {}, None)
+    check_settings(image.manifest, options.set)
     scalars = scalars_of(image.manifest, {**settings, **read(options.set)})
     mesh = sizes.bind_mesh(
         image.manifest, asked or (None if options.mesh else count),

@@ -14,6 +14,7 @@ import sys
 from codegen.errors import InputError, MeshError
 from codegen.user import named
 from spmd.engine import ffi, lib
+from spmd.faces import states_of
 from spmd.files.checkpoints import INDEX, MappedPart, damaged, read_index
 from spmd.files.npy import element_count
 
@@ -104,6 +105,9 @@ def _compare(keeping: Keeping, job: Job, path: str, index: dict[str, Any]) -> No
             found=_settings(has, others) or f"image {digest[:16]}",
             remedy="the program, its parameters and the target with which it was kept",
         )
+    if (entry := index.get("entry", "")) != keeping.launch.face.name:
+        raise InputError(f"{path} was kept in another entry", expected=f"--entry {entry}",
+                         found=f"--entry {keeping.launch.face.name}")
     mesh, points = mesh_of(job), job.manifest["points"]
     if index["point"] not in range(len(points)):
         raise damaged(os.path.join(path, INDEX), "a loop of the program", f"loop {index['point']}")
@@ -127,14 +131,17 @@ def _compare(keeping: Keeping, job: Job, path: str, index: dict[str, Any]) -> No
 
 def _say_what_differs(keeping: Keeping, index: dict[str, Any]) -> None:
     """What is not as it was, and may be meant."""
-    for name, value in keeping.launch.scalars.items():
+    for name, value in keeping.launch.face.own(keeping.launch.scalars).items():
         if (was := index["scalars"].get(name)) != value:
             print(f"spmd: scalar {name} was {was} when it was kept, now it is {value}",
                   file=sys.stderr)
     other = [name for name, was in index["inputs"].items() if was != keeping.inputs.get(name)]
-    if other:
-        print(f"spmd: input {named.listed(other)} has other elements than when it was kept",
-              file=sys.stderr)
+    states = states_of(keeping.launch.manifest)
+    for what, names in (("input", [n for n in other if n not in states]),
+                        ("state", [n for n in other if n in states])):
+        if names:
+            print(f"spmd: {what} {named.listed(names)} has other elements than when it was kept",
+                  file=sys.stderr)
 
 
 def _settings(parameters: dict[str, Any], names: list[str]) -> str:

@@ -8,21 +8,20 @@ its name only when every process has written its part.
 from __future__ import annotations
 
 import json
-import mmap
 import os
 import sys
+from mmap import mmap
 
 from codegen.check_names import POINTS, built_with
-from codegen.errors import EnvironmentFault, UsageError
+from codegen.errors import UsageError
 from codegen.user import named
 from spmd import report
 from spmd.arguments import check_array, check_checks, check_names, read
+from spmd.faces import face_of
 from spmd.files import ZARR, is_series
-from spmd.files.npy import SIZES, contiguous_strides
 from spmd.files.whole import check_place
-from spmd.launch import loader
+from spmd.launch import array_files, loader
 from spmd.launch.course import Launch
-from spmd.launch.job import Global
 from spmd.launch.memory import available_memory
 from spmd.launch.options import chosen, flag
 from spmd.launch.processes import disagreement
@@ -32,10 +31,13 @@ if TYPE_CHECKING:
     import argparse
     from typing import Any, TextIO
 
+    from spmd.faces import Face
     from spmd.files.inputs import InputArray
     from spmd.files.outputs import OutputFile
-    from spmd.launch.job import Job
+    from spmd.launch.array_files import Versions
+    from spmd.launch.job import Job, Setup
     from spmd.launch.processes import Processes
+    from spmd.launch.saved_state import SavedState, WrittenState
 
 
 def run(asked: argparse.Namespace, processes: Processes) -> int:
@@ -63,16 +65,21 @@ def _run(asked: argparse.Namespace, processes: Processes, document: TextIO | Non
     settings = {k: v for k, v in read(asked.set).items() if k not in parameters}
     this = Run(asked, settings, checked, processes)
     setup, met = this.agreed(this.prepare)
-    this.compare_files([theirs["files"] for theirs in met])
-    job = this.loaded(setup, this.put)
+    this.compare_files(met)
     try:
+        if this.face.number is not None:
+            this.with_state(setup, this.state)
+        job = this.loaded(setup, this.put)
         rooms = processes.meet(lambda: this.compute(job))[0]
         this.kept()
+        job.replace(this.face.pairs)
         for line in this.saving.said() if this.saving and this.first else ():
             print(line, flush=True)
         if rooms:
             this.collect(job, rooms)
-            processes.together(this.finish)
+        if this.state_file is not None:
+            this.state_file.write(job)
+        processes.together(this.finish)
         this.say_times(job, document)
     finally:
         this.discard()
@@ -132,6 +139,7 @@ class Run(Launch):
     ) -> None:
         super().__init__(checked, chosen(vars(asked)), processes)
         self.asked, self.settings = asked, settings
+        self.holder = "process" if asked.ranks else "rank"  # whom messages speak of
         self.first = processes.number == 0
         if asked.timeline or asked.profile:
             self.times = bool(asked.timeline)
@@ -140,31 +148,36 @@ class Run(Launch):
         self.files: list[OutputFile | None] = []
         self.rooms: dict[int, int] = {}
         self.views: dict[int, Any] = {}  # outputs that no file takes: buffers, or arrays
+        self.state: SavedState | None = None  # with which an entry begins
+        self.state_file: WrittenState | None = None  # which takes that behind it
 
     def prepare(self) -> dict[str, Any]:
         """Checks everything that can be checked alone; returns what all processes must share."""
-        asked, inputs = self.asked, self.manifest["inputs"]
+        asked = self.asked
+        face = face_of(self.manifest, asked.entry)
+        inputs = [array for _, array in face.inputs]
         check_checks(self.manifest, asked.check,
                      "spmd build FILE.py --check, or spmd run FILE.py --check; the FILE.py beside "
                      "FILE.img is built again by itself, if it still gives this image")
         check_names(inputs, asked.input, "input", "-i")
-        self._part_saves()
-        known_outputs = [*self.manifest["outputs"], *self.manifest["saves"]]
+        outs = [output for _, output in face.outputs]
+        self._part_saves(face)
+        known_outputs = [*outs, *({"name": name} for name in face.saves)]
         check_names(known_outputs, asked.output, "output", "-o")
         if files := any((asked.input, asked.input_all, asked.output, asked.output_all,
-                         asked.timeline)):
-            from spmd.files import outputs  # mmap, zlib: a run without files does without
+                         asked.timeline, asked.state, asked.save_state)):
+            from spmd.launch import saved_state  # mmap, zlib: a run without files does without
 
+            outputs = saved_state.outputs
             outputs.check_apart(asked, self.options.save or {})
             known = [array["name"] for array in inputs]
             self.opened = outputs.open_inputs(asked.input, asked.input_all, known)
-        setup = self.bound(self.settings, inputs, self.opened)
+        setup = self.bound(face, self.settings, self.opened)
         for array in inputs:
             if array["name"] in self.opened:
                 self.opened[array["name"]].convert(array["dtype"], len(array["shape"]))
                 check_array(array, setup.shape(array), self.opened[array["name"]])
-        rows = [(output["name"], output["dtype"], setup.shape(output))
-                for output in self.manifest["outputs"]]
+        rows = [(output["name"], output["dtype"], setup.shape(output)) for output in outs]
         self.shapes = [shape for _, _, shape in rows]
         self.files = [None] * len(rows)
         if asked.timeline:
@@ -174,43 +187,57 @@ class Run(Launch):
         for file in self.files:
             if file is not None:
                 file.check()
-        versions = {name: (given.path, given.version) for name, given in self.opened.items()}
-        return {"files": versions} | self.mine(setup, {
-            **{f"--set {k}": v for k, v in self.scalars.items()},
+        states = self._states(setup, saved_state) if asked.state or asked.save_state else {}
+        versions = array_files.versions_of(self.opened)
+        return {"files": versions, "states": states} | self.mine(setup, {
+            "--entry": asked.entry, "--state": asked.state is not None,
+            **{f"--set {k}": v for k, v in face.own(self.scalars).items()},
             "-i": sorted(self.opened), "-o": [file and file.given for file in self.files],
             **self.options.agreed(flag),
             "--timeline": bool(asked.timeline), "--profile": asked.profile, "--feed": asked.feed,
+            "--save-state": asked.save_state,
         })
 
-    def _part_saves(self) -> None:
+    def _states(self, setup: Setup, saved_state: Any) -> Versions:
+        """The files of the state: the one that is read is opened, the other one can be written.
+        saved_state: the module."""
+        asked = self.asked
+        versions: Versions = {}
+        for name in ("state", "save_state"):
+            if getattr(asked, name) and self.face.number is None:
+                raise UsageError(f"{flag(name)}: {self.manifest['program']} has no state",
+                                 expected="a class under @spmd.program",
+                                 found="a program without entries",
+                                 remedy="-i and -o: inputs and outputs")
+        if asked.state:
+            self.state = saved_state.SavedState(self.manifest, asked.state)
+            versions = self.state.open(setup)
+        if asked.save_state:
+            self.state_file = saved_state.WrittenState(self.manifest, asked.save_state)
+            self.state_file.check(setup)
+            taken = {file.path: file.given for file in self.files if file is not None}
+            if (path := os.path.realpath(asked.save_state)) in taken:
+                raise UsageError(f"{taken[path]} is the file of an output: it would be replaced",
+                                 expected="a file of its own for the state",
+                                 found=f"--save-state {asked.save_state}",
+                                 remedy="another name for it")
+        return versions
+
+    def compare_files(self, met: list[dict[str, Any]]) -> None:
+        """All processes were given the same arrays."""
+        files, states = ([theirs[what] for theirs in met] for what in ("files", "states"))
+        array_files.compare(self.processes, self.opened, files, self.holder, "input")
+        if self.state is not None:
+            self.state.compare(self.processes, states, self.holder)
+
+    def _part_saves(self, face: Face) -> None:
         """Takes what the program saves while it runs out of what -o names."""
-        saves, outputs = ([row["name"] for row in self.manifest[kind]] for kind in
-                          ("saves", "outputs"))
+        saves, outputs = face.saves, [row["name"] for _, row in face.outputs]
         given = self.asked.output
         series = {name: path for name, path in given.items() if name in saves
                   or path.endswith(ZARR) or (is_series(path) and name not in outputs)}
         self.options.save = series or None
         self.asked.output = {k: v for k, v in given.items() if k not in series}
-
-    def compare_files(self, everyones: list[dict[str, tuple[str, tuple[Any, ...]]]]) -> None:
-        """All processes were given the same arrays: the same files, or others of equal elements."""
-        other = [
-            name for name in self.opened
-            if any(files[name][1] != everyones[0][name][1] for files in everyones)
-        ]
-        if not other:
-            return
-        digests = self.processes.meet(lambda: {name: self.opened[name].digest() for name in other})
-        for name in other:
-            odd = [k for k, theirs in enumerate(digests) if theirs[name] != digests[0][name]]
-            if odd:
-                holder = "process" if self.asked.ranks else "rank"
-                self.processes.refuse(disagreement(
-                    f"ranks of one job were given different arrays for input {name}", holder, odd,
-                    expected=f"the elements of {everyones[0][name][0]} ({holder} 0)",
-                    found=f"others in {everyones[odd[0]][name][0]} ({holder} {odd[0]})",
-                    remedy="give every rank the same file, or a copy of it",
-                ))
 
     def compute(self, job: Job) -> list[tuple[str, int]]:
         """Reads the inputs and runs; process 0 then makes room for every output."""
@@ -229,23 +256,14 @@ class Run(Launch):
 
     def put(self, job: Job) -> None:
         """The hosted ranks' parts of the inputs, from their files into the memory of the ranks."""
-        for name, file in self.opened.items():
-            try:
-                if file.is_made:
-                    here = job.setup.hosts.here
-                    file.reserve(*_span(job, name, file), len(here), job.host_bytes())
-                how = file.dtype, file.shape, file.strides, file.swapped, file.start
-                with Global(file.buffer, *how) as given:
-                    job.put(job.numbers[name], given, file=file.path)
-            except MemoryError:
-                raise EnvironmentFault(
-                    f"input {name}: not enough memory to read {file.path}", remedy="more processes"
-                ) from None
-            file.close()
+        job.forget(self.face.given)
+        numbers = {array["name"]: number for number, array in self.face.inputs}
+        array_files.put(job, self.opened, numbers, "input")
 
     def _room(self, job: Job, number: int) -> tuple[str, int]:
-        """Where output `number` goes: a path that every process can open, and its first byte."""
-        output = self.manifest["outputs"][number]
+        """Where output `number` of the entry goes: a path that every process can open, and its
+        first byte."""
+        _, output = self.face.outputs[number]
         file = self.files[number]
         if file is not None:
             return file.create(job.setup.hosts.count > 1), file.starts[output["name"]]
@@ -259,25 +277,13 @@ class Run(Launch):
 
     def collect(self, job: Job, rooms: list[tuple[str, int]]) -> None:
         """Copies the hosted ranks' parts of every output to where it goes."""
-        if job.setup.hosts.count > 1:
-            from spmd import output_parts  # NumPy, where memory is not shared
-
-            self.views = output_parts.collect(job, rooms)
-        else:
-            self.processes.together(lambda: self._copy(job, rooms))
-
-    def _copy(self, job: Job, rooms: list[tuple[str, int]]) -> None:
-        for number, (path, start) in enumerate(rooms):
-            if not path:
-                continue
-            dtype, shape = self.manifest["outputs"][number]["dtype"], self.shapes[number]
-            view = mapped(path)
-            strides = contiguous_strides(shape, SIZES[dtype])
-            with Global(view, dtype, shape, strides, start=start) as into:
-                job.get(number, into)
-            if self.first and self.files[number] is None:
+        arrays = [job.outputs + number for number, _ in self.face.outputs]
+        views = array_files.collect(job, dict(zip(arrays, rooms, strict=True)), "output")
+        for number, array in enumerate(arrays):
+            view = views.get(array)
+            if self.first and self.files[number] is None and view is not None:
                 self.views[number] = view
-            else:
+            elif isinstance(view, mmap):
                 view.close()
 
     def finish(self) -> None:
@@ -287,7 +293,10 @@ class Run(Launch):
         for file in self.files:
             if file is not None and file.part:  # all of its outputs are whole
                 file.commit()
-        numbers = {o["name"]: k for k, o in enumerate(self.manifest["outputs"])}
+        if self.state_file is not None:
+            print(f"state: {len(self.state_file.rows)} arrays in {self.state_file.path}",
+                  flush=True)
+        numbers = {o["name"]: k for k, (_, o) in enumerate(self.face.outputs)}
         for root, names in named.roots(numbers).items():
             mine = [numbers[name] for name in names]
             if len(mine) > named.MANY:
@@ -298,11 +307,11 @@ class Run(Launch):
 
     def _say_tree(self, root: str, numbers: list[int]) -> None:
         files = dict.fromkeys(file.given for n in numbers if (file := self.files[n]) is not None)
-        arrays = [(self.manifest["outputs"][n]["dtype"], self.shapes[n]) for n in numbers]
+        arrays = [(self.face.outputs[n][1]["dtype"], self.shapes[n]) for n in numbers]
         print(report.tree_text(root, arrays, ", ".join(files)), flush=True)
 
     def _say(self, number: int) -> None:
-        output, file = self.manifest["outputs"][number], self.files[number]
+        (_, output), file = self.face.outputs[number], self.files[number]
         name, dtype, shape = output["name"], output["dtype"], self.shapes[number]
         if file is not None:
             extents = ", ".join(map(str, shape)) + ("," if len(shape) == 1 else "")
@@ -349,26 +358,5 @@ class Run(Launch):
         for file in self.files:
             if file is not None:
                 file.discard()
-
-
-def _span(job: Job, name: str, file: InputArray) -> tuple[int, int]:
-    """The bytes of an input's buffer, low to high, that the hosted ranks' parts lie between."""
-    low, high = file.start, file.start
-    for rank in range(job.setup.first, job.setup.first + job.setup.count):
-        offset, extent, _ = job.shard(job.numbers[name], rank)
-        if 0 in extent:
-            continue
-        first = file.start + sum(o * s for o, s in zip(offset, file.strides))
-        last = first + sum((e - 1) * s for e, s in zip(extent, file.strides))
-        low = first if high == file.start else min(low, first)
-        high = max(high, last + SIZES[file.dtype])
-    return low, high
-
-
-def mapped(path: str) -> mmap.mmap:
-    """A whole file, mapped for writing by all."""
-    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    try:
-        return mmap.mmap(fd, 0)
-    finally:
-        os.close(fd)
+        if self.state is not None:
+            self.state.close()

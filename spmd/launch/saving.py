@@ -94,6 +94,8 @@ class Saving:
         kept = {} if resumed is None else resumed.get("saves")
         self.series, frames = [], {}
         for number, row in enumerate(job.manifest["saves"]):
+            if row["name"] not in self.launch.face.saves:
+                continue  # another entry makes these frames
             if (path := (self.launch.options.save or {}).get(row["name"])) is None:
                 continue
             name, shape = row["name"], job.setup.shape(row)

@@ -16,11 +16,12 @@ from typing import Any
 
 from codegen.errors import ImageError, MeshError, UsageError
 from codegen.image import manifest as reader
+from codegen.image.manifest import ENTRY
 from codegen.progress import at, each
 from codegen.verify import many, small
 from codegen.verify.exchange_table import Mismatch
 from spmd import looking
-from spmd.arguments import check_scalars, patched_in, read, scalars_of
+from spmd.arguments import check_scalars, check_settings, patched_in, read, scalars_of
 from spmd.launch import loader, sizes
 from spmd.launch.memory import bytes_text
 from spmd.launch.processes import Processes
@@ -62,17 +63,24 @@ def checked(
     execute: bool = False,
 ) -> dict[str, Any]:
     """What was checked of one image. ranks: several numbers, or None; execute: of a file only."""
+    check_settings(image.manifest, settings)
     patched, given, _ = patched_in(image, settings, mesh, None)
     scalars = scalars_of(image.manifest, patched)
     meshes, refused = _meshes(image.manifest, ranks, given, scalars)
     ledger = Ledger(image, path)
-    check_scalars(scalars, set().union(*(row.used for row in ledger.table.rows)))
-    for one in each(f"checking {path}: numbers of ranks", meshes):
-        if math.prod(one) > MOST:
-            raise UsageError("too many ranks to verify", expected=f"up to {MOST}",
-                             found=str(math.prod(one)))
-        ledger.check_arrays(one, scalars)
-    transfers, sampled = compare(ledger, meshes, scalars)
+    used = set[str]().union(*(row.used for row in ledger.table.rows))
+    check_scalars(scalars, used)
+    transfers, sampled = 0, dict[int, str]()
+    for number in range(len(image.manifest["entries"])) if ENTRY in used else [0]:
+        if image.manifest["entries"]:
+            scalars[ENTRY] = number
+        for one in each(f"checking {path}: numbers of ranks", meshes):
+            if math.prod(one) > MOST:
+                raise UsageError("too many ranks to verify", expected=f"up to {MOST}",
+                                 found=str(math.prod(one)))
+            ledger.check_arrays(one, scalars)
+        more, found = compare(ledger, meshes, scalars)
+        transfers, sampled = transfers + more, {**sampled, **found}
     executed = copied = 0
     if execute:
         at(f"running the plan functions of {path}")
@@ -85,6 +93,7 @@ def checked(
         "local": _local(image), "meshes": len(meshes),
         "ranks": [math.prod(mesh) for mesh in meshes], "refused": refused,
         "at_once": [math.prod(mesh) for mesh in meshes if math.prod(mesh) > AT_ONCE],
+        "entries": [e["name"] for e in image.manifest["entries"][1:]],
         "exchanges": len(ledger.table.rows), "at_run_time": sorted(ledger.unknown),
         "transfers": transfers, "sampled": sampled, "executed": executed,
         "copied": copied,
@@ -200,6 +209,8 @@ def as_text(one: dict[str, Any]) -> str:
         lines.insert(1, f"  local      {one['local']}")
     if one["refused"]:
         lines.append(f"  refused    {refused}: by the mesh, or by the program's conditions")
+    if one["entries"]:
+        lines.append(f"  entries    {', '.join(one['entries'])}: the exchanges of all of them")
     known = one["exchanges"] - len(one["at_run_time"]) - len(one["sampled"])
     lines.append(f"  exchanges  {known} match: {one['transfers']} transfers have equal boxes, "
                  "inside their buffers, on both sides")

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from codegen.user.entry_methods import called_whole, no_entry
+from codegen.user.entry_methods import called_whole, no_entry, not_given
 from spmd.arrays import numpy_dtype
 from spmd.distributed import Distributed, global_of
 from spmd.faces import Face, faces_of, states_of
@@ -71,6 +71,8 @@ class OpenedEntity(Opened):
         self._initial = Face(checked.manifest, 0)
         self._saved: dict[str, np.ndarray] | None = None  # of a job that has failed
         self.entries = {name: EntryCall(self, face) for name, face in self._faces.items()}
+        # names of states that have to be given before the first call
+        self._needed = [] if options.state is not None else needed_of(checked.manifest)
         with self._ready():
             self._begin(options.state)
 
@@ -95,6 +97,8 @@ class OpenedEntity(Opened):
         return self.entries[arguments.pop("entry")](**arguments)
 
     def _enter(self, face: Face, arguments: dict[str, Any]) -> Any:
+        if self._needed:
+            raise not_given(self._manifest["program"], self._needed)
         if self._job is None and self._saved is not None:
             saved, self._saved = self._saved, None
             self._begin(None)
@@ -149,6 +153,7 @@ class OpenedEntity(Opened):
                 given.put(self._loaded())
             finally:
                 given.close()
+            self._needed = []
 
     def _given(self, state: Any) -> SavedState:
         if isinstance(state, (str, os.PathLike)):
@@ -196,3 +201,9 @@ class OpenedEntity(Opened):
     def _loaded(self) -> Job:
         assert self._job is not None
         return self._job
+
+
+def needed_of(manifest: dict[str, Any]) -> list[str]:
+    """The names of states that nothing begins: they have to be given before the first call."""
+    return [manifest["inputs"][state["input"]]["name"] for state in manifest["states"]
+            if not state.get("begins", True)]

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from codegen.user.entry_methods import called_whole, no_entry
+from codegen.user.entry_methods import called_whole, no_entry, not_given
 from spmd.arrays import numpy_dtype
 from spmd.distributed import Distributed, global_of
 from spmd.faces import Face, faces_of, states_of
@@ -82,6 +82,8 @@ class OpenedEntity(Opened):
         self._has_state = False
         self._saved: dict[str, np.ndarray] | None = None  # of a job that was ended
         self.entries = {name: EntryCall(self, face) for name, face in self._faces.items()}
+        # names of states that have to be given before the first call
+        self._needed = [] if options.state is not None else needed_of(checked.manifest)
         self._begin(options.state)
         self._has_state = True
 
@@ -107,6 +109,11 @@ class OpenedEntity(Opened):
     def _once(self, arguments: dict[str, Any]) -> Any:
         """The call of an image that is opened for this one alone: entry= says of which entry."""
         return self.entries[arguments.pop("entry")](**arguments)
+
+    def _agreed_call(self, face: Face, arguments: dict[str, Any]) -> Any:
+        if self._needed:
+            raise not_given(self._manifest["program"], self._needed)
+        return super()._agreed_call(face, arguments)
 
     # ---- state -----------------------------------------------------------------------------------
 
@@ -156,6 +163,7 @@ class OpenedEntity(Opened):
                 given.put(self._loaded())
             finally:
                 given.close()
+            self._needed = []
 
     def _given(self, state: Any) -> SavedState:
         if isinstance(state, (str, os.PathLike)):
@@ -220,3 +228,9 @@ class OpenedEntity(Opened):
             self.processes.together(lambda: self._bring_state(job))
         assert self._job is not None
         return self._job
+
+
+def needed_of(manifest: dict[str, Any]) -> list[str]:
+    """The names of states that nothing begins: they have to be given before the first call."""
+    return [manifest["inputs"][state["input"]]["name"] for state in manifest["states"]
+            if not state.get("begins", True)]

@@ -16,9 +16,10 @@ from spmd.distributed import Distributed, Local, global_of
 from spmd.files.convert import casts
 from spmd.files.state_files import check_state
 from spmd.fitting import fitting
-from spmd.launch.job import Job, Setup
+from spmd.launch.job import Job
 from spmd.launch.processes import Processes
 from spmd.launch.saved_state import SavedState
+from spmd.launch.setup import Setup
 from spmd.opened import Opened
 
 TYPE_CHECKING = False

@@ -77,12 +77,8 @@ class PreparedCall:
         found, k = [], 0
         for number, array, ranks in rows:
             dtype, shape = numpy_dtype(array["dtype"]), self.job.setup.shape(array)
-<<<<<<< HEAD:spmd/calls.py
-            strides, step = list[int](), SIZES[array["dtype"]]
-=======
             strides: list[int] = []
             step = SIZES[array["dtype"]]
->>>>>>> w-calls:spmd/prepared_calls.py
             for extent in reversed(shape):
                 strides.insert(0, step)
                 step *= extent

@@ -18,7 +18,12 @@ from codegen.oracle.eager import World
 from codegen.oracle.local import local, whole
 from codegen.oracle.streams import EagerStream
 from codegen.user import named, state_rules
-from codegen.user.entry_methods import called_whole, no_entry, place_of_method
+from codegen.user.entry_methods import (
+    called_whole,
+    no_entry,
+    not_given,
+    place_of_method,
+)
 from codegen.user.numbers import owner_of
 from codegen.user.state_paths import Contents, Leaves, leaves_by_path, placed
 
@@ -87,12 +92,13 @@ class EagerEntity:
     def __init__(
         self, name: str, methods: Mapping[str, Callable[..., Any]], place: Place,
         made: Callable[[], Any], world: Callable[[Mapping[str, Any]], World],
-        states: Callable[[], Collection[str]],
+        states: Callable[[], Collection[str]], needed: Collection[str] = (),
     ) -> None:
         """methods: the entries. made: makes the object, as `__init__` does. world: what an eager
-        run of these inputs knows. states: the paths of what is state in an image."""
+        run of these inputs knows. states: the paths of what is state in an image. needed: names
+        of states that have to be given first."""
         self._name, self._methods, self._place = name, dict(methods), place
-        self._world, self._states = world, states
+        self._world, self._states, self._needed = world, states, list(needed)
         self._feeds: dict[str, EagerStream] = {}
         self._shared: dict[str, str] = {}  # paths of arrays that may be one, by each other
         self._written: set[str] = set()  # paths of arrays that are written in place
@@ -141,6 +147,8 @@ class EagerEntity:
     # ---- calls -----------------------------------------------------------------------------------
 
     def _enter(self, name: str, arguments: Mapping[str, Any]) -> Any:
+        if self._needed:
+            raise not_given(self._name, self._needed)
         while True:
             try:
                 return self._once(name, arguments)
@@ -250,6 +258,7 @@ class EagerEntity:
         if left := [name for name in paths if name not in given]:
             raise InputError(f"state {left[0]} is not given", expected=named.listed(paths),
                              found=named.listed(given) or "nothing")
+        self._needed = []
         for path, array in found.items():
             value = self._values[path]
             self._values[path] = (_copied(array, self._layouts[path])

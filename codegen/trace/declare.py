@@ -36,7 +36,7 @@ from codegen.trace.number import DEEPEST, condition_of, expr_of
 from codegen.trace.numpy import elementwise
 from codegen.trace.ranks import mapping
 from codegen.trace.ranks.layout_forms import by_rules, layout_of
-from codegen.user import named, spec
+from codegen.user import held_inputs, named, spec
 from codegen.user.layout_trees import MeshName
 from codegen.user.numbers import element_type, rounded
 from codegen.user.sameness import check_same, declared_twice, text_and_form
@@ -118,7 +118,7 @@ def scalar(name: str, default: Any = None, dtype: Any = None) -> Any:
     element = _scalar_dtype(default, dtype)
     _check_default(default, element, name)
     known, here = context.scalars.get(name), user_place()
-    if name not in context.entry_scalars:
+    if name not in context.own_scalars:
         _check_name(context, name, "scalar")
     said = {"dtype": (element.name, element.name), "default": text_and_form(default, _simpler)}
     if known is None:
@@ -129,9 +129,9 @@ def scalar(name: str, default: Any = None, dtype: Any = None) -> Any:
         held = default if default is None else _held(default, plain_int)
         known = context.scalars[name] = Scalar(name, element, held, sym, here)
     else:  # entries of a class may declare one scalar alike
-        before = context.entry_scalars.get(name, here)
+        before = context.own_scalars.get(name, here)
         check_same(name, "scalar", (before, context.said[name]), (here, said))
-    context.entry_scalars.setdefault(name, here)
+    context.own_scalars.setdefault(name, here)
     if known.sym is not None:
         plain = Number(expr.symbol(known.sym))
         return plain != 0 if isinstance(default, bool) else plain
@@ -222,7 +222,7 @@ def _check_name(context: Context, name: Any, what: str) -> None:
         raise UsageError('the scalar "entry" says which entry of a class runs', place=user_place(),
                          expected="another name", found='spmd.scalar("entry")',
                          remedy='spmd.scalar("entry_given")')
-    known = context.entry_scalars | {k: i.place for k, i in context.inputs.items()}
+    known = context.own_scalars | {k: i.place for k, i in context.inputs.items()}
     for its_name, place in known.items():
         if its_name == name or named.is_in(its_name, name):
             raise declared_twice(name, what, place, user_place())
@@ -278,11 +278,23 @@ def input_(
                          expected="spmd.input(name, shape, …)", found=f"an array of {shape.dtype}",
                          remedy=f'spmd.input("{name}", x.shape, x.dtype, default=x)')
     tree, leaves = spec.declared(name, known.plain(shape), dtype, layout)
+    if name in context.held or name in context.looked_for:
+        types = {leaf: (element_type(what.dtype).name, shape_of(what.shape, f'input "{leaf}"'))
+                 for leaf, what in leaves.items()}
+    if name in context.held:
+        return held_inputs.taken(
+            context.held[name], name, types, lambda x: (x.type.dtype.name, x.extents),
+            lambda x: wrap(context, x.read(), scalar=False))
     if {name, *leaves} != {name, *named.of_tree(name, context.inputs)} or (
         name in leaves and name not in context.inputs
     ):
         _check_name(context, name, "input")
     given = named.spread({name: default}, leaves, "default of") if default is not None else {}
+    if name in context.looked_for:
+        context.looked_for[name] = tree, {
+            leaf: held_inputs.Held(what.shape, what.dtype, what.layout,
+                                   given.get(leaf, what.default), types[leaf], user_place())
+            for leaf, what in leaves.items()}
     return named.renamed(lambda leaf, what: _one_input(
         context, leaf, what.shape, what.dtype, what.layout, given.get(leaf, what.default)
     ), tree, name)

@@ -41,18 +41,18 @@ def image() -> Any:
 def copies(monkeypatch: Any) -> list[str]:
     """The names of the arrays that are copied between Python and the ranks."""
     found: list[str] = []
-    put, get = Job.put, Job.get
+    put, get = Job.put, Job.get_array
 
     def putting(job: Job, number: int, *rest: Any) -> None:
         found.append(f"put {job.manifest['inputs'][number]['name']}")
         put(job, number, *rest)
 
-    def getting(job: Job, number: int, *rest: Any) -> None:
-        found.append(f"get {job.manifest['outputs'][number]['name']}")
-        get(job, number, *rest)
+    def getting(job: Job, array: int, *rest: Any) -> None:
+        found.append(f"get {job.array(array)['name']}")
+        get(job, array, *rest)
 
     monkeypatch.setattr(Job, "put", putting)
-    monkeypatch.setattr(Job, "get", getting)
+    monkeypatch.setattr(Job, "get_array", getting)
     return found
 
 

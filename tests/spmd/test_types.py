@@ -78,7 +78,7 @@ def test_options_are_declared_once():
     said = dict(inspect.signature(takes.call).parameters)
     assert said.pop("arguments").kind is inspect.Parameter.VAR_KEYWORD
     assert {name: p.default for name, p in said.items()} == {
-        name: row.default for name, row in OPTIONS.items() if name != "keep"
+        name: row.default for name, row in OPTIONS.items() if name not in ("keep", "state")
     }
     types = inspect.get_annotations(Options)
     assert {name: p.annotation for name, p in said.items()} == {n: types[n] for n in said}

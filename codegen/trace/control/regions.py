@@ -65,6 +65,7 @@ class Mark:
     storages: list[tuple[Storage, Any, dict[Storage, Any]]]  # with contents and shadows
     serial: int  # of the newest of them
     scalars: dict[str, Any]
+    own_scalars: dict[str, Place | None]
     inputs: dict[str, Any]
     feeds: dict[str, Any]
     conditions: int
@@ -74,8 +75,8 @@ class Mark:
     def of(cls, context: Context) -> Mark:
         context.epoch += 1
         return cls([(s, s.content, s.shadows) for s in context.storages], context.next_serial(),
-                   dict(context.scalars), dict(context.inputs), dict(context.feeds),
-                   len(context.conditions), context._names.copy())
+                   dict(context.scalars), dict(context.own_scalars), dict(context.inputs),
+                   dict(context.feeds), len(context.conditions), context._names.copy())
 
     def restore_storages(self) -> None:
         for storage, content, shadows in self.storages:
@@ -93,7 +94,7 @@ class Mark:
 
     def restore_declared(self, context: Context) -> None:
         context.scalars, context.inputs = dict(self.scalars), dict(self.inputs)
-        context.feeds = dict(self.feeds)
+        context.feeds, context.own_scalars = dict(self.feeds), dict(self.own_scalars)
         del context.conditions[self.conditions :]
         context.take_back_names(self.names)
 

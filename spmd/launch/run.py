@@ -203,12 +203,7 @@ class Run(Launch):
         saved_state: the module."""
         asked = self.asked
         versions: Versions = {}
-        for name in ("state", "save_state"):
-            if getattr(asked, name) and self.face.number is None:
-                raise UsageError(f"{flag(name)}: {self.manifest['program']} has no state",
-                                 expected="a class under @spmd.program",
-                                 found="a program without entries",
-                                 remedy="-i and -o: inputs and outputs")
+        saved_state.check_has_state(self.manifest["program"], self.face.number is not None, asked)
         if asked.state:
             self.state = saved_state.SavedState(self.manifest, asked.state)
             versions = self.state.open(setup)

@@ -75,8 +75,8 @@ static int64_t buffers_line_up(const spmd_image *image, uint32_t entry, const in
             continue;
         if (bytes[k] < 0 || bytes[k] >= MOST_BYTES || end >= MOST_BYTES)
             return -1;
-        buffer[k] = end;
-        end += spmd_round_up(bytes[k], SPMD_LINE);
+        buffer[k] = end; /* one that is empty has a place too: buffers are known by their places */
+        end += spmd_round_up(bytes[k] ? bytes[k] : 1, SPMD_LINE);
     }
     return end;
 }

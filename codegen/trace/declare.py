@@ -118,6 +118,8 @@ def scalar(name: str, default: Any = None, dtype: Any = None) -> Any:
     element = _scalar_dtype(default, dtype)
     _check_default(default, element, name)
     known, here = context.scalars.get(name), user_place()
+    if name not in context.own_scalars:
+        _check_name(context, name, "scalar")
     said = {"dtype": (element.name, element.name), "default": text_and_form(default, _simpler)}
     if known is None:
         context.said[name] = said

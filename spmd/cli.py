@@ -264,7 +264,7 @@ COMMANDS = {
     "completion": ("print a script that completes what you type in a shell", _completion_options,
                    "spmd.completion:command"),
 }
-EAGER = "spmd.source:run_eager"  # run --eager
+EAGER = "spmd.eager_command:command"  # run --eager
 TOGETHER = ("run", "bench")  # what several processes do together
 
 _NAMES = {"bench": "collective", "verify": "image"}  # commands that take any number of them

@@ -12,7 +12,7 @@ from codegen.symbolic.meaning import names_in
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
     from typing import Any
 
 
@@ -94,21 +94,24 @@ def faces_of(manifest: dict[str, Any]) -> dict[str, Face]:
 def face_of(manifest: dict[str, Any], entry: str | None) -> Face:
     """The face of an entry, or of a program that has none. Raises UsageError for an unknown one,
     for none where there are some, and for one of a program that has none."""
-    faces, program = faces_of(manifest), manifest["program"]
-    names = ", ".join(sorted(faces))
-    if not faces:
-        if entry is not None:
-            raise UsageError(f"{program} has no entries", expected="no --entry, no entry=",
-                             found=entry, remedy="@spmd.entry above methods of a class")
-        return Face(manifest)
-    if entry is None:
+    faces = faces_of(manifest)
+    check_entry(manifest["program"], faces, entry)
+    return Face(manifest) if entry is None else faces[entry]
+
+
+def check_entry(program: str, known: Collection[str], entry: str | None) -> None:
+    """One entry of those that there are is named, or none where there are none. UsageError."""
+    names = ", ".join(sorted(known))
+    if not known and entry is not None:
+        raise UsageError(f"{program} has no entries", expected="no --entry, no entry=",
+                         found=entry, remedy="@spmd.entry above methods of a class")
+    if known and entry is None:
+        first = next(iter(known))
         raise UsageError(f"{program} has entries, and none is named", expected=names,
-                         remedy=f"--entry {next(iter(faces))}; entry={next(iter(faces))!r} from "
-                         "Python")
-    if entry not in faces:
+                         remedy=f"--entry {first}; entry={first!r} from Python")
+    if entry is not None and entry not in known:
         raise UsageError(f'{program} has no entry "{entry}"; it has {names}',
-                         remedy=meant(entry, list(faces)))
-    return faces[entry]
+                         remedy=meant(entry, known))
 
 
 def states_of(manifest: dict[str, Any]) -> dict[str, tuple[int, dict[str, Any]]]:

@@ -12,12 +12,8 @@ import gc
 import os
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import nullcontext
 from types import ModuleType
 from typing import Any
-
-import numpy as np
 
 from codegen import kept
 from codegen.check_names import POINTS, built_with, checks_of
@@ -37,21 +33,13 @@ from codegen.misspelt import keyword_remedy
 from codegen.places import HERE, is_ours, is_user_file, last, place_at
 from codegen.suggest import VERY_LIKE, meant
 from codegen.trace.program import Program
-from codegen.user.named import MANY, named, roots
-from spmd.arguments import read
-from spmd.arrays import numpy_dtype, output_text
 from spmd.cache import Cache
-from spmd.files import is_series
-from spmd.files.inputs import open_inputs
-from spmd.files.outputs import check_apart, open_outputs, program_file
+from spmd.files.outputs import program_file
 from spmd.files.whole import refuse_replacing, write_whole
 from spmd.hiding import hidden
-from spmd.launch.eager_feeds import eager_feeds
-from spmd.launch.eager_frames import EagerFrames
 from spmd.launch.loader import Checked
 from spmd.launch.processes import Processes
 from spmd.layout_table import pointed_out
-from spmd.report import tree_text
 from spmd.showing import shown
 
 # What only hands calls of the user on to Python and NumPy: what they raise is the user's mistake.
@@ -341,77 +329,3 @@ def point_out(data: bytes) -> None:
 
 def warnings_of(data: bytes, loops: bool = True) -> list[str]:
     return list(pointed_out(reader.read(data, host=False), loops))
-
-
-def run_eager(options: argparse.Namespace, _: Processes) -> int:
-    """`run FILE.py --eager`: the program as plain NumPy, its outputs printed or saved."""
-    if ".py" not in options.image:
-        raise UsageError("--eager runs a program, not an image", remedy="run FILE.py --eager")
-    if options.checkpoint or options.resume:
-        raise UsageError("--eager keeps no checkpoints", expected="an image for --checkpoint and "
-                         "--resume", remedy="leave --eager out")
-    if options.check:
-        raise UsageError("--check is of images; --eager runs NumPy itself",
-                         expected="one of the two", remedy="leave --check out: NumPy refuses "
-                         "indices out of bounds, and warns of NaN and overflow")
-    series = {name: path for name, path in options.output.items() if is_series(path)}
-    check_apart(options, series)
-    program = find_program(options.image)
-    parameters = parameters_of(program, options.set)
-    inputs = {}
-    named_files = {k: v for k, v in options.output.items() if k not in series}
-    known = _inputs_of(program, parameters) if options.input or options.input_all else None
-    names = None if known is None else list(known)
-    for name, given in open_inputs(options.input, options.input_all, names).items():
-        if known and name in known:
-            given.convert(*known[name])
-        dtype = numpy_dtype(given.dtype).newbyteorder(">" if given.swapped else "=")
-        inputs[name] = np.ndarray(given.shape, dtype, given.buffer, given.start, given.strides)
-    values = {**read(options.set), **parameters}
-    where = {"ranks": options.ranks or 1, "mesh": options.mesh or None}
-    with nullcontext() if options.feed is None else eager_feeds(options.feed) as feeds:
-        inputs |= {} if feeds is None else {"feed": feeds}
-        frames = EagerFrames(series)
-        result = guarded(lambda: program.eager(**where, save=frames.takers(), **values, **inputs))
-    frames.finish()
-    arrays = {name or "result": np.asarray(value) for name, value in named(result)
-              if value is not None}
-    rows = [(name, str(array.dtype), array.shape) for name, array in arrays.items()]
-    files = open_outputs(named_files, options.output_all, rows)
-    try:
-        for text in _texts(arrays, [row[0] for row, file in zip(rows, files) if file is None]):
-            print(text)
-        for file, (name, array) in zip(files, arrays.items()):
-            if file is None:
-                continue
-            file.check()
-            start, data = file.starts[name], array.tobytes()
-            with file.attach(file.create()) as view:
-                view[start : start + len(data)] = data
-        for file in files:
-            if file is not None and file.part:
-                file.commit()
-    finally:
-        for file in files:
-            if file is not None:
-                file.discard()
-    return 0
-
-
-def _inputs_of(program: Any, parameters: dict[str, Any]) -> dict[str, tuple[str, int]] | None:
-    """Of a program's inputs, which its graph has, dtype and number of dims; None where it does not
-    build."""
-    try:
-        return {given.name: (given.value.type.dtype.name, given.value.type.ndim)
-                for given in program.graph(parameters).inputs}
-    except SpmdError:
-        return None
-
-
-def _texts(arrays: dict[str, np.ndarray], names: list[str]) -> Iterator[str]:
-    for root, leaves in roots(names).items():
-        found = [(str(arrays[name].dtype), arrays[name].shape) for name in leaves]
-        if len(leaves) > MANY:
-            yield tree_text(root, found)
-        else:
-            yield from (output_text(name, row[0], arrays[name]) for name, row in zip(leaves, found))

@@ -35,9 +35,10 @@ if TYPE_CHECKING:
     from spmd.files.inputs import InputArray
     from spmd.files.outputs import OutputFile
     from spmd.launch.array_files import Versions
-    from spmd.launch.job import Job, Setup
+    from spmd.launch.job import Job
     from spmd.launch.processes import Processes
     from spmd.launch.saved_state import SavedState, WrittenState
+    from spmd.launch.setup import Setup
 
 
 def run(asked: argparse.Namespace, processes: Processes) -> int:
@@ -203,12 +204,7 @@ class Run(Launch):
         saved_state: the module."""
         asked = self.asked
         versions: Versions = {}
-        for name in ("state", "save_state"):
-            if getattr(asked, name) and self.face.number is None:
-                raise UsageError(f"{flag(name)}: {self.manifest['program']} has no state",
-                                 expected="a class under @spmd.program",
-                                 found="a program without entries",
-                                 remedy="-i and -o: inputs and outputs")
+        saved_state.check_has_state(self.manifest["program"], self.face.number is not None, asked)
         if asked.state:
             self.state = saved_state.SavedState(self.manifest, asked.state)
             versions = self.state.open(setup)

@@ -14,16 +14,19 @@ from spmd.files import ARCHIVES
 from spmd.files import outputs as outputs  # for who needs both
 from spmd.files.state_files import open_state
 from spmd.launch import array_files
+from spmd.launch.options import flag
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import argparse
     from typing import Any
 
     from spmd.files.inputs import InputArray
     from spmd.files.outputs import OutputFile
     from spmd.launch.array_files import Versions
-    from spmd.launch.job import Job, Setup
+    from spmd.launch.job import Job
     from spmd.launch.processes import Processes
+    from spmd.launch.setup import Setup
 
 
 class SavedState:
@@ -73,6 +76,16 @@ def check_ending(path: str) -> None:
         raise UsageError(f"state: {path} names no format that holds arrays by their names",
                          expected=f"a file that ends in {' or '.join(ARCHIVES)}",
                          remedy="FILE.safetensors")
+
+
+def check_has_state(program: str, has_entries: bool, asked: argparse.Namespace) -> None:
+    """Refuses files of a state for a program that has none. Raises UsageError."""
+    for name in ("state", "save_state"):
+        if getattr(asked, name) and not has_entries:
+            raise UsageError(f"{flag(name)}: {program} has no state",
+                             expected="a class under @spmd.program",
+                             found="a program without entries",
+                             remedy="-i and -o: inputs and outputs")
 
 
 class WrittenState:

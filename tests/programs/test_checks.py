@@ -18,8 +18,8 @@ from codegen.passes.compare import compared
 from codegen.passes.instrument import instrumented
 from codegen.passes.partition import partition
 from spmd.cli import parsed
+from spmd.eager_command import command as run_eager
 from spmd.launch.processes import Processes
-from spmd.source import run_eager
 
 K = np.arange(5)
 

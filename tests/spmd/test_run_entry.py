@@ -15,6 +15,15 @@ from tests.spmd.walks import Walks
 PROGRAM = ROOT / "tests" / "spmd" / "walks.py"
 BY = np.arange(30.0).reshape(10, 3)
 
+PLAIN = """
+import numpy as np
+import spmd
+
+@spmd.program(mesh=("r",))
+def plain():
+    return np.ones(3)
+"""
+
 LONG = """
 import numpy as np
 import spmd
@@ -115,8 +124,7 @@ def test_what_cannot_run_is_refused(image, folder, spmd_here, options, code, fra
 
 
 def test_a_program_without_entries_has_none_to_name(built, folder, spmd_here):
-    image = built("import numpy as np\nimport spmd\n@spmd.program(mesh=('r',))\n"
-                  "def plain():\n    return np.ones(3)\n")
+    image = built(PLAIN)
     spmd_here("run", image, "--entry", "walk").expect(2, "plain has no entries")
     spmd_here("run", image, "--state", "a.npz").expect(2, "plain has no state")
     with pytest.raises(UsageError, match="no input or scalar 'entry'"):
@@ -136,6 +144,27 @@ def test_images_from_python_run_one_entry(image, folder):
     assert built.run(entry="walk", ranks=2, by=BY, check=True)["sum"] == BY.sum()
     with pytest.raises(spmd.CheckError), np.errstate(all="ignore"):
         built.run(entry="walk", ranks=2, by=np.full_like(BY, 1e308), factor=1e9, check="nan")
+
+
+def test_an_entry_runs_as_plain_python(image, folder, spmd_here):
+    given = "--entry", "walk", "-i", "by=by.npy", "--set", "factor=2"
+    plain = "run", PROGRAM, "--eager"
+    spmd_here(*plain, *given, "-o", "u=u.npy", "--save-state", "a.safetensors").expect(
+        0, "state: 4 arrays in a.safetensors", f"sum: float64 {2 * BY.sum()}")
+    assert np.array_equal(np.load("u.npy"), 2 * BY)
+    spmd_here("run", image, "--ranks", 3, "--entry", "where", "--state", "a.safetensors",
+              "-o", "0=w.npy").expect(0, "1: int64 1")
+    assert np.array_equal(np.load("w.npy"), 2 * BY)
+    spmd_here(*plain, "--entry", "where", "--state", "a.safetensors").expect(0, "1: int64 1")
+    np.savez("bad.npz", u=BY)
+    spmd_here(*plain, "--entry", "where", "--state", "bad.npz").expect(
+        65, "bad.npz is not the state of Walks", "no parts.in, parts.b.0, steps")
+    for options, said in (([], "none is named"), (["--entry", "x"], 'has no entry "x"'),
+                          (["--entry", "where", "--state", "a.npy"], "arrays by their names")):
+        spmd_here(*plain, *options).expect(2, said)
+    Path("plain.py").write_text(PLAIN)
+    spmd_here("run", "plain.py", "--eager", "--entry", "x").expect(2, "plain has no entries")
+    spmd_here("run", "plain.py", "--eager", "--state", "a.npz").expect(2, "plain has no state")
 
 
 def test_a_long_entry_is_kept_and_gone_on_from(folder, spmd_here):

@@ -12,23 +12,25 @@ from tests.conftest import ROOT
 from tests.spmd.plans import edited
 
 PROGRAM = ROOT / "tests" / "spmd" / "walks.py"
-SAID = """\
+LINE = {line.strip()[4:].partition("(")[0]: number for number, line in
+        enumerate(PROGRAM.read_text().splitlines()) if line.startswith("    def ")}  # of the mark
+SAID = f"""\
 state       u: float64[10, 3] over ("r", None)
 state       parts.in: float32[4] over (None,)
 state       parts.b.0: int32[10] over ("r",)
 state       steps: int64[] over ()
-entry       walk: reads u, parts.b.0, steps; changes u, parts.b.0, steps  (walks.py:15)
+entry       walk: reads u, parts.b.0, steps; changes u, parts.b.0, steps  (walks.py:{LINE["walk"]})
   scalar      factor: float64 = 1.0
   input       by: float64[10, 3] over ("r", None)
   output      sum: float64[] over ()
   output      u: float64[10, 3] over ("r", None)
-entry       turned: reads u  (walks.py:24)
+entry       turned: reads u  (walks.py:{LINE["turned"]})
   scalar      shift: int64 = 1
   output      result: float64[] over ()
-entry       where: reads u, steps  (walks.py:34)
+entry       where: reads u, steps  (walks.py:{LINE["where"]})
   output      0: float64[10, 3] over ("r", None)
   output      1: int64[] over ()
-entry       reset: changes u  (walks.py:38)
+entry       reset: changes u  (walks.py:{LINE["reset"]})
 """
 
 
@@ -46,10 +48,11 @@ def test_show_says_what_there_is_to_call(image, spmd_here):
 
 @pytest.mark.parametrize(("level", "lines"), [
     ("graph", ["scalar factor: float64 = 1.0", 'state %u: float64[10, 3] over ("r", None)',
-               "  entry walk:  # line 15", "    state steps = ", "    output sum = %reduce",
-               "    output 0 = %u"]),
-    ("program", ["  entry reset:  # line 38", "    state u = %full"]),
-    ("loops", ["state steps: int64[]", "  entry where:  # line 34", "    output 1 is steps"]),
+               f"  entry walk:  # line {LINE['walk']}", "    state steps = ",
+               "    output sum = %reduce", "    output 0 = %u"]),
+    ("program", [f"  entry reset:  # line {LINE['reset']}", "    state u = %full"]),
+    ("loops", ["state steps: int64[]", f"  entry where:  # line {LINE['where']}",
+               "    output 1 is steps"]),
     ("plan", ["state u in buffer 0", "  entry turned", "new state u in buffer", "output walk.sum"]),
 ])
 def test_levels_have_a_part_for_each_entry(image, spmd_here, level, lines):

@@ -14,7 +14,7 @@ import numpy as np
 
 from codegen import dtypes
 from codegen.errors import InputError, Place, SpmdError
-from codegen.oracle.eager import World
+from codegen.oracle import eager
 from codegen.oracle.local import local, whole
 from codegen.oracle.streams import EagerStream
 from codegen.user import named, state_rules
@@ -91,7 +91,7 @@ class EagerEntity:
 
     def __init__(
         self, name: str, methods: Mapping[str, Callable[..., Any]], place: Place,
-        made: Callable[[], Any], world: Callable[[Mapping[str, Any]], World],
+        made: Callable[[], Any], world: Callable[[Mapping[str, Any]], eager.World],
         states: Callable[[], Collection[str]], needed: Collection[str] = (),
     ) -> None:
         """methods: the entries. made: makes the object, as `__init__` does. world: what an eager

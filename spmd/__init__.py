@@ -205,6 +205,8 @@ def _find(name: str) -> Any:
         value = getattr(import_module(_HOMES[name]), name)
         if name in _LANGUAGE:
             import_module("spmd.mistakes")  # how IPython shows those of a program
+            paths = import_module("codegen.user.state_paths")
+            paths.give_files(lambda: import_module("spmd.eager_state"))
             globals()[name] = value
         return value
     if name in _MODULES:

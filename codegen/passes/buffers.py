@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from codegen.fresh import Fresh
 from codegen.ir import Op, Region, Value
 from codegen.ops import OPS, Branch, Loop, Update
-from codegen.passes.state_writes import Written, choices, written_in_place
 from codegen.plan.grammar import (
     Buffer,
     Exchange,
@@ -30,6 +29,7 @@ from codegen.plan.grammar import (
 )
 from codegen.plan.grammar import Point as PointStep
 from codegen.plan.handed import Take
+from codegen.plan.in_place_states import Written, choices, written_in_place
 from codegen.plan.indexing import loads
 from codegen.plan.loops import Act, Do, Loops, Placed, capacity
 from codegen.symbolic import expr

@@ -38,7 +38,7 @@ from codegen.trace.derive.marks import (
     stop_gradient,
 )
 from codegen.trace.feed_calls import Stream
-from codegen.trace.functional import entity
+from codegen.trace.functions_as_entries import entity
 from codegen.trace.kernel_call import Kernel
 from codegen.trace.program import Program, parse_parameter
 from codegen.trace.ranks import mapping

@@ -109,11 +109,11 @@ class Entity(Program):
         graph = functools.cache(lambda: self.graph(given))
 
         def world(arguments: Mapping[str, Any]) -> Any:
-            found = oracle().World(axes, arguments, graph, captured, None)
+            found = oracle().eager.World(axes, arguments, graph, captured, None)
             found.frames, found.reachable = save or {}, outside
             return found
 
-        return _entities().EagerEntity(
+        return oracle().EagerEntity(
             self.name, self.methods, self.place, lambda: self.cls(**values), world,
             lambda: [state.path for state in graph().states], self.needed())
 
@@ -416,12 +416,6 @@ def place_of(cls: type) -> Place:
     except (OSError, TypeError):
         line = code.co_firstlineno
     return Place(code.co_filename, line, 0, -1, cls.__name__)
-
-
-def _entities() -> Any:
-    from codegen.oracle import entities  # start-up time: builds and images do without it
-
-    return entities
 
 
 def _described(t: LeafType) -> tuple[str, tuple[Any, ...]]:

@@ -292,7 +292,7 @@ def input_(
     given = named.spread({name: default}, leaves, "default of") if default is not None else {}
     if name in context.looked_for:
         context.looked_for[name] = tree, {
-            leaf: held_inputs.Held(what.shape, what.dtype, what.layout,
+            leaf: held_inputs.HeldInput(what.shape, what.dtype, what.layout,
                                    given.get(leaf, what.default), types[leaf], user_place())
             for leaf, what in leaves.items()}
     return named.renamed(lambda leaf, what: _one_input(

@@ -18,7 +18,7 @@ Type = tuple[str, tuple[Any, ...]]  # the name of a dtype, and extents
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldInput:
     """An array that a function declares as state. shape, dtype, layout, default: as the user says
     them; type: of what is declared, as it compares."""
 

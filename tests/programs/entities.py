@@ -292,9 +292,8 @@ class Author:
         if not ours:
             return self.rebind()
         s = self.rng.choice(ours)
-        if not s.ndim:
-            self.line(f"{s.path}[...] = {self.value(s)}")
-            return None
+        if not s.ndim:  # NumPy's operations give numbers there, which cannot be written
+            return self.rebind()
         form = self.rng.choice((
             "{p}[...] = {v}", "{p}[0] = ({v})[-1]", "{p}[1:] = {p}[:-1]", "{p}[::2] = 1",
             "{p} += 1", "{p} *= 2", "{p}[-1] += {p}[0]"))

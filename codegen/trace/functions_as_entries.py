@@ -22,7 +22,7 @@ from codegen.trace.numpy import creation
 from codegen.trace.program import Program
 from codegen.user import named, state_rules
 from codegen.user.entry_methods import entry, place_of_method
-from codegen.user.held_inputs import Held
+from codegen.user.held_inputs import HeldInput
 
 
 def entity(
@@ -92,7 +92,7 @@ class FunctionEntity(Entity):
         mesh: Any, layout: Any, sync: str,
     ) -> None:
         self.functions, self.names = dict(functions), tuple(names)
-        self.declared: dict[str, dict[str, Held]] = {}  # of each state: its leaves, by name
+        self.declared: dict[str, dict[str, HeldInput]] = {}  # of each state: its leaves, by name
         self.trees: dict[str, Any] = {}  # of each state: the tree as it is declared
         for f in self.functions.values():
             program_files.add(f.__code__.co_filename)
@@ -190,7 +190,7 @@ class FunctionEntity(Entity):
                     remedy="leave it out of state=")
 
     def _same(
-        self, state: str, first: dict[str, Held], now: dict[str, Held], place: Place
+        self, state: str, first: dict[str, HeldInput], now: dict[str, HeldInput], place: Place
     ) -> None:
         """Raise ProgramError where two functions declare one state differently; the first default
         counts."""
@@ -238,7 +238,7 @@ class _Part(Program):
         vars(self).update(vars(whole))
         self.function, self.is_part, self.place = f, True, place_of_method(key, f)
         self.states = whole.names
-        self.found: dict[str, tuple[Any, dict[str, Held]]] = {}
+        self.found: dict[str, tuple[Any, dict[str, HeldInput]]] = {}
 
     def called(self, context: Context, function: Callable[..., Any], values: dict[str, Any]) -> Any:
         context.looked_for = dict.fromkeys(self.states)

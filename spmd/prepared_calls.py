@@ -73,6 +73,7 @@ class PreparedCall:
     ) -> tuple[list[tuple[dict[str, Any], np.dtype, tuple[int, ...], list[Any]]], Any]:
         """Of each array its row, dtype, shape, and the places of its address; and all transfers."""
         transfers = ffi.new("spmd_transfer[]", sum(len(ranks) for _, _, ranks in rows))
+        self._kept.append(transfers)
         found, k = [], 0
         for number, array, ranks in rows:
             dtype, shape = numpy_dtype(array["dtype"]), self.job.setup.shape(array)

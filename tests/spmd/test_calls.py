@@ -50,7 +50,7 @@ class Account:
         return t[0]
 
     @spmd.entry
-    def state(self):
+    def look(self):
         return {"total": self.total, "kept": self.kept, "calls": self.calls}
 
 
@@ -61,6 +61,14 @@ def scaled(n: int = 8):
     x = spmd.input("x", (n,), np.float64, layout=("r",))
     assert np.min(x) > -100, "too cold"
     return w["a"] * x * spmd.scalar("k", 2.0) + w["b"] + spmd.scalar("shift", 10)
+
+
+@spmd.program(mesh=("r",))
+def rolled(n: int = 16):
+    """Scalars on which neighbours depend."""
+    by, back = spmd.scalar("by", 3), spmd.scalar("back", 0)
+    u = spmd.input("u", (n,), np.float64, layout=("r",))
+    return np.roll(u, by) - np.roll(u, -back)
 
 
 @pytest.fixture(scope="module")
@@ -86,13 +94,13 @@ def test_a_call_that_fails_leaves_state_as_it_was(account, ranks, monkeypatch):
         m.turn()
         assert m.add(x=x) == pytest.approx(66)
         assert m.add(x=x, factor=2) == pytest.approx(198)
-        before = m.state()
+        before = m.look()
         for kind, bad in ((CheckError, -x), (CheckError, 1e4 * x), (InputError, x[:3]),
                           (InputError, x + 1j), (InputError, "x.npy")):
             for _ in range(2):  # in the general way, and as a call like the one before
                 with pytest.raises(kind):
                     m.add(x=bad)
-                same(m.state(), before)
+                same(m.look(), before)
         with monkeypatch.context() as patched:
             def full(*_, **__):
                 raise MemoryError
@@ -102,14 +110,14 @@ def test_a_call_that_fails_leaves_state_as_it_was(account, ranks, monkeypatch):
             patched.setattr(Job, "run", full)
             with pytest.raises(MemoryError):
                 m.turn(turns=3)
-        same(m.state(), before)
+        same(m.look(), before)
         assert m.add(x=x) == pytest.approx(264)
 
 
 def test_an_interrupted_call_leaves_state_as_it_was(account):
     with account.open(ranks=3) as m:
         m.add(x=np.arange(float(N)))
-        before = m.state()
+        before = m.look()
         for _ in range(2):
             begun = m._job
             timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
@@ -117,27 +125,27 @@ def test_an_interrupted_call_leaves_state_as_it_was(account):
             with pytest.raises(KeyboardInterrupt):
                 m.turn(turns=10**9)
             timer.join()
-            same(m.state(), before)
+            same(m.look(), before)
             assert m._job is not begun
             m.turn(turns=0)
-            before = m.state()
+            before = m.look()
 
 
 def test_state_stays_where_another_scalar_loads_the_job_anew(account, monkeypatch):
     with account.open(ranks=3) as m:
         m.add(x=np.ones(N))
-        before, job = m.state(), m._job
+        before, job = m.look(), m._job
         monkeypatch.setattr(Job, "rebind", lambda *_: False)
-        same(m.state(), before)
+        same(m.look(), before)
         m._prepared.clear()
-        same(m.state(), before)
+        same(m.look(), before)
         assert m._job is not job
         monkeypatch.setattr(Job, "_load", lambda *_: 1 / 0)  # and where loading fails
         m._prepared.clear()
         with pytest.raises(ZeroDivisionError):
-            m.state()
+            m.look()
         monkeypatch.undo()
-        same(m.state(), before)
+        same(m.look(), before)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 5])
@@ -158,18 +166,34 @@ def test_calls_with_other_scalars(image, ranks):
         np.testing.assert_array_equal(job(x=x, w=w), a * 2 + 11)  # their defaults
 
 
+@pytest.mark.parametrize("ranks", [1, 3, 5])
+def test_calls_with_other_scalars_that_neighbours_depend_on(ranks):
+    u = np.arange(16.0)
+    with spmd.build(rolled).open(ranks=ranks) as job:
+        calls = set()
+        for by, back in [(3, 0), (1, 0), (1, 5), (15, 5), (3, 0), (0, 0), (16, 15)]:
+            with pytest.raises(UsageError, match="scalar back"):
+                job(u=u, by=by, back="no")
+            for _ in range(2):
+                want = np.roll(u, by) - np.roll(u, -back)
+                np.testing.assert_array_equal(job(u=u, by=by, back=back), want)
+            calls.add(job._prepared[None])
+        np.testing.assert_array_equal(job(u=u), np.roll(u, 3) - u)
+        assert len(calls) == 1
+
+
 def test_a_started_call_copies_its_inputs_and_runs_in_its_turn(account, image):
     with account.open(ranks=2) as m:
         x = np.ones(N)
         slow = m.turn.start(turns=100_000)
         calls = []
         for _ in range(5):
-            calls += [m.add.start(x=x), m.add.start(x=-x), m.state.start()]
+            calls += [m.add.start(x=x), m.add.start(x=-x), m.look.start()]
             x += 1  # of the next call
         assert not slow.done() and not calls[-1].done()
         with pytest.raises(TimeoutError, match="within 0.001 s"):
             calls[0].result(0.001)
-        after = m.state()  # waits for all of them
+        after = m.look()  # waits for all of them
         assert slow.done() and all(call.done() for call in calls)
         same(calls[-1].result(), after)
         first, start = calls[0].result(), slow.result()
@@ -197,7 +221,7 @@ def test_close_waits_for_started_calls_and_refuses_later_ones(account, image):
     with account.open(ranks=2) as m:
         started = [m.turn.start(turns=30_000), m.turn.start(turns=30_000)]
     assert all(call.done() and call.result() > 0 for call in started)
-    for late in (m.state, m.state.start, lambda: m.add(x=np.ones(N))):
+    for late in (m.look, m.look.start, lambda: m.add(x=np.ones(N))):
         with pytest.raises(UsageError, match="this job is closed"):
             late()
     m.close()
@@ -225,12 +249,12 @@ def test_calls_from_eight_threads_have_the_results_of_some_order(account):
                     with pytest.raises(CheckError if k % 2 else InputError):
                         m.add(x=-x if k % 2 else x[1:])
                 else:
-                    now = m.state()
+                    now = m.look()
                     assert now["total"][thread] == len(found) and now["calls"] == sum(now["total"])
             return found
         sums = [s for found in pool.map(calls, range(8)) for s in found]
         assert sorted(sums) == list(range(1, len(sums) + 1))
-        assert m.state()["calls"] == len(sums)
+        assert m.look()["calls"] == len(sums)
 
 
 def test_two_jobs_side_by_side(account, image):
@@ -248,5 +272,5 @@ def test_two_jobs_side_by_side(account, image):
                     call()
                     count += 1
                 return count
-            counts = list(pool.map(many, (lambda: first(x=x, w=w), second.state)))
+            counts = list(pool.map(many, (lambda: first(x=x, w=w), second.look)))
         assert min(counts) > 0

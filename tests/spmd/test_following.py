@@ -33,7 +33,7 @@ def serve(m):
     for k in range(6):
         total += k * x
         np.testing.assert_allclose(m.add(x=k * x, factor=1.0), total.sum())
-    before = m.state()
+    before = m.look()
     np.testing.assert_array_equal(before["total"], total)
     assert type(before["total"]) is np.ndarray and before["calls"] == 6
     for _ in range(2):
@@ -45,18 +45,18 @@ def serve(m):
                 pass
             else:
                 raise AssertionError(bad)
-            same(m.state(), before)
-            same(m.state(), before)
+            same(m.look(), before)
+            same(m.look(), before)
     for _ in range(2):  # in the general way, and as a call like the one before
         threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
         try:
             m.turn(turns=10**9)
         except KeyboardInterrupt:
-            same(m.state(), before)
+            same(m.look(), before)
         else:
             raise AssertionError("not interrupted")
         m.turn(turns=0)
-        before = m.state()
+        before = m.look()
     calls = [m.add.start(x=k * x) for k in range(5)]
     for k, call in enumerate(calls):
         total += k * x

@@ -477,7 +477,7 @@ class Opened:
     def _output(self, job: Job, number: int, output: dict[str, Any]) -> Any:
         kept = output["name"] in self.keep
         if self._group.is_led:
-            return Distributed(job, number, True, False).gather()
+            return Distributed(job, job.outputs + number, True, False).gather()
         if self.distributed or kept:
             return Distributed(job, job.outputs + number, self.distributed, kept)
         array = np.empty(job.setup.shape(output), numpy_dtype(output["dtype"]))

@@ -62,7 +62,8 @@ def manifest_of(plan: Plan, target: str) -> dict[str, Any]:
         "target": describe(target),
         "mesh": [{"name": a.name, "size": a.fixed} for a in plan.mesh.axes],
         "scalars": [
-            {"name": s.name, "dtype": s.dtype.name, "default": s.default} for s in plan.scalars
+            {"name": s.name, "dtype": s.dtype.name, "default": s.default,
+             **({} if s.at_most is None else {"at_most": s.at_most})} for s in plan.scalars
         ],
         "inputs": [{**_array(a), "default": a.default} for a in plan.inputs],
         "outputs": [_array(a) for a in plan.outputs],

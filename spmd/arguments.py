@@ -36,8 +36,47 @@ def _number(text: str) -> Any:
     return {"true": True, "false": False}.get(text.lower(), text)
 
 
-def scalars_of(manifest: dict[str, Any], settings: dict[str, Any]) -> dict[str, int | float]:
-    """Every scalar's value: what was set, else its default."""
+def extents_of(manifest: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> dict[str, int]:
+    """The extents of named dims that only a run knows, from the shapes of the inputs that it is
+    given. Raises InputError where an input has too many elements along a dim, or two have not
+    equally many."""
+    found: dict[str, tuple[int, str]] = {}
+    most = {s["name"]: s["at_most"] for s in manifest["scalars"] if "at_most" in s}
+    for array in manifest["inputs"] if most else ():
+        name, shape = array["name"], shapes.get(array["name"])
+        if shape is None or len(shape) != len(array["shape"]):
+            continue  # another number of dims is said where shapes are compared
+        for d, (dim, extent) in enumerate(zip(array["shape"], shape)):
+            if not isinstance(dim, str) or dim not in most:
+                continue
+            if extent > most[dim]:
+                raise InputError(
+                    f"input {name} has {_elements(extent, d)}; {dim} has at most {most[dim]}",
+                    expected=f"0 to {most[dim]} along dim {d}", found=f"shape {shape}",
+                    remedy=f"several calls; or build it with at_most={extent}",
+                )
+            first, of = found.setdefault(dim, (extent, name))
+            if extent != first:
+                raise InputError(
+                    f'input {name} has {_elements(extent, d)}, {of} has {first}: both are "{dim}"',
+                    expected="equally many in all inputs of a call",
+                    found=f"{of}: {first}, {name}: {extent}",
+                    remedy=f"{name}[:{first}]" if first < extent else f"{of}[:{extent}]",
+                )
+    return {dim: extent for dim, (extent, _) in found.items()}
+
+
+def _elements(count: int, d: int) -> str:
+    rows = f"{count} row" if d == 0 else f"{count} element"
+    return rows + ("s" if count != 1 else "") + (f" along dim {d}" if d else "")
+
+
+def scalars_of(
+    manifest: dict[str, Any], settings: dict[str, Any], extents: dict[str, int] | None = None
+) -> dict[str, int | float]:
+    """Every scalar's value: what was set, else its default. extents: of named dims, as inputs have
+    them. Raises UsageError, and InputError where a dim was set to something else."""
+    extents = extents or {}
     known = [scalar["name"] for scalar in manifest["scalars"]]
     for name in settings:
         if name in manifest["parameters"] and name not in known:
@@ -51,12 +90,20 @@ def scalars_of(manifest: dict[str, Any], settings: dict[str, Any]) -> dict[str, 
                 f"the program has no scalar {name!r}", expected=", ".join(known) or "no scalars",
                 remedy=meant(name, known),
             )
-    return {
+    values = {
         scalar["name"]: scalar_value(scalar, settings[scalar["name"]])
         if scalar["name"] in settings
         else scalar["default"]
         for scalar in manifest["scalars"]
     }
+    for name, extent in extents.items():
+        if name in settings and values[name] != extent:
+            raise InputError(
+                f"{name} was set to {values[name]}, and the inputs have {extent}",
+                expected="the extent that the inputs have along it", found=f"{name}={values[name]}",
+                remedy=f"leave {name} out: a run takes it from its inputs",
+            )
+    return {**values, **extents}
 
 
 def check_checks(manifest: dict[str, Any], checks: tuple[str, ...], remedy: str) -> None:
@@ -113,6 +160,7 @@ def patched_in(
         s["name"]: struct.unpack("=d", struct.pack("=q", word))[0]
         if s["dtype"] == "float64" else word
         for s, word in zip(manifest["scalars"], own.scalars)
+        if "at_most" not in s  # what inputs say, of each run
     }
     product = element_count(own.sizes)
     known = {**{s["name"]: s for s in manifest["scalars"]}}

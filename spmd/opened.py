@@ -260,7 +260,8 @@ class Opened:
                     remedy=meant(name, [*known, *names, *OPTIONS], "{}=…"),
                 )
         given = {name: value for name, value in arguments.items() if name in known}
-        setup = self._launch.bound({k: v for k, v in arguments.items() if k not in known}, given)
+        settings = {k: v for k, v in arguments.items() if k not in known}
+        setup = self._launch.bound(settings, {k: shape_of(v) for k, v in given.items()})
         self.arrays = {
             array["name"]: _fitting(array, setup.shape(array), given[array["name"]])
             for array in manifest["inputs"]
@@ -443,6 +444,13 @@ def _loaded_from(name: str, value: Any) -> str:
                ".npz": "np.load({!r})[{!r}]", ".csv": "np.loadtxt({!r}, delimiter=',')"}
     reader = readers.get(os.path.splitext(value)[1], "np.load({!r})")
     return f"{name}={reader.format(value, name)}: only the command line takes paths of files"
+
+
+def shape_of(value: Any) -> tuple[int, ...]:
+    """The shape of what is given for an input."""
+    if isinstance(value, Local):
+        return value.part.shape
+    return tuple(value.shape) if hasattr(value, "shape") else np.shape(value)
 
 
 def _is_limit(limit: object) -> bool:

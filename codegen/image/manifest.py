@@ -380,12 +380,15 @@ def scalar_value(scalar: dict[str, Any], value: Any) -> int | float:
     except (ValueError, TypeError, AttributeError, OverflowError):
         pass
     low, high = (0, 2) if flag else (-(1 << 63), 1 << 63)
+    if "at_most" in scalar:
+        low, high = 0, scalar["at_most"] + 1
     rounded = not flag and isinstance(number, float) and hasattr(value, "__index__") and (
         not getattr(value, "shape", ()) and value.__index__() != number)
     if number is None or rounded or (whole and not low <= number < high):
         raise UsageError(
             f"scalar {scalar['name']} cannot be {value!r}",
-            expected="True or False" if flag else "an integer of 64 bits" if whole else
+            expected="True or False" if flag else f"0 to {high - 1}, the extent of a dim"
+            if "at_most" in scalar else "an integer of 64 bits" if whole else
             "an integer that a float does not round" if rounded else "a number",
             found=f"a {type(value).__name__}",
         )

@@ -51,9 +51,9 @@ def check_plan(plan: Plan) -> Plan:
     )
     for b in plan.buffers:
         _rule(
-            all(s.kind in ("size", "scalar") for s in b.capacity.symbols()),
+            all(s.lays_out for s in b.capacity.symbols()),
             None,
-            f"the capacity of buffer {b.name} mentions axis sizes and scalars only",
+            f"the capacity of buffer {b.name} mentions axis sizes and scalars without bounds only",
         )
     for step in walk_steps(plan.steps):
         place = getattr(step, "place", None)

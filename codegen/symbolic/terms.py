@@ -87,6 +87,13 @@ class Sym:
         """At least 1, as its own bound says."""
         return self.least is not None and self.least >= 1
 
+    @cached_property
+    def lays_out(self) -> bool:
+        """Whether memory may be laid out by it: an axis size, or a scalar that may be any number.
+        One with bounds may change within them, and memory stays as it is."""
+        bounds = self.least, self.most
+        return self.kind == "size" or (self.kind == "scalar" and None in bounds)
+
     def within(self, values: Mapping[str, int]) -> tuple[int | None, int | None]:
         """Its bounds, where others have these values."""
         lo, hi = (None if b is None else b.evaluate(values) for b in (self.lo, self.hi))

@@ -38,7 +38,8 @@ from codegen.trace.feed_calls import Stream
 from codegen.trace.kernel_call import Kernel
 from codegen.trace.program import Program, parse_parameter, program
 from codegen.trace.ranks import mapping
-from codegen.user.layout_trees import Dim, replicated
+from codegen.user.dims import Dim
+from codegen.user.layout_trees import replicated
 from codegen.user.signatures import check_call
 from codegen.user.spec import spec
 from codegen.user.windows import Start

@@ -16,7 +16,8 @@ from weakref import WeakSet
 
 import numpy as np
 
-from codegen.errors import Place, ProgramError, TracedValueError, UnsupportedError
+from codegen.dtypes import INT64
+from codegen.errors import Place, ProgramError, TracedValueError, UnsupportedError, UsageError
 from codegen.fresh import Fresh
 from codegen.ir import ArrayType, Condition, Feed, Input, Keeps, Op, Region, Scalar, Value
 from codegen.layouts import propagation
@@ -170,6 +171,25 @@ class Context:
             if told != now:
                 self.learned[axis.name] = told
 
+    def dim(self, name: str, at_most: int) -> Sym:
+        """The extent of a named dim that only a run knows: a scalar that no run is given."""
+        known = self.scalars.get(name)
+        if known is not None and known.at_most == at_most:
+            assert known.sym is not None
+            return known.sym
+        taken = known or self.inputs.get(name)
+        if taken is not None or self.unique(name) != name:
+            found = f"another meaning of {name!r}" if taken is None else (
+                f"{taken.place}: {name!r} is "
+                f"{'an input' if known is None else _said_of(known)}")
+            raise UsageError(f"the dim {name!r} has the name of something else", found=found,
+                             place=user_place(), expected="a name that nothing else has",
+                             remedy=f'spmd.Dim("{name}_rows", at_most={at_most})')
+        low, high = self.limits.get(name, (expr.const(0), expr.const(at_most)))
+        sym = Sym(name, "scalar", low, high)
+        self.scalars[name] = Scalar(name, INT64, at_most, sym, user_place(), at_most)
+        return sym
+
     @property
     def in_every_launch(self) -> bool:
         """Whether what is captured now runs for sure: not in a loop or branch, or in a formula."""
@@ -267,6 +287,10 @@ class Context:
             yield log
         finally:
             self.write_logs = [kept for kept in self.write_logs if kept is not log]
+
+
+def _said_of(scalar: Scalar) -> str:
+    return "a scalar" if scalar.at_most is None else f"a dim of at most {scalar.at_most}"
 
 
 def refuse_constant() -> None:

@@ -77,7 +77,9 @@ def shape_of(shape: Any, what: str, scalars: bool = False) -> Shape:
         if e.is_const and e.value >= 2**62:
             raise ShapeError(f"{what}: this extent is too large", expected="less than 2**62",
                              found=str(e.value))
-        kinds = {s.kind for s in e.symbols()}
+        context = Context.current()
+        bounded = dims_of(context)
+        kinds = {s.kind for s in e.symbols() - bounded}
         if not scalars and kinds & {"scalar", "counter"}:
             extent_unknown()
             raise TracedValueError(
@@ -85,11 +87,16 @@ def shape_of(shape: Any, what: str, scalars: bool = False) -> Shape:
                 expected="a Python integer, or a formula of axis sizes", found=str(e),
                 remedy=_when_built("make it a parameter of the program, which is set at build"),
             )
-        context = Context.current()
         if kinds <= {"size", "scalar"} and context is not None and context.in_every_launch:
             context.hold(expr.ge0(e), f"the extent {e} is not negative")
         out.append(e)
     return tuple(out)
+
+
+def dims_of(context: Context | None) -> set[Sym]:
+    """The extents of named dims that only a run knows."""
+    scalars = context.scalars.values() if context is not None else ()
+    return {s.sym for s in scalars if s.at_most is not None and s.sym is not None}
 
 
 # ---- scalars ---------------------------------------------------------------------------------
@@ -126,6 +133,8 @@ def scalar(name: str, default: Any = None, dtype: Any = None) -> Any:
         sym = Sym(_own_name(context, name), "scalar", low, high) if plain_int else None
         held = default if default is None else _held(default, plain_int)
         known = context.scalars[name] = Scalar(name, element, held, sym, user_place())
+    elif known.at_most is not None:
+        raise declared_twice(name, "scalar", known.place, user_place())
     else:
         check_same(name, "scalar", (known.place, context.said[name]), (user_place(), said))
     if known.sym is not None:

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from codegen.errors import SpmdError
 from spmd import report
-from spmd.arguments import check_given, patched_in, scalars_of
+from spmd.arguments import check_given, extents_of, patched_in, scalars_of
 from spmd.launch.hosts import agree, mine
 from spmd.launch.job import Job, Setup
 from spmd.launch.sizes import bind_mesh
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable
     from typing import Any
 
     from spmd.launch.feeds import Feeds
@@ -52,13 +52,13 @@ class Launch:
 
             self.feeds = Feeds(self)
 
-    def bound(self, settings: dict[str, Any], given: Collection[str]) -> Setup:
-        """What these scalars, and inputs of these names, make of the image on its mesh."""
+    def bound(self, settings: dict[str, Any], given: dict[str, tuple[int, ...]]) -> Setup:
+        """What these scalars, and inputs of these shapes by name, make of the image on its mesh."""
         options = self.options
         settings, mesh, ranks = patched_in(
             self.checked.image, settings, dict(options.mesh or {}), options.ranks
         )
-        self.scalars = scalars_of(self.manifest, settings)
+        self.scalars = scalars_of(self.manifest, settings, extents_of(self.manifest, given))
         check_given(self.manifest, given)
         if self.keeping is not None:
             self.keeping.check()

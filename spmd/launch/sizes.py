@@ -6,7 +6,7 @@ the program, or a MeshError that says which sizes would.
 
 from __future__ import annotations
 
-from codegen.errors import MeshError, UsageError
+from codegen.errors import InputError, MeshError, UsageError
 from codegen.image.conditions import broken_condition, broken_route
 from codegen.symbolic.meaning import names_in
 from spmd.arguments import check_scalars
@@ -120,6 +120,13 @@ def bind_mesh(
         )
     values = {**scalars, **mesh_symbols(manifest, sizes)}
     broken = broken_condition(manifest["conditions"], values)
+    if broken is not None and (dims := _dims_in(manifest, broken["holds"])):
+        raise InputError(
+            "the extent of a dim breaks a condition of the program",
+            expected=f"{broken['text']} ({broken['place']})",
+            found=_written(dims, [scalars[name] for name in dims]),
+            remedy="inputs with other numbers of elements along it",
+        )
     if broken is not None:
         raise MeshError(
             f"the mesh ({_written(names, list(sizes))}) breaks a condition of the program",
@@ -137,6 +144,12 @@ def bind_mesh(
             remedy="other numbers of ranks, or mend the program; spmd.require states the sizes",
         )
     return sizes
+
+
+def _dims_in(manifest: dict[str, Any], formula: Any) -> list[str]:
+    """The named dims, whose extents inputs say, in a formula."""
+    names = names_in(formula)
+    return [s["name"] for s in manifest["scalars"] if "at_most" in s and s["name"] in names]
 
 
 def suggestion(

@@ -39,6 +39,7 @@ from codegen.trace.expecting import between, held_by, hold_in
 from codegen.trace.number import expr_of
 from codegen.trace.numpy import memory_order
 from codegen.trace.numpy.refused import KERNEL, REMEDIES, SPARSE
+from codegen.user import dims
 from codegen.user.numbers import element_type
 
 Operand = Any  # Array, Number, Python number or NumPy array
@@ -191,6 +192,7 @@ def sparse() -> DtypeError:
 
 def normal(x: Any) -> Operand:
     """Lists become arrays; everything else stays."""
+    x = dims.extent_of(x)
     if isinstance(x, (list, tuple)):
         return as_array(x)
     if isinstance(x, (Array, Number, bool, int, float, complex, np.ndarray, np.generic)):

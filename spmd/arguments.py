@@ -13,6 +13,7 @@ from codegen.errors import InputError, UsageError
 from codegen.image.manifest import IndexWords, scalar_value
 from codegen.suggest import meant
 from codegen.user import named
+from codegen.user.given_extents import GivenExtents
 from spmd.files.npy import element_count
 
 TYPE_CHECKING = False
@@ -38,37 +39,13 @@ def _number(text: str) -> Any:
 
 def extents_of(manifest: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> dict[str, int]:
     """The extents of named dims that only a run knows, from the shapes of the inputs that it is
-    given. Raises InputError where an input has too many elements along a dim, or two have not
-    equally many."""
-    found: dict[str, tuple[int, str]] = {}
+    given, by name. Raises InputError where they do not fit."""
     most = {s["name"]: s["at_most"] for s in manifest["scalars"] if "at_most" in s}
+    found = GivenExtents(most)
     for array in manifest["inputs"] if most else ():
-        name, shape = array["name"], shapes.get(array["name"])
-        if shape is None or len(shape) != len(array["shape"]):
-            continue  # another number of dims is said where shapes are compared
-        for d, (dim, extent) in enumerate(zip(array["shape"], shape)):
-            if not isinstance(dim, str) or dim not in most:
-                continue
-            if extent > most[dim]:
-                raise InputError(
-                    f"input {name} has {_elements(extent, d)}; {dim} has at most {most[dim]}",
-                    expected=f"0 to {most[dim]} along dim {d}", found=f"shape {shape}",
-                    remedy=f"several calls; or build it with at_most={extent}",
-                )
-            first, of = found.setdefault(dim, (extent, name))
-            if extent != first:
-                raise InputError(
-                    f'input {name} has {_elements(extent, d)}, {of} has {first}: both are "{dim}"',
-                    expected="equally many in all inputs of a call",
-                    found=f"{of}: {first}, {name}: {extent}",
-                    remedy=f"{name}[:{first}]" if first < extent else f"{of}[:{extent}]",
-                )
-    return {dim: extent for dim, (extent, _) in found.items()}
-
-
-def _elements(count: int, d: int) -> str:
-    rows = f"{count} row" if d == 0 else f"{count} element"
-    return rows + ("s" if count != 1 else "") + (f" along dim {d}" if d else "")
+        if array["name"] in shapes:
+            found.take(array["name"], array["shape"], shapes[array["name"]])
+    return found.values()
 
 
 def scalars_of(

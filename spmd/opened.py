@@ -25,7 +25,7 @@ from codegen.mesh import checked_count, checked_sizes
 from codegen.suggest import meant
 from codegen.user import named
 from spmd import report, tables, timeline
-from spmd.arguments import check_array
+from spmd.arguments import check_array, extents_of
 from spmd.arrays import numpy_dtype
 from spmd.distributed import Distributed, Local, address, global_of
 from spmd.engine import ffi
@@ -40,7 +40,8 @@ from spmd.launch.processes import Elsewhere, Processes
 from spmd.mistakes import plainly
 from spmd.texts import MOST_SECONDS
 
-Form = tuple[np.dtype, tuple[int, ...]]  # of an array
+Forms = tuple[tuple[str, np.dtype, tuple[int, ...]], ...]  # arrays by their names, as given
+MOST_KNOWN = 1024  # calls whose setups are remembered
 
 
 class Opened:
@@ -56,7 +57,7 @@ class Opened:
         self.processes = group_of(options.comm, options.time_limit)
         self.distributed = options.comm is not None
         self._options, self._manifest = options, checked.manifest
-        self._known: tuple[Setup, dict[str, Form]] | None = None  # of the latest call: see _repeats
+        self._known: dict[Forms, Setup] = {}  # of calls before: see _repeats
         self._launch = Launch(checked, options, self.processes)
         if self.processes.count > 1:
             end_all_on_error()
@@ -191,12 +192,8 @@ class Opened:
         setup = self._repeats(arguments)
         if setup is None:
             setup, _ = self._launch.agreed(lambda: self._prepare(arguments))
-            forms = {
-                array["name"]: (numpy_dtype(array["dtype"]), setup.shape(array))
-                for array in self._manifest["inputs"] if array["name"] in arguments
-            }
-            # A tree or a scalar that one call gives, the next may leave out.
-            self._known = (setup, forms) if forms.keys() == arguments.keys() else None
+            self._remember(setup, arguments)
+        self._copy_resized(setup)
         if self._job is not None and not self._launch.fits(setup):
             for value in self.arrays.values():
                 if isinstance(value, Distributed):
@@ -216,23 +213,68 @@ class Opened:
                         if isinstance(output, Distributed) and output.is_held()]
         return structure(self._manifest["returns"], outputs)
 
+    def _copy_resized(self, setup: Setup) -> None:
+        """Copy kept outputs out of the memory of the ranks whose shapes this setup changes."""
+        if self._job is None or self._job.setup.words == setup.words:
+            return
+        for reference in self._latest:
+            output = reference()
+            if output is not None and output.is_held():
+                declared = self._manifest["outputs"][output.number]
+                if setup.shape(declared) != output.shape:
+                    output.copy_out()
+
     def _repeats(self, arguments: dict[str, Any]) -> Setup | None:
-        """Return the setup of the call before, if this one needs no other: both give the same
-        inputs by their names, as arrays of the dtypes and shapes that were checked then, and
-        nothing else. Else None.
+        """Return the setup of a call before that gave the same: inputs by these names, as arrays of
+        the dtypes and shapes that were checked then, and nothing else; but for the extents of named
+        dims. Else None.
 
         Several processes must agree on every call; feeds, frames and checkpoints look at each.
         """
-        if (self._known is None or self._job is None or self.processes.count > 1
+        if (not self._known or self._job is None or self.processes.count > 1
                 or self.distributed or self._launch.looks_at_calls()):
             return None
-        setup, forms = self._known
-        if self._job.setup.words != setup.words or arguments.keys() != forms.keys():
-            return None
-        for name, value in arguments.items():
-            if type(value) is not np.ndarray or (value.dtype, value.shape) != forms[name]:
+        for value in arguments.values():
+            if type(value) is not np.ndarray:
                 return None
+        forms = tuple([(name, value.dtype, value.shape) for name, value in arguments.items()])
+        setup = self._known.get(forms)
+        if setup is None and (setup := self._resized(arguments)) is None:
+            return None
+        self._known[forms] = setup
         self.arrays = arguments
+        return setup
+
+    def _remember(self, setup: Setup, arguments: dict[str, Any]) -> None:
+        """Keep the setup of a call that gives whole inputs and nothing else. A tree or a scalar
+        that one call gives, the next may leave out."""
+        arrays = {array["name"]: array for array in self._manifest["inputs"]}
+        if len(self._known) >= MOST_KNOWN:
+            self._known.clear()
+        if arguments.keys() <= arrays.keys():
+            self._known[tuple(
+                (name, numpy_dtype(arrays[name]["dtype"]), setup.shape(arrays[name]))
+                for name in arguments)] = setup
+
+    def _resized(self, arguments: dict[str, np.ndarray]) -> Setup | None:
+        """Return the setup of a call before that differs in the extents of named dims only, with
+        these extents; None where no such call was, or where the program has conditions."""
+        manifest = self._manifest
+        if manifest["conditions"] or manifest["routes"]:
+            return None
+        arrays = [array for array in manifest["inputs"] if array["name"] in arguments]
+        if len(arrays) != len(arguments):
+            return None
+        before = next((setup for forms, setup in reversed(self._known.items())
+                       if [form[0] for form in forms] == list(arguments)), None)
+        extents = extents_of(manifest, {name: x.shape for name, x in arguments.items()})
+        if before is None or not extents:
+            return None
+        setup = before.resized(extents)
+        for array in arrays:
+            given = arguments[array["name"]]
+            if (given.dtype, given.shape) != (numpy_dtype(array["dtype"]), setup.shape(array)):
+                return None
         return setup
 
     def _kept_now(self) -> list[tuple[Distributed, np.ndarray]]:

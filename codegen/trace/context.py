@@ -191,6 +191,12 @@ class Context:
         return sym
 
     @property
+    def dims(self) -> set[Sym]:
+        """The extents of named dims that only a run knows."""
+        scalars = self.scalars.values()
+        return {s.sym for s in scalars if s.at_most is not None and s.sym is not None}
+
+    @property
     def in_every_launch(self) -> bool:
         """Whether what is captured now runs for sure: not in a loop or branch, or in a formula."""
         return not self.write_logs and not self.selecting

@@ -78,8 +78,7 @@ def shape_of(shape: Any, what: str, scalars: bool = False) -> Shape:
             raise ShapeError(f"{what}: this extent is too large", expected="less than 2**62",
                              found=str(e.value))
         context = Context.current()
-        bounded = dims_of(context)
-        kinds = {s.kind for s in e.symbols() - bounded}
+        kinds = {s.kind for s in e.symbols() - (context.dims if context else set())}
         if not scalars and kinds & {"scalar", "counter"}:
             extent_unknown()
             raise TracedValueError(
@@ -91,12 +90,6 @@ def shape_of(shape: Any, what: str, scalars: bool = False) -> Shape:
             context.hold(expr.ge0(e), f"the extent {e} is not negative")
         out.append(e)
     return tuple(out)
-
-
-def dims_of(context: Context | None) -> set[Sym]:
-    """The extents of named dims that only a run knows."""
-    scalars = context.scalars.values() if context is not None else ()
-    return {s.sym for s in scalars if s.at_most is not None and s.sym is not None}
 
 
 # ---- scalars ---------------------------------------------------------------------------------
@@ -437,6 +430,19 @@ def _from_array(context: Context, name: str, default: Any, extents: Shape, layou
                          expected=elementwise.shape_text(extents),
                          found=elementwise.shape_text(shape))
     return mapping.shard_of_constant(context, data, layout)
+
+
+def check_dims(context: Context) -> None:
+    """Raises ProgramError where nothing says to a run how many elements a named dim has."""
+    said = {e for i in context.inputs.values() for e in i.shape}
+    for dim in context.scalars.values():
+        if dim.at_most is not None and dim.sym is not None and expr.symbol(dim.sym) not in said:
+            raise ProgramError(
+                f'no input has the dim "{dim.name}", whose extent only a run knows',
+                place=dim.place, expected="an input with the dim itself in its shape",
+                found=", ".join(f"{i.name}: {elementwise.shape_text(i.shape)}"
+                                for i in context.inputs.values()) or "no inputs",
+                remedy=f'spmd.Dim("{dim.name}", {dim.at_most}), which has one extent in all runs')
 
 
 # ---- conditions and meshes -------------------------------------------------------------------

@@ -143,6 +143,25 @@ def _nonzero(context: Context, e: Expr) -> bool:
     return True
 
 
+def not_empty(extent: Expr, what: str) -> None:
+    """A dim whose extent only a run knows, along which an operation has no result for no elements:
+    a launch without any is refused; where the operation may not run, it ends the run."""
+    context = require_context(what)
+    if not extent.symbols() & context.dims or context.rank_view or expr.nonneg(extent - 1):
+        return
+    holds, text = expr.ge(extent, 1), f"{what} has at least one element along its axis: {extent}"
+    if context.in_every_launch:
+        context.hold(holds, text)
+    elif not context.selecting:
+        context.remember(("not empty", extent), lambda: _not_empty(context, holds, text))
+
+
+def _not_empty(context: Context, holds: Expr, text: str) -> bool:
+    expect(context, as_value(context, number(holds, True), dtypes.BOOL),
+           f"{text} is 0\n  expected: 1 or more")
+    return True
+
+
 def held_by(x: Any, dtype: DType) -> bool:
     """Return whether it is proved that an integer type holds an integer known by a formula."""
     info = np.iinfo(dtype.name)

@@ -7,7 +7,9 @@ what it is here, in a capture or in an eager run, those say who are under way.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from operator import index
 from typing import Any, cast
 
@@ -17,9 +19,20 @@ from codegen.errors import UsageError
 from codegen.places import user_place
 from codegen.user import eager_runs
 
-# What a capture that is under way makes of a BoundedDim; None where there is none. Put here by
-# codegen.trace.context.
+# What a capture that is under way makes of a BoundedDim, of its name and its bound; None where
+# there is none. Put here by codegen.trace.number.
 SYMBOLIC: list[Callable[[str, int], Any]] = []
+_FIXED: ContextVar[Callable[[BoundedDim], int] | None] = ContextVar("extents", default=None)
+
+
+@contextmanager
+def fixed(extent_of: Callable[[BoundedDim], int]) -> Iterator[None]:
+    """While it is open, extents are these in captures too: of what an eager run captures."""
+    token = _FIXED.set(extent_of)
+    try:
+        yield
+    finally:
+        _FIXED.reset(token)
 
 
 class Dim(int):
@@ -102,6 +115,8 @@ class BoundedDim:
 
     def symbolic(self) -> Any:
         """Its extent as a symbolic number of the capture that is under way; None outside of any."""
+        if _FIXED.get() is not None:
+            return None
         found = (look(self.name, self.at_most) for look in SYMBOLIC)
         return next((x for x in found if x is not None), None)
 
@@ -109,6 +124,8 @@ class BoundedDim:
         """Its extent here. Raises UsageError outside of programs."""
         if (symbolic := self.symbolic()) is not None:
             return symbolic
+        if (known := _FIXED.get()) is not None:
+            return known(self)
         if (runtime := eager_runs.runtime()) is not None:
             return runtime.extent_of(self)
         raise UsageError(f"the extent of {self!r} is known only when a run begins",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
+from copy import copy
 
 from codegen.errors import (
     EXIT_PEER,
@@ -71,7 +72,7 @@ class Setup:
         self, manifest: dict[str, Any], processes: Processes, sizes: tuple[int, ...],
         scalars: dict[str, int | float], options: Options, hosts: Hosts | None = None,
     ) -> None:
-        self.manifest, self.sizes, self.scalars = manifest, sizes, scalars
+        self.manifest, self.sizes = manifest, sizes
         self.ranks = element_count(sizes)
         self.first, self.count = hosted(self.ranks, processes)
         if hosts is None:
@@ -81,10 +82,20 @@ class Setup:
         self.algorithm = OPTIONS["algorithm"].known.index(options.algorithm)
         self.strict = OPTIONS["barrier"].known.index(options.barrier)
         self.threads = max(1, min(self.count, options.threads or share))
-        self.values: dict[str, Any] = {**scalars, **mesh_symbols(manifest, sizes)}
-        self.words = scalar_words(manifest, scalars)
+        self._bind(scalars)
         self.room_bytes = self._room_bytes() if options.checkpoint or options.resume else 0
         self.room_bytes += self._frame_bytes(options.save or {})
+
+    def _bind(self, scalars: dict[str, int | float]) -> None:
+        self.scalars = scalars
+        self.values: dict[str, Any] = {**scalars, **mesh_symbols(self.manifest, self.sizes)}
+        self.words = scalar_words(self.manifest, scalars)
+
+    def resized(self, extents: dict[str, int]) -> Setup:
+        """Return the same setup with other extents of named dims: memory stays as it is."""
+        other = copy(self)
+        other._bind({**self.scalars, **extents})
+        return other
 
     def _room_bytes(self) -> int:
         """At most, of a rank: what copies of what one of the points carries take."""

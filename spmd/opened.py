@@ -21,6 +21,7 @@ import numpy as np
 from codegen import dtypes
 from codegen.casts import inexact
 from codegen.errors import EnvironmentFault, InputError, UsageError
+from codegen.image.conditions import broken_condition
 from codegen.mesh import checked_count, checked_sizes
 from codegen.suggest import meant
 from codegen.user import named
@@ -258,10 +259,8 @@ class Opened:
 
     def _resized(self, arguments: dict[str, np.ndarray]) -> Setup | None:
         """Return the setup of a call before that differs in the extents of named dims only, with
-        these extents; None where no such call was, or where the program has conditions."""
+        these extents; None where no such call was, or where they may not fit the program."""
         manifest = self._manifest
-        if manifest["conditions"] or manifest["routes"]:
-            return None
         arrays = [array for array in manifest["inputs"] if array["name"] in arguments]
         if len(arrays) != len(arguments):
             return None
@@ -271,6 +270,8 @@ class Opened:
         if before is None or not extents:
             return None
         setup = before.resized(extents)
+        if manifest["routes"] or broken_condition(manifest["conditions"], setup.values):
+            return None
         for array in arrays:
             given = arguments[array["name"]]
             if (given.dtype, given.shape) != (numpy_dtype(array["dtype"]), setup.shape(array)):

@@ -295,6 +295,8 @@ def _one_input(
                            expected="inputs declared in the program, outside shard_map",
                            remedy="pass the input to the function as an argument")
     extents = shape_of(shape, f'input "{name}"')
+    if name in context.scalars:  # its own dim
+        raise declared_twice(name, "input", context.scalars[name].place, user_place())
     element = element_type(dtype)
     given, layout = layout, by_rules(context, shape, layout)
     chosen = layout_of(context, layout, len(extents), f'input "{name}"')
@@ -426,9 +428,12 @@ def _from_array(context: Context, name: str, default: Any, extents: Shape, layou
         return as_array(data)
     shape = tuple(expr.const(n) for n in data.shape)
     if shape != extents:
+        bounded = context.dims & set[Sym]().union(*(e.symbols() for e in extents))
         raise ShapeError(f'the default of input "{name}" has another shape',
                          expected=elementwise.shape_text(extents),
-                         found=elementwise.shape_text(shape))
+                         found=elementwise.shape_text(shape),
+                         remedy="a function of the indices, which is asked for as many as there "
+                         "are: default=lambda i: table[i]" if bounded else "")
     return mapping.shard_of_constant(context, data, layout)
 
 

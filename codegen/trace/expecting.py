@@ -144,8 +144,8 @@ def _nonzero(context: Context, e: Expr) -> bool:
 
 
 def not_empty(extent: Expr, what: str) -> None:
-    """A dim whose extent only a run knows, along which an operation has no result for no elements:
-    a launch without any is refused; where the operation may not run, it ends the run."""
+    """As many elements, which only a run knows, of which an operation has no result for none: such
+    a launch is refused; where the operation may not run at all, it ends the run."""
     context = require_context(what)
     if not extent.symbols() & context.dims or context.rank_view or expr.nonneg(extent - 1):
         return
@@ -153,7 +153,7 @@ def not_empty(extent: Expr, what: str) -> None:
     if context.in_every_launch:
         context.hold(holds, text)
     elif not context.selecting:
-        context.remember(("not empty", extent), lambda: _not_empty(context, holds, text))
+        context.remember(("not empty", holds), lambda: _not_empty(context, holds, text))
 
 
 def _not_empty(context: Context, holds: Expr, text: str) -> bool:

@@ -122,10 +122,10 @@ def bind_mesh(
     broken = broken_condition(manifest["conditions"], values)
     if broken is not None and (dims := _dims_in(manifest, broken["holds"])):
         raise InputError(
-            "the extent of a dim breaks a condition of the program",
+            f"{_written(dims, [scalars[name] for name in dims])} breaks a condition of the program",
             expected=f"{broken['text']} ({broken['place']})",
-            found=_written(dims, [scalars[name] for name in dims]),
-            remedy="inputs with other numbers of elements along it",
+            found=f"inputs with so many elements along {' and '.join(dims)}",
+            remedy="inputs with another number of them",
         )
     if broken is not None:
         raise MeshError(

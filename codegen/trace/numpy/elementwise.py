@@ -78,8 +78,11 @@ def _cannot_broadcast(shapes: Sequence[Shape], what: str, a: Expr, b: Expr) -> S
     if symbolic:
         reason = f"{a} and {b} are not proved equal{_example(a, b)}"
         remedy = "slice both to one extent, or give the mesh axis a fixed size"
-        names = sorted(s.name for s in a.symbols() | b.symbols() if s.kind == "scalar")
-        if names:
+        used = a.symbols() | b.symbols()
+        names = sorted(s.name for s in used if s.kind == "scalar")
+        if used & require_context(what).dims:
+            remedy = "one spmd.Dim in the shapes of both inputs, or slices of equal extents"
+        elif names:
             remedy = (f"say what {names[0]} can be, spmd.require(1 <= {names[0]} < n); or keep the "
                       "extent: np.roll(x, k), or x[...] with np.where and np.arange")
     return ShapeError(f"{what} could not be broadcast together",

@@ -82,8 +82,8 @@ def reduce(
     value = array.read()
     empty = any(array.extents[d] == 0 for d in dims)
     identity = initial is not None or fn not in ("min", "max", "fmin", "fmax", "lcm")
-    for d in dims if not identity else ():
-        not_empty(array.extents[d], what)
+    if not identity:
+        not_empty(expr.product(array.extents[d] for d in dims), what)
     if empty and not identity:
         raise ShapeError(f"{what}: zero-size array to a reduction which has no identity",
                          expected="at least one element along the reduced dims",

@@ -267,7 +267,8 @@ def cov(m: Any, y: Any = None, rowvar: bool = True, bias: bool = False, ddof: An
     less = (0 if bias else 1) if ddof is None else ddof
     if fweights is None and aweights is None:
         x = x - reducing.mean(x, 1, keepdims=True)
-        made = apply(np.divide, products.matmul(x, products.conjugate(x).T), x.shape[1] - less)
+        count = operate(np.maximum, x.shape[1] - less, 0)
+        made = apply(np.divide, products.matmul(x, products.conjugate(x).T), count)
         return shaping.squeeze(made)
     given = [as_array(w, np.float64) for w in (fweights, aweights) if w is not None]
     weights = math.prod(given[1:], start=given[0])

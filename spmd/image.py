@@ -246,6 +246,7 @@ class Image:
     def _repr_html_(self) -> str:
         m = self.manifest
         rows: list[tuple[str, ...]] = [
+            ("dim", s["name"], f"0 to {s['at_most']}", "") if "at_most" in s else
             ("scalar", s["name"], s["dtype"], f"default {s['default']}") for s in m["scalars"]]
         for kind, arrays in (("input", m["inputs"]), ("output", m["outputs"])):
             rows += [(kind, *row) for row in together(

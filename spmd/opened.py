@@ -38,6 +38,7 @@ from spmd.launch.job import Global, Job, Setup
 from spmd.launch.loader import Checked
 from spmd.launch.options import OPTIONS, TIME_LIMIT, Options
 from spmd.launch.processes import Elsewhere, Processes
+from spmd.launch.sizes import axis_sizes
 from spmd.mistakes import plainly
 from spmd.texts import MOST_SECONDS
 
@@ -192,7 +193,8 @@ class Opened:
     def _call(self, arguments: dict[str, Any]) -> Any:
         setup = self._repeats(arguments)
         if setup is None:
-            setup, _ = self._launch.agreed(lambda: self._prepare(arguments))
+            whole = self._joined(arguments)
+            setup, _ = self._launch.agreed(lambda: self._prepare(arguments, whole))
             self._remember(setup, arguments)
         self._copy_resized(setup)
         if self._job is not None and not self._launch.fits(setup):
@@ -286,8 +288,34 @@ class Opened:
         held = [output for reference in self._latest if (output := reference()) is not None]
         return [(output, output.copied()) for output in held if output.is_held()]
 
-    def _prepare(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Sorts the arguments and checks them; returns what all processes must share."""
+    def _joined(self, arguments: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of inputs of which each process gives its part: along named dims that
+        only a run knows, the extents of all parts together."""
+        manifest = self._manifest
+        dims = [s["name"] for s in manifest["scalars"] if "at_most" in s]
+        if not (self.distributed and dims):
+            return {}
+        known = [array["name"] for array in manifest["inputs"]]
+        met = self.processes.meet(lambda: {
+            name: value.part.shape for name, value in named.spread(arguments, known).items()
+            if isinstance(value, Local)})
+        axes = axis_sizes(manifest, self.processes.count, dict(self._options.mesh or {}))
+        mine: dict[str, tuple[int, ...]] = met[self.processes.number]
+        for array in manifest["inputs"]:
+            shape = list(mine.get(array["name"], ()))
+            for d, (e, entry) in enumerate(zip(array["shape"], array["layout"])):
+                if d < len(shape) and entry and e in dims:
+                    parts = [theirs[array["name"]][d] for theirs in met if array["name"] in theirs]
+                    ranks = math.prod(axes[name] for name in entry)
+                    shape[d] = sum(parts) * ranks // self.processes.count
+            mine |= {array["name"]: tuple(shape)} if shape else {}
+        return mine
+
+    def _prepare(
+        self, arguments: dict[str, Any], whole: dict[str, tuple[int, ...]]
+    ) -> dict[str, Any]:
+        """Sorts the arguments and checks them; returns what all processes must share. whole: the
+        shapes of inputs of which this process gives a part."""
         self._check()
         manifest = self._manifest
         known = [array["name"] for array in manifest["inputs"]]
@@ -304,7 +332,8 @@ class Opened:
                 )
         given = {name: value for name, value in arguments.items() if name in known}
         settings = {k: v for k, v in arguments.items() if k not in known}
-        setup = self._launch.bound(settings, {k: shape_of(v) for k, v in given.items()})
+        shapes = {k: whole.get(k) or shape_of(v) for k, v in given.items()}
+        setup = self._launch.bound(settings, shapes)
         self.arrays = {
             array["name"]: _fitting(array, setup.shape(array), given[array["name"]])
             for array in manifest["inputs"]

@@ -123,7 +123,8 @@ def summary(image: reader.ImageFile) -> Iterator[str]:
         yield f"local       {words}: it runs on its own ranks only"
     yield f"mesh        ({', '.join(map(axis_text, m['mesh']))}), sizes bound at launch"
     for s in m["scalars"]:
-        yield f"scalar      {s['name']}: {s['dtype']} = {s['default']}"
+        yield (f"dim         {s['name']}: 0 to {s['at_most']} elements, as inputs have them"
+               if "at_most" in s else f"scalar      {s['name']}: {s['dtype']} = {s['default']}")
     for kind, arrays in (("input", m["inputs"]), ("output", m["outputs"])):
         for name, what, last in together(_array_row(a) for a in arrays):
             yield f"{kind:<12}{name}: {what}{last}"

@@ -358,9 +358,13 @@ def patch(image: ImageFile, first: int, count: int, sizes: list[int], scalars: l
 def local_program(
     image: ImageFile, first: int, count: int, sizes: list[int], scalars: list[int]
 ) -> bytes:
-    """An image, or a local program of it, with other index words. Raises InputError."""
+    """An image, or a local program of it, with other index words. Raises InputError.
+
+    Extents of named dims are not patched in: each run takes them from its inputs.
+    """
     offset, size = image.sections[".spmd.index"]
-    words = index_words(1, first, count, sizes, scalars)
+    patched = [s.get("at_most", word) for s, word in zip(image.manifest["scalars"], scalars)]
+    words = index_words(1, first, count, sizes, patched)
     if len(words) != size:
         raise InputError("index words do not fit the image", expected=f"{size // 8} words",
                          found=f"{len(words) // 8}")

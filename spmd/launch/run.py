@@ -158,13 +158,12 @@ class Run(Launch):
             outputs.check_apart(asked, self.options.save or {})
             known = [array["name"] for array in inputs]
             self.opened = outputs.open_inputs(asked.input, asked.input_all, known)
-        given = [(array, self.opened[array["name"]]) for array in inputs
-                 if array["name"] in self.opened]
-        for array, file in given:
-            file.convert(array["dtype"], len(array["shape"]))
-        setup = self.bound(self.settings, {array["name"]: file.shape for array, file in given})
-        for array, file in given:
-            check_array(array, setup.shape(array), file)
+        given = [array for array in inputs if array["name"] in self.opened]
+        for array in given:
+            self.opened[array["name"]].convert(array["dtype"], len(array["shape"]))
+        setup = self.bound(self.settings, {k: file.shape for k, file in self.opened.items()})
+        for array in given:
+            check_array(array, setup.shape(array), self.opened[array["name"]])
         rows = [(output["name"], output["dtype"], setup.shape(output))
                 for output in self.manifest["outputs"]]
         self.shapes = [shape for _, _, shape in rows]

@@ -92,6 +92,14 @@ def _given_sizes(manifest: dict[str, Any], given: dict[str, int]) -> list[int | 
     return fixed
 
 
+def axis_sizes(manifest: dict[str, Any], ranks: int, given: dict[str, int]) -> dict[str, int]:
+    """The size of every mesh axis by name, for so many ranks; 1 of each where they form no mesh,
+    which bind_mesh says."""
+    sizes = balanced_sizes(ranks, _given_sizes(manifest, given))
+    names = [axis["name"] for axis in manifest["mesh"]]
+    return dict(zip(names, sizes or [1] * len(names), strict=True))
+
+
 def bind_mesh(
     manifest: dict[str, Any], ranks: int | None, given: dict[str, int], scalars: dict[str, Any],
     processes: int = 1,

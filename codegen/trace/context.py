@@ -179,11 +179,12 @@ class Context:
             return known.sym
         taken = known or self.inputs.get(name)
         if taken is not None or self.unique(name) != name:
-            found = f"another meaning of {name!r}" if taken is None else (
-                f"{taken.place}: {name!r} is "
-                f"{'an input' if known is None else _said_of(known)}")
+            found = (f"{name}, of a loop, of the mesh, or of the members of exchanges"
+                     if taken is None else
+                     f"{taken.place}: {name!r} is "
+                     f"{'an input' if known is None else _said_of(known)}")
             raise UsageError(f"the dim {name!r} has the name of something else", found=found,
-                             place=user_place(), expected="a name that nothing else has",
+                             place=user_place(), expected="a name that nothing before it has",
                              remedy=f'spmd.Dim("{name}_rows", at_most={at_most})')
         low, high = self.limits.get(name, (expr.const(0), expr.const(at_most)))
         sym = Sym(name, "scalar", low, high)

@@ -51,11 +51,12 @@ def shapes(x: Any, y: Any) -> dict[str, Any]:
     order = np.argsort(x[:, 0], kind="stable")
     return {
         "beside": np.concatenate([x, y], axis=1), "below": np.concatenate([x, y], axis=0),
-        "where": np.where(x > y, x, 2 * y), "less": x < y, "inner": inner, "rolled": np.roll(x, 1, 0),
+        "where": np.where(x > y, x, 2 * y), "less": x < y, "inner": inner,
+        "rolled": np.roll(x, 1, axis=0), "outer": np.outer(x[:, 0], y[:, 1]),
         "sorted": np.sort(x, axis=0), "row": np.sort(x, axis=1), "by": x[order], "back": x[::-1],
         "running": np.cumsum(x, axis=0), "steps": np.diff(x, axis=0), "first": x[:3],
         "even": x[::2], "picked": x[np.arange(x.shape[0]), np.argmax(y, axis=1)],
-        "padded": np.pad(x, ((1, 2), (0, 0))), "flat": x.ravel(), "outer": np.outer(x[:, 0], y[:, 1]),
+        "padded": np.pad(x, ((1, 2), (0, 0))), "flat": x.ravel(),
         "positive": np.sum(x[x > 0]), "places": np.bincount(np.argmax(x, 1), minlength=6),
     }
 
@@ -99,7 +100,7 @@ def compare(out: Any, want: dict[str, Any], what: str) -> None:
     assert out.keys() == want.keys()
     for name, value in want.items():
         assert np.shape(out[name]) == np.shape(value), f"{what}: {name}"
-        np.testing.assert_allclose(out[name], value, rtol=1e-8, atol=1e-9, err_msg=f"{what}: {name}")
+        np.testing.assert_allclose(out[name], value, 1e-8, 1e-9, err_msg=f"{what}: {name}")
 
 
 def numpys(function: Callable[..., Any], rows: int) -> Any:

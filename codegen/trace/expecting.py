@@ -143,23 +143,30 @@ def _nonzero(context: Context, e: Expr) -> bool:
     return True
 
 
-def not_empty(extent: Expr, what: str) -> None:
-    """As many elements, which only a run knows, of which an operation has no result for none: such
-    a launch is refused; where the operation may not run at all, it ends the run."""
+def at_least(least: int, extent: Expr, what: str) -> None:
+    """Of an operation that has no result for fewer elements along its axis, where only a run knows
+    how many there are: launches with fewer are refused; where the operation may not run at all,
+    it ends the run."""
     context = require_context(what)
-    if not extent.symbols() & context.dims or context.rank_view or expr.nonneg(extent - 1):
+    if not extent.symbols() & context.dims or context.rank_view or expr.nonneg(extent - least):
         return
-    holds, text = expr.ge(extent, 1), f"{what} has at least one element along its axis: {extent}"
+    holds, text = expr.ge(extent, least), f"{what} needs {least} or more elements along its axis"
     if context.in_every_launch:
-        context.hold(holds, text)
+        context.hold(holds, f"{text}: {extent} >= {least}")
     elif not context.selecting:
-        context.remember(("not empty", holds), lambda: _not_empty(context, holds, text))
+        context.remember(("at least", holds), lambda: _at_least(context, holds, text, extent))
 
 
-def _not_empty(context: Context, holds: Expr, text: str) -> bool:
-    expect(context, as_value(context, number(holds, True), dtypes.BOOL),
-           f"{text} is 0\n  expected: 1 or more")
+def _at_least(context: Context, holds: Expr, text: str, extent: Expr) -> bool:
+    expect(context, as_value(context, number(holds, True), dtypes.BOOL), text,
+           f"\n  expected: {extent} of at least that\n  found:    ", index_value(context, extent))
     return True
+
+
+def may_be_empty(extent: Expr) -> bool:
+    """Whether only a run knows if there are elements."""
+    return bool(extent.symbols() & require_context("an extent").dims
+                and not expr.nonneg(extent - 1))
 
 
 def held_by(x: Any, dtype: DType) -> bool:

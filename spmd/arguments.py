@@ -193,6 +193,9 @@ def check_array(array: dict[str, Any], shape: tuple[int, ...], found: Any) -> No
             remedy = f"array.astype({expected!r})"
             if what == "shape":
                 remedy = found.way_out(len(shape)) if hasattr(found, "way_out") else ""
+                if len(got) != len(shape):  # a named dim has any extent then
+                    given = [e if isinstance(e, str) else n for e, n in zip(array["shape"], shape)]
+                    expected = f"({', '.join(map(str, given))}{',' * (len(given) == 1)})"
             raise InputError(
                 f"input {array['name']}{where} has the wrong {what}", expected=str(expected),
                 found=str(got), remedy=remedy,

@@ -47,8 +47,9 @@ MOST_KNOWN = 1024  # calls whose setups are remembered
 
 
 class Opened:
-    """An image that stays loaded: what image.open gives. Another value of a scalar loads it again
-    only where memory depends on it, and in programs with feeds, frames or checkpoints.
+    """An image that stays loaded: what image.open gives. Another value of a scalar, and another
+    extent of a dim with at_most, loads it again only where memory depends on it, which it never
+    does for a dim; and in programs with feeds, frames or checkpoints.
     """
 
     def __init__(self, checked: Checked, options: Options) -> None:
@@ -242,22 +243,25 @@ class Opened:
                 return None
         forms = tuple([(name, value.dtype, value.shape) for name, value in arguments.items()])
         setup = self._known.get(forms)
-        if setup is None and (setup := self._resized(arguments)) is None:
-            return None
-        self._known[forms] = setup
+        if setup is None:
+            if (setup := self._resized(arguments)) is None:
+                return None
+            self._keep(forms, setup)
         self.arrays = arguments
         return setup
+
+    def _keep(self, forms: Forms, setup: Setup) -> None:
+        if len(self._known) >= MOST_KNOWN:
+            self._known.clear()
+        self._known[forms] = setup
 
     def _remember(self, setup: Setup, arguments: dict[str, Any]) -> None:
         """Keep the setup of a call that gives whole inputs and nothing else. A tree or a scalar
         that one call gives, the next may leave out."""
         arrays = {array["name"]: array for array in self._manifest["inputs"]}
-        if len(self._known) >= MOST_KNOWN:
-            self._known.clear()
         if arguments.keys() <= arrays.keys():
-            self._known[tuple(
-                (name, numpy_dtype(arrays[name]["dtype"]), setup.shape(arrays[name]))
-                for name in arguments)] = setup
+            self._keep(tuple((name, numpy_dtype(arrays[name]["dtype"]), setup.shape(arrays[name]))
+                             for name in arguments), setup)
 
     def _resized(self, arguments: dict[str, np.ndarray]) -> Setup | None:
         """Return the setup of a call before that differs in the extents of named dims only, with

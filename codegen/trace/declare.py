@@ -243,7 +243,8 @@ def input_(
     """An array that is given when the image runs: `-i u=u.npy`, or `image.run(u=array)`.
 
     - shape: of the whole array. Extents are integers, named dims (spmd.Dim; with at_most= each run
-      says their extent), or formulas in axis sizes. Or a tree: dicts, lists, tuples and dataclasses of spmd.spec(shape, dtype, layout).
+      says their extent), or formulas in axis sizes. Or a tree: dicts, lists, tuples and dataclasses
+      of spmd.spec(shape, dtype, layout).
     - dtype: float64 unless you say otherwise.
     - layout: for each dim the mesh axis that splits it, a tuple of axes, or None. Left out, it
       follows from the arrays that the input meets.

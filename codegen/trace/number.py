@@ -15,7 +15,7 @@ import numpy as np
 from codegen.errors import TracedValueError
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
-from codegen.trace.context import Context, refuse_constant
+from codegen.trace.context import Context, refuse_constant, require_context
 from codegen.trace.control.conversion import why_unconverted
 from codegen.user import dims
 
@@ -181,20 +181,26 @@ class Number(NumberMethods):
 
 
 class DimNumber(Number):
-    """The extent of a named dim that only a run knows."""
+    """The extent of a named dim that only a run knows: the symbol of whichever capture asks, so
+    that an object may keep it from one capture to the next."""
 
-    __slots__ = ("name",)
+    __slots__ = ("at_most", "name")
 
-    def __init__(self, name: str, e: Expr) -> None:
-        super().__init__(e)
-        self.name = name
+    def __init__(self, name: str, at_most: int) -> None:
+        self.name, self.at_most = name, at_most
+        self.truth = self.strong = False
+
+    @property
+    def expr(self) -> Expr:  # type: ignore[override]
+        return expr.symbol(require_context("a dim").dim(self.name, self.at_most))
 
 
 def _dim(name: str, at_most: int) -> DimNumber | None:
-    context = Context.current()
-    if context is None:
+    if Context.current() is None:
         return None
-    return DimNumber(name, expr.symbol(context.dim(name, at_most)))
+    made = DimNumber(name, at_most)
+    assert made.expr is not None  # it is declared here
+    return made
 
 
 dims.SYMBOLIC.append(_dim)

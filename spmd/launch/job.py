@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from copy import copy
 
 from codegen.errors import (
     EXIT_PEER,
@@ -93,7 +92,8 @@ class Setup:
 
     def resized(self, extents: dict[str, int]) -> Setup:
         """Return the same setup with other extents of named dims: memory stays as it is."""
-        other = copy(self)
+        other = Setup.__new__(Setup)
+        other.__dict__.update(self.__dict__)
         other._bind({**self.scalars, **extents})
         return other
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ import spmd
 from codegen.oracle import interpret
 from codegen.passes.partition import partition
 from codegen.user.named import named
+from tests.programs import test_expressions as expressions
+from tests.programs.expressions import ARRAYS
 
 AT_MOST = 256
 BATCH = spmd.Dim("batch", at_most=AT_MOST)
@@ -246,3 +249,45 @@ def test_networks_over_several_rows():
                 out = dict(named(job(x=x[:rows], w=w, k=k), "o"))
                 compare(out, want[rows], f"{rows} rows on {ranks} ranks")
             assert job(x=x[:0], w=w, k=k)["conv"].shape[0] == 0
+
+
+def with_rows(text: str, folder: Path, name: str) -> Any:
+    """The program of a line of expressions.py; what has 7 rows there has as many as are given."""
+    lines, names = ["@spmd.program(mesh=('r',))", "def case():"], expressions.used(text)
+    for a in names:
+        array, layout = ARRAYS[a]
+        rows, *others = array.shape
+        shape = ", ".join(["ROWS" if rows == 7 else str(rows), *map(str, others)])
+        lines.append(f"    {a} = spmd.input('{a}', ({shape},), np.{array.dtype}, layout={layout})")
+    lines += ["    return flat({'e0': f0(" + ", ".join(names) + ")})", ""]
+    head = expressions.HEAD + expressions.FLAT + "ROWS = spmd.Dim('rows', at_most=11)\n\n"
+    made = head + expressions.functions([text]) + "\n".join(lines)
+    return expressions.loaded(made, folder, name).case
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_functions_of_numpy_take_the_rows_given(tmp_path, monkeypatch):
+    """Lines of expressions.py, a few in a short run: what is not refused is what NumPy computes of
+    the first rows of each array."""
+    texts = [text for _, text in expressions.WORKING
+             if any(ARRAYS[name][0].shape[0] == 7 for name in expressions.used(text))]
+    taken = 0
+    for k, text in enumerate(texts if expressions.LONG else texts[3::40]):
+        try:
+            graph = with_rows(text, tmp_path, f"rows{k}").graph({})
+        except spmd.SpmdError:
+            continue
+        local = partition(graph)
+        for rows in (7, 3):
+            first = {a: x[:rows] if len(x) == 7 else x for a, (x, _) in ARRAYS.items()}
+            monkeypatch.setattr(expressions, "GIVEN", first)
+            try:
+                want = [expressions.numpy_says(text)]
+            except (ValueError, IndexError):
+                continue  # of more rows only
+            inputs = {i.name: first[i.name] for i in graph.inputs}
+            for module in (graph, local):
+                out = interpret.run(module, {"r": 3}, inputs)
+                expressions.agree(out, [text], want, f"{rows} rows")
+        taken += 1
+    assert taken > 30

@@ -187,15 +187,9 @@ class Context:
                              place=user_place(), expected="a name that nothing before it has",
                              remedy=f'spmd.Dim("{name}_rows", at_most={at_most})')
         low, high = self.limits.get(name, (expr.const(0), expr.const(at_most)))
-        sym = Sym(name, "scalar", low, high)
+        sym = Sym(name, "extent", low, high)
         self.scalars[name] = Scalar(name, INT64, at_most, sym, user_place(), at_most)
         return sym
-
-    @property
-    def dims(self) -> set[Sym]:
-        """The extents of named dims that only a run knows."""
-        scalars = self.scalars.values()
-        return {s.sym for s in scalars if s.at_most is not None and s.sym is not None}
 
     @property
     def in_every_launch(self) -> bool:

@@ -26,7 +26,7 @@ from codegen.mesh import Layout, checked_text, local_offset
 from codegen.ops import Full, Iota, Map, Reshape, RunScalar
 from codegen.places import user_place
 from codegen.symbolic import expr
-from codegen.symbolic.expr import Expr, Sym
+from codegen.symbolic.expr import LAUNCH, Expr, Sym
 from codegen.trace import constants, known, view
 from codegen.trace.array import Array, Number, as_array, is_traced, local_shape, number, wrap
 from codegen.trace.context import Context, extent_unknown, require_context
@@ -78,7 +78,7 @@ def shape_of(shape: Any, what: str, scalars: bool = False) -> Shape:
             raise ShapeError(f"{what}: this extent is too large", expected="less than 2**62",
                              found=str(e.value))
         context = Context.current()
-        kinds = {s.kind for s in e.symbols() - (context.dims if context else set())}
+        kinds = {s.kind for s in e.symbols()}
         if not scalars and kinds & {"scalar", "counter"}:
             extent_unknown()
             raise TracedValueError(
@@ -86,7 +86,7 @@ def shape_of(shape: Any, what: str, scalars: bool = False) -> Shape:
                 expected="a Python integer, or a formula of axis sizes", found=str(e),
                 remedy=_when_built("make it a parameter of the program, which is set at build"),
             )
-        if kinds <= {"size", "scalar"} and context is not None and context.in_every_launch:
+        if kinds <= LAUNCH and context is not None and context.in_every_launch:
             context.hold(expr.ge0(e), f"the extent {e} is not negative")
         out.append(e)
     return tuple(out)
@@ -429,7 +429,7 @@ def _from_array(context: Context, name: str, default: Any, extents: Shape, layou
         return as_array(data)
     shape = tuple(expr.const(n) for n in data.shape)
     if shape != extents:
-        bounded = context.dims & set[Sym]().union(*(e.symbols() for e in extents))
+        bounded = any(e.has_extents for e in extents)
         raise ShapeError(f'the default of input "{name}" has another shape',
                          expected=elementwise.shape_text(extents),
                          found=elementwise.shape_text(shape),

@@ -18,7 +18,7 @@ from codegen.ops.batches import Homes
 from codegen.ops.kind import layout_of as lying
 from codegen.places import user_place
 from codegen.symbolic import expr
-from codegen.symbolic.expr import Expr, Sym
+from codegen.symbolic.expr import Expr
 from codegen.trace.array import Array, as_array, local_type, wrap
 from codegen.trace.context import Context, require_context
 from codegen.trace.control.captured_loops import Counter, Later, Loop
@@ -194,7 +194,7 @@ def feed(name: str = "feed", /, **fields: Any) -> Stream:
 def _field(context: Context, feed: str, name: str, what: Spec) -> ArrayType:
     called = f'field "{name}" of feed "{feed}"'
     extents = shape_of(what.shape, called)
-    if context.dims & set[Sym]().union(*(e.symbols() for e in extents)):
+    if any(e.has_extents for e in extents):
         raise ShapeError(f"{called} has a dim whose extent only a run knows",
                          expected="an extent that is known while building: all batches of a feed "
                          "have it", found=str(what.shape),

@@ -21,7 +21,7 @@ from codegen.functions import BY_UFUNC, SPECIAL
 from codegen.ir import Shape, Value
 from codegen.ops import Map
 from codegen.symbolic import expr
-from codegen.symbolic.expr import Expr
+from codegen.symbolic.expr import LAUNCH, Expr
 from codegen.symbolic.facts import environments, tried
 from codegen.trace.array import (
     Array,
@@ -78,9 +78,8 @@ def _cannot_broadcast(shapes: Sequence[Shape], what: str, a: Expr, b: Expr) -> S
     if symbolic:
         reason = f"{a} and {b} are not proved equal{_example(a, b)}"
         remedy = "slice both to one extent, or give the mesh axis a fixed size"
-        used = a.symbols() | b.symbols()
-        names = sorted(s.name for s in used if s.kind == "scalar")
-        if used & require_context(what).dims:
+        names = sorted(s.name for s in a.symbols() | b.symbols() if s.kind == "scalar")
+        if a.has_extents or b.has_extents:
             remedy = "one spmd.Dim in the shapes of both inputs, or slices of equal extents"
         elif names:
             remedy = (f"say what {names[0]} can be, spmd.require(1 <= {names[0]} < n); or keep the "
@@ -360,7 +359,7 @@ def _check_exponent(context: Context, operands: Sequence[Operand]) -> None:
     """NumPy refuses negative powers of integers; of Python's own they are floats."""
     e = expr_of(operands[1])
     if e is not None and all(kind_of(x) is int for x in operands) and context.in_every_launch:
-        if {s.kind for s in e.symbols()} <= {"size", "scalar"}:
+        if {s.kind for s in e.symbols()} <= LAUNCH:
             context.hold(expr.ge0(e), f"the exponent {e} is not negative")
     between(operands[1], 0, None, "integers to negative integer powers are not allowed",
             "x ** -1.0, or 1 / x, which are floats")

@@ -12,7 +12,6 @@ from codegen import dtypes
 from codegen.errors import DtypeError, ShapeError
 from codegen.ops import Relayout
 from codegen.symbolic import expr
-from codegen.symbolic.expr import Sym
 from codegen.trace import view
 from codegen.trace.array import Array, as_array, constant, is_traced, number, unsupported, wrap
 from codegen.trace.declare import global_indices
@@ -278,10 +277,10 @@ def array_equiv(a1: Any, a2: Any) -> Any:
 
 def _check_known(what: str, a: Array, b: Array) -> None:
     """Refuses shapes of which only a run knows whether they fit."""
-    extents = set[Sym]().union(*(e.symbols() for e in (*a.extents, *b.extents)))
+    bounded = any(e.has_extents for e in (*a.extents, *b.extents))
     pairs = list(zip(a.extents[::-1], b.extents[::-1]))
     differ = any(expr.nonneg(m - n - 1) or expr.nonneg(n - m - 1) for m, n in pairs)
-    if extents & a.context.dims and a.ndim == b.ndim and not differ:
+    if bounded and a.ndim == b.ndim and not differ:
         raise unsupported(f"{what} of {shape_text(a.extents)} and {shape_text(b.extents)}, which "
                           "only a run knows to be equal or not", "slices of equal extents")
 

@@ -165,7 +165,7 @@ def squeeze(x: Any, axis: Any = None) -> Array:
     if axis is None:
         dims = tuple(d for d, e in enumerate(array.extents) if e == 1)
         for d, e in enumerate(array.extents):
-            if e != 1 and e.symbols() & array.context.dims and not expr.nonneg(e - 2):
+            if e != 1 and e.has_extents and not expr.nonneg(e - 2):
                 raise unsupported(f"squeeze of {shape_text(array.extents)}, where only a run knows "
                                   f"whether dim {d} has one element", "squeeze(axis=…)")
     else:

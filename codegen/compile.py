@@ -53,6 +53,7 @@ from codegen.passes.row_wise import row_wise
 from codegen.passes.schedule import scheduled
 from codegen.passes.settle import settled
 from codegen.passes.shared_loops import with_shared_loops
+from codegen.passes.state_writes import with_kept_writes
 from codegen.passes.sums_at_once import sums_at_once
 from codegen.passes.sums_behind import with_sums_behind
 from codegen.passes.to_loops import looped
@@ -100,7 +101,7 @@ def lower(graph: Module) -> Levels:
     loops = through(check_loops, loops, accumulated, fused, with_arrivals)
     memory = rotated(placed(loops))
     plan = check_memory(memory, check_plan(narrowed(scheduled(memory))))
-    plan = through(check_plan, plan, enclosed, row_by_row)
+    plan = through(check_plan, plan, with_kept_writes, enclosed, row_by_row)
     exchanges = check_exchanges(plan)
     finished = check_finished(hoisted(settled(alone(plan))))
     at("writing C")

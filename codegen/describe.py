@@ -12,7 +12,7 @@ from codegen.explain.checking import shares
 from codegen.explain.reasons import tables
 from codegen.image.manifest import FORMAT, INTERFACE
 from codegen.image.target import describe
-from codegen.ir import Feed
+from codegen.ir import Entry, Feed
 from codegen.plan.grammar import (
     Array,
     Buffer,
@@ -72,6 +72,8 @@ def manifest_of(plan: Plan, target: str) -> dict[str, Any]:
         "feeds": [_feed(f, plan) for f in plan.feeds],
         "saves": [{**_array(s.array), "every": s.every} for s in plan.saves],
         "returns": plan.returns,
+        "states": [{"input": s.input, "path": s.path, "new": s.new} for s in plan.states],
+        "entries": [_entry(e) for e in plan.entries],
         "conditions": conditions_of(plan),
         "routes": routes_of(plan),
         "operations": rows,
@@ -153,6 +155,13 @@ def _carried(a: Array) -> dict[str, Any]:
     """What a loop carries; without a shape and a layout, if it is a rank's alone."""
     row = _array(a)
     return {**row, "shape": None, "layout": None} if a.own else row
+
+
+def _entry(e: Entry) -> dict[str, Any]:
+    where = {"place": line_of(e.place)} if e.place else {}
+    return {"name": e.name, **where, "inputs": list(e.inputs), "outputs": list(e.outputs),
+            "rebinds": list(e.rebinds),
+            "updates": list(e.updates), "scalars": list(e.scalars), "returns": e.returns}
 
 
 def _feed(feed: Feed, plan: Plan) -> dict[str, Any]:

@@ -32,6 +32,7 @@ Shape = tuple[Expr, ...]
 # The tree of what a program returns: k, of output k; or ("tuple", trees), ("list", trees),
 # ("dict", pairs of key and tree), ("named", name of the class, pairs of field and tree).
 Returned = int | tuple[Any, ...]
+INITIAL = "__init__"  # the first entry, which makes the states
 _ids = itertools.count()
 
 
@@ -164,6 +165,36 @@ class Output:
 
 
 @dataclass(frozen=True)
+class StateArray:
+    """An array that stays on the ranks between calls. It lies in an input; path: as users write it.
+
+    new: the output that holds its new value where an entry gives it one; it takes the place of the
+    old value as the call ends.
+    """
+
+    input: int
+    path: str
+    new: int
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One of several programs in an image. Its inputs and outputs, by their numbers in the module;
+    rebinds: numbers of the states that it gives new arrays; updates: of those it writes into where
+    they lie; returns: of the tree, a leaf k is its
+    k-th output; None: it returns nothing."""
+
+    name: str
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    rebinds: tuple[int, ...]
+    scalars: tuple[str, ...]
+    returns: Returned | None
+    place: Place | None = None
+    updates: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
 class Feed:
     """A stream of batches. fields: names and types of the arrays of a batch, which lie so."""
 
@@ -220,6 +251,10 @@ class Module:
     routes: tuple[Route, ...] = ()
     feeds: tuple[Feed, ...] = ()
     returns: Returned = ("dict",)
+    # Several programs over arrays that stay: the first entry makes these. The scalar ENTRY says
+    # which one runs: the body is a branch on it. None of either: the module is one program.
+    states: tuple[StateArray, ...] = ()
+    entries: tuple[Entry, ...] = ()
     # barriers around exchange phases: "least", "before", "after" or "both"
     sync: str = "least"
     file: str = ""
@@ -234,12 +269,30 @@ class Module:
     origins: Mapping[Value, Value] = field(default_factory=dict)
 
     @property
-    def entries(self) -> tuple[Region, ...]:
+    def regions(self) -> tuple[Region, ...]:
         """The regions in which it begins: defaults of inputs, then the body."""
         return (*(i.default for i in self.inputs if i.default is not None), self.body)
 
+    @property
+    def entry_branch(self) -> Op | None:
+        """The branch between the entries; None: there are none."""
+        return self.body.ops[-1] if self.entries else None
+
+    @property
+    def bodies(self) -> tuple[Region, ...]:
+        """What runs in a call: the arm of each entry, or the body of a module that has none."""
+        return self.body.ops[-1].regions if self.entries else (self.body,)
+
+    def with_bodies(self, bodies: Iterable[Region]) -> Module:
+        """The module with others of these."""
+        made = tuple(bodies)
+        if not self.entries:
+            return self.with_body(made[0])
+        branch = replace(self.body.ops[-1], regions=made)
+        return self.with_body(self.body.with_ops((*self.body.ops[:-1], branch)))
+
     def mapped(self, fn: Callable[[Region], Region]) -> Module:
-        """The module with what fn makes of each of its entries; itself, if that is the same."""
+        """The module with what fn makes of each of its regions; itself, if that is the same."""
         inputs = tuple(i.mapped(fn) for i in self.inputs)
         whole = self if inputs == self.inputs else replace(self, inputs=inputs)
         return whole.with_body(fn(self.body))
@@ -250,7 +303,7 @@ class Module:
 
     @cached_property
     def def_use(self) -> DefUse:
-        return DefUse.of(*self.entries, shown=[o.value for o in self.outputs])
+        return DefUse.of(*self.regions, shown=[o.value for o in self.outputs])
 
 
 @dataclass(frozen=True)

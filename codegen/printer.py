@@ -125,7 +125,7 @@ def _region_lines(
 
 
 def _all_exprs(module: Module) -> Iterator[Expr]:
-    for region in module.entries:
+    for region in module.regions:
         for op in walk(region):
             for value in op.results:
                 yield from value.type.shape

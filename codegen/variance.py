@@ -261,7 +261,7 @@ def analysed(program: Module) -> Variance:
     """Of the values of a Program."""
     split = {i.value: [a for entry in i.layout for a in entry] for i in program.inputs}
     found = Variance(program.mesh, split)
-    for region in program.entries:
+    for region in program.regions:
         found.region(region)
     return found
 

@@ -26,7 +26,7 @@ static int shard_find(const spmd_job *job, int64_t array, int64_t rank, spmd_sha
     for (int64_t d = 0; d < shard->dims; d++)
         shard->elements *= shard->extent[d] > 0 ? shard->extent[d] : 0;
     /* Inputs are put where a run will look for them, outputs are where it has left them. */
-    const int64_t *buffer = array < image->inputs ? job->world.buffer : record->buffer;
+    const int64_t *buffer = array < image->inputs ? spmd_rank_home(record) : record->buffer;
     shard->memory = record->memory + buffer[image->array_buffer[array]];
     shard->end = record->memory + job->rank_bytes;
     return SPMD_OK;

@@ -65,22 +65,43 @@ static int settings_check(const spmd_settings *settings)
     return fits ? SPMD_OK : SPMD_RANGE;
 }
 
-/* Buffers begin on lines. Large memories begin a few lines off a page: ranks that read the same
- * offset of all others would otherwise meet in one set of the first-level cache. */
-static int buffers_place(spmd_job *job, int64_t *buffer)
+/* Places the buffers of one entry (0: what several use) from `end` on, each on a line; where they
+ * end, -1 where that is beyond any machine. */
+static int64_t buffers_line_up(const spmd_image *image, uint32_t entry, const int64_t *bytes,
+                               int64_t *buffer, int64_t end)
 {
-    uint32_t buffers = job->image->buffers;
-    int64_t *bytes = calloc((size_t)buffers + 1, sizeof *bytes);
-    int64_t end = 0;
+    for (uint32_t k = 0; k < image->buffers; k++) {
+        if ((image->buffer_entry ? image->buffer_entry[k] : 0) != entry)
+            continue;
+        if (bytes[k] < 0 || bytes[k] >= MOST_BYTES || end >= MOST_BYTES)
+            return -1;
+        buffer[k] = end;
+        end += spmd_round_up(bytes[k], SPMD_LINE);
+    }
+    return end;
+}
+
+/* What one entry alone uses lies where other entries have theirs. Large memories begin a few lines
+ * off a page: ranks that read the same offset of all others would otherwise meet in one set of the
+ * first-level cache. */
+int spmd_buffers_place(spmd_job *job, int64_t *buffer)
+{
+    const spmd_image *image = job->image;
+    uint32_t entries = 0;
+    int64_t *bytes = calloc((size_t)image->buffers + 1, sizeof *bytes);
 
     if (!bytes)
         return SPMD_NO_MEMORY;
-    job->image->reserve(&job->world, bytes);
-    bool fits = true;
-    for (uint32_t k = 0; fits && k < buffers; k++) {
-        fits = bytes[k] >= 0 && bytes[k] < MOST_BYTES && end < MOST_BYTES;
-        buffer[k] = end;
-        end = fits ? end + spmd_round_up(bytes[k], SPMD_LINE) : end;
+    for (uint32_t k = 0; image->buffer_entry && k < image->buffers; k++)
+        if (image->buffer_entry[k] > entries)
+            entries = image->buffer_entry[k];
+    image->reserve(&job->world, bytes);
+    int64_t begin = buffers_line_up(image, 0, bytes, buffer, 0), end = begin;
+    bool fits = begin >= 0;
+    for (uint32_t entry = 1; fits && entry <= entries; entry++) {
+        int64_t own = buffers_line_up(image, entry, bytes, buffer, begin);
+        fits = own >= 0;
+        end = own > end ? own : end;
     }
     free(bytes);
     if (end >= SPMD_PAGE)
@@ -191,7 +212,7 @@ static int tables_fill(spmd_job *job, const spmd_settings *settings)
     job->engine.vectors = vectors();
     int status = spmd_processes_take(job, settings);
     if (status == SPMD_OK)
-        status = buffers_place(job, job->tables + scalars);
+        status = spmd_buffers_place(job, job->tables + scalars);
     return status == SPMD_OK ? arena_plan(job) : status;
 }
 
@@ -283,9 +304,16 @@ static int layout_agree(spmd_job *job)
     return first || none == digest ? SPMD_OK : SPMD_MISMATCH;
 }
 
-void spmd_buffers_reset(const spmd_job *job, spmd_rank *rank)
+const int64_t *spmd_rank_home(const spmd_rank *rank)
 {
-    memcpy(rank->buffer, job->world.buffer, job->image->buffers * sizeof *rank->buffer);
+    const spmd_hosted *hosted = rank->engine_data;
+    return hosted->home ? hosted->home : rank->world->buffer;
+}
+
+void spmd_buffers_reset(spmd_rank *rank)
+{
+    const spmd_job *job = ((spmd_hosted *)rank->engine_data)->job;
+    memcpy(rank->buffer, spmd_rank_home(rank), job->image->buffers * sizeof *rank->buffer);
 }
 
 static void rank_load(spmd_job *job, int64_t k, int64_t *words)
@@ -307,8 +335,8 @@ static void rank_load(spmd_job *job, int64_t k, int64_t *words)
     rank->at_load = words;
     rank->buffer = words + job->image->at_load;
     rank->counter = rank->buffer + job->image->buffers;
-    spmd_buffers_reset(job, rank);
     rank->engine_data = hosted;
+    spmd_buffers_reset(rank);
     hosted->whole.arenas = 1;
     job->image->load(rank);
 }
@@ -358,48 +386,6 @@ int spmd_job_load(spmd_job *job, spmd_arena *arena)
     return status;
 }
 
-/* Buffers would lie elsewhere, or be larger, with the scalars that the tables hold now: what the
- * image reserves is asked for again. */
-static int buffers_compare(spmd_job *job)
-{
-    size_t bytes = ((size_t)job->image->buffers + 1) * sizeof(int64_t);
-    int64_t *buffer = calloc(1, bytes), rank_bytes = job->rank_bytes;
-
-    if (!buffer)
-        return SPMD_NO_MEMORY;
-    int status = buffers_place(job, buffer);
-    bool same = status == SPMD_OK && job->rank_bytes == rank_bytes &&
-                memcmp(buffer, job->world.buffer, bytes - sizeof *buffer) == 0;
-    job->rank_bytes = rank_bytes;
-    free(buffer);
-    return same ? SPMD_OK : SPMD_RANGE;
-}
-
-int spmd_job_scalars(spmd_job *job, const int64_t *scalar)
-{
-    const spmd_image *image = job->image;
-    size_t bytes = image->scalars * sizeof *scalar;
-
-    if (!job->hosted || spmd_job_runs(job) || spmd_job_aborted(job))
-        return SPMD_BUSY;
-    if (image->points || image->feeds || image->saves)
-        return SPMD_RANGE;
-    int64_t *before = malloc(bytes + 1);
-    if (!before)
-        return SPMD_NO_MEMORY;
-    memcpy(before, job->tables, bytes);
-    memcpy(job->tables, scalar, bytes);
-    int status = buffers_compare(job);
-    if (status != SPMD_OK)
-        memcpy(job->tables, before, bytes);
-    free(before);
-    for (int64_t k = 0; status == SPMD_OK && k < job->count; k++) {
-        spmd_nears_free(&job->hosted[k], image->sites);
-        image->load(&job->hosted[k].record->rank); /* buffers stay: outputs may lie in them */
-    }
-    return status;
-}
-
 int spmd_job_free(spmd_job *job)
 {
     if (!job)
@@ -423,12 +409,14 @@ int spmd_job_free(spmd_job *job)
         spmd_timeline_free(&job->hosted[k]);
         free(job->hosted[k].turns.room);
         spmd_saves_free(&job->hosted[k]);
+        free(job->hosted[k].kept.bytes);
         free(job->hosted[k].routes);
     }
     spmd_feeds_free(job);
     free((void *)job->processes.first);
     free(job->hosted);
     free(job->words);
+    free(job->homes);
     free(job->tables);
     free(job->library);
     free(job->given);

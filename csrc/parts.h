@@ -272,10 +272,20 @@ typedef struct spmd_saved {
 } spmd_saved;
 
 /* What the engine knows of a rank that it hosts, beside the record in the arena. */
+/* Pieces of memory as they were, one after the other: each is followed by where it begins and how
+ * many bytes it has. */
+typedef struct spmd_kept {
+    char *bytes;
+    int64_t used, room;
+    bool lost; /* there was no memory for a piece */
+} spmd_kept;
+
 typedef struct spmd_hosted {
     spmd_record *record;
     struct spmd_job *job;
     spmd_worker *worker;
+    spmd_kept kept; /* what stores into states overwrite */
+    int64_t *home; /* where each buffer is as a run begins; NULL: as the world says */
     const spmd_team *team; /* of the exchange under way */
     spmd_team whole;       /* the team where one arena holds all ranks */
     spmd_team **teams;     /* by site, made when first needed, where there are several arenas */
@@ -346,6 +356,7 @@ struct spmd_job {
     spmd_arena *arena; /* from load on */
     spmd_hosted *hosted;
     int64_t *words;    /* at_load, buffer offsets and counters of the hosted ranks */
+    int64_t *homes;    /* of the hosted ranks; NULL: nothing has taken another's place yet */
     spmd_worker *worker;
     int64_t started;   /* threads that were created */
     _Atomic uint64_t advances; /* of all workers */
@@ -373,7 +384,13 @@ char *spmd_job_memory(const spmd_job *job, int64_t rank);
 int spmd_pages_take(char *from, int64_t bytes);
 
 /* job.c */
-void spmd_buffers_reset(const spmd_job *job, spmd_rank *rank);
+/* Where all buffers begin, for the scalars that the tables hold; sets rank_bytes. */
+int spmd_buffers_place(spmd_job *job, int64_t *buffer);
+/* The rank whose step this thread is about to make: what spmd_keep keeps is its. */
+void spmd_keeps_for(spmd_rank *rank);
+/* Where each buffer of a rank is as a run begins. */
+const int64_t *spmd_rank_home(const spmd_rank *rank);
+void spmd_buffers_reset(spmd_rank *rank);
 bool spmd_arena_abort(spmd_arena *arena, const spmd_failure *failure);
 void spmd_rank_fail(const spmd_rank *rank, int64_t code, const char *format, ...)
     __attribute__((format(printf, 3, 4)));

@@ -60,6 +60,7 @@ static int64_t worker_sweep(spmd_worker *worker, bool *moved)
             continue;
         if (spmd_job_aborted(job))
             return -1;
+        spmd_keeps_for(&record->rank);
         if (job->image->step(&record->rank) == SPMD_DONE) {
             spmd_readers_done(&job->hosted[k]);
             spmd_timeline_end(&job->hosted[k]);
@@ -245,9 +246,11 @@ static void rank_reset(const spmd_job *job, spmd_hosted *hosted)
     spmd_turns_reset(hosted);
     spmd_saves_reset(hosted);
     spmd_readers_reset(hosted);
+    hosted->kept.used = 0;
+    hosted->kept.lost = false;
     if (job->image->counters)
         memset(rank->counter, 0, job->image->counters * sizeof *rank->counter);
-    spmd_buffers_reset(job, rank);
+    spmd_buffers_reset(rank);
     rank->pc = rank->stage = rank->operation = 0;
     rank->superstep = 0;
     atomic_store_explicit(&record->done, 0, memory_order_release);

@@ -9,7 +9,7 @@
 
 #include <stdint.h>
 
-#define SPMD_INTERFACE 15
+#define SPMD_INTERFACE 16
 #define SPMD_AXES 3 /* axes of a mesh, at most */
 #define SPMD_DIMS 8 /* dims of an array, at most */
 
@@ -221,6 +221,9 @@ typedef struct spmd_image {
     uint32_t interface_version;
     uint32_t axes, scalars, inputs, outputs, buffers, at_load, counters, sites, points;
     uint32_t feeds, takes, sends, saves;
+    /* By buffer: the number of the one entry that uses it, from 1 on; 0: several do, or it is kept
+     * from run to run. Buffers of different entries may lie in one memory. NULL: all of them 0. */
+    const uint32_t *buffer_entry;
     const uint32_t *array_buffer; /* the buffer of each array */
     const uint32_t *array_dims;
     const uint32_t *array_size;  /* bytes of an element; NULL without points, takes and sends */

@@ -143,7 +143,7 @@ static int64_t field_take(const spmd_rank *rank, uint32_t array, const spmd_fed 
         int64_t *begin = &rank->buffer[image->array_buffer[array]];
         char *found = part_in_place(&piece, shape, batch, field);
         *begin = found ? found - rank->memory - piece.first
-                       : rank->world->buffer[image->array_buffer[array]];
+                       : spmd_rank_home(rank)[image->array_buffer[array]];
         *held |= found != NULL;
         if (found)
             return piece.bytes;
@@ -234,7 +234,7 @@ static void held_leave(spmd_hosted *me, uint32_t feed, bool keep)
     for (uint32_t take = 0; held && take < image->takes; take++)
         for (uint32_t k = image->take_first[take]; k < image->take_first[take + 1]; k++) {
             int64_t *begin = &rank->buffer[image->array_buffer[k]];
-            int64_t home = rank->world->buffer[image->array_buffer[k]];
+            int64_t home = spmd_rank_home(rank)[image->array_buffer[k]];
             if (image->take_feed[take] != feed || !may_lie(rank, k) || *begin == home)
                 continue;
             spmd_piece_of piece = spmd_array_piece(rank, image, k);

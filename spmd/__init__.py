@@ -16,7 +16,7 @@ __version__ = "0.1.0"
 _LANGUAGE = frozenset(
     """Array Dim Stream all_gather all_ranks all_to_all any_ranks arange array asarray axis_index
     axis_size barrier blocks checkpoint_name checkpoint_policies cond custom_vjp dynamic_slice
-    dynamic_update_slice empty empty_like eye feed fori_loop full full_like grad hessian
+    dynamic_update_slice empty empty_like entry eye feed fori_loop full full_like grad hessian
     identity index input jacfwd jacobian jacrev jvp kernel like linspace mesh ones ones_like
     pand pargmax pargmin parse_parameter pbroadcast pexscan pgather pmax pmean pmin por
     ppermute pprod preduce print program Program progress pscan pscatter psum psum_scatter
@@ -76,6 +76,7 @@ if TYPE_CHECKING:  # for editors and type checkers: where every name has its doc
     from codegen.trace.api import Dim as Dim
     from codegen.trace.api import Program as Program
     from codegen.trace.api import custom_vjp as custom_vjp
+    from codegen.trace.api import entry as entry
     from codegen.trace.api import grad as grad
     from codegen.trace.api import kernel as kernel
     from codegen.trace.api import parse_parameter as parse_parameter

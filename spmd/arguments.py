@@ -37,12 +37,15 @@ def _number(text: str) -> Any:
     return {"true": True, "false": False}.get(text.lower(), text)
 
 
-def extents_of(manifest: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> dict[str, int]:
+def extents_of(
+    manifest: dict[str, Any], inputs: list[dict[str, Any]], shapes: dict[str, tuple[int, ...]]
+) -> dict[str, int]:
     """The extents of named dims that only a run knows, from the shapes of the inputs that it is
-    given, by name. Raises InputError where they do not fit."""
+    given, by name. inputs: the rows of those that may be given. Raises InputError where shapes do
+    not fit."""
     most = {s["name"]: s["at_most"] for s in manifest["scalars"] if "at_most" in s}
     found = GivenExtents(most)
-    for array in manifest["inputs"] if most else ():
+    for array in inputs if most else ():
         if array["name"] in shapes:
             found.take(array["name"], array["shape"], shapes[array["name"]])
     return found.values()
@@ -171,9 +174,9 @@ def check_names(arrays: list[dict[str, Any]], given: Any, what: str, option: str
             )
 
 
-def check_given(manifest: dict[str, Any], given: Any) -> None:
+def check_given(inputs: list[dict[str, Any]], given: Any) -> None:
     """Every input without a default was given."""
-    for array in manifest["inputs"]:
+    for array in inputs:
         if array["name"] not in given and not array["default"]:
             name, root = array["name"], array["name"].partition(".")[0]
             file, value = ("safetensors", "TREE") if root != name else ("npy", "ARRAY")

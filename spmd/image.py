@@ -21,6 +21,7 @@ from spmd.arguments import check_checks
 from spmd.distributed import Distributed as Distributed
 from spmd.distributed import Local as Local
 from spmd.distributed import local as local
+from spmd.entries import OpenedEntity
 from spmd.files.whole import check_place, write_whole
 from spmd.launch import loader
 from spmd.launch.options import Options
@@ -156,7 +157,8 @@ class Image:
         checks = checks_of(options.check)
         if options.checkpoint or options.resume:
             checks = (*checks, POINTS)
-        return Opened(self.checking(checks)._checked, options)
+        checked = self.checking(checks)._checked
+        return (OpenedEntity if checked.manifest["entries"] else Opened)(checked, options)
 
     # ---- looked at
 

@@ -21,15 +21,16 @@ import numpy as np
 from codegen import dtypes
 from codegen.casts import inexact
 from codegen.errors import EnvironmentFault, InputError, UsageError
-from codegen.image.conditions import broken_condition
 from codegen.mesh import checked_count, checked_sizes
 from codegen.suggest import meant
 from codegen.user import named
 from spmd import report, tables, timeline
-from spmd.arguments import check_array, extents_of
+from spmd.arguments import check_array
 from spmd.arrays import numpy_dtype
 from spmd.distributed import Distributed, Local, address, global_of
 from spmd.engine import ffi
+from spmd.faces import Face
+from spmd.known_calls import KnownCalls
 from spmd.launch import launchers, presence
 from spmd.launch.attendance import Attendance
 from spmd.launch.course import Launch
@@ -41,9 +42,6 @@ from spmd.launch.processes import Elsewhere, Processes
 from spmd.launch.sizes import axis_sizes
 from spmd.mistakes import plainly
 from spmd.texts import MOST_SECONDS
-
-Forms = tuple[tuple[str, np.dtype, tuple[int, ...]], ...]  # arrays by their names, as given
-MOST_KNOWN = 1024  # calls whose setups are remembered
 
 
 class Opened:
@@ -60,7 +58,8 @@ class Opened:
         self.processes = group_of(options.comm, options.time_limit)
         self.distributed = options.comm is not None
         self._options, self._manifest = options, checked.manifest
-        self._known: dict[Forms, Setup] = {}  # of calls before: see _repeats
+        self._known = KnownCalls(checked.manifest)
+        self._face = Face(checked.manifest)
         self._launch = Launch(checked, options, self.processes)
         if self.processes.count > 1:
             end_all_on_error()
@@ -161,12 +160,18 @@ class Opened:
         A call that a check, an assert or a feed ends leaves the outputs that were kept as they
         were: they are copied before such a call.
         """
+        with self._ready():
+            return self._call(self._face, arguments)
+
+    @contextmanager
+    def _ready(self) -> Iterator[None]:
+        """Alone with the job, which is open."""
         with self._alone(waits=self.processes.count == 1):
             if self._closed:
                 raise UsageError("this job is closed", expected="an open one",
                                  found="a call after close(), or behind its with block",
                                  remedy="image.open(…) again, or call it inside the block")
-            return self._call(arguments)
+            yield
 
     def _profiled(self, arguments: dict[str, Any]) -> tables.Profile:
         """Runs once; where the time went, on all ranks, in every process."""
@@ -191,12 +196,12 @@ class Opened:
         assert self._job is not None
         return self._job, timeline.gather(self._job)
 
-    def _call(self, arguments: dict[str, Any]) -> Any:
-        setup = self._repeats(arguments)
+    def _call(self, face: Face, arguments: dict[str, Any]) -> Any:
+        setup = self._repeats(face, arguments)
         if setup is None:
-            whole = self._joined(arguments)
-            setup, _ = self._launch.agreed(lambda: self._prepare(arguments, whole))
-            self._remember(setup, arguments)
+            whole = self._joined(face, arguments)
+            setup, _ = self._launch.agreed(lambda: self._prepare(face, arguments, whole))
+            self._known.keep(face, setup, arguments)
         self._copy_resized(setup)
         if self._job is not None and not self._launch.fits(setup):
             for value in self.arrays.values():
@@ -204,18 +209,19 @@ class Opened:
                     value.copy_out()
         kept = self._kept_now()
         try:
-            job = self._launch.loaded(setup, self._put)
-            self.processes.together(lambda: self._compute(job))
+            job = self._launch.loaded(setup, lambda job: self._put(face, job))
+            self.processes.together(lambda: self._compute(face, job))
             self._launch.kept()
         except BaseException:
             self._launch.end()
             for output, array in kept:
                 output.stays_in(array)
             raise
-        outputs = [self._output(job, k) for k in range(len(self._manifest["outputs"]))]
+        outputs = [self._output(job, k, array) for k, array in face.outputs]
         self._latest = [weakref.ref(output) for output in outputs
                         if isinstance(output, Distributed) and output.is_held()]
-        return structure(self._manifest["returns"], outputs)
+        job.replace(face.pairs)
+        return None if face.returns is None else structure(face.returns, outputs)
 
     def _copy_resized(self, setup: Setup) -> None:
         """Copy kept outputs out of the memory of the ranks whose shapes this setup changes."""
@@ -228,60 +234,19 @@ class Opened:
                 if setup.shape(declared) != output.shape:
                     output.copy_out()
 
-    def _repeats(self, arguments: dict[str, Any]) -> Setup | None:
-        """Return the setup of a call before that gave the same: inputs by these names, as arrays of
-        the dtypes and shapes that were checked then, and nothing else; but for the extents of named
-        dims. Else None.
+    def _repeats(self, face: Face, arguments: dict[str, Any]) -> Setup | None:
+        """Return the setup of a call before that gave the same: to this face, inputs by these
+        names, as arrays of the dtypes and shapes that were checked then, and nothing else; but for
+        the extents of named dims. Else None.
 
         Several processes must agree on every call; feeds, frames and checkpoints look at each.
         """
-        if (not self._known or self._job is None or self.processes.count > 1
-                or self.distributed or self._launch.looks_at_calls()):
+        if (self._job is None or self.processes.count > 1 or self.distributed
+                or self._launch.looks_at_calls()):
             return None
-        for value in arguments.values():
-            if type(value) is not np.ndarray:
-                return None
-        forms = tuple([(name, value.dtype, value.shape) for name, value in arguments.items()])
-        setup = self._known.get(forms)
-        if setup is None:
-            if (setup := self._resized(arguments)) is None:
-                return None
-            self._keep(forms, setup)
-        self.arrays = arguments
-        return setup
-
-    def _keep(self, forms: Forms, setup: Setup) -> None:
-        if len(self._known) >= MOST_KNOWN:
-            self._known.clear()
-        self._known[forms] = setup
-
-    def _remember(self, setup: Setup, arguments: dict[str, Any]) -> None:
-        """Keep the setup of a call that gives whole inputs and nothing else. A tree or a scalar
-        that one call gives, the next may leave out."""
-        arrays = {array["name"]: array for array in self._manifest["inputs"]}
-        if arguments.keys() <= arrays.keys():
-            self._keep(tuple((name, numpy_dtype(arrays[name]["dtype"]), setup.shape(arrays[name]))
-                             for name in arguments), setup)
-
-    def _resized(self, arguments: dict[str, np.ndarray]) -> Setup | None:
-        """Return the setup of a call before that differs in the extents of named dims only, with
-        these extents; None where no such call was, or where they may not fit the program."""
-        manifest = self._manifest
-        arrays = [array for array in manifest["inputs"] if array["name"] in arguments]
-        if len(arrays) != len(arguments):
-            return None
-        before = next((setup for forms, setup in reversed(self._known.items())
-                       if [form[0] for form in forms] == list(arguments)), None)
-        extents = extents_of(manifest, {name: x.shape for name, x in arguments.items()})
-        if before is None or not extents:
-            return None
-        setup = before.resized(extents)
-        if manifest["routes"] or broken_condition(manifest["conditions"], setup.values):
-            return None
-        for array in arrays:
-            given = arguments[array["name"]]
-            if (given.dtype, given.shape) != (numpy_dtype(array["dtype"]), setup.shape(array)):
-                return None
+        setup = self._known.find(face, arguments)
+        if setup is not None:
+            self.arrays = arguments
         return setup
 
     def _kept_now(self) -> list[tuple[Distributed, np.ndarray]]:
@@ -292,20 +257,20 @@ class Opened:
         held = [output for reference in self._latest if (output := reference()) is not None]
         return [(output, output.copied()) for output in held if output.is_held()]
 
-    def _joined(self, arguments: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    def _joined(self, face: Face, arguments: dict[str, Any]) -> dict[str, tuple[int, ...]]:
         """Return the shapes of inputs of which each process gives its part: along named dims that
         only a run knows, the extents of all parts together."""
         manifest = self._manifest
         dims = [s["name"] for s in manifest["scalars"] if "at_most" in s]
         if not (self.distributed and dims):
             return {}
-        known = [array["name"] for array in manifest["inputs"]]
+        known = [array["name"] for _, array in face.inputs]
         met = self.processes.meet(lambda: {
             name: value.part.shape for name, value in named.spread(arguments, known).items()
             if isinstance(value, Local)})
         axes = axis_sizes(manifest, self.processes.count, dict(self._options.mesh or {}))
         mine: dict[str, tuple[int, ...]] = met[self.processes.number]
-        for array in manifest["inputs"]:
+        for _, array in face.inputs:
             shape = list(mine.get(array["name"], ()))
             for d, (e, entry) in enumerate(zip(array["shape"], array["layout"])):
                 if d < len(shape) and entry and e in dims:
@@ -316,14 +281,13 @@ class Opened:
         return mine
 
     def _prepare(
-        self, arguments: dict[str, Any], whole: dict[str, tuple[int, ...]]
+        self, face: Face, arguments: dict[str, Any], whole: dict[str, tuple[int, ...]]
     ) -> dict[str, Any]:
         """Sorts the arguments and checks them; returns what all processes must share. whole: the
         shapes of inputs of which this process gives a part."""
         self._check()
         manifest = self._manifest
-        known = [array["name"] for array in manifest["inputs"]]
-        names = [scalar["name"] for scalar in manifest["scalars"]]
+        known, names = [array["name"] for _, array in face.inputs], face.scalars
         if manifest["feeds"] and "feed" not in known:
             self._options.feed = arguments.pop("feed", self._options.feed)
         arguments = named.spread(arguments, known)
@@ -335,42 +299,43 @@ class Opened:
                     remedy=meant(name, [*known, *names, *OPTIONS], "{}=…"),
                 )
         given = {name: value for name, value in arguments.items() if name in known}
-        settings = {k: v for k, v in arguments.items() if k not in known}
+        scalars = {k: v for k, v in arguments.items() if k not in known}
         shapes = {k: whole.get(k) or shape_of(v) for k, v in given.items()}
-        setup = self._launch.bound(settings, shapes)
+        setup = self._launch.bound(face.settings(scalars), [array for _, array in face.inputs],
+                                   shapes)
         self.arrays = {
             array["name"]: _fitting(array, setup.shape(array), given[array["name"]])
-            for array in manifest["inputs"]
+            for _, array in face.inputs
             if array["name"] in given
         }
         said = {**self._launch.scalars, "inputs": sorted(given), **self._options.agreed()}
         return self._launch.mine(setup, said)
 
-    def _compute(self, job: Job) -> None:
+    def _compute(self, face: Face, job: Job) -> None:
         try:
-            self._launch.run(job, self._put)
+            self._launch.run(job, lambda job: self._put(face, job))
         finally:
             self.arrays = {}
 
-    def _put(self, job: Job) -> None:
-        job.forget()
-        self._hand_over(job)
-        for number, array in enumerate(self._manifest["inputs"]):
+    def _put(self, face: Face, job: Job) -> None:
+        job.forget(face.given)
+        self._hand_over(face, job)
+        for number, array in face.inputs:
             value = self.arrays.get(array["name"])
             if isinstance(value, Local):
                 self._put_part(job, number, array, value)
             elif value is not None:
                 assert isinstance(value, np.ndarray)  # the others have been handed over
-                job.put(array["name"], global_of(value, array["dtype"]))
+                job.put(number, global_of(value, array["dtype"]))
         presence.show(presence.COMPUTES)
 
-    def _hand_over(self, job: Job) -> None:
+    def _hand_over(self, face: Face, job: Job) -> None:
         """Outputs of the last call become inputs inside the memory of every rank.
 
         Those whose layouts differ go through Python where this process has all of them.
         """
         moves: list[tuple[Any, int, int]] = []  # from, to, bytes
-        for number, array in enumerate(self._manifest["inputs"]):
+        for number, array in face.inputs:
             value = self.arrays.get(array["name"])
             if not isinstance(value, Distributed):
                 continue
@@ -410,10 +375,9 @@ class Opened:
         start = sum(o * s for o, s in zip(offset, part.strides, strict=True))
         shape = job.setup.shape(array)
         base = address(part) - start
-        job.put(array["name"], Global(base, array["dtype"], shape, part.strides), rank)
+        job.put(number, Global(base, array["dtype"], shape, part.strides), rank)
 
-    def _output(self, job: Job, number: int) -> Any:
-        output = self._manifest["outputs"][number]
+    def _output(self, job: Job, number: int, output: dict[str, Any]) -> Any:
         kept = output["name"] in self.keep
         if self.distributed or kept:
             return Distributed(job, number, self.distributed, kept)

@@ -34,6 +34,7 @@ from codegen.plan.grammar import (
 )
 from codegen.plan.image_constants import constant_places
 from codegen.plan.names import identifier
+from codegen.plan.overlays import entry_of_buffers
 from codegen.plan.steps import simple_works, walk_steps
 from codegen.symbolic.expr import Expr, Sym
 from codegen.symbolic.spelling import Binds
@@ -293,6 +294,8 @@ def _tables(plan: Plan, places: Places) -> str:
     buffers = ", ".join(places.number(a.buffer) for a in arrays) or "0"
     dims = ", ".join(str(len(a.shape)) for a in arrays) or "0"
     lists = {"array_buffer": buffers, "array_dims": dims}
+    if plan.entries:
+        lists["buffer_entry"] = ", ".join(map(str, entry_of_buffers(plan)))
     if plan.points or plan.feeds or plan.saves:
         lists["array_size"] = ", ".join(str(a.dtype.size) for a in arrays)
     end = len(plan.inputs) + len(plan.outputs)

@@ -14,7 +14,19 @@ from codegen.emit.function import CFunction
 from codegen.emit.spell import combined, converted, element, literal, stored, suffix
 from codegen.fresh import Fresh
 from codegen.functions import OPENMP, neutral
-from codegen.plan.grammar import Bound, Buffer, Keep, Load, Nest, Runtime, Store, Sweep, Var
+from codegen.plan.grammar import (
+    KEEP_ROUTINE,
+    KEEPS,
+    Bound,
+    Buffer,
+    Keep,
+    Load,
+    Nest,
+    Runtime,
+    Store,
+    Sweep,
+    Var,
+)
 from codegen.plan.lookahead import PIECE
 from codegen.plan.names import identifier
 from codegen.symbolic import expr
@@ -31,6 +43,7 @@ class NestWriter(CFunction):
         self.names = Fresh(taken)
         self.buffers: dict[str, tuple[Buffer, bool]] = {}  # and whether they are written
         self.runtimes: dict[str, Runtime] = {}
+        self.library = False  # whether it needs the table of routines
         self.totals: dict[str, str] = {}  # what something kept is folded in
 
     def buffer(self, buffer: Buffer, written: bool = False) -> str:
@@ -61,6 +74,9 @@ class NestWriter(CFunction):
     def put(self, buffer: Buffer, offset: Expr, value: Text, combine: str = "set") -> str:
         """A statement that stores, or combines with what is there."""
         target, dtype = self.target(buffer, offset), buffer.dtype
+        if combine == KEEPS:
+            self.library = True
+            return f"{KEEP_ROUTINE.called}(&{target}, ({value[0]}) * {dtype.size});"
         if combine != "set":
             value = combined(combine, dtype, element(dtype, target), value)
         return f"{target} = {stored(dtype, value)};"
@@ -212,6 +228,9 @@ class NestWriter(CFunction):
             self.store_sifted(work)
             return
         opened = self.loops(work.loops)
+        if work.combine == KEEPS:  # the store after it has the same positions
+            self.open("{")
+            opened += 1
         self.buffer(work.buffer, written=True)
         tests = [self.within(b) for b in work.bounds]
         text = self.put(work.buffer, work.offset, self.value(work.value), work.combine)

@@ -44,7 +44,6 @@ class PhaseWriter(NestWriter):
         taken = (*buffer_names.values(), *(p.sym.name for p in phase.parameters))
         super().__init__(buffer_names, taken)
         self.phase = phase
-        self.library = False
         self.shared = shared
 
     def write(self) -> str:

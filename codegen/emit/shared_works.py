@@ -17,7 +17,7 @@ from codegen.emit.alike import differing, kind, numbers, plain, tokens
 from codegen.emit.cutting import NOINLINE
 from codegen.emit.lines import comment, wrapped
 from codegen.fresh import Fresh
-from codegen.plan.grammar import Buffer, Lane, Nest, Phase, Plan, Runtime, Store, Work
+from codegen.plan.grammar import KEEPS, Buffer, Lane, Nest, Phase, Plan, Runtime, Store, Work
 from codegen.plan.steps import walk_steps
 
 if TYPE_CHECKING:  # phases.py writes their calls
@@ -94,7 +94,7 @@ class SharedWorks:
     def count(self, phase: Phase, works: Sequence[SharedWork]) -> None:
         """Note the works of a phase that may share a function."""
         for work, found in zip(phase.work, works, strict=True):
-            if isinstance(work, Nest | Store | Lane):
+            if isinstance(work, Nest | Store | Lane) and not _keeps(work):
                 self.works[id(work)] = found
                 self.rows.setdefault(found.key, []).append(found.numbers)
 
@@ -188,3 +188,9 @@ def _counters(pieces: list[str]) -> list[str]:
 
 def _declared(buffer: Buffer, written: bool) -> str:
     return f"{'' if written else 'const '}{buffer.dtype.c} *restrict "
+
+
+def _keeps(work: Work) -> bool:
+    """Whether it calls the engine, through a table that functions of works are not handed."""
+    parts = work.parts if isinstance(work, Nest) else (work,)
+    return any(isinstance(part, Store) and part.combine == KEEPS for part in parts)

@@ -226,6 +226,10 @@ _MANIFEST = table(
         sends=every(table(number=_COUNT, fields=every(_ARRAY))))),
     saves=every(both(_ARRAY, table(every=_COUNT))),
     returns=returned,
+    states=every(table(input=_COUNT, path=text, new=_COUNT)),
+    entries=every(table({"place": text}, name=text, inputs=every(_COUNT), outputs=every(_COUNT),
+                        rebinds=every(_COUNT), updates=every(_COUNT), scalars=every(text),
+                        returns=maybe(returned))),
     conditions=every(table(holds=formula, text=text, place=text)),
     routes=every(table(member=text, to=formula, sends=formula, size=formula, text=text,
                        place=text)),
@@ -284,6 +288,7 @@ def check_manifest(m: dict[str, Any]) -> None:
             refuse(f"operations[{k}]", "a place and its text, or neither", operation)
     if list(leaves(m["returns"])) != list(range(len(m["outputs"]))):
         refuse("returns", "each output once, in order", m["returns"])
+    _check_entries(m)
     axes = {axis["name"] for axis in m["mesh"]}
     known = {s["name"] for s in m["scalars"]} | {f"n_{name}" for name in axes}
     for k, s in enumerate(m["scalars"]):
@@ -308,6 +313,36 @@ def check_manifest(m: dict[str, Any]) -> None:
     for k, route in enumerate(m["routes"]):
         for part in ("to", "sends", "size"):
             check_names(route[part], known | {route["member"]}, f"routes[{k}].{part}")
+
+
+def _check_entries(m: dict[str, Any]) -> None:
+    """Numbers of inputs, outputs, states and scalars are of those that there are; a new value is
+    an array like the one whose place it takes."""
+    names = [e["name"] for e in m["entries"]]
+    if len(set(names)) < len(names):
+        refuse("entries", "distinct names", max(names, key=names.count))
+    if names and (len(names) < 2 or all(s["name"] != "entry" for s in m["scalars"])):
+        refuse("entries", "a scalar that says which one runs, and two of them at least", len(names))
+    for k, state in enumerate(m["states"]):
+        for part, kind in (("input", "inputs"), ("new", "outputs")):
+            if state[part] >= len(m[kind]):
+                refuse(f"states[{k}].{part}", f"one of {len(m[kind])} {kind}", state[part])
+        old, new = m["inputs"][state["input"]], m["outputs"][state["new"]]
+        if any(old[part] != new[part] for part in ("dtype", "shape", "layout")) or (
+                m["buffers"][old["buffer"]]["bytes"] != m["buffers"][new["buffer"]]["bytes"]):
+            refuse(f"states[{k}]", "a new value of the same dtype, shape and layout", old["name"])
+    for k, e in enumerate(m["entries"]):
+        for part, kind in (("inputs", "inputs"), ("outputs", "outputs"), ("rebinds", "states"),
+                           ("updates", "states")):
+            if any(number >= len(m[kind]) for number in e[part]):
+                refuse(f"entries[{k}].{part}", f"numbers of {len(m[kind])} {kind}", e[part])
+        if e["returns"] is not None and list(leaves(e["returns"])) != list(
+                range(len(e["outputs"]))):
+            refuse(f"entries[{k}].returns", "each output once, in order", e["returns"])
+        known = {s["name"] for s in m["scalars"]}
+        for name in e["scalars"]:
+            if name not in known:
+                refuse(f"entries[{k}].scalars", "scalars of the image", name)
 
 
 def _check_array(

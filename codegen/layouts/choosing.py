@@ -33,7 +33,7 @@ def choose(graph: Module, auto: Sequence[str]) -> dict[str, Layout]:
 
 def _anything_split(graph: Module) -> bool:
     values = [i.value for i in graph.inputs]
-    values += [v for op in graph.body.ops for v in op.results]
+    values += [v for body in graph.bodies for op in body.ops for v in op.results]
     return any(any(v.type.layout or ()) for v in values)
 
 

@@ -53,6 +53,7 @@ class Demands:
         self.in_turns: dict[Value, dict[Window, Window]] = {}  # wanted by a turn: by all of them
         self.cut_short: set[Value] = set()  # views that are made: their ends are wanted rolled on
         self.inputs = [i.value for i in graph.inputs]
+        self.in_entry: list[dict[Value, Demand]] = []  # by entry: what it demands of the inputs
         for op in global_ops(graph.body):
             self.rules.define(op)
             if isinstance(op.what, Roll) and not self.rules.goes_on(op.operands[0], op.what.dim):
@@ -62,7 +63,10 @@ class Demands:
             self.want(o.value, cuts.blocks(o.shape, o.layout), made.place if made else None)
         self.region(graph.body)
         for value in self.inputs:
-            self.settle(value, None)
+            if graph.entries:  # each entry fetches for itself
+                self.of[value] = Demand([home(value)])
+            else:
+                self.settle(value, None)
         if rooms:
             self.sums(graph.body)
             self.rooms = Rooms(self)
@@ -169,13 +173,11 @@ class Demands:
                 self.want(operand, cuts.blocks(operand.type.shape, layout), op.place)
             for value in free_values(op.regions[0]):
                 self.want(value, home(value), op.place)
+        elif op is self.graph.entry_branch:
+            self.entries(op)
         elif isinstance(what, Loop | Branch):
             for inner in op.regions:
-                for value in inner.results:
-                    self.want(value, home(value), op.place)
-                self.region(inner)
-                for value in inner.args:
-                    self.settle(value, None)
+                self.inner(op, inner)
             for operand in op.operands:
                 self.want(operand, home(operand), op.place)
         elif isinstance(what, Send):
@@ -189,6 +191,25 @@ class Demands:
             relaid = isinstance(what, Relayout) and what.asked
             for window in self.of[op.results[0]].made:
                 self.want_operands(op, window, op.place, relaid)
+
+    def inner(self, op: Op, region: Region) -> None:
+        """The body of a loop, or an arm of a branch."""
+        for value in region.results:
+            self.want(value, home(value), op.place)
+        self.region(region)
+        for value in region.args:
+            self.settle(value, None)
+
+    def entries(self, op: Op) -> None:
+        """What each entry demands of the inputs; all together want what any of them wants."""
+        wanted: dict[Value, dict[Window, Place | None]] = {v: {} for v in self.inputs}
+        for region in op.regions:
+            self.inner(op, region)
+            for value in self.inputs:
+                self.settle(value, None)
+                wanted[value] |= self.wanted.pop(value, {})
+            self.in_entry.append({value: self.of[value] for value in self.inputs})
+        self.wanted |= wanted
 
     def sums(self, region: Region) -> None:
         """Sums that are added to each other are added first and reduced once."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from codegen.fresh import Fresh
 from codegen.ir import Op, Region, Value
 from codegen.ops import OPS, Branch, Loop, Update
+from codegen.passes.state_writes import Written, choices, written_in_place
 from codegen.plan.grammar import (
     Buffer,
     Exchange,
@@ -37,11 +38,18 @@ from codegen.symbolic.expr import Expr
 
 def placed(loops: Loops) -> Placed:
     """One Buffer per set of values that share memory, numbered in order of first definition."""
-    work = _Liveness(loops)
-    work.run()
-    groups = _Groups(work)
-    for _, a, b, over in sorted(work.wishes, key=lambda w: -w[0]):
-        groups.join(a, b, over)
+    given, chosen = loops, choices(loops)
+    while True:
+        loops, written = written_in_place(given, chosen)
+        work = _Liveness(loops, written)
+        work.run()
+        groups = _Groups(work)
+        for _, a, b, over in sorted(work.wishes, key=lambda w: -w[0]):
+            groups.join(a, b, over)
+        left = frozenset(c for c in chosen if groups.are_one(written[c[0]]))
+        if left == chosen:
+            break
+        chosen = left
     module = loops.module
     groups.reuse_memory([i.value for i in module.inputs] + [o.value for o in module.outputs])
     return _number(loops, work, groups)
@@ -65,8 +73,10 @@ class _Write:
 class _Liveness:
     """Backwards over the structured program: who is needed where, and who disturbs whom."""
 
-    def __init__(self, loops: Loops) -> None:
+    def __init__(self, loops: Loops, written: Mapping[int, list[Written]]) -> None:
+        """written: by number of an entry, the states that it writes into where they lie."""
         self.module = module = loops.module
+        self.written = written
         self.apart = loops.apart
         self.constants = loops.constants
         self.conflicts: dict[Value, set[Value]] = defaultdict(set)
@@ -89,14 +99,23 @@ class _Liveness:
         self.across: dict[Op, frozenset[Value]] = {}
         self.exchanged: dict[Value, frozenset[str]] = {}
         self.last: dict[Op, bool] = {}
+        # the branch between the entries; values of states that only the first entry makes: it makes
+        # them where they lie
+        self.entry = module.entry_branch
+        bound = {k for entry in module.entries[1:] for k in entry.rebinds}
+        self.once = {module.outputs[s.new].value: module.inputs[s.input].value
+                     for k, s in enumerate(module.states) if k not in bound}
+        self.forced += self.once.items()
 
     def run(self) -> None:
         inputs = {i.value for i in self.module.inputs}
         for i in self.module.inputs:
             self.order.setdefault(i.value, len(self.order))
-        for region in self.module.entries:
+        for region in self.module.regions:
             self.number(region)
         live = {o.value for o in self.module.outputs}
+        # of states, which are read in later runs too
+        live |= {self.module.inputs[s.input].value for s in self.module.states}
         live = self.region(self.module.body, live, 0)
         for i in self.module.inputs:
             self.define(i.value, live | inputs)
@@ -339,10 +358,17 @@ class _Liveness:
         outer = live - set(op.results)
         before: set[Value] = set()
         for v in op.results:
-            self.define(v, (live | set(op.results)) - {v})
-        for arm in op.regions:
-            before |= self.region(arm, outer | set(arm.results), depth)
+            self.define(v, (live | set(op.results)) - {v, self.once.get(v)})
+        made_once = set(self.once.values()) if op is self.entry else set()
+        for number, arm in enumerate(op.regions):
+            mine = self.written.get(number, ()) if op is self.entry else ()
+            others = outer - {w.old for w in mine} - (set() if number else made_once)
+            others |= {w.new for w in mine}
+            before |= self.region(arm, others | set(arm.results), depth)
             for k, (result, y) in enumerate(zip(op.results, arm.results, strict=True)):
+                if y in self.blank:
+                    self.forced.append((result, y))
+                    continue
                 self.define(result, {v for j, v in enumerate(arm.results) if j != k} - {y})
                 self.wishes.append((depth + 1, y, result, False))
         return before | outer | set(op.operands)
@@ -364,6 +390,10 @@ class _Groups:
         for v in self.members[b]:
             self.root[v] = a
         self.members[a] += self.members.pop(b)
+
+    def are_one(self, written: Iterable[Written]) -> bool:
+        """Whether what is written into an array lies where it lies."""
+        return all(self.root[w.old] is self.root[w.new] for w in written)
 
     def disturb(self, a: Value, b: Value) -> bool:
         other = set(self.members[b])

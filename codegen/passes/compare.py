@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from codegen import mesh
 from codegen.errors import Place
-from codegen.ir import ArrayType, Module, Op, Region, Value, walk
+from codegen.ir import INITIAL, ArrayType, Input, Module, Op, Output, Region, Value, walk
 from codegen.kit import Builder
 from codegen.ops import POSITION, Branch, Exchange, Expect, Loop, Move, Send, ShardMap
 from codegen.printer import axes_text
@@ -35,17 +35,34 @@ class _Compare:
 
     def run(self) -> Module:
         graph = self.graph
-        first = [op for i in graph.inputs
-                 for op in self.whole(i.value, f'input "{i.name}"', i.place)]
-        body = self.region(graph.body)
-        seen = {i.value for i in graph.inputs}
-        made = graph.def_use.defs
+        if not graph.entries:
+            values = [o.value for o in graph.outputs]
+            return graph.with_bodies([self.entry(graph.body, graph.inputs, graph.outputs, values)])
+        bodies = []
+        states = [graph.inputs[s.input] for s in graph.states]
+        for entry, body in zip(graph.entries, graph.bodies, strict=True):
+            old = states if entry.name != INITIAL else []
+            new = [*(graph.states[k].new for k in entry.rebinds), *entry.outputs]
+            bodies.append(self.entry(
+                body, [*old, *(graph.inputs[k] for k in entry.inputs)],
+                [graph.outputs[k] for k in new], [body.results[k] for k in new]))
+        return graph.with_bodies(bodies)
+
+    def entry(
+        self, body: Region, inputs: Sequence[Input], outputs: Sequence[Output],
+        values: Sequence[Value],
+    ) -> Region:
+        """A body between checks of what it is given, and of what it gives."""
+        first = [op for i in inputs for op in self.whole(i.value, f'input "{i.name}"', i.place)]
+        seen = {i.value for i in inputs}
+        made = self.graph.def_use.defs
         last = []
-        for o in graph.outputs:
-            if o.value not in seen:
-                last += self.whole(o.value, f'output "{o.name}"', _place(made.get(o.value)))
-            seen.add(o.value)
-        return replace(graph, body=body.with_ops((*first, *body.ops, *last)))
+        for o, value in zip(outputs, values, strict=True):
+            if value not in seen:
+                last += self.whole(value, f'output "{o.name}"', _place(made.get(value)))
+            seen.add(value)
+        body = self.region(body)
+        return body.with_ops((*first, *body.ops, *last))
 
     # ---- the global view -------------------------------------------------------------------------
 

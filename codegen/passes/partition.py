@@ -189,9 +189,11 @@ class _Partition(Parts):
             for v, room in zip(op.operands, rooms)
         )
         regions = []
-        for inner in op.regions:
+        for number, inner in enumerate(op.regions):
             is_body = inner is op.regions[-1]
             with self.opened() as ops:
+                if op is self.demands.graph.entry_branch:
+                    self.begin_entry(number)
                 args = tuple(
                     self.argument(v, room, is_body) for v, room in zip(inner.args, rooms)
                 )
@@ -215,6 +217,13 @@ class _Partition(Parts):
                 self.have(value, local)
             else:
                 self.lies(value, local)
+
+    def begin_entry(self, number: int) -> None:
+        """An entry fetches what it wants of the inputs: others do not."""
+        demands = self.demands
+        demands.of |= demands.in_entry[number]
+        for value in demands.inputs:
+            self.fetch_wanted(value)
 
     # ---- arrays with room for ghost cells --------------------------------------------------------
 

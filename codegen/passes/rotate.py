@@ -30,13 +30,17 @@ class _Wish:
 def rotated(placed: Placed) -> Placed:
     """With the cycles of every loop that has some."""
     module, of, apart = placed.loops.module, placed.of, placed.loops.apart
-    loops = [op for region in module.entries for op in walk(region) if isinstance(op.what, Loop)]
+    loops = [op for region in module.regions for op in walk(region) if isinstance(op.what, Loop)]
     wishes = [_Wish(op, cycle, apart[op.results[0]])
               for op in loops for cycle in _cycles(op, placed)]
-    moved = _moved(wishes)
+    replaced = _replaced(placed)
+    moved = _moved(wishes, replaced)
     touched: dict[int, set[str]] = {}
     for value, axes in placed.exchanged.items():
         touched.setdefault(of[value].number, set()).update(axes)
+    for old, new in replaced:
+        both = touched.get(old.number, set()) | touched.get(new.number, set())
+        touched |= {old.number: both, new.number: both}
     found: dict[Op, tuple[Cycle, ...]] = {}
     for w in wishes:
         if all(moved[b.number].isdisjoint(touched.get(b.number, ())) for b in w.cycle):
@@ -44,15 +48,23 @@ def rotated(placed: Placed) -> Placed:
     return replace(placed, cycles=found)
 
 
-def _moved(wishes: list[_Wish]) -> dict[int, Axes]:
+def _replaced(placed: Placed) -> list[Cycle]:
+    """The buffers of states and of their new values, which change places as a run ends."""
+    module, of = placed.loops.module, placed.of
+    return [(of[module.inputs[s.input].value], of[module.outputs[s.new].value])
+            for s in module.states]
+
+
+def _moved(wishes: list[_Wish], replaced: list[Cycle]) -> dict[int, Axes]:
     """By buffer: the axes along which it may lie elsewhere. It does where it has met a buffer that
-    does, in whatever loop."""
-    moved: dict[int, Axes] = {b.number: _NONE for w in wishes for b in w.cycle}
+    does, in whatever loop, or as a run ends."""
+    cycles = [(w.cycle, w.apart) for w in wishes] + [(cycle, _NONE) for cycle in replaced]
+    moved: dict[int, Axes] = {b.number: _NONE for cycle, _ in cycles for b in cycle}
     while True:
         before = dict(moved)
-        for w in wishes:
-            axes = w.apart.union(*(moved[b.number] for b in w.cycle))
-            moved.update({b.number: axes for b in w.cycle})
+        for cycle, apart in cycles:
+            axes = apart.union(*(moved[b.number] for b in cycle))
+            moved.update({b.number: axes for b in cycle})
         if moved == before:
             return moved
 

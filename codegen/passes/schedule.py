@@ -65,6 +65,7 @@ def scheduled(placed: Placed) -> Plan:
     return Plan(
         program.name, program.file, program.mesh, program.parameters, program.scalars,
         tuple(work.buffers), tuple(work.contents.values()), inputs, outputs, program.returns,
+        program.states, program.entries,
         tuple(steps), program.conditions, work.counters, loops.sites, program.routes,
         loops.libraries, tuple(loops.kernels.items()), program.checks, dict(loops.named),
         points=tuple(work.points) if program.kept else None, feeds=program.feeds,

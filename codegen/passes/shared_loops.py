@@ -27,7 +27,8 @@ def with_shared_loops(split: Split, again: Callable[[Module], Split]) -> Split:
     """again: makes a Split of a Graph."""
     demands, program = split
     graph = demands.graph
-    found = {c: v for op in graph.body.ops if (c := op.what.counts()) and (v := _carried(op))}
+    found = {c: v for body in graph.bodies for op in body.ops
+             if (c := op.what.counts()) and (v := _carried(op))}
     if not found or any(isinstance(op.what, ShardMap | Kernel) for op in walk(graph.body)):
         return split
     meshes = a_few_and_many(graph.mesh)

@@ -21,7 +21,7 @@ def check_uniform(program: Module) -> Module:
     Raises MatchingError where a branch or a loop around it may part them.
     """
     found = analysed(program)
-    for region in program.entries:
+    for region in program.regions:
         _Check(program, found).region(region, ())
     return program
 

@@ -98,7 +98,7 @@ class _Search:
         """What several loops only read, one after the other, and fetch more of than all of it."""
         loops: dict[Value, list[Sym]] = defaultdict(list)
         fetching: dict[Value, float] = defaultdict(float)
-        for op in self.graph.body.ops:
+        for op in (op for body in self.graph.bodies for op in body.ops):
             counter = op.what.counts() if isinstance(op.what, Loop) else None
             cost = self.few.loops.get(counter) if counter else None
             if cost is None or counter is None or any(map(_as_asked, _inside(op))):
@@ -117,7 +117,7 @@ class _Search:
 
     def find_across(self) -> None:
         """Of loops in which much is exchanged: how arrays lie along which inner loops do not go."""
-        for op in self.graph.body.ops:
+        for op in (op for body in self.graph.bodies for op in body.ops):
             counter = op.what.counts() if isinstance(op.what, Loop) else None
             if counter is None or counter not in self.few.loops:
                 continue

@@ -1,7 +1,6 @@
 """The Plan: supersteps over numbered buffers, as a grammar on one page.
 
-    Plan     = buffers, steps, exchanges, arrays in and out, conditions, routes, libraries,
-               kernels
+    Plan     = buffers, steps, exchanges, arrays in and out, conditions, routes, kernels, …
     Step     = Phase | Exchange | Loop | Let | Branch | Default | Print | Expect | Point | Take
                | More | Send | Save
     Phase    = a compute phase: Work in order
@@ -24,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Generic
 
 from codegen.dtypes import DType
 from codegen.errors import Place
-from codegen.ir import Condition, Feed, Returned, Route, Scalar, Shape
+from codegen.ir import Condition, Entry, Feed, Returned, Route, Scalar, Shape, StateArray
 from codegen.mesh import Layout, Mesh
 from codegen.plan.handed import Handed, More, Save, Saved, Send, Take
 from codegen.symbolic import expr
@@ -125,6 +124,10 @@ class Apply(Generic[M]):
 Node = Literal | Integer[M] | Runtime | Load[M] | Kept | Apply[M]
 
 
+# A Store that stores nothing: `value` elements from there on are kept by the engine, to be put back
+# if the run fails.
+KEEPS = "keeps"
+
 # ---- work of a compute phase ---------------------------------------------------------------------
 
 
@@ -138,7 +141,7 @@ class Var:
 
 @dataclass(frozen=True)
 class Store(Generic[M]):
-    """buffer[offset] = value, for every point. combine: a COMBINE or "set". A point whose
+    """buffer[offset] = value, for every point. combine: a COMBINE, "set" or KEEPS. A point whose
     bound positions do not all lie within 0 … limit is dropped. rows: so many rows (of the first
     loop) wait in `waiting` before they are stored, because the rows after them read what was there,
     `room` elements apart; a point stands at `line` of its row. sift: of so many turns of the last
@@ -164,8 +167,7 @@ class Reduce(Generic[M]):
 
     rows: the last of `loops` runs innermost, over a row of results, as memory lies. total: the type
     that it is computed in where that is not left to passes/settle.py. together: so many turns of
-    the loop around the innermost are taken at once; terms of a row are combined before they are
-    added.
+    the loop around the innermost are taken at once; a row's terms are combined, then added.
     """
 
     loops: tuple[Var, ...]
@@ -273,6 +275,9 @@ class Routine:
     def called(self) -> str:
         """In C."""
         return "spmd_" + "".join(c if c.isalnum() else "_" for c in self.name)
+
+
+KEEP_ROUTINE = Routine("engine", "keep", "void", "void *, int64_t")  # what a Store KEEPS calls
 
 
 @dataclass(frozen=True)
@@ -582,6 +587,8 @@ class Plan:
     inputs: tuple[Array, ...]
     outputs: tuple[Array, ...]
     returns: Returned
+    states: tuple[StateArray, ...]
+    entries: tuple[Entry, ...]
     steps: tuple[Step, ...]
     conditions: tuple[Condition, ...]
     counters: int
@@ -592,7 +599,7 @@ class Plan:
     checks: tuple[str, ...] = ()
     named: dict[Sym, Expr] = field(default_factory=dict)  # symbols that stand for formulas
     at_load: dict[Sym, Expr] = field(default_factory=dict)  # those evaluated once, in this order
-    # what the outermost loops carry, by their numbers; None: they have no points
+    # what outermost loops carry, by their numbers; None: they have no points
     points: tuple[tuple[Array, ...], ...] | None = None
     feeds: tuple[Feed, ...] = ()
     takes: tuple[Handed, ...] = ()

@@ -56,7 +56,7 @@ class _Storing:
         self.stored: set[Value] = {i.value for i in program.inputs}
 
     def run(self) -> set[Value]:
-        for region in self.program.entries:
+        for region in self.program.regions:
             self.keep(region)
         self.stored.update(o.value for o in self.program.outputs)
         for op in self.order:

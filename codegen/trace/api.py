@@ -19,6 +19,7 @@ from codegen.trace.array import Array
 from codegen.trace.batching.vmap import vmap
 from codegen.trace.context import Context, eager_current, require_context
 from codegen.trace.control.conversion import as_called
+from codegen.trace.decorator import program
 from codegen.trace.derive.derivatives import (
     custom_vjp,
     grad,
@@ -36,9 +37,10 @@ from codegen.trace.derive.marks import (
 )
 from codegen.trace.feed_calls import Stream
 from codegen.trace.kernel_call import Kernel
-from codegen.trace.program import Program, parse_parameter, program
+from codegen.trace.program import Program, parse_parameter
 from codegen.trace.ranks import mapping
 from codegen.user.dims import Dim
+from codegen.user.entry_methods import entry
 from codegen.user.layout_trees import replicated
 from codegen.user.signatures import check_call
 from codegen.user.spec import spec
@@ -48,8 +50,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 __all__ = [
     "Array", "Dim", "Program", "Stream", "checkpoint_name", "checkpoint_policies", "custom_vjp",
-    "grad", "hessian", "jacfwd", "jacobian", "jacrev", "jvp", "parse_parameter", "program", "remat",
-    "replicated", "spec", "stop_gradient", "value_and_grad", "vjp", "vmap",
+    "entry", "grad", "hessian", "jacfwd", "jacobian", "jacrev", "jvp", "parse_parameter", "program",
+    "remat", "replicated", "spec", "stop_gradient", "value_and_grad", "vjp", "vmap",
 ]
 
 

@@ -19,7 +19,19 @@ import numpy as np
 from codegen.dtypes import INT64
 from codegen.errors import Place, ProgramError, TracedValueError, UnsupportedError, UsageError
 from codegen.fresh import Fresh
-from codegen.ir import ArrayType, Condition, Feed, Input, Keeps, Op, Region, Scalar, Value
+from codegen.ir import (
+    ArrayType,
+    Condition,
+    Entry,
+    Feed,
+    Input,
+    Keeps,
+    Op,
+    Region,
+    Scalar,
+    StateArray,
+    Value,
+)
 from codegen.layouts import propagation
 from codegen.mesh import Axis, Layout, Mesh
 from codegen.ops import Full, Kind
@@ -72,6 +84,10 @@ class Context:
 
     _captures = _Captures()
     when_built = ""  # how users make a number known while building, where that is not usual
+    reserved: frozenset[str] = frozenset()  # names of scalars, which loop variables leave free
+    entry = ""  # whose code is captured, in a class that is a program
+    states: tuple[StateArray, ...] = ()
+    entries: tuple[Entry, ...] = ()
     outermost: Any = None  # what loops in no other one carried in the capture before: settled.Inner
 
     def __init__(self, name: str, mesh: Mesh, user_files: set[str] | None = None) -> None:
@@ -83,6 +99,8 @@ class Context:
         self.place: Place | None = None  # where ops come from, if not from what runs now
         self.write_logs: list[dict[Storage, None]] = []
         self.scalars: dict[str, Scalar] = {}
+        self.own_scalars: dict[str, None] = {}  # names of those that this entry declares
+        self.entry_runs = expr.const(1)  # whether a call is one of it
         self.inputs: dict[str, Input] = {}
         self.feeds: dict[str, Feed] = {}
         self.numbers: dict[Value, Any] = {}  # of those that are one number everywhere
@@ -148,7 +166,10 @@ class Context:
             Context._captures.stack.pop()
 
     def hold(self, holds: Expr, text: str) -> None:
-        """Refuses launches for which a condition fails; the next capture makes use of it."""
+        """Refuses launches for which a condition fails; the next capture makes use of it. One of
+        an entry, of extents that all entries share, is asked of the calls of that entry alone."""
+        if holds.has_extents and self.entry_runs != 1:
+            holds = expr.or_(1 - self.entry_runs, holds)
         if holds != 1:
             self.conditions.append(Condition(holds, text, user_place()))
             self.learn(holds)
@@ -215,10 +236,21 @@ class Context:
 
     def unique(self, hint: str) -> str:
         """A name for a symbol: the hint, or hint_2, hint_3 … when it is taken."""
-        name = self._names.name(hint)
+        name = self._names.name(f"{hint}_2" if hint in self.reserved else hint)
         if self.naming_for_good:
             self._for_good.append(name)
         return name
+
+    def take_names(self, *names: str) -> None:
+        """Nothing else gets these names."""
+        self._names.take(names)
+
+    def is_free(self, name: str) -> bool:
+        """Give a scalar its name; return whether it is free. Else the next attempt keeps it so."""
+        if self._names.name(name) == name:
+            return True
+        self.reserved |= {name}
+        return False
 
     def take_back_names(self, names: Fresh) -> None:
         """Only these are given, and those that are given for good."""

@@ -117,9 +117,11 @@ def scalar(name: str, default: Any = None, dtype: Any = None) -> Any:
     element = _scalar_dtype(default, dtype)
     _check_default(default, element, name)
     known = context.scalars.get(name)
+    if name not in context.own_scalars:
+        _check_name(context, name, "scalar")
+        context.own_scalars[name] = None
     said = {"dtype": (element.name, element.name), "default": text_and_form(default, _simpler)}
     if known is None:
-        _check_name(context, name, "scalar")
         context.said[name] = said
         low, high = context.limits.get(name, (None, None))
         plain_int = element is dtypes.INT64
@@ -139,7 +141,7 @@ def scalar(name: str, default: Any = None, dtype: Any = None) -> Any:
 
 def _own_name(context: Context, name: str) -> str:
     """Of a scalar in formulas: what launches call it. Raises UsageError where that is taken."""
-    if context.unique(name) != name:
+    if not context.is_free(name):
         raise UsageError(
             f"spmd.scalar({name!r}): another number of this program has that name",
             place=user_place(), expected="a name that no loop variable before it has",
@@ -216,9 +218,10 @@ def _check_name(context: Context, name: Any, what: str) -> None:
             f"the name of a{'n' if what == 'input' else ''} {what} must be an identifier",
             expected='text such as "u" or "steps"', found=repr(name),
         )
-    known: list[Scalar | Input] = [*context.scalars.values(), *context.inputs.values()]
-    for declared in known:
-        if declared.name == name or named.is_in(declared.name, name):
+    scalars = {name: context.scalars[name] for name in context.own_scalars}
+    known: dict[str, Scalar | Input] = {**scalars, **context.inputs}
+    for its_name, declared in known.items():
+        if its_name == name or named.is_in(its_name, name):
             raise declared_twice(name, what, declared.place, user_place())
 
 
@@ -301,11 +304,12 @@ def _one_input(
     element = element_type(dtype)
     given, layout = layout, by_rules(context, shape, layout)
     chosen = layout_of(context, layout, len(extents), f'input "{name}"')
+    whole_name = named.below(context.entry, name)  # two entries may each have an input x
     if layout is None:
-        context.auto.append(name)
-        chosen = context.layouts.get(name, chosen)
+        context.auto.append(whole_name)
+        chosen = context.layouts.get(whole_name, chosen)
     _check_split(extents, chosen, name)
-    value = Value(name, ArrayType(element, extents, chosen))
+    value = Value(whole_name, ArrayType(element, extents, chosen))
     region = None
     if default is not None:
         region = _default_region(context, name, default, extents, element, chosen)

@@ -14,7 +14,7 @@ import math
 import numbers
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 
@@ -28,7 +28,7 @@ from codegen.errors import (
     UnsupportedError,
     UsageError,
 )
-from codegen.ir import Condition, Module
+from codegen.ir import Condition, Module, Output, Returned
 from codegen.layouts.choosing import choose
 from codegen.mesh import Axis, Layout, Mesh, checked_count, checked_sizes
 from codegen.places import place_in, program_files, put_place, user_place
@@ -88,8 +88,6 @@ def _check_function(function: Any) -> None:
     found = type(function).__name__
     if isinstance(function, Program):
         found = "a function that is a program already"
-    elif isinstance(function, type):
-        found = f"the class {function.__name__}"
     elif inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
         found = "an async function"
     elif inspect.isgeneratorfunction(function):
@@ -151,16 +149,21 @@ class Program:
         sync: str = "least",
     ) -> None:
         _check_function(function)
+        code = function.__code__
+        place = Place(code.co_filename, code.co_firstlineno, 0, -1, function.__name__)
+        self._begin(function, place, mesh, layout, sync)
+
+    def _begin(
+        self, function: Callable[..., Any], place: Place, mesh: Any, layout: Any, sync: str
+    ) -> None:
         self.function = function
         self.name = function.__name__
         self.mesh = make_mesh(mesh)
         self.sync = sync
         self.__doc__ = function.__doc__
         self.__wrapped__ = function
-        code = function.__code__
-        self.file = code.co_filename
+        self.file, self.place = place.file, place
         program_files.add(self.file)
-        self.place = Place(code.co_filename, code.co_firstlineno, 0, -1, self.name)
         self.rules = _rules(layout, self.mesh)
         self.is_part = False  # of another program, some of whose arrays it has not
         if sync not in SYNC:
@@ -258,19 +261,22 @@ class Program:
         limits: Limits = {}
         unrolled: frozenset[Place | None] = frozenset()
         outermost, rounds = Inner(), 0
-        rows_by_python = False
+        rows_by_python, reserved = False, frozenset[str]()
         while True:
             context = Context(self.name, mesh)
             context.bounds, context.rules, context.layouts = bounds, self.rules, layouts
             context.limits, context.checks = limits, frozenset(checks)
             context.unrolled, context.outermost = unrolled, outermost
-            context.rows_by_python = rows_by_python
+            context.rows_by_python, context.reserved = rows_by_python, reserved
             outermost.met.clear()
             try:
                 module = self._trace(context, values)
             except Exception as error:
                 if context.has_rows:  # perhaps Python can run the loops that were compiled
                     rows_by_python, outermost = True, Inner()
+                    continue
+                if context.reserved != reserved:
+                    reserved = context.reserved
                     continue
                 if not isinstance(error, SpmdError):
                     raise
@@ -294,30 +300,21 @@ class Program:
 
     def _trace(self, context: Context, values: dict[str, Any]) -> Module:
         for axis in context.mesh.axes:  # scalars and counters must not be named like these
-            context.unique(axis.size_name)
-            context.unique(axis.coord_sym.name)
-        for name in ("p", "member", "wrap", "others"):  # what formulas of exchanges name
-            context.unique(name)
+            context.take_names(axis.size_name, axis.coord_sym.name)
+        context.take_names("p", "member", "wrap", "others")  # what formulas of exchanges name
         outside = Outside("program", [(self.name, self.function), *self.reached(values)])
         outside.place = self.place
         context.bodies.append(outside)
         with context.active():
-            function = as_called(self.function)
             try:
-                returned = self.called(context, function, values)
+                returned = self.recorded(context, values)
                 outside.check(context.seeded)
             except BaseException as error:
                 outside.put_back()
                 if isinstance(error, SpmdError):
                     put_place(error)
                 raise
-            place = self._place_of_return(context, function)
-            try:
-                with context.standing_at(place):
-                    outputs, returns = outputs_of(context, returned, place)
-            except SpmdError as error:
-                error.place = place  # the user's function has returned already
-                raise
+            outputs, returns = returned()
         self._check_rules(context)
         check_dims(context)
         body = context.blocks[0].close([o.value for o in outputs])
@@ -330,6 +327,7 @@ class Program:
             inputs=tuple(context.inputs.values()),
             feeds=tuple(context.feeds.values()), body=body, outputs=tuple(outputs),
             conditions=tuple(context.conditions), returns=returns, sync=self.sync,
+            states=context.states, entries=context.entries,
             file=self.file, keeps=kept_by(body, context.keeps),
             unrolled=tuple(sorted(filter(None, context.unrolled), key=str)),
             checks=tuple(name for name in CHECKS if name in context.checks),
@@ -339,6 +337,14 @@ class Program:
     def reached(self, values: dict[str, Any]) -> Iterable[tuple[str, Any]]:
         """What of the user's the function can read and change, but for itself: by name."""
         return values.items()
+
+    def recorded(
+        self, context: Context, values: dict[str, Any]
+    ) -> Callable[[], tuple[list[Output], Returned]]:
+        """Run the user's code. Returns what makes outputs of what that returned."""
+        function = as_called(self.function)
+        returned = self.called(context, function, values)
+        return lambda: outputs_at(context, returned, place_of_return(context, function, self.place))
 
     def called(self, context: Context, function: Callable[..., Any], values: dict[str, Any]) -> Any:
         """What the converted function returns for these parameters."""
@@ -355,13 +361,6 @@ class Program:
                     remedy=meant(name, context.named_dims, '"{}"') or
                     f'spmd.Dim("{name}", n) instead of n in a shape; or leave the rule out',
                 )
-
-    def _place_of_return(self, context: Context, function: Callable[..., Any]) -> Place:
-        """The expression that was returned; where there is none, the function's own place."""
-        made = context.returned
-        if made is None or made[0] is not getattr(function, "__code__", None):
-            return self.place
-        return place_in(*made)
 
     def eager(
         self, ranks: int = 1, mesh: Mapping[str, int] | None = None,
@@ -438,51 +437,25 @@ class Program:
         )
 
 
+def place_of_return(context: Context, function: Callable[..., Any], else_at: Place) -> Place:
+    """The expression that a converted function returned; where there is none, another place."""
+    made = context.returned
+    if made is None or made[0] is not getattr(function, "__code__", None):
+        return else_at
+    return place_in(*made)
+
+
+def outputs_at(context: Context, returned: Any, place: Place) -> tuple[list[Output], Returned]:
+    """The outputs that a function returned there, and their tree."""
+    try:
+        with context.standing_at(place):
+            return outputs_of(context, returned, place)
+    except SpmdError as error:
+        error.place = place  # the user's function has returned already
+        raise
+
+
 def _oracle() -> Any:
     from codegen.oracle import eager  # start-up time: builds and images do without it
 
     return eager
-
-
-@overload
-def program(function: Callable[..., Any]) -> Program: ...
-
-
-@overload
-def program(
-    *, mesh: Any = ..., layout: Any = ..., sync: str = ...
-) -> Callable[[Callable[..., Any]], Program]: ...
-
-
-def program(
-    function: Callable[..., Any] | None = None, *, mesh: Any = ("x",), layout: Any = None,
-    sync: str = "least",
-) -> Any:
-    """Decorator: `@spmd.program(mesh=("x", "y"))` makes a program of a function.
-
-    - mesh: names of axes, one to three. Their sizes are bound when the image runs; a dict fixes
-      sizes while building: `{"x": 4, "y": None}`.
-    - layout: rules for named dims, `{"batch": "x"}`: arrays whose shape has `spmd.Dim("batch", …)`,
-      and that have no layout of their own, are split so.
-    - sync: where barriers stand around exchanges: "least" (none that is not needed), "before",
-      "after" or "both".
-
-    The function's parameters have defaults and are fixed while building: `--set n=100`, or
-    `spmd.build(program, n=100)`. It returns an array, a number, or a tuple, list or dict of them,
-    nested as you like; a run returns the same nest. `{"a": {"b": u}}` has the output `a.b`.
-    UsageError for a mesh that is none, LayoutError for rules that name no axis of it.
-
-    Example::
-
-        @spmd.program(mesh=("r",))
-        def mean(n: int = 10):
-            x = spmd.input("x", (n,), np.float64, layout=("r",), default=lambda i: i)
-            return {"mean": np.sum(x) / n}
-
-        print(mean.eager(n=5)["mean"])    # 2.0
-    """
-    if function is not None and not callable(function):
-        raise UsageError('write @spmd.program(mesh=("x",))', place=user_place())
-    if function is not None:
-        return Program(function, mesh, layout, sync)
-    return lambda f: Program(f, mesh, layout, sync)

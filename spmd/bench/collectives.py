@@ -132,7 +132,7 @@ class Bench:
         """An image of `built`, loaded. limits: instead of those kept for this machine."""
         checked = self.processes.together(lambda: loader.check(data), shared=False)
         launch = Launch(checked, self.options, self.processes)
-        setup, _ = launch.agreed(lambda: launch.mine(launch.bound({"turns": turns}, {}), {}))
+        setup, _ = launch.agreed(lambda: launch.mine(launch.bound({"turns": turns}, [], {}), {}))
         if limits is not None:
             setup.hosts.limits = limits
         return launch.loaded(setup, lambda _: None)

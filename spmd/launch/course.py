@@ -52,14 +52,19 @@ class Launch:
 
             self.feeds = Feeds(self)
 
-    def bound(self, settings: dict[str, Any], given: dict[str, tuple[int, ...]]) -> Setup:
-        """What these scalars, and inputs of these shapes by name, make of the image on its mesh."""
+    def bound(
+        self, settings: dict[str, Any], inputs: list[dict[str, Any]],
+        given: dict[str, tuple[int, ...]],
+    ) -> Setup:
+        """What these scalars, and inputs of these shapes by name, make of the image on its mesh.
+        inputs: the rows of those that may be given."""
         options = self.options
         settings, mesh, ranks = patched_in(
             self.checked.image, settings, dict(options.mesh or {}), options.ranks
         )
-        self.scalars = scalars_of(self.manifest, settings, extents_of(self.manifest, given))
-        check_given(self.manifest, given)
+        extents = extents_of(self.manifest, inputs, given)
+        self.scalars = scalars_of(self.manifest, settings, extents)
+        check_given(inputs, given)
         if self.keeping is not None:
             self.keeping.check()
         if options.save:

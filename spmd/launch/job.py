@@ -21,7 +21,7 @@ from codegen.errors import (
     SpmdError,
     VersionError,
 )
-from codegen.image.manifest import evaluate
+from codegen.image.manifest import ENTRY, evaluate
 from codegen.image.schema import AXES
 from spmd import report
 from spmd.arguments import scalar_words
@@ -143,6 +143,8 @@ class Job:
         self.numbers = {a["name"]: k for k, a in enumerate(self.manifest["inputs"])}
         self.outputs = len(self.numbers)
         self.given = bytearray(self.outputs)
+        scalars = [scalar["name"] for scalar in self.manifest["scalars"]]
+        self.entry = scalars.index(ENTRY) if self.manifest["entries"] else None
         self.owner = os.getpid()
         self.image: Any = None
         self.constants: Any = None
@@ -336,12 +338,12 @@ class Job:
             )
         self._check(status)
 
-    def put(self, name: str, array: Global, rank: int = EVERY_RANK, file: str = "") -> None:
-        """Copies the hosted ranks' parts of a global array into their memory.
+    def put(self, number: int, array: Global, rank: int = EVERY_RANK, file: str = "") -> None:
+        """Copies the hosted ranks' parts of a global array into their memory, as input `number`.
 
         Raises InputError where the array lies in a mapped file that has become shorter.
         """
-        number = self.numbers[name]
+        name = self.manifest["inputs"][number]["name"]
         status = lib.spmd_job_scatter(self._job, number, rank, array.pointer)
         if status == lib.SPMD_CUT:
             raise InputError(
@@ -364,6 +366,8 @@ class Job:
         Where memory depends on the scalars, and in programs with feeds, saves or points of
         checkpoints, False: then the job has to be loaded anew.
         """
+        if self._chooses(setup):
+            return True
         words = ffi.new("int64_t[]", setup.words or [0])
         status = lib.spmd_job_scalars(self._job, words)
         if status == lib.SPMD_RANGE:
@@ -372,16 +376,44 @@ class Job:
         self.setup = setup
         return True
 
-    def forget(self) -> None:
-        """The next run computes the defaults of all inputs that are not put again."""
-        self.given = bytearray(self.outputs)
+    def _chooses(self, setup: Setup) -> bool:
+        """Have the next run be of another entry, if that is all that is other in this setup."""
+        if self.entry is None:
+            return False
+        words, before = list(setup.words), list(self.setup.words)
+        entry, before[self.entry] = words[self.entry], words[self.entry]
+        if words != before:
+            return False
+        self._check(lib.spmd_job_choose(self._job, self.entry, entry))
+        self.setup = setup
+        return True
+
+    def undo(self) -> None:
+        """After a run that failed: states in which it wrote where they lie are as they were."""
+        self._check(lib.spmd_job_undo(self._job))
+
+    def replace(self, pairs: list[int]) -> None:
+        """Of each pair of buffers, what the run has left in the second is in the first from now
+        on: states get their new values, and nothing is copied."""
+        if pairs:
+            self._check(lib.spmd_job_replace(self._job, pairs, len(pairs) // 2))
+
+    def forget(self, given: bytes | bytearray) -> None:
+        """The next run computes the defaults of all inputs that are not put again; given: by input,
+        1 where it does not even so."""
+        self.given = bytearray(given)
 
     def get(self, number: int, into: Global, rank: int | None = None) -> None:
         """Copies the hosted ranks' parts of output `number`, or one's, into a global array."""
-        layout = self.manifest["outputs"][number]["layout"]
-        for k in self.setup.owners(layout) if rank is None else [rank]:
-            done = lib.spmd_job_gather(self._job, self.outputs + number, k, into.pointer)
-            self._check_array(done, self.manifest["outputs"][number]["name"])
+        self._gather(self.outputs + number, self.manifest["outputs"][number], into, rank)
+
+    def get_input(self, number: int, into: Global) -> None:
+        """Copies the hosted ranks' parts of input `number`, as it lies there now, to an array."""
+        self._gather(number, self.manifest["inputs"][number], into, None)
+
+    def _gather(self, array: int, row: dict[str, Any], into: Global, rank: int | None) -> None:
+        for k in self.setup.owners(row["layout"]) if rank is None else [rank]:
+            self._check_array(lib.spmd_job_gather(self._job, array, k, into.pointer), row["name"])
 
     def shard(self, array: int, rank: int) -> tuple[list[int], list[int], int]:
         """Offset and extent of a hosted rank's part of an array, and the address of its memory."""

@@ -62,8 +62,15 @@ def _of_numpy(name: str) -> Any:
     return tables[1 if data else 0][k]
 
 
+def _of_engine(name: str) -> Any:
+    """What images call of the engine by name; the rest is in the table that ranks are handed."""
+    if name != "keep":
+        raise ImageError(f"the engine has no routine {name}", expected="keep", found=name)
+    return ffi.cast("void *", ffi.addressof(lib, "spmd_keep"))
+
+
 # Per source: the address of a routine by its name.
-SOURCES = {"openblas": _of_openblas, "numpy": _of_numpy}
+SOURCES = {"openblas": _of_openblas, "numpy": _of_numpy, "engine": _of_engine}
 
 
 def openblas() -> str:

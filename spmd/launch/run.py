@@ -161,7 +161,8 @@ class Run(Launch):
         given = [array for array in inputs if array["name"] in self.opened]
         for array in given:
             self.opened[array["name"]].convert(array["dtype"], len(array["shape"]))
-        setup = self.bound(self.settings, {k: file.shape for k, file in self.opened.items()})
+        shapes = {name: file.shape for name, file in self.opened.items()}
+        setup = self.bound(self.settings, inputs, shapes)
         for array in given:
             check_array(array, setup.shape(array), self.opened[array["name"]])
         rows = [(output["name"], output["dtype"], setup.shape(output))
@@ -237,7 +238,7 @@ class Run(Launch):
                     file.reserve(*_span(job, name, file), len(here), job.host_bytes())
                 how = file.dtype, file.shape, file.strides, file.swapped, file.start
                 with Global(file.buffer, *how) as given:
-                    job.put(name, given, file=file.path)
+                    job.put(job.numbers[name], given, file=file.path)
             except MemoryError:
                 raise EnvironmentFault(
                     f"input {name}: not enough memory to read {file.path}", remedy="more processes"

@@ -177,8 +177,8 @@ def test_def_use_says_what_makes_and_what_uses_a_value():
     """Of a module with a default, a loop and a branch, as a walk by hand finds it."""
     program = lower(indexed.capture()).program
     found = program.def_use
-    assert found is program.def_use and len(program.entries) == 2
-    every = [op for region in program.entries for op in walk(region)]
+    assert found is program.def_use and len(program.regions) == 2
+    every = [op for region in program.regions for op in walk(region)]
     assert list(found.order) == every
     assert {v: op for op in every for v in op.results} == dict(found.defs)
     operands = [(v, op, k) for op in every for k, v in enumerate(op.operands)]

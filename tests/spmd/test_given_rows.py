@@ -144,7 +144,7 @@ def test_memory_is_laid_out_for_the_most(image):
     """No capacity depends on the rows, so that a job never lays its memory out anew."""
     for buffer in image.manifest["buffers"]:
         assert evaluate(buffer["bytes"], {"n_r": 2}) >= 0  # nothing else is asked for
-    assert extents_of(image.manifest, {"x": (7, 4), "z": (3, 7)}) == {"batch": 7}
+    assert extents_of(image.manifest, image.manifest["inputs"], {"x": (7, 4), "z": (3, 7)}) == {"batch": 7}
 
 
 def test_kept_outputs_have_their_own_rows():

@@ -43,9 +43,9 @@ def copies(monkeypatch: Any) -> list[str]:
     found: list[str] = []
     put, get = Job.put, Job.get
 
-    def putting(job: Job, name: str, *rest: Any) -> None:
-        found.append(f"put {name}")
-        put(job, name, *rest)
+    def putting(job: Job, number: int, *rest: Any) -> None:
+        found.append(f"put {job.manifest['inputs'][number]['name']}")
+        put(job, number, *rest)
 
     def getting(job: Job, number: int, *rest: Any) -> None:
         found.append(f"get {job.manifest['outputs'][number]['name']}")

@@ -1,0 +1,75 @@
+"""Entries of a class that is a program: methods under @spmd.entry.
+
+Read by the tracer, and by eager runs of the class.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from codegen.errors import Place, UsageError
+from codegen.places import user_place
+
+_MARK = "__spmd_entry__"
+
+
+def entry(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorator: a method under it is an entry of the class, which is a program.
+
+    An entry declares its inputs by spmd.input, reads the arrays that `__init__` bound to
+    attributes, binds them anew or writes into them, and returns outputs, or nothing. Other methods
+    are helpers.
+    UsageError for a method with parameters that have no default, and for what is no function.
+
+    Example::
+
+        @spmd.program(mesh=("r",))
+        class Counter:
+            def __init__(self, n: int = 3):
+                self.total = np.zeros(n)
+
+            @spmd.entry
+            def add(self):
+                self.total = self.total + spmd.input("x", (3,), np.float64)
+                return np.sum(self.total)
+
+        counter = Counter.eager()
+        counter.add(x=np.ones(3))
+        print(counter.add(x=np.ones(3)))    # 6.0
+    """
+    if not inspect.isfunction(method):
+        raise UsageError("@spmd.entry stands above a method", place=user_place(),
+                         expected="def infer(self): … in a class under @spmd.program",
+                         found=type(method).__name__)
+    setattr(method, _MARK, True)
+    return method
+
+
+def entries_of(cls: type) -> dict[str, Callable[..., Any]]:
+    """The entries of a class by name, those of its bases first. Raises UsageError for a class
+    without any, and for one that takes arguments."""
+    found: dict[str, Callable[..., Any]] = {}
+    for base in reversed(cls.__mro__):
+        for name, method in vars(base).items():
+            if getattr(method, _MARK, False):
+                found[name] = method
+            else:
+                found.pop(name, None)  # a class below it has a method that is none
+    if not found:
+        raise UsageError(f"the class {cls.__name__} has no entry", place=user_place(),
+                         expected="@spmd.entry above the methods that an image can be asked for",
+                         found=", ".join(n for n, m in vars(cls).items() if inspect.isfunction(m))
+                         or "no methods")
+    for name, method in found.items():
+        code = method.__code__
+        parameters = list(inspect.signature(method).parameters.values())
+        needed = [p.name for p in parameters[1:] if p.default is p.empty]
+        if not parameters or needed:
+            raise UsageError(
+                f"the entry {name} of {cls.__name__} takes arguments",
+                place=Place(code.co_filename, code.co_firstlineno, 0, -1, name),
+                expected=f"def {name}(self):", found=", ".join(needed) or "no self",
+                remedy='x = spmd.input("x", shape, dtype) in it, for an array that a call gives')
+    return found

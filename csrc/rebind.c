@@ -1,0 +1,159 @@
+/* What a loaded job is given between two runs: other scalars, another entry, states' new values. */
+#include "parts.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* Buffers would lie elsewhere, or be larger, with the scalars that the tables hold now: what the
+ * image reserves is asked for again. */
+static int buffers_compare(spmd_job *job)
+{
+    size_t bytes = ((size_t)job->image->buffers + 1) * sizeof(int64_t);
+    int64_t *buffer = calloc(1, bytes), rank_bytes = job->rank_bytes;
+
+    if (!buffer)
+        return SPMD_NO_MEMORY;
+    int status = spmd_buffers_place(job, buffer);
+    bool same = status == SPMD_OK && job->rank_bytes == rank_bytes &&
+                memcmp(buffer, job->world.buffer, bytes - sizeof *buffer) == 0;
+    job->rank_bytes = rank_bytes;
+    free(buffer);
+    return same ? SPMD_OK : SPMD_RANGE;
+}
+
+int spmd_job_scalars(spmd_job *job, const int64_t *scalar)
+{
+    const spmd_image *image = job->image;
+    size_t bytes = image->scalars * sizeof *scalar;
+
+    if (!job->hosted || spmd_job_runs(job) || spmd_job_aborted(job))
+        return SPMD_BUSY;
+    if (image->points || image->feeds || image->saves)
+        return SPMD_RANGE;
+    int64_t *before = malloc(bytes + 1);
+    if (!before)
+        return SPMD_NO_MEMORY;
+    memcpy(before, job->tables, bytes);
+    memcpy(job->tables, scalar, bytes);
+    int status = buffers_compare(job);
+    if (status != SPMD_OK)
+        memcpy(job->tables, before, bytes);
+    free(before);
+    for (int64_t k = 0; status == SPMD_OK && k < job->count; k++) {
+        spmd_nears_free(&job->hosted[k], image->sites);
+        image->load(&job->hosted[k].record->rank); /* buffers stay: outputs may lie in them */
+    }
+    return status;
+}
+
+int spmd_job_choose(spmd_job *job, int64_t scalar, int64_t value)
+{
+    if (!job->hosted || spmd_job_runs(job) || spmd_job_aborted(job))
+        return SPMD_BUSY;
+    if (scalar < 0 || scalar >= job->image->scalars)
+        return SPMD_RANGE;
+    job->tables[scalar] = value;
+    return SPMD_OK;
+}
+
+static void swap(int64_t *a, int64_t *b)
+{
+    int64_t was = *a;
+    *a = *b;
+    *b = was;
+}
+
+/* What a run has left in the buffer `new`, perhaps in the place of another one, lies in `old` from
+ * now on, and the other way round. */
+static void places_change(int64_t *home, const spmd_rank *rank, uint32_t buffers, uint32_t old,
+                          uint32_t new)
+{
+    for (uint32_t k = 0; k < buffers && home[new] != rank->buffer[new]; k++)
+        if (home[k] == rank->buffer[new])
+            swap(&home[k], &home[new]);
+    swap(&home[old], &home[new]);
+}
+
+int spmd_job_replace(spmd_job *job, const uint32_t *pair, int64_t pairs)
+{
+    uint32_t buffers = job->image->buffers;
+
+    if (!job->hosted || spmd_job_runs(job) || spmd_job_aborted(job))
+        return SPMD_BUSY;
+    for (int64_t k = 0; k < 2 * pairs; k++)
+        if (pair[k] >= buffers)
+            return SPMD_RANGE;
+    if (!job->homes) {
+        job->homes = malloc((size_t)job->count * buffers * sizeof *job->homes + 1);
+        if (!job->homes)
+            return SPMD_NO_MEMORY;
+        for (int64_t k = 0; k < job->count; k++) {
+            job->hosted[k].home = job->homes + k * buffers;
+            memcpy(job->hosted[k].home, job->world.buffer, buffers * sizeof *job->homes);
+        }
+    }
+    for (int64_t k = 0; k < job->count; k++) {
+        const spmd_rank *rank = &job->hosted[k].record->rank;
+        for (int64_t j = 0; j < pairs; j++)
+            places_change(job->hosted[k].home, rank, buffers, pair[2 * j], pair[2 * j + 1]);
+    }
+    return SPMD_OK;
+}
+
+/* ---- what runs overwrite ---------------------------------------------------------------------- */
+
+static _Thread_local spmd_rank *keeping;
+
+void spmd_keeps_for(spmd_rank *rank)
+{
+    keeping = rank;
+}
+
+typedef struct piece_end {
+    char *at;
+    int64_t bytes;
+} piece_end;
+
+void spmd_keep(void *at, int64_t bytes)
+{
+    spmd_kept *kept = &((spmd_hosted *)keeping->engine_data)->kept;
+    piece_end end = {at, bytes};
+    int64_t need = bytes <= 0 ? 0 : kept->used + bytes + (int64_t)sizeof end;
+
+    if (need > kept->room) {
+        int64_t room = 2 * need;
+        char *more = realloc(kept->bytes, (size_t)room);
+        if (!more) {
+            kept->lost = true;
+            spmd_rank_fail(keeping, 71, "no memory to keep %lld bytes that the run overwrites",
+                           (long long)bytes);
+            return;
+        }
+        kept->bytes = more;
+        kept->room = room;
+    }
+    if (bytes <= 0)
+        return;
+    memcpy(kept->bytes + kept->used, at, (size_t)bytes);
+    memcpy(kept->bytes + kept->used + bytes, &end, sizeof end);
+    kept->used = need;
+}
+
+int spmd_job_undo(spmd_job *job)
+{
+    if (!job->hosted || spmd_job_runs(job))
+        return SPMD_BUSY;
+    for (int64_t k = 0; k < job->count; k++) {
+        spmd_kept *kept = &job->hosted[k].kept;
+        if (kept->lost)
+            return SPMD_NO_MEMORY;
+        while (kept->used > 0) {
+            piece_end end;
+            kept->used -= (int64_t)sizeof end;
+            memcpy(&end, kept->bytes + kept->used, sizeof end);
+            kept->used -= end.bytes;
+            memcpy(end.at, kept->bytes + kept->used, (size_t)end.bytes);
+        }
+    }
+    return SPMD_OK;
+}

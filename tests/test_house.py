@@ -95,8 +95,8 @@ HEAVY = (
     "spmd.doctor_mpi", "spmd.engine.feed_rings", "spmd.entries", "spmd.files.convert",
     "spmd.files.written_tables",
     "spmd.image", "spmd.jit_arguments", "spmd.jitting", "spmd.launch.eager_feeds",
-    "spmd.launch.eager_frames", "spmd.launch.iterable_supply", "spmd.nn", "spmd.numpy",
-    "spmd.opened", "spmd.optim", "spmd.output_parts", "spmd.random", "spmd.show", "spmd.source",
+    "spmd.known_calls", "spmd.launch.eager_frames", "spmd.launch.iterable_supply", "spmd.nn",
+    "spmd.numpy", "spmd.opened", "spmd.optim", "spmd.output_parts", "spmd.random", "spmd.show", "spmd.source",
     "spmd.tree", "spmd.verify.images",
 )
 LIGHT = (

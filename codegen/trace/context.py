@@ -83,6 +83,7 @@ class Context:
     """One capture. `current()` gives the innermost one of this thread; None outside any program."""
 
     _captures = _Captures()
+    entry_runs = expr.const(1)  # whether a call is one of the entry that is captured
     when_built = ""  # how users make a number known while building, where that is not usual
     reserved: frozenset[str] = frozenset()  # names of scalars, which loop variables leave free
     entry = ""  # whose code is captured, in a class that is a program
@@ -100,7 +101,6 @@ class Context:
         self.write_logs: list[dict[Storage, None]] = []
         self.scalars: dict[str, Scalar] = {}
         self.own_scalars: dict[str, None] = {}  # names of those that this entry declares
-        self.entry_runs = expr.const(1)  # whether a call is one of it
         self.inputs: dict[str, Input] = {}
         self.feeds: dict[str, Feed] = {}
         self.numbers: dict[Value, Any] = {}  # of those that are one number everywhere

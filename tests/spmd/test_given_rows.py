@@ -144,7 +144,8 @@ def test_memory_is_laid_out_for_the_most(image):
     """No capacity depends on the rows, so that a job never lays its memory out anew."""
     for buffer in image.manifest["buffers"]:
         assert evaluate(buffer["bytes"], {"n_r": 2}) >= 0  # nothing else is asked for
-    assert extents_of(image.manifest, image.manifest["inputs"], {"x": (7, 4), "z": (3, 7)}) == {"batch": 7}
+    inputs = image.manifest["inputs"]
+    assert extents_of(image.manifest, inputs, {"x": (7, 4), "z": (3, 7)}) == {"batch": 7}
 
 
 def test_kept_outputs_have_their_own_rows():
@@ -267,3 +268,56 @@ def test_a_row_costs_what_it_costs_alone():
                 times[turn, k] = time.perf_counter() - began
         quick = np.quantile(times, 0.2, axis=0)
         assert quick[0] < 1.3 * quick[1]
+
+
+@spmd.program(mesh=("r",), layout={"batch": "r"})
+class Scores:
+    """Two entries over one state, each with the rows that its call gives."""
+
+    def __init__(self):
+        self.rows = spmd.Dim("batch", at_most=256)
+        self.w, self.most = np.arange(12.0).reshape(4, 3), np.zeros(())
+
+    @spmd.entry
+    def learn(self):
+        x = spmd.input("x", (self.rows, 4), np.float64)
+        self.w = self.w - 0.01 * x.T @ (x @ self.w)
+        self.most = np.maximum(self.most, np.max(x))
+        return np.mean(x @ self.w)
+
+    @spmd.entry
+    def infer(self):
+        x = spmd.input("x", (self.rows, 4), np.float64)
+        return {"y": x @ self.w, "most": self.most, "rows": self.rows}
+
+
+def test_entries_have_rows_of_their_own():
+    x, image = np.random.default_rng(2).normal(size=(256, 4)), spmd.build(Scores)
+    for ranks in (1, 3):
+        w, most = np.arange(12.0).reshape(4, 3), 0.0
+        with image.open(ranks=ranks) as scores:
+            for rows in (5, 1, 256, 7):
+                w = w - 0.01 * x[:rows].T @ (x[:rows] @ w)
+                most = max(most, np.max(x[:rows]))
+                np.testing.assert_allclose(scores.learn(x=x[:rows]), np.mean(x[:rows] @ w))
+                for others in (3, 0, 256, 1):
+                    out = scores.infer(x=x[:others])
+                    np.testing.assert_allclose(out["y"], x[:others] @ w, atol=1e-12)
+                    assert (out["rows"], out["most"]) == (others, most)
+            with pytest.raises(spmd.InputError, match="batch=0 breaks a condition"):
+                scores.learn(x=x[:0])  # np.max of none; the other entry asks for nothing
+            np.testing.assert_allclose(scores.infer(x=x[:2])["y"], x[:2] @ w, atol=1e-12)
+
+
+def test_no_state_has_a_dim_that_only_a_run_knows():
+    @spmd.program(mesh=("r",))
+    class Keeps:
+        def __init__(self):
+            self.last = np.zeros((BATCH, 2))
+
+        @spmd.entry
+        def step(self):
+            self.last = spmd.input("x", (BATCH, 2), np.float64)
+
+    with pytest.raises(spmd.ProgramError, match="self.last has a dim whose extent only a run"):
+        spmd.build(Keeps)

@@ -87,6 +87,11 @@ def upper_bound(e: Expr, eliminate: Iterable[Sym]) -> Expr:
     return _bound(e, frozenset(eliminate), 1)
 
 
+def largest(e: Expr) -> Expr:
+    """An Expr >= e for all extents of named dims that only a run knows, without them."""
+    return upper_bound(e, [s for s in e.symbols() if s.kind == "extent"]) if e.has_extents else e
+
+
 def lower_bound(e: Expr, eliminate: Iterable[Sym]) -> Expr:
     """An Expr <= e for all values of the symbols to eliminate; see upper_bound."""
     return _bound(e, frozenset(eliminate), -1)

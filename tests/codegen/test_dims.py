@@ -7,7 +7,9 @@ import pytest
 
 import spmd
 from codegen.compile import lower
+from codegen.ir import walk
 from codegen.mesh import block_extent, block_offset
+from codegen.ops import Exchange
 from codegen.symbolic import expr
 from codegen.symbolic.estimate import lower_bound, upper_bound
 from codegen.symbolic.expr import Sym, const, symbol
@@ -124,3 +126,21 @@ def test_bounds_of_blocks_of_an_extent(most):
         assert bottom.value <= min(values) and max(values) <= top.value
     longest = upper_bound(block_extent(symbol(n), 3, symbol(k)), {n, k})
     assert longest == -(-most // 3)
+
+
+def test_layouts_and_exchanges_are_those_of_the_most():
+    """Where nobody says how arrays lie, and where loops exchange."""
+    def layouts(batch):
+        @spmd.program(mesh=("r",))
+        def net():
+            x = spmd.input("x", (batch, 64), np.float64)
+            h = np.tanh(x @ spmd.input("w", (64, 16), np.float64))
+            for _ in spmd.range(4):
+                h = h - np.mean(h, axis=0) + 0.1 * np.roll(h, 1, axis=0)
+            return {"h": h, "gram": h.T @ h, "sorted": np.sort(h[:, 0])}
+
+        program = lower(net.graph({})).program
+        return ([i.layout for i in program.inputs], [o.layout for o in program.outputs],
+                [type(op.what) for op in walk(program.body) if isinstance(op.what, Exchange)])
+
+    assert layouts(spmd.Dim("batch", at_most=256)) == layouts(spmd.Dim("batch", 256))

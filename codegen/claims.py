@@ -15,7 +15,7 @@ from codegen.ops import Exchange
 from codegen.ops.group import Bounds, Span, each
 from codegen.printer import axes_text, exchange_text, user_text
 from codegen.symbolic import estimate, expr, prove
-from codegen.symbolic.expr import Expr, Sym, const
+from codegen.symbolic.expr import LAUNCH, Expr, Sym, const
 from codegen.symbolic.facts import Facts, related
 from codegen.symbolic.sampling import Claim, first_failure, route_fault
 
@@ -117,7 +117,7 @@ class Claims:
         words = user_text(self.mesh, to) + ("" if sends == 1 else
                                             f" where {user_text(self.mesh, sends)}")
         if proof.holds:
-            known = {s for s in used - {var} if s.kind in ("size", "scalar")}
+            known = {s for s in used - {var} if s.kind in LAUNCH}
             if proof.verdict == "checked" and used - {var} == known:
                 self.routes.append(Route(to, sends, var, size, words, self.op.place))
             return
@@ -152,7 +152,7 @@ class Claims:
         exists = expr.ge0(root) * expr.lt(root, size)
         if exists == 1:
             return root
-        if exists != 0 and all(s.kind in ("size", "scalar") for s in exists.symbols()):
+        if exists != 0 and all(s.kind in LAUNCH for s in exists.symbols()):
             self.require(exists, f"the rank that {does} exists")
             return root
         at = first_failure(("truth", exists), self.facts, ())

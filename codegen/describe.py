@@ -70,8 +70,8 @@ def manifest_of(plan: Plan, target: str, finished: Plan | None = None) -> dict[s
         "target": describe(target),
         "mesh": [{"name": a.name, "size": a.fixed} for a in plan.mesh.axes],
         "scalars": [
-            {"name": s.name, "dtype": s.dtype.name, "default": s.default, "loads": s.name in loaded}
-            for s in plan.scalars
+            {"name": s.name, "dtype": s.dtype.name, "default": s.default, "loads": s.name in loaded,
+             **({} if s.at_most is None else {"at_most": s.at_most})} for s in plan.scalars
         ],
         "inputs": [{**_array(a), "default": a.default} for a in plan.inputs],
         "outputs": [_array(a) for a in plan.outputs],
@@ -119,7 +119,8 @@ def scalars_at_load(plan: Plan) -> set[str]:
     found += [c.holds for c in plan.conditions]
     found += [e for r in plan.routes for e in (r.to, r.sends, r.size)]
     found += [e for x in operations(plan.steps) if isinstance(x, Exchange) for e in exprs(x)]
-    return {sym.name for e in found for sym in e.symbols() if sym.kind == "scalar"}
+    return {sym.name for e in found for sym in e.symbols()
+            if sym.kind in ("scalar", "extent")}
 
 
 def notes_of(levels: Levels) -> dict[str, Any]:

@@ -115,13 +115,18 @@ class Op:
 
 @dataclass(frozen=True)
 class Scalar:
-    """A value patched at launch. dtype int64 (then `sym` is its symbol) or float64."""
+    """A value patched at launch. dtype int64 (then `sym` is its symbol) or float64.
+
+    at_most: where it is the extent of a named dim, which launches take from the inputs that they
+    are given; so many elements at most.
+    """
 
     name: str
     dtype: DType
     default: int | float | None
     sym: Sym | None = None
     place: Place | None = None
+    at_most: int | None = None
 
 
 @dataclass(frozen=True, eq=False)

@@ -178,7 +178,8 @@ def module_text(module: Module) -> str:
     axes = ", ".join(a.name if a.fixed is None else f"{a.name}={a.fixed}" for a in module.mesh.axes)
     lines = [f"{module.level} {module.name} over mesh ({axes})", *blocks.definitions()]
     lines += [f"parameter {k} = {v!r}" for k, v in module.parameters]
-    lines += [f"scalar {s.name}: {s.dtype} = {s.default}" for s in module.scalars
+    lines += [f"scalar {s.name}: {s.dtype} = {s.default}" if s.at_most is None else
+              f"dim {s.name}: 0 to {s.at_most}" for s in module.scalars
               if not (module.entries and s.name == ENTRY)]
     states = {module.inputs[s.input] for s in module.states}
     for i in module.inputs:

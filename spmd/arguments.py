@@ -13,6 +13,7 @@ from codegen.errors import InputError, UsageError
 from codegen.image.manifest import ENTRY, IndexWords, scalar_value
 from codegen.suggest import meant
 from codegen.user import named
+from codegen.user.given_extents import GivenExtents
 from spmd.files.npy import element_count
 
 TYPE_CHECKING = False
@@ -37,8 +38,26 @@ def _number(text: str) -> Any:
     return {"true": True, "false": False}.get(text.lower(), text)
 
 
-def scalars_of(manifest: dict[str, Any], settings: dict[str, Any]) -> dict[str, int | float]:
-    """Every scalar's value: what was set, else its default."""
+def extents_of(
+    manifest: dict[str, Any], inputs: list[dict[str, Any]], shapes: dict[str, tuple[int, ...]]
+) -> dict[str, int]:
+    """The extents of named dims that only a run knows, from the shapes of the inputs that it is
+    given, by name. inputs: the rows of those that may be given. Raises InputError where shapes do
+    not fit."""
+    most = bounded_dims(manifest)
+    found = GivenExtents(most)
+    for array in inputs if most else ():
+        if array["name"] in shapes:
+            found.take(array["name"], array["shape"], shapes[array["name"]])
+    return found.values()
+
+
+def scalars_of(
+    manifest: dict[str, Any], settings: dict[str, Any], extents: dict[str, int] | None = None
+) -> dict[str, int | float]:
+    """Every scalar's value: what was set, else its default. extents: of named dims, as inputs have
+    them. Raises UsageError, and InputError where a dim was set to something else."""
+    extents = extents or {}
     known = [scalar["name"] for scalar in manifest["scalars"]]
     for name in settings:
         if name in manifest["parameters"] and name not in known:
@@ -52,12 +71,20 @@ def scalars_of(manifest: dict[str, Any], settings: dict[str, Any]) -> dict[str, 
                 f"the program has no scalar {name!r}", expected=", ".join(known) or "no scalars",
                 remedy=meant(name, known),
             )
-    return {
+    values = {
         scalar["name"]: scalar_value(scalar, settings[scalar["name"]])
         if scalar["name"] in settings
         else scalar["default"]
         for scalar in manifest["scalars"]
     }
+    for name, extent in extents.items():
+        if name in settings and values[name] != extent:
+            raise InputError(
+                f"{name} was set to {values[name]}, and the inputs have {extent}",
+                expected="the extent that the inputs have along it", found=f"{name}={values[name]}",
+                remedy=f"leave {name} out: a run takes it from its inputs",
+            )
+    return {**values, **extents}
 
 
 def check_settings(manifest: dict[str, Any], given: dict[str, Any]) -> None:
@@ -108,6 +135,11 @@ def scalar_words(manifest: dict[str, Any], scalars: dict[str, int | float]) -> l
     ]
 
 
+def bounded_dims(manifest: dict[str, Any]) -> dict[str, int]:
+    """Named dims whose extent only a run knows, with the most that it may be."""
+    return {s["name"]: s["at_most"] for s in manifest["scalars"] if "at_most" in s}
+
+
 def scalars_of_words(manifest: dict[str, Any], words: Sequence[int]) -> dict[str, int | float]:
     """The scalars of such words, by name."""
     return {
@@ -129,7 +161,9 @@ def patched_in(
         return settings, mesh, ranks
     manifest = image.manifest
     sizes = {a["name"]: n for a, n in zip(manifest["mesh"], own.sizes)}
-    values = scalars_of_words(manifest, own.scalars)
+    dims = bounded_dims(manifest)  # what inputs say, of each run
+    values = {name: value for name, value in scalars_of_words(manifest, own.scalars).items()
+              if name not in dims}
     product = element_count(own.sizes)
     known = {**{s["name"]: s for s in manifest["scalars"]}}
     wrong = [f"{k}={v}" for k, v in mesh.items() if k in sizes and sizes[k] != v]
@@ -186,6 +220,9 @@ def check_array(array: dict[str, Any], shape: tuple[int, ...], found: Any) -> No
             remedy = f"array.astype({expected!r})"
             if what == "shape":
                 remedy = found.way_out(len(shape)) if hasattr(found, "way_out") else ""
+                if len(got) != len(shape):  # a named dim has any extent then
+                    given = [e if isinstance(e, str) else n for e, n in zip(array["shape"], shape)]
+                    expected = f"({', '.join(map(str, given))}{',' * (len(given) == 1)})"
             raise InputError(
                 f"input {array['name']}{where} has the wrong {what}", expected=str(expected),
                 found=str(got), remedy=remedy,

@@ -175,7 +175,7 @@ class OpenedEntity(Opened):
         given = None if state is None else self._given(state)
 
         def prepare() -> dict[str, Any]:
-            mine = self._prepare(self._initial, {})
+            mine = self._prepare(self._initial, {}, {})
             mine["settings"]["state"] = given is not None
             return {**mine, "states": given.open(self._launch.setup()) if given else {}}
 
@@ -223,7 +223,7 @@ class OpenedEntity(Opened):
     def _loaded(self) -> Job:
         """The job, with its state; another one, where a call that failed has ended it."""
         if self._job is None:
-            setup, _ = self._launch.agreed(lambda: self._prepare(self._initial, {}))
+            setup, _ = self._launch.agreed(lambda: self._prepare(self._initial, {}, {}))
             job = self._launch.placed(setup)
             self.processes.together(lambda: self._bring_state(job))
         assert self._job is not None

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 class Face:
     """One entry, or a program that has none. number: of the entry; its inputs and outputs, rows of
     the manifest with the numbers that they have there; scalars, feeds, saves: by name; pairs:
-    buffers of states that it rebinds, and of their new values."""
+    buffers of states that it rebinds, and of their new values; dims: of each dim whose extent only
+    a run knows, the input that says it, and which of its dims that is."""
 
     def __init__(self, manifest: dict[str, Any], number: int | None = None) -> None:
         rows = {kind: list(enumerate(manifest[kind])) for kind in ("inputs", "outputs")}
@@ -44,6 +45,7 @@ class Face:
         self.inputs: list[tuple[int, dict[str, Any]]] = rows["inputs"]
         self.outputs: list[tuple[int, dict[str, Any]]] = rows["outputs"]
         # by input: 1 where no default is to be computed; nobody gives those of other entries
+        self.dims = _dims(manifest, self.inputs)
         self.given = bytearray(b"\1" * len(manifest["inputs"]))
         for k, _ in self.inputs:
             self.given[k] = 0
@@ -63,8 +65,10 @@ class Face:
         return {**given, ENTRY: self.number}
 
     def others(self, before: Mapping[str, Any]) -> dict[str, Any]:
-        """The scalars of other entries, as they were in the call before."""
-        return {row["name"]: before.get(row["name"], row["default"] or 0)
+        """The scalars of other entries, as they were in the call before. (A dim whose extent inputs
+        say has all of its elements where no input says it.)"""
+        return {row["name"]: row["default"] if "at_most" in row
+                else before.get(row["name"], row["default"] or 0)
                 for row in self.manifest["scalars"] if row["name"] not in self.scalars}
 
     def reads(self) -> list[tuple[int, dict[str, Any]]]:
@@ -72,18 +76,33 @@ class Face:
         return [*states_of(self.manifest).values(), *self.inputs]
 
     def own(self, scalars: dict[str, Any]) -> dict[str, Any]:
-        """Those of these scalars that a call of this face may set."""
-        return {k: v for k, v in scalars.items() if k in self.scalars}
+        """Those of these scalars that a call of this face may set, and what says which it is."""
+        others = self.others({}) if self.number is not None else {}
+        dims = {row["name"] for row in self.manifest["scalars"] if "at_most" in row}
+        return {k: v for k, v in scalars.items() if k not in others or k in dims}
 
     def asked(self) -> dict[str, Any]:
         """The manifest without what it asks of scalars that other entries have."""
         if self.number is None:
             return self.manifest
-        others = {row["name"] for row in self.manifest["scalars"]}.difference(self.scalars)
+        others = {row["name"] for row in self.manifest["scalars"]
+                  if "at_most" not in row}.difference((*self.scalars, ENTRY))
         conditions = [c for c in self.manifest["conditions"] if not others & names_in(c["holds"])]
         routes = [r for r in self.manifest["routes"]
                   if not others & names_in(r["to"], r["sends"], r["size"])]
         return {**self.manifest, "conditions": conditions, "routes": routes}
+
+
+def _dims(
+    manifest: dict[str, Any], inputs: list[tuple[int, dict[str, Any]]]
+) -> list[tuple[str, int]]:
+    bounded = {s["name"] for s in manifest["scalars"] if "at_most" in s}
+    found: dict[str, tuple[str, int]] = {}
+    for _, array in inputs:
+        for d, extent in enumerate(array["shape"]):
+            if isinstance(extent, str) and extent in bounded:
+                found.setdefault(extent, (array["name"], d))
+    return list(found.values())
 
 
 def faces_of(manifest: dict[str, Any]) -> dict[str, Face]:

@@ -274,11 +274,13 @@ class Image:
     def _repr_html_(self) -> str:
         m = self.manifest
         rows: list[tuple[str, ...]] = _array_rows("state", (a for _, a in states_of(m).values()))
+        rows += [("dim", s["name"], f"0 to {s['at_most']}", "") for s in m["scalars"]
+                 if "at_most" in s]
         for face in faces_of(m).values() if m["entries"] else [Face(m)]:
             if face.name:
                 rows.append(("entry", face.name, "", ""))
             rows += [("scalar", s["name"], s["dtype"], f"default {s['default']}")
-                     for s in m["scalars"] if s["name"] in face.scalars]
+                     for s in m["scalars"] if s["name"] in face.scalars and "at_most" not in s]
             for kind, arrays in (("input", face.inputs), ("output", face.outputs)):
                 rows += _array_rows(kind, (a for _, a in arrays))
         axes = ", ".join(show.axis_text(axis) for axis in m["mesh"])

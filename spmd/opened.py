@@ -38,15 +38,20 @@ from spmd.launch.job import Global, Job
 from spmd.launch.loader import Checked
 from spmd.launch.options import OPTIONS, TIME_LIMIT, Options
 from spmd.launch.processes import Elsewhere, Processes
+from spmd.launch.setup import Setup
+from spmd.launch.sizes import axis_sizes
 from spmd.mistakes import plainly
 from spmd.prepared_calls import LedCall, PreparedCall
 from spmd.started import FairLock, Started, Starter, refused
 from spmd.texts import MOST_SECONDS
 
+MOST_PREPARED = 1024  # calls: of every entry, one for each of the extents that only a run knows
+
 
 class Opened:
-    """An image that stays loaded: what image.open gives. Another value of a scalar loads it again
-    only where memory depends on it, and in programs with feeds, frames or checkpoints.
+    """An image that stays loaded: what image.open gives. Another value of a scalar, and another
+    extent of a dim with at_most, loads it again only where memory depends on it, which it never
+    does for a dim; and in programs with feeds, frames or checkpoints.
     """
 
     def __init__(self, checked: Checked, options: Options) -> None:
@@ -57,7 +62,8 @@ class Opened:
         self.processes = group_of(options.comm, options.time_limit)
         self.distributed = options.comm is not None
         self._options, self._manifest = options, checked.manifest
-        self._prepared: dict[int | None, PreparedCall] = {}  # by number of the face
+        # by number of the face, and extents that only a run knows
+        self._prepared: dict[tuple[int | None, tuple[int, ...]], PreparedCall] = {}
         self._face = Face(checked.manifest)
         self._launch = Launch(checked, options, self.processes)
         self._group = Following(self.processes, self.close)
@@ -234,7 +240,7 @@ class Opened:
     def _carry_out(self) -> None:
         while True:
             if self._job is not None and not self._job.broken and listens(self._job):
-                calls = [call.pointer if (call := self._prepared.get(number)) else ffi.NULL
+                calls = [call.pointer if (call := self._prepared.get((number, ()))) else ffi.NULL
                          for number in self._faces_by_number()]
                 if not self._job.follow(calls):
                     self._end_failed()
@@ -286,7 +292,8 @@ class Opened:
         return self._job, timeline.gather(self._job)
 
     def _call(self, face: Face, arguments: dict[str, Any]) -> Any:
-        call = self._prepared.get(face.number)
+        key = face.number, self._extents(face, arguments)
+        call = self._prepared.get(key)
         if call is not None and call.fits(self._job, arguments):
             held = call.take(arguments)
             if held is not None:
@@ -308,10 +315,21 @@ class Opened:
         returns = call.face.returns
         return None if returns is None else structure(returns, outputs)
 
+    def _extents(self, face: Face, arguments: dict[str, Any]) -> tuple[int, ...]:
+        """The extents of the dims that only a run knows, as arrays among the inputs say them: calls
+        of other extents are prepared apart. Led calls are prepared for one extent."""
+        if not face.dims or self._group.is_led:
+            return ()
+        shapes = (getattr(arguments.get(name), "shape", ()) for name, _ in face.dims)
+        return tuple(shape[d] if len(shape) > d else -1
+                     for shape, (_, d) in zip(shapes, face.dims))
+
     def _called(self, face: Face, arguments: dict[str, Any]) -> Any:
         """Run a call of whatever arguments; all processes agree on it."""
-        self._prepared.pop(face.number, None)
-        setup, _ = self._launch.agreed(lambda: self._prepare(face, dict(arguments)))
+        self._prepared.pop((face.number, self._extents(face, arguments)), None)
+        joined = self._joined(face, arguments)
+        setup, _ = self._launch.agreed(lambda: self._prepare(face, dict(arguments), joined))
+        self._copy_resized(setup)
         if self._job is not None and not self._launch.fits(setup):
             for value in self.arrays.values():
                 if isinstance(value, Distributed):
@@ -358,9 +376,9 @@ class Opened:
         except Exception:
             self._prepared.clear()
             return
-        if self._group.area is not area:
+        if self._group.area is not area or len(self._prepared) >= MOST_PREPARED:
             self._prepared.clear()
-        self._prepared[face.number] = call
+        self._prepared[face.number, self._extents(face, arguments)] = call
 
     def _end_failed(self) -> None:
         """A call has failed: its job is ended, and state is what it was before the call."""
@@ -373,6 +391,17 @@ class Opened:
     def _bring_state(self, job: Job) -> None:
         """Put the state that was copied into the memory of a new job."""
 
+    def _copy_resized(self, setup: Setup) -> None:
+        """Copy kept outputs out of the memory of the ranks whose shapes this setup changes."""
+        if self._job is None or self._job.setup.words == setup.words:
+            return
+        for reference in self._latest:
+            output = reference()
+            if output is not None and output.is_held():
+                declared = self._job.array(output.number)
+                if setup.shape(declared) != output.shape:
+                    output.copy_out()
+
     def _kept_now(self) -> list[tuple[Distributed, np.ndarray]]:
         """Return copies of the outputs that were kept, where the program itself can end a run."""
         rows = self._manifest["operations"]
@@ -381,8 +410,34 @@ class Opened:
         held = [output for reference in self._latest if (output := reference()) is not None]
         return [(output, output.copied()) for output in held if output.is_held()]
 
-    def _prepare(self, face: Face, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Sorts the arguments and checks them; returns what all processes must share."""
+    def _joined(self, face: Face, arguments: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of inputs of which each process gives its part: along named dims that
+        only a run knows, the extents of all parts together."""
+        manifest = self._manifest
+        dims = [s["name"] for s in manifest["scalars"] if "at_most" in s]
+        if not (self.distributed and dims):
+            return {}
+        known = [array["name"] for _, array in face.inputs]
+        met = self.processes.meet(lambda: {
+            name: value.part.shape for name, value in named.spread(arguments, known).items()
+            if isinstance(value, Local)})
+        axes = axis_sizes(manifest, self.processes.count, dict(self._options.mesh or {}))
+        mine: dict[str, tuple[int, ...]] = met[self.processes.number]
+        for _, array in face.inputs:
+            shape = list(mine.get(array["name"], ()))
+            for d, (e, entry) in enumerate(zip(array["shape"], array["layout"])):
+                if d < len(shape) and entry and e in dims:
+                    parts = [theirs[array["name"]][d] for theirs in met if array["name"] in theirs]
+                    ranks = math.prod(axes[name] for name in entry)
+                    shape[d] = sum(parts) * ranks // self.processes.count
+            mine |= {array["name"]: tuple(shape)} if shape else {}
+        return mine
+
+    def _prepare(
+        self, face: Face, arguments: dict[str, Any], joined: dict[str, tuple[int, ...]]
+    ) -> dict[str, Any]:
+        """Sorts the arguments and checks them; returns what all processes must share. joined: the
+        shapes of inputs of which this process gives a part."""
         self._check()
         manifest = self._manifest
         known, names = [array["name"] for _, array in face.inputs], face.scalars
@@ -398,7 +453,8 @@ class Opened:
                 )
         given = {name: value for name, value in arguments.items() if name in known}
         scalars = {k: v for k, v in arguments.items() if k not in known}
-        setup = self._launch.bound(face, scalars, given)
+        shapes = {k: joined.get(k) or shape_of(v) for k, v in given.items()}
+        setup = self._launch.bound(face, scalars, shapes)
         self.arrays = {
             array["name"]: fitting(array, setup.shape(array), given[array["name"]])
             for _, array in face.inputs
@@ -597,6 +653,13 @@ def copied(value: Any) -> Any:
     if isinstance(value, Local):
         return Local(value.part.copy(), value.offsets)
     return np.array(dtypes.as_numpy(value))
+
+
+def shape_of(value: Any) -> tuple[int, ...]:
+    """The shape of what is given for an input."""
+    if isinstance(value, Local):
+        return value.part.shape
+    return tuple(value.shape) if hasattr(value, "shape") else np.shape(value)
 
 
 def _is_limit(limit: object) -> bool:

@@ -36,7 +36,7 @@ class PreparedCall:
     number: int | None = None
 
     def __init__(self, job: Job, face: Face, arguments: dict[str, Any]) -> None:
-        self.job, self.version, self.face = job, job.version, face
+        self.job, self.face = job, face
         self.names = dict.fromkeys(arguments).keys()
         known = {array["name"]: (number, array) for number, array in face.inputs}
         self._trees: dict[str, set[str]] = {}
@@ -101,8 +101,7 @@ class PreparedCall:
 
     def fits(self, job: Job | None, arguments: dict[str, Any]) -> bool:
         """Return whether this job can be called so, with arguments of these names."""
-        return (job is self.job and self.version == self.job.version
-                and arguments.keys() == self.names)
+        return job is self.job and arguments.keys() == self.names
 
     def _hand(self, place: Any, value: np.ndarray) -> Any:
         """Hand an input over, at its place; return what must live until the run has begun."""
@@ -118,26 +117,30 @@ class PreparedCall:
         for array, dtype, shape, (place,) in self._inputs:
             value = arguments[array["name"]]
             if type(value) is not np.ndarray or value.dtype != dtype or value.shape != shape:
-                if isinstance(value, (Distributed, Local)):
+                if isinstance(value, (Distributed, Local)) or self.face.dims:
                     return None
                 value = fitting(array, shape, value)
             held.append(self._hand(place, value))
         numbers = [scalar_value(scalar, arguments[name]) for name, _, scalar in self._scalars]
-        loads = False
         for (name, k, scalar), number in zip(self._scalars, numbers):
             words: Any = self._floats if scalar["dtype"] == "float64" else self._words
-            if scalar["loads"] and words[k] != number:
-                loads = True
-                if name not in self._settable:
-                    return None
+            if scalar["loads"] and words[k] != number and name not in self._settable:
+                return None
             words[k] = number
-        return held if not loads or self._load() else None
+        return held if self._is_loaded() or self._load() else None
+
+    def _is_loaded(self) -> bool:
+        """Whether the job has evaluated what depends on scalars with those of this call."""
+        now, mine = self.job.setup.words, self._words
+        for k in self.job.loads:
+            if now[k] != mine[k]:
+                return False
+        return True
 
     def _load(self) -> bool:
         """Have the loaded job evaluate again what depends on scalars; return whether it can."""
         if not self.job.set_words(self._words):
             return False
-        self.version = self.job.version
         self.job.setup = self.job.setup.with_words(list(self._words))
         return True
 

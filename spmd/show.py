@@ -124,6 +124,9 @@ def summary(image: reader.ImageFile) -> Iterator[str]:
     if words.patched:
         yield f"local       {words}: it runs on its own ranks only"
     yield f"mesh        ({', '.join(map(axis_text, m['mesh']))}), sizes bound at launch"
+    for s in m["scalars"]:
+        if "at_most" in s:
+            yield f"dim         {s['name']}: 0 to {s['at_most']} elements, as inputs have them"
     yield from _entry_rows(m) if m["entries"] else _face_rows(m, Face(m))
     for c in m["conditions"]:
         yield f"condition   {c['text']}  ({c['place']})"

@@ -106,7 +106,7 @@ LIGHT = (
     "codegen.errors", "codegen.image.conditions", "codegen.image.manifest",
     "codegen.image.schema", "codegen.image.target",
     "codegen.places", "codegen.progress", "codegen.suggest", "codegen.symbolic.meaning",
-    "codegen.user.named", "codegen.verify.exchange_table",
+    "codegen.user.given_extents", "codegen.user.named", "codegen.verify.exchange_table",
 )
 
 # A grammar stands on one page, in the docstring of its module.

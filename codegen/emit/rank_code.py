@@ -42,7 +42,7 @@ class Places:
             return f"r->at_load[{self.entry(s)}]"
         if s in self.counters:
             return f"r->counter[{self.counter(s)}]"
-        if s.kind == "scalar":
+        if s.kind in ("scalar", "extent"):
             return f"{world}->scalar[SCALAR_{identifier(s.name)}]"
         for axis in self.mesh.axes:
             if s == axis.coord_sym:

@@ -18,6 +18,7 @@ from codegen.mesh import LayoutEntry
 from codegen.ops import Fourier, Kernel, MatMul
 from codegen.ops.transforms import FACTOR, FOUR_STEPS
 from codegen.symbolic import expr
+from codegen.symbolic.estimate import largest
 from codegen.symbolic.expr import Expr
 
 LARGE = 1 << 20  # bytes that a rank then has, on however many ranks
@@ -50,6 +51,7 @@ def too_much(traffic: Traffic) -> bool:
 
 def most_bytes(size: Expr) -> int:
     """Bytes on 16 ranks along every axis; with extents that a scalar decides, of a million."""
+    size = largest(size)
     kinds = {s.name: s.kind for s in size.symbols()}
     return max(
         size.evaluate({name: 16 if kind == "size" else n for name, kind in kinds.items()})

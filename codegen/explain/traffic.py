@@ -17,7 +17,7 @@ from codegen.mesh import Mesh
 from codegen.ops import Exchange
 from codegen.ops.group import Bounds, Span, each
 from codegen.symbolic import block_laws, estimate, expr
-from codegen.symbolic.expr import Call, Expr, Sym
+from codegen.symbolic.expr import LAUNCH, Call, Expr, Sym
 
 _COMBINED = {"add": "partial sums", "mul": "partial products", "max": "maxima", "min": "minima"}
 
@@ -178,7 +178,7 @@ def _touched(e: Expr) -> Expr:
 
 def _gone(e: Expr) -> set[Sym]:
     """What nobody knows who asks: counters, and where a rank is."""
-    return {s for s in e.symbols() if s.kind not in ("size", "scalar")}
+    return {s for s in e.symbols() if s.kind not in LAUNCH}
 
 
 def _bound(e: Expr, sign: int) -> Expr:

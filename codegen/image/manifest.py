@@ -359,9 +359,13 @@ def patch(image: ImageFile, first: int, count: int, sizes: list[int], scalars: l
 def local_program(
     image: ImageFile, first: int, count: int, sizes: list[int], scalars: list[int]
 ) -> bytes:
-    """An image, or a local program of it, with other index words. Raises InputError."""
+    """An image, or a local program of it, with other index words. Raises InputError.
+
+    Extents of named dims are not patched in: each run takes them from its inputs.
+    """
     offset, size = image.sections[".spmd.index"]
-    words = index_words(1, first, count, sizes, scalars)
+    patched = [s.get("at_most", word) for s, word in zip(image.manifest["scalars"], scalars)]
+    words = index_words(1, first, count, sizes, patched)
     if len(words) != size:
         raise InputError("index words do not fit the image", expected=f"{size // 8} words",
                          found=f"{len(words) // 8}")
@@ -381,12 +385,15 @@ def scalar_value(scalar: dict[str, Any], value: Any) -> int | float:
     except (ValueError, TypeError, AttributeError, OverflowError):
         pass
     low, high = (0, 2) if flag else (-(1 << 63), 1 << 63)
+    if "at_most" in scalar:
+        low, high = 0, scalar["at_most"] + 1
     rounded = not flag and isinstance(number, float) and hasattr(value, "__index__") and (
         not getattr(value, "shape", ()) and value.__index__() != number)
     if number is None or rounded or (whole and not low <= number < high):
         raise UsageError(
             f"scalar {scalar['name']} cannot be {value!r}",
-            expected="True or False" if flag else "an integer of 64 bits" if whole else
+            expected="True or False" if flag else f"0 to {high - 1}, the extent of a dim"
+            if "at_most" in scalar else "an integer of 64 bits" if whole else
             "an integer that a float does not round" if rounded else "a number",
             found=f"a {type(value).__name__}",
         )

@@ -14,6 +14,7 @@ from codegen.layouts import propagation
 from codegen.layouts.demands import Demands
 from codegen.mesh import Layout, LayoutEntry
 from codegen.ops import ShardMap
+from codegen.symbolic.estimate import largest
 
 
 def choose(graph: Module, auto: Sequence[str]) -> dict[str, Layout]:
@@ -39,19 +40,19 @@ def _anything_split(graph: Module) -> bool:
 
 def _spread(graph: Module, free: Sequence[Input]) -> dict[str, Layout]:
     """Where no layout is named at all: dims of the largest input over the axes, in order."""
-    known = [i for i in free if i.shape and all(e.is_const for e in i.shape)]
+    known = [i for i in free if i.shape and all(largest(e).is_const for e in i.shape)]
     if not known:
         return {}
-    largest = max(known, key=lambda i: i.value.type.dtype.size * _elements(i))
+    most = max(known, key=lambda i: i.value.type.dtype.size * _elements(i))
     axes: list[LayoutEntry] = [(a,) for a in graph.mesh.names]
-    entries = (axes + [()] * len(largest.shape))[: len(largest.shape)]
-    return {largest.name: tuple(entries)}
+    entries = (axes + [()] * len(most.shape))[: len(most.shape)]
+    return {most.name: tuple(entries)}
 
 
 def _elements(i: Input) -> int:
     total = 1
     for e in i.shape:
-        total *= e.value
+        total *= largest(e).value
     return total
 
 

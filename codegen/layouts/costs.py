@@ -18,6 +18,7 @@ from codegen.ir import Module, Op, Region, Shape, Value, free_counters, walk
 from codegen.mesh import Mesh
 from codegen.ops import Branch, Exchange, Fold, Loop, Move
 from codegen.ops.group import each
+from codegen.symbolic.estimate import largest
 from codegen.symbolic.expr import Expr, Sym
 
 OP = 3e-9  # seconds: what an op costs beside its elements
@@ -58,7 +59,7 @@ def gathering(ranks: int, amount: int) -> float:
 
 def bytes_of(value: Value) -> int | None:
     """All of an array; None where that is not known."""
-    shape = value.type.shape
+    shape = [largest(e) for e in value.type.shape]
     known = all(e.is_const for e in shape)
     return prod(e.value for e in shape) * value.type.dtype.size if known else None
 
@@ -84,7 +85,8 @@ class Costs:
                 isinstance(o.what, Exchange) or (o.regions and o.what.counts() in others)
                 for o in walk(Region((), (op,), ())))
         )
-        ranks = list(_ranks(program.mesh, sizes))
+        extents = {s.name: s.at_most for s in program.scalars if s.at_most is not None}
+        ranks = [extents | rank for rank in _ranks(program.mesh, sizes)]
         self.total = max(self.region(program.body.with_ops(looked_at), ranks))
 
     def region(self, region: Region, ranks: Sequence[Mapping[str, int]]) -> list[float]:

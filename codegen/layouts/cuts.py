@@ -23,7 +23,7 @@ from codegen.mesh import (
     local_offset,
 )
 from codegen.symbolic import expr
-from codegen.symbolic.expr import Expr, IntLike, Sym, const
+from codegen.symbolic.expr import LAUNCH, Expr, IntLike, Sym, const
 
 ZERO = const(0)
 
@@ -217,7 +217,7 @@ def near(
         if wanted == held or (wanted.period is not None and not held.axes):
             continue  # round a dim that nobody splits everybody reads itself
         one = wanted.given is None and wanted.axes == held.axes and len(held.axes) == 1
-        known = {s.kind for s in wanted.symbols()} <= {"size", "scalar"}  # once and for all
+        known = {s.kind for s in wanted.symbols()} <= LAUNCH  # once and for all
         if not one or not known or wanted.step != 1:
             return ()
         if wanted.period is not None and wanted.extent != held.extent:

@@ -441,7 +441,7 @@ class Update(Kind):
         waiting = None
         if rows:
             row = waiting_room(tuple(loop.extent for loop in loops[1:]), x.type.dtype)
-            gone = {s for s in row.symbols() if s.kind not in ("size", "scalar")}
+            gone = {s for s in row.symbols() if not s.lays_out}
             most = estimate.upper_bound(row, gone) if gone else row
             waiting = at.spare(f"{x.name}_rows", x.type.dtype, most * rows)
         at.add(Store(loops, into, target, node, place=op.place, rows=rows, waiting=waiting))

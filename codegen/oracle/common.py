@@ -25,6 +25,7 @@ from codegen.places import user_place
 from codegen.progress import Steps
 from codegen.symbolic import expr
 from codegen.symbolic.expr import as_expr
+from codegen.user.dims import BoundedDim
 from codegen.user.layout_trees import MeshName
 from codegen.user.numbers import element_type, owner_of, pace_spec, rounded
 from codegen.user.pytree import leaves, map_tree
@@ -55,6 +56,10 @@ class Common:
         self.frames: Mapping[str, Callable[[np.ndarray], Any]] = {}  # who takes what is saved
         # by id: the memory of arrays from outside of the program
         self.reachable: Callable[[], Container[int]] = tuple
+
+    def extent_of(self, dim: BoundedDim) -> int:
+        """The extent of a named dim, as the inputs of the run say."""
+        return dim.at_most
 
     # ---- the mesh --------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ import functools
 import inspect
 import itertools
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import ml_dtypes  # noqa: F401  so that NumPy knows the name bfloat16
@@ -33,7 +34,9 @@ from codegen.oracle.streams import EagerStream, declared
 from codegen.oracle.threads import Crew
 from codegen.places import put_place, user_place
 from codegen.user import held_inputs, named, spec
+from codegen.user.dims import BoundedDim, extent_of, fixed
 from codegen.user.eager_runs import running_eagerly
+from codegen.user.given_extents import GivenExtents
 from codegen.user.layout_trees import MeshName, spread
 from codegen.user.numbers import element_type, rounded
 from codegen.user.pytree import leaves, map_tree
@@ -60,7 +63,8 @@ def run(
     world = World(axes, {k: v for k, v in given.items() if k not in parameters}, graph, of,
                   prints)
     world.frames, world.reachable = frames or {}, outside
-    result = world.runs(lambda: function(**own), also=parameters)
+    result = named.renamed(lambda _, leaf: extent_of(leaf),
+                           world.runs(lambda: function(**own), also=parameters))
     return named.renamed(lambda _, leaf: None if leaf is None else whole(leaf), result)
 
 
@@ -101,6 +105,8 @@ class World(Common):
         self.given = given
         # by name of an input or a scalar: where it is declared, and as what
         self.declared: dict[str, tuple[Place | None, Said]] = {}
+        self.most: dict[str, int] = {}  # elements along named dims that only a run knows
+        self.extents = GivenExtents(self.most)
         self.shards = Shards(self)
         self.feeds: dict[str, EagerStream] = {}
         self.held: Mapping[str, Any] = {}  # states in the place of inputs, by name
@@ -158,8 +164,11 @@ class World(Common):
 
     def _input(self, name: str, what: spec.Spec, given: Any, default: Any) -> EagerArray:
         shape, layout, dtype = what.shape, what.layout, element_type(what.dtype)
-        extents = _extents(shape)
-        self._declare("input", name, shape=extents, dtype=dtype, layout=layout, default=default)
+        dims = _extents(shape)
+        self._declare("input", name, shape=dims, dtype=dtype, layout=layout, default=default)
+        if given is not None:
+            self._take(name, dims, np.shape(given))
+        extents = tuple(int(e) if isinstance(e, BoundedDim) else e for e in dims)
         if given is not None:
             array = dtypes.as_numpy(given)
             if array.shape != extents:
@@ -176,6 +185,24 @@ class World(Common):
             if not array.ndim and array.dtype.kind in "iuf":
                 rounded(array.item(), dtype)  # of a NaN NumPy makes an integer
         return self.made(np.broadcast_to(array, extents).astype(what.dtype), layout)
+
+    def _take(self, name: str, dims: Sequence[Any], shape: Sequence[int]) -> None:
+        """What a given input says of the dims that only a run knows."""
+        for dim in dims:
+            if isinstance(dim, BoundedDim):
+                self.most[dim.name] = dim.at_most
+        self.extents.take(name, [getattr(dim, "name", None) for dim in dims], shape)
+
+    def extent_of(self, dim: BoundedDim) -> int:
+        """As the inputs say that have been declared, or else those that are declared later; where
+        none of them is given, the most."""
+        found = self.extents.values()
+        if dim.name not in found:
+            with suppress(SpmdError):  # of a program that does not build
+                module = self.graph()
+                given = named.spread(self.given, [i.name for i in module.inputs])
+                found = interpret.extents_given(module, given)
+        return found.get(dim.name, dim.at_most)
 
     def feed(self, name: str = "feed", /, **fields: Any) -> EagerStream:
         self._declare("feed", f"feed {name}", **{"list of fields": tuple(fields)}, **{
@@ -226,7 +253,7 @@ class World(Common):
 
     def captured(self, function: Callable[[], Any]) -> list[EagerArray]:
         """The arrays of a dict that a function returns, which is captured and interpreted."""
-        with running_eagerly(None):
+        with running_eagerly(None), fixed(self.extent_of):
             module = self.of(function)
         found = interpret.run(module, self.axes)
         return [self.made(found[o.name], as_written(o.layout)) for o in module.outputs]

@@ -47,7 +47,9 @@ from codegen.oracle.common import rank_prefix, value_text
 from codegen.oracle.grid import Box, Grid, join
 from codegen.printed import joined
 from codegen.progress import ERROR, OPEN
+from codegen.symbolic import expr
 from codegen.symbolic.expr import IntLike, Sym, as_expr
+from codegen.user.given_extents import GivenExtents
 from codegen.user.whole_batches import Batches, streams_of
 
 # Kinds that are more than their result in NumPy.
@@ -87,7 +89,8 @@ def run(
     Raises MatchingError where ranks wait for each other at different ops or replicas differ,
     InputError, MeshError and UsageError for what does not fit the program.
     """
-    world = _World(module, sizes, scalars or {}, [] if prints is None else prints)
+    scalars = {**extents_given(module, inputs or {}), **(scalars or {})}
+    world = _World(module, sizes, scalars, [] if prints is None else prints)
     world.streams = streams_of(feeds, {f.name: world.fields(f) for f in module.feeds})
     world.sent = [] if sent is None else sent
     with np.errstate(all="ignore"):
@@ -494,6 +497,17 @@ def _sizes(module: Module, sizes: Mapping[str, int]) -> dict[str, int]:
                             expected=str(axis.fixed or "a positive number"))
         out[axis.name] = n
     return out
+
+
+def extents_given(module: Module, given: Mapping[str, Any]) -> dict[str, int]:
+    """The extents of named dims that inputs say."""
+    dims = {expr.symbol(s.sym): s.name for s in module.scalars
+            if s.at_most is not None and s.sym is not None}
+    found = GivenExtents({s.name: s.at_most for s in module.scalars if s.at_most is not None})
+    for i in module.inputs:
+        if i.name in given:
+            found.take(i.name, [dims.get(e) for e in i.shape], np.shape(given[i.name]))
+    return found.values()
 
 
 def _scalars(module: Module, given: Mapping[str, int | float]) -> dict[str, int | float]:

@@ -20,6 +20,7 @@ from codegen.oracle.local import EagerArray, local, received
 from codegen.oracle.threads import Combine, Crew, ExchangeCall
 from codegen.places import user_place
 from codegen.user import whole_batches
+from codegen.user.dims import BoundedDim
 from codegen.user.half_types import half_type_of, narrowed, widened
 from codegen.user.pytree import map_tree
 from codegen.user.signatures import check_call
@@ -133,9 +134,13 @@ class EagerRank(Common):
     def __init__(self, common: Common, shards: Shards, crew: Crew, index: int) -> None:
         super().__init__(common.axes, common.prints)
         self.reachable = common.reachable
+        self.common = common
         self.shards = shards
         self.crew = crew
         self.index_: int = index
+
+    def extent_of(self, dim: BoundedDim) -> int:
+        return self.common.extent_of(dim)
 
     def axis_index(self, axis: Axes = None) -> int:
         return self.shards.position(self.index_, self.names(axis))

@@ -13,7 +13,8 @@ from codegen.oracle.ranks import EagerRank
 from codegen.oracle.threads import Combine, ExchangeCall
 from codegen.places import user_place
 from codegen.user import eager_runs, whole_batches
-from codegen.user.layout_trees import Dim, MeshName
+from codegen.user.dims import Dim
+from codegen.user.layout_trees import MeshName
 from codegen.user.numbers import element_type
 from codegen.user.spec import Spec
 from codegen.user.whole_batches import Batches

@@ -38,7 +38,7 @@ from codegen.plan.steps import (
     walk_works,
 )
 from codegen.symbolic import expr
-from codegen.symbolic.expr import Expr, Sym
+from codegen.symbolic.expr import LAUNCH, Expr, Sym
 
 
 def check_plan(plan: Plan) -> Plan:
@@ -51,7 +51,7 @@ def check_plan(plan: Plan) -> Plan:
     )
     for b in plan.buffers:
         _rule(
-            all(s.kind in ("size", "scalar") for s in b.capacity.symbols()),
+            all(s.lays_out for s in b.capacity.symbols()),
             None,
             f"the capacity of buffer {b.name} mentions axis sizes and scalars only",
         )
@@ -102,7 +102,7 @@ def check_finished(plan: Plan) -> Plan:
     known: set[Sym] = set()
     for entry, e in plan.at_load.items():
         outside = {s for s in e.symbols() - known
-                   if s in plan.at_load or s.kind not in ("coord", "size", "scalar")}
+                   if s in plan.at_load or s.kind not in {"coord", *LAUNCH}}
         _rule(not outside, None, f"{entry.name} follows from the index and entries before it")
         known.add(entry)
     for step in walk_steps(plan.steps):

@@ -384,7 +384,7 @@ def _ring(group: Sequence[_Member], number: int) -> _Ring | None:
     m, a = found[0]
     if not a.writes or any(x.row != a.row for _, x in found):
         return None
-    if any(s.kind not in ("size", "scalar") for s in a.row.symbols()):
+    if not all(s.lays_out for s in a.row.symbols()):
         return None  # a capacity is said in these alone
     ring = _Ring(a.buffer, a.row, m.at(a) - a.row * m.behind, 0)
     ahead: list[int] = []

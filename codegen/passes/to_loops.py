@@ -24,7 +24,7 @@ from codegen.plan.indexing import loop_vars, positions, ravel
 from codegen.plan.loops import Act, Do, Loops
 from codegen.plan.steps import memory_read
 from codegen.symbolic import expr
-from codegen.symbolic.expr import Expr, Sym
+from codegen.symbolic.expr import LAUNCH, Expr, Sym
 from codegen.variance import Variance, analysed, turns_apart
 
 
@@ -82,7 +82,7 @@ class Maker(Resolver):
     def is_everywhere(self, value: Value) -> bool:
         """Whether all ranks have the same, on every mesh of the same extents."""
         return not self.variance.values([value]) and all(
-            s.kind in ("size", "scalar") for e in value.type.shape for s in e.symbols())
+            s.kind in LAUNCH for e in value.type.shape for s in e.symbols())
 
     def add(self, act: Act) -> None:
         self.acts.append(act)

@@ -17,7 +17,7 @@ LONGEST_AXIS = 2**20  # ranks along an axis for which bounds are looked at
 def most(e: Expr) -> int:
     """The most that it may be, and at least 1; UNKNOWN where that is not known."""
     inside = with_bounds(e.symbols())
-    bound = upper_bound(e, (s for s in inside if s.kind not in ("size", "scalar")))
+    bound = upper_bound(e, (s for s in inside if not s.lays_out))
     sizes = [s for s in bound.symbols() if s.kind == "size"]
     ends = [bound.subst({s: expr.const(n) for s in sizes}) for n in (1, LONGEST_AXIS)]
     return max(1, *(end.value for end in ends)) if all(end.is_const for end in ends) else UNKNOWN

@@ -90,9 +90,9 @@ def capacity(value: Value) -> Expr:
 
 
 def bounded(e: Expr) -> Expr:
-    """The most that it is on any rank at any time: no coordinate, counter or variable is left."""
+    """The most that it is on any rank at any time: what memory is not laid out by is gone."""
     # a counter's bound may name the counter of the loop around it
-    while gone := {s for s in e.symbols() if s.kind not in ("size", "scalar")}:
+    while gone := {s for s in e.symbols() if not s.lays_out}:
         e = estimate.upper_bound(e, gone)
     return e
 

@@ -87,6 +87,11 @@ def upper_bound(e: Expr, eliminate: Iterable[Sym]) -> Expr:
     return _bound(e, frozenset(eliminate), 1)
 
 
+def largest(e: Expr) -> Expr:
+    """An Expr >= e for all extents of named dims that only a run knows, without them."""
+    return upper_bound(e, [s for s in e.symbols() if s.kind == "extent"]) if e.has_extents else e
+
+
 def lower_bound(e: Expr, eliminate: Iterable[Sym]) -> Expr:
     """An Expr <= e for all values of the symbols to eliminate; see upper_bound."""
     return _bound(e, frozenset(eliminate), -1)
@@ -139,18 +144,19 @@ def _reach(e: Expr, away: frozenset[Sym], sign: int, splits: int) -> Expr:
 def _block(e: Expr, away: frozenset[Sym], sign: int) -> Expr | None:
     """A bound of e that is made of the longest or the shortest block instead of one."""
     for call, slope, rest in block_laws.extents(e):
-        k, *dim = call.args
-        if not k.symbols() & away or any(a.symbols() & away for a in dim):
+        k, extent, blocks = call.args
+        if not (k.symbols() | extent.symbols()) & away or blocks.symbols() & away:
             continue
-        if not all(map(expr.nonneg, dim)):
+        if not (expr.nonneg(extent) and expr.nonneg(blocks)):
             continue
         if expr.nonneg(slope):
-            sign_k = -sign
+            upwards = sign
         elif expr.nonneg(-slope):
-            sign_k = sign
+            upwards = -sign
         else:
             return block_laws.opened(e)
-        k = _reach(k, away, sign_k, 4)  # extents fall with k
+        k = _reach(k, away, -upwards, 4)  # extents fall with k, and rise with that of the dim
+        dim = _reach(extent, away, upwards, 4), blocks
         return slope * (expr.begin(k + 1, *dim) - expr.begin(k, *dim)) + rest
     return None
 
@@ -202,10 +208,10 @@ def _atom_bound(atom: Atom, away: frozenset[Sym], sign: int) -> Expr:
     if atom.op in TRUTH:
         return _truth_bound(atom, away, sign)
     if atom.op == "begin":
-        k, *dim = atom.args
-        if any(a.symbols() & away for a in dim) or not all(map(expr.nonneg, dim)):
+        k, extent, blocks = atom.args
+        if blocks.symbols() & away or not (expr.nonneg(extent) and expr.nonneg(blocks)):
             return _reach(block_laws.opened(expr.from_atom(atom)), away, sign, 4)
-        return expr.begin(_reach(k, away, sign, 4), *dim)
+        return expr.begin(_reach(k, away, sign, 4), _reach(extent, away, sign, 4), blocks)
     x, y = atom.args
     if atom.op in ("min", "max"):
         return _extreme_bound(atom, away, sign)

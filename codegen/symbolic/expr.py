@@ -22,6 +22,7 @@ from codegen.symbolic.meaning import OPERATIONS
 from codegen.symbolic.spelling import function, to_json
 from codegen.symbolic.terms import (
     CONSTRUCT,
+    LAUNCH,
     ONE,
     POWERS,
     ZERO,
@@ -43,10 +44,11 @@ from codegen.symbolic.terms import (
 )
 
 __all__ = [
-    "Atom", "Call", "Expr", "IntLike", "Monomial", "POWERS", "Sym", "and_", "as_expr", "begin",
-    "calls", "const", "eq", "eq0", "equal", "floordiv", "from_atom", "from_monomial", "function",
-    "ge", "ge0", "gt", "le", "least", "linear_in", "lt", "maximum", "minimum", "mod", "most", "ne",
-    "nonneg", "not_", "or_", "product", "replace", "select", "symbol", "to_json",
+    "Atom", "Call", "Expr", "IntLike", "LAUNCH", "Monomial", "POWERS", "Sym", "and_", "as_expr",
+    "begin", "calls", "const", "eq", "eq0", "equal", "floordiv", "from_atom", "from_monomial",
+    "function", "ge", "ge0", "gt", "le", "least", "linear_in", "lt", "maximum", "minimum",
+    "mod", "most", "ne", "nonneg", "not_", "or_", "product", "replace", "select", "symbol",
+    "to_json",
 ]
 
 

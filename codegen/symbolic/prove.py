@@ -14,7 +14,7 @@ from typing import Literal
 
 from codegen.symbolic import expr, partners
 from codegen.symbolic.estimate import root
-from codegen.symbolic.expr import Call, Expr, Sym, const, symbol
+from codegen.symbolic.expr import LAUNCH, Call, Expr, Sym, const, symbol
 from codegen.symbolic.facts import LIMIT, Facts, Values, environments, tried
 from codegen.symbolic.terms import TRUTH
 
@@ -322,7 +322,7 @@ def _prove_injective(to: Expr, sends: Expr, var: Sym, size: Expr) -> Expr | None
     for (a_lo, a_hi), (b_lo, b_hi) in itertools.combinations(images, 2):
         if not (expr.nonneg(b_lo - a_hi - 1) or expr.nonneg(a_lo - b_hi - 1)):
             return None
-    if any(s.kind not in ("size", "scalar") for s in condition.symbols()):
+    if any(s.kind not in LAUNCH for s in condition.symbols()):
         return None
     return condition
 

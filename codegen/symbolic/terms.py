@@ -23,7 +23,9 @@ CONSTRUCT: dict[str, Callable[..., Expr]] = {}
 SPELL: dict[str, Callable[..., Any]] = {}
 
 TRUTH = ("ge0", "eq0")
-KINDS = ("var", "counter", "coord", "scalar", "size")  # of symbols, what moves most first
+# of symbols, what moves most first; and those that a launch binds
+KINDS = ("var", "counter", "coord", "extent", "scalar", "size")
+LAUNCH = frozenset(("extent", "scalar", "size"))
 POWERS = 1 << 62  # what divides it is a power of two
 
 
@@ -34,7 +36,8 @@ class Sym:
     Equal by name and what is known: what was proved of one must not be believed of another.
 
     kind: coord (position on a mesh axis), size (ranks along an axis), scalar (bound at launch),
-    counter (of a loop), var (bound by whoever made it: a loop nest's variable, a peer).
+    extent (of a named dim, bound by a run's inputs; memory is laid out for the most), counter (of a
+    loop), var (bound by whoever made it: a loop nest's variable, a peer).
     """
 
     name: str
@@ -86,6 +89,11 @@ class Sym:
     def positive(self) -> bool:
         """At least 1, as its own bound says."""
         return self.least is not None and self.least >= 1
+
+    @property
+    def lays_out(self) -> bool:
+        """Whether memory is laid out by it: where it changes, memory may lie elsewhere."""
+        return self.kind in ("size", "scalar")
 
     def within(self, values: Mapping[str, int]) -> tuple[int | None, int | None]:
         """Its bounds, where others have these values."""
@@ -213,6 +221,11 @@ class Expr:
     @cached_property
     def _symbols(self) -> frozenset[Sym]:
         return frozenset(a for a in self.deep if isinstance(a, Sym))
+
+    @cached_property
+    def has_extents(self) -> bool:
+        """Whether it depends on the extent of a named dim that only a run knows."""
+        return any(s.kind == "extent" for s in self._symbols)
 
     def symbols(self) -> set[Sym]:
         """Every symbol anywhere in the expression (bounds of symbols not included)."""

@@ -42,8 +42,9 @@ from codegen.trace.functions_as_entries import entity
 from codegen.trace.kernel_call import Kernel
 from codegen.trace.program import Program, parse_parameter
 from codegen.trace.ranks import mapping
+from codegen.user.dims import Dim
 from codegen.user.entry_methods import entry
-from codegen.user.layout_trees import Dim, replicated
+from codegen.user.layout_trees import replicated
 from codegen.user.signatures import check_call
 from codegen.user.spec import spec
 from codegen.user.windows import Start

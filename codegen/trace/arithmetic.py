@@ -151,7 +151,7 @@ class NumberMethods:
     def __rpow__(self: Any, other: object) -> Any:
         if type(other) is int and other == 2 and expr.nonneg(self.expr):
             context = Context.current()
-            computed = {s.kind for s in self.expr.symbols()} <= {"counter", "scalar"}
+            computed = {s.kind for s in self.expr.symbols()} <= {"counter", "extent", "scalar"}
             if context is not None and context.selecting and not computed:
                 if (formula := power_of_two(self.expr)) is not None:
                     return number(formula)

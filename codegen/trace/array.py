@@ -30,6 +30,7 @@ from codegen.trace.context import Context, refuse_constant, refuse_constant_writ
 from codegen.trace.number import UNHASHED, Number, choose, no_text, number, where_asked
 from codegen.trace.numpy.refused import REMEDIES, SPARSE
 from codegen.trace.storage import Known, Storage
+from codegen.user.dims import BoundedDim, extent_of
 from codegen.user.numbers import element_type
 
 __all__ = ["Array", "Number", "as_array", "as_value", "cast_value", "choose", "element_type",
@@ -43,8 +44,8 @@ def wrap(context: Context, value: Value, weak: bool = False, scalar: bool | None
 
 
 def is_traced(x: object) -> bool:
-    """Whether x is known only at run time: an Array or a Number."""
-    return isinstance(x, Number) or (isinstance(x, Array) and not x.is_known)
+    """Whether x is known only at run time: an Array, a Number or the extent of a dim."""
+    return isinstance(x, (Number, BoundedDim)) or (isinstance(x, Array) and not x.is_known)
 
 
 def holds_traced(x: object) -> bool:
@@ -350,6 +351,7 @@ def unsupported(what: str, remedy: str = "") -> UnsupportedError:
 def as_value(context: Context, x: Any, dtype: Any = None) -> Value:
     """The value of an Array, Number, Python number, list or NumPy array; cast to dtype if given."""
     wanted = None if dtype is None else element_type(dtype)
+    x = extent_of(x)
     if isinstance(x, Array):
         value = x.read()
     elif isinstance(x, Number):

@@ -224,6 +224,11 @@ class _Recording:
         with context.standing_at(self.entity.place):
             value = as_value(context, x, wanted)
         t = value.type
+        if any(e.has_extents for e in t.shape):
+            raise ProgramError(
+                f"{path} has a dim whose extent only a run knows", place=self.entity.place,
+                expected="state of one shape in all calls", found=str(t),
+                remedy="the most elements, and a number that says how many of them count")
         layout: Layout = t.layout or ((),) * t.ndim
         origin = "given"
         if t.free or not t.ndim:
@@ -243,6 +248,7 @@ class _Recording:
         # what __init__ declares, entries may name in formulas
         context.entry = name
         context.own_scalars = {n: context.scalars[n].place for n in self.arms[0].scalars}
+        context.entry_runs = expr.eq(expr.symbol(self.entry_sym), len(self.arms))
         with context.block() as block:
             arm = _Arm(name, place, block)
             number = len(self.arms)
@@ -259,7 +265,7 @@ class _Recording:
         context.inputs.clear()
         context.said = {k: v for k, v in context.said.items() if k in said or k in context.scalars}
         arm.scalars = tuple(context.own_scalars)
-        context.entry = ""
+        context.entry, context.entry_runs = "", expr.const(1)
         self.arms.append(arm)
         mark.forget_later(context, f"call of {name}", place,
                           "bind it to an attribute of self: then it is state")

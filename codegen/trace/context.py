@@ -16,7 +16,8 @@ from weakref import WeakSet
 
 import numpy as np
 
-from codegen.errors import Place, ProgramError, TracedValueError, UnsupportedError
+from codegen.dtypes import INT64
+from codegen.errors import Place, ProgramError, TracedValueError, UnsupportedError, UsageError
 from codegen.fresh import Fresh
 from codegen.ir import (
     ArrayType,
@@ -82,6 +83,7 @@ class Context:
     """One capture. `current()` gives the innermost one of this thread; None outside any program."""
 
     _captures = _Captures()
+    entry_runs = expr.const(1)  # whether a call is one of the entry that is captured
     when_built = ""  # how users make a number known while building, where that is not usual
     reserved: frozenset[str] = frozenset()  # names of scalars, which loop variables leave free
     entry = ""  # whose code is captured, in a class that is a program
@@ -168,7 +170,10 @@ class Context:
             Context._captures.stack.pop()
 
     def hold(self, holds: Expr, text: str) -> None:
-        """Refuses launches for which a condition fails; the next capture makes use of it."""
+        """Refuses launches for which a condition fails; the next capture makes use of it. One of
+        an entry, of extents that all entries share, is asked of the calls of that entry alone."""
+        if holds.has_extents and self.entry_runs != 1:
+            holds = expr.or_(1 - self.entry_runs, holds)
         if holds != 1:
             self.conditions.append(Condition(holds, text, user_place()))
             self.learn(holds)
@@ -190,6 +195,26 @@ class Context:
             told = replace(now, **_told(axis, holds, self.mesh))
             if told != now:
                 self.learned[axis.name] = told
+
+    def dim(self, name: str, at_most: int) -> Sym:
+        """The extent of a named dim that only a run knows: a scalar that no run is given."""
+        known = self.scalars.get(name)
+        if known is not None and known.at_most == at_most:
+            assert known.sym is not None
+            return known.sym
+        taken = known or self.inputs.get(name)
+        if taken is not None or self.unique(name) != name:
+            found = (f"{name}, of a loop, of the mesh, or of the members of exchanges"
+                     if taken is None else
+                     f"{taken.place}: {name!r} is "
+                     f"{'an input' if known is None else _said_of(known)}")
+            raise UsageError(f"the dim {name!r} has the name of something else", found=found,
+                             place=user_place(), expected="a name that nothing before it has",
+                             remedy=f'spmd.Dim("{name}_rows", at_most={at_most})')
+        low, high = self.limits.get(name, (expr.const(0), expr.const(at_most)))
+        sym = Sym(name, "extent", low, high)
+        self.scalars[name] = Scalar(name, INT64, at_most, sym, user_place(), at_most)
+        return sym
 
     @property
     def in_every_launch(self) -> bool:
@@ -299,6 +324,10 @@ class Context:
             yield log
         finally:
             self.write_logs = [kept for kept in self.write_logs if kept is not log]
+
+
+def _said_of(scalar: Scalar) -> str:
+    return "a scalar" if scalar.at_most is None else f"a dim of at most {scalar.at_most}"
 
 
 def refuse_constant() -> None:

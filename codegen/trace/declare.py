@@ -27,7 +27,7 @@ from codegen.mesh import Layout, checked_text, local_offset
 from codegen.ops import Full, Iota, Map, Reshape, RunScalar
 from codegen.places import user_place
 from codegen.symbolic import expr
-from codegen.symbolic.expr import Expr, Sym
+from codegen.symbolic.expr import LAUNCH, Expr, Sym
 from codegen.trace import constants, known, view
 from codegen.trace.array import Array, Number, as_array, is_traced, local_shape, number, wrap
 from codegen.trace.context import Context, extent_unknown, require_context
@@ -78,6 +78,7 @@ def shape_of(shape: Any, what: str, scalars: bool = False) -> Shape:
         if e.is_const and e.value >= 2**62:
             raise ShapeError(f"{what}: this extent is too large", expected="less than 2**62",
                              found=str(e.value))
+        context = Context.current()
         kinds = {s.kind for s in e.symbols()}
         if not scalars and kinds & {"scalar", "counter"}:
             extent_unknown()
@@ -86,8 +87,7 @@ def shape_of(shape: Any, what: str, scalars: bool = False) -> Shape:
                 expected="a Python integer, or a formula of axis sizes", found=str(e),
                 remedy=_when_built("make it a parameter of the program, which is set at build"),
             )
-        context = Context.current()
-        if kinds <= {"size", "scalar"} and context is not None and context.in_every_launch:
+        if kinds <= LAUNCH and context is not None and context.in_every_launch:
             context.hold(expr.ge0(e), f"the extent {e} is not negative")
         out.append(e)
     return tuple(out)
@@ -128,6 +128,8 @@ def scalar(name: str, default: Any = None, dtype: Any = None) -> Any:
         sym = Sym(_own_name(context, name), "scalar", low, high) if plain_int else None
         held = default if default is None else _held(default, plain_int)
         known = context.scalars[name] = Scalar(name, element, held, sym, here)
+    elif known.at_most is not None:
+        raise declared_twice(name, "scalar", known.place, here)
     else:  # entries of a class may declare one scalar alike
         before = context.own_scalars.get(name, here)
         check_same(name, "scalar", (before, context.said[name]), (here, said))
@@ -248,8 +250,9 @@ def input_(
 ) -> Any:
     """An array that is given when the image runs: `-i u=u.npy`, or `image.run(u=array)`.
 
-    - shape: of the whole array. Extents are integers, named dims (spmd.Dim), or formulas in axis
-      sizes. Or a tree: dicts, lists, tuples and dataclasses of spmd.spec(shape, dtype, layout).
+    - shape: of the whole array. Extents are integers, named dims (spmd.Dim; with at_most= each run
+      says their extent), or formulas in axis sizes. Or a tree: dicts, lists, tuples and dataclasses
+      of spmd.spec(shape, dtype, layout).
     - dtype: float64 unless you say otherwise.
     - layout: for each dim the mesh axis that splits it, a tuple of axes, or None. Left out, it
       follows from the arrays that the input meets.
@@ -313,6 +316,8 @@ def _one_input(
                            expected="inputs declared in the program, outside shard_map",
                            remedy="pass the input to the function as an argument")
     extents = shape_of(shape, f'input "{name}"')
+    if name in context.scalars:  # its own dim
+        raise declared_twice(name, "input", context.scalars[name].place, user_place())
     element = element_type(dtype)
     given, layout = layout, by_rules(context, shape, layout)
     chosen = layout_of(context, layout, len(extents), f'input "{name}"')
@@ -445,10 +450,26 @@ def _from_array(context: Context, name: str, default: Any, extents: Shape, layou
         return as_array(data)
     shape = tuple(expr.const(n) for n in data.shape)
     if shape != extents:
+        bounded = any(e.has_extents for e in extents)
         raise ShapeError(f'the default of input "{name}" has another shape',
                          expected=elementwise.shape_text(extents),
-                         found=elementwise.shape_text(shape))
+                         found=elementwise.shape_text(shape),
+                         remedy="a function of the indices, which is asked for as many as there "
+                         "are: default=lambda i: table[i]" if bounded else "")
     return mapping.shard_of_constant(context, data, layout)
+
+
+def check_dims(context: Context) -> None:
+    """Raises ProgramError where nothing says to a run how many elements a named dim has."""
+    said = {e for i in context.inputs.values() for e in i.shape}
+    for dim in context.scalars.values():
+        if dim.at_most is not None and dim.sym is not None and expr.symbol(dim.sym) not in said:
+            raise ProgramError(
+                f'no input has the dim "{dim.name}", whose extent only a run knows',
+                place=dim.place, expected="an input with the dim itself in its shape",
+                found=", ".join(f"{i.name}: {elementwise.shape_text(i.shape)}"
+                                for i in context.inputs.values()) or "no inputs",
+                remedy=f'spmd.Dim("{dim.name}", {dim.at_most}), which has one extent in all runs')
 
 
 # ---- conditions and meshes -------------------------------------------------------------------

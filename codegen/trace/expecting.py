@@ -19,7 +19,7 @@ from codegen.ir import Shape, Value
 from codegen.ops import POSITION, Expect, Map
 from codegen.progress import ARRAY, FIELD
 from codegen.symbolic import expr
-from codegen.symbolic.expr import Expr
+from codegen.symbolic.expr import LAUNCH, Expr
 from codegen.trace import traced_text
 from codegen.trace.array import as_array, as_value, is_traced
 from codegen.trace.constants import broadcast_value
@@ -129,7 +129,7 @@ def nonzero(divisor: Any) -> None:
                            found=f"{divisor!r}")
     if e is None or expr.nonneg(e - 1) or expr.nonneg(-e - 1):
         return
-    if {s.kind for s in e.symbols()} <= {"size", "scalar"} and context.in_every_launch:
+    if {s.kind for s in e.symbols()} <= LAUNCH and context.in_every_launch:
         context.hold(expr.ne(e, 0), f"the divisor {e} is not 0")
     elif "bounds" in context.checks and not context.selecting:
         context.remember(("nonzero", e), lambda: _nonzero(context, e))
@@ -141,6 +141,31 @@ def _nonzero(context: Context, e: Expr) -> bool:
     expect(context, holds, f"division by zero: {e} is 0\n  expected: a divisor that is not 0\n"
            "  try:      a // b if b != 0 else 0", check="bounds")
     return True
+
+
+def at_least(least: int, extent: Expr, what: str) -> None:
+    """Of an operation that has no result for fewer elements along its axis, where only a run knows
+    how many there are: launches with fewer are refused; where the operation may not run at all,
+    it ends the run."""
+    context = require_context(what)
+    if not extent.has_extents or context.rank_view or expr.nonneg(extent - least):
+        return
+    holds, text = expr.ge(extent, least), f"{what} needs {least} or more elements along its axis"
+    if context.in_every_launch:
+        context.hold(holds, f"{text}: {extent} >= {least}")
+    elif not context.selecting:
+        context.remember(("at least", holds), lambda: _at_least(context, holds, text, extent))
+
+
+def _at_least(context: Context, holds: Expr, text: str, extent: Expr) -> bool:
+    expect(context, as_value(context, number(holds, True), dtypes.BOOL), text,
+           f"\n  expected: {extent} of at least that\n  found:    ", index_value(context, extent))
+    return True
+
+
+def may_be_empty(extent: Expr) -> bool:
+    """Whether only a run knows if there are elements."""
+    return extent.has_extents and not expr.nonneg(extent - 1)
 
 
 def held_by(x: Any, dtype: DType) -> bool:
@@ -158,7 +183,7 @@ def hold_in(x: Any, dtype: DType) -> None:
     if held_by(x, dtype):
         return
     low, high = int(info.min), None if info.max >= 2**63 - 1 else int(info.max)
-    if {s.kind for s in e.symbols()} <= {"size", "scalar"} and context.in_every_launch:
+    if {s.kind for s in e.symbols()} <= LAUNCH and context.in_every_launch:
         limits = [(e - low, f"{e} >= {low}")]
         limits += [] if high is None else [(-e + high, f"{e} <= {high}")]
         for least, text in limits:

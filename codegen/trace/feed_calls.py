@@ -194,6 +194,11 @@ def feed(name: str = "feed", /, **fields: Any) -> Stream:
 def _field(context: Context, feed: str, name: str, what: Spec) -> ArrayType:
     called = f'field "{name}" of feed "{feed}"'
     extents = shape_of(what.shape, called)
+    if any(e.has_extents for e in extents):
+        raise ShapeError(f"{called} has a dim whose extent only a run knows",
+                         expected="an extent that is known while building: all batches of a feed "
+                         "have it", found=str(what.shape),
+                         remedy="spmd.Dim(name, extent); the field mask says which rows count")
     spec = by_rules(context, what.shape, what.layout)
     layout: Layout = layout_of(context, spec, len(extents), called)
     if spec is None and extents:

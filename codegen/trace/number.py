@@ -15,8 +15,9 @@ import numpy as np
 from codegen.errors import TracedValueError
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
-from codegen.trace.context import refuse_constant
+from codegen.trace.context import Context, refuse_constant, require_context
 from codegen.trace.control.conversion import why_unconverted
+from codegen.user import dims
 
 # For who makes a text of what only the run knows.
 TEXT_REMEDY = (
@@ -57,12 +58,12 @@ def is_strong(x: object) -> bool:
 
 
 def expr_of(x: object) -> Expr | None:
-    """The Expr of a Number or of a Python or NumPy integer; None for anything else."""
+    """The Expr of a Number, a named dim, or a Python or NumPy integer; None for anything else."""
     if isinstance(x, Number):
         return x.expr
     if isinstance(x, (bool, int, np.bool_, np.integer)):
         return expr.const(int(x))
-    return None
+    return expr_of(x.extent()) if isinstance(x, dims.BoundedDim) else None
 
 
 DEEPEST = 10  # operations in each other in one formula: beyond it a number is computed step by step
@@ -177,6 +178,32 @@ class Number(NumberMethods):
             found="a number that depends on the index, the mesh, a scalar or a loop counter" +
             where_asked(needed), remedy=remedy,
         )
+
+
+class DimNumber(Number):
+    """The extent of a named dim that only a run knows: the symbol of whichever capture asks, so
+    that an object may keep it from one capture to the next."""
+
+    __slots__ = ("at_most", "name")
+
+    def __init__(self, name: str, at_most: int) -> None:
+        self.name, self.at_most = name, at_most
+        self.truth = self.strong = False
+
+    @property
+    def expr(self) -> Expr:  # type: ignore[override]
+        return expr.symbol(require_context("a dim").dim(self.name, self.at_most))
+
+
+def _dim(name: str, at_most: int) -> DimNumber | None:
+    if Context.current() is None:
+        return None
+    made = DimNumber(name, at_most)
+    assert made.expr is not None  # it is declared here
+    return made
+
+
+dims.SYMBOLIC.append(_dim)
 
 
 def where_asked(needed: str) -> str:

@@ -44,6 +44,7 @@ from codegen.trace.control.letting import Bounds, bounds_of
 from codegen.trace.control.outside import Outside
 from codegen.trace.control.returned import outputs_of
 from codegen.trace.control.settled import Inner
+from codegen.trace.declare import check_dims
 from codegen.trace.derive.needed import kept_by, opened, pruned
 from codegen.trace.feed_calls import check_feeds
 from codegen.trace.save_calls import check_saves
@@ -314,6 +315,7 @@ class Program:
                 raise
             outputs, returns = returned()
         self._check_rules(context)
+        check_dims(context)
         body = context.blocks[0].close([o.value for o in outputs])
         if context.differentiated:
             body = pruned(opened(body))

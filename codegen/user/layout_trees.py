@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from codegen.errors import LayoutError, UsageError
-from codegen.places import user_place
+from codegen.errors import LayoutError
 from codegen.user import pytree
 
 
@@ -21,28 +20,6 @@ class _Replicated:
 
 
 replicated = _Replicated()
-
-
-class Dim(int):
-    """An extent with a name, of which a program's layout rules speak: `spmd.Dim("batch", 64)`.
-
-    It stands in a shape instead of the integer. UsageError for a name that is no text, or an extent
-    that is no integer.
-    """
-
-    name: str
-
-    def __new__(cls, name: str, extent: int) -> Dim:
-        if not isinstance(name, str) or int(extent) < 0:
-            raise UsageError("a named dim has a name and an extent", place=user_place(),
-                             expected='spmd.Dim("batch", 64)',
-                             found=f"Dim({name!r}, {extent!r})")
-        self = super().__new__(cls, extent)
-        self.name = name
-        return self
-
-    def __repr__(self) -> str:
-        return f'Dim("{self.name}", {int(self)})'
 
 
 @dataclass(frozen=True)

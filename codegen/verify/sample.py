@@ -52,11 +52,12 @@ def sample(plan: Plan, table: ExchangeTable) -> Iterator[Values]:
     scalars = {s.sym: s.default for s in plan.scalars if s.sym is not None}
     numbers = [sym for sym in (*scalars, *lets) if sym.name in used and sym.name != ENTRY]
     entries = [{ENTRY: k} for k in range(len(plan.entries))] if ENTRY in used else [{}]
+    bounded = any(s.at_most is not None and s.name in used for s in plan.scalars)
     accepted = tried = 0
     for sizes in _meshes(plan):
         if accepted >= ACCEPTED and prod(sizes[a.size_name] for a in plan.mesh.axes) > ALL_UP_TO:
             return
-        for turn in range(2 if numbers else 1):
+        for turn in range(1 + bool(numbers) + 2 * bounded):
             values = {**sizes, **{s.name: d for s, d in scalars.items() if isinstance(d, int)}}
             for k, sym in enumerate(numbers):
                 if turn or sym.name not in values:

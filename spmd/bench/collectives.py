@@ -133,7 +133,7 @@ class Bench:
         checked = self.processes.together(lambda: loader.check(data), shared=False)
         launch = Launch(checked, self.options, self.processes)
         setup, _ = launch.agreed(
-            lambda: launch.mine(launch.bound(launch.face, {"turns": turns}, ()), {}))
+            lambda: launch.mine(launch.bound(launch.face, {"turns": turns}, {}), {}))
         if limits is not None:
             setup.hosts.limits = limits
         return launch.loaded(setup, lambda _: None)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from codegen.errors import SpmdError
 from codegen.image.manifest import ENTRY
 from spmd import report
-from spmd.arguments import check_given, patched_in, scalars_of
+from spmd.arguments import check_given, extents_of, patched_in, scalars_of
 from spmd.faces import Face
 from spmd.launch.hosts import agree, mine
 from spmd.launch.job import Job
@@ -19,7 +19,7 @@ from spmd.launch.sizes import bind_mesh
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable
     from typing import Any
 
     from spmd.launch.feeds import Feeds
@@ -58,16 +58,21 @@ class Launch:
 
             self.feeds = Feeds(self)
 
-    def bound(self, face: Face, settings: dict[str, Any], given: Collection[str]) -> Setup:
-        """What these scalars, and inputs of these names, make of the image on its mesh, for a call
-        of this face."""
+    def bound(
+        self, face: Face, settings: dict[str, Any], given: dict[str, tuple[int, ...]]
+    ) -> Setup:
+        """What these scalars, and inputs of these shapes by name, make of the image on its mesh,
+        for a call of this face."""
         options = self.options
         self.face = face
         settings, mesh, ranks = patched_in(
             self.checked.image, face.settings(settings), dict(options.mesh or {}), options.ranks
         )
-        self.scalars = scalars_of(self.manifest, {**face.others(self.scalars), **settings})
-        check_given([array for _, array in face.inputs], given)
+        inputs = [array for _, array in face.inputs]
+        extents = extents_of(self.manifest, inputs, given)
+        self.scalars = scalars_of(
+            self.manifest, {**face.others(self.scalars), **settings}, extents)
+        check_given(inputs, given)
         if self.keeping is not None:
             self.keeping.check()
         if options.save:

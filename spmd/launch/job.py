@@ -67,10 +67,8 @@ class Job:
         self.numbers = {a["name"]: k for k, a in enumerate(self.manifest["inputs"])}
         self.outputs = len(self.numbers)
         self.given = bytearray(self.outputs)
-        # scalars on which more depends than what a run computes, by number; and how often one of
-        # them has got another value
+        # scalars on which more depends than what a run computes, by number
         self.loads = [k for k, row in enumerate(self.manifest["scalars"]) if row["loads"]]
-        self.version = 0
         self.owner = os.getpid()
         self.image: Any = None
         self.constants: Any = None
@@ -320,7 +318,6 @@ class Job:
         if status == lib.SPMD_RANGE:
             return False
         self._check(status)
-        self.version += 1
         return True
 
     def replace(self, pairs: list[int]) -> None:

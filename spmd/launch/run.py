@@ -173,11 +173,13 @@ class Run(Launch):
             outputs.check_apart(asked, self.options.save or {})
             known = [array["name"] for array in inputs]
             self.opened = outputs.open_inputs(asked.input, asked.input_all, known)
-        setup = self.bound(face, self.settings, self.opened)
-        for array in inputs:
-            if array["name"] in self.opened:
-                self.opened[array["name"]].convert(array["dtype"], len(array["shape"]))
-                check_array(array, setup.shape(array), self.opened[array["name"]])
+        given = [array for array in inputs if array["name"] in self.opened]
+        for array in given:
+            self.opened[array["name"]].convert(array["dtype"], len(array["shape"]))
+        shapes = {name: file.shape for name, file in self.opened.items()}
+        setup = self.bound(face, self.settings, shapes)
+        for array in given:
+            check_array(array, setup.shape(array), self.opened[array["name"]])
         rows = [(output["name"], output["dtype"], setup.shape(output)) for output in outs]
         self.shapes = [shape for _, _, shape in rows]
         self.files = [None] * len(rows)

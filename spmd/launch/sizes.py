@@ -6,7 +6,7 @@ the program, or a MeshError that says which sizes would.
 
 from __future__ import annotations
 
-from codegen.errors import MeshError, UsageError
+from codegen.errors import InputError, MeshError, UsageError
 from codegen.image.conditions import broken_condition, broken_route
 from codegen.symbolic.meaning import names_in
 from spmd.arguments import check_scalars
@@ -92,6 +92,14 @@ def _given_sizes(manifest: dict[str, Any], given: dict[str, int]) -> list[int | 
     return fixed
 
 
+def axis_sizes(manifest: dict[str, Any], ranks: int, given: dict[str, int]) -> dict[str, int]:
+    """The size of every mesh axis by name, for so many ranks; 1 of each where they form no mesh,
+    which bind_mesh says."""
+    sizes = balanced_sizes(ranks, _given_sizes(manifest, given))
+    names = [axis["name"] for axis in manifest["mesh"]]
+    return dict(zip(names, sizes or [1] * len(names), strict=True))
+
+
 def bind_mesh(
     manifest: dict[str, Any], ranks: int | None, given: dict[str, int], scalars: dict[str, Any],
     processes: int = 1,
@@ -120,6 +128,13 @@ def bind_mesh(
         )
     values = {**scalars, **mesh_symbols(manifest, sizes)}
     broken = broken_condition(manifest["conditions"], values)
+    if broken is not None and (dims := _dims_in(manifest, broken["holds"])):
+        raise InputError(
+            f"{_written(dims, [scalars[name] for name in dims])} breaks a condition of the program",
+            expected=f"{broken['text']} ({broken['place']})",
+            found=f"inputs with so many elements along {' and '.join(dims)}",
+            remedy="inputs with another number of them",
+        )
     if broken is not None:
         raise MeshError(
             f"the mesh ({_written(names, list(sizes))}) breaks a condition of the program",
@@ -137,6 +152,12 @@ def bind_mesh(
             remedy="other numbers of ranks, or mend the program; spmd.require states the sizes",
         )
     return sizes
+
+
+def _dims_in(manifest: dict[str, Any], formula: Any) -> list[str]:
+    """The named dims, whose extents inputs say, in a formula."""
+    names = names_in(formula)
+    return [s["name"] for s in manifest["scalars"] if "at_most" in s and s["name"] in names]
 
 
 def suggestion(

@@ -8,6 +8,7 @@ child process, which cannot hurt this one.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import os
@@ -16,6 +17,7 @@ from typing import Any
 
 from codegen.errors import ImageError, MeshError, UsageError
 from codegen.image import manifest as reader
+from codegen.image.conditions import broken_condition
 from codegen.image.manifest import ENTRY
 from codegen.progress import at, each
 from codegen.verify import many, small
@@ -29,6 +31,7 @@ from spmd.ledger import Ledger
 from spmd.showing import shown
 
 RANKS = range(1, 65)
+FEW = (0, 1, 5)  # elements along a dim whose extent only a run knows, beside the most
 AT_ONCE = 64  # ranks up to which all pairs are compared, of all meshes together
 MOST = 1 << 24  # ranks: 8 bytes each are needed to see that no two send to one
 EXECUTE_S = 120  # how long a child process may take
@@ -71,22 +74,29 @@ def checked(
     used = set[str]().union(*(row.used for row in ledger.table.rows))
     check_scalars(scalars, used)
     transfers, sampled = 0, dict[int, str]()
-    for number in range(len(image.manifest["entries"])) if ENTRY in used else [0]:
+    tried = _tried_extents(image.manifest, patched)
+    numbers = range(len(image.manifest["entries"])) if ENTRY in used else [0]
+    for number, extents in itertools.product(numbers, tried):
         if image.manifest["entries"]:
             scalars[ENTRY] = number
-        for one in each(f"checking {path}: numbers of ranks", meshes):
+        now = {**scalars, **extents}
+        fits = _fitting(image.manifest, meshes, now)
+        for one in each(f"checking {path}: numbers of ranks", fits):
             if math.prod(one) > MOST:
                 raise UsageError("too many ranks to verify", expected=f"up to {MOST}",
                                  found=str(math.prod(one)))
-            ledger.check_arrays(one, scalars)
-        more, found = compare(ledger, meshes, scalars)
+            ledger.check_arrays(one, now)
+        more, found = compare(ledger, fits, now)
         transfers, sampled = transfers + more, {**sampled, **found}
     executed = copied = 0
     if execute:
         at(f"running the plan functions of {path}")
         reader.check_machine(image.machine)
         reader.check_features(image.manifest["target"])
-        executed, copied = _execute(path, image, meshes, settings)
+        for extents in tried:
+            fits = _fitting(image.manifest, meshes, {**scalars, **extents})
+            once = _execute(path, image, fits, {**settings, **extents})
+            executed, copied = executed + once[0], copied + once[1]
     return {
         "image": path, "bytes": len(image.data), "digest": image.digest,
         "elsewhere": _elsewhere(image),
@@ -96,8 +106,24 @@ def checked(
         "entries": [e["name"] for e in image.manifest["entries"][1:]],
         "exchanges": len(ledger.table.rows), "at_run_time": sorted(ledger.unknown),
         "transfers": transfers, "sampled": sampled, "executed": executed,
-        "copied": copied,
+        "copied": copied, "extents": {name: [e[name] for e in tried] for name in tried[0]},
     }
+
+
+def _tried_extents(manifest: dict[str, Any], settings: dict[str, Any]) -> list[dict[str, int]]:
+    """Extents of the named dims that inputs say, where they are not set: the most, and few."""
+    free = [s for s in manifest["scalars"] if "at_most" in s and s["name"] not in settings]
+    found = [{s["name"]: min(few, s["at_most"]) for s in free} for few in FEW]
+    found.append({s["name"]: s["at_most"] for s in free})
+    return [e for k, e in enumerate(found) if e not in found[:k]]
+
+
+def _fitting(
+    manifest: dict[str, Any], meshes: list[tuple[int, ...]], scalars: dict[str, Any]
+) -> list[tuple[int, ...]]:
+    """The meshes on which the conditions of the program hold."""
+    return [mesh for mesh in meshes if broken_condition(
+        manifest["conditions"], {**scalars, **sizes.mesh_symbols(manifest, mesh)}) is None]
 
 
 def compare(
@@ -143,7 +169,7 @@ def _meshes(
 
 
 def _execute(
-    path: str, image: reader.ImageFile, meshes: list[tuple[int, ...]], settings: dict[str, str]
+    path: str, image: reader.ImageFile, meshes: list[tuple[int, ...]], settings: dict[str, Any]
 ) -> tuple[int, int]:
     """Have a child process compare the machine code's plan functions with the manifest, and the
     engine's copies with NumPy's. Return how many ranks and how many boxes it compared."""
@@ -215,6 +241,8 @@ def as_text(one: dict[str, Any]) -> str:
     lines.append(f"  exchanges  {known} match: {one['transfers']} transfers have equal boxes, "
                  "inside their buffers, on both sides")
     lines += [f"  a sample   of exchange {site}: {text}" for site, text in one["sampled"].items()]
+    lines += [f"  dim        {name}: {', '.join(map(str, tried))} elements along it"
+              for name, tried in one["extents"].items()]
     if one["at_run_time"]:
         sites = ", ".join(map(str, one["at_run_time"]))
         lines.append(f"  at run time: exchange {sites}, which depends on what the program computes")

@@ -48,13 +48,22 @@ class Indices(np.ndindex):
 
 def turns_of(context: Context, iterable: Any) -> Turns | None:
     """Return the turns of a loop that is to be compiled; None of any other, which Python runs."""
-    if context.selecting or context.rows_by_python:
+    if context.selecting:
         return None
+    if (unknown := _of_unknown(iterable)) is not None or context.rows_by_python:
+        return unknown
     found = (_of_places(context, iterable) if isinstance(iterable, Indices)
              else _of_array(iterable))
     if found is not None:
         context.has_rows = True
     return found
+
+
+def _of_unknown(array: Any) -> Turns | None:
+    """Of rows of which only a run knows how many there are: Python can never run such a loop."""
+    if not isinstance(array, Array) or not array.ndim or not array.extents[0].has_extents:
+        return None
+    return Range(0, array.shape[0], 1), lambda turn: array[turn]
 
 
 def _of_places(context: Context, places: Indices) -> Turns | None:

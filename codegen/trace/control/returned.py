@@ -18,6 +18,7 @@ from codegen.trace.array import Array, Number, as_value
 from codegen.trace.context import Context
 from codegen.trace.numpy.masks import Chosen
 from codegen.trace.ranks import mapping
+from codegen.user.dims import extent_of
 from codegen.user.named import below, held
 
 
@@ -66,6 +67,7 @@ def _key(key: Any, place: Place) -> str:
 
 
 def _output(context: Context, name: str, x: Any, place: Place) -> Output:
+    x = extent_of(x)
     if isinstance(x, Chosen):
         raise x.refused_output()
     if isinstance(x, np.ndarray) and x.ndim:

@@ -116,7 +116,7 @@ def _turns(at: Reverse, op: Op) -> _Turns:
     count, most = what.turns(), None
     if count is not None:
         count = expr.maximum(count, expr.const(0))
-        outer = {s for s in count.symbols() if s.kind == "counter"}
+        outer = {s for s in count.symbols() if s.kind in ("counter", "extent")}
         try:
             most = estimate.upper_bound(count, outer) if outer else count
         except ProgramError:

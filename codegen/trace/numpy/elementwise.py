@@ -21,7 +21,7 @@ from codegen.functions import BY_UFUNC, SPECIAL
 from codegen.ir import Shape, Value
 from codegen.ops import Map
 from codegen.symbolic import expr
-from codegen.symbolic.expr import Expr
+from codegen.symbolic.expr import LAUNCH, Expr
 from codegen.symbolic.facts import environments, tried
 from codegen.trace.array import (
     Array,
@@ -39,6 +39,7 @@ from codegen.trace.expecting import between, held_by, hold_in
 from codegen.trace.number import expr_of
 from codegen.trace.numpy import memory_order
 from codegen.trace.numpy.refused import KERNEL, REMEDIES, SPARSE
+from codegen.user import dims
 from codegen.user.numbers import element_type
 
 Operand = Any  # Array, Number, Python number or NumPy array
@@ -78,7 +79,9 @@ def _cannot_broadcast(shapes: Sequence[Shape], what: str, a: Expr, b: Expr) -> S
         reason = f"{a} and {b} are not proved equal{_example(a, b)}"
         remedy = "slice both to one extent, or give the mesh axis a fixed size"
         names = sorted(s.name for s in a.symbols() | b.symbols() if s.kind == "scalar")
-        if names:
+        if a.has_extents or b.has_extents:
+            remedy = "one spmd.Dim in the shapes of both inputs, or slices of equal extents"
+        elif names:
             remedy = (f"say what {names[0]} can be, spmd.require(1 <= {names[0]} < n); or keep the "
                       "extent: np.roll(x, k), or x[...] with np.where and np.arange")
     return ShapeError(f"{what} could not be broadcast together",
@@ -191,6 +194,7 @@ def sparse() -> DtypeError:
 
 def normal(x: Any) -> Operand:
     """Lists become arrays; everything else stays."""
+    x = dims.extent_of(x)
     if isinstance(x, (list, tuple)):
         return as_array(x)
     if isinstance(x, (Array, Number, bool, int, float, complex, np.ndarray, np.generic)):
@@ -355,7 +359,7 @@ def _check_exponent(context: Context, operands: Sequence[Operand]) -> None:
     """NumPy refuses negative powers of integers; of Python's own they are floats."""
     e = expr_of(operands[1])
     if e is not None and all(kind_of(x) is int for x in operands) and context.in_every_launch:
-        if {s.kind for s in e.symbols()} <= {"size", "scalar"}:
+        if {s.kind for s in e.symbols()} <= LAUNCH:
             context.hold(expr.ge0(e), f"the exponent {e} is not negative")
     between(operands[1], 0, None, "integers to negative integer powers are not allowed",
             "x ** -1.0, or 1 / x, which are floats")

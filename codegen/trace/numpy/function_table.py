@@ -82,7 +82,8 @@ def _with_initial(name: str, running: Function, initial: int) -> Function:
         made = running(array, axis, dtype)
         if include_initial:
             d = 0 if axis is None else reducing.dim_of(axis, array.ndim, name)
-            first = creation.full_like(made[(*[slice(None)] * d, slice(0, 1))], initial)
+            one = (*made.shape[:d], 1, *made.shape[d + 1 :])
+            first = creation.full_like(made, initial, shape=one)
             made = joining.concatenate([first, made], d)
         return store(made, out)
 

@@ -18,7 +18,7 @@ from codegen.ops import Broadcast, Cholesky, Eig, Eigh, Full, Kind, Lu, LuSolve,
 from codegen.symbolic import expr
 from codegen.trace.array import Array, as_array, number, wrap
 from codegen.trace.constants import broadcast_value
-from codegen.trace.expecting import AT, expect
+from codegen.trace.expecting import AT, expect, may_be_empty
 from codegen.trace.numpy import linear_back, ordering, picking, products, reducing, shaping
 from codegen.trace.numpy.creation import arange, eye
 from codegen.trace.numpy.derived import derived
@@ -323,7 +323,7 @@ def lstsq(a: Any, b: Any, rcond: Any = None) -> Any:
 def _largest(s: Array) -> Any:
     """Of singular values."""
     known = s.extents[-1].is_const
-    return s[..., :1] if known else reducing.max_(s, axis=-1, keepdims=True)
+    return s[..., :1] if known else _most(s, axis=-1, keepdims=True)
 
 
 def _least(x: Array, of: Array | None = None) -> Any:
@@ -425,7 +425,7 @@ def norm(x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> A
 def _vector_norm(size: Any, ord: Any, axis: Any, keepdims: bool) -> Any:
     how = {"axis": axis, "keepdims": keepdims}
     if ord in (np.inf, -np.inf):
-        return (reducing.max_ if ord > 0 else reducing.min_)(size, **how)
+        return _most(size, **how) if ord > 0 else reducing.min_(size, **how)
     if ord == 0:
         return reducing.sum_((size != 0).astype(size.dtype), **how)
     if ord == 1:
@@ -433,6 +433,13 @@ def _vector_norm(size: Any, ord: Any, axis: Any, keepdims: bool) -> Any:
     if isinstance(ord, str):
         raise ShapeError(f"np.linalg.norm of vectors with ord={ord!r}", expected="a number")
     return reducing.sum_(size**ord, **how) ** (1.0 / ord)
+
+
+def _most(sizes: Any, axis: int, keepdims: bool = False) -> Any:
+    """The largest along a dim, of numbers that are not negative; 0 of none, as NumPy has it."""
+    array = as_array(sizes)
+    initial = 0 if may_be_empty(array.extents[axis]) else None
+    return reducing.max_(array, axis=axis, keepdims=keepdims, initial=initial)
 
 
 def _matrix_norm(x: Array, size: Any, ord: Any, dims: Sequence[int], keepdims: bool) -> Any:
@@ -443,7 +450,7 @@ def _matrix_norm(x: Array, size: Any, ord: Any, dims: Sequence[int], keepdims: b
     elif ord in (1, -1, np.inf, -np.inf):
         summed, other = (rows, columns) if abs(ord) == 1 else (columns, rows)
         sums = reducing.sum_(size, axis=summed)
-        most = reducing.max_ if ord > 0 else reducing.min_
+        most = _most if ord > 0 else reducing.min_
         made = most(sums, axis=other - (other > summed))
     else:
         raise UnsupportedError(f"np.linalg.norm of matrices with ord={ord!r}",

@@ -16,6 +16,7 @@ from codegen.ops import Update
 from codegen.symbolic import expr
 from codegen.trace import known
 from codegen.trace.array import Array, Number, as_array, constant, is_traced, unsupported, wrap
+from codegen.trace.expecting import at_least
 from codegen.trace.numpy import reducing, statistics
 from codegen.trace.numpy.creation import linspace, zeros
 from codegen.trace.numpy.elementwise import apply, normal, operand_value, select, shape_text
@@ -135,6 +136,7 @@ def _pad_constant(array: Array, widths: Any, values: Any) -> Array:
 
 
 def _pad_from(array: Array, d: int, before: Any, after: Any, mode: str, turned: Any) -> Array:
+    at_least(1, array.extents[d], f"np.pad with mode={mode!r}")
     n = array.shape[d]
     most = array.extents[d] - (1 if mode == "reflect" else 0)
     if mode != "edge" and not all(expr.nonneg(most - extent(w)) for w in (before, after)):

@@ -20,7 +20,15 @@ from codegen.trace.number import Number, expr_of
 from codegen.trace.numpy import joining, shaping
 from codegen.trace.numpy.creation import arange, zeros_like
 from codegen.trace.numpy.derived import with_slopes
-from codegen.trace.numpy.elementwise import apply, normal, result_type, same_extent, select, store
+from codegen.trace.numpy.elementwise import (
+    apply,
+    normal,
+    result_type,
+    same_extent,
+    select,
+    shape_text,
+    store,
+)
 from codegen.trace.numpy.index import Gather, from_the_end
 from codegen.trace.numpy.masks import MaskPlaces
 from codegen.trace.numpy.reducing import all_, along, cumsum, dim_of, sum_
@@ -248,6 +256,7 @@ def isclose(a: Any, b: Any, rtol: Any = 1e-5, atol: Any = 1e-8, equal_nan: bool 
 def array_equal(a: Any, b: Any, equal_nan: bool = False) -> Any:
     a, b = as_array(a), as_array(b)
     if a.ndim != b.ndim or not all(map(same_extent, a.extents, b.extents)):
+        _check_known("np.array_equal", a, b)
         return False
     same = apply(np.equal, a, b)
     return all_(_or_nan(same, a, b) if equal_nan else same)
@@ -262,7 +271,18 @@ def array_equiv(a1: Any, a2: Any) -> Any:
     try:
         return all_(apply(np.equal, a1, a2))
     except ShapeError:
+        _check_known("np.array_equiv", as_array(a1), as_array(a2))
         return False
+
+
+def _check_known(what: str, a: Array, b: Array) -> None:
+    """Refuses shapes of which only a run knows whether they fit."""
+    bounded = any(e.has_extents for e in (*a.extents, *b.extents))
+    pairs = list(zip(a.extents[::-1], b.extents[::-1]))
+    differ = any(expr.nonneg(m - n - 1) or expr.nonneg(n - m - 1) for m, n in pairs)
+    if bounded and a.ndim == b.ndim and not differ:
+        raise unsupported(f"{what} of {shape_text(a.extents)} and {shape_text(b.extents)}, which "
+                          "only a run knows to be equal or not", "slices of equal extents")
 
 
 def isneginf(x: Any, out: Any = None) -> Any:

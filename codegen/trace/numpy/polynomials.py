@@ -58,9 +58,11 @@ def convolve(a: Any, v: Any, mode: Any = "full") -> Any:
     64 at most; else by a sum for each result."""
     mode = _mode("np.convolve", mode)
     x, kernel = _operands("np.convolve", shaping.atleast_1d(a), shaping.atleast_1d(v))
-    if _shorter("np.convolve", x, kernel, mode) or not kernel.extents[0].is_const:
+    if _shorter("np.convolve", x, kernel, mode):
         x, kernel = kernel, x
     count, n = kernel.shape[0], x.shape[0]
+    if not kernel.extents[0].is_const:
+        x, kernel = kernel, x
     wide = kernel.extents[0].value if kernel.extents[0].is_const else 0
     whole = expr.nonneg(x.extents[0] - wide)
     if 0 < wide <= _AT_ONCE and mode == "valid" and whole:

@@ -21,6 +21,7 @@ from codegen.places import user_place
 from codegen.trace.array import Array, as_array, is_traced, wrap
 from codegen.trace.context import Context, eager_current
 from codegen.trace.declare import shape_of
+from codegen.trace.number import expr_of
 from codegen.trace.numpy import creation, elementwise
 from codegen.trace.ranks import mapping
 from codegen.trace.ranks.layout_forms import by_rules
@@ -146,7 +147,7 @@ def permutation(seed: Any, x: Any, layout: Any = None, *, stream: Any = 0) -> An
     >>> spmd.random.permutation(1, 5)
     array([3, 2, 4, 1, 0])
     """
-    if isinstance(x, (int, np.integer)):
+    if expr_of(x) is not None:
         return _laid_out(_order(_first(seed, (x,), stream, 0)), layout)
     array = as_array(x) if Context.current() is not None else np.asarray(x)
     return _laid_out(array[_order(_first(seed, array.shape[:1], stream, 0))], layout)

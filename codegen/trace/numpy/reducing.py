@@ -15,6 +15,7 @@ from codegen.ops import ArgReduce, Cumulative, Reduce
 from codegen.symbolic import expr
 from codegen.trace.array import Array, as_array, number, unsupported, wrap
 from codegen.trace.constants import broadcast_value
+from codegen.trace.expecting import at_least
 from codegen.trace.number import expr_of
 from codegen.trace.numpy.elementwise import (
     apply,
@@ -80,7 +81,10 @@ def reduce(
         array = as_array(select(where, array, as_array(start, element)), element)
     value = array.read()
     empty = any(array.extents[d] == 0 for d in dims)
-    if empty and initial is None and fn in ("min", "max", "fmin", "fmax", "lcm"):
+    identity = initial is not None or fn not in ("min", "max", "fmin", "fmax", "lcm")
+    if not identity:
+        at_least(1, expr.product(array.extents[d] for d in dims), what)
+    if empty and not identity:
         raise ShapeError(f"{what}: zero-size array to a reduction which has no identity",
                          expected="at least one element along the reduced dims",
                          found=shape_text(array.extents))
@@ -306,6 +310,7 @@ def _arg(fn: str) -> Callable[..., Any]:
             raise ShapeError(f"{what}: attempt to get arg{fn} of an empty sequence",
                              expected="at least one element along the axis",
                              found=shape_text(array.extents))
+        at_least(1, array.extents[d], what)
         value = array.context.emit_one(ArgReduce(fn, d), array.read())
         if axis is None and keepdims:
             made = wrap(array.context, value).reshape((1,) * as_array(x).ndim)

@@ -13,6 +13,7 @@ import numpy as np
 from codegen import dtypes
 from codegen.dtypes import DType
 from codegen.errors import ShapeError
+from codegen.functions import neutral
 from codegen.mesh import as_written
 from codegen.ops import Fold, SearchSorted
 from codegen.ops.kind import layout_of
@@ -27,7 +28,7 @@ from codegen.trace.array import (
     unsupported,
 )
 from codegen.trace.control.functional import fori_loop
-from codegen.trace.expecting import AT, expect
+from codegen.trace.expecting import AT, expect, may_be_empty
 from codegen.trace.numpy import joining, ordering, picking, reducing, shaping
 from codegen.trace.numpy.creation import linspace, zeros
 from codegen.trace.numpy.elementwise import apply, result_type, same_extent, select
@@ -252,6 +253,11 @@ def _ends(array: Array, given: Any) -> tuple[Any, Any]:
             return (low - 0.5, high + 0.5) if low == high else (low, high)
     elif any(e == 0 for e in array.extents):
         return 0.0, 1.0
+    elif may_be_empty(every := expr.product(array.extents)):
+        least, most = (neutral(fn, array.type.dtype) for fn in ("min", "max"))
+        some = number(expr.ge(every, 1), True)
+        low = select(some, reducing.min_(array, initial=least), 0)
+        high = select(some, reducing.max_(array, initial=most), 1)
     else:
         low, high = reducing.min_(array), reducing.max_(array)
     flat = apply(np.equal, low, high)

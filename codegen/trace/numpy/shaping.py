@@ -164,6 +164,10 @@ def squeeze(x: Any, axis: Any = None) -> Array:
     array = as_array(x)
     if axis is None:
         dims = tuple(d for d, e in enumerate(array.extents) if e == 1)
+        for d, e in enumerate(array.extents):
+            if e != 1 and e.has_extents and not expr.nonneg(e - 2):
+                raise unsupported(f"squeeze of {shape_text(array.extents)}, where only a run knows "
+                                  f"whether dim {d} has one element", "squeeze(axis=…)")
     else:
         dims = dims_of(axis, array.ndim, "squeeze")
     for d in dims:

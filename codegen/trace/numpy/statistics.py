@@ -16,7 +16,7 @@ from codegen.dtypes import DType
 from codegen.errors import ShapeError
 from codegen.symbolic import expr
 from codegen.trace.array import Array, as_array, is_traced, unsupported
-from codegen.trace.expecting import expect
+from codegen.trace.expecting import at_least, expect
 from codegen.trace.numpy import creation, joining, ordering, picking, products, reducing, shaping
 from codegen.trace.numpy.creation import zeros_like
 from codegen.trace.numpy.elementwise import apply, result_type, select, store
@@ -267,7 +267,8 @@ def cov(m: Any, y: Any = None, rowvar: bool = True, bias: bool = False, ddof: An
     less = (0 if bias else 1) if ddof is None else ddof
     if fweights is None and aweights is None:
         x = x - reducing.mean(x, 1, keepdims=True)
-        made = apply(np.divide, products.matmul(x, products.conjugate(x).T), x.shape[1] - less)
+        count = operate(np.maximum, x.shape[1] - less, 0)
+        made = apply(np.divide, products.matmul(x, products.conjugate(x).T), count)
         return shaping.squeeze(made)
     given = [as_array(w, np.float64) for w in (fweights, aweights) if w is not None]
     weights = math.prod(given[1:], start=given[0])
@@ -295,6 +296,8 @@ def gradient(f: Any, *spacing: Any, axis: Any = None, edge_order: int = 1) -> An
     array = reducing.floats(array)
     dims = reducing.dims_of(axis, array.ndim, "np.gradient")
     steps = spacing if len(spacing) > 1 else (spacing or (1.0,)) * len(dims)
+    for d in dims:
+        at_least(edge_order + 1, array.extents[d], "np.gradient")
     if edge_order not in (1, 2) or any(
         expr.nonneg(edge_order - array.extents[d]) for d in dims
     ):

@@ -15,17 +15,21 @@ from codegen.ir import layout_text
 from codegen.mesh import Layout, LayoutEntry, Mesh
 from codegen.printer import axes_text
 from codegen.trace.context import Context
-from codegen.user.layout_trees import Dim, MeshName, is_layout, replicated
+from codegen.trace.number import DimNumber
+from codegen.user.dims import BoundedDim, Dim
+from codegen.user.layout_trees import MeshName, is_layout, replicated
+
+_NAMED = (Dim, DimNumber, BoundedDim)
 
 
 def by_rules(context: Context, shape: Any, spec: Any) -> Any:
     """The layout that the program's rules give the named dims of a shape; spec where it is one."""
     items = shape if isinstance(shape, (tuple, list)) else (shape,)
-    dims = {i.name: None for i in items if isinstance(i, Dim)}
+    dims = {i.name: None for i in items if isinstance(i, _NAMED)}
     context.named_dims |= dims
     if (spec is not None and spec != "auto") or not dims.keys() & context.rules.keys():
         return spec if spec != "auto" else None
-    return tuple(context.rules.get(i.name) if isinstance(i, Dim) else None for i in items)
+    return tuple(context.rules.get(i.name) if isinstance(i, _NAMED) else None for i in items)
 
 
 def axes_of(context: Context, axis: Any, what: str) -> tuple[str, ...]:

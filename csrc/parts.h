@@ -420,7 +420,10 @@ void spmd_order_take(spmd_job *job);
 void spmd_order_done(spmd_job *job);
 
 /* wait.c */
-#define SPMD_NEXT_NS 50000 /* a thread that has nothing to do looks so long before it sleeps */
+/* A thread that has nothing to do looks so long before it sleeps: longer than a short call of
+ * another job and being woken take together, or two jobs that are called by turns would wake their
+ * threads for every call. */
+#define SPMD_NEXT_NS 100000
 bool spmd_job_crowded(const spmd_job *job);
 void spmd_wait(spmd_worker *worker);
 void spmd_wait_over(spmd_worker *worker);

@@ -411,19 +411,14 @@ int spmd_workers_start(spmd_job *job);
 int spmd_workers_stop(spmd_job *job);
 bool spmd_job_runs(const spmd_job *job);
 
-/* data.c */
+/* data.c and follow.c */
 int spmd_call_get(spmd_job *job, const spmd_call *call);
-
-/* follow.c */
 void spmd_call_commit(spmd_job *job);
 void spmd_order_take(spmd_job *job);
 void spmd_order_done(spmd_job *job);
 
 /* wait.c */
-/* A thread that has nothing to do looks so long before it sleeps: longer than a short call of
- * another job and being woken take together, or two jobs that are called by turns would wake their
- * threads for every call. */
-#define SPMD_NEXT_NS 100000
+#define SPMD_NEXT_NS 100000 /* whoever has nothing to do looks so long before it sleeps */
 bool spmd_job_crowded(const spmd_job *job);
 void spmd_wait(spmd_worker *worker);
 void spmd_wait_over(spmd_worker *worker);

@@ -140,14 +140,21 @@ int spmd_call_start(spmd_job *job, const spmd_call *call)
     return status == SPMD_OK ? spmd_job_start(job, call->given) : status;
 }
 
-int spmd_call_finish(spmd_job *job, const spmd_call *call)
+int spmd_call_get(spmd_job *job, const spmd_call *call)
 {
     int status = SPMD_OK;
     for (int64_t k = 0; status == SPMD_OK && k < call->gets; k++)
         status = job_copy(job, call->get[k].array, call->get[k].rank, &call->get[k].global, false);
-    if (status == SPMD_OK && call->pairs)
-        status = spmd_job_replace(job, call->pair, call->pairs);
     return status;
+}
+
+int spmd_call_finish(spmd_job *job, const spmd_call *call)
+{
+    int status = spmd_call_get(job, call);
+    if (status != SPMD_OK)
+        return status;
+    spmd_call_commit(job);
+    return call->pairs ? spmd_job_replace(job, call->pair, call->pairs) : SPMD_OK;
 }
 
 /* The last round of SplitMix64 (Steele, Lea and Flood 2014). */

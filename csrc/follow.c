@@ -1,6 +1,7 @@
 /* Calls that process 0 makes and all others of its arena carry out. It writes what is to be done
  * into the arena; a worker of each of the others looks there while it has nothing to run, so that
- * no other thread has to be woken. */
+ * no other thread has to be woken. States get their new values once all processes have run: process
+ * 0 says so (`committed`), and the others look when the next order comes, or the job ends. */
 #define _GNU_SOURCE
 #include "parts.h"
 
@@ -40,7 +41,10 @@ void spmd_job_lead(spmd_job *job, int64_t call)
     spmd_header *header = job->arena->header;
 
     atomic_store(&header->order, call);
-    job->led += call == SPMD_LEAVE ? 0 : (uint32_t)(job->processes.count - 1);
+    if (call != SPMD_LEAVE) {
+        job->led += (uint32_t)(job->processes.count - 1);
+        job->call_count++;
+    }
     atomic_fetch_add(&header->orders, 1);
     word_wake(&header->orders);
 }
@@ -62,6 +66,23 @@ int spmd_job_led(spmd_job *job, int64_t timeout_ms)
     }
 }
 
+/* Where this process leads: what has run in all processes is now what they go on from. */
+void spmd_call_commit(spmd_job *job)
+{
+    if (job->led)
+        atomic_store(&job->arena->header->committed, job->call_count);
+}
+
+/* The call that has run here last gives states their new values, if it has succeeded everywhere. */
+static void pending_end(spmd_job *job)
+{
+    const spmd_call *call = job->pending ? job->calls[job->call] : NULL;
+
+    job->pending = false;
+    if (call && atomic_load(&job->arena->header->committed) == job->call_count)
+        spmd_job_replace(job, call->pair, call->pairs);
+}
+
 /* Begins what it is told to, or waits a moment for an order. The caller, a worker, holds the lock
  * of the job. */
 void spmd_order_take(spmd_job *job)
@@ -69,20 +90,23 @@ void spmd_order_take(spmd_job *job)
     spmd_header *header = job->arena->header;
     bool told = atomic_load_explicit(&header->orders, memory_order_acquire) != job->heard;
 
-    job->listens = true;
+    job->at_orders++;
     pthread_mutex_unlock(&job->lock);
     if (!told)
         word_wait(job, &header->orders, job->heard);
     bool runs = false;
+    if (told)
+        pending_end(job);
     if (told && !spmd_job_aborted(job)) {
         job->heard++;
         job->call = atomic_load(&header->order);
         runs = job->call != SPMD_LEAVE;
+        job->call_count += runs;
     }
     if (runs && spmd_call_start(job, job->calls[job->call]) != SPMD_OK)
         spmd_job_abort(job, 70, job->first, "a process cannot carry out a call of process 0");
     pthread_mutex_lock(&job->lock);
-    job->listens = false;
+    job->at_orders--;
     if (spmd_job_aborted(job) || (told && !runs)) {
         job->left = told && !runs;
         job->follows = false;
@@ -96,14 +120,21 @@ void spmd_order_done(spmd_job *job)
 {
     spmd_header *header = job->arena->header;
 
-    if (spmd_job_aborted(job))
+    pthread_mutex_lock(&job->lock);
+    bool over = spmd_job_aborted(job);
+    job->pending = !over;
+    job->at_orders += !over;
+    pthread_mutex_unlock(&job->lock);
+    if (over)
         return;
-    if (spmd_call_finish(job, job->calls[job->call]) != SPMD_OK) {
+    if (spmd_call_get(job, job->calls[job->call]) == SPMD_OK) {
+        atomic_fetch_add(&header->followed, 1);
+        word_wake(&header->followed);
+    } else
         spmd_job_abort(job, 70, job->first, "a process cannot end a call of process 0");
-        return;
-    }
-    atomic_fetch_add(&header->followed, 1);
-    word_wake(&header->followed);
+    pthread_mutex_lock(&job->lock);
+    job->at_orders--;
+    pthread_mutex_unlock(&job->lock);
 }
 
 int spmd_job_follow(spmd_job *job, const spmd_call *const *calls, int64_t timeout_ms)
@@ -121,7 +152,8 @@ int spmd_job_follow(spmd_job *job, const spmd_call *const *calls, int64_t timeou
     while (job->follows && !spmd_job_aborted(job) && !spmd_text_waits(&job->text) &&
            spmd_now() < end)
         pthread_cond_timedwait(&job->news, &job->lock, &at);
-    if (!job->listens && (!job->follows || spmd_job_aborted(job))) {
+    if (job->at_orders == 0 && (!job->follows || spmd_job_aborted(job))) {
+        pending_end(job);
         state = job->left ? SPMD_FINISHED : SPMD_ABORTED;
         job->left = job->follows = false;
     }

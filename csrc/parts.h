@@ -143,6 +143,7 @@ typedef struct spmd_header {
     _Atomic int64_t ends[SPMD_FEEDS_SEEN];
     _Alignas(SPMD_LINE) _Atomic uint32_t orders; /* a futex: what process 0 has told others to do */
     _Atomic int64_t order;                       /* the last one: see spmd_job_lead */
+    _Atomic int64_t committed; /* calls that have succeeded in all processes */
     _Alignas(SPMD_LINE) _Atomic uint32_t followed; /* a futex: calls that others have carried out */
     _Alignas(SPMD_LINE) _Atomic int32_t core[SPMD_CORES]; /* who was there last: see core.c */
 } spmd_header;
@@ -368,9 +369,12 @@ struct spmd_job {
     bool closing;
     const spmd_call *const *calls; /* while this process follows, by number */
     int64_t call;         /* of these the one that runs */
-    uint32_t led, heard;  /* calls that this process led; orders that it has followed */
+    uint32_t led, heard;  /* what `followed` will be; orders that this process has heard */
+    int64_t call_count;   /* calls that this process has led, or followed */
+    bool pending;         /* the latest of these has run here, and perhaps not everywhere */
     _Atomic bool follows;
-    bool listens, left; /* listens: a worker waits for an order; left: told to */
+    int at_orders;        /* workers that take an order, or end one */
+    bool left;            /* told to */
     pthread_cond_t heed;  /* the watch sleeps here */
     bool heed_over;
     spmd_arena *board;
@@ -412,12 +416,14 @@ int spmd_workers_start(spmd_job *job);
 int spmd_workers_stop(spmd_job *job);
 bool spmd_job_runs(const spmd_job *job);
 
-/* follow.c */
+/* data.c and follow.c */
+int spmd_call_get(spmd_job *job, const spmd_call *call);
+void spmd_call_commit(spmd_job *job);
 void spmd_order_take(spmd_job *job);
 void spmd_order_done(spmd_job *job);
 
 /* wait.c */
-#define SPMD_NEXT_NS 50000 /* a thread that has nothing to do looks so long before it sleeps */
+#define SPMD_NEXT_NS 100000 /* whoever has nothing to do looks so long before it sleeps */
 bool spmd_job_crowded(const spmd_job *job);
 void spmd_wait(spmd_worker *worker);
 void spmd_wait_over(spmd_worker *worker);

@@ -80,7 +80,7 @@ int spmd_job_replace(spmd_job *job, const uint32_t *pair, int64_t pairs)
 {
     uint32_t buffers = job->image->buffers;
 
-    if (!job->hosted || spmd_job_runs(job) || spmd_job_aborted(job))
+    if (!job->hosted || spmd_job_runs(job))
         return SPMD_BUSY;
     for (int64_t k = 0; k < 2 * pairs; k++)
         if (pair[k] >= buffers)

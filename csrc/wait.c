@@ -16,6 +16,8 @@
 
 /* What waiting costs: `bench barrier`, with more ranks than cores and with fewer; what a wake or a
  * yield costs: `bench floor switch-futex switch-yield`; where MPI is asked: `--transport mpi`. */
+/* SPMD_NEXT_NS (parts.h): longer than a short call of another job and being woken take together, or
+ * two jobs that are called by turns would wake their threads for every call. */
 #define SPIN_NS 200000    /* longer than it takes to be woken */
 #define SPIN_FED_NS 5000  /* for a batch: whoever makes it and brings it may need this core */
 #define LOOK_AROUND_NS 2000 /* after this a spinning thread asks whether it shares its core */

@@ -79,7 +79,7 @@ class Face:
         """Those of these scalars that a call of this face may set, and what says which it is."""
         others = self.others({}) if self.number is not None else {}
         dims = {row["name"] for row in self.manifest["scalars"] if "at_most" in row}
-        return {k: v for k, v in scalars.items() if k not in others or k in dims}
+        return {k: v for k, v in scalars.items() if k not in others or k in dims or k == ENTRY}
 
     def asked(self) -> dict[str, Any]:
         """The manifest without what it asks of scalars that other entries have."""

@@ -50,6 +50,18 @@ class Account:
         return t[0]
 
     @spmd.entry
+    def add_parts(self):
+        """Fails on one rank, while others may have run to their end."""
+        x = spmd.input("x", (self.i,), np.float64)
+
+        def added(total, x):
+            assert np.min(x) >= 0, "a debt here"
+            return total + x
+
+        split = spmd.shard_map(added, in_layouts=(("r",), ("r",)), out_layouts=("r",))
+        self.total, self.kept = split(self.total, x), self.kept + 1
+
+    @spmd.entry
     def look(self):
         return {"total": self.total, "kept": self.kept, "calls": self.calls}
 

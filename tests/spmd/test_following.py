@@ -47,6 +47,19 @@ def serve(m):
                 raise AssertionError(bad)
             same(m.look(), before)
             same(m.look(), before)
+    for bad in (0, 11, 0, 11):  # one rank fails, others may have run to their end
+        y = x.copy()
+        y[bad] = -1
+        try:
+            m.add_parts(x=y)
+        except spmd.SpmdError as error:
+            assert "a debt here" in str(error)
+        else:
+            raise AssertionError(bad)
+        same(m.look(), before)
+        m.add_parts(x=0 * x)
+        before["kept"] = before["kept"] + 1
+        same(m.look(), before)
     for _ in range(2):  # in the general way, and as a call like the one before
         threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
         try:
@@ -75,7 +88,7 @@ with image.open(comm=comm, transport=transport) as m:
         m.follow() if comm.rank else 1 / 0
     except (spmd.UsageError, ZeroDivisionError):
         pass
-print(f"done {comm.rank}")
+print(f"done {comm.rank}\\n", end="", flush=True)
 """
 
 PLAIN = """
@@ -91,7 +104,7 @@ with image.open(comm=comm, transport=transport) as job:
 NOT_CLOSED = """
 m = image.open(comm=comm, transport=transport)
 m.add(x=x) if comm.rank == 0 else m.follow()
-print(f"done {comm.rank}")
+print(f"done {comm.rank}\\n", end="", flush=True)
 """
 
 LEFT = """
@@ -103,7 +116,7 @@ try:
         m.add(x=x)
         raise ValueError("no more")
 except Exception as error:
-    print(type(error).__name__, comm.rank, flush=True)
+    print(f"{type(error).__name__} {comm.rank}\\n", end="", flush=True)
 comm.Barrier()
 """
 
@@ -114,7 +127,7 @@ with image.open(comm=comm, transport=transport) as m:
     except spmd.SpmdError as error:
         text = str(error)
         assert "some call" in text or "some processes of a job call it and some follow" in text
-        print("refused", comm.rank, flush=True)
+        print(f"refused {comm.rank}\\n", end="", flush=True)
 """
 
 ENDLESS = """

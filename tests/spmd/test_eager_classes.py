@@ -162,6 +162,11 @@ def test_a_call_that_fails_leaves_the_state_and_its_arrays() -> None:
             plain.train(**given)
         same(plain.state(), before)
     assert (x == 1).all()
+    with spmd.build(Machine).open(ranks=3) as job:
+        job.train(x=x)
+        with pytest.raises(SpmdError, match="x is not too small"):
+            job.train(x=-1e6 * x)
+        same(job.state(), before)
     with pytest.raises(InputError, match=r"state w\.in is not given"):
         plain.load({k: v for k, v in before.items() if k != "w.in"})
     with pytest.raises(InputError, match="state ema has another shape"):

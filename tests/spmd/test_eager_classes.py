@@ -308,6 +308,39 @@ def test_numbers_take_the_type_that_an_entry_gives_them() -> None:
         assert plain.state()["a"] == 1 and plain.state()["b"].dtype == np.float32
 
 
+@spmd.program(mesh=("r",))
+class Doubled:
+    factor = 2.0
+
+    def __init__(self) -> None:
+        self.a = np.ones(3)
+
+    @staticmethod
+    def scaled(x: Any) -> Any:
+        return x * Doubled.factor
+
+    @spmd.entry
+    def go(self) -> Any:
+        self.a = Doubled.scaled(self.a)
+        return self.a
+
+
+@spmd.program(mesh=("r",))
+class Tripled(Doubled):  # type: ignore[misc]
+    @spmd.entry
+    def more(self) -> Any:
+        return self.go() + 1
+
+
+def test_a_class_under_the_decorator_is_named_and_inherited_from() -> None:
+    plain = Tripled.eager()
+    with spmd.build(Tripled).open(ranks=2) as job:
+        for _ in range(2):
+            same(job.more(), plain.more())
+            same(job.go(), plain.go())
+    assert Doubled.factor == 2 and plain.state()["a"][0] == 16
+
+
 # ---- functions -----------------------------------------------------------------------------------
 
 

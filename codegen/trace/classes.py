@@ -127,7 +127,14 @@ class Entity(Program):
                 f"{self.name}.{name} is called before there is an image", place=user_place(),
                 expected=f"with spmd.build({self.name}).open(ranks=2) as x: x.{name}(…)",
                 remedy=f"{self.name}.eager().{name}(…) runs it as plain Python")
+        cls = self.__dict__.get("cls")
+        if cls is not None and not name.startswith("__") and hasattr(cls, name):
+            return getattr(cls, name)  # methods may name the class, and so this
         return super().__getattr__(name)
+
+    def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type, ...]:
+        """What a class has as a base that is written below this one."""
+        return (self.cls,)
 
 
 class _NumberIsState(BaseException):

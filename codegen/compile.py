@@ -165,7 +165,7 @@ def _built(
             for symbol, (kernel, signature) in levels.plan.kernels
         ],
         constants=levels.source.constants,
-        manifest=manifest_of(levels.plan, target),
+        manifest=manifest_of(levels.plan, target, levels.finished),
         notes=notes_of(levels),
         index_words=len(levels.plan.scalars),
         target=target,

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from codegen.explain.checking import shares
 from codegen.explain.reasons import tables
-from codegen.image.manifest import FORMAT, INTERFACE
+from codegen.image.manifest import ENTRY, FORMAT, INTERFACE
 from codegen.image.target import describe
 from codegen.ir import Entry, Feed
+from codegen.plan.exprs import exprs
 from codegen.plan.grammar import (
     Array,
     Buffer,
@@ -43,8 +44,9 @@ if TYPE_CHECKING:
     from codegen.compile import Levels
 
 
-def manifest_of(plan: Plan, target: str) -> dict[str, Any]:
-    """What a runtime must know before and while it runs the image."""
+def manifest_of(plan: Plan, target: str, finished: Plan | None = None) -> dict[str, Any]:
+    """What a runtime must know before and while it runs the image. finished: the same plan, and
+    what is computed when."""
     steps = operations(plan.steps)
     rows = [_operation(k, step) for k, step in enumerate(steps)]
     if plan.checks:
@@ -52,6 +54,7 @@ def manifest_of(plan: Plan, target: str) -> dict[str, Any]:
         for row, step in zip(rows, steps, strict=True):
             row["checking"] = round(checking.get(id(step), 0.0), 3)
     owners = entry_of_buffers(plan) if plan.entries else []
+    loaded = scalars_at_load(finished or plan)
     uses: dict[int, list[int]] = {}
     for row in rows:
         for number in row.get("buffers", ()):
@@ -64,7 +67,8 @@ def manifest_of(plan: Plan, target: str) -> dict[str, Any]:
         "target": describe(target),
         "mesh": [{"name": a.name, "size": a.fixed} for a in plan.mesh.axes],
         "scalars": [
-            {"name": s.name, "dtype": s.dtype.name, "default": s.default} for s in plan.scalars
+            {"name": s.name, "dtype": s.dtype.name, "default": s.default, "loads": s.name in loaded}
+            for s in plan.scalars
         ],
         "inputs": [{**_array(a), "default": a.default} for a in plan.inputs],
         "outputs": [_array(a) for a in plan.outputs],
@@ -93,6 +97,20 @@ def manifest_of(plan: Plan, target: str) -> dict[str, Any]:
         "streams": 1,
         "checks": list(plan.checks),
     }
+
+
+def scalars_at_load(plan: Plan) -> set[str]:
+    """Return the names of the scalars on which more depends than what a run computes: memory,
+    shapes, who sends what to whom. A loaded job reads all others as a run begins."""
+    if plan.feeds or plan.saves or plan.points:
+        return {s.name for s in plan.scalars} - {ENTRY}
+    arrays = (*plan.inputs, *plan.outputs)
+    found: list[Expr] = [*plan.at_load.values(), *(b.capacity for b in plan.buffers)]
+    found += [e for a in arrays for e in (*a.shape, *(e for pair in a.part + a.room for e in pair))]
+    found += [c.holds for c in plan.conditions]
+    found += [e for r in plan.routes for e in (r.to, r.sends, r.size)]
+    found += [e for x in operations(plan.steps) if isinstance(x, Exchange) for e in exprs(x)]
+    return {sym.name for e in found for sym in e.symbols() if sym.kind == "scalar"}
 
 
 def notes_of(levels: Levels) -> dict[str, Any]:

@@ -142,6 +142,11 @@ void spmd_arena_free(spmd_arena *arena)
     free(arena);
 }
 
+void *spmd_arena_memory(const spmd_arena *arena)
+{
+    return (char *)arena->header + SPMD_ARENA_HEAD;
+}
+
 /* Makes pages exist now, so that no superstep pays for it or fails for want of it. A page that is
  * shared with a neighbouring rank keeps what is in it. */
 int spmd_pages_take(char *from, int64_t bytes)

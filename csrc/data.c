@@ -75,7 +75,7 @@ static int job_copy(spmd_job *job, int64_t array, int64_t rank, const spmd_globa
     int64_t end = rank == SPMD_EVERY_RANK ? job->first + job->count : rank + 1;
     spmd_shard shard;
 
-    if (spmd_job_runs(job))
+    if (spmd_job_runs(job) && (scatter || !spmd_job_aborted(job)))
         return SPMD_BUSY;
     for (int64_t k = first; k < end; k++) {
         int status = shard_find(job, array, k, &shard);
@@ -99,26 +99,55 @@ static void page_gone(int number)
     signal(number, SIG_DFL); /* another thread's: it will happen again, and end the process */
 }
 
-/* The array may lie in a mapped file, which another process may cut short meanwhile. */
-int spmd_job_scatter(spmd_job *job, int64_t array, int64_t rank, const spmd_global *from)
+/* Arrays may lie in a mapped file, which another process may cut short meanwhile. */
+static int parts_scatter(spmd_job *job, const spmd_transfer *part, int64_t parts)
 {
     struct sigaction action = {.sa_handler = page_gone, .sa_flags = SA_NODEFER}, before;
     sigjmp_buf here;
-    int status = SPMD_CUT;
+    volatile int status = SPMD_OK;
 
+    if (parts == 0)
+        return SPMD_OK;
     if (sigaction(SIGBUS, &action, &before))
         return SPMD_SYSTEM;
     reading = &here;
-    if (!sigsetjmp(here, 1))
-        status = job_copy(job, array, rank, from, true);
+    if (sigsetjmp(here, 1))
+        status = SPMD_CUT;
+    else
+        for (int64_t k = 0; status == SPMD_OK && k < parts; k++)
+            status = job_copy(job, part[k].array, part[k].rank, &part[k].global, true);
     reading = NULL;
     sigaction(SIGBUS, &before, NULL);
     return status;
 }
 
+int spmd_job_scatter(spmd_job *job, int64_t array, int64_t rank, const spmd_global *from)
+{
+    const spmd_transfer part = {.array = array, .rank = rank, .global = *from};
+    return parts_scatter(job, &part, 1);
+}
+
 int spmd_job_gather(spmd_job *job, int64_t array, int64_t rank, const spmd_global *into)
 {
     return job_copy(job, array, rank, into, false);
+}
+
+int spmd_call_start(spmd_job *job, const spmd_call *call)
+{
+    int status = spmd_job_set_scalars(job, call->scalar);
+    if (status == SPMD_OK)
+        status = parts_scatter(job, call->put, call->puts);
+    return status == SPMD_OK ? spmd_job_start(job, call->given) : status;
+}
+
+int spmd_call_finish(spmd_job *job, const spmd_call *call)
+{
+    int status = SPMD_OK;
+    for (int64_t k = 0; status == SPMD_OK && k < call->gets; k++)
+        status = job_copy(job, call->get[k].array, call->get[k].rank, &call->get[k].global, false);
+    if (status == SPMD_OK && call->pairs)
+        status = spmd_job_replace(job, call->pair, call->pairs);
+    return status;
 }
 
 /* The last round of SplitMix64 (Steele, Lea and Flood 2014). */

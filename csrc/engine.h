@@ -204,6 +204,9 @@ int spmd_arena_fd(const spmd_arena *arena); /* -1 when private or closed */
 uint64_t spmd_arena_nonce(const spmd_arena *arena);
 void spmd_arena_close_fd(spmd_arena *arena); /* once all have attached */
 void spmd_arena_free(spmd_arena *arena);     /* after the jobs in it */
+/* Of an arena without a job: what lies behind its first bytes, which are the engine's. */
+#define SPMD_ARENA_HEAD 4096
+void *spmd_arena_memory(const spmd_arena *arena);
 
 int spmd_job_new(const spmd_settings *settings, spmd_job **job);
 int64_t spmd_job_bytes(const spmd_job *job);      /* that its arena needs */
@@ -216,10 +219,12 @@ int spmd_job_load(spmd_job *job, spmd_arena *arena);
 void spmd_job_constants(spmd_job *job, const void *constants);
 /* Between two runs: other values of the scalars, as many as the image declares. SPMD_RANGE, and
  * nothing has changed, where buffers would take more or less memory, and where the image has feeds,
- * points or saves: then the job must be loaded anew. */
+ * points or saves: then the job must be loaded anew. Does nothing where another process has aborted
+ * the job meanwhile: its next run says so. */
 int spmd_job_scalars(spmd_job *job, const int64_t *scalar);
-/* Between two runs: another value of one scalar, which no formula of load() or reserve() has. */
-int spmd_job_choose(spmd_job *job, int64_t scalar, int64_t value);
+/* The same where only scalars have other values that no formula of load() or reserve(), and no box
+ * of an exchange, mentions. */
+int spmd_job_set_scalars(spmd_job *job, const int64_t *scalar);
 /* After a run: of each pair of buffers, old and new, what the run has left in the second one is in
  * the first one from now on, and the other way round: nothing is copied. They are of one size. */
 int spmd_job_replace(spmd_job *job, const uint32_t *pair, int64_t pairs);
@@ -259,6 +264,7 @@ int64_t spmd_job_events(const spmd_job *job, int64_t rank, const spmd_event **ev
 
 /* Arrays are numbered inputs first, then outputs. rank may be SPMD_EVERY_RANK. */
 int spmd_job_scatter(spmd_job *job, int64_t array, int64_t rank, const spmd_global *from);
+/* Of an aborted job: inputs that no run writes to, such as states, still are what they were. */
 int spmd_job_gather(spmd_job *job, int64_t array, int64_t rank, const spmd_global *into);
 /* A hosted rank's part: where it lies in the global array, and its row-major memory: of an input
  * where every run looks for it, of an output where the latest one has left it. */
@@ -272,6 +278,37 @@ int spmd_job_sum(spmd_job *job, int64_t array, int64_t rank, uint64_t *sum);
 /* Once all processes that share the arena have loaded. given: one byte per input, 1 when it was
  * scattered. May be called again after SPMD_FINISHED. */
 int spmd_job_start(spmd_job *job, const uint8_t *given);
+/* What a call puts into the memory of hosted ranks before a run, or takes from it afterwards. */
+typedef struct spmd_transfer {
+    int64_t array, rank; /* as spmd_job_scatter, spmd_job_gather take them */
+    spmd_global global;
+} spmd_transfer;
+
+/* A prepared run: what spmd_job_set_scalars, _scatter, _start, _gather and _replace take. */
+typedef struct spmd_call {
+    const int64_t *scalar;
+    const uint8_t *given;
+    const spmd_transfer *put, *get;
+    int64_t puts, gets;
+    const uint32_t *pair;
+    int64_t pairs;
+} spmd_call;
+
+/* Sets the scalars, puts the arrays, starts the run; then wait as for any other. */
+int spmd_call_start(spmd_job *job, const spmd_call *call);
+/* After SPMD_FINISHED: takes the arrays; pairs of buffers change places. */
+int spmd_call_finish(spmd_job *job, const spmd_call *call);
+/* Where all processes share an arena: process 0 leads, the others follow. Every process has the
+ * same calls, by number, whose scalars and arrays lie in memory that all of them see. The others
+ * carry out the call of this number, puts and gets included; or they leave, with SPMD_LEAVE. */
+#define SPMD_LEAVE -1
+void spmd_job_lead(spmd_job *job, int64_t call);
+/* SPMD_FINISHED once the others have carried out all calls, SPMD_ABORTED, or SPMD_RUNNING after
+ * timeout_ms. */
+int spmd_job_led(spmd_job *job, int64_t timeout_ms);
+/* Carries out what process 0 leads. SPMD_FINISHED when told to leave, SPMD_ABORTED, or SPMD_RUNNING
+ * after timeout_ms, or when text waits: then again, with the same calls. */
+int spmd_job_follow(spmd_job *job, const spmd_call *const *calls, int64_t timeout_ms);
 /* enum spmd_job_state; SPMD_RUNNING after timeout_ms, or as soon as text is waiting. */
 int spmd_job_wait(spmd_job *job, int64_t timeout_ms);
 /* Takes whole lines, each with its newline; returns the bytes written, 0 when there are none. */

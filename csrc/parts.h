@@ -17,6 +17,7 @@
  *   watch.c       signs of life on a host, and who is late
  *   far.c         signs of life between hosts
  *   data.c        global arrays in and out
+ *   follow.c      calls that process 0 makes and all others carry out
  *   start.c       processes that do not come
  *   timeline.c    what ranks did when
  *   probe.c       an image's plan functions alone
@@ -138,6 +139,9 @@ typedef struct spmd_header {
     int64_t next, due; /* what it said last */
     _Alignas(SPMD_LINE) _Atomic int64_t reach[SPMD_FEEDS_SEEN]; /* see spmd_feeds_seen */
     _Atomic int64_t ends[SPMD_FEEDS_SEEN];
+    _Alignas(SPMD_LINE) _Atomic uint32_t orders; /* a futex: what process 0 has told others to do */
+    _Atomic int64_t order;                       /* the last one: see spmd_job_lead */
+    _Alignas(SPMD_LINE) _Atomic uint32_t followed; /* a futex: calls that others have carried out */
     _Alignas(SPMD_LINE) _Atomic int32_t core[SPMD_CORES]; /* who was there last: see core.c */
 } spmd_header;
 
@@ -186,6 +190,7 @@ typedef struct spmd_worker {
     bool held;
     uint32_t heard;    /* what `rung` was */
     bool sleepy;
+    bool sleeps; /* between runs; under the job's lock */
     spmd_term *term;   /* room for what is folded: two for every rank of this arena */
     _Atomic uint64_t still; /* the job's `advances` that a whole fruitless sweep began with */
 } spmd_worker;
@@ -367,6 +372,11 @@ struct spmd_job {
     _Atomic int64_t run;    /* runs started */
     _Atomic int64_t active; /* workers that have not finished this run */
     bool closing;
+    const spmd_call *const *calls; /* while this process follows, by number */
+    int64_t call;         /* of these the one that runs */
+    uint32_t led, heard;  /* calls that this process led; orders that it has followed */
+    _Atomic bool follows;
+    bool listens, left; /* listens: a worker waits for an order; left: told to */
     pthread_cond_t heed;  /* the watch sleeps here */
     bool heed_over;
     spmd_arena *board;
@@ -408,9 +418,14 @@ static inline const spmd_limits *spmd_job_limits(const spmd_job *job)
 /* run.c */
 int spmd_workers_start(spmd_job *job);
 int spmd_workers_stop(spmd_job *job);
-bool spmd_job_runs(spmd_job *job);
+bool spmd_job_runs(const spmd_job *job);
+
+/* follow.c */
+void spmd_order_take(spmd_job *job);
+void spmd_order_done(spmd_job *job);
 
 /* wait.c */
+#define SPMD_NEXT_NS 50000 /* a thread that has nothing to do looks so long before it sleeps */
 bool spmd_job_crowded(const spmd_job *job);
 void spmd_wait(spmd_worker *worker);
 void spmd_wait_over(spmd_worker *worker);

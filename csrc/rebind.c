@@ -26,7 +26,9 @@ int spmd_job_scalars(spmd_job *job, const int64_t *scalar)
     const spmd_image *image = job->image;
     size_t bytes = image->scalars * sizeof *scalar;
 
-    if (!job->hosted || spmd_job_runs(job) || spmd_job_aborted(job))
+    if (job->hosted && spmd_job_aborted(job))
+        return SPMD_OK;
+    if (!job->hosted || spmd_job_runs(job))
         return SPMD_BUSY;
     if (image->points || image->feeds || image->saves)
         return SPMD_RANGE;
@@ -46,13 +48,13 @@ int spmd_job_scalars(spmd_job *job, const int64_t *scalar)
     return status;
 }
 
-int spmd_job_choose(spmd_job *job, int64_t scalar, int64_t value)
+int spmd_job_set_scalars(spmd_job *job, const int64_t *scalar)
 {
-    if (!job->hosted || spmd_job_runs(job) || spmd_job_aborted(job))
+    if (job->hosted && spmd_job_aborted(job))
+        return SPMD_OK;
+    if (!job->hosted || spmd_job_runs(job))
         return SPMD_BUSY;
-    if (scalar < 0 || scalar >= job->image->scalars)
-        return SPMD_RANGE;
-    job->tables[scalar] = value;
+    memcpy(job->tables, scalar, job->image->scalars * sizeof *scalar);
     return SPMD_OK;
 }
 

@@ -15,9 +15,6 @@
 #define SPINS 1000 /* between two looks at whether the job was aborted */
 #define NOTICE_NS 20000000 /* within which the host language sees another process' failure */
 #define LEAVE_NS 200000000
-/* A worker looks so long for the next run, and the host language for the end of one, before they
- * sleep: a little longer than it takes to be woken. */
-#define NEXT_NS 50000
 #define LONGEST_MS 1000000000
 #define FINISHED_WORKER UINT64_MAX
 
@@ -101,19 +98,40 @@ static void worker_run(spmd_worker *worker)
         atomic_store(&worker->still, FINISHED_WORKER);
 }
 
-/* Looks at a word of the job, without its lock, until it is another one or NEXT_NS are over. Being
- * woken takes longer. Where threads share cores, whoever looks is in the way. */
-static void spin_while(const spmd_job *job, const _Atomic int64_t *word, int64_t value)
+/* Looks at a word of the job, without its lock, while it is this one (equal), or another one; for
+ * SPMD_NEXT_NS at most. Being woken takes longer. Where threads share cores, whoever looks is in
+ * the way. */
+static void spin_while(const spmd_job *job, const _Atomic int64_t *word, int64_t value, bool equal)
 {
     if (spmd_job_crowded(job))
         return;
-    int64_t end = spmd_now() + NEXT_NS;
+    int64_t end = spmd_now() + SPMD_NEXT_NS;
     do {
         for (int k = 0; k < SPINS / 10; k++)
-            if (atomic_load_explicit(word, memory_order_relaxed) != value)
+            if ((atomic_load_explicit(word, memory_order_acquire) == value) != equal)
                 return;
         sched_yield(); /* who is to write the word may have been put on this core */
     } while (spmd_now() < end);
+}
+
+/* Sleeps until there is another run than this one. false: there will be none. */
+static bool worker_wait(spmd_worker *worker, int64_t run)
+{
+    spmd_job *job = worker->job;
+
+    pthread_mutex_lock(&job->lock);
+    while (!job->closing && job->run == run) {
+        if (worker == job->worker && job->follows) {
+            spmd_order_take(job);
+            continue;
+        }
+        worker->sleeps = true;
+        pthread_cond_wait(&job->go, &job->lock);
+        worker->sleeps = false;
+    }
+    bool closing = job->closing;
+    pthread_mutex_unlock(&job->lock);
+    return !closing;
 }
 
 static void *worker_main(void *argument)
@@ -123,24 +141,20 @@ static void *worker_main(void *argument)
     int64_t run = 0;
 
     prctl(PR_SET_TIMERSLACK, 1000UL); /* the usual 50 us would double a short sleep */
-    pthread_mutex_lock(&job->lock);
-    for (;;) {
-        while (!job->closing && job->run == run)
-            pthread_cond_wait(&job->go, &job->lock);
-        if (job->closing)
-            break;
+    while (job->run != run || worker_wait(worker, run)) {
         run = job->run;
-        pthread_mutex_unlock(&job->lock);
         spmd_core_begin(worker);
         worker_run(worker);
-        pthread_mutex_lock(&job->lock);
-        if (atomic_fetch_sub(&job->active, 1) == 1)
+        if (atomic_fetch_sub(&job->active, 1) == 1) {
+            pthread_mutex_lock(&job->lock);
             pthread_cond_broadcast(&job->news);
-        pthread_mutex_unlock(&job->lock);
-        spin_while(job, &job->run, run);
-        pthread_mutex_lock(&job->lock);
+            pthread_mutex_unlock(&job->lock);
+            if (job->follows)
+                spmd_order_done(job);
+        }
+        if (!job->follows)
+            spin_while(job, &job->run, run, true);
     }
-    pthread_mutex_unlock(&job->lock);
     return NULL;
 }
 
@@ -196,12 +210,9 @@ int spmd_workers_start(spmd_job *job)
     return SPMD_OK;
 }
 
-bool spmd_job_runs(spmd_job *job)
+bool spmd_job_runs(const spmd_job *job)
 {
-    pthread_mutex_lock(&job->lock);
-    bool runs = job->active > 0;
-    pthread_mutex_unlock(&job->lock);
-    return runs;
+    return job->active > 0;
 }
 
 /* After a failure the workers leave as soon as they look up: give them that moment. */
@@ -271,7 +282,8 @@ int spmd_job_start(spmd_job *job, const uint8_t *given)
             atomic_store(&job->worker[k].still, 0);
         job->crowded = spmd_job_crowded(job);
         for (int64_t k = 0; k < job->threads; k++)
-            spmd_core_choose(&job->worker[k]);
+            if (job->worker[k].sleeps)
+                spmd_core_choose(&job->worker[k]);
         job->active = job->threads;
         job->text.due = 0;
         atomic_store(&job->frames_wait, 0);
@@ -297,7 +309,7 @@ int spmd_job_wait(spmd_job *job, int64_t timeout_ms)
     if (!job->arena)
         return SPMD_IDLE;
     int64_t end = spmd_now() + (timeout_ms < LONGEST_MS ? timeout_ms : LONGEST_MS) * 1000000;
-    spin_while(job, &job->active, job->threads);
+    spin_while(job, &job->active, 0, false);
     pthread_mutex_lock(&job->lock);
     int state = job_state(job);
     while (state == SPMD_RUNNING && !spmd_text_waits(&job->text) && !spmd_set_waits(job) &&

@@ -26,7 +26,7 @@ _LANGUAGE = frozenset(
 
 # Names of the runtime, defined in spmd.image, spmd.building and spmd.jitting.
 _RUNTIME = frozenset(
-    "Distributed Image Jit Local Opened OpenedEntity build jit load local".split())
+    "Distributed Image Jit Local Opened OpenedEntity Started build jit load local".split())
 
 # What can be raised, defined in codegen.errors; all are SpmdErrors, with an exit_code.
 _ERRORS = frozenset(
@@ -142,6 +142,7 @@ if TYPE_CHECKING:  # for editors and type checkers: where every name has its doc
     from spmd.image import Local as Local
     from spmd.image import Opened as Opened
     from spmd.image import OpenedEntity as OpenedEntity
+    from spmd.image import Started as Started
     from spmd.image import load as load
     from spmd.image import local as local
     from spmd.jitting import Jit as Jit

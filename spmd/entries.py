@@ -15,13 +15,15 @@ from codegen.user.entry_methods import called_whole, no_entry
 from spmd.arrays import numpy_dtype
 from spmd.distributed import Distributed, global_of
 from spmd.faces import Face, faces_of, states_of
+from spmd.following import CALLS
 from spmd.given_state import GivenState
 from spmd.launch.job import Job
 from spmd.launch.loader import Checked
 from spmd.launch.options import Options
 from spmd.launch.saved_state import SavedState, WrittenState
 from spmd.mistakes import plainly
-from spmd.opened import Opened
+from spmd.opened import Opened, whole
+from spmd.started import Started
 
 
 class EntryCall:
@@ -37,8 +39,17 @@ class EntryCall:
 
         Raises what a call of an image raises; state then is as it was before the call.
         """
-        with self._opened._ready():
-            return self._opened._enter(self._face, arguments)
+        return self._opened._in_turn(self._face, arguments)
+
+    @plainly
+    def start(self, **arguments: Any) -> Started:
+        """Start a call of the entry, and return at once; `.result()` of what comes back waits for
+        its outputs.
+
+        Inputs are copied. Calls of all entries run in the order in which they were started, those
+        that are waited for among them. What is wrong with a call comes out of `result()`.
+        """
+        return self._opened._started(self._face, arguments)
 
     def __repr__(self) -> str:
         names = [array["name"] for _, array in self._face.inputs] + list(self._face.scalars)
@@ -69,10 +80,11 @@ class OpenedEntity(Opened):
         super().__init__(checked, options)
         self._faces = faces_of(checked.manifest)
         self._initial = Face(checked.manifest, 0)
-        self._saved: dict[str, np.ndarray] | None = None  # of a job that has failed
+        self._has_state = False
+        self._saved: dict[str, np.ndarray] | None = None  # of a job that was ended
         self.entries = {name: EntryCall(self, face) for name, face in self._faces.items()}
-        with self._ready():
-            self._begin(options.state)
+        self._begin(options.state)
+        self._has_state = True
 
     def __getattr__(self, name: str) -> Any:
         entries = self.__dict__.get("entries", {})
@@ -90,16 +102,17 @@ class OpenedEntity(Opened):
         """An image with entries is asked for one of them: raises MissingError."""
         raise called_whole(self._manifest["program"], self.entries)
 
+    @plainly
+    def start(self, **arguments: Any) -> Started:
+        """An image with entries is asked for one of them: raises MissingError."""
+        raise called_whole(self._manifest["program"], self.entries)
+
     def _once(self, arguments: dict[str, Any]) -> Any:
         """The call of an image that is opened for this one alone: entry= says of which entry."""
         return self.entries[arguments.pop("entry")](**arguments)
 
-    def _enter(self, face: Face, arguments: dict[str, Any]) -> Any:
-        if self._job is None and self._saved is not None:
-            saved, self._saved = self._saved, None
-            self._begin(None)
-            self._put_state(saved)
-        return self._call(face, arguments)
+    def _faces_by_number(self) -> dict[int | None, Face]:
+        return {face.number: face for face in (self._initial, *self._faces.values())}
 
     # ---- state -----------------------------------------------------------------------------------
 
@@ -108,13 +121,10 @@ class OpenedEntity(Opened):
         """Return copies of the arrays of the state, by name: the attribute `w["in"]` is `w.in`.
 
         They are NumPy arrays; with comm= they are Distributed, of which every process has the part
-        of its rank. Every process must call it.
+        of its rank. Every process must call it; where the others follow, process 0 alone.
         """
-        with self._ready():
-            if not self.distributed:
-                return self._get_state()
-            return {name: Distributed(self._loaded(), number, True, False, "state")
-                    for name, (number, _) in self._states().items()}
+        found: dict[str, Any] = self._in_all("state")
+        return found
 
     @plainly
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -124,11 +134,7 @@ class OpenedEntity(Opened):
         part of its rank. Raises OutputError for a file that cannot be written, UsageError for one
         of another format, and where a .safetensors file cannot hold complex128.
         """
-        with self._ready():
-            job = self._loaded()
-            file = WrittenState(self._manifest, os.fspath(path))
-            self.processes.together(lambda: file.check(job.setup))
-            file.write(job)
+        self._in_all("save", os.fspath(path))
 
     @plainly
     def load(self, state: Any) -> None:
@@ -141,14 +147,41 @@ class OpenedEntity(Opened):
         Raises InputError, and nothing has changed, for the state of another program: it lists what
         is missing, what is too much, and what has another shape or dtype.
         """
-        with self._ready():
-            given = self._given(state)
-            setup = self._loaded().setup
-            given.compare(self.processes, self.processes.meet(lambda: given.open(setup)), "rank")
+        self._in_all("load", os.fspath(state) if isinstance(state, os.PathLike) else state)
+
+    def _in_all(self, kind: str, *what: Any) -> Any:
+        """Do something with the state, in its turn; processes that follow do it too."""
+        with self._alone(waits=self.processes.count == 1 or self._group.leads):
+            self._check_open()
+            if not self._group.agreed:
+                self._group.agree(CALLS)
+            if self._group.leads:
+                what = tuple(map(whole, what))
+                self._group.tell(self._job, (kind, *what))
+            return self._do(kind, *what)
+
+    def _do(self, kind: str, *what: Any) -> Any:
+        if kind == "call":
+            return super()._do(kind, *what)
+        job = self._loaded()
+        if kind == "save":
+            file = WrittenState(self._manifest, *what)
+            self.processes.together(lambda: file.check(job.setup))
+            file.write(job)
+        elif kind == "load":
+            given = self._given(*what)
+            met = self.processes.meet(lambda: given.open(job.setup))
+            given.compare(self.processes, met, "rank")
             try:
-                given.put(self._loaded())
+                given.put(job)
             finally:
                 given.close()
+        elif not self.distributed:
+            return self._get_state()
+        else:
+            parts = {name: Distributed(job, number, True, False, "state")
+                     for name, (number, _) in self._states().items()}
+            return {k: x.gather() for k, x in parts.items()} if self._group.is_led else parts
 
     def _given(self, state: Any) -> SavedState:
         if isinstance(state, (str, os.PathLike)):
@@ -180,7 +213,21 @@ class OpenedEntity(Opened):
         """By name: number and row of the input that holds it."""
         return states_of(self._manifest)
 
+    def _undo(self, job: Job) -> None:
+        if self._has_state and any(entry["updates"] for entry in self._manifest["entries"]):
+            job.undo()
+
+    def _save_state(self) -> None:
+        if self._saved is None and self._has_state and self._job is not None:
+            self._saved = self._get_state()
+
+    def _bring_state(self, job: Job) -> None:
+        if self._saved is not None:
+            self._put_state(self._saved)
+            self._saved = None
+
     def _get_state(self) -> dict[str, np.ndarray]:
+        """Every state by name: the parts that this process holds, in an array for all of it."""
         found, job = {}, self._loaded()
         for name, (number, row) in self._states().items():
             array = np.empty(job.setup.shape(row), numpy_dtype(row["dtype"]))
@@ -191,8 +238,13 @@ class OpenedEntity(Opened):
     def _put_state(self, arrays: dict[str, np.ndarray]) -> None:
         job = self._loaded()
         for name, (number, row) in self._states().items():
-            job.put(number, global_of(np.asarray(arrays[name], order="C"), row["dtype"]))
+            job.put(number, global_of(arrays[name], row["dtype"]))
 
     def _loaded(self) -> Job:
+        """The job; loaded again, with its state, where a call that failed has ended it."""
+        if self._job is None:
+            setup, _ = self._launch.agreed(lambda: self._prepare(self._initial, {}))
+            job = self._launch.placed(setup)
+            self.processes.together(lambda: self._bring_state(job))
         assert self._job is not None
         return self._job

@@ -15,14 +15,16 @@ from codegen.user.named import below, held
 from spmd.distributed import Distributed, Local, global_of
 from spmd.files.convert import casts
 from spmd.files.state_files import check_state
-from spmd.launch.job import Job, Setup
+from spmd.fitting import fitting
+from spmd.launch.job import Job
 from spmd.launch.processes import Processes
 from spmd.launch.saved_state import SavedState
-from spmd.opened import Opened, fitting
+from spmd.opened import Opened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from spmd.launch.array_files import Versions
+    from spmd.launch.setup import Setup
 
 
 class GivenState(SavedState):

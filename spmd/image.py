@@ -29,6 +29,7 @@ from spmd.launch.options import Options
 from spmd.mistakes import plainly
 from spmd.opened import Opened as Opened
 from spmd.showing import shown
+from spmd.started import Started as Started
 from spmd.takes import call, takes, takes_more
 from spmd.verify import images
 from spmd.verify.formulas import layout_text

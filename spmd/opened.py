@@ -9,18 +9,16 @@ from __future__ import annotations
 import math
 import os
 import weakref
-from _thread import allocate_lock, get_ident
 from collections import namedtuple
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any
 
 import numpy as np
 
 from codegen import dtypes
-from codegen.casts import inexact
-from codegen.errors import EnvironmentFault, InputError, UsageError
+from codegen.errors import EnvironmentFault, UsageError
 from codegen.mesh import checked_count, checked_sizes
 from codegen.suggest import meant
 from codegen.user import named
@@ -30,18 +28,20 @@ from spmd.arrays import numpy_dtype
 from spmd.distributed import Distributed, Local, address, global_of
 from spmd.engine import ffi
 from spmd.faces import Face
+from spmd.fitting import fitting
+from spmd.following import CALLS, FOLLOWS, Following, listens
 from spmd.launch import launchers, presence
 from spmd.launch.attendance import Attendance
 from spmd.launch.course import Launch
 from spmd.launch.ending import LEFT, end_all, end_all_on_error
-from spmd.launch.job import Global, Job, Setup
+from spmd.launch.job import Global, Job
 from spmd.launch.loader import Checked
 from spmd.launch.options import OPTIONS, TIME_LIMIT, Options
 from spmd.launch.processes import Elsewhere, Processes
 from spmd.mistakes import plainly
+from spmd.prepared_calls import LedCall, PreparedCall
+from spmd.started import FairLock, Started, Starter, refused
 from spmd.texts import MOST_SECONDS
-
-Form = tuple[np.dtype, tuple[int, ...]]  # of an array
 
 
 class Opened:
@@ -52,15 +52,15 @@ class Opened:
     def __init__(self, checked: Checked, options: Options) -> None:
         self.keep = _kept(checked.manifest, options.keep)
         self._latest: list[weakref.ref[Distributed]] = []  # outputs of the latest call, kept
-        self._owner, self._turn, self._thread = os.getpid(), allocate_lock(), 0
-        self._closed = False
+        self._owner, self._turns, self._closed = os.getpid(), FairLock(), False
+        self._starter = Starter(self._turns)
         self.processes = group_of(options.comm, options.time_limit)
         self.distributed = options.comm is not None
         self._options, self._manifest = options, checked.manifest
-        # of the latest call of each face, by its number: see _repeats
-        self._known: dict[int | None, tuple[Setup, dict[str, Form]]] = {}
+        self._prepared: dict[int | None, PreparedCall] = {}  # by number of the face
         self._face = Face(checked.manifest)
         self._launch = Launch(checked, options, self.processes)
+        self._group = Following(self.processes, self.close)
         if self.processes.count > 1:
             end_all_on_error()
         else:
@@ -103,6 +103,7 @@ class Opened:
                     self._job.broken = True  # the others are not leaving, they may be running
                     text = f"process {self.processes.number} left"
                     self._job.abort(report.exit_code(error), text)
+                self._group.release(self._job, ("left", report.exit_code(error), str(error)))
         self.close()
 
     @plainly
@@ -114,37 +115,44 @@ class Opened:
         if os.getpid() == self._owner:
             with self._alone(waits=True):
                 self._closed = True
+                self._group.release(self._job, ("close",))
                 if self._job is not None and not self._job.broken:
                     for reference in self._latest:
                         if (output := reference()) is not None and output.is_held():
                             output.copy_out()
                 self._launch.end()
+                self._group.end_area()
 
     @contextmanager
     def _alone(self, waits: bool) -> Iterator[None]:
+        self._take_turn(waits)
+        try:
+            yield
+        finally:
+            self._turns.give_back()
+
+    def _take_turn(self, waits: bool) -> None:
         """The engine runs one call of a job at a time; the calls of other threads wait.
 
         With several processes they are refused: each could make another one of them first.
         """
+        self._check_owner()
+        if not self._turns.take(waits):
+            raise refused()
+
+    def _check_owner(self) -> None:
         if os.getpid() != self._owner:
             raise UsageError(
                 f"this job was opened by process {self._owner}, from which this one was forked",
                 expected="a job of its own: threads and memory of the engine are not copied",
                 remedy="image.open in the child, or multiprocessing's start method 'spawn'",
             )
-        if self._thread == get_ident() or not self._turn.acquire(blocking=waits):
-            raise UsageError(
-                "this job is called while another call of it runs",
-                expected="one call after the other, in the same order on every process",
-                remedy="call it from one thread, or open the image once for each thread, with a "
-                "communicator of its own (comm.Dup())",
-            )
-        self._thread = get_ident()
-        try:
-            yield
-        finally:
-            self._thread = 0
-            self._turn.release()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise UsageError("this job is closed", expected="an open one",
+                             found="a call after close(), or behind its with block",
+                             remedy="image.open(…) again, or call it inside the block")
 
     @plainly
     def __call__(self, **arguments: Any) -> Any:
@@ -160,22 +168,95 @@ class Opened:
         A call that a check, an assert or a feed ends leaves the outputs that were kept as they
         were: they are copied before such a call.
         """
-        with self._ready():
-            return self._call(self._face, arguments)
+        return self._in_turn(self._face, arguments)
 
     def _once(self, arguments: dict[str, Any]) -> Any:
         """The call of an image that is opened for this one alone."""
         return self(**arguments)
 
-    @contextmanager
-    def _ready(self) -> Iterator[None]:
-        """Alone with the job, which is open."""
-        with self._alone(waits=self.processes.count == 1):
-            if self._closed:
-                raise UsageError("this job is closed", expected="an open one",
-                                 found="a call after close(), or behind its with block",
-                                 remedy="image.open(…) again, or call it inside the block")
-            yield
+    @plainly
+    def start(self, **arguments: Any) -> Started:
+        """Start a call, and return at once; `.result()` of what comes back waits for its outputs.
+
+        Inputs are copied: you may write to your arrays at once. Calls run in the order in which
+        they were started, those by `job(…)` among them, from whatever thread. What is wrong with
+        a call comes out of `result()`. close() waits for all calls that were started.
+        """
+        return self._started(self._face, arguments)
+
+    def _in_turn(self, face: Face, arguments: dict[str, Any]) -> Any:
+        """Call a face once those who came before have ended."""
+        self._take_turn(self.processes.count == 1 or self._group.leads)
+        try:
+            return self._agreed_call(face, arguments)
+        finally:
+            self._turns.give_back()
+
+    def _agreed_call(self, face: Face, arguments: dict[str, Any]) -> Any:
+        self._check_open()
+        if not self._group.agreed:
+            self._group.agree(CALLS)
+        return self._call(face, arguments)
+
+    def _started(self, face: Face, arguments: dict[str, Any]) -> Started:
+        self._check_owner()
+        self._check_open()
+        if self.processes.number:
+            raise UsageError("only process 0 starts calls", expected="follow() in all others",
+                             found=f"start(…) in process {self.processes.number}")
+        arguments = {name: copied(value) for name, value in arguments.items()}
+        return self._starter.add(lambda: self._agreed_call(face, arguments))
+
+    @plainly
+    def follow(self) -> None:
+        """Carry out each call that process 0 makes, until that one closes the job.
+
+        Of several processes (`comm=`), process 0 calls, and all others follow::
+
+            with image.open(comm=MPI.COMM_WORLD) as job:
+                if comm.rank:
+                    job.follow()
+                else:
+                    serve(job)
+
+        Inputs come from process 0, and its outputs are whole arrays. What is wrong with a call is
+        said there. Raises UsageError in process 0; what process 0 has left its with block by; in
+        all, AgreementError where some processes call and some follow.
+        """
+        self._take_turn(waits=False)
+        try:
+            self._check_open()
+            if not self.processes.number:
+                raise UsageError("process 0 cannot follow", found="follow() in process 0",
+                                 expected="calls of process 0, which all others follow")
+            self._group.agree(FOLLOWS)
+            self._carry_out()
+        finally:
+            self._turns.give_back()
+
+    def _carry_out(self) -> None:
+        while True:
+            if self._job is not None and not self._job.broken and listens(self._job):
+                calls = [call.pointer if (call := self._prepared.get(number)) else ffi.NULL
+                         for number in self._faces_by_number()]
+                if not self._job.follow(calls):
+                    self._end_failed()
+            kind, *what = self._group.hear()
+            self._closed = kind in ("close", "left")
+            if kind == "close":
+                return
+            if kind == "left":
+                raise Elsewhere(*what)
+            with suppress(Exception):  # process 0 says what it is
+                self._do(kind, *what)
+
+    def _do(self, kind: str, *what: Any) -> Any:
+        """Carry out an order of process 0: a call, by the number of its face."""
+        number, arguments = what
+        return self._called(self._faces_by_number()[number], arguments)
+
+    def _faces_by_number(self) -> dict[int | None, Face]:
+        return {None: self._face}
 
     def _profiled(self, arguments: dict[str, Any]) -> tables.Profile:
         """Runs once; where the time went, on all ranks, in every process."""
@@ -201,27 +282,47 @@ class Opened:
         return self._job, timeline.gather(self._job)
 
     def _call(self, face: Face, arguments: dict[str, Any]) -> Any:
-        setup = self._repeats(face, arguments)
-        if setup is None:
-            setup, _ = self._launch.agreed(lambda: self._prepare(face, arguments))
-            forms = {
-                array["name"]: (numpy_dtype(array["dtype"]), setup.shape(array))
-                for _, array in face.inputs if array["name"] in arguments
-            }
-            self._known.pop(face.number, None)
-            if forms.keys() == arguments.keys():  # a tree or a scalar the next one may leave out
-                self._known[face.number] = setup, forms
+        call = self._prepared.get(face.number)
+        if call is not None and call.fits(self._job, arguments):
+            held = call.take(arguments)
+            if held is not None:
+                return self._repeated(call, held)
+        if self._group.leads:
+            arguments = {name: whole(value) for name, value in arguments.items()}
+            self._group.tell(self._job, ("call", face.number, arguments))
+        return self._called(face, arguments)
+
+    def _repeated(self, call: PreparedCall, held: list[Any]) -> Any:
+        """Run a call that was prepared. held: what lives until its inputs have been read."""
+        room = call.room()
+        try:
+            call.job.run(None, call.pointer, call.number)
+        except BaseException:
+            self._end_failed()
+            raise
+        outputs = call.finish(room)
+        returns = call.face.returns
+        return None if returns is None else structure(returns, outputs)
+
+    def _called(self, face: Face, arguments: dict[str, Any]) -> Any:
+        """Run a call of whatever arguments; all processes agree on it."""
+        self._prepared.pop(face.number, None)
+        setup, _ = self._launch.agreed(lambda: self._prepare(face, dict(arguments)))
         if self._job is not None and not self._launch.fits(setup):
             for value in self.arrays.values():
                 if isinstance(value, Distributed):
                     value.copy_out()
+            self._save_state()
         kept = self._kept_now()
         try:
+            before = self._job
             job = self._launch.loaded(setup, lambda job: self._put(face, job))
+            if job is not before:
+                self.processes.together(lambda: self._bring_state(job))
             self.processes.together(lambda: self._compute(face, job))
             self._launch.kept()
         except BaseException:
-            self._launch.end()
+            self._end_failed()
             for output, array in kept:
                 output.stays_in(array)
             raise
@@ -229,27 +330,47 @@ class Opened:
         self._latest = [weakref.ref(output) for output in outputs
                         if isinstance(output, Distributed) and output.is_held()]
         job.replace(face.pairs)
+        if self._may_repeat(job, arguments):
+            self._prepare_next(job, face, arguments)
         return None if face.returns is None else structure(face.returns, outputs)
 
-    def _repeats(self, face: Face, arguments: dict[str, Any]) -> Setup | None:
-        """Return the setup of the call before of this face, if this one needs no other: both give
-        the same inputs by their names, as arrays of the dtypes and shapes that were checked then,
-        and nothing else. Else None.
+    def _may_repeat(self, job: Job, arguments: dict[str, Any]) -> bool:
+        """Return whether a call like this one can be prepared: processes that call together must
+        agree on every call; feeds, frames and checkpoints look at each."""
+        if (self.keep or self._launch.looks_at_calls()
+                or any(isinstance(value, (Distributed, Local)) for value in arguments.values())):
+            return False
+        return listens(job) if self._group.is_led else not self.distributed
 
-        Several processes must agree on every call; feeds, frames and checkpoints look at each.
-        """
-        known = self._known.get(face.number)
-        if (known is None or self._job is None or self.processes.count > 1
-                or self.distributed or self._launch.looks_at_calls()):
-            return None
-        setup, forms = known
-        if arguments.keys() != forms.keys():
-            return None
-        for name, value in arguments.items():
-            if type(value) is not np.ndarray or (value.dtype, value.shape) != forms[name]:
-                return None
-        self.arrays = arguments
-        return setup
+    def _prepare_next(self, job: Job, face: Face, arguments: dict[str, Any]) -> None:
+        if not self._group.is_led:
+            self._prepared[face.number] = PreparedCall(job, face, arguments)
+            return
+        try:
+            area = self._group.area
+            call = LedCall(job, face, arguments, self._group.memory)
+        except Exception:  # of all processes: the next call goes the general way
+            self._prepared.clear()
+            return
+        if self._group.area is not area:
+            self._prepared.clear()
+        self._prepared[face.number] = call
+
+    def _end_failed(self) -> None:
+        """A call has failed: its job is ended, and state is what it was before the call."""
+        if self._job is not None and self._job.broken:  # it has run
+            self._undo(self._job)
+        self._save_state()
+        self._launch.end()
+
+    def _undo(self, job: Job) -> None:
+        """Put back what the run that failed wrote into states where they lie."""
+
+    def _save_state(self) -> None:
+        """Copy the state out of the memory of the ranks, where there is any."""
+
+    def _bring_state(self, job: Job) -> None:
+        """Put the state that was copied into the memory of a new job."""
 
     def _kept_now(self) -> list[tuple[Distributed, np.ndarray]]:
         """Return copies of the outputs that were kept, where the program itself can end a run."""
@@ -354,6 +475,8 @@ class Opened:
 
     def _output(self, job: Job, number: int, output: dict[str, Any]) -> Any:
         kept = output["name"] in self.keep
+        if self._group.is_led:
+            return Distributed(job, job.outputs + number, True, False).gather()
         if self.distributed or kept:
             return Distributed(job, job.outputs + number, self.distributed, kept)
         array = np.empty(job.setup.shape(output), numpy_dtype(output["dtype"]))
@@ -451,51 +574,29 @@ def _named_class(name: str, fields: tuple[str, ...]) -> Any:
     return found
 
 
-def _loaded_from(name: str, value: Any) -> str:
-    """Return how Python reads a file whose path was given as an array; "" for other text."""
-    if not isinstance(value, str):
-        return ""
-    readers = {".safetensors": "safetensors.numpy.load_file({!r})[{!r}]",
-               ".npz": "np.load({!r})[{!r}]", ".csv": "np.loadtxt({!r}, delimiter=',')"}
-    reader = readers.get(os.path.splitext(value)[1], "np.load({!r})")
-    return f"{name}={reader.format(value, name)}: only the command line takes paths of files"
+def whole(value: Any) -> Any:
+    """Return an argument as it goes to other processes: arrays, in trees of them. Raises UsageError
+    for what is only a part of one."""
+    if isinstance(value, Local):
+        raise UsageError("an input is only the part of process 0", found="spmd.local(…)",
+                         expected="whole arrays, where the other processes follow")
+    if isinstance(value, Distributed):
+        return np.asarray(value)
+    inside = named.held(value)
+    return value if inside is None else named.rebuilt(value, [whole(x) for _, x in inside])
+
+
+def copied(value: Any) -> Any:
+    """Return a copy of the arrays in an argument, which may be a tree."""
+    if isinstance(value, Distributed) or isinstance(value, (bool, int, float, str)):
+        return value
+    inside = named.held(value)
+    if inside is not None:
+        return named.rebuilt(value, [copied(item) for _, item in inside])
+    if isinstance(value, Local):
+        return Local(value.part.copy(), value.offsets)
+    return np.array(dtypes.as_numpy(value))
 
 
 def _is_limit(limit: object) -> bool:
     return isinstance(limit, (int, float)) and 0 <= limit < MOST_SECONDS
-
-
-def fitting(
-    declared: dict[str, Any], shape: tuple[int, ...], value: Any
-) -> np.ndarray | Local | Distributed:
-    """An array of the declared dtype. Only conversions that lose nothing are made."""
-    if isinstance(value, Distributed):
-        check_array(declared, shape, value)
-        if not value.is_held():
-            value.copy_out()  # of an earlier call of a job: refused
-        return value
-    part = value.part if isinstance(value, Local) else dtypes.as_numpy(value)
-    wanted = numpy_dtype(declared["dtype"])
-    if part.dtype.kind in "US":
-        name = declared["name"]
-        raise InputError(f"input {name} was given text", expected=f"an array of {wanted}",
-                         found=repr(value)[:80], remedy=_loaded_from(name, value))
-    # Lists and Python numbers have no dtype of their own: they adapt, as in NumPy.
-    casting: Any = "safe" if hasattr(value, "dtype") or isinstance(value, Local) else "same_kind"
-    if not np.can_cast(part.dtype, wanted, casting):
-        raise InputError(
-            f"input {declared['name']} has dtype {part.dtype}, which does not fit {wanted}",
-            expected=str(wanted),
-            found=str(part.dtype),
-            remedy=f"array.astype({declared['dtype']!r})",
-        )
-    if (lost := inexact(part, wanted)) is not None:
-        raise InputError(
-            f"input {declared['name']} would be rounded: {wanted} does not hold {lost}",
-            expected=f"integers up to 2**53, or others that {wanted} holds", found=str(part.dtype),
-            remedy=f"array.astype({declared['dtype']!r}), or a program of int64")
-    part = part.astype(wanted, copy=False)
-    if isinstance(value, Local):
-        return Local(part)
-    check_array(declared, shape, part)
-    return part

@@ -17,7 +17,8 @@ from codegen.errors import OutputError
 from spmd.arrays import numpy_dtype
 from spmd.engine import ffi
 from spmd.files.npy import contiguous_strides
-from spmd.launch.job import EVERY_RANK, Job
+from spmd.launch.job import Job
+from spmd.launch.setup import EVERY_RANK
 
 MOST_GATHERED = 1 << 30  # bytes of one process that are gathered: MPI counts them in an int
 

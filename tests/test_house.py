@@ -93,11 +93,11 @@ HEAVY = (
     "spmd.data", "spmd.feeding",
     "spmd.distributed", "spmd.doctor", "spmd.doctor_check", "spmd.doctor_engine",
     "spmd.doctor_mpi", "spmd.engine.feed_rings", "spmd.entries", "spmd.files.convert",
-    "spmd.eager_command", "spmd.files.written_tables", "spmd.given_state",
+    "spmd.eager_command", "spmd.files.written_tables", "spmd.fitting", "spmd.given_state",
     "spmd.image", "spmd.jit_arguments", "spmd.jitting", "spmd.launch.eager_feeds",
     "spmd.launch.eager_frames", "spmd.launch.iterable_supply", "spmd.nn", "spmd.numpy",
-    "spmd.opened", "spmd.optim", "spmd.output_parts", "spmd.random", "spmd.show", "spmd.source",
-    "spmd.tree", "spmd.verify.images",
+    "spmd.opened", "spmd.optim", "spmd.output_parts", "spmd.prepared_calls", "spmd.random",
+    "spmd.show", "spmd.source", "spmd.tree", "spmd.verify.images",
 )
 LIGHT = (
     "codegen", "codegen.check_names", "codegen.image.elf", "codegen.image.elf_dynamic",

@@ -214,7 +214,8 @@ _MANIFEST = table(
     program=text, parameters=table(),
     target=table(machine=text, level=text, features=every(text, 1000)),
     mesh=every(table(name=text, size=maybe(integer(1, 2**31 - 1))), AXES),
-    scalars=every(table(name=text, dtype=word("int64", "float64"), default=scalar_default)),
+    scalars=every(table(name=text, dtype=word("int64", "float64"), default=scalar_default,
+                        loads=truth)),
     inputs=every(both(_ARRAY, table(default=truth))), outputs=every(_ARRAY),
     points=maybe(every(every(table(
         name=text, dtype=word(*DTYPES), shape=maybe(every(formula, DIMS)),

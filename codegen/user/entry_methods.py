@@ -14,7 +14,10 @@ from codegen.places import user_place
 from codegen.suggest import meant
 
 _MARK = "__spmd_entry__"
-_TAKEN = ("close", "entries", "load", "profile", "save", "state")  # of open images
+_TAKEN = (  # by open images
+    "close", "distributed", "entries", "follow", "keep", "load", "processes", "profile", "save",
+    "start", "state",
+)
 
 
 def entry(method: Callable[..., Any]) -> Callable[..., Any]:

@@ -13,7 +13,8 @@ from spmd import report
 from spmd.arguments import check_given, patched_in, scalars_of
 from spmd.faces import Face
 from spmd.launch.hosts import agree, mine
-from spmd.launch.job import Job, Setup
+from spmd.launch.job import Job
+from spmd.launch.setup import Setup
 from spmd.launch.sizes import bind_mesh
 
 TYPE_CHECKING = False
@@ -143,7 +144,7 @@ class Launch:
     def fits(self, setup: Setup) -> bool:
         """Return whether the loaded job can run with this setup; give it other scalars if so."""
         assert self.job is not None
-        return self.job.setup.words == setup.words or self.job.rebind(setup)
+        return self.job.rebind(setup)
 
     def run(
         self, job: Job, put: Callable[[Job], None], told: Callable[[str], None] | None = None

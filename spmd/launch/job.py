@@ -21,35 +21,29 @@ from codegen.errors import (
     SpmdError,
     VersionError,
 )
-from codegen.image.manifest import ENTRY, evaluate
+from codegen.image.manifest import ENTRY
 from codegen.image.schema import AXES
 from spmd import report
-from spmd.arguments import scalar_words
 from spmd.engine import ffi, lib
-from spmd.files.npy import SIZES, element_count
+from spmd.files.npy import SIZES
 from spmd.launch import limits, loader
-from spmd.launch.hosts import Hosts, hosted, mine
 from spmd.launch.memory import address_space, available_memory, bytes_text
-from spmd.launch.options import OPTIONS
 from spmd.launch.processes import Elsewhere, end_with_the_job
 from spmd.launch.saying import Saying
+from spmd.launch.setup import EVERY_RANK, Setup
 from spmd.launch.shared_constants import held
-from spmd.launch.sizes import mesh_symbols
 from spmd.launch.transport import Transport
 from spmd.launch.watch import Watch
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
     from typing import Any
 
-    from spmd.launch.options import Options
     from spmd.launch.processes import Processes
 
-EVERY_RANK: int = lib.SPMD_EVERY_RANK
 WAIT_MS = 100  # how long a signal may go unnoticed
 STACK = 8 << 20  # bytes of a thread, as usual
-LINE = 64  # bytes at whose multiples arrays of a checkpoint begin: SPMD_LINE
 LEAVE_MS = 2000  # how long an interrupted compute phase may take to notice
 
 
@@ -59,66 +53,6 @@ class RunError(SpmdError):
     def __init__(self, message: str, code: int) -> None:
         super().__init__(message)
         self.exit_code = code
-
-
-class Setup:
-    """What a launch binds: mesh axes, scalars, ranks of this process, threads.
-
-    sizes: of each mesh axis. scalars: by name. hosts: None while they are not known.
-    """
-
-    def __init__(
-        self, manifest: dict[str, Any], processes: Processes, sizes: tuple[int, ...],
-        scalars: dict[str, int | float], options: Options, hosts: Hosts | None = None,
-    ) -> None:
-        self.manifest, self.sizes, self.scalars = manifest, sizes, scalars
-        self.ranks = element_count(sizes)
-        self.first, self.count = hosted(self.ranks, processes)
-        if hosts is None:
-            hosts = Hosts(0, [mine("", {}, 0, self.ranks)])
-        self.hosts = hosts
-        share = max(1, hosts.cores // len(hosts.here))
-        self.algorithm = OPTIONS["algorithm"].known.index(options.algorithm)
-        self.strict = OPTIONS["barrier"].known.index(options.barrier)
-        self.threads = max(1, min(self.count, options.threads or share))
-        self.values: dict[str, Any] = {**scalars, **mesh_symbols(manifest, sizes)}
-        self.words = scalar_words(manifest, scalars)
-        self.room_bytes = self._room_bytes() if options.checkpoint or options.resume else 0
-        self.room_bytes += self._frame_bytes(options.save or {})
-
-    def _room_bytes(self) -> int:
-        """At most, of a rank: what copies of what one of the points carries take."""
-        buffers = self.manifest["buffers"]
-        return max((sum(-(-int(evaluate(buffers[array["buffer"]]["bytes"], self.values)) // LINE)
-                        for array in carried) * LINE
-                    for carried in self.manifest["points"] or ()), default=0)
-
-    def _frame_bytes(self, saved: Mapping[str, str]) -> int:
-        """At most, of a rank: what frames take that wait to be written."""
-        buffers, each = self.manifest["buffers"], lib.SPMD_FRAME_BYTES // self.count
-        return sum(2 * int(evaluate(buffers[row["buffer"]]["bytes"], self.values)) + each
-                   for row in self.manifest["saves"] if row["name"] in saved)
-
-    def shape(self, array: dict[str, Any]) -> tuple[int, ...]:
-        """The global extents of an input or output: a row of the manifest."""
-        return tuple(int(evaluate(extent, self.values)) for extent in array["shape"])
-
-    def owners(self, layout: list[list[str]]) -> list[int]:
-        """Hosted ranks that between them hold every element of an array once.
-
-        Along an axis that splits no dim all ranks hold the same: the first of them speaks.
-        """
-        used = {name for entry in layout for name in entry}
-        spare = []
-        stride = self.ranks
-        for axis, size in zip(self.manifest["mesh"], self.sizes, strict=True):
-            stride //= size
-            if axis["name"] not in used and size > 1:
-                spare.append((stride, size))
-        hosted = range(self.first, self.first + self.count)
-        if not spare:
-            return [EVERY_RANK]
-        return [r for r in hosted if all(r // stride % size == 0 for stride, size in spare)]
 
 
 class Job:
@@ -132,8 +66,10 @@ class Job:
         self.numbers = {a["name"]: k for k, a in enumerate(self.manifest["inputs"])}
         self.outputs = len(self.numbers)
         self.given = bytearray(self.outputs)
-        scalars = [scalar["name"] for scalar in self.manifest["scalars"]]
-        self.entry = scalars.index(ENTRY) if self.manifest["entries"] else None
+        # scalars on which more depends than what a run computes, by number; and how often one of
+        # them has got another value
+        self.loads = [k for k, row in enumerate(self.manifest["scalars"]) if row["loads"]]
+        self.version = 0
         self.owner = os.getpid()
         self.image: Any = None
         self.constants: Any = None
@@ -226,8 +162,8 @@ class Job:
         them."""
         setup = self.setup
         index = list(setup.words)
-        if self.entry is not None:
-            index[self.entry] = 0  # a local program runs any entry
+        if self.manifest["entries"]:  # a local program runs any of them
+            index[[s["name"] for s in self.manifest["scalars"]].index(ENTRY)] = 0
         self.image = checked.load(setup.first, setup.count, list(setup.sizes), index)
         sizes = ffi.new("int64_t[]", [*setup.sizes, *[1] * (AXES - len(setup.sizes))])
         words = ffi.new("int64_t[]", setup.words or [0])
@@ -322,7 +258,13 @@ class Job:
                                       "old: `make setup` in a checkout, else install spmd again")
         raise InternalError(f"engine: {text}")
 
-    def _check_array(self, status: int, name: str) -> None:
+    def _check_array(self, status: int, name: str, file: str = "") -> None:
+        if status == lib.SPMD_CUT:
+            raise InputError(
+                f"input {name}: {file or 'its file'} became shorter while it was read",
+                expected="a file that nobody writes to",
+                remedy="write another file, then give it this one's name",
+            )
         if status == lib.SPMD_RANGE:
             raise ImageError(
                 f"the manifest and the machine code differ in array {name}",
@@ -338,13 +280,7 @@ class Job:
         """
         name = self.manifest["inputs"][number]["name"]
         status = lib.spmd_job_scatter(self._job, number, rank, array.pointer)
-        if status == lib.SPMD_CUT:
-            raise InputError(
-                f"input {name}: {file or 'its file'} became shorter while it was read",
-                expected="a file that nobody writes to",
-                remedy="write another file, then give it this one's name",
-            )
-        self._check_array(status, name)
+        self._check_array(status, name, file)
         self.given[number] = 1
 
     def keep_times(self, events: int) -> None:
@@ -359,30 +295,23 @@ class Job:
         Where memory depends on the scalars, and in programs with feeds, saves or points of
         checkpoints, False: then the job has to be loaded anew.
         """
-        if self._chooses(setup):
-            return True
         words = ffi.new("int64_t[]", setup.words or [0])
-        status = lib.spmd_job_scalars(self._job, words)
-        if status == lib.SPMD_RANGE:
-            return False
-        self._check(status)
-        self.setup = setup
-        return True
-
-    def _chooses(self, setup: Setup) -> bool:
-        """Have the next run be of another entry, if that is all that is other in this setup."""
-        if self.entry is None:
-            return False
-        words, before = list(setup.words), list(self.setup.words)
-        entry, before[self.entry] = words[self.entry], words[self.entry]
-        if words != before:
-            return False
-        self._check(lib.spmd_job_choose(self._job, self.entry, entry))
+        if all(setup.words[k] == self.setup.words[k] for k in self.loads):
+            self._check(lib.spmd_job_set_scalars(self._job, words))
+        else:
+            status = lib.spmd_job_scalars(self._job, words)
+            if status == lib.SPMD_RANGE:
+                return False
+            self._check(status)
+            self.version += 1
         self.setup = setup
         return True
 
     def undo(self) -> None:
-        """After a run that failed: states in which it wrote where they lie are as they were."""
+        """After a run that failed: states in which it wrote where they lie are as they were. Waits
+        until no rank computes any more."""
+        while lib.spmd_job_wait(self._job, WAIT_MS) == lib.SPMD_RUNNING:
+            pass
         self._check(lib.spmd_job_undo(self._job))
 
     def replace(self, pairs: list[int]) -> None:
@@ -401,8 +330,10 @@ class Job:
         self.get_array(self.outputs + number, into, rank)
 
     def get_input(self, number: int, into: Global) -> None:
-        """Copies the hosted ranks' parts of input `number`, as it lies there now, to an array."""
-        self.get_array(number, into)
+        """Copies what this process holds of input `number`, as it lies there now, to an array; of
+        inputs that no run writes to also where the run has failed."""
+        for rank in self.setup.holders(self.array(number)["layout"]):
+            self.get_array(number, into, rank)
 
     def get_array(self, array: int, into: Global, rank: int | None = None) -> None:
         """Copies the hosted ranks' parts, or one's, of an input or an output: outputs are numbered
@@ -425,15 +356,29 @@ class Job:
         dims = len(self.array(array)["shape"])
         return list(offset[0:dims]), list(extent[0:dims]), int(ffi.cast("intptr_t", address[0]))
 
-    def run(self, told: Callable[[str], None] | None = None) -> None:
+    def run(
+        self, told: Callable[[str], None] | None = None, call: Any = None,
+        number: int | None = None,
+    ) -> None:
         """Runs the program once; its text goes to sys.stdout as it comes.
 
-        told: hears the superstep, again and again, and "" before there is text.
+        told: hears the superstep, again and again, and "" before there is text. call: a spmd_call,
+        which says what is put in before; number: by which those who follow this process know it.
         """
         self.turns += 1
-        self._check(lib.spmd_job_start(self._job, bytes(self.given) or b"\0"))
         try:
+            if call is None:
+                self._check(lib.spmd_job_start(self._job, bytes(self.given) or b"\0"))
+            else:
+                if number is not None:
+                    lib.spmd_job_lead(self._job, number)
+                self._check_array(lib.spmd_call_start(self._job, call), "of a call")
             state = self._wait(told)
+            while number is not None and state == lib.SPMD_FINISHED:
+                state = lib.spmd_job_led(self._job, WAIT_MS)
+                if state == lib.SPMD_FINISHED:
+                    break
+                state = lib.SPMD_FINISHED if state == lib.SPMD_RUNNING else state
         except BaseException as error:
             self.broken = True
             text = f"{type(error).__name__} on process {self.processes.number}"
@@ -443,16 +388,46 @@ class Job:
             self.broken = True
             raise self._failure()
 
-    def _wait(self, told: Callable[[str], None] | None) -> int:
+    def finish(self, call: Any) -> None:
+        """After a run: copies the outputs of a spmd_call; states get their new values."""
+        self._check_array(lib.spmd_call_finish(self._job, call), "of a call")
+
+    def follow(self, calls: list[Any]) -> bool:
+        """Carries out the calls that process 0 leads, until it tells this process to leave; returns
+        False where a run was aborted. calls: every spmd_call by number; NULL for what is none."""
+        table = ffi.new("spmd_call *[]", calls)
+        try:
+            while True:
+                state = lib.spmd_job_follow(self._job, table, WAIT_MS)
+                self._say(None, None)
+                if state != lib.SPMD_RUNNING:
+                    self.broken = state == lib.SPMD_ABORTED
+                    return not self.broken
+        except BaseException as error:
+            self.broken = True
+            text = f"{type(error).__name__} on process {self.processes.number}"
+            self.abort(report.exit_code(error), text)
+            while lib.spmd_job_follow(self._job, table, WAIT_MS) == lib.SPMD_RUNNING:
+                pass
+            raise
+
+    def _say(self, say: Saying | None, told: Callable[[str], None] | None) -> Saying | None:
+        """Prints what the program has said so far."""
         if self._text is None:
             self._text = ffi.new("char[]", 1 << 16)
-        text, say = self._text, Saying()
+        text = self._text
+        while length := lib.spmd_job_text(self._job, text, len(text)):
+            if told:
+                told("")
+            say = say or Saying()
+            say(ffi.buffer(text, length)[:].decode("utf-8", "replace"))
+        return say
+
+    def _wait(self, told: Callable[[str], None] | None) -> int:
+        say = None
         while True:
             state = lib.spmd_job_wait(self._job, WAIT_MS)
-            while length := lib.spmd_job_text(self._job, text, len(text)):
-                if told:
-                    told("")
-                say(ffi.buffer(text, length)[:].decode("utf-8", "replace"))
+            say = self._say(say, told)
             if self.look_frames is not None:
                 with suppress(*[OutputError] * (state == lib.SPMD_ABORTED)):  # that one is said
                     self.look_frames()
@@ -461,9 +436,10 @@ class Job:
             if self.look_feeds is not None and state == lib.SPMD_RUNNING:
                 self.look_feeds()
             if state != lib.SPMD_RUNNING:
-                say.close()
+                if say:
+                    say.close()
                 return int(state)
-            if told and not say.shown:
+            if told and not (say and say.shown):
                 told(f"superstep {self.superstep()}")
 
     def abort(self, code: int, text: str) -> None:

@@ -57,7 +57,8 @@ class Processes:
         self.number: int = comm.Get_rank() if comm is not None else 0
         self.count: int = comm.Get_size() if comm is not None else 1
         # The error that all processes know of: nobody waits for this one any more.
-        self.met: Exception | None = None
+        self.met: BaseException | None = None
+        self.interrupts = False  # an interrupt is an error like others: the job goes on
         self.patience: Patience | None = None  # where a launcher has started them
         self.waiting: Any = _NobodyLooks()  # while this process waits for the others
         self.at_the_end: Callable[[], None] = lambda: None  # called when all have finished
@@ -106,10 +107,13 @@ class Processes:
         """Every process's result of `step`, in every process; fails as `together` does."""
         if self.count == 1:
             return [step()]
-        value, failure, code = None, None, 0
+        value, code = None, 0
+        failure: BaseException | None = None
         try:
             value = step()
-        except Exception as error:
+        except BaseException as error:
+            if not isinstance(error, Exception) and not self.interrupts:
+                raise
             failure, code = error, report.exit_code(error)
         # Who only heard of a failure elsewhere does not speak of it, unless nobody else does.
         heard = isinstance(failure, Elsewhere)

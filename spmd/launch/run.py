@@ -35,9 +35,10 @@ if TYPE_CHECKING:
     from spmd.files.inputs import InputArray
     from spmd.files.outputs import OutputFile
     from spmd.launch.array_files import Versions
-    from spmd.launch.job import Job, Setup
+    from spmd.launch.job import Job
     from spmd.launch.processes import Processes
     from spmd.launch.saved_state import SavedState, WrittenState
+    from spmd.launch.setup import Setup
 
 
 def run(asked: argparse.Namespace, processes: Processes) -> int:

@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from spmd.files.inputs import InputArray
     from spmd.files.outputs import OutputFile
     from spmd.launch.array_files import Versions
-    from spmd.launch.job import Job, Setup
+    from spmd.launch.job import Job
     from spmd.launch.processes import Processes
+    from spmd.launch.setup import Setup
 
 
 class SavedState:

@@ -8,6 +8,7 @@
 
 #include "engine.h"
 #include "images.h"
+#include "led.h"
 #include "supply.h"
 
 #define PROGRAMS(use)                                                                              \
@@ -19,6 +20,7 @@ DECLARE(stuck)
 DECLARE(collide)
 DECLARE(kept)
 DECLARE(fed)
+DECLARE(data)
 
 static const struct {
     const char *name;
@@ -262,6 +264,7 @@ int main(void)
         }
         wrong += check_fed(s, 4);
     }
+    wrong += check_led(&data_image);
     wrong += check_failure(&stuck_image, "no rank can advance");
     wrong += check_failure(&collide_image, "both send to rank 0");
     printf("%lld wrong\n", (long long)wrong);

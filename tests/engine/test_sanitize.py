@@ -14,7 +14,7 @@ from tests.conftest import PATIENCE
 from tests.engine.harness import HERE, SOURCES, compile_c
 
 LIMIT_S = 5 * PATIENCE
-NAMES = ("driver", "images", "near", "mixed", "kept", "fed", "supply")
+NAMES = ("driver", "images", "near", "mixed", "kept", "fed", "led", "supply")
 DRIVER = [str(HERE / f"{name}.c") for name in NAMES]
 
 

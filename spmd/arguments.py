@@ -17,6 +17,7 @@ from spmd.files.npy import element_count
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
     from codegen.image.manifest import ImageFile
@@ -107,6 +108,15 @@ def scalar_words(manifest: dict[str, Any], scalars: dict[str, int | float]) -> l
     ]
 
 
+def scalars_of_words(manifest: dict[str, Any], words: Sequence[int]) -> dict[str, int | float]:
+    """The scalars of such words, by name."""
+    return {
+        scalar["name"]: struct.unpack("=d", struct.pack("=q", word))[0]
+        if scalar["dtype"] == "float64" else word
+        for scalar, word in zip(manifest["scalars"], words)
+    }
+
+
 def patched_in(
     image: ImageFile, settings: dict[str, Any], mesh: dict[str, int], ranks: int | None
 ) -> tuple[dict[str, Any], dict[str, int], int | None]:
@@ -119,11 +129,7 @@ def patched_in(
         return settings, mesh, ranks
     manifest = image.manifest
     sizes = {a["name"]: n for a, n in zip(manifest["mesh"], own.sizes)}
-    values = {
-        s["name"]: struct.unpack("=d", struct.pack("=q", word))[0]
-        if s["dtype"] == "float64" else word
-        for s, word in zip(manifest["scalars"], own.scalars)
-    }
+    values = scalars_of_words(manifest, own.scalars)
     product = element_count(own.sizes)
     known = {**{s["name"]: s for s in manifest["scalars"]}}
     wrong = [f"{k}={v}" for k, v in mesh.items() if k in sizes and sizes[k] != v]

@@ -108,7 +108,8 @@ class Opened:
 
     @plainly
     def close(self) -> None:
-        """Free the job's memory. Kept outputs that are still used are copied out first.
+        """Free the job's memory, once all calls that were started have ended. Kept outputs that are
+        still used are copied out first.
 
         In a forked child it does nothing.
         """
@@ -343,13 +344,15 @@ class Opened:
         return listens(job) if self._group.is_led else not self.distributed
 
     def _prepare_next(self, job: Job, face: Face, arguments: dict[str, Any]) -> None:
-        if not self._group.is_led:
-            self._prepared[face.number] = PreparedCall(job, face, arguments)
-            return
+        """Prepare calls like this one, which has succeeded; where that fails, in all processes, the
+        next one goes the general way."""
+        area = self._group.area
         try:
-            area = self._group.area
-            call = LedCall(job, face, arguments, self._group.memory)
-        except Exception:  # of all processes: the next call goes the general way
+            if self._group.is_led:
+                call: PreparedCall = LedCall(job, face, arguments, self._group.memory)
+            else:
+                call = PreparedCall(job, face, arguments)
+        except Exception:
             self._prepared.clear()
             return
         if self._group.area is not area:

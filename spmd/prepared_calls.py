@@ -49,6 +49,9 @@ class PreparedCall:
                 leaves.append(name)
         scalars = {scalar["name"]: (k, scalar)
                    for k, scalar in enumerate(job.manifest["scalars"])}
+        shaping = mentioned([job.manifest["conditions"], job.manifest["routes"]]
+                            + [array["shape"] for _, array in (*face.inputs, *face.outputs)])
+        self._settable = scalars.keys() - shaping
         self._scalars = [(name, *scalars[name]) for name in arguments if name in scalars]
         self._kept: list[Any] = []  # what the engine's structures point to
         self._inputs, puts = self._places(
@@ -118,19 +121,24 @@ class PreparedCall:
                     return None
                 value = fitting(array, shape, value)
             held.append(self._hand(place, value))
-        for name, k, scalar in self._scalars:
-            number = scalar_value(scalar, arguments[name])
-            if scalar["loads"] and not self._is_set(scalar, k, number):
-                return None
-            if scalar["dtype"] == "float64":
-                self._floats[k] = number
-            else:
-                self._words[k] = number
-        return held
+        numbers = [scalar_value(scalar, arguments[name]) for name, _, scalar in self._scalars]
+        loads = False
+        for (name, k, scalar), number in zip(self._scalars, numbers):
+            words: Any = self._floats if scalar["dtype"] == "float64" else self._words
+            if scalar["loads"] and words[k] != number:
+                loads = True
+                if name not in self._settable:
+                    return None
+            words[k] = number
+        return held if not loads or self._load() else None
 
-    def _is_set(self, scalar: dict[str, Any], k: int, number: int | float) -> bool:
-        words: Any = self._floats if scalar["dtype"] == "float64" else self._words
-        return bool(words[k] == number)
+    def _load(self) -> bool:
+        """Have the loaded job evaluate again what depends on scalars; return whether it can."""
+        if not self.job.set_words(self._words):
+            return False
+        self.version = self.job.version
+        self.job.setup = self.job.setup.with_words(list(self._words))
+        return True
 
     def _spread(self, arguments: dict[str, Any]) -> Any:
         flat: dict[str, Any] = {}
@@ -191,6 +199,9 @@ class LedCall(PreparedCall):
         self.pointer.scalar = self._shared
         self._bytes = 8 * count
 
+    def _load(self) -> bool:
+        return False  # all processes must: in the general way
+
     def _hand(self, place: Any, value: np.ndarray) -> Any:
         np.copyto(place, value)
 
@@ -206,6 +217,16 @@ class LedCall(PreparedCall):
     def finish(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
         super().finish(arrays)
         return [view.copy() for view in self._views]
+
+
+def mentioned(formulas: Any) -> set[str]:
+    """Return every text in formulas of a manifest: the names of scalars among them."""
+    if isinstance(formulas, str):
+        return {formulas}
+    inside = formulas.values() if isinstance(formulas, dict) else formulas
+    if not isinstance(formulas, (dict, list)):
+        return set()
+    return {name for formula in inside for name in mentioned(formula)}
 
 
 def _address(place: Any, array: np.ndarray) -> Any:

@@ -15,8 +15,8 @@ from codegen.suggest import meant
 
 _MARK = "__spmd_entry__"
 _TAKEN = (  # by open images
-    "close", "distributed", "entries", "follow", "keep", "load", "processes", "profile", "save",
-    "start", "state",
+    "arrays", "close", "distributed", "entries", "follow", "keep", "load", "processes", "profile",
+    "save", "start", "state",
 )
 
 

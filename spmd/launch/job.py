@@ -298,12 +298,8 @@ class Job:
         words = ffi.new("int64_t[]", setup.words or [0])
         if all(setup.words[k] == self.setup.words[k] for k in self.loads):
             self._check(lib.spmd_job_set_scalars(self._job, words))
-        else:
-            status = lib.spmd_job_scalars(self._job, words)
-            if status == lib.SPMD_RANGE:
-                return False
-            self._check(status)
-            self.version += 1
+        elif not self.set_words(words):
+            return False
         self.setup = setup
         return True
 
@@ -313,6 +309,16 @@ class Job:
         while lib.spmd_job_wait(self._job, WAIT_MS) == lib.SPMD_RUNNING:
             pass
         self._check(lib.spmd_job_undo(self._job))
+
+    def set_words(self, words: Any) -> bool:
+        """Have load() evaluate again what depends on scalars; return whether buffers stay as they
+        are. words: of all scalars."""
+        status = lib.spmd_job_scalars(self._job, words)
+        if status == lib.SPMD_RANGE:
+            return False
+        self._check(status)
+        self.version += 1
+        return True
 
     def replace(self, pairs: list[int]) -> None:
         """Of each pair of buffers, what the run has left in the second is in the first from now

@@ -6,8 +6,10 @@ what of an array. Always holds: nothing is loaded, and no memory taken.
 
 from __future__ import annotations
 
+from copy import copy
+
 from codegen.image.manifest import evaluate
-from spmd.arguments import scalar_words
+from spmd.arguments import scalar_words, scalars_of_words
 from spmd.engine import lib
 from spmd.files.npy import element_count
 from spmd.launch.hosts import Hosts, hosted, mine
@@ -50,6 +52,13 @@ class Setup:
         self.words = scalar_words(manifest, scalars)
         self.room_bytes = self._room_bytes() if options.checkpoint or options.resume else 0
         self.room_bytes += self._frame_bytes(options.save or {})
+
+    def with_words(self, words: list[int]) -> Setup:
+        """Return the same setup for other scalars, which no shape and no condition mentions."""
+        setup = copy(self)
+        setup.words, setup.scalars = words, scalars_of_words(self.manifest, words)
+        setup.values = {**self.values, **setup.scalars}
+        return setup
 
     def _room_bytes(self) -> int:
         """At most, of a rank: what copies of what one of the points carries take."""

@@ -63,6 +63,14 @@ def scaled(n: int = 8):
     return w["a"] * x * spmd.scalar("k", 2.0) + w["b"] + spmd.scalar("shift", 10)
 
 
+@spmd.program(mesh=("r",))
+def rolled(n: int = 16):
+    """Scalars on which neighbours depend."""
+    by, back = spmd.scalar("by", 3), spmd.scalar("back", 0)
+    u = spmd.input("u", (n,), np.float64, layout=("r",))
+    return np.roll(u, by) - np.roll(u, -back)
+
+
 @pytest.fixture(scope="module")
 def account():
     return spmd.build(Account)
@@ -156,6 +164,22 @@ def test_calls_with_other_scalars(image, ranks):
                 job(x=x, w=w, k=k, shift=1.5)
         assert len(calls) == 1
         np.testing.assert_array_equal(job(x=x, w=w), a * 2 + 11)  # their defaults
+
+
+@pytest.mark.parametrize("ranks", [1, 3, 5])
+def test_calls_with_other_scalars_that_neighbours_depend_on(ranks):
+    u = np.arange(16.0)
+    with spmd.build(rolled).open(ranks=ranks) as job:
+        calls = set()
+        for by, back in [(3, 0), (1, 0), (1, 5), (15, 5), (3, 0), (0, 0), (16, 15)]:
+            with pytest.raises(UsageError, match="scalar back"):
+                job(u=u, by=by, back="no")
+            for _ in range(2):
+                want = np.roll(u, by) - np.roll(u, -back)
+                np.testing.assert_array_equal(job(u=u, by=by, back=back), want)
+            calls.add(job._prepared[None])
+        np.testing.assert_array_equal(job(u=u), np.roll(u, 3) - u)
+        assert len(calls) == 1
 
 
 def test_a_started_call_copies_its_inputs_and_runs_in_its_turn(account, image):

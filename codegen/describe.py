@@ -77,7 +77,8 @@ def manifest_of(plan: Plan, target: str, finished: Plan | None = None) -> dict[s
         "feeds": [_feed(f, plan) for f in plan.feeds],
         "saves": [{**_array(s.array), "every": s.every} for s in plan.saves],
         "returns": plan.returns,
-        "states": [{"input": s.input, "path": s.path, "new": s.new} for s in plan.states],
+        "states": [{"input": s.input, "path": s.path, "new": s.new, "begins": s.begins}
+                   for s in plan.states],
         "entries": [_entry(k, e, owners) for k, e in enumerate(plan.entries)],
         "conditions": conditions_of(plan),
         "routes": routes_of(plan),

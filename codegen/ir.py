@@ -164,12 +164,13 @@ class StateArray:
     """An array that stays on the ranks between calls. It lies in an input; path: as users write it.
 
     new: the output that holds its new value where an entry gives it one; it takes the place of the
-    old value as the call ends.
+    old value as the call ends. begins: whether the first entry makes it; else it has to be given.
     """
 
     input: int
     path: str
     new: int
+    begins: bool = True
 
 
 @dataclass(frozen=True)

@@ -14,14 +14,15 @@ __version__ = "0.1.0"
 
 # Names of the language, defined in codegen.trace.api.
 _LANGUAGE = frozenset(
-    """Array Dim Stream all_gather all_ranks all_to_all any_ranks arange array asarray axis_index
-    axis_size barrier blocks checkpoint_name checkpoint_policies cond custom_vjp dynamic_slice
-    dynamic_update_slice empty empty_like entry eye feed fori_loop full full_like grad hessian
-    identity index input jacfwd jacobian jacrev jvp kernel like linspace mesh ones ones_like
-    pand pargmax pargmin parse_parameter pbroadcast pexscan pgather pmax pmean pmin por
-    ppermute pprod preduce print program Program progress pscan pscatter psum psum_scatter
-    pvary pxor range ranks remat replicated require save scalar scan shard_map spec start
-    stop_gradient switch top_k value_and_grad vjp vmap while_loop zeros zeros_like""".split()
+    """Array Dim Stream all_gather all_ranks all_to_all any_ranks arange array asarray
+    axis_index axis_size barrier blocks checkpoint_name checkpoint_policies cond custom_vjp
+    dynamic_slice dynamic_update_slice empty empty_like entity entry eye feed fori_loop full
+    full_like grad hessian identity index input jacfwd jacobian jacrev jvp kernel like
+    linspace mesh ones ones_like pand pargmax pargmin parse_parameter pbroadcast pexscan
+    pgather pmax pmean pmin por ppermute pprod preduce print program Program progress pscan
+    pscatter psum psum_scatter pvary pxor range ranks remat replicated require save scalar
+    scan shard_map spec start stop_gradient switch top_k value_and_grad vjp vmap while_loop
+    zeros zeros_like""".split()
 )
 
 # Names of the runtime, defined in spmd.image, spmd.building and spmd.jitting.
@@ -77,6 +78,7 @@ if TYPE_CHECKING:  # for editors and type checkers: where every name has its doc
     from codegen.trace.api import Dim as Dim
     from codegen.trace.api import Program as Program
     from codegen.trace.api import custom_vjp as custom_vjp
+    from codegen.trace.api import entity as entity
     from codegen.trace.api import entry as entry
     from codegen.trace.api import grad as grad
     from codegen.trace.api import kernel as kernel
@@ -208,6 +210,8 @@ def _find(name: str) -> Any:
         value = getattr(import_module(_HOMES[name]), name)
         if name in _LANGUAGE:
             import_module("spmd.mistakes")  # how IPython shows those of a program
+            paths = import_module("codegen.user.state_paths")
+            paths.give_files(lambda: import_module("spmd.eager_state"))
             globals()[name] = value
         return value
     if name in _MODULES:

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from codegen.user.entry_methods import called_whole, no_entry
+from codegen.user.entry_methods import called_whole, no_entry, not_given
 from spmd.arrays import numpy_dtype
 from spmd.distributed import Distributed, global_of
-from spmd.faces import Face, faces_of, states_of
+from spmd.faces import Face, faces_of, needed_of, states_of
 from spmd.following import CALLS
 from spmd.given_state import GivenState
 from spmd.launch.job import Job
@@ -83,6 +83,8 @@ class OpenedEntity(Opened):
         self._has_state = False
         self._saved: dict[str, np.ndarray] | None = None  # of a job that was ended
         self.entries = {name: EntryCall(self, face) for name, face in self._faces.items()}
+        # names of states that have to be given before the first call
+        self._needed = [] if options.state is not None else needed_of(checked.manifest)
         self._begin(options.state)
         self._has_state = True
 
@@ -113,6 +115,11 @@ class OpenedEntity(Opened):
 
     def _faces_by_number(self) -> dict[int | None, Face]:
         return {face.number: face for face in (self._initial, *self._faces.values())}
+
+    def _call(self, face: Face, arguments: dict[str, Any]) -> Any:
+        if self._needed:
+            raise not_given(self._manifest["program"], self._needed)
+        return super()._call(face, arguments)
 
     # ---- state -----------------------------------------------------------------------------------
 
@@ -176,6 +183,7 @@ class OpenedEntity(Opened):
                 given.put(job)
             finally:
                 given.close()
+            self._needed = []
         elif not self.distributed:
             return self._get_state()
         else:

@@ -226,7 +226,7 @@ _MANIFEST = table(
         sends=every(table(number=_COUNT, fields=every(_ARRAY))))),
     saves=every(both(_ARRAY, table(every=_COUNT))),
     returns=returned,
-    states=every(table(input=_COUNT, path=text, new=_COUNT)),
+    states=every(table({"begins": truth}, input=_COUNT, path=text, new=_COUNT)),
     entries=every(table({"place": text}, name=text, inputs=every(_COUNT), outputs=every(_COUNT),
                         reads=every(_COUNT), rebinds=every(_COUNT), updates=every(_COUNT),
                         scalars=every(text), feeds=every(text), saves=every(text),

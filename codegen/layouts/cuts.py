@@ -222,8 +222,9 @@ def near(
             return ()
         if wanted.period is not None and wanted.extent != held.extent:
             return ()
-        around = _ranges if wanted.period is None else _ranges_around
-        found[held.axes[0]] = around(mesh, held, wanted)
+        before, beyond, _ = wanted.wraps() or (0, 0, 0)
+        ranges = _ranges if before == 0 and beyond == 0 else _ranges_around
+        found[held.axes[0]] = ranges(mesh, held, wanted)
     return tuple(found[a] for a in axes) if set(found) == set(axes) else ()
 
 

@@ -32,7 +32,7 @@ from codegen.oracle.ranks import EagerRank, Shards
 from codegen.oracle.streams import EagerStream, declared
 from codegen.oracle.threads import Crew
 from codegen.places import put_place, user_place
-from codegen.user import named, spec
+from codegen.user import held_inputs, named, spec
 from codegen.user.eager_runs import running_eagerly
 from codegen.user.layout_trees import MeshName, spread
 from codegen.user.numbers import element_type, rounded
@@ -103,6 +103,7 @@ class World(Common):
         self.declared: dict[str, tuple[Place | None, Said]] = {}
         self.shards = Shards(self)
         self.feeds: dict[str, EagerStream] = {}
+        self.held: Mapping[str, Any] = {}  # states in the place of inputs, by name
 
     def runs(
         self, function: Callable[[], Any], place: Place | None = None, also: Iterable[str] = ()
@@ -138,6 +139,11 @@ class World(Common):
     def input(self, name: str, shape: Any, dtype: Any = None, layout: Any = None,
               default: Any = None) -> Any:
         tree, leaves = spec.declared(name, shape, dtype, layout)
+        if name in self.held:
+            types = {leaf: (element_type(what.dtype).name, _extents(what.shape))
+                     for leaf, what in leaves.items()}
+            return held_inputs.taken(self.held[name], name, types,
+                                     lambda x: (x.dtype.name, x.shape), lambda x: x.copy())
         given = named.spread({k: x for k, x in self.given.items()
                               if k == name or named.is_in(k, name)}, leaves)
         defaults = {} if default is None else named.spread({name: default}, leaves, "default of")
@@ -152,7 +158,7 @@ class World(Common):
 
     def _input(self, name: str, what: spec.Spec, given: Any, default: Any) -> EagerArray:
         shape, layout, dtype = what.shape, what.layout, element_type(what.dtype)
-        extents = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
+        extents = _extents(shape)
         self._declare("input", name, shape=extents, dtype=dtype, layout=layout, default=default)
         if given is not None:
             array = dtypes.as_numpy(given)
@@ -305,6 +311,10 @@ class World(Common):
                 return own(*shards)
 
         return main
+
+
+def _extents(shape: Any) -> tuple[Any, ...]:
+    return tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
 
 
 def _check_kept(name: str, array: np.ndarray[Any, Any], wanted: np.dtype[Any]) -> None:

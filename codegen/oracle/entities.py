@@ -6,6 +6,7 @@ copies. Always holds: state keeps shapes and dtypes; a call that fails leaves it
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,12 +14,18 @@ from typing import Any
 import numpy as np
 
 from codegen import dtypes
+from codegen.casts import inexact, may_cast
 from codegen.errors import InputError, Place, SpmdError
-from codegen.oracle.eager import World
+from codegen.oracle import eager
 from codegen.oracle.local import local, whole
 from codegen.oracle.streams import EagerStream
-from codegen.user import named, state_rules
-from codegen.user.entry_methods import called_whole, no_entry, place_of_method
+from codegen.user import named, state_paths, state_rules
+from codegen.user.entry_methods import (
+    called_whole,
+    no_entry,
+    not_given,
+    place_of_method,
+)
 from codegen.user.numbers import owner_of
 from codegen.user.state_paths import Contents, Leaves, leaves_by_path, placed
 
@@ -86,13 +93,14 @@ class EagerEntity:
 
     def __init__(
         self, name: str, methods: Mapping[str, Callable[..., Any]], place: Place,
-        made: Callable[[], Any], world: Callable[[Mapping[str, Any]], World],
-        states: Callable[[], Collection[str]],
+        made: Callable[[], Any], world: Callable[[Mapping[str, Any]], eager.World],
+        states: Callable[[], Collection[str]], needed: Collection[str] = (),
     ) -> None:
         """methods: the entries. made: makes the object, as `__init__` does. world: what an eager
-        run of these inputs knows. states: the paths of what is state in an image."""
+        run of these inputs knows. states: the paths of what is state in an image. needed: names
+        of states that have to be given first."""
         self._name, self._methods, self._place = name, dict(methods), place
-        self._world, self._states = world, states
+        self._world, self._states, self._needed = world, states, list(needed)
         self._feeds: dict[str, EagerStream] = {}
         self._shared: dict[str, str] = {}  # paths of arrays that may be one, by each other
         self._written: set[str] = set()  # paths of arrays that are written in place
@@ -141,6 +149,8 @@ class EagerEntity:
     # ---- calls -----------------------------------------------------------------------------------
 
     def _enter(self, name: str, arguments: Mapping[str, Any]) -> Any:
+        if self._needed:
+            raise not_given(self._name, self._needed)
         while True:
             try:
                 return self._once(name, arguments)
@@ -227,34 +237,51 @@ class EagerEntity:
         which the compiler says."""
         return {self._names[path]: whole(self._values[path]) for path in self._states()}
 
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Put other values in the place of the state: arrays by name, or trees of them.
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the state to a file, as an open image does: .safetensors, or .npz."""
+        state_paths.files().write(os.fspath(path), self.state())
 
-        Raises InputError where one is missing, unknown, or of another shape or dtype.
+    def load(self, state: str | os.PathLike[str] | Mapping[str, Any]) -> None:
+        """Replace the state: by a file that `save` of this or of an open image wrote, or by arrays
+        by name, or trees of them.
+
+        Raises InputError, and nothing has changed, where one is missing, unknown, or of another
+        shape, and where its dtype would lose something.
         """
         paths = {self._names[path]: path for path in self._states()}
-        given = named.spread(state, paths, "state")
-        found: dict[str, Any] = {}
-        for name, x in given.items():
-            if name not in paths:
-                raise InputError(f"{self._name} has no state {name}",
-                                 expected=named.listed(paths) or "no state", found=name)
-            array, value = dtypes.as_numpy(x), self._values[paths[name]]
-            was = _kind(value)
-            assert was is not None
-            if (array.shape, array.dtype) != (was.shape, was.dtype):
-                raise InputError(f"state {name} has another shape or dtype",
-                                 expected=state_rules.type_text(*was.said),
-                                 found=state_rules.type_text(array.dtype.name, array.shape))
-            found[paths[name]] = array
-        if left := [name for name in paths if name not in given]:
-            raise InputError(f"state {left[0]} is not given", expected=named.listed(paths),
-                             found=named.listed(given) or "nothing")
-        for path, array in found.items():
-            value = self._values[path]
+        kinds = {name: _kind(self._values[path]) for name, path in paths.items()}
+        wanted = {name: kind.said for name, kind in kinds.items() if kind}
+        if isinstance(state, (str, os.PathLike)):
+            found = state_paths.files().read(os.fspath(state), wanted, self._name)
+        else:
+            found = self._fitting(named.spread(state, paths, "state"), wanted)
+        self._needed = []
+        for name, path in paths.items():
+            value, array = self._values[path], found[name]
             self._values[path] = (_copied(array, self._layouts[path])
-                                  if isinstance(value, np.ndarray)
-                                  else _as(_kind(value), array[()]))
+                                  if isinstance(value, np.ndarray) else _as(kinds[name], array))
+
+    def _fitting(
+        self, given: Mapping[str, Any], wanted: Mapping[str, tuple[str, tuple[int, ...]]]
+    ) -> dict[str, Any]:
+        """The arrays in the dtypes of the state."""
+        found = {}
+        for name, x in given.items():
+            array = dtypes.as_numpy(x)
+            if name not in wanted:
+                raise InputError(f"{self._name} has no state {name}", found=name,
+                                 expected=named.listed(wanted) or "no state")
+            dtype = np.dtype(wanted[name][0])
+            if array.shape != wanted[name][1] or not may_cast(array, dtype) or inexact(
+                    array, dtype) is not None:
+                raise InputError(f"state {name} has another shape or dtype",
+                                 expected=state_rules.type_text(*wanted[name]),
+                                 found=state_rules.type_text(array.dtype.name, array.shape))
+            found[name] = array.astype(dtype)
+        if left := [name for name in wanted if name not in given]:
+            raise InputError(f"state {left[0]} is not given", expected=named.listed(wanted),
+                             found=named.listed(given) or "nothing")
+        return found
 
 
 def _kind(x: Any) -> Kind | None:

@@ -36,6 +36,7 @@ from codegen.trace.derive.marks import (
     stop_gradient,
 )
 from codegen.trace.feed_calls import Stream
+from codegen.trace.functions_as_entries import entity
 from codegen.trace.kernel_call import Kernel
 from codegen.trace.program import Program, parse_parameter
 from codegen.trace.ranks import mapping
@@ -49,8 +50,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 __all__ = [
     "Array", "Dim", "Program", "Stream", "checkpoint_name", "checkpoint_policies", "custom_vjp",
-    "entry", "grad", "hessian", "jacfwd", "jacobian", "jacrev", "jvp", "parse_parameter", "program",
-    "remat", "replicated", "spec", "stop_gradient", "value_and_grad", "vjp", "vmap",
+    "entity", "entry", "grad", "hessian", "jacfwd", "jacobian", "jacrev", "jvp", "parse_parameter",
+    "program", "remat", "replicated", "spec", "stop_gradient", "value_and_grad", "vjp", "vmap",
 ]
 
 

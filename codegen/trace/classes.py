@@ -53,7 +53,7 @@ from codegen.trace.program import (
 )
 from codegen.trace.state import LeafType, describe, joined, leaf_type, same
 from codegen.user import state_rules
-from codegen.user.entry_methods import entries_of
+from codegen.user.entry_methods import entries_of, place_of_method
 from codegen.user.named import below
 from codegen.user.state_paths import Leaves, leaves_by_path, placed
 
@@ -109,13 +109,17 @@ class Entity(Program):
         graph = functools.cache(lambda: self.graph(given))
 
         def world(arguments: Mapping[str, Any]) -> Any:
-            found = oracle().World(axes, arguments, graph, captured, None)
+            found = oracle().eager.World(axes, arguments, graph, captured, None)
             found.frames, found.reachable = save or {}, outside
             return found
 
-        return _entities().EagerEntity(
+        return oracle().EagerEntity(
             self.name, self.methods, self.place, lambda: self.cls(**values), world,
-            lambda: [state.path for state in graph().states])
+            lambda: [state.path for state in graph().states], self.needed())
+
+    def needed(self) -> list[str]:
+        """The names of states that `__init__` does not make: they have to be given."""
+        return []
 
     def __getattr__(self, name: str) -> Any:
         if name in self.__dict__.get("methods", ()):
@@ -233,8 +237,7 @@ class _Recording:
 
     def entry(self, name: str, method: Callable[..., Any]) -> None:
         context = self.context
-        code = method.__code__
-        place = Place(code.co_filename, code.co_firstlineno, 0, -1, name)
+        place = place_of_method(name, method)
         mark = Mark.of(context)
         said = dict(context.said)
         # what __init__ declares, entries may name in formulas
@@ -345,7 +348,8 @@ class _Recording:
         given: list[dict[int, Value]] = []  # of each output, by arm: its value
         states: list[StateArray] = []
         for number, kept in enumerate(self.states.values()):
-            states.append(StateArray(number, kept.path, len(outputs)))
+            begins = kept.name not in self.entity.needed()
+            states.append(StateArray(number, kept.path, len(outputs), begins))
             outputs.append(Output(kept.name, kept.new[0], kept.input.layout, kept.input.shape))
             given.append(kept.new)
         entries: list[Entry] = []
@@ -400,7 +404,7 @@ def _blank(block: Block, name: str, t: ArrayType, place: Place | None) -> Value:
 def place_of(cls: type) -> Place:
     """Where a class stands."""
     for function in vars(cls).values():
-        code = getattr(function, "__code__", None)
+        code = getattr(inspect.unwrap(function), "__code__", None) if callable(function) else None
         if code is not None:
             break
     else:
@@ -411,12 +415,6 @@ def place_of(cls: type) -> Place:
     except (OSError, TypeError):
         line = code.co_firstlineno
     return Place(code.co_filename, line, 0, -1, cls.__name__)
-
-
-def _entities() -> Any:
-    from codegen.oracle import entities  # start-up time: builds and images do without it
-
-    return entities
 
 
 def _described(t: LeafType) -> tuple[str, tuple[Any, ...]]:

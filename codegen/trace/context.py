@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from math import gcd
@@ -86,6 +86,9 @@ class Context:
     reserved: frozenset[str] = frozenset()  # names of scalars, which loop variables leave free
     entry = ""  # whose code is captured, in a class that is a program
     own_scalars: dict[str, Place | None]  # that it, or the program, has declared, and where
+    held: Mapping[str, Any] = types.MappingProxyType({})  # states in the place of inputs, by name
+    # states that are looked for, by name: the tree that is declared, and its leaves
+    looked_for: dict[str, Any]
     states: tuple[StateArray, ...] = ()
     entries: tuple[Entry, ...] = ()
     outermost: Any = None  # what loops in no other one carried in the capture before: settled.Inner
@@ -98,7 +101,7 @@ class Context:
         self.epoch = 0  # grows where a piece of code begins that may be undone
         self.place: Place | None = None  # where ops come from, if not from what runs now
         self.write_logs: list[dict[Storage, None]] = []
-        self.own_scalars = {}
+        self.own_scalars, self.looked_for = {}, {}
         self.scalars: dict[str, Scalar] = {}
         self.inputs: dict[str, Input] = {}
         self.feeds: dict[str, Feed] = {}

@@ -36,7 +36,7 @@ from codegen.trace.number import DEEPEST, condition_of, expr_of
 from codegen.trace.numpy import elementwise
 from codegen.trace.ranks import mapping
 from codegen.trace.ranks.layout_forms import by_rules, layout_of
-from codegen.user import named, spec
+from codegen.user import held_inputs, named, spec
 from codegen.user.layout_trees import MeshName
 from codegen.user.numbers import element_type, rounded
 from codegen.user.sameness import check_same, declared_twice, text_and_form
@@ -278,11 +278,23 @@ def input_(
                          expected="spmd.input(name, shape, …)", found=f"an array of {shape.dtype}",
                          remedy=f'spmd.input("{name}", x.shape, x.dtype, default=x)')
     tree, leaves = spec.declared(name, known.plain(shape), dtype, layout)
+    if name in context.held or name in context.looked_for:
+        types = {leaf: (element_type(what.dtype).name, shape_of(what.shape, f'input "{leaf}"'))
+                 for leaf, what in leaves.items()}
+    if name in context.held:
+        return held_inputs.taken(
+            context.held[name], name, types, lambda x: (x.type.dtype.name, x.extents),
+            lambda x: wrap(context, x.read(), scalar=False))
     if {name, *leaves} != {name, *named.of_tree(name, context.inputs)} or (
         name in leaves and name not in context.inputs
     ):
         _check_name(context, name, "input")
     given = named.spread({name: default}, leaves, "default of") if default is not None else {}
+    if name in context.looked_for:
+        context.looked_for[name] = tree, {
+            leaf: held_inputs.HeldInput(what.shape, what.dtype, what.layout,
+                                   given.get(leaf, what.default), types[leaf], user_place())
+            for leaf, what in leaves.items()}
     return named.renamed(lambda leaf, what: _one_input(
         context, leaf, what.shape, what.dtype, what.layout, given.get(leaf, what.default)
     ), tree, name)

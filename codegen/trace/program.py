@@ -379,7 +379,7 @@ class Program:
         shape, UsageError for an unknown name; exceptions of NumPy come through.
         """
         check_takers(save)
-        eager = oracle()
+        eager = oracle().eager
         known = {k: v for k, v in given.items() if k in self.parameters}
         rest = {k: v for k, v in given.items() if k not in self.parameters}
         axes = self._eager_axes(ranks, mesh)
@@ -394,7 +394,7 @@ class Program:
         fixed = {a.name: a.fixed for a in self.mesh.axes} | given_sizes
         if mesh and all(fixed.values()):
             ranks = math.prod(n for n in fixed.values() if n)
-        axes: dict[str, int] = oracle().mesh_sizes(self.mesh.names, fixed, ranks)
+        axes: dict[str, int] = oracle().eager.mesh_sizes(self.mesh.names, fixed, ranks)
         return axes
 
     def _captured(self, axes: Mapping[str, int]) -> Callable[[Callable[[], Any]], Module]:
@@ -419,7 +419,7 @@ class Program:
     def interpreted(self, axes: Mapping[str, int], prints: list[str]) -> dict[str, Any]:
         """The outputs by name, of a program without inputs: its Graph, computed in NumPy. prints
         collects what it prints."""
-        found: dict[str, Any] = oracle().outputs(self.graph({}), axes, prints)
+        found: dict[str, Any] = oracle().eager.outputs(self.graph({}), axes, prints)
         return found
 
     def __getattr__(self, name: str) -> Any:
@@ -469,6 +469,6 @@ def outputs_at(context: Context, returned: Any, place: Place) -> tuple[list[Outp
 
 
 def oracle() -> Any:
-    from codegen.oracle import eager  # start-up time: builds and images do without it
+    from codegen.oracle import entities  # start-up time: builds and images do without it
 
-    return eager
+    return entities

@@ -9,9 +9,10 @@ import inspect
 from collections.abc import Callable, Collection
 from typing import Any
 
-from codegen.errors import MissingError, Place, UsageError
+from codegen.errors import InputError, MissingError, Place, UsageError
 from codegen.places import user_place
 from codegen.suggest import meant
+from codegen.user.named import some
 
 _MARK = "__spmd_entry__"
 _TAKEN = (  # by open images
@@ -100,3 +101,10 @@ def called_whole(program: str, entries: Collection[str]) -> MissingError:
     """It is called as if it were one program."""
     return MissingError(f"{program} is called, and it has entries", found="x(…)",
                         expected=" or ".join(f"x.{name}(…)" for name in sorted(entries)))
+
+
+def not_given(program: str, names: Collection[str]) -> InputError:
+    """An entry is called before a state that nothing begins has been given."""
+    return InputError(f"{program} has no state yet: no default says what {some(names)} begins with",
+                      expected="a state that is given before the first call", found="a call",
+                      remedy="open(state={…}), or x.load({…}); or default= in its spmd.input")

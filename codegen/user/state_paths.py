@@ -7,13 +7,24 @@ holds: lists, dicts and objects keep their identity when arrays are put into the
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from codegen.user.named import below
 from codegen.user.objects import attributes, is_carried, put_attributes, put_items
 
 Leaves = dict[str, tuple[str, Any]]  # by path: a name, such as w.in, and the leaf
+_files: list[Callable[[], Any]] = []
+
+
+def give_files(module: Callable[[], Any]) -> None:
+    """Say what gives the module that reads and writes files of states: it is the runtime's."""
+    _files[:] = [module]
+
+
+def files() -> Any:
+    """The module that reads and writes files of states."""
+    return _files[0]()
 
 
 def leaves_by_path(x: Any) -> Leaves:

@@ -17,7 +17,7 @@ from codegen.errors import UsageError
 from codegen.user import named
 from spmd import report
 from spmd.arguments import check_array, check_checks, check_names, read
-from spmd.faces import face_of
+from spmd.faces import face_of, needed_of
 from spmd.files import ZARR, is_series
 from spmd.files.whole import check_place
 from spmd.launch import array_files, loader
@@ -189,6 +189,10 @@ class Run(Launch):
             if file is not None:
                 file.check()
         states = self._states(setup, saved_state) if asked.state or asked.save_state else {}
+        if face.number is not None and not asked.state and (needed := needed_of(self.manifest)):
+            raise UsageError(f"{self.manifest['program']} has no state yet",
+                             expected=", ".join(needed), found="no --state",
+                             remedy="--state FILE.safetensors")
         versions = array_files.versions_of(self.opened)
         return {"files": versions, "states": states} | self.mine(setup, {
             "--entry": asked.entry, "--state": asked.state is not None,

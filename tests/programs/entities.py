@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 SHAPES = ("()", "(5,)", "(4, 3)", "(3, 4)", "(4, 4)", "(1, 6)", "(0, 3)", "(n, 2)", "(n,)",
-          "(2, 3, 4)", "(7,)")
+          "(2, 3, 4)", "(7,)", "(rows, 3)")
+ROWS = 8  # the extent of a dim that a layout rule is of
 DTYPES = ("float64",) * 4 + ("float32", "float32", "int64", "int32", "bool", "complex128",
                              "float16", "uint8")
 
@@ -26,6 +27,7 @@ import numpy as np
 import spmd
 
 TABLE = np.arange(60) % 5
+rows = spmd.Dim("rows", 8)
 
 
 class Pair(NamedTuple):
@@ -61,6 +63,10 @@ class Base:
 """
 
 
+def extents_of(shape: str, n: int) -> tuple[int, ...]:
+    return tuple(eval(shape, {"n": n, "rows": ROWS}))
+
+
 @dataclass
 class State:
     """One array that stays. path: how it is written; layout: "" where it has none of its own."""
@@ -76,7 +82,7 @@ class State:
         return len(self.extents(1))
 
     def extents(self, n: int) -> tuple[int, ...]:
-        return tuple(eval(self.shape, {"n": n}))
+        return extents_of(self.shape, n)
 
     @property
     def kind(self) -> str:
@@ -94,14 +100,14 @@ class Machine:
     states: list[State]
     numbers: dict[str, str]
     inputs: dict[str, dict[str, tuple[str, str]]]
-    scalars: dict[str, list[str]] = field(default_factory=dict)
-    axes: tuple[str, ...] = ("r",)
+    scalars: dict[str, list[str]]
+    axes: tuple[str, ...]
 
     def arguments(self, entry: str, ranks: int, rng: np.random.Generator) -> dict[str, Any]:
         """Inputs and scalars of one call."""
         found: dict[str, Any] = {}
         for name, (shape, dtype) in self.inputs[entry].items():
-            found[name] = values(tuple(eval(shape, {"n": ranks})), dtype, rng)
+            found[name] = values(extents_of(shape, ranks), dtype, rng)
         for name in self.scalars[entry]:
             if rng.integers(3):
                 found[name] = int(rng.integers(0, 4))
@@ -121,7 +127,7 @@ class Author:
     """Writes a machine with these random numbers."""
 
     def __init__(self, rng: random.Random) -> None:
-        self.rng = rng
+        self.rng, self.axes = rng, ("r",) if rng.randrange(4) else ("r", "c")
         self.lines: list[str] = []
         self.depth = 2
         self.states: list[State] = []
@@ -171,11 +177,13 @@ class Author:
             shape, dtype, layout = other.shape, other.dtype, other.layout
         else:
             shape, dtype, layout = rng.choice(SHAPES), rng.choice(DTYPES), ""
-            dims = eval(shape, {"n": 1})
-            if dims and self.chance(75):
+            dims = extents_of(shape, 1)
+            if dims and "rows" not in shape and self.chance(75):
                 entries: list[str | None] = [None] * len(dims)
                 if self.chance(70):
                     entries[rng.randrange(len(dims)) if "n" not in shape else 0] = "r"
+                    if self.axes[1:] and "n" not in shape:
+                        entries[rng.randrange(len(dims))] = "c"
                 layout = repr(tuple(entries))
             if "n" in shape and "r" not in layout:
                 layout = repr(("r", *[None] * (len(dims) - 1)))
@@ -183,7 +191,8 @@ class Author:
         self.states.append(s)
         tail = f", layout={layout}" if layout else ""
         kind = rng.randrange(4)
-        if kind == 0 and "n" not in shape and s.ndim and s.dtype != "bool" and not layout:
+        fixed = s.ndim and "n" not in shape and "rows" not in shape
+        if kind == 0 and fixed and s.dtype != "bool" and not layout:
             size = int(np.prod(s.extents(1)))
             return f"TABLE[:{size}].reshape({shape}).astype(np.{dtype})"
         dtype = "bool" if dtype == "bool" else f"np.{dtype}"
@@ -292,9 +301,8 @@ class Author:
         if not ours:
             return self.rebind()
         s = self.rng.choice(ours)
-        if not s.ndim:
-            self.line(f"{s.path}[...] = {self.value(s)}")
-            return None
+        if not s.ndim:  # NumPy's operations give numbers there, which cannot be written
+            return self.rebind()
         form = self.rng.choice((
             "{p}[...] = {v}", "{p}[0] = ({v})[-1]", "{p}[1:] = {p}[:-1]", "{p}[::2] = 1",
             "{p} += 1", "{p} *= 2", "{p}[-1] += {p}[0]"))
@@ -347,7 +355,8 @@ class Author:
     def mapped(self) -> None:
         """A shard_map over a state that is split."""
         split = [s for s in self.states if s.layout.startswith("('r'") and s.kind not in "bcu"
-                 and "pair" not in s.path and "second" not in s.path and s.dtype != "float16"]
+                 and "pair" not in s.path and "second" not in s.path and s.dtype != "float16"
+                 and not self.axes[1:]]
         if not split:
             return self.rebind()
         s = self.rng.choice(split)
@@ -414,14 +423,16 @@ def machine(seed: int) -> Machine:
     for name in ("one", "two", "three")[: author.rng.randint(1, 3)]:
         author.entry(name)
         inputs[name], scalars[name] = author.inputs, author.scalars
-    text = HEAD + "\n".join(author.lines) + '\n\n\nMachine = spmd.program(mesh=("r",))(Base)\n'
-    return Machine(text, author.states, author.numbers, inputs, scalars)
+    rules = ', layout={"rows": "r"}' if "(rows, 3)" in "".join(author.lines) else ""
+    text = HEAD + "\n".join(author.lines)
+    text += f"\n\n\nMachine = spmd.program(mesh={author.axes}{rules})(Base)\n"
+    return Machine(text, author.states, author.numbers, inputs, scalars, author.axes)
 
 
 def plain_text(one: Machine, entry: str, layouts: dict[str, Any], paths: Sequence[str],
                types: dict[str, tuple[str, str]]) -> str:
     """One entry as a program of its own: states are inputs, in these layouts, and outputs."""
-    lines = ['\n\n@spmd.program(mesh=("r",))', f"def plain_{entry}():", "    self = Base()",
+    lines = [f"\n\n@spmd.program(mesh={one.axes})", f"def plain_{entry}():", "    self = Base()",
              "    n = spmd.axis_size('r')"]
     for k, path in enumerate(paths):
         shape, dtype = types[path]

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import settings
 
 import spmd
+from codegen.oracle.eager import mesh_sizes
 from codegen.user.named import named
 from tests.conftest import numbers
 from tests.programs.entities import Machine, machine, plain_text
@@ -51,11 +52,12 @@ def calls(one: Machine, space: dict[str, Any], ranks: int, seed: int) -> None:
     """The same calls of both; now and then both get the same state."""
     rng = np.random.default_rng(seed)
     plain = space["Machine"].eager(ranks=ranks)
+    n = mesh_sizes(one.axes, dict.fromkeys(one.axes), ranks)["r"]
     with spmd.build(space["Machine"]).open(ranks=ranks) as job:
         same(job.state(), plain.state(), "the state at first")
         for k in range(CALLS):
             entry = str(rng.choice(list(one.inputs)))
-            given = one.arguments(entry, ranks, rng)
+            given = one.arguments(entry, n, rng)
             what = f"call {k}, {entry}, of {ranks} ranks"
             same(job.entries[entry](**given), plain.entries[entry](**given), what)
             same(job.state(), plain.state(), f"the state after {what}")
@@ -70,6 +72,7 @@ def alone(one: Machine, space: dict[str, Any], folder: Any, ranks: int, seed: in
     """Each entry once, from some state: the program that it is alone gives the same bits."""
     rng = np.random.default_rng(seed)
     image = spmd.build(space["Machine"])
+    n = mesh_sizes(one.axes, dict.fromkeys(one.axes), ranks)["r"]
     rows = [(s["path"], image.manifest["inputs"][s["input"]]) for s in image.manifest["states"]]
     paths = [path for path, _ in rows]
     layouts = {p: tuple(None if not e else tuple(e) for e in row["layout"]) for p, row in rows}
@@ -79,7 +82,7 @@ def alone(one: Machine, space: dict[str, Any], folder: Any, ranks: int, seed: in
     programs = loaded(text, folder, "alone")
     with image.open(ranks=ranks) as job:
         for entry in one.inputs:
-            given = one.arguments(entry, ranks, rng)
+            given = one.arguments(entry, n, rng)
             state = list(job.state().values())
             result = job.entries[entry](**given)
             inputs = {f"s{k}": x for k, x in enumerate(state)}
@@ -94,7 +97,9 @@ def alone(one: Machine, space: dict[str, Any], folder: Any, ranks: int, seed: in
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(2))
 def test_random_classes(part: int, tmp_path: Any) -> None:
-    for seed in numbers(10_000) if LONG else range(part, 6, 2):
+    for seed in numbers(10_000) if LONG else range(4):
+        if seed % 2 != part:
+            continue
         one = machine(seed)
         folder = tmp_path / str(seed)
         folder.mkdir()

@@ -69,7 +69,8 @@ def test_rolls_longer_than_the_dim() -> None:
 @spmd.program(mesh=("x",))
 def parts(n: int = 8) -> Any:
     u = spmd.asarray(np.arange(n) * 1.0, layout=("x",))
-    w, v, y = u * 1, u * 1, u * 0
+    w, v, y, f = u * 1, u * 1, u * 0, u * 1
+    f[0] = np.roll(f, 1)[-1]
     w[1:-1] = (np.roll(u, 1) + np.roll(u, -1) - 2 * u)[1:-1]
     v[:1] = (np.roll(u, 1) + u)[:1]
     v[1:] = (np.roll(u, 1) + u)[1:]
@@ -77,7 +78,7 @@ def parts(n: int = 8) -> Any:
     y[4:8] = np.roll(np.full(4, 1.5) + spmd.asarray(np.arange(4.0)), 1)
     z = u.reshape(2, 4).relayout(("x", None))
     return {
-        "w": w, "v": v, "y": y, "after": np.roll(u, 1)[1:], "before": np.roll(u, -2)[:-2],
+        "w": w, "v": v, "y": y, "first": f, "after": np.roll(u, 1)[1:], "before": np.roll(u, -2)[:-2],
         "column": np.roll(z, (1, 1), (0, 1))[:, 2],
         "both": (np.roll(z, -1, 1) + np.roll(z, 1, 0))[:, :-1],
     }

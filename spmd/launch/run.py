@@ -294,8 +294,7 @@ class Run(Launch):
             if file is not None and file.part:  # all of its outputs are whole
                 file.commit()
         if self.state_file is not None:
-            print(f"state: {len(self.state_file.rows)} arrays in {self.state_file.path}",
-                  flush=True)
+            print(report.state_text(len(self.state_file.rows), self.state_file.path), flush=True)
         numbers = {o["name"]: k for k, (_, o) in enumerate(self.face.outputs)}
         for root, names in named.roots(numbers).items():
             mine = [numbers[name] for name in names]

@@ -9,10 +9,8 @@ from __future__ import annotations
 import math
 import os
 import weakref
-from collections import namedtuple
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -39,6 +37,7 @@ from spmd.launch.loader import Checked
 from spmd.launch.options import OPTIONS, TIME_LIMIT, Options
 from spmd.launch.processes import Elsewhere, Processes
 from spmd.mistakes import plainly
+from spmd.output_trees import structure
 from spmd.prepared_calls import LedCall, PreparedCall
 from spmd.started import FairLock, Started, Starter, refused
 from spmd.texts import MOST_SECONDS
@@ -543,38 +542,6 @@ def _moves(job: Job, value: Distributed, number: int) -> list[tuple[int, int, in
         if size and start != to:
             moves.append((start, to, size))
     return moves
-
-
-def structure(tree: Any, outputs: list[Any]) -> Any:
-    """Outputs as the program returned them: tree as a manifest holds it (codegen.ir.Returned)."""
-    if not isinstance(tree, list):
-        return outputs[tree]
-    kind, *inner = tree
-    if kind == "dict":
-        return {key: structure(below, outputs) for key, below in inner}
-    if kind == "named":
-        name, *fields = inner
-        values = (structure(below, outputs) for _, below in fields)
-        return _named(name, tuple(field for field, _ in fields), values)
-    values = (structure(below, outputs) for below in inner)
-    return list(values) if kind == "list" else tuple(values)
-
-
-def _named(name: str, fields: tuple[str, ...], values: Iterable[Any]) -> Any:
-    """A named tuple like the program's: its class is not where the image is."""
-    return _named_class(name, fields)(*values)
-
-
-@cache
-def _named_class(name: str, fields: tuple[str, ...]) -> Any:
-    found = namedtuple("Returned", fields, rename=True)  # type: ignore[misc]
-    found.__name__ = found.__qualname__ = name
-
-    def reduced(self: Any) -> Any:  # the class has no module where pickle could look it up
-        return _named, (name, fields, tuple(self))
-
-    found.__reduce__ = reduced  # type: ignore[method-assign]
-    return found
 
 
 def whole(value: Any) -> Any:

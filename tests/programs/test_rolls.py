@@ -78,7 +78,8 @@ def parts(n: int = 8) -> Any:
     y[4:8] = np.roll(np.full(4, 1.5) + spmd.asarray(np.arange(4.0)), 1)
     z = u.reshape(2, 4).relayout(("x", None))
     return {
-        "w": w, "v": v, "y": y, "first": f, "after": np.roll(u, 1)[1:], "before": np.roll(u, -2)[:-2],
+        "w": w, "v": v, "y": y, "first": f,
+        "after": np.roll(u, 1)[1:], "before": np.roll(u, -2)[:-2],
         "column": np.roll(z, (1, 1), (0, 1))[:, 2],
         "both": (np.roll(z, -1, 1) + np.roll(z, 1, 0))[:, :-1],
     }

@@ -161,7 +161,7 @@ def _built(
         store,
         levels.source.text,
         objects=[
-            kept.kernel(store, kernel.function, signature, symbol, target)
+            kept.kernel(store, kernel, signature, symbol, target)
             for symbol, (kernel, signature) in levels.plan.kernels
         ],
         constants=levels.source.constants,

@@ -6,6 +6,8 @@ Always holds: no pickle, no path, no date; an Expr is written in prefix form.
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from codegen.explain.checking import shares
@@ -34,6 +36,7 @@ from codegen.plan.steps import (
     simple_works,
     step_buffers,
     step_memory,
+    work_buffers,
 )
 from codegen.plan.text import loops_text, plan_text
 from codegen.printer import module_text
@@ -92,8 +95,13 @@ def manifest_of(plan: Plan, target: str, finished: Plan | None = None) -> dict[s
         ],
         "libraries": [
             {"number": k, "source": routine.source, "routine": routine.name,
-             "operations": [r["number"] for r in rows if k in r.get("libraries", ())]}
+             **_calls_of(k, steps)}
             for k, routine in enumerate(plan.libraries)
+        ],
+        "kernels": [
+            {"symbol": symbol, "name": kernel.name, "file": _file_of(kernel),
+             **_calls_of(symbol, steps)}
+            for symbol, (kernel, _) in plan.kernels
         ],
         "streams": 1,
         "checks": list(plan.checks),
@@ -127,6 +135,25 @@ def notes_of(levels: Levels) -> dict[str, Any]:
         "exchanges": [row.said for row in levels.exchanges.rows],
         **tables(levels),
     }
+
+
+def _file_of(kernel: Any) -> str:
+    """The name of the file that a kernel is written in; "" where it has none."""
+    place = getattr(kernel, "place", None)
+    return os.path.basename(place.file) if place else ""
+
+
+def _calls_of(key: int | str, steps: Sequence[Operation]) -> dict[str, Any]:
+    """In which operations a routine, by its number, or a kernel, by its symbol, is called, and the
+    buffers that it is handed there; constants are none."""
+    calls = [
+        (k, work) for k, step in enumerate(steps) if isinstance(step, Phase)
+        for work in simple_works(step)
+        if (isinstance(work, LibraryCall) and key in work.routines)
+        or (isinstance(work, KernelCall) and work.symbol == key)
+    ]
+    handed = {b.number for _, work in calls for b in work_buffers(work) if b.data is None}
+    return {"operations": sorted({k for k, _ in calls}), "buffers": sorted(handed)}
 
 
 def _operation(number: int, step: Operation) -> dict[str, Any]:

@@ -198,7 +198,7 @@ class MatchingError(ProgramError):
 
 
 class KernelError(ProgramError):
-    """A kernel that cannot be compiled, allocates or raises."""
+    """A kernel, in Python or C, that cannot be compiled, allocates, raises, or keeps state."""
 
 
 REPORT = "report this program: it is a defect of spmd"

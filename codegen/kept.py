@@ -18,8 +18,11 @@ from typing import Any, Protocol
 import numpy
 
 from codegen.image import commands, link
+from codegen.image.c_objects import compile_c
 from codegen.progress import at
+from codegen.trace.c_kernel import CKernel
 from codegen.trace.control import reads
+from codegen.trace.kernel_call import Kernel
 
 
 class BuildStore(Protocol):
@@ -47,16 +50,23 @@ def program_key(program: Any, values: Mapping[str, Any], how: Sequence[str]) -> 
     return _key("program", read, tuple(how), _compiler(), _numba()) if read else ""
 
 
-def kernel(store: BuildStore, function: Any, signature: Any, symbol: str, target: str) -> bytes:
+def kernel(store: BuildStore, kernel: Kernel, signature: Any, symbol: str, target: str) -> bytes:
     """The object file of a kernel; numba is imported only where it is to be compiled."""
-    read = reads.digest(function)
-    key = _key("kernel", read, signature, symbol, target, _numba()) if read else ""
+    if isinstance(kernel, CKernel):
+        read: Any = (kernel.in_c.prototype, kernel.in_c.texts(), kernel.passed)
+        key = _key("kernel in C", read, signature, symbol, target, _compiler())
+    else:
+        read = reads.digest(kernel.function)
+        key = _key("kernel", read, signature, symbol, target, _numba()) if read else ""
     if key and (data := store.get(key)) is not None:
         return data
-    from codegen.image.kernel_objects import compile_kernel  # numba: half a second
+    at(f"compiling the kernel {kernel.name}")
+    if isinstance(kernel, CKernel):
+        data = compile_c(kernel.in_c, kernel.passed, signature, symbol, target)
+    else:
+        from codegen.image.kernel_objects import compile_kernel  # numba: half a second
 
-    at(f"compiling the kernel {function.__name__}")
-    data = compile_kernel(function, signature, symbol, target)
+        data = compile_kernel(kernel.function, signature, symbol, target)
     if key:
         store.put(key, data)
     return data

@@ -16,6 +16,7 @@
  *   copy.c        strided copies
  *   watch.c       signs of life on a host, and who is late
  *   far.c         signs of life between hosts
+ *   rebind.c      what changes between two runs: scalars, states and what runs overwrote in them
  *   data.c        global arrays in and out
  *   follow.c      calls that process 0 makes and all others carry out
  *   start.c       processes that do not come
@@ -38,6 +39,7 @@
 #include <stddef.h>
 
 #include "engine.h"
+#include "kept.h"
 #include "spmd_image.h"
 
 #define SPMD_LINE 64         /* bytes that move between cores as one */
@@ -277,14 +279,6 @@ typedef struct spmd_saved {
 } spmd_saved;
 
 /* What the engine knows of a rank that it hosts, beside the record in the arena. */
-/* Pieces of memory as they were, one after the other: each is followed by where it begins and how
- * many bytes it has. */
-typedef struct spmd_kept {
-    char *bytes;
-    int64_t used, room;
-    bool lost; /* there was no memory for a piece */
-} spmd_kept;
-
 typedef struct spmd_hosted {
     spmd_record *record;
     struct spmd_job *job;
@@ -396,8 +390,6 @@ int spmd_pages_take(char *from, int64_t bytes);
 /* job.c */
 /* Where all buffers begin, for the scalars that the tables hold; sets rank_bytes. */
 int spmd_buffers_place(spmd_job *job, int64_t *buffer);
-/* The rank whose step this thread is about to make: what spmd_keep keeps is its. */
-void spmd_keeps_for(spmd_rank *rank);
 /* Where each buffer of a rank is as a run begins. */
 const int64_t *spmd_rank_home(const spmd_rank *rank);
 void spmd_buffers_reset(spmd_rank *rank);

@@ -15,14 +15,14 @@ __version__ = "0.1.0"
 # Names of the language, defined in codegen.trace.api.
 _LANGUAGE = frozenset(
     """Array Dim Stream all_gather all_ranks all_to_all any_ranks arange array asarray
-    axis_index axis_size barrier blocks checkpoint_name checkpoint_policies cond custom_vjp
-    dynamic_slice dynamic_update_slice empty empty_like entity entry eye feed fori_loop full
-    full_like grad hessian identity index input jacfwd jacobian jacrev jvp kernel like
-    linspace mesh ones ones_like pand pargmax pargmin parse_parameter pbroadcast pexscan
-    pgather pmax pmean pmin por ppermute pprod preduce print program Program progress pscan
-    pscatter psum psum_scatter pvary pxor range ranks remat replicated require save scalar
-    scan shard_map spec start stop_gradient switch top_k value_and_grad vjp vmap while_loop
-    zeros zeros_like""".split()
+    axis_index axis_size barrier blocks c_kernel checkpoint_name checkpoint_policies cond
+    custom_vjp dynamic_slice dynamic_update_slice empty empty_like entity entry eye feed
+    fori_loop full full_like grad hessian identity index input jacfwd jacobian jacrev jvp
+    kernel like linspace mesh ones ones_like pand pargmax pargmin parse_parameter pbroadcast
+    pexscan pgather pmax pmean pmin por ppermute pprod preduce print program Program progress
+    pscan pscatter psum psum_scatter pvary pxor range ranks remat replicated require save
+    scalar scan shard_map spec start stop_gradient switch top_k value_and_grad vjp vmap
+    while_loop zeros zeros_like""".split()
 )
 
 # Names of the runtime, defined in spmd.image, spmd.building and spmd.jitting.
@@ -39,11 +39,6 @@ _ERRORS = frozenset(
 
 # What can be warned of, defined there too.
 _WARNINGS = frozenset({"LayoutWarning"})
-
-# What is planned but not there yet, with what to write instead.
-_LATER = {
-    "c_kernel": "@spmd.kernel compiles a Python function",
-}
 
 # What people know from elsewhere, and its name here.
 _INSTEAD = {
@@ -77,6 +72,7 @@ if TYPE_CHECKING:  # for editors and type checkers: where every name has its doc
     from codegen.errors import *  # noqa: F403
     from codegen.trace.api import Dim as Dim
     from codegen.trace.api import Program as Program
+    from codegen.trace.api import c_kernel as c_kernel
     from codegen.trace.api import custom_vjp as custom_vjp
     from codegen.trace.api import entity as entity
     from codegen.trace.api import entry as entry
@@ -216,8 +212,6 @@ def _find(name: str) -> Any:
         return value
     if name in _MODULES:
         return import_module(f"spmd.{name}")
-    if name in _LATER:
-        raise _find("UnsupportedError")(f"spmd.{name} is not available yet", remedy=_LATER[name])
     instead = _INSTEAD.get(name.lower(), "")
     if not instead and hasattr(sys.modules.get("numpy"), name):
         instead = f"np.{name} works on arrays of a program"

@@ -9,6 +9,7 @@ import mmap
 import os
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 
 from codegen.errors import EnvironmentFault, SpmdError
 from spmd.doctor_check import MISSING, OK, WARNING, Check
@@ -16,10 +17,13 @@ from spmd.engine import _engine, ffi, lib
 from spmd.launch import limits, loader, routines
 
 PLACE = str(_engine.__file__)
+_PACKAGES = {"openblas": "scipy-openblas32", "numpy": "numpy"}
 
 
 def checks(calibrate: bool) -> Iterator[Check]:
-    yield _openblas()
+    openblas = _openblas()
+    yield openblas
+    yield from _routines("openblas" if openblas.state == OK else "", "numpy")
     yield _places()
     if calibrate:
         yield from calibration()
@@ -32,6 +36,24 @@ def _openblas() -> Check:
         return Check(name, OK, routines.openblas())
     except EnvironmentFault as error:
         return Check(name, WARNING, f"{error.message}; {need}", error.remedy)
+
+
+def _routines(*sources: str) -> Iterator[Check]:
+    """Whether the routines that images call give what NumPy gives: a row for each library, and one
+    for each routine that does not."""
+    try:
+        beside_numpy = import_module("spmd.routine_checks").beside_numpy
+    except ImportError:  # of NumPy: another row says so
+        return
+    for source in filter(None, sources):
+        good = 0
+        for name, fault in beside_numpy(source):
+            good += not fault
+            if fault:
+                yield Check("routines", WARNING, f"{name} of {source}: {fault}",
+                            f"pip install --force-reinstall {_PACKAGES[source]}")
+        if good:
+            yield Check("routines", OK, f"{good} of {source} give what NumPy gives")
 
 
 def _places() -> Check:

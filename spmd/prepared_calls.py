@@ -48,7 +48,8 @@ class PreparedCall:
             elif name in known:
                 leaves.append(name)
         scalars = {scalar["name"]: (k, scalar)
-                   for k, scalar in enumerate(job.manifest["scalars"])}
+                   for k, scalar in enumerate(job.manifest["scalars"])
+                   if scalar["name"] in face.scalars}
         shaping = mentioned([job.manifest["conditions"], job.manifest["routes"]]
                             + [array["shape"] for _, array in (*face.inputs, *face.outputs)])
         self._settable = scalars.keys() - shaping
@@ -61,10 +62,10 @@ class PreparedCall:
             first=job.outputs)
         self._words = ffi.new("int64_t[]", job.setup.words or [0])
         self._floats = ffi.cast("double *", self._words)
-        given = bytearray(job.outputs)
+        given = bytearray(face.given)
         for name in leaves:
             given[known[name][0]] = 1
-        self._kept += [ffi.new("uint8_t[]", bytes(given) or b"\0"),
+        self._kept += [puts, gets, ffi.new("uint8_t[]", bytes(given) or b"\0"),
                        ffi.new("uint32_t[]", face.pairs or [0])]
         self.pointer = ffi.new("spmd_call *", {
             "scalar": self._words, "given": self._kept[-2], "put": puts, "get": gets,

@@ -142,8 +142,9 @@ def summary(image: reader.ImageFile) -> Iterator[str]:
         what = f"{c['name']}: {c['dtype']}, {c['bytes']} bytes in the image"
         yield f"constant {c['number']:<3}{what}" + (f", operations {used}" if used else "")
     for row in m["libraries"]:
-        used = ", ".join(str(k) for k in row["operations"])
-        yield f"library {row['number']:<4}{row['routine']} of {row['source']}, operations {used}"
+        yield f"library {row['number']:<4}{row['routine']} of {row['source']}{_used(row)}"
+    for row in m.get("kernels", ()):
+        yield f"kernel      {row['name']} of {row['file']}{_used(row)}"
     for row in m["operations"]:
         over = f" over ({', '.join(row['axes'])})" if "axes" in row else ""
         where = f"  {row['place']}: {row['text']}" if "place" in row else ""
@@ -193,6 +194,12 @@ def _face_rows(m: dict[str, Any], face: Face, numbers: bool = True) -> Iterator[
             yield from _feed_rows(f)
     for name in face.saves if face.number is not None else ():
         yield f"frames      {name}"
+
+
+def _used(row: dict[str, Any]) -> str:
+    """Which buffers a routine or a kernel is handed, and in which operations."""
+    said = ((what, ", ".join(map(str, row.get(what, ())))) for what in ("buffers", "operations"))
+    return "".join(f", {what} {numbers}" for what, numbers in said if numbers)
 
 
 def _feed_rows(feed: dict[str, Any]) -> Iterator[str]:

@@ -1,9 +1,9 @@
 """The pages people read, as tests: every code block of README.md and docs/ runs as it stands.
 
-In: a Markdown page and an empty folder. A ```python block that begins with `# NAME.py` is a file of
-that folder, any other runs in the page's namespace; what it prints, or the error that it raises,
-stands in the ```text block after it. A ```console block has commands after `$ ` and what they say.
-Below `<!-- not run: WHY -->` a block does not run; below `<!-- numbers vary -->` words count.
+In: a Markdown page and an empty folder. A ```python or ```c block that begins with `# NAME.py` or
+`/* NAME.c */` is a file of that folder; other Python runs in the page's namespace, and what it
+prints, or the error that it raises, stands in the ```text block after it. A ```console block has
+commands and what they say. `<!-- not run: WHY -->`; `<!-- numbers vary -->`: words count.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PAGES = [ROOT / "README.md", *DOCS]
 GENERATED = re.compile(r"(?<=<!-- generated: ).*?(?=<!-- /generated -->)", re.S)
 FENCE = re.compile(r"^( *)```(\{?[\w-]*\}?)[^\n]*\n(.*?)^\1```$", re.M | re.S)
 NOTE = re.compile(r"<!-- (not run|numbers vary)(?:: (.*?))? -->\s*$")
-RUNS = ("python", "console", "text")
+RUNS = ("python", "c", "console", "text")
 SLOW_START = "waits: its workers are still starting"
 
 
@@ -78,6 +78,8 @@ class Reader:
             try:
                 if block.language == "python":
                     self.python(block, after if after and after.language == "text" else None)
+                elif block.language == "c":
+                    self.c(block)
                 elif block.language == "console":
                     self.console(block)
                 else:
@@ -112,6 +114,11 @@ class Reader:
         out = re.sub(r"example-\d+\.py", "example.py", said.getvalue())
         if shown and shown.note != "not run":
             compare(shown.text, out, shown.note)
+
+    def c(self, block: Block) -> None:
+        named = re.match(r"/\* ([\w/.-]+\.[ch]) \*/\n", block.text)
+        assert named, "a block of C begins with the name of its file: /* NAME.c */"
+        (self.folder / named[1]).write_text(block.text)
 
     # ---- commands
 

@@ -20,6 +20,7 @@ from codegen.emit.rank_code import Places, RankFunction
 from codegen.emit.spell import combined
 from codegen.emit.stepping import ControlWriter
 from codegen.functions import FUNCTIONS
+from codegen.image.gufunc import c_types
 from codegen.plan.fed_in_place import where_fields_lie
 from codegen.plan.grammar import (
     Array,
@@ -36,6 +37,7 @@ from codegen.plan.image_constants import constant_places
 from codegen.plan.names import identifier
 from codegen.plan.overlays import entry_of_buffers
 from codegen.plan.steps import simple_works, walk_steps
+from codegen.routine_trials import Word
 from codegen.symbolic.expr import Expr, Sym
 from codegen.symbolic.spelling import Binds
 
@@ -55,12 +57,7 @@ _TOP = """
 #define AT(r, number) ((void *)((r)->memory + (r)->buffer[number]))
 """
 
-_BLAS = """
-/* routines of libraries: the engine opens those, and hands over a table of addresses */
-enum { SPMD_ROW_MAJOR = 101, SPMD_BY_COLUMNS, SPMD_PLAIN = 111, SPMD_TRANSPOSED, SPMD_ADJOINT,
-       SPMD_UPPER = 121, SPMD_LOWER, SPMD_ANY_DIAGONAL = 131, SPMD_UNIT_DIAGONAL,
-       SPMD_LEFT = 141, SPMD_RIGHT };
-"""
+_LIBRARIES = "/* routines of libraries, by a table of addresses that the engine hands over */\n"
 
 
 @dataclass(frozen=True)
@@ -173,7 +170,11 @@ def _routines(plan: Plan) -> list[str]:
     )
     called = {w.function.name: w.function for s in walk_steps(plan.steps) if isinstance(s, Phase)
               for w in simple_works(s) if isinstance(w, LibraryCall)}
-    return [*([_BLAS + names] if names else []), *(
+    said = {word for f in called.values() for word in Word if f"SPMD_{word.name}" in f.text}
+    words = ", ".join(f"SPMD_{word.name} = {word.value}" for word in sorted(said))
+    if words:
+        names = fold(f"enum {{ {words} }};") + f"\n{names}"
+    return [*([_LIBRARIES + names] if names else []), *(
         wrapped(f"static void {f.name}(", ["void *const *library", f.parameters], ")")
         + "\n{\n" + "    (void)library;\n" * (not f.routines)
         + f"{indent(f.text.strip(), '    ')}\n}}\n" for f in called.values()
@@ -183,13 +184,7 @@ def _routines(plan: Plan) -> list[str]:
 def _kernels(plan: Plan) -> list[str]:
     out = []
     for symbol, (kernel, signature) in plan.kernels:
-        types: list[str] = []
-        for p in signature:
-            if p.ndim or p.writes:
-                types += ["void *"] + ["int64_t"] * p.ndim
-            else:  # a complex number by its parts
-                part = p.dtype.compute.removesuffix(" _Complex")
-                types += [part] * (2 if p.dtype.kind == "c" else p.many or 1)
+        types = [c for p in signature for c in c_types(p)]
         where = f" ({source(kernel.place)})" if getattr(kernel, "place", None) else ""
         head = comment(f"kernel {kernel.name}{where}")
         out.append(f"{head}\nvoid {symbol}({', '.join(types)});\n")

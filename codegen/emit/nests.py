@@ -14,8 +14,8 @@ from codegen.emit.function import CFunction
 from codegen.emit.spell import combined, converted, element, literal, stored, suffix
 from codegen.fresh import Fresh
 from codegen.functions import OPENMP, neutral
+from codegen.library_routines import KEEP_ROUTINE
 from codegen.plan.grammar import (
-    KEEP_ROUTINE,
     KEEPS,
     Bound,
     Buffer,

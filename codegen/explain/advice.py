@@ -69,7 +69,7 @@ def remedy(
     if kernels:
         return (
             f"halo= in the call of {kernels[0]} for dims along which it works point by point or in "
-            f"windows, or signature= in @spmd.kernel: each rank then gets its part"
+            f"windows, or signature= where the kernel is made: each rank then gets its part"
         )
     if any(isinstance(o.what, Fourier) for o in by):
         return (f"a length with two factors of at least {FACTOR}, of {FOUR_STEPS} elements on: "

@@ -40,6 +40,24 @@ class Parameter(NamedTuple):
     many: int = 0
 
 
+def c_types(p: Parameter) -> list[str]:
+    """What C takes for a parameter: the address of an array and its extents, a number, or the parts
+    of a complex one."""
+    if p.ndim or p.writes:
+        return ["void *"] + ["int64_t"] * p.ndim
+    part = p.dtype.compute.removesuffix(" _Complex")
+    return [part] * (2 if p.dtype.kind == "c" else p.many or 1)
+
+
+def c_names(k: int, p: Parameter) -> list[str]:
+    """The names of these in the function around a kernel, whose parameter number k it is."""
+    if p.ndim or p.writes:
+        return [f"p{k}", *(f"n{k}_{d}" for d in range(p.ndim))]
+    if p.dtype.kind == "c":
+        return [f"p{k}", f"q{k}"]
+    return [f"p{k}", *(f"q{k}_{d}" for d in range(1, p.many))]
+
+
 @dataclass(frozen=True)
 class Signature:
     """dims: per parameter, inputs first, the names of the dims that the function sees."""

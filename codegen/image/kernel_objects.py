@@ -22,17 +22,10 @@ from numba.np import numpy_support
 from codegen.dtypes import DType
 from codegen.errors import KernelError
 from codegen.image import kernel_refusals as refusals
-from codegen.image.gufunc import ONLY, Parameter
+from codegen.image import link
+from codegen.image.gufunc import ONLY, Parameter, c_names
 from codegen.places import names_in
 
-# What a kernel may call: libm, memory moves, and the compiler's own arithmetic.
-_MATH = frozenset(
-    "acos asin atan atan2 acosh asinh atanh cos sin tan cosh sinh tanh exp exp2 expm1 log log2 "
-    "log10 log1p pow sqrt cbrt hypot erf erfc lgamma tgamma floor ceil trunc rint nearbyint "
-    "round fabs fmod "
-    "remainder copysign ldexp frexp modf fmin fmax fma memcpy memset memmove __powidf2 __powisf2 "
-    "__divti3 __modti3 __muldc3 __divdc3 __mulsc3 __divsc3".split()
-)
 # What numba calls by another name, with the same arguments.
 _ALIASES = {"numba_gamma": "tgamma", "numba_gammaf": "tgammaf", "numba_ldexp": "ldexp",
             "numba_frexp": "frexp"}
@@ -46,7 +39,7 @@ def compile_kernel(
     module = _optimised(_typed(function, signature), symbol, target)
     declared = [*module.functions, *module.global_variables]
     names = {f.name for f in declared if f.is_declaration and not f.name.startswith("llvm.")}
-    outside = {n for n in names if not _is_math(n)}
+    outside = {n for n in names if not link.is_math(n)}
     if outside:
         raise refusals.not_linkable(
             function, functions, outside, str(module),
@@ -75,10 +68,6 @@ def _element(dtype: DType) -> Any:
     return types.boolean if dtype.kind == "b" else getattr(types, dtype.name, None)
 
 
-def _is_math(name: str) -> bool:
-    return name in _MATH or (name.endswith("f") and name[:-1] in _MATH)
-
-
 def _typed(
     function: Callable[..., Any], signature: Sequence[Parameter], debug: bool = False
 ) -> Any:
@@ -103,15 +92,13 @@ def _wrapper(signature: Sequence[Parameter]) -> str:
     names, lines, arguments = [], [], []
     loops: dict[int, str] = {}
     for k, p in enumerate(signature):
-        parts = [f"n{k}_{d}" for d in range(p.ndim)]
+        _, *parts = c_names(k, p)
         argument = f"a{k}"
         if p.ndim or p.writes:
             lines.append(f"    a{k} = carray(p{k}, ({', '.join(parts) or '1'},))")
         elif p.dtype.kind == "c":
-            parts = [f"q{k}"]
             lines.append(f"    a{k} = {p.dtype.name}(complex(p{k}, q{k}))")
         elif p.many:
-            parts = [f"q{k}_{d}" for d in range(1, p.many)]
             lines.append(f"    a{k} = (p{k}, {', '.join(parts)})")
         else:
             argument = f"p{k}"

@@ -36,6 +36,18 @@ WARNINGS = (
 ).split()
 LINK = "-shared -nostartfiles -Wl,--build-id=none,-z,defs,-z,now,-z,noexecstack,-Bsymbolic".split()
 
+# What kernels may call: libm, memory moves, and the compiler's own arithmetic.
+_MATH = frozenset(
+    "acos asin atan atan2 acosh asinh atanh cos sin tan cosh sinh tanh exp exp2 expm1 log log2 "
+    "log10 log1p logb ilogb scalbn scalbln pow sqrt cbrt hypot erf erfc lgamma tgamma floor ceil "
+    "trunc rint nearbyint lrint llrint round lround llround fabs fmod remainder remquo copysign "
+    "nan nextafter nexttoward fdim ldexp frexp modf fmin fmax fma sincos j0 j1 jn y0 y1 yn "
+    "cacos casin catan cacosh casinh catanh ccos csin ctan ccosh csinh ctanh cexp clog cpow csqrt "
+    "cabs carg cimag creal conj cproj memcpy memset memmove memcmp __memcpy_chk __memset_chk "
+    "__memmove_chk __stack_chk_fail __stack_chk_guard __powidf2 __powisf2 __divti3 __modti3 "
+    "__udivti3 __umodti3 __multi3 __popcountdi2 __muldc3 __divdc3 __mulsc3 __divsc3".split()
+)
+
 _ASSEMBLY = """
     .section .spmd.index, "a", @progbits
     .balign 8
@@ -103,6 +115,11 @@ def compiler() -> list[str]:
     )
 
 
+def is_math(name: str) -> bool:
+    """Whether a symbol is one of those that kernels may call."""
+    return name in _MATH or (name.endswith("f") and name[:-1] in _MATH)
+
+
 def link(
     source: str, *, objects: Sequence[bytes], constants: bytes, manifest: dict[str, Any],
     notes: dict[str, Any], index_words: int, target: str,
@@ -129,8 +146,26 @@ def link(
     return bytes(data)
 
 
+def shared(files: dict[str, bytes], target: str) -> bytes:
+    """The shared object that these object files are linked into."""
+    return _linked(files, list(files), target)
+
+
 def _linked(files: dict[str, bytes], inputs: list[str], target: str) -> bytes:
     """The shared object that the compiler makes of these files. Raises EnvironmentFault."""
+    command = [*compiler(), *FLAGS, *WARNINGS, f"-march={target}", "-I", include_dir(), *LINK,
+               "-o", "image.so", *inputs, "-lm"]
+    data, done = in_folder(files, [command], "image.so")
+    if done.code:
+        raise _refused(command[0], done, files, target)
+    return data
+
+
+def in_folder(
+    files: dict[str, bytes], programs: Sequence[Sequence[str]], makes: str
+) -> tuple[bytes, commands.Ended]:
+    """Write files into a folder of their own, and run programs there up to the first that fails;
+    return the file that they make, and how the last one ended. Raises EnvironmentFault."""
     with commands.unwound(), _folder() as folder:
         try:
             for name, content in files.items():
@@ -138,21 +173,27 @@ def _linked(files: dict[str, bytes], inputs: list[str], target: str) -> bytes:
         except OSError as error:
             raise EnvironmentFault(f"cannot write to {folder}: {error.strerror}",
                                    remedy="set TMPDIR to a directory with room") from None
-        command = [*compiler(), *FLAGS, *WARNINGS, f"-march={target}", "-I", include_dir(), *LINK,
-                   "-o", "image.so", *inputs, "-lm"]
-        # Its own files are in ours, so that they go with ours whatever ends it.
+        # Their own files are in ours, so that they go with ours whatever ends them.
         environment = {**os.environ, "LC_ALL": "C", "SOURCE_DATE_EPOCH": "0", "TMPDIR": folder}
-        try:
-            done = commands.run(command, folder=folder, environment=environment)
-        except OSError as error:
-            raise EnvironmentFault(f"the C compiler {command[0]} cannot be started",
-                                   found=str(error.strerror), remedy="set CC") from None
-        if done.code:
-            raise _refused(command[0], done, files, target)
-        if not Path(folder, "image.so").is_file():
-            raise EnvironmentFault(f"{command[0]} is not a C compiler", expected="an output file",
-                                   found="none", remedy="install gcc or set CC")
-        return Path(folder, "image.so").read_bytes()
+        for command in programs:
+            try:
+                done = commands.run(command, folder=folder, environment=environment)
+            except OSError as error:
+                raise _not_started(command[0], error) from None
+            if done.code:
+                return b"", done
+        if not Path(folder, makes).is_file():
+            raise EnvironmentFault(f"{programs[0][0]} is not a C compiler",
+                                   expected="an output file", found="none",
+                                   remedy="install gcc or set CC")
+        return Path(folder, makes).read_bytes(), done
+
+
+def _not_started(name: str, error: OSError) -> EnvironmentFault:
+    if name == "objcopy":
+        return EnvironmentFault("objcopy not found", remedy="apt install binutils")
+    return EnvironmentFault(f"the C compiler {name} cannot be started",
+                            found=str(error.strerror), remedy="set CC")
 
 
 def trial(target: str) -> str:

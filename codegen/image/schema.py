@@ -211,6 +211,8 @@ _ARRAY = table(name=text, dtype=word(*DTYPES), shape=every(formula, DIMS),
 _FIELD = table(name=text, dtype=word(*DTYPES), shape=every(formula, DIMS),
                layout=every(every(text, AXES), DIMS))
 _MANIFEST = table(
+    {"kernels": every(table(symbol=text, name=text, file=text, buffers=every(_COUNT),
+                            operations=every(_COUNT)))},
     program=text, parameters=table(),
     target=table(machine=text, level=text, features=every(text, 1000)),
     mesh=every(table(name=text, size=maybe(integer(1, 2**31 - 1))), AXES),
@@ -244,7 +246,7 @@ _MANIFEST = table(
                         operations=every(_COUNT))),
     constants=every(table(number=_COUNT, name=text, dtype=word(*DTYPES), offset=_COUNT,
                           bytes=_COUNT, operations=every(_COUNT))),
-    libraries=every(table(number=_COUNT, source=text, routine=text,
+    libraries=every(table({"buffers": every(_COUNT)}, number=_COUNT, source=text, routine=text,
                           operations=every(_COUNT))),
     checks=every(word(*CHECKS)),
 )

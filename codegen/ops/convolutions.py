@@ -19,9 +19,10 @@ from codegen.errors import InternalError
 from codegen.ir import ArrayType, Op, Shape, Value
 from codegen.layouts import cuts
 from codegen.layouts.cuts import Cut, Window
+from codegen.library_routines import LETTERS, named_in
 from codegen.mesh import joined_layout
 from codegen.ops.kind import Array, Eval, Kind, Types, extents, layout_of
-from codegen.ops.matmul import LETTERS, blas, shared
+from codegen.ops.matmul import shared
 from codegen.ops.views import Broadcast
 from codegen.plan.grammar import Caller, Load, Part
 from codegen.plan.indexing import affine, loop_vars, positions, strides
@@ -489,10 +490,11 @@ def _caller(what: Convolve, dtype: DType, moves: Sequence[Sequence[int]],
             line = line.replace(word, means)
         text = text.replace("<in row>", indented(line, 20))
         text = text.replace("<at row>", f"{c} *restrict line = rows + row * deep;")
-    gemm, pointers = blas("gemm", dtype), dtype.kind == "c"
+    pointers = dtype.kind == "c"
+    text, routines = named_in(text, dtype)
     said = {f"<{k}{d}>": str(by[d]) for k, by in zip("sd", moves) for d in range(MOST_DIMS)}
     said |= {"<T>": c if gives == "x" else f"const {c}", "<R>": c if gives == "w" else f"const {c}",
-             "<gemm>": gemm.called, "<one>": "&one" if pointers else "1",
+             "<one>": "&one" if pointers else "1",
              "<zero>": "&zero" if pointers else "0"}
     for word, means in said.items():
         text = text.replace(word, means)
@@ -508,7 +510,7 @@ def _caller(what: Convolve, dtype: DType, moves: Sequence[Sequence[int]],
     arrays = [f"{'' if name == gives else 'const '}{c} *restrict {name}"
               for name in (*what.reads_of, gives)]
     parameters = [*(f"int64_t {name}" for name in read), *arrays, f"{c} *restrict rows"]
-    caller = Caller(called, ", ".join(parameters), text, () if lanes else (gemm,))
+    caller = Caller(called, ", ".join(parameters), text, routines)
     return caller, tuple(known[name] for name in read)
 
 

@@ -16,10 +16,10 @@ from codegen import dtypes
 from codegen.dtypes import DType
 from codegen.ir import ArrayType, Op, Shape, Value
 from codegen.layouts.cuts import Window, whole
+from codegen.library_routines import LETTERS, named_in, real_of
 from codegen.mesh import joined_layout
 from codegen.ops.kind import Array, Eval, Kind, Types, layout_of
-from codegen.ops.matmul import LETTERS
-from codegen.plan.grammar import Caller, Part, Routine, Var
+from codegen.plan.grammar import Caller, Part, Var
 from codegen.plan.indexing import loop_vars, positions, ravel
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
@@ -31,26 +31,7 @@ if TYPE_CHECKING:
     from codegen.trace.batching.batch import Batch
 
 INFO = dtypes.BY_NAME["int32"]
-KINDS = frozenset(LETTERS)  # the types that LAPACK computes with
 COLUMNS_LEAST = 32  # right sides: with fewer, sharing them among ranks is not worth an exchange
-
-
-def letter(dtype: DType) -> str:
-    return LETTERS[dtype.name]
-
-
-def real_of(dtype: DType) -> DType:
-    """The type of the parts of a number."""
-    return {"complex64": dtypes.FLOAT32, "complex128": dtypes.FLOAT64}.get(dtype.name, dtype)
-
-
-def lapack(name: str, dtype: DType, takes: str) -> Routine:
-    """A row: takes are the types of its parameters, T for the elements' and R for their parts'."""
-    named = (("T *", "void *" if dtype.kind == "c" else f"{dtype.c} *"),
-             ("R *", f"{real_of(dtype).c} *"))
-    for word, c in named:
-        takes = takes.replace(word, c)
-    return Routine("openblas", letter(dtype) + name, "int", takes)
 
 
 class Factor(Kind):
@@ -152,16 +133,14 @@ class Members:
         made = self.at.spare(f"{self.op.results[0].name}_{name}", dtype, *shape)
         return Part(made, expr.const(0), True)
 
-    def call(self, name: str, parameters: str, text: str, routines: Sequence[Routine],
-             numbers: Sequence[Expr], parts: Sequence[Part[Value]]) -> None:
-        """In the text stand <T> for the type of elements, <R> for that of their parts, and a
-        routine without the letter of the type: <potrf>."""
-        kind = letter(self.dtype)
-        names = {"<T>": self.dtype.c, "<R>": real_of(self.dtype).c}
-        names |= {f"<{r.name[1:]}>": r.called for r in routines}
-        for word, said in names.items():
+    def call(self, name: str, parameters: str, text: str, numbers: Sequence[Expr],
+             parts: Sequence[Part[Value]]) -> None:
+        """In the text stand <T> for the type of elements, <R> for that of their parts, and the keys
+        of routines: <potrf>."""
+        text, routines = named_in(text, self.dtype)
+        for word, said in {"<T>": self.dtype.c, "<R>": real_of(self.dtype).c}.items():
             parameters, text = parameters.replace(word, said), text.replace(word, said)
-        function = Caller(f"{kind}_{name}", parameters, text, tuple(routines))
+        function = Caller(f"{LETTERS[self.dtype.name]}_{name}", parameters, text, routines)
         self.at.call(function, self.loops, numbers, parts, self.op)
 
 
@@ -198,7 +177,6 @@ class Cholesky(Factor):
             "for (int64_t i = 0; i < n; i++)\n"
             f"    for (int64_t {others}; j++)\n"
             "        x[i * n + j] = 0;",
-            [lapack("potrf", m.dtype, "int, char, int, T *, int")],
             op.operands[0].type.shape[-1:], [m.copied(op.operands[0], factor), *m.results(1)],
         )
 
@@ -232,7 +210,6 @@ class Lu(Factor):
         m.call(
             "lu", "int64_t n, int64_t m, <T> *lu, int32_t *pivots, int32_t *info",
             "*info = m && n ? <getrf>(SPMD_BY_COLUMNS, m, n, lu, m, pivots) : 0;",
-            [lapack("getrf", m.dtype, "int, int, int, T *, int, int *")],
             op.operands[0].type.shape[-2:],
             [m.copied(op.operands[0], op.results[0]), *m.results(1)],
         )
@@ -278,8 +255,6 @@ class LuSolve(Factor):
         m.call(
             "lu_solve", "int64_t k, int64_t n, const <T> *lu, const int32_t *pivots, <T> *x",
             "if (n && k)\n    <getrs>(SPMD_BY_COLUMNS, 'N', n, k, lu, n, pivots, x, n);",
-            [lapack("getrs", m.dtype,
-                    "int, char, int, int, const T *, int, const int *, T *, int")],
             b.type.shape[-2:], [m.part(lu), m.part(pivots), m.copied(b, op.result)],
         )
 
@@ -314,7 +289,6 @@ class Swapped(Factor):
             "const int32_t *pivots",
             "if (rows)\n"
             "    <laswp>(SPMD_BY_COLUMNS, rows, x + first, columns, 1, count, pivots, 1);",
-            [lapack("laswp", m.dtype, "int, int, T *, int, int, int, const int *, int")],
             [rows, columns, op.operands[1].type.shape[-1], self.first],
             [m.part(made, writes=True), m.part(op.operands[1])],
         )
@@ -357,11 +331,7 @@ class Triangular(Factor):
         m, made, a = Members(self, op, at), at.take_over(op), op.operands[1]
         how = (_SIDE[self.right], _TRIANGLE[self.lower], _TURN[self.adjoint],
                _DIAGONAL[self.unit])
-        pointers = m.dtype.kind == "c"
-        factor = "const T *" if pointers else m.dtype.c
-        routine = lapack("trsm", m.dtype, "int, int, int, int, int, int, int, "
-                         f"{factor}, const T *, int, T *, int")
-        one = f"(const {m.dtype.c}[]){{1}}" if pointers else "1"
+        one = f"(const {m.dtype.c}[]){{1}}" if m.dtype.kind == "c" else "1"
         said = "_".join(word.removeprefix("SPMD_").lower() for word in how)
         m.call(
             f"triangular_{said}",
@@ -369,7 +339,6 @@ class Triangular(Factor):
             "if (rows && columns)\n"
             f"    <trsm>(SPMD_ROW_MAJOR, {', '.join(how)},\n"
             f"        rows, columns, {one}, a, n, x, row);",
-            [Routine(routine.source, routine.name, "void", routine.takes)],
             (a.type.shape[-1], *made.type.shape[-2:], made.type.shape[-1]),
             [m.part(a), replace(m.part(made, writes=True), row=3)],
         )

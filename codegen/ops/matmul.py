@@ -13,11 +13,12 @@ from codegen.dtypes import DType
 from codegen.ir import ArrayType, Op, Shape, Value
 from codegen.layouts import cuts
 from codegen.layouts.cuts import Cut, Window
+from codegen.library_routines import LETTERS, MOST, named_in
 from codegen.mesh import joined_layout
 from codegen.ops.kind import Array, Eval, Kind, Types, layout_of
 from codegen.ops.views import Broadcast, Transpose
 from codegen.plan import grammar as plan
-from codegen.plan.grammar import Caller, LibraryCall, Part, Routine
+from codegen.plan.grammar import Caller, LibraryCall, Part
 from codegen.plan.indexing import affine, loop_vars, positions, ravel
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
     from codegen.trace.batching.batch import Batch
     from codegen.trace.derive.reverse import Reverse
 
-LETTERS = {"float32": "s", "float64": "d", "complex64": "c", "complex128": "z"}
-MOST = (1 << 31) - 1  # what BLAS and LAPACK count with: C's int
 # A product whose summed extent and one other are at most this is written as loops: calling BLAS
 # takes longer than computing it.
 _LOOPS_MOST = 12
@@ -43,14 +42,10 @@ _GRAM_LEAST = 64
 # is saved would move this many times the bytes.
 _TIMES_FEWER = 2
 
-# Routines of BLAS: their parameters, T of the elements' type, one for a number.
-_TAKES = {
-    "gemm": "int, int, int, int, int, int, one, const T *, int, const T *, int, one, T *, int",
-    "syrk": "int, int, int, int, int, one, const T *, int, one, T *, int",
-}
-# What calls them: its numbers, and its text. "sgemm_tt": a kernel of OpenBLAS for AVX-512 keeps
-# the distance of rows in static memory, for the last n % 4 columns of small results: of two threads
-# one takes the other's. So these columns are products with a copy, which another kernel makes.
+# What calls routines of BLAS: its numbers, and its text. "sgemm_tt": a kernel of OpenBLAS for
+# AVX-512 keeps the distance of rows in static memory, for the last n % 4 columns of small results:
+# of two threads one takes the other's. So these columns are products with a copy, which another
+# kernel makes.
 _CALLERS = {
     "gemm": ("m, n, k, lda, ldb, ldc", """\
 if (m > 0 && n > 0)
@@ -83,23 +78,14 @@ if (m != n) {
 }
 
 
-def blas(name: str, dtype: DType) -> Routine:
-    c, takes, pointers = dtype.c, _TAKES[name], dtype.kind == "c"
-    for word, means in (("T *", "void *" if pointers else f"{c} *"),
-                        ("one", "const void *" if pointers else c)):
-        takes = takes.replace(word, means)
-    return Routine("openblas", LETTERS[dtype.name] + name, "void", takes)
-
-
 def _caller(name: str, dtype: DType, turned: Sequence[bool]) -> Caller:
     """A C function for c = added * c + sign * a b, of operands that lie plain or transposed."""
     ways = "".join("t" if t else "n" for t in turned)
     called = f"{LETTERS[dtype.name]}{name}_{ways}"
     numbers, text = _CALLERS.get(called, _CALLERS[name])
     c, pointers = dtype.c, dtype.kind == "c"
-    routines = [blas(r, dtype) for r in _TAKES if f"<{r}>" in text]
-    said = {f"<{r.name[1:]}>": r.called for r in routines}
-    said |= {"<alpha>": "&one" if pointers else "sign", "<beta>": "&kept" if pointers else "added"}
+    text, routines = named_in(text, dtype)
+    said = {"<alpha>": "&one" if pointers else "sign", "<beta>": "&kept" if pointers else "added"}
     said |= {f"<{x}>": "SPMD_TRANSPOSED" if t else "SPMD_PLAIN" for x, t in zip("ab", turned)}
     for word, means in said.items():
         text = text.replace(word, means)
@@ -107,7 +93,7 @@ def _caller(name: str, dtype: DType, turned: Sequence[bool]) -> Caller:
         text = f"const {c} one = sign, kept = added;\n{text}"
     parameters = [*(f"int64_t {x}" for x in (*numbers.split(", "), "sign", "added")),
                   f"const {c} *a", f"const {c} *b", f"{c} *c"]
-    return Caller(called, ", ".join(parameters), text, tuple(routines))
+    return Caller(called, ", ".join(parameters), text, routines)
 
 
 def added_to(call: LibraryCall[Value], sign: int, into: Value, offset: Expr, row: Expr

@@ -14,8 +14,9 @@ import numpy as np
 from codegen import dtypes
 from codegen.dtypes import DType
 from codegen.ir import Op, Shape
+from codegen.library_routines import real_of
 from codegen.ops.kind import Array
-from codegen.ops.lapack import INFO, Factor, Members, lapack, real_of
+from codegen.ops.lapack import INFO, Factor, Members
 from codegen.symbolic import expr
 
 if TYPE_CHECKING:
@@ -52,26 +53,22 @@ class Qr(Factor):
         m, (n, rows) = Members(self, op, at), op.operands[0].type.shape[-2:]
         columns = expr.maximum(n, rows) if self.mode == "complete" else n  # at most
         room = columns * expr.minimum(expr.minimum(n, rows), _BLOCK)
-        routines = [lapack("geqrf", m.dtype, "int, int, int, T *, int, T *, T *, int")]
         parameters = "int64_t n, int64_t m, int64_t room, <T> *h, <T> *tau, int32_t *info, "
         text = "*info = m && n ? <geqrf>(SPMD_BY_COLUMNS, m, n, h, m, tau, work, room) : 0;"
         numbers = [n, rows, room]
         if self.mode != "r":
-            form = "ungqr" if m.dtype.kind == "c" else "orgqr"
-            takes = "int, int, int, int, T *, int, const T *, T *, int"
-            routines.append(lapack(form, m.dtype, takes))
             parameters = parameters.replace("room, ", "room, int64_t c, ") + "<T> *q, "
             numbers.append(op.results[3].type.shape[-2])
             text += (
                 "\nconst int64_t k = spmd_min(m, n);\n"
                 "for (int64_t i = 0; i < c * m; i++)\n"
                 "    q[i] = i < k * m ? h[i] : i / m == i % m;\n"
-                f"if (k && !*info)\n"
-                f"    *info = <{form}>(SPMD_BY_COLUMNS, m, c, k, q, m, tau, work, room);"
+                "if (k && !*info)\n"
+                "    *info = <orgqr>(SPMD_BY_COLUMNS, m, c, k, q, m, tau, work, room);"
             )
         parts = [m.copied(op.operands[0], op.results[0]), *m.results(1),
                  m.spare("work", m.dtype, room)]
-        m.call(f"qr_{self.mode}", parameters + "<T> *work", text, routines, numbers, parts)
+        m.call(f"qr_{self.mode}", parameters + "<T> *work", text, numbers, parts)
 
 
 @dataclass(frozen=True)
@@ -106,7 +103,6 @@ class Svd(Factor):
             room = small * (10 + 3 * _BLOCK) + large
         elif self.vectors == "A":
             room += large * _BLOCK
-        real = "R *, " if is_complex else ""
         u, v = ("u", "v") if has else ("a", "a")  # what is not asked for is not touched
         parts = [m.copied(*op.operands), *m.results(), m.spare("work", m.dtype, room),
                  m.spare("numbers", INFO, small * 8)]
@@ -121,8 +117,6 @@ class Svd(Factor):
             f"*info = m && n ? <gesdd>(SPMD_BY_COLUMNS, '{self.vectors}', m, n, a, m, s, {u}, m,\n"
             f"    {v}, k, work, room, {'reals, ' if is_complex else ''}numbers) : 0;\n"
             "if (*info == -5)\n    *info = 1; // LAPACK does not take a matrix with NaNs",
-            [lapack("gesdd", m.dtype, "int, char, int, int, T *, int, R *, T *, int, T *, int, "
-                    f"T *, int, {real}int *")],
             [n, rows, room, op.results[3].type.shape[-1] if has else n], parts,
         )
 
@@ -153,7 +147,6 @@ class Eigh(Factor):
         square = n * n if self.vectors else expr.const(0)
         room = square * (1 if is_complex else 2) + n * (6 + _BLOCK) + 1
         rooms, ints = square * 2 + n * 5 + 1, n * 5 + 3
-        form, real = ("heevd", "R *, int, ") if is_complex else ("syevd", "")
         copy = m.copied(op.operands[0], op.results[2] if self.vectors else None)
         parts = [copy, *m.results()[:2], m.spare("work", m.dtype, room),
                  m.spare("numbers", INFO, ints)]
@@ -165,10 +158,8 @@ class Eigh(Factor):
             "int64_t n, int64_t room, int64_t ints, " + "int64_t rooms, " * is_complex
             + "<T> *v, <R> *w, int32_t *info, <T> *work, "
             "int32_t *numbers" + (", <R> *reals" if is_complex else ""),
-            f"*info = n ? <{form}>(SPMD_BY_COLUMNS, {job}, n, v, n, w, work, room,\n"
+            f"*info = n ? <syevd>(SPMD_BY_COLUMNS, {job}, n, v, n, w, work, room,\n"
             f"    {'reals, rooms, ' if is_complex else ''}numbers, ints) : 0;",
-            [lapack(form, m.dtype,
-                    f"int, char, char, int, T *, int, R *, T *, int, {real}int *, int")],
             [n, room, ints, *[rooms] * is_complex], parts,
         )
 
@@ -199,7 +190,7 @@ class Eig(Factor):
         vectors = f"{complex_of(m.dtype).c} *v, " if self.vectors else ""
         parts = [m.copied(*op.operands), *m.results(), m.spare("work", m.dtype, room),
                  m.spare("reals", real_of(m.dtype), n * 2)]
-        values, types = ("w", "T *, ") if is_complex else ("reals, reals + n", "T *, T *, ")
+        values = "w" if is_complex else "reals, reals + n"
         right, last = ("v" if self.vectors else "a"), ", reals" if is_complex else ""
         more = ""
         if not is_complex:
@@ -225,7 +216,5 @@ class Eig(Factor):
             + (", <T> *pairs" if right == "pairs" else ""),
             f"*info = n ? <geev>(SPMD_BY_COLUMNS, 'N', '{job}', n, a, n, {values}, a, n,\n"
             f"    {right}, n, work, room{last}) : 0;{more}",
-            [lapack("geev", m.dtype, f"int, char, char, int, T *, int, {types}T *, int, T *, int, "
-                    f"T *, int{', R *' if is_complex else ''}")],
             [n, room], parts,
         )

@@ -16,10 +16,11 @@ from codegen import dtypes
 from codegen.dtypes import DType
 from codegen.errors import InternalError
 from codegen.ir import ArrayType, Op, Value
+from codegen.library_routines import named_in
 from codegen.ops.kind import Array, Eval, Types, layout_of
 from codegen.ops.reductions import Lane
 from codegen.ops.views import Broadcast, Slice, Update
-from codegen.plan.grammar import Caller, Load, Part, Routine
+from codegen.plan.grammar import Caller, Load, Part
 from codegen.plan.indexing import affine, loop_vars, positions, strides
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
@@ -151,7 +152,6 @@ class Fourier(Lane):
         """Lanes at `row` from each other, whose elements are `step` apart."""
         made, fn = self.made(given), self.fn
         real = given if given.kind == "f" else dtypes.BY_NAME[REAL[given.name]]
-        routines = _loops(fn, real)
         few, through = "n / 2 + 1", fn in ("rfft", "irfft")
         words = {
             "<T>": given.c, "<U>": made.c, "<R>": real.c, "<wide>": str(WIDE), "<gap>": str(GAP),
@@ -159,15 +159,15 @@ class Fourier(Lane):
             "<factor>": {"one": "1", "n": f"1 / ({real.c})n", "root": f"1 / {_ROOT[real.name]}"}[
                 self.scale],
             "<turned>": "turned" if through else "lanes",
-            "<loop>": f"(n % 2 ? {routines[1].called} : {routines[0].called})" if fn == "rfft"
-            else routines[0].called,
-            "<data>": f"(void *){routines[1].called}" if fn in ("fft", "ifft") else "NULL",
+            "<loop>": "(n % 2 ? <rfft_n_odd> : <rfft_n_even>)" if fn == "rfft" else f"<{fn}>",
+            "<data>": "NULL" if through else f"(void *)<{fn} data>",
         }
         takes = ("int64_t rows, int64_t n, int64_t row, int64_t step, int64_t to_row, "
                  "int64_t to_step, const <T> *from, <U> *to, <T> *lanes")
         text, takes = _TEXT, takes + ", <U> *turned" * through
         for word, said in words.items():
             text, takes = text.replace(word, said), takes.replace(word, said)
+        text, routines = named_in(text, real)
         return Caller(f"{fn}_{real.name}_{self.scale}", takes, text, routines)
 
 
@@ -205,20 +205,6 @@ for (int64_t first = 0; first < rows; first += <wide>) {
                        <turned> + k * (makes + <gap>) + i, out);
 }
 """
-
-
-def _loops(fn: str, real: DType) -> tuple[Routine, ...]:
-    """The routines of a transform: of rfft for even and odd numbers of points; of fft and ifft,
-    which share a loop, and what tells it the direction."""
-    r, c = ("d", "D") if real.name == "float64" else ("f", "F")
-    takes = "char **, const intptr_t *, const intptr_t *, void *"
-    names = {
-        "fft": [f"fft {c}{r}->{c}", f"fft {c}{r}->{c} data"],
-        "ifft": [f"ifft {c}{r}->{c}", f"ifft {c}{r}->{c} data"],
-        "rfft": [f"rfft_n_even {r}{r}->{c}", f"rfft_n_odd {r}{r}->{c}"],
-        "irfft": [f"irfft {c}{r}->{r}"],
-    }[fn]
-    return tuple(Routine("numpy", f"fft._pocketfft_umath.{name}", "void", takes) for name in names)
 
 
 # Of some dims: how long each is, and how far apart its elements lie in an operand and in a result.

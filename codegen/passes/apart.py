@@ -17,6 +17,7 @@ from codegen.kit import Builder
 from codegen.layouts.costs import Costs, a_few_and_many
 from codegen.layouts.demands import Split
 from codegen.layouts.propagation import laid_out
+from codegen.library_routines import LETTERS
 from codegen.mesh import Layout, LayoutEntry
 from codegen.ops import (
     Broadcast,
@@ -32,7 +33,6 @@ from codegen.ops import (
     Update,
 )
 from codegen.ops.kind import layout_of
-from codegen.ops.matmul import LETTERS
 from codegen.symbolic import expr
 
 ELEMENTS = 1 << 12  # of smaller arrays exchanges take little time

@@ -17,8 +17,8 @@ from codegen.kit import Builder
 from codegen.layouts.costs import bytes_of
 from codegen.layouts.cuts import layout_of
 from codegen.layouts.propagation import laid_out
+from codegen.library_routines import LETTERS
 from codegen.ops import Kind, Loop, MatMul, Relayout, Reshape, Slice, Transpose, Update
-from codegen.ops.matmul import LETTERS
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr, Sym
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from codegen.fresh import Fresh
 from codegen.ir import Op, Region, Value
 from codegen.ops import OPS, Branch, Loop, Update
-from codegen.passes.state_writes import Written, choices, written_in_place
 from codegen.plan.grammar import (
     Buffer,
     Exchange,
@@ -30,6 +29,7 @@ from codegen.plan.grammar import (
 )
 from codegen.plan.grammar import Point as PointStep
 from codegen.plan.handed import Take
+from codegen.plan.in_place_states import Written, choices, written_in_place
 from codegen.plan.indexing import loads
 from codegen.plan.loops import Act, Do, Loops, Placed, capacity
 from codegen.symbolic import expr
@@ -46,7 +46,9 @@ def placed(loops: Loops) -> Placed:
         groups = _Groups(work)
         for _, a, b, over in sorted(work.wishes, key=lambda w: -w[0]):
             groups.join(a, b, over)
-        left = frozenset(c for c in chosen if groups.are_one(written[c[0]]))
+        left = frozenset(
+            (number, k) for number, k in chosen
+            if groups.are_one(w for w in written[number] if w.state == k))
         if left == chosen:
             break
         chosen = left
@@ -364,7 +366,7 @@ class _Liveness:
             mine = self.written.get(number, ()) if op is self.entry else ()
             others = outer - {w.old for w in mine} - (set() if number else made_once)
             others |= {w.new for w in mine}
-            before |= self.region(arm, others | set(arm.results), depth)
+            before |= self.region(arm, others | (set(arm.results) - self.blank), depth)
             for k, (result, y) in enumerate(zip(op.results, arm.results, strict=True)):
                 if y in self.blank:
                     self.forced.append((result, y))

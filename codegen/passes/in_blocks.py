@@ -18,8 +18,8 @@ from codegen.ir import ArrayType, Module, Op, Region, Shape, Value, used_values,
 from codegen.kit import Builder
 from codegen.layouts.cuts import layout_of
 from codegen.layouts.propagation import laid_out
+from codegen.library_routines import LETTERS
 from codegen.ops import Full, Kind, Loop, Map, MatMul, Relayout, Reshape, ShardMap, Slice, Update
-from codegen.ops.matmul import LETTERS
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr, Sym
 

@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from codegen.errors import UnsupportedError
 from codegen.ir import Condition
+from codegen.library_routines import MOST
 from codegen.mesh import Mesh
-from codegen.ops.matmul import MOST
 from codegen.plan.grammar import LibraryCall, Phase, Plan
 from codegen.plan.loops import bounded
 from codegen.plan.steps import simple_works, walk_steps
@@ -27,17 +27,14 @@ def narrowed(plan: Plan) -> Plan:
     seen: set[Expr] = set()
     for step in walk_steps(plan.steps):
         for call in simple_works(step) if isinstance(step, Phase) else ():
-            if isinstance(call, LibraryCall) and _counts_in_ints(call):
+            if isinstance(call, LibraryCall) and any(
+                    r.counts_in_ints for r in call.function.routines):
                 for e in call.numbers:
                     found = None if e in seen else _condition(call, e.subst(plan.named), plan.mesh)
                     seen.add(e)
                     if found is not None and found.holds not in known:
                         new.setdefault(found.holds, found)
     return replace(plan, conditions=(*plan.conditions, *new.values())) if new else plan
-
-
-def _counts_in_ints(call: LibraryCall) -> bool:
-    return any("int" in r.takes.split(", ") for r in call.function.routines)
 
 
 def _condition(call: LibraryCall, e: Expr, mesh: Mesh) -> Condition | None:

@@ -1,22 +1,19 @@
-"""Entries that write into a state where it lies: it is not copied; what they overwrite is kept.
+"""What entries overwrite in states, where these lie, is kept: a run that fails can be undone.
 
-In: Loops, of which each entry makes a new array of a state that it changes. Out: the same, where an
-entry that only writes elements of the old array does so in its memory; in the Plan a copy of what a
-store overwrites stands before the store. Always holds: a run that fails can be undone from these.
+In: a Plan whose entries store into states. Out: the same, with a copy of what a store overwrites
+before each such store. Always holds: nothing else writes into a state but at the end of a run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from codegen import dtypes
-from codegen.fresh import Fresh
-from codegen.ir import DefUse, Op, Value
-from codegen.ops import Branch, Loop
+from codegen.library_routines import KEEP_ROUTINE
 from codegen.plan.grammar import (
-    KEEP_ROUTINE,
     KEEPS,
+    Branch,
     Buffer,
     Integer,
     Keep,
@@ -31,96 +28,10 @@ from codegen.plan.grammar import (
     Var,
     Work,
 )
-from codegen.plan.grammar import Branch as BranchStep
-from codegen.plan.loops import Do, Loops
 from codegen.plan.steps import mapped_steps
 from codegen.symbolic import expr
 
-Choice = tuple[int, int]  # number of an entry, and of a state that it writes into
 _ONE = Integer[Buffer](expr.const(1), dtypes.INT64)
-
-
-@dataclass(frozen=True)
-class Written:
-    """old: the state's value; new: what it is in the end, in the same memory."""
-
-    old: Value
-    new: Value
-
-
-def choices(loops: Loops) -> frozenset[Choice]:
-    """Which entries may write into which states where they lie: those whose new array begins as the
-    old one and gets other elements by stores."""
-    module, defs = loops.module, loops.module.def_use
-    return frozenset(
-        (number, k)
-        for number, entry in enumerate(module.entries) if number
-        for k in entry.rebinds
-        for new in [module.bodies[number].results[module.states[k].new]]
-        if new is not (old := module.inputs[module.states[k].input].value)
-        if _begins(new, defs) is old
-    )
-
-
-def _begins(value: Value, known: DefUse) -> Value | None:
-    """The array whose elements a value has at first, through all that stores write into it; None
-    where something else writes."""
-    while (op := known.defs.get(value)) is not None:
-        base: Value | None = value
-        if isinstance(op.what, Do):
-            base = _stored_over(op.what, value)
-        elif isinstance(op.what, Loop):
-            k, body = op.results.index(value), op.regions[-1]
-            if _begins(body.results[k], known) is not body.args[k]:
-                return None
-            base = op.operands[k]
-        elif isinstance(op.what, Branch):
-            k = op.results.index(value)
-            bases = {_begins(arm.results[k], known) for arm in op.regions}
-            base = bases.pop() if len(bases) == 1 else None
-        if base is None or base is value:
-            return None
-        value = base
-    return value
-
-
-def _stored_over(what: Do, value: Value) -> Value | None:
-    bases = [x for x, v in what.begins if v is value]
-    stores = all(isinstance(act, Store | Nest) for act in what.acts)
-    return bases[0] if len(bases) == 1 and stores else None
-
-
-def written_in_place(
-    loops: Loops, chosen: Collection[Choice]
-) -> tuple[Loops, Mapping[int, list[Written]]]:
-    """The Loops in which these entries give these states no new array, and by entry what they write
-    instead."""
-    module = loops.module
-    if not chosen:
-        return loops, {}
-    bodies, entries = list(module.bodies), list(module.entries)
-    written: dict[int, list[Written]] = {}
-    names = Fresh()
-    for number, entry in enumerate(module.entries):
-        mine = sorted(k for n, k in chosen if n == number)
-        body = bodies[number]
-        results, ops = list(body.results), list(body.ops)
-        written[number] = []
-        for k in mine:
-            state = module.states[k]
-            new = results[state.new]
-            written[number].append(Written(module.inputs[state.input].value, new))
-            blank = Value(names.name("none"), new.type)
-            ops.append(Op(Do(()), (), (blank,)))
-            results[state.new] = blank
-        bodies[number] = replace(body, ops=tuple(ops), results=tuple(results))
-        entries[number] = replace(
-            entry, rebinds=tuple(k for k in entry.rebinds if k not in mine), updates=tuple(mine))
-    module = replace(module.with_bodies(bodies), entries=tuple(entries))
-    return loops.with_module(module), written
-
-
-# ---- what is overwritten is kept ---------------------------------------------------------------
 
 
 def with_kept_writes(plan: Plan) -> Plan:
@@ -128,7 +39,7 @@ def with_kept_writes(plan: Plan) -> Plan:
     if not any(entry.updates for entry in plan.entries):
         return plan
     branch = plan.steps[-1]
-    assert isinstance(branch, BranchStep)
+    assert isinstance(branch, Branch)
     arms = []
     for entry, arm in zip(plan.entries, branch.arms, strict=True):
         mine = {plan.inputs[plan.states[k].input].buffer for k in entry.updates}

@@ -16,9 +16,10 @@ from codegen import ops
 from codegen.dtypes import DType
 from codegen.image.gufunc import Parameter
 from codegen.ir import ArrayType, Module, Op, Region, Value
+from codegen.library_routines import Routine
 from codegen.plan.access import At, Resolver
 from codegen.plan.boxes import Sides
-from codegen.plan.grammar import Caller, Exchange, LibraryCall, Literal, Part, Routine, Store, Var
+from codegen.plan.grammar import Caller, Exchange, LibraryCall, Literal, Part, Store, Var
 from codegen.plan.indexing import loop_vars, positions, ravel
 from codegen.plan.loops import Act, Do, Loops
 from codegen.plan.steps import memory_read

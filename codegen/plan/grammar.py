@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Generic
 from codegen.dtypes import DType
 from codegen.errors import Place
 from codegen.ir import Condition, Entry, Feed, Returned, Route, Scalar, Shape, StateArray
+from codegen.library_routines import Routine
 from codegen.mesh import Layout, Mesh
 from codegen.plan.handed import Handed, More, Save, Saved, Send, Take
 from codegen.symbolic import expr
@@ -259,25 +260,6 @@ class Lane(Generic[M]):
     scratch: tuple[M, ...] = ()
     place: Place | None = None
     lanes: int = 0
-
-
-@dataclass(frozen=True)
-class Routine:
-    """A function of a library, which ranks find there (spmd/launch/routines.py). source: of which
-    library; name: what it is called there; result and takes: its C prototype."""
-
-    source: str
-    name: str
-    result: str
-    takes: str
-
-    @property
-    def called(self) -> str:
-        """In C."""
-        return "spmd_" + "".join(c if c.isalnum() else "_" for c in self.name)
-
-
-KEEP_ROUTINE = Routine("engine", "keep", "void", "void *, int64_t")  # what a Store KEEPS calls
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,9 @@ from typing import Any
 
 from codegen.image.gufunc import Parameter
 from codegen.ir import Module, Op, Value
+from codegen.library_routines import Routine
 from codegen.ops.kind import Array, Kind
-from codegen.plan.grammar import Buffer, Exchange, Expect, Feeding, Point, Print, Routine, Work
+from codegen.plan.grammar import Buffer, Exchange, Expect, Feeding, Point, Print, Work
 from codegen.symbolic import estimate, expr
 from codegen.symbolic.expr import Call, Expr, Sym
 

@@ -9,14 +9,16 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import os
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, overload
 
 from codegen.errors import UsageError
-from codegen.places import user_place
+from codegen.places import user_frame, user_place
 from codegen.suggest import meant
 from codegen.trace.array import Array
 from codegen.trace.batching.vmap import vmap
+from codegen.trace.c_kernel import CKernel, c_file
 from codegen.trace.context import Context, eager_current, require_context
 from codegen.trace.control.conversion import as_called
 from codegen.trace.decorator import program
@@ -269,6 +271,60 @@ def kernel(function: Callable[..., Any] | None = None, *, signature: str | None 
     if function is None:
         return functools.partial(kernel, signature=signature)
     return Kernel(function, user_place(), signature)
+
+
+def c_kernel(
+    file: str | os.PathLike[str], prototype: str, *, signature: str | None = None,
+    reference: Callable[..., Any] | None = None,
+) -> CKernel:
+    """Return a kernel that is a C function: its file is compiled into the image.
+
+    file: a path, relative to the folder of the program's file. prototype: the function's, which
+    returns void. Pointers take arrays: const ones inputs, others outputs; other parameters take
+    numbers. Element types are those of stdint.h, bool, int, float, double, float _Complex and
+    double _Complex.
+
+    A call passes inputs by position or keyword, outputs by keyword. signature, halo, boundary,
+    spmd.start and spmd.shard_map mean what they mean for spmd.kernel; a signature names the dims of
+    all inputs, then of all outputs. An int64_t directly behind an array is the
+    extent of its next dim: the first one of dim 0, and so on. A call may pass another value for it
+    by keyword. spmd.start(u) is a const int64_t *, with an integer for each dim of u, or an int64_t
+    where u has one dim. Outputs hold zeros, or what their array held, when the function begins.
+
+    reference: a NumPy function, which takes some of the inputs and extents by their names, and
+    returns the outputs. Eager runs call it, and derivatives go through it. Without one, eager runs
+    call the C function.
+
+    KernelError, with the line of the C file, where the compiler refuses it; where it calls other
+    functions than its own and those of math.h and complex.h; where it keeps static variables, or
+    has a constructor.
+
+    Example::
+
+        from pathlib import Path
+
+        Path(__file__).with_name("scaled.c").write_text('''
+        #include <stdint.h>
+        void scaled(const double *x, double by, double *out, int64_t n)
+        {
+            for (int64_t i = 0; i < n; i++)
+                out[i] = by * x[i];
+        }
+        ''')
+
+        scaled = spmd.c_kernel(
+            "scaled.c", "void scaled(const double *x, double by, double *out, int64_t n)")
+
+        @spmd.program(mesh=("r",))
+        def doubled(n: int = 4):
+            x = spmd.input("x", (n,), np.float64, layout=("r",), default=lambda i: i)
+            return scaled(x, 2, out=spmd.like(x), halo={"x": (0,)})
+
+        print(spmd.build(doubled).run(ranks=3))    # [0. 2. 4. 6.]
+    """
+    frame = user_frame()
+    path = c_file(file, frame.f_code.co_filename if frame else "<nowhere>")
+    return CKernel(path, prototype, signature, reference, user_place())
 
 
 def start(x: Any) -> Any:

@@ -241,7 +241,8 @@ class _Recording:
         mark = Mark.of(context)
         said = dict(context.said)
         # what __init__ declares, entries may name in formulas
-        context.entry, context.own_scalars = name, dict.fromkeys(self.arms[0].scalars)
+        context.entry = name
+        context.own_scalars = {n: context.scalars[n].place for n in self.arms[0].scalars}
         with context.block() as block:
             arm = _Arm(name, place, block)
             number = len(self.arms)

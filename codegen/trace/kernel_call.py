@@ -12,7 +12,7 @@ import ast
 import inspect
 import types
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from codegen.errors import KernelError, Place
 from codegen.image import gufunc
 from codegen.image.gufunc import Signature
 from codegen.image.kernel_source import Reading
+from codegen.image.prototypes import RESERVED
 from codegen.symbolic import expr
 from codegen.trace.array import Array, Number
 from codegen.trace.context import eager_current, require_context
@@ -31,9 +32,16 @@ from codegen.trace.numpy.elementwise import same_extent, shape_text
 from codegen.user import windows
 from codegen.user.windows import Form, Start
 
-_RESERVED = ("halo", "boundary")
 _ARGUMENTS = (Array, Number, int, float, complex, np.ndarray, np.generic, Start)
 _NO_KERNEL_TYPES = ("float16", "bfloat16")
+
+
+class Reads(Protocol):
+    """What is known of a kernel's body, by the name of a parameter and its dims."""
+
+    def writes(self, name: str, ndim: int) -> bool: ...
+
+    def fills(self, name: str, ndim: int) -> bool: ...
 
 
 class Kernel:
@@ -50,19 +58,24 @@ class Kernel:
         self.name = function.__name__
         self.place = Place(code.co_filename, code.co_firstlineno, 0, -1, self.name)
         self.signature = None if signature is None else self._parsed(signature, place)
-        self.reading = Reading(function, tree_of)
+        self.reading: Reads = Reading(function, tree_of)
         self.back: Callable[..., Any] | None = None
         self.tried: set[Any] = set()  # calls that gave the same on parts as on the whole
         self.__doc__ = function.__doc__
         self.__wrapped__ = function
-        for name in _RESERVED:
-            if name in inspect.signature(function).parameters:
+        for name in RESERVED:
+            if name in self.parameters:
                 raise KernelError(f'kernel "{self.name}": a parameter cannot be named {name}',
                                   place=self.place, expected="another name",
                                   found=f"{name}=, which calls of all kernels have")
 
+    @property
+    def parameters(self) -> list[str]:
+        """Return the names of what a call gives, inputs and outputs."""
+        return list(inspect.signature(self.function).parameters)
+
     def _parsed(self, text: str, place: Place | None) -> Signature:
-        parameters = list(inspect.signature(self.function).parameters)
+        parameters = self.parameters
         try:
             found = gufunc.parse(text)
         except ValueError:
@@ -81,7 +94,7 @@ class Kernel:
 
     def combining(self, what: str, like: Callable[[Any], Any]) -> Callable[[Any, Any], Any]:
         """A function of two arrays, for op= of `what`. like: makes the array that is written."""
-        names = list(inspect.signature(self.function).parameters)
+        names = self.parameters
         if len(names) != 3:
             raise KernelError(f'kernel "{self.name}" cannot be the op= of {what}',
                               expected="a kernel of two arrays and the output: (a, b, out)",
@@ -107,6 +120,11 @@ class Kernel:
         self.reading = Reading(self.function, tree_of)  # helpers may have changed
         bound = self._bound(args, kwargs)
         outputs = [name for name, x in bound.items() if name in kwargs and self._is_output(name, x)]
+        return self._called(bound, outputs, halo, boundary)
+
+    def _called(
+        self, bound: dict[str, Any], outputs: list[str], halo: Any, boundary: Any
+    ) -> Any:
         runtime = eager_current()
         context = None if runtime else require_context(f'kernel "{self.name}"')
         local = runtime.index_ is not None if runtime else bool(context and context.rank_view)
@@ -118,15 +136,24 @@ class Kernel:
         form = self._form(bound, outputs, halo, boundary, _same)
         assert context is not None
         if form.cut:
-            try_made_up(self, form, bound)
-        if self.back is not None and context.recordings:
-            return emit_with_back(self, self.back, context, form, bound)
+            self._try_parts(form, bound)
+        back = self._way_back(form, bound) if context.recordings else None
+        if back is not None:
+            return emit_with_back(self, back, context, form, bound)
         return emit(self, context, form, bound)
+
+    def _try_parts(self, form: Form, bound: Mapping[str, Any]) -> None:
+        """Raises KernelError where it gives another result on parts of arrays than on the whole."""
+        try_made_up(self, form, bound)
+
+    def _way_back(self, form: Form, bound: Mapping[str, Any]) -> Callable[..., Any] | None:
+        """Return what defvjp was given, or None."""
+        return self.back
 
     def _is_output(self, name: str, x: Any) -> bool:
         """Whether a keyword argument is an output: the signature says so, it is named out, or it
         was made empty and the kernel writes it."""
-        at = list(inspect.signature(self.function).parameters).index(name)
+        at = self.parameters.index(name)
         if (self.signature and at >= self.signature.inputs) or name == "out":
             return isinstance(x, (Array, np.ndarray))
         if self.signature:

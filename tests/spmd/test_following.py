@@ -75,7 +75,7 @@ with image.open(comm=comm, transport=transport) as m:
         m.follow() if comm.rank else 1 / 0
     except (spmd.UsageError, ZeroDivisionError):
         pass
-print("done", comm.rank)
+print(f"done {comm.rank}")
 """
 
 PLAIN = """
@@ -91,7 +91,7 @@ with image.open(comm=comm, transport=transport) as job:
 NOT_CLOSED = """
 m = image.open(comm=comm, transport=transport)
 m.add(x=x) if comm.rank == 0 else m.follow()
-print("done", comm.rank)
+print(f"done {comm.rank}")
 """
 
 LEFT = """

@@ -2,8 +2,8 @@
 
 Goes in: functions and values. Comes out: WatchedReads, which are asked again and again. Always
 holds: they see what functions of the user's reach by name, and call nothing of the user's. What
-cannot be seen so (a file that is read, an attribute under a computed name of a foreign object)
-counts as unchanged. A look costs a comparison for each name, and one of the bytes of each array.
+cannot be seen so (a file that their code reads, an attribute under a computed name of a foreign
+object) counts as unchanged. A look compares what each name means, and the bytes of each array.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ class WatchedReads:
         self._sequences: list[tuple[Any, tuple[Any, ...]]] = []
         self._dicts: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
         self._sets: list[tuple[Any, Any]] = []
+        self._files: list[tuple[str, Any]] = []  # of kernels in C
         self._arrays: list[tuple[np.ndarray, np.ndarray | bytes, Any]] = []
         self._seen: dict[int, Any] = {}  # by id; the values keep the ids from being used again
         # Namespaces of objects, classes and modules; of an object, what its classes have too.
@@ -153,6 +154,8 @@ class WatchedReads:
     def _instance(self, x: Any) -> None:
         if hasattr(type(x), "read_parts") and type(x).__module__.startswith(("codegen.", "spmd.")):
             self._work += x.read_parts()
+            files = x.read_files() if hasattr(x, "read_files") else ()
+            self._files += [(path, _state(path)) for path in files]
             return
         if type(x).__module__.partition(".")[0] == "numba" and hasattr(x, "py_func"):
             self._work.append(x.py_func)
@@ -195,9 +198,19 @@ class WatchedReads:
             or any(len(now) != len(was) or not _same_items(now, was)
                    or not _same_items(now.values(), was.values()) for now, was in self._dicts)
             or any(now != was for now, was in self._sets)
+            or any(_state(path) != was for path, was in self._files)
             or any((x.shape, x.strides, x.dtype) != form or not _same_bytes(x, was)
                    for x, was, form in self._arrays)
         )
+
+
+def _state(path: str) -> tuple[int, int] | None:
+    """Return what tells a file from what it was; None where there is none."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_size
 
 
 class _Slots:

@@ -13,8 +13,8 @@ import numpy as np
 
 from codegen import dtypes
 from codegen.errors import DtypeError, ShapeError, UnsupportedError
+from codegen.library_routines import LETTERS
 from codegen.ops import Broadcast, Cholesky, Eig, Eigh, Full, Kind, Lu, LuSolve, Map, Qr, Svd
-from codegen.ops.lapack import KINDS
 from codegen.symbolic import expr
 from codegen.trace.array import Array, as_array, number, wrap
 from codegen.trace.constants import broadcast_value
@@ -59,7 +59,7 @@ def _numbers(what: str, array: Array) -> Array:
     dtype = array.type.dtype
     if dtype.kind in "iub":
         return as_array(array, np.float64)
-    if dtype.name not in KINDS:
+    if dtype.name not in LETTERS:
         raise UnsupportedError(f"np.linalg.{what} of {dtype}",
                                expected="float32, float64, complex64 or complex128",
                                found=str(dtype), remedy="x.astype(np.float32)")

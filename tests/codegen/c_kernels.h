@@ -1,0 +1,1 @@
+#define MIDDLE 5

@@ -1,0 +1,125 @@
+"""Entries that write into states: where these lie, without copies; a failed run is undone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import spmd
+from codegen import compile as compiler
+from codegen.errors import CheckError
+from codegen.plan.grammar import KEEPS, Phase, Store
+from codegen.plan.steps import walk_steps
+from spmd.entries import OpenedEntity
+
+ROWS, WIDTH = 24, 10
+
+
+@spmd.program(mesh=("r",))
+class Cache:
+    def __init__(self) -> None:
+        self.keys = spmd.zeros((ROWS, WIDTH), np.float64, layout=(None, "r"))
+        self.count = 0
+        self.log = np.zeros(4)
+
+    @spmd.entry
+    def push(self) -> Any:
+        k = spmd.input("k", (WIDTH,), np.float64)
+        self.keys[self.count] = k
+        self.log[0] += 1
+        self.count += 1
+        return np.sum(self.keys * k)
+
+    @spmd.entry
+    def put(self) -> None:
+        i = spmd.scalar("i", 0)
+        self.keys = spmd.dynamic_update_slice(
+            self.keys, spmd.input("k", (2, WIDTH), np.float64), (i, 0))
+        self.log[1] += 1
+
+    @spmd.entry
+    def fail_late(self) -> Any:
+        i = spmd.input("i", (5,), np.int64)
+        self.keys[i] = spmd.input("k", (5, WIDTH), np.float64)
+        for _ in spmd.range(3):
+            self.log[2] += 1
+        total = np.sum(self.keys)
+        assert total < 0, f"the sum is {total}"
+        return total
+
+    @spmd.entry
+    def read_before(self) -> Any:
+        """What was there is read after it was overwritten: here it has to be copied."""
+        old = self.keys.copy()
+        self.keys[1:3] = spmd.input("k", (2, WIDTH), np.float64)
+        return np.sum(old) - np.sum(self.keys)
+
+    @spmd.entry
+    def clear(self) -> None:
+        self.keys, self.count = np.zeros_like(self.keys), 0
+
+
+@pytest.fixture(scope="module")
+def image() -> spmd.Image:
+    return spmd.build(Cache)
+
+
+def test_nothing_is_copied_to_write_into_a_state() -> None:
+    plan = compiler.lower(Cache.graph({})).finished
+    by_name = {entry.name: entry for entry in plan.entries}
+    assert {name for name, e in by_name.items() if 0 in e.updates} == {"push", "put", "fail_late"}
+    assert by_name["clear"].rebinds and 0 not in by_name["clear"].updates
+    keys = plan.inputs[plan.states[0].input].buffer
+    branch: Any = plan.steps[-1]
+    for entry, arm in zip(plan.entries[1:4], branch.arms[1:4], strict=True):
+        stores = [w for step in walk_steps(arm) if isinstance(step, Phase) for w in step.work
+                  if isinstance(w, Store) and w.buffer is keys]
+        assert [w.combine for w in stores] == [KEEPS, "set"], entry.name
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+def test_random_calls(image: spmd.Image, ranks: int) -> None:
+    rng = np.random.default_rng(ranks)
+    keys, count, log = np.zeros((ROWS, WIDTH)), 0, np.zeros(4)
+    with image.open(ranks=ranks) as cache:
+        assert isinstance(cache, OpenedEntity)
+        for turn in range(120):
+            which = rng.integers(5)
+            if which == 0 and count < ROWS:
+                k = rng.normal(size=WIDTH)
+                keys[count], count = k, count + 1
+                log[0] += 1
+                assert abs(cache.push(k=k) - np.sum(keys * k)) < 1e-9
+            elif which == 1:
+                i, k = int(rng.integers(ROWS - 1)), rng.normal(size=(2, WIDTH))
+                keys[i : i + 2] = k
+                log[1] += 1
+                cache.put(i=i, k=k)
+            elif which == 2:
+                before, k = keys.sum(), rng.normal(size=(2, WIDTH))
+                keys[1:3] = k
+                assert abs(cache.read_before(k=k) - (before - keys.sum())) < 1e-9
+            elif which == 3 and turn % 3 == 0:
+                keys[:], count = 0, 0
+                cache.clear()
+            state = cache.state()
+            assert (state["keys"] == keys).all() and state["count"] == count
+            assert (state["log"] == log).all()
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_a_run_that_fails_is_undone(image: spmd.Image, ranks: int) -> None:
+    rng = np.random.default_rng(ranks)
+    with image.open(ranks=ranks) as cache:
+        for _ in range(3):
+            cache.push(k=np.abs(rng.normal(size=WIDTH)))
+        before = cache.state()
+        for _ in range(2):
+            with pytest.raises(CheckError, match="the sum is"):
+                cache.fail_late(i=rng.permutation(ROWS)[:5], k=np.ones((5, WIDTH)))
+            after = cache.state()
+            assert all((before[name] == after[name]).all() for name in before)
+        cache.push(k=np.ones(WIDTH))
+        assert cache.state()["count"] == 4

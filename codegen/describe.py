@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 
 def manifest_of(plan: Plan, target: str, finished: Plan | None = None) -> dict[str, Any]:
-    """What a runtime must know before and while it runs the image. finished: the same Plan, and
+    """What a runtime must know before and while it runs the image. finished: the same plan, and
     what is computed when."""
     steps = operations(plan.steps)
     rows = [_operation(k, step) for k, step in enumerate(steps)]
@@ -56,8 +56,8 @@ def manifest_of(plan: Plan, target: str, finished: Plan | None = None) -> dict[s
         checking = shares(plan)
         for row, step in zip(rows, steps, strict=True):
             row["checking"] = round(checking.get(id(step), 0.0), 3)
-    loaded = scalars_at_load(finished or plan)
     owners = entry_of_buffers(plan) if plan.entries else []
+    loaded = scalars_at_load(finished or plan)
     uses: dict[int, list[int]] = {}
     for row in rows:
         for number in row.get("buffers", ()):

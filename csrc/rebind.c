@@ -102,7 +102,7 @@ int spmd_job_replace(spmd_job *job, const uint32_t *pair, int64_t pairs)
     return SPMD_OK;
 }
 
-/* ---- what runs overwrite --------------------------------------------------------------------- */
+/* ---- what runs overwrite ------------------------------------------------------------------- */
 
 static _Thread_local spmd_rank *keeping;
 

@@ -27,7 +27,7 @@ from spmd.launch.eager_feeds import eager_feeds
 from spmd.launch.eager_frames import EagerFrames
 from spmd.launch.processes import Processes
 from spmd.launch.saved_state import check_ending, check_has_state
-from spmd.report import tree_text
+from spmd.report import state_text, tree_text
 from spmd.source import find_program, guarded, parameters_of
 
 Arrays = dict[str, np.ndarray]
@@ -66,7 +66,7 @@ def command(options: argparse.Namespace, _: Processes) -> int:
     if state:
         files = open_outputs({}, [options.save_state], _rows(state))
         _write(files, state)
-        print(f"state: {len(state)} arrays in {options.save_state}")
+        print(state_text(len(state), options.save_state))
     rows = _rows(arrays)
     files = open_outputs({k: v for k, v in options.output.items() if k not in series},
                          options.output_all, rows)

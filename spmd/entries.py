@@ -14,14 +14,15 @@ import numpy as np
 from codegen.user.entry_methods import called_whole, no_entry, not_given
 from spmd.arrays import numpy_dtype
 from spmd.distributed import Distributed, global_of
-from spmd.faces import Face, faces_of, states_of
+from spmd.faces import Face, faces_of, needed_of, states_of
+from spmd.following import CALLS
 from spmd.given_state import GivenState
 from spmd.launch.job import Job
 from spmd.launch.loader import Checked
 from spmd.launch.options import Options
 from spmd.launch.saved_state import SavedState, WrittenState
 from spmd.mistakes import plainly
-from spmd.opened import Opened
+from spmd.opened import Opened, whole
 from spmd.started import Started
 
 
@@ -103,17 +104,22 @@ class OpenedEntity(Opened):
         """An image with entries is asked for one of them: raises MissingError."""
         raise called_whole(self._manifest["program"], self.entries)
 
-    def _faces_by_number(self) -> dict[int | None, Face]:
-        return {face.number: face for face in (self._initial, *self._faces.values())}
+    @plainly
+    def start(self, **arguments: Any) -> Started:
+        """An image with entries is asked for one of them: raises MissingError."""
+        raise called_whole(self._manifest["program"], self.entries)
 
     def _once(self, arguments: dict[str, Any]) -> Any:
         """The call of an image that is opened for this one alone: entry= says of which entry."""
         return self.entries[arguments.pop("entry")](**arguments)
 
-    def _agreed_call(self, face: Face, arguments: dict[str, Any]) -> Any:
+    def _faces_by_number(self) -> dict[int | None, Face]:
+        return {face.number: face for face in (self._initial, *self._faces.values())}
+
+    def _call(self, face: Face, arguments: dict[str, Any]) -> Any:
         if self._needed:
             raise not_given(self._manifest["program"], self._needed)
-        return super()._agreed_call(face, arguments)
+        return super()._call(face, arguments)
 
     # ---- state -----------------------------------------------------------------------------------
 
@@ -122,13 +128,10 @@ class OpenedEntity(Opened):
         """Return copies of the arrays of the state, by name: the attribute `w["in"]` is `w.in`.
 
         They are NumPy arrays; with comm= they are Distributed, of which every process has the part
-        of its rank. Every process must call it.
+        of its rank. Every process must call it; where the others follow, process 0 alone.
         """
-        with self._ready():
-            if not self.distributed:
-                return self._get_state()
-            return {name: Distributed(self._loaded(), number, True, False, "state")
-                    for name, (number, _) in self._states().items()}
+        found: dict[str, Any] = self._in_all("state")
+        return found
 
     @plainly
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -138,11 +141,7 @@ class OpenedEntity(Opened):
         part of its rank. Raises OutputError for a file that cannot be written, UsageError for one
         of another format, and where a .safetensors file cannot hold complex128.
         """
-        with self._ready():
-            job = self._loaded()
-            file = WrittenState(self._manifest, os.fspath(path))
-            self.processes.together(lambda: file.check(job.setup))
-            file.write(job)
+        self._in_all("save", os.fspath(path))
 
     @plainly
     def load(self, state: Any) -> None:
@@ -155,15 +154,42 @@ class OpenedEntity(Opened):
         Raises InputError, and nothing has changed, for the state of another program: it lists what
         is missing, what is too much, and what has another shape or dtype.
         """
-        with self._ready():
-            given = self._given(state)
-            setup = self._loaded().setup
-            given.compare(self.processes, self.processes.meet(lambda: given.open(setup)), "rank")
+        self._in_all("load", os.fspath(state) if isinstance(state, os.PathLike) else state)
+
+    def _in_all(self, kind: str, *what: Any) -> Any:
+        """Do something with the state, in its turn; processes that follow do it too."""
+        with self._alone(waits=self.processes.count == 1 or self._group.leads):
+            self._check_open()
+            if not self._group.agreed:
+                self._group.agree(CALLS)
+            if self._group.leads:
+                what = tuple(map(whole, what))
+                self._group.tell(self._job, (kind, *what))
+            return self._do(kind, *what)
+
+    def _do(self, kind: str, *what: Any) -> Any:
+        if kind == "call":
+            return super()._do(kind, *what)
+        job = self._loaded()
+        if kind == "save":
+            file = WrittenState(self._manifest, *what)
+            self.processes.together(lambda: file.check(job.setup))
+            file.write(job)
+        elif kind == "load":
+            given = self._given(*what)
+            met = self.processes.meet(lambda: given.open(job.setup))
+            given.compare(self.processes, met, "rank")
             try:
-                given.put(self._loaded())
+                given.put(job)
             finally:
                 given.close()
             self._needed = []
+        elif not self.distributed:
+            return self._get_state()
+        else:
+            parts = {name: Distributed(job, number, True, False, "state")
+                     for name, (number, _) in self._states().items()}
+            return {k: x.gather() for k, x in parts.items()} if self._group.is_led else parts
 
     def _given(self, state: Any) -> SavedState:
         if isinstance(state, (str, os.PathLike)):
@@ -195,6 +221,10 @@ class OpenedEntity(Opened):
         """By name: number and row of the input that holds it."""
         return states_of(self._manifest)
 
+    def _undo(self, job: Job) -> None:
+        if self._has_state and any(entry["updates"] for entry in self._manifest["entries"]):
+            job.undo()
+
     def _save_state(self) -> None:
         if self._saved is None and self._has_state and self._job is not None:
             if self._job.broken:
@@ -218,19 +248,13 @@ class OpenedEntity(Opened):
     def _put_state(self, arrays: dict[str, np.ndarray]) -> None:
         job = self._loaded()
         for name, (number, row) in self._states().items():
-            job.put(number, global_of(np.asarray(arrays[name], order="C"), row["dtype"]))
+            job.put(number, global_of(arrays[name], row["dtype"]))
 
     def _loaded(self) -> Job:
-        """The job, with its state; another one, where a call that failed has ended it."""
+        """The job; loaded again, with its state, where a call that failed has ended it."""
         if self._job is None:
             setup, _ = self._launch.agreed(lambda: self._prepare(self._initial, {}, {}))
             job = self._launch.placed(setup)
             self.processes.together(lambda: self._bring_state(job))
         assert self._job is not None
         return self._job
-
-
-def needed_of(manifest: dict[str, Any]) -> list[str]:
-    """The names of states that nothing begins: they have to be given before the first call."""
-    return [manifest["inputs"][state["input"]]["name"] for state in manifest["states"]
-            if not state.get("begins", True)]

@@ -137,3 +137,9 @@ def states_of(manifest: dict[str, Any]) -> dict[str, tuple[int, dict[str, Any]]]
     """The arrays of the state by name: number and row of the input that holds each."""
     inputs, numbers = manifest["inputs"], [state["input"] for state in manifest["states"]]
     return {inputs[k]["name"]: (k, inputs[k]) for k in numbers}
+
+
+def needed_of(manifest: dict[str, Any]) -> list[str]:
+    """The names of states that nothing begins: they have to be given before the first call."""
+    return [manifest["inputs"][state["input"]]["name"] for state in manifest["states"]
+            if not state.get("begins", True)]

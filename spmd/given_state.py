@@ -19,12 +19,12 @@ from spmd.fitting import fitting
 from spmd.launch.job import Job
 from spmd.launch.processes import Processes
 from spmd.launch.saved_state import SavedState
-from spmd.launch.setup import Setup
 from spmd.opened import Opened
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from spmd.launch.array_files import Versions
+    from spmd.launch.setup import Setup
 
 
 class GivenState(SavedState):

@@ -9,10 +9,8 @@ from __future__ import annotations
 import math
 import os
 import weakref
-from collections import namedtuple
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -41,6 +39,7 @@ from spmd.launch.processes import Elsewhere, Processes
 from spmd.launch.setup import Setup
 from spmd.launch.sizes import axis_sizes
 from spmd.mistakes import plainly
+from spmd.output_trees import structure
 from spmd.prepared_calls import LedCall, PreparedCall
 from spmd.started import FairLock, Started, Starter, refused
 from spmd.texts import MOST_SECONDS
@@ -177,6 +176,10 @@ class Opened:
         """
         return self._in_turn(self._face, arguments)
 
+    def _once(self, arguments: dict[str, Any]) -> Any:
+        """The call of an image that is opened for this one alone."""
+        return self(**arguments)
+
     @plainly
     def start(self, **arguments: Any) -> Started:
         """Start a call, and return at once; `.result()` of what comes back waits for its outputs.
@@ -245,28 +248,21 @@ class Opened:
                 if not self._job.follow(calls):
                     self._end_failed()
             kind, *what = self._group.hear()
-            self._closed = kind != "call"
+            self._closed = kind in ("close", "left")
             if kind == "close":
                 return
             if kind == "left":
                 raise Elsewhere(*what)
-            number, arguments = what
             with suppress(Exception):  # process 0 says what it is
-                self._called(self._faces_by_number()[number], arguments)
+                self._do(kind, *what)
+
+    def _do(self, kind: str, *what: Any) -> Any:
+        """Carry out an order of process 0: a call, by the number of its face."""
+        number, arguments = what
+        return self._called(self._faces_by_number()[number], arguments)
 
     def _faces_by_number(self) -> dict[int | None, Face]:
         return {None: self._face}
-
-    def _once(self, arguments: dict[str, Any]) -> Any:
-        """The call of an image that is opened for this one alone."""
-        return self(**arguments)
-
-    @contextmanager
-    def _ready(self) -> Iterator[None]:
-        """Alone with the job, which is open."""
-        with self._alone(waits=self.processes.count == 1):
-            self._check_open()
-            yield
 
     def _profiled(self, arguments: dict[str, Any]) -> tables.Profile:
         """Runs once; where the time went, on all ranks, in every process."""
@@ -382,8 +378,13 @@ class Opened:
 
     def _end_failed(self) -> None:
         """A call has failed: its job is ended, and state is what it was before the call."""
+        if self._job is not None and self._job.broken:  # it has run
+            self._undo(self._job)
         self._save_state()
         self._launch.end()
+
+    def _undo(self, job: Job) -> None:
+        """Put back what the run that failed wrote into states where they lie."""
 
     def _save_state(self) -> None:
         """Copy the state out of the memory of the ranks, where there is any."""
@@ -597,38 +598,6 @@ def _moves(job: Job, value: Distributed, number: int) -> list[tuple[int, int, in
         if size and start != to:
             moves.append((start, to, size))
     return moves
-
-
-def structure(tree: Any, outputs: list[Any]) -> Any:
-    """Outputs as the program returned them: tree as a manifest holds it (codegen.ir.Returned)."""
-    if not isinstance(tree, list):
-        return outputs[tree]
-    kind, *inner = tree
-    if kind == "dict":
-        return {key: structure(below, outputs) for key, below in inner}
-    if kind == "named":
-        name, *fields = inner
-        values = (structure(below, outputs) for _, below in fields)
-        return _named(name, tuple(field for field, _ in fields), values)
-    values = (structure(below, outputs) for below in inner)
-    return list(values) if kind == "list" else tuple(values)
-
-
-def _named(name: str, fields: tuple[str, ...], values: Iterable[Any]) -> Any:
-    """A named tuple like the program's: its class is not where the image is."""
-    return _named_class(name, fields)(*values)
-
-
-@cache
-def _named_class(name: str, fields: tuple[str, ...]) -> Any:
-    found = namedtuple("Returned", fields, rename=True)  # type: ignore[misc]
-    found.__name__ = found.__qualname__ = name
-
-    def reduced(self: Any) -> Any:  # the class has no module where pickle could look it up
-        return _named, (name, fields, tuple(self))
-
-    found.__reduce__ = reduced  # type: ignore[method-assign]
-    return found
 
 
 def whole(value: Any) -> Any:

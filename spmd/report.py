@@ -29,6 +29,11 @@ def tree_text(root: str, arrays: list[tuple[str, tuple[int, ...]]], files: str =
     return f"{text} in {files}" if files else f"{text}; use -o {root}=FILE.safetensors"
 
 
+def state_text(count: int, path: str) -> str:
+    """The line for a state of so many arrays that was written to a file."""
+    return f"state: {count} array{'s' * (count != 1)} in {path}"
+
+
 def debugging() -> bool:
     return os.environ.get("SPMD_DEBUG", "") not in ("", "0")
 

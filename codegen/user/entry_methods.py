@@ -15,7 +15,10 @@ from codegen.suggest import meant
 from codegen.user.named import some
 
 _MARK = "__spmd_entry__"
-_TAKEN = ("close", "entries", "load", "profile", "save", "state")  # of open images
+_TAKEN = (  # by open images
+    "arrays", "close", "distributed", "entries", "follow", "keep", "load", "processes", "profile",
+    "save", "start", "state",
+)
 
 
 def entry(method: Callable[..., Any]) -> Callable[..., Any]:

@@ -161,8 +161,8 @@ class Job:
         them."""
         setup = self.setup
         index = list(setup.words)
-        if self.manifest["entries"]:  # a local program runs any entry
-            index[[scalar["name"] for scalar in self.manifest["scalars"]].index(ENTRY)] = 0
+        if self.manifest["entries"]:  # a local program runs any of them
+            index[[s["name"] for s in self.manifest["scalars"]].index(ENTRY)] = 0
         self.image = checked.load(setup.first, setup.count, list(setup.sizes), index)
         sizes = ffi.new("int64_t[]", [*setup.sizes, *[1] * (AXES - len(setup.sizes))])
         words = ffi.new("int64_t[]", setup.words or [0])
@@ -303,13 +303,11 @@ class Job:
         return True
 
     def undo(self) -> None:
-        """After a run that failed: states into which it wrote where they lie are as they were. A
-        compute phase that still writes is waited for."""
-        if not any(entry["updates"] for entry in self.manifest["entries"]):
-            return
-        while (status := lib.spmd_job_undo(self._job)) == lib.SPMD_BUSY:
-            time.sleep(WAIT_MS / 1000)
-        self._check(status)
+        """After a run that failed: states in which it wrote where they lie are as they were. Waits
+        until no rank computes any more."""
+        while lib.spmd_job_wait(self._job, WAIT_MS) == lib.SPMD_RUNNING:
+            pass
+        self._check(lib.spmd_job_undo(self._job))
 
     def set_words(self, words: Any) -> bool:
         """Have load() evaluate again what depends on scalars; return whether buffers stay as they
@@ -335,19 +333,18 @@ class Job:
         """Copies the hosted ranks' parts of output `number`, or one's, into a global array."""
         self.get_array(self.outputs + number, into, rank)
 
+    def get_input(self, number: int, into: Global) -> None:
+        """Copies what this process holds of input `number`, as it lies there now, to an array; of
+        inputs that no run writes to also where the run has failed."""
+        for rank in self.setup.holders(self.array(number)["layout"]):
+            self.get_array(number, into, rank)
+
     def get_array(self, array: int, into: Global, rank: int | None = None) -> None:
         """Copies the hosted ranks' parts, or one's, of an input or an output: outputs are numbered
         behind the inputs."""
         row = self.array(array)
         for k in self.setup.owners(row["layout"]) if rank is None else [rank]:
             self._check_array(lib.spmd_job_gather(self._job, array, k, into.pointer), row["name"])
-
-    def get_input(self, number: int, into: Global) -> None:
-        """Copies what this process holds of input `number`, as it lies there now, to an array; of
-        inputs that no run writes to also where the run has failed."""
-        row = self.manifest["inputs"][number]
-        for rank in self.setup.holders(row["layout"]):
-            self.get_array(number, into, rank)
 
     def array(self, array: int) -> dict[str, Any]:
         """The row of the manifest of an input or an output."""

@@ -17,7 +17,7 @@ from codegen.errors import UsageError
 from codegen.user import named
 from spmd import report
 from spmd.arguments import check_array, check_checks, check_names, read
-from spmd.faces import face_of
+from spmd.faces import face_of, needed_of
 from spmd.files import ZARR, is_series
 from spmd.files.whole import check_place
 from spmd.launch import array_files, loader
@@ -191,6 +191,10 @@ class Run(Launch):
             if file is not None:
                 file.check()
         states = self._states(setup, saved_state) if asked.state or asked.save_state else {}
+        if face.number is not None and not asked.state and (needed := needed_of(self.manifest)):
+            raise UsageError(f"{self.manifest['program']} has no state yet",
+                             expected=", ".join(needed), found="no --state",
+                             remedy="--state FILE.safetensors")
         versions = array_files.versions_of(self.opened)
         return {"files": versions, "states": states} | self.mine(setup, {
             "--entry": asked.entry, "--state": asked.state is not None,
@@ -292,8 +296,7 @@ class Run(Launch):
             if file is not None and file.part:  # all of its outputs are whole
                 file.commit()
         if self.state_file is not None:
-            print(f"state: {len(self.state_file.rows)} arrays in {self.state_file.path}",
-                  flush=True)
+            print(report.state_text(len(self.state_file.rows), self.state_file.path), flush=True)
         numbers = {o["name"]: k for k, (_, o) in enumerate(self.face.outputs)}
         for root, names in named.roots(numbers).items():
             mine = [numbers[name] for name in names]

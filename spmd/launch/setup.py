@@ -6,8 +6,6 @@ what of an array. Always holds: nothing is loaded, and no memory taken.
 
 from __future__ import annotations
 
-from copy import copy
-
 from codegen.image.manifest import evaluate
 from spmd.arguments import scalar_words, scalars_of_words
 from spmd.engine import lib
@@ -55,7 +53,8 @@ class Setup:
 
     def with_words(self, words: list[int]) -> Setup:
         """Return the same setup for other scalars, which no shape and no condition mentions."""
-        setup = copy(self)
+        setup = object.__new__(Setup)
+        setup.__dict__.update(self.__dict__)
         setup.words, setup.scalars = words, scalars_of_words(self.manifest, words)
         setup.values = {**self.values, **setup.scalars}
         return setup

@@ -20,8 +20,10 @@ from codegen.passes.check_plan import check_plan
 from codegen.plan.grammar import Branch, Exchange, Plan
 from codegen.plan.steps import inner_steps, walk_steps
 from codegen.symbolic import expr
-from codegen.verify.sample import check_exchanges
+from codegen.verify.rows import table_of
+from codegen.verify.sample import check_exchanges, sample
 from tests.codegen.test_mutations import PROGRAMS
+from tests.spmd.walks import Walks
 
 
 @spmd.program(mesh=("x", "y"))
@@ -286,3 +288,17 @@ def test_what_both_say_alike_and_is_wrong_is_noticed(mutation):
     assert broken
     survivors = [f"{name}: {x.kind} at {x.place}" for name, x, plan in broken if not noticed(plan)]
     assert survivors == []
+
+
+def test_exchanges_of_every_entry_are_compared():
+    """Each stands in the arm of its own entry only: a build looks at all of them on every mesh."""
+    plan = lower(Walks.capture()).plan
+    table = table_of(plan)
+    found = {}
+    for values in sample(plan, table):
+        found.setdefault(values["n_r"], set()).add(values["entry"])
+    assert len(found) >= 8 and all(entries == set(range(5)) for entries in found.values())
+    permute = next(s for s in walk_steps(plan.steps)
+                   if isinstance(s, Exchange) and s.kind == "permute")
+    with pytest.raises(InternalError, match="permute"):
+        check_exchanges(with_exchange(plan, permute, **next_dest(permute, plan)))

@@ -286,3 +286,39 @@ def test_two_jobs_side_by_side(account, image):
                 return count
             counts = list(pool.map(many, (lambda: first(x=x, w=w), second.look)))
         assert min(counts) > 0
+
+
+@spmd.program(mesh=("r",))
+class Written:
+    """Entries that write into states where they lie, at an element that a scalar names."""
+
+    def __init__(self, n: int = N):
+        self.u = spmd.zeros((n,), np.float64, layout=("r",))
+        self.t = np.zeros(4)
+
+    @spmd.entry
+    def put(self):
+        k, x = spmd.scalar("k", 0), spmd.scalar("x", 1.0)
+        self.u[k] = x
+        self.t[k % 4] += x
+        assert x < 100, "too large"
+        return self.u
+
+    @spmd.entry
+    def last(self):
+        return self.u, self.t
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_scalars_name_what_a_call_writes_and_failures_leave_it(ranks):
+    u, t = np.zeros(N), np.zeros(4)
+    with spmd.build(Written).open(ranks=ranks) as m:
+        for k, x in ((1, 1.0), (2, 1.0), (5, 200.0), (5, 3.0), (2, 7.0), (2, 300.0), (11, 1.0)):
+            if x < 100:
+                u[k], t[k % 4] = x, t[k % 4] + x
+                assert np.array_equal(m.put(k=k, x=x), u)
+            else:
+                with pytest.raises(CheckError, match="too large"):
+                    m.put(k=k, x=x)
+            for found, expected in zip(m.last(), (u, t), strict=True):
+                assert np.array_equal(found, expected), (k, x)

@@ -56,7 +56,7 @@ OURS = {
     "spmd.launch.course", "spmd.launch.hosts", "spmd.launch.routines", "spmd.launch.transport",
     "spmd.files.whole", "spmd.texts", "codegen.user", "codegen.user.named",
     "codegen.progress", "spmd.launch.saying", "spmd.launch.leaving", "spmd.interrupts",
-    "spmd.launch.shared_constants", "spmd.faces", "spmd.launch.array_files",
+    "spmd.launch.shared_constants", "spmd.faces", "spmd.launch.array_files", "spmd.launch.setup",
     "codegen.user.given_extents",
 }
 THEIRS = {

@@ -24,6 +24,20 @@ def plain():
     return np.ones(3)
 """
 
+TWO = """
+import numpy as np
+import spmd
+
+def train():
+    w = spmd.input("w", (4,), np.float64)
+    return {"w": w + 1, "sum": np.sum(w)}
+
+def infer():
+    return spmd.input("w", (4,), np.float64) * 2
+
+Two = spmd.entity(train=train, infer=infer, state=("w",), mesh=("r",))
+"""
+
 LONG = """
 import numpy as np
 import spmd
@@ -165,6 +179,16 @@ def test_an_entry_runs_as_plain_python(image, folder, spmd_here):
     Path("plain.py").write_text(PLAIN)
     spmd_here("run", "plain.py", "--eager", "--entry", "x").expect(2, "plain has no entries")
     spmd_here("run", "plain.py", "--eager", "--state", "a.npz").expect(2, "plain has no state")
+
+
+def test_a_state_that_nothing_begins_is_given(folder, spmd_here):
+    Path("two.py").write_text(TWO)
+    run = "run", "two.py", "--ranks", 2, "--entry"
+    spmd_here(*run, "infer").expect(2, "Two has no state yet", "expected: w")
+    np.savez("w.npz", w=np.arange(4.0))
+    spmd_here(*run, "train", "--state", "w.npz", "--save-state", "w.npz").expect(
+        0, "state: 1 array in w.npz", "sum: float64 6.0")
+    spmd_here(*run, "infer", "--state", "w.npz").expect(0, "result: float64 (4,) [2. 4. 6. 8.]")
 
 
 def test_a_long_entry_is_kept_and_gone_on_from(folder, spmd_here):

@@ -14,7 +14,7 @@ from tests.spmd.walks import Walks
 BY = np.arange(30.0).reshape(10, 3)
 NAMES = {"u": "F64", "parts.in": "F32", "parts.b.0": "I32", "steps": "I64"}
 
-PROCESSES = '''
+PROCESSES = r'''
 import numpy as np
 from mpi4py import MPI
 
@@ -52,7 +52,39 @@ with image.open(comm=comm, state="two.safetensors") as walks:
         assert same(walks.where()[0], 3)
 with image.open(comm=comm, state=kept) as walks:
     assert same(walks.where()[0], 3)
-print(f"well {comm.rank}")
+print(f"well {comm.rank}\n", end="", flush=True)
+'''
+
+LED = r'''
+import numpy as np
+from mpi4py import MPI
+
+import spmd
+
+comm = MPI.COMM_WORLD
+by = np.arange(30.0).reshape(10, 3)
+with spmd.load("walks.img").open(comm=comm) as walks:
+    if comm.rank:
+        walks.follow()
+    else:
+        assert np.array_equal(walks.walk(by=by)["u"], by)
+        kept = walks.state()
+        assert type(kept["u"]) is np.ndarray and np.array_equal(kept["u"], by)
+        walks.save("led.npz")
+        for state in (kept, "led.npz"):
+            walks.walk(by=by)
+            walks.load(state)
+            assert np.array_equal(walks.where()[0], by)
+        for bad in ({"u": by}, "nowhere.npz"):
+            try:
+                walks.load(bad)
+            except spmd.SpmdError as error:
+                assert "state" in str(error)
+            else:
+                raise AssertionError(bad)
+            assert np.array_equal(walks.state()["u"], by)
+        assert np.array_equal(walks.walk(by=by)["u"], 2 * by)
+print(f"well {comm.rank}\n", end="", flush=True)
 '''
 
 
@@ -188,3 +220,25 @@ def test_processes_write_and_read_their_parts(image, tmp_path, mpirun):
                       env={"SPMD_PRETEND_HOSTS": hosts} if hosts else {})
         done.expect(0, "well 0", "well 1", "well 2")
     assert np.array_equal(np.load(tmp_path / "three.npz")["u"], 3 * BY)
+
+
+@pytest.mark.parametrize("hosts", ["", "a,b,b"])
+def test_those_who_follow_save_and_load(image, tmp_path, mpirun, hosts):
+    image.save(tmp_path / "walks.img")
+    (tmp_path / "script.py").write_text(LED)
+    mpirun(3, "script.py", cwd=tmp_path,
+           env={"SPMD_PRETEND_HOSTS": hosts} if hosts else {}).expect(0, "well 0", "well 2")
+    assert np.array_equal(np.load(tmp_path / "led.npz")["u"], BY)
+
+
+def test_no_entry_has_the_name_of_what_open_images_have(image):
+    with image.open(ranks=1) as walks:
+        mine = {name for name in dir(walks) if not name.startswith("_")} - set(walks.entries)
+        with pytest.raises(spmd.MissingError, match="has entries"):
+            walks.start()
+    for name in mine:
+        space = {"spmd": spmd, "np": np}
+        exec("class C:\n def __init__(self):\n  self.a = np.ones(3)\n"
+             f" @spmd.entry\n def {name}(self):\n  pass\n", space)
+        with pytest.raises(UsageError, match="no entry is called so"):
+            spmd.program(mesh=("r",))(space["C"])

@@ -19,6 +19,7 @@ from codegen.trace.array import Array
 from codegen.trace.batching.vmap import vmap
 from codegen.trace.context import Context, eager_current, require_context
 from codegen.trace.control.conversion import as_called
+from codegen.trace.control.recursion.decorated import recursive
 from codegen.trace.decorator import program
 from codegen.trace.derive.derivatives import (
     custom_vjp,
@@ -50,7 +51,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 __all__ = [
     "Array", "Dim", "Program", "Stream", "checkpoint_name", "checkpoint_policies", "custom_vjp",
     "entry", "grad", "hessian", "jacfwd", "jacobian", "jacrev", "jvp", "parse_parameter", "program",
-    "remat", "replicated", "spec", "stop_gradient", "value_and_grad", "vjp", "vmap",
+    "recursive", "remat", "replicated", "spec", "stop_gradient", "value_and_grad", "vjp", "vmap",
 ]
 
 

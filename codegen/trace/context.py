@@ -130,6 +130,8 @@ class Context:
         # what open bodies must leave as it is, the program first; where a thing was last changed
         self.bodies: list[Any] = []
         self.loops: list[Any] = []  # whose bodies are being captured: loops.Loop
+        self.recursions: list[Any] = []  # that are being captured: recursion.captured.Recursion
+        self.path: Any = None  # while a function is followed: recursion.paths.Path
         self.unrolled: frozenset[Place | None] = frozenset()  # loops that Python runs
         self.to_unroll: list[Place | None] = []
         # whether loops over rows of arrays are run by Python, and whether one is compiled
@@ -187,6 +189,12 @@ class Context:
             told = replace(now, **_told(axis, holds, self.mesh))
             if told != now:
                 self.learned[axis.name] = told
+
+    @property
+    def following(self) -> Any:
+        """The way through a function that branches take here, or None where they are captured."""
+        path = self.path
+        return path if path is not None and len(self.loops) == path.loops else None
 
     @property
     def in_every_launch(self) -> bool:

@@ -9,7 +9,7 @@ Always holds: what is written to memory that all calls share is never in a row.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -359,7 +359,7 @@ class _Machine:
             name = path[2:].replace("']", "", 1)
             if isinstance(leaf, LeafType):
                 value = next(given)
-                shown.append((name, str(leaf) if value.type.shape else value))
+                shown.append((name, str(replace(leaf, layout=None)) if value.type.shape else value))
             else:
                 text = str(leaf) if isinstance(leaf, (int, float, complex)) else describe(leaf)
                 shown.append((name, text))

@@ -9,12 +9,12 @@ Always holds: after a pass variables and storages are as they were before it.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from codegen.errors import CarryError, Place, ProgramError, UnsupportedError
+from codegen.errors import ProgramError, UnsupportedError
 from codegen.ir import ArrayType, Region, Value
 from codegen.layouts import propagation
 from codegen.places import user_place
@@ -23,6 +23,7 @@ from codegen.trace.context import Block, Context
 from codegen.trace.control.conversion import as_called
 from codegen.trace.control.recursion import stack_machine
 from codegen.trace.control.recursion.call import Call
+from codegen.trace.control.recursion.leaves import Leaves, spelt
 from codegen.trace.control.recursion.limits import bound
 from codegen.trace.control.recursion.paths import Path
 from codegen.trace.control.regions import (
@@ -35,18 +36,7 @@ from codegen.trace.control.regions import (
     link,
     value_of,
 )
-from codegen.trace.state import (
-    Code,
-    LeafType,
-    Names,
-    Tree,
-    describe,
-    fill,
-    flatten,
-    joined,
-    leaf_type,
-    same,
-)
+from codegen.trace.state import Code, LeafType, Names, Tree, flatten, leaf_type, same
 from codegen.trace.storage import Storage
 
 _PASSES = 40  # more never settle: every pass makes some type wider
@@ -70,43 +60,37 @@ class _Member(BaseException):
 
 
 @dataclass
-class Leaves:
-    """The leaves of a tree: each is a LeafType, or what all calls have in common."""
-
-    tree: Tree
-    leaves: list[Any]
-
-    @property
-    def types(self) -> list[LeafType]:
-        return [x for x in self.leaves if isinstance(x, LeafType)]
-
-    @property
-    def names(self) -> list[str]:
-        paths = self.tree.paths()
-        return [path for path, x in zip(paths, self.leaves) if isinstance(x, LeafType)]
-
-    def varying(self, leaves: Sequence[Any]) -> list[Any]:
-        """Those of a call's leaves that are values."""
-        return [x for x, t in zip(leaves, self.leaves) if isinstance(t, LeafType)]
-
-    def filled(self, arrays: Iterator[Any]) -> Any:
-        leaves = [next(arrays) if isinstance(x, LeafType) else x for x in self.leaves]
-        return fill(self.tree, iter(leaves), fresh=True)
-
-
-@dataclass
 class Member:
     """A function of a recursion: what is known of it so far."""
 
     function: Any
-    place: Place | None = None
     first: dict[str, Any] = field(default_factory=dict)  # what its first call passes
     whole: set[str] = field(default_factory=set)  # arguments that are one thing in all calls
     arguments: Leaves | None = None
     results: Leaves | None = None
     region: Region = field(default_factory=lambda: Region((), (), ()))
     aliases: dict[Any, None] = field(default_factory=dict)  # memory that a result may be
-    passed_on: bool = False  # whether a result may be the memory of an argument
+
+    def flat(self, arguments: Mapping[str, Any]) -> tuple[Tree, list[Any]]:
+        """The tree of a call's arguments, and its leaves; what is one thing in all calls is a
+        leaf."""
+        each = [(Tree("leaf", x), [x]) if name in self.whole else flatten(x)
+                for name, x in arguments.items()]
+        tree = Tree("dict", dict(arguments), tuple(arguments), tuple(t for t, _ in each))
+        return tree, [x for _, leaves in each for x in leaves]
+
+    def take(self, arguments: Mapping[str, Any]) -> bool:
+        """Learn what a call passes; whether that is of another type than what is known."""
+        now = dict(arguments)
+        if self.arguments is None:
+            self.first, self.whole = now, set(now)
+        others = {n for n in self.whole if now[n] is not self.first[n]}
+        self.whole -= others
+        if self.arguments is None or any(flatten(now[n])[0].kind != "leaf" for n in others):
+            self.arguments = Leaves(*self.flat(self.first))
+            return True
+        return self.arguments.widen(*self.flat(now), lambda path: (
+            f"the argument {spelt(path)} of {self.function.name}"), user_place())
 
 
 def called(context: Context, function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -136,14 +120,14 @@ class Recursion:
         context = self.context
         following, context.path = context.path, None
         self.members[function] = first = Member(function)
-        self._take(first, arguments)
+        first.take(arguments.arguments)
         context.recursions.append(self)
         try:
             self._settle()
         finally:
             context.recursions.pop()
             context.path = following
-        leaves = _flat(first, arguments.arguments)[1]
+        leaves = first.flat(arguments.arguments)[1]
         values = stack_machine.emit(context, self, first, self._operands(first, leaves))
         return self._results(first, leaves, values)
 
@@ -164,14 +148,14 @@ class Recursion:
         """Whether a pass over all functions shows something new."""
         unknown = [m for m in self.members.values() if m.arguments and m.results is None]
         if unknown:
-            if not any([self._explored(m) for m in unknown]):
+            if not any(self._explored(m) for m in unknown):
                 raise ProgramError(
                     f"every way through {unknown[0].function.name} calls it again",
                     place=self.place, expected="an arm that returns without a call of itself",
                     found="none", remedy="if n == 0: return 0, before the call",
                 )
             return True
-        return any([self._captured(m) for m in list(self.members.values()) if m.arguments])
+        return any(self._captured(m) for m in list(self.members.values()) if m.arguments)
 
     def _explored(self, member: Member) -> bool:
         """Find what the function returns where it does not call itself; whether there is such a
@@ -181,8 +165,7 @@ class Recursion:
 
         def returned(result: Any, _: Any) -> None:
             tree, leaves = flatten(result)
-            made = [leaf_type(x) if isinstance(x, Array) else x for x in leaves]
-            member.results = Leaves(tree, [m or x for m, x in zip(made, leaves)])
+            member.results = Leaves(tree, [leaf_type(x) or x for x in leaves])
 
         for _ in path.each(_WAYS):
             context.path = path
@@ -239,14 +222,14 @@ class Recursion:
         for storage in self.stored:
             storage.value = next(values)
         arguments = taken.filled(iter(arrays))
-        before = _flat(member, arguments)[1]
+        before = member.flat(arguments)[1]
         bound_ = inspect.signature(member.function.function).bind_partial()
         bound_.arguments.update(arguments)
         try:
             result = function(*bound_.args, **bound_.kwargs)
             capture.after()
             self._refuse_writes(member, arrays, capture)
-            now = _flat(member, arguments)[1]
+            now = member.flat(arguments)[1]
             if len(now) != len(before) or not all(map(same, now, before)):
                 raise UnsupportedError(
                     f"{member.function.name} changes a list or dict that it is given",
@@ -269,7 +252,7 @@ class Recursion:
         for array, name in zip(arrays, taken.names):
             if array.storage in capture.log:
                 raise UnsupportedError(
-                    f"{member.function.name} writes into its argument {_spelt(name)}, which is "
+                    f"{member.function.name} writes into its argument {spelt(name)}, which is "
                     "another array in other calls", place=self.place,
                     expected="arguments are values", remedy="write into a copy and return it: x = "
                     "x.copy(); or into an array that is read by closure")
@@ -279,7 +262,8 @@ class Recursion:
         context, known = self.context, member.results
         assert known is not None and capture.open is not None
         tree, leaves = flatten(result)
-        new = _join(known, tree, leaves, f"the result of {member.function.name}", self.place)
+        new = known.widen(tree, leaves, lambda path: (
+            f"the result{path} of {member.function.name}"), self.place)
         new = self._alias(member, known, leaves, capture) or new
         before = {s: content for s, content, _ in capture.mark.storages}
         written: dict[Storage, ArrayType] = {}
@@ -321,11 +305,11 @@ class Recursion:
         """The results of a call inside a body, as values of the op that stands for it."""
         context, member = self.context, self.members[function]
         self._refuse_where_it_stands(function)
-        if self._take(member, arguments):
+        if member.take(arguments.arguments):
             raise _Again
         if member.results is None:
             raise _NothingKnown if context.path is not None else _Again
-        leaves = _flat(member, arguments.arguments)[1]
+        leaves = member.flat(arguments.arguments)[1]
         types = [t.array for t in member.results.types] + list(self.stored.values())
         names = [function.name] * len(member.results.types) + ["memory"] * len(self.stored)
         values = context.emit(Call(tuple(types), function), self._operands(member, leaves),
@@ -340,25 +324,12 @@ class Recursion:
                   "a function given to spmd.shard_map")
         what = what or next((p for p, a, b in zip(places, now, self.around) if a > b), "")
         if what:
-            remedy = "Python's own range, which unrolls, or a call for the first and one for the " \
-                     "rest: f(k); f(k + 1)" if "loop" in what else \
-                     f"{what.split()[-1]} around the whole recursion"
+            remedy = (f"{what.split()[-1]} around the whole recursion" if "loop" not in what else
+                      "Python's own range, which unrolls, or a second function under "
+                      "@spmd.recursive that takes the place of the loop")
             raise UnsupportedError(f"{function.name} calls itself in {what}", place=user_place(),
                                    expected="calls of itself in expressions and branches",
                                    remedy=remedy)
-
-    def _take(self, member: Member, arguments: inspect.BoundArguments) -> bool:
-        """What a call passes; whether it is of another type than what is known."""
-        now = dict(arguments.arguments)
-        if member.arguments is None:
-            member.first, member.whole = now, set(now)
-        others = {n for n in member.whole if now[n] is not member.first[n]}
-        member.whole -= others
-        if member.arguments is None or any(not _is_leaf(now[n]) for n in others):
-            member.arguments = Leaves(*_flat(member, member.first))
-            return True
-        return _join(member.arguments, *_flat(member, now),
-                     f"an argument of {member.function.name}", user_place())
 
     def _operands(self, member: Member, leaves: Sequence[Any]) -> list[Value]:
         taken, context = member.arguments, self.context
@@ -368,7 +339,7 @@ class Recursion:
             if isinstance(x, Array) and not x.scalar and x.storage in self.stored:
                 raise UnsupportedError(
                     f"{member.function.name} writes into an array that it is also given as its "
-                    f"argument {_spelt(name)}", place=user_place(), expected="arguments are values",
+                    f"argument {spelt(name)}", place=user_place(), expected="arguments are values",
                     remedy="pass a copy: x.copy(); or the same array in all calls")
         values = [value_of(context, x, t) for x, t in zip(varying, taken.types)]
         return values + [laid_as(context, s.value, t.layout) for s, t in self.stored.items()]
@@ -390,54 +361,6 @@ class Recursion:
             for storage in (*member.aliases, *passed) if not array.scalar else ():
                 link(array.storage, storage, "recursion", self.place)
         return known.filled(iter(arrays))
-
-
-def _is_leaf(x: Any) -> bool:
-    return flatten(x)[0].kind == "leaf"
-
-
-def _flat(member: Member, arguments: dict[str, Any]) -> tuple[Tree, list[Any]]:
-    """The tree of a call's arguments, and its leaves; what all calls share is a leaf."""
-    each = [(Tree("leaf", x), [x]) if name in member.whole else flatten(x)
-            for name, x in arguments.items()]
-    tree = Tree("dict", dict(arguments), tuple(arguments), tuple(t for t, _ in each))
-    return tree, [x for _, leaves in each for x in leaves]
-
-
-def _join(known: Leaves, tree: Tree, leaves: Sequence[Any], what: str, place: Any) -> bool:
-    """Widen what is known to what is met; whether that changes it. Raises CarryError."""
-    if not known.tree.like(tree):
-        raise CarryError(f"{what} changes its structure", place=place,
-                         expected=_shape_of(known.tree), found=_shape_of(tree),
-                         remedy="the same tuples, lists, dicts and other things in all calls")
-    new = False
-    for k, (path, have, x) in enumerate(zip(tree.paths(), known.leaves, leaves)):
-        if not isinstance(have, LeafType) and same(have, x):
-            continue
-        a, b = have if isinstance(have, LeafType) else leaf_type(have), leaf_type(x)
-        t = None if a is None or b is None else joined(a, b)
-        if t is None:
-            shown = [str(y) if isinstance(y, LeafType) else describe(y) for y in (a or have, b or x)]
-            raise CarryError(
-                f"{what}{' ' if path else ''}{_spelt(path)} changes its type", place=place,
-                expected=f"{shown[0]} in all calls", found=shown[1],
-                remedy="one shape and dtype for all calls; without the decorator, Python unrolls a "
-                "recursion whose end is known while building")
-        if not isinstance(have, LeafType) or t != have:
-            known.leaves[k], new = t, True
-    return new
-
-
-def _spelt(path: str) -> str:
-    """The path of an argument as its function spells it: x, or params['w']."""
-    first, _, rest = path.partition("]")
-    return first[2:-1] + rest if first.startswith("['") else path
-
-
-def _shape_of(tree: Tree) -> str:
-    if tree.kind == "leaf":
-        return describe(tree.value) if leaf_type(tree.value) is None else "an array or a number"
-    return f"a {tree.kind} of {', '.join(map(_shape_of, tree.children)) or 'nothing'}"
 
 
 @contextmanager

@@ -95,7 +95,7 @@ class Recursive:
         code, below = caller.f_code, caller.f_back
         if code is not getattr(self.function, "__code__", None) or below is None:
             return False
-        if below.f_code is not Recursive.__call__.__code__ or below.f_locals.get("self") is not self:
+        if below.f_code is not Recursive.__call__.__code__:
             return False
         return self._positions[caller.f_lasti // 2] in self._tail_calls
 

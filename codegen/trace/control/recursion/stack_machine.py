@@ -35,6 +35,7 @@ from codegen.trace.control.recursion.basic_blocks import (
     blocks_of,
 )
 from codegen.trace.control.recursion.call import Call
+from codegen.trace.control.recursion.leaves import spelt
 from codegen.trace.control.recursion.limits import too_deep
 from codegen.trace.control.regions import laid_as
 from codegen.trace.expecting import expect
@@ -114,7 +115,7 @@ class _Machine:
         self.numbers = {id(b): k for k, (_, b) in enumerate(every)}
         self.every, self.done = every, len(every)
         for f in self.functions.values():
-            while any([self._finds_memory(f, block) for block in f.blocks]):
+            while any(self._finds_memory(f, block) for block in f.blocks):
                 pass
             f.choose_slots()
 
@@ -140,7 +141,8 @@ class _Machine:
         loop = Counter(context, "pass", zero, None, expr.const(1)).loop
         results = context.emit(loop, [state[k] for k in keys], (asks, turn), names)
         after = dict(zip(keys, results))
-        found = [after["result", self.first, k] for k in range(len(self.first.member.results.types))]
+        count = len(self.first.member.results.types)
+        found = [after["result", self.first, k] for k in range(count)]
         return found + [after["memory", k] for k in range(len(self.stored))]
 
     def _begin(self, operands: Sequence[Value]) -> dict[Key, Value]:
@@ -356,7 +358,7 @@ class _Machine:
         taken = g.member.arguments
         shown, given = [], iter(values)
         for path, leaf in zip(taken.tree.paths(), taken.leaves):
-            name = path[2:].replace("']", "", 1)
+            name = spelt(path)
             if isinstance(leaf, LeafType):
                 value = next(given)
                 shown.append((name, str(replace(leaf, layout=None)) if value.type.shape else value))

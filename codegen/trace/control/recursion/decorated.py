@@ -171,11 +171,11 @@ def recursive(function: Any = None, *, depth: int = 64) -> Any:
 
         print(spmd.build(numbers).run(ranks=2, n=12))    # 144
     """
-    if function is None:
-        return functools.partial(recursive, depth=depth)
     if not isinstance(depth, int) or isinstance(depth, bool) or depth < 1:
         raise UsageError("depth= of spmd.recursive", expected="an int of 1 or more",
                          found=repr(depth), place=user_place())
+    if function is None:
+        return functools.partial(recursive, depth=depth)
     if not callable(function):
         raise UsageError("spmd.recursive decorates a function", expected="a function",
                          found=repr(function), remedy="@spmd.recursive(depth=64)",

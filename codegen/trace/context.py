@@ -84,6 +84,8 @@ class Context:
     _captures = _Captures()
     when_built = ""  # how users make a number known while building, where that is not usual
     reserved: frozenset[str] = frozenset()  # names of scalars, which loop variables leave free
+    recursions: tuple[Any, ...] = ()  # being captured, innermost last: recursion.captured.Recursion
+    path: Any = None  # while a function is followed: recursion.paths.Path
     entry = ""  # whose code is captured, in a class that is a program
     entry_scalars: dict[str, Place | None]  # that it, or the program, has declared, and where
     states: tuple[StateArray, ...] = ()
@@ -130,8 +132,6 @@ class Context:
         # what open bodies must leave as it is, the program first; where a thing was last changed
         self.bodies: list[Any] = []
         self.loops: list[Any] = []  # whose bodies are being captured: loops.Loop
-        self.recursions: list[Any] = []  # that are being captured: recursion.captured.Recursion
-        self.path: Any = None  # while a function is followed: recursion.paths.Path
         self.unrolled: frozenset[Place | None] = frozenset()  # loops that Python runs
         self.to_unroll: list[Place | None] = []
         # whether loops over rows of arrays are run by Python, and whether one is compiled

@@ -1,7 +1,7 @@
 """The body of a recursive function as basic blocks: a block ends where the function calls itself.
 
-Goes in: a region whose calls are `Call` ops, at its top or in arms of branches. Comes out: pieces
-of straight code, each with what follows it. Every value is computed in one piece only.
+Goes in: a region whose calls are `RecursiveCall` ops, at its top or in arms of branches. Comes out:
+stretches of straight code, each with what follows it. Every value is computed in one stretch only.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from codegen.errors import UnsupportedError
 from codegen.ir import Op, Region, Value, free_counters, free_values, used_values, walk
 from codegen.ops import Branch
 from codegen.symbolic.expr import Sym
-from codegen.trace.control.recursion.call import Call
+from codegen.trace.control.recursion.call import RecursiveCall
 
 
 @dataclass
-class Piece:
+class Stretch:
     """Ops, one after the other, and what follows."""
 
     ops: list[Op]
@@ -25,17 +25,17 @@ class Piece:
 
 
 @dataclass
-class Block:
-    """A piece that control comes to from elsewhere. incoming: the values that it is given: the
+class BasicBlock:
+    """A stretch that control comes to from elsewhere. incoming: the values that it is given: the
     results of the call that has returned, or of the branch whose arms meet here."""
 
     incoming: tuple[Value, ...]
     returned: bool  # whether a call has
-    piece: Piece = field(default_factory=lambda: Piece([], Return(())))
+    stretch: Stretch = field(default_factory=lambda: Stretch([], Return(())))
 
     @property
     def code(self) -> Region:
-        return as_region(self.piece, self.incoming)
+        return as_region(self.stretch, self.incoming)
 
     @property
     def needs(self) -> list[Value]:
@@ -54,7 +54,7 @@ class Return:
 
 @dataclass
 class Jump:
-    to: Block
+    to: BasicBlock
     values: Sequence[Value]
 
 
@@ -63,67 +63,67 @@ class CallThen:
     """A call, and the block that its results come to; None: they are those of the function."""
 
     op: Op
-    after: Block | None
+    after: BasicBlock | None
 
 
 @dataclass
 class Choose:
-    """One of several pieces, as an op `branch` chooses."""
+    """One of several stretches, as an op `branch` chooses."""
 
     op: Op
-    arms: list[Piece]
+    arms: list[Stretch]
 
 
 End = Return | Jump | CallThen | Choose
 
 
 def has_calls(op: Op) -> bool:
-    return isinstance(op.what, Call) or any(
-        isinstance(inner.what, Call) for region in op.regions for inner in walk(region))
+    return isinstance(op.what, RecursiveCall) or any(
+        isinstance(inner.what, RecursiveCall) for region in op.regions for inner in walk(region))
 
 
-def blocks_of(function: object, region: Region) -> list[Block]:
+def blocks_of(function: object, region: Region) -> list[BasicBlock]:
     """Return the blocks of a body; the first one is where a call begins."""
     return _Cutting(function).cut(region)
 
 
 class _Cutting:
     def __init__(self, function: object) -> None:
-        self.function, self.blocks = function, list[Block]()
+        self.function, self.blocks = function, list[BasicBlock]()
 
-    def cut(self, region: Region) -> list[Block]:
+    def cut(self, region: Region) -> list[BasicBlock]:
         self.block(region.args, False, region.ops, region.results, Return)
         return self.blocks
 
     def block(
         self, incoming: Sequence[Value], returned: bool, ops: Sequence[Op],
         results: Sequence[Value], leave: Callable[[Sequence[Value]], End],
-    ) -> Block:
-        made = Block(tuple(incoming), returned)
+    ) -> BasicBlock:
+        made = BasicBlock(tuple(incoming), returned)
         self.blocks.append(made)
-        made.piece = self.piece(ops, results, leave)
+        made.stretch = self.stretch(ops, results, leave)
         return made
 
-    def piece(
+    def stretch(
         self, ops: Sequence[Op], results: Sequence[Value],
         leave: Callable[[Sequence[Value]], End],
-    ) -> Piece:
+    ) -> Stretch:
         """leave: what follows after the ops, given their results."""
         for k, op in enumerate(ops):
             if not has_calls(op):
                 continue
             before, rest = list(ops[:k]), _useful(ops[k + 1 :], results)
-            if isinstance(op.what, Call):
+            if isinstance(op.what, RecursiveCall):
                 tail = op.what.function is self.function and leave is Return and not rest
                 if tail and tuple(results) == op.results:
-                    return Piece(before, CallThen(op, None))
+                    return Stretch(before, CallThen(op, None))
                 after = self.block(op.results, True, rest, results, leave)
-                return Piece(before, CallThen(op, after))
+                return Stretch(before, CallThen(op, after))
             if not isinstance(op.what, Branch):
                 raise UnsupportedError(f"{op.what.called} with a recursive call inside it",
                                        place=op.place, expected="calls in expressions and branches")
-            return Piece(before, self.choose(op, rest, results, leave))
-        return Piece(list(ops), leave(results))
+            return Stretch(before, self.choose(op, rest, results, leave))
+        return Stretch(list(ops), leave(results))
 
     def choose(
         self, op: Op, rest: Sequence[Op], results: Sequence[Value],
@@ -134,10 +134,10 @@ class _Cutting:
             for region in op.regions:
                 instead = dict(zip(op.results, region.results))
                 ends = [instead.get(v, v) for v in results]
-                arms.append(self.piece(region.ops, ends, leave))
+                arms.append(self.stretch(region.ops, ends, leave))
             return Choose(op, arms)
         join = self.block(op.results, False, rest, results, leave)
-        return Choose(op, [self.piece(r.ops, r.results, lambda values: Jump(join, values))
+        return Choose(op, [self.stretch(r.ops, r.results, lambda values: Jump(join, values))
                            for r in op.regions])
 
 
@@ -151,9 +151,9 @@ def _useful(ops: Sequence[Op], results: Sequence[Value]) -> list[Op]:
     return kept
 
 
-def as_region(piece: Piece, args: Iterable[Value] = ()) -> Region:
-    """A piece with all that it reads, as one region."""
-    ops, end = list(piece.ops), piece.end
+def as_region(stretch: Stretch, args: Iterable[Value] = ()) -> Region:
+    """A stretch with all that it reads, as one region."""
+    ops, end = list(stretch.ops), stretch.end
     if isinstance(end, Choose):
         arms = tuple(as_region(arm) for arm in end.arms)
         ops.append(Op(end.op.what, end.op.operands, (), arms, end.op.place))

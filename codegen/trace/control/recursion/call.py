@@ -11,7 +11,7 @@ from codegen.ops.kind import Stated
 
 
 @dataclass(frozen=True, eq=False)
-class Call(Stated, Control):
+class RecursiveCall(Stated, Control):
     """Operands: the arguments that vary, then the memory that the recursion writes. Results: those
     of the function, then that memory."""
 

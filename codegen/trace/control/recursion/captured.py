@@ -1,8 +1,8 @@
 """Recursive functions captured as regions: their bodies are run until all types are settled.
 
-A call of the function inside its own body is a placeholder op, `Call`; stack_machine.py makes a
-loop of the regions. What all calls pass on unchanged, and what all returns give alike, stays what
-it is; everything else becomes a value of one type.
+A call of the function inside its own body is a placeholder op, `RecursiveCall`; stack_machine.py
+makes a loop of the regions. What all calls pass on unchanged, and what is no number or array in all
+returns, stays what it is; everything else becomes a value of one type.
 Always holds: after a pass variables and storages are as they were before it.
 """
 
@@ -22,10 +22,10 @@ from codegen.trace.array import Array
 from codegen.trace.context import Block, Context
 from codegen.trace.control.conversion import as_called
 from codegen.trace.control.recursion import stack_machine
-from codegen.trace.control.recursion.call import Call
+from codegen.trace.control.recursion.call import RecursiveCall
 from codegen.trace.control.recursion.leaves import Leaves, spelt
-from codegen.trace.control.recursion.limits import bound
 from codegen.trace.control.recursion.paths import Path
+from codegen.trace.control.recursion.too_deep import bound
 from codegen.trace.control.regions import (
     Capture,
     Gone,
@@ -96,7 +96,7 @@ class Member:
 def called(context: Context, function: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
     """The results of a call: a placeholder inside the function, else those of a whole recursion."""
     arguments = bound(function.function, args, kwargs)
-    open_now: list[Recursion] = context.recursions
+    open_now: tuple[Recursion, ...] = context.recursions
     for k, recursion in enumerate(open_now):
         if function in recursion.members:
             if k < len(open_now) - 1:
@@ -118,15 +118,14 @@ class Recursion:
 
     def run(self, function: Any, arguments: inspect.BoundArguments) -> Any:
         context = self.context
-        following, context.path = context.path, None
+        outer, context.path = (context.recursions, context.path), None
         self.members[function] = first = Member(function)
         first.take(arguments.arguments)
-        context.recursions.append(self)
+        context.recursions = (*context.recursions, self)
         try:
             self._settle()
         finally:
-            context.recursions.pop()
-            context.path = following
+            context.recursions, context.path = outer
         leaves = first.flat(arguments.arguments)[1]
         values = stack_machine.emit(context, self, first, self._operands(first, leaves))
         return self._results(first, leaves, values)
@@ -312,7 +311,7 @@ class Recursion:
         leaves = member.flat(arguments.arguments)[1]
         types = [t.array for t in member.results.types] + list(self.stored.values())
         names = [function.name] * len(member.results.types) + ["memory"] * len(self.stored)
-        values = context.emit(Call(tuple(types), function), self._operands(member, leaves),
+        values = context.emit(RecursiveCall(tuple(types), function), self._operands(member, leaves),
                               names=names)
         return self._results(member, leaves, values)
 

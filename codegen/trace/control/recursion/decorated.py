@@ -19,7 +19,7 @@ from codegen.trace.context import Context
 from codegen.trace.control.conversion import find
 from codegen.trace.control.exits import own_nodes
 from codegen.trace.control.recursion.captured import called
-from codegen.trace.control.recursion.limits import bound, too_deep
+from codegen.trace.control.recursion.too_deep import bound, too_deep
 from codegen.trace.state import describe
 from codegen.user.signatures import check_call
 

@@ -26,17 +26,17 @@ from codegen.trace.context import Block as OpenBlock
 from codegen.trace.context import Context
 from codegen.trace.control.captured_loops import Counter
 from codegen.trace.control.recursion.basic_blocks import (
-    Block,
+    BasicBlock,
     CallThen,
     Choose,
     Jump,
-    Piece,
     Return,
+    Stretch,
     blocks_of,
 )
-from codegen.trace.control.recursion.call import Call
+from codegen.trace.control.recursion.call import RecursiveCall
 from codegen.trace.control.recursion.leaves import spelt
-from codegen.trace.control.recursion.limits import too_deep
+from codegen.trace.control.recursion.too_deep import too_deep
 from codegen.trace.control.regions import laid_as
 from codegen.trace.expecting import expect
 from codegen.trace.state import LeafType, describe
@@ -46,11 +46,11 @@ _NEXT = "next"  # the block that runs in the next turn
 
 
 @dataclass(eq=False)
-class Function:
+class FunctionCode:
     """A member as blocks. ops: all that define a value of it, but in arms without a call."""
 
     member: Any
-    blocks: list[Block]
+    blocks: list[BasicBlock]
     stacked: bool
 
     def __post_init__(self) -> None:
@@ -59,7 +59,7 @@ class Function:
         self.lets: dict[Sym, Op] = {}
         for block in self.blocks:
             self.defined |= dict.fromkeys(block.incoming)
-            self._define(block.piece)
+            self._define(block.stretch)
         self.memory: dict[Value, int] = {}  # values that arms meet with, as memory by number
         self.slots: dict[Value, None] = {}  # what lies in rows
 
@@ -72,16 +72,16 @@ class Function:
         """How many arguments it has; further args of its region are memory."""
         return len(self.member.arguments.types)
 
-    def _define(self, piece: Piece) -> None:
-        for op in piece.ops:
+    def _define(self, stretch: Stretch) -> None:
+        for op in stretch.ops:
             self.defined |= dict.fromkeys(op.results, op)
             if isinstance(op.what, Let):
                 self.lets[op.what.counter] = op
-        if isinstance(piece.end, Choose):
-            for arm in piece.end.arms:
+        if isinstance(stretch.end, Choose):
+            for arm in stretch.end.arms:
                 self._define(arm)
 
-    def wanted(self, block: Block) -> list[Value]:
+    def wanted(self, block: BasicBlock) -> list[Value]:
         """What a block reads of rows: what other blocks compute, or arms that meet give it."""
         lets = [op.operands[0] for s in block.counters if (op := self.lets.get(s))]
         needs = [v for v in (*block.needs, *lets) if v in self.defined]
@@ -108,8 +108,8 @@ class _Machine:
         self.context, self.stored = context, list(recursion.stored.values())
         cut = {f: blocks_of(f, m.region) for f, m in recursion.members.items() if m.arguments}
         deep = any(isinstance(e, CallThen) and e.after for blocks in cut.values()
-                   for b in blocks for e in _ends(b.piece))
-        self.functions = {f: Function(recursion.members[f], b, deep) for f, b in cut.items()}
+                   for b in blocks for e in _ends(b.stretch))
+        self.functions = {f: FunctionCode(recursion.members[f], b, deep) for f, b in cut.items()}
         self.first = self.functions[first.function]
         every = [(f, b) for f in self.functions.values() for b in f.blocks]
         self.numbers = {id(b): k for k, (_, b) in enumerate(every)}
@@ -143,7 +143,7 @@ class _Machine:
         after = dict(zip(keys, results))
         count = len(self.first.member.results.types)
         found = [after["result", self.first, k] for k in range(count)]
-        return found + [after["memory", k] for k in range(len(self.stored))]
+        return found + self._memory_in(after)
 
     def _begin(self, operands: Sequence[Value]) -> dict[Key, Value]:
         """What the loop begins with: the first call has begun."""
@@ -169,7 +169,7 @@ class _Machine:
         assert isinstance(key, tuple)
         if key[0] == "slot":
             return str(key[1].name)
-        name = key[1].member.function.name if isinstance(key[1], Function) else ""
+        name = key[1].member.function.name if isinstance(key[1], FunctionCode) else ""
         return "_".join(filter(None, (name, key[0])))
 
     def _number(self, k: int) -> Value:
@@ -187,7 +187,7 @@ class _Machine:
         made = self.context.emit_one(Full(zero, t.dtype, t.shape))
         return laid_as(self.context, made, t.layout)
 
-    def _rows(self, function: Function, value: Value) -> Value:
+    def _rows(self, function: FunctionCode, value: Value) -> Value:
         """A stack with a value in its first row."""
         depth, t = expr.const(function.member.function.depth), value.type
         row = self.context.emit_one(Reshape((expr.const(1), *t.shape)), value)
@@ -199,7 +199,7 @@ class _Machine:
     def _starts(self, row: Value, rank: int) -> list[Value]:
         return [row, *([self._number(0)] * rank)]
 
-    def _read(self, state: dict[Key, Value], f: Function, key: Key) -> Value:
+    def _read(self, state: dict[Key, Value], f: FunctionCode, key: Key) -> Value:
         value = state[key]
         if not f.stacked:
             return value
@@ -209,7 +209,7 @@ class _Machine:
         layout = value.type.layout
         return laid_as(self.context, emit(Reshape(shape), box), layout and layout[1:])
 
-    def _write(self, state: dict[Key, Value], f: Function, key: Key, value: Value) -> None:
+    def _write(self, state: dict[Key, Value], f: FunctionCode, key: Key, value: Value) -> None:
         rows = state[key]
         if f.stacked:
             t = value.type
@@ -223,22 +223,10 @@ class _Machine:
 
     # ---- blocks ---------------------------------------------------------------------------------
 
-    def _block(self, f: Function, block: Block, state: dict[Key, Value]) -> None:
+    def _block(self, f: FunctionCode, block: BasicBlock, state: dict[Key, Value]) -> None:
         """Emit a block, in place of whose values others stand; the state is what it leaves."""
-        values: dict[Value, Value] = {}
-        entry = block is f.blocks[0]
-        kinds = f.member.results.types
-        for k, v in enumerate(block.incoming):
-            if block.returned:
-                g = self._callee(block)
-                kinds = g.member.results.types
-                values[v] = state["result", g, k] if k < len(kinds) else (
-                    state["memory", k - len(kinds)])
-            elif entry and k >= f.count:
-                values[v] = state["memory", k - f.count]
-            elif v in f.memory:
-                values[v] = state["memory", f.memory[v]]
-        copier = Copier(self.context.unique, values, {})
+        arrived = self._arrived(f, block, state)
+        copier = Copier(self.context.unique, arrived, {})
         for v in f.wanted(block):
             if v not in copier.instead:
                 copier.instead[v] = self._read(state, f, ("slot", v))
@@ -248,29 +236,38 @@ class _Machine:
         for s in block.counters:
             if s in f.lets:
                 self._append(copier.op(f.lets[s]))
-        for v in block.incoming:
-            if v in f.slots and (block.returned or v in f.memory or (
-                    entry and v not in f.args[: f.count])):
-                if self._elsewhere(f, block, v):
-                    self._write(state, f, ("slot", v), copier.of(v))
-        self._piece(f, block.piece, copier, state)
+        for v, value in arrived.items():
+            if v in f.slots:  # another block reads it
+                self._write(state, f, ("slot", v), value)
+        self._stretch(f, block.stretch, copier, state)
 
-    def _elsewhere(self, f: Function, block: Block, value: Value) -> bool:
-        """Whether another block reads a value."""
-        return any(value in b.needs for b in f.blocks if b is not block)
+    def _arrived(
+        self, f: FunctionCode, block: BasicBlock, state: dict[Key, Value]
+    ) -> dict[Value, Value]:
+        """What a block is given that lies in no row: memory, and the results of a call."""
+        if block.returned:
+            g = self._callee(block)
+            results = [state["result", g, k] for k in range(len(g.member.results.types))]
+            return dict(zip(block.incoming, [*results, *self._memory_in(state)]))
+        if block is f.blocks[0]:
+            return dict(zip(block.incoming[f.count :], self._memory_in(state)))
+        return {v: state["memory", f.memory[v]] for v in block.incoming if v in f.memory}
+
+    def _memory_in(self, state: dict[Key, Value]) -> list[Value]:
+        return [state["memory", k] for k in range(len(self.stored))]
 
     def _append(self, op: Op) -> None:
         self.context.blocks[-1].ops.append(op)
 
-    def _piece(
-        self, f: Function, piece: Piece, copier: Copier, state: dict[Key, Value]
+    def _stretch(
+        self, f: FunctionCode, stretch: Stretch, copier: Copier, state: dict[Key, Value]
     ) -> None:
-        for op in piece.ops:
+        for op in stretch.ops:
             self._append(copier.op(op))
             for v in op.results:
                 if v in f.slots:
                     self._write(state, f, ("slot", v), copier.of(v))
-        end = piece.end
+        end = stretch.end
         if isinstance(end, Choose):
             arms = [self._arm(f, arm, copier) for arm in end.arms]
             what = said_with(end.op.what, copier.symbols)
@@ -283,10 +280,10 @@ class _Machine:
             self._call(f, end, list(map(copier.of, end.op.operands)), state)
 
     def _arm(
-        self, f: Function, piece: Piece, copier: Copier
+        self, f: FunctionCode, stretch: Stretch, copier: Copier
     ) -> Callable[[dict[Key, Value]], None]:
         def arm(state: dict[Key, Value]) -> None:
-            self._piece(f, piece, Copier(copier.fresh, copier.instead, copier.symbols), state)
+            self._stretch(f, stretch, Copier(copier.fresh, copier.instead, copier.symbols), state)
 
         return arm
 
@@ -308,10 +305,10 @@ class _Machine:
         results = self.context.emit(what.but(types=types), operands, regions, names)
         state |= dict(zip(keys, results))
 
-    # ---- what follows a piece -------------------------------------------------------------------
+    # ---- what follows a stretch -----------------------------------------------------------------
 
     def _jump(
-        self, f: Function, end: Jump, values: Sequence[Value], state: dict[Key, Value]
+        self, f: FunctionCode, end: Jump, values: Sequence[Value], state: dict[Key, Value]
     ) -> None:
         for v, value in zip(end.to.incoming, values):
             if v in f.memory:
@@ -321,7 +318,7 @@ class _Machine:
         state[_NEXT] = self._number(self.numbers[id(end.to)])
 
     def _return(
-        self, f: Function, values: Sequence[Value], state: dict[Key, Value]
+        self, f: FunctionCode, values: Sequence[Value], state: dict[Key, Value]
     ) -> None:
         count = len(f.member.results.types)
         for k, value in enumerate(values):
@@ -335,9 +332,9 @@ class _Machine:
             state[_NEXT] = self._number(self.done)
 
     def _call(
-        self, f: Function, end: CallThen, values: Sequence[Value], state: dict[Key, Value]
+        self, f: FunctionCode, end: CallThen, values: Sequence[Value], state: dict[Key, Value]
     ) -> None:
-        assert isinstance(end.op.what, Call)
+        assert isinstance(end.op.what, RecursiveCall)
         g, emit = self.functions[end.op.what.function], self.context.emit_one
         for k, value in enumerate(values[g.count :]):
             self._put(state, ("memory", k), value)
@@ -353,7 +350,7 @@ class _Machine:
             self._write(state, g, ("slot", v), value)
         state[_NEXT] = self._number(self.numbers[id(g.blocks[0])])
 
-    def _shown(self, g: Function, values: Sequence[Value]) -> list[tuple[str, Any]]:
+    def _shown(self, g: FunctionCode, values: Sequence[Value]) -> list[tuple[str, Any]]:
         """The arguments of a call by name: numbers as they are in the run, arrays as their type."""
         taken = g.member.arguments
         shown, given = [], iter(values)
@@ -369,19 +366,19 @@ class _Machine:
 
     # ---- memory ---------------------------------------------------------------------------------
 
-    def _callee(self, block: Block) -> Function:
+    def _callee(self, block: BasicBlock) -> FunctionCode:
         for f in self.functions.values():
             for b in f.blocks:
-                for e in _ends(b.piece):
+                for e in _ends(b.stretch):
                     if isinstance(e, CallThen) and e.after is block:
                         return self.functions[e.op.what.function]  # type: ignore[attr-defined]
         raise AssertionError("a block after a call has one")
 
-    def _finds_memory(self, f: Function, block: Block) -> bool:
+    def _finds_memory(self, f: FunctionCode, block: BasicBlock) -> bool:
         """Find which of the values that arms meet with is the memory that calls in them write;
         whether another one is found."""
         before = len(f.memory)
-        for end in _ends(block.piece):
+        for end in _ends(block.stretch):
             if isinstance(end, Jump):
                 for v, value in zip(end.to.incoming, end.values):
                     k = self._memory(f, value)
@@ -389,7 +386,7 @@ class _Machine:
                         f.memory[v] = k
         return len(f.memory) > before
 
-    def _memory(self, f: Function, value: Value) -> int | None:
+    def _memory(self, f: FunctionCode, value: Value) -> int | None:
         """The memory that a value is, or was before it was written in place."""
         while (op := f.defined.get(value)) is not None and op.what.in_place:
             value = op.operands[0]
@@ -403,11 +400,11 @@ class _Machine:
         return None
 
 
-def _ends(piece: Piece) -> list[Any]:
-    """All that may follow a piece, in its arms too."""
-    if isinstance(piece.end, Choose):
-        return [e for arm in piece.end.arms for e in _ends(arm)]
-    return [piece.end]
+def _ends(stretch: Stretch) -> list[Any]:
+    """All that may follow a stretch, in its arms too."""
+    if isinstance(stretch.end, Choose):
+        return [e for arm in stretch.end.arms for e in _ends(arm)]
+    return [stretch.end]
 
 
 def _of_rows(layout: Any) -> Any:

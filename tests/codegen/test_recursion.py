@@ -218,6 +218,32 @@ def test_what_a_call_needs_later_is_kept() -> None:
     assert plain[1][0] == 181
 
 
+def test_results_are_no_arguments() -> None:
+    """Writing into an array after it was passed on changes no result that was computed."""
+
+    @spmd.recursive
+    def scaled(x, n):
+        return x * 2 if n == 0 else scaled(x * 2, n - 1)
+
+    @spmd.recursive
+    def perhaps(x, n):
+        return x if n == 0 else perhaps(x * 2, n - 1)
+
+    def written(function):
+        def program():
+            x = spmd.zeros(3) + 1
+            y = function(x, spmd.scalar("n", 2))
+            x[0] = 7
+            return x, y
+
+        return program_of(program)
+
+    for x, y in runs(written(scaled)):
+        assert x.tolist() == [7, 1, 1] and y.tolist() == [8, 8, 8]
+    with pytest.raises(spmd.ProgramError, match="may or may not share memory"):
+        spmd.build(written(perhaps))
+
+
 def test_each_rank_has_its_own() -> None:
     @spmd.recursive
     def shrunk(x, n):

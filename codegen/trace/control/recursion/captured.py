@@ -40,6 +40,7 @@ from codegen.trace.state import Code, LeafType, Names, Tree, flatten, leaf_type,
 from codegen.trace.storage import Storage
 
 _PASSES = 40  # more never settle: every pass makes some type wider
+_Returned = Callable[[Any, Capture, Sequence[Array]], None]  # given what the arguments are
 _WAYS = 500  # through a function, of which one should return without a call of itself
 
 
@@ -69,7 +70,8 @@ class Member:
     arguments: Leaves | None = None
     results: Leaves | None = None
     region: Region = field(default_factory=lambda: Region((), (), ()))
-    aliases: dict[Any, None] = field(default_factory=dict)  # memory that a result may be
+    aliases: dict[Storage, None] = field(default_factory=dict)  # older memory that a result may be
+    passes_on: bool = False  # whether a result may be the memory of an argument
 
     def flat(self, arguments: Mapping[str, Any]) -> tuple[Tree, list[Any]]:
         """The tree of a call's arguments, and its leaves; what is one thing in all calls is a
@@ -113,8 +115,7 @@ class Recursion:
         self.members: dict[Any, Member] = {}
         self.stored: dict[Storage, ArrayType] = {}  # memory that a body writes
         self.stale: dict[Storage, None] = {}
-        self.loops = len(context.loops)
-        self.around = context.recordings, context.members, context.rank_view
+        self.around = _openings(context)
 
     def run(self, function: Any, arguments: inspect.BoundArguments) -> Any:
         context = self.context
@@ -160,9 +161,9 @@ class Recursion:
         """Find what the function returns where it does not call itself; whether there is such a
         way, or something else is known now."""
         context = self.context
-        path, learned = Path(self.loops), False
+        path, learned = Path(len(context.loops)), False
 
-        def returned(result: Any, _: Any) -> None:
+        def returned(result: Any, *_: Any) -> None:
             tree, leaves = flatten(result)
             member.results = Leaves(tree, [leaf_type(x) or x for x in leaves])
 
@@ -181,18 +182,19 @@ class Recursion:
         """Capture the body of a function; whether that shows something new."""
         news: list[bool] = []
 
-        def returned(result: Any, capture: Capture) -> None:
-            news.append(self._returned(member, result, capture))
+        def returned(result: Any, capture: Capture, arrays: Sequence[Array]) -> None:
+            aliased = self._finds_aliases(member, result, capture, arrays)
+            news.append(self._returned(member, result, capture) or aliased)
 
         return self._body(member, returned) is _Again or news[-1]
 
-    def _body(self, member: Member, returned: Callable[[Any, Capture], None]) -> Any:
+    def _body(self, member: Member, returned: _Returned) -> Any:
         """Run the function once in a block of its own; return the class of what interrupts it."""
         assert member.arguments is not None
         context, taken = self.context, member.arguments
         names = Names(lambda: ())
-        called_ = as_called(member.function.function)
-        names.roots.append((member.function.name, called_))
+        body = as_called(member.function.function)
+        names.roots.append((member.function.name, body))
         names.roots += [(n, member.first[n]) for n in member.whole]
         said, filled = None, True
         while filled:
@@ -202,7 +204,7 @@ class Recursion:
             block = Block(tuple(Value(n, t) for n, t in zip(hints, types)))
             with _as_before(context):
                 capture.begin(block)
-                said = self._run(member, called_, block, returned, capture)
+                said = self._run(member, body, block, returned, capture)
                 capture.open = None
             filled = capture.filled
             capture.put_back()
@@ -212,7 +214,7 @@ class Recursion:
 
     def _run(
         self, member: Member, function: Callable[..., Any], block: Block,
-        returned: Callable[[Any, Capture], None], capture: Capture,
+        returned: _Returned, capture: Capture,
     ) -> Any:
         taken = member.arguments
         assert taken is not None
@@ -222,10 +224,10 @@ class Recursion:
             storage.value = next(values)
         arguments = taken.filled(iter(arrays))
         before = member.flat(arguments)[1]
-        bound_ = inspect.signature(member.function.function).bind_partial()
-        bound_.arguments.update(arguments)
+        given = inspect.signature(member.function.function).bind_partial()
+        given.arguments.update(arguments)
         try:
-            result = function(*bound_.args, **bound_.kwargs)
+            result = function(*given.args, **given.kwargs)
             capture.after()
             self._refuse_writes(member, arrays, capture)
             now = member.flat(arguments)[1]
@@ -234,14 +236,14 @@ class Recursion:
                     f"{member.function.name} changes a list or dict that it is given",
                     place=self.place, expected="arguments are values",
                     remedy="return what is new, or write into an array that is read by closure")
-            returned(result, capture)
+            returned(result, capture, arrays)
         except (_Again, _NothingKnown) as stop:
             return type(stop)
         except _Member as met:
             if met.recursion is not self:
                 raise
-            for function in met.members:
-                self.members.setdefault(function, Member(function))
+            for other in met.members:
+                self.members.setdefault(other, Member(other))
             return _Again
         return None
 
@@ -263,7 +265,6 @@ class Recursion:
         tree, leaves = flatten(result)
         new = known.widen(tree, leaves, lambda path: (
             f"the result{path} of {member.function.name}"), self.place)
-        new = self._alias(member, known, leaves, capture) or new
         before = {s: content for s, content, _ in capture.mark.storages}
         written: dict[Storage, ArrayType] = {}
         for storage in capture.written():
@@ -286,17 +287,18 @@ class Recursion:
         member.region = capture.open.close(values)
         return new
 
-    def _alias(
-        self, member: Member, known: Leaves, leaves: Sequence[Any], capture: Capture
+    def _finds_aliases(
+        self, member: Member, result: Any, capture: Capture, arrays: Sequence[Array]
     ) -> bool:
-        """Note which older memory a result may be."""
-        before = len(member.aliases)
-        for x in known.varying(leaves):
+        """Note which memory from outside a result may be; whether that is new."""
+        before = len(member.aliases), member.passes_on
+        given = {array.storage for array in arrays}
+        for x in flatten(result)[1]:
             if isinstance(x, Array) and not x.scalar:
-                for storage in (x.storage, *x.storage.shadows):
-                    if storage in capture.serials:
-                        member.aliases[storage] = None
-        return len(member.aliases) > before
+                may_be = {x.storage, *x.storage.shadows}
+                member.aliases |= dict.fromkeys(s for s in may_be if s in capture.serials)
+                member.passes_on |= not may_be.isdisjoint(given)
+        return (len(member.aliases), member.passes_on) != before
 
     # ---- calls ----------------------------------------------------------------------------------
 
@@ -316,19 +318,12 @@ class Recursion:
         return self._results(member, leaves, values)
 
     def _refuse_where_it_stands(self, function: Any) -> None:
-        context = self.context
-        what = "a loop of the program" if len(context.loops) > self.loops else ""
-        now = context.recordings, context.members, context.rank_view
-        places = ("a function that is differentiated", "a function under spmd.vmap",
-                  "a function given to spmd.shard_map")
-        what = what or next((p for p, a, b in zip(places, now, self.around) if a > b), "")
-        if what:
-            remedy = (f"{what.split()[-1]} around the whole recursion" if "loop" not in what else
-                      "Python's own range, which unrolls, or a second function under "
-                      "@spmd.recursive that takes the place of the loop")
-            raise UnsupportedError(f"{function.name} calls itself in {what}", place=user_place(),
-                                   expected="calls of itself in expressions and branches",
-                                   remedy=remedy)
+        """A call of itself must stand in the body as it is: not in an op that runs it otherwise."""
+        for (what, remedy), now, before in zip(_APART, _openings(self.context), self.around):
+            if now > before:
+                raise UnsupportedError(
+                    f"{function.name} calls itself in {what}", place=user_place(),
+                    expected="calls of itself in expressions and branches", remedy=remedy)
 
     def _operands(self, member: Member, leaves: Sequence[Any]) -> list[Value]:
         taken, context = member.arguments, self.context
@@ -356,10 +351,26 @@ class Recursion:
         for storage in self.stale:
             storage.lose(context, gone)
         passed = [x.storage for x in taken.varying(leaves) if isinstance(x, Array) and not x.scalar]
+        may_be = [*member.aliases, *(passed if member.passes_on else ())]
         for array in arrays:
-            for storage in (*member.aliases, *passed) if not array.scalar else ():
+            for storage in may_be if not array.scalar else ():
                 link(array.storage, storage, "recursion", self.place)
         return known.filled(iter(arrays))
+
+
+_APART = (  # where no call of itself may stand, and what to try
+    ("a loop of the program", "Python's own range, which unrolls, or a second function under "
+     "@spmd.recursive that takes the place of the loop"),
+    ("a function that is differentiated", "the derivative of a function that calls this one from "
+     "outside"),
+    ("a function under spmd.vmap", "spmd.vmap of a function that calls this one from outside"),
+    ("a function given to spmd.shard_map", "the whole recursion inside spmd.shard_map"),
+)
+
+
+def _openings(context: Context) -> tuple[int, ...]:
+    """How many of each of these are open now."""
+    return len(context.loops), context.recordings, context.members, context.rank_view
 
 
 @contextmanager

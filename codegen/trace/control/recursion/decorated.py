@@ -60,9 +60,9 @@ class Recursive:
         return self if owner is None else types.MethodType(self, owner)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        check_call(self.function, self.name, *args, **kwargs)
         context = Context.current()
         if context is not None:
+            check_call(self.function, self.name, *args, **kwargs)
             return called(context, self, args, kwargs)
         if self._is_tail_call(sys._getframe(1)):
             raise _TailCall(args, kwargs)
@@ -155,7 +155,8 @@ def recursive(function: Any = None, *, depth: int = 64) -> Any:
 
     UnsupportedError for a call of itself in a loop of the program, or in a function that is given
     to spmd.grad, spmd.vmap or spmd.shard_map there. CarryError where an argument or a result
-    changes its type. As plain Python the function runs as it is, with the same limit.
+    changes its type. As plain Python, and in an eager run, the function runs as it is, with the
+    same limit; Python has room for 5000 calls.
 
     Example::
 

@@ -47,7 +47,7 @@ _NEXT = "next"  # the block that runs in the next turn
 
 @dataclass(eq=False)
 class FunctionCode:
-    """A member as blocks. ops: all that define a value of it, but in arms without a call."""
+    """A function of a recursion as blocks. stacked: it has rows, not only one of each value."""
 
     member: Any
     blocks: list[BasicBlock]
@@ -81,11 +81,14 @@ class FunctionCode:
             for arm in stretch.end.arms:
                 self._define(arm)
 
+    def reads(self, block: BasicBlock) -> list[Value]:
+        """What a block reads that is computed in others."""
+        lets = [op.operands[0] for s in block.counters if (op := self.lets.get(s))]
+        return [v for v in (*block.needs, *lets) if v in self.defined]
+
     def wanted(self, block: BasicBlock) -> list[Value]:
         """What a block reads of rows: what other blocks compute, or arms that meet give it."""
-        lets = [op.operands[0] for s in block.counters if (op := self.lets.get(s))]
-        needs = [v for v in (*block.needs, *lets) if v in self.defined]
-        needs = [v for v in needs if not self.again(v)]
+        needs = [v for v in self.reads(block) if not self.again(v)]
         if not block.returned:
             used = set(used_values(block.code))
             needs += [v for v in block.incoming if v in used and v not in self.memory]
@@ -94,7 +97,10 @@ class FunctionCode:
     def again(self, value: Value) -> Op | None:
         """The op of a value that is made of nothing: each block makes it for itself."""
         op = self.defined.get(value)
-        return op if op and not op.operands and not op.regions and not op.what.fence else None
+        if op is None or op.operands or op.regions or op.what.fence:
+            return None
+        computed = any(s in self.lets for e in op.what.exprs() for s in e.symbols())
+        return None if computed else op
 
 
 def emit(context: Context, recursion: Any, first: Any, operands: Sequence[Value]) -> list[Value]:
@@ -230,7 +236,7 @@ class _Machine:
         for v in f.wanted(block):
             if v not in copier.instead:
                 copier.instead[v] = self._read(state, f, ("slot", v))
-        for v in block.needs:
+        for v in f.reads(block):
             if v not in copier.instead and (op := f.again(v)):
                 self._append(copier.op(op))
         for s in block.counters:
@@ -335,20 +341,26 @@ class _Machine:
         self, f: FunctionCode, end: CallThen, values: Sequence[Value], state: dict[Key, Value]
     ) -> None:
         assert isinstance(end.op.what, RecursiveCall)
-        g, emit = self.functions[end.op.what.function], self.context.emit_one
+        g = self.functions[end.op.what.function]
         for k, value in enumerate(values[g.count :]):
             self._put(state, ("memory", k), value)
-        if end.after is not None:
-            top = emit(Map("add"), state["top", g], self._number(1))
-            depth = g.member.function.depth
-            with self.context.standing_at(end.op.place):
-                fits = emit(Map("lt"), top, self._number(depth))
-                expect(self.context, fits, *too_deep(g.member.function, self._shown(g, values)))
-            state["top", g] = top
-            self._write(state, g, ("back", g), self._number(self.numbers[id(end.after)]))
-        for v, value in zip(g.args, values[: g.count]):
-            self._write(state, g, ("slot", v), value)
-        state[_NEXT] = self._number(self.numbers[id(g.blocks[0])])
+        with self.context.standing_at(end.op.place):
+            if end.after is not None:
+                self._push(g, end.after, values, state)
+            for v, value in zip(g.args, values[: g.count]):
+                self._write(state, g, ("slot", v), value)
+            state[_NEXT] = self._number(self.numbers[id(g.blocks[0])])
+
+    def _push(
+        self, g: FunctionCode, after: BasicBlock, values: Sequence[Value], state: dict[Key, Value]
+    ) -> None:
+        """A row for a call, with the block that its results come to."""
+        emit, depth = self.context.emit_one, g.member.function.depth
+        top = emit(Map("add"), state["top", g], self._number(1))
+        fits = emit(Map("lt"), top, self._number(depth))
+        expect(self.context, fits, *too_deep(g.member.function, self._shown(g, values)))
+        state["top", g] = top
+        self._write(state, g, ("back", g), self._number(self.numbers[id(after)]))
 
     def _shown(self, g: FunctionCode, values: Sequence[Value]) -> list[tuple[str, Any]]:
         """The arguments of a call by name: numbers as they are in the run, arrays as their type."""

@@ -281,6 +281,85 @@ def test_derivatives_and_members() -> None:
         np.testing.assert_array_equal(members, [0, 1, 1, 2, 3, 5, 8, 13, 21, 34])
 
 
+def test_calls_wherever_they_stand() -> None:
+    """In tests, operands, lists, unrolled loops, behind compiled ones; through other functions."""
+
+    @spmd.recursive
+    def mixed(n, scale=2, *rest, **more):
+        if n <= 0:
+            return rest[0] + more["z"]
+        if mixed(n - 1, scale, *rest, **more) % 2 == 0 and n > 1:
+            x = mixed(n - 2, scale, *rest, **more) + 1
+        else:
+            x = 3
+        for k in spmd.range(n):
+            x += k
+            if x > 40:
+                break
+        if x > 40:
+            return x - mixed(n - 3, scale, *rest, **more)
+        parts = [x]
+        for k in range(2):
+            parts.append(helped(n - k, scale, *rest, **more))
+        return parts[0] * scale + parts[1] - parts[2]
+
+    def helped(n, *rest, **more):
+        return mixed(n - 1, *rest, **more) + 1
+
+    board, count = None, None
+
+    @spmd.recursive(depth=7)
+    def queens(row, size):
+        if row == size:
+            count[...] += 1
+            return
+        columns(row, 0, size)
+
+    @spmd.recursive(depth=50)
+    def columns(row, column, size):
+        if column == size:
+            return
+        free = True
+        for k in spmd.range(row):
+            if board[k] == column or np.abs(board[k] - column) == row - k:
+                free = False
+        if free:
+            board[row] = column
+            queens(row + 1, size)
+        columns(row, column + 1, size)
+
+    def program():
+        nonlocal board, count
+        board, count = spmd.zeros(6, np.int64), spmd.zeros((), np.int64)
+        queens(0, spmd.scalar("size", 6))
+        return count, mixed(spmd.scalar("n", 5), 3, 1, z=spmd.scalar("z", 2))
+
+    for n, z in ((6, 2), (7, 5)):
+        found = runs(program_of(program), n=n, z=z)
+        assert [f[0] for f in found] == [4, 4, 4]
+        assert found[0][1] == found[1][1] == found[2][1]
+
+
+def test_messages_at_distances_that_a_call_computes() -> None:
+    @spmd.recursive(depth=9)
+    def shifted(x, n):
+        if n <= 0:
+            return x
+        y = spmd.ppermute(x, "r", shift=n)
+        z = shifted(y, n - 1)
+        return z + spmd.ppermute(y, "r", shift=n) * 10
+
+    def program():
+        n = spmd.scalar("n", 3)
+        x = spmd.input("x", (spmd.axis_size("r") * 2,), layout=("r",), default=lambda i: i)
+        return spmd.shard_map(lambda x: shifted(x, n))(x)
+
+    program = program_of(program)
+    image = spmd.build(program)
+    for n in RANKS:
+        np.testing.assert_array_equal(image.run(ranks=n), program.eager(ranks=n))
+
+
 def test_a_tail_call_takes_no_row() -> None:
     def tail():
         return gcd(spmd.scalar("a", 6), spmd.scalar("b", 4))

@@ -359,8 +359,8 @@ class Recursion:
 
 
 _APART = (  # where no call of itself may stand, and what to try
-    ("a loop of the program", "Python's own range, which unrolls, or a second function under "
-     "@spmd.recursive that takes the place of the loop"),
+    ("a loop of the program", "a call behind the loop, which ends by break; Python's own range, "
+     "which unrolls; or a second function under @spmd.recursive in place of the loop"),
     ("a function that is differentiated", "the derivative of a function that calls this one from "
      "outside"),
     ("a function under spmd.vmap", "spmd.vmap of a function that calls this one from outside"),

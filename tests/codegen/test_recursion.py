@@ -306,17 +306,15 @@ def test_calls_wherever_they_stand() -> None:
     def helped(n, *rest, **more):
         return mixed(n - 1, *rest, **more) + 1
 
-    board, count = None, None
-
     @spmd.recursive(depth=7)
-    def queens(row, size):
+    def queens(row, size, board, count):
         if row == size:
             count[...] += 1
             return
-        columns(row, 0, size)
+        columns(row, 0, size, board, count)
 
     @spmd.recursive(depth=50)
-    def columns(row, column, size):
+    def columns(row, column, size, board, count):
         if column == size:
             return
         free = True
@@ -325,13 +323,12 @@ def test_calls_wherever_they_stand() -> None:
                 free = False
         if free:
             board[row] = column
-            queens(row + 1, size)
-        columns(row, column + 1, size)
+            queens(row + 1, size, board, count)
+        columns(row, column + 1, size, board, count)
 
     def program():
-        nonlocal board, count
         board, count = spmd.zeros(6, np.int64), spmd.zeros((), np.int64)
-        queens(0, spmd.scalar("size", 6))
+        queens(0, spmd.scalar("size", 6), board, count)
         return count, mixed(spmd.scalar("n", 5), 3, 1, z=spmd.scalar("z", 2))
 
     for n, z in ((6, 2), (7, 5)):

@@ -337,6 +337,24 @@ def test_calls_wherever_they_stand() -> None:
         assert found[0][1] == found[1][1] == found[2][1]
 
 
+def test_a_function_whose_first_call_stands_inside() -> None:
+    @spmd.recursive
+    def up(n, x, y):
+        return x + y if n == 0 else np.tanh(down(n - 1, y * 0.5, x)) + y
+
+    @spmd.recursive
+    def down(n, x, y):
+        return x if n == 0 else up(n - 1, x + 1.0, y) * up(n // 2, x, [y][0] * 2)
+
+    def program():
+        x = spmd.arange(5) * 0.1
+        return up(spmd.scalar("n", 5), x, x + 1)
+
+    one, three, plain = runs(program_of(program))
+    np.testing.assert_allclose(one, plain, rtol=1e-13)
+    np.testing.assert_allclose(three, plain, rtol=1e-13)
+
+
 def test_messages_at_distances_that_a_call_computes() -> None:
     @spmd.recursive(depth=9)
     def shifted(x, n):

@@ -18,7 +18,7 @@ from codegen.errors import ProgramError, UnsupportedError
 from codegen.ir import ArrayType, Region, Value
 from codegen.layouts import propagation
 from codegen.places import user_place
-from codegen.trace.array import Array
+from codegen.trace.array import Array, Number
 from codegen.trace.context import Block, Context
 from codegen.trace.control.conversion import as_called
 from codegen.trace.control.recursion import stack_machine
@@ -36,7 +36,16 @@ from codegen.trace.control.regions import (
     link,
     value_of,
 )
-from codegen.trace.state import Code, LeafType, Names, Tree, flatten, leaf_type, same
+from codegen.trace.state import (
+    Code,
+    LeafType,
+    Names,
+    Tree,
+    fill,
+    flatten,
+    leaf_type,
+    same,
+)
 from codegen.trace.storage import Storage
 
 _PASSES = 40  # more never settle: every pass makes some type wider
@@ -81,11 +90,13 @@ class Member:
         tree = Tree("dict", dict(arguments), tuple(arguments), tuple(t for t, _ in each))
         return tree, [x for _, leaves in each for x in leaves]
 
-    def take(self, arguments: Mapping[str, Any]) -> bool:
-        """Learn what a call passes; whether that is of another type than what is known."""
+    def take(self, arguments: Mapping[str, Any], serial: int) -> bool:
+        """Learn what a call passes; whether that is of another type than what is known. serial: of
+        the newest memory from before the recursion."""
         now = dict(arguments)
         if self.arguments is None:
-            self.first, self.whole = now, set(now)
+            self.first = {n: _of_types(x, serial) for n, x in now.items()}
+            self.whole = {n for n, x in now.items() if self.first[n] is x}
         others = {n for n in self.whole if now[n] is not self.first[n]}
         self.whole -= others
         if self.arguments is None or any(flatten(now[n])[0].kind != "leaf" for n in others):
@@ -115,13 +126,13 @@ class Recursion:
         self.members: dict[Any, Member] = {}
         self.stored: dict[Storage, ArrayType] = {}  # memory that a body writes
         self.stale: dict[Storage, None] = {}
-        self.around = _openings(context)
+        self.around, self.serial = _openings(context), context.next_serial()
 
     def run(self, function: Any, arguments: inspect.BoundArguments) -> Any:
         context = self.context
         outer, context.path = (context.recursions, context.path), None
         self.members[function] = first = Member(function)
-        first.take(arguments.arguments)
+        first.take(arguments.arguments, self.serial)
         context.recursions = (*context.recursions, self)
         try:
             self._settle()
@@ -306,7 +317,7 @@ class Recursion:
         """The results of a call inside a body, as values of the op that stands for it."""
         context, member = self.context, self.members[function]
         self._refuse_where_it_stands(function)
-        if member.take(arguments.arguments):
+        if member.take(arguments.arguments, self.serial):
             raise _Again
         if member.results is None:
             raise _NothingKnown if context.path is not None else _Again
@@ -356,6 +367,17 @@ class Recursion:
             for storage in may_be if not array.scalar else ():
                 link(array.storage, storage, "recursion", self.place)
         return known.filled(iter(arrays))
+
+
+def _of_types(x: Any, serial: int) -> Any:
+    """An argument with types in place of what a body computes: it is another value in each call."""
+    tree, leaves = flatten(x)
+    own = [isinstance(x, Array) and x.storage.serial > serial for x in leaves]
+    own = [o or (isinstance(x, Number) and any(s.kind == "counter" for s in x.expr.symbols()))
+           for o, x in zip(own, leaves)]
+    if not any(own):
+        return x
+    return fill(tree, iter([leaf_type(x) if o else x for o, x in zip(own, leaves)]), fresh=True)
 
 
 _APART = (  # where no call of itself may stand, and what to try

@@ -18,12 +18,12 @@ from codegen.errors import ProgramError, UnsupportedError
 from codegen.ir import ArrayType, Region, Value
 from codegen.layouts import propagation
 from codegen.places import user_place
-from codegen.trace.array import Array, Number
+from codegen.trace.array import Array
 from codegen.trace.context import Block, Context
 from codegen.trace.control.conversion import as_called
 from codegen.trace.control.recursion import stack_machine
 from codegen.trace.control.recursion.call import RecursiveCall
-from codegen.trace.control.recursion.leaves import Leaves, spelt
+from codegen.trace.control.recursion.leaves import Leaves, spelt, with_types
 from codegen.trace.control.recursion.paths import Path
 from codegen.trace.control.recursion.too_deep import bound
 from codegen.trace.control.regions import (
@@ -36,16 +36,7 @@ from codegen.trace.control.regions import (
     link,
     value_of,
 )
-from codegen.trace.state import (
-    Code,
-    LeafType,
-    Names,
-    Tree,
-    fill,
-    flatten,
-    leaf_type,
-    same,
-)
+from codegen.trace.state import Code, LeafType, Names, Tree, flatten, leaf_type, same
 from codegen.trace.storage import Storage
 
 _PASSES = 40  # more never settle: every pass makes some type wider
@@ -95,7 +86,7 @@ class Member:
         the newest memory from before the recursion."""
         now = dict(arguments)
         if self.arguments is None:
-            self.first = {n: _of_types(x, serial) for n, x in now.items()}
+            self.first = {n: with_types(x, serial) for n, x in now.items()}
             self.whole = {n for n, x in now.items() if self.first[n] is x}
         others = {n for n in self.whole if now[n] is not self.first[n]}
         self.whole -= others
@@ -367,17 +358,6 @@ class Recursion:
             for storage in may_be if not array.scalar else ():
                 link(array.storage, storage, "recursion", self.place)
         return known.filled(iter(arrays))
-
-
-def _of_types(x: Any, serial: int) -> Any:
-    """An argument with types in place of what a body computes: it is another value in each call."""
-    tree, leaves = flatten(x)
-    own = [isinstance(x, Array) and x.storage.serial > serial for x in leaves]
-    own = [o or (isinstance(x, Number) and any(s.kind == "counter" for s in x.expr.symbols()))
-           for o, x in zip(own, leaves)]
-    if not any(own):
-        return x
-    return fill(tree, iter([leaf_type(x) if o else x for o, x in zip(own, leaves)]), fresh=True)
 
 
 _APART = (  # where no call of itself may stand, and what to try

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from codegen.errors import CarryError, Place
-from codegen.trace.state import LeafType, Tree, describe, fill, joined, leaf_type, same
+from codegen.trace.array import Array, Number
+from codegen.trace.state import LeafType, Tree, describe, fill, flatten, joined, leaf_type, same
 
 
 @dataclass
@@ -77,6 +78,18 @@ def _changes(what: str, expected: Any, found: Any, place: Place | None) -> Carry
         f"{what} changes its type", place=place, expected=f"{a} in all calls", found=b,
         remedy="one shape and dtype for all calls; without the decorator, Python unrolls a "
         "recursion whose end is known while building")
+
+
+def with_types(x: Any, serial: int) -> Any:
+    """Return an argument with types in place of what a body computes: that is another value in each
+    call. serial: of the newest memory from before the recursion."""
+    tree, leaves = flatten(x)
+    own = [isinstance(x, Array) and x.storage.serial > serial for x in leaves]
+    own = [o or (isinstance(x, Number) and any(s.kind == "counter" for s in x.expr.symbols()))
+           for o, x in zip(own, leaves)]
+    if not any(own):
+        return x
+    return fill(tree, iter([leaf_type(x) if o else x for o, x in zip(own, leaves)]), fresh=True)
 
 
 def spelt(path: str) -> str:

@@ -268,9 +268,15 @@ class CheckError(SpmdError):
     """
 
     def __init__(self, text: str, at: str = "", line: str = "", where: str = "") -> None:
+        self.at = at
         message, *more = text.split("\n")
         lines = [f"{at}: {message}" if at else message, *([f"    {line}"] if line else []), *more]
         super().__init__("\n".join([*lines, *([f"  where:    {where}"] if where else [])]))
+
+    def stand_at(self, place: Place | None) -> None:
+        """The place of an error whose text has none yet."""
+        if not self.at:
+            super().stand_at(place)
 
 
 class PeerError(SpmdError):

@@ -20,7 +20,7 @@ _LANGUAGE = frozenset(
     fori_loop full full_like grad hessian identity index input jacfwd jacobian jacrev jvp
     kernel like linspace mesh ones ones_like pand pargmax pargmin parse_parameter pbroadcast
     pexscan pgather pmax pmean pmin por ppermute pprod preduce print program Program progress
-    pscan pscatter psum psum_scatter pvary pxor range ranks remat replicated require save
+    pscan pscatter psum psum_scatter pvary pxor range ranks recursive remat replicated require save
     scalar scan shard_map spec start stop_gradient switch top_k value_and_grad vjp vmap
     while_loop zeros zeros_like""".split()
 )
@@ -95,6 +95,7 @@ if TYPE_CHECKING:  # for editors and type checkers: where every name has its doc
     from codegen.trace.control.functional import switch as switch
     from codegen.trace.control.functional import while_loop as while_loop
     from codegen.trace.control.ranges import spmd_range as _range
+    from codegen.trace.control.recursion.decorated import recursive as recursive
     from codegen.trace.declare import input_ as _input
     from codegen.trace.declare import mesh as mesh
     from codegen.trace.declare import number_of_ranks as _ranks

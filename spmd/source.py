@@ -138,7 +138,8 @@ def guarded(step: Any) -> Any:
                 expected="a test that is known while building: both arms of another one are "
                 "recorded, so the calls never end",
                 found="a call of itself under a condition of the run",
-                remedy="a loop: for k in spmd.range(n), or a while, with what it needs in arrays",
+                remedy="@spmd.recursive(depth=64) above the function; or a loop: for k in "
+                "spmd.range(n), or a while, with what it needs in arrays",
             ) from None
         raise ProgramError("recursion without end, or deeper than Python allows", place=where,
                            expected="functions that call each other while building only",

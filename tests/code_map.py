@@ -22,6 +22,8 @@ GROUPS = (
     ("Source to Graph", ("codegen/trace/*.py",), "program context api"),
     ("Source to Graph: Python's control flow and state", ("codegen/trace/control/*.py",),
      "source hooks"),
+    ("Source to Graph: functions that call themselves", ("codegen/trace/control/recursion/*.py",),
+     "decorated captured basic_blocks stack_machine"),
     ("Source to Graph: NumPy", ("codegen/trace/numpy/*.py",), "dispatch"),
     ("Source to Graph: derivatives", ("codegen/trace/derive/*.py",), "derivatives reverse"),
     ("Source to Graph: members of a batch", ("codegen/trace/batching/*.py",), "vmap batch"),

@@ -21,6 +21,7 @@ from codegen.trace.batching.vmap import vmap
 from codegen.trace.c_kernel import CKernel, c_file
 from codegen.trace.context import Context, eager_current, require_context
 from codegen.trace.control.conversion import as_called
+from codegen.trace.control.recursion.decorated import recursive
 from codegen.trace.decorator import program
 from codegen.trace.derive.derivatives import (
     custom_vjp,
@@ -54,7 +55,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 __all__ = [
     "Array", "Dim", "Program", "Stream", "checkpoint_name", "checkpoint_policies", "custom_vjp",
     "entity", "entry", "grad", "hessian", "jacfwd", "jacobian", "jacrev", "jvp", "parse_parameter",
-    "program", "remat", "replicated", "spec", "stop_gradient", "value_and_grad", "vjp", "vmap",
+    "program", "recursive", "remat", "replicated", "spec", "stop_gradient", "value_and_grad", "vjp",
+    "vmap",
 ]
 
 

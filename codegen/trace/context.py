@@ -86,6 +86,8 @@ class Context:
     entry_runs = expr.const(1)  # whether a call is one of the entry that is captured
     when_built = ""  # how users make a number known while building, where that is not usual
     reserved: frozenset[str] = frozenset()  # names of scalars, which loop variables leave free
+    recursions: tuple[Any, ...] = ()  # being captured, innermost last: recursion.captured.Recursion
+    path: Any = None  # while a function is followed: recursion.paths.Path
     entry = ""  # whose code is captured, in a class that is a program
     own_scalars: dict[str, Place | None]  # that it, or the program, has declared, and where
     held: Mapping[str, Any] = types.MappingProxyType({})  # states in the place of inputs, by name
@@ -215,6 +217,12 @@ class Context:
         sym = Sym(name, "extent", low, high)
         self.scalars[name] = Scalar(name, INT64, at_most, sym, user_place(), at_most)
         return sym
+
+    @property
+    def following(self) -> Any:
+        """The way through a function that branches take here, or None where they are captured."""
+        path = self.path
+        return path if path is not None and len(self.loops) == path.loops else None
 
     @property
     def in_every_launch(self) -> bool:

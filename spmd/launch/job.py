@@ -8,7 +8,6 @@ it is taken, and nothing is left when the last process is gone.
 from __future__ import annotations
 
 import os
-import time
 from contextlib import suppress
 
 from codegen.errors import (

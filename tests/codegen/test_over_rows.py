@@ -177,3 +177,34 @@ def test_a_loop_over_texts_and_functions_that_may_end_early() -> None:
         x = start + np.arange(4.0) / 4
         (found,) = interpret.run(graph, {"r": 2}, {"x": x}).values()
         np.testing.assert_allclose(found, left(x))
+
+
+def test_do_while_and_for_each() -> None:
+    """Both become loops of the program; the body of a do-while runs once at least."""
+
+    @spmd.program(mesh=("r",))
+    def forms():
+        x = spmd.input("x", TABLE.shape, np.float64, layout=("r", None))
+        number, digits = spmd.scalar("number", 0), 0
+        while True:
+            digits += 1
+            number = number // 10
+            if number == 0:
+                break
+        total = np.zeros(4)
+        for row in x:
+            if np.sum(row) < 0:
+                continue
+            total = total * 0.5 + row
+        return digits, total
+
+    loops = [op for op in walk(forms.capture().body) if isinstance(op.what, Loop)]
+    assert len(loops) == 2
+    image = spmd.build(forms)
+    expected = np.zeros(4)
+    for row in TABLE:
+        expected = expected * 0.5 + row
+    for ranks, number in ((1, 0), (3, 1234567)):
+        digits, total = image.run(ranks=ranks, x=TABLE, number=number)
+        assert digits == len(str(number))
+        np.testing.assert_array_equal(total, expected)

@@ -75,7 +75,7 @@ PROGRAMS = {
     "a value too few": ('spmd.print("{} {}", x[0])  # fault', ["expected: a place {} per value"]),
     "recursion": (
         "def again(v): return again(v - 1) if np.sum(v) > 0 else v  # fault\n        again(x)",
-        ["recursion", "spmd.range"],
+        ["recursion", "@spmd.recursive", "spmd.range"],
     ),
     "layout": (
         'y = spmd.input("y", (4, 4), np.float32, layout=("r", "r"))  # fault', ["r"],

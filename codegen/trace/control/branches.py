@@ -346,7 +346,11 @@ def captured_if(
     """Yields the number of each arm to run."""
     context = Context.current()
     assert context is not None
-    branch = Branch(context, code, condition(test, "if"))
+    on = condition(test, "if")
+    if (path := context.following) is not None:
+        yield from _followed(path, later, code, k)
+        return
+    branch = Branch(context, code, on)
     code.names.arms += 1
     try:
         yield from branch.captured(lambda: iter((k,)))
@@ -356,6 +360,15 @@ def captured_if(
         code.names.arms -= 1
         branch.abort()
     branch.finish()
+
+
+def _followed(path: Any, later: Sequence[Callable[[], Any]], code: Code, k: int) -> Iterator[int]:
+    """The arm that a way through the function takes, without a capture."""
+    code.names.arms += 1
+    try:
+        yield from iter((k,)) if path.choose(2) else _chosen_arms(later, code, k + 1)
+    finally:
+        code.names.arms -= 1
 
 
 def _chosen_arms(later: Sequence[Callable[[], Any]], code: Code, k: int) -> Iterator[int]:
@@ -375,6 +388,8 @@ def captured_switch(on: Expr | Value, arms: Sequence[Callable[[], Any]]) -> Any:
     """The value of the arm whose number `on` is; arms are functions of nothing."""
     context = Context.current()
     assert context is not None
+    if (path := context.following) is not None:
+        return arms[path.choose(len(arms))]()
     names = Names(lambda: ())
     names.roots += [("an arm", arm) for arm in arms]
     branch = Branch(context, Code(names), on)

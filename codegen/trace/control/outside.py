@@ -321,6 +321,7 @@ _DRAWN = "rng = np.random.default_rng(0) in the program"
 _WORDS = {
     "loop": "a loop that is compiled",
     "branch": "a branch that is decided at run time",
+    "recursion": "a function under spmd.recursive",
     "shard_map": "a function given to shard_map",
     "member": "a function under spmd.vmap",
     "program": "a program",
@@ -328,6 +329,7 @@ _WORDS = {
 _ONCE = {
     "loop": "would give every iteration of a compiled loop the same value",
     "branch": "is asked for a value in a branch that is decided at run time",
+    "recursion": "would give every call of the function the same value",
     "shard_map": "would give every rank the same value",
     "member": "would give every member the same value",
     "program": "would give another value in every build",
@@ -335,6 +337,7 @@ _ONCE = {
 _TURNS = {
     "loop": "Python runs the body while building, not once per iteration",
     "branch": "Python runs both arms while building, whichever is taken later",
+    "recursion": "Python runs the function while building, not once per call",
     "shard_map": "Python runs the function once, while building, not once per rank",
     "member": "Python runs the function once, for all members",
     "program": "Python runs the program while building, more than once",
@@ -343,6 +346,7 @@ _WAYS = {
     "loop": "an array that the loop carries (n = n + 1, out[i] = …), the ys of spmd.scan, or "
     "Python's own range, which unrolls",
     "branch": "rebind a variable of this function in both arms",
+    "recursion": "take it as an argument and return it, or write into an array: count[0] += 1",
     "shard_map": "return it, with its place in out_layouts",
     "member": "return it from that function",
     "program": "keep it in a variable of the program, and return it: return x, total",

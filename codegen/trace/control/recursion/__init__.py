@@ -1,0 +1,1 @@
+"""Recursion of bounded depth: functions that call themselves under conditions of the run."""

@@ -392,10 +392,8 @@ char *spmd_job_memory(const spmd_job *job, int64_t rank);
 int spmd_pages_take(char *from, int64_t bytes);
 
 /* job.c */
-/* Where all buffers begin, for the scalars that the tables hold; sets rank_bytes. */
-int spmd_buffers_place(spmd_job *job, int64_t *buffer);
-/* Where each buffer of a rank is as a run begins. */
-const int64_t *spmd_rank_home(const spmd_rank *rank);
+int spmd_buffers_place(spmd_job *job, int64_t *buffer); /* sets rank_bytes, too */
+const int64_t *spmd_rank_home(const spmd_rank *rank); /* of buffers, as a run begins */
 void spmd_buffers_reset(spmd_rank *rank);
 bool spmd_arena_abort(spmd_arena *arena, const spmd_failure *failure);
 void spmd_rank_fail(const spmd_rank *rank, int64_t code, const char *format, ...)

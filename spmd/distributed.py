@@ -6,6 +6,7 @@ In: a job that has run. Out: this process's part, or the whole array in one proc
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -174,3 +175,17 @@ def address(array: np.ndarray) -> int:
 
 def global_of(array: np.ndarray, dtype: str) -> Global:
     return Global(address(array), dtype, array.shape, array.strides)
+
+
+def moves(job: Job, value: Distributed, number: int) -> list[tuple[int, int, int]] | None:
+    """From where to where, and how many bytes, for every hosted rank; None: other layouts."""
+    moves = []
+    for rank in range(job.setup.first, job.setup.first + job.setup.count):
+        *source, start = job.shard(value.number, rank)
+        *target, to = job.shard(number, rank)
+        if source != target:
+            return None
+        size = math.prod(source[1]) * value.dtype.itemsize
+        if size and start != to:
+            moves.append((start, to, size))
+    return moves

@@ -15,6 +15,7 @@ from codegen.user.entry_methods import called_whole, no_entry, not_given
 from spmd.arrays import numpy_dtype
 from spmd.distributed import Distributed, global_of
 from spmd.faces import Face, faces_of, needed_of, states_of
+from spmd.fitting import whole
 from spmd.following import CALLS
 from spmd.given_state import GivenState
 from spmd.launch.job import Job
@@ -22,7 +23,7 @@ from spmd.launch.loader import Checked
 from spmd.launch.options import Options
 from spmd.launch.saved_state import SavedState, WrittenState
 from spmd.mistakes import plainly
-from spmd.opened import Opened, whole
+from spmd.opened import Opened
 from spmd.started import Started
 
 

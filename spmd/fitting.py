@@ -13,7 +13,8 @@ import numpy as np
 
 from codegen import dtypes
 from codegen.casts import inexact
-from codegen.errors import InputError
+from codegen.errors import InputError, UsageError
+from codegen.user import named
 from spmd.arguments import check_array
 from spmd.arrays import numpy_dtype
 from spmd.distributed import Distributed, Local
@@ -63,3 +64,34 @@ def _loaded_from(name: str, value: Any) -> str:
                ".npz": "np.load({!r})[{!r}]", ".csv": "np.loadtxt({!r}, delimiter=',')"}
     reader = readers.get(os.path.splitext(value)[1], "np.load({!r})")
     return f"{name}={reader.format(value, name)}: only the command line takes paths of files"
+
+
+def whole(value: Any) -> Any:
+    """Return an argument as it goes to other processes: arrays, in trees of them. Raises UsageError
+    for what is only a part of one."""
+    if isinstance(value, Local):
+        raise UsageError("an input is only the part of process 0", found="spmd.local(…)",
+                         expected="whole arrays, where the other processes follow")
+    if isinstance(value, Distributed):
+        return np.asarray(value)
+    inside = named.held(value)
+    return value if inside is None else named.rebuilt(value, [whole(x) for _, x in inside])
+
+
+def copied(value: Any) -> Any:
+    """Return a copy of the arrays in an argument, which may be a tree."""
+    if isinstance(value, Distributed) or isinstance(value, (bool, int, float, str)):
+        return value
+    inside = named.held(value)
+    if inside is not None:
+        return named.rebuilt(value, [copied(item) for _, item in inside])
+    if isinstance(value, Local):
+        return Local(value.part.copy(), value.offsets)
+    return np.array(dtypes.as_numpy(value))
+
+
+def shape_of(value: Any) -> tuple[int, ...]:
+    """The shape of what is given for an input."""
+    if isinstance(value, Local):
+        return value.part.shape
+    return tuple(value.shape) if hasattr(value, "shape") else np.shape(value)

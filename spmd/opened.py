@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from codegen import dtypes
 from codegen.errors import EnvironmentFault, UsageError
 from codegen.mesh import checked_count, checked_sizes
 from codegen.suggest import meant
@@ -26,7 +25,7 @@ from spmd.arrays import numpy_dtype
 from spmd.distributed import Distributed, Local, address, global_of
 from spmd.engine import ffi
 from spmd.faces import Face
-from spmd.fitting import fitting
+from spmd.fitting import copied, fitting, shape_of, whole
 from spmd.following import CALLS, FOLLOWS, Following, listens
 from spmd.launch import launchers, presence
 from spmd.launch.attendance import Attendance
@@ -493,7 +492,7 @@ class Opened:
             value = self.arrays.get(array["name"])
             if not isinstance(value, Distributed):
                 continue
-            if not value.lies_in(job) or (found := _moves(job, value, number)) is None:
+            if not value.lies_in(job) or (found := moves(job, value, number)) is None:
                 self.arrays[array["name"]] = (
                     Local(value.local, value.offsets) if self.distributed else value.local
                 )
@@ -584,51 +583,6 @@ def _kept(manifest: dict[str, Any], keep: Any) -> tuple[str, ...]:
                              expected=named.listed(known) or "no outputs")
         found += leaves
     return tuple(found)
-
-
-def _moves(job: Job, value: Distributed, number: int) -> list[tuple[int, int, int]] | None:
-    """From where to where, and how many bytes, for every hosted rank; None: other layouts."""
-    moves = []
-    for rank in range(job.setup.first, job.setup.first + job.setup.count):
-        *source, start = job.shard(value.number, rank)
-        *target, to = job.shard(number, rank)
-        if source != target:
-            return None
-        size = math.prod(source[1]) * value.dtype.itemsize
-        if size and start != to:
-            moves.append((start, to, size))
-    return moves
-
-
-def whole(value: Any) -> Any:
-    """Return an argument as it goes to other processes: arrays, in trees of them. Raises UsageError
-    for what is only a part of one."""
-    if isinstance(value, Local):
-        raise UsageError("an input is only the part of process 0", found="spmd.local(…)",
-                         expected="whole arrays, where the other processes follow")
-    if isinstance(value, Distributed):
-        return np.asarray(value)
-    inside = named.held(value)
-    return value if inside is None else named.rebuilt(value, [whole(x) for _, x in inside])
-
-
-def copied(value: Any) -> Any:
-    """Return a copy of the arrays in an argument, which may be a tree."""
-    if isinstance(value, Distributed) or isinstance(value, (bool, int, float, str)):
-        return value
-    inside = named.held(value)
-    if inside is not None:
-        return named.rebuilt(value, [copied(item) for _, item in inside])
-    if isinstance(value, Local):
-        return Local(value.part.copy(), value.offsets)
-    return np.array(dtypes.as_numpy(value))
-
-
-def shape_of(value: Any) -> tuple[int, ...]:
-    """The shape of what is given for an input."""
-    if isinstance(value, Local):
-        return value.part.shape
-    return tuple(value.shape) if hasattr(value, "shape") else np.shape(value)
 
 
 def _is_limit(limit: object) -> bool:

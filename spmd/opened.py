@@ -492,7 +492,7 @@ class Opened:
             value = self.arrays.get(array["name"])
             if not isinstance(value, Distributed):
                 continue
-            if not value.lies_in(job) or (found := moves(job, value, number)) is None:
+            if not value.lies_in(job) or (found := moves_of(job, value, number)) is None:
                 self.arrays[array["name"]] = (
                     Local(value.local, value.offsets) if self.distributed else value.local
                 )

@@ -22,7 +22,7 @@ from codegen.user import named
 from spmd import report, tables, timeline
 from spmd.arguments import check_array
 from spmd.arrays import numpy_dtype
-from spmd.distributed import Distributed, Local, address, global_of
+from spmd.distributed import Distributed, Local, address, global_of, moves_of
 from spmd.engine import ffi
 from spmd.faces import Face
 from spmd.fitting import copied, fitting, shape_of, whole

@@ -20,7 +20,7 @@ from codegen.mesh import checked_count, checked_sizes
 from codegen.suggest import meant
 from codegen.user import named
 from spmd import report, tables, timeline
-from spmd.arguments import check_array
+from spmd.arguments import bounded_dims, check_array
 from spmd.arrays import numpy_dtype
 from spmd.distributed import Distributed, Local, address, global_of, moves_of
 from spmd.engine import ffi
@@ -446,9 +446,12 @@ class Opened:
         arguments = named.spread(arguments, known)
         for name in arguments:
             if name not in known + names and name not in manifest["parameters"]:
+                dims = bounded_dims(manifest)
                 raise UsageError(
-                    f"the program has no input or scalar {name!r}",
-                    expected=named.listed(known + names) or "no inputs and no scalars",
+                    f"{f'the entry {face.name}' if face.name else 'the program'} has no input or "
+                    f"scalar {name!r}",
+                    expected=named.listed(known + [n for n in names if n not in dims])
+                    or "no inputs and no scalars",
                     remedy=meant(name, [*known, *names, *OPTIONS], "{}=…"),
                 )
         given = {name: value for name, value in arguments.items() if name in known}

@@ -187,7 +187,7 @@ def _whole_trees(some: list[str], known: list[str]) -> str:
 def _face_rows(m: dict[str, Any], face: Face, numbers: bool = True) -> Iterator[str]:
     """What a call takes and gives. numbers: of buffers too."""
     for s in m["scalars"]:
-        if s["name"] in face.scalars:
+        if s["name"] in face.scalars and "at_most" not in s:
             yield f"scalar      {s['name']}: {s['dtype']} = {s['default']}"
     for kind, arrays in (("input", face.inputs), ("output", face.outputs)):
         for name, what, last in together(_array_row(a, numbers) for _, a in arrays):

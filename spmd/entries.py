@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from codegen.errors import UsageError
 from codegen.user.entry_methods import called_whole, no_entry, not_given
 from spmd.arrays import numpy_dtype
 from spmd.distributed import Distributed, global_of
@@ -78,6 +79,10 @@ class OpenedEntity(Opened):
     """
 
     def __init__(self, checked: Checked, options: Options) -> None:
+        if options.keep:
+            raise UsageError("outputs of entries are copies: none can be kept on the ranks",
+                             expected="no keep=", found=f"keep={options.keep!r}",
+                             remedy="an attribute that __init__ binds is state: it stays there")
         super().__init__(checked, options)
         self._faces = faces_of(checked.manifest)
         self._initial = Face(checked.manifest, 0)

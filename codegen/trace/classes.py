@@ -147,7 +147,7 @@ class _NumberIsState(BaseException):
 
 @dataclass
 class _Kept:
-    """A state while the class is captured. first: the input that holds it; begins: its value after
+    """A state while the class is captured. input: it holds it; begins: its value after
     `__init__`; new: by arm, its new values."""
 
     path: str

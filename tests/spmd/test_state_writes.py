@@ -9,7 +9,7 @@ import pytest
 
 import spmd
 from codegen import compile as compiler
-from codegen.errors import CheckError
+from codegen.errors import CheckError, UsageError
 from codegen.plan.grammar import KEEPS, Phase, Store
 from codegen.plan.steps import walk_steps
 from spmd.entries import OpenedEntity
@@ -123,3 +123,8 @@ def test_a_run_that_fails_is_undone(image: spmd.Image, ranks: int) -> None:
             assert all((before[name] == after[name]).all() for name in before)
         cache.push(k=np.ones(WIDTH))
         assert cache.state()["count"] == 4
+
+
+def test_outputs_of_entries_are_not_kept(image: spmd.Image) -> None:
+    with pytest.raises(UsageError, match="outputs of entries are copies"):
+        image.open(ranks=1, keep="result")

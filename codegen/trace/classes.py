@@ -270,7 +270,7 @@ class _Recording:
             self.rebind(number, name, method, before, leaves_by_path(instance), at)
         arm.inputs = list(context.inputs.values())
         context.inputs.clear()
-        context.said = {k: v for k, v in context.said.items() if k in said or k in context.scalars}
+        context.said = {k: v for k, v in context.said.items() if k in context.scalars} | said
         arm.scalars = tuple(context.own_scalars)
         context.entry, context.entry_runs = "", expr.const(1)
         self.arms.append(arm)

@@ -64,8 +64,10 @@ def manifest_of(plan: Plan, target: str) -> dict[str, Any]:
         "scalars": [
             {"name": s.name, "dtype": s.dtype.name, "default": s.default} for s in plan.scalars
         ],
-        "inputs": [{**_array(a), "default": a.default} for a in plan.inputs],
-        "outputs": [_array(a) for a in plan.outputs],
+        "inputs": [{**_array(a), "default": a.default,
+                    **({"optional": a.name.partition(".")[0]} if a.flag else {})}
+                   for a in plan.inputs],
+        "outputs": [_output(a) for a in plan.outputs],
         "points": None if plan.points is None else [
             [_carried(a) for a in carried] for carried in plan.points],
         "feeds": [_feed(f, plan) for f in plan.feeds],
@@ -146,6 +148,13 @@ def _array(a: Array) -> dict[str, Any]:
         "layout": [list(entry) for entry in a.layout],
         "buffer": a.buffer.number,
     }
+
+
+def _output(a: Array) -> dict[str, Any]:
+    """needs: names of optional inputs, or of trees of them, without which a call does not compute it. selectable: a call that does
+    not ask for it does not compute it."""
+    needs = {"needs": list(a.needs)} if a.needs else {}
+    return {**_array(a), **needs, **({"selectable": True} if a.flag else {})}
 
 
 def _carried(a: Array) -> dict[str, Any]:

@@ -128,7 +128,8 @@ class Input:
     """A global array read at launch. default: one rank's code that computes its shard instead.
 
     The region has no args and one result of the shard's shape; None: the input must be given.
-    origin: of the layout: given, rules (of the program), or chosen (by the compiler).
+    origin: of the layout: given, rules (of the program), or chosen (by the compiler). given: a flag
+    that is 1 where a call gives the input, of one that calls may leave out; None: of others.
     """
 
     value: Value
@@ -137,10 +138,16 @@ class Input:
     default: Region | None = None
     place: Place | None = None
     origin: str = "given"
+    given: Sym | None = None
 
     @property
     def name(self) -> str:
         return self.value.name
+
+    @property
+    def root(self) -> str:
+        """The name of the declaration, which may be of a tree of inputs."""
+        return self.name.partition(".")[0]
 
     def mapped(self, fn: Callable[[Region], Region]) -> Input:
         """The input with what fn makes of its default; itself, if that is the same."""
@@ -150,12 +157,15 @@ class Input:
 
 @dataclass(frozen=True)
 class Output:
-    """What a program returns. path: where in the returned structure; () for a bare array."""
+    """What a program returns. needs: the optional inputs without which it is not computed. wanted:
+    a flag that is 1 where a call asks for it; None: of an output that is computed in any case."""
 
     name: str
     value: Value
     layout: Layout
     shape: Shape  # global
+    needs: tuple[str, ...] = ()
+    wanted: Sym | None = None
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from spmd.files.npy import element_count
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Collection
     from typing import Any
 
     from codegen.image.manifest import ImageFile
@@ -147,15 +148,47 @@ def check_names(arrays: list[dict[str, Any]], given: Any, what: str, option: str
 
 
 def check_given(manifest: dict[str, Any], given: Any) -> None:
-    """Every input without a default was given."""
+    """Every input was given that has no default and is not optional; of an optional tree all."""
+    begun = {array["optional"] for array in manifest["inputs"]
+             if array["name"] in given and "optional" in array}
     for array in manifest["inputs"]:
-        if array["name"] not in given and not array["default"]:
+        left_out = "optional" in array and array["optional"] not in begun
+        if array["name"] not in given and not array["default"] and not left_out:
             name, root = array["name"], array["name"].partition(".")[0]
             file, value = ("safetensors", "TREE") if root != name else ("npy", "ARRAY")
             raise UsageError(
                 f"input {name} was not given, and the program declares no default for it",
                 remedy=f"-i {root}=FILE.{file}, or {root}={value} from Python",
             )
+
+
+def wanted_outputs(manifest: dict[str, Any], only: Any) -> list[str]:
+    """The names of the outputs that a call asks for with `only`, a name or several, of outputs or
+    of trees of them; None: all. Raises UsageError."""
+    known = names_of(manifest["outputs"])
+    if only is None:
+        return known
+    asked: set[str] = set()
+    for name in (only,) if isinstance(only, str) else tuple(only):
+        leaves = [name] if name in known else named.of_tree(name, known)
+        if not leaves:
+            raise UsageError(
+                f"only={name!r}: the program has no output {name!r}",
+                expected=named.listed(known) or "no outputs", remedy=meant(name, known),
+            )
+        asked.update(leaves)
+    return [name for name in known if name in asked]
+
+
+def computed_outputs(
+    manifest: dict[str, Any], given: Collection[str], wanted: Collection[str]
+) -> list[int]:
+    """The numbers of the outputs that a call computes which gives these inputs and asks for these
+    outputs: those whose optional inputs are all there. The others hold what they held."""
+    missing = {array["optional"] for array in manifest["inputs"]
+               if "optional" in array and array["name"] not in given}
+    return [k for k, output in enumerate(manifest["outputs"])
+            if output["name"] in wanted and missing.isdisjoint(output.get("needs", ()))]
 
 
 def check_array(array: dict[str, Any], shape: tuple[int, ...], found: Any) -> None:

@@ -151,6 +151,9 @@ class Opened:
         call begins another stream. An output that this job kept, or that a run with comm= gave, can
         be an input as it is: `out = job(u=out["u"])`.
 
+        `only="label"`, or several names, asks for some outputs, as files know them (`a.b`): None
+        stands for the others. None, too, stands for what needs an optional input that is not given.
+
         Calls from several threads run one after the other; with several processes a second one is
         refused. Raises UsageError for that, in a forked child, and once the job is closed.
 
@@ -211,7 +214,8 @@ class Opened:
             for output, array in kept:
                 output.stays_in(array)
             raise
-        outputs = [self._output(job, k) for k in range(len(self._manifest["outputs"]))]
+        outputs = [self._output(job, k) if k in self._launch.computed else None
+                   for k in range(len(self._manifest["outputs"]))]
         self._latest = [weakref.ref(output) for output in outputs
                         if isinstance(output, Distributed) and output.is_held()]
         return structure(self._manifest["returns"], outputs)
@@ -251,6 +255,7 @@ class Opened:
         names = [scalar["name"] for scalar in manifest["scalars"]]
         if manifest["feeds"] and "feed" not in known:
             self._options.feed = arguments.pop("feed", self._options.feed)
+        only = arguments.pop("only", None) if "only" not in known + names else None
         arguments = named.spread(arguments, known)
         for name in arguments:
             if name not in known + names and name not in manifest["parameters"]:
@@ -260,13 +265,15 @@ class Opened:
                     remedy=meant(name, [*known, *names, *OPTIONS], "{}=…"),
                 )
         given = {name: value for name, value in arguments.items() if name in known}
-        setup = self._launch.bound({k: v for k, v in arguments.items() if k not in known}, given)
+        settings = {k: v for k, v in arguments.items() if k not in known}
+        setup = self._launch.bound(settings, given, only)
         self.arrays = {
             array["name"]: _fitting(array, setup.shape(array), given[array["name"]])
             for array in manifest["inputs"]
             if array["name"] in given
         }
-        said = {**self._launch.scalars, "inputs": sorted(given), **self._options.agreed()}
+        said = {**self._launch.scalars, "inputs": sorted(given), "only": self._launch.computed,
+                **self._options.agreed()}
         return self._launch.mine(setup, said)
 
     def _compute(self, job: Job) -> None:

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 FORMAT = 6
-INTERFACE = 15
+INTERFACE = 16
 INDEX_MAGIC = 0x78646E69646D7073
 INDEX_FIXED = 5 + AXES + 1  # words before the scalars: see spmd_index_words
 

@@ -557,7 +557,9 @@ Step = (Phase | Exchange | Loop | Let | Branch | Default | Print | Expect | Poin
 class Array:
     """An input or output, or what a loop carries: which buffer, and its place in the global array.
     part: offset and extent of a rank's part along every dim. own: the array is a rank's alone.
-    room: where the part begins in memory, along every dim, and the extents of that."""
+    room: where the part begins in memory, along every dim, and the extents of that. flag: that each
+    call sets, of an input that it may leave out, or of an output that it may ask for; needs: the
+    inputs without which an output is not computed."""
 
     name: str
     buffer: Buffer
@@ -568,6 +570,8 @@ class Array:
     part: tuple[tuple[Expr, Expr], ...] = ()
     own: bool = False
     room: tuple[tuple[Expr, Expr], ...] = ()
+    flag: Sym | None = None
+    needs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ CONSTRUCT: dict[str, Callable[..., Expr]] = {}
 SPELL: dict[str, Callable[..., Any]] = {}
 
 TRUTH = ("ge0", "eq0")
-KINDS = ("var", "counter", "coord", "scalar", "size")  # of symbols, what moves most first
+KINDS = ("var", "counter", "coord", "flag", "scalar", "size")  # of symbols, what moves most first
 POWERS = 1 << 62  # what divides it is a power of two
 
 
@@ -34,7 +34,8 @@ class Sym:
     Equal by name and what is known: what was proved of one must not be believed of another.
 
     kind: coord (position on a mesh axis), size (ranks along an axis), scalar (bound at launch),
-    counter (of a loop), var (bound by whoever made it: a loop nest's variable, a peer).
+    flag (1 or 0, as each call says), counter (of a loop), var (bound by whoever made it: a loop
+    nest's variable, a peer).
     """
 
     name: str

@@ -185,7 +185,7 @@ def _check_default(default: Any, dtype: DType, name: Any) -> None:
 
 
 def _said(
-    context: Context, name: str, shape: Any, dtype: Any, layout: Any, default: Any
+    context: Context, name: str, shape: Any, dtype: Any, layout: Any, default: Any, optional: bool
 ) -> dict[str, tuple[str, Any]]:
     """By part of an input's declaration: its text in messages, and a form that compares."""
     extents = shape_of(shape, f'input "{name}"')
@@ -196,7 +196,14 @@ def _said(
         "shape": (elementwise.shape_text(extents), extents),
         "layout": (repr(layout), (layout is None, where)),
         "default": text_and_form(_uniform(context, known.plain(default), extents), _simpler),
+        "optional": (str(bool(optional)), bool(optional)),
     }
+
+
+def flag_of_call(context: Context, hint: str) -> Sym:
+    """A new symbol that is 1 or 0, as each call of the image says."""
+    name = context.unique("".join(c if c.isalnum() else "_" for c in hint))
+    return Sym(name, "flag", expr.const(0), expr.const(1))
 
 
 def _simpler(x: Any) -> Any:
@@ -225,18 +232,21 @@ def _check_name(context: Context, name: Any, what: str) -> None:
 
 @overload
 def input_(
-    name: str, shape: tuple[Any, ...] | int, dtype: Any = ..., layout: Any = ..., default: Any = ...
+    name: str, shape: tuple[Any, ...] | int, dtype: Any = ..., layout: Any = ...,
+    default: Any = ..., optional: bool = ...,
 ) -> Array: ...
 
 
 @overload
 def input_(
-    name: str, shape: Any, dtype: Any = ..., layout: Any = ..., default: Any = ...
+    name: str, shape: Any, dtype: Any = ..., layout: Any = ..., default: Any = ...,
+    optional: bool = ...,
 ) -> Any: ...
 
 
 def input_(
-    name: str, shape: Any, dtype: Any = None, layout: Any = None, default: Any = None
+    name: str, shape: Any, dtype: Any = None, layout: Any = None, default: Any = None,
+    optional: bool = False,
 ) -> Any:
     """An array that is given when the image runs: `-i u=u.npy`, or `image.run(u=array)`.
 
@@ -276,16 +286,17 @@ def input_(
         _check_name(context, name, "input")
     given = named.spread({name: default}, leaves, "default of") if default is not None else {}
     return named.renamed(lambda leaf, what: _one_input(
-        context, leaf, what.shape, what.dtype, what.layout, given.get(leaf, what.default)
+        context, leaf, what.shape, what.dtype, what.layout, given.get(leaf, what.default), optional
     ), tree, name)
 
 
 def _one_input(
-    context: Context, name: str, shape: Any, dtype: Any, layout: Any, default: Any
+    context: Context, name: str, shape: Any, dtype: Any, layout: Any, default: Any,
+    optional: bool = False,
 ) -> Array:
     before = context.inputs.get(name)
     if before is not None:
-        said = _said(context, name, shape, dtype, layout, default)
+        said = _said(context, name, shape, dtype, layout, default, optional)
         check_same(name, "input", (before.place, context.said[name]), (user_place(), said))
         return wrap(context, before.value, scalar=False)
     if context.rank_view:
@@ -305,8 +316,14 @@ def _one_input(
     if default is not None:
         region = _default_region(context, name, default, extents, element, chosen)
     origin = "chosen" if layout is None else "given" if layout is given else "rules"
-    context.said[name] = _said(context, name, shape, dtype, given, default)
-    context.inputs[name] = Input(value, chosen, extents, region, user_place(), origin)
+    context.said[name] = _said(context, name, shape, dtype, given, default, optional)
+    flag = None
+    if optional:
+        spec.check_optional(name, default)
+        root = name.partition(".")[0]  # of a tree, all of which is given, or nothing
+        flags = (i.given for i in context.inputs.values() if i.root == root)
+        flag = next(flags, None) or flag_of_call(context, f"given_{root}")
+    context.inputs[name] = Input(value, chosen, extents, region, user_place(), origin, flag)
     return wrap(context, value, scalar=False)
 
 

@@ -31,6 +31,7 @@ from codegen.errors import (
 from codegen.ir import Condition, Module
 from codegen.layouts.choosing import choose
 from codegen.mesh import Axis, Layout, Mesh, checked_count, checked_sizes
+from codegen.predicated import predicated
 from codegen.places import place_in, program_files, put_place, user_place
 from codegen.suggest import meant
 from codegen.trace import (
@@ -285,7 +286,7 @@ class Program:
                 if not learned_more and found == bounds and settled:
                     # a bound that is known proves the condition it came from: keep that one
                     kept = stated | {(c.text, c.place): c for c in module.conditions}
-                    return replace(module, conditions=tuple(kept.values()))
+                    return predicated(replace(module, conditions=tuple(kept.values())))
                 bounds = found
             learned, limits = context.learned, {**limits, **context.narrower}
             stated |= {(c.text, c.place): c for c in context.conditions}

@@ -9,7 +9,13 @@ from __future__ import annotations
 
 from codegen.errors import SpmdError
 from spmd import report
-from spmd.arguments import check_given, patched_in, scalars_of
+from spmd.arguments import (
+    check_given,
+    computed_outputs,
+    patched_in,
+    scalars_of,
+    wanted_outputs,
+)
 from spmd.launch.hosts import agree, mine
 from spmd.launch.job import Job, Setup
 from spmd.launch.sizes import bind_mesh
@@ -52,14 +58,18 @@ class Launch:
 
             self.feeds = Feeds(self)
 
-    def bound(self, settings: dict[str, Any], given: Collection[str]) -> Setup:
-        """What these scalars, and inputs of these names, make of the image on its mesh."""
+    def bound(
+        self, settings: dict[str, Any], given: Collection[str], only: Any = None
+    ) -> Setup:
+        """What these scalars, and inputs of these names, make of the image on its mesh. only: names
+        of the outputs that are asked for; None: all."""
         options = self.options
         settings, mesh, ranks = patched_in(
             self.checked.image, settings, dict(options.mesh or {}), options.ranks
         )
         self.scalars = scalars_of(self.manifest, settings)
         check_given(self.manifest, given)
+        self.computed = computed_outputs(self.manifest, given, wanted_outputs(self.manifest, only))
         if self.keeping is not None:
             self.keeping.check()
         if options.save:
@@ -122,6 +132,7 @@ class Launch:
         self, job: Job, put: Callable[[Job], None], told: Callable[[str], None] | None = None
     ) -> None:
         """Puts the inputs and runs. What fails in this process ends the job in all of them."""
+        job.want(self.computed)
         try:
             if self.keeping is None:
                 put(job)

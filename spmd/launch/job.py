@@ -132,6 +132,7 @@ class Job:
         self.numbers = {a["name"]: k for k, a in enumerate(self.manifest["inputs"])}
         self.outputs = len(self.numbers)
         self.given = bytearray(self.outputs)
+        self.wanted = bytearray(b"\1" * len(self.manifest["outputs"]))
         self.owner = os.getpid()
         self.image: Any = None
         self.constants: Any = None
@@ -365,6 +366,11 @@ class Job:
         """The next run computes the defaults of all inputs that are not put again."""
         self.given = bytearray(self.outputs)
 
+    def want(self, outputs: list[int]) -> None:
+        """The next runs compute these outputs, by their numbers, and leave others alone where the
+        image can."""
+        self.wanted = bytearray(k in outputs for k in range(len(self.wanted)))
+
     def get(self, number: int, into: Global, rank: int | None = None) -> None:
         """Copies the hosted ranks' parts of output `number`, or one's, into a global array."""
         layout = self.manifest["outputs"][number]["layout"]
@@ -387,7 +393,7 @@ class Job:
         told: hears the superstep, again and again, and "" before there is text.
         """
         self.turns += 1
-        self._check(lib.spmd_job_start(self._job, bytes(self.given) or b"\0"))
+        self._check(lib.spmd_job_start(self._job, bytes(self.given + self.wanted)))
         try:
             state = self._wait(told)
         except BaseException as error:

@@ -33,6 +33,7 @@ from codegen.oracle.streams import EagerStream, declared
 from codegen.oracle.threads import Crew
 from codegen.places import put_place, user_place
 from codegen.user import named, spec
+from codegen.user.absent import Absent, stand_in_for
 from codegen.user.eager_runs import running_eagerly
 from codegen.user.layout_trees import MeshName, spread
 from codegen.user.numbers import element_type, rounded
@@ -127,13 +128,15 @@ class World(Common):
     # ---- declarations ----------------------------------------------------------------------------
 
     def input(self, name: str, shape: Any, dtype: Any = None, layout: Any = None,
-              default: Any = None) -> Any:
+              default: Any = None, optional: bool = False) -> Any:
         tree, leaves = spec.declared(name, shape, dtype, layout)
         given = named.spread({k: x for k, x in self.given.items()
                               if k == name or named.is_in(k, name)}, leaves)
         defaults = {} if default is None else named.spread({name: default}, leaves, "default of")
+        missing = name if optional and not given else ""
         return named.renamed(lambda leaf, what: self._input(
-            leaf, what, given.get(leaf), defaults.get(leaf, what.default)), tree, name)
+            leaf, what, given.get(leaf), defaults.get(leaf, what.default), optional, missing),
+            tree, name)
 
     def knows(self, name: str) -> bool:
         """Whether it is declared, or a tree of what is."""
@@ -141,10 +144,18 @@ class World(Common):
             return True
         return name in self.declared or bool(named.of_tree(name, self.declared))
 
-    def _input(self, name: str, what: spec.Spec, given: Any, default: Any) -> EagerArray:
+    def _input(self, name: str, what: spec.Spec, given: Any, default: Any, optional: bool,
+               missing: str) -> Any:
+        """missing: what a call may leave out, and has left out."""
         shape, layout, dtype = what.shape, what.layout, element_type(what.dtype)
         extents = tuple(shape) if isinstance(shape, (tuple, list)) else (shape,)
-        self._declare("input", name, shape=extents, dtype=dtype, layout=layout, default=default)
+        self._declare("input", name, shape=extents, dtype=dtype, layout=layout, default=default,
+                      optional=bool(optional))
+        if optional:
+            spec.check_optional(name, default)
+        if missing:
+            stand_in = stand_in_for(extents, dtypes.numpy_dtype(dtype))
+            return Absent(self.made(stand_in, layout), (missing,))
         if given is not None:
             array = dtypes.as_numpy(given)
             if array.shape != extents:
@@ -229,7 +240,7 @@ class World(Common):
         if out_layouts is ...:
             arrays = zip((x for x in leaves(tuple(args)) if x is not None), specs, strict=True)
             taken = [self.shards.entries(spec, x.ndim) for x, spec in arrays
-                     if isinstance(x, EagerArray)]
+                     if isinstance(x, (EagerArray, Absent))]
             layouts = self._computed_layouts(taken, [np.ndim(x) for x in flat[0]])
         else:
             layouts = spread(out_layouts, results[0] if several else (np.asarray(results[0]),))

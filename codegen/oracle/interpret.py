@@ -8,7 +8,8 @@ Always holds: every result has the dtype and the evaluated shape of its type, or
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+import math
+from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -75,10 +76,11 @@ def evaluator(values: Mapping[str, int]) -> Eval:
 def run(
     module: Module, sizes: Mapping[str, int], inputs: Mapping[str, Any] | None = None,
     scalars: Mapping[str, int | float] | None = None, prints: list[str] | None = None,
-    feeds: Any = None, sent: list[Sent] | None = None,
+    feeds: Any = None, sent: list[Sent] | None = None, only: Collection[str] | None = None,
 ) -> dict[str, Array]:
     """The outputs, whole, by name. sizes: ranks along each axis; prints collects printed lines;
-    feeds: iterables of whole batches, by feed; sent collects what goes back to them.
+    feeds: iterables of whole batches, by feed; sent collects what goes back to them. only: names
+    of the outputs that are asked for; None: all. Those that need a missing input are left out.
 
     Raises MatchingError where ranks wait for each other at different ops or replicas differ,
     InputError, MeshError and UsageError for what does not fit the program.
@@ -86,6 +88,12 @@ def run(
     world = _World(module, sizes, scalars or {}, [] if prints is None else prints)
     world.streams = streams_of(feeds, {f.name: world.fields(f) for f in module.feeds})
     world.sent = [] if sent is None else sent
+    there = set(inputs or {})
+    roots = {i.root for i in module.inputs if i.given is not None and i.name not in there}
+    world.computed = {o.name for o in module.outputs
+                      if (only is None or o.name in only) and roots.isdisjoint(o.needs)}
+    world.env |= {i.given.name: int(i.root not in roots) for i in module.inputs if i.given}
+    world.env |= {o.wanted.name: int(o.name in world.computed) for o in module.outputs if o.wanted}
     with np.errstate(all="ignore"):
         given = {i.name: world.input(i, inputs or {}) for i in module.inputs}
         return world.run_graph(given) if module.level == "graph" else world.run_program(given)
@@ -238,6 +246,7 @@ class _World:
         self.prints = prints
         self.streams: dict[str, Batches] = {}
         self.sent: list[Sent] = []
+        self.computed: set[str] = set()  # names of outputs
         # of a Program: what ranks have sent so far, by op, and how many each has made before
         self.sending: dict[tuple[Op, int], dict[int, Sequence[Array]]] = {}
         self.sizes = _sizes(module, sizes)
@@ -268,6 +277,8 @@ class _World:
                 raise InputError(f"input {declared.name} has another shape",
                                  expected=str(shape), found=str(array.shape))
             return array.astype(dtype)
+        if declared.given is not None:  # nobody may read it
+            return np.frombuffer(b"\xa5" * (math.prod(shape) * dtype.itemsize), dtype).reshape(shape)
         if declared.default is None:
             raise InputError(f"input {declared.name} is not given", place=declared.place)
         region = declared.default
@@ -280,7 +291,8 @@ class _World:
         values = {i.value: given[i.name] for i in self.module.inputs}
         whole = _Rank(self, dict(self.env), values)
         self.together([whole], [whole.region(self.module.body, [])])
-        return {o.name: whole.values[o.value] for o in self.module.outputs}
+        return {o.name: whole.values[o.value] for o in self.module.outputs
+                if o.name in self.computed}
 
     def run_program(self, given: Mapping[str, Array]) -> dict[str, Array]:
         ranks = [self.rank(k, {}, self.env) for k in range(len(self.coords))]
@@ -292,7 +304,7 @@ class _World:
                 rank.values[i.value] = part
         self.together(ranks, [r.region(self.module.body, []) for r in ranks])
         out = {}
-        for o in self.module.outputs:
+        for o in (o for o in self.module.outputs if o.name in self.computed):
             shape = extents(o.shape, evaluator(self.env))
             boxes = self.own(o.shape, o.layout, ranks)
             out[o.name] = self.assemble(o.name, shape, [r.values[o.value] for r in ranks], boxes)

@@ -38,6 +38,7 @@ from codegen.trace.feed_calls import Stream
 from codegen.trace.kernel_call import Kernel
 from codegen.trace.program import Program, parse_parameter, program
 from codegen.trace.ranks import mapping
+from codegen.user.absent import needs_of, without
 from codegen.user.layout_trees import Dim, replicated
 from codegen.user.signatures import check_call
 from codegen.user.spec import spec
@@ -71,6 +72,8 @@ def _public(name: str, module: str, attribute: str) -> Callable[..., Any]:
                 raise UsageError(f"spmd.{name} is not available in an eager run",
                                  remedy="build the program and run the image")
             check_call(function, f"spmd.{name}", *args, **kwargs)
+            if needs := needs_of((args, kwargs)):
+                return without(name, method, args, kwargs, needs)
             result = method(*args, **kwargs)
             if name in ("empty", "empty_like", "like"):
                 result.made_empty = True  # so that a kernel knows its outputs

@@ -46,6 +46,7 @@ from codegen.trace.control.letting import Bounds, bounds_of
 from codegen.trace.control.outside import Outside
 from codegen.trace.control.returned import outputs_of
 from codegen.trace.control.settled import Inner
+from codegen.trace.declare import flag_of_call
 from codegen.trace.derive.needed import kept_by, opened, pruned
 from codegen.trace.feed_calls import check_feeds
 from codegen.trace.save_calls import check_saves
@@ -148,13 +149,13 @@ class Program:
 
     def __init__(
         self, function: Callable[..., Any], mesh: Any = ("x",), layout: Any = None,
-        sync: str = "least",
+        sync: str = "least", selectable: bool = False,
     ) -> None:
         _check_function(function)
         self.function = function
         self.name = function.__name__
         self.mesh = make_mesh(mesh)
-        self.sync = sync
+        self.sync, self.selectable = sync, bool(selectable)
         self.__doc__ = function.__doc__
         self.__wrapped__ = function
         code = function.__code__
@@ -174,7 +175,8 @@ class Program:
     def read_parts(self) -> tuple[Any, ...]:
         """What a capture depends on: see reads.py."""
         axes = [(a.name, a.fixed) for a in self.mesh.axes]
-        return self.function, self.name, self.file, axes, self.rules, self.sync
+        return (self.function, self.name, self.file, axes, self.rules, self.sync,
+                self.selectable)
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -318,6 +320,9 @@ class Program:
             except SpmdError as error:
                 error.place = place  # the user's function has returned already
                 raise
+        if self.selectable:
+            outputs = [replace(o, wanted=flag_of_call(context, f"wanted_{o.name}"))
+                       for o in outputs]
         self._check_rules(context)
         body = context.blocks[0].close([o.value for o in outputs])
         if context.differentiated:
@@ -449,13 +454,13 @@ def program(function: Callable[..., Any]) -> Program: ...
 
 @overload
 def program(
-    *, mesh: Any = ..., layout: Any = ..., sync: str = ...
+    *, mesh: Any = ..., layout: Any = ..., sync: str = ..., selectable: bool = ...
 ) -> Callable[[Callable[..., Any]], Program]: ...
 
 
 def program(
     function: Callable[..., Any] | None = None, *, mesh: Any = ("x",), layout: Any = None,
-    sync: str = "least",
+    sync: str = "least", selectable: bool = False,
 ) -> Any:
     """Decorator: `@spmd.program(mesh=("x", "y"))` makes a program of a function.
 
@@ -465,6 +470,8 @@ def program(
       and that have no layout of their own, are split so.
     - sync: where barriers stand around exchanges: "least" (none that is not needed), "before",
       "after" or "both".
+    - selectable: True: a call that asks for some outputs only, `image.run(only="label")`, does not
+      compute what others alone need. Loops over what several outputs need may then run apart.
 
     The function's parameters have defaults and are fixed while building: `--set n=100`, or
     `spmd.build(program, n=100)`. It returns an array, a number, or a tuple, list or dict of them,
@@ -483,5 +490,5 @@ def program(
     if function is not None and not callable(function):
         raise UsageError('write @spmd.program(mesh=("x",))', place=user_place())
     if function is not None:
-        return Program(function, mesh, layout, sync)
-    return lambda f: Program(f, mesh, layout, sync)
+        return Program(function, mesh, layout, sync, selectable)
+    return lambda f: Program(f, mesh, layout, sync, selectable)

@@ -13,6 +13,7 @@ from typing import Any
 
 from codegen.errors import Place
 from codegen.plan.grammar import Box, Branch, Default, Exchange, Load, Loop, Plan, Step
+from codegen.plan.steps import is_asked
 from codegen.symbolic.expr import Expr, to_json
 from codegen.verify.exchange_table import ExchangeTable
 
@@ -53,16 +54,11 @@ def _rows(steps: Sequence[Step], loops: list[Any], guards: list[Any]) -> Rows:
             inside = [*loops, _loop(step)] if step.counter is not None else loops
             yield from _rows((*step.condition, *step.body), inside, guards)
         elif isinstance(step, Branch):
-            on = None if isinstance(step.on, Load) or _is_asked(step.on) else to_json(step.on)
+            on = None if isinstance(step.on, Load) or is_asked(step.on) else to_json(step.on)
             for k, arm in enumerate(step.arms):
                 yield from _rows(arm, loops, [*guards, [on, k, len(step.arms)]])
         elif isinstance(step, Default):
             yield from _rows(step.steps, loops, guards)
-
-
-def _is_asked(e: Expr) -> bool:
-    """Return whether a call decides it, by the inputs that it gives and the outputs it asks for."""
-    return any(s.kind == "flag" for s in e.symbols())
 
 
 def _loop(step: Loop) -> list[Any]:

@@ -56,7 +56,8 @@ class Opened:
         self.processes = group_of(options.comm, options.time_limit)
         self.distributed = options.comm is not None
         self._options, self._manifest = options, checked.manifest
-        self._known: tuple[Setup, dict[str, Form]] | None = None  # of the latest call: see _repeats
+        # of the latest call: see _repeats
+        self._known: tuple[Setup, dict[str, Form], Any] | None = None
         self._launch = Launch(checked, options, self.processes)
         if self.processes.count > 1:
             end_all_on_error()
@@ -191,15 +192,16 @@ class Opened:
         return self._job, timeline.gather(self._job)
 
     def _call(self, arguments: dict[str, Any]) -> Any:
-        setup = self._repeats(arguments)
+        only = arguments.pop("only", None) if "only" not in self._names() else None
+        setup = self._repeats(arguments, only)
         if setup is None:
-            setup, _ = self._launch.agreed(lambda: self._prepare(arguments))
+            setup, _ = self._launch.agreed(lambda: self._prepare(arguments, only))
             forms = {
                 array["name"]: (numpy_dtype(array["dtype"]), setup.shape(array))
                 for array in self._manifest["inputs"] if array["name"] in arguments
             }
             # A tree or a scalar that one call gives, the next may leave out.
-            self._known = (setup, forms) if forms.keys() == arguments.keys() else None
+            self._known = (setup, forms, only) if forms.keys() == arguments.keys() else None
         if self._job is not None and not self._launch.fits(setup):
             for value in self.arrays.values():
                 if isinstance(value, Distributed):
@@ -220,18 +222,22 @@ class Opened:
                         if isinstance(output, Distributed) and output.is_held()]
         return structure(self._manifest["returns"], outputs)
 
-    def _repeats(self, arguments: dict[str, Any]) -> Setup | None:
+    def _names(self) -> list[str]:
+        """The names of inputs and scalars."""
+        return [row["name"] for kind in ("inputs", "scalars") for row in self._manifest[kind]]
+
+    def _repeats(self, arguments: dict[str, Any], only: Any) -> Setup | None:
         """Return the setup of the call before, if this one needs no other: both give the same
-        inputs by their names, as arrays of the dtypes and shapes that were checked then, and
-        nothing else. Else None.
+        inputs by their names, as arrays of the dtypes and shapes that were checked then, ask for
+        the same outputs, and give nothing else. Else None.
 
         Several processes must agree on every call; feeds, frames and checkpoints look at each.
         """
         if (self._known is None or self._job is None or self.processes.count > 1
                 or self.distributed or self._launch.looks_at_calls()):
             return None
-        setup, forms = self._known
-        if self._job.setup.words != setup.words or arguments.keys() != forms.keys():
+        setup, forms, asked = self._known
+        if self._job.setup.words != setup.words or asked != only or arguments.keys() != forms.keys():
             return None
         for name, value in arguments.items():
             if type(value) is not np.ndarray or (value.dtype, value.shape) != forms[name]:
@@ -247,7 +253,7 @@ class Opened:
         held = [output for reference in self._latest if (output := reference()) is not None]
         return [(output, output.copied()) for output in held if output.is_held()]
 
-    def _prepare(self, arguments: dict[str, Any]) -> dict[str, Any]:
+    def _prepare(self, arguments: dict[str, Any], only: Any) -> dict[str, Any]:
         """Sorts the arguments and checks them; returns what all processes must share."""
         self._check()
         manifest = self._manifest
@@ -255,7 +261,6 @@ class Opened:
         names = [scalar["name"] for scalar in manifest["scalars"]]
         if manifest["feeds"] and "feed" not in known:
             self._options.feed = arguments.pop("feed", self._options.feed)
-        only = arguments.pop("only", None) if "only" not in known + names else None
         arguments = named.spread(arguments, known)
         for name in arguments:
             if name not in known + names and name not in manifest["parameters"]:

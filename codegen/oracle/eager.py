@@ -33,7 +33,7 @@ from codegen.oracle.streams import EagerStream, declared
 from codegen.oracle.threads import Crew
 from codegen.places import put_place, user_place
 from codegen.user import named, spec
-from codegen.user.absent import Absent, stand_in_for
+from codegen.user.absent import Absent, stand_in_for, stand_in_of
 from codegen.user.eager_runs import running_eagerly
 from codegen.user.layout_trees import MeshName, spread
 from codegen.user.numbers import element_type, rounded
@@ -243,7 +243,8 @@ class World(Common):
                      if isinstance(x, (EagerArray, Absent))]
             layouts = self._computed_layouts(taken, [np.ndim(x) for x in flat[0]])
         else:
-            layouts = spread(out_layouts, results[0] if several else (np.asarray(results[0]),))
+            first = results[0] if several else (np.asarray(stand_in_of(results[0])),)
+            layouts = spread(out_layouts, first)
         joined = iter([
             self.shards.join([r[j] for r in flat], layouts[j]) for j in range(len(flat[0]))
         ])

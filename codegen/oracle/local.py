@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from codegen.user.absent import Absent, Needs, needs_of
+from codegen.user.absent import Absent, Needs, is_all, needs_of, stand_in_of
 from codegen.user.half_types import ADDING, adding, in_weak_type, widened
 from codegen.user.pytree import leaves, map_tree
 
@@ -128,8 +128,7 @@ class Withheld(EagerArray):
         return self.hidden()[key]
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        parts = key if isinstance(key, tuple) else (key,)
-        if all(k is ... or k == slice(None) for k in parts) and not needs_of(value):
+        if is_all(key) and not needs_of(value):
             self.__class__ = EagerArray  # type: ignore[assignment]
             super(Withheld, self).__setitem__(key, value)
 
@@ -171,9 +170,9 @@ def _dressed(x: Any) -> Any:
     return local(x) if type(x) is np.ndarray else x
 
 
-def local(x: Any) -> EagerArray:
-    """The same memory as an EagerArray."""
-    return np.asarray(x).view(EagerArray)
+def local(x: Any) -> Any:
+    """The same memory as an EagerArray; what is not there stays so."""
+    return x if isinstance(x, Absent) else np.asarray(x).view(EagerArray)
 
 
 def received(x: np.ndarray[Any, Any]) -> Any:
@@ -183,7 +182,7 @@ def received(x: np.ndarray[Any, Any]) -> Any:
 
 def whole(x: Any) -> np.ndarray[Any, Any] | None:
     """A plain array for the caller; None for what is not there."""
-    return None if needs_of(x) else np.array(x)
+    return None if needs_of(x) else np.array(stand_in_of(x))
 
 
 def _at(ufunc: np.ufunc) -> Any:

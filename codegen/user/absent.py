@@ -8,12 +8,14 @@ Always holds: nothing that is computed from a stand-in comes out as an array tha
 from __future__ import annotations
 
 import ast
+import dis
 import linecache
 import sys
 from collections.abc import Callable, Iterator
 from functools import cache
+from operator import index
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
@@ -36,7 +38,8 @@ _PYTHON = frozenset(("item", "tolist", "tobytes", "tofile", "dump", "dumps"))
 
 class Absent(NDArrayOperatorsMixin):
     """An array that is not there, since `needs` are not given. stand_in: one of its shape and dtype
-    that NumPy computes with."""
+    that NumPy computes with. Once all of it is written, needs is empty, and stand_in is the array.
+    """
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -46,11 +49,11 @@ class Absent(NDArrayOperatorsMixin):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name in ("stand_in", "needs"):
             raise AttributeError(name)
-        if name in _PYTHON:
+        if name in _PYTHON and self.needs:
             raise self.refused(f"{name}() gives Python numbers of what follows from it")
         value = getattr(self.stand_in, name)
         if isinstance(value, (np.ndarray, np.generic)):
-            return Absent(value, self.needs)
+            return absent(value, self.needs)
         if not callable(value) or isinstance(value, type):
             return value
         return lambda *args, **kwargs: computed(value, args, kwargs, self.needs)
@@ -89,22 +92,26 @@ class Absent(NDArrayOperatorsMixin):
     def __array_namespace__(self, **kwargs: Any) -> Any:
         return np.empty(0).__array_namespace__(**kwargs)
 
-    def __array__(self, *_: Any, **__: Any) -> NoReturn:
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        if not self.needs:
+            return self.stand_in.__array__(*args, **kwargs)
         raise self.refused("its elements are asked for, where only NumPy's own arrays may stand")
 
     # ---- indices ---------------------------------------------------------------------------------
 
-    def __getitem__(self, key: Any) -> Absent:
-        return Absent(self.stand_in[stand_ins(key)], tuple({*self.needs, *needs_of(key)}))
+    def __getitem__(self, key: Any) -> Any:
+        return absent(self.stand_in[stand_ins(key)], (*self.needs, *needs_of(key)))
 
     def __setitem__(self, key: Any, value: Any) -> None:
+        needs = needs_of((key, value))
         self.stand_in[stand_ins(key)] = stand_in_of(value)
+        self.needs = needs if is_all(key) else (*self.needs, *needs)
 
     def __len__(self) -> int:
         return len(self.stand_in)
 
-    def __iter__(self) -> Iterator[Absent]:
-        return (Absent(row, self.needs) for row in self.stand_in)
+    def __iter__(self) -> Iterator[Any]:
+        return (absent(row, self.needs) for row in self.stand_in)
 
     @property
     def at(self) -> _At:
@@ -114,21 +121,39 @@ class Absent(NDArrayOperatorsMixin):
 
     def __bool__(self) -> bool:
         """Whatever lets an assert go on, as an image leaves it out; else it is refused."""
+        if not self.needs:
+            return bool(self.stand_in)
         found = _asserted(sys._getframe(1))
         if found is None:
             raise self.refused("what follows from it decides which line runs next")
         return found
 
-    def __int__(self) -> NoReturn:
+    def _python(self, kind: Callable[[Any], Any]) -> Any:
+        if not self.needs:
+            return kind(self.stand_in)
         raise self.refused("a Python number is made of what follows from it")
 
-    __float__ = __complex__ = __index__ = __contains__ = __int__  # type: ignore[assignment]
+    def __int__(self) -> int:
+        return int(self._python(int))
+
+    def __float__(self) -> float:
+        return float(self._python(float))
+
+    def __complex__(self) -> complex:
+        return complex(self._python(complex))
+
+    def __index__(self) -> int:
+        return int(self._python(index))
+
+    def __contains__(self, value: Any) -> bool:
+        return bool(self._python(lambda x: value in x))
 
     def refused(self, why: str) -> InputError:
         """An error for what is done with Python values."""
-        names = " and ".join(self.needs)
+        names = " and ".join(dict.fromkeys(self.needs))
+        are = f"input {names} is" if len(self.needs) == 1 else f"inputs {names} are"
         return InputError(
-            f"input {names} is not given, and {why}", place=user_place(),
+            f"{are} not given, and {why}", place=user_place(),
             expected="what NumPy's functions and operators do with arrays",
             found="a Python value that depends on it",
             remedy=f"np.where(condition, a, b) in place of an if; or give {names}",
@@ -156,10 +181,10 @@ class _At:
     def __getitem__(self, key: Any) -> _At:
         return _At(self.x, key)
 
-    def get(self) -> Absent:
+    def get(self) -> Any:
         return self.x[self.key]
 
-    def set(self, value: Any) -> Absent:
+    def set(self, value: Any) -> Any:
         return Absent(self.x.stand_in.copy(), (*self.x.needs, *needs_of((self.key, value))))
 
     add = min = max = mul = multiply = set
@@ -207,8 +232,8 @@ def computed(
 
 
 def absent(x: Any, needs: Needs) -> Any:
-    """Numbers and arrays as what is not there; else x."""
-    is_value = isinstance(x, (np.ndarray, np.generic, bool, int, float, complex))
+    """Numbers and arrays as what is not there; else x. needs: none, where they are there."""
+    is_value = needs and isinstance(x, (np.ndarray, np.generic, bool, int, float, complex))
     return Absent(x if isinstance(x, np.ndarray) else np.asarray(x), needs) if is_value else x
 
 
@@ -216,6 +241,7 @@ def withheld(x: Any, needs: Needs, made: Any = None) -> Any:
     """An array that was there, once it was written to with what is not; made: what it was to become,
     where NumPy's own array cannot say that of itself."""
     if isinstance(x, Absent):
+        x.needs = (*x.needs, *needs)
         return x
     if hasattr(x, "withhold"):
         x.withhold(needs)
@@ -224,6 +250,12 @@ def withheld(x: Any, needs: Needs, made: Any = None) -> Any:
         raise Absent(x, needs).refused("what follows from it is written into an array of NumPy's: "
                                        "spmd.zeros makes one that can take it")
     return made
+
+
+def is_all(key: Any) -> bool:
+    """Return whether an index is of all elements."""
+    parts = key if isinstance(key, tuple) else (key,)
+    return all(k is ... or (isinstance(k, slice) and k == slice(None)) for k in parts)
 
 
 def stand_in_of(x: Any) -> Any:
@@ -270,34 +302,33 @@ def _asserted(frame: FrameType | None) -> bool | None:
     it is no assert."""
     if frame is None:
         return None
-    positions = list(frame.f_code.co_positions())
-    line, _, column, _ = positions[frame.f_lasti // 2]
-    if line is None or column is None:
+    line, _, column, _ = list(frame.f_code.co_positions())[frame.f_lasti // 2]
+    spans = _tests(frame.f_code.co_filename)
+    if line is None or column is None or not any(a <= (line, column) < b for a, b in spans):
         return None
-    found = [truth for *span, truth in _tests(frame.f_code.co_filename)
-             if span[0] <= (line, column) < span[1]]
-    return found[-1] if found else None
+    code = list(dis.get_instructions(frame.f_code))
+    places = {step.offset: k for k, step in enumerate(code)}
+    at = places[frame.f_lasti]
+    at += code[at].opname == "TO_BOOL"
+    if "POP_JUMP" not in code[at].opname:
+        return True
+    jumps = "TRUE" in code[at].opname
+    if _fails(code[at + 1]):
+        return jumps
+    return not jumps if _fails(code[places[code[at].argval]]) else True
+
+
+def _fails(step: dis.Instruction) -> bool:
+    return step.opname == "LOAD_ASSERTION_ERROR" or step.argval is AssertionError
 
 
 @cache
-def _tests(file: str) -> list[tuple[Any, ...]]:
-    """Of each test of an assert, and of what stands behind a `not` in it: where it begins and ends,
-    and with which value the assert goes on. Inner ones come later."""
+def _tests(file: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    """From where to where asserts go in a file, without their messages: lines and columns."""
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
     except SyntaxError:
         return []
-    found: list[tuple[Any, ...]] = []
-
-    def visit(node: ast.AST, truth: bool) -> None:
-        if isinstance(node, ast.expr):
-            end = node.end_lineno, node.end_col_offset
-            found.append(((node.lineno, node.col_offset), end, truth))
-        turned = isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not)
-        for inner in ast.iter_child_nodes(node):
-            visit(inner, truth != turned)
-
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Assert):
-            visit(node.test, True)
-    return found
+    return [((node.lineno, node.col_offset),
+             (node.test.end_lineno or 0, node.test.end_col_offset or 0))
+            for node in ast.walk(tree) if isinstance(node, ast.Assert)]

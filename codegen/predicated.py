@@ -1,10 +1,9 @@
-"""Predication: ops run where the inputs that they need are given, and outputs that they serve are
-asked for.
+"""Predication: ops run where the inputs that they need are given, for outputs that are asked for.
 
-Goes in: a Graph some of whose inputs are optional, or whose outputs are selectable. Comes out: the
-same, in which ops of one predicate stand together in a Branch on symbols that each call sets; what
-the other arm gives is blank, and nobody reads it. Outputs say which optional inputs they need.
-Always holds: ops without a predicate stay as they are; what a user sees stays in its order.
+Goes in: a Graph with optional inputs or selectable outputs. Comes out: the same, in which ops of
+one predicate stand together in a Branch on flags that each call sets; outputs say what they need.
+Always holds: ops without a predicate stay as they are, what a user sees stays in its order, and
+nobody reads the blank that the other arm gives.
 """
 
 from __future__ import annotations

@@ -237,7 +237,8 @@ class Opened:
                 or self.distributed or self._launch.looks_at_calls()):
             return None
         setup, forms, asked = self._known
-        if self._job.setup.words != setup.words or asked != only or arguments.keys() != forms.keys():
+        if (self._job.setup.words != setup.words or asked != only
+                or arguments.keys() != forms.keys()):
             return None
         for name, value in arguments.items():
             if type(value) is not np.ndarray or (value.dtype, value.shape) != forms[name]:

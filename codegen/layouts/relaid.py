@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from codegen.ir import ArrayType, Module, Op, Output, Region, Value
+from codegen.ir import ArrayType, Module, Op, Region, Value
 from codegen.kit import Builder
 from codegen.layouts.propagation import laid_out, met
 from codegen.mesh import Layout

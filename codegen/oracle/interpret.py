@@ -278,7 +278,8 @@ class _World:
                                  expected=str(shape), found=str(array.shape))
             return array.astype(dtype)
         if declared.given is not None:  # nobody may read it
-            return np.frombuffer(b"\xa5" * (math.prod(shape) * dtype.itemsize), dtype).reshape(shape)
+            anything = b"\xa5" * (math.prod(shape) * dtype.itemsize)
+            return np.frombuffer(anything, dtype).reshape(shape)
         if declared.default is None:
             raise InputError(f"input {declared.name} is not given", place=declared.place)
         region = declared.default

@@ -130,7 +130,7 @@ class Withheld(EagerArray):
     def __setitem__(self, key: Any, value: Any) -> None:
         if is_all(key) and not needs_of(value):
             self.__class__ = EagerArray  # type: ignore[assignment]
-            super(Withheld, self).__setitem__(key, value)
+            super().__setitem__(key, value)
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.hidden())

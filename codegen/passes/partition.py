@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from codegen.ir import ArrayType, Module, Op, Output, Region, Value
+from codegen.ir import ArrayType, Module, Op, Region, Value
 from codegen.layouts import cuts
 from codegen.layouts.cuts import Window, home, layout_of
 from codegen.layouts.demands import Demands

@@ -31,8 +31,8 @@ from codegen.errors import (
 from codegen.ir import Condition, Module
 from codegen.layouts.choosing import choose
 from codegen.mesh import Axis, Layout, Mesh, checked_count, checked_sizes
-from codegen.predicated import predicated
 from codegen.places import place_in, program_files, put_place, user_place
+from codegen.predicated import predicated
 from codegen.suggest import meant
 from codegen.trace import (
     blocked,  # noqa: F401  # gives np.linalg what it does with split matrices

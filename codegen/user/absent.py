@@ -1,7 +1,7 @@
 """What an eager run has not: an optional input that is not given, and what follows from it.
 
-Such an array has a shape and a dtype, and no elements. NumPy's functions, operators and methods give
-another one of the right shape and dtype: they compute with a stand-in, whose elements mean nothing.
+Such an array has a shape and a dtype, and no elements. NumPy's functions and operators give another
+one of the right shape and dtype: they compute with a stand-in, whose elements mean nothing.
 Always holds: nothing that is computed from a stand-in comes out as an array that is there.
 """
 
@@ -238,8 +238,8 @@ def absent(x: Any, needs: Needs) -> Any:
 
 
 def withheld(x: Any, needs: Needs, made: Any = None) -> Any:
-    """An array that was there, once it was written to with what is not; made: what it was to become,
-    where NumPy's own array cannot say that of itself."""
+    """An array that was there, now that what is not was written into it. made: what it was to
+    become, where NumPy's own array cannot say that of itself."""
     if isinstance(x, Absent):
         x.needs = (*x.needs, *needs)
         return x

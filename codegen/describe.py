@@ -151,8 +151,8 @@ def _array(a: Array) -> dict[str, Any]:
 
 
 def _output(a: Array) -> dict[str, Any]:
-    """An output. needs: the optional inputs, or trees of them, without which a call does not compute
-    it. selectable: a call that does not ask for it does not compute it."""
+    """An output. needs: the optional inputs, or trees of them, without which calls do not compute
+    it. selectable: calls that do not ask for it do not compute it."""
     needs = {"needs": list(a.needs)} if a.needs else {}
     return {**_array(a), **needs, **({"selectable": True} if a.flag else {})}
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from heapq import heappop, heappush
 
 from codegen.ir import Input, Module, Op, Region, Value, free_values, walk
@@ -202,7 +203,7 @@ class _Predicating:
             if isinstance(op.what, Let):  # its symbol is known from here on, whoever needs it
                 runs = held
             predicates.append(Predicate(runs - held, wanted))
-            ops.append(op.mapped(lambda r, inside=held | runs: self.region(r, inside)))
+            ops.append(op.mapped(partial(self.region, held=held | runs)))
         if all(p.is_true for p in predicates):
             return region.with_ops(ops)
         made: list[Op] = []

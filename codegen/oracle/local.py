@@ -17,6 +17,7 @@ class EagerArray(np.ndarray[Any, Any]):
     """An ndarray that also has the language's own attributes."""
 
     layout: Any = None
+    needs: Needs = ()  # inputs that are not given, and without which it is not there
     made_empty = False  # by spmd.like or spmd.empty: an output where a kernel takes it by name
 
     @property
@@ -99,8 +100,6 @@ class Withheld(EagerArray):
     """An array that was written to with what is not there: it is not there either, until all of it
     is written again."""
 
-    needs: Needs = ()
-
     def __getattribute__(self, name: str) -> Any:
         """Methods, and views by name, of what is not there."""
         if name in _OF_ELEMENTS:
@@ -170,9 +169,11 @@ def _dressed(x: Any) -> Any:
     return local(x) if type(x) is np.ndarray else x
 
 
-def local(x: Any) -> Any:
+def local(x: Any) -> EagerArray:
     """The same memory as an EagerArray; what is not there stays so."""
-    return x if isinstance(x, Absent) else np.asarray(x).view(EagerArray)
+    if isinstance(x, Absent):
+        return x  # type: ignore[return-value]
+    return np.asarray(x).view(EagerArray)
 
 
 def received(x: np.ndarray[Any, Any]) -> Any:

@@ -162,24 +162,6 @@ def check_given(manifest: dict[str, Any], given: Any) -> None:
             )
 
 
-def wanted_outputs(manifest: dict[str, Any], only: Any) -> list[str]:
-    """The names of the outputs that a call asks for with `only`, a name or several, of outputs or
-    of trees of them; None: all. Raises UsageError."""
-    known = names_of(manifest["outputs"])
-    if only is None:
-        return known
-    asked: set[str] = set()
-    for name in (only,) if isinstance(only, str) else tuple(only):
-        leaves = [name] if name in known else named.of_tree(name, known)
-        if not leaves:
-            raise UsageError(
-                f"only={name!r}: the program has no output {name!r}",
-                expected=named.listed(known) or "no outputs", remedy=meant(name, known),
-            )
-        asked.update(leaves)
-    return [name for name in known if name in asked]
-
-
 def computed_outputs(
     manifest: dict[str, Any], given: Collection[str], wanted: Collection[str]
 ) -> list[int]:
@@ -189,6 +171,23 @@ def computed_outputs(
                if "optional" in array and array["name"] not in given}
     return [k for k, output in enumerate(manifest["outputs"])
             if output["name"] in wanted and missing.isdisjoint(output.get("needs", ()))]
+
+
+def check_computed(
+    manifest: dict[str, Any], files: Collection[str], computed: Collection[int]
+) -> None:
+    """Every output that a file is to take is computed. Raises UsageError."""
+    rows = manifest["outputs"]
+    there = [rows[k]["name"] for k in computed]
+    for name in files:
+        if name not in there and not named.of_tree(name, there):
+            needs = {n for row in rows if row["name"] == name or named.is_in(row["name"], name)
+                     for n in row.get("needs", ())}
+            raise UsageError(
+                f"-o {name}: this run does not compute the output", expected=", ".join(there),
+                remedy=f"leave -o {name} out, or give what it needs: -i "
+                f"{' -i '.join(f'{n}=FILE.npy' for n in sorted(needs))}" if needs else
+                f"--only with {name} in it")
 
 
 def check_array(array: dict[str, Any], shape: tuple[int, ...], found: Any) -> None:

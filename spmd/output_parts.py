@@ -49,7 +49,8 @@ def collect(job: Job, rooms: list[tuple[str, int]]) -> dict[int, np.ndarray]:
 
     job.processes.together(fill)
     found = {}
-    for number, output in enumerate(job.manifest["outputs"]):
+    wanted = [(k, row) for k, row in enumerate(job.manifest["outputs"]) if job.wanted[k]]
+    for number, output in wanted:
         shape, dtype = job.setup.shape(output), numpy_dtype(output["dtype"])
         if rooms[number][0] or math.prod(shape) * dtype.itemsize > MOST_GATHERED:
             continue

@@ -372,6 +372,7 @@ def run_eager(options: argparse.Namespace, _: Processes) -> int:
     with nullcontext() if options.feed is None else eager_feeds(options.feed) as feeds:
         inputs |= {} if feeds is None else {"feed": feeds}
         frames = EagerFrames(series)
+        inputs |= {} if options.only is None else {"only": options.only}
         result = guarded(lambda: program.eager(**where, save=frames.takers(), **values, **inputs))
     frames.finish()
     arrays = {name or "result": np.asarray(value) for name, value in named(result)

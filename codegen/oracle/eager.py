@@ -67,7 +67,9 @@ def run(
     except SpmdError as error:
         put_place(error)
         raise
-    if unknown := [name for name in world.given if not world.knows(name)]:
+    only = None if world.knows("only") else world.given.get("only")
+    if unknown := [name for name in world.given
+                   if not world.knows(name) and (name != "only" or only is None)]:
         raise UsageError(
             f"the program has no {sorted(unknown)[0]!r}",
             expected=f"one of {named.listed(sorted({*parameters, *world.declared}))}",
@@ -76,7 +78,10 @@ def run(
     if isinstance(streams, Mapping) and (unknown := [f for f in streams if f not in world.feeds]):
         raise UsageError(f'the program has no feed "{unknown[0]}"',
                          expected=f"one of {', '.join(world.feeds)}")
-    return named.renamed(lambda _, leaf: None if leaf is None else whole(leaf), result)
+    names = [name or "result" for name, _ in named.named(result)]
+    wanted = named.asked(only, names)
+    return named.renamed(lambda name, leaf: whole(leaf) if leaf is not None and
+                         (name or "result") in wanted else None, result)
 
 
 def outputs(

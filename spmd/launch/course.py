@@ -8,13 +8,14 @@ at, all of them leave.
 from __future__ import annotations
 
 from codegen.errors import SpmdError
+from codegen.user import named
 from spmd import report
 from spmd.arguments import (
     check_given,
     computed_outputs,
+    names_of,
     patched_in,
     scalars_of,
-    wanted_outputs,
 )
 from spmd.launch.hosts import agree, mine
 from spmd.launch.job import Job, Setup
@@ -69,7 +70,8 @@ class Launch:
         )
         self.scalars = scalars_of(self.manifest, settings)
         check_given(self.manifest, given)
-        self.computed = computed_outputs(self.manifest, given, wanted_outputs(self.manifest, only))
+        asked = named.asked(only, names_of(self.manifest["outputs"]))
+        self.computed = computed_outputs(self.manifest, given, asked)
         if self.keeping is not None:
             self.keeping.check()
         if options.save:

@@ -16,7 +16,7 @@ from codegen.check_names import POINTS, built_with
 from codegen.errors import EnvironmentFault, UsageError
 from codegen.user import named
 from spmd import report
-from spmd.arguments import check_array, check_checks, check_names, read
+from spmd.arguments import check_array, check_checks, check_computed, check_names, read
 from spmd.files import ZARR, is_series
 from spmd.files.npy import SIZES, contiguous_strides
 from spmd.files.whole import check_place
@@ -158,7 +158,7 @@ class Run(Launch):
             outputs.check_apart(asked, self.options.save or {})
             known = [array["name"] for array in inputs]
             self.opened = outputs.open_inputs(asked.input, asked.input_all, known)
-        setup = self.bound(self.settings, self.opened)
+        setup = self.bound(self.settings, self.opened, asked.only)
         for array in inputs:
             if array["name"] in self.opened:
                 self.opened[array["name"]].convert(array["dtype"], len(array["shape"]))
@@ -170,14 +170,18 @@ class Run(Launch):
         if asked.timeline:
             check_place(asked.timeline, "timeline")
         if files:
-            self.files = outputs.open_outputs(asked.output, asked.output_all, rows)
+            check_computed(self.manifest, asked.output, self.computed)
+            there = [rows[k] for k in self.computed]
+            found = outputs.open_outputs(asked.output, asked.output_all, there)
+            for k, file in zip(self.computed, found, strict=True):
+                self.files[k] = file
         for file in self.files:
             if file is not None:
                 file.check()
         versions = {name: (given.path, given.version) for name, given in self.opened.items()}
         return {"files": versions} | self.mine(setup, {
             **{f"--set {k}": v for k, v in self.scalars.items()},
-            "-i": sorted(self.opened), "-o": [file and file.given for file in self.files],
+            "-i": sorted(self.opened), "--only": self.computed, "-o": [file and file.given for file in self.files],
             **self.options.agreed(flag),
             "--timeline": bool(asked.timeline), "--profile": asked.profile, "--feed": asked.feed,
         })
@@ -247,6 +251,8 @@ class Run(Launch):
         """Where output `number` goes: a path that every process can open, and its first byte."""
         output = self.manifest["outputs"][number]
         file = self.files[number]
+        if number not in self.computed:
+            return "", 0
         if file is not None:
             return file.create(job.setup.hosts.count > 1), file.starts[output["name"]]
         size = report.output_bytes(output["dtype"], self.shapes[number])
@@ -287,7 +293,7 @@ class Run(Launch):
         for file in self.files:
             if file is not None and file.part:  # all of its outputs are whole
                 file.commit()
-        numbers = {o["name"]: k for k, o in enumerate(self.manifest["outputs"])}
+        numbers = {self.manifest["outputs"][k]["name"]: k for k in self.computed}
         for root, names in named.roots(numbers).items():
             mine = [numbers[name] for name in names]
             if len(mine) > named.MANY:

@@ -25,7 +25,6 @@ from codegen.places import user_place
 from codegen.progress import Steps
 from codegen.symbolic import expr
 from codegen.symbolic.expr import as_expr
-from codegen.user.absent import needs_of, withheld
 from codegen.user.layout_trees import MeshName
 from codegen.user.numbers import element_type, owner_of, pace_spec, rounded
 from codegen.user.pytree import leaves, map_tree
@@ -224,9 +223,6 @@ class Common:
 
     def kernel(self, kernel: Any, form: Any, bound: Mapping[str, Any]) -> Any:
         """A kernel's Python function on whole arrays, or on what a rank has."""
-        if needs := needs_of(dict(bound)):
-            outputs = [withheld(bound[n], needs) for n in form.outputs]
-            return outputs[0] if len(outputs) == 1 else tuple(outputs)
         return kernel_calls.run(kernel, form, bound)
 
     # ---- effects ---------------------------------------------------------------------------------

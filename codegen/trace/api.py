@@ -72,9 +72,9 @@ def _public(name: str, module: str, attribute: str) -> Callable[..., Any]:
                 raise UsageError(f"spmd.{name} is not available in an eager run",
                                  remedy="build the program and run the image")
             check_call(function, f"spmd.{name}", *args, **kwargs)
-            if needs := needs_of((args, kwargs)):
-                return without(name, method, args, kwargs, needs)
-            result = method(*args, **kwargs)
+            needs = needs_of((args, kwargs))
+            result = without(name, method, args, kwargs, needs) if needs else (
+                method(*args, **kwargs))
             if name in ("empty", "empty_like", "like"):
                 result.made_empty = True  # so that a kernel knows its outputs
             return result

@@ -29,6 +29,7 @@ from codegen.trace.kernel_op import emit
 from codegen.trace.kernel_trial import try_made_up
 from codegen.trace.numpy.elementwise import same_extent, shape_text
 from codegen.user import windows
+from codegen.user.absent import needs_of, stand_in_of, withheld
 from codegen.user.windows import Form, Start
 
 _RESERVED = ("halo", "boundary")
@@ -105,7 +106,11 @@ class Kernel:
 
     def __call__(self, *args: Any, halo: Any = None, boundary: Any = None, **kwargs: Any) -> Any:
         self.reading = Reading(self.function, tree_of)  # helpers may have changed
-        bound = self._bound(args, kwargs)
+        called = bound = self._bound(args, kwargs)
+        needs = needs_of(called)  # in an eager run, inputs that are not given
+        if needs:
+            bound = {name: Start(stand_in_of(x.array)) if isinstance(x, Start) else stand_in_of(x)
+                     for name, x in called.items()}
         outputs = [name for name, x in bound.items() if name in kwargs and self._is_output(name, x)]
         runtime = eager_current()
         context = None if runtime else require_context(f'kernel "{self.name}"')
@@ -114,6 +119,8 @@ class Kernel:
         self._check(bound, outputs, local, given, runtime is not None)
         if runtime is not None:
             form = self._form(bound, outputs, halo, boundary, lambda a, b: bool(a == b))
+            if needs:
+                return _alone([withheld(called[name], needs) for name in outputs])
             return runtime.kernel(self, form, bound)
         form = self._form(bound, outputs, halo, boundary, _same)
         assert context is not None
@@ -254,6 +261,10 @@ class Kernel:
 
 def _shape(x: Any) -> tuple[Any, ...]:
     return x.extents if isinstance(x, Array) else getattr(x, "shape", ())
+
+
+def _alone(outputs: list[Any]) -> Any:
+    return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
 
 def _same(a: Any, b: Any) -> bool:

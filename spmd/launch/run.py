@@ -181,7 +181,8 @@ class Run(Launch):
         versions = {name: (given.path, given.version) for name, given in self.opened.items()}
         return {"files": versions} | self.mine(setup, {
             **{f"--set {k}": v for k, v in self.scalars.items()},
-            "-i": sorted(self.opened), "--only": self.computed, "-o": [file and file.given for file in self.files],
+            "-i": sorted(self.opened), "--only": self.computed,
+            "-o": [file and file.given for file in self.files],
             **self.options.agreed(flag),
             "--timeline": bool(asked.timeline), "--profile": asked.profile, "--feed": asked.feed,
         })

@@ -38,6 +38,7 @@ from codegen.trace.derive.eagerly import eagerly
 from codegen.trace.number import Number, expr_of
 from codegen.trace.on_numpy import ARRAY, on_numpy
 from codegen.trace.state import Tree, fill, flatten, leaf_type
+from codegen.user.absent import Absent
 
 _ARRAYS = (Array, Number, Absent, np.ndarray, np.generic, bool, int, float, complex)
 
@@ -255,7 +256,7 @@ def _members(leaf: _Leaf) -> Any:
     """Return a copy of an array whose dim 0 counts members; a member may write into its part."""
     assert leaf.axis is not None
     if isinstance(leaf.content, Absent):
-        return np.moveaxis(leaf.content, leaf.axis, 0)  # type: ignore[arg-type]
+        return np.moveaxis(leaf.content, leaf.axis, 0)
     return np.moveaxis(np.array(leaf.content, subok=True), leaf.axis, 0)
 
 

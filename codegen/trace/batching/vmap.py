@@ -255,9 +255,10 @@ class _Call:
 def _members(leaf: _Leaf) -> Any:
     """Return a copy of an array whose dim 0 counts members; a member may write into its part."""
     assert leaf.axis is not None
-    if isinstance(leaf.content, Absent):
-        return np.moveaxis(leaf.content, leaf.axis, 0)
-    return np.moveaxis(np.array(leaf.content, subok=True), leaf.axis, 0)
+    content: Any = leaf.content
+    if not isinstance(content, Absent):
+        content = np.array(content, subok=True)
+    return np.moveaxis(content, leaf.axis, 0)
 
 
 def _first(context: Context, value: Value, dim: Axis) -> Value:

@@ -113,6 +113,7 @@ class Launch:
             if self.times is not None:
                 events = MOST_EVENTS // setup.ranks if self.times else 0
                 self.processes.together(lambda: job.keep_times(events))
+        self.job.want(self.computed)
         if self.keeping is not None:
             self.keeping.begin(self.job, put)
         if self.saving is not None:
@@ -134,7 +135,6 @@ class Launch:
         self, job: Job, put: Callable[[Job], None], told: Callable[[str], None] | None = None
     ) -> None:
         """Puts the inputs and runs. What fails in this process ends the job in all of them."""
-        job.want(self.computed)
         try:
             if self.keeping is None:
                 put(job)

@@ -69,7 +69,7 @@ def run(
         raise
     only = None if world.knows("only") else world.given.get("only")
     if unknown := [name for name in world.given
-                   if not world.knows(name) and (name != "only" or only is None)]:
+                   if not world.knows(name) and name != "only"]:
         raise UsageError(
             f"the program has no {sorted(unknown)[0]!r}",
             expected=f"one of {named.listed(sorted({*parameters, *world.declared}))}",

@@ -128,8 +128,8 @@ class Withheld(EagerArray):
 
     def __setitem__(self, key: Any, value: Any) -> None:
         if is_all(key) and not needs_of(value):
-            self.__class__ = EagerArray  # type: ignore[assignment]
-            super().__setitem__(key, value)
+            self.__class__, self.needs = EagerArray, ()  # type: ignore[assignment]
+            EagerArray.__setitem__(self, key, value)
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.hidden())

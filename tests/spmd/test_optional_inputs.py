@@ -1,0 +1,247 @@
+"""Calls that leave optional inputs out, or ask for some outputs: what comes back, what does not run,
+what is refused; in open jobs, on the command line, over several processes, from checkpoints."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import spmd
+from codegen.errors import InputError, UsageError
+
+N = 12
+X, W = np.linspace(-1, 1, N), np.arange(N) / 10
+
+
+class Pair(NamedTuple):
+    first: Any
+    second: Any
+
+
+@spmd.program(mesh=("r",))
+def label():
+    """A model that gives labels, and a loss where it is told what is right."""
+    w = spmd.input("w", (N,), np.float64, layout=("r",))
+    x = spmd.input("x", (N,), np.float64, layout=("r",), optional=True)
+    y = spmd.input("y", (N,), np.float64, layout=("r",), optional=True)
+    p = np.tanh(x * w)
+    loss, back = spmd.value_and_grad(lambda w: np.sum((np.tanh(x * w) - y) ** 2))(w)
+    return {"label": p, "loss": loss, "new": w - 0.1 * back, "size": Pair(np.sum(w), [p, x])}
+
+
+@spmd.program(mesh=("r",), selectable=True)
+def chosen():
+    w = spmd.input("w", (N,), np.float64, layout=("r",))
+    x = spmd.input("x", (N,), np.float64, layout=("r",), optional=True)
+    only = spmd.scalar("steps", 3)
+    u = w + 0
+    for _ in spmd.range(only):
+        u = np.roll(u, 1) * 0.5 + w
+    v = np.sort(w * 2)
+    return {"a": {"u": u, "sum": np.sum(u)}, "v": v, "d": np.dot(v, u + x)}
+
+
+@spmd.program(mesh=("r",))
+def bare():
+    return 2 * spmd.input("x", (N,), np.float64, layout=("r",), optional=True)
+
+
+@spmd.program(mesh=("r",))
+def tree():
+    w = spmd.input("w", {"k": spmd.spec((N,), np.float64), "b": spmd.spec((), np.float64)},
+                   optional=True)
+    x = spmd.input("x", (N,), np.float64, layout=("r",))
+    return (w["k"] * x, w["b"], np.sum(x))
+
+
+@pytest.fixture(scope="module")
+def images():
+    return {p.name: spmd.build(p) for p in (label, chosen, bare, tree)}
+
+
+def same(found: Any, expected: Any) -> None:
+    """Of one structure, with None in the same places."""
+    if isinstance(expected, (tuple, list, dict)):
+        assert type(found).__name__ in (type(expected).__name__, "Pair")
+        assert len(found) == len(expected)
+        each = expected if isinstance(expected, dict) else range(len(expected))
+        for key in each:
+            same(found[key], expected[key])
+    elif expected is None:
+        assert found is None
+    else:
+        np.testing.assert_allclose(found, expected, 1e-12, 1e-12)
+
+
+def by_hand(x: Any, y: Any) -> dict[str, Any]:
+    p = None if x is None else np.tanh(x * W)
+    new = loss = None
+    if x is not None and y is not None:
+        loss = np.sum((p - y) ** 2)
+        new = W - 0.1 * (2 * (p - y) * (1 - p**2) * x)
+    return {"label": p, "loss": loss, "new": new, "size": Pair(np.sum(W), [p, x])}
+
+
+@pytest.mark.parametrize("ranks", [1, 3, 5])
+def test_what_needs_a_missing_input_is_none(images, ranks):
+    """In every order of calls: what is left out is not taken from the call before."""
+    y = np.cos(X)
+    with images["label"].open(ranks=ranks) as job:
+        for first, second in itertools.product(itertools.product((X, None), (y, None)), repeat=2):
+            for x, y_ in (first, second, second):
+                given = {k: v for k, v in (("x", x), ("y", y_)) if v is not None}
+                same(job(w=W, **given), by_hand(x, y_))
+                same(label.eager(w=W, **given), by_hand(x, y_))
+    assert images["bare"].run(ranks=ranks) is None
+    assert bare.eager() is None
+    same(images["bare"].run(ranks=ranks, x=X), 2 * X)
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_a_tree_is_there_or_not(images, ranks):
+    w = {"k": np.arange(N) + 0.5, "b": np.float64(2)}
+    for run in (lambda **given: images["tree"].run(ranks=ranks, **given), tree.eager):
+        same(run(x=X), (None, None, np.sum(X)))
+        same(run(x=X, w=w), (w["k"] * X, 2.0, np.sum(X)))
+        with pytest.raises((InputError, UsageError), match="b is not given|b was not given"):
+            run(x=X, w={"k": w["k"]})
+
+
+def test_what_is_not_optional_is_asked_for(images):
+    with pytest.raises(UsageError, match="input w was not given"):
+        images["label"].run(x=X)
+    with pytest.raises(InputError, match="input w is not given"):
+        label.eager(x=X)
+
+    @spmd.program
+    def both():
+        return spmd.input("x", (3,), np.float64, default=lambda i: i, optional=True)
+
+    for run in (spmd.build, lambda program: program.eager()):
+        with pytest.raises(UsageError, match='input "x" is optional and has a default'):
+            run(both)
+
+
+def entered(image: Any, word: str, **given: Any) -> int:
+    """How many operations whose line has this word a run comes to."""
+    return sum(word in row.get("text", "") for row in image.profile(ranks=2, **given))
+
+
+def test_work_of_a_missing_input_is_not_done(images):
+    for given, lines in (({}, 0), ({"x": X}, 0), ({"y": X}, 0), ({"x": X, "y": X}, 1)):
+        assert bool(entered(images["label"], "value_and_grad", w=W, **given)) == lines
+    assert not entered(images["label"], "tanh", w=W)
+    assert entered(images["label"], "tanh", w=W, x=X)
+
+
+@pytest.mark.parametrize("ranks", [1, 3, 5])
+def test_outputs_that_are_asked_for(images, ranks):
+    image, whole = images["chosen"], chosen.eager(w=W, x=X)
+    names = {"a.u": whole["a"]["u"], "a.sum": whole["a"]["sum"], "v": whole["v"], "d": whole["d"]}
+    with image.open(ranks=ranks) as job:
+        for only in (None, "a", "v", ("a.sum", "d"), ["d"], (), None, "a.u"):
+            some = (only,) if isinstance(only, str) else names if only is None else only
+            asked = {name for name in names if {name, name.partition(".")[0]} & {*some}}
+            out, again = job(w=W, x=X, only=only), job(w=W, x=X, only=only)
+            for found in (out, again, chosen.eager(w=W, x=X, only=only)):
+                flat = {"a.u": found["a"]["u"], "a.sum": found["a"]["sum"], **found}
+                for name, value in names.items():
+                    same(flat[name], value if name in asked else None)
+        same(job(w=W, only=("v", "d")), {"a": {"u": None, "sum": None}, "v": whole["v"], "d": None})
+        same(job(w=W, x=X, steps=0, only="a.u")["a"], {"u": W, "sum": None})
+        with pytest.raises(UsageError, match="only='w': the program has no output 'w'"):
+            job(w=W, x=X, only="w")
+    same(images["label"].run(w=W, x=X, only="label")["size"], Pair(None, [None, None]))
+
+
+def test_work_for_outputs_that_nobody_asks_for_is_not_done(images):
+    for only, sorts, rolls in (("v", True, False), ("a", False, True), ("d", False, False),
+                               (("a", "v"), True, True), (None, True, True)):
+        for word, there in (("sort", sorts), ("roll", rolls)):
+            assert bool(entered(images["chosen"], word, w=W, only=only)) == there, (only, word)
+
+
+def test_python_does_not_decide_by_what_is_missing():
+    @spmd.program
+    def branches():
+        x = spmd.input("x", (), np.float64, optional=True)
+        assert x > 0, "left out without x"
+        return 1 if x > 0 else 2
+
+    assert branches.eager(x=3) == 1
+    with pytest.raises(InputError, match="input x is not given, and what follows") as raised:
+        branches.eager()
+    assert "np.where(condition, a, b)" in str(raised.value)
+    assert spmd.build(branches).run() is None
+
+
+def test_arrays_that_are_written_to_with_what_is_missing():
+    @spmd.program
+    def writes():
+        x = spmd.input("x", (4,), np.float64, optional=True)
+        u, v = spmd.zeros(4, np.float64), spmd.ones(4, np.float64)
+        part = u[1:]
+        part[0] = x[0]
+        v[:2] = x[2:]
+        v[...] = 3.0
+        w = spmd.ones(4) + 0
+        w += x
+        return u, u.sum(), v, v * 2, w, np.zeros_like(x), x.shape[0]
+
+    for run in (writes.eager, spmd.build(writes).run):
+        same(run(), (None, None, np.full(4, 3.0), np.full(4, 6.0), None, np.zeros(4), 4))
+        x = np.arange(4.0)
+        same(run(x=x), (np.zeros(4), 0, np.full(4, 3.0), np.full(4, 6.0), x + 1, np.zeros(4), 4))
+
+
+SEVERAL = """
+import sys
+import numpy as np
+import spmd
+from mpi4py import MPI
+
+image = spmd.load(sys.argv[1])
+w, x = np.arange(12) / 10, np.linspace(-1, 1, 12)
+for transport in ("auto", "mpi"):
+    with image.open(comm=MPI.COMM_WORLD, transport=transport) as job:
+        for given, only in (({}, None), ({"x": x}, None), ({"x": x}, "d"), ({}, ("v", "d"))):
+            out = job(w=w, **given, only=only)
+            assert (out["d"] is None) == (not given or only == ("v", "d"))
+            assert (out["v"] is None) == (only == "d")
+            if out["v"] is not None:
+                v = out["v"].gather()
+                assert v is None or np.allclose(v, w * 2)
+"""
+
+
+def test_several_processes(images, mpirun, tmp_path):
+    images["chosen"].save(tmp_path / "chosen.img")
+    (tmp_path / "several.py").write_text(SEVERAL)
+    done = mpirun(3, tmp_path / "several.py", tmp_path / "chosen.img")
+    assert done.code == 0, done.text
+
+
+def test_the_command_line_leaves_outputs_out(images, spmd_here, tmp_path):
+    images["chosen"].save(tmp_path / "chosen.img")
+    for name, array in (("w", W), ("x", X)):
+        np.save(tmp_path / f"{name}.npy", array)
+    run = ("run", tmp_path / "chosen.img", "-i", f"w={tmp_path}/w.npy")
+    assert "d:" not in spmd_here(*run).text
+    lines = spmd_here(*run, "-i", f"x={tmp_path}/x.npy", "--only", "d,a.sum").text.splitlines()
+    assert [line.partition(":")[0] for line in lines] == ["a.sum", "d"]
+    done = spmd_here(*run, "-o", f"d={tmp_path}/d.npy")
+    assert done.code == 2 and "-o d: this run does not compute the output" in done.text
+    spmd_here(*run, "-o", tmp_path / "all.npz")
+    assert set(np.load(tmp_path / "all.npz")) == {"a.u", "a.sum", "v"}
+    assert "optional" in spmd_here("show", tmp_path / "chosen.img").text
+
+
+def test_a_run_goes_on_from_one_that_computed_the_same(tmp_path):
+    image, folder = spmd.build(chosen, checkpoint=True), str(tmp_path / "kept")
+    image.run(w=W, only="a", ranks=2, checkpoint=folder, every=1)
+    same(image.run(w=W, only="a", ranks=3, resume=folder)["a"], chosen.eager(w=W)["a"])
+    with pytest.raises(InputError, match="kept by a run that computed other outputs"):
+        image.run(w=W, only="v", resume=folder)

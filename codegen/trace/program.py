@@ -147,6 +147,8 @@ class Program:
     function.
     """
 
+    selectable = False
+
     def __init__(
         self, function: Callable[..., Any], mesh: Any = ("x",), layout: Any = None,
         sync: str = "least", selectable: bool = False,

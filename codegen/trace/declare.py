@@ -257,6 +257,10 @@ def input_(
       follows from the arrays that the input meets.
     - default: an array, or a function of the global indices (one argument for each dim: arrays that
       broadcast). Without it, every run has to give the input.
+    - optional: True: a call may leave the input out. What needs it then does not run: its prints
+      and asserts neither, and None stands for outputs that follow from it. What needs an input is
+      known from the program's text: do not ask `if x is None`. An optional tree is given whole, or
+      left out.
 
     Of a tree each leaf is one input, whose name has dots, such as `w.blocks.0.query`; the same tree
     of arrays is returned. Runs take it whole: `image.run(w=tree)`, `-i w=FILE.safetensors`. A
@@ -264,7 +268,7 @@ def input_(
 
     LayoutError for an illegal layout, ShapeError for a default of another shape, ProgramError for a
     name that is declared twice or inside a shard_map, InputError for a tree of defaults that lacks
-    leaves.
+    leaves, UsageError for an optional input with a default.
 
     Example::
 

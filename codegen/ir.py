@@ -158,7 +158,8 @@ class Input:
 @dataclass(frozen=True)
 class Output:
     """What a program returns. needs: the optional inputs without which it is not computed. wanted:
-    a flag that is 1 where a call asks for it; None: of an output that is computed in any case."""
+    a flag that is 1 where a call asks for it; None: of an output that is computed in any case.
+    otherwise: in a captured Graph, what it is where it is not computed, as state that stays."""
 
     name: str
     value: Value
@@ -166,6 +167,7 @@ class Output:
     shape: Shape  # global
     needs: tuple[str, ...] = ()
     wanted: Sym | None = None
+    otherwise: Value | None = None
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from heapq import heappop, heappush
 
-from codegen.ir import Input, Module, Op, Region, Value, free_values, walk
-from codegen.ops import Barrier, Branch, Feeding, Full, Let, Loop
+from codegen.ir import Input, Module, Op, Output, Region, Value, free_values, walk
+from codegen.ops import Barrier, Branch, Feeding, Full, Let, Loop, Relayout
+from codegen.ops.kind import layout_of
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr, Sym
 
@@ -27,15 +28,39 @@ def predicated(graph: Module) -> Module:
     optional = [i for i in graph.inputs if i.given is not None]
     selected = [o for o in graph.outputs if o.wanted is not None]
     if not optional and not selected:
-        return graph
+        outputs = [o if o.otherwise is None else replace(o, otherwise=None) for o in graph.outputs]
+        return graph if outputs == [*graph.outputs] else replace(graph, outputs=tuple(outputs))
     needs = _Needs(optional)
     needs.region(graph.body)
     serves = _served(graph)
-    body = _Predicating(graph, needs, serves).region(graph.body, NONE, outermost=True)
+    work = _Predicating(graph, needs, serves)
+    body = work.region(graph.body, NONE, outermost=True)
     names = {i.given: i.root for i in optional}
-    outputs = (replace(o, needs=tuple(n for s, n in names.items() if s in needs.of(o.value)))
-               for o in graph.outputs)
+    outputs, chosen = list[Output](), list[Op]()
+    for o in graph.outputs:
+        needed = needs.of(o.value)
+        if o.otherwise is None:
+            o = replace(o, needs=tuple(n for s, n in names.items() if s in needed))
+        else:
+            predicate = Predicate(needed, None if o.wanted is None else frozenset({o.wanted}))
+            if not predicate.is_true:
+                chosen.append(_either(predicate, o.value, o.otherwise))
+                o = replace(o, value=chosen[-1].result)
+        outputs.append(replace(o, otherwise=None))
+    results = tuple(o.value for o in outputs) if body.results else ()
+    body = replace(body, ops=(*body.ops, *chosen), results=results)
     return replace(graph, body=body, outputs=tuple(outputs))
+
+
+def _either(predicate: Predicate, value: Value, otherwise: Value) -> Op:
+    """A branch that gives a value where a predicate holds, else another one of its type."""
+    made, laid = Value(value.name, value.type), otherwise
+    again: tuple[Op, ...] = ()
+    if layout_of(otherwise.type) != layout_of(value.type):
+        laid = Value(value.name, value.type)
+        again = (Op(Relayout(layout_of(value.type)), (otherwise,), (laid,)),)
+    arms = (Region((), again, (laid,)), Region((), (), (value,)))
+    return Op(Branch(predicate.holds, (value.type,)), (), (made,), arms)
 
 
 @dataclass(frozen=True)
@@ -57,10 +82,7 @@ class Predicate:
         for s in sorted(self.given, key=lambda s: s.name):
             total = total * expr.symbol(s)
         if self.wanted is not None:
-            none = expr.const(1)
-            for s in sorted(self.wanted, key=lambda s: s.name):
-                none = none * (1 - expr.symbol(s))
-            total = total * (1 - none)
+            total = total * expr.ge(sum(map(expr.symbol, self.wanted), expr.const(0)), 1)
         return total
 
     @property

@@ -4,6 +4,7 @@ what is refused; in open jobs, on the command line, over several processes, from
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 
 import spmd
 from codegen.errors import InputError, UsageError
+from codegen.trace.program import Program
 
 N = 12
 X, W = np.linspace(-1, 1, N), np.arange(N) / 10
@@ -178,6 +180,35 @@ def test_python_does_not_decide_by_what_is_missing():
     assert spmd.build(branches).run() is None
 
 
+def test_loops_and_branches_that_what_is_missing_decides():
+    @spmd.program(mesh=("r",))
+    def decided():
+        w = spmd.input("w", (N,), np.float64, layout=("r",))
+        k = spmd.input("k", (), np.int64, optional=True)
+        x = spmd.input("x", (N,), np.float64, layout=("r",), optional=True)
+        u, v, t = w + 0, w + 1, w * 2
+        for _ in spmd.range(k % 4):
+            u = u * 0.5 + 1
+        while np.sum(v) < 100:
+            v = v * 2
+            t = t + x
+        if k > 2:
+            r = w * 3
+        else:
+            r = w - np.roll(w, 1)
+        q = w[k] + v[2]
+        return u, v, t, r, q, np.max(w)
+
+    image = spmd.build(decided)
+    whole = decided.eager(w=W, k=3, x=X)
+    for ranks in (1, 3, 5):
+        with image.open(ranks=ranks) as job:
+            for given, there in (({}, (1, 5)), ({"k": 3}, (0, 1, 3, 4, 5)), ({"x": X}, (1, 2, 5)),
+                                 ({"k": 3, "x": X}, range(6))):
+                same(job(w=W, **given), tuple(
+                    value if place in there else None for place, value in enumerate(whole)))
+
+
 def test_arrays_that_are_written_to_with_what_is_missing():
     @spmd.program
     def writes():
@@ -195,6 +226,43 @@ def test_arrays_that_are_written_to_with_what_is_missing():
         same(run(), (None, None, np.full(4, 3.0), np.full(4, 6.0), None, np.zeros(4), 4))
         x = np.arange(4.0)
         same(run(x=x), (np.zeros(4), 0, np.full(4, 3.0), np.full(4, 6.0), x + 1, np.zeros(4), 4))
+
+
+class Keeping(Program):
+    """Outputs that have an input's name are that input where they are not computed."""
+
+    def _trace(self, context: Any, values: dict[str, Any]) -> Any:
+        module = super()._trace(context, values)
+        old = {i.name: i.value for i in module.inputs}
+        return replace(module, outputs=tuple(
+            replace(o, otherwise=old.get(o.name)) for o in module.outputs))
+
+
+def test_outputs_that_are_something_else_where_they_are_not_computed():
+    """As state that stays: in place, in a loop, of another layout, in no order."""
+    def updates():
+        w = spmd.input("w", (N,), np.float64, layout=("r",))
+        v = spmd.input("v", (N,), np.float64)
+        x = spmd.input("x", (N,), np.float64, layout=("r",), optional=True)
+        new, other = w + x, v + 0
+        for k in spmd.range(3):
+            new[1:] += 0.1 * new[:-1]
+            other = other * 0.5 + np.sum(x) * k
+        return {"w": new, "v": other, "peak": np.max(w) + np.max(v)}
+
+    program = Keeping(updates, ("r",), selectable=True)
+    image = spmd.build(program)
+    for ranks in (1, 3, 5):
+        with image.open(ranks=ranks, keep=("w", "v")) as job:
+            w, v = W, X
+            for turn, x in enumerate((None, X, None, None, X, None)):
+                given = {} if x is None else {"x": x}
+                want = program.eager(w=np.asarray(w), v=np.asarray(v), **given)
+                old = {"w": np.array(w), "v": np.array(v), "peak": None}
+                out = job(w=w, v=v, **given)
+                same({k: np.asarray(x) for k, x in out.items()},
+                     {k: old[k] if x is None else x for k, x in want.items()})
+                w, v = out["w"], out["v"]
 
 
 SEVERAL = """

@@ -261,7 +261,8 @@ class Keeping:
             "point": found.point, "turn": found.turn, "counter": found.counter,
             "ranks": job.setup.ranks, "mesh": resuming.mesh_of(job), "scalars": self.launch.scalars,
             "saves": self.launch.saving.kept() if self.launch.saving else {},
-            "computes": resuming.computes(job), "inputs": self.inputs, "arrays": self.said(job, found.point), "feeds": feeds,
+            "computes": resuming.computes(job), "inputs": self.inputs,
+            "arrays": self.said(job, found.point), "feeds": feeds,
         }
 
     def _complete(self) -> None:

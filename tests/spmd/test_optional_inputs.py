@@ -1,5 +1,6 @@
-"""Calls that leave optional inputs out, or ask for some outputs: what comes back, what does not run,
-what is refused; in open jobs, on the command line, over several processes, from checkpoints."""
+"""Calls that leave optional inputs out, or ask for some outputs: what comes back, what does not
+run, what is refused; in open jobs, on the command line, over several processes, from checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -255,13 +256,13 @@ def test_outputs_that_are_something_else_where_they_are_not_computed():
     for ranks in (1, 3, 5):
         with image.open(ranks=ranks, keep=("w", "v")) as job:
             w, v = W, X
-            for turn, x in enumerate((None, X, None, None, X, None)):
+            for x in (None, X, None, None, X, None):
                 given = {} if x is None else {"x": x}
                 want = program.eager(w=np.asarray(w), v=np.asarray(v), **given)
                 old = {"w": np.array(w), "v": np.array(v), "peak": None}
                 out = job(w=w, v=v, **given)
-                same({k: np.asarray(x) for k, x in out.items()},
-                     {k: old[k] if x is None else x for k, x in want.items()})
+                same({k: np.asarray(found) for k, found in out.items()},
+                     {k: old[k] if value is None else value for k, value in want.items()})
                 w, v = out["w"], out["v"]
 
 

@@ -188,7 +188,8 @@ def _served(graph: Module) -> dict[Op, Symbols | None]:
         values.setdefault(o.value, set()).add(o.wanted)
     found: dict[Op, Symbols | None] = {}
     for op in reversed(graph.body.ops):
-        always = isinstance(op.what, Let) or _has_effect(op)
+        is_source = op.what.inline and not op.operands  # of no work of its own
+        always = isinstance(op.what, Let) or is_source or _has_effect(op)
         served: set[Sym | None] = {None} if always else set()
         served = served.union(*(values.get(v, set()) for v in op.results))
         for v in _used(op):

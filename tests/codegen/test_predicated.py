@@ -1,5 +1,5 @@
-"""Predication, seen in Graphs: one branch for the ops of one predicate, nothing where there is none,
-and sizes that grow with the program."""
+"""Predication, seen in Graphs: one branch for the ops of one predicate, nothing where there is
+none, and sizes that grow with the program."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ def shared():
 
 def test_ops_of_one_predicate_stand_in_one_branch():
     graph = check(shared.graph({}))
-    assert [str(op.what.on) for op in branches(graph)] == ["given_x", "given_y", "given_x * given_y"]
+    assert [str(op.what.on) for op in branches(graph)] == [
+        "given_x", "given_y", "given_x * given_y"]
     (loop,) = [op for op in graph.body.ops if isinstance(op.what, Loop)]
     assert [str(op.what.on) for op in walk(loop.regions[0]) if isinstance(op.what, Branch)] == [
         "given_x"]

@@ -287,6 +287,9 @@ def without(
     would see of them is left out."""
     if name in _EFFECTS:
         return None
+    if name in ("cond", "switch") and needs_of(args[:1]):
+        made = function(np.True_ if name == "cond" else 0, *args[1:], **kwargs)
+        return map_tree(lambda x: absent(x, needs), made)
     if name in _CALLING:
         return function(*args, **kwargs)
     if name in _LIKE or (name == "full_like" and not needs_of((args[1:], kwargs))):

@@ -153,7 +153,8 @@ class Opened:
         be an input as it is: `out = job(u=out["u"])`.
 
         `only="label"`, or several names, asks for some outputs, as files know them (`a.b`): None
-        stands for the others. None, too, stands for what needs an optional input that is not given.
+        stands for the others. None, too, stands for what needs an optional input that is not given,
+        or given as None.
 
         Calls from several threads run one after the other; with several processes a second one is
         refused. Raises UsageError for that, in a forked child, and once the job is closed.
@@ -193,6 +194,9 @@ class Opened:
 
     def _call(self, arguments: dict[str, Any]) -> Any:
         only = arguments.pop("only", None) if "only" not in self._names() else None
+        if any(v is None for v in arguments.values()):  # of optional inputs that nobody has
+            optional = {row.get("optional") for row in self._manifest["inputs"]}
+            arguments = {k: v for k, v in arguments.items() if v is not None or k not in optional}
         setup = self._repeats(arguments, only)
         if setup is None:
             setup, _ = self._launch.agreed(lambda: self._prepare(arguments, only))

@@ -136,7 +136,8 @@ class World(Common):
               default: Any = None, optional: bool = False) -> Any:
         tree, leaves = spec.declared(name, shape, dtype, layout)
         given = named.spread({k: x for k, x in self.given.items()
-                              if k == name or named.is_in(k, name)}, leaves)
+                              if k == name or named.is_in(k, name)
+                              if x is not None or not optional}, leaves)
         defaults = {} if default is None else named.spread({name: default}, leaves, "default of")
         missing = name if optional and not given else ""
         return named.renamed(lambda leaf, what: self._input(

@@ -169,8 +169,9 @@ def computed_outputs(
     outputs: those whose optional inputs are all there. The others hold what they held."""
     missing = {array["optional"] for array in manifest["inputs"]
                if "optional" in array and array["name"] not in given}
+    asked = frozenset(wanted)
     return [k for k, output in enumerate(manifest["outputs"])
-            if output["name"] in wanted and missing.isdisjoint(output.get("needs", ()))]
+            if output["name"] in asked and missing.isdisjoint(output.get("needs", ()))]
 
 
 def check_computed(

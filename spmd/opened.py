@@ -193,7 +193,9 @@ class Opened:
         return self._job, timeline.gather(self._job)
 
     def _call(self, arguments: dict[str, Any]) -> Any:
-        only = arguments.pop("only", None) if "only" not in self._names() else None
+        only = None
+        if "only" in arguments and "only" not in self._names():
+            only = arguments.pop("only")
         if any(v is None for v in arguments.values()):  # of optional inputs that nobody has
             optional = {row.get("optional") for row in self._manifest["inputs"]}
             arguments = {k: v for k, v in arguments.items() if v is not None or k not in optional}
@@ -220,8 +222,7 @@ class Opened:
             for output, array in kept:
                 output.stays_in(array)
             raise
-        outputs = [self._output(job, k) if k in self._launch.computed else None
-                   for k in range(len(self._manifest["outputs"]))]
+        outputs = [self._output(job, k) if wanted else None for k, wanted in enumerate(job.wanted)]
         self._latest = [weakref.ref(output) for output in outputs
                         if isinstance(output, Distributed) and output.is_held()]
         return structure(self._manifest["returns"], outputs)

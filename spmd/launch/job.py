@@ -369,7 +369,9 @@ class Job:
     def want(self, outputs: list[int]) -> None:
         """The next runs compute these outputs, by their numbers, and leave others alone where the
         image can."""
-        self.wanted = bytearray(k in outputs for k in range(len(self.wanted)))
+        self.wanted = bytearray(len(self.wanted))
+        for k in outputs:
+            self.wanted[k] = 1
 
     def get(self, number: int, into: Global, rank: int | None = None) -> None:
         """Copies the hosted ranks' parts of output `number`, or one's, into a global array."""

@@ -211,6 +211,49 @@ def test_loops_and_branches_that_what_is_missing_decides():
                     value if place in there else None for place, value in enumerate(whole)))
 
 
+@spmd.custom_vjp
+def least(a, b):
+    return np.minimum(a, b)
+
+
+least.defvjp(
+    lambda a, b: (least(a, b), (a, b)), lambda kept, ct: (ct * (kept[0] < kept[1]), ct * 0))
+
+
+def test_derivatives_of_what_needs_a_missing_input():
+    @spmd.program(mesh=("r",))
+    def derived():
+        w = spmd.input("w", (N,), np.float64, layout=("r",))
+        x = spmd.input("x", (N,), np.float64, layout=("r",), optional=True)
+        ct = spmd.input("ct", (N,), np.float64, layout=("r",), optional=True)
+
+        def turn(c, e):
+            return np.tanh(c + e * x), np.sum(c)
+
+        y, back = spmd.vjp(lambda q: np.sin(q) * 2, w)
+        return {
+            "y": y, "back": back(ct)[0], "clipped": spmd.grad(lambda q: np.sum(least(q, x)))(w),
+            "jvp": spmd.jvp(lambda q: q * x, (w,), (np.ones(N),)),
+            "tangent": spmd.jvp(lambda q: q * 3, (w,), (ct,)),
+            "remat": spmd.grad(lambda q: np.sum(spmd.remat(lambda z: np.tanh(z * x))(q)))(w),
+            "hessian": spmd.hessian(lambda q: np.sum(q**3 * x))(w),
+            "scan": spmd.grad(lambda q: np.sum(spmd.scan(turn, q, w)[0]))(w),
+        }
+
+    image, ct = spmd.build(derived), np.sin(W)
+    whole = derived.eager(w=W, x=X, ct=ct)
+    with image.open(ranks=3) as job:
+        for given in ({}, {"x": X}, {"ct": ct}, {"x": X, "ct": ct}):
+            there = {"y", *(() if "x" not in given else whole.keys() - {"back", "tangent"}),
+                     *(("back", "tangent") if "ct" in given else ())}
+            want = {k: v if k in there else None if k not in ("jvp", "tangent") else (None, None)
+                    for k, v in whole.items()}
+            if "tangent" not in there:
+                want["tangent"] = (whole["tangent"][0], None)
+            same(job(w=W, **given), want)
+            same(derived.eager(w=W, **given), want)
+
+
 def test_arrays_that_are_written_to_with_what_is_missing():
     @spmd.program
     def writes():

@@ -11,7 +11,7 @@ import ast
 import dis
 import linecache
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from operator import index
 from types import FrameType
@@ -100,12 +100,12 @@ class Absent(NDArrayOperatorsMixin):
     # ---- indices ---------------------------------------------------------------------------------
 
     def __getitem__(self, key: Any) -> Any:
-        return absent(self.stand_in[stand_ins(key)], (*self.needs, *needs_of(key)))
+        return absent(self.stand_in[stand_ins(key)], _each((*self.needs, *needs_of(key))))
 
     def __setitem__(self, key: Any, value: Any) -> None:
         needs = needs_of((key, value))
         self.stand_in[stand_ins(key)] = stand_in_of(value)
-        self.needs = needs if is_all(key) else (*self.needs, *needs)
+        self.needs = needs if is_all(key) else _each((*self.needs, *needs))
 
     def __len__(self) -> int:
         return len(self.stand_in)
@@ -150,7 +150,7 @@ class Absent(NDArrayOperatorsMixin):
 
     def refused(self, why: str) -> InputError:
         """An error for what is done with Python values."""
-        names = " and ".join(dict.fromkeys(self.needs))
+        names = " and ".join(self.needs)
         are = f"input {names} is" if len(self.needs) == 1 else f"inputs {names} are"
         return InputError(
             f"{are} not given, and {why}", place=user_place(),
@@ -185,7 +185,8 @@ class _At:
         return self.x[self.key]
 
     def set(self, value: Any) -> Any:
-        return Absent(self.x.stand_in.copy(), (*self.x.needs, *needs_of((self.key, value))))
+        needs = _each((*self.x.needs, *needs_of((self.key, value))))
+        return Absent(self.x.stand_in.copy(), needs)
 
     add = min = max = mul = multiply = set
 
@@ -215,14 +216,18 @@ def stand_in_for(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any
 def needs_of(tree: Any) -> Needs:
     """The inputs without which something in a tree is not there."""
     found = (getattr(x, "needs", ()) for x in leaves(tree) if isinstance(x, (Absent, np.ndarray)))
-    return tuple(dict.fromkeys(name for needs in found for name in needs))
+    return _each(name for needs in found for name in needs)
+
+
+def _each(names: Iterable[str]) -> Needs:
+    return tuple(dict.fromkeys(names))
 
 
 def computed(
     function: Callable[..., Any], args: Any, kwargs: Any, needs: Needs
 ) -> Any:
     """What a function makes of stand-ins, as what is not there."""
-    needs = tuple(dict.fromkeys((*needs, *needs_of((args, kwargs)))))
+    needs = _each((*needs, *needs_of((args, kwargs))))
     with np.errstate(all="ignore"):
         try:
             made = function(*stand_ins(args), **stand_ins(kwargs))
@@ -241,7 +246,7 @@ def withheld(x: Any, needs: Needs, made: Any = None) -> Any:
     """An array that was there, now that what is not was written into it. made: what it was to
     become, where NumPy's own array cannot say that of itself."""
     if isinstance(x, Absent):
-        x.needs = (*x.needs, *needs)
+        x.needs = _each((*x.needs, *needs))
         return x
     if hasattr(x, "withhold"):
         x.withhold(needs)

@@ -120,7 +120,8 @@ class Image:
     def run(self, options: Options, arguments: dict[str, Any]) -> Any:
         """Run the image once, and return what the program returns, as NumPy arrays.
 
-        Pass inputs and scalars by name.
+        Pass inputs and scalars by name. `only="label"`, or several names, asks for some outputs:
+        None stands for the others, and for what needs an optional input that is not given.
 
         OPTIONS
 

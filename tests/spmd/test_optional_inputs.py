@@ -166,6 +166,8 @@ def test_work_for_outputs_that_nobody_asks_for_is_not_done(images):
                                (("a", "v"), True, True), (None, True, True)):
         for word, there in (("sort", sorts), ("roll", rolls)):
             assert bool(entered(images["chosen"], word, w=W, only=only)) == there, (only, word)
+    for image in images.values():  # whatever is given, sends and receives match
+        assert len(image.verify(ranks=range(1, 9))) == 1
 
 
 def test_python_does_not_decide_by_what_is_missing():

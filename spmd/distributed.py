@@ -177,7 +177,7 @@ def global_of(array: np.ndarray, dtype: str) -> Global:
     return Global(address(array), dtype, array.shape, array.strides)
 
 
-def moves(job: Job, value: Distributed, number: int) -> list[tuple[int, int, int]] | None:
+def moves_of(job: Job, value: Distributed, number: int) -> list[tuple[int, int, int]] | None:
     """From where to where, and how many bytes, for every hosted rank; None: other layouts."""
     moves = []
     for rank in range(job.setup.first, job.setup.first + job.setup.count):

@@ -382,6 +382,16 @@ for transport in ("auto", "mpi"):
             if out["v"] is not None:
                 v = out["v"].gather()
                 assert v is None or np.allclose(v, w * 2)
+    with image.open(comm=MPI.COMM_WORLD, transport=transport) as job:
+        if MPI.COMM_WORLD.rank:
+            job.follow()
+            continue
+        for given, only in (({}, None), ({"x": x}, None), ({"x": x}, "d"), ({}, ("v", "d"))) * 2:
+            for _ in range(3):
+                out = job(w=w, **given, only=only)
+                assert (out["d"] is None) == (not given or only == ("v", "d"))
+                assert (out["v"] is None) == (only == "d")
+                assert out["v"] is None or np.allclose(out["v"], w * 2)
 """
 
 

@@ -73,8 +73,8 @@ def manifest_of(plan: Plan, target: str, finished: Plan | None = None) -> dict[s
             {"name": s.name, "dtype": s.dtype.name, "default": s.default, "loads": s.name in loaded,
              **({} if s.at_most is None else {"at_most": s.at_most})} for s in plan.scalars
         ],
-        "inputs": [{**_array(a), "default": a.default} for a in plan.inputs],
-        "outputs": [_array(a) for a in plan.outputs],
+        "inputs": [_input(a) for a in plan.inputs],
+        "outputs": [_output(a) for a in plan.outputs],
         "points": None if plan.points is None else [
             [_carried(a) for a in carried] for carried in plan.points],
         "feeds": [_feed(f, plan) for f in plan.feeds],
@@ -197,6 +197,19 @@ def _array(a: Array) -> dict[str, Any]:
         "layout": [list(entry) for entry in a.layout],
         "buffer": a.buffer.number,
     }
+
+
+def _input(a: Array) -> dict[str, Any]:
+    """An input. optional: the name of it, or of its tree, where calls may leave it out."""
+    optional = {"optional": a.needs[0]} if a.flag else {}
+    return {**_array(a), "default": a.default, **optional}
+
+
+def _output(a: Array) -> dict[str, Any]:
+    """An output. needs: the optional inputs, or trees of them, without which calls do not compute
+    it. selectable: calls that do not ask for it do not compute it."""
+    needs = {"needs": list(a.needs)} if a.needs else {}
+    return {**_array(a), **needs, **({"selectable": True} if a.flag else {})}
 
 
 def _carried(a: Array) -> dict[str, Any]:

@@ -134,7 +134,9 @@ class Input:
     """A global array read at launch. default: one rank's code that computes its shard instead.
 
     The region has no args and one result of the shard's shape; None: the input must be given.
-    origin: of the layout: given, rules (of the program), or chosen (by the compiler).
+    origin: of the layout: given, rules (of the program), or chosen (by the compiler). given: a flag
+    that is 1 where a call gives the input, of one that calls may leave out; None: of others. root:
+    of such an input, the name of its declaration, which may be of a tree.
     """
 
     value: Value
@@ -143,6 +145,8 @@ class Input:
     default: Region | None = None
     place: Place | None = None
     origin: str = "given"
+    given: Sym | None = None
+    root: str = ""
 
     @property
     def name(self) -> str:
@@ -156,12 +160,17 @@ class Input:
 
 @dataclass(frozen=True)
 class Output:
-    """What a program returns. path: where in the returned structure; () for a bare array."""
+    """What a program returns. needs: the optional inputs without which it is not computed. wanted:
+    a flag that is 1 where a call asks for it; None: of an output that is computed in any case.
+    otherwise: in a captured Graph, what it is where it is not computed, as state that stays."""
 
     name: str
     value: Value
     layout: Layout
     shape: Shape  # global
+    needs: tuple[str, ...] = ()
+    wanted: Sym | None = None
+    otherwise: Value | None = None
 
 
 @dataclass(frozen=True)

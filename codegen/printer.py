@@ -187,6 +187,7 @@ def module_text(module: Module) -> str:
         lines.append(
             f"{kind} {name(i.value)}: {i.value.type.dtype}[{name.shape(i.shape)}] "
             f"over {layout_text(i.layout)}"
+            + (f", optional: {i.given.name}" if i.given else "")
         )
         if i.default is not None:
             lines.append("  default:")
@@ -201,6 +202,8 @@ def module_text(module: Module) -> str:
         lines.append(
             f"output {o.name} = {name(o.value)}: [{name.shape(o.shape)}] "
             f"over {layout_text(o.layout)}"
+            + (f", if {o.wanted.name}" if o.wanted else "")
+            + (f", needs {', '.join(o.needs)}" if o.needs else "")
         )
     for some in module.keeps if module.level == "graph" else ():
         lines += _kept_lines(some, name)

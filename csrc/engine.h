@@ -276,7 +276,8 @@ int spmd_job_shard(spmd_job *job, int64_t array, int64_t rank, int64_t *offset, 
 int spmd_job_sum(spmd_job *job, int64_t array, int64_t rank, uint64_t *sum);
 
 /* Once all processes that share the arena have loaded. given: one byte per input, 1 when it was
- * scattered. May be called again after SPMD_FINISHED. */
+ * scattered, then one per output, 1 when it is wanted; NULL: no input was, all outputs are. May be
+ * called again after SPMD_FINISHED. */
 int spmd_job_start(spmd_job *job, const uint8_t *given);
 /* What a call puts into the memory of hosted ranks before a run, or takes from it afterwards. */
 typedef struct spmd_transfer {

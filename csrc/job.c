@@ -184,7 +184,7 @@ static int tables_fill(spmd_job *job, const spmd_settings *settings)
 
     job->tables = calloc(scalars + buffers + 1, sizeof *job->tables);
     job->library = calloc(libraries + 1, sizeof *job->library);
-    job->given = calloc((size_t)image->inputs + 1, 1);
+    job->given = calloc((size_t)image->inputs + image->outputs + 1, 1);
     if (!job->tables || !job->library || !job->given)
         return SPMD_NO_MEMORY;
     if (scalars)

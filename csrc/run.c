@@ -274,8 +274,10 @@ int spmd_job_start(spmd_job *job, const uint8_t *given)
     pthread_mutex_lock(&job->lock);
     bool busy = job->active > 0 || spmd_job_aborted(job);
     if (!busy) {
-        if (job->image->inputs)
-            memcpy(job->given, given, job->image->inputs);
+        if (given)
+            memcpy(job->given, given, (size_t)job->image->inputs + job->image->outputs);
+        else
+            memset(job->given + job->image->inputs, 1, job->image->outputs);
         for (int64_t k = 0; k < job->count; k++)
             rank_reset(job, &job->hosted[k]);
         for (int64_t k = 0; k < job->threads; k++)

@@ -21,7 +21,8 @@ typedef struct spmd_world {
     int64_t size[SPMD_AXES];  /* ranks along each mesh axis; 1 beyond the last axis */
     const int64_t *scalar;    /* run-time scalars; a double is stored by its bits */
     const int64_t *buffer;    /* where each buffer is in a rank's memory as a run begins, bytes */
-    const uint8_t *given;     /* per input: 1 when it was read, 0 when its default is computed */
+    const uint8_t *given;     /* per input: 1 when it was read, 0 when its default is computed, or
+                               * what needs it is left out; then per output: 1 when it is wanted */
     const char *constants;    /* section .spmd.constants of the image, where nobody writes; NULL:
                                * the image has none */
 } spmd_world;

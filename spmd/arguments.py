@@ -17,11 +17,13 @@ from codegen.user.given_extents import GivenExtents
 from spmd.files.npy import element_count
 
 TYPE_CHECKING = False
+Only = str | tuple[str, ...] | None  # names of outputs that a call asks for; None: all
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
     from typing import Any
 
     from codegen.image.manifest import ImageFile
+    from spmd.faces import Face
 
 
 def read(texts: dict[str, str]) -> dict[str, Any]:
@@ -199,15 +201,58 @@ def check_names(arrays: list[dict[str, Any]], given: Any, what: str, option: str
 
 
 def check_given(inputs: list[dict[str, Any]], given: Any) -> None:
-    """Every input without a default was given."""
+    """Every input was given that has no default and is not optional; of an optional tree all."""
+    begun = {array["optional"] for array in inputs
+             if array["name"] in given and "optional" in array}
     for array in inputs:
-        if array["name"] not in given and not array["default"]:
+        left_out = "optional" in array and array["optional"] not in begun
+        if array["name"] not in given and not array["default"] and not left_out:
             name, root = array["name"], array["name"].partition(".")[0]
             file, value = ("safetensors", "TREE") if root != name else ("npy", "ARRAY")
             raise UsageError(
                 f"input {name} was not given, and the program declares no default for it",
                 remedy=f"-i {root}=FILE.{file}, or {root}={value} from Python",
             )
+
+
+def asked_for(face: Face, arguments: dict[str, Any]) -> tuple[Only, dict[str, Any]]:
+    """What a call asks for with `only`, and its other arguments, without optional inputs that are
+    None."""
+    only = None
+    if "only" in arguments and face.takes_only:
+        arguments = dict(arguments)
+        only = arguments.pop("only")
+        only = only if only is None or isinstance(only, str) else tuple(only)
+    if face.optional:
+        arguments = {name: value for name, value in arguments.items()
+                     if value is not None or name not in face.optional}
+    return only, arguments
+
+
+def computed_outputs(face: Face, given: Collection[str], only: Any) -> list[int]:
+    """The numbers of the outputs that a call computes which gives these inputs: of those that it
+    asks for with `only`, those whose optional inputs are all there. The others hold what they
+    held."""
+    asked = frozenset(named.asked(only, [output["name"] for _, output in face.outputs]))
+    missing = {array["optional"] for _, array in face.inputs
+               if "optional" in array and array["name"] not in given}
+    return [k for k, output in face.outputs
+            if output["name"] in asked and missing.isdisjoint(output.get("needs", ()))]
+
+
+def check_computed(
+    rows: list[dict[str, Any]], files: Collection[str], there: Collection[str]
+) -> None:
+    """Every output that a file is to take is there: computed. Raises UsageError."""
+    for name in files:
+        if name not in there and not named.of_tree(name, there):
+            needs = {n for row in rows if row["name"] == name or named.is_in(row["name"], name)
+                     for n in row.get("needs", ())}
+            raise UsageError(
+                f"-o {name}: this run does not compute the output", expected=", ".join(there),
+                remedy=f"leave -o {name} out, or give what it needs: -i "
+                f"{' -i '.join(f'{n}=FILE.npy' for n in sorted(needs))}" if needs else
+                f"--only with {name} in it")
 
 
 def check_array(array: dict[str, Any], shape: tuple[int, ...], found: Any) -> None:

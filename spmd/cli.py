@@ -132,6 +132,9 @@ def _run_options(run: Parser) -> None:
     for names, text in files.items():
         run.add_argument(*names, metavar="[NAME=]FILE", type=texts.file, action="append",
                          default=[], help=text)
+    run.add_argument("--only", metavar="NAME,…", type=texts.names,
+                     help="outputs that are asked for; others are left out, and of a selectable "
+                     "program what only they need does not run")
     _add_set(run, "a run-time scalar; for a FILE.py also a parameter")
     run.add_argument("--entry", metavar="NAME", help="of a class: the entry that runs; names of "
                      "its inputs, outputs and scalars stand as in the method")

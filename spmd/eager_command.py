@@ -54,6 +54,7 @@ def command(options: argparse.Namespace, _: Processes) -> int:
     check_has_state(program.name, bool(entries), options)
     parameters = parameters_of(program, options.set)
     inputs: dict[str, Any] = dict(_inputs(options, program, parameters))
+    inputs |= {} if options.only is None else {"only": options.only}
     where = {"ranks": options.ranks or 1, "mesh": options.mesh or None}
     with nullcontext() if options.feed is None else eager_feeds(options.feed) as feeds:
         inputs |= {} if feeds is None else {"feed": feeds}

@@ -20,7 +20,8 @@ class Face:
     """One entry, or a program that has none. number: of the entry; its inputs and outputs, rows of
     the manifest with the numbers that they have there; scalars, feeds, saves: by name; pairs:
     buffers of states that it rebinds, and of their new values; dims: of each dim whose extent only
-    a run knows, the input that says it, and which of its dims that is."""
+    a run knows, the input that says it, and which of its dims that is; optional: inputs, or
+    trees of them, that a call may leave out; takes_only: no input or scalar is named `only`."""
 
     def __init__(self, manifest: dict[str, Any], number: int | None = None) -> None:
         rows = {kind: list(enumerate(manifest[kind])) for kind in ("inputs", "outputs")}
@@ -32,9 +33,8 @@ class Face:
         if number is not None:
             entry = manifest["entries"][number]
             self.name = entry["name"]
-            at = len(self.name) + 1
-            rows = {kind: [(k, {**manifest[kind][k], "name": manifest[kind][k]["name"][at:]})
-                           for k in entry[kind]] for kind in rows}
+            rows = {kind: [(k, _within(self.name, manifest[kind][k])) for k in entry[kind]]
+                    for kind in rows}
             self.scalars, self.returns = entry["scalars"], entry["returns"]
             self.feeds, self.saves = entry["feeds"], entry["saves"]
             for k in entry["rebinds"]:
@@ -46,6 +46,8 @@ class Face:
         self.outputs: list[tuple[int, dict[str, Any]]] = rows["outputs"]
         # by input: 1 where no default is to be computed; nobody gives those of other entries
         self.dims = _dims(manifest, self.inputs)
+        self.optional = {array["optional"] for _, array in self.inputs if "optional" in array}
+        self.takes_only = "only" not in (*self.scalars, *(a["name"] for _, a in self.inputs))
         self.given = bytearray(b"\1" * len(manifest["inputs"]))
         for k, _ in self.inputs:
             self.given[k] = 0
@@ -91,6 +93,17 @@ class Face:
         routes = [r for r in self.manifest["routes"]
                   if not others & names_in(r["to"], r["sends"], r["size"])]
         return {**self.manifest, "conditions": conditions, "routes": routes}
+
+
+def _within(entry: str, row: dict[str, Any]) -> dict[str, Any]:
+    """An input or output of an entry, with the names that stand in its method."""
+    at = len(entry) + 1
+    own: dict[str, Any] = {"name": row["name"][at:]}
+    if "optional" in row:
+        own["optional"] = row["optional"][at:]
+    if "needs" in row:
+        own["needs"] = [name[at:] for name in row["needs"]]
+    return {**row, **own}
 
 
 def _dims(

@@ -123,8 +123,10 @@ class Image:
     def run(self, options: Options, arguments: dict[str, Any]) -> Any:
         """Run the image once, and return what the program returns, as NumPy arrays.
 
-        Pass inputs and scalars by name. Of an image of a class, entry names what runs, and state, a
-        file or a dict of arrays, is what it begins with; without it `__init__` runs first.
+        Pass inputs and scalars by name. `only="label"`, or several names, asks for some outputs:
+        None stands for the others, and for what needs an optional input that is not given. Of an
+        image of a class, entry names what runs, and state, a file or a dict of arrays, is what it
+        begins with; without it `__init__` runs first.
 
         OPTIONS
 

@@ -20,7 +20,7 @@ from codegen.mesh import checked_count, checked_sizes
 from codegen.suggest import meant
 from codegen.user import named
 from spmd import report, tables, timeline
-from spmd.arguments import bounded_dims, check_array
+from spmd.arguments import Only, asked_for, bounded_dims, check_array
 from spmd.arrays import numpy_dtype
 from spmd.distributed import Distributed, Local, address, global_of, moves_of
 from spmd.engine import ffi
@@ -43,6 +43,7 @@ from spmd.prepared_calls import LedCall, PreparedCall
 from spmd.started import FairLock, Started, Starter, refused
 from spmd.texts import MOST_SECONDS
 
+Key = tuple[int | None, tuple[int, ...], Only]  # of prepared calls: see Opened._key
 MOST_PREPARED = 1024  # calls: of every entry, one for each of the extents that only a run knows
 
 
@@ -60,8 +61,7 @@ class Opened:
         self.processes = group_of(options.comm, options.time_limit)
         self.distributed = options.comm is not None
         self._options, self._manifest = options, checked.manifest
-        # by number of the face, and extents that only a run knows
-        self._prepared: dict[tuple[int | None, tuple[int, ...]], PreparedCall] = {}
+        self._prepared: dict[Key, PreparedCall] = {}
         self._face = Face(checked.manifest)
         self._launch = Launch(checked, options, self.processes)
         self._group = Following(self.processes, self.close)
@@ -167,6 +167,10 @@ class Opened:
         call begins another stream. An output that this job kept, or that a run with comm= gave, can
         be an input as it is: `out = job(u=out["u"])`.
 
+        `only="label"`, or several names, asks for some outputs, as files know them (`a.b`): None
+        stands for the others. None, too, stands for what needs an optional input that is not given,
+        or given as None.
+
         Calls from several threads run one after the other; with several processes a second one is
         refused. Raises UsageError for that, in a forked child, and once the job is closed.
 
@@ -242,7 +246,8 @@ class Opened:
     def _carry_out(self) -> None:
         while True:
             if self._job is not None and not self._job.broken and listens(self._job):
-                calls = [call.pointer if (call := self._prepared.get((number, ()))) else ffi.NULL
+                calls = [call.pointer if (call := self._prepared.get((number, (), None)))
+                         else ffi.NULL
                          for number in self._faces_by_number()]
                 if not self._job.follow(calls):
                     self._end_failed()
@@ -257,8 +262,8 @@ class Opened:
 
     def _do(self, kind: str, *what: Any) -> Any:
         """Carry out an order of process 0: a call, by the number of its face."""
-        number, arguments = what
-        return self._called(self._faces_by_number()[number], arguments)
+        number, arguments, only = what
+        return self._called(self._faces_by_number()[number], arguments, only)
 
     def _faces_by_number(self) -> dict[int | None, Face]:
         return {None: self._face}
@@ -287,16 +292,16 @@ class Opened:
         return self._job, timeline.gather(self._job)
 
     def _call(self, face: Face, arguments: dict[str, Any]) -> Any:
-        key = face.number, self._extents(face, arguments)
-        call = self._prepared.get(key)
-        if call is not None and call.fits(self._job, arguments):
+        only, arguments = asked_for(face, arguments)
+        call = self._prepared.get(self._key(face, arguments, only))
+        if call is not None and call.fits(self._job, arguments, only):
             held = call.take(arguments)
             if held is not None:
                 return self._repeated(call, held)
         if self._group.leads:
             arguments = {name: whole(value) for name, value in arguments.items()}
-            self._group.tell(self._job, ("call", face.number, arguments))
-        return self._called(face, arguments)
+            self._group.tell(self._job, ("call", face.number, arguments, only))
+        return self._called(face, arguments, only)
 
     def _repeated(self, call: PreparedCall, held: list[Any]) -> Any:
         """Run a call that was prepared. held: what lives until its inputs have been read."""
@@ -310,20 +315,25 @@ class Opened:
         returns = call.face.returns
         return None if returns is None else structure(returns, outputs)
 
-    def _extents(self, face: Face, arguments: dict[str, Any]) -> tuple[int, ...]:
-        """The extents of the dims that only a run knows, as arrays among the inputs say them: calls
-        of other extents are prepared apart. Led calls are prepared for one extent."""
-        if not face.dims or self._group.is_led:
-            return ()
+    def _key(self, face: Face, arguments: dict[str, Any], only: Only) -> Key:
+        """By what calls are prepared apart: the face, the extents of the dims that only a run
+        knows, as arrays among the inputs say them, and what is asked for. Of led calls of a face,
+        the latest one is prepared."""
+        if self._group.is_led:
+            return face.number, (), None
+        if not face.dims:
+            return face.number, (), only
         shapes = (getattr(arguments.get(name), "shape", ()) for name, _ in face.dims)
-        return tuple(shape[d] if len(shape) > d else -1
-                     for shape, (_, d) in zip(shapes, face.dims))
+        extents = tuple(shape[d] if len(shape) > d else -1
+                        for shape, (_, d) in zip(shapes, face.dims))
+        return face.number, extents, only
 
-    def _called(self, face: Face, arguments: dict[str, Any]) -> Any:
+    def _called(self, face: Face, arguments: dict[str, Any], only: Only) -> Any:
         """Run a call of whatever arguments; all processes agree on it."""
-        self._prepared.pop((face.number, self._extents(face, arguments)), None)
+        self._prepared.pop(self._key(face, arguments, only), None)
         joined = self._joined(face, arguments)
-        setup, _ = self._launch.agreed(lambda: self._prepare(face, dict(arguments), joined))
+        setup, _ = self._launch.agreed(
+            lambda: self._prepare(face, dict(arguments), joined, only))
         self._copy_resized(setup)
         if self._job is not None and not self._launch.fits(setup):
             for value in self.arrays.values():
@@ -343,12 +353,13 @@ class Opened:
             for output, array in kept:
                 output.stays_in(array)
             raise
-        outputs = [self._output(job, k, array) for k, array in face.outputs]
+        outputs = [self._output(job, k, array) if job.wanted[k] else None
+                   for k, array in face.outputs]
         self._latest = [weakref.ref(output) for output in outputs
                         if isinstance(output, Distributed) and output.is_held()]
         job.replace(face.pairs)
         if self._may_repeat(job, arguments):
-            self._prepare_next(job, face, arguments)
+            self._prepare_next(job, face, arguments, only)
         return None if face.returns is None else structure(face.returns, outputs)
 
     def _may_repeat(self, job: Job, arguments: dict[str, Any]) -> bool:
@@ -359,21 +370,24 @@ class Opened:
             return False
         return listens(job) if self._group.is_led else not self.distributed
 
-    def _prepare_next(self, job: Job, face: Face, arguments: dict[str, Any]) -> None:
+    def _prepare_next(
+        self, job: Job, face: Face, arguments: dict[str, Any], only: Only
+    ) -> None:
         """Prepare calls like this one, which has succeeded; where that fails, in all processes, the
         next one goes the general way."""
         area = self._group.area
         try:
             if self._group.is_led:
-                call: PreparedCall = LedCall(job, face, arguments, self._group.memory)
+                call: PreparedCall = LedCall(
+                    job, face, arguments, only, self._group.memory)
             else:
-                call = PreparedCall(job, face, arguments)
+                call = PreparedCall(job, face, arguments, only)
         except Exception:
             self._prepared.clear()
             return
         if self._group.area is not area or len(self._prepared) >= MOST_PREPARED:
             self._prepared.clear()
-        self._prepared[face.number, self._extents(face, arguments)] = call
+        self._prepared[self._key(face, arguments, only)] = call
 
     def _end_failed(self) -> None:
         """A call has failed: its job is ended, and state is what it was before the call."""
@@ -434,7 +448,8 @@ class Opened:
         return mine
 
     def _prepare(
-        self, face: Face, arguments: dict[str, Any], joined: dict[str, tuple[int, ...]]
+        self, face: Face, arguments: dict[str, Any], joined: dict[str, tuple[int, ...]],
+        only: Only = None,
     ) -> dict[str, Any]:
         """Sorts the arguments and checks them; returns what all processes must share. joined: the
         shapes of inputs of which this process gives a part."""
@@ -457,13 +472,14 @@ class Opened:
         given = {name: value for name, value in arguments.items() if name in known}
         scalars = {k: v for k, v in arguments.items() if k not in known}
         shapes = {k: joined.get(k) or shape_of(v) for k, v in given.items()}
-        setup = self._launch.bound(face, scalars, shapes)
+        setup = self._launch.bound(face, scalars, shapes, only)
         self.arrays = {
             array["name"]: fitting(array, setup.shape(array), given[array["name"]])
             for _, array in face.inputs
             if array["name"] in given
         }
         said = {**face.own(self._launch.scalars), "entry": face.name, "inputs": sorted(given),
+                "only": self._launch.computed,
                 **self._options.agreed()}
         return self._launch.mine(setup, said)
 
@@ -578,14 +594,7 @@ def _kept(manifest: dict[str, Any], keep: Any) -> tuple[str, ...]:
     known = [output["name"] for output in manifest["outputs"]]
     if isinstance(keep, bool):
         return tuple(known) if keep else ()
-    found: list[str] = []
-    for name in (keep,) if isinstance(keep, str) else tuple(keep):
-        leaves = [name] if name in known else named.of_tree(name, known)
-        if not leaves:
-            raise UsageError(f"keep={name!r}: the program has no output {name!r}",
-                             expected=named.listed(known) or "no outputs")
-        found += leaves
-    return tuple(found)
+    return tuple(named.asked(keep, known, "keep"))
 
 
 def _is_limit(limit: object) -> bool:

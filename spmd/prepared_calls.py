@@ -15,6 +15,7 @@ import numpy as np
 
 from codegen.image.manifest import scalar_value
 from codegen.user import named
+from spmd.arguments import Only
 from spmd.arrays import numpy_dtype
 from spmd.distributed import Distributed, Local, address
 from spmd.engine import ffi
@@ -35,8 +36,8 @@ class PreparedCall:
 
     number: int | None = None
 
-    def __init__(self, job: Job, face: Face, arguments: dict[str, Any]) -> None:
-        self.job, self.face = job, face
+    def __init__(self, job: Job, face: Face, arguments: dict[str, Any], only: Only) -> None:
+        self.job, self.face, self.only = job, face, only
         self.names = dict.fromkeys(arguments).keys()
         known = {array["name"]: (number, array) for number, array in face.inputs}
         self._trees: dict[str, set[str]] = {}
@@ -58,13 +59,16 @@ class PreparedCall:
         self._inputs, puts = self._places(
             [(*known[name], [EVERY_RANK]) for name in leaves], first=0)
         self._outputs, gets = self._places(
-            [(number, array, job.setup.owners(array["layout"])) for number, array in face.outputs],
+            [(number, array, job.setup.owners(array["layout"])) for number, array in face.outputs
+             if job.wanted[number]],
             first=job.outputs)
+        self._there = [job.wanted[number] for number, _ in face.outputs]
         self._words = ffi.new("int64_t[]", job.setup.words or [0])
         self._floats = ffi.cast("double *", self._words)
         given = bytearray(face.given)
         for name in leaves:
             given[known[name][0]] = 1
+        given += job.wanted
         self._kept += [puts, gets, ffi.new("uint8_t[]", bytes(given) or b"\0"),
                        ffi.new("uint32_t[]", face.pairs or [0])]
         self.pointer = ffi.new("spmd_call *", {
@@ -99,9 +103,10 @@ class PreparedCall:
             found.append((array, dtype, shape, places))
         return found, transfers
 
-    def fits(self, job: Job | None, arguments: dict[str, Any]) -> bool:
-        """Return whether this job can be called so, with arguments of these names."""
-        return job is self.job and arguments.keys() == self.names
+    def fits(self, job: Job | None, arguments: dict[str, Any], only: Only) -> bool:
+        """Return whether this job can be called so, with arguments of these names, and is asked for
+        the same outputs."""
+        return job is self.job and arguments.keys() == self.names and only == self.only
 
     def _hand(self, place: Any, value: np.ndarray) -> Any:
         """Hand an input over, at its place; return what must live until the run has begun."""
@@ -167,11 +172,12 @@ class PreparedCall:
             arrays.append(array)
         return arrays
 
-    def finish(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
+    def finish(self, arrays: list[np.ndarray]) -> list[np.ndarray | None]:
         """After a run: states get their new values. Return the outputs, of which `arrays` are the
-        room."""
+        room; None for those that are not computed."""
         self.job.finish(self.pointer)
-        return arrays
+        computed = iter(arrays)
+        return [next(computed) if there else None for there in self._there]
 
 
 class LedCall(PreparedCall):
@@ -179,9 +185,10 @@ class LedCall(PreparedCall):
     all of them see, for which `memory` is asked, by its size."""
 
     def __init__(
-        self, job: Job, face: Face, arguments: dict[str, Any], memory: Callable[[int], Any]
+        self, job: Job, face: Face, arguments: dict[str, Any], only: Only,
+        memory: Callable[[int], Any],
     ) -> None:
-        super().__init__(job, face, arguments)
+        super().__init__(job, face, arguments, only)
         self.number = face.number or 0
         count = len(job.setup.words)
         at, ends = 8 * count, []
@@ -218,9 +225,10 @@ class LedCall(PreparedCall):
     def room(self) -> list[np.ndarray]:
         return []
 
-    def finish(self, arrays: list[np.ndarray]) -> list[np.ndarray]:
-        super().finish(arrays)
-        return [view.copy() for view in self._views]
+    def finish(self, arrays: list[np.ndarray]) -> list[np.ndarray | None]:
+        self.job.finish(self.pointer)
+        computed = (view.copy() for view in self._views)
+        return [next(computed) if there else None for there in self._there]
 
 
 def mentioned(formulas: Any) -> set[str]:

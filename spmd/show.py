@@ -220,6 +220,8 @@ def _feed_rows(feed: dict[str, Any]) -> Iterator[str]:
 def _array_row(a: dict[str, Any], numbers: bool) -> tuple[str, ...]:
     """Its name; what it is; those of a tree are many: which buffers they have is left out."""
     given = ", has a default" if a.get("default") else ""
+    given += ", optional" if "optional" in a else ""
+    given += f", needs {' and '.join(a['needs'])}" if a.get("needs") else ""
     what = f"{a['dtype']}[{shape_text(a)}] over {layout_text(a['layout'])}"
     buffer = f", buffer {a['buffer']}" if numbers and "." not in a["name"] else ""
     return a["name"], what, buffer + given

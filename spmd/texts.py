@@ -99,6 +99,11 @@ def sizes(text: str) -> tuple[int, int]:
     return least, most
 
 
+def names(text: str) -> list[str]:
+    """NAME,NAME,…"""
+    return [name.strip() for name in text.split(",")]
+
+
 def rivals(text: str) -> list[str]:
     """What to measure beside: mpi, floor, mpi,floor."""
     names = text.split(",")

@@ -24,6 +24,8 @@ class Places:
         self.at_load = plan.at_load
         self.mesh = plan.mesh
         self.constants = False
+        arrays = (*plan.inputs, *plan.outputs)
+        self.flags = {a.flag: k for k, a in enumerate(arrays) if a.flag is not None}
         self.counters = {s.counter: s.slot for s in walk_steps(plan.steps)
                          if isinstance(s, (Loop, Let)) and s.counter is not None}
 
@@ -42,6 +44,8 @@ class Places:
             return f"r->at_load[{self.entry(s)}]"
         if s in self.counters:
             return f"r->counter[{self.counter(s)}]"
+        if s.kind == "flag":
+            return f"{world}->given[{self.flags[s]}]"
         if s.kind in ("scalar", "extent"):
             return f"{world}->scalar[SCALAR_{identifier(s.name)}]"
         for axis in self.mesh.axes:

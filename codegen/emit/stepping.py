@@ -36,7 +36,7 @@ from codegen.plan.grammar import (
     Step,
 )
 from codegen.plan.handed import More, Save, Send, Take
-from codegen.plan.steps import inner_steps, operations, walk_steps
+from codegen.plan.steps import inner_steps, is_asked, operations, walk_steps
 from codegen.symbolic.spelling import Binds
 
 
@@ -248,6 +248,7 @@ class ControlWriter:
 
     def branch(self, branch: Branch) -> None:
         on = "data" if isinstance(branch.on, Load) else "the index"
+        on = "what is given" if is_asked(branch.on) else on
         self.f.quote(branch.place, f"branch on {on}: ")
         for k in self.f.arms(branch):
             self.steps(branch.arms[k])

@@ -218,7 +218,8 @@ _MANIFEST = table(
     mesh=every(table(name=text, size=maybe(integer(1, 2**31 - 1))), AXES),
     scalars=every(table({"at_most": _COUNT}, name=text, dtype=word("int64", "float64"),
                         default=scalar_default, loads=truth)),
-    inputs=every(both(_ARRAY, table(default=truth))), outputs=every(_ARRAY),
+    inputs=every(both(_ARRAY, table({"optional": text}, default=truth))),
+    outputs=every(both(_ARRAY, table({"needs": every(text), "selectable": truth}))),
     points=maybe(every(every(table(
         name=text, dtype=word(*DTYPES), shape=maybe(every(formula, DIMS)),
         layout=maybe(every(every(text, AXES), DIMS)), buffer=_COUNT)))),
@@ -298,6 +299,10 @@ def check_manifest(m: dict[str, Any]) -> None:
         if type(s["default"]) is (float if s["dtype"] == "int64" else bool):
             refuse(f"scalars[{k}].default", "an integer" if s["dtype"] == "int64" else "a number",
                    s["default"])
+    optional = {i["optional"] for i in m["inputs"] if "optional" in i}
+    for k, output in enumerate(m["outputs"]):
+        if not optional.issuperset(needs := output.get("needs", [])):
+            refuse(f"outputs[{k}].needs", "optional inputs", ", ".join(needs))
     for kind in ("inputs", "outputs"):
         for k, array in enumerate(m[kind]):
             _check_array(array, f"{kind}[{k}]", axes, known, m["buffers"])

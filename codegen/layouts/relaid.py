@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
-from codegen.ir import ArrayType, Module, Op, Output, Region, Value
+from codegen.ir import ArrayType, Module, Op, Region, Value
 from codegen.kit import Builder
 from codegen.layouts.propagation import laid_out, met
 from codegen.mesh import Layout
@@ -46,7 +46,7 @@ def relaid(graph: Module, choices: Choices, inside: Inside = Inside.SAME) -> Mod
     body = work.region(graph.body, inside, [v.type for v in graph.body.args])
     outputs = tuple(
         o if (v := work.now.get(o.value, o.value)) is o.value
-        else Output(o.name, v, layout_of(v.type), o.shape) for o in graph.outputs
+        else replace(o, value=v, layout=layout_of(v.type)) for o in graph.outputs
     )
     return replace(graph, body=body, outputs=outputs)
 

@@ -34,6 +34,7 @@ from codegen.oracle.streams import EagerStream, declared
 from codegen.oracle.threads import Crew
 from codegen.places import put_place, user_place
 from codegen.user import held_inputs, named, spec
+from codegen.user.absent import Absent, stand_in_for, stand_in_of
 from codegen.user.dims import BoundedDim, extent_of, fixed
 from codegen.user.eager_runs import running_eagerly
 from codegen.user.given_extents import GivenExtents
@@ -65,7 +66,7 @@ def run(
     world.frames, world.reachable = frames or {}, outside
     result = named.renamed(lambda _, leaf: extent_of(leaf),
                            world.runs(lambda: function(**own), also=parameters))
-    return named.renamed(lambda _, leaf: None if leaf is None else whole(leaf), result)
+    return world.returned(result)
 
 
 def outputs(
@@ -122,7 +123,7 @@ class World(Common):
         except SpmdError as error:
             put_place(error)
             raise
-        if unknown := [name for name in self.given if not self.knows(name)]:
+        if unknown := [name for name in self.given if not self.knows(name) and name != "only"]:
             raise UsageError(
                 f"the program has no {sorted(unknown)[0]!r}", place=place,
                 expected=f"one of {named.listed(sorted({*also, *self.declared})) or 'nothing'}",
@@ -134,6 +135,14 @@ class World(Common):
                              expected=f"one of {', '.join(self.feeds)}")
         return result
 
+    def returned(self, result: Any) -> Any:
+        """What a call gives: copies of what the function has returned, without what is not there,
+        and what the call does not ask for."""
+        only = None if self.knows("only") else self.given.get("only")
+        wanted = named.asked(only, [name or "result" for name, _ in named.named(result)])
+        return named.renamed(lambda name, leaf: whole(leaf) if leaf is not None and
+                             (name or "result") in wanted else None, result)
+
     def __getattr__(self, name: str) -> Any:
         """Refuses the functions that only one rank's view has."""
         if name.startswith("_") or not hasattr(EagerRank, name):
@@ -143,7 +152,7 @@ class World(Common):
     # ---- declarations ----------------------------------------------------------------------------
 
     def input(self, name: str, shape: Any, dtype: Any = None, layout: Any = None,
-              default: Any = None) -> Any:
+              default: Any = None, optional: bool = False) -> Any:
         tree, leaves = spec.declared(name, shape, dtype, layout)
         if name in self.held:
             types = {leaf: (element_type(what.dtype).name, _extents(what.shape))
@@ -151,10 +160,13 @@ class World(Common):
             return held_inputs.taken(self.held[name], name, types,
                                      lambda x: (x.dtype.name, x.shape), lambda x: x.copy())
         given = named.spread({k: x for k, x in self.given.items()
-                              if k == name or named.is_in(k, name)}, leaves)
+                              if k == name or named.is_in(k, name)
+                              if x is not None or not optional}, leaves)
         defaults = {} if default is None else named.spread({name: default}, leaves, "default of")
+        missing = name if optional and not given else ""
         return named.renamed(lambda leaf, what: self._input(
-            leaf, what, given.get(leaf), defaults.get(leaf, what.default)), tree, name)
+            leaf, what, given.get(leaf), defaults.get(leaf, what.default), optional, missing),
+            tree, name)
 
     def knows(self, name: str) -> bool:
         """Whether it is declared, or a tree of what is."""
@@ -162,13 +174,21 @@ class World(Common):
             return True
         return name in self.declared or bool(named.of_tree(name, self.declared))
 
-    def _input(self, name: str, what: spec.Spec, given: Any, default: Any) -> EagerArray:
+    def _input(self, name: str, what: spec.Spec, given: Any, default: Any, optional: bool,
+               missing: str) -> Any:
+        """missing: what a call may leave out, and has left out."""
         shape, layout, dtype = what.shape, what.layout, element_type(what.dtype)
         dims = _extents(shape)
-        self._declare("input", name, shape=dims, dtype=dtype, layout=layout, default=default)
+        self._declare("input", name, shape=dims, dtype=dtype, layout=layout, default=default,
+                      optional=bool(optional))
+        if optional:
+            spec.check_optional(name, default)
         if given is not None:
             self._take(name, dims, np.shape(given))
         extents = tuple(int(e) if isinstance(e, BoundedDim) else e for e in dims)
+        if missing:
+            stand_in = stand_in_for(extents, dtypes.numpy_dtype(dtype))
+            return Absent(self.made(stand_in, layout), (missing,))
         if given is not None:
             array = dtypes.as_numpy(given)
             if array.shape != extents:
@@ -271,10 +291,11 @@ class World(Common):
         if out_layouts is ...:
             arrays = zip((x for x in leaves(tuple(args)) if x is not None), specs, strict=True)
             taken = [self.shards.entries(spec, x.ndim) for x, spec in arrays
-                     if isinstance(x, EagerArray)]
+                     if isinstance(x, (EagerArray, Absent))]
             layouts = self._computed_layouts(taken, [np.ndim(x) for x in flat[0]])
         else:
-            layouts = spread(out_layouts, results[0] if several else (np.asarray(results[0]),))
+            first = results[0] if several else (np.asarray(stand_in_of(results[0])),)
+            layouts = spread(out_layouts, first)
         joined = iter([
             self.shards.join([r[j] for r in flat], layouts[j]) for j in range(len(flat[0]))
         ])

@@ -17,9 +17,10 @@ from codegen import dtypes
 from codegen.casts import inexact, may_cast
 from codegen.errors import InputError, Place, SpmdError
 from codegen.oracle import eager
-from codegen.oracle.local import local, whole
+from codegen.oracle.local import local
 from codegen.oracle.streams import EagerStream
 from codegen.user import named, state_paths, state_rules
+from codegen.user.absent import needs_of
 from codegen.user.entry_methods import (
     called_whole,
     no_entry,
@@ -170,7 +171,7 @@ class EagerEntity:
             returned = world.runs(lambda: method(self._object), self._place_of(name))
             after = leaves_by_path(self._object)
             found = self._rebound(name, before, after)
-            outputs = named.renamed(lambda _, x: None if x is None else whole(x), returned)
+            outputs = world.returned(returned)
         finally:
             self._contents.put_back()
         self._values.update(found)
@@ -203,6 +204,8 @@ class EagerEntity:
 
     def _new_value(self, entry: str, path: str, old: Any, x: Any) -> Any:
         value = self._values[path]
+        if needs_of(x):  # it stays, as an input is not given
+            return value
         was, now = _kind(value), _kind(x)
         assert was is not None
         if x is old and isinstance(x, np.ndarray) and x.tobytes() != value.tobytes():
@@ -235,7 +238,7 @@ class EagerEntity:
     def state(self) -> dict[str, np.ndarray[Any, Any]]:
         """The state by name, such as `w.in`: copies. A number is state if an entry binds it anew,
         which the compiler says."""
-        return {self._names[path]: whole(self._values[path]) for path in self._states()}
+        return {self._names[path]: np.array(self._values[path]) for path in self._states()}
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the state to a file, as an open image does: .safetensors, or .npz."""

@@ -8,7 +8,8 @@ Always holds: every result has the dtype and the evaluated shape of its type, or
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+import math
+from collections.abc import Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -78,10 +79,11 @@ def evaluator(values: Mapping[str, int]) -> Eval:
 def run(
     module: Module, sizes: Mapping[str, int], inputs: Mapping[str, Any] | None = None,
     scalars: Mapping[str, int | float] | None = None, prints: list[str] | None = None,
-    feeds: Any = None, sent: list[Sent] | None = None,
+    feeds: Any = None, sent: list[Sent] | None = None, only: Collection[str] | None = None,
 ) -> dict[str, Array]:
     """The outputs, whole, by name. sizes: ranks along each axis; prints collects printed lines;
-    feeds: iterables of whole batches, by feed; sent collects what goes back to them.
+    feeds: iterables of whole batches, by feed; sent collects what goes back to them. only: names
+    of the outputs that are asked for; None: all. Those that need a missing input are left out.
 
     Of a module with several entries, the scalar "entry" says which one runs: inputs are the states
     and those of the entry; outputs its own, and new values of the states that it binds anew.
@@ -93,12 +95,20 @@ def run(
     world = _World(module, sizes, scalars, [] if prints is None else prints)
     world.streams = streams_of(feeds, {f.name: world.fields(f) for f in module.feeds})
     world.sent = [] if sent is None else sent
+    there = set(inputs or {})
+    roots = {i.root for i in module.inputs if i.given is not None and i.name not in there}
+    asked = [o.name for o in module.outputs] if only is None else [
+        *only, *(module.outputs[state.new].name for state in module.states)]
+    world.computed = {o.name for o in module.outputs
+                      if o.name in asked and roots.isdisjoint(o.needs)}
+    world.env |= {i.given.name: int(i.root not in roots) for i in module.inputs if i.given}
+    world.env |= {o.wanted.name: int(o.name in world.computed) for o in module.outputs if o.wanted}
     with np.errstate(all="ignore"):
         blank = world.of_other_entries()
         given = {i.name: world.blank(i) if i in blank else world.input(i, inputs or {})
                  for i in module.inputs}
         found = world.run_graph(given) if module.level == "graph" else world.run_program(given)
-        return {name: found[name] for name in world.outputs()}
+        return {name: found[name] for name in world.outputs() if name in found}
 
 
 @dataclass
@@ -248,6 +258,7 @@ class _World:
         self.prints = prints
         self.streams: dict[str, Batches] = {}
         self.sent: list[Sent] = []
+        self.computed: set[str] = set()  # names of outputs
         # of a Program: what ranks have sent so far, by op, and how many each has made before
         self.sending: dict[tuple[Op, int], dict[int, Sequence[Array]]] = {}
         self.sizes = _sizes(module, sizes)
@@ -304,6 +315,9 @@ class _World:
                 raise InputError(f"input {declared.name} has another shape",
                                  expected=str(shape), found=str(array.shape))
             return array.astype(dtype)
+        if declared.given is not None:  # nobody may read it
+            anything = b"\xa5" * (math.prod(shape) * dtype.itemsize)
+            return np.frombuffer(anything, dtype).reshape(shape)
         if declared.default is None:
             raise InputError(f"input {declared.name} is not given", place=declared.place)
         region = declared.default
@@ -316,7 +330,8 @@ class _World:
         values = {i.value: given[i.name] for i in self.module.inputs}
         whole = _Rank(self, dict(self.env), values)
         self.together([whole], [whole.region(self.module.body, [])])
-        return {o.name: whole.values[o.value] for o in self.module.outputs}
+        return {o.name: whole.values[o.value] for o in self.module.outputs
+                if o.name in self.computed}
 
     def run_program(self, given: Mapping[str, Array]) -> dict[str, Array]:
         ranks = [self.rank(k, {}, self.env) for k in range(len(self.coords))]
@@ -328,7 +343,7 @@ class _World:
                 rank.values[i.value] = part
         self.together(ranks, [r.region(self.module.body, []) for r in ranks])
         out = {}
-        for o in self.module.outputs:
+        for o in (o for o in self.module.outputs if o.name in self.computed):
             shape = extents(o.shape, evaluator(self.env))
             boxes = self.own(o.shape, o.layout, ranks)
             out[o.name] = self.assemble(o.name, shape, [r.values[o.value] for r in ranks], boxes)

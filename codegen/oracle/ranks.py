@@ -20,6 +20,7 @@ from codegen.oracle.local import EagerArray, local, received
 from codegen.oracle.threads import Combine, Crew, ExchangeCall
 from codegen.places import user_place
 from codegen.user import whole_batches
+from codegen.user.absent import Absent, needs_of, stand_in_of
 from codegen.user.dims import BoundedDim
 from codegen.user.half_types import half_type_of, narrowed, widened
 from codegen.user.pytree import map_tree
@@ -47,12 +48,16 @@ class Shards(Grid):
 
     def shard(self, x: Any, layout: Any, rank: int) -> Any:
         """A rank's own copy of its part."""
+        if needs := needs_of(x):
+            return Absent(self.shard(stand_in_of(x), layout, rank), needs)
         if not isinstance(x, np.ndarray):
             return x
         return local(x[self.box(x.shape, self.entries(layout, x.ndim), rank)].copy())
 
-    def join(self, parts: Sequence[Any], spec: Any) -> EagerArray:
+    def join(self, parts: Sequence[Any], spec: Any) -> Any:
         """The global array whose shards these are; ranks that hold one part must agree."""
+        if needs := needs_of(tuple(parts)):
+            return Absent(self.join([stand_in_of(p) for p in parts], spec), needs)
         arrays = [np.asarray(p) for p in parts]
         layout = self.entries(spec, arrays[0].ndim)
         extents = [
@@ -94,7 +99,7 @@ class Shards(Grid):
             held = cell.cell_contents
         except ValueError:  # not bound yet
             return cell
-        if isinstance(held, EagerArray) and held.layout is not None:
+        if isinstance(held, (EagerArray, Absent)) and held.layout is not None:
             return types.CellType(self.shard(held, held.layout, rank))
         seen = self.view_of(held, rank)
         return cell if seen is held else types.CellType(seen)

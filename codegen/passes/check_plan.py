@@ -118,7 +118,7 @@ def check_finished(plan: Plan) -> Plan:
             _rule(not any(isinstance(p, Reduce) for p in parts), place,
                   "a reduction is a total, or a row in memory")
         again = [c for e in _exprs(step) for c in expr.calls(e)
-                 if all(s.kind not in ("counter", "var") for s in expr.from_atom(c).symbols())]
+                 if {s.kind for s in expr.from_atom(c).symbols()} <= {"coord", *LAUNCH}]
         _rule(not again, place, "what stays while the program runs is evaluated at load")
     return plan
 

@@ -139,7 +139,7 @@ class _Hoisting:
         """An Expr with entries for what stays while the program runs. hint: a name for them."""
         named = sorted(e.symbols() & self.plan.named.keys(), key=lambda s: s.name)
         e = e.subst({s: self.entry(self.plan.named[s], s.name) for s in named})
-        return _split(e, ("counter", "var"), lambda part: self.staying(part, hint))
+        return _split(e, ("flag", "counter", "var"), lambda part: self.staying(part, hint))
 
     def staying(self, e: Expr, hint: str) -> Expr:
         """An entry if it needs a division or a test; of one alone, so that others share it."""

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-from codegen.ir import ArrayType, Module, Op, Output, Region, Value
+from codegen.ir import ArrayType, Module, Op, Region, Value
 from codegen.layouts import cuts
 from codegen.layouts.cuts import Window, home, layout_of
 from codegen.layouts.demands import Demands
@@ -46,8 +46,7 @@ def partition(graph: Module, demands: Demands | None = None) -> Module:
         work.have(i.value, local)
     work.region(graph.body)
     outputs = tuple(
-        Output(o.name, work.need(o.value, cuts.blocks(o.shape, o.layout)), o.layout, o.shape)
-        for o in graph.outputs
+        replace(o, value=work.need(o.value, cuts.blocks(o.shape, o.layout))) for o in graph.outputs
     )
     body = Region((), tuple(work.ops), ())
     return replace(graph, level="program", inputs=tuple(inputs), body=body, outputs=outputs,

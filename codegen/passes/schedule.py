@@ -55,11 +55,13 @@ def scheduled(placed: Placed) -> Plan:
             steps.append(Default(k, i.name, work.region(i.default, copies)))
     steps += work.region(program.body, [])
     inputs = tuple(
-        Array(i.name, of[i.value], i.value.type.dtype, i.shape, i.layout, i.default is not None)
+        Array(i.name, of[i.value], i.value.type.dtype, i.shape, i.layout, i.default is not None,
+              flag=i.given, needs=(i.root,) if i.root else ())
         for i in program.inputs
     )
     outputs = tuple(
-        Array(o.name, of[o.value], o.value.type.dtype, o.shape, o.layout) for o in program.outputs
+        Array(o.name, of[o.value], o.value.type.dtype, o.shape, o.layout, flag=o.wanted,
+              needs=o.needs) for o in program.outputs
     )
     loops = placed.loops
     return Plan(

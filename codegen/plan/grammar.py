@@ -165,7 +165,6 @@ class Store(Generic[M]):
 @dataclass(frozen=True)
 class Reduce(Generic[M]):
     """buffer[offset] = COMBINE[fn] of value over `inner`, for every point of `loops`.
-
     rows: the last of `loops` runs innermost, over a row of results, as memory lies. total: the type
     that it is computed in where that is not left to passes/settle.py. together: so many turns of
     the loop around the innermost are taken at once; a row's terms are combined, then added.
@@ -242,7 +241,6 @@ class Nest(Generic[M]):
 @dataclass(frozen=True)
 class Lane(Generic[M]):
     """One lane after the other: kind cumulative, argreduce, sort or argsort.
-
     `value` stands at position `along` of the lane; what comes out is stored at offset + stride * k
     (argreduce: at offset). sort and argsort copy the lane into scratch[0] and work there. lanes: so
     many elements that argreduce compares at once, each with the extreme of its own; 0: one.
@@ -536,15 +534,16 @@ class Point(Generic[M]):
 
 # What is handed to others while the program runs, or taken of them.
 Feeding = Take[M] | More[M] | Send[M] | Save[M]
-Step = (Phase | Exchange | Loop | Let | Branch | Default | Print | Expect | Point | Take | More
-        | Send | Save)
+Step = Phase | Exchange | Loop | Let | Branch | Default | Print | Expect | Point | Feeding
 
 
 @dataclass(frozen=True)
 class Array:
     """An input or output, or what a loop carries: which buffer, and its place in the global array.
     part: offset and extent of a rank's part along every dim. own: the array is a rank's alone.
-    room: where the part begins in memory, along every dim, and the extents of that."""
+    room: where the part begins in memory, along every dim, and the extents of that. flag: what each
+    call says of it: 1 where it is given, or asked for; needs: optional inputs, of an output;
+    of an optional input its declaration."""
 
     name: str
     buffer: Buffer
@@ -555,6 +554,8 @@ class Array:
     part: tuple[tuple[Expr, Expr], ...] = ()
     own: bool = False
     room: tuple[tuple[Expr, Expr], ...] = ()
+    flag: Sym | None = None
+    needs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

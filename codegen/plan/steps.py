@@ -111,6 +111,11 @@ def _inside(step: Step, f: Callable[[Step], Step]) -> Step:
     return step
 
 
+def is_asked(on: Expr | Load[M]) -> bool:
+    """Return whether a call decides about a branch, by what it gives and what it asks for."""
+    return isinstance(on, Expr) and any(s.kind == "flag" for s in on.symbols())
+
+
 def step_buffers(step: Step) -> Iterator[Buffer]:
     """Every buffer that a step itself (not a step inside it) touches. Constants are none: they lie
     in the image, and are numbered on their own."""

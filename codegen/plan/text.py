@@ -44,7 +44,7 @@ from codegen.plan.grammar import (
 )
 from codegen.plan.handed import More, Save, Send, Take
 from codegen.plan.loops import Do, Loops
-from codegen.plan.steps import moved
+from codegen.plan.steps import is_asked, moved
 from codegen.printer import EntryText, ValueNames
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
@@ -230,7 +230,9 @@ def _work(work: Work, indent: str) -> Iterator[str]:
 
 
 def _on(on: Expr | Load) -> str:
-    return node_text(on) if isinstance(on, Load) else f"index: {on}"
+    if isinstance(on, Load):
+        return node_text(on)
+    return f"what is given: {on}" if is_asked(on) else f"index: {on}"
 
 
 # Which members each one reads.

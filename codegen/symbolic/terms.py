@@ -24,7 +24,7 @@ SPELL: dict[str, Callable[..., Any]] = {}
 
 TRUTH = ("ge0", "eq0")
 # of symbols, what moves most first; and those that a launch binds
-KINDS = ("var", "counter", "coord", "extent", "scalar", "size")
+KINDS = ("var", "counter", "coord", "flag", "extent", "scalar", "size")
 LAUNCH = frozenset(("extent", "scalar", "size"))
 POWERS = 1 << 62  # what divides it is a power of two
 
@@ -36,8 +36,9 @@ class Sym:
     Equal by name and what is known: what was proved of one must not be believed of another.
 
     kind: coord (position on a mesh axis), size (ranks along an axis), scalar (bound at launch),
-    extent (of a named dim, bound by a run's inputs; memory is laid out for the most), counter (of a
-    loop), var (bound by whoever made it: a loop nest's variable, a peer).
+    extent (of a named dim, bound by a run's inputs; memory is laid out for the most), flag (1 or 0,
+    as each call says), counter (of a loop), var (bound by whoever made it: a loop nest's variable,
+    a peer).
     """
 
     name: str

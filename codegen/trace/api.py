@@ -43,6 +43,7 @@ from codegen.trace.functions_as_entries import entity
 from codegen.trace.kernel_call import Kernel
 from codegen.trace.program import Program, parse_parameter
 from codegen.trace.ranks import mapping
+from codegen.user.absent import needs_of, without
 from codegen.user.dims import Dim
 from codegen.user.entry_methods import entry
 from codegen.user.layout_trees import replicated
@@ -79,7 +80,9 @@ def _public(name: str, module: str, attribute: str) -> Callable[..., Any]:
                 raise UsageError(f"spmd.{name} is not available in an eager run",
                                  remedy="build the program and run the image")
             check_call(function, f"spmd.{name}", *args, **kwargs)
-            result = method(*args, **kwargs)
+            needs = needs_of((args, kwargs))
+            result = without(name, method, args, kwargs, needs) if needs else (
+                method(*args, **kwargs))
             if name in ("empty", "empty_like", "like"):
                 result.made_empty = True  # so that a kernel knows its outputs
             return result

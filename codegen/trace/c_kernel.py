@@ -24,7 +24,7 @@ from codegen.image.prototypes import CParameter
 from codegen.trace.array import Array, Number
 from codegen.trace.control.conversion import convert
 from codegen.trace.derive.derivatives import vjp
-from codegen.trace.kernel_call import Kernel
+from codegen.trace.kernel_call import Kernel, in_place_of
 from codegen.user import windows
 from codegen.user.windows import Form, Start
 
@@ -110,10 +110,11 @@ class CKernel(Kernel):
 
     def __call__(self, *args: Any, halo: Any = None, boundary: Any = None, **kwargs: Any) -> Any:
         bound = self._bound(args, kwargs)
-        for name, x in bound.items():
+        there = in_place_of(bound)
+        for name, x in there.items():
             self._check_type(self.of[name], x)
         outputs = [p.name for p in self.in_c.prototype.outputs]
-        return self._variant(bound)._called(bound, outputs, halo, boundary)
+        return self._variant(there)._called(bound, outputs, halo, boundary)
 
     def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """What the call gives by name: inputs, extents, outputs."""

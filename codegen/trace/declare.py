@@ -191,7 +191,7 @@ def _check_default(default: Any, dtype: DType, name: Any) -> None:
 
 
 def _said(
-    context: Context, name: str, shape: Any, dtype: Any, layout: Any, default: Any
+    context: Context, name: str, shape: Any, dtype: Any, layout: Any, default: Any, optional: bool
 ) -> dict[str, tuple[str, Any]]:
     """By part of an input's declaration: its text in messages, and a form that compares."""
     extents = shape_of(shape, f'input "{name}"')
@@ -202,7 +202,14 @@ def _said(
         "shape": (elementwise.shape_text(extents), extents),
         "layout": (repr(layout), (layout is None, where)),
         "default": text_and_form(_uniform(context, known.plain(default), extents), _simpler),
+        "optional": (str(bool(optional)), bool(optional)),
     }
+
+
+def flag_of_call(context: Context, hint: str) -> Sym:
+    """A new symbol that is 1 or 0, as each call of the image says."""
+    name = context.unique("".join(c if c.isalnum() else "_" for c in hint))
+    return Sym(name, "flag", expr.const(0), expr.const(1))
 
 
 def _simpler(x: Any) -> Any:
@@ -235,18 +242,21 @@ def _check_name(context: Context, name: Any, what: str) -> None:
 
 @overload
 def input_(
-    name: str, shape: tuple[Any, ...] | int, dtype: Any = ..., layout: Any = ..., default: Any = ...
+    name: str, shape: tuple[Any, ...] | int, dtype: Any = ..., layout: Any = ...,
+    default: Any = ..., optional: bool = ...,
 ) -> Array: ...
 
 
 @overload
 def input_(
-    name: str, shape: Any, dtype: Any = ..., layout: Any = ..., default: Any = ...
+    name: str, shape: Any, dtype: Any = ..., layout: Any = ..., default: Any = ...,
+    optional: bool = ...,
 ) -> Any: ...
 
 
 def input_(
-    name: str, shape: Any, dtype: Any = None, layout: Any = None, default: Any = None
+    name: str, shape: Any, dtype: Any = None, layout: Any = None, default: Any = None,
+    optional: bool = False,
 ) -> Any:
     """An array that is given when the image runs: `-i u=u.npy`, or `image.run(u=array)`.
 
@@ -258,6 +268,9 @@ def input_(
       follows from the arrays that the input meets.
     - default: an array, or a function of the global indices (one argument for each dim: arrays that
       broadcast). Without it, every run has to give the input.
+    - optional: True: a call may leave the input out. What needs it then does not run: its prints
+      and asserts neither, and None stands for outputs that follow from it. Do not ask `if x is
+      None`: the program's text says what needs x. An optional tree is given whole, or left out.
 
     Of a tree each leaf is one input, whose name has dots, such as `w.blocks.0.query`; the same tree
     of arrays is returned. Runs take it whole: `image.run(w=tree)`, `-i w=FILE.safetensors`. A
@@ -265,7 +278,7 @@ def input_(
 
     LayoutError for an illegal layout, ShapeError for a default of another shape, ProgramError for a
     name that is declared twice or inside a shard_map, InputError for a tree of defaults that lacks
-    leaves.
+    leaves, UsageError for an optional input with a default.
 
     Example::
 
@@ -299,16 +312,17 @@ def input_(
                                    given.get(leaf, what.default), types[leaf], user_place())
             for leaf, what in leaves.items()}
     return named.renamed(lambda leaf, what: _one_input(
-        context, leaf, what.shape, what.dtype, what.layout, given.get(leaf, what.default)
+        context, leaf, what.shape, what.dtype, what.layout, given.get(leaf, what.default), optional
     ), tree, name)
 
 
 def _one_input(
-    context: Context, name: str, shape: Any, dtype: Any, layout: Any, default: Any
+    context: Context, name: str, shape: Any, dtype: Any, layout: Any, default: Any,
+    optional: bool = False,
 ) -> Array:
     before = context.inputs.get(name)
     if before is not None:
-        said = _said(context, name, shape, dtype, layout, default)
+        said = _said(context, name, shape, dtype, layout, default, optional)
         check_same(name, "input", (before.place, context.said[name]), (user_place(), said))
         return wrap(context, before.value, scalar=False)
     if context.rank_view:
@@ -332,8 +346,16 @@ def _one_input(
     if default is not None:
         region = _default_region(context, name, default, extents, element, chosen)
     origin = "chosen" if layout is None else "given" if layout is given else "rules"
-    context.said[name] = _said(context, name, shape, dtype, given, default)
-    context.inputs[name] = Input(value, chosen, extents, region, user_place(), origin)
+    context.said[name] = _said(context, name, shape, dtype, given, default, optional)
+    flag, root = None, ""
+    if optional:
+        spec.check_optional(name, default)
+        # of a tree, all of which is given, or nothing
+        root = named.below(context.entry, name.partition(".")[0])
+        flags = (i.given for i in context.inputs.values() if i.root == root)
+        flag = next(flags, None) or flag_of_call(context, f"given_{root}")
+    context.inputs[name] = Input(value, chosen, extents, region, user_place(), origin, flag,
+                                 root)
     return wrap(context, value, scalar=False)
 
 

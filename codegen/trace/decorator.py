@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, overload
 
-from codegen.errors import UsageError
+from codegen.errors import UnsupportedError, UsageError
 from codegen.places import user_place
 from codegen.trace.classes import Entity
 from codegen.trace.program import Program
@@ -21,13 +21,13 @@ def program(function: Callable[..., Any]) -> Program: ...
 
 @overload
 def program(
-    *, mesh: Any = ..., layout: Any = ..., sync: str = ...
+    *, mesh: Any = ..., layout: Any = ..., sync: str = ..., selectable: bool = ...
 ) -> Callable[[Callable[..., Any]], Program]: ...
 
 
 def program(
     function: Callable[..., Any] | None = None, *, mesh: Any = ("x",), layout: Any = None,
-    sync: str = "least",
+    sync: str = "least", selectable: bool = False,
 ) -> Any:
     """Decorator: `@spmd.program(mesh=("x", "y"))` makes a program of a function, or of a class with
     entries (spmd.entry).
@@ -38,6 +38,9 @@ def program(
       and that have no layout of their own, are split so.
     - sync: where barriers stand around exchanges: "least" (none that is not needed), "before",
       "after" or "both".
+    - selectable: True: a call that asks for some outputs only, `image.run(only="label")`, does not
+      compute what others alone need. Loops over what several outputs need may then run apart. Not
+      of a class, whose entries compute all of their outputs.
 
     The function's parameters have defaults and are fixed while building: `--set n=100`, or
     `spmd.build(program, n=100)`. It returns an array, a number, or a tuple, list or dict of them,
@@ -47,7 +50,8 @@ def program(
     that it binds to attributes are state: they stay on the ranks from call to call. Methods under
     `@spmd.entry` are what the job can be asked for.
 
-    UsageError for a mesh that is none, LayoutError for rules that name no axis of it.
+    UsageError for a mesh that is none, LayoutError for rules that name no axis of it,
+    UnsupportedError for a class that is selectable.
 
     Example::
 
@@ -62,7 +66,13 @@ def program(
         raise UsageError('write @spmd.program(mesh=("x",))', place=user_place())
 
     def made(f: Any) -> Program:
-        return Entity(f, mesh, layout, sync) if isinstance(f, type) else Program(
-            f, mesh, layout, sync)
+        if not isinstance(f, type):
+            return Program(f, mesh, layout, sync, selectable)
+        if selectable:
+            raise UnsupportedError(
+                f"{f.__name__} is a class, and selectable", place=user_place(),
+                expected="selectable=True above a function", found="selectable=True above a class",
+                remedy="an entry of its own for outputs that are asked for alone")
+        return Entity(f, mesh, layout, sync)
 
     return made if function is None else made(function)

@@ -30,6 +30,7 @@ from codegen.trace.kernel_op import emit
 from codegen.trace.kernel_trial import try_made_up
 from codegen.trace.numpy.elementwise import same_extent, shape_text
 from codegen.user import windows
+from codegen.user.absent import needs_of, stand_in_of, withheld
 from codegen.user.windows import Form, Start
 
 _ARGUMENTS = (Array, Number, int, float, complex, np.ndarray, np.generic, Start)
@@ -119,12 +120,14 @@ class Kernel:
     def __call__(self, *args: Any, halo: Any = None, boundary: Any = None, **kwargs: Any) -> Any:
         self.reading = Reading(self.function, tree_of)  # helpers may have changed
         bound = self._bound(args, kwargs)
-        outputs = [name for name, x in bound.items() if name in kwargs and self._is_output(name, x)]
+        outputs = [name for name, x in in_place_of(bound).items()
+                   if name in kwargs and self._is_output(name, x)]
         return self._called(bound, outputs, halo, boundary)
 
     def _called(
-        self, bound: dict[str, Any], outputs: list[str], halo: Any, boundary: Any
+        self, called: dict[str, Any], outputs: list[str], halo: Any, boundary: Any
     ) -> Any:
+        bound, needs = in_place_of(called), needs_of(called)
         runtime = eager_current()
         context = None if runtime else require_context(f'kernel "{self.name}"')
         local = runtime.index_ is not None if runtime else bool(context and context.rank_view)
@@ -132,6 +135,8 @@ class Kernel:
         self._check(bound, outputs, local, given, runtime is not None)
         if runtime is not None:
             form = self._form(bound, outputs, halo, boundary, lambda a, b: bool(a == b))
+            if needs:
+                return _alone([withheld(called[name], needs) for name in outputs])
             return runtime.kernel(self, form, bound)
         form = self._form(bound, outputs, halo, boundary, _same)
         assert context is not None
@@ -281,6 +286,18 @@ class Kernel:
 
 def _shape(x: Any) -> tuple[Any, ...]:
     return x.extents if isinstance(x, Array) else getattr(x, "shape", ())
+
+
+def in_place_of(called: dict[str, Any]) -> dict[str, Any]:
+    """Arguments with stand-ins for arrays that follow from inputs that are not given."""
+    if not needs_of(called):
+        return called
+    return {name: Start(stand_in_of(x.array)) if isinstance(x, Start) else stand_in_of(x)
+            for name, x in called.items()}
+
+
+def _alone(outputs: list[Any]) -> Any:
+    return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
 
 def _same(a: Any, b: Any) -> bool:

@@ -31,6 +31,7 @@ from codegen.ir import Condition, Module, Output, Returned
 from codegen.layouts.choosing import choose
 from codegen.mesh import Axis, Layout, Mesh, checked_count, checked_sizes
 from codegen.places import place_in, program_files, put_place, user_place
+from codegen.predicated import predicated
 from codegen.suggest import meant
 from codegen.trace import (
     blocked,  # noqa: F401  # gives np.linalg what it does with split matrices
@@ -44,7 +45,7 @@ from codegen.trace.control.letting import Bounds, bounds_of
 from codegen.trace.control.outside import Outside
 from codegen.trace.control.returned import outputs_of
 from codegen.trace.control.settled import Inner
-from codegen.trace.declare import check_dims
+from codegen.trace.declare import check_dims, flag_of_call
 from codegen.trace.derive.needed import kept_by, opened, pruned
 from codegen.trace.feed_calls import check_feeds
 from codegen.trace.save_calls import check_saves
@@ -143,14 +144,17 @@ class Program:
     function.
     """
 
+    selectable = False
+
     def __init__(
         self, function: Callable[..., Any], mesh: Any = ("x",), layout: Any = None,
-        sync: str = "least",
+        sync: str = "least", selectable: bool = False,
     ) -> None:
         _check_function(function)
         code = function.__code__
         place = Place(code.co_filename, code.co_firstlineno, 0, -1, function.__name__)
         self._begin(function, place, mesh, layout, sync)
+        self.selectable = bool(selectable)
 
     def _begin(
         self, function: Callable[..., Any], place: Place, mesh: Any, layout: Any, sync: str
@@ -176,7 +180,8 @@ class Program:
     def read_parts(self) -> tuple[Any, ...]:
         """What a capture depends on: see reads.py."""
         axes = [(a.name, a.fixed) for a in self.mesh.axes]
-        return self.function, self.name, self.file, axes, self.rules, self.sync
+        return (self.function, self.name, self.file, axes, self.rules, self.sync,
+                self.selectable)
 
     @property
     def parameters(self) -> dict[str, Any]:
@@ -291,7 +296,7 @@ class Program:
                 if not learned_more and found == bounds and settled:
                     # a bound that is known proves the condition it came from: keep that one
                     kept = stated | {(c.text, c.place): c for c in module.conditions}
-                    return replace(module, conditions=tuple(kept.values()))
+                    return predicated(replace(module, conditions=tuple(kept.values())))
                 bounds = found
             learned, limits = context.learned, {**limits, **context.narrower}
             stated |= {(c.text, c.place): c for c in context.conditions}
@@ -314,6 +319,9 @@ class Program:
                     put_place(error)
                 raise
             outputs, returns = returned()
+        if self.selectable:
+            outputs = [replace(o, wanted=flag_of_call(context, f"wanted_{o.name}"))
+                       for o in outputs]
         self._check_rules(context)
         check_dims(context)
         body = context.blocks[0].close([o.value for o in outputs])

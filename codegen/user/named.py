@@ -7,10 +7,11 @@ leaves is that of the tree.
 from __future__ import annotations
 
 from codegen.errors import InputError, UsageError
+from codegen.suggest import meant
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
     from typing import Any
 
 MANY = 8  # arrays of one tree, beyond which tables have a line for all of them
@@ -72,6 +73,22 @@ def is_in(name: str, tree: str) -> bool:
 def of_tree(tree: str, known: Iterable[str]) -> list[str]:
     """The leaves of a tree, by name."""
     return [name for name in known if is_in(name, tree)]
+
+
+def asked(only: Any, known: Sequence[str], option: str = "only") -> list[str]:
+    """The names of those outputs that an option asks for: a name or several, of outputs or of trees
+    of them; None: all. Raises UsageError."""
+    if only is None:
+        return list(known)
+    found: set[str] = set()
+    for name in (only,) if isinstance(only, str) else tuple(only):
+        leaves = [name] if name in known else of_tree(name, known)
+        if not leaves:
+            raise UsageError(f"{option}={name!r}: the program has no output {name!r}",
+                             expected=listed(known) or "no outputs",
+                             remedy=meant(name, known))
+        found.update(leaves)
+    return [name for name in known if name in found]
 
 
 def roots(names: Iterable[str]) -> dict[str, list[str]]:

@@ -82,3 +82,13 @@ def declared(name: str, shape: Any, dtype: Any, layout: Any) -> tuple[Any, dict[
                                expected="keys of printable text", found=repr(leaf))
         found[leaf] = what
     return shape, found
+
+
+def check_optional(name: str, default: Any) -> None:
+    """Raise UsageError for an optional input with a default: a call may leave it out anyway."""
+    if default is not None:
+        raise UsageError(
+            f'input "{name}" is optional and has a default', place=user_place(),
+            expected="one of the two: without the input, its default is computed, or what needs it "
+            "is left out", found="optional=True and default=", remedy="leave optional=True out",
+        )

@@ -13,6 +13,7 @@ from typing import Any
 
 from codegen.errors import Place
 from codegen.plan.grammar import Box, Branch, Default, Exchange, Load, Loop, Plan, Step
+from codegen.plan.steps import is_asked
 from codegen.symbolic.expr import Expr, to_json
 from codegen.verify.exchange_table import ExchangeTable
 
@@ -53,7 +54,7 @@ def _rows(steps: Sequence[Step], loops: list[Any], guards: list[Any]) -> Rows:
             inside = [*loops, _loop(step)] if step.counter is not None else loops
             yield from _rows((*step.condition, *step.body), inside, guards)
         elif isinstance(step, Branch):
-            on = None if isinstance(step.on, Load) else to_json(step.on)
+            on = None if isinstance(step.on, Load) or is_asked(step.on) else to_json(step.on)
             for k, arm in enumerate(step.arms):
                 yield from _rows(arm, loops, [*guards, [on, k, len(step.arms)]])
         elif isinstance(step, Default):

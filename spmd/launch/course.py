@@ -10,7 +10,7 @@ from __future__ import annotations
 from codegen.errors import SpmdError
 from codegen.image.manifest import ENTRY
 from spmd import report
-from spmd.arguments import check_given, extents_of, patched_in, scalars_of
+from spmd.arguments import check_given, computed_outputs, extents_of, patched_in, scalars_of
 from spmd.faces import Face
 from spmd.launch.hosts import agree, mine
 from spmd.launch.job import Job
@@ -46,6 +46,7 @@ class Launch:
         self.job: Job | None = None
         self.face = Face(self.manifest)  # of the call under way
         self.scalars: dict[str, Any] = {}
+        self.computed: list[int] = []  # numbers of the outputs that the call computes
         self.keeping: Keeping | None = None
         if options.checkpoint or options.every or options.resume:
             from spmd.launch.keeping import Keeping  # zlib: most runs keep nothing
@@ -59,10 +60,11 @@ class Launch:
             self.feeds = Feeds(self)
 
     def bound(
-        self, face: Face, settings: dict[str, Any], given: dict[str, tuple[int, ...]]
+        self, face: Face, settings: dict[str, Any], given: dict[str, tuple[int, ...]],
+        only: Any = None,
     ) -> Setup:
         """What these scalars, and inputs of these shapes by name, make of the image on its mesh,
-        for a call of this face."""
+        for a call of this face. only: names of the outputs that are asked for; None: all."""
         options = self.options
         self.face = face
         settings, mesh, ranks = patched_in(
@@ -73,6 +75,7 @@ class Launch:
         self.scalars = scalars_of(
             self.manifest, {**face.others(self.scalars), **settings}, extents)
         check_given(inputs, given)
+        self.computed = computed_outputs(face, given, only)
         if self.keeping is not None:
             self.keeping.check()
         if options.save:
@@ -110,6 +113,7 @@ class Launch:
         kept, or gone on from, is compared: then the inputs are put here.
         """
         job = self.placed(setup)
+        job.want(self.computed)
         if self.times is not None and not job.keeps_times:
             events = MOST_EVENTS // setup.ranks if self.times else 0
             self.processes.together(lambda: job.keep_times(events))

@@ -66,6 +66,7 @@ class Job:
         self.numbers = {a["name"]: k for k, a in enumerate(self.manifest["inputs"])}
         self.outputs = len(self.numbers)
         self.given = bytearray(self.outputs)
+        self.wanted = bytearray(b"\1" * len(self.manifest["outputs"]))
         # scalars on which more depends than what a run computes, by number
         self.loads = [k for k, row in enumerate(self.manifest["scalars"]) if row["loads"]]
         self.owner = os.getpid()
@@ -328,6 +329,13 @@ class Job:
         1 where it does not even so."""
         self.given = bytearray(given)
 
+    def want(self, outputs: list[int]) -> None:
+        """The next runs compute these outputs, by their numbers, and leave others alone where the
+        image can."""
+        self.wanted = bytearray(len(self.wanted))
+        for k in outputs:
+            self.wanted[k] = 1
+
     def get(self, number: int, into: Global, rank: int | None = None) -> None:
         """Copies the hosted ranks' parts of output `number`, or one's, into a global array."""
         self.get_array(self.outputs + number, into, rank)
@@ -371,7 +379,7 @@ class Job:
         self.turns += 1
         try:
             if call is None:
-                self._check(lib.spmd_job_start(self._job, bytes(self.given) or b"\0"))
+                self._check(lib.spmd_job_start(self._job, bytes(self.given + self.wanted)))
             else:
                 if number is not None:
                     lib.spmd_job_lead(self._job, number)

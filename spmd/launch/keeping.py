@@ -263,7 +263,8 @@ class Keeping:
             "ranks": job.setup.ranks, "mesh": resuming.mesh_of(job),
             "scalars": self.launch.face.own(self.launch.scalars),
             "saves": self.launch.saving.kept() if self.launch.saving else {},
-            "inputs": self.inputs, "arrays": self.said(job, found.point), "feeds": feeds,
+            "computes": resuming.computes(job), "inputs": self.inputs,
+            "arrays": self.said(job, found.point), "feeds": feeds,
         }
 
     def _complete(self) -> None:

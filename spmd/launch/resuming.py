@@ -108,6 +108,14 @@ def _compare(keeping: Keeping, job: Job, path: str, index: dict[str, Any]) -> No
     if (entry := index.get("entry", "")) != keeping.launch.face.name:
         raise InputError(f"{path} was kept in another entry", expected=f"--entry {entry}",
                          found=f"--entry {keeping.launch.face.name}")
+    had, has = index.get("computes"), computes(job)
+    if had != has:
+        raise InputError(
+            f"{path} was kept by a run that computed other outputs",
+            expected=", ".join(map(str, had)) if isinstance(had, list) else "all outputs",
+            found=", ".join(has) or "none",
+            remedy="the optional inputs, and the names in only, with which it was kept",
+        )
     mesh, points = mesh_of(job), job.manifest["points"]
     if index["point"] not in range(len(points)):
         raise damaged(os.path.join(path, INDEX), "a loop of the program", f"loop {index['point']}")
@@ -127,6 +135,11 @@ def _compare(keeping: Keeping, job: Job, path: str, index: dict[str, Any]) -> No
             raise MeshError(f"{path}: {name} has another shape on this mesh", expected=f"{was}",
                             found=f"{row['shape']}",
                             remedy="the mesh and the scalars with which it was kept")
+
+
+def computes(job: Job) -> list[str]:
+    """The names of the outputs that a run computes."""
+    return [row["name"] for row, wanted in zip(job.manifest["outputs"], job.wanted) if wanted]
 
 
 def _say_what_differs(keeping: Keeping, index: dict[str, Any]) -> None:

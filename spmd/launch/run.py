@@ -16,7 +16,7 @@ from codegen.check_names import POINTS, built_with
 from codegen.errors import UsageError
 from codegen.user import named
 from spmd import report
-from spmd.arguments import check_array, check_checks, check_names, read
+from spmd.arguments import check_array, check_checks, check_computed, check_names, read
 from spmd.faces import face_of, needed_of
 from spmd.files import ZARR, is_series
 from spmd.files.whole import check_place
@@ -147,6 +147,7 @@ class Run(Launch):
         self.says_checks = bool(self.first and self.manifest["checks"] and not asked.json)
         self.opened: dict[str, InputArray] = {}
         self.files: list[OutputFile | None] = []
+        self.positions: list[int] = []  # among the outputs of the face: of those that are computed
         self.rooms: dict[int, int] = {}
         self.views: dict[int, Any] = {}  # outputs that no file takes: buffers, or arrays
         self.state: SavedState | None = None  # with which an entry begins
@@ -177,16 +178,22 @@ class Run(Launch):
         for array in given:
             self.opened[array["name"]].convert(array["dtype"], len(array["shape"]))
         shapes = {name: file.shape for name, file in self.opened.items()}
-        setup = self.bound(face, self.settings, shapes)
+        setup = self.bound(face, self.settings, shapes, asked.only)
         for array in given:
             check_array(array, setup.shape(array), self.opened[array["name"]])
         rows = [(output["name"], output["dtype"], setup.shape(output)) for output in outs]
+        self.positions = [k for k, (number, _) in enumerate(face.outputs)
+                          if number in self.computed]
         self.shapes = [shape for _, _, shape in rows]
         self.files = [None] * len(rows)
         if asked.timeline:
             check_place(asked.timeline, "timeline")
         if files:
-            self.files = outputs.open_outputs(asked.output, asked.output_all, rows)
+            there = [rows[k] for k in self.positions]
+            check_computed(outs, asked.output, [name for name, _, _ in there])
+            found = outputs.open_outputs(asked.output, asked.output_all, there)
+            for k, file in zip(self.positions, found, strict=True):
+                self.files[k] = file
         for file in self.files:
             if file is not None:
                 file.check()
@@ -199,7 +206,8 @@ class Run(Launch):
         return {"files": versions, "states": states} | self.mine(setup, {
             "--entry": asked.entry, "--state": asked.state is not None,
             **{f"--set {k}": v for k, v in face.own(self.scalars).items()},
-            "-i": sorted(self.opened), "-o": [file and file.given for file in self.files],
+            "-i": sorted(self.opened), "--only": self.computed,
+            "-o": [file and file.given for file in self.files],
             **self.options.agreed(flag),
             "--timeline": bool(asked.timeline), "--profile": asked.profile, "--feed": asked.feed,
             "--save-state": asked.save_state,
@@ -254,7 +262,7 @@ class Run(Launch):
                 self.run(job, self.put, at)
         else:
             self.run(job, self.put)
-        return [self._room(job, k) for k in range(len(self.files))] if self.first else []
+        return [self._room(job, k) for k in self.positions] if self.first else []
 
     def put(self, job: Job) -> None:
         """The hosted ranks' parts of the inputs, from their files into the memory of the ranks."""
@@ -279,9 +287,9 @@ class Run(Launch):
 
     def collect(self, job: Job, rooms: list[tuple[str, int]]) -> None:
         """Copies the hosted ranks' parts of every output to where it goes."""
-        arrays = [job.outputs + number for number, _ in self.face.outputs]
+        arrays = [job.outputs + self.face.outputs[k][0] for k in self.positions]
         views = array_files.collect(job, dict(zip(arrays, rooms, strict=True)), "output")
-        for number, array in enumerate(arrays):
+        for number, array in zip(self.positions, arrays, strict=True):
             view = views.get(array)
             if self.first and self.files[number] is None and view is not None:
                 self.views[number] = view
@@ -297,7 +305,7 @@ class Run(Launch):
                 file.commit()
         if self.state_file is not None:
             print(report.state_text(len(self.state_file.rows), self.state_file.path), flush=True)
-        numbers = {o["name"]: k for k, (_, o) in enumerate(self.face.outputs)}
+        numbers = {self.face.outputs[k][1]["name"]: k for k in self.positions}
         for root, names in named.roots(numbers).items():
             mine = [numbers[name] for name in names]
             if len(mine) > named.MANY:

@@ -142,15 +142,17 @@ class Job:
         descriptor = lib.spmd_arena_fd(self.arena)
         return f"/proc/{os.getpid()}/fd/{descriptor}", lib.spmd_arena_nonce(self.arena)
 
-    def start(self, given: bytes = b"\0") -> None:
-        """Once all processes of the arena have loaded."""
+    def start(self, given: bytes = b"") -> None:
+        """Once all processes of the arena have loaded. given: one byte per input; all outputs are
+        wanted."""
         end = time.monotonic() + WORST_SECONDS
         state = ffi.new("spmd_rank_state *")
         while any(lib.spmd_job_watch(self.job, k, state) == lib.SPMD_OK and state.process == 0
                   for k in range(self.ranks)):
             assert time.monotonic() < end, "a process does not load"
             time.sleep(0.001)
-        check(lib.spmd_job_start(self.job, ffi.new("uint8_t[]", given)))
+        wanted = given + b"\1" * 64 if given else ffi.NULL
+        check(lib.spmd_job_start(self.job, wanted))
 
     def wait(self) -> int:
         """Collects text until the run is over; fails the test when it takes too long."""

@@ -20,10 +20,10 @@ static const int64_t extent[] = {ROWS, COLUMNS}, stride[] = {COLUMNS * 8, 8};
 /* The first call gives its input, the second one does not. */
 static const spmd_transfer put = {.array = 0, .rank = SPMD_EVERY_RANK, .global = GLOBAL(input)};
 static const spmd_transfer get = {.array = 1, .rank = SPMD_EVERY_RANK, .global = GLOBAL(output)};
-static const uint8_t given[] = {1, 0};
+static const uint8_t given[][2] = {{1, 1}, {0, 1}}; /* the input, then: the output is wanted */
 static const spmd_call call[] = {
-    {.scalar = scalar, .given = &given[0], .put = &put, .puts = 1, .get = &get, .gets = 1},
-    {.scalar = scalar, .given = &given[1], .get = &get, .gets = 1},
+    {.scalar = scalar, .given = given[0], .put = &put, .puts = 1, .get = &get, .gets = 1},
+    {.scalar = scalar, .given = given[1], .get = &get, .gets = 1},
 };
 static const spmd_call *const calls[] = {&call[0], &call[1]};
 

@@ -38,8 +38,9 @@ from codegen.trace.derive.eagerly import eagerly
 from codegen.trace.number import Number, expr_of
 from codegen.trace.on_numpy import ARRAY, on_numpy
 from codegen.trace.state import Tree, fill, flatten, leaf_type
+from codegen.user.absent import Absent
 
-_ARRAYS = (Array, Number, np.ndarray, np.generic, bool, int, float, complex)
+_ARRAYS = (Array, Number, Absent, np.ndarray, np.generic, bool, int, float, complex)
 
 
 def vmap(
@@ -237,7 +238,7 @@ class _Call:
         axes, out = list(spread(out_axes, tree, "out_axes")), []
         for j, (axis, path) in enumerate(zip(axes, tree.paths(), strict=True)):
             rows = [leaves[j] for _, leaves in every]
-            if leaf_type(first[j]) is None:
+            if leaf_type(first[j]) is None and not isinstance(first[j], Absent):
                 out.append(first[j])
             elif axis is None:
                 if any(not np.array_equal(rows[0], row) for row in rows[1:]):
@@ -254,7 +255,10 @@ class _Call:
 def _members(leaf: _Leaf) -> Any:
     """Return a copy of an array whose dim 0 counts members; a member may write into its part."""
     assert leaf.axis is not None
-    return np.moveaxis(np.array(leaf.content, subok=True), leaf.axis, 0)
+    content: Any = leaf.content
+    if not isinstance(content, Absent):
+        content = np.array(content, subok=True)
+    return np.moveaxis(content, leaf.axis, 0)
 
 
 def _first(context: Context, value: Value, dim: Axis) -> Value:

@@ -22,7 +22,7 @@ from codegen.trace.context import Context, eager_current, require_context
 from codegen.trace.control.conversion import as_called, convert
 from codegen.trace.control.regions import laid_as
 from codegen.trace.derive import back_through, exchanged, forward, mapped
-from codegen.trace.derive.eagerly import Held, own_args
+from codegen.trace.derive.eagerly import Held, own_args, without
 from codegen.trace.derive.given import (
     check_function,
     check_numbers,
@@ -41,6 +41,7 @@ from codegen.trace.numpy.derived import defined
 from codegen.trace.on_numpy import copied, is_outside, on_numpy
 from codegen.trace.ranks.varying import families
 from codegen.trace.state import Tree, fill, flatten
+from codegen.user.absent import needs_of, stand_ins
 from codegen.variance import NONE, Axes
 
 assert back_through and exchanged and mapped  # their rules
@@ -151,8 +152,9 @@ def vjp(f: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[[Any], tupl
     runtime = eager_current()
     if runtime is not None:
         held = Held(f, primals)
-        return f(*own_args(primals, range(len(primals)))), lambda cotangents: held.eagerly(
-            runtime, lambda f, args, _: vjp(f, *args)[1](cotangents))
+        return f(*own_args(primals, range(len(primals)))), lambda cotangents: without(
+            held.eagerly(runtime, lambda f, args, _: vjp(f, *args)[1](stand_ins(cotangents))),
+            needs_of(cotangents))
     context = require_context("spmd.vjp")
     recording = _Recording(context, "spmd.vjp", primals, tuple(range(len(primals))))
     (returned, tree), outs = recording.run(f, {}, recording.leaves)
@@ -192,8 +194,9 @@ def jvp(
     runtime = eager_current()
     if runtime is not None:
         held = Held(f, primals)
-        return f(*own_args(primals, range(len(primals)))), held.eagerly(
-            runtime, lambda f, args, _: jvp(f, args, tangents)[1])
+        return f(*own_args(primals, range(len(primals)))), without(
+            held.eagerly(runtime, lambda f, args, _: jvp(f, args, stand_ins(tangents))[1]),
+            needs_of(tangents))
     context = require_context("spmd.jvp")
     recording = _Recording(context, "spmd.jvp", primals, tuple(range(len(primals))))
     (returned, tree), outs = recording.run(f, {}, recording.leaves)

@@ -19,6 +19,7 @@ from codegen.trace.derive.snapshots import Copies, sharing
 from codegen.trace.numpy.creation import asarray
 from codegen.trace.state import Tree, fill, flatten
 from codegen.trace.storage import Storage
+from codegen.user.absent import absent, meeting
 
 
 class OnlyCaptured(Exception):
@@ -50,7 +51,9 @@ class Held:
 
     def __init__(self, f: Any, args: Sequence[Any], kwargs: dict[str, Any] | None = None) -> None:
         copies = Copies(_copy)
-        self.parts = copies.of((f, tuple(args), dict(kwargs or {})))
+        with meeting() as met:
+            self.parts = copies.of((f, tuple(args), dict(kwargs or {})))
+        self.needs = tuple(sorted(met))  # inputs that are not given
         self.shared = sharing(copies.arrays)
 
     def eagerly(
@@ -70,7 +73,16 @@ class Held:
                     raise _writes_shared()
             return made
 
-        return eagerly(runtime, captured, (), item)
+        made = eagerly(runtime, captured, (), item)
+        return without(made, self.needs)
+
+
+def without(made: Any, needs: Sequence[str]) -> Any:
+    """A tree of arrays that follow from these inputs, which are not given."""
+    if not needs:
+        return made
+    tree, leaves = flatten(made)
+    return fill(tree, iter([absent(x, tuple(needs)) for x in leaves]), fresh=True)
 
 
 def own_args(args: Sequence[Any], numbers: Sequence[int]) -> list[Any]:
@@ -93,14 +105,18 @@ def eagerly(
         raise OnlyCaptured
     kept = _Kept()
 
+    needs: set[str] = set()
+
     def captured() -> Any:
-        made = derivative(*Copies(_in_program).of(tuple(args)))
+        with meeting() as met:
+            made = derivative(*Copies(_in_program).of(tuple(args)))
+        needs.update(met)
         tree, leaves = flatten(made if item is None else made[item])
         kept.tree = tree
         return {f"part{k}": asarray(leaf) for k, leaf in enumerate(leaves)}
 
     arrays = runtime.captured(captured)
-    return fill(kept.tree, iter(arrays), fresh=True)
+    return without(fill(kept.tree, iter(arrays), fresh=True), sorted(needs))
 
 
 def _version(storage: Storage) -> tuple[Any, int]:

@@ -46,7 +46,8 @@ class Copies:
         return self._copies[id(x)]
 
     def _copied(self, x: Any) -> Any:
-        if isinstance(x, np.ndarray):
+        own = getattr(type(x), "with_copies", None)  # what this package wraps others in
+        if isinstance(x, np.ndarray) and own is None:
             self.arrays.append((x, self._array(x)))
             return self.arrays[-1][1]
         if isinstance(x, types.FunctionType):
@@ -65,7 +66,6 @@ class Copies:
             return copy.deepcopy(x)
         if isinstance(x, (list, dict, deque, set)) or is_carried(x):
             return self._filled(x)
-        own = getattr(type(x), "with_copies", None)  # what this package wraps functions in
         return x if own is None else own(x, self.of)
 
     def _filled(self, x: Any) -> Any:

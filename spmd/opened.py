@@ -461,12 +461,11 @@ class Opened:
         arguments = named.spread(arguments, known)
         for name in arguments:
             if name not in known + names and name not in manifest["parameters"]:
-                dims = bounded_dims(manifest)
+                whose = f"the entry {face.name}" if face.name else "the program"
+                there = known + [n for n in names if n not in bounded_dims(manifest)]
                 raise UsageError(
-                    f"{f'the entry {face.name}' if face.name else 'the program'} has no input or "
-                    f"scalar {name!r}",
-                    expected=named.listed(known + [n for n in names if n not in dims])
-                    or "no inputs and no scalars",
+                    f"{whose} has no input or scalar {name!r}",
+                    expected=named.listed(there) or "no inputs and no scalars",
                     remedy=meant(name, [*known, *names, *OPTIONS], "{}=…"),
                 )
         given = {name: value for name, value in arguments.items() if name in known}

@@ -330,8 +330,9 @@ def _one_input(
                            expected="inputs declared in the program, outside shard_map",
                            remedy="pass the input to the function as an argument")
     extents = shape_of(shape, f'input "{name}"')
-    if name in context.scalars:  # its own dim
-        raise declared_twice(name, "input", context.scalars[name].place, user_place())
+    scalar = context.scalars.get(name)
+    if scalar is not None and scalar.at_most is not None:  # its own dim
+        raise declared_twice(name, "input", scalar.place, user_place())
     element = element_type(dtype)
     given, layout = layout, by_rules(context, shape, layout)
     chosen = layout_of(context, layout, len(extents), f'input "{name}"')

@@ -64,8 +64,8 @@ def run(
     world = World(axes, {k: v for k, v in given.items() if k not in parameters}, graph, of,
                   prints)
     world.frames, world.reachable = frames or {}, outside
-    result = named.renamed(lambda _, leaf: extent_of(leaf),
-                           world.runs(lambda: function(**own), also=parameters))
+    result = world.runs(  # an extent is a number while the run is under way
+        lambda: named.renamed(lambda _, leaf: extent_of(leaf), function(**own)), also=parameters)
     return world.returned(result)
 
 

@@ -94,7 +94,7 @@ class Started:
 
         with spmd.build(halves).open(ranks=4) as job:
             calls = [job.start(u=np.full(8, k)) for k in range(3)]
-            print([call.result()[0] for call in calls])    # [0.0, 0.5, 1.0]
+            print([float(call.result()[0]) for call in calls])    # [0.0, 0.5, 1.0]
     """
 
     def __init__(self) -> None:

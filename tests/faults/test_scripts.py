@@ -98,7 +98,7 @@ if case == "forked":
         thread = threading.Thread(target=lambda: job(x=x))
         if comm.rank == 1:
             thread.start()  # it waits for the others, who wait for our message
-            while not job._thread:
+            while not job._turns.thread:
                 time.sleep(0.01)
             try:
                 job(x=x)

@@ -233,8 +233,6 @@ class OpenedEntity(Opened):
 
     def _save_state(self) -> None:
         if self._saved is None and self._has_state and self._job is not None:
-            if self._job.broken:
-                self._job.undo()
             self._saved = self._get_state()
 
     def _bring_state(self, job: Job) -> None:

@@ -8,6 +8,7 @@ it is taken, and nothing is left when the last process is gone.
 from __future__ import annotations
 
 import os
+import time
 from contextlib import suppress
 
 from codegen.errors import (
@@ -303,11 +304,13 @@ class Job:
         return True
 
     def undo(self) -> None:
-        """After a run that failed: states in which it wrote where they lie are as they were. Waits
-        until no rank computes any more."""
-        while lib.spmd_job_wait(self._job, WAIT_MS) == lib.SPMD_RUNNING:
-            pass
-        self._check(lib.spmd_job_undo(self._job))
+        """After a run that failed: states into which it wrote where they lie are as they were. A
+        compute phase that still writes is waited for."""
+        if not any(entry["updates"] for entry in self.manifest["entries"]):
+            return
+        while (status := lib.spmd_job_undo(self._job)) == lib.SPMD_BUSY:
+            time.sleep(WAIT_MS / 1000)
+        self._check(status)
 
     def set_words(self, words: Any) -> bool:
         """Have load() evaluate again what depends on scalars; return whether buffers stay as they

@@ -295,7 +295,8 @@ def c_kernel(
     all inputs, then of all outputs. An int64_t directly behind an array is the
     extent of its next dim: the first one of dim 0, and so on. A call may pass another value for it
     by keyword. spmd.start(u) is a `const int64_t *`, with an integer for each dim of u, or an
-    int64_t where u has one dim. Outputs hold zeros, or what their array held, when the function begins.
+    int64_t where u has one dim. Outputs hold zeros, or what their array held, when the function
+    begins.
 
     reference: a NumPy function, which takes some of the inputs and extents by their names, and
     returns the outputs. Eager runs call it, and derivatives go through it. Without one, eager runs

@@ -472,6 +472,10 @@ void spmd_random_fill(void *into, int64_t n, int what, uint64_t seed, uint64_t s
 /* The places of random keys in ascending order. SPMD_NO_MEMORY without room for them. */
 int spmd_random_order(int64_t *into, const uint64_t *keys, int64_t n);
 
+/* What images call for sgemm (bytes: 4) or dgemm (bytes: 8): our own tiles where they are faster
+ * than a BLAS, whose routine is given, and else that. */
+void *spmd_gemm_beside(void *blas, int bytes);
+
 /* Images and the libraries they call, by the dynamic linker. NULL: spmd_library_error says why. */
 void *spmd_library_open(const char *path);
 void *spmd_library_symbol(void *library, const char *name);

@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable
+from importlib.util import find_spec
 from pathlib import Path
 
 from tests import figures_builds, figures_feeding, figures_growth, figures_prk, figures_training
@@ -323,6 +324,19 @@ def fourier(folder: Path, rounds: int = 7) -> None:
     table(["transform", "NumPy", "SciPy, one worker", "1 rank", "2 ranks"], rows)
 
 
+def products(_: Path, rounds: int = 11) -> None:
+    """Products of matrices beside OpenBLAS."""
+    print(run([sys.executable, "-m", "tests.figures_products", rounds], timeout=600).expect(0).out)
+
+
+def entities(_: Path, rounds: int = 0) -> None:
+    """Calls of open images beside ONNX Runtime."""
+    if missing := [name for name in ("onnx", "onnxruntime") if find_spec(name) is None]:
+        print(f"Calls are measured beside ONNX Runtime: pip install {' '.join(missing)}.\n")
+        return
+    print(run([sys.executable, "-m", "tests.figures_entities"], timeout=900).expect(0).out)
+
+
 def numpy_kernels(folder: Path, rounds: int = 5) -> None:
     """Kernels as people write them in NumPy beside NumPy and numba; SIZE=0.5 halves the extents."""
     argv = [sys.executable, "-W", "ignore", "-m", "tests.figures_numpy"]
@@ -505,6 +519,8 @@ FIGURES: dict[str, Callable[[Path], None]] = {
     "functions": functions,
     "numpy": numpy_kernels,
     "linear": linear,
+    "products": products,
+    "entities": entities,
     "sort": sorting,
     "derivatives": derivatives,
     "training": training,

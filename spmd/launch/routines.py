@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 # What routines are called in OpenBLAS: those of BLAS, and of LAPACK with their own workspace.
 _FORMS = ("scipy_cblas_{}", "cblas_{}", "scipy_LAPACKE_{}_work", "LAPACKE_{}_work")
 
+# Products of which the engine computes some itself, and how many bytes an element of them has.
+_GEMM_BYTES = {"sgemm": 4, "dgemm": 8}
+
 _openblas: Any = None
 
 
@@ -36,7 +39,8 @@ def _of_openblas(name: str) -> Any:
     for form in _FORMS:
         found = lib.spmd_library_symbol(_openblas, form.format(name).encode())
         if found != ffi.NULL:
-            return found
+            size = _GEMM_BYTES.get(name)
+            return lib.spmd_gemm_beside(found, size) if size else found
     raise EnvironmentFault(f"OpenBLAS has no routine {name}", remedy="pip install scipy-openblas32")
 
 

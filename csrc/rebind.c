@@ -21,15 +21,23 @@ static int buffers_compare(spmd_job *job)
     return same ? SPMD_OK : SPMD_RANGE;
 }
 
+/* Whether a job can be given other scalars: not if it runs; one that has failed needs none. */
+static bool takes_scalars(spmd_job *job, int *status)
+{
+    bool failed = job->hosted && spmd_job_aborted(job);
+
+    *status = failed || (job->hosted && !spmd_job_runs(job)) ? SPMD_OK : SPMD_BUSY;
+    return !failed && *status == SPMD_OK;
+}
+
 int spmd_job_scalars(spmd_job *job, const int64_t *scalar)
 {
     const spmd_image *image = job->image;
     size_t bytes = image->scalars * sizeof *scalar;
+    int status;
 
-    if (job->hosted && spmd_job_aborted(job))
-        return SPMD_OK;
-    if (!job->hosted || spmd_job_runs(job))
-        return SPMD_BUSY;
+    if (!takes_scalars(job, &status))
+        return status;
     if (image->points || image->feeds || image->saves)
         return SPMD_RANGE;
     int64_t *before = malloc(bytes + 1);
@@ -37,7 +45,7 @@ int spmd_job_scalars(spmd_job *job, const int64_t *scalar)
         return SPMD_NO_MEMORY;
     memcpy(before, job->tables, bytes);
     memcpy(job->tables, scalar, bytes);
-    int status = buffers_compare(job);
+    status = buffers_compare(job);
     if (status != SPMD_OK)
         memcpy(job->tables, before, bytes);
     free(before);
@@ -50,10 +58,10 @@ int spmd_job_scalars(spmd_job *job, const int64_t *scalar)
 
 int spmd_job_set_scalars(spmd_job *job, const int64_t *scalar)
 {
-    if (job->hosted && spmd_job_aborted(job))
-        return SPMD_OK;
-    if (!job->hosted || spmd_job_runs(job))
-        return SPMD_BUSY;
+    int status;
+
+    if (!takes_scalars(job, &status))
+        return status;
     memcpy(job->tables, scalar, job->image->scalars * sizeof *scalar);
     return SPMD_OK;
 }

@@ -9,6 +9,7 @@ from codegen.errors import UsageError
 from codegen.image.manifest import ENTRY
 from codegen.suggest import meant
 from codegen.symbolic.meaning import names_in
+from spmd.arguments import bounded_dims
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -80,15 +81,15 @@ class Face:
     def own(self, scalars: dict[str, Any]) -> dict[str, Any]:
         """Those of these scalars that a call of this face may set, and what says which it is."""
         others = self.others({}) if self.number is not None else {}
-        dims = {row["name"] for row in self.manifest["scalars"] if "at_most" in row}
+        dims = bounded_dims(self.manifest)
         return {k: v for k, v in scalars.items() if k not in others or k in dims or k == ENTRY}
 
     def asked(self) -> dict[str, Any]:
         """The manifest without what it asks of scalars that other entries have."""
         if self.number is None:
             return self.manifest
-        others = {row["name"] for row in self.manifest["scalars"]
-                  if "at_most" not in row}.difference((*self.scalars, ENTRY))
+        others = {row["name"] for row in self.manifest["scalars"]}.difference(
+            (*bounded_dims(self.manifest), *self.scalars, ENTRY))
         conditions = [c for c in self.manifest["conditions"] if not others & names_in(c["holds"])]
         routes = [r for r in self.manifest["routes"]
                   if not others & names_in(r["to"], r["sends"], r["size"])]
@@ -109,7 +110,7 @@ def _within(entry: str, row: dict[str, Any]) -> dict[str, Any]:
 def _dims(
     manifest: dict[str, Any], inputs: list[tuple[int, dict[str, Any]]]
 ) -> list[tuple[str, int]]:
-    bounded = {s["name"] for s in manifest["scalars"] if "at_most" in s}
+    bounded = bounded_dims(manifest)
     found: dict[str, tuple[str, int]] = {}
     for _, array in inputs:
         for d, extent in enumerate(array["shape"]):

@@ -428,7 +428,7 @@ class Opened:
         """Return the shapes of inputs of which each process gives its part: along named dims that
         only a run knows, the extents of all parts together."""
         manifest = self._manifest
-        dims = [s["name"] for s in manifest["scalars"] if "at_most" in s]
+        dims = bounded_dims(manifest)
         if not (self.distributed and dims):
             return {}
         known = [array["name"] for _, array in face.inputs]

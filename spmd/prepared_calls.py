@@ -69,7 +69,7 @@ class PreparedCall:
         for name in leaves:
             given[known[name][0]] = 1
         given += job.wanted
-        self._kept += [puts, gets, ffi.new("uint8_t[]", bytes(given) or b"\0"),
+        self._kept += [ffi.new("uint8_t[]", bytes(given) or b"\0"),
                        ffi.new("uint32_t[]", face.pairs or [0])]
         self.pointer = ffi.new("spmd_call *", {
             "scalar": self._words, "given": self._kept[-2], "put": puts, "get": gets,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from codegen.errors import InputError, MeshError, UsageError
 from codegen.image.conditions import broken_condition, broken_route
 from codegen.symbolic.meaning import names_in
-from spmd.arguments import check_scalars
+from spmd.arguments import bounded_dims, check_scalars
 from spmd.files.npy import element_count
 
 TYPE_CHECKING = False
@@ -157,7 +157,7 @@ def bind_mesh(
 def _dims_in(manifest: dict[str, Any], formula: Any) -> list[str]:
     """The named dims, whose extents inputs say, in a formula."""
     names = names_in(formula)
-    return [s["name"] for s in manifest["scalars"] if "at_most" in s and s["name"] in names]
+    return [name for name in bounded_dims(manifest) if name in names]
 
 
 def suggestion(

@@ -15,8 +15,10 @@
 #define JOIN_(a, b) a##_##b
 #define JOIN(a, b) JOIN_(a, b)
 #define PART(name) JOIN(GEMM, name)
-#define INLINE static inline __attribute__((always_inline))
-#define NOINLINE static __attribute__((noinline))
+/* Sanitizers would look at each of the unrolled loads: that takes minutes to compile. */
+#define UNCHECKED no_sanitize("address", "undefined", "thread")
+#define INLINE static inline __attribute__((always_inline, UNCHECKED))
+#define NOINLINE static __attribute__((noinline, UNCHECKED))
 #define DEPTH 256
 #define COLUMNS (2 * LANES)
 #define CACHE_BYTES 4096 /* rows of b that lie so far apart meet in one set of the nearest cache */
@@ -225,6 +227,7 @@ void GEMM(int a_is_transposed, int b_is_transposed, int64_t m, int64_t n, int64_
 #undef JOIN_
 #undef JOIN
 #undef PART
+#undef UNCHECKED
 #undef INLINE
 #undef NOINLINE
 #undef DEPTH

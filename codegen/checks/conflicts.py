@@ -151,7 +151,7 @@ class _Check:
 
     def look(self, x: Any, touched: _Touched, writes: bool = True) -> None:
         """Adds the buffers in x, without those in its regions. Constants are none."""
-        kind = type(x)
+        kind: Any = type(x)
         if kind is g.Buffer:
             if x.data is None:
                 (touched.writes if writes else touched.reads).add(x.number)
@@ -236,4 +236,5 @@ def _symbols(x: Any) -> set[Sym]:
         return x.symbols()
     if type(x) is tuple:
         return set[Sym]().union(*map(_symbols, x))
-    return set[Sym]().union(*(_symbols(getattr(x, name)) for name, _ in _looked_at(type(x))))
+    kind: Any = type(x)
+    return set[Sym]().union(*(_symbols(getattr(x, name)) for name, _ in _looked_at(kind)))

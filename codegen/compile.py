@@ -63,7 +63,7 @@ from codegen.passes.uniform import check_uniform
 from codegen.passes.whole_loops import with_whole_loops
 from codegen.plan.grammar import Plan
 from codegen.plan.loops import Loops
-from codegen.plan.operation_graph import Row, operation_graph
+from codegen.plan.operation_graph import OperationRow, operation_graph
 from codegen.plan.stored import stored_values
 from codegen.progress import at
 from codegen.verify.exchange_table import ExchangeTable
@@ -84,7 +84,7 @@ class Levels:
     plan: Plan
     exchanges: ExchangeTable
     finished: Plan  # the same as plan, and how loops run, and what is computed when
-    operations: list[Row]  # of the finished Plan: what each of them waits for
+    operations: list[OperationRow]  # of the finished Plan: what each of them waits for
     source: CSource
 
 

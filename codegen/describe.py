@@ -29,7 +29,7 @@ from codegen.plan.grammar import (
 )
 from codegen.plan.handed import More, Save, Send, Take
 from codegen.plan.image_constants import constant_places
-from codegen.plan.operation_graph import Act, Row
+from codegen.plan.operation_graph import Act, OperationRow
 from codegen.plan.overlays import entry_of_buffers
 from codegen.plan.steps import (
     Operation,
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 
 def manifest_of(
-    plan: Plan, target: str, finished: Plan | None = None, graph: Sequence[Row] = ()
+    plan: Plan, target: str, finished: Plan | None = None, graph: Sequence[OperationRow] = ()
 ) -> dict[str, Any]:
     """What a runtime must know before and while it runs the image. finished: the same plan, and
     what is computed when. graph: its operations, of which `rows` are numbers; the notes have it."""
@@ -101,11 +101,8 @@ def manifest_of(
              **_calls_of(k, steps, graph)}
             for k, routine in enumerate(plan.libraries)
         ],
-        "kernels": [
-            {"symbol": symbol, "name": kernel.name, "file": _file_of(kernel),
-             **_calls_of(symbol, steps, graph)}
-            for symbol, (kernel, _) in plan.kernels
-        ],
+        "kernels": [{"symbol": symbol, "name": kernel.name, "file": _file_of(kernel),
+                     **_calls_of(symbol, steps, graph)} for symbol, (kernel, _) in plan.kernels],
         "streams": 1 + max((row.stream for row in graph), default=0),
         "checks": list(plan.checks),
     }
@@ -149,7 +146,7 @@ def _file_of(kernel: Any) -> str:
 
 
 def _calls_of(
-    key: int | str, steps: Sequence[Operation], graph: Sequence[Row]
+    key: int | str, steps: Sequence[Operation], graph: Sequence[OperationRow]
 ) -> dict[str, Any]:
     """In which operations a routine, by its number, or a kernel, by its symbol, is called, the
     buffers that it is handed there, and the rows of the graph; constants are no buffers."""
@@ -166,7 +163,7 @@ def _calls(act: Act, key: int | str) -> bool:
     return isinstance(act, KernelCall) and act.symbol == key
 
 
-def _row(row: Row) -> dict[str, Any]:
+def _row(row: OperationRow) -> dict[str, Any]:
     """A row of the operation graph."""
     said: dict[str, Any] = {"number": row.number, "kind": row.kind, "waits": list(row.waits),
                             "stream": row.stream, "reads": sorted(row.reads),

@@ -24,11 +24,11 @@ Json = dict[str, Any]
 
 
 @dataclass
-class Region:
+class GraphRegion:
     """What runs in one place: the boxes of rows that lie there. title: "" where it needs none."""
 
     title: str
-    boxes: list[Box] = field(default_factory=list)
+    boxes: list[GraphBox] = field(default_factory=list)
 
     @property
     def columns(self) -> int:
@@ -36,7 +36,7 @@ class Region:
 
 
 @dataclass
-class Box:
+class GraphBox:
     """waits: numbers of rows. column: where its stream is drawn. regions: what lies in it."""
 
     rows: list[Json]
@@ -48,7 +48,7 @@ class Box:
     text: str
     waits: list[int]
     column: int
-    regions: list[Region]
+    regions: list[GraphRegion]
 
     @property
     def number(self) -> str:
@@ -57,7 +57,7 @@ class Box:
         return str(first) if first == last else f"{first}-{last}"
 
 
-def region_of(image: reader.ImageFile) -> Region:
+def region_of(image: reader.ImageFile) -> GraphRegion:
     """The whole graph. Raises ImageError where an image has none, or a damaged one."""
     rows = image.notes().get("operations")
     if not isinstance(rows, list):
@@ -88,31 +88,30 @@ class _Boxes:
         for region in filter(None, inside):
             self.regions[region[0]] = max(self.regions.get(region[0], 0), region[1] + 1)
 
-    def region(self, at: tuple[int, int] | None, title: str) -> Region:
-        found = Region(title)
+    def region(self, at: tuple[int, int] | None, title: str) -> GraphRegion:
+        found = GraphRegion(title)
         for rows in _alike(self.inside.get(at, [])):
-            found.boxes.append(self.box(rows, at is None))
+            found.boxes.append(self.box(rows))
         _packed(found.boxes)
         return found
 
-    def box(self, rows: list[Json], outermost: bool) -> Box:
+    def box(self, rows: list[Json]) -> GraphBox:
         row = rows[0]
         waits = sorted({w for one in rows for w in one["waits"]})
-        titles = self.titles(row, outermost)
-        return Box(
+        titles = self.titles(row)
+        return GraphBox(
             rows, row["kind"], self.what(row), self.names(rows, "reads"),
             self.names(rows, "writes"), row.get("place", ""), row.get("text", ""), waits,
             min(one["stream"] for one in rows),
             [self.region((row["number"], k), title) for k, title in enumerate(titles)
              if (row["number"], k) in self.inside] if len(rows) == 1 else [])
 
-    def titles(self, row: Json, outermost: bool) -> list[str]:
+    def titles(self, row: Json) -> list[str]:
         count, kind = self.regions.get(row["number"], 0), row["kind"]
         entries = self.manifest["entries"]
-        if kind == "branch" and outermost and len(entries) >= count and (
-                row["number"] == self.inside[None][-1]["number"] and entries):
+        if kind == "entries" and len(entries) >= count:
             return [f"entry {entry['name']}" for entry in entries]
-        if kind == "branch":
+        if kind in ("branch", "entries"):
             return [f"arm {k}" for k in range(count)]
         return ["condition", "turn"] if count == 2 and (row["number"], 0) in self.inside else [
             ""] * count
@@ -125,6 +124,8 @@ class _Boxes:
             return f"{row['exchange'].replace('_', '-')} over ({over})"
         if "feed" in row:
             return f'{row["kind"]} of feed "{row["feed"]}"'
+        if row["kind"] == "entries":
+            return "one entry in each call"
         if row["kind"] == "library":
             known = {one["number"]: one["routine"] for one in m["libraries"]}
             return " ".join(known.get(k, "library") for k in row.get("libraries", ()))
@@ -141,7 +142,7 @@ class _Boxes:
             len(found) > MOST_NAMES + 1) else found
 
 
-def _packed(boxes: Sequence[Box]) -> None:
+def _packed(boxes: Sequence[GraphBox]) -> None:
     """Each stream has a column of its own; where that were too many, streams of which one ends
     before the other begins share one."""
     ends = {box.column: k for k, box in enumerate(boxes)}
@@ -175,7 +176,7 @@ def _like(row: Json, group: list[Json]) -> bool:
     same = all(row.get(k) == group[0].get(k) for k in ("kind", "place", "exchange", "libraries"))
     numbers = {one["number"] for one in group}
     return same and numbers.isdisjoint(row["waits"]) and row["stream"] not in {
-        one["stream"] for one in group} and row["kind"] not in ("loop", "branch")
+        one["stream"] for one in group} and row["kind"] not in ("loop", "branch", "entries")
 
 
 def line_text(place: str) -> str:
@@ -183,7 +184,7 @@ def line_text(place: str) -> str:
     return re.sub(r"^.*/", "", place)
 
 
-def touched_text(box: Box) -> str:
+def touched_text(box: GraphBox) -> str:
     """What it reads -> what it writes; either may be missing."""
     writes = f"-> {', '.join(box.writes)}" if box.writes else ""
     return " ".join(filter(None, (", ".join(box.reads), writes)))

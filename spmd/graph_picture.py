@@ -11,18 +11,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from html import escape
 
-from spmd.graph_boxes import Box, Region, line_text, touched_text
+from spmd.graph_boxes import GraphBox, GraphRegion, line_text, touched_text
 
 WIDTH, LINE, PAD, GAP = 250, 14, 6, 22  # of a box, of a line of text, inside and between boxes
+LOW = 3 * LINE + 2 * PAD  # a box without regions
 LETTERS = 35  # of a line of text
 HEAD = 2 * LINE + PAD  # what a box with regions says of itself
 COLOURS = {"nest": "#dbeafe", "library": "#dcfce7", "exchange": "#fed7aa", "kernel": "#e9d5ff",
-           "loop": "#f8fafc", "branch": "#f8fafc", "default": "#f1f5f9"}
+           "loop": "#f8fafc", "branch": "#f8fafc", "entries": "#f8fafc", "default": "#f1f5f9"}
 OTHERS = "#fef9c3"  # what a user sees, and feeds
 LEGEND = (("nest", "loops that compute"), ("library", "a routine of a library"),
           ("kernel", "a kernel"), ("exchange", "ranks exchange"), ("print", "seen outside"))
-STYLE = ("text{font:11px ui-monospace,Menlo,Consolas,monospace;fill:#0f172a}.head{font-weight:bold}"
-         ".dim{fill:#64748b}.edge{fill:none;stroke:#94a3b8}.many{stroke-opacity:.4}.box{stroke:#64748b}"
+STYLE = ("text{font:11px ui-monospace,Menlo,Consolas,monospace;fill:#0f172a}"
+         ".head{font-weight:bold}.dim{fill:#64748b}.edge{fill:none;stroke:#94a3b8}.many{stroke-opacity:.4}.box{stroke:#64748b}"
          ".exchange{stroke:#c2410c;stroke-width:2.5}")
 
 
@@ -30,7 +31,7 @@ STYLE = ("text{font:11px ui-monospace,Menlo,Consolas,monospace;fill:#0f172a}.hea
 class _Placed:
     """Where a box stands in its region."""
 
-    box: Box
+    box: GraphBox
     x: float
     y: float
     width: float
@@ -59,10 +60,10 @@ class _Placed:
         return min(max(middle, self.x + half), self.right - half)
 
 
-def picture(region: Region, title: str) -> str:
+def picture(region: GraphRegion, title: str) -> str:
     """The text of an SVG file."""
     width, height, inside = _region(region)
-    top = 3 * LINE + 2 * PAD
+    top: float = 3 * LINE + 2 * PAD
     whole, tall = max(width, 900) + 2 * GAP, height + top + 2 * GAP
     legend = _legend(GAP, GAP + LINE + PAD)
     return "\n".join([
@@ -83,7 +84,7 @@ def _legend(x: float, y: float) -> Iterator[str]:
         x += 22 + 7 * len(said) + GAP
 
 
-def _region(region: Region) -> tuple[float, float, list[str]]:
+def _region(region: GraphRegion) -> tuple[float, float, list[str]]:
     """Its width, its height, and what is drawn from its upper left corner on."""
     placed: list[_Placed] = []
     at: dict[int, _Placed] = {}  # by number of a row
@@ -114,14 +115,13 @@ def _edges(p: _Placed, at: dict[int, _Placed]) -> Iterator[str]:
                f'{to_x:g},{p.y - bend:g} {to_x:g},{p.y:g}"/>')
 
 
-def _box(box: Box) -> tuple[float, float, list[str]]:
+def _box(box: GraphBox) -> tuple[float, float, list[str]]:
     """Width, height and what is drawn of a box."""
     if not box.regions:
-        height = 3 * LINE + 2 * PAD
-        return WIDTH, height, [
+        return WIDTH, LOW, [
             "<g>", f"<title>{escape(_said(box))}</title>",
-            *([_rect(5, 5, WIDTH, height, box.kind)] if len(box.rows) > 1 else []),
-            _rect(0, 0, WIDTH, height, box.kind), *_head(box, LETTERS),
+            *([_rect(5, 5, WIDTH, LOW, box.kind)] if len(box.rows) > 1 else []),
+            _rect(0, 0, WIDTH, LOW, box.kind), *_head(box, LETTERS),
             _text(PAD, 3 * LINE + PAD - 3, _cut(touched_text(box), LETTERS), "dim"), "</g>"]
     lines: list[str] = []
     x, height = float(PAD), 0.0
@@ -129,7 +129,7 @@ def _box(box: Box) -> tuple[float, float, list[str]]:
         wide, tall, inside = _region(region)
         if region.title:
             lines.append(_text(x, HEAD + LINE, region.title, "head"))
-        top = HEAD + (LINE if region.title else 0) + PAD
+        top: float = HEAD + (LINE if region.title else 0) + PAD
         lines += [f'<g transform="translate({x:g},{top:g})">', *inside, "</g>"]
         x, height = x + wide + 2 * GAP, max(height, top + tall + PAD)
     width = max(x - 2 * GAP + PAD, WIDTH)
@@ -137,7 +137,7 @@ def _box(box: Box) -> tuple[float, float, list[str]]:
     return width, height, [_rect(0, 0, width, height, box.kind), *head, *lines]
 
 
-def _head(box: Box, letters: int) -> Iterator[str]:
+def _head(box: GraphBox, letters: int) -> Iterator[str]:
     """Two lines: what it is, and the line of the source."""
     many = f" ×{len(box.rows)}" if len(box.rows) > 1 else ""
     yield _text(PAD, LINE, _cut(f"{box.number} {box.what}{many}", letters), "head")
@@ -145,7 +145,7 @@ def _head(box: Box, letters: int) -> Iterator[str]:
     yield _text(PAD, 2 * LINE, _cut(f"{line}: {box.text}" if box.place else "", letters))
 
 
-def _said(box: Box) -> str:
+def _said(box: GraphBox) -> str:
     streams = sorted({row["stream"] for row in box.rows})
     which = str(streams[0]) if len(streams) == 1 else f"{streams[0]} to {streams[-1]}"
     return "\n".join([

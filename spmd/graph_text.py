@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from spmd.graph_boxes import Box, Region, line_text, touched_text
+from spmd.graph_boxes import GraphBox, GraphRegion, line_text, touched_text
 
 HEAD = "operations, a column for each stream; what each waits for, reads -> writes"
 MOST_WAITS = 6
 
 
-def graph_text(region: Region) -> str:
+def graph_text(region: GraphRegion) -> str:
     """The drawing; ends with a newline."""
     return "\n".join([HEAD, *_lines(region, "  ")]) + "\n"
 
 
-def _lines(region: Region, indent: str) -> Iterator[str]:
+def _lines(region: GraphRegion, indent: str) -> Iterator[str]:
     ends: dict[int, int] = {}
     for k, box in enumerate(region.boxes):
         ends[box.column] = k
@@ -38,7 +38,7 @@ def _lines(region: Region, indent: str) -> Iterator[str]:
             yield from _lines(inner, f"{indent}{' ' * region.columns}    ")
 
 
-def _said(box: Box) -> str:
+def _said(box: GraphBox) -> str:
     many = f" ×{len(box.rows)}" if len(box.rows) > 1 else ""
     waits = [str(k) for k in box.waits]
     if len(waits) > MOST_WAITS + 1:

@@ -1,8 +1,7 @@
 """No two operations of a Plan are in conflict without an order: of its operation graph.
 
-In: a finished Plan and the rows of its graph. Out: the same rows, or an InternalError that names
-the line. Two rows are in conflict if one writes what the other touches, or if both do what keeps
-its order whatever they touch.
+In: a finished Plan, the rows of its graph. Out: the rows, or an InternalError that names the line.
+Two rows are in conflict if one writes what the other touches, or both do what keeps its order.
 Always holds: what a row touches is read off the Plan here, field by field: a field that this file
 does not know as one that is only read counts as written.
 """
@@ -17,7 +16,7 @@ from typing import Any
 from codegen.errors import InternalError, Place
 from codegen.plan import grammar as g
 from codegen.plan import handed as h
-from codegen.plan.operation_graph import Row
+from codegen.plan.operation_graph import OperationRow
 from codegen.symbolic.expr import Expr, Sym
 
 # Fields through which memory is only read; the others of these classes, and all of others, write.
@@ -38,7 +37,7 @@ _PLAIN = (str, int, float, type(None), Place, Sym)
 Region = tuple[int, int] | None
 
 
-def check_conflicts(plan: g.Plan, rows: list[Row]) -> list[Row]:
+def check_conflicts(plan: g.Plan, rows: list[OperationRow]) -> list[OperationRow]:
     """Raises InternalError at the first row that is out of order."""
     _Check(plan, rows).run()
     return rows
@@ -62,7 +61,7 @@ class _Touched:
 class _Check:
     """at: the number of the next row. batches: by feed, the buffers that its takes fill."""
 
-    def __init__(self, plan: g.Plan, rows: list[Row]) -> None:
+    def __init__(self, plan: g.Plan, rows: list[OperationRow]) -> None:
         self.plan, self.rows, self.at = plan, rows, 0
         self.batches: dict[str, set[object]] = {}
         self.lies_in: dict[object, set[object]] = {}
@@ -81,14 +80,14 @@ class _Check:
         self.region(self.plan.steps, None)
         self.rule(self.at == len(self.rows), None, "a row of the graph is an operation of the Plan")
 
-    def rule(self, holds: bool, row: Row | None, rule: str, found: str = "") -> None:
+    def rule(self, holds: bool, row: OperationRow | None, rule: str, found: str = "") -> None:
         if not holds:
             raise InternalError.of_rule(rule, row.place if row else None, found)
 
     # ---- rows ------------------------------------------------------------------------------------
 
     def region(self, steps: Sequence[g.Step | g.Work], region: Region) -> _Touched:
-        mine: list[tuple[Row, _Touched]] = []
+        mine: list[tuple[OperationRow, _Touched]] = []
         for step in steps:
             if isinstance(step, g.Phase):
                 handed = {p.sym: self.of_lets((p.formula, p.value)) for p in step.parameters}
@@ -100,7 +99,7 @@ class _Check:
 
     def act(
         self, act: g.Step | g.Work, region: Region, handed: dict[Sym, set[object]]
-    ) -> tuple[Row, _Touched]:
+    ) -> tuple[OperationRow, _Touched]:
         row = self.rows[self.at] if self.at < len(self.rows) else None
         self.rule(row is not None and row.act is act and row.region == region, row,
                   "every operation of a Plan has a row of the graph, in order")
@@ -166,7 +165,7 @@ class _Check:
 
     # ---- order -----------------------------------------------------------------------------------
 
-    def ordered(self, rows: list[tuple[Row, _Touched]]) -> None:
+    def ordered(self, rows: list[tuple[OperationRow, _Touched]]) -> None:
         place_of = {row.number: k for k, (row, _) in enumerate(rows)}
         before: list[int] = []
         gates, touching, writing = 0, dict[object, int](), dict[object, int]()

@@ -50,13 +50,16 @@ GATES = (Expect, Point)  # what stands behind one begins when it is over
 
 
 @dataclass
-class Row:
-    """An operation. kind: nest, library, kernel, exchange, loop, branch, default, or the name of
-    the step. act: what the Plan says there. step: the row of the manifest's `operations` that a
-    rank is at meanwhile. region: the row that it lies in, and which of that row's regions. place:
-    its line; of a loop or a phase where it has none itself. reads, writes: numbers of buffers; what
-    it writes it may read too. waits: rows of its region. lets: the integers that it uses of those
-    that the program computes. kinds: of its steps, with those inside it."""
+class OperationRow:
+    """An operation.
+
+    kind: nest, library, kernel, exchange, loop, branch, default, entries (a branch: a call runs one
+    of its arms), or the name of the step. act: what the Plan says there. step: the row of the
+    manifest's `operations` that a rank is at meanwhile. region: the row that it lies in, and which
+    of that row's regions. place: its line; of a loop or a phase where it has none itself. reads,
+    writes: numbers of buffers; what it writes it may read too. waits: rows of its region. lets: the
+    integers that it uses of those that the program computes. kinds: of its steps, with those inside
+    it."""
 
     number: int
     kind: str
@@ -70,10 +73,10 @@ class Row:
     stream: int = 0
     lets: frozenset[Sym] = frozenset()
     kinds: frozenset[type] = frozenset()
-    inner: list[Row] = field(default_factory=list)
+    inner: list[OperationRow] = field(default_factory=list)
 
 
-def operation_graph(plan: Plan) -> list[Row]:
+def operation_graph(plan: Plan) -> list[OperationRow]:
     """The rows of a Plan, by their numbers."""
     graph = _Graph(plan)
     graph.region(plan.steps, None)
@@ -95,7 +98,8 @@ class _Graph:
     for each parameter of the phase at hand, those that it follows from."""
 
     def __init__(self, plan: Plan) -> None:
-        self.rows: list[Row] = []
+        self.rows: list[OperationRow] = []
+        self.entries = plan.steps[-1] if plan.entries else None
         self.number_of = {id(step): k for k, step in enumerate(operations(plan.steps))}
         self.lies_in = shown_in(plan)
         self.fields: dict[str, set[int]] = {}
@@ -109,7 +113,7 @@ class _Graph:
 
     # ---- rows ------------------------------------------------------------------------------------
 
-    def region(self, steps: Sequence[Act], region: tuple[int, int] | None) -> list[Row]:
+    def region(self, steps: Sequence[Act], region: tuple[int, int] | None) -> list[OperationRow]:
         rows = []
         for step in steps:
             number = self.number_of.get(id(step))
@@ -124,9 +128,10 @@ class _Graph:
 
     def row(
         self, act: Act, step: int | None, region: tuple[int, int] | None, around: Place | None
-    ) -> Row:
+    ) -> OperationRow:
         place: Place | None = getattr(act, "place", None) or around
-        row = Row(len(self.rows), kind_of(act), act, step, region, place)
+        kind = "entries" if act is self.entries else kind_of(act)
+        row = OperationRow(len(self.rows), kind, act, step, region, place)
         self.rows.append(row)
         if isinstance(act, Turns | Choice):
             for k, works in enumerate(inner_works(act)):
@@ -216,7 +221,7 @@ def _symbols(formulas: object) -> set[Sym]:
 # ---- order ---------------------------------------------------------------------------------------
 
 
-def _ordered(rows: list[Row], lies_in: dict[int, set[int]]) -> None:
+def _ordered(rows: list[OperationRow], lies_in: dict[int, set[int]]) -> None:
     """Sets what the rows of a region wait for, and their streams."""
     order = _Order()
     before: list[int] = []  # by place in the region: bits of the places that come before for sure
@@ -251,7 +256,7 @@ class _Order:
         self.read: dict[object, list[int]] = {}
         self.gate: int | None = None
 
-    def of(self, row: Row, k: int, lies_in: dict[int, set[int]]) -> set[int]:
+    def of(self, row: OperationRow, k: int, lies_in: dict[int, set[int]]) -> set[int]:
         """The places in the region of rows that this one, at place k, must come after."""
         after = set() if self.gate is None else {self.gate}
         reads, writes = self.touched(row, lies_in)
@@ -268,7 +273,7 @@ class _Order:
         return after
 
     def touched(
-        self, row: Row, lies_in: dict[int, set[int]]
+        self, row: OperationRow, lies_in: dict[int, set[int]]
     ) -> tuple[set[object], set[object]]:
         reads: set[object] = {*row.reads, *row.lets}
         writes: set[object] = set(row.writes)
@@ -279,7 +284,7 @@ class _Order:
         return reads - writes, writes
 
 
-def _lets(row: Row) -> Iterator[Let]:
+def _lets(row: OperationRow) -> Iterator[Let]:
     if isinstance(row.act, Let):
         yield row.act
     for inner in row.inner:

@@ -23,8 +23,8 @@ OTHERS = "#fef9c3"  # what a user sees, and feeds
 LEGEND = (("nest", "loops that compute"), ("library", "a routine of a library"),
           ("kernel", "a kernel"), ("exchange", "ranks exchange"), ("print", "seen outside"))
 STYLE = ("text{font:11px ui-monospace,Menlo,Consolas,monospace;fill:#0f172a}"
-         ".head{font-weight:bold}.dim{fill:#64748b}.edge{fill:none;stroke:#94a3b8}.many{stroke-opacity:.4}.box{stroke:#64748b}"
-         ".exchange{stroke:#c2410c;stroke-width:2.5}")
+         ".head{font-weight:bold}.dim{fill:#64748b}.edge{fill:none;stroke:#94a3b8}"
+         ".many{stroke-opacity:.4}.box{stroke:#64748b}.exchange{stroke:#c2410c;stroke-width:2.5}")
 
 
 @dataclass

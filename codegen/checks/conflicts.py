@@ -118,8 +118,6 @@ class _Check:
         numbers = {n for n in touched.reads | touched.writes if isinstance(n, int)}
         self.rule(numbers <= row.reads | row.writes, row, "a row names all buffers that it touches")
         self.rule(touched.writes.isdisjoint(row.reads), row, "a row names what it writes as that")
-        for number in numbers & self.lies_in.keys():
-            touched.reads |= self.lies_in[number]
         return row, touched
 
     def inner(
@@ -176,8 +174,10 @@ class _Check:
                 j = place_of.get(number, k)
                 self.rule(j < k, row, "a row waits for rows before it in its region")
                 mine |= before[j] | 1 << j
-            needed = gates
-            for what in touched.reads | touched.writes:
+            needed, places = gates, touched.reads | touched.writes
+            for shown in places & self.lies_in.keys():  # it may lie in the memory of others
+                places |= self.lies_in[shown]
+            for what in places:
                 needed |= writing.get(what, 0)
             for what in touched.writes:
                 needed |= touching.get(what, 0)
@@ -191,7 +191,7 @@ class _Check:
             before.append(mine)
             bit = 1 << k
             gates |= bit if touched.gate else 0
-            for what in touched.reads | touched.writes:
+            for what in places:
                 touching[what] = touching.get(what, 0) | bit
             for what in touched.writes:
                 writing[what] = writing.get(what, 0) | bit

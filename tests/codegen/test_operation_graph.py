@@ -124,10 +124,25 @@ def gives_up():
     return local(x)
 
 
+@spmd.program(mesh=("data",))
+def sharded(n: int = 6):
+    """What is shown of a buffer is read in a loop that has nothing to do with that buffer itself."""
+    x = spmd.input("x", (n, 4), np.float64, layout=("data", None), default=lambda i, j: i)
+    w = np.ones(4)
+    tx = optim.sharded(optim.sgd(0.1, momentum=0.9), "data")
+    state = tx.init(w)
+    for _ in spmd.range(2):
+        grads = spmd.grad(lambda w: np.mean(x @ w))(w)
+        updates, state = tx.update(grads, state, w)
+        w = optim.apply_updates(w, updates)
+    return w, state[0].trace
+
+
 PLANS = {
     **PROGRAMS, "attends": attends, "chained": chained, "seen": seen, "branching": branching,
     "alone": test_alone.program, "fed": sample_programs.fed, "fed_ranks": sample_programs.fed_ranks,
     "Walks": Walks, "shows": shows, "gives_up": gives_up,
+    "sharded": sharded,
 }
 _levels: dict[str, Levels] = {}
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from codegen.errors import ImageError
 from codegen.image import manifest as reader
+from codegen.image.elf import printable
 
 ALIKE = 5  # so many rows that are alike are one box
 WIDE = 6  # columns
@@ -74,8 +75,14 @@ def region_of(image: reader.ImageFile) -> GraphRegion:
         if not whole or depth[k] > MOST_NESTED:
             raise ImageError("damaged notes", expected="rows of a graph, in order",
                              found=f"row {k}, which is out of order")
-        inside.setdefault(region, []).append(row)
+        inside.setdefault(region, []).append(_printable(row))
     return _Boxes(image.manifest, inside).region(None, "")
+
+
+def _printable(row: Json) -> Json:
+    """A row whose texts move no cursor and stand in any XML; of a manifest, its reader sees to it."""
+    texts = {k: printable(v) for k, v in row.items() if isinstance(v, str)}
+    return {**row, **texts, "axes": [printable(axis) for axis in row.get("axes", ())]}
 
 
 class _Boxes:
@@ -84,9 +91,9 @@ class _Boxes:
     ) -> None:
         self.manifest, self.inside = manifest, inside
         self.buffers = [b["name"] for b in manifest["buffers"]]
-        self.regions: dict[int, int] = {}  # how many each row has
-        for region in filter(None, inside):
-            self.regions[region[0]] = max(self.regions.get(region[0], 0), region[1] + 1)
+        self.regions: dict[int, list[int]] = {}  # of each row: those in which something lies
+        for number, region in sorted(filter(None, inside)):
+            self.regions.setdefault(number, []).append(region)
 
     def region(self, at: tuple[int, int] | None, title: str) -> GraphRegion:
         found = GraphRegion(title)
@@ -98,23 +105,20 @@ class _Boxes:
     def box(self, rows: list[Json]) -> GraphBox:
         row = rows[0]
         waits = sorted({w for one in rows for w in one["waits"]})
-        titles = self.titles(row)
         return GraphBox(
             rows, row["kind"], self.what(row), self.names(rows, "reads"),
             self.names(rows, "writes"), row.get("place", ""), row.get("text", ""), waits,
             min(one["stream"] for one in rows),
-            [self.region((row["number"], k), title) for k, title in enumerate(titles)
-             if (row["number"], k) in self.inside] if len(rows) == 1 else [])
+            [self.region((row["number"], k), self.title(row, k))
+             for k in self.regions.get(row["number"], ())] if len(rows) == 1 else [])
 
-    def titles(self, row: Json) -> list[str]:
-        count, kind = self.regions.get(row["number"], 0), row["kind"]
+    def title(self, row: Json, region: int) -> str:
         entries = self.manifest["entries"]
-        if kind == "entries" and len(entries) >= count:
-            return [f"entry {entry['name']}" for entry in entries]
-        if kind in ("branch", "entries"):
-            return [f"arm {k}" for k in range(count)]
-        return ["condition", "turn"] if count == 2 and (row["number"], 0) in self.inside else [
-            ""] * count
+        if row["kind"] == "entries" and region < len(entries):
+            return f"entry {entries[region]['name']}"
+        if row["kind"] in ("branch", "entries"):
+            return f"arm {region}"
+        return ("condition", "turn")[region > 0] if len(self.regions[row["number"]]) > 1 else ""
 
     def what(self, row: Json) -> str:
         """What it is, in a few words."""

@@ -7,6 +7,7 @@ Always holds: a box stands below all that it waits for; nothing in the file is a
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import dataclass
 from html import escape
@@ -46,8 +47,9 @@ class _Placed:
         return self.y + self.height
 
     def fall(self, placed: list[_Placed]) -> float:
-        """Moves down until it covers none of those that are placed; returns where it then is."""
-        for p in sorted(placed, key=lambda p: p.bottom):
+        """Moves down until it covers none of those that are placed, which come in the order of
+        their ends; returns where it then is."""
+        for p in placed[bisect_left(placed, self.y - GAP, key=_bottom):]:
             beside = p.right + GAP <= self.x or self.right + GAP <= p.x
             if not beside and self.y < p.bottom + GAP and p.y < self.bottom + GAP:
                 self.y = p.bottom + GAP
@@ -58,6 +60,10 @@ class _Placed:
         middle = other.x + min(other.width, WIDTH) / 2
         half = min(self.width, WIDTH) / 2
         return min(max(middle, self.x + half), self.right - half)
+
+
+def _bottom(placed: _Placed) -> float:
+    return placed.bottom
 
 
 def picture(region: GraphRegion, title: str) -> str:
@@ -96,7 +102,7 @@ def _region(region: GraphRegion) -> tuple[float, float, list[str]]:
         # What waits for nothing stands where the program has it.
         one = _Placed(box, box.column * (WIDTH + GAP), max(above, default=y), width, height)
         y = one.fall(placed)
-        placed.append(one)
+        insort(placed, one, key=_bottom)
         at |= {row["number"]: one for row in box.rows}
         drawn += [f'<g transform="translate({one.x:g},{one.y:g})">', *lines, "</g>"]
     edges = [edge for p in placed for edge in _edges(p, at)]

@@ -282,6 +282,18 @@ def test_oracles_import_nothing_of_the_tracer():
     assert found and [str(i) for i in found if is_within(i.module, "codegen.trace")] == []
 
 
+def test_checkers_share_no_code_with_what_they_check():
+    """They read the grammar, and of what they check the class of its rows."""
+    known = ("codegen.errors", "codegen.symbolic", "codegen.plan.grammar", "codegen.plan.handed")
+    found = [i for i in all_imports("codegen/checks") if is_within(i.module, "codegen")]
+    shared = {i.module for i in found if not any(is_within(i.module, one) for one in known)}
+    assert found and shared == {"codegen.plan.operation_graph"}
+    (names,) = ([alias.name for alias in node.names]
+                for node in ast.walk(tree(ROOT / "codegen/checks/conflicts.py"))
+                if isinstance(node, ast.ImportFrom) and node.module in shared)
+    assert names == ["OperationRow"]
+
+
 def test_text_is_read_by_parsers():
     """What a user's line says Python's parser tells; what is in C knows who writes it."""
     found = all_imports("codegen/emit", "codegen/trace", "codegen/explain", "codegen/ops",

@@ -225,7 +225,7 @@ def _ordered(rows: list[OperationRow], lies_in: dict[int, set[int]]) -> None:
     """Sets what the rows of a region wait for, and their streams."""
     order = _Order()
     before: list[int] = []  # by place in the region: bits of the places that come before for sure
-    tails: list[int] = []  # by stream: the place of its last row
+    streams = _Streams()
     for k, row in enumerate(rows):
         mine, waits = 0, []
         for j in sorted(order.of(row, k, lies_in), reverse=True):
@@ -234,17 +234,28 @@ def _ordered(rows: list[OperationRow], lies_in: dict[int, set[int]]) -> None:
                 waits.append(j)
         before.append(mine)
         row.waits = tuple(rows[j].number for j in reversed(waits))
-        row.stream = _stream(tails, waits, mine)
-        tails[row.stream:row.stream + 1] = [k]
+        row.stream = streams.of(k, waits, mine)
 
 
-def _stream(tails: list[int], waits: Sequence[int], before: int) -> int:
-    """The first stream that ends with a row that this one waits for; else the first that ends with
-    one that comes before it anyway; else a new one."""
-    for stream, last in enumerate(tails):
-        if last in waits:
-            return stream
-    return next((s for s, last in enumerate(tails) if before >> last & 1), len(tails))
+class _Streams:
+    """ends: by place of a row that is the last of its stream so far, the stream. bits: of those."""
+
+    def __init__(self) -> None:
+        self.ends: dict[int, int] = {}
+        self.bits = 0
+
+    def of(self, k: int, waits: Sequence[int], before: int) -> int:
+        """The first stream that ends with a row that the one at place k waits for; else one that
+        ends with a row that comes before it anyway; else a new one."""
+        after = min((j for j in waits if j in self.ends), key=self.ends.__getitem__, default=None)
+        if after is None and (ended := self.bits & before):
+            after = (ended & -ended).bit_length() - 1
+        stream = len(self.ends) if after is None else self.ends.pop(after)
+        if after is not None:
+            self.bits ^= 1 << after
+        self.ends[k] = stream
+        self.bits |= 1 << k
+        return stream
 
 
 class _Order:

@@ -126,7 +126,7 @@ def gives_up():
 
 @spmd.program(mesh=("data",))
 def sharded(n: int = 6):
-    """What is shown of a buffer is read in a loop that has nothing to do with that buffer itself."""
+    """What is shown of a buffer is read in a loop that does not touch that buffer itself."""
     x = spmd.input("x", (n, 4), np.float64, layout=("data", None), default=lambda i, j: i)
     w = np.ones(4)
     tx = optim.sharded(optim.sgd(0.1, momentum=0.9), "data")

@@ -80,7 +80,7 @@ def region_of(image: reader.ImageFile) -> GraphRegion:
 
 
 def _printable(row: Json) -> Json:
-    """A row whose texts move no cursor and stand in any XML; of a manifest, its reader sees to it."""
+    """A row whose texts move no cursor and may stand in XML, as those of manifests do."""
     texts = {k: printable(v) for k, v in row.items() if isinstance(v, str)}
     return {**row, **texts, "axes": [printable(axis) for axis in row.get("axes", ())]}
 

@@ -24,18 +24,19 @@ def _lines(region: GraphRegion, indent: str) -> Iterator[str]:
     for k, box in enumerate(region.boxes):
         ends[box.column] = k
     begun: set[int] = set()
+    columns = region.columns
     where = ""
     for k, box in enumerate(region.boxes):
         begun.add(box.column)
         marks = "".join("*" if c == box.column else "|" if c in begun and ends[c] > k else " "
-                        for c in range(region.columns))
+                        for c in range(columns))
         line = f"  # {line_text(box.place)}: {box.text}" if box.place not in ("", where) else ""
         where = box.place
         yield f"{indent}{marks}  {_said(box)}{line}"
         for inner in box.regions:
             if inner.title:
-                yield f"{indent}{' ' * region.columns}    {inner.title}:"
-            yield from _lines(inner, f"{indent}{' ' * region.columns}    ")
+                yield f"{indent}{' ' * columns}    {inner.title}:"
+            yield from _lines(inner, f"{indent}{' ' * columns}    ")
 
 
 def _said(box: GraphBox) -> str:

@@ -41,7 +41,7 @@ from codegen.plan.steps import (
     operations,
     walk_steps,
 )
-from codegen.symbolic.expr import Sym
+from codegen.symbolic.expr import Expr, Sym
 
 Act = Step | Work
 MEETINGS = (Exchange, Take, More, Send)  # a rank may wait there for others
@@ -93,9 +93,9 @@ def shown_in(plan: Plan) -> dict[int, set[int]]:
 
 
 class _Graph:
-    """lies_in: of shown_in, with the buffer itself. fields: by feed, what its takes fill, which may
-    be where the batch lies until the next one is taken. lets: the counters that Lets set. handed:
-    for each parameter of the phase at hand, those that it follows from."""
+    """lies_in: what shown_in returns. fields: by feed, what its takes fill, which may be where the
+    batch lies until the next one is taken. lets: the counters that Lets set. handed: for each
+    parameter of the phase at hand, those of these counters that it follows from."""
 
     def __init__(self, plan: Plan) -> None:
         self.rows: list[OperationRow] = []
@@ -161,13 +161,11 @@ class _Graph:
         """What it reads and writes itself, without what is inside it."""
         match act:
             case Loop():
-                flag = set() if act.flag is None else {act.flag.buffer.number}
-                return flag, {b.number for cycle in act.rotate for b in cycle}
+                return _loaded(act.flag), {b.number for cycle in act.rotate for b in cycle}
             case Branch() | Choice():
-                return ({act.on.buffer.number} if isinstance(act.on, Load)
-                        and act.on.buffer.data is None else set()), set()
+                return _loaded(act.on), set()
             case Let():
-                return {act.value.buffer.number}, set()
+                return _loaded(act.value), set()
             case Turns() | Default() | Phase():
                 return set(), set()
         read = {b.number for b in memory_read(act) if b.data is None}
@@ -177,6 +175,11 @@ class _Graph:
         elif isinstance(act, Exchange) and act.last and act.pull_from is not None:
             written.add(act.pull_from.buffer.number)  # it may be given up: its place changes
         return read, written
+
+
+def _loaded(what: Expr | Load | None) -> set[int]:
+    """The buffer of what decides a branch or a loop; none of a constant or a formula."""
+    return {what.buffer.number} if isinstance(what, Load) and what.buffer.data is None else set()
 
 
 def kind_of(act: Act) -> str:

@@ -12,6 +12,7 @@ import pytest
 import spmd
 from codegen.checks.conflicts import check_conflicts
 from codegen.compile import Levels, lower
+from codegen.describe import manifest_of
 from codegen.errors import InternalError
 from codegen.passes.points import with_points
 from codegen.plan.grammar import Exchange, Let, Phase, Plan, Point
@@ -138,11 +139,25 @@ def sharded(n: int = 6):
     return w, state[0].trace
 
 
+@spmd.kernel
+def doubles(x, out):
+    for i in range(x.shape[0]):
+        out[i] = 2 * x[i]
+
+
+@spmd.program(mesh=("r",))
+def calls():
+    """Two calls of a kernel, of which the second needs nothing of the first."""
+    x = spmd.input("x", (12,), layout=("r",), default=lambda i: i)
+    y = np.cumsum(x)
+    return doubles(x, out=spmd.like(x)), doubles(y, out=spmd.like(y))
+
+
 PLANS = {
     **PROGRAMS, "attends": attends, "chained": chained, "seen": seen, "branching": branching,
     "alone": test_alone.program, "fed": sample_programs.fed, "fed_ranks": sample_programs.fed_ranks,
     "Walks": Walks, "shows": shows, "gives_up": gives_up,
-    "sharded": sharded,
+    "sharded": sharded, "calls": calls,
 }
 _levels: dict[str, Levels] = {}
 
@@ -169,6 +184,17 @@ def test_queries_keys_and_values_are_streams_of_their_own() -> None:
     assert len({frozenset(row.reads) for row in found}) == 3
     phases = sum(isinstance(step, Phase) for step in operations(levels_of("attends").plan.steps))
     assert len([row for row in rows if row.kind in ("nest", "library")]) > 3 * phases
+
+
+def test_libraries_and_kernels_name_their_rows_and_buffers() -> None:
+    for name, table, kind in (("attends", "libraries", "library"), ("calls", "kernels", "kernel")):
+        levels = levels_of(name)
+        manifest = manifest_of(levels.plan, "x86-64", levels.finished, levels.operations)
+        rows = [row for row in levels.operations if row.kind == kind]
+        (said,) = manifest[table]
+        assert said["rows"] == [row.number for row in rows] and len(rows) > 1
+        assert set(said["buffers"]) == set().union(*(row.reads | row.writes for row in rows))
+        assert manifest["streams"] == 1 + max(row.stream for row in levels.operations)
 
 
 def test_a_chain_is_one_stream() -> None:
@@ -361,5 +387,5 @@ def test_samples_have_what_they_are_for() -> None:
     assert any(isinstance(s, Exchange) and s.swaps for s in steps["alone"])
     assert any(isinstance(step, Take) for step in steps["fed"])
     assert {row.kind for name in PLANS for row in levels_of(name).operations} >= {
-        "nest", "library", "exchange", "loop", "branch", "default", "let", "print", "expect",
-        "save", "point", "take", "more", "send", "entries"}
+        "nest", "library", "kernel", "exchange", "loop", "branch", "default", "let", "print",
+        "expect", "save", "point", "take", "more", "send", "entries"}

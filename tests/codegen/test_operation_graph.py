@@ -153,11 +153,24 @@ def calls():
     return doubles(x, out=spmd.like(x)), doubles(y, out=spmd.like(y))
 
 
+@spmd.program(mesh=("r",))
+def batches():
+    """Batches that lie where they came until the next one is taken."""
+    feed = spmd.feed(x=spmd.spec((6, 4), np.float64))
+    one = feed.next().x
+    squares, largest = np.sum(one * one, axis=0), np.max(one, axis=1)
+    other = feed.next().x
+    sums, total = np.sum(other, axis=0), np.zeros(4)
+    for batch in feed:
+        total = total + np.sum(batch.x, axis=0)
+    return {"squares": squares, "largest": largest, "sums": sums, "total": total}
+
+
 PLANS = {
     **PROGRAMS, "attends": attends, "chained": chained, "seen": seen, "branching": branching,
     "alone": test_alone.program, "fed": sample_programs.fed, "fed_ranks": sample_programs.fed_ranks,
     "Walks": Walks, "shows": shows, "gives_up": gives_up,
-    "sharded": sharded, "calls": calls,
+    "sharded": sharded, "calls": calls, "batches": batches,
 }
 _levels: dict[str, Levels] = {}
 
@@ -240,12 +253,14 @@ def results(image: Any, ranks: int) -> dict[str, Any]:
     given = image.manifest["inputs"]
     arrays = {a["name"]: np.random.default_rng(k).normal(size=a["shape"])
               for k, a in enumerate(given) if not a["default"]}
+    if image.manifest["feeds"]:
+        arrays["feed"] = [{"x": np.arange(24.0).reshape(6, 4) + k} for k in range(5)]
     return image.run(ranks=ranks, **arrays)
 
 
 @pytest.mark.parametrize(("name", "meshes"), [
     ("attends", (1, 2, 4)), ("branching", (1, 3)), ("alone", (1, 2)), ("moves", (1, 4)),
-    ("branches", (3,)), ("shows", (1, 2)), ("gives_up", (1, 3)),
+    ("branches", (3,)), ("shows", (1, 2)), ("gives_up", (1, 3)), ("batches", (1, 3)),
 ])
 def test_any_order_that_the_graph_allows_gives_the_same(
     name: str, meshes: tuple[int, ...]

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from codegen import kept
 from codegen.check_names import POINTS
+from codegen.checks.conflicts import check_conflicts
 from codegen.describe import manifest_of, notes_of
 from codegen.emit.image import CSource, emit
 from codegen.image.target import resolve
@@ -62,6 +63,7 @@ from codegen.passes.uniform import check_uniform
 from codegen.passes.whole_loops import with_whole_loops
 from codegen.plan.grammar import Plan
 from codegen.plan.loops import Loops
+from codegen.plan.operation_graph import OperationRow, operation_graph
 from codegen.plan.stored import stored_values
 from codegen.progress import at
 from codegen.verify.exchange_table import ExchangeTable
@@ -82,6 +84,7 @@ class Levels:
     plan: Plan
     exchanges: ExchangeTable
     finished: Plan  # the same as plan, and how loops run, and what is computed when
+    operations: list[OperationRow]  # of the finished Plan: what each of them waits for
     source: CSource
 
 
@@ -104,8 +107,10 @@ def lower(graph: Module) -> Levels:
     plan = through(check_plan, plan, with_kept_writes, enclosed, row_by_row)
     exchanges = check_exchanges(plan)
     finished = check_finished(hoisted(settled(alone(plan))))
+    operations = check_conflicts(finished, operation_graph(finished))
     at("writing C")
-    return Levels(demands.graph, demands, program, loops, plan, exchanges, finished, emit(finished))
+    return Levels(demands.graph, demands, program, loops, plan, exchanges, finished, operations,
+                  emit(finished))
 
 
 def through(
@@ -165,7 +170,7 @@ def _built(
             for symbol, (kernel, signature) in levels.plan.kernels
         ],
         constants=levels.source.constants,
-        manifest=manifest_of(levels.plan, target, levels.finished),
+        manifest=manifest_of(levels.plan, target, levels.finished, levels.operations),
         notes=notes_of(levels),
         index_words=len(levels.plan.scalars),
         target=target,

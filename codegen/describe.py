@@ -29,6 +29,7 @@ from codegen.plan.grammar import (
 )
 from codegen.plan.handed import More, Save, Send, Take
 from codegen.plan.image_constants import constant_places
+from codegen.plan.operation_graph import Act, OperationRow
 from codegen.plan.overlays import entry_of_buffers
 from codegen.plan.steps import (
     Operation,
@@ -47,9 +48,11 @@ if TYPE_CHECKING:
     from codegen.compile import Levels
 
 
-def manifest_of(plan: Plan, target: str, finished: Plan | None = None) -> dict[str, Any]:
+def manifest_of(
+    plan: Plan, target: str, finished: Plan | None = None, graph: Sequence[OperationRow] = ()
+) -> dict[str, Any]:
     """What a runtime must know before and while it runs the image. finished: the same plan, and
-    what is computed when."""
+    what is computed when. graph: its operations, of which `rows` are numbers; the notes have it."""
     steps = operations(plan.steps)
     rows = [_operation(k, step) for k, step in enumerate(steps)]
     if plan.checks:
@@ -95,15 +98,12 @@ def manifest_of(plan: Plan, target: str, finished: Plan | None = None) -> dict[s
         ],
         "libraries": [
             {"number": k, "source": routine.source, "routine": routine.name,
-             **_calls_of(k, steps)}
+             **_calls_of(k, steps, graph)}
             for k, routine in enumerate(plan.libraries)
         ],
-        "kernels": [
-            {"symbol": symbol, "name": kernel.name, "file": _file_of(kernel),
-             **_calls_of(symbol, steps)}
-            for symbol, (kernel, _) in plan.kernels
-        ],
-        "streams": 1,
+        "kernels": [{"symbol": symbol, "name": kernel.name, "file": _file_of(kernel),
+                     **_calls_of(symbol, steps, graph)} for symbol, (kernel, _) in plan.kernels],
+        "streams": 1 + max((row.stream for row in graph), default=0),
         "checks": list(plan.checks),
     }
 
@@ -134,6 +134,7 @@ def notes_of(levels: Levels) -> dict[str, Any]:
         "load": [[s.name, to_json(e)] for s, e in levels.finished.at_load.items()],
         "coordinates": list(levels.exchanges.coordinates),
         "exchanges": [row.said for row in levels.exchanges.rows],
+        "operations": [_row(row) for row in levels.operations],
         **tables(levels),
     }
 
@@ -144,17 +145,45 @@ def _file_of(kernel: Any) -> str:
     return os.path.basename(place.file) if place else ""
 
 
-def _calls_of(key: int | str, steps: Sequence[Operation]) -> dict[str, Any]:
-    """In which operations a routine, by its number, or a kernel, by its symbol, is called, and the
-    buffers that it is handed there; constants are none."""
-    calls = [
-        (k, work) for k, step in enumerate(steps) if isinstance(step, Phase)
-        for work in simple_works(step)
-        if (isinstance(work, LibraryCall) and key in work.routines)
-        or (isinstance(work, KernelCall) and work.symbol == key)
-    ]
+def _calls_of(
+    key: int | str, steps: Sequence[Operation], graph: Sequence[OperationRow]
+) -> dict[str, Any]:
+    """In which operations a routine, by its number, or a kernel, by its symbol, is called, the
+    buffers that it is handed there, and the rows of the graph; constants are no buffers."""
+    calls = [(k, work) for k, step in enumerate(steps) if isinstance(step, Phase)
+             for work in simple_works(step) if _calls(work, key)]
     handed = {b.number for _, work in calls for b in work_buffers(work) if b.data is None}
-    return {"operations": sorted({k for k, _ in calls}), "buffers": sorted(handed)}
+    return {"operations": sorted({k for k, _ in calls}), "buffers": sorted(handed),
+            "rows": [row.number for row in graph if _calls(row.act, key)]}
+
+
+def _calls(act: Act, key: int | str) -> bool:
+    if isinstance(act, LibraryCall):
+        return key in act.routines
+    return isinstance(act, KernelCall) and act.symbol == key
+
+
+def _row(row: OperationRow) -> dict[str, Any]:
+    """A row of the operation graph."""
+    said: dict[str, Any] = {"number": row.number, "kind": row.kind, "waits": list(row.waits),
+                            "stream": row.stream, "reads": sorted(row.reads),
+                            "writes": sorted(row.writes)}
+    if row.region is not None:
+        said["region"] = list(row.region)
+    if row.step is not None:
+        said["operation"] = row.step
+    if row.place is not None:
+        said |= {"place": line_of(row.place), "text": row.place.source_line().strip()}
+    match row.act:
+        case LibraryCall():
+            said["libraries"] = list(row.act.routines)
+        case KernelCall():
+            said["kernel"] = row.act.symbol
+        case Exchange():
+            said |= {"exchange": row.act.kind, "axes": list(row.act.axes)}
+        case Take() | More() | Send():
+            said["feed"] = row.act.feed
+    return said
 
 
 def _operation(number: int, step: Operation) -> dict[str, Any]:

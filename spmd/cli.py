@@ -175,6 +175,8 @@ def _show_options(show: Parser) -> None:
     _add_mesh(show)
     _add_set(show, "a parameter of a FILE.py")
     _add_no_cache(show)
+    show.add_argument("-o", "--output", metavar="FILE.svg",
+                      help="with --graph: the operations as a picture, which browsers open")
     show.add_argument("--json", action="store_true", help="the same, for programs to read")
 
 
@@ -241,7 +243,7 @@ _PARTS = {
     "manifest": "arrays, scalars, conditions, buffers (what is shown without options)",
     "sizes": "bytes of the image, and of a rank's memory on 1 to 1,000,000 ranks",
     "layouts": "how every array lies and why; what ranks exchange, how much, for which line",
-    "graph": "the program as it was traced: global arrays",
+    "graph": "the program as it was traced: global arrays; what each operation waits for",
     "program": "one rank's view: extents in the index and the axis sizes",
     "loops": "what each op computes: loop nests over values that lie in memory",
     "plan": "compute phases and exchanges over numbered buffers",

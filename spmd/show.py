@@ -17,9 +17,12 @@ from codegen.image import manifest as reader
 from codegen.image.elf import printable
 from codegen.image.manifest import evaluate
 from codegen.user.named import roots, together
-from spmd import layout_table, looking, report
+from spmd import graph_picture, layout_table, looking, report
 from spmd.arguments import check_settings, read, scalars_of
 from spmd.faces import Face, faces_of, states_of
+from spmd.files.whole import check_place, refuse_replacing, write_whole
+from spmd.graph_boxes import region_of
+from spmd.graph_text import graph_text
 from spmd.launch import loader, memory, sizes
 from spmd.launch.processes import Processes
 from spmd.verify.formulas import infix, layout_text
@@ -37,16 +40,31 @@ def command(asked: argparse.Namespace, _: Processes) -> int:
         raise UsageError("--set is for a FILE.py, which is built to be shown",
                          found=f"{asked.image}, whose parameters were fixed when it was built",
                          remedy=f"show FILE.py --set {'='.join(next(iter(asked.set.items())))}")
-    return main(asked.image, what, asked.json, asked.ranks, asked.mesh, asked.set, asked.no_cache)
+    if asked.output is not None:
+        check_picture(asked.output, asked.image, what)
+    return main(asked.image, what, asked.json, asked.ranks, asked.mesh, asked.set, asked.no_cache,
+                asked.output)
+
+
+def check_picture(output: str, path: str, what: list[str]) -> None:
+    """Raises UsageError or OutputError where no picture can be written to `output`."""
+    if "graph" not in what:
+        raise UsageError("-o is for the picture of --graph",
+                         remedy="show IMAGE --graph -o FILE.svg")
+    if not output.lower().endswith(".svg"):
+        raise UsageError(f"-o {output}: a picture of a graph is an SVG file",
+                         expected="a name that ends in .svg")
+    refuse_replacing(output, {path.partition(":")[0]: "what is shown"})
+    check_place(output, "graph")
 
 
 def main(
     path: str, what: list[str], as_json: bool, ranks: int | None = None,
     mesh: dict[str, int] | None = None, settings: dict[str, str] | None = None,
-    no_cache: bool = False,
+    no_cache: bool = False, output: str | None = None,
 ) -> int:
     """Print the parts that were asked for of an image, or of the one that FILE.py gives; layouts on
-    a mesh. Raises ImageError and its like."""
+    a mesh. output: a file for the graph as a picture. Raises ImageError and its like."""
     settings = settings or {}
     with loader.named(path):
         data, parameters = looking.image_or_built(path, settings, no_cache)
@@ -54,6 +72,10 @@ def main(
         scalars = {name: value for name, value in read(settings).items() if name not in parameters}
         check_settings(image.manifest, scalars)
         scalars_of(image.manifest, scalars)  # what the program does not know is refused
+        if output is not None:
+            title = printable(image.manifest["program"])
+            write_whole(output, graph_picture.picture(region_of(image), title).encode())
+            what = [part for part in what if part != "graph"]
         return _shown(image, what, as_json, ranks, mesh)
 
 
@@ -64,7 +86,8 @@ def _shown(
     parts: dict[str, Any] = {}
     for part in what:
         if part == "manifest":
-            parts[part] = {**image.manifest, "digest": image.digest, "sections": _sections(image)}
+            parts[part] = {**image.manifest, "digest": image.digest, "sections": _sections(image),
+                           "graph": image.notes().get("operations", [])}
         elif part == "sizes":
             parts[part] = size_table(image)
         elif part == "layouts":
@@ -75,7 +98,7 @@ def _shown(
             parts[part] = disassemble(image.data)
         else:
             parts[part] = _level(image, part)
-    if as_json:
+    if as_json and parts:
         print(json.dumps(parts if len(parts) > 1 else next(iter(parts.values())), indent=1))
         return 0
     for part, content in parts.items():
@@ -95,6 +118,8 @@ def _level(image: reader.ImageFile, level: str) -> str:
     text = image.notes().get(level)
     if not isinstance(text, str):
         raise ImageError("damaged image", expected=f"the text of the {level}", found="none")
+    if level == "graph" and "operations" in image.notes():
+        text = f"{text}\n{graph_text(region_of(image))}"
     return text
 
 
@@ -153,6 +178,9 @@ def summary(image: reader.ImageFile) -> Iterator[str]:
         where = f"  {row['place']}: {row['text']}" if "place" in row else ""
         what = f'{row["kind"]} of feed "{row["feed"]}"' if "feed" in row else row["kind"]
         yield f"operation {row['number']:<3}{what}{over}{where}"
+    if "streams" in m:
+        many = m["streams"]
+        yield f"streams     {many}{', joined into one' if many > 1 else ''}; --graph draws them"
     yield f"target      {target['machine']}, {target['level']}"
     yield f"digest      {image.digest}"
     sections = _sections(image)

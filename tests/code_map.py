@@ -32,6 +32,7 @@ GROUPS = (
      ("codegen/layouts/*.py", "codegen/explain/*.py"), "cuts demands localize"),
     ("Passes: Graph to Program to Plan", ("codegen/passes/*.py",), "check partition matching"),
     ("The Plan", ("codegen/plan/*.py",), "grammar"),
+    ("Checkers that share no code with what they check", ("codegen/checks/*.py",), ""),
     ("Plan to C", ("codegen/emit/*.py",), "image"),
     ("What ranks that exchange must agree on", ("codegen/verify/*.py",),
      "table rows terms pairs small landing"),

@@ -46,7 +46,8 @@ LEVELS = {
     "codegen.plan.runs": 5, "codegen.plan.lookahead": 5, "codegen.plan.tiles": 6,
     "codegen.plan.several_rows": 5, "codegen.plan.row_tiles": 6,
     "codegen.plan.columns": 6, "codegen.plan.extents": 5, "codegen.plan.fed_in_place": 6,
-    "codegen.plan.overlays": 6, "codegen.plan.in_place_states": 6,
+    "codegen.plan.operation_graph": 6, "codegen.plan.overlays": 6,
+    "codegen.plan.in_place_states": 6,
     "codegen.layouts": 5, "codegen.kit": 5, "codegen.copies": 5, "codegen.predicated": 5,
     "codegen.image.kernel_source": 5, "codegen.image.prototypes": 4,
     "codegen.image.c_refusals": 6, "codegen.image.c_objects": 6,
@@ -57,7 +58,7 @@ LEVELS = {
     "codegen.explain.advice": 7, "codegen.emit": 7,
     "codegen.verify.exchange_table": 5, "codegen.verify": 6,
     "codegen.passes": 8, "codegen.explain.reasons": 8, "codegen.describe": 8,
-    "codegen.kept": 8,
+    "codegen.kept": 8, "codegen.checks": 8,
     "codegen.compile": 9,
     "spmd": 10,
 }
@@ -279,6 +280,18 @@ def test_oracles_import_nothing_of_the_tracer():
     """What an oracle says of a program must not follow from how the tracer reads it."""
     found = all_imports("codegen/oracle")
     assert found and [str(i) for i in found if is_within(i.module, "codegen.trace")] == []
+
+
+def test_checkers_share_no_code_with_what_they_check():
+    """They read the grammar, and of what they check the class of its rows."""
+    known = ("codegen.errors", "codegen.symbolic", "codegen.plan.grammar", "codegen.plan.handed")
+    found = [i for i in all_imports("codegen/checks") if is_within(i.module, "codegen")]
+    shared = {i.module for i in found if not any(is_within(i.module, one) for one in known)}
+    assert found and shared == {"codegen.plan.operation_graph"}
+    (names,) = ([alias.name for alias in node.names]
+                for node in ast.walk(tree(ROOT / "codegen/checks/conflicts.py"))
+                if isinstance(node, ast.ImportFrom) and node.module in shared)
+    assert names == ["OperationRow"]
 
 
 def test_text_is_read_by_parsers():

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-FORMAT = 7
+FORMAT = 8
 INTERFACE = 16
 ENTRY = "entry"  # the scalar that says which of several entries runs
 INDEX_MAGIC = 0x78646E69646D7073

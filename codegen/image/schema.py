@@ -211,8 +211,9 @@ _ARRAY = table(name=text, dtype=word(*DTYPES), shape=every(formula, DIMS),
 _FIELD = table(name=text, dtype=word(*DTYPES), shape=every(formula, DIMS),
                layout=every(every(text, AXES), DIMS))
 _MANIFEST = table(
-    {"kernels": every(table(symbol=text, name=text, file=text, buffers=every(_COUNT),
-                            operations=every(_COUNT)))},
+    {"kernels": every(table({"rows": every(_COUNT)}, symbol=text, name=text, file=text,
+                            buffers=every(_COUNT), operations=every(_COUNT))),
+     "streams": integer(1)},
     program=text, parameters=table(),
     target=table(machine=text, level=text, features=every(text, 1000)),
     mesh=every(table(name=text, size=maybe(integer(1, 2**31 - 1))), AXES),
@@ -247,8 +248,8 @@ _MANIFEST = table(
                         operations=every(_COUNT))),
     constants=every(table(number=_COUNT, name=text, dtype=word(*DTYPES), offset=_COUNT,
                           bytes=_COUNT, operations=every(_COUNT))),
-    libraries=every(table({"buffers": every(_COUNT)}, number=_COUNT, source=text, routine=text,
-                          operations=every(_COUNT))),
+    libraries=every(table({"buffers": every(_COUNT), "rows": every(_COUNT)}, number=_COUNT,
+                          source=text, routine=text, operations=every(_COUNT))),
     checks=every(word(*CHECKS)),
 )
 
@@ -268,6 +269,12 @@ _NOTES = table(
             from_=maybe(_BOX), into=maybe(_BOX), send=maybe(_BOX), give=maybe(_BOX),
             flow=word(*FLOWS), wraps=formula, near=every(every(formula, 4), AXES),
         )),
+        "operations": every(table(
+            {"region": row(_COUNT, _COUNT), "operation": _COUNT, "place": text, "text": text,
+             "libraries": every(_COUNT), "kernel": text, "exchange": text,
+             "axes": every(text, AXES), "feed": text},
+            number=_COUNT, kind=text, waits=every(_COUNT), stream=_COUNT, reads=every(_COUNT),
+            writes=every(_COUNT))),
         "arrays": every(table(name=text, dtype=word(*DTYPES), shape=every(formula, 64),
                               bytes=formula)),
         "traffic": every(table(site=_COUNT, kind=text, words=text, bytes=formula, often=text)),

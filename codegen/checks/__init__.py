@@ -1,0 +1,1 @@
+"""Checkers that follow what a pass has made from its result alone, with no code of the pass."""

@@ -1,0 +1,305 @@
+"""The operation graph of a Plan: a row for each loop nest, product and exchange, and its order.
+
+In: a finished Plan. Out: rows, outer ones first. A row waits for those rows of its region that
+write what it touches, or touch what it writes. Loops and branches are rows with regions.
+Always holds: rows of a region that begin in any order, each when those that it waits for have
+ended, do what the Plan says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from codegen.errors import Place
+from codegen.plan.exprs import exprs
+from codegen.plan.grammar import (
+    Branch,
+    Choice,
+    Default,
+    Exchange,
+    Expect,
+    KernelCall,
+    Let,
+    LibraryCall,
+    Load,
+    Loop,
+    Phase,
+    Plan,
+    Point,
+    Print,
+    Step,
+    Turns,
+    Work,
+)
+from codegen.plan.handed import More, Save, Send, Take
+from codegen.plan.steps import (
+    inner_steps,
+    inner_works,
+    memory_read,
+    memory_written,
+    operations,
+    walk_steps,
+)
+from codegen.symbolic.expr import Expr, Sym
+
+Act = Step | Work
+MEETINGS = (Exchange, Take, More, Send)  # a rank may wait there for others
+SIGNS = (Print, Save, Expect, Point)  # what a user sees, or finds again
+GATES = (Expect, Point)  # what stands behind one begins when it is over
+
+
+@dataclass
+class OperationRow:
+    """An operation.
+
+    kind: nest, library, kernel, exchange, loop, branch, default, entries (a branch: a call runs one
+    of its arms), or the name of the step. act: what the Plan says there. step: the row of the
+    manifest's `operations` that a rank is at meanwhile. region: the row that it lies in, and which
+    of that row's regions. place: its line; of a loop or a phase where it has none itself. reads,
+    writes: numbers of buffers; what it writes it may read too. waits: rows of its region. lets: the
+    integers that it uses of those that the program computes. kinds: of its steps, with those inside
+    it."""
+
+    number: int
+    kind: str
+    act: Act
+    step: int | None
+    region: tuple[int, int] | None
+    place: Place | None
+    reads: frozenset[int] = frozenset()
+    writes: frozenset[int] = frozenset()
+    waits: tuple[int, ...] = ()
+    stream: int = 0
+    lets: frozenset[Sym] = frozenset()
+    kinds: frozenset[type] = frozenset()
+    inner: list[OperationRow] = field(default_factory=list)
+
+
+def operation_graph(plan: Plan) -> list[OperationRow]:
+    """The rows of a Plan, by their numbers."""
+    graph = _Graph(plan)
+    graph.region(plan.steps, None)
+    return graph.rows
+
+
+def shown_in(plan: Plan) -> dict[int, set[int]]:
+    """By number of a buffer: those in whose memory it may lie, where a rank is alone."""
+    found: dict[int, set[int]] = {}
+    for step in walk_steps(plan.steps):
+        if isinstance(step, Exchange) and step.shifts and step.pull_into and step.pull_from:
+            found.setdefault(step.pull_into.buffer.number, set()).add(step.pull_from.buffer.number)
+    return found
+
+
+class _Graph:
+    """lies_in: what shown_in returns. fields: by feed, what its takes fill, which may be where the
+    batch lies until the next one is taken. lets: the counters that Lets set. handed: for each
+    parameter of the phase at hand, those of these counters that it follows from."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.rows: list[OperationRow] = []
+        self.entries = plan.steps[-1] if plan.entries else None
+        self.number_of = {id(step): k for k, step in enumerate(operations(plan.steps))}
+        self.lies_in = shown_in(plan)
+        self.fields: dict[str, set[int]] = {}
+        self.lets: set[Sym] = set()
+        self.handed: dict[Sym, frozenset[Sym]] = {}
+        for step in walk_steps(plan.steps):
+            if isinstance(step, Take):
+                self.fields.setdefault(step.feed, set()).update(b.number for b in step.into)
+            elif isinstance(step, Let):
+                self.lets.add(step.counter)
+
+    # ---- rows ------------------------------------------------------------------------------------
+
+    def region(self, steps: Sequence[Act], region: tuple[int, int] | None) -> list[OperationRow]:
+        rows = []
+        for step in steps:
+            number = self.number_of.get(id(step))
+            if isinstance(step, Phase):
+                self.handed = {p.sym: self.used((p.formula, p.value)) for p in step.parameters}
+                rows += [self.row(work, number, region, step.place) for work in step.work]
+                self.handed = {}
+            else:
+                rows.append(self.row(step, number, region, None))
+        _ordered(rows, self.lies_in)
+        return rows
+
+    def row(
+        self, act: Act, step: int | None, region: tuple[int, int] | None, around: Place | None
+    ) -> OperationRow:
+        place: Place | None = getattr(act, "place", None) or around
+        kind = "entries" if act is self.entries else kind_of(act)
+        row = OperationRow(len(self.rows), kind, act, step, region, place)
+        self.rows.append(row)
+        if isinstance(act, Turns | Choice):
+            for k, works in enumerate(inner_works(act)):
+                within = [self.row(work, step, (row.number, k), place) for work in works]
+                _ordered(within, self.lies_in)
+                row.inner += within
+        elif isinstance(act, Loop | Branch | Default):
+            for k, steps in enumerate(inner_steps(act)):
+                row.inner += self.region(steps, (row.number, k))
+        row.place = place or next((inner.place for inner in row.inner if inner.place), None)
+        read, written = self.touched(act)
+        for inner in row.inner:
+            read |= inner.reads
+            written |= inner.writes
+        row.reads, row.writes = frozenset(read - written), frozenset(written)
+        row.kinds = frozenset([type(act)]).union(*(inner.kinds for inner in row.inner))
+        if self.lets:
+            mine = self.used(_formulas(act))
+            row.lets = mine.union(*(self.handed.get(s, ()) for s in _symbols(_formulas(act))),
+                                  *(inner.lets for inner in row.inner))
+        return row
+
+    def used(self, formulas: object) -> frozenset[Sym]:
+        return frozenset(self.lets & _symbols(formulas)) if self.lets else frozenset()
+
+    def touched(self, act: Act) -> tuple[set[int], set[int]]:
+        """What it reads and writes itself, without what is inside it."""
+        match act:
+            case Loop():
+                return _loaded(act.flag), {b.number for cycle in act.rotate for b in cycle}
+            case Branch() | Choice():
+                return _loaded(act.on), set()
+            case Let():
+                return _loaded(act.value), set()
+            case Turns() | Default() | Phase():
+                return set(), set()
+        read = {b.number for b in memory_read(act) if b.data is None}
+        written = {b.number for b in memory_written(act)}
+        if isinstance(act, Take | More):
+            written |= self.fields.get(act.feed, set())
+        elif isinstance(act, Exchange) and act.last and act.pull_from is not None:
+            written.add(act.pull_from.buffer.number)  # it may be given up: its place changes
+        return read, written
+
+
+def _loaded(what: Expr | Load | None) -> set[int]:
+    """The buffer of what decides a branch or a loop; none of a constant or a formula."""
+    return {what.buffer.number} if isinstance(what, Load) and what.buffer.data is None else set()
+
+
+def kind_of(act: Act) -> str:
+    match act:
+        case LibraryCall():
+            return "library"
+        case KernelCall():
+            return "kernel"
+        case Loop() | Turns():
+            return "loop"
+        case Branch() | Choice():
+            return "branch"
+        case Exchange() | Take() | More() | Send() | Save() | Let() | Print() | Expect() | Point():
+            return type(act).__name__.lower()
+        case Default():
+            return "default"
+    return "nest"
+
+
+def _formulas(act: Act) -> object:
+    """What a rank evaluates for a row itself, without what is inside it."""
+    match act:
+        case Loop() | Turns():
+            return tuple(e for e in (act.start, act.stop, act.step) if e is not None)
+        case Branch() | Choice():
+            return act.on
+        case Let():
+            return act.value
+        case Print():
+            return act.operands
+        case Expect():
+            return (act.holds, act.operands)
+        case Default() | Point() | Take() | More() | Send() | Save() | Phase():
+            return ()
+    return act
+
+
+def _symbols(formulas: object) -> set[Sym]:
+    return {s for e in exprs(formulas) for s in e.symbols()}
+
+
+# ---- order ---------------------------------------------------------------------------------------
+
+
+def _ordered(rows: list[OperationRow], lies_in: dict[int, set[int]]) -> None:
+    """Sets what the rows of a region wait for, and their streams."""
+    order = _Order()
+    before: list[int] = []  # by place in the region: bits of the places that come before for sure
+    streams = _Streams()
+    for k, row in enumerate(rows):
+        mine, waits = 0, []
+        for j in sorted(order.of(row, k, lies_in), reverse=True):
+            if not mine >> j & 1:
+                mine |= before[j] | 1 << j
+                waits.append(j)
+        before.append(mine)
+        row.waits = tuple(rows[j].number for j in reversed(waits))
+        row.stream = streams.of(k, waits, mine)
+
+
+class _Streams:
+    """ends: by place of a row that is the last of its stream so far, the stream. bits: of those."""
+
+    def __init__(self) -> None:
+        self.ends: dict[int, int] = {}
+        self.bits = 0
+
+    def of(self, k: int, waits: Sequence[int], before: int) -> int:
+        """The first stream that ends with a row that the one at place k waits for; else one that
+        ends with a row that comes before it anyway; else a new one."""
+        after = min((j for j in waits if j in self.ends), key=self.ends.__getitem__, default=None)
+        if after is None and (ended := self.bits & before):
+            after = (ended & -ended).bit_length() - 1
+        stream = len(self.ends) if after is None else self.ends.pop(after)
+        if after is not None:
+            self.bits ^= 1 << after
+        self.ends[k] = stream
+        self.bits |= 1 << k
+        return stream
+
+
+class _Order:
+    """What each place of memory was last written by, and read by since; and the last row of those
+    that keep their order whatever they touch."""
+
+    def __init__(self) -> None:
+        self.wrote: dict[object, int] = {}
+        self.read: dict[object, list[int]] = {}
+        self.gate: int | None = None
+
+    def of(self, row: OperationRow, k: int, lies_in: dict[int, set[int]]) -> set[int]:
+        """The places in the region of rows that this one, at place k, must come after."""
+        after = set() if self.gate is None else {self.gate}
+        reads, writes = self.touched(row, lies_in)
+        for what in reads | writes:
+            if what in self.wrote:
+                after.add(self.wrote[what])
+        for what in writes:
+            after.update(self.read.pop(what, ()))
+            self.wrote[what] = k
+        for what in reads:
+            self.read.setdefault(what, []).append(k)
+        if row.kinds.intersection(GATES):
+            self.gate = k
+        return after
+
+    def touched(
+        self, row: OperationRow, lies_in: dict[int, set[int]]
+    ) -> tuple[set[object], set[object]]:
+        reads: set[object] = {*row.reads, *row.lets}
+        writes: set[object] = set(row.writes)
+        for number in (row.reads | row.writes) & lies_in.keys():
+            reads |= lies_in[number]
+        writes.update(kinds for kinds in (MEETINGS, SIGNS) if row.kinds.intersection(kinds))
+        writes.update(x.counter for x in _lets(row))
+        return reads - writes, writes
+
+
+def _lets(row: OperationRow) -> Iterator[Let]:
+    if isinstance(row.act, Let):
+        yield row.act
+    for inner in row.inner:
+        yield from _lets(inner)

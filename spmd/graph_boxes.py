@@ -1,0 +1,194 @@
+"""The operation graph of an image as boxes to draw: in regions, each with a column for a stream.
+
+In: an image's notes and manifest. Out: regions of boxes, outermost first. A box is one row, or many
+that are alike: of one line and one kind, side by side in streams of their own.
+Always holds: rows that a damaged image may have are refused, not drawn.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from codegen.errors import ImageError
+from codegen.image import manifest as reader
+from codegen.image.elf import printable
+
+ALIKE = 5  # so many rows that are alike are one box
+WIDE = 6  # columns
+MOST_NESTED = 50
+MOST_NAMES = 4  # of buffers, before the others are counted
+
+Json = dict[str, Any]
+
+
+@dataclass
+class GraphRegion:
+    """What runs in one place: the boxes of rows that lie there. title: "" where it needs none."""
+
+    title: str
+    boxes: list[GraphBox] = field(default_factory=list)
+
+    @property
+    def columns(self) -> int:
+        return 1 + max((box.column for box in self.boxes), default=0)
+
+
+@dataclass
+class GraphBox:
+    """waits: numbers of rows. column: where its stream is drawn. regions: what lies in it."""
+
+    rows: list[Json]
+    kind: str
+    what: str
+    reads: list[str]
+    writes: list[str]
+    place: str
+    text: str
+    waits: list[int]
+    column: int
+    regions: list[GraphRegion]
+
+    @property
+    def number(self) -> str:
+        """Its number, or the first and the last of many."""
+        first, last = self.rows[0]["number"], self.rows[-1]["number"]
+        return str(first) if first == last else f"{first}-{last}"
+
+
+def region_of(image: reader.ImageFile) -> GraphRegion:
+    """The whole graph. Raises ImageError where an image has none, or a damaged one."""
+    rows = image.notes().get("operations")
+    if not isinstance(rows, list):
+        raise ImageError("the image has no graph of its operations",
+                         remedy="build it again with this version of spmd")
+    inside: dict[tuple[int, int] | None, list[Json]] = {}
+    depth: list[int] = []
+    for k, row in enumerate(rows):
+        region = tuple(row["region"]) if "region" in row else None
+        near = {one["number"] for one in inside.get(region, ())}
+        whole = row["number"] == k and near.issuperset(row["waits"]) and (
+            region is None or region[0] < k)
+        depth.append(0 if region is None or not whole else depth[region[0]] + 1)
+        if not whole or depth[k] > MOST_NESTED:
+            raise ImageError("damaged notes", expected="rows of a graph, in order",
+                             found=f"row {k}, which is out of order")
+        inside.setdefault(region, []).append(_printable(row))
+    return _Boxes(image.manifest, inside).region(None, "")
+
+
+def _printable(row: Json) -> Json:
+    """A row whose texts move no cursor and may stand in XML, as those of manifests do."""
+    texts = {k: printable(v) for k, v in row.items() if isinstance(v, str)}
+    return {**row, **texts, "axes": [printable(axis) for axis in row.get("axes", ())]}
+
+
+class _Boxes:
+    def __init__(
+        self, manifest: Json, inside: dict[tuple[int, int] | None, list[Json]]
+    ) -> None:
+        self.manifest, self.inside = manifest, inside
+        self.buffers = [b["name"] for b in manifest["buffers"]]
+        self.regions: dict[int, list[int]] = {}  # of each row: those in which something lies
+        for number, region in sorted(filter(None, inside)):
+            self.regions.setdefault(number, []).append(region)
+
+    def region(self, at: tuple[int, int] | None, title: str) -> GraphRegion:
+        found = GraphRegion(title)
+        for rows in _alike(self.inside.get(at, [])):
+            found.boxes.append(self.box(rows))
+        _packed(found.boxes)
+        return found
+
+    def box(self, rows: list[Json]) -> GraphBox:
+        row = rows[0]
+        waits = sorted({w for one in rows for w in one["waits"]})
+        return GraphBox(
+            rows, row["kind"], self.what(row), self.names(rows, "reads"),
+            self.names(rows, "writes"), row.get("place", ""), row.get("text", ""), waits,
+            min(one["stream"] for one in rows),
+            [self.region((row["number"], k), self.title(row, k))
+             for k in self.regions.get(row["number"], ())] if len(rows) == 1 else [])
+
+    def title(self, row: Json, region: int) -> str:
+        entries = self.manifest["entries"]
+        if row["kind"] == "entries" and region < len(entries):
+            return f"entry {entries[region]['name']}"
+        if row["kind"] in ("branch", "entries"):
+            return f"arm {region}"
+        return ("condition", "turn")[region > 0] if len(self.regions[row["number"]]) > 1 else ""
+
+    def what(self, row: Json) -> str:
+        """What it is, in a few words."""
+        m = self.manifest
+        if "exchange" in row:
+            over = ", ".join(row.get("axes", ()))
+            return f"{row['exchange'].replace('_', '-')} over ({over})"
+        if "feed" in row:
+            return f'{row["kind"]} of feed "{row["feed"]}"'
+        if row["kind"] == "entries":
+            return "one entry in each call"
+        if row["kind"] == "library":
+            known = {one["number"]: one["routine"] for one in m["libraries"]}
+            return " ".join(known.get(k, "library") for k in row.get("libraries", ()))
+        if row["kind"] == "kernel":
+            known = {one["symbol"]: one["name"] for one in m.get("kernels", ())}
+            return f"kernel {known.get(row.get('kernel'), '')}".rstrip()
+        return str(row["kind"])
+
+    def names(self, rows: list[Json], what: str) -> list[str]:
+        """The names of buffers; of many rows, those of all."""
+        numbers = dict.fromkeys(k for row in rows for k in row[what] if k < len(self.buffers))
+        found = list(dict.fromkeys(self.buffers[k] for k in numbers))
+        return [*found[:MOST_NAMES], f"{len(found) - MOST_NAMES} more"] if (
+            len(found) > MOST_NAMES + 1) else found
+
+
+def _packed(boxes: Sequence[GraphBox]) -> None:
+    """Each stream has a column of its own; where that were too many, streams of which one ends
+    before the other begins share one."""
+    ends = {box.column: k for k, box in enumerate(boxes)}
+    columns: dict[int, int] = {}
+    busy: list[int] = []  # until which box each column is taken
+    for k, box in enumerate(boxes):
+        if box.column not in columns:
+            free = len(busy)
+            if free >= WIDE:
+                free = next((c for c, end in enumerate(busy) if end < k), free)
+            columns[box.column] = free
+            busy[free:free + 1] = [ends[box.column]]
+        box.column = columns[box.column]
+
+
+def _alike(rows: Sequence[Json]) -> list[list[Json]]:
+    """Rows in order, those together that are one box."""
+    groups: list[list[Json]] = []
+    for row in rows:
+        last = groups[-1] if groups else [row]
+        if groups and _like(row, last):
+            last.append(row)
+        else:
+            groups.append([row])
+    return [part for group in groups
+            for part in ([group] if len(group) >= ALIKE else [[row] for row in group])]
+
+
+def _like(row: Json, group: list[Json]) -> bool:
+    """Whether a row belongs in one box with others: they wait for none of them."""
+    same = all(row.get(k) == group[0].get(k) for k in ("kind", "place", "exchange", "libraries"))
+    numbers = {one["number"] for one in group}
+    return same and numbers.isdisjoint(row["waits"]) and row["stream"] not in {
+        one["stream"] for one in group} and row["kind"] not in ("loop", "branch", "entries")
+
+
+def line_text(place: str) -> str:
+    """heat.py:36 as it is said beside the text of the line."""
+    return re.sub(r"^.*/", "", place)
+
+
+def touched_text(box: GraphBox) -> str:
+    """What it reads -> what it writes; either may be missing."""
+    writes = f"-> {', '.join(box.writes)}" if box.writes else ""
+    return " ".join(filter(None, (", ".join(box.reads), writes)))

@@ -269,13 +269,17 @@ typedef struct spmd_piece_of {
     int64_t first; /* byte of the buffer */
 } spmd_piece_of;
 
-/* A save of a hosted rank. room: slots for frames, of `bytes` each; NULL: another rank writes what
- * it has. put, written: how many frames went in and out in this run; first: the number of the
+/* A save of a hosted rank. room: slots for frames, of `bytes` each; writes: else another rank
+ * writes what it has. put, written: how many frames went in and out in this run; first: the number of the
  * first. turn: of its loop. frames: all so far; kept: as the last set was kept; from: in the set
- * that the run goes on from. held_since: since when it waits for a slot; 0: it does not. */
+ * that the run goes on from. held_since: since when it waits for a slot; 0: it does not. order: by
+ * slot, how many frames of all saves the rank had made before. */
+#define SPMD_MOST_SLOTS 16
 typedef struct spmd_saved {
     int64_t every, turn, frames, first, kept, from, slots, bytes, held;
+    int64_t order[SPMD_MOST_SLOTS];
     char *room;
+    bool writes;
     _Atomic int64_t put, written, held_since;
 } spmd_saved;
 
@@ -310,6 +314,7 @@ typedef struct spmd_hosted {
     struct spmd_timeline *timeline; /* NULL: none is kept */
     spmd_course turns;
     spmd_saved *saves; /* by number; NULL: none is wanted */
+    int64_t frames;    /* of all saves, in this run */
     struct spmd_reader *streams;  /* by feed; NULL: none are given */
     _Atomic int64_t starves; /* since when it waits for a feed; 0: it does not */
     _Atomic uint32_t hungry; /* for which one */
@@ -382,6 +387,7 @@ struct spmd_job {
     spmd_text text;
     spmd_keeping keeping;
     _Atomic int64_t frames_wait; /* that nobody has written so far */
+    bool frames_come; /* in this run, for the host language alone */
     struct spmd_fed *feds; /* by feed; NULL until the first is given */
 };
 

@@ -30,7 +30,7 @@ int spmd_job_scalars(spmd_job *job, const int64_t *scalar)
         return SPMD_OK;
     if (!job->hosted || spmd_job_runs(job))
         return SPMD_BUSY;
-    if (image->points || image->feeds || image->saves)
+    if (image->points || image->feeds)
         return SPMD_RANGE;
     int64_t *before = malloc(bytes + 1);
     if (!before)

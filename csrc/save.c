@@ -6,8 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MOST_SLOTS 16
-
 static uint32_t array_of(const spmd_image *image, int64_t save)
 {
     return spmd_image_arrays(image) - image->saves + (uint32_t)save;
@@ -51,8 +49,9 @@ int spmd_rank_save(spmd_rank *rank, uint32_t save)
 
     if (!saved || saved->every == 0 || again || saved->turn % saved->every != 0)
         return 1;
-    if (!saved->room) { /* another rank has the same part */
+    if (!saved->writes) { /* another rank has the same part */
         saved->frames++;
+        me->frames++;
         return 1;
     }
     if (saved->put - atomic_load_explicit(&saved->written, memory_order_acquire) == saved->slots)
@@ -66,6 +65,7 @@ int spmd_rank_save(spmd_rank *rank, uint32_t save)
     if (piece.bytes > 0)
         spmd_array_copy(saved->room + saved->put % saved->slots * saved->bytes, piece.packed,
                         from + piece.first, piece.stride, piece.extent, piece.dims, piece.size, 0);
+    saved->order[saved->put % saved->slots] = me->frames++;
     saved->frames++;
     pthread_mutex_lock(&job->lock);
     atomic_store_explicit(&saved->put, saved->put + 1, memory_order_release);
@@ -78,6 +78,7 @@ int spmd_rank_save(spmd_rank *rank, uint32_t save)
 
 void spmd_saves_reset(spmd_hosted *me)
 {
+    me->frames = 0;
     for (uint32_t k = 0; me->saves && k < me->job->image->saves; k++) {
         spmd_saved *saved = &me->saves[k];
         saved->turn = -1;
@@ -123,21 +124,28 @@ bool spmd_frames_wait(const spmd_job *job)
 int spmd_job_save(spmd_job *job, int64_t save, int64_t rank, int64_t every, int writes)
 {
     bool here = job->hosted && rank >= job->first && rank < job->first + job->count;
-    if (!here || save < 0 || save >= (int64_t)job->image->saves || every < 1)
+    if (!here || save < 0 || save >= (int64_t)job->image->saves || every < 0)
         return SPMD_RANGE;
+    if (spmd_job_runs(job))
+        return SPMD_BUSY;
     spmd_hosted *me = &job->hosted[rank - job->first];
-    if (!me->saves)
+    if (!me->saves && every > 0)
         me->saves = calloc(job->image->saves, sizeof *me->saves);
     if (!me->saves)
-        return SPMD_NO_MEMORY;
+        return every > 0 ? SPMD_NO_MEMORY : SPMD_OK;
     spmd_saved *saved = &me->saves[save];
     uint32_t array = array_of(job->image, save);
     saved->every = every;
-    if (!writes || saved->room)
+    saved->writes = every > 0 && writes;
+    if (!saved->writes)
         return SPMD_OK;
-    int64_t bytes = spmd_array_piece(&me->record->rank, job->image, array).bytes;
-    saved->bytes = spmd_round_up(bytes > 0 ? bytes : 1, SPMD_LINE);
-    saved->slots = spmd_least(MOST_SLOTS, 2 + SPMD_FRAME_BYTES / job->count / saved->bytes);
+    int64_t piece = spmd_array_piece(&me->record->rank, job->image, array).bytes;
+    int64_t bytes = spmd_round_up(piece > 0 ? piece : 1, SPMD_LINE);
+    if (saved->room && saved->bytes == bytes)
+        return SPMD_OK;
+    free(saved->room);
+    saved->bytes = bytes;
+    saved->slots = spmd_least(SPMD_MOST_SLOTS, 2 + SPMD_FRAME_BYTES / job->count / saved->bytes);
     saved->room = aligned_alloc(SPMD_LINE, (size_t)(saved->slots * saved->bytes));
     return saved->room ? SPMD_OK : SPMD_NO_MEMORY;
 }
@@ -154,7 +162,7 @@ int spmd_job_save_from(spmd_job *job, int64_t save, int64_t rank, int64_t frames
 int spmd_job_frame(const spmd_job *job, int64_t save, int64_t rank, spmd_frame *frame)
 {
     const spmd_saved *saved = saved_of(job, save, rank);
-    if (!saved || !saved->room)
+    if (!saved || !saved->writes)
         return 0;
     int64_t written = atomic_load(&saved->written);
     if (written == atomic_load_explicit(&saved->put, memory_order_acquire))
@@ -164,6 +172,7 @@ int spmd_job_frame(const spmd_job *job, int64_t save, int64_t rank, spmd_frame *
     memcpy(frame->offset, piece.offset, sizeof piece.offset);
     memcpy(frame->extent, piece.extent, sizeof piece.extent);
     frame->number = saved->first + written;
+    frame->order = saved->order[written % saved->slots];
     frame->bytes = piece.bytes > 0 ? piece.bytes : 0;
     frame->data = saved->room + written % saved->slots * saved->bytes;
     return 1;
@@ -177,6 +186,7 @@ void spmd_job_frame_written(spmd_job *job, int64_t save, int64_t rank)
     pthread_mutex_lock(&job->lock); /* see spmd_set_held */
     atomic_fetch_add_explicit(&saved->written, 1, memory_order_release);
     atomic_fetch_sub(&job->frames_wait, 1);
+    job->frames_come = true;
     atomic_fetch_add(&job->advances, 1);
     pthread_mutex_unlock(&job->lock);
     spmd_job_ring(job);

@@ -7,6 +7,8 @@ at, all of them leave.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+
 from codegen.errors import SpmdError
 from codegen.image.manifest import ENTRY
 from spmd import report
@@ -19,7 +21,7 @@ from spmd.launch.sizes import bind_mesh
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from typing import Any
 
     from spmd.launch.feeds import Feeds
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from spmd.launch.processes import Processes
     from spmd.launch.saved_state import SavedState
     from spmd.launch.saving import Saving
+    from spmd.launch.streaming import Streaming
 
 
 MOST_EVENTS = 2_000_000  # of all ranks together: what a browser still opens
@@ -53,6 +56,7 @@ class Launch:
 
             self.keeping = Keeping(self)
         self.saving: Saving | None = None
+        self.stream: Streaming | None = None  # of the call under way
         self.feeds: Feeds | None = None
         if options.feed is not None or self.manifest["feeds"]:
             from spmd.launch.feeds import Feeds  # NumPy: ranks that take no batches do without
@@ -90,7 +94,10 @@ class Launch:
             self.feeds.check()
         count = self.processes.count
         self.sizes = bind_mesh(face.asked(), ranks, mesh, face.own(self.scalars), count)
-        return self.setup()
+        setup = self.setup()
+        if self.stream is not None:
+            self.stream.check(setup)
+        return setup
 
     def setup(
         self, hosts: Hosts | None = None, scalars: dict[str, Any] | None = None
@@ -146,6 +153,20 @@ class Launch:
         job.replace(initial.pairs)
         return job
 
+    @contextmanager
+    def streaming(self, face: Face, put: Callable[[str, Any], None] | None) -> Iterator[None]:
+        """A call of a face gives what it saves to `put`; None: nobody asks for it."""
+        if put is not None:
+            from spmd.launch.streaming import Streaming  # NumPy; and most runs stream nothing
+
+            self.stream = Streaming(face, put)
+        try:
+            yield
+        finally:
+            if self.stream is not None:
+                self.stream.end()
+                self.stream = None
+
     def looks_at_calls(self) -> bool:
         """Return whether feeds, checkpoints or frames have a part in every call."""
         return any(part is not None for part in (self.feeds, self.keeping, self.saving))
@@ -162,6 +183,8 @@ class Launch:
         try:
             if self.keeping is None:
                 put(job)
+            if self.stream is not None:
+                self.stream.begin(job, self.saving)
         except BaseException as error:
             job.abort(report.exit_code(error), str(error))
             raise

@@ -289,11 +289,21 @@ class Job:
         self._check(lib.spmd_job_timeline(self._job, operations, events))
         self.events, self.keeps_times = events, True
 
+    @property
+    def may_run(self) -> bool:
+        """Whether it can run again: it is loaded, and no run of it has failed."""
+        return self._job != ffi.NULL and not self.broken
+
+    def save_frames(self, number: int, rank: int, every: int, writes: bool) -> None:
+        """From the next run on, a hosted rank makes a frame of save `number` in every so many
+        turns, or, with 0, none; if it `writes`, its parts have to be taken."""
+        self._check(lib.spmd_job_save(self._job, number, rank, every, int(writes)))
+
     def rebind(self, setup: Setup) -> bool:
         """Give the loaded ranks other scalars, if their buffers stay as they are; return whether.
 
-        Where memory depends on the scalars, and in programs with feeds, saves or points of
-        checkpoints, False: then the job has to be loaded anew.
+        Where memory depends on the scalars, and in programs with feeds or points of checkpoints,
+        False: then the job has to be loaded anew.
         """
         words = ffi.new("int64_t[]", setup.words or [0])
         if all(setup.words[k] == self.setup.words[k] for k in self.loads):

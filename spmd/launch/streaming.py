@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from codegen.errors import UsageError
+from codegen.user.series import nothing_saved
 from spmd.arrays import numpy_dtype
 from spmd.engine import ffi, lib
 from spmd.faces import Face
@@ -26,10 +27,7 @@ from spmd.launch.setup import EVERY_RANK, Setup
 def check_saves(face: Face) -> None:
     """Raise UsageError where nothing is saved while this runs."""
     if not face.saves:
-        raise UsageError(
-            f"{f'the entry {face.name}' if face.name else 'the program'} saves nothing while it "
-            "runs: there is nothing to stream",
-            expected='spmd.save("token", token) in a loop of the program', found="no spmd.save")
+        raise nothing_saved(face.name)
 
 
 @dataclass

@@ -76,8 +76,8 @@ class Launch:
         )
         inputs = [array for _, array in face.inputs]
         extents = extents_of(self.manifest, inputs, given)
-        self.scalars = scalars_of(
-            self.manifest, {**face.others(self.scalars), **settings}, extents)
+        others = {k: v for k, v in face.others(self.scalars).items() if k not in extents}
+        self.scalars = scalars_of(self.manifest, {**others, **settings}, extents)
         check_given(inputs, given)
         self.computed = computed_outputs(face, given, only)
         if self.keeping is not None:

@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #include "parts.h"
 
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -73,6 +74,7 @@ int spmd_rank_save(spmd_rank *rank, uint32_t save)
     pthread_cond_broadcast(&job->news);
     pthread_mutex_unlock(&job->lock);
     me->worker->advances++;
+    sched_yield(); /* to the thread that takes the frame, if it has to share this core */
     return 1;
 }
 

@@ -20,7 +20,7 @@ from spmd import nn
 @spmd.program(mesh=("x", "y"),
               layout={"batch": "x", "heads": "y", "hidden": "y", "vocab": "y"})
 class Generate:
-    def __init__(self, texts: int = 8, layers: int = 4, heads: int = 4, width: int = 128,
+    def __init__(self, texts: int = 1, layers: int = 4, heads: int = 4, width: int = 128,
                  length: int = 64, top_k: int = 20):
         self.batch, self.length, self.top_k = spmd.Dim("batch", texts), length, top_k
         trained = transformer.weights(len(LETTERS), layers, heads, width, length)
@@ -95,9 +95,9 @@ def check():
         logits = transformer.logits(w, text)[:, 6:-1]
         return np.sum(logits > np.take_along_axis(logits, text[:, 7:, None], -1), -1)
 
-    plain = Generate.eager(top_k=5, **small)
+    plain = Generate.eager(texts=8, top_k=5, **small)
     plain.take(w=w)
-    texts, image = written(plain), spmd.build(Generate, top_k=5, **small)
+    texts, image = written(plain), spmd.build(Generate, texts=8, top_k=5, **small)
     for x, y in ((1, 1), (3, 1), (1, 3), (4, 2)):
         with image.open(ranks=x * y, mesh={"x": x, "y": y}) as m:
             m.take(w=w)
@@ -112,7 +112,7 @@ if __name__ == "__main__":
     if len(sys.argv) < 3:
         print(*map(repr, check()), sep="\n")
     else:
-        with spmd.build(Generate, texts=1).open(ranks=2, mesh={"x": 1}, state=sys.argv[1]) as m:
+        with spmd.build(Generate).open(ranks=2, mesh={"x": 1}, state=sys.argv[1]) as m:
             print(sys.argv[2], end="")
             for letter in m.generate.stream(prompt=codes(sys.argv[2], 1), count=50):
                 print(LETTERS[letter[0]], end="", flush=True)

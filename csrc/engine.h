@@ -367,6 +367,9 @@ typedef struct spmd_frame {
 int spmd_job_frame(const spmd_job *job, int64_t save, int64_t rank, spmd_frame *frame); /* 1: one */
 void spmd_job_frame_written(spmd_job *job, int64_t save, int64_t rank); /* the next may be asked */
 
+/* 1: the run was aborted by a hosted rank, and others still come to the frames that it had made. */
+int spmd_job_owes_frames(const spmd_job *job);
+
 /* Frames that a rank has come to; kept: until the set at hand. */
 int64_t spmd_job_frames(const spmd_job *job, int64_t save, int64_t rank, int kept);
 /* Nanoseconds for which a hosted rank waited for room in this run, by the one that did longest. */

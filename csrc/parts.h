@@ -186,6 +186,7 @@ typedef struct spmd_worker {
     uint64_t advances; /* stages entered since the job was loaded */
     int64_t spins;     /* tries of an exchange at once: one rank, and a core for every thread */
     int64_t most_spins; /* the same while nobody shares its core */
+    int64_t owes_until; /* after a failure, when its ranks leave at the latest; 0: not known yet */
     spmd_bell *bell;
     int64_t idle_since, yields; /* of the wait under way */
     int64_t core, shared_until, moved, pause; /* see core.c */
@@ -314,7 +315,7 @@ typedef struct spmd_hosted {
     struct spmd_timeline *timeline; /* NULL: none is kept */
     spmd_course turns;
     spmd_saved *saves; /* by number; NULL: none is wanted */
-    int64_t frames;    /* of all saves, in this run */
+    _Atomic int64_t frames; /* of all saves, in this run */
     struct spmd_reader *streams;  /* by feed; NULL: none are given */
     _Atomic int64_t starves; /* since when it waits for a feed; 0: it does not */
     _Atomic uint32_t hungry; /* for which one */
@@ -443,6 +444,7 @@ void spmd_saves_keep(spmd_hosted *me);
 void spmd_saves_resume(spmd_hosted *me, int64_t turn);
 void spmd_saves_free(spmd_hosted *me);
 bool spmd_frames_wait(const spmd_job *job);
+bool spmd_owes_frames(const spmd_hosted *me);
 
 /* point.c */
 int spmd_rank_point(spmd_rank *rank, uint32_t number, int64_t *counter);

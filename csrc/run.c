@@ -15,6 +15,7 @@
 #define SPINS 1000 /* between two looks at whether the job was aborted */
 #define NOTICE_NS 20000000 /* within which the host language sees another process' failure */
 #define LEAVE_NS 200000000
+#define OWED_NS 100000000 /* within which ranks come to the frames of the one that has failed */
 #define LONGEST_MS 1000000000
 #define FINISHED_WORKER UINT64_MAX
 
@@ -44,19 +45,34 @@ static void stillness_check(spmd_job *job, uint64_t advances)
     }
 }
 
+/* After a failure: whether a rank has to go on for a moment, to frames that were made before it. */
+static bool goes_on(spmd_worker *worker, const spmd_hosted *me)
+{
+    if (!spmd_owes_frames(me))
+        return false;
+    if (!worker->owes_until)
+        worker->owes_until = spmd_now() + OWED_NS;
+    return spmd_now() < worker->owes_until;
+}
+
 /* One step of each rank that is not done. Returns how many became done; -1 when aborted. */
 static int64_t worker_sweep(spmd_worker *worker, bool *moved)
 {
     spmd_job *job = worker->job;
     uint64_t advances = worker->advances;
     int64_t finished = 0;
+    bool aborted = false, owes = false;
 
     for (int64_t k = worker->first; k < worker->first + worker->count; k++) {
         spmd_record *record = job->hosted[k].record;
         if (atomic_load_explicit(&record->done, memory_order_relaxed))
             continue;
-        if (spmd_job_aborted(job))
-            return -1;
+        if (spmd_job_aborted(job)) {
+            aborted = true;
+            if (!goes_on(worker, &job->hosted[k]))
+                continue;
+            owes = true;
+        }
         spmd_keeps_for(&record->rank);
         if (job->image->step(&record->rank) == SPMD_DONE) {
             spmd_readers_done(&job->hosted[k]);
@@ -67,7 +83,7 @@ static int64_t worker_sweep(spmd_worker *worker, bool *moved)
         }
     }
     *moved = finished > 0 || worker->advances != advances;
-    return finished;
+    return aborted && !owes ? -1 : finished;
 }
 
 static void worker_run(spmd_worker *worker)
@@ -78,6 +94,7 @@ static void worker_run(spmd_worker *worker)
 
     worker->most_spins = worker->count == 1 && !job->parted && !job->crowded ? SPINS : 0;
     worker->spins = worker->most_spins;
+    worker->owes_until = 0;
     while (left > 0) {
         uint64_t advances = atomic_load(&job->advances);
         int64_t finished = worker_sweep(worker, &moved);

@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define CLAIMS 1000
+
 static uint32_t array_of(const spmd_image *image, int64_t save)
 {
     return spmd_image_arrays(image) - image->saves + (uint32_t)save;
@@ -52,7 +54,7 @@ int spmd_rank_save(spmd_rank *rank, uint32_t save)
         return 1;
     if (!saved->writes) { /* another rank has the same part */
         saved->frames++;
-        me->frames++;
+        atomic_fetch_add(&me->frames, 1);
         return 1;
     }
     if (saved->put - atomic_load_explicit(&saved->written, memory_order_acquire) == saved->slots)
@@ -66,11 +68,12 @@ int spmd_rank_save(spmd_rank *rank, uint32_t save)
     if (piece.bytes > 0)
         spmd_array_copy(saved->room + saved->put % saved->slots * saved->bytes, piece.packed,
                         from + piece.first, piece.stride, piece.extent, piece.dims, piece.size, 0);
-    saved->order[saved->put % saved->slots] = me->frames++;
+    saved->order[saved->put % saved->slots] = me->frames;
     saved->frames++;
     pthread_mutex_lock(&job->lock);
     atomic_store_explicit(&saved->put, saved->put + 1, memory_order_release);
     atomic_fetch_add(&job->frames_wait, 1);
+    atomic_fetch_add(&me->frames, 1);
     pthread_cond_broadcast(&job->news);
     pthread_mutex_unlock(&job->lock);
     me->worker->advances++;
@@ -80,7 +83,7 @@ int spmd_rank_save(spmd_rank *rank, uint32_t save)
 
 void spmd_saves_reset(spmd_hosted *me)
 {
-    me->frames = 0;
+    atomic_store(&me->frames, 0);
     for (uint32_t k = 0; me->saves && k < me->job->image->saves; k++) {
         spmd_saved *saved = &me->saves[k];
         saved->turn = -1;
@@ -119,6 +122,23 @@ void spmd_saves_free(spmd_hosted *me)
 bool spmd_frames_wait(const spmd_job *job)
 {
     return atomic_load(&job->frames_wait) > 0;
+}
+
+/* The run was aborted by a rank of this process that had come to more frames: these were made before
+ * what went wrong, and are whole once this one has come to them, too. */
+bool spmd_owes_frames(const spmd_hosted *me)
+{
+    const spmd_job *job = me->job;
+    const spmd_header *header = job->arena->header;
+
+    if (!me->saves || atomic_load(&me->record->done))
+        return false;
+    for (int k = 0; k < CLAIMS && atomic_load(&header->abort) == SPMD_CLAIMED; k++)
+        sched_yield(); /* the failure is being written down */
+    int64_t rank = atomic_load(&header->abort) == SPMD_SAID ? header->failure.rank : -1;
+    if (rank < job->first || rank >= job->first + job->count)
+        return false;
+    return atomic_load(&me->frames) < atomic_load(&job->hosted[rank - job->first].frames);
 }
 
 /* ---- for the host language ------------------------------------------------------------------ */
@@ -192,6 +212,14 @@ void spmd_job_frame_written(spmd_job *job, int64_t save, int64_t rank)
     atomic_fetch_add(&job->advances, 1);
     pthread_mutex_unlock(&job->lock);
     spmd_job_ring(job);
+}
+
+int spmd_job_owes_frames(const spmd_job *job)
+{
+    for (int64_t k = 0; spmd_job_runs(job) && k < job->count; k++)
+        if (spmd_owes_frames(&job->hosted[k]))
+            return 1;
+    return 0;
 }
 
 int64_t spmd_job_frames(const spmd_job *job, int64_t save, int64_t rank, int kept)

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 WAIT_MS = 100  # how long a signal may go unnoticed
 STACK = 8 << 20  # bytes of a thread, as usual
+OWED_S = 5e-4  # between two looks at frames that were made before a rank has failed
 LEAVE_MS = 2000  # how long an interrupted compute phase may take to notice
 
 
@@ -455,6 +456,8 @@ class Job:
             if self.look_frames is not None:
                 with suppress(*[OutputError] * (state == lib.SPMD_ABORTED)):  # that one is said
                     self.look_frames()
+                    if state == lib.SPMD_ABORTED:
+                        self._await_frames(self.look_frames)
             if self.look is not None and state != lib.SPMD_ABORTED:
                 self.look()
             if self.look_feeds is not None and state == lib.SPMD_RUNNING:
@@ -465,6 +468,15 @@ class Job:
                 return int(state)
             if told and not (say and say.shown):
                 told(f"superstep {self.superstep()}")
+
+    def _await_frames(self, look: Callable[[], None]) -> None:
+        """After a failure: take the frames that the rank that has failed had made before, to which
+        others still come."""
+        owes = True
+        while owes:
+            owes = bool(lib.spmd_job_owes_frames(self._job))
+            time.sleep(OWED_S if owes else 0)
+            look()
 
     def abort(self, code: int, text: str) -> None:
         """Ends the run of all processes of the job, and waits a moment until it has ended here."""

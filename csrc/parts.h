@@ -270,20 +270,6 @@ typedef struct spmd_piece_of {
     int64_t first; /* byte of the buffer */
 } spmd_piece_of;
 
-/* A save of a hosted rank. room: slots for frames, of `bytes` each; writes: else another rank
- * writes what it has. put, written: how many frames went in and out in this run; first: the number of the
- * first. turn: of its loop. frames: all so far; kept: as the last set was kept; from: in the set
- * that the run goes on from. held_since: since when it waits for a slot; 0: it does not. order: by
- * slot, how many frames of all saves the rank had made before. */
-#define SPMD_MOST_SLOTS 16
-typedef struct spmd_saved {
-    int64_t every, turn, frames, first, kept, from, slots, bytes, held;
-    int64_t order[SPMD_MOST_SLOTS];
-    char *room;
-    bool writes;
-    _Atomic int64_t put, written, held_since;
-} spmd_saved;
-
 /* What the engine knows of a rank that it hosts, beside the record in the arena. */
 typedef struct spmd_hosted {
     spmd_record *record;
@@ -314,7 +300,7 @@ typedef struct spmd_hosted {
     spmd_near **nears;     /* by site, made when first needed */
     struct spmd_timeline *timeline; /* NULL: none is kept */
     spmd_course turns;
-    spmd_saved *saves; /* by number; NULL: none is wanted */
+    struct spmd_saved *saves; /* by number; NULL: none is wanted */
     _Atomic int64_t frames; /* of all saves, in this run */
     struct spmd_reader *streams;  /* by feed; NULL: none are given */
     _Atomic int64_t starves; /* since when it waits for a feed; 0: it does not */

@@ -7,7 +7,21 @@
 #include <stdlib.h>
 #include <string.h>
 
+#define MOST_SLOTS 16
 #define CLAIMS 1000
+
+/* A save of a hosted rank. room: slots for frames, of `bytes` each; writes: else another rank has
+ * the same part, and writes it. put, written: how many frames went in and out in this run; first:
+ * the number of the first. turn: of its loop. frames: all so far; kept: as the last set was kept;
+ * from: in the set that the run goes on from. held_since: since when it waits for a slot; 0: it
+ * does not. order: by slot, how many frames of all saves the rank had made before. */
+typedef struct spmd_saved {
+    int64_t every, turn, frames, first, kept, from, slots, bytes, held;
+    int64_t order[MOST_SLOTS];
+    char *room;
+    bool writes;
+    _Atomic int64_t put, written, held_since;
+} spmd_saved;
 
 static uint32_t array_of(const spmd_image *image, int64_t save)
 {
@@ -124,8 +138,8 @@ bool spmd_frames_wait(const spmd_job *job)
     return atomic_load(&job->frames_wait) > 0;
 }
 
-/* The run was aborted by a rank of this process that had come to more frames: these were made before
- * what went wrong, and are whole once this one has come to them, too. */
+/* The run was aborted by a rank of this process that had come to more frames: these were made
+ * before what went wrong, and are whole once this one has come to them, too. */
 bool spmd_owes_frames(const spmd_hosted *me)
 {
     const spmd_job *job = me->job;
@@ -167,7 +181,7 @@ int spmd_job_save(spmd_job *job, int64_t save, int64_t rank, int64_t every, int 
         return SPMD_OK;
     free(saved->room);
     saved->bytes = bytes;
-    saved->slots = spmd_least(SPMD_MOST_SLOTS, 2 + SPMD_FRAME_BYTES / job->count / saved->bytes);
+    saved->slots = spmd_least(MOST_SLOTS, 2 + SPMD_FRAME_BYTES / job->count / saved->bytes);
     saved->room = aligned_alloc(SPMD_LINE, (size_t)(saved->slots * saved->bytes));
     return saved->room ? SPMD_OK : SPMD_NO_MEMORY;
 }

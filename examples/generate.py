@@ -1,7 +1,6 @@
 """Text that the model of transformer.py writes: each letter is printed as soon as it is there.
 
-The weights, and keys and values of the letters so far, stay on the ranks: a call goes on where the
-one before has ended. First train, and keep the weights; then let the model write:
+Weights stay on the ranks, and keys and values of all letters. First train, then let it write:
     mpirun -n 2 python -m spmd run examples/transformer.py:model -o w=w.safetensors
     spmd run examples/generate.py --entry take -i w=w.safetensors --save-state m.safetensors
     python examples/generate.py m.safetensors "If the "

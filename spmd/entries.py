@@ -18,6 +18,7 @@ from spmd.distributed import Distributed, global_of
 from spmd.faces import Face, faces_of, needed_of, states_of
 from spmd.fitting import whole
 from spmd.following import CALLS
+from spmd.frame_streams import FrameQueue, FrameStream
 from spmd.given_state import GivenState
 from spmd.launch.job import Job
 from spmd.launch.loader import Checked
@@ -26,7 +27,6 @@ from spmd.launch.saved_state import SavedState, WrittenState
 from spmd.mistakes import plainly
 from spmd.opened import Opened
 from spmd.started import Started
-from spmd.streams import FrameQueue, Stream
 
 
 class EntryCall:
@@ -55,9 +55,9 @@ class EntryCall:
         return self._opened._started(self._face, arguments)
 
     @plainly
-    def stream(self, **arguments: Any) -> Stream:
+    def stream(self, **arguments: Any) -> FrameStream:
         """Start a call of the entry, as `start` does, and return what the entry saves by spmd.save
-        while it runs: a Stream, to iterate over. `.result()` of it waits for the outputs::
+        while it runs: a FrameStream, to iterate over. `.result()` of it waits for the outputs::
 
             for token in m.generate.stream(prompt=prompt):
                 print(LETTERS[int(token)], end="", flush=True)
@@ -131,7 +131,7 @@ class OpenedEntity(Opened):
         raise called_whole(self._manifest["program"], self.entries)
 
     @plainly
-    def stream(self, **arguments: Any) -> Stream:
+    def stream(self, **arguments: Any) -> FrameStream:
         """An image with entries is asked for one of them: raises MissingError."""
         raise called_whole(self._manifest["program"], self.entries)
 

@@ -26,6 +26,7 @@ from spmd.engine import ffi
 from spmd.faces import Face
 from spmd.fitting import copied, fitting, shape_of, whole
 from spmd.following import CALLS, FOLLOWS, Following, listens
+from spmd.frame_streams import FrameQueue, FrameStream
 from spmd.launch import presence
 from spmd.launch.course import Launch
 from spmd.launch.ending import LEFT, end_all, end_all_on_error
@@ -35,13 +36,12 @@ from spmd.launch.options import OPTIONS, Options
 from spmd.launch.processes import Elsewhere
 from spmd.launch.setup import Setup
 from spmd.launch.sizes import axis_sizes
-from spmd.launch.streaming import check_saves
 from spmd.mistakes import plainly
 from spmd.opening import check_options, group_of, kept_outputs
 from spmd.output_trees import structure
 from spmd.prepared_calls import LedCall, PreparedCall
 from spmd.started import FairLock, Started, Starter, refused
-from spmd.streams import FrameQueue, Stream
+from spmd.streaming import Streaming, check_saves
 
 Key = tuple[int | None, tuple[int, ...], Only]  # of prepared calls: see Opened._key
 MOST_PREPARED = 1024  # calls: of every entry, one for each of the extents that only a run knows
@@ -175,9 +175,9 @@ class Opened:
         return self._started(self._face, arguments)
 
     @plainly
-    def stream(self, **arguments: Any) -> Stream:
+    def stream(self, **arguments: Any) -> FrameStream:
         """Start a call, as `start` does, and return what the program saves by spmd.save while it
-        runs: a Stream, to iterate over. `.result()` of it waits for the outputs::
+        runs: a FrameStream, to iterate over. `.result()` of it waits for the outputs::
 
             for u in job.stream(u=u0):
                 draw(u)
@@ -223,7 +223,7 @@ class Opened:
         arguments = {name: copied(value) for name, value in arguments.items()}
         return self._starter.add(lambda: self._agreed_call(face, arguments, frames))
 
-    def _streamed(self, face: Face, arguments: dict[str, Any]) -> Stream:
+    def _streamed(self, face: Face, arguments: dict[str, Any]) -> FrameStream:
         self._check_owner()
         self._check_open()
         check_saves(face)
@@ -233,7 +233,7 @@ class Opened:
             started.run(lambda: self._in_turn(face, arguments, frames))
         else:
             started = self._started(face, arguments, frames)
-        return Stream(frames, started)
+        return FrameStream(frames, started)
 
     def _calls_together(self) -> bool:
         """Return whether several processes make each call together; agree on it first."""
@@ -329,7 +329,7 @@ class Opened:
         if self._group.leads:
             arguments = {name: whole(value) for name, value in arguments.items()}
             self._group.tell(self._job, ("call", face.number, arguments, only))
-        with self._launch.streaming(face, frames and frames.put):
+        with self._launch.streaming(Streaming(face, frames.put) if frames else None):
             return self._called(face, arguments, only)
 
     def _repeated(self, call: PreparedCall, held: list[Any]) -> Any:

@@ -17,8 +17,8 @@ from codegen import dtypes
 from codegen.casts import inexact, may_cast
 from codegen.errors import InputError, Place, SpmdError
 from codegen.oracle import eager
-from codegen.oracle.eager_streams import SavedItems, Takers
 from codegen.oracle.local import local
+from codegen.oracle.saved_items import SavedItems, Takers
 from codegen.oracle.streams import EagerStream
 from codegen.user import named, state_paths, state_rules
 from codegen.user.absent import needs_of

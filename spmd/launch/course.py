@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from spmd.launch.processes import Processes
     from spmd.launch.saved_state import SavedState
     from spmd.launch.saving import Saving
-    from spmd.launch.streaming import Streaming
+    from spmd.streaming import Streaming
 
 
 MOST_EVENTS = 2_000_000  # of all ranks together: what a browser still opens
@@ -154,18 +154,15 @@ class Launch:
         return job
 
     @contextmanager
-    def streaming(self, face: Face, put: Callable[[str, Any], None] | None) -> Iterator[None]:
-        """A call of a face gives what it saves to `put`; None: nobody asks for it."""
-        if put is not None:
-            from spmd.launch.streaming import Streaming  # NumPy; and most runs stream nothing
-
-            self.stream = Streaming(face, put)
+    def streaming(self, stream: Streaming | None) -> Iterator[None]:
+        """A call hands over what it saves, or nothing."""
+        self.stream = stream
         try:
             yield
         finally:
-            if self.stream is not None:
-                self.stream.end()
-                self.stream = None
+            self.stream = None
+            if stream is not None:
+                stream.end()
 
     def looks_at_calls(self) -> bool:
         """Return whether feeds, checkpoints or frames have a part in every call."""

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import spmd
-from spmd.launch.streaming import Streaming
+from spmd.streaming import Streaming
 
 N = 7
 BFLOAT16 = ml_dtypes.bfloat16

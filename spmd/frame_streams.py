@@ -52,7 +52,7 @@ class FrameQueue:
         return item
 
 
-class Stream:
+class FrameStream:
     """What a call saves by spmd.save while it runs: what `stream` gives. Iterate over it.
 
     With one spmd.save each item is its array; with several it is a pair, the name and the array.

@@ -115,3 +115,4 @@ if __name__ == "__main__":
             print(sys.argv[2], end="")
             for letter in m.generate.stream(prompt=codes(sys.argv[2], 1), count=50):
                 print(LETTERS[letter[0]], end="", flush=True)
+            print()

@@ -18,7 +18,7 @@ from codegen.casts import inexact, may_cast
 from codegen.errors import InputError, Place, SpmdError
 from codegen.oracle import eager
 from codegen.oracle.local import local
-from codegen.oracle.saved_items import SavedItems, Takers
+from codegen.oracle.saved_items import SavedItems, Takers, both
 from codegen.oracle.streams import EagerStream
 from codegen.user import named, state_paths, state_rules
 from codegen.user.absent import needs_of
@@ -181,7 +181,7 @@ class EagerEntity:
         method = self._methods[name]
         world = self._world(arguments)
         if takers is not None:
-            world.frames = takers()
+            world.frames = both(world.frames, takers())
         if "feed" not in arguments:
             world.feeds = self._feeds
         for stream in world.feeds.values():

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-Takers = Mapping[str, Callable[[np.ndarray[Any, Any]], None]]
+Taker = Callable[[np.ndarray[Any, Any]], Any]
+Takers = Mapping[str, Taker]
 
 
 class SavedItems:
@@ -38,7 +39,7 @@ class SavedItems:
         self._items.clear()
         return {name: self._taker(name) for name in self._names}
 
-    def _taker(self, name: str) -> Callable[[np.ndarray[Any, Any]], None]:
+    def _taker(self, name: str) -> Taker:
         several = len(self._names) > 1
         return lambda array: self._items.append((name, array) if several else array)
 
@@ -68,3 +69,19 @@ class SavedItems:
         """Drop the items that nobody has asked for."""
         self._items.clear()
         self._is_told = True
+
+
+def both(first: Takers, second: Takers) -> Takers:
+    """Return takers that give each frame to both, where both have one of its name."""
+    found = {**first, **second}
+    for name in first.keys() & second.keys():
+        found[name] = _in_turn(first[name], second[name])
+    return found
+
+
+def _in_turn(first: Taker, second: Taker) -> Taker:
+    def take(array: np.ndarray[Any, Any]) -> None:
+        first(array)
+        second(array.copy())
+
+    return take

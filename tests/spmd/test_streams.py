@@ -139,6 +139,16 @@ def test_a_stream_is_what_the_eager_object_and_files_say(image, tmp_path, option
                 same_state(job, plain)
 
 
+def test_an_eager_stream_beside_functions_that_take_frames():
+    taken: list[np.ndarray] = []
+    plain = Steps.eager(save={"sums": taken.append})
+    items = list(plain.one.stream(turns=3))
+    same(taken, items)
+    assert not any(np.shares_memory(a, b) for a, b in zip(taken, items, strict=True))
+    plain.one(turns=1)
+    assert len(taken) == 4
+
+
 def test_frames_have_as_many_rows_as_inputs(image):
     """A dim of an entry, in an image that saves; no call loads the image again."""
     plain = Steps.eager()

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 WAIT_MS = 100  # how long a signal may go unnoticed
 STACK = 8 << 20  # bytes of a thread, as usual
 OWED_S = 5e-4  # between two looks at frames that were made before a rank has failed
+LAST_FRAMES_S = 0.3  # for which these are waited for: a compute phase may take much longer
 LEAVE_MS = 2000  # how long an interrupted compute phase may take to notice
 
 
@@ -472,9 +473,9 @@ class Job:
     def _await_frames(self, look: Callable[[], None]) -> None:
         """After a failure: take the frames that the rank that has failed had made before, to which
         others still come."""
-        owes = True
+        end, owes = time.monotonic() + LAST_FRAMES_S, True
         while owes:
-            owes = bool(lib.spmd_job_owes_frames(self._job))
+            owes = bool(lib.spmd_job_owes_frames(self._job)) and time.monotonic() < end
             time.sleep(OWED_S if owes else 0)
             look()
 

@@ -13,7 +13,7 @@ from spmd.started import Started
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from typing import Any
 
     import numpy as np
@@ -34,9 +34,12 @@ class FrameQueue:
         if not self.is_closed:
             self._items.put((name, array) if self.is_named else array)
 
-    def end(self) -> None:
-        """Say that no more frames come."""
-        self._items.put(None)
+    def during(self, call: Callable[[], Any]) -> Any:
+        """Make a call. Whatever becomes of it, no more frames come behind it."""
+        try:
+            return call()
+        finally:
+            self._items.put(None)
 
     def close(self) -> None:
         """Drop the frames that are there, and those that are still to come."""

@@ -206,11 +206,7 @@ class Opened:
         self._check_open()
         if not self._group.agreed:
             self._group.agree(CALLS)
-        try:
-            return self._call(face, arguments, frames)
-        finally:
-            if frames is not None:
-                frames.end()
+        return self._call(face, arguments, frames)
 
     def _started(
         self, face: Face, arguments: dict[str, Any], frames: FrameQueue | None = None
@@ -221,7 +217,10 @@ class Opened:
             raise UsageError("only process 0 starts calls", expected="follow() in all others",
                              found=f"start(…) in process {self.processes.number}")
         arguments = {name: copied(value) for name, value in arguments.items()}
-        return self._starter.add(lambda: self._agreed_call(face, arguments, frames))
+        def run() -> Any:
+            return self._agreed_call(face, arguments, frames)
+
+        return self._starter.add(run if frames is None else lambda: frames.during(run))
 
     def _streamed(self, face: Face, arguments: dict[str, Any]) -> FrameStream:
         self._check_owner()
@@ -230,7 +229,7 @@ class Opened:
         frames = FrameQueue(is_named=len(face.saves) > 1)
         if self._calls_together():
             started = Started()
-            started.run(lambda: self._in_turn(face, arguments, frames))
+            started.run(lambda: frames.during(lambda: self._in_turn(face, arguments, frames)))
         else:
             started = self._started(face, arguments, frames)
         return FrameStream(frames, started)

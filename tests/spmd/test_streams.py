@@ -13,6 +13,7 @@ import pytest
 
 import spmd
 from spmd.streaming import Streaming
+from tests.conftest import until
 
 N = 7
 BFLOAT16 = ml_dtypes.bfloat16
@@ -296,6 +297,22 @@ def test_an_image_that_is_closed_meanwhile(image):
     assert len(list(stream)) == 50 and stream.result()["total"] == 50
     with pytest.raises(spmd.UsageError, match="this job is closed"):
         m.one.stream()
+
+
+def test_a_stream_that_is_started_while_another_thread_closes_the_image(image):
+    m = image.open(ranks=2)
+    long = m.one.start(turns=300_000)
+    closing = threading.Thread(target=m.close)
+    closing.start()
+    until(lambda: m._turns._gates or long.done())
+    try:
+        stream = m.one.stream()
+    except spmd.UsageError:  # it was closed already
+        assert long.done()
+    else:
+        with pytest.raises(spmd.UsageError, match="this job is closed"):
+            next(stream)
+    closing.join()
 
 
 def test_there_has_to_be_something_to_stream(image):

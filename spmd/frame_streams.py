@@ -74,9 +74,7 @@ class FrameStream:
 
         with spmd.build(halves).open(ranks=4) as job:
             stream = job.stream()
-            for u in stream:
-                print(u[1])                    # 4.0, 2.0, 1.0
-            print(stream.result())             # 28.0
+            print([float(u[1]) for u in stream], stream.result())    # [4.0, 2.0, 1.0] 28.0
     """
 
     def __init__(self, frames: FrameQueue, started: Started) -> None:

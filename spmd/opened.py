@@ -320,16 +320,27 @@ class Opened:
         self, face: Face, arguments: dict[str, Any], frames: FrameQueue | None = None
     ) -> Any:
         only, arguments = asked_for(face, arguments)
-        call = self._prepared.get(self._key(face, arguments, only)) if frames is None else None
+        call = self._prepared.get(self._key(face, arguments, only))
         if call is not None and call.fits(self._job, arguments, only):
             held = call.take(arguments)
             if held is not None:
-                return self._repeated(call, held)
+                return (self._repeated(call, held) if frames is None else
+                        self._repeated_stream(call, held, frames))
         if self._group.leads:
             arguments = {name: whole(value) for name, value in arguments.items()}
             self._group.tell(self._job, ("call", face.number, arguments, only))
         with self._launch.streaming(Streaming(face, frames.put) if frames else None):
             return self._called(face, arguments, only)
+
+    def _repeated_stream(self, call: PreparedCall, held: list[Any], frames: FrameQueue) -> Any:
+        """Run a call that was prepared, and hand over what it saves."""
+        stream = Streaming(call.face, frames.put)
+        stream.check(call.job.setup)
+        try:
+            stream.begin(call.job, None)
+            return self._repeated(call, held)
+        finally:
+            stream.end()
 
     def _repeated(self, call: PreparedCall, held: list[Any]) -> Any:
         """Run a call that was prepared. held: what lives until its inputs have been read."""

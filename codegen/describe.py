@@ -111,9 +111,9 @@ def manifest_of(
 def scalars_at_load(plan: Plan) -> set[str]:
     """Return the names of the scalars on which more depends than what a run computes: memory,
     shapes, who sends what to whom. A loaded job reads all others as a run begins."""
-    if plan.feeds or plan.saves or plan.points:
+    if plan.feeds or plan.points:
         return {s.name for s in plan.scalars} - {ENTRY}
-    arrays = (*plan.inputs, *plan.outputs)
+    arrays = (*plan.inputs, *plan.outputs, *(s.array for s in plan.saves))
     found: list[Expr] = [*plan.at_load.values(), *(b.capacity for b in plan.buffers)]
     found += [e for a in arrays for e in (*a.shape, *(e for pair in a.part + a.room for e in pair))]
     found += [c.holds for c in plan.conditions]

@@ -218,8 +218,8 @@ int spmd_job_load(spmd_job *job, spmd_arena *arena);
 /* Before the first run: where section .spmd.constants of its image lies, until the job is freed. */
 void spmd_job_constants(spmd_job *job, const void *constants);
 /* Between two runs: other values of the scalars, as many as the image declares. SPMD_RANGE, and
- * nothing has changed, where buffers would take more or less memory, and where the image has feeds,
- * points or saves: then the job must be loaded anew. Does nothing where another process has aborted
+ * nothing has changed, where buffers would take more or less memory, and where the image has feeds
+ * or points: then the job must be loaded anew. Does nothing where another process has aborted
  * the job meanwhile: its next run says so. */
 int spmd_job_scalars(spmd_job *job, const int64_t *scalar);
 /* The same where only scalars have other values that no formula of load() or reserve(), and no box
@@ -351,19 +351,24 @@ void spmd_job_held(const spmd_job *job, int64_t *held, int64_t *copied);
 /* ---- saves: arrays that the program hands over in every so many turns of a loop. */
 
 /* From the next run on a hosted rank counts the frames of a save, in every so many turns; where it
- * writes, its parts wait for whoever takes them, and it waits where there is no room for more. */
+ * writes, its parts wait for whoever takes them, and it waits where there is no room for more.
+ * every 0: it makes none. To be said again when scalars have changed on which its part depends. */
 int spmd_job_save(spmd_job *job, int64_t save, int64_t rank, int64_t every, int writes);
 /* A run that goes on from a set goes on with this frame. */
 int spmd_job_save_from(spmd_job *job, int64_t save, int64_t rank, int64_t frames);
 
-/* A hosted rank's part of a frame: contiguous, row-major. */
+/* A hosted rank's part of a frame: contiguous, row-major. order: how many frames, of all saves that
+ * are counted, the rank has come to before it in this run: the same on all ranks. */
 typedef struct spmd_frame {
-    int64_t number, bytes;
+    int64_t number, order, bytes;
     int64_t offset[8], extent[8];
     void *data;
 } spmd_frame;
 int spmd_job_frame(const spmd_job *job, int64_t save, int64_t rank, spmd_frame *frame); /* 1: one */
 void spmd_job_frame_written(spmd_job *job, int64_t save, int64_t rank); /* the next may be asked */
+
+/* 1: the run was aborted by a hosted rank, and others still come to the frames that it had made. */
+int spmd_job_owes_frames(const spmd_job *job);
 
 /* Frames that a rank has come to; kept: until the set at hand. */
 int64_t spmd_job_frames(const spmd_job *job, int64_t save, int64_t rank, int kept);

@@ -186,6 +186,7 @@ typedef struct spmd_worker {
     uint64_t advances; /* stages entered since the job was loaded */
     int64_t spins;     /* tries of an exchange at once: one rank, and a core for every thread */
     int64_t most_spins; /* the same while nobody shares its core */
+    int64_t owes_until; /* after a failure, when its ranks leave at the latest; 0: not known yet */
     spmd_bell *bell;
     int64_t idle_since, yields; /* of the wait under way */
     int64_t core, shared_until, moved, pause; /* see core.c */
@@ -269,16 +270,6 @@ typedef struct spmd_piece_of {
     int64_t first; /* byte of the buffer */
 } spmd_piece_of;
 
-/* A save of a hosted rank. room: slots for frames, of `bytes` each; NULL: another rank writes what
- * it has. put, written: how many frames went in and out in this run; first: the number of the
- * first. turn: of its loop. frames: all so far; kept: as the last set was kept; from: in the set
- * that the run goes on from. held_since: since when it waits for a slot; 0: it does not. */
-typedef struct spmd_saved {
-    int64_t every, turn, frames, first, kept, from, slots, bytes, held;
-    char *room;
-    _Atomic int64_t put, written, held_since;
-} spmd_saved;
-
 /* What the engine knows of a rank that it hosts, beside the record in the arena. */
 typedef struct spmd_hosted {
     spmd_record *record;
@@ -309,7 +300,8 @@ typedef struct spmd_hosted {
     spmd_near **nears;     /* by site, made when first needed */
     struct spmd_timeline *timeline; /* NULL: none is kept */
     spmd_course turns;
-    spmd_saved *saves; /* by number; NULL: none is wanted */
+    struct spmd_saved *saves; /* by number; NULL: none is wanted */
+    _Atomic int64_t frames; /* of all saves, in this run */
     struct spmd_reader *streams;  /* by feed; NULL: none are given */
     _Atomic int64_t starves; /* since when it waits for a feed; 0: it does not */
     _Atomic uint32_t hungry; /* for which one */
@@ -382,6 +374,7 @@ struct spmd_job {
     spmd_text text;
     spmd_keeping keeping;
     _Atomic int64_t frames_wait; /* that nobody has written so far */
+    bool frames_come; /* in this run, for the host language alone */
     struct spmd_fed *feds; /* by feed; NULL until the first is given */
 };
 
@@ -437,6 +430,7 @@ void spmd_saves_keep(spmd_hosted *me);
 void spmd_saves_resume(spmd_hosted *me, int64_t turn);
 void spmd_saves_free(spmd_hosted *me);
 bool spmd_frames_wait(const spmd_job *job);
+bool spmd_owes_frames(const spmd_hosted *me);
 
 /* point.c */
 int spmd_rank_point(spmd_rank *rank, uint32_t number, int64_t *counter);

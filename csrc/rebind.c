@@ -38,7 +38,7 @@ int spmd_job_scalars(spmd_job *job, const int64_t *scalar)
 
     if (!takes_scalars(job, &status))
         return status;
-    if (image->points || image->feeds || image->saves)
+    if (image->points || image->feeds)
         return SPMD_RANGE;
     int64_t *before = malloc(bytes + 1);
     if (!before)

@@ -15,6 +15,7 @@
 #define SPINS 1000 /* between two looks at whether the job was aborted */
 #define NOTICE_NS 20000000 /* within which the host language sees another process' failure */
 #define LEAVE_NS 200000000
+#define OWED_NS 100000000 /* within which ranks come to the frames of the one that has failed */
 #define LONGEST_MS 1000000000
 #define FINISHED_WORKER UINT64_MAX
 
@@ -44,19 +45,34 @@ static void stillness_check(spmd_job *job, uint64_t advances)
     }
 }
 
+/* After a failure: whether a rank has to go on for a moment, to frames that were made before it. */
+static bool goes_on(spmd_worker *worker, const spmd_hosted *me)
+{
+    if (!spmd_owes_frames(me))
+        return false;
+    if (!worker->owes_until)
+        worker->owes_until = spmd_now() + OWED_NS;
+    return spmd_now() < worker->owes_until;
+}
+
 /* One step of each rank that is not done. Returns how many became done; -1 when aborted. */
 static int64_t worker_sweep(spmd_worker *worker, bool *moved)
 {
     spmd_job *job = worker->job;
     uint64_t advances = worker->advances;
     int64_t finished = 0;
+    bool aborted = false, owes = false;
 
     for (int64_t k = worker->first; k < worker->first + worker->count; k++) {
         spmd_record *record = job->hosted[k].record;
         if (atomic_load_explicit(&record->done, memory_order_relaxed))
             continue;
-        if (spmd_job_aborted(job))
-            return -1;
+        if (spmd_job_aborted(job)) {
+            aborted = true;
+            if (!goes_on(worker, &job->hosted[k]))
+                continue;
+            owes = true;
+        }
         spmd_keeps_for(&record->rank);
         if (job->image->step(&record->rank) == SPMD_DONE) {
             spmd_readers_done(&job->hosted[k]);
@@ -67,7 +83,7 @@ static int64_t worker_sweep(spmd_worker *worker, bool *moved)
         }
     }
     *moved = finished > 0 || worker->advances != advances;
-    return finished;
+    return aborted && !owes ? -1 : finished;
 }
 
 static void worker_run(spmd_worker *worker)
@@ -78,6 +94,7 @@ static void worker_run(spmd_worker *worker)
 
     worker->most_spins = worker->count == 1 && !job->parted && !job->crowded ? SPINS : 0;
     worker->spins = worker->most_spins;
+    worker->owes_until = 0;
     while (left > 0) {
         uint64_t advances = atomic_load(&job->advances);
         int64_t finished = worker_sweep(worker, &moved);
@@ -98,19 +115,35 @@ static void worker_run(spmd_worker *worker)
         atomic_store(&worker->still, FINISHED_WORKER);
 }
 
-/* Looks at a word of the job, without its lock, while it is this one (equal), or another one; for
- * SPMD_NEXT_NS at most. Being woken takes longer. Where threads share cores, whoever looks is in
- * the way. */
-static void spin_while(const spmd_job *job, const _Atomic int64_t *word, int64_t value, bool equal)
+/* Looks, without the lock of the job, while its latest run is this one, for SPMD_NEXT_NS at most.
+ * Being woken takes longer. Where threads share cores, whoever looks is in the way. */
+static void spin_at_run(const spmd_job *job, int64_t run)
 {
     if (spmd_job_crowded(job))
         return;
     int64_t end = spmd_now() + SPMD_NEXT_NS;
     do {
         for (int k = 0; k < SPINS / 10; k++)
-            if ((atomic_load_explicit(word, memory_order_acquire) == value) != equal)
+            if (atomic_load_explicit(&job->run, memory_order_acquire) != run)
                 return;
-        sched_yield(); /* who is to write the word may have been put on this core */
+        sched_yield(); /* who is to start a run may have been put on this core */
+    } while (spmd_now() < end);
+}
+
+/* Before the host language sleeps: looks whether the run is over, or frames wait. Where it takes
+ * many frames, it does not keep a core busy for this that a rank could have. */
+static void spin_for_news(const spmd_job *job)
+{
+    int64_t threads = atomic_load_explicit(&job->arena->header->threads, memory_order_relaxed);
+    if (spmd_job_crowded(job) || (job->frames_come && threads + job->strangers >= job->cores))
+        return;
+    int64_t end = spmd_now() + SPMD_NEXT_NS;
+    do {
+        for (int k = 0; k < SPINS / 10; k++)
+            if (atomic_load_explicit(&job->active, memory_order_acquire) == 0 ||
+                spmd_frames_wait(job))
+                return;
+        sched_yield(); /* who is to write a word may have been put on this core */
     } while (spmd_now() < end);
 }
 
@@ -153,7 +186,7 @@ static void *worker_main(void *argument)
                 spmd_order_done(job);
         }
         if (!job->follows)
-            spin_while(job, &job->run, run, true);
+            spin_at_run(job, run);
     }
     return NULL;
 }
@@ -289,6 +322,7 @@ int spmd_job_start(spmd_job *job, const uint8_t *given)
         job->active = job->threads;
         job->text.due = 0;
         atomic_store(&job->frames_wait, 0);
+        job->frames_come = false;
         job->run++;
         pthread_cond_broadcast(&job->go);
     }
@@ -311,7 +345,7 @@ int spmd_job_wait(spmd_job *job, int64_t timeout_ms)
     if (!job->arena)
         return SPMD_IDLE;
     int64_t end = spmd_now() + (timeout_ms < LONGEST_MS ? timeout_ms : LONGEST_MS) * 1000000;
-    spin_while(job, &job->active, 0, false);
+    spin_for_news(job);
     pthread_mutex_lock(&job->lock);
     int state = job_state(job);
     while (state == SPMD_RUNNING && !spmd_text_waits(&job->text) && !spmd_set_waits(job) &&

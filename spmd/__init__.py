@@ -27,7 +27,8 @@ _LANGUAGE = frozenset(
 
 # Names of the runtime, defined in spmd.image, spmd.building and spmd.jitting.
 _RUNTIME = frozenset(
-    "Distributed Image Jit Local Opened OpenedEntity Started build jit load local".split())
+    """Distributed FrameStream Image Jit Local Opened OpenedEntity Started build jit load local
+    """.split())
 
 # What can be raised, defined in codegen.errors; all are SpmdErrors, with an exit_code.
 _ERRORS = frozenset(
@@ -137,6 +138,7 @@ if TYPE_CHECKING:  # for editors and type checkers: where every name has its doc
     from spmd import tree as tree
     from spmd.building import build as build
     from spmd.image import Distributed as Distributed
+    from spmd.image import FrameStream as FrameStream
     from spmd.image import Image as Image
     from spmd.image import Local as Local
     from spmd.image import Opened as Opened

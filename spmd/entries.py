@@ -18,6 +18,7 @@ from spmd.distributed import Distributed, global_of
 from spmd.faces import Face, faces_of, needed_of, states_of
 from spmd.fitting import whole
 from spmd.following import CALLS
+from spmd.frame_streams import FrameQueue, FrameStream
 from spmd.given_state import GivenState
 from spmd.launch.job import Job
 from spmd.launch.loader import Checked
@@ -52,6 +53,20 @@ class EntryCall:
         that are waited for among them. What is wrong with a call comes out of `result()`.
         """
         return self._opened._started(self._face, arguments)
+
+    @plainly
+    def stream(self, **arguments: Any) -> FrameStream:
+        """Start a call of the entry, as `start` does, and return what the entry saves by spmd.save
+        while it runs: a FrameStream, to iterate over. `.result()` of it waits for the outputs::
+
+            for token in m.generate.stream(prompt=prompt):
+                print(LETTERS[int(token)], end="", flush=True)
+
+        Items wait in memory until you ask for them, so that calls of this and of other entries may
+        follow meanwhile. Raises UsageError for an entry that saves nothing, and for frames of which
+        another process has a part.
+        """
+        return self._opened._streamed(self._face, arguments)
 
     def __repr__(self) -> str:
         names = [array["name"] for _, array in self._face.inputs] + list(self._face.scalars)
@@ -115,6 +130,11 @@ class OpenedEntity(Opened):
         """An image with entries is asked for one of them: raises MissingError."""
         raise called_whole(self._manifest["program"], self.entries)
 
+    @plainly
+    def stream(self, **arguments: Any) -> FrameStream:
+        """An image with entries is asked for one of them: raises MissingError."""
+        raise called_whole(self._manifest["program"], self.entries)
+
     def _once(self, arguments: dict[str, Any]) -> Any:
         """The call of an image that is opened for this one alone: entry= says of which entry."""
         return self.entries[arguments.pop("entry")](**arguments)
@@ -122,10 +142,12 @@ class OpenedEntity(Opened):
     def _faces_by_number(self) -> dict[int | None, Face]:
         return {face.number: face for face in (self._initial, *self._faces.values())}
 
-    def _call(self, face: Face, arguments: dict[str, Any]) -> Any:
+    def _call(
+        self, face: Face, arguments: dict[str, Any], frames: FrameQueue | None = None
+    ) -> Any:
         if self._needed:
             raise not_given(self._manifest["program"], self._needed)
-        return super()._call(face, arguments)
+        return super()._call(face, arguments, frames)
 
     # ---- state -----------------------------------------------------------------------------------
 

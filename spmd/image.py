@@ -24,6 +24,7 @@ from spmd.distributed import local as local
 from spmd.entries import OpenedEntity as OpenedEntity
 from spmd.faces import Face, face_of, faces_of, states_of
 from spmd.files.whole import check_place, write_whole
+from spmd.frame_streams import FrameStream as FrameStream
 from spmd.launch import loader
 from spmd.launch.options import Options
 from spmd.mistakes import plainly

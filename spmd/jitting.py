@@ -45,7 +45,8 @@ from spmd.launch import loader
 from spmd.launch.options import TIME_LIMIT, Options
 from spmd.launch.processes import Processes, disagreement
 from spmd.mistakes import cells, plainly
-from spmd.opened import Opened, group_of
+from spmd.opened import Opened
+from spmd.opening import group_of
 
 MOST_OPEN = 16  # images of one function that stay loaded; those that were called longest ago close
 

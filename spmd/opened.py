@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from codegen.errors import EnvironmentFault, UsageError
-from codegen.mesh import checked_count, checked_sizes
+from codegen.errors import UsageError
 from codegen.suggest import meant
 from codegen.user import named
 from spmd import report, tables, timeline
@@ -27,21 +26,22 @@ from spmd.engine import ffi
 from spmd.faces import Face
 from spmd.fitting import copied, fitting, shape_of, whole
 from spmd.following import CALLS, FOLLOWS, Following, listens
-from spmd.launch import launchers, presence
-from spmd.launch.attendance import Attendance
+from spmd.frame_streams import FrameQueue, FrameStream
+from spmd.launch import presence
 from spmd.launch.course import Launch
 from spmd.launch.ending import LEFT, end_all, end_all_on_error
 from spmd.launch.job import Global, Job
 from spmd.launch.loader import Checked
-from spmd.launch.options import OPTIONS, TIME_LIMIT, Options
-from spmd.launch.processes import Elsewhere, Processes
+from spmd.launch.options import OPTIONS, Options
+from spmd.launch.processes import Elsewhere
 from spmd.launch.setup import Setup
 from spmd.launch.sizes import axis_sizes
 from spmd.mistakes import plainly
+from spmd.opening import check_options, group_of, kept_outputs
 from spmd.output_trees import structure
 from spmd.prepared_calls import LedCall, PreparedCall
 from spmd.started import FairLock, Started, Starter, refused
-from spmd.texts import MOST_SECONDS
+from spmd.streaming import Streaming, check_saves
 
 Key = tuple[int | None, tuple[int, ...], Only]  # of prepared calls: see Opened._key
 MOST_PREPARED = 1024  # calls: of every entry, one for each of the extents that only a run knows
@@ -54,7 +54,7 @@ class Opened:
     """
 
     def __init__(self, checked: Checked, options: Options) -> None:
-        self.keep = _kept(checked.manifest, options.keep)
+        self.keep = kept_outputs(checked.manifest, options.keep)
         self._latest: list[weakref.ref[Distributed]] = []  # outputs of the latest call, kept
         self._owner, self._turns, self._closed = os.getpid(), FairLock(), False
         self._starter = Starter(self._turns)
@@ -68,30 +68,11 @@ class Opened:
         if self.processes.count > 1:
             end_all_on_error()
         else:
-            self._check()
+            check_options(self._options, self._manifest, self.processes)
 
     @property
     def _job(self) -> Job | None:
         return self._launch.job
-
-    def _check(self) -> None:
-        """The options. With several processes all of them must hear of a wrong one."""
-        options = self._options
-        names = tuple(axis["name"] for axis in self._manifest["mesh"])
-        options.mesh = checked_sizes({} if options.mesh is None else options.mesh, names)
-        for what in ("ranks", "threads"):
-            if (count := getattr(options, what)) is not None:
-                setattr(options, what, checked_count(what, count))
-        for what, row in OPTIONS.items():
-            if row.known and (name := getattr(options, what)) not in row.known:
-                raise UsageError(f"there is no {what} {name!r}", expected=", ".join(row.known))
-        if not _is_limit(options.time_limit):
-            raise UsageError(
-                f"time_limit {options.time_limit!r} is not a number of seconds",
-                expected=f"0 (for ever) to {MOST_SECONDS:.0f}",
-            )
-        if self.distributed and options.ranks not in (None, self.processes.count):
-            raise UsageError("with comm= every process is one rank", found=f"ranks={options.ranks}")
 
     def __enter__(self) -> Opened:
         return self
@@ -193,28 +174,72 @@ class Opened:
         """
         return self._started(self._face, arguments)
 
-    def _in_turn(self, face: Face, arguments: dict[str, Any]) -> Any:
+    @plainly
+    def stream(self, **arguments: Any) -> FrameStream:
+        """Start a call, as `start` does, and return what the program saves by spmd.save while it
+        runs: a FrameStream, to iterate over. `.result()` of it waits for the outputs::
+
+            for u in job.stream(u=u0):
+                draw(u)
+
+        Items wait in memory until you ask for them: neither the call nor a later one waits for you.
+        Frames that `open(save=…)` writes to files are streamed, too. With `comm=`, process 0 has
+        the stream where the others follow; where all processes call, each of them has one, once the
+        call has ended. Raises UsageError for a program that saves nothing, and for frames
+        of which another process has a part.
+        """
+        return self._streamed(self._face, arguments)
+
+    def _in_turn(
+        self, face: Face, arguments: dict[str, Any], frames: FrameQueue | None = None
+    ) -> Any:
         """Call a face once those who came before have ended."""
         self._take_turn(self.processes.count == 1 or self._group.leads)
         try:
-            return self._agreed_call(face, arguments)
+            return self._agreed_call(face, arguments, frames)
         finally:
             self._turns.give_back()
 
-    def _agreed_call(self, face: Face, arguments: dict[str, Any]) -> Any:
+    def _agreed_call(
+        self, face: Face, arguments: dict[str, Any], frames: FrameQueue | None = None
+    ) -> Any:
         self._check_open()
         if not self._group.agreed:
             self._group.agree(CALLS)
-        return self._call(face, arguments)
+        return self._call(face, arguments, frames)
 
-    def _started(self, face: Face, arguments: dict[str, Any]) -> Started:
+    def _started(
+        self, face: Face, arguments: dict[str, Any], frames: FrameQueue | None = None
+    ) -> Started:
         self._check_owner()
         self._check_open()
         if self.processes.number:
             raise UsageError("only process 0 starts calls", expected="follow() in all others",
                              found=f"start(…) in process {self.processes.number}")
         arguments = {name: copied(value) for name, value in arguments.items()}
-        return self._starter.add(lambda: self._agreed_call(face, arguments))
+        def run() -> Any:
+            return self._agreed_call(face, arguments, frames)
+
+        return self._starter.add(run if frames is None else lambda: frames.during(run))
+
+    def _streamed(self, face: Face, arguments: dict[str, Any]) -> FrameStream:
+        self._check_owner()
+        self._check_open()
+        check_saves(face)
+        frames = FrameQueue(is_named=len(face.saves) > 1)
+        if self._calls_together():
+            started = Started()
+            started.run(lambda: frames.during(lambda: self._in_turn(face, arguments, frames)))
+        else:
+            started = self._started(face, arguments, frames)
+        return FrameStream(frames, started)
+
+    def _calls_together(self) -> bool:
+        """Return whether several processes make each call together; agree on it first."""
+        if not self._group.agreed:
+            with self._alone(waits=False):
+                self._group.agree(CALLS)
+        return self.processes.count > 1 and not self._group.is_led
 
     @plainly
     def follow(self) -> None:
@@ -291,17 +316,31 @@ class Opened:
         assert self._job is not None
         return self._job, timeline.gather(self._job)
 
-    def _call(self, face: Face, arguments: dict[str, Any]) -> Any:
+    def _call(
+        self, face: Face, arguments: dict[str, Any], frames: FrameQueue | None = None
+    ) -> Any:
         only, arguments = asked_for(face, arguments)
         call = self._prepared.get(self._key(face, arguments, only))
         if call is not None and call.fits(self._job, arguments, only):
             held = call.take(arguments)
             if held is not None:
-                return self._repeated(call, held)
+                return (self._repeated(call, held) if frames is None else
+                        self._repeated_stream(call, held, frames))
         if self._group.leads:
             arguments = {name: whole(value) for name, value in arguments.items()}
             self._group.tell(self._job, ("call", face.number, arguments, only))
-        return self._called(face, arguments, only)
+        with self._launch.streaming(Streaming(face, frames.put) if frames else None):
+            return self._called(face, arguments, only)
+
+    def _repeated_stream(self, call: PreparedCall, held: list[Any], frames: FrameQueue) -> Any:
+        """Run a call that was prepared, and hand over what it saves."""
+        stream = Streaming(call.face, frames.put)
+        stream.check(call.job.setup)
+        try:
+            stream.begin(call.job, None)
+            return self._repeated(call, held)
+        finally:
+            stream.end()
 
     def _repeated(self, call: PreparedCall, held: list[Any]) -> Any:
         """Run a call that was prepared. held: what lives until its inputs have been read."""
@@ -453,7 +492,7 @@ class Opened:
     ) -> dict[str, Any]:
         """Sorts the arguments and checks them; returns what all processes must share. joined: the
         shapes of inputs of which this process gives a part."""
-        self._check()
+        check_options(self._options, self._manifest, self.processes)
         manifest = self._manifest
         known, names = [array["name"] for _, array in face.inputs], face.scalars
         if manifest["feeds"] and "feed" not in known:
@@ -557,44 +596,3 @@ class Opened:
         array = np.empty(job.setup.shape(output), numpy_dtype(output["dtype"]))
         job.get(number, global_of(array, output["dtype"]))
         return array
-
-
-def group_of(comm: Any, time_limit: Any) -> Processes:
-    """The processes of a communicator, or this one alone where it is None. Raises UsageError."""
-    if comm is not None:
-        if not hasattr(comm, "Get_rank"):
-            raise UsageError(f"comm={comm!r} is not a communicator", found=type(comm).__name__,
-                             expected="comm=MPI.COMM_WORLD, of mpi4py")
-        _check_launcher()
-    processes = Processes(comm)
-    if processes.count > 1:
-        limit = time_limit if _is_limit(time_limit) else TIME_LIMIT
-        processes.waiting = Attendance(processes, limit)
-    return processes
-
-
-def _check_launcher() -> None:
-    if presence.is_forked():
-        raise UsageError(
-            "a process that was forked cannot use the MPI of the one that it was forked from",
-            remedy="leave comm= out, or make the process by mpirun",
-        )
-    try:
-        launchers.check_world()
-    except EnvironmentFault as error:
-        end_all_on_error()  # with its exit code
-        if launchers.launcher()[0]:
-            raise Elsewhere(error.exit_code, str(error)) from None
-        raise
-
-
-def _kept(manifest: dict[str, Any], keep: Any) -> tuple[str, ...]:
-    """The names of the outputs that stay on the ranks. True: all of them."""
-    known = [output["name"] for output in manifest["outputs"]]
-    if isinstance(keep, bool):
-        return tuple(known) if keep else ()
-    return tuple(named.asked(keep, known, "keep"))
-
-
-def _is_limit(limit: object) -> bool:
-    return isinstance(limit, (int, float)) and 0 <= limit < MOST_SECONDS

@@ -122,6 +122,15 @@ class Started:
             raise self._error
         return self._value
 
+    def run(self, call: Callable[[], Any]) -> None:
+        """Make the call here and now; `result()` says what became of it."""
+        value, error = None, None
+        try:
+            value = call()
+        except Exception as caught:
+            error = caught
+        self._end(value, error)
+
     def _end(self, value: Any, error: BaseException | None) -> None:
         self._value, self._error, self._done = value, error, True
         self._gate.release()

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+import spmd
 from tests.conftest import EXAMPLES, NETWORKS
 
 pytestmark = pytest.mark.usefixtures("vectors_cc")  # they compute for long
@@ -27,3 +28,15 @@ def test_checks_itself(example, tmp_path, monkeypatch):
     names = runpy.run_path(str(EXAMPLES / example), run_name=example if once else "__main__")
     if once:
         names["check"](ranks=(3,))
+
+
+def test_generate_copies_no_cache():
+    """A call writes new keys, values and letters into the state, where that lies."""
+    small = {"texts": 2, "layers": 2, "heads": 4, "width": 32, "length": 32}
+    manifest = spmd.build(EXAMPLES / "generate.py", **small).manifest
+    entry = next(e for e in manifest["entries"] if e["name"] == "generate")
+    names = {kind: {manifest["inputs"][manifest["states"][k]["input"]]["name"]
+                    for k in entry[kind]} for kind in ("updates", "rebinds")}
+    caches = {f"caches.{k}.{name}" for k in range(2) for name in ("key", "value")}
+    assert names["updates"] >= {*caches, "text"}
+    assert not names["rebinds"] & {*caches, "text"}

@@ -18,6 +18,7 @@ from codegen.casts import inexact, may_cast
 from codegen.errors import InputError, Place, SpmdError
 from codegen.oracle import eager
 from codegen.oracle.local import local
+from codegen.oracle.saved_items import SavedItems, Takers, both
 from codegen.oracle.streams import EagerStream
 from codegen.user import named, state_paths, state_rules
 from codegen.user.absent import needs_of
@@ -28,6 +29,7 @@ from codegen.user.entry_methods import (
     place_of_method,
 )
 from codegen.user.numbers import owner_of
+from codegen.user.series import nothing_saved
 from codegen.user.state_paths import Contents, Leaves, leaves_by_path, placed
 
 _GRADE = {"b": 0, "i": 1, "u": 1, "f": 2, "V": 2, "c": 3}  # of dtypes, by their kinds
@@ -67,6 +69,11 @@ class EagerEntry:
         Raises what the build of an image or a call of it would raise; state then is as it was.
         """
         return self._entity._enter(self._name, arguments)
+
+    def stream(self, **arguments: Any) -> SavedItems:
+        """Run the method once, to its end, and return what it saved by spmd.save, to iterate over
+        as over the stream of an open image."""
+        return self._entity._stream(self._name, arguments)
 
     def __repr__(self) -> str:
         return f"<entry {self._name}>"
@@ -149,18 +156,32 @@ class EagerEntity:
 
     # ---- calls -----------------------------------------------------------------------------------
 
-    def _enter(self, name: str, arguments: Mapping[str, Any]) -> Any:
+    def _stream(self, name: str, arguments: Mapping[str, Any]) -> SavedItems:
+        saves = next(e.saves for e in self._first.graph().entries if e.name == name)
+        if not saves:
+            raise nothing_saved(name)
+        items = SavedItems(saves)
+        items.run(lambda takers: self._enter(name, arguments, takers))
+        return items
+
+    def _enter(
+        self, name: str, arguments: Mapping[str, Any], takers: Callable[[], Takers] | None = None
+    ) -> Any:
         if self._needed:
             raise not_given(self._name, self._needed)
         while True:
             try:
-                return self._once(name, arguments)
+                return self._once(name, arguments, takers)
             except _OtherNumber as found:
                 self._values[found.path] = _as(found.kind, self._values[found.path])
 
-    def _once(self, name: str, arguments: Mapping[str, Any]) -> Any:
+    def _once(
+        self, name: str, arguments: Mapping[str, Any], takers: Callable[[], Takers] | None
+    ) -> Any:
         method = self._methods[name]
         world = self._world(arguments)
+        if takers is not None:
+            world.frames = both(world.frames, takers())
         if "feed" not in arguments:
             world.feeds = self._feeds
         for stream in world.feeds.values():

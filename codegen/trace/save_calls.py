@@ -21,7 +21,8 @@ def save(name: str, x: Any, /, *, every: int = 1) -> None:
     """Save an array as a frame while the program runs, in every `every`-th turn of the enclosing
     loop.
 
-    - name: of the series of frames, for `run -o 'NAME=frames/{}.npy'` or `run(save={"NAME": …})`.
+    - name: of the series of frames, for `run -o 'NAME=frames/{}.npy'` or `run(save={"NAME": …})`;
+      `stream` of an open image gives all of them to Python.
     - x: an array, or a number, as it is when the program comes here.
     - every: a frame is made in turn 0, every, 2 * every … of the innermost loop, counted from each
       time that the loop begins.

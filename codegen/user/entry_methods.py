@@ -17,7 +17,7 @@ from codegen.user.named import some
 _MARK = "__spmd_entry__"
 _TAKEN = (  # by open images
     "arrays", "close", "distributed", "entries", "follow", "keep", "load", "processes", "profile",
-    "save", "start", "state",
+    "save", "start", "state", "stream",
 )
 
 

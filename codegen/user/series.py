@@ -18,3 +18,12 @@ def check_series(name: Any, every: Any) -> None:
         raise UsageError(f"spmd.save({name!r}, every={every!r}): no number of turns",
                          place=user_place(), found=repr(every),
                          expected="a whole number from 1 that is known when you build")
+
+
+def nothing_saved(entry: str) -> UsageError:
+    """Return the error for a stream of an entry, or, where that is "", of a program, that saves
+    nothing."""
+    return UsageError(
+        f"{f'the entry {entry}' if entry else 'the program'} saves nothing while it runs: there is "
+        "nothing to stream", expected='spmd.save("token", token) in a loop of it',
+        found="no spmd.save")

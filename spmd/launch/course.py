@@ -7,6 +7,8 @@ at, all of them leave.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+
 from codegen.errors import SpmdError
 from codegen.image.manifest import ENTRY
 from spmd import report
@@ -19,7 +21,7 @@ from spmd.launch.sizes import bind_mesh
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from typing import Any
 
     from spmd.launch.feeds import Feeds
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from spmd.launch.processes import Processes
     from spmd.launch.saved_state import SavedState
     from spmd.launch.saving import Saving
+    from spmd.streaming import Streaming
 
 
 MOST_EVENTS = 2_000_000  # of all ranks together: what a browser still opens
@@ -53,6 +56,7 @@ class Launch:
 
             self.keeping = Keeping(self)
         self.saving: Saving | None = None
+        self.stream: Streaming | None = None  # of the call under way
         self.feeds: Feeds | None = None
         if options.feed is not None or self.manifest["feeds"]:
             from spmd.launch.feeds import Feeds  # NumPy: ranks that take no batches do without
@@ -72,8 +76,8 @@ class Launch:
         )
         inputs = [array for _, array in face.inputs]
         extents = extents_of(self.manifest, inputs, given)
-        self.scalars = scalars_of(
-            self.manifest, {**face.others(self.scalars), **settings}, extents)
+        others = {k: v for k, v in face.others(self.scalars).items() if k not in extents}
+        self.scalars = scalars_of(self.manifest, {**others, **settings}, extents)
         check_given(inputs, given)
         self.computed = computed_outputs(face, given, only)
         if self.keeping is not None:
@@ -90,7 +94,10 @@ class Launch:
             self.feeds.check()
         count = self.processes.count
         self.sizes = bind_mesh(face.asked(), ranks, mesh, face.own(self.scalars), count)
-        return self.setup()
+        setup = self.setup()
+        if self.stream is not None:
+            self.stream.check(setup)
+        return setup
 
     def setup(
         self, hosts: Hosts | None = None, scalars: dict[str, Any] | None = None
@@ -146,6 +153,17 @@ class Launch:
         job.replace(initial.pairs)
         return job
 
+    @contextmanager
+    def streaming(self, stream: Streaming | None) -> Iterator[None]:
+        """A call hands over what it saves, or nothing."""
+        self.stream = stream
+        try:
+            yield
+        finally:
+            self.stream = None
+            if stream is not None:
+                stream.end()
+
     def looks_at_calls(self) -> bool:
         """Return whether feeds, checkpoints or frames have a part in every call."""
         return any(part is not None for part in (self.feeds, self.keeping, self.saving))
@@ -162,6 +180,8 @@ class Launch:
         try:
             if self.keeping is None:
                 put(job)
+            if self.stream is not None:
+                self.stream.begin(job, self.saving)
         except BaseException as error:
             job.abort(report.exit_code(error), str(error))
             raise

@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 
 WAIT_MS = 100  # how long a signal may go unnoticed
 STACK = 8 << 20  # bytes of a thread, as usual
+OWED_S = 5e-4  # between two looks at frames that were made before a rank has failed
+LAST_FRAMES_S = 0.3  # for which these are waited for: a compute phase may take much longer
 LEAVE_MS = 2000  # how long an interrupted compute phase may take to notice
 
 
@@ -289,11 +291,21 @@ class Job:
         self._check(lib.spmd_job_timeline(self._job, operations, events))
         self.events, self.keeps_times = events, True
 
+    @property
+    def may_run(self) -> bool:
+        """Whether it can run again: it is loaded, and no run of it has failed."""
+        return self._job != ffi.NULL and not self.broken
+
+    def save_frames(self, number: int, rank: int, every: int, writes: bool) -> None:
+        """From the next run on, a hosted rank makes a frame of save `number` in every so many
+        turns, or, with 0, none; if it `writes`, its parts have to be taken."""
+        self._check(lib.spmd_job_save(self._job, number, rank, every, int(writes)))
+
     def rebind(self, setup: Setup) -> bool:
         """Give the loaded ranks other scalars, if their buffers stay as they are; return whether.
 
-        Where memory depends on the scalars, and in programs with feeds, saves or points of
-        checkpoints, False: then the job has to be loaded anew.
+        Where memory depends on the scalars, and in programs with feeds or points of checkpoints,
+        False: then the job has to be loaded anew.
         """
         words = ffi.new("int64_t[]", setup.words or [0])
         if all(setup.words[k] == self.setup.words[k] for k in self.loads):
@@ -445,6 +457,8 @@ class Job:
             if self.look_frames is not None:
                 with suppress(*[OutputError] * (state == lib.SPMD_ABORTED)):  # that one is said
                     self.look_frames()
+                    if state == lib.SPMD_ABORTED:
+                        self._await_frames(self.look_frames)
             if self.look is not None and state != lib.SPMD_ABORTED:
                 self.look()
             if self.look_feeds is not None and state == lib.SPMD_RUNNING:
@@ -455,6 +469,15 @@ class Job:
                 return int(state)
             if told and not (say and say.shown):
                 told(f"superstep {self.superstep()}")
+
+    def _await_frames(self, look: Callable[[], None]) -> None:
+        """After a failure: take the frames that the rank that has failed had made before, to which
+        others still come."""
+        end, owes = time.monotonic() + LAST_FRAMES_S, True
+        while owes:
+            owes = bool(lib.spmd_job_owes_frames(self._job)) and time.monotonic() < end
+            time.sleep(OWED_S if owes else 0)
+            look()
 
     def abort(self, code: int, text: str) -> None:
         """Ends the run of all processes of the job, and waits a moment until it has ended here."""

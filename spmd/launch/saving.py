@@ -23,7 +23,7 @@ from spmd.files.frames import FrameFiles, check_apart
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from typing import Any
 
     from spmd.launch.course import Launch
@@ -74,6 +74,7 @@ class Saving:
         self.first = launch.processes.number == 0
         self.series: list[_Series] = []
         self.job: Job | None = None
+        self._take: Callable[[int, Any], None] | None = None  # every part, for a stream
         self._said: list[str] = []
 
     def check(self) -> None:
@@ -108,8 +109,7 @@ class Saving:
             owners = job.setup.owners(row["layout"])
             owners = list(hosted) if owners == [lib.SPMD_EVERY_RANK] else owners
             for rank in hosted:
-                writes = int(rank in owners)
-                job._check(lib.spmd_job_save(job._job, number, rank, row["every"], writes))
+                job.save_frames(number, rank, row["every"], rank in owners)
                 job._check(lib.spmd_job_save_from(job._job, number, rank, begins))
             series = _Series(number, files, owners)
             files.others = partial(self._others, series)
@@ -136,6 +136,12 @@ class Saving:
                 except OSError as error:
                     raise series.files.failed(error.strerror) from None
                 self._tell(series)
+
+    def begin_stream(self, take: Callable[[int, Any], None]) -> set[tuple[int, int]]:
+        """Give `take` every part that this run writes, as the number of its save and a spmd_frame.
+        Return the saves and ranks of which there are parts."""
+        self._take = take
+        return {(series.number, rank) for series in self.series for rank in series.owners}
 
     # ---- while it runs ---------------------------------------------------------------------------
 
@@ -171,6 +177,8 @@ class Saving:
         dims = len(series.files.shape)
         data = ffi.buffer(frame.data, frame.bytes) if frame.bytes else b""
         box = list(frame.offset[0:dims]), list(frame.extent[0:dims])
+        if self._take is not None:
+            self._take(series.number, frame)
         series.files.write(frame.number, *box, data)
         series.next[rank] = frame.number + 1
         lib.spmd_job_frame_written(job._job, series.number, rank)
@@ -276,4 +284,4 @@ class Saving:
             for process in range(self.processes.count if self.first else 0):
                 with suppress(OSError):
                     os.unlink(series.files.done_path(process))
-        self.series = []
+        self.series, self._take = [], None

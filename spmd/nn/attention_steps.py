@@ -63,25 +63,21 @@ def attention_with_cache(
     """
     capacity, new = cache["key"].shape[-3], query.shape[-3]
     _check_room(at, new, capacity)
-    row = np.arange(capacity) - at
-    here = ((row >= 0) & (row < new))[:, None, None]
-    source = np.clip(row, 0, new - 1)
-    kept = {name: np.where(here, given[..., source, :, :], cache[name]).astype(cache[name].dtype)
-            for name, given in (("key", key), ("value", value))}
-    seen = row <= np.arange(new)[:, None]
+    places = at + (np.arange(new) if isinstance(new, int) else spmd.arange(new))
+    kept = {name: cache[name].copy() for name in ("key", "value")}
+    kept["key"][..., places, :, :], kept["value"][..., places, :, :] = key, value
+    seen = np.arange(capacity) <= places[:, None]
     return attention(query, kept["key"], kept["value"], mask=seen, scale=scale), kept
 
 
 def _check_room(at: Any, new: Any, capacity: Any) -> None:
-    if not isinstance(new, int) or not isinstance(capacity, int):
-        return
-    last, text = capacity - new, "spmd.nn.attention_with_cache: the cache is full"
-    if not is_traced(at):
-        if new > capacity or int(at) > last:
+    end, text = at + new, "spmd.nn.attention_with_cache: the cache is full"
+    if not is_traced(end):
+        if isinstance(capacity, int) and int(end) > capacity:
             raise ShapeError(text, place=user_place(), found=f"{new} new after {at}",
                              expected=f"at most {capacity} positions", remedy="a larger capacity")
-    elif (e := expr_of(at)) is None or not expr.nonneg(expr.const(last) - e):
-        holds = as_array(at) <= last
+    elif (e := expr_of(end)) is None or not expr.nonneg(expr.const(capacity) - e):
+        holds = as_array(end) <= capacity
         expect(holds.context, holds.read(), f"{text}\n  expected: at most {capacity} positions\n"
-               f"  found:    {new} new after ", as_array(at).read(),
+               "  found:    ", as_array(new).read(), " new after ", as_array(at).read(),
                "\n  try:      a larger capacity")

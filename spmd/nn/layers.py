@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from codegen.errors import DtypeError, ShapeError, UsageError
 from codegen.places import user_place
 from codegen.trace.array import Array
 from codegen.trace.derive.derivatives import custom_vjp
+from codegen.trace.number import Number
 from spmd import random
 from spmd.nn.shared import check_dim, in_float32
 
@@ -40,17 +42,27 @@ def dense(x: Any, w: Any, b: Any = None, axes: int = 1) -> Any:
 
 
 def _product(x: Any, w: Any, axes: int) -> Any:
-    """tensordot, with split dims of w before others: dims that are taken as one, as the product
+    """The product, with split dims of w before others: dims that are taken as one, as the product
     takes w's later ones, stay split by the first of them."""
     later = list(range(axes, w.ndim))
     split = w.layout if isinstance(w, Array) and w.layout else (None,) * w.ndim
     order = sorted(later, key=lambda d: not split[d])
     if order == later:
-        return np.tensordot(x, w, axes)
-    made = np.tensordot(x, np.transpose(w, (*range(axes), *order)), axes)
+        return _summed(x, w, axes)
+    made = _summed(x, np.transpose(w, (*range(axes), *order)), axes)
     first = x.ndim - axes
     back = [first + order.index(d) for d in later]
     return np.transpose(made, (*range(first), *back))
+
+
+def _summed(x: Any, w: Any, axes: int) -> Any:
+    """tensordot; where only the run knows how many rows x has along a dim, that one is not taken as
+    one with others: nobody knows then which part of both a rank has."""
+    if not any(isinstance(e, Number) and e.expr.has_extents for e in x.shape[: x.ndim - axes]):
+        return np.tensordot(x, w, axes)
+    inner, later = math.prod(w.shape[:axes]), w.shape[axes:]
+    made = x.reshape((*x.shape[: x.ndim - axes], inner)) @ w.reshape((inner, math.prod(later)))
+    return made.reshape((*made.shape[:-1], *later))
 
 
 def embedding(ids: Any, table: Any) -> Any:

@@ -1,0 +1,87 @@
+"""What an entry saves in an eager run, as a stream: what the stream of an open image is held to.
+
+In: a call of an entry, the names of its saves. Out: what it saved, item by item; then the result,
+or what was wrong. Always holds: the run has ended before the first item is asked for.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+Taker = Callable[[np.ndarray[Any, Any]], Any]
+Takers = Mapping[str, Taker]
+
+
+class SavedItems:
+    """What one call saved. names: of its saves; with several of them, items are pairs of a name
+    and an array."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        self._names = list(names)
+        self._items: deque[Any] = deque()
+        self._value: Any = None
+        self._error: Exception | None = None
+        self._is_told = False  # of the error, in the loop
+
+    def run(self, call: Callable[[Callable[[], Takers]], Any]) -> None:
+        """Make the call. It gets a function that returns who takes the frames, and calls that
+        again where it begins anew."""
+        try:
+            self._value = call(self._takers)
+        except Exception as error:
+            self._error = error
+
+    def _takers(self) -> Takers:
+        self._items.clear()
+        return {name: self._taker(name) for name in self._names}
+
+    def _taker(self, name: str) -> Taker:
+        several = len(self._names) > 1
+        return lambda array: self._items.append((name, array) if several else array)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        """Return the next item. Raises, behind the last one, what was wrong with the call."""
+        if self._items:
+            return self._items.popleft()
+        if self._error is not None and not self._is_told:
+            self._is_told = True
+            raise self._error
+        raise StopIteration
+
+    def done(self) -> bool:
+        """Return True: the call has ended."""
+        return True
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Return what the call returned, or raise what it raised."""
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+    def close(self) -> None:
+        """Drop the items that nobody has asked for."""
+        self._items.clear()
+        self._is_told = True
+
+
+def both(first: Takers, second: Takers) -> Takers:
+    """Return takers that give each frame to both, where both have one of its name."""
+    found = {**first, **second}
+    for name in first.keys() & second.keys():
+        found[name] = _in_turn(first[name], second[name])
+    return found
+
+
+def _in_turn(first: Taker, second: Taker) -> Taker:
+    def take(array: np.ndarray[Any, Any]) -> None:
+        first(array)
+        second(array.copy())
+
+    return take

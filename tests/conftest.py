@@ -19,7 +19,7 @@ import tempfile
 import time
 import uuid
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -286,12 +286,12 @@ def here(*args: object) -> int:
             sys.modules.pop(name, None)  # a program that was built
 
 
-@pytest.fixture(autouse=True)
-def own_signals() -> Iterator[None]:
-    """A test leaves SIGINT and SIGTERM as it found them: after a command that it ran in this
-    process, the second one, in a later test, would end the process."""
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol() -> Generator[None, object, object]:
+    """A test, with its fixtures, leaves SIGINT and SIGTERM as it found them: after a command that
+    it ran in this process, the second one, in a later test, would end the process."""
     with kept_signals():
-        yield
+        return (yield)
 
 
 @pytest.fixture

@@ -25,6 +25,7 @@ from spmd.engine import ffi
 from spmd.launch import loader
 from spmd.verify.formulas import infix
 from tests.codegen import sample_programs
+from tests.conftest import here
 
 
 @pytest.fixture(scope="module")
@@ -187,7 +188,7 @@ in line 8
 def stencil(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("layouts") / "stencil.py"
     path.write_text(GLOBAL)
-    cli.main(["build", str(path)])
+    assert here("build", path) == 0
     path.unlink()  # what is quoted is in the image
     return path.with_suffix(".img")
 

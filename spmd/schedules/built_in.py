@@ -1,0 +1,176 @@
+"""The schedules that have names: formulas, or the order in which each rank does its actions.
+
+Names are those of the papers that a Recipe cites. "interleaved" and "zb-v" give each rank two
+stages; the other ones give it one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any, TypeAlias
+
+from spmd.schedules.stage_times import Order, soonest
+
+Formulas: TypeAlias = Callable[[Any, Any, Any, Any], dict[str, Any]]
+Rows: TypeAlias = dict[str, list[list[int]]]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a named schedule is made: by formulas, or by the order of each rank's actions.
+
+    kept: how many activations stage s keeps, for any number of microbatches. correction: what a
+    backward pass does about weights that have changed since its forward pass. accumulate: the
+    usual one, for p stages.
+    """
+
+    source: str
+    formulas: Formulas | None = None
+    kept: Callable[[Any, Any, Any], Any] | None = None
+    orders: Callable[[int, int], list[Order]] | None = None
+    place: str = "block"
+    correction: str = "none"
+    accumulate: Callable[[int], int] = lambda p: 1
+
+
+def one_f_one_b(s: Any, p: Any, k: Any, m: Any) -> dict[str, Any]:
+    """A stage does the forward pass of one microbatch, then the backward pass of another."""
+    return {"F": 2 * k + s, "B": 2 * (k + p) - 1 - s}
+
+
+def continuous(s: Any, p: Any, k: Any, m: Any) -> dict[str, Any]:
+    """As 1F1B, and each stage is updated as soon as its own gradients are there."""
+    return {"F": 2 * k + s, "B": 2 * (k + p) - 1 - s, "U": 2 * (k + p) - 1 - s}
+
+
+def gpipe(s: Any, p: Any, k: Any, m: Any) -> dict[str, Any]:
+    """All forward passes come before all backward passes."""
+    return {"F": k + s, "B": m + 2 * p - 2 - s + k}
+
+
+def zero_bubble(p: int, m: int, least: int) -> list[Order]:
+    """Return the orders of ZB-H1 (least = 1) or ZB-H2 (least = 2).
+
+    Stage s begins with p - s (H1) or 2 (p - s) - 1 (H2) forward passes and then repeats B, W, F;
+    its W lag behind by s (H1) or 2 s (H2) microbatches, so that the last B leave early.
+    """
+    orders = []
+    for s in range(p):
+        first = min(m, least * (p - s) - least + 1)
+        order = [("F", s, k) for k in range(first)]
+        for k in range(m):
+            order.append(("B", s, k))
+            if k >= least * s:
+                order.append(("W", s, k - least * s))
+            if first + k < m:
+                order.append(("F", s, first + k))
+        orders.append(order + [("W", s, k) for k in range(max(0, m - least * s), m)])
+    return orders
+
+
+def interleaved(p: int, m: int) -> list[Order]:
+    """Return the orders of ranks with stages r and r + p / 2: as many microbatches as there are
+    ranks go through the one, then through the other.
+
+    Written for an even number of stages and full groups of microbatches; what is not there of
+    these is left out, which leaves all others in an order that is legal.
+    """
+    ranks = -(-p // 2)
+    groups = -(-m // ranks)
+    forward = [(half, g * ranks + k) for g in range(groups) for half in (0, 1)
+               for k in range(ranks)]
+    orders = []
+    for r in range(ranks):
+        first = min(len(forward), 2 * (ranks - r - 1) + ranks)
+        fs = [("F", r + half * ranks, k) for half, k in forward]
+        bs = [("B", r + (1 - half) * ranks, k) for half, k in forward]
+        pairs = zip_longest(fs[first:], bs)
+        order = fs[:first] + [a for pair in pairs for a in pair if a is not None]
+        orders.append([a for a in order if a[1] < p and a[2] < m])
+    return orders
+
+
+def zero_bubble_v(p: int, m: int) -> list[Order]:
+    """Return the orders of ranks with stages r and p - 1 - r, so that the first rank has the loss.
+
+    Written for an even number of stages and at least as many microbatches; the rest is left out.
+    """
+    ranks = -(-p // 2)
+    many = max(m, 2 * ranks - 1)
+    orders = []
+    for r in range(ranks):
+        down, up = r, 2 * ranks - 1 - r  # the stage on the way to the last rank, and back
+        done: dict[tuple[str, int], int] = {}
+        order: list[tuple[str, int, int]] = []
+
+        def add(stage: int, kinds: str, times: int = 1, order: Any = order, done: Any = done) -> None:
+            for _ in range(times):
+                for kind in kinds:
+                    k = done[kind, stage] = done.get((kind, stage), -1) + 1
+                    order.append((kind, stage, k))
+
+        add(down, "F", 2 * (ranks - r) - 1)
+        for _ in range(r):
+            add(up, "F")
+            add(down, "F")
+        add(up, "FBW", ranks - r)
+        while done["F", up] < done["F", down] or done["F", down] + 1 < many:
+            if done["F", down] + 1 < many:
+                add(down, "F")
+            add(down, "BW")
+            add(up, "FBW")
+        for _ in range(r):
+            add(down, "B")
+            add(up, "B")
+        add(down, "BW", ranks - r)
+        add(up, "W", done["B", up] - done["W", up])
+        add(down, "W", done["B", down] - done.get(("W", down), -1))
+        # A middle stage that is not there has number ranks: later stages move up by one.
+        orders.append(_renumbered(order, p, m, ranks))
+    return orders
+
+
+def _renumbered(order: Order, p: int, m: int, ranks: int) -> Order:
+    """Return an order for an even number of stages with only p stages and m microbatches."""
+    if p == 2 * ranks:
+        return [a for a in order if a[2] < m]
+    return [(kind, s - (s > ranks), k) for kind, s, k in order if s != ranks and k < m]
+
+
+def rows_of_orders(orders: list[Order], p: int, m: int) -> Rows:
+    """Return the ticks of actions that each rank does in its order as soon as it can."""
+    rows: Rows = {}
+    for (kind, s, k), tick in soonest(orders, p, lambda kind: 1).items():
+        rows.setdefault(kind, [[0] * m for _ in range(p)])[s][k] = int(tick)
+    return rows
+
+
+def _depth(s: Any, p: Any, m: Any) -> Any:
+    return p - s
+
+
+PIPEDREAM = "Narayanan et al., PipeDream: generalized pipeline parallelism for DNN training, 2019"
+ZERO_BUBBLE = "Qi et al., Zero bubble (almost) pipeline parallelism, 2024"
+
+BUILT_IN: dict[str, Recipe] = {
+    "gpipe": Recipe(
+        "Huang et al., GPipe: efficient training of giant neural networks, 2019",
+        gpipe, lambda s, p, m: m),
+    "1f1b": Recipe(PIPEDREAM, one_f_one_b, _depth),
+    "interleaved": Recipe(
+        "Narayanan et al., Efficient large-scale language model training on GPU clusters, 2021",
+        orders=interleaved, place="round"),
+    "zb-h1": Recipe(ZERO_BUBBLE, orders=lambda p, m: zero_bubble(p, m, 1)),
+    "zb-h2": Recipe(ZERO_BUBBLE, orders=lambda p, m: zero_bubble(p, m, 2)),
+    "zb-v": Recipe(ZERO_BUBBLE, orders=zero_bubble_v, place="v"),
+    "continuous": Recipe(PIPEDREAM, continuous, _depth),
+    "pipedream": Recipe(PIPEDREAM, continuous, _depth, correction="stash"),
+    "2bw": Recipe(
+        "Narayanan et al., Memory-efficient pipeline-parallel DNN training, 2021",
+        continuous, _depth, correction="two versions", accumulate=lambda p: p),
+    "pipemare": Recipe(
+        "Yang et al., PipeMare: asynchronous pipeline parallel DNN training, 2021",
+        continuous, _depth, correction="discrepancy"),
+}

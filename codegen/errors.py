@@ -11,8 +11,8 @@ __all__ = [  # that users import from spmd
     "AgreementError", "CarryError", "CheckError", "DtypeError", "EnvironmentFault",
     "ImageError", "InputError", "InternalError", "KernelError", "LayoutError", "LayoutWarning",
     "MatchingError", "MeshError", "MissingError", "OutputError", "PeerError", "ProgramError",
-    "ScheduleError", "ShapeError", "SpmdError", "TracedValueError", "UnsupportedError", "UsageError",
-    "VersionError",
+    "ScheduleError", "ShapeError", "SpmdError", "TracedValueError", "UnsupportedError",
+    "UsageError", "VersionError",
 ]
 
 EXIT_USAGE = 2

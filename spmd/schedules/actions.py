@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
+from codegen.symbolic.meaning import begin
+
 KINDS = "FBWU"
 
 # ticks[kind][stage][microbatch] of one step; ABSENT where there is no such action.
@@ -54,4 +56,5 @@ def rank_of(stage: int, stages: int, ranks: int, place: str) -> int:
     if place == "v":
         fold = stage % (2 * ranks)
         return min(fold, 2 * ranks - 1 - fold)
-    return stage * ranks // stages
+    blocks = min(ranks, stages)
+    return max(r for r in range(blocks) if begin(r, stages, blocks) <= stage)

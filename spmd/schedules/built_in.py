@@ -56,7 +56,7 @@ def zero_bubble(p: int, m: int, least: int) -> list[Order]:
     Stage s begins with p - s (H1) or 2 (p - s) - 1 (H2) forward passes and then repeats B, W, F;
     its W lag behind by s (H1) or 2 s (H2) microbatches, so that the last B leave early.
     """
-    orders = []
+    orders: list[Order] = []
     for s in range(p):
         first = min(m, least * (p - s) - least + 1)
         order = [("F", s, k) for k in range(first)]
@@ -81,7 +81,7 @@ def interleaved(p: int, m: int) -> list[Order]:
     groups = -(-m // ranks)
     forward = [(half, g * ranks + k) for g in range(groups) for half in (0, 1)
                for k in range(ranks)]
-    orders = []
+    orders: list[Order] = []
     for r in range(ranks):
         first = min(len(forward), 2 * (ranks - r - 1) + ranks)
         fs = [("F", r + half * ranks, k) for half, k in forward]
@@ -95,45 +95,48 @@ def interleaved(p: int, m: int) -> list[Order]:
 def zero_bubble_v(p: int, m: int) -> list[Order]:
     """Return the orders of ranks with stages r and p - 1 - r, so that the first rank has the loss.
 
-    Written for an even number of stages and at least as many microbatches; the rest is left out.
+    Written for an even number of stages and enough microbatches; the rest is left out.
     """
     ranks = -(-p // 2)
-    many = max(m, 2 * ranks - 1)
-    orders = []
-    for r in range(ranks):
-        down, up = r, 2 * ranks - 1 - r  # the stage on the way to the last rank, and back
-        done: dict[tuple[str, int], int] = {}
-        order: list[tuple[str, int, int]] = []
+    return [_renumbered(_v_order(r, ranks, max(m, 2 * ranks - 1)), p, m, ranks)
+            for r in range(ranks)]
 
-        def add(stage: int, kinds: str, times: int = 1, order: Any = order, done: Any = done) -> None:
-            for _ in range(times):
-                for kind in kinds:
-                    k = done[kind, stage] = done.get((kind, stage), -1) + 1
-                    order.append((kind, stage, k))
 
-        add(down, "F", 2 * (ranks - r) - 1)
-        for _ in range(r):
-            add(up, "F")
+def _v_order(r: int, ranks: int, m: int) -> Order:
+    """Return the order of a rank with two stages: `down` to the last rank, and `up` from there."""
+    down, up = r, 2 * ranks - 1 - r
+    order: list[tuple[str, int, int]] = []
+    done = {(kind, stage): 0 for kind in "FBW" for stage in (down, up)}
+
+    def add(stage: int, kinds: str, times: int = 1) -> None:
+        for kind in kinds * times:
+            order.append((kind, stage, done[kind, stage]))
+            done[kind, stage] += 1
+
+    add(down, "F", 2 * (ranks - r) - 1)
+    for _ in range(r):
+        add(up, "F")
+        add(down, "F")
+    add(up, "FBW", ranks - r)
+    while done["F", up] < m:
+        if done["F", down] < m:
             add(down, "F")
-        add(up, "FBW", ranks - r)
-        while done["F", up] < done["F", down] or done["F", down] + 1 < many:
-            if done["F", down] + 1 < many:
-                add(down, "F")
-            add(down, "BW")
-            add(up, "FBW")
-        for _ in range(r):
-            add(down, "B")
-            add(up, "B")
-        add(down, "BW", ranks - r)
-        add(up, "W", done["B", up] - done["W", up])
-        add(down, "W", done["B", down] - done.get(("W", down), -1))
-        # A middle stage that is not there has number ranks: later stages move up by one.
-        orders.append(_renumbered(order, p, m, ranks))
-    return orders
+        add(down, "BW")
+        add(up, "FBW")
+    for _ in range(r):
+        add(down, "B")
+        add(up, "B")
+    add(down, "BW", ranks - r)
+    add(up, "W", m - done["W", up])
+    add(down, "W", m - done["W", down])
+    return order
 
 
 def _renumbered(order: Order, p: int, m: int, ranks: int) -> Order:
-    """Return an order for an even number of stages with only p stages and m microbatches."""
+    """Return an order of 2 ranks stages with only p of them, and with m microbatches.
+
+    With an odd p, stage number `ranks` is not there, and those behind it have lower numbers.
+    """
     if p == 2 * ranks:
         return [a for a in order if a[2] < m]
     return [(kind, s - (s > ranks), k) for kind, s, k in order if s != ranks and k < m]

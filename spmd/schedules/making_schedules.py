@@ -133,7 +133,10 @@ def _by_table(
     in_cells = {(p.tick, p.stage) for p in wrong}  # two actions of one cell are said once
     found = [*wrong, *(p for p in found[len(wrong):]
                        if (p.tick, p.stage) not in in_cells or p.other != p.tick)]
-    _refuse(sorted(found, key=lambda p: (p.tick == ABSENT, p.tick, p.stage)), path, 1)
+    of_layers = len({(a.stage, a.microbatch) for a in actions}) == m > 1
+    remedy = "the number behind F, B or W is a microbatch, which goes through all stages"
+    _refuse(sorted(found, key=lambda p: (p.tick == ABSENT, p.tick, p.stage)), path, 1,
+            remedy if of_layers else "")
     period = schedule_tables.period_of_table(ticks)
     _refuse(problems(ticks, period), path, 1)
     return _schedule(os.path.basename(path), ticks, period, accumulate, correction, False)
@@ -173,7 +176,7 @@ def _accumulation(
         return m if period is None else own if recipe is None else recipe.accumulate(p)
     match = re.fullmatch(r"([1-9]\d*) (tick|cycle)s?", str(accumulate))
     number = accumulate if isinstance(accumulate, int) else int(match[1]) if match else 0
-    if number < 1:
+    if number < 1 or isinstance(accumulate, bool):
         raise UsageError(f"accumulate={accumulate!r}",
                          expected='a number of microbatches, "8 ticks" or "1 cycle"')
     if match and match[2] == "cycle":

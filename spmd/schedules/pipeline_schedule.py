@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import accumulate
 from math import ceil, lcm
 from pathlib import Path
@@ -23,7 +23,7 @@ from spmd.schedules.stage_times import Times
 
 @dataclass(frozen=True, eq=False)
 class Schedule:
-    """When each stage of a pipeline does what: at tick t, stage s does F, B, W or U of microbatch k.
+    """When each stage of a pipeline does what: F, B, W or U of which microbatch at which tick.
 
     `spmd.schedules.make_schedule` gives one, and has checked it.
 
@@ -59,7 +59,7 @@ class Schedule:
         """Whether the gradients of weights are actions of their own, W."""
         return "W" in self.ticks
 
-    @property
+    @cached_property
     def length(self) -> int:
         """How many ticks pass until the last action of a step is done."""
         return 1 + max(t for kind in self.ticks for row in self.ticks[kind] for t in row)
@@ -210,16 +210,14 @@ class Schedule:
             lambda s: self.rank_of(s, number, place), number)
 
     def idle_ticks(self, rank: int) -> int:
-        """Return in how many ticks a rank of `ranks` does nothing, between its first and its last.
-
-        Of the first step; where steps follow without end, only ticks until its last F count.
+        """Return in how many ticks a rank of `ranks` does nothing, between its first and its last
+        action of a step; where steps follow without end, in how many of each period, once full.
         """
-        stages = [s for s in range(self.stages) if self.rank_of(s) == rank]
-        mine = {a.tick for a in self._drawn() if a.stage in stages and a.kind != "U"}
-        last = max(mine, default=ABSENT)
-        if self.period is not None:
-            last = max(self.ticks["F"][s][-1] for s in stages) if stages else ABSENT
-        return sum(t not in mine for t in range(min(mine, default=0), last + 1))
+        busy = {t if self.period is None else t % self.period
+                for s in range(self.stages) if self.rank_of(s) == rank
+                for kind in self.ticks if kind != "U" for t in self.ticks[kind][s]}
+        span = self.period or (max(busy) - min(busy) + 1 if busy else 0)
+        return span - len(busy)
 
     # ---- tables and drawings
 

@@ -1,4 +1,4 @@
-"""Schedules as formulas: evaluated for the sizes asked, and proved for all sizes where that is easy.
+"""Schedules as formulas: evaluated for the sizes asked, and proved for all sizes where they can be.
 
 In: a function of stage s of p, microbatch k of m that returns the tick of each kind of action. Out:
 its ticks for one step; and whether the prover of symbolic integers shows that it is legal for every

@@ -21,11 +21,13 @@ Rows: TypeAlias = dict[str, list[list[int]]]
 class Recipe:
     """How a named schedule is made: by formulas, or by the order of each rank's actions.
 
+    what: what it does, for tables of the documentation. source: the paper that describes it.
     kept: how many activations stage s keeps, for any number of microbatches. correction: what a
     backward pass does about weights that have changed since its forward pass. accumulate: the
     usual one, for p stages.
     """
 
+    what: str
     source: str
     formulas: Formulas | None = None
     kept: Callable[[Any, Any, Any], Any] | None = None
@@ -159,21 +161,38 @@ ZERO_BUBBLE = "Qi et al., Zero bubble (almost) pipeline parallelism, 2024"
 
 BUILT_IN: dict[str, Recipe] = {
     "gpipe": Recipe(
+        "all forward passes, then all backward passes",
         "Huang et al., GPipe: efficient training of giant neural networks, 2019",
         gpipe, lambda s, p, m: m),
-    "1f1b": Recipe(PIPEDREAM, one_f_one_b, _depth),
+    "1f1b": Recipe(
+        "one forward pass, then one backward pass, of another microbatch", PIPEDREAM,
+        one_f_one_b, _depth),
     "interleaved": Recipe(
+        "1F1B on stages / 2 ranks, each with two stages that are not neighbours",
         "Narayanan et al., Efficient large-scale language model training on GPU clusters, 2021",
         orders=interleaved, place="round"),
-    "zb-h1": Recipe(ZERO_BUBBLE, orders=lambda p, m: zero_bubble(p, m, 1)),
-    "zb-h2": Recipe(ZERO_BUBBLE, orders=lambda p, m: zero_bubble(p, m, 2)),
-    "zb-v": Recipe(ZERO_BUBBLE, orders=zero_bubble_v, place="v"),
-    "continuous": Recipe(PIPEDREAM, continuous, _depth),
-    "pipedream": Recipe(PIPEDREAM, continuous, _depth, correction="stash"),
+    "zb-h1": Recipe(
+        "gradients of weights fill two thirds of the time in which 1F1B is idle",
+        ZERO_BUBBLE, orders=lambda p, m: zero_bubble(p, m, 1)),
+    "zb-h2": Recipe(
+        "no idle ticks with at least 2 stages - 1 microbatches; keeps twice as much",
+        ZERO_BUBBLE, orders=lambda p, m: zero_bubble(p, m, 2)),
+    "zb-v": Recipe(
+        "no idle ticks with at least stages - 1 microbatches, on stages / 2 ranks, each with a "
+        "stage on the way to the last rank and one on the way back; keeps as much as 1F1B",
+        ZERO_BUBBLE, orders=zero_bubble_v, place="v"),
+    "continuous": Recipe(
+        "1F1B without flush; each stage is updated alone, and a backward pass reads the weights "
+        "of its own time", PIPEDREAM, continuous, _depth),
+    "pipedream": Recipe(
+        "as continuous; a backward pass reads the weights of its forward pass, which are kept",
+        PIPEDREAM, continuous, _depth, correction="stash"),
     "2bw": Recipe(
+        "as pipedream, with updates so far apart that two versions of weights are enough",
         "Narayanan et al., Memory-efficient pipeline-parallel DNN training, 2021",
         continuous, _depth, correction="two versions", accumulate=lambda p: p),
     "pipemare": Recipe(
+        "as continuous; a backward pass reads an estimate of the weights of its forward pass",
         "Yang et al., PipeMare: asynchronous pipeline parallel DNN training, 2021",
         continuous, _depth, correction="discrepancy"),
 }

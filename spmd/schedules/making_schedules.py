@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from codegen.errors import ScheduleError, UsageError
@@ -95,13 +96,19 @@ def _named(
     if recipe.formulas is not None:
         ticks = tick_formulas.ticks_of_formulas(recipe.formulas, p, m)
         period = tick_formulas.period_of_formulas(recipe.formulas, ticks, p, m)
-        for_all = tick_formulas.proved(recipe.formulas, recipe.kept)
+        for_all = _proved(name)
     else:
         assert recipe.orders is not None
         ticks, period = rows_of_orders(recipe.orders(p, m), p, m), None
         for_all = False
     _refuse(problems(ticks, period), f"{name}: ", None)
     return _schedule(name, ticks, period, accumulate, correction, for_all, recipe)
+
+
+@cache
+def _proved(name: str) -> bool:
+    recipe = BUILT_IN[name]
+    return recipe.formulas is not None and tick_formulas.proved(recipe.formulas, recipe.kept)
 
 
 def _by_formulas(

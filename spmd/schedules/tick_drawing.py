@@ -31,14 +31,18 @@ def as_text(
         own = "*" if action.kind == "U" else f"{action.kind}{action.microbatch}"
         cells[at] = cells.get(at, "") + own
     width = 1 + max(map(len, cells.values()))
+    busy = _busy(schedule, actions)
     ticks = range(schedule.length)
     labels = _labels(schedule)
     left = max(map(len, labels.values())) + 1
-    lines = [_title(schedule), " " * left + "".join(f"{t:>{width}}" for t in ticks)
+    note = "" if schedule.flushes else "; * updates the stage"
+    lines = [_title(schedule) + note, " " * left + "".join(f"{t:>{width}}" for t in ticks)
              + "   idle  kept"]
     for stage, label in labels.items():
-        row = "".join(f"{cells.get((stage, t), '.'):>{width}}" for t in ticks)
-        idle = schedule.idle_ticks(schedule.rank_of(stage))
+        rank = schedule.rank_of(stage)
+        empty = ["" if (rank, t) in busy else "." for t in ticks]
+        row = "".join(f"{cells.get((stage, t), empty[t]):>{width}}" for t in ticks)
+        idle = schedule.idle_ticks(rank)
         kept = _amount(schedule.kept(stage), stage, kept_bytes)
         lines.append(f"{label:<{left}}{row}{idle:>7}{kept:>6}")
     return "\n".join(lines)
@@ -51,41 +55,52 @@ def as_svg(
     labels = _labels(schedule)
     left = 16 + 7 * max(map(len, labels.values()))
     end = left + CELL * schedule.length
-    height = TOP + (ROW + BAR) * schedule.stages + 8
+    height = TOP + (ROW + BAR) * schedule.stages + 20
     most = max(_weight(schedule.kept(s), s, kept_bytes) for s in labels)
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {end + 150} {height}" '
-        f'width="{end + 150}" height="{height}" font-family="sans-serif" font-size="11">',
-        f'<rect width="{end + 150}" height="{height}" fill="#fff"/>',
-        f'<text x="12" y="20" font-size="14" font-weight="bold">{escape(_title(schedule))}</text>',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {end + 112} {height}" '
+        f'width="{end + 112}" height="{height}" font-family="sans-serif" font-size="11">',
+        f'<rect width="{end + 112}" height="{height}" fill="#fff"/>',
+        f'<text x="12" y="20" font-size="14" font-weight="bold">'
+        f'{escape(_title(schedule))}</text>',
         *(f'<text x="{left + CELL * t + CELL // 2}" y="{TOP - 8}" text-anchor="middle" '
           f'fill="#666">{t}</text>' for t in range(schedule.length)),
         f'<text x="{end + 34}" y="{TOP - 8}" text-anchor="end" fill="#666">idle</text>',
-        f'<text x="{end + 130}" y="{TOP - 8}" text-anchor="end" fill="#666">kept</text>',
+        f'<text x="{end + 100}" y="{TOP - 8}" text-anchor="end" fill="#666">kept</text>',
     ]
+    busy = _busy(schedule, actions)
     by_cell: dict[tuple[int, int], list[Action]] = {}
     for action in actions:
         by_cell.setdefault((action.stage, action.tick), []).append(action)
     for row, (stage, label) in enumerate(labels.items()):
-        y = TOP + (ROW + BAR) * row
+        y, rank = TOP + (ROW + BAR) * row, schedule.rank_of(stage)
         parts.append(f'<text x="12" y="{y + 15}">{escape(label)}</text>')
         kept = schedule.kept_at(stage)
         for t in range(schedule.length):
             tall = round((BAR - 6) * _weight(kept[t], stage, kept_bytes) / most) if most else 0
-            parts += _cell(left + CELL * t, y, by_cell.get((stage, t), []), tall)
+            fill = LINE if (rank, t) in busy else IDLE
+            parts += _cell(left + CELL * t, y, by_cell.get((stage, t), []), tall, fill)
         amount = _amount(schedule.kept(stage), stage, kept_bytes)
-        idle = schedule.idle_ticks(schedule.rank_of(stage))
+        idle = schedule.idle_ticks(rank)
         parts += [
             f'<text x="{end + 34}" y="{y + 15}" text-anchor="end">{idle}</text>',
-            f'<text x="{end + 130}" y="{y + 15}" text-anchor="end">{amount}</text>',
+            f'<text x="{end + 100}" y="{y + 15}" text-anchor="end">{amount}</text>',
         ]
+    note = "grey: the rank is idle; below: what the stage keeps"
+    note += "" if schedule.flushes else "; red: the stage is updated"
+    parts.append(f'<text x="12" y="{height - 8}" font-size="10" fill="#666">{note}</text>')
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
-def _cell(x: int, y: int, actions: Sequence[Action], tall: int) -> list[str]:
+def _busy(schedule: Schedule, actions: Sequence[Action]) -> set[tuple[int, int]]:
+    """Return (rank, tick) of all ticks in which a rank does something."""
+    return {(schedule.rank_of(a.stage), a.tick) for a in actions if a.kind != "U"}
+
+
+def _cell(x: int, y: int, actions: Sequence[Action], tall: int, empty: str) -> list[str]:
     """One tick of a stage: its action, a mark at the end for an update, what is kept below."""
     own = next((a for a in actions if a.kind != "U"), None)
-    fill = COLOURS[own.kind] if own else IDLE
+    fill = COLOURS[own.kind] if own else empty
     parts = [f'<rect x="{x}" y="{y}" width="{CELL}" height="{ROW}" fill="{fill}" '
              f'stroke="{LINE}"/>']
     if own:

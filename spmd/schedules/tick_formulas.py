@@ -8,17 +8,61 @@ p and m. A False of the prover says nothing: then the sizes asked are all that i
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
 from math import gcd
 from operator import index
 from typing import Any
 
 from codegen.errors import UsageError
-from codegen.symbolic.expr import Expr, Sym, as_expr, const, nonneg, symbol
+from codegen.symbolic.expr import Expr, Sym, const, nonneg, symbol
 from spmd.schedules.actions import KINDS, Ticks, gradient_kind, needs
 from spmd.schedules.built_in import Formulas
 
-Formula = Callable[[Any, Any], Expr]  # of stage and microbatch
+
+class UnknownInteger:
+    """An integer that a formula may add, multiply and divide, and not compare or look up.
+
+    A symbolic integer is equal to another one if both are written alike: a formula that asks
+    would take one branch for all values, and what is proved of that branch would not hold.
+    """
+
+    __slots__ = ("expr",)
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, expr: Expr) -> None:
+        self.expr = expr
+
+    def __bool__(self) -> bool:
+        raise TypeError("it is not known")
+
+    def __eq__(self, other: object) -> bool:
+        raise TypeError("it is not known")
+
+    def __neg__(self) -> UnknownInteger:
+        return UnknownInteger(-self.expr)
+
+    def __add__(self, other: Any) -> UnknownInteger:
+        return UnknownInteger(self.expr + _expr(other))
+
+    def __mul__(self, other: Any) -> UnknownInteger:
+        return UnknownInteger(self.expr * _expr(other))
+
+    def __sub__(self, other: Any) -> UnknownInteger:
+        return UnknownInteger(self.expr - _expr(other))
+
+    def __rsub__(self, other: Any) -> UnknownInteger:
+        return UnknownInteger(_expr(other) - self.expr)
+
+    def __floordiv__(self, other: Any) -> UnknownInteger:
+        return UnknownInteger(self.expr // _expr(other))
+
+    def __mod__(self, other: Any) -> UnknownInteger:
+        return UnknownInteger(self.expr % _expr(other))
+
+    __radd__, __rmul__ = __add__, __mul__
+
+
+def _expr(value: Any) -> Expr:
+    return value.expr if isinstance(value, UnknownInteger) else const(index(value))
 
 
 def where_written(formulas: Formulas) -> str:
@@ -70,7 +114,6 @@ def period_of_formulas(formulas: Formulas, ticks: Ticks, p: int, m: int) -> int 
     return distances.pop()
 
 
-@cache
 def proved(formulas: Formulas, kept: Callable[[Any, Any, Any], Any] | None = None) -> bool:
     """Return whether the schedule is proved legal for all numbers of stages and microbatches.
 
@@ -79,7 +122,8 @@ def proved(formulas: Formulas, kept: Callable[[Any, Any, Any], Any] | None = Non
     p, m = (symbol(Sym(name, "size", const(1))) for name in "pm")
     k = symbol(Sym("k", "var", const(0)))
     try:
-        kinds = set(formulas(symbol(Sym("s", "var", const(0), p - 1)), p, k, m))
+        s = symbol(Sym("s", "var", const(0), p - 1))
+        kinds = set(formulas(*map(UnknownInteger, (s, p, k, m))))
         if not {"F", "B"} <= kinds <= set(KINDS):
             return False
         claims = _Claims(formulas, kinds, p, m)
@@ -103,8 +147,8 @@ class _Claims:
         """Return a microbatch of the step, or, where steps go on without end, any at all."""
         return symbol(Sym(name, "var", const(0), self.m - 1 - behind if self.flushes else None))
 
-    def tick(self, kind: str, s: Any, k: Any) -> Expr:
-        return as_expr(self.formulas(s, self.p, k, self.m)[kind])
+    def tick(self, kind: str, s: Expr, k: Expr) -> Expr:
+        return _expr(self.formulas(*map(UnknownInteger, (s, self.p, k, self.m)))[kind])
 
     def order(self) -> list[Expr]:
         """Ticks are there from 0 on, rise with microbatches, and come after what they need."""
@@ -146,7 +190,7 @@ class _Claims:
     def slots_suffice(self, kept: Callable[[Any, Any, Any], Any]) -> Expr:
         """The activations of k are read before those of microbatch k + kept are there."""
         s = self.stage(self.p - 1)
-        slots = as_expr(kept(s, self.p, self.m))
+        slots = _expr(kept(*map(UnknownInteger, (s, self.p, self.m))))
         k = symbol(Sym("k", "var", const(0)))  # a step of flushing schedules has no later one
         end = self.tick(gradient_kind(dict.fromkeys(self.kinds)), s, k)
         if self.flushes and slots == self.m:

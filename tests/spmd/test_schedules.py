@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 from math import ceil
@@ -205,6 +206,10 @@ def test_formulas_are_proved_or_checked():
     assert make(LINES, 4, 8).ticks == make("1f1b", 4, 8).ticks
     compares = lambda s, p, k, m: LINES(s, p, k, m) if k < m else {}
     assert make(compares, 4, 8).proof == "checked for 4 stages and 8 microbatches"
+    for asks in (lambda x, y: x == y, lambda x, y: x != y and not x, lambda x, y: x in (y,),
+                 lambda x, y: {1: 2}.get(x, True)):
+        moved = lambda s, p, k, m: {"F": 2 * k + s, "B": 2 * (k + p) - 1 - s + (asks(k, s) and 0)}
+        assert make(moved, 4, 8).proof == "checked for 4 stages and 8 microbatches"
     apart = lambda s, p, k, m: {"F": 3 * k + s, "B": 3 * k + 5 * p - s, "W": 3 * k + 9 * p - s}
     split = lambda s, p, k, m: {"F": k + s, "B": m + 2 * p - 2 - s + k, "W": 2 * m + 2 * p + k}
     assert make(split, 4, 8).proof == named["1f1b"]
@@ -227,6 +232,28 @@ def test_formulas_that_are_wrong_are_never_proved(wrong, said):
         make(wrong, 4, 8)
     assert error.value.problems[0] == f"{__file__}:{wrong.__code__.co_firstlineno}: {said}"
     assert not spmd.schedules.tick_formulas.proved(wrong)
+
+
+def test_what_is_proved_is_legal_at_small_sizes():
+    """Random formulas near those of 1F1B and GPipe; the simulator knows no proof."""
+    rng, proved = random.Random(7), 0
+    for _ in range(300):
+        a, b, c, d, e, f = (rng.choice(n) for n in
+                            ((1, 2, 3), (0, 1, 2), (1, 2, 3), (0, 1), (-2, -1, 0, 1), (1, 2, 3)))
+        formulas = rng.choice((
+            lambda s, p, k, m: {"F": a * k + b * s, "B": f * k + c * p + d * m - b * s + e},
+            lambda s, p, k, m: {"F": a * k + b * s, "B": f * k + c * p + d * m - s + e,
+                                "W": f * k + (c + 1) * p + 2 * d * m - s + e},
+            lambda s, p, k, m: {"F": a * k + b * s, "B": f * k + c * p - s + e,
+                                "U": f * k + c * p - s + e + d},
+            lambda s, p, k, m: {"F": a * k + s + k // p, "B": a * k + c * p - s + k // p + e},
+        ))
+        if spmd.schedules.tick_formulas.proved(formulas):
+            proved += 1
+            for p in (1, 2, 3, 6):
+                for m in (1, 2, 5):
+                    simulated(make(formulas, p, m), 2 if "U" in formulas(0, 1, 0, 1) else 1)
+    assert 20 < proved < 280
 
 
 def test_formulas_that_give_no_ticks():

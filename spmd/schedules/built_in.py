@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any, TypeAlias
 
+from spmd.schedules.actions import ABSENT, KINDS
 from spmd.schedules.stage_times import Order, soonest
 
 Formulas: TypeAlias = Callable[[Any, Any, Any, Any], dict[str, Any]]
@@ -146,9 +147,10 @@ def _renumbered(order: Order, p: int, m: int, ranks: int) -> Order:
 
 def rows_of_orders(orders: list[Order], p: int, m: int) -> Rows:
     """Return the ticks of actions that each rank does in its order as soon as it can."""
-    rows: Rows = {}
+    kinds = sorted({kind for order in orders for kind, _, _ in order}, key=KINDS.index)
+    rows = {kind: [[ABSENT] * m for _ in range(p)] for kind in kinds}
     for (kind, s, k), tick in soonest(orders, p, lambda kind: 1).items():
-        rows.setdefault(kind, [[0] * m for _ in range(p)])[s][k] = int(tick)
+        rows[kind][s][k] = int(tick)
     return rows
 
 

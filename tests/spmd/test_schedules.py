@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import random
 import subprocess
 import sys
@@ -234,12 +235,13 @@ def test_formulas_that_are_wrong_are_never_proved(wrong, said):
     assert not spmd.schedules.tick_formulas.proved(wrong)
 
 
-def test_what_is_proved_is_legal_at_small_sizes():
+def test_what_is_proved_is_what_is_legal_at_small_sizes():
     """Random formulas near those of 1F1B and GPipe; the simulator knows no proof."""
     rng, proved = random.Random(7), 0
     for _ in range(300):
-        a, b, c, d, e, f = (rng.choice(n) for n in
-                            ((1, 2, 3), (0, 1, 2), (1, 2, 3), (0, 1), (-2, -1, 0, 1), (1, 2, 3)))
+        a, b, c, d, e, f = (rng.choice(n) for n in (
+            (1, 2, 2), (0, 1, 1, 1), (1, 2, 2, 3), (0, 1), (-3, -2, -1, 0, 1), (0, 0, 0, 1)))
+        f += a
         formulas = rng.choice((
             lambda s, p, k, m: {"F": a * k + b * s, "B": f * k + c * p + d * m - b * s + e},
             lambda s, p, k, m: {"F": a * k + b * s, "B": f * k + c * p + d * m - s + e,
@@ -248,12 +250,17 @@ def test_what_is_proved_is_legal_at_small_sizes():
                                 "U": f * k + c * p - s + e + d},
             lambda s, p, k, m: {"F": a * k + s + k // p, "B": a * k + c * p - s + k // p + e},
         ))
-        if spmd.schedules.tick_formulas.proved(formulas):
-            proved += 1
-            for p in (1, 2, 3, 6):
-                for m in (1, 2, 5):
-                    simulated(make(formulas, p, m), 2 if "U" in formulas(0, 1, 0, 1) else 1)
-    assert 20 < proved < 280
+        legal = True
+        for p, m in ((1, 1), (1, 5), (2, 2), (3, 5), (5, 3), (7, 9)):
+            try:
+                schedule = make(formulas, p, m)
+            except (spmd.ScheduleError, spmd.UsageError):
+                legal = False
+                break
+            simulated(schedule, 2 if "U" in schedule.ticks else 1)
+        assert spmd.schedules.tick_formulas.proved(formulas) == legal
+        proved += legal
+    assert 10 < proved < 280
 
 
 def test_formulas_that_give_no_ticks():
@@ -305,6 +312,12 @@ def test_drawings_show_each_action(tmp_path):
         assert texts.count("F7") == texts.count("B7") == 4
     assert "16 KiB" in make("1f1b", 4, 8).text([4096] * 4).splitlines()[2]
     assert "16 KiB" in make("1f1b", 4, 8).svg(kept_bytes=[4096] * 4)
+
+
+def test_the_example_of_the_docstring():
+    (example,) = doctest.DocTestFinder(recurse=False).find(make, globs={})
+    result = doctest.DocTestRunner().run(example)
+    assert result.attempted == 6 and result.failed == 0
 
 
 def test_numpy_is_not_imported():

@@ -185,7 +185,7 @@ def settings() -> str:
 
 def schedules() -> str:
     """A row for each schedule of pipelines that has a name."""
-    rows = [f"| `{name}` | {recipe.what} | {cell(recipe.source)} |"
+    rows = [f"| `{name}` | {recipe.summary} | {cell(recipe.source)} |"
             for name, recipe in spmd.schedules.BUILT_IN.items()]
     return "\n".join(["| schedule | what it does | source |", "|---|---|---|", *rows])
 

@@ -22,13 +22,13 @@ Rows: TypeAlias = dict[str, list[list[int]]]
 class Recipe:
     """How a named schedule is made: by formulas, or by the order of each rank's actions.
 
-    what: what it does, for tables of the documentation. source: the paper that describes it.
+    summary: what it does, for tables of the documentation. source: the paper that describes it.
     kept: how many activations stage s keeps, for any number of microbatches. correction: what a
     backward pass does about weights that have changed since its forward pass. accumulate: the
     usual one, for p stages.
     """
 
-    what: str
+    summary: str
     source: str
     formulas: Formulas | None = None
     kept: Callable[[Any, Any, Any], Any] | None = None

@@ -25,7 +25,7 @@ class Problem(NamedTuple):
     text: str
     other: int = ABSENT
 
-    def said(self, first_line: int | None = None) -> str:
+    def message(self, first_line: int | None = None) -> str:
         """Return the problem as a line of text; first_line: the line of a file that is tick 0."""
         if self.tick == ABSENT:
             return self.text
@@ -37,7 +37,7 @@ class Problem(NamedTuple):
 def problems(ticks: Ticks, period: int | None) -> list[Problem]:
     """Return all problems of a schedule, in the order of ticks; those of whole microbatches last.
     """
-    found = [*_early(ticks), *_dropped(ticks), *_clashes(ticks, period), *_updates(ticks, period)]
+    found = [*_early_actions(ticks), *_dropped_microbatches(ticks), *_shared_ticks(ticks, period), *_wrong_updates(ticks, period)]
     return sorted(found, key=lambda p: (p.tick == ABSENT, p.tick, p.stage))
 
 
@@ -52,7 +52,7 @@ def in_time(ticks: Ticks) -> bool:
     )
 
 
-def _early(ticks: Ticks) -> Iterator[Problem]:
+def _early_actions(ticks: Ticks) -> Iterator[Problem]:
     """Actions that come before one that they need, or without it."""
     if in_time(ticks):
         return
@@ -73,7 +73,7 @@ def _early(ticks: Ticks) -> Iterator[Problem]:
                         yield Problem(tick, stage, f"{what} before {whose}", earlier)
 
 
-def _dropped(ticks: Ticks) -> Iterator[Problem]:
+def _dropped_microbatches(ticks: Ticks) -> Iterator[Problem]:
     """Microbatches that never begin, and those of which some stage does not do all actions."""
     kinds = [kind for kind in ticks if kind != "U"]
     rows = [row for kind in kinds for row in ticks[kind]]
@@ -92,7 +92,7 @@ def _dropped(ticks: Ticks) -> Iterator[Problem]:
         yield Problem(min(present), where, text)
 
 
-def _clashes(ticks: Ticks, period: int | None) -> Iterator[Problem]:
+def _shared_ticks(ticks: Ticks, period: int | None) -> Iterator[Problem]:
     """Stages that have two actions in one tick, of one step or of several that overlap."""
     kinds = [kind for kind in ticks if kind != "U"]
     for stage in range(len(ticks["F"])):
@@ -111,7 +111,7 @@ def _clashes(ticks: Ticks, period: int | None) -> Iterator[Problem]:
             seen.setdefault(at, (tick, what))
 
 
-def _updates(ticks: Ticks, period: int | None) -> Iterator[Problem]:
+def _wrong_updates(ticks: Ticks, period: int | None) -> Iterator[Problem]:
     """Updates that do not apply the gradients up to their microbatch, all of these and no other.
 
     An update takes effect at the end of its tick, so that it may stand in that of its gradient.

@@ -64,6 +64,9 @@ def make_schedule(
     for what, number in (("stages", stages), ("microbatches", microbatches), ("keep", keep)):
         if number is not None and (not isinstance(number, int) or number < 1):
             raise UsageError(f"{what}={number!r}", expected=f"{what} of at least 1")
+    if not (callable(schedule) or isinstance(schedule, str | os.PathLike)):
+        raise UsageError(f"no schedule: {schedule!r}",
+                         expected="a name, a function, or the path of a table")
     if isinstance(schedule, str) and not schedule.endswith(".csv"):
         made = _named(schedule, *_sizes(stages, microbatches), accumulate, correction)
         where, first_line = f"{schedule}: ", None
@@ -74,7 +77,7 @@ def make_schedule(
     else:
         made = _by_table(os.fspath(schedule), stages, microbatches, accumulate, correction)
         where, first_line = os.fspath(schedule), 1
-    _refuse(_too_much(made, keep), where, first_line, "more slots, or another schedule")
+    _refuse(_exceeded_limits(made, keep), where, first_line, "more slots, or another schedule")
     return made
 
 
@@ -132,7 +135,10 @@ def _by_table(
     correction: str | None,
 ) -> Schedule:
     rows = schedule_tables.read_rows(path)
-    stages = stages or max(map(len, rows), default=0)
+    columns = max((s + 1 for row in rows for s, cell in enumerate(row) if cell), default=0)
+    if stages is not None and stages > columns:
+        raise ScheduleError((f"{path}: {columns} columns, and there are {stages} stages",))
+    stages = stages or columns
     actions, wrong = schedule_tables.actions_in(rows, stages)
     m = microbatches or schedule_tables.microbatches_in(actions, path)
     ticks, again = schedule_tables.ticks_of_actions(actions, stages, m)
@@ -207,7 +213,7 @@ def _accumulated_in(ticks: Ticks) -> int:
     return most
 
 
-def _too_much(schedule: Schedule, keep: int | None) -> list[Problem]:
+def _exceeded_limits(schedule: Schedule, keep: int | None) -> list[Problem]:
     """Return a Problem for each stage that keeps more activations or weights than it may."""
     found = []
     for s in range(schedule.stages):
@@ -234,5 +240,5 @@ def _refuse(
     for problem in found:
         at = where if first_line is None else (
             f"{where}: " if problem.tick == ABSENT else f"{where}:{problem.tick + first_line}: ")
-        lines.append(at + problem.said(first_line))
+        lines.append(at + problem.message(first_line))
     raise ScheduleError(tuple(lines), remedy=remedy)

@@ -14,7 +14,7 @@ from itertools import accumulate
 from math import ceil, lcm
 from pathlib import Path
 
-from codegen.errors import UsageError
+from codegen.errors import OutputError, UsageError
 from spmd.schedules import kept_activations as lifetimes
 from spmd.schedules import schedule_tables, stage_times, tick_drawing
 from spmd.schedules.actions import ABSENT, KINDS, Action, Ticks, gradient_kind, rank_of
@@ -84,6 +84,21 @@ class Schedule:
         every += [Action(tick, s, "U", k)
                   for s in range(self.stages) for tick, k in self.updates(s, count)]
         return sorted(every, key=lambda a: (a.tick, a.stage, KINDS.index(a.kind), a.microbatch))
+
+    def microbatches_at(self, kind: str) -> list[list[int | None]]:
+        """Return a row for each tick of a cycle: the microbatch of each stage's action, or None.
+
+        A cycle is `period` ticks, or `length` where a step flushes. In tick t + n cycles, n = 0, 1,
+        …, the action is of n * microbatches more, and there is none while that is below 0. Of U
+        those are listed that may come; `accumulate` says which do.
+        """
+        cycle = self.period or self.length
+        rows: list[list[int | None]] = [[None] * self.stages for _ in range(cycle)]
+        for stage, ticks in enumerate(self.ticks.get(kind, ())):
+            for k, tick in enumerate(ticks):
+                if tick != ABSENT:
+                    rows[tick % cycle][stage] = k - tick // cycle * self.microbatches
+        return rows
 
     def updates(self, stage: int, microbatches: int) -> list[tuple[int, int]]:
         """Return (tick, newest microbatch applied) of a stage's updates by the first microbatches.
@@ -238,16 +253,15 @@ class Schedule:
                 f"updates after {self.accumulate} are not the same in each step of {size} "
                 "microbatches, and a table has one step",
                 remedy=f"accumulate={size}, or another divisor of {size}")
-        text = schedule_tables.written(self.actions(), self.stages)
-        if path is not None:
-            Path(path).write_text(text)
-        return text
+        text = schedule_tables.table_text(self.actions(), self.stages)
+        return _save(text, path)
 
     def text(self, kept_bytes: Sequence[int] | None = None) -> str:
         """Return a drawing: a row for each stage, a column for each tick, a point where it is idle.
 
-        An asterisk marks an update at the end of a tick. kept_bytes: of one microbatch's
-        activations, for each stage; without them, activations are counted.
+        An asterisk marks an update at the end of a tick; crossed are updates between F and B of
+        one microbatch. kept_bytes: of one microbatch's activations, for each stage; without them,
+        activations are counted.
         """
         return tick_drawing.as_text(self, self._drawn(), kept_bytes)
 
@@ -256,13 +270,20 @@ class Schedule:
 
         Below each row stands how much the stage keeps at each tick.
         """
-        picture = tick_drawing.as_svg(self, self._drawn(), kept_bytes)
-        if path is not None:
-            Path(path).write_text(picture)
-        return picture
+        return _save(tick_drawing.as_svg(self, self._drawn(), kept_bytes), path)
 
     def __str__(self) -> str:
         return self.text()
+
+
+def _save(text: str, path: str | Path | None) -> str:
+    """Return a text that is written into a file where there is a path."""
+    if path is not None:
+        try:
+            Path(path).write_text(text)
+        except OSError as error:
+            raise OutputError(f"cannot write {path}: {error.strerror}") from None
+    return text
 
 
 @lru_cache(maxsize=8)

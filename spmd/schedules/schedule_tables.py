@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from codegen.errors import InputError, OutputError
@@ -88,16 +88,19 @@ def period_of_table(ticks: Ticks) -> int | None:
     return next((n for n in range(busy, last) if not problems(ticks, n)), last)
 
 
-def microbatches_in(actions: Iterable[Action], path: str | Path) -> int:
-    """Return how many microbatches a table has: one more than the largest number in it."""
-    count = max((a.microbatch for a in actions), default=ABSENT) + 1
+def microbatches_in(actions: Sequence[Action], path: str | Path) -> int:
+    """Return how many microbatches a table has: one more than the largest number that may be."""
+    numbers = [a.microbatch for a in actions]
+    count = max(numbers, default=ABSENT) + 1
+    if count > len(numbers):  # so many cannot all be there
+        count = len(set(numbers))
     if not count:
         raise InputError(f"{path}: a table without any action",
                          expected="cells such as 2F0: stage 2, forward, microbatch 0")
     return count
 
 
-def written(actions: Iterable[Action], stages: int) -> str:
+def table_text(actions: Iterable[Action], stages: int) -> str:
     """Return the text of a table."""
     cells: dict[tuple[int, int], list[str]] = {}
     last = 0

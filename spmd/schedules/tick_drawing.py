@@ -37,14 +37,15 @@ def as_text(
     left = max(map(len, labels.values())) + 1
     note = "" if schedule.flushes else "; * updates the stage"
     lines = [_title(schedule) + note, " " * left + "".join(f"{t:>{width}}" for t in ticks)
-             + "   idle  kept"]
+             + "   idle  kept" + ("" if schedule.flushes else "  crossed")]
     for stage, label in labels.items():
         rank = schedule.rank_of(stage)
         empty = ["" if (rank, t) in busy else "." for t in ticks]
         row = "".join(f"{cells.get((stage, t), empty[t]):>{width}}" for t in ticks)
         idle = schedule.idle_ticks(rank)
         kept = _amount(schedule.kept(stage), stage, kept_bytes)
-        lines.append(f"{label:<{left}}{row}{idle:>7}{kept:>6}")
+        crossed = "" if schedule.flushes else f"{schedule.crossed(stage):>9}"
+        lines.append(f"{label:<{left}}{row}{idle:>7}{kept:>6}{crossed}")
     return "\n".join(lines)
 
 

@@ -85,11 +85,11 @@ class Simulation:
     def there(self, kind: str, stage: int, k: int, tick: int) -> bool:
         return self.outputs.get((kind, stage, k), tick) < tick
 
-    def idle(self, of: Any = lambda stage: stage) -> list[int]:
-        """Ticks without an action between the first and the last one, by what `of` says."""
+    def idle(self, group: Any = lambda stage: stage) -> list[int]:
+        """Ticks without an action between the first and the last one, by what `group` says."""
         ticks = defaultdict(list)
         for stage, busy in enumerate(self.busy):
-            ticks[of(stage)] += busy
+            ticks[group(stage)] += busy
         return [max(t) - min(t) + 1 - len(set(t)) for _, t in sorted(ticks.items())]
 
 

@@ -191,6 +191,33 @@ def test_files_that_are_no_tables(tmp_path):
     assert make(str(tmp_path / "one.csv")).length == 2
 
 
+def test_any_text_is_a_schedule_or_an_error(tmp_path):
+    rng, legal = random.Random(5), 0
+    for _ in range(400):
+        text = list(make("continuous", 3, 4, accumulate=rng.choice((1, 2))).csv())
+        for _ in range(rng.randrange(1, 4)):
+            text[rng.randrange(len(text))] = rng.choice("0123456789FBWU ,\n\"x")
+        (tmp_path / "schedule.csv").write_text("".join(text))
+        try:
+            make(tmp_path / "schedule.csv")
+            legal += 1
+        except spmd.SpmdError as error:
+            assert "schedule.csv" in str(error)
+    assert legal > 4
+
+
+def test_sizes_that_are_not_those_of_the_table(tmp_path):
+    text = make("1f1b", 2, 2).csv()
+    assert said_of(tmp_path, text, 3) == ["schedule.csv: 2 columns, and there are 3 stages"]
+    assert "schedule.csv:3: tick 2, stage 0: 0F999999999: there are 2 microbatches, from 0 on" in (
+        said_of(tmp_path, text.replace("0F1", "0F999999999").replace("1F1", "1F0")
+                .replace("0B1", "0B0").replace("1B1", "1B0")))
+    with pytest.raises(spmd.OutputError, match="cannot write"):
+        make("1f1b", 2, 2).csv(tmp_path / "absent" / "schedule.csv")
+    with pytest.raises(spmd.UsageError, match="no schedule: 7"):
+        make(7, 2, 2)
+
+
 def test_messages_of_large_tables_end(tmp_path):
     text = make("gpipe", 16, 32).csv()
     problems = said_of(tmp_path, text.replace("B", "X").replace("F", "B").replace("X", "F"))

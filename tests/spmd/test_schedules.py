@@ -126,6 +126,19 @@ def test_idle_share_of_few_microbatches():
     assert make("1f1b", 4, 2).times().idle_share == pytest.approx(0.6)
 
 
+def test_a_cycle_of_ticks_says_all_actions():
+    for name, p, m in (("continuous", 5, 2), ("pipedream", 4, 8), ("zb-v", 6, 4), ("gpipe", 3, 2)):
+        schedule = make(name, p, m)
+        cycle = schedule.period or schedule.length
+        found = set()
+        for kind in schedule.ticks:
+            for t, row in enumerate(schedule.microbatches_at(kind)):
+                for s, k in enumerate(row):
+                    found |= {(t + n * cycle, s, kind, k + n * m)
+                              for n in range(12) if k is not None and 0 <= k + n * m < 5 * m}
+        assert found == set(map(tuple, schedule.actions(5)))
+
+
 # ---- what is kept, and which weights
 
 

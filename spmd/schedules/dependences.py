@@ -37,7 +37,8 @@ class Problem(NamedTuple):
 def problems(ticks: Ticks, period: int | None) -> list[Problem]:
     """Return all problems of a schedule, in the order of ticks; those of whole microbatches last.
     """
-    found = [*_early_actions(ticks), *_dropped_microbatches(ticks), *_shared_ticks(ticks, period), *_wrong_updates(ticks, period)]
+    found = [*_early_actions(ticks), *_dropped_microbatches(ticks),
+             *_shared_ticks(ticks, period), *_wrong_updates(ticks, period)]
     return sorted(found, key=lambda p: (p.tick == ABSENT, p.tick, p.stage))
 
 
@@ -106,7 +107,7 @@ def _shared_ticks(ticks: Ticks, period: int | None) -> Iterator[Problem]:
             at = tick if period is None else tick % period
             if at in seen:
                 other, first = seen[at]
-                later = "" if tick == other else f", which steps repeat every {period} ticks"
+                later = "" if tick == other else f", as steps follow after {period} ticks"
                 yield Problem(tick, stage, f"{what} in the tick of {first}{later}", other)
             seen.setdefault(at, (tick, what))
 

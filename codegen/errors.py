@@ -11,8 +11,8 @@ __all__ = [  # that users import from spmd
     "AgreementError", "CarryError", "CheckError", "DtypeError", "EnvironmentFault",
     "ImageError", "InputError", "InternalError", "KernelError", "LayoutError", "LayoutWarning",
     "MatchingError", "MeshError", "MissingError", "OutputError", "PeerError", "ProgramError",
-    "ShapeError", "SpmdError", "TracedValueError", "UnsupportedError", "UsageError",
-    "VersionError",
+    "ScheduleError", "ShapeError", "SpmdError", "TracedValueError", "UnsupportedError",
+    "UsageError", "VersionError",
 ]
 
 EXIT_USAGE = 2
@@ -195,6 +195,25 @@ class LayoutWarning(UserWarning):
 
 class MatchingError(ProgramError):
     """Sends and receives that do not match, with the smallest counter-example."""
+
+
+class ScheduleError(ProgramError):
+    """A schedule of a pipeline that is not legal: `problems` has a line for each rule it breaks.
+
+    Dependences, one action of a stage in a tick, each microbatch once in a step, no more
+    activations and versions of weights than may be kept.
+    """
+
+    LINES = 100  # of a message
+
+    def __init__(self, problems: tuple[str, ...], *, expected: str = "", remedy: str = "") -> None:
+        self.problems = problems
+        more = len(problems) - self.LINES
+        lines = [*problems[: self.LINES], *([f"and {more} more"] if more > 0 else [])]
+        super().__init__("\n".join(lines), expected=expected, remedy=remedy)
+
+    def stand_at(self, place: Place | None) -> None:
+        """Each problem says itself where it is, in the file or the formula of the schedule."""
 
 
 class KernelError(ProgramError):

@@ -183,6 +183,13 @@ def settings() -> str:
     return "\n".join([*head, *rows])
 
 
+def schedules() -> str:
+    """A row for each schedule of pipelines that has a name."""
+    rows = [f"| `{name}` | {recipe.summary} | {cell(recipe.source)} |"
+            for name, recipe in spmd.schedules.BUILT_IN.items()]
+    return "\n".join(["| schedule | what it does | source |", "|---|---|---|", *rows])
+
+
 def full(name: str) -> str:
     return name if name.startswith(("ndarray.", "ufunc.", "scipy.")) else f"np.{name}"
 
@@ -192,7 +199,10 @@ def cell(note: str) -> str:
     return "".join(f"\\{c}" if c in "|*_`<>[]$" else c for c in note)
 
 
-MAKERS = {"command_line": command_line, "numpy_table": numpy_table, "settings": settings}
+MAKERS = {
+    "command_line": command_line, "numpy_table": numpy_table, "schedules": schedules,
+    "settings": settings,
+}
 
 
 if __name__ == "__main__":

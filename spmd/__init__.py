@@ -34,8 +34,8 @@ _RUNTIME = frozenset(
 _ERRORS = frozenset(
     """AgreementError CarryError CheckError DtypeError EnvironmentFault ImageError InputError
     InternalError KernelError LayoutError MatchingError MeshError MissingError OutputError
-    PeerError ProgramError ShapeError SpmdError TracedValueError UnsupportedError UsageError
-    VersionError""".split()
+    PeerError ProgramError ScheduleError ShapeError SpmdError TracedValueError UnsupportedError
+    UsageError VersionError""".split()
 )
 
 # What can be warned of, defined there too.
@@ -63,7 +63,7 @@ _INSTEAD = {
     **dict.fromkeys("doctor bench show patch calibrate".split(), "a command of the shell: spmd"),
 }
 
-_MODULES = {"data", "nn", "numpy", "optim", "random", "tree"}
+_MODULES = {"data", "nn", "numpy", "optim", "random", "schedules", "tree"}
 __all__ = sorted(_LANGUAGE | _RUNTIME | _ERRORS | _WARNINGS | _MODULES)
 
 TYPE_CHECKING = False  # typing costs every rank more time than this package
@@ -135,6 +135,7 @@ if TYPE_CHECKING:  # for editors and type checkers: where every name has its doc
     from spmd import numpy as numpy
     from spmd import optim as optim
     from spmd import random as random
+    from spmd import schedules as schedules
     from spmd import tree as tree
     from spmd.building import build as build
     from spmd.image import Distributed as Distributed

@@ -40,6 +40,8 @@ GROUPS = (
     ("Oracles", ("codegen/oracle/*.py",), "eager interpret"),
     ("What users import and run", ("spmd/*.py",), "__main__ cli"),
     ("Optimizers", ("spmd/optim/*.py",), "__init__ transformation optimizers"),
+    ("Schedules of pipelines", ("spmd/schedules/*.py",),
+     "__init__ making_schedules pipeline_schedule actions built_in tick_formulas schedule_tables"),
     ("Networks", ("spmd/nn/*.py",), "__init__"),
     ("Preparing data", ("spmd/data/*.py",), "__init__ pipelines computing drawing settings"),
     ("Launching", ("spmd/launch/*.py", "spmd/engine/*.py"),

@@ -1,0 +1,150 @@
+"""Drawings of schedules, as text and as SVG: ticks, idle cells, and what each stage keeps.
+
+In: a schedule and its actions until the end of the first step. Out: text with a row for each stage
+and a column for each tick. Stages that share a rank stand below each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from typing import TYPE_CHECKING
+
+from spmd.schedules.actions import Action
+
+if TYPE_CHECKING:
+    from spmd.schedules.pipeline_schedule import Schedule
+
+COLOURS = {"F": "#94b8ca", "B": "#2a6f97", "W": "#89a894"}
+INK = {"F": "#000", "B": "#fff", "W": "#000"}
+UPDATE, IDLE, KEPT, LINE = "#c1440e", "#f2f2f2", "#d9a441", "#fff"
+CELL, ROW, BAR, TOP = 26, 22, 20, 58  # pixels
+
+
+def as_text(
+    schedule: Schedule, actions: Sequence[Action], kept_bytes: Sequence[int] | None
+) -> str:
+    """Return the rows of all stages, with idle ticks and kept activations behind them."""
+    cells: dict[tuple[int, int], str] = {}
+    for action in sorted(actions, key=lambda a: a.kind == "U"):
+        at = action.stage, action.tick
+        own = "*" if action.kind == "U" else f"{action.kind}{action.microbatch}"
+        cells[at] = cells.get(at, "") + own
+    width = 1 + max(map(len, cells.values()))
+    busy = _busy(schedule, actions)
+    ticks = range(schedule.length)
+    labels = _labels(schedule)
+    left = max(map(len, labels.values())) + 1
+    note = "" if schedule.flushes else "; * updates the stage"
+    lines = [_title(schedule) + note, " " * left + "".join(f"{t:>{width}}" for t in ticks)
+             + "   idle  kept" + ("" if schedule.flushes else "  crossed")]
+    for stage, label in labels.items():
+        rank = schedule.rank_of(stage)
+        empty = ["" if (rank, t) in busy else "." for t in ticks]
+        row = "".join(f"{cells.get((stage, t), empty[t]):>{width}}" for t in ticks)
+        idle = schedule.idle_ticks(rank)
+        kept = _amount(schedule.kept(stage), stage, kept_bytes)
+        crossed = "" if schedule.flushes else f"{schedule.crossed(stage):>9}"
+        lines.append(f"{label:<{left}}{row}{idle:>7}{kept:>6}{crossed}")
+    return "\n".join(lines)
+
+
+def as_svg(
+    schedule: Schedule, actions: Sequence[Action], kept_bytes: Sequence[int] | None
+) -> str:
+    """Return the rows as coloured cells, with a bar below each cell as high as what is kept."""
+    labels = _labels(schedule)
+    left = 16 + 7 * max(map(len, labels.values()))
+    end = left + CELL * schedule.length
+    height = TOP + (ROW + BAR) * schedule.stages + 20
+    most = max(_weight(schedule.kept(s), s, kept_bytes) for s in labels)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {end + 112} {height}" '
+        f'width="{end + 112}" height="{height}" font-family="sans-serif" font-size="11">',
+        f'<rect width="{end + 112}" height="{height}" fill="#fff"/>',
+        f'<text x="12" y="20" font-size="14" font-weight="bold">'
+        f'{escape(_title(schedule))}</text>',
+        *(f'<text x="{left + CELL * t + CELL // 2}" y="{TOP - 8}" text-anchor="middle" '
+          f'fill="#666">{t}</text>' for t in range(schedule.length)),
+        f'<text x="{end + 34}" y="{TOP - 8}" text-anchor="end" fill="#666">idle</text>',
+        f'<text x="{end + 100}" y="{TOP - 8}" text-anchor="end" fill="#666">kept</text>',
+    ]
+    busy = _busy(schedule, actions)
+    by_cell: dict[tuple[int, int], list[Action]] = {}
+    for action in actions:
+        by_cell.setdefault((action.stage, action.tick), []).append(action)
+    for row, (stage, label) in enumerate(labels.items()):
+        y, rank = TOP + (ROW + BAR) * row, schedule.rank_of(stage)
+        parts.append(f'<text x="12" y="{y + 15}">{escape(label)}</text>')
+        kept = schedule.kept_at(stage)
+        for t in range(schedule.length):
+            tall = round((BAR - 6) * _weight(kept[t], stage, kept_bytes) / most) if most else 0
+            fill = LINE if (rank, t) in busy else IDLE
+            parts += _cell(left + CELL * t, y, by_cell.get((stage, t), []), tall, fill)
+        amount = _amount(schedule.kept(stage), stage, kept_bytes)
+        idle = schedule.idle_ticks(rank)
+        parts += [
+            f'<text x="{end + 34}" y="{y + 15}" text-anchor="end">{idle}</text>',
+            f'<text x="{end + 100}" y="{y + 15}" text-anchor="end">{amount}</text>',
+        ]
+    note = "grey: the rank is idle; below: what the stage keeps"
+    note += "" if schedule.flushes else "; red: the stage is updated"
+    parts.append(f'<text x="12" y="{height - 8}" font-size="10" fill="#666">{note}</text>')
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def _busy(schedule: Schedule, actions: Sequence[Action]) -> set[tuple[int, int]]:
+    """Return (rank, tick) of all ticks in which a rank does something."""
+    return {(schedule.rank_of(a.stage), a.tick) for a in actions if a.kind != "U"}
+
+
+def _cell(x: int, y: int, actions: Sequence[Action], tall: int, empty: str) -> list[str]:
+    """One tick of a stage: its action, a mark at the end for an update, what is kept below."""
+    own = next((a for a in actions if a.kind != "U"), None)
+    fill = COLOURS[own.kind] if own else empty
+    parts = [f'<rect x="{x}" y="{y}" width="{CELL}" height="{ROW}" fill="{fill}" '
+             f'stroke="{LINE}"/>']
+    if own:
+        parts.append(f'<text x="{x + CELL // 2}" y="{y + 15}" text-anchor="middle" '
+                     f'fill="{INK[own.kind]}">{own.kind}{own.microbatch}</text>')
+    if len(actions) > (own is not None):
+        parts.append(f'<rect x="{x + CELL - 4}" y="{y}" width="4" height="{ROW}" '
+                     f'fill="{UPDATE}"/>')
+    if tall:
+        parts.append(f'<rect x="{x}" y="{y + ROW + 1}" width="{CELL}" height="{tall}" '
+                     f'fill="{KEPT}"/>')
+    return parts
+
+
+def _title(schedule: Schedule) -> str:
+    ends = "flushes after each step" if schedule.flushes else (
+        f"the next step {schedule.period} ticks later")
+    return (f"{schedule.name}: {_counted(schedule.stages, 'stage')}, "
+            f"{_counted(schedule.microbatches, 'microbatch', 'es')}, "
+            f"{_counted(schedule.length, 'tick')}, {ends}")
+
+
+def _counted(number: int, noun: str, plural: str = "s") -> str:
+    return f"{number} {noun}{'' if number == 1 else plural}"
+
+
+def _labels(schedule: Schedule) -> dict[int, str]:
+    """Return a label for each stage, those of a rank below each other."""
+    stages = sorted(range(schedule.stages), key=lambda s: (schedule.rank_of(s), s))
+    if schedule.ranks == schedule.stages:
+        return {s: f"stage {s}" for s in stages}
+    return {s: f"rank {schedule.rank_of(s)}, stage {s}" for s in stages}
+
+
+def _weight(kept: int, stage: int, kept_bytes: Sequence[int] | None) -> int:
+    return kept if kept_bytes is None else kept * kept_bytes[stage]
+
+
+def _amount(kept: int, stage: int, kept_bytes: Sequence[int] | None) -> str:
+    """Return what is kept as a number of activations, or as bytes in binary units."""
+    if kept_bytes is None:
+        return str(kept)
+    value, units = float(_weight(kept, stage, kept_bytes)), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while value >= 1024 and len(units) > 1:
+        value, units = value / 1024, units[1:]
+    return f" {value:.3g} {units[0]}"

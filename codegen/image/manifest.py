@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from typing import Any
 
-FORMAT = 7
-INTERFACE = 16
+FORMAT = 8
+INTERFACE = 17
 ENTRY = "entry"  # the scalar that says which of several entries runs
 INDEX_MAGIC = 0x78646E69646D7073
 INDEX_FIXED = 5 + AXES + 1  # words before the scalars: see spmd_index_words

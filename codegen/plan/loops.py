@@ -20,6 +20,7 @@ from codegen.ir import Module, Op, Value
 from codegen.library_routines import Routine
 from codegen.ops.kind import Array, Kind
 from codegen.plan.grammar import Buffer, Exchange, Expect, Feeding, Point, Print, Work
+from codegen.plan.overlays import Arms
 from codegen.symbolic import estimate, expr
 from codegen.symbolic.expr import Call, Expr, Sym
 
@@ -67,8 +68,8 @@ Cycle = tuple[Buffer, ...]
 class Placed:
     """Loops with the buffers of their values. across: what is needed all along a loop, in every
     turn or after it. exchanged: the axes of the exchanges that touch a value. last: exchanges after
-    which nobody needs what they read. cycles: of a loop; as a turn ends, each buffer of one takes
-    what the one before it holds."""
+    which nobody needs what they read. arms: of branches. cycles: of a loop; as a turn ends, each
+    buffer of one takes what the one before it holds."""
 
     loops: Loops
     buffers: tuple[Buffer, ...]
@@ -76,6 +77,7 @@ class Placed:
     across: Mapping[Op, frozenset[Value]]
     exchanged: Mapping[Value, frozenset[str]]
     last: frozenset[Op]
+    arms: Arms
     cycles: Mapping[Op, tuple[Cycle, ...]] = field(default_factory=dict)
 
 

@@ -72,7 +72,7 @@ def scheduled(placed: Placed) -> Plan:
         loops.libraries, tuple(loops.kernels.items()), program.checks, dict(loops.named),
         points=tuple(work.points) if program.kept else None, feeds=program.feeds,
         takes=tuple(work.takes), sends=tuple(work.sends), saves=tuple(work.saves),
-        arms=tuple(placed.arms.around),
+        arms=tuple(placed.arms.around), lets=dict(loops.lets),
     )
 
 

@@ -592,3 +592,5 @@ class Plan:
     saves: tuple[Saved, ...] = ()
     # by number of an arm of a branch, from 1 on, outer ones first: the arm around it; 0: none
     arms: tuple[int, ...] = ()
+    # what symbols that a Let defines are, where that is a formula: for those who run nothing
+    lets: dict[Sym, Expr] = field(default_factory=dict)

@@ -46,7 +46,8 @@ class Do(Kind):
 @dataclass(frozen=True)
 class Loops:
     """constants: what a Load reads that is no value in memory. named: symbols that stand for
-    formulas. apart: by result of a loop, the axes along which ranks may have made other turns."""
+    formulas. apart: by result of a loop, the axes along which ranks may have made other turns.
+    lets: symbols that `let` ops define, where what they name follows from a formula."""
 
     module: Module
     constants: Mapping[Value, Array]
@@ -55,6 +56,7 @@ class Loops:
     kernels: Kernels
     sites: int
     apart: Mapping[Value, frozenset[str]]
+    lets: Mapping[Sym, Expr] = field(default_factory=dict)
 
     def with_module(self, module: Module) -> Loops:
         """The Loops with another module; themselves, if it is their own."""

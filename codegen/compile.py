@@ -44,6 +44,7 @@ from codegen.passes.joined_sums import with_joined_sums
 from codegen.passes.matching import check as check_matching
 from codegen.passes.narrow import narrowed
 from codegen.passes.own_constants import with_own_constants
+from codegen.passes.owned_rows import with_owned_rows, with_rows_kept
 from codegen.passes.partition import partition
 from codegen.passes.pieces import in_pieces
 from codegen.passes.points import with_points
@@ -93,8 +94,10 @@ def lower(graph: Module) -> Levels:
     at("choosing what ranks hold, and what they send")
     graph = through(check, check(graph), check_replicas, with_cast_constants, without_common,
                     compared, at_once, sums_at_once, in_pieces, in_blocks, row_wise)
-    halves = with_shared_loops(with_apart(split(graph), split), split)
-    demands, program = with_whole_loops(fetched_ahead(halves, split), split)
+    owned = with_owned_rows(split(graph), split)
+    halves = with_shared_loops(with_apart(owned, split), split)
+    halves = with_whole_loops(fetched_ahead(halves, split), split)
+    demands, program = with_rows_kept(owned, halves)
     program = through(check, program, turned, with_joined_sums, check_uniform)
     at("proving that sends and receives match")
     program = through(check, program, check_matching, instrumented, at_one_place,

@@ -29,8 +29,12 @@ from codegen.plan.grammar import (
 )
 from codegen.plan.handed import More, Save, Send, Take
 from codegen.plan.image_constants import constant_places
+<<<<<<< HEAD
 from codegen.plan.operation_graph import Act, OperationRow
 from codegen.plan.overlays import entry_of_buffers
+=======
+from codegen.plan.overlays import overlays
+>>>>>>> arms
 from codegen.plan.steps import (
     Operation,
     operations,
@@ -59,7 +63,7 @@ def manifest_of(
         checking = shares(plan)
         for row, step in zip(rows, steps, strict=True):
             row["checking"] = round(checking.get(id(step), 0.0), 3)
-    owners = entry_of_buffers(plan) if plan.entries else []
+    over = overlays(plan)
     loaded = scalars_at_load(finished or plan)
     uses: dict[int, list[int]] = {}
     for row in rows:
@@ -85,11 +89,12 @@ def manifest_of(
         "returns": plan.returns,
         "states": [{"input": s.input, "path": s.path, "new": s.new, "begins": s.begins}
                    for s in plan.states],
-        "entries": [_entry(k, e, owners) for k, e in enumerate(plan.entries)],
+        "entries": [_entry(e) for e in plan.entries],
         "conditions": conditions_of(plan),
         "routes": routes_of(plan),
         "operations": rows,
-        "buffers": [_buffer(b, uses) for b in plan.buffers],
+        "buffers": [_buffer(b, uses, over.of[b.number]) for b in plan.buffers],
+        "overlays": list(over.around),
         "constants": [
             {"number": c.number, "name": c.name, "dtype": c.dtype.name, "offset": offset,
              "bytes": c.data.nbytes, "operations": [
@@ -247,14 +252,12 @@ def _carried(a: Array) -> dict[str, Any]:
     return {**row, "shape": None, "layout": None} if a.own else row
 
 
-def _entry(number: int, e: Entry, owners: list[int]) -> dict[str, Any]:
-    """buffers: those that it alone uses, which may lie where other entries have theirs."""
+def _entry(e: Entry) -> dict[str, Any]:
     where = {"place": line_of(e.place)} if e.place else {}
     return {"name": e.name, **where, "inputs": list(e.inputs), "outputs": list(e.outputs),
             "reads": list(e.reads), "rebinds": list(e.rebinds),
             "updates": list(e.updates), "scalars": list(e.scalars),
-            "feeds": list(e.feeds), "saves": list(e.saves), "returns": e.returns,
-            "buffers": [k for k, owner in enumerate(owners) if owner == number + 1]}
+            "feeds": list(e.feeds), "saves": list(e.saves), "returns": e.returns}
 
 
 def _feed(feed: Feed, plan: Plan) -> dict[str, Any]:
@@ -275,12 +278,13 @@ def _feed(feed: Feed, plan: Plan) -> dict[str, Any]:
     }
 
 
-def _buffer(b: Buffer, uses: dict[int, list[int]]) -> dict[str, Any]:
+def _buffer(b: Buffer, uses: dict[int, list[int]], overlay: int) -> dict[str, Any]:
     size: Expr = b.capacity * b.dtype.size
     return {
         "number": b.number,
         "name": b.name,
         "dtype": b.dtype.name,
         "bytes": to_json(size),
+        "overlay": overlay,
         "operations": uses.get(b.number, []),
     }

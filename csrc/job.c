@@ -65,13 +65,13 @@ static int settings_check(const spmd_settings *settings)
     return fits ? SPMD_OK : SPMD_RANGE;
 }
 
-/* Places the buffers of one entry (0: what several use) from `end` on, each on a line; where they
- * end, -1 where that is beyond any machine. */
-static int64_t buffers_line_up(const spmd_image *image, uint32_t entry, const int64_t *bytes,
+/* Places the buffers of one overlay (0: of none) from `end` on, each on a line; where they end, -1
+ * where that is beyond any machine. */
+static int64_t buffers_line_up(const spmd_image *image, uint32_t overlay, const int64_t *bytes,
                                int64_t *buffer, int64_t end)
 {
     for (uint32_t k = 0; k < image->buffers; k++) {
-        if ((image->buffer_entry ? image->buffer_entry[k] : 0) != entry)
+        if ((image->buffer_overlay ? image->buffer_overlay[k] : 0) != overlay)
             continue;
         if (bytes[k] < 0 || bytes[k] >= MOST_BYTES || end >= MOST_BYTES)
             return -1;
@@ -81,29 +81,31 @@ static int64_t buffers_line_up(const spmd_image *image, uint32_t entry, const in
     return end;
 }
 
-/* What one entry alone uses lies where other entries have theirs. Large memories begin a few lines
- * off a page: ranks that read the same offset of all others would otherwise meet in one set of the
- * first-level cache. */
+/* Large memories begin a few lines off a page: ranks that read the same offset of all others would
+ * otherwise meet in one set of the first-level cache. */
 int spmd_buffers_place(spmd_job *job, int64_t *buffer)
 {
     const spmd_image *image = job->image;
-    uint32_t entries = 0;
     int64_t *bytes = calloc((size_t)image->buffers + 1, sizeof *bytes);
+    int64_t *ends = calloc((size_t)image->overlays + 1, sizeof *ends); /* of each overlay */
 
-    if (!bytes)
+    if (!bytes || !ends) {
+        free(bytes);
+        free(ends);
         return SPMD_NO_MEMORY;
-    for (uint32_t k = 0; image->buffer_entry && k < image->buffers; k++)
-        if (image->buffer_entry[k] > entries)
-            entries = image->buffer_entry[k];
+    }
     image->reserve(&job->world, bytes);
-    int64_t begin = buffers_line_up(image, 0, bytes, buffer, 0), end = begin;
-    bool fits = begin >= 0;
-    for (uint32_t entry = 1; fits && entry <= entries; entry++) {
-        int64_t own = buffers_line_up(image, entry, bytes, buffer, begin);
-        fits = own >= 0;
-        end = own > end ? own : end;
+    ends[0] = buffers_line_up(image, 0, bytes, buffer, 0);
+    bool fits = ends[0] >= 0;
+    int64_t end = ends[0];
+    for (uint32_t k = 1; fits && k <= image->overlays; k++) {
+        int64_t begin = ends[image->overlay_around[k - 1]];
+        ends[k] = buffers_line_up(image, k, bytes, buffer, begin);
+        fits = ends[k] >= 0;
+        end = ends[k] > end ? ends[k] : end;
     }
     free(bytes);
+    free(ends);
     if (end >= SPMD_PAGE)
         end = spmd_round_up(end, SPMD_PAGE) + 5 * SPMD_LINE;
     job->rank_bytes = end;

@@ -9,7 +9,7 @@
 
 #include <stdint.h>
 
-#define SPMD_INTERFACE 16
+#define SPMD_INTERFACE 17
 #define SPMD_AXES 3 /* axes of a mesh, at most */
 #define SPMD_DIMS 8 /* dims of an array, at most */
 
@@ -221,10 +221,12 @@ enum spmd_lie {
 typedef struct spmd_image {
     uint32_t interface_version;
     uint32_t axes, scalars, inputs, outputs, buffers, at_load, counters, sites, points;
-    uint32_t feeds, takes, sends, saves;
-    /* By buffer: the number of the one entry that uses it, from 1 on; 0: several do, or it is kept
-     * from run to run. Buffers of different entries may lie in one memory. NULL: all of them 0. */
-    const uint32_t *buffer_entry;
+    uint32_t feeds, takes, sends, saves, overlays;
+    /* Overlays are numbered from 1 on, outer ones first. Buffers of one begin where those of the
+     * one around it end (0: where those end that lie in none), and so lie where other overlays
+     * have theirs: a rank is in one arm of a branch at a time. By buffer: its overlay, or 0; then
+     * by overlay: the one around it, or 0. NULL: there is none. */
+    const uint32_t *buffer_overlay, *overlay_around;
     const uint32_t *array_buffer; /* the buffer of each array */
     const uint32_t *array_dims;
     const uint32_t *array_size;  /* bytes of an element; NULL without points, takes and sends */

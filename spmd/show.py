@@ -267,15 +267,24 @@ def size_table(image: reader.ImageFile) -> list[dict[str, Any]]:
         try:
             mesh = sizes.bind_mesh(image.manifest, ranks, {}, scalars, ranks)
             values = {**scalars, **sizes.mesh_symbols(image.manifest, mesh)}
-            buffers = [-(-evaluate(b["bytes"], values) // 64) * 64
-                       for b in image.manifest["buffers"]]
-            own = [sum(buffers[k] for k in e["buffers"]) for e in image.manifest["entries"]]
-            per_rank = sum(buffers) - sum(own) + max(own, default=0)
+            per_rank = _rank_bytes(image.manifest, values)
             row.update(mesh=list(mesh), rank_bytes=per_rank, total_bytes=per_rank * ranks)
         except MeshError as error:
             row["refused"] = error.message
         rows.append(row)
     return rows
+
+
+def _rank_bytes(manifest: dict[str, Any], values: dict[str, int]) -> int:
+    """Return how far a rank's buffers reach: those of an overlay begin where those of the one
+    around it end."""
+    own = [0] * (1 + len(manifest["overlays"]))
+    for b in manifest["buffers"]:
+        own[b["overlay"]] += -(-evaluate(b["bytes"], values) // 64) * 64
+    ends = own[:1]
+    for around, size in zip(manifest["overlays"], own[1:], strict=True):
+        ends.append(ends[around] + size)
+    return max(ends)
 
 
 def sizes_text(image: reader.ImageFile, rows: list[dict[str, Any]]) -> Iterator[str]:

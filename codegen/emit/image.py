@@ -35,7 +35,7 @@ from codegen.plan.grammar import (
 )
 from codegen.plan.image_constants import constant_places
 from codegen.plan.names import identifier
-from codegen.plan.overlays import entry_of_buffers
+from codegen.plan.overlays import overlays
 from codegen.plan.steps import simple_works, walk_steps
 from codegen.routine_trials import Word
 from codegen.symbolic.expr import Expr, Sym
@@ -289,8 +289,10 @@ def _tables(plan: Plan, places: Places) -> str:
     buffers = ", ".join(places.number(a.buffer) for a in arrays) or "0"
     dims = ", ".join(str(len(a.shape)) for a in arrays) or "0"
     lists = {"array_buffer": buffers, "array_dims": dims}
-    if plan.entries:
-        lists["buffer_entry"] = ", ".join(map(str, entry_of_buffers(plan)))
+    over = overlays(plan)
+    if over.around:
+        lists["buffer_overlay"] = ", ".join(map(str, over.of))
+        lists["overlay_around"] = ", ".join(map(str, over.around))
     if plan.points or plan.feeds or plan.saves:
         lists["array_size"] = ", ".join(str(a.dtype.size) for a in arrays)
     end = len(plan.inputs) + len(plan.outputs)
@@ -316,6 +318,7 @@ def _tables(plan: Plan, places: Places) -> str:
         ("at_load", len(plan.at_load)),
         ("counters", plan.counters),
         ("sites", plan.sites),
+        *([("overlays", len(over.around))] if over.around else []),
         *([("points", len(plan.points))] if plan.points else []),
         *[(name, len(some)) for name, some in (
             ("feeds", plan.feeds), ("takes", plan.takes), ("sends", plan.sends),

@@ -234,7 +234,7 @@ _MANIFEST = table(
     entries=every(table({"place": text}, name=text, inputs=every(_COUNT), outputs=every(_COUNT),
                         reads=every(_COUNT), rebinds=every(_COUNT), updates=every(_COUNT),
                         scalars=every(text), feeds=every(text), saves=every(text),
-                        returns=maybe(returned), buffers=every(_COUNT))),
+                        returns=maybe(returned))),
     conditions=every(table(holds=formula, text=text, place=text)),
     routes=every(table(member=text, to=formula, sends=formula, size=formula, text=text,
                        place=text)),
@@ -245,7 +245,8 @@ _MANIFEST = table(
         number=_COUNT, kind=text, buffers=every(_COUNT),
     )),
     buffers=every(table(number=_COUNT, name=text, dtype=word(*DTYPES), bytes=formula,
-                        operations=every(_COUNT))),
+                        overlay=_COUNT, operations=every(_COUNT))),
+    overlays=every(_COUNT),
     constants=every(table(number=_COUNT, name=text, dtype=word(*DTYPES), offset=_COUNT,
                           bytes=_COUNT, operations=every(_COUNT))),
     libraries=every(table({"buffers": every(_COUNT), "rows": every(_COUNT)}, number=_COUNT,
@@ -294,6 +295,13 @@ def check_manifest(m: dict[str, Any]) -> None:
         numbers = [one["number"] for one in m[name]]
         if numbers != list(range(len(numbers))):
             refuse(f"{name} are not numbered", "numbers from 0 on", numbers[0])
+    for k, around in enumerate(m["overlays"]):
+        if around > k:
+            refuse(f"overlays[{k}]", "the number of an overlay before it, or 0", around)
+    for k, buffer in enumerate(m["buffers"]):
+        if buffer["overlay"] > len(m["overlays"]):
+            refuse(f"buffers[{k}].overlay", f"one of {len(m['overlays'])} overlays, or 0",
+                   buffer["overlay"])
     for k, operation in enumerate(m["operations"]):
         if ("place" in operation) != ("text" in operation):
             refuse(f"operations[{k}]", "a place and its text, or neither", operation)
@@ -348,8 +356,7 @@ def _check_entries(m: dict[str, Any]) -> None:
             refuse(f"states[{k}]", "a new value of the same dtype, shape and layout", old["name"])
     for k, e in enumerate(m["entries"]):
         for part, kind in (("inputs", "inputs"), ("outputs", "outputs"), ("reads", "states"),
-                           ("rebinds", "states"), ("updates", "states"),
-                           ("buffers", "buffers")):
+                           ("rebinds", "states"), ("updates", "states")):
             if any(number >= len(m[kind]) for number in e[part]):
                 refuse(f"entries[{k}].{part}", f"numbers of {len(m[kind])} {kind}", e[part])
         if e["returns"] is not None and list(leaves(e["returns"])) != list(

@@ -18,6 +18,7 @@ from codegen.layouts.cuts import Window, home, layout_of
 from codegen.layouts.demands import Demands
 from codegen.ops import Exchange, Kind, Move, Reshape, Slice
 from codegen.ops.group import along
+from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr, Sym
 
 
@@ -168,7 +169,14 @@ class Parts(Builder):
 
     def held(self, wanted: cuts.Cut, have: cuts.Cut) -> bool:
         """Whether a rank evidently has a part already."""
-        return wanted.inside(have) or wanted.bounds(self.mesh) == have.bounds(self.mesh)
+        if wanted.inside(have) or wanted.bounds(self.mesh) == have.bounds(self.mesh):
+            return True
+        own = {s for s in wanted.symbols() if s.lo is not None  # of a loop over a rank's own rows
+               and any(b.kind == "coord" for b in s.lo.symbols())}
+        if not own or wanted.axes or wanted.period or have.period:
+            return False
+        (low, high), (begin, end) = wanted.bounds(self.mesh), have.bounds(self.mesh)
+        return expr.nonneg(low - begin) and expr.nonneg(end - high)
 
     def exchange(
         self, x: Value, have: Window, window: Window, axes: tuple[str, ...], moved: Sequence[int]

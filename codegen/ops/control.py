@@ -31,7 +31,8 @@ class Control(Kind):
 class Loop(Control):
     """Regions (body) or (condition, body) over the carried; stop None: until the condition.
     guarded: a turn that begins where the condition does not hold changes nothing of what the
-    user's loop carries."""
+    user's loop carries. over: in a Graph, the axes over which turns are spread: a rank makes those
+    from the counter's lower bound to its upper one, which are its own rows."""
 
     name = "loop"
     held = True
@@ -40,6 +41,7 @@ class Loop(Control):
     stop: Expr | None
     step: Expr
     guarded: bool = False
+    over: tuple[str, ...] = ()
 
     def infer(self, types: Types) -> list[ArrayType]:
         return list(types)

@@ -32,6 +32,7 @@ from codegen.plan.handed import Take
 from codegen.plan.in_place_states import Written, choices, written_in_place
 from codegen.plan.indexing import loads
 from codegen.plan.loops import Act, Do, Loops, Placed, capacity
+from codegen.plan.overlays import Arms
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
 
@@ -380,7 +381,8 @@ class _Groups:
     """Values joined into shared memory; a union-find that remembers what disturbs a whole group."""
 
     def __init__(self, work: _Liveness) -> None:
-        self.conflicts, self.fed = work.conflicts, work.fed
+        self.conflicts, self.fed, self.blank = work.conflicts, work.fed, work.blank
+        self.arms = Arms(work.module)
         self.members: dict[Value, list[Value]] = {v: [v] for v in work.order}
         self.root: dict[Value, Value] = {v: v for v in work.order}
         for a, b in work.forced:
@@ -417,16 +419,26 @@ class _Groups:
         found = {self.fed[v] for v in self.members[group] if v in self.fed}
         return found.pop() if len(found) == 1 else None
 
+    def arm(self, group: Value) -> int:
+        """The arm of a branch in which all of a group is needed. Fields of batches are kept for the
+        whole run of an entry, as the engine may write them then."""
+        found = self.arms.shared(self.members[group], self.blank)
+        fed = any(self.fed.get(v) is not None for v in self.members[group])
+        return self.arms.entry_of(found) if fed else found
+
     def reuse_memory(self, keep: list[Value]) -> None:
-        """Temporaries of one size that are never needed together share a buffer."""
+        """Temporaries of one size that are never needed together share a buffer, if one's arm of a
+        branch is around that of the other: different arms share memory in any case (overlays)."""
         fixed = {self.root[v] for v in keep}
         homes: list[tuple[Value, Expr]] = []
-        for root in sorted(self.members, key=lambda v: v.id):
+        arm = {root: self.arm(root) for root in self.members}
+        for root in sorted(self.members, key=lambda v: (self.arms.depth(arm[v]), v.id)):
             if root in fixed:
                 continue
             size = capacity(root) * root.type.dtype.size
             for home, room in homes:
                 same = room == size and home.type.dtype == root.type.dtype
+                same = same and self.arms.common(arm[home], arm[root]) == arm[home]
                 if same and not self.disturb(home, root) and not self.apart(home, root):
                     self.merge(home, root)
                     break
@@ -532,11 +544,13 @@ def _number(loops: Loops, work: _Liveness, groups: _Groups) -> Placed:
     for root in sorted(groups.members, key=lambda r: first[r]):
         members = sorted(groups.members[root], key=lambda v: work.order[v])
         hint = next((v.name for v in members if v.name not in _DULL), members[0].name)
-        buffer = Buffer(len(buffers), names.name(hint), root.type.dtype, capacity(members[0]))
+        buffer = Buffer(len(buffers), names.name(hint), root.type.dtype, capacity(members[0]),
+                        arm=groups.arm(root))
         buffers.append(buffer)
         of.update(dict.fromkeys(members, buffer))
     last = frozenset(op for op, is_last in work.last.items() if is_last)
-    return Placed(loops, tuple(buffers), of, work.across, work.exchanged, last)
+    return Placed(loops, tuple(buffers), of, work.across, work.exchanged, last,
+                  groups.arms)
 
 
 # Names that say how a value came about, not what the user called it.

@@ -8,7 +8,7 @@ step to step, through copies, branches and turns of loops, as verifiers of regis
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -246,14 +246,31 @@ class _Check:
         else:
             self.rule(step.on == what.on, "a branch is on what decides it")
         ends = []
+        entries = op is self.placed.loops.module.entry_branch
+        own = dict[int, Values]()
         for region, arm in zip(op.regions, step.arms, strict=True):
-            ends.append(end := self.region(region, arm, holds))
+            begin = _Holds(holds)
+            if not entries:  # whose own inputs and outputs lie in their overlays
+                begin.own = dict.fromkeys(self.lies_over(region), _NONE)
+                own |= begin.own
+            ends.append(end := self.region(region, arm, begin))
             self.moved(end, zip(region.results, op.results, strict=True))
         for number in set[int]().union(*(end.own for end in ends)):
             found = [end[number] for end in ends]
             holds.own[number] = found[0].intersection(*found[1:])
+        holds.own |= own
         for v in op.results:
+            self.rule(self.at[v] not in own, f"{v.name} lies where no arm has its own")
             holds.own[self.at[v]] = holds[self.at[v]] | {v}
+
+    def lies_over(self, region: Region) -> Iterator[int]:
+        """The buffers that may lie over those of this arm, its own ones too: what they hold as it
+        begins is lost, and what they hold as it ends."""
+        arms = self.placed.arms
+        around = arms.around[arms.number[region] - 1]
+        for b in self.plan.buffers:
+            if arms.common(b.arm, around) != b.arm:
+                yield b.number
 
     def loop(self, op: Op, step: Item | None, holds: _Holds) -> None:
         """What a turn writes holds, as it begins, what is carried, and nothing else."""

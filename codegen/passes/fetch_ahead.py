@@ -54,7 +54,8 @@ class _Rewrite(Builder):
                     continue
                 turns = _turns(op.what) if isinstance(op.what, Loop) else 1
                 op = replace(op, regions=tuple(self.region(r, times * turns) for r in op.regions))
-                if isinstance(op.what, Loop) and len(op.regions) == 1 and turns > 1:
+                if isinstance(op.what, Loop) and len(op.regions) == 1 and turns > 1 and (
+                        not op.what.over):
                     op = self.loop(op, op.what, turns, times)
                 ops.append(op)
         return region.with_ops(ops)

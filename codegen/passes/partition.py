@@ -208,6 +208,9 @@ class _Partition(Parts):
             for v, room in zip(op.results, rooms)
         ]
         what = op.what.but(types=tuple(types)) if isinstance(op.what, Branch) else op.what
+        if isinstance(what, Loop) and what.over:
+            assert what.counter is not None and what.counter.lo and what.counter.hi
+            what = what.but(start=what.counter.lo, stop=what.counter.hi + 1, over=())
         results = tuple(Value(v.name, t) for v, t in zip(op.results, types))
         self.place = op.place
         self.add(what, operands, results, regions)

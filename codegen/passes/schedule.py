@@ -72,6 +72,7 @@ def scheduled(placed: Placed) -> Plan:
         loops.libraries, tuple(loops.kernels.items()), program.checks, dict(loops.named),
         points=tuple(work.points) if program.kept else None, feeds=program.feeds,
         takes=tuple(work.takes), sends=tuple(work.sends), saves=tuple(work.saves),
+        arms=tuple(placed.arms.around), lets=dict(loops.lets),
     )
 
 
@@ -93,6 +94,7 @@ class _Scheduler:
         self.sends: list[Handed] = []
         self.saves: list[Saved] = []
         self.steps: list[Step] = []
+        self.arm = 0  # the arm of a branch that the op at hand stands in
         self.here: Place | None = None  # of the last op: the place of copies that no op asks for
 
     # ---- memory ----------------------------------------------------------------------------------
@@ -113,7 +115,7 @@ class _Scheduler:
         return self.constants[value]
 
     def new_buffer(self, name: str, dtype: DType, elements: Expr) -> Buffer:
-        buffer = Buffer(len(self.buffers), name, dtype, elements)
+        buffer = Buffer(len(self.buffers), name, dtype, elements, arm=self.arm)
         self.buffers.append(buffer)
         return buffer
 
@@ -156,15 +158,16 @@ class _Scheduler:
 
     def region(self, region: Region, copies: Sequence[_Copy]) -> tuple[Step, ...]:
         """The steps of a region, with the copies that its end asks for."""
-        outer, self.steps = (self.steps, self.pending), []
+        outer, self.steps = (self.steps, self.pending, self.arm), []
         self.pending = []
+        self.arm = self.placed.arms.number.get(region, self.arm)
         for op in region.ops:
             self.here = op.place or self.here
             _RULES[type(op.what)](self, op)
         self.copies(copies)
         self.flush()
         done = tuple(self.steps)
-        self.steps, self.pending = outer
+        self.steps, self.pending, self.arm = outer
         return done
 
     def add(self, work: Work) -> None:

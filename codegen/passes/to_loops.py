@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import Any
 
 from codegen import ops
+from codegen.computed_formulas import let_formulas
 from codegen.dtypes import DType
 from codegen.image.gufunc import Parameter
 from codegen.ir import ArrayType, Module, Op, Region, Value
@@ -34,7 +35,7 @@ def looped(program: Module, stored: Container[Value]) -> Loops:
     module: Module = replace(program.mapped(make.region), level="loops")
     return Loops(
         module, make.constants, {s: e for e, s in make.named.items()}, tuple(make.libraries),
-        make.kernels, make.sites, turns_apart(program),
+        make.kernels, make.sites, turns_apart(program), let_formulas(program),
     )
 
 

@@ -38,13 +38,15 @@ else:
 
 @dataclass(frozen=True)
 class Buffer:
-    """Memory of one rank. number: its logical number; the same on all ranks of all jobs."""
+    """Memory of one rank. number: its logical number; the same on all ranks of all jobs. arm: the
+    arm of a branch that alone uses it, by its number in the Plan; 0: none."""
 
     number: int
     name: str
     dtype: DType
     capacity: Expr  # elements, an upper bound over all ranks and counters
     data: Any = None  # the NumPy array, for a constant in the image
+    arm: int = 0
 
 
 # What memory is: a Buffer; in Loops, where none is assigned yet, the Value that lies in it.
@@ -588,3 +590,7 @@ class Plan:
     takes: tuple[Handed, ...] = ()
     sends: tuple[Handed, ...] = ()
     saves: tuple[Saved, ...] = ()
+    # by number of an arm of a branch, from 1 on, outer ones first: the arm around it; 0: none
+    arms: tuple[int, ...] = ()
+    # what symbols that a Let defines are, where that is a formula: for those who run nothing
+    lets: dict[Sym, Expr] = field(default_factory=dict)

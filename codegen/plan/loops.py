@@ -20,6 +20,7 @@ from codegen.ir import Module, Op, Value
 from codegen.library_routines import Routine
 from codegen.ops.kind import Array, Kind
 from codegen.plan.grammar import Buffer, Exchange, Expect, Feeding, Point, Print, Work
+from codegen.plan.overlays import Arms
 from codegen.symbolic import estimate, expr
 from codegen.symbolic.expr import Call, Expr, Sym
 
@@ -45,7 +46,8 @@ class Do(Kind):
 @dataclass(frozen=True)
 class Loops:
     """constants: what a Load reads that is no value in memory. named: symbols that stand for
-    formulas. apart: by result of a loop, the axes along which ranks may have made other turns."""
+    formulas. apart: by result of a loop, the axes along which ranks may have made other turns.
+    lets: symbols that `let` ops define, where what they name follows from a formula."""
 
     module: Module
     constants: Mapping[Value, Array]
@@ -54,6 +56,7 @@ class Loops:
     kernels: Kernels
     sites: int
     apart: Mapping[Value, frozenset[str]]
+    lets: Mapping[Sym, Expr] = field(default_factory=dict)
 
     def with_module(self, module: Module) -> Loops:
         """The Loops with another module; themselves, if it is their own."""
@@ -67,8 +70,8 @@ Cycle = tuple[Buffer, ...]
 class Placed:
     """Loops with the buffers of their values. across: what is needed all along a loop, in every
     turn or after it. exchanged: the axes of the exchanges that touch a value. last: exchanges after
-    which nobody needs what they read. cycles: of a loop; as a turn ends, each buffer of one takes
-    what the one before it holds."""
+    which nobody needs what they read. arms: of branches. cycles: of a loop; as a turn ends, each
+    buffer of one takes what the one before it holds."""
 
     loops: Loops
     buffers: tuple[Buffer, ...]
@@ -76,6 +79,7 @@ class Placed:
     across: Mapping[Op, frozenset[Value]]
     exchanged: Mapping[Value, frozenset[str]]
     last: frozenset[Op]
+    arms: Arms
     cycles: Mapping[Op, tuple[Cycle, ...]] = field(default_factory=dict)
 
 

@@ -1,37 +1,143 @@
-"""Which buffers one entry alone uses: those of different entries may lie in one memory."""
+"""Overlays: buffers of arms that never run at once lie in one memory.
+
+A rank runs one arm of a branch at a time, so what one arm alone uses may lie where other arms have
+theirs, of this branch or of another one. Arms are numbered from 1 on, outer ones first; 0 is what
+stands in no arm. Addresses stay arithmetic: an overlay begins where the buffers of the one around
+it end, on every rank.
+"""
 
 from __future__ import annotations
 
-from codegen.plan.grammar import Branch, Default, Loop, Plan
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial, reduce
+
+from codegen.ir import Module, Region, Value
+from codegen.ops import Branch
+from codegen.plan.grammar import Exchange, Loop, Phase, Plan
 from codegen.plan.steps import step_buffers, walk_steps
 
 
-def entry_of_buffers(plan: Plan) -> list[int]:
-    """By number of a buffer: of the one entry that uses it, from 1 on; 0 where several do, and
-    where what lies in it is kept from call to call."""
-    users: list[set[int]] = [set() for _ in plan.buffers]
-    kept = [plan.inputs[s.input] for s in plan.states] + [plan.outputs[s.new] for s in plan.states]
-    for number in _kept_with({array.buffer.number for array in kept}, plan):
-        users[number].add(-1)
-    branch = plan.steps[-1]
-    assert isinstance(branch, Branch)
-    for number, (entry, arm) in enumerate(zip(plan.entries, branch.arms, strict=True)):
-        defaults = [s for s in plan.steps if isinstance(s, Default) and s.input in entry.inputs]
-        for step in walk_steps((*defaults, *arm)):
-            for buffer in step_buffers(step):
-                users[buffer.number].add(number)
-        for array in (*(plan.inputs[k] for k in entry.inputs),
-                      *(plan.outputs[k] for k in entry.outputs)):
-            users[array.buffer.number].add(number)
-    return [1 + max(mine) if len(mine) == 1 and -1 not in mine else 0 for mine in users]
+@dataclass(frozen=True)
+class Overlays:
+    """around: by number of an overlay, from 1 on, the one around it; 0: none. of: by number of a
+    buffer, its overlay; 0: it lies in none."""
+
+    around: tuple[int, ...]
+    of: tuple[int, ...]
 
 
-def _kept_with(kept: set[int], plan: Plan) -> set[int]:
-    """These buffers, and those that change places with them: what is kept may come to lie there."""
-    loops = [step for step in walk_steps(plan.steps) if isinstance(step, Loop)]
-    cycles = [{b.number for b in cycle} for loop in loops for cycle in loop.rotate]
-    while True:
-        more = kept.union(*(cycle for cycle in cycles if cycle & kept))
-        if more == kept:
-            return kept
-        kept = more
+class Arms:
+    """The arms of the branches of a module. around: by number, from 1 on, the arm that each stands
+    in, 0 for none; number: of the region of an arm; of: the arm in which a value is defined. What
+    one entry alone is given or returns counts as defined in the arm that this entry is."""
+
+    def __init__(self, module: Module) -> None:
+        self.around: list[int] = []
+        self.number: dict[Region, int] = {}
+        self.of: dict[Value, int] = {}
+        self._look(module.body, 0)
+        self.entries = {self.number[arm] for arm in module.bodies} if module.entries else set()
+        users: dict[Value, set[int]] = {}
+        for arm, e in zip(module.bodies, module.entries, strict=False):
+            for value in (*(module.inputs[k].value for k in e.inputs),
+                          *(module.outputs[k].value for k in e.outputs)):
+                users.setdefault(value, set()).add(self.number[arm])
+        for s in module.states:
+            for value in (module.inputs[s.input].value, module.outputs[s.new].value):
+                users.setdefault(value, set()).add(0)
+        for value in (*(i.value for i in module.inputs), *(o.value for o in module.outputs)):
+            mine = users.get(value, {0})
+            self.of[value] = max(mine) if len(mine) == 1 else 0
+        for i in module.inputs:
+            if i.default is not None:
+                self.number[i.default] = self.of[i.value]
+                self._look(i.default, self.of[i.value])
+
+    def _look(self, region: Region, arm: int) -> None:
+        self.of.update(dict.fromkeys(region.args, arm))
+        for op in region.ops:
+            self.of.update(dict.fromkeys(op.results, arm))
+            for inner in op.regions:
+                own = arm
+                if isinstance(op.what, Branch):
+                    self.around.append(arm)
+                    own = self.number[inner] = len(self.around)
+                self._look(inner, own)
+
+    def shared(self, values: Iterable[Value], blank: Collection[Value]) -> int:
+        """Return the innermost arm that all these values are defined in, but for blank ones, which
+        nobody writes."""
+        found = {self.of[v] for v in values if v not in blank}
+        return reduce(self.common, found) if found else 0
+
+    def common(self, a: int, b: int) -> int:
+        """Return the innermost arm that two arms stand in; 0 if there is none."""
+        return common(self.around, a, b)
+
+    def depth(self, arm: int) -> int:
+        """Return how many arms an arm stands in, itself counted."""
+        return 1 + self.depth(self.around[arm - 1]) if arm else 0
+
+    def entry_of(self, arm: int) -> int:
+        """Return the arm around an arm that is an entry; 0 if the program has no entries."""
+        while arm and arm not in self.entries:
+            arm = self.around[arm - 1]
+        return arm
+
+
+def common(around: Sequence[int], a: int, b: int) -> int:
+    """Return the innermost arm that two arms stand in; 0 if there is none."""
+    while a != b:
+        if a > b:
+            a = around[a - 1]
+        else:
+            b = around[b - 1]
+    return a
+
+
+def overlays(plan: Plan) -> Overlays:
+    """Return which buffers of a Plan lie where others do. Buffers that change places belong to one
+    overlay, and of those that a compute phase touches none lies where another one does: a phase is
+    one function, whose pointers do not alias."""
+    around, arm = plan.arms, [b.arm for b in plan.buffers]
+    lift = partial(common, around)
+    cycles = [[plan.inputs[s.input].buffer.number, plan.outputs[s.new].buffer.number]
+              for s in plan.states]
+    phases = list[set[int]]()
+    for step in walk_steps(plan.steps):
+        if isinstance(step, Loop):
+            cycles += ([b.number for b in cycle] for cycle in step.rotate)
+        elif isinstance(step, Exchange) and step.swaps:
+            cycles.append([b.number for b in step_buffers(step)])
+        elif isinstance(step, Phase):
+            phases.append({b.number for b in step_buffers(step)})
+    before = list[int]()
+    while before != arm:
+        before = list(arm)
+        for cycle in cycles:
+            home = reduce(lift, (arm[b] for b in cycle))
+            arm[:] = (home if b in cycle else a for b, a in enumerate(arm))
+        for touched in phases:
+            for b in touched:
+                arm[b] = _apart(lift, arm[b], {arm[other] for other in touched})
+    return _without_empty(around, arm)
+
+
+def _apart(lift: Callable[[int, int], int], arm: int, others: Collection[int]) -> int:
+    """Return the arm, or the innermost one around it in which it overlies none of the others."""
+    for other in others:
+        if (shared := lift(arm, other)) not in (arm, other):
+            arm = shared
+    return arm
+
+
+def _without_empty(around: Sequence[int], arm: Sequence[int]) -> Overlays:
+    """Return the overlays of arms, without those that hold no buffer."""
+    number, outer = {0: 0}, list[int]()
+    for a, over in enumerate(around, 1):
+        number[a] = number[over]
+        if a in arm:
+            outer.append(number[over])
+            number[a] = len(outer)
+    return Overlays(tuple(outer), tuple(number[a] for a in arm))

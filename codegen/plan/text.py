@@ -44,6 +44,7 @@ from codegen.plan.grammar import (
 )
 from codegen.plan.handed import More, Save, Send, Take
 from codegen.plan.loops import Do, Loops
+from codegen.plan.overlays import overlays
 from codegen.plan.steps import is_asked, moved
 from codegen.printer import EntryText, ValueNames
 from codegen.symbolic import expr
@@ -53,8 +54,11 @@ from codegen.symbolic.expr import Expr
 def plan_text(plan: Plan) -> str:
     """The whole plan; ends with a newline."""
     lines = [f"plan {plan.name} over mesh ({_mesh(plan.mesh)})"]
+    over = overlays(plan)
     for b in plan.buffers:
-        lines.append(f"buffer {b.number} {b.name}: {b.dtype}[{b.capacity}]")
+        at = f" in overlay {over.of[b.number]}" if over.of[b.number] else ""
+        lines.append(f"buffer {b.number} {b.name}: {b.dtype}[{b.capacity}]{at}")
+    lines += [f"overlay {k} in overlay {n}" for k, n in enumerate(over.around, 1) if n]
     for b in plan.constants:
         lines.append(f"constant {b.number} {b.name}: {b.dtype}[{b.capacity}]")
     lines += [f"at load {s.name} = {e}" for s, e in plan.at_load.items()]

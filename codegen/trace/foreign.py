@@ -83,6 +83,9 @@ class _Row:
         if all(isinstance(x, (bool, int)) for x in self.items):
             if (found := integer_tables.in_formula(self.items, key)) is not None:
                 return found
+            element = as_array(np.array(self.items, np.int64))[key]
+            element.weak = True  # it promotes as Python's integers do
+            return element
         raise TracedValueError(
             f"a {kind} is subscripted by a value that only the run knows",
             expected=f"an array: Python takes an element of a {kind} while building",

@@ -8,10 +8,11 @@ Always holds: an expression names coordinates, axis sizes, scalars, counters, th
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from codegen.errors import Place
+from codegen.plan.exprs import mapped
 from codegen.plan.grammar import Box, Branch, Default, Exchange, Load, Loop, Plan, Step
 from codegen.plan.steps import is_asked
 from codegen.symbolic.expr import Expr, to_json
@@ -25,7 +26,7 @@ def table_of(plan: Plan) -> ExchangeTable:
     return ExchangeTable(
         plan.mesh.names, [axis.coord_sym.name for axis in plan.mesh.axes],
         {s.name for s in plan.scalars}, [to_json(b.capacity) for b in plan.buffers],
-        list(_rows(plan.steps, [], [])),
+        list(_rows(plan.steps, [], [], lambda e: e.subst(plan.lets))),
     )
 
 
@@ -46,25 +47,30 @@ def line_of(place: Place | None) -> str:
     return f"{os.path.basename(place.file)}:{place.line}" if place else ""
 
 
-def _rows(steps: Sequence[Step], loops: list[Any], guards: list[Any]) -> Rows:
+def _rows(
+    steps: Sequence[Step], loops: list[Any], guards: list[Any], known: Callable[[Expr], Expr]
+) -> Rows:
+    """known: a formula without the symbols that it has for what the program computes, where that
+    follows from one."""
     for step in steps:
         if isinstance(step, Exchange):
-            yield _row(step, loops, guards)
+            yield _row(mapped(step, known), loops, guards)
         elif isinstance(step, Loop):
-            inside = [*loops, _loop(step)] if step.counter is not None else loops
-            yield from _rows((*step.condition, *step.body), inside, guards)
+            inside = [*loops, _loop(step, known)] if step.counter is not None else loops
+            yield from _rows((*step.condition, *step.body), inside, guards, known)
         elif isinstance(step, Branch):
-            on = None if isinstance(step.on, Load) or is_asked(step.on) else to_json(step.on)
+            on = step.on
+            said = None if isinstance(on, Load) or is_asked(on) else to_json(known(on))
             for k, arm in enumerate(step.arms):
-                yield from _rows(arm, loops, [*guards, [on, k, len(step.arms)]])
+                yield from _rows(arm, loops, [*guards, [said, k, len(step.arms)]], known)
         elif isinstance(step, Default):
-            yield from _rows(step.steps, loops, guards)
+            yield from _rows(step.steps, loops, guards, known)
 
 
-def _loop(step: Loop) -> list[Any]:
+def _loop(step: Loop, known: Callable[[Expr], Expr]) -> list[Any]:
     assert step.counter is not None
-    stop = None if step.stop is None else to_json(step.stop)
-    return [step.counter.name, to_json(step.start), stop, to_json(step.step)]
+    stop = None if step.stop is None else to_json(known(step.stop))
+    return [step.counter.name, to_json(known(step.start)), stop, to_json(known(step.step))]
 
 
 def _row(x: Exchange, loops: list[Any], guards: list[Any]) -> dict[str, Any]:

@@ -77,6 +77,29 @@ def rows(pool, x, y, c, d, mesh):
     return u if d % 2 else total
 
 
+def own_rows(pool, x, y, c, d, mesh):
+    """Turns that touch their own rows of split arrays only."""
+    if x.ndim == 0 or 0 in x.shape:
+        return None
+    u, v = x.copy(), x * 2 - c
+    for k in spmd.range(d % 2, x.shape[0]):
+        row = x[k] * 2 - v[k]
+        for t in spmd.range(c % 3):
+            row = row - np.sum(row) * t
+        if c % 4 == 0:
+            u[k] = row + k
+        elif c % 4 == 1:
+            u[k] += row
+            v[k] = u[k] - x[k]
+        elif c % 4 == 2:
+            if k % 2 == 0:
+                u[k] -= row * 3
+        else:
+            v[k] = spmd.switch(k % 3, [lambda a: a + 1, lambda a: np.flip(a, 0) if a.ndim else -a,
+                                       lambda a: a * 0], row)
+    return u - v if d % 3 else np.roll(u, 1, axis=0) + v
+
+
 def chosen(pool, x, y, c, d, mesh):
     if np.sum(x) > c:
         z = x[::-1] if x.ndim else x
@@ -169,4 +192,5 @@ def half(pool, x, y, c, d, mesh):
     return made[c % 6]().astype(np.float64)
 
 
-STEPS = (moved, looped, versions, rows, chosen, waited, branched, scanned, drawn, mapped, half)
+STEPS = (moved, looped, versions, rows, own_rows, chosen, waited, branched, scanned, drawn, mapped,
+         half)

@@ -125,8 +125,10 @@ class Table(ctypes.Structure):
     _fields_ = (
         *((n, ctypes.c_uint32) for n in ("version", "axes", "scalars", "inputs", "outputs",
                                          "buffers", "at_load", "counters", "sites",
-                                         "points", "feeds", "takes", "sends", "saves")),
-        *((n, ctypes.c_void_p) for n in ("buffer_entry", "array_buffer", "array_dims",
+                                         "points", "feeds", "takes", "sends", "saves",
+                                         "overlays")),
+        *((n, ctypes.c_void_p) for n in ("buffer_overlay", "overlay_around",
+                                         "array_buffer", "array_dims",
                                          "array_size", "point_first",
                                          "take_feed", "take_first", "take_lies", "send_feed",
                                          "send_first")),

@@ -11,6 +11,7 @@ from codegen.mesh import block_extent, block_offset
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
 from codegen.trace.array import Array, as_array, constant, number
+from codegen.trace.control.letting import as_formula
 from codegen.trace.number import expr_of
 from codegen.trace.numpy.elementwise import assign
 
@@ -44,7 +45,7 @@ class Blocks:
         self.dim = dim % self.array.ndim
 
     def _number(self, key: Any) -> Expr:
-        k = expr_of(key)
+        k = expr_of(as_formula(key))
         if k is None:
             raise TracedValueError(
                 "the number of a block must be known at launch",

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from codegen import dtypes
+from codegen.computed_formulas import Formulas
 from codegen.ir import Module, Op, Region, Value
 from codegen.ops import Branch, Const, Full, Let, Loop, Map, Symbolic
 from codegen.ops.views import View
@@ -41,6 +42,21 @@ def as_symbol(x: Any) -> Any:
     context = x.context
     with no_branches(context):
         return number(expr.symbol(_let(context, as_value(context, x, dtypes.INT64))))
+
+
+def as_formula(x: Any) -> Any:
+    """Return x, or a Number for a 0-d integer array that follows from a formula, such as an element
+    of a table of integers or a power; numbers promote as x does."""
+    if not isinstance(x, Array) or x.ndim or x.type.dtype.name != "int64":
+        return x
+    context = x.context
+
+    def made(value: Value) -> Op | None:
+        ops = (op for block in reversed(context.blocks) for op in reversed(block.ops))
+        return next((op for op in ops if value in op.results), None)
+
+    e = Formulas(made).of(as_value(context, x, dtypes.INT64))
+    return x if e is None else number(e, strong=not x.weak)
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from codegen.trace import known
 from codegen.trace.array import Array
 from codegen.trace.context import require_context
 from codegen.trace.control.conversion import in_a_for_statement
+from codegen.trace.control.letting import as_formula
 from codegen.trace.number import expr_of
 
 
@@ -100,7 +101,7 @@ def _bound(x: Any) -> Any:
     if e is not None:
         return x
     if isinstance(x, Array) and x.ndim == 0 and x.dtype.kind in "iu":
-        return x
+        return as_formula(x)
     raise DtypeError("a bound of spmd.range must be an integer",
                      expected="a Python integer, a number or a 0-d integer array",
                      found=str(x.type) if isinstance(x, Array) else repr(x))

@@ -29,12 +29,8 @@ from codegen.plan.grammar import (
 )
 from codegen.plan.handed import More, Save, Send, Take
 from codegen.plan.image_constants import constant_places
-<<<<<<< HEAD
 from codegen.plan.operation_graph import Act, OperationRow
-from codegen.plan.overlays import entry_of_buffers
-=======
 from codegen.plan.overlays import overlays
->>>>>>> arms
 from codegen.plan.steps import (
     Operation,
     operations,

@@ -17,6 +17,7 @@ from codegen.errors import InternalError, Place
 from codegen.plan import grammar as g
 from codegen.plan import handed as h
 from codegen.plan.operation_graph import OperationRow
+from codegen.plan.overlays import overlays
 from codegen.symbolic.expr import Expr, Sym
 
 # Fields through which memory is only read; the others of these classes, and all of others, write.
@@ -66,6 +67,7 @@ class _Check:
         self.batches: dict[str, set[object]] = {}
         self.lies_in: dict[object, set[object]] = {}
         self.lets: set[Sym] = set()
+        self.overlays = overlays(plan)
         for step in _steps(plan.steps):
             if isinstance(step, h.Take):
                 self.batches.setdefault(step.feed, set()).update(b.number for b in step.into)
@@ -167,6 +169,7 @@ class _Check:
         place_of = {row.number: k for k, (row, _) in enumerate(rows)}
         before: list[int] = []
         gates, touching, writing = 0, dict[object, int](), dict[object, int]()
+        overlaid: dict[int, int] = {}  # of each overlay, the rows that touch a buffer in it
         last: dict[int, int] = {}  # of each stream
         for k, (row, touched) in enumerate(rows):
             mine = 0
@@ -181,6 +184,10 @@ class _Check:
                 needed |= writing.get(what, 0)
             for what in touched.writes:
                 needed |= touching.get(what, 0)
+            inside = {self.overlays.of[n] for n in places if isinstance(n, int)} - {0}
+            for over, rows_of in overlaid.items():
+                if any(self.apart(over, own) for own in inside):
+                    needed |= rows_of
             if missing := needed & ~mine:
                 other = rows[missing.bit_length() - 1][0]
                 self.rule(False, row, "operations in conflict have an order",
@@ -195,6 +202,20 @@ class _Check:
                 touching[what] = touching.get(what, 0) | bit
             for what in touched.writes:
                 writing[what] = writing.get(what, 0) | bit
+            for over in inside:
+                overlaid[over] = overlaid.get(over, 0) | bit
+
+
+    def apart(self, a: int, b: int) -> bool:
+        """Whether two overlays may lie in one memory: neither lies within the other."""
+        return a not in self.enclosing(b) and b not in self.enclosing(a)
+
+    def enclosing(self, over: int) -> set[int]:
+        found = set[int]()
+        while over:
+            found.add(over)
+            over = self.overlays.around[over - 1]
+        return found
 
 
 def _together(some: Iterator[_Touched]) -> _Touched:

@@ -33,6 +33,7 @@ from codegen.plan.grammar import (
     Work,
 )
 from codegen.plan.handed import More, Save, Send, Take
+from codegen.plan.overlays import Overlays, overlays
 from codegen.plan.steps import (
     inner_steps,
     inner_works,
@@ -93,15 +94,16 @@ def shown_in(plan: Plan) -> dict[int, set[int]]:
 
 
 class _Graph:
-    """lies_in: what shown_in returns. fields: by feed, what its takes fill, which may be where the
-    batch lies until the next one is taken. lets: the counters that Lets set. handed: for each
-    parameter of the phase at hand, those of these counters that it follows from."""
+    """memory: where buffers may lie in the memory of others. fields: by feed, what its takes fill,
+    which may be where the batch lies until the next one is taken. lets: the counters that Lets set.
+    handed: for each parameter of the phase at hand, those of these counters that it follows
+    from."""
 
     def __init__(self, plan: Plan) -> None:
         self.rows: list[OperationRow] = []
         self.entries = plan.steps[-1] if plan.entries else None
         self.number_of = {id(step): k for k, step in enumerate(operations(plan.steps))}
-        self.lies_in = shown_in(plan)
+        self.memory = _Memory(shown_in(plan), overlays(plan))
         self.fields: dict[str, set[int]] = {}
         self.lets: set[Sym] = set()
         self.handed: dict[Sym, frozenset[Sym]] = {}
@@ -123,7 +125,7 @@ class _Graph:
                 self.handed = {}
             else:
                 rows.append(self.row(step, number, region, None))
-        _ordered(rows, self.lies_in)
+        _ordered(rows, self.memory)
         return rows
 
     def row(
@@ -136,7 +138,7 @@ class _Graph:
         if isinstance(act, Turns | Choice):
             for k, works in enumerate(inner_works(act)):
                 within = [self.row(work, step, (row.number, k), place) for work in works]
-                _ordered(within, self.lies_in)
+                _ordered(within, self.memory)
                 row.inner += within
         elif isinstance(act, Loop | Branch | Default):
             for k, steps in enumerate(inner_steps(act)):
@@ -224,14 +226,22 @@ def _symbols(formulas: object) -> set[Sym]:
 # ---- order ---------------------------------------------------------------------------------------
 
 
-def _ordered(rows: list[OperationRow], lies_in: dict[int, set[int]]) -> None:
+@dataclass(frozen=True)
+class _Memory:
+    """lies_in: what shown_in returns. overlays: arms of branches whose buffers share memory."""
+
+    lies_in: dict[int, set[int]]
+    overlays: Overlays
+
+
+def _ordered(rows: list[OperationRow], memory: _Memory) -> None:
     """Sets what the rows of a region wait for, and their streams."""
-    order = _Order()
+    order = _Order(memory)
     before: list[int] = []  # by place in the region: bits of the places that come before for sure
     streams = _Streams()
     for k, row in enumerate(rows):
         mine, waits = 0, []
-        for j in sorted(order.of(row, k, lies_in), reverse=True):
+        for j in sorted(order.of(row, k), reverse=True):
             if not mine >> j & 1:
                 mine |= before[j] | 1 << j
                 waits.append(j)
@@ -262,18 +272,20 @@ class _Streams:
 
 
 class _Order:
-    """What each place of memory was last written by, and read by since; and the last row of those
-    that keep their order whatever they touch."""
+    """What each place of memory was last written by, and read by since; which rows have touched
+    each overlay; and the last row of those that keep their order whatever they touch."""
 
-    def __init__(self) -> None:
+    def __init__(self, memory: _Memory) -> None:
+        self.memory = memory
         self.wrote: dict[object, int] = {}
         self.read: dict[object, list[int]] = {}
+        self.overlays: dict[int, list[int]] = {}
         self.gate: int | None = None
 
-    def of(self, row: OperationRow, k: int, lies_in: dict[int, set[int]]) -> set[int]:
+    def of(self, row: OperationRow, k: int) -> set[int]:
         """The places in the region of rows that this one, at place k, must come after."""
         after = set() if self.gate is None else {self.gate}
-        reads, writes = self.touched(row, lies_in)
+        reads, writes = self.touched(row)
         for what in reads | writes:
             if what in self.wrote:
                 after.add(self.wrote[what])
@@ -282,17 +294,29 @@ class _Order:
             self.wrote[what] = k
         for what in reads:
             self.read.setdefault(what, []).append(k)
+        after.update(self.overlaid(row, k))
         if row.kinds.intersection(GATES):
             self.gate = k
         return after
 
-    def touched(
-        self, row: OperationRow, lies_in: dict[int, set[int]]
-    ) -> tuple[set[object], set[object]]:
+    def overlaid(self, row: OperationRow, k: int) -> set[int]:
+        """The places of rows before this one in whose memory its buffers may lie: branches one
+        after the other, whose arms share memory."""
+        all_overlays = self.memory.overlays
+        mine = {all_overlays.of[b] for b in row.reads | row.writes} - {0}
+        after: set[int] = set()
+        for other, places in self.overlays.items():
+            if any(all_overlays.share_memory(other, overlay) for overlay in mine):
+                after.update(places)
+        for overlay in mine:
+            self.overlays.setdefault(overlay, []).append(k)
+        return after
+
+    def touched(self, row: OperationRow) -> tuple[set[object], set[object]]:
         reads: set[object] = {*row.reads, *row.lets}
         writes: set[object] = set(row.writes)
-        for number in (row.reads | row.writes) & lies_in.keys():
-            reads |= lies_in[number]
+        for number in (row.reads | row.writes) & self.memory.lies_in.keys():
+            reads |= self.memory.lies_in[number]
         writes.update(kinds for kinds in (MEETINGS, SIGNS) if row.kinds.intersection(kinds))
         writes.update(x.counter for x in _lets(row))
         return reads - writes, writes

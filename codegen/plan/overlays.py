@@ -26,6 +26,11 @@ class Overlays:
     around: tuple[int, ...]
     of: tuple[int, ...]
 
+    def share_memory(self, a: int, b: int) -> bool:
+        """Return whether buffers of one overlay may lie where buffers of the other one do: neither
+        is around the other."""
+        return common(self.around, a, b) not in (a, b)
+
 
 class Arms:
     """The arms of the branches of a module. around: by number, from 1 on, the arm that each stands

@@ -18,6 +18,7 @@ from codegen.passes.points import with_points
 from codegen.plan.grammar import Exchange, Let, Phase, Plan, Point
 from codegen.plan.handed import Take
 from codegen.plan.operation_graph import OperationRow, operation_graph
+from codegen.plan.overlays import overlays
 from codegen.plan.steps import operations, walk_steps
 from spmd import nn, optim
 from tests.codegen import sample_programs, test_alone
@@ -101,6 +102,25 @@ def branching():
 
 
 @spmd.program(mesh=("r",))
+def overlying():
+    """Branches one after the other, of which one prints and one exchanges: what their arms alone
+    use lies in one memory."""
+    which = spmd.scalar("which", 1)
+    a = spmd.input("a", (12,), layout=("r",), default=lambda i: i)
+    b = spmd.input("b", (12,), layout=(None,), default=lambda i: i * i % 7)
+    if which > 0:
+        first = np.sum(a * a)
+    else:
+        first = np.max(a)
+    if which > 1:
+        second = np.sort(b) * 3
+    else:
+        second = np.sort(b)[::-1] + np.cumsum(b)
+        spmd.print("which {}", which)
+    return {"first": first, "second": second}
+
+
+@spmd.program(mesh=("r",))
 def shows():
     """Where a rank is alone, what it exchanges is read where it lies, and then written over."""
     m = spmd.input("m", (6, 10), layout=("r", None), default=lambda i, j: i + j)
@@ -168,6 +188,7 @@ def batches():
 
 PLANS = {
     **PROGRAMS, "attends": attends, "chained": chained, "seen": seen, "branching": branching,
+    "overlying": overlying,
     "alone": test_alone.program, "fed": sample_programs.fed, "fed_ranks": sample_programs.fed_ranks,
     "Walks": Walks, "shows": shows, "gives_up": gives_up,
     "sharded": sharded, "calls": calls, "batches": batches,
@@ -348,6 +369,10 @@ def _why(row: OperationRow, other: OperationRow, plan: Plan) -> Iterator[str]:
         yield "gives up what was read"
     if any(into in other.reads and source in row.writes for into, source in shows):
         yield "writes what is shown"
+    over = overlays(plan)
+    if any(over.share_memory(over.of[a], over.of[b])
+           for a in row.reads | row.writes for b in other.reads | other.writes):
+        yield "lies where others lay"
 
 
 def test_every_kind_of_conflict_is_among_those() -> None:
@@ -363,10 +388,10 @@ def test_every_kind_of_conflict_is_among_those() -> None:
     assert every == {
         "reads what was written", "writes what was read", "writes what was written",
         "is behind a point", "uses an integer that was computed", "gives up what was read",
-        "writes what is shown"}
+        "writes what is shown", "lies where others lay"}
     assert alone >= {
         "reads what was written", "writes what was read", "writes what was written",
-        "uses an integer that was computed", "writes what is shown",
+        "uses an integer that was computed", "writes what is shown", "lies where others lay",
         ("order", frozenset(["print"])),
         ("order", frozenset(["exchange"]))}
 

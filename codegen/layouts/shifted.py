@@ -1,8 +1,8 @@
 """Whether less moves if ghost cells of a result are fetched than if they are computed once more.
 
-In: an op, and the Windows wanted of its result, which follow a rank's balanced blocks at a distance:
-`h[1:] = out[:-1]` wants all of `out` a row further on. Out: whether `out` is shifted, or what it is
-made of. Always holds: only what is known for all sizes counts; of equals nothing changes.
+In: an op, and the Windows wanted of its result, which follow balanced blocks at a distance:
+`h[1:] = out[:-1]` wants all of `out` a row further on. Out: whether `out` is shifted, or what it
+is made of. Always holds: only what is known for all sizes counts; of equals nothing changes.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from codegen.layouts import cuts
 from codegen.layouts.cuts import Cut, Window, home, layout_of
 from codegen.layouts.localize import Localizer
 from codegen.layouts.rooms import Rooms
+from codegen.layouts.shifted import moves_less
 from codegen.mesh import LayoutEntry
 from codegen.ops import Branch, Loop, Map, Relayout, Roll, Send, ShardMap, Transpose
 from codegen.symbolic import expr
@@ -247,7 +248,8 @@ class Demands:
         blocks = home(value)
         demand = self.of[value] = Demand()
         held = (op is None or op.what.held or self.laborious(op, wanted)
-                or not all(self.goes_on(op, w) for w in wanted))
+                or not all(self.goes_on(op, w) for w in wanted)
+                or (len(op.results) == 1 and moves_less(self, op, wanted)))
         if not held and not wanted and value not in self.from_home:
             return  # nobody uses it
         if not held and value not in self.from_home:

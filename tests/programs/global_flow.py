@@ -81,6 +81,7 @@ def own_rows(pool, x, y, c, d, mesh):
     """Turns that touch their own rows of split arrays only."""
     if x.ndim == 0 or 0 in x.shape:
         return None
+    x = x * 1.0
     u, v = x.copy(), x * 2 - c
     for k in spmd.range(d % 2, x.shape[0]):
         row = x[k] * 2 - v[k]

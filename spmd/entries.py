@@ -69,7 +69,7 @@ class EntryCall:
         return self._opened._streamed(self._face, arguments)
 
     def __repr__(self) -> str:
-        names = [array["name"] for _, array in self._face.inputs] + list(self._face.scalars)
+        names = [array["name"] for _, array in self._face.inputs] + self._face.settable()
         return f"<entry {self._face.name}({', '.join(names)})>"
 
 
@@ -117,6 +117,11 @@ class OpenedEntity(Opened):
             raise AttributeError(name)
         raise no_entry(self._manifest["program"], name, entries)
 
+    def __repr__(self) -> str:
+        how = "closed" if self._closed else "open"
+        return f"<{how} image of {self._manifest['program']}, with the entries " \
+               f"{', '.join(self.entries)}>"
+
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *self.entries]
 
@@ -136,7 +141,7 @@ class OpenedEntity(Opened):
         raise called_whole(self._manifest["program"], self.entries)
 
     def _once(self, arguments: dict[str, Any]) -> Any:
-        """The call of an image that is opened for this one alone: entry= says of which entry."""
+        """Make the only call of an image that is opened for it; entry= says of which entry."""
         return self.entries[arguments.pop("entry")](**arguments)
 
     def _faces_by_number(self) -> dict[int | None, Face]:
@@ -185,7 +190,8 @@ class OpenedEntity(Opened):
         self._in_all("load", os.fspath(state) if isinstance(state, os.PathLike) else state)
 
     def _in_all(self, kind: str, *what: Any) -> Any:
-        """Do something with the state, in its turn; processes that follow do it too."""
+        """Get, save or load the state, as `kind` says, once calls before it have ended; processes
+        that follow do it too."""
         with self._alone(waits=self.processes.count == 1 or self._group.leads):
             self._check_open()
             if not self._group.agreed:
@@ -225,7 +231,7 @@ class OpenedEntity(Opened):
         return GivenState(self._manifest, self, state)
 
     def _begin(self, state: Any) -> None:
-        """Load the job and make its state: by `__init__`, or of what is given."""
+        """Load the job and make its state: by `__init__`, or from what is given."""
         given = None if state is None else self._given(state)
 
         def prepare() -> dict[str, Any]:
@@ -246,7 +252,7 @@ class OpenedEntity(Opened):
                 given.close()
 
     def _states(self) -> dict[str, tuple[int, dict[str, Any]]]:
-        """By name: number and row of the input that holds it."""
+        """Return of each state, by name, the number and row of the input that holds it."""
         return states_of(self._manifest)
 
     def _undo(self, job: Job) -> None:
@@ -263,7 +269,8 @@ class OpenedEntity(Opened):
             self._saved = None
 
     def _get_state(self) -> dict[str, np.ndarray]:
-        """Every state by name: the parts that this process holds, in an array for all of it."""
+        """Return every state by name: whole arrays, of which this process fills the parts that it
+        holds."""
         found, job = {}, self._loaded()
         for name, (number, row) in self._states().items():
             array = np.empty(job.setup.shape(row), numpy_dtype(row["dtype"]))
@@ -277,7 +284,7 @@ class OpenedEntity(Opened):
             job.put(number, global_of(arrays[name], row["dtype"]))
 
     def _loaded(self) -> Job:
-        """The job; loaded again, with its state, where a call that failed has ended it."""
+        """Return the job; load it again, with its state, where a call that failed has ended it."""
         if self._job is None:
             setup, _ = self._launch.agreed(lambda: self._prepare(self._initial, {}, {}))
             job = self._launch.placed(setup)

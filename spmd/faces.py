@@ -53,39 +53,46 @@ class Face:
         for k, _ in self.inputs:
             self.given[k] = 0
 
+    def settable(self) -> list[str]:
+        """Return the names of the scalars that users set: without dims, which inputs say."""
+        dims = bounded_dims(self.manifest)
+        return [name for name in self.scalars if name not in dims]
+
     def settings(self, given: dict[str, Any]) -> dict[str, Any]:
-        """These scalars, and the one that says which entry runs. Raises UsageError for one that
-        this entry has not."""
+        """Return these scalars, and the one that says which entry runs. Raise UsageError for one
+        that this entry does not have."""
         if self.number is None:
             return given
-        known = [row["name"] for row in self.manifest["scalars"]]
+        settable = self.settable()
         for name in given:
-            if name in known and name not in self.scalars:
+            if name not in self.scalars and name not in self.manifest["parameters"]:
                 raise UsageError(f"the entry {self.name} has no scalar {name!r}",
-                                 expected=", ".join(self.scalars) or "no scalars",
+                                 expected=", ".join(settable) or "no scalars",
                                  remedy="run --entry NAME says which entry runs"
-                                 if name == ENTRY else "")
+                                 if name == ENTRY else meant(name, settable))
         return {**given, ENTRY: self.number}
 
     def others(self, before: Mapping[str, Any]) -> dict[str, Any]:
-        """The scalars of other entries, as they were in the call before. (A dim whose extent inputs
-        say has all of its elements where no input says it.)"""
+        """Return the scalars of other entries, as they were in the call before. A dim whose extent
+        inputs say has all of its elements where no input says it."""
         return {row["name"]: row["default"] if "at_most" in row
                 else before.get(row["name"], row["default"] or 0)
                 for row in self.manifest["scalars"] if row["name"] not in self.scalars}
 
     def reads(self) -> list[tuple[int, dict[str, Any]]]:
-        """What a call reads: its inputs, and before them the states."""
+        """Return what a call reads, number and row of each: the states, then its inputs."""
         return [*states_of(self.manifest).values(), *self.inputs]
 
     def own(self, scalars: dict[str, Any]) -> dict[str, Any]:
-        """Those of these scalars that a call of this face may set, and what says which it is."""
+        """Return those of these scalars that a call of this face may set, and the one that says
+        which entry runs."""
         others = self.others({}) if self.number is not None else {}
         dims = bounded_dims(self.manifest)
         return {k: v for k, v in scalars.items() if k not in others or k in dims or k == ENTRY}
 
     def asked(self) -> dict[str, Any]:
-        """The manifest without what it asks of scalars that other entries have."""
+        """Return the manifest without the conditions and routes that name scalars of other
+        entries."""
         if self.number is None:
             return self.manifest
         others = {row["name"] for row in self.manifest["scalars"]}.difference(
@@ -97,7 +104,7 @@ class Face:
 
 
 def _within(entry: str, row: dict[str, Any]) -> dict[str, Any]:
-    """An input or output of an entry, with the names that stand in its method."""
+    """Return the row of an input or output of an entry, with the names that its method says."""
     at = len(entry) + 1
     own: dict[str, Any] = {"name": row["name"][at:]}
     if "optional" in row:
@@ -120,20 +127,20 @@ def _dims(
 
 
 def faces_of(manifest: dict[str, Any]) -> dict[str, Face]:
-    """The entries by name, without that of `__init__`; {} for a program that has none."""
+    """Return the entries by name, without that of `__init__`; {} for a program without entries."""
     return {entry["name"]: Face(manifest, k) for k, entry in enumerate(manifest["entries"]) if k}
 
 
 def face_of(manifest: dict[str, Any], entry: str | None) -> Face:
-    """The face of an entry, or of a program that has none. Raises UsageError for an unknown one,
-    for none where there are some, and for one of a program that has none."""
+    """Return the face of an entry, or of a program without entries, where `entry` is None. Raise
+    UsageError as check_entry does."""
     faces = faces_of(manifest)
     check_entry(manifest["program"], faces, entry)
     return Face(manifest) if entry is None else faces[entry]
 
 
 def check_entry(program: str, known: Collection[str], entry: str | None) -> None:
-    """One entry of those that there are is named, or none where there are none. UsageError."""
+    """Raise UsageError unless `entry` is one of the known ones, or None where there are none."""
     names = ", ".join(sorted(known))
     if not known and entry is not None:
         raise UsageError(f"{program} has no entries", expected="no --entry, no entry=",
@@ -148,12 +155,12 @@ def check_entry(program: str, known: Collection[str], entry: str | None) -> None
 
 
 def states_of(manifest: dict[str, Any]) -> dict[str, tuple[int, dict[str, Any]]]:
-    """The arrays of the state by name: number and row of the input that holds each."""
+    """Return the arrays of the state by name: number and row of the input that holds each."""
     inputs, numbers = manifest["inputs"], [state["input"] for state in manifest["states"]]
     return {inputs[k]["name"]: (k, inputs[k]) for k in numbers}
 
 
 def needed_of(manifest: dict[str, Any]) -> list[str]:
-    """The names of states that nothing begins: they have to be given before the first call."""
+    """Return the names of states without a default: they have to be given before the first call."""
     return [manifest["inputs"][state["input"]]["name"] for state in manifest["states"]
             if not state.get("begins", True)]

@@ -501,7 +501,7 @@ class Opened:
         for name in arguments:
             if name not in known + names and name not in manifest["parameters"]:
                 whose = f"the entry {face.name}" if face.name else "the program"
-                there = known + [n for n in names if n not in bounded_dims(manifest)]
+                there = known + face.settable()
                 raise UsageError(
                     f"{whose} has no input or scalar {name!r}",
                     expected=named.listed(there) or "no inputs and no scalars",

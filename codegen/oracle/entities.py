@@ -18,7 +18,7 @@ from codegen.casts import inexact, may_cast
 from codegen.errors import InputError, Place, SpmdError
 from codegen.oracle import eager
 from codegen.oracle.local import local
-from codegen.oracle.saved_items import SavedItems, Takers, both
+from codegen.oracle.saved_items import EndedCall, SavedItems, Takers, both
 from codegen.oracle.streams import EagerStream
 from codegen.user import named, state_paths, state_rules
 from codegen.user.absent import needs_of
@@ -69,6 +69,11 @@ class EagerEntry:
         Raises what the build of an image or a call of it would raise; state then is as it was.
         """
         return self._entity._enter(self._name, arguments)
+
+    def start(self, **arguments: Any) -> EndedCall:
+        """Run the method once, to its end. `.result()` of what comes back returns or raises what
+        the call did, as where an open image has started it."""
+        return EndedCall(lambda: self(**arguments))
 
     def stream(self, **arguments: Any) -> SavedItems:
         """Run the method once, to its end, and return what it saved by spmd.save, to iterate over
@@ -160,9 +165,7 @@ class EagerEntity:
         saves = next(e.saves for e in self._first.graph().entries if e.name == name)
         if not saves:
             raise nothing_saved(name)
-        items = SavedItems(saves)
-        items.run(lambda takers: self._enter(name, arguments, takers))
-        return items
+        return SavedItems(saves, lambda takers: self._enter(name, arguments, takers))
 
     def _enter(
         self, name: str, arguments: Mapping[str, Any], takers: Callable[[], Takers] | None = None

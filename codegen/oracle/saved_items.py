@@ -1,4 +1,4 @@
-"""What an entry saves in an eager run, as a stream: what the stream of an open image is held to.
+"""Calls of an entry that were started in an eager run, and what they saved, as a stream.
 
 In: a call of an entry, the names of its saves. Out: what it saved, item by item; then the result,
 or what was wrong. Always holds: the run has ended before the first item is asked for.
@@ -16,24 +16,40 @@ Taker = Callable[[np.ndarray[Any, Any]], Any]
 Takers = Mapping[str, Taker]
 
 
-class SavedItems:
-    """What one call saved. names: of its saves; with several of them, items are pairs of a name
-    and an array."""
+class EndedCall:
+    """A call that was started and has ended at once, as eager runs do: its result, or its error."""
 
-    def __init__(self, names: Collection[str]) -> None:
-        self._names = list(names)
-        self._items: deque[Any] = deque()
+    def __init__(self, call: Callable[[], Any]) -> None:
         self._value: Any = None
         self._error: Exception | None = None
-        self._is_told = False  # of the error, in the loop
-
-    def run(self, call: Callable[[Callable[[], Takers]], Any]) -> None:
-        """Make the call. It gets a function that returns who takes the frames, and calls that
-        again where it begins anew."""
         try:
-            self._value = call(self._takers)
+            self._value = call()
         except Exception as error:
             self._error = error
+
+    def done(self) -> bool:
+        """Return True: the call has ended."""
+        return True
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Return what the call returned, or raise what it raised."""
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+
+class SavedItems(EndedCall):
+    """What one call saved. names: of its saves; with several of them, items are pairs of a name
+    and an array. call: gets a function that returns who takes the frames, and calls that again
+    where it begins anew."""
+
+    def __init__(
+        self, names: Collection[str], call: Callable[[Callable[[], Takers]], Any]
+    ) -> None:
+        self._names = list(names)
+        self._items: deque[Any] = deque()
+        self._is_told = False  # of the error, in the loop
+        super().__init__(lambda: call(self._takers))
 
     def _takers(self) -> Takers:
         self._items.clear()
@@ -54,16 +70,6 @@ class SavedItems:
             self._is_told = True
             raise self._error
         raise StopIteration
-
-    def done(self) -> bool:
-        """Return True: the call has ended."""
-        return True
-
-    def result(self, timeout: float | None = None) -> Any:
-        """Return what the call returned, or raise what it raised."""
-        if self._error is not None:
-            raise self._error
-        return self._value
 
     def close(self) -> None:
         """Drop the items that nobody has asked for."""

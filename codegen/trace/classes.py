@@ -211,7 +211,8 @@ class _Recording:
                     raise state_rules.two_of_one_name(names[name], path, name, self.entity.place)
                 names[name] = path
                 self.states[path] = kept
-                kept.new[0] = laid_as(context, kept.begins, kept.input.layout)
+                with context.standing_at(self.entity.place):
+                    kept.new[0] = laid_as(context, kept.begins, kept.input.layout)
         context.inputs.clear()
         arm.scalars = tuple(k for k, scalar in context.scalars.items() if scalar.sym is not None)
         self.arms.append(arm)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from codegen.errors import Place, ProgramError, UsageError
@@ -158,8 +159,14 @@ class FunctionEntity(Entity):
         return {key: x for key, x in inside if key not in self.trees} or None
 
     def _first(self, leaf: str, _: Any) -> Any:
-        """What a state begins with: its default, or zeros until it is given."""
+        """Return what a state begins with: its default, or zeros until it is given. Its ops stand
+        where a function declares it."""
         held = next(leaves[leaf] for leaves in self.declared.values() if leaf in leaves)
+        context = Context.current()
+        with context.standing_at(held.place) if context else nullcontext():
+            return self._begin_with(held)
+
+    def _begin_with(self, held: HeldInput) -> Any:
         makes: Any = eager_current() or creation
         made = makes.zeros(held.shape, held.dtype, layout=held.layout)
         default = held.default

@@ -54,8 +54,8 @@ def entry(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def entries_of(cls: type) -> dict[str, Callable[..., Any]]:
-    """The entries of a class by name, those of its bases first. Raises UsageError for a class
-    without any, and for one that takes arguments."""
+    """Return the entries of a class by name, those of its bases first. Raise UsageError for a class
+    without any, and for an entry that takes arguments."""
     found: dict[str, Callable[..., Any]] = {}
     for base in reversed(cls.__mro__):
         for name, method in vars(base).items():
@@ -86,25 +86,26 @@ def entries_of(cls: type) -> dict[str, Callable[..., Any]]:
 
 
 def place_of_method(name: str, method: Callable[..., Any]) -> Place:
-    """Where a method stands."""
+    """Return where a method stands: its first line."""
     code = inspect.unwrap(method).__code__
     return Place(code.co_filename, code.co_firstlineno, 0, -1, name)
 
 
 def no_entry(program: str, name: str, entries: Collection[str]) -> MissingError:
-    """An image, or an eager run of a class, is asked for what is no entry of it."""
+    """Return the error of a call by a name that no entry of the program has."""
     return MissingError(f'{program} has no entry "{name}"; it has {", ".join(sorted(entries))}',
                         remedy=meant(name, list(entries), "{}(…)"))
 
 
 def called_whole(program: str, entries: Collection[str]) -> MissingError:
-    """It is called as if it were one program."""
-    return MissingError(f"{program} is called, and it has entries", found="x(…)",
-                        expected=" or ".join(f"x.{name}(…)" for name in sorted(entries)))
+    """Return the error of a call of an open image itself where only its entries can be called."""
+    return MissingError(f"{program} has entries, and the call names none of them", found="job(…)",
+                        expected=" or ".join(f"job.{name}(…)" for name in sorted(entries)))
 
 
 def not_given(program: str, names: Collection[str]) -> InputError:
-    """An entry is called before a state that nothing begins has been given."""
+    """Return the error of a call before the states of these names, which have no default, have been
+    given."""
     return InputError(f"{program} has no state yet: no default says what {some(names)} begins with",
                       expected="a state that is given before the first call", found="a call",
-                      remedy="open(state={…}), or x.load({…}); or default= in its spmd.input")
+                      remedy="open(state={…}), or job.load({…}); or default= in its spmd.input")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -11,6 +12,7 @@ import pytest
 
 import spmd
 from codegen.errors import CarryError, InputError, MissingError, ProgramError, SpmdError, UsageError
+from codegen.ir import walk
 from codegen.oracle.interpret import run
 from codegen.user.named import named
 
@@ -337,6 +339,28 @@ def test_functions_share_state_by_the_names_of_inputs() -> None:
             same(getattr(job, name)(**given), getattr(plain, name)(**given))
             same(job.state(), plain.state())
     np.testing.assert_array_equal(plain.state()["total"], [1, 3, 5, 7])
+
+
+def test_defaults_of_a_state_stand_where_functions_declare_them() -> None:
+    lines, first = inspect.getsourcelines(add)
+    for op in walk(spmd.entity(add=add, state="total").graph({"n": 3}).body):
+        assert op.place.file == __file__ and first <= op.place.line < first + len(lines), op
+
+
+def test_an_eager_entry_is_started_as_that_of_an_image() -> None:
+    program = spmd.entity(add=add, middle=middle, state="total")
+    with spmd.build(program).open(ranks=2) as job:
+        for x in (program.eager(), job):
+            call = x.add.start(x=np.ones(3))
+            wrong = x.add.start(x=np.ones(4))
+            assert call.result(timeout=60) == {"sum": 6}
+            with pytest.raises(InputError):
+                wrong.result()
+            assert call.done() and wrong.done()
+            np.testing.assert_array_equal(x.state()["total"], [1, 2, 3])
+        assert repr(job) == "<open image of add_middle, with the entries add, middle>"
+        assert repr(job.add) == "<entry add(x)>"
+    assert repr(job).startswith("<closed image of ")
 
 
 def test_a_state_that_nothing_begins_is_given_first() -> None:

@@ -125,6 +125,7 @@ def test_processes_run_an_entry(image, folder, mpirun):
     (["--entry", "where", "-i", "by=by.npy"], 2, ["no input 'by'"]),
     (["--entry", "where", "-o", "u=u.npy"], 2, ["no output 'u'", "expected: 0, 1"]),
     (["--entry", "where", "--set", "factor=2"], 2, ["entry where has no scalar 'factor'"]),
+    (["--entry", "where", "--set", "far=2"], 2, ["entry where has no scalar 'far'", "no scalars"]),
     (["--entry", "where", "--set", "entry=2"], 2, ["no scalar 'entry'", "--entry NAME"]),
     (["--entry", "where", "--state", "by.npy"], 2, ["arrays by their names"]),
     (["--entry", "where", "--state", "none.npz"], 74, ["state: cannot open none.npz"]),

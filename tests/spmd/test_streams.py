@@ -326,7 +326,7 @@ def test_there_has_to_be_something_to_stream(image):
     with spmd.build(saves_nothing).open() as job, pytest.raises(
             spmd.UsageError, match="the program saves nothing while it runs"):
         job.stream(u=np.zeros(N))
-    with image.open() as m, pytest.raises(spmd.MissingError, match=r"x.several\(…\)"):
+    with image.open() as m, pytest.raises(spmd.MissingError, match=r"job.several\(…\)"):
         m.stream()
     with pytest.raises(spmd.UsageError, match="has a method stream of its own"):
         @spmd.program(mesh=("r",))

@@ -51,7 +51,7 @@ def axes_of(context: Context, axis: Any, what: str) -> tuple[str, ...]:
     raise LayoutError(f"{what}: {axis!r} is not an axis of this program's mesh",
                       expected=f"one of {axes_text(context.mesh.names)}{named}, or a tuple of them",
                       found=repr(axis),
-                      remedy='@spmd.program(mesh=("x", "y")) names the axes')
+                      remedy='mesh=("x", "y") of @spmd.program, or of spmd.entity, names the axes')
 
 
 def layout_of(context: Context, spec: Any, ndim: int, what: str, pad: bool = False) -> Layout:

@@ -187,12 +187,16 @@ class EagerEntity:
         for stream in world.feeds.values():
             stream.world = world
         placed(self._object, {p: _copied(x, self._layouts[p]) for p, x in self._values.items()})
+        shared, written = dict(self._shared), set(self._written)
         try:
             before = leaves_by_path(self._object)
             returned = world.runs(lambda: method(self._object), self._place_of(name))
             after = leaves_by_path(self._object)
             found = self._rebound(name, before, after)
             outputs = world.returned(returned)
+        except BaseException:
+            self._shared, self._written = shared, written
+            raise
         finally:
             self._contents.put_back()
         self._values.update(found)
@@ -229,7 +233,7 @@ class EagerEntity:
             return value
         was, now = _kind(value), _kind(x)
         assert was is not None
-        if x is old and isinstance(x, np.ndarray) and x.tobytes() != value.tobytes():
+        if isinstance(old, np.ndarray) and old.tobytes() != value.tobytes():
             self._written.add(path)
         if path in self._written and path in self._shared:
             raise state_rules.shared(path, self._shared[path], None)

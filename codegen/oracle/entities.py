@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from codegen import dtypes
-from codegen.casts import inexact, may_cast
+from codegen.casts import inexact
 from codegen.errors import InputError, Place, SpmdError
 from codegen.oracle import eager
 from codegen.oracle.local import local
@@ -300,7 +300,7 @@ class EagerEntity:
                 raise InputError(f"{self._name} has no state {name}", found=name,
                                  expected=named.listed(wanted) or "no state")
             dtype = np.dtype(wanted[name][0])
-            if array.shape != wanted[name][1] or not may_cast(array, dtype) or inexact(
+            if array.shape != wanted[name][1] or not np.can_cast(array.dtype, dtype) or inexact(
                     array, dtype) is not None:
                 raise InputError(f"state {name} has another shape or dtype",
                                  expected=state_rules.type_text(*wanted[name]),

@@ -83,7 +83,8 @@ def without(made: Any, needs: Sequence[str]) -> Any:
     if not needs:
         return made
     tree, leaves = flatten(made)
-    return fill(tree, iter([x if x is None else absent(x, tuple(needs)) for x in leaves]), fresh=True)
+    found = [x if x is None else absent(x, tuple(needs)) for x in leaves]
+    return fill(tree, iter(found), fresh=True)
 
 
 def own_args(args: Sequence[Any], numbers: Sequence[int]) -> list[Any]:

@@ -172,7 +172,8 @@ def files(tmp_path_factory):
     for name, program in (("account", Account), ("scaled", scaled)):
         spmd.build(program).save(folder / f"{name}.img")
     for name, text in (("calls", CALLS), ("plain", PLAIN), ("not_closed", NOT_CLOSED),
-                       ("threads", THREADS), ("left", LEFT), ("roles", ROLES), ("endless", ENDLESS)):
+                       ("threads", THREADS), ("left", LEFT), ("roles", ROLES),
+                       ("endless", ENDLESS)):
         (folder / f"{name}.py").write_text(HEAD + text)
     return folder
 

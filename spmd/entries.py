@@ -192,10 +192,9 @@ class OpenedEntity(Opened):
     def _in_all(self, kind: str, *what: Any) -> Any:
         """Get, save or load the state, as `kind` says, once calls before it have ended; processes
         that follow do it too."""
-        with self._alone(waits=self.processes.count == 1 or self._group.leads):
+        with self._alone(self._take_call_turn):
             self._check_open()
-            if not self._group.agreed:
-                self._group.agree(CALLS)
+            self._group.agree(CALLS)
             if self._group.leads:
                 what = tuple(map(whole, what))
                 self._group.tell(self._job, (kind, *what))

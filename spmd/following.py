@@ -17,6 +17,7 @@ from codegen.errors import AgreementError
 from spmd.engine import ffi, lib
 from spmd.launch.job import Job, arena_address
 from spmd.launch.processes import Processes, listed
+from spmd.started import FairLock
 
 CALLS, FOLLOWS = "calls", "follows"
 TAG = 0
@@ -39,6 +40,19 @@ class Following:
     def is_led(self) -> bool:
         """Whether process 0 calls and all others follow."""
         return self.leads or self.follows
+
+    def take(self, turns: FairLock) -> bool:
+        """Take the turn of a call, and wait for it where calls of several threads may; else return
+        False where another thread has it. Where all processes call, each could make another one of
+        them first. Before they have agreed who calls, process 0 waits for the call that agrees."""
+        agreed = self.agreed
+        may_lead = self.leads or not (agreed or self.processes.number)
+        if not turns.take(self.processes.count == 1 or may_lead):
+            return False
+        if agreed or self.leads or not self.agreed:
+            return True
+        turns.give_back()  # meanwhile a call of another thread was one that all processes make
+        return False
 
     def agree(self, role: str) -> None:
         """Say what this process does, call or follow, and hear what the others do, once for a job.

@@ -49,7 +49,7 @@ class GivenState(SavedState):
         for name, x in arrays.items():
             part = x.part if isinstance(x, Local) else x
             shape = shapes.get(name, part.shape) if isinstance(x, Local) else x.shape
-            forms[name] = str(part.dtype), tuple(shape)
+            forms[name] = part.dtype.name, tuple(shape)  # in whatever byte order
         check_state(wanted, forms, "what is given", self.manifest["program"], lambda name: (
             forms[name][1] == wanted[name][1] and casts(forms[name][0], wanted[name][0])))
         self.arrays = {name: fitting(row, shapes[name], arrays[name])

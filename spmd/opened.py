@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -99,7 +99,7 @@ class Opened:
         In a forked child it does nothing.
         """
         if os.getpid() == self._owner:
-            with self._alone(waits=True):
+            with self._alone(lambda: self._take_turn(waits=True)):
                 self._closed = True
                 self._group.release(self._job, ("close",))
                 if self._job is not None and not self._job.broken:
@@ -110,20 +110,22 @@ class Opened:
                 self._group.end_area()
 
     @contextmanager
-    def _alone(self, waits: bool) -> Iterator[None]:
-        self._take_turn(waits)
+    def _alone(self, take: Callable[[], None]) -> Iterator[None]:
+        take()
         try:
             yield
         finally:
             self._turns.give_back()
 
     def _take_turn(self, waits: bool) -> None:
-        """The engine runs one call of a job at a time; the calls of other threads wait.
-
-        With several processes they are refused: each could make another one of them first.
-        """
+        """The engine runs one call of a job at a time; the calls of other threads wait."""
         self._check_owner()
         if not self._turns.take(waits):
+            raise refused()
+
+    def _take_call_turn(self) -> None:
+        self._check_owner()
+        if not self._group.take(self._turns):
             raise refused()
 
     def _check_owner(self) -> None:
@@ -194,7 +196,7 @@ class Opened:
         self, face: Face, arguments: dict[str, Any], frames: FrameQueue | None = None
     ) -> Any:
         """Call a face once those who came before have ended."""
-        self._take_turn(self.processes.count == 1 or self._group.leads)
+        self._take_call_turn()
         try:
             return self._agreed_call(face, arguments, frames)
         finally:
@@ -204,8 +206,7 @@ class Opened:
         self, face: Face, arguments: dict[str, Any], frames: FrameQueue | None = None
     ) -> Any:
         self._check_open()
-        if not self._group.agreed:
-            self._group.agree(CALLS)
+        self._group.agree(CALLS)
         return self._call(face, arguments, frames)
 
     def _started(
@@ -237,7 +238,7 @@ class Opened:
     def _calls_together(self) -> bool:
         """Return whether several processes make each call together; agree on it first."""
         if not self._group.agreed:
-            with self._alone(waits=False):
+            with self._alone(self._take_call_turn):
                 self._group.agree(CALLS)
         return self.processes.count > 1 and not self._group.is_led
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from codegen import dtypes
-from codegen.casts import inexact, may_cast
+from codegen.casts import inexact
 from codegen.errors import InputError, Place, SpmdError
 from codegen.oracle import eager
 from codegen.oracle.local import local
@@ -190,12 +190,16 @@ class EagerEntity:
         for stream in world.feeds.values():
             stream.world = world
         placed(self._object, {p: _copied(x, self._layouts[p]) for p, x in self._values.items()})
+        shared, written = dict(self._shared), set(self._written)
         try:
             before = leaves_by_path(self._object)
             returned = world.runs(lambda: method(self._object), self._place_of(name))
             after = leaves_by_path(self._object)
             found = self._rebound(name, before, after)
             outputs = world.returned(returned)
+        except BaseException:
+            self._shared, self._written = shared, written
+            raise
         finally:
             self._contents.put_back()
         self._values.update(found)
@@ -232,7 +236,7 @@ class EagerEntity:
             return value
         was, now = _kind(value), _kind(x)
         assert was is not None
-        if x is old and isinstance(x, np.ndarray) and x.tobytes() != value.tobytes():
+        if isinstance(old, np.ndarray) and old.tobytes() != value.tobytes():
             self._written.add(path)
         if path in self._written and path in self._shared:
             raise state_rules.shared(path, self._shared[path], None)
@@ -299,7 +303,7 @@ class EagerEntity:
                 raise InputError(f"{self._name} has no state {name}", found=name,
                                  expected=named.listed(wanted) or "no state")
             dtype = np.dtype(wanted[name][0])
-            if array.shape != wanted[name][1] or not may_cast(array, dtype) or inexact(
+            if array.shape != wanted[name][1] or not np.can_cast(array.dtype, dtype) or inexact(
                     array, dtype) is not None:
                 raise InputError(f"state {name} has another shape or dtype",
                                  expected=state_rules.type_text(*wanted[name]),

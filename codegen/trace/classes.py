@@ -320,10 +320,10 @@ class _Recording:
 
     def new_value(self, number: int, entry: str, kept: _Kept, old: Array, x: Any) -> None:
         context = self.context
-        if x is old:
-            if old.read() is kept.input.value:
-                return
+        if old.read() is not kept.input.value:
             self.written.setdefault(kept.path, number)
+        elif x is old:
+            return
         now, was = leaf_type(x), _described(kept.type)
         if now is None:
             raise state_rules.not_an_array(kept.path, entry, state_rules.type_text(*was),

@@ -9,6 +9,7 @@ import mmap
 
 import numpy as np
 
+from codegen import dtypes
 from codegen.casts import inexact
 from spmd.arrays import numpy_dtype
 from spmd.files import npy
@@ -59,8 +60,9 @@ def _convert(
 
 
 def casts(old: str, new: str) -> bool:
-    """Whether every element of one dtype is one of another, with nothing lost."""
-    return bool(np.can_cast(numpy_dtype(old), numpy_dtype(new)))
+    """Whether every element of one dtype is one of another, with nothing lost. old: may be the name
+    of a dtype that programs do not have, as that of objects."""
+    return old in dtypes.BY_NAME and bool(np.can_cast(numpy_dtype(old), numpy_dtype(new)))
 
 
 def cast_rows(columns: list[np.ndarray], dtype: str) -> bytes:

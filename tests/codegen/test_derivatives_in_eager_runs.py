@@ -48,6 +48,12 @@ def writes_its_argument(x):
 
 
 @case
+def takes_a_tree_with_none_in_it(x):
+    value, slopes = spmd.value_and_grad(lambda tree: np.sum(tree[0] ** 2) * tree[2])((x, None, 2.0))
+    return value, slopes[0], slopes[2]
+
+
+@case
 def writes_an_argument_that_is_not_differentiated(x):
     y = x * 3
 

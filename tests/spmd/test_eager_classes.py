@@ -239,6 +239,35 @@ class Shown:
         self.w += 1
 
 
+class WrittenThenBound:
+    def __init__(self) -> None:
+        self.w = np.zeros((2, 3))
+        self.row = self.w[0]
+
+    @spmd.entry
+    def train(self) -> Any:
+        self.w[0] += 1
+        self.w = self.w * 2
+        return self.row  # plain Python: ones
+
+
+class BoundInOneArm:
+    def __init__(self) -> None:
+        self.w = np.zeros((2, 3))
+        self.row = self.w[0]
+
+    @spmd.entry
+    def train(self) -> None:
+        if spmd.scalar("way", 0) > 0:
+            self.w = self.w * 2
+        else:
+            self.w[0] += 1
+
+    @spmd.entry
+    def look(self) -> Any:
+        return self.row
+
+
 class Named:
     def __init__(self) -> None:
         self.w, self.name = np.zeros(3), "a"
@@ -257,6 +286,10 @@ REFUSED = [
     (Dropped, CarryError, "self.w is no longer there after train", "@spmd.entry"),
     (Shown, ProgramError, "self.w is written in place, and self.row may be the same array",
      "self.w += 1"),
+    (WrittenThenBound, ProgramError,
+     "self.w is written in place, and self.row may be the same array", "self.w = self.w * 2"),
+    (BoundInOneArm, ProgramError,
+     "self.w is written in place, and self.row may be the same array", "self.w[0] += 1"),
     (Named, ProgramError, "train binds self.name, which is not state", 'self.name = "b"'),
 ]
 
@@ -273,6 +306,14 @@ def test_both_refuse_what_is_no_state(cls: type, error: Any, text: str, line: st
         assert found.value.expected and found.value.found and found.value.remedy
         said.append(str(found.value).split("\n  found:")[0])
     assert said[0] == said[1]
+
+
+def test_a_refused_write_refuses_no_later_call() -> None:
+    plain = spmd.program(mesh=("r",))(BoundInOneArm).eager()
+    with pytest.raises(ProgramError, match="written in place"):
+        plain.train()
+    plain.train(way=1)
+    np.testing.assert_array_equal(plain.look(), np.zeros(3))
 
 
 def test_an_entry_has_no_name_of_an_open_image() -> None:

@@ -107,6 +107,23 @@ m.add(x=x) if comm.rank == 0 else m.follow()
 print(f"done {comm.rank}\\n", end="", flush=True)
 """
 
+THREADS = """
+m = image.open(comm=comm, transport=transport)
+if comm.rank:
+    m.follow()
+else:
+    gate, totals = threading.Barrier(8), []
+    def call(k):
+        gate.wait()
+        totals.append(m.state()["total"].sum() if k % 4 == 3 else m.add(x=x))
+    threads = [threading.Thread(target=call, args=(k,)) for k in range(8)]
+    [t.start() for t in threads]
+    [t.join() for t in threads]
+    assert len(totals) == 8 and m.look()["calls"] == 6, totals
+    m.close()
+print(f"done {comm.rank}\\n", end="", flush=True)
+"""
+
 LEFT = """
 try:
     with image.open(comm=comm, transport=transport) as m:
@@ -155,7 +172,8 @@ def files(tmp_path_factory):
     for name, program in (("account", Account), ("scaled", scaled)):
         spmd.build(program).save(folder / f"{name}.img")
     for name, text in (("calls", CALLS), ("plain", PLAIN), ("not_closed", NOT_CLOSED),
-                       ("left", LEFT), ("roles", ROLES), ("endless", ENDLESS)):
+                       ("threads", THREADS), ("left", LEFT), ("roles", ROLES),
+                       ("endless", ENDLESS)):
         (folder / f"{name}.py").write_text(HEAD + text)
     return folder
 
@@ -174,6 +192,12 @@ def test_a_caller_that_ends_releases_its_followers(files, mpirun):
     for transport in ("auto", "mpi"):
         done = mpirun(2, files / "left.py", image, transport)
         done.expect(0, "ValueError 0", "Elsewhere 1")
+
+
+def test_threads_of_process_0_may_make_the_first_call(files, mpirun):
+    for _ in range(3):
+        done = mpirun(2, files / "threads.py", files / "account.img", "auto")
+        done.expect(0, "done 0", "done 1")
 
 
 def test_all_call_or_all_but_process_0_follow(files, mpirun):

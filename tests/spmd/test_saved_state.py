@@ -179,6 +179,26 @@ def test_another_programs_state_changes_nothing(image, tmp_path):
         image.open(ranks=3, state=tmp_path / "other.npz")
 
 
+def test_state_is_given_in_dtypes_that_lose_nothing(image):
+    """Eager objects refuse what open images refuse."""
+    plain = Walks.eager()
+    with image.open(ranks=2) as walks:
+        state = walks.state()
+        taken = {"u": BY.astype(">f8"), "parts.in": np.arange(4, dtype=np.float16),
+                 "steps": np.int8(3)}
+        taken = {**state, **taken, "parts.b.0": np.arange(10, dtype=">i2")}
+        for job in (walks, plain):
+            job.load(taken)
+            for name, x in job.state().items():
+                assert x.dtype == state[name].dtype
+                np.testing.assert_array_equal(x, taken[name])
+            for name, given in (("steps", None), ("steps", 2**70), ("steps", 2.0), ("steps", "3"),
+                                ("parts.in", np.full(4, 1 + 1e-9)), ("parts.b.0", np.arange(10))):
+                with pytest.raises(InputError, match="state"):
+                    job.load({**state, name: given})
+            np.testing.assert_array_equal(job.state()["u"], taken["u"])
+
+
 def test_a_number_that_would_be_rounded_changes_nothing(image):
     with image.open(ranks=2) as walks:
         state = walks.state()

@@ -44,6 +44,7 @@ class _Kept:
     """The structure of what is captured."""
 
     tree: Tree
+    holds: list[bool]  # of each leaf, whether it is an array: None has no derivative
 
 
 class Held:
@@ -82,7 +83,8 @@ def without(made: Any, needs: Sequence[str]) -> Any:
     if not needs:
         return made
     tree, leaves = flatten(made)
-    return fill(tree, iter([absent(x, tuple(needs)) for x in leaves]), fresh=True)
+    found = [x if x is None else absent(x, tuple(needs)) for x in leaves]
+    return fill(tree, iter(found), fresh=True)
 
 
 def own_args(args: Sequence[Any], numbers: Sequence[int]) -> list[Any]:
@@ -112,11 +114,12 @@ def eagerly(
             made = derivative(*Copies(_in_program).of(tuple(args)))
         needs.update(met)
         tree, leaves = flatten(made if item is None else made[item])
-        kept.tree = tree
-        return {f"part{k}": asarray(leaf) for k, leaf in enumerate(leaves)}
+        kept.tree, kept.holds = tree, [leaf is not None for leaf in leaves]
+        return {f"part{k}": asarray(leaf) for k, leaf in enumerate(leaves) if leaf is not None}
 
-    arrays = runtime.captured(captured)
-    return without(fill(kept.tree, iter(arrays), fresh=True), sorted(needs))
+    arrays = iter(runtime.captured(captured))
+    found = [next(arrays) if holds else None for holds in kept.holds]
+    return without(fill(kept.tree, iter(found), fresh=True), sorted(needs))
 
 
 def _version(storage: Storage) -> tuple[Any, int]:

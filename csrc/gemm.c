@@ -57,15 +57,15 @@ static int is_faster(int order, int a_is_transposed, int b_is_transposed, int m,
 }
 
 #define GEMM(name, T)                                                                              \
-    static void name(int order, int a_is, int b_is, int m, int n, int k, T alpha, const T *a,      \
+    static void name(int order, int op_a, int op_b, int m, int n, int k, T alpha, const T *a,      \
                      int lda, const T *b, int ldb, T beta, T *c, int ldc)                          \
     {                                                                                              \
-        int a_turns = a_is == TRANSPOSED, b_turns = b_is == TRANSPOSED;                            \
+        int trans_a = op_a == TRANSPOSED, trans_b = op_b == TRANSPOSED;                            \
                                                                                                    \
-        if ((beta == 0 || beta == 1) && is_faster(order, a_turns, b_turns, m, n, k))               \
-            tiles_##name(a_turns, b_turns, m, n, k, alpha, a, lda, b, ldb, beta == 1, c, ldc);     \
+        if ((beta == 0 || beta == 1) && is_faster(order, trans_a, trans_b, m, n, k))               \
+            tiles_##name(trans_a, trans_b, m, n, k, alpha, a, lda, b, ldb, beta == 1, c, ldc);     \
         else                                                                                       \
-            blas_##name(order, a_is, b_is, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);          \
+            blas_##name(order, op_a, op_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);          \
     }
 GEMM(sgemm, float)
 GEMM(dgemm, double)

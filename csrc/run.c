@@ -178,11 +178,13 @@ static void *worker_main(void *argument)
         run = job->run;
         spmd_core_begin(worker);
         worker_run(worker);
+        /* Asked before the run is over: then the host language may follow at once. */
+        bool is_order = job->follows;
         if (atomic_fetch_sub(&job->active, 1) == 1) {
             pthread_mutex_lock(&job->lock);
             pthread_cond_broadcast(&job->news);
             pthread_mutex_unlock(&job->lock);
-            if (job->follows)
+            if (is_order)
                 spmd_order_done(job);
         }
         if (!job->follows)

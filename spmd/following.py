@@ -110,8 +110,8 @@ class Following:
     # ---- orders by the engine --------------------------------------------------------------------
 
     def memory(self, count: int) -> Any:
-        """Return the address of so many bytes that all processes see. Every process must come. It
-        is another one where there were less."""
+        """Return the address of `count` bytes that all processes see. Every process must call it. A
+        larger count than before moves the memory: addresses that it gave before are void."""
         if count > self._room:
             self.end_area()
             first = self.processes.number == 0

@@ -38,7 +38,8 @@ class GraphRegion:
 
 @dataclass
 class GraphBox:
-    """waits: numbers of rows. column: where its stream is drawn. regions: what lies in it."""
+    """One row of the graph, or several that are alike. waits: numbers of rows. column: where its
+    stream is drawn. regions: what lies in it."""
 
     rows: list[Json]
     kind: str
@@ -53,13 +54,13 @@ class GraphBox:
 
     @property
     def number(self) -> str:
-        """Its number, or the first and the last of many."""
+        """Return the number of its row, or those of its first and last row."""
         first, last = self.rows[0]["number"], self.rows[-1]["number"]
         return str(first) if first == last else f"{first}-{last}"
 
 
 def region_of(image: reader.ImageFile) -> GraphRegion:
-    """The whole graph. Raises ImageError where an image has none, or a damaged one."""
+    """Return the whole graph of an image. Raise ImageError where it has none, or a damaged one."""
     rows = image.notes().get("operations")
     if not isinstance(rows, list):
         raise ImageError("the image has no graph of its operations",
@@ -80,7 +81,7 @@ def region_of(image: reader.ImageFile) -> GraphRegion:
 
 
 def _printable(row: Json) -> Json:
-    """A row whose texts move no cursor and may stand in XML, as those of manifests do."""
+    """Return a row with printable texts, which move no cursor and may stand in XML."""
     texts = {k: printable(v) for k, v in row.items() if isinstance(v, str)}
     return {**row, **texts, "axes": [printable(axis) for axis in row.get("axes", ())]}
 
@@ -121,7 +122,7 @@ class _Boxes:
         return ("condition", "turn")[region > 0] if len(self.regions[row["number"]]) > 1 else ""
 
     def what(self, row: Json) -> str:
-        """What it is, in a few words."""
+        """Return what a row does, in a few words."""
         m = self.manifest
         if "exchange" in row:
             over = ", ".join(row.get("axes", ()))
@@ -139,7 +140,7 @@ class _Boxes:
         return str(row["kind"])
 
     def names(self, rows: list[Json], what: str) -> list[str]:
-        """The names of buffers; of many rows, those of all."""
+        """Return the names of the buffers that rows list under `what`: `reads` or `writes`."""
         numbers = dict.fromkeys(k for row in rows for k in row[what] if k < len(self.buffers))
         found = list(dict.fromkeys(self.buffers[k] for k in numbers))
         return [*found[:MOST_NAMES], f"{len(found) - MOST_NAMES} more"] if (
@@ -147,8 +148,8 @@ class _Boxes:
 
 
 def _packed(boxes: Sequence[GraphBox]) -> None:
-    """Each stream has a column of its own; where that were too many, streams of which one ends
-    before the other begins share one."""
+    """Give each stream a column of its own. Where these would be more than WIDE, streams share a
+    column if one ends before the other begins."""
     ends = {box.column: k for k, box in enumerate(boxes)}
     columns: dict[int, int] = {}
     busy: list[int] = []  # until which box each column is taken
@@ -163,7 +164,7 @@ def _packed(boxes: Sequence[GraphBox]) -> None:
 
 
 def _alike(rows: Sequence[Json]) -> list[list[Json]]:
-    """Rows in order, those together that are one box."""
+    """Return rows in groups, in their order: each group is one box."""
     groups: list[list[Json]] = []
     for row in rows:
         last = groups[-1] if groups else [row]
@@ -176,7 +177,8 @@ def _alike(rows: Sequence[Json]) -> list[list[Json]]:
 
 
 def _like(row: Json, group: list[Json]) -> bool:
-    """Whether a row belongs in one box with others: they wait for none of them."""
+    """Return whether a row belongs in one box with others: of one kind and line, in a stream of its
+    own, and waiting for none of them."""
     same = all(row.get(k) == group[0].get(k) for k in ("kind", "place", "exchange", "libraries"))
     numbers = {one["number"] for one in group}
     return same and numbers.isdisjoint(row["waits"]) and row["stream"] not in {
@@ -184,11 +186,11 @@ def _like(row: Json, group: list[Json]) -> bool:
 
 
 def line_text(place: str) -> str:
-    """heat.py:36 as it is said beside the text of the line."""
+    """Return a place without its folders, `heat.py:36`, to stand before the text of the line."""
     return re.sub(r"^.*/", "", place)
 
 
 def touched_text(box: GraphBox) -> str:
-    """What it reads -> what it writes; either may be missing."""
+    """Return `what it reads -> what it writes`; either may be missing."""
     writes = f"-> {', '.join(box.writes)}" if box.writes else ""
     return " ".join(filter(None, (", ".join(box.reads), writes)))

@@ -47,8 +47,8 @@ class _Placed:
         return self.y + self.height
 
     def fall(self, placed: list[_Placed]) -> float:
-        """Moves down until it covers none of those that are placed, which come in the order of
-        their ends; returns where it then is."""
+        """Move down until it covers no placed box; return where it then is. placed: boxes in the
+        order of their lower edges."""
         for p in placed[bisect_left(placed, self.y - GAP, key=_bottom):]:
             beside = p.right + GAP <= self.x or self.right + GAP <= p.x
             if not beside and self.y < p.bottom + GAP and p.y < self.bottom + GAP:
@@ -56,7 +56,7 @@ class _Placed:
         return self.y
 
     def toward(self, other: _Placed) -> float:
-        """Where on its edge a line to or from another box begins."""
+        """Return where, along its edge, a line to or from another box begins."""
         middle = other.x + min(other.width, WIDTH) / 2
         half = min(self.width, WIDTH) / 2
         return min(max(middle, self.x + half), self.right - half)
@@ -67,7 +67,7 @@ def _bottom(placed: _Placed) -> float:
 
 
 def picture(region: GraphRegion, title: str) -> str:
-    """The text of an SVG file."""
+    """Return the graph as the text of an SVG file."""
     width, height, inside = _region(region)
     top: float = 3 * LINE + 2 * PAD
     whole, tall = max(width, 900) + 2 * GAP, height + top + 2 * GAP
@@ -91,7 +91,7 @@ def _legend(x: float, y: float) -> Iterator[str]:
 
 
 def _region(region: GraphRegion) -> tuple[float, float, list[str]]:
-    """Its width, its height, and what is drawn from its upper left corner on."""
+    """Return the width and height of a region, and its elements, from its upper left corner on."""
     placed: list[_Placed] = []
     at: dict[int, _Placed] = {}  # by number of a row
     drawn: list[str] = []
@@ -111,7 +111,7 @@ def _region(region: GraphRegion) -> tuple[float, float, list[str]]:
 
 
 def _edges(p: _Placed, at: dict[int, _Placed]) -> Iterator[str]:
-    """Lines from what a box waits for, one from each box: straight down where that is possible."""
+    """Yield a line from each box that a box waits for: straight down where that is possible."""
     others = {id(at[k]): at[k] for k in p.box.waits if k in at}.values()
     style = "edge many" if len(others) > 8 else "edge"
     for other in others:
@@ -122,7 +122,7 @@ def _edges(p: _Placed, at: dict[int, _Placed]) -> Iterator[str]:
 
 
 def _box(box: GraphBox) -> tuple[float, float, list[str]]:
-    """Width, height and what is drawn of a box."""
+    """Return the width and height of a box, and its elements."""
     if not box.regions:
         return WIDTH, LOW, [
             "<g>", f"<title>{escape(_said(box))}</title>",
@@ -144,7 +144,7 @@ def _box(box: GraphBox) -> tuple[float, float, list[str]]:
 
 
 def _head(box: GraphBox, letters: int) -> Iterator[str]:
-    """Two lines: what it is, and the line of the source."""
+    """Yield two lines of text: what a box does, and the line of the source."""
     many = f" ×{len(box.rows)}" if len(box.rows) > 1 else ""
     yield _text(PAD, LINE, _cut(f"{box.number} {box.what}{many}", letters), "head")
     line = line_text(box.place).rpartition(":")[2]

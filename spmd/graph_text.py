@@ -15,7 +15,7 @@ MOST_WAITS = 6
 
 
 def graph_text(region: GraphRegion) -> str:
-    """The drawing; ends with a newline."""
+    """Return the drawing, which ends with a newline."""
     return "\n".join([HEAD, *_lines(region, "  ")]) + "\n"
 
 

@@ -163,7 +163,7 @@ class Opened:
         return self._in_turn(self._face, arguments)
 
     def _once(self, arguments: dict[str, Any]) -> Any:
-        """The call of an image that is opened for this one alone."""
+        """Make the only call of an image that is opened for it."""
         return self(**arguments)
 
     @plainly
@@ -295,7 +295,7 @@ class Opened:
         return {None: self._face}
 
     def _profiled(self, arguments: dict[str, Any]) -> tables.Profile:
-        """Runs once; where the time went, on all ranks, in every process."""
+        """Run once. Return, in every process, where the time went on all ranks."""
         job, times = self._measured(arguments, events=False)
         rows = self.processes.broadcast(timeline.profile(job, times) if times else None)
         ranks = job.setup.ranks
@@ -304,14 +304,14 @@ class Opened:
         return tables.Profile(rows, timeline.profile_text(ranks, rows), inside)
 
     def _timed(self, path: str, arguments: dict[str, Any]) -> str:
-        """Runs once; process 0 writes what every rank did when. What there is to say of it."""
+        """Run once; process 0 writes what every rank did when. Return what is to be said of it."""
         job, times = self._measured(arguments, events=True)
         return str(self.processes.from_first(lambda: timeline.write(path, job, times)))
 
     def _measured(
         self, arguments: dict[str, Any], events: bool
     ) -> tuple[Job, list[timeline.RankEvents]]:
-        """The job that has run, and in process 0 the times of all ranks."""
+        """Run once. Return the job, and in process 0 the times of all ranks."""
         self._launch.times = events
         self._once(arguments)
         assert self._job is not None
@@ -356,9 +356,9 @@ class Opened:
         return None if returns is None else structure(returns, outputs)
 
     def _key(self, face: Face, arguments: dict[str, Any], only: Only) -> Key:
-        """By what calls are prepared apart: the face, the extents of the dims that only a run
-        knows, as arrays among the inputs say them, and what is asked for. Of led calls of a face,
-        the latest one is prepared."""
+        """Return what tells prepared calls from each other: the number of the face, the extents of
+        dims that only a run knows, as the arrays say them (-1: not said), and the outputs that are
+        asked for. Where others follow, each face has one prepared call, the latest."""
         if self._group.is_led:
             return face.number, (), None
         if not face.dims:
@@ -491,7 +491,7 @@ class Opened:
         self, face: Face, arguments: dict[str, Any], joined: dict[str, tuple[int, ...]],
         only: Only = None,
     ) -> dict[str, Any]:
-        """Sorts the arguments and checks them; returns what all processes must share. joined: the
+        """Sort the arguments and check them; return what all processes must share. joined: the
         shapes of inputs of which this process gives a part."""
         check_options(self._options, self._manifest, self.processes)
         manifest = self._manifest
@@ -541,10 +541,8 @@ class Opened:
         presence.show(presence.COMPUTES)
 
     def _hand_over(self, face: Face, job: Job) -> None:
-        """Outputs of the last call become inputs inside the memory of every rank.
-
-        Those whose layouts differ go through Python where this process has all of them.
-        """
+        """Make outputs of the last call inputs, inside the memory of every rank. Those of another
+        layout go through Python."""
         moves: list[tuple[Any, int, int]] = []  # from, to, bytes
         for number, array in face.inputs:
             value = self.arrays.get(array["name"])
@@ -570,7 +568,7 @@ class Opened:
             ffi.memmove(ffi.cast("char *", to), ffi.cast("char *", start), size)
 
     def _put_part(self, job: Job, number: int, array: dict[str, Any], given: Local) -> None:
-        """One rank's shard: a global array of which only this part is there."""
+        """Put one rank's shard, a global array of which only this part is there."""
         rank, part = job.setup.first, given.part
         offset, extent, _ = job.shard(number, rank)
         found = given.offsets, part.shape

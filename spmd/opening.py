@@ -1,4 +1,4 @@
-"""With what an image is opened: options that are checked, and the processes of a communicator.
+"""What an image is opened with: options, which are checked, and the processes of a communicator.
 
 In: options as users give them. Out: the same, checked; processes. Always holds: nothing is loaded.
 """

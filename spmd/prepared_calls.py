@@ -79,7 +79,9 @@ class PreparedCall:
     def _places(
         self, rows: list[tuple[int, dict[str, Any], list[int]]], first: int
     ) -> tuple[list[tuple[dict[str, Any], np.dtype, tuple[int, ...], list[Any]]], Any]:
-        """Of each array its row, dtype, shape, and the places of its address; and all transfers."""
+        """Return of each array its row, dtype, shape and the structures that take its address; and
+        the engine's transfers. rows: number and row of each array, and the ranks whose parts move.
+        """
         transfers = ffi.new("spmd_transfer[]", sum(len(ranks) for _, _, ranks in rows))
         self._kept.append(transfers)
         found, k = [], 0
@@ -135,7 +137,7 @@ class PreparedCall:
         return held if self._is_loaded() or self._load() else None
 
     def _is_loaded(self) -> bool:
-        """Whether the job has evaluated what depends on scalars with those of this call."""
+        """Return whether what depends on scalars was evaluated with the scalars of this call."""
         now, mine = self.job.setup.words, self._words
         for k in self.job.loads:
             if now[k] != mine[k]:
@@ -242,7 +244,7 @@ def mentioned(formulas: Any) -> set[str]:
 
 
 def _address(place: Any, array: np.ndarray) -> Any:
-    """Say where an array lies; return what must live as long."""
+    """Write the address of an array into a place; return what must live as long as it is used."""
     try:
         place.base = found = _from_buffer(array)
         return found

@@ -73,14 +73,18 @@ class FairLock:
         try:
             gate.acquire()
         except BaseException:  # interrupted
-            with self._lock:
-                waits = gate in self._gates
-                if waits:
-                    self._gates.remove(gate)
-            if not waits:
-                self.give_back()
+            self.drop(gate)
             raise
         self.thread = get_ident()
+
+    def drop(self, gate: LockType) -> None:
+        """Give up a turn that was reserved, whether it has begun or not."""
+        with self._lock:
+            waits = gate in self._gates
+            if waits:
+                self._gates.remove(gate)
+        if not waits:
+            self.give_back()
 
 
 class Started:
@@ -147,10 +151,15 @@ class Starter:
         """Start a call; its turn comes when those before it have ended."""
         started = Started()
         with self._lock:
-            self._calls.append((self._turns.reserve(), run, started))
+            gate = self._turns.reserve()
             if not self._runs:
+                try:
+                    start_new_thread(self._serve, ())
+                except BaseException:  # no more threads
+                    self._turns.drop(gate)
+                    raise
                 self._runs = True
-                start_new_thread(self._serve, ())
+            self._calls.append((gate, run, started))
         return started
 
     def _serve(self) -> None:

@@ -39,7 +39,7 @@ Region = tuple[int, int] | None
 
 
 def check_conflicts(plan: g.Plan, rows: list[OperationRow]) -> list[OperationRow]:
-    """Raises InternalError at the first row that is out of order."""
+    """Return the rows. Raise InternalError at the first one that is out of order."""
     _Check(plan, rows).run()
     return rows
 
@@ -119,7 +119,8 @@ class _Check:
         self.kept_in_order(act, touched)
         numbers = {n for n in touched.reads | touched.writes if isinstance(n, int)}
         self.rule(numbers <= row.reads | row.writes, row, "a row names all buffers that it touches")
-        self.rule(touched.writes.isdisjoint(row.reads), row, "a row names what it writes as that")
+        self.rule(touched.writes.isdisjoint(row.reads), row,
+                  "a row lists under `writes` all that it writes")
         return row, touched
 
     def inner(
@@ -132,7 +133,7 @@ class _Check:
         return _together(touched for _, touched in mine)
 
     def kept_in_order(self, act: g.Step | g.Work, touched: _Touched) -> None:
-        """What a row changes beside memory that the Plan names."""
+        """Add what a row changes beside memory that the Plan names."""
         if isinstance(act, _MEETINGS):
             touched.writes.add("what a rank does with others")
         if isinstance(act, _SIGNS):
@@ -149,7 +150,7 @@ class _Check:
         return {*(self.lets & _symbols(x))} if self.lets else set()
 
     def look(self, x: Any, touched: _Touched, writes: bool = True) -> None:
-        """Adds the buffers in x, without those in its regions. Constants are none."""
+        """Add the buffers in x, without those in its regions. Constants count as no buffers."""
         kind: Any = type(x)
         if kind is g.Buffer:
             if x.data is None:
@@ -243,7 +244,8 @@ def _regions(act: Any) -> Iterator[tuple[Any, ...]]:
 
 @cache
 def _looked_at(kind: type) -> tuple[tuple[str, bool], ...]:
-    """The fields of a class that may hold memory, and whether it is only read through them."""
+    """Return the fields of a class that may hold memory, and whether it is only read through
+    them."""
     if not is_dataclass(kind) or issubclass(kind, _PLAIN) or kind in (Expr, g.Home):
         return ()
     return tuple((f.name, (kind, f.name) in _READS) for f in fields(kind)
@@ -251,7 +253,7 @@ def _looked_at(kind: type) -> tuple[tuple[str, bool], ...]:
 
 
 def _symbols(x: Any) -> set[Sym]:
-    """The symbols of all formulas in x, without those in the regions of it."""
+    """Return the symbols of all formulas in x, without those in its regions."""
     if isinstance(x, Expr):
         return x.symbols()
     if type(x) is tuple:

@@ -78,7 +78,7 @@ class OperationRow:
 
 
 def operation_graph(plan: Plan) -> list[OperationRow]:
-    """The rows of a Plan, by their numbers."""
+    """Return the rows of a Plan, in the order of their numbers."""
     graph = _Graph(plan)
     graph.region(plan.steps, None)
     return graph.rows
@@ -160,7 +160,7 @@ class _Graph:
         return frozenset(self.lets & _symbols(formulas)) if self.lets else frozenset()
 
     def touched(self, act: Act) -> tuple[set[int], set[int]]:
-        """What it reads and writes itself, without what is inside it."""
+        """Return the buffers that a row reads and writes itself, without what is inside it."""
         match act:
             case Loop():
                 return _loaded(act.flag), {b.number for cycle in act.rotate for b in cycle}
@@ -180,7 +180,8 @@ class _Graph:
 
 
 def _loaded(what: Expr | Load | None) -> set[int]:
-    """The buffer of what decides a branch or a loop; none of a constant or a formula."""
+    """Return the buffer from which a branch or a loop is decided: none for a constant or a
+    formula."""
     return {what.buffer.number} if isinstance(what, Load) and what.buffer.data is None else set()
 
 
@@ -202,7 +203,7 @@ def kind_of(act: Act) -> str:
 
 
 def _formulas(act: Act) -> object:
-    """What a rank evaluates for a row itself, without what is inside it."""
+    """Return the formulas that a rank evaluates for a row itself, without what is inside it."""
     match act:
         case Loop() | Turns():
             return tuple(e for e in (act.start, act.stop, act.step) if e is not None)
@@ -235,7 +236,7 @@ class _Memory:
 
 
 def _ordered(rows: list[OperationRow], memory: _Memory) -> None:
-    """Sets what the rows of a region wait for, and their streams."""
+    """Set what the rows of a region wait for, and their streams."""
     order = _Order(memory)
     before: list[int] = []  # by place in the region: bits of the places that come before for sure
     streams = _Streams()
@@ -258,8 +259,8 @@ class _Streams:
         self.bits = 0
 
     def of(self, k: int, waits: Sequence[int], before: int) -> int:
-        """The first stream that ends with a row that the one at place k waits for; else one that
-        ends with a row that comes before it anyway; else a new one."""
+        """Return the stream of the row at place k: the first one that ends with a row that it waits
+        for; else one that ends with a row that comes before it anyway; else a new one."""
         after = min((j for j in waits if j in self.ends), key=self.ends.__getitem__, default=None)
         if after is None and (ended := self.bits & before):
             after = (ended & -ended).bit_length() - 1
@@ -283,7 +284,7 @@ class _Order:
         self.gate: int | None = None
 
     def of(self, row: OperationRow, k: int) -> set[int]:
-        """The places in the region of rows that this one, at place k, must come after."""
+        """Return the places, in the region, of rows after which this one, at place k, must come."""
         after = set() if self.gate is None else {self.gate}
         reads, writes = self.touched(row)
         for what in reads | writes:

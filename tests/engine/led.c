@@ -1,11 +1,12 @@
 /* Three processes of a job, played by one, of which the first leads calls and the others follow. */
+#define _GNU_SOURCE
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 
 #include "led.h"
 
-enum { ROWS = 11, COLUMNS = 7, RANKS = 4, PROCESSES = 3, CALLS = 300 };
+enum { ROWS = 11, COLUMNS = 7, RANKS = 4, PROCESSES = 3, CALLS = 300, RUNS = 100 };
 
 static const int64_t first_rank[] = {0, 1, 2, RANKS}, zeros[PROCESSES] = {0};
 static const int64_t size[] = {2, 2, 1}, scalar[] = {ROWS, COLUMNS, 0};
@@ -43,8 +44,20 @@ static spmd_job *job_new(const spmd_image *image, int64_t number)
 typedef struct follower {
     spmd_job *job;
     pthread_t thread;
-    int state;
+    int state, wrong;
 } follower;
+
+/* A run that all processes begin of themselves. */
+static int run(spmd_job *job)
+{
+    int state;
+    if (spmd_job_start(job, given[1]) != SPMD_OK)
+        return SPMD_ABORTED;
+    do
+        state = spmd_job_wait(job, 1000);
+    while (state == SPMD_RUNNING);
+    return state;
+}
 
 static void *follow(void *argument)
 {
@@ -52,6 +65,21 @@ static void *follow(void *argument)
     do
         me->state = spmd_job_follow(me->job, calls, 5);
     while (me->state == SPMD_RUNNING);
+    return NULL;
+}
+
+static pthread_barrier_t all_left;
+
+/* Follows as soon as a run of its own is over: that one is no call, and nobody waits for it. */
+static void *run_and_follow(void *argument)
+{
+    follower *me = argument;
+    for (int k = 0; k < RUNS; k++) {
+        me->wrong += run(me->job) != SPMD_FINISHED;
+        follow(me);
+        me->wrong += me->state != SPMD_FINISHED;
+        pthread_barrier_wait(&all_left);
+    }
     return NULL;
 }
 
@@ -71,6 +99,18 @@ static int lead(spmd_job *job, int64_t number)
     return spmd_call_finish(job, &call[number]) == SPMD_OK ? state : SPMD_ABORTED;
 }
 
+static int64_t runs_check(spmd_job *job)
+{
+    int64_t wrong = 0;
+    for (int k = 0; k < RUNS; k++) {
+        wrong += run(job) != SPMD_FINISHED;
+        wrong += lead(job, 1) != SPMD_FINISHED;
+        spmd_job_lead(job, SPMD_LEAVE);
+        pthread_barrier_wait(&all_left);
+    }
+    return wrong;
+}
+
 static int64_t calls_check(spmd_job *job)
 {
     int64_t wrong = 0;
@@ -84,7 +124,8 @@ static int64_t calls_check(spmd_job *job)
     return wrong;
 }
 
-/* Leads calls, has the others leave and come back, and aborts; counts what was wrong. */
+/* Leads calls between runs of all, has the others leave and come back, and aborts; counts what was
+ * wrong. */
 int64_t check_led(const spmd_image *image)
 {
     spmd_job *job = job_new(image, 0);
@@ -99,6 +140,15 @@ int64_t check_led(const spmd_image *image)
         others[k].job = job_new(image, k + 1);
         wrong += spmd_job_load(others[k].job, arena) != SPMD_OK;
     }
+    pthread_barrier_init(&all_left, NULL, PROCESSES);
+    for (int k = 0; k < PROCESSES - 1; k++)
+        pthread_create(&others[k].thread, NULL, run_and_follow, &others[k]);
+    wrong += runs_check(job);
+    for (int k = 0; k < PROCESSES - 1; k++) {
+        pthread_join(others[k].thread, NULL);
+        wrong += others[k].wrong;
+    }
+    pthread_barrier_destroy(&all_left);
     for (int round = 0; round < 3; round++) {
         for (int k = 0; k < PROCESSES - 1; k++)
             pthread_create(&others[k].thread, NULL, follow, &others[k]);

@@ -229,6 +229,19 @@ def test_a_started_call_copies_its_inputs_and_runs_in_its_turn(account, image):
             np.testing.assert_array_equal(call.result(), (np.arange(8) + k) * k)
 
 
+def test_a_call_that_cannot_be_started_holds_no_later_one_up(account, monkeypatch):
+    def no_thread(*_):
+        raise RuntimeError("can't start new thread")
+
+    with account.open(ranks=2) as m:
+        monkeypatch.setattr("spmd.started.start_new_thread", no_thread)
+        for _ in range(2):
+            with pytest.raises(RuntimeError, match="new thread"):
+                m.add.start(x=np.ones(N))
+        monkeypatch.undo()
+        assert m.add.start(x=np.ones(N)).result(timeout=60) == m.add(x=np.zeros(N))
+
+
 def test_close_waits_for_started_calls_and_refuses_later_ones(account, image):
     with account.open(ranks=2) as m:
         started = [m.turn.start(turns=30_000), m.turn.start(turns=30_000)]

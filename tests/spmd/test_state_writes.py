@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -123,6 +124,44 @@ def test_a_run_that_fails_is_undone(image: spmd.Image, ranks: int) -> None:
             assert all((before[name] == after[name]).all() for name in before)
         cache.push(k=np.ones(WIDTH))
         assert cache.state()["count"] == 4
+
+
+@spmd.program(mesh=("r",), layout={"row": "r"})
+class Steps:
+    """Each turn of a loop overwrites elements of a state that lie at places of the run."""
+
+    def __init__(self) -> None:
+        row = spmd.Dim("row", 300)
+        self.u = spmd.zeros((row, 50), np.float64)
+        self.flags = spmd.zeros((row,), np.bool_)
+        self.ends = np.zeros(3)
+
+    @spmd.entry
+    def go(self) -> None:
+        turns = spmd.scalar("turns", 1)
+        for k in spmd.range(turns):
+            self.u[k * 7 % 300] += 1
+            self.u[:, 3] = k
+            self.flags[k % 300] = ~self.flags[k % 300]
+            self.ends[k % 3] += 1
+        assert turns % 2 == 0, "odd"
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_what_is_kept_is_no_more_than_the_state_however_long_a_run_is(ranks: int) -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+    with spmd.build(Steps).open(ranks=ranks) as steps:
+        steps.go(turns=2)
+        before, size = steps.state(), resident()
+        with pytest.raises(CheckError, match="odd"):
+            steps.go(turns=30_001)
+        after = steps.state()
+        assert all((before[name] == after[name]).all() for name in before)
+        steps.go(turns=30_000)
+        assert steps.state()["ends"].sum() == 30_002
+        assert resident() - size < 10e6, "the state has 120 kB, 90 MB were overwritten"
 
 
 def test_outputs_of_entries_are_not_kept(image: spmd.Image) -> None:

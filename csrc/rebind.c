@@ -93,7 +93,7 @@ int spmd_job_replace(spmd_job *job, const uint32_t *pair, int64_t pairs)
     for (int64_t k = 0; k < 2 * pairs; k++)
         if (pair[k] >= buffers)
             return SPMD_RANGE;
-    if (!job->homes) {
+    if (pairs && !job->homes) {
         job->homes = malloc((size_t)job->count * buffers * sizeof *job->homes + 1);
         if (!job->homes)
             return SPMD_NO_MEMORY;
@@ -106,6 +106,7 @@ int spmd_job_replace(spmd_job *job, const uint32_t *pair, int64_t pairs)
         const spmd_rank *rank = &job->hosted[k].record->rank;
         for (int64_t j = 0; j < pairs; j++)
             places_change(job->hosted[k].home, rank, buffers, pair[2 * j], pair[2 * j + 1]);
+        spmd_keeps_nothing(&job->hosted[k].record->rank); /* what the run wrote stays */
     }
     return SPMD_OK;
 }
@@ -226,9 +227,9 @@ void spmd_keeps_nothing(spmd_rank *rank)
 
 int spmd_job_undo(spmd_job *job)
 {
-    if (!job->hosted || spmd_job_runs(job))
+    if (job->hosted && spmd_job_runs(job))
         return SPMD_BUSY;
-    for (int64_t k = 0; k < job->count; k++) {
+    for (int64_t k = 0; job->hosted && k < job->count; k++) {
         spmd_kept *kept = &job->hosted[k].kept;
         piece_end end;
         if (kept->lost)

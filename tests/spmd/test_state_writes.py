@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -167,3 +169,42 @@ def test_what_is_kept_is_no_more_than_the_state_however_long_a_run_is(ranks: int
 def test_outputs_of_entries_are_not_kept(image: spmd.Image) -> None:
     with pytest.raises(UsageError, match="outputs of entries are copies"):
         image.open(ranks=1, keep="result")
+
+
+def test_an_interrupt_leaves_all_of_a_call_or_nothing() -> None:
+    """A call writes one state in place and binds another anew: both happen, or neither does."""
+    program = f"""
+import os, random, signal, sys
+sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+import numpy as np
+import spmd
+from tests.spmd.test_state_writes import Counts
+
+image = spmd.build(Counts)
+signal.signal(signal.SIGALRM, signal.default_int_handler)
+for _ in range(400):
+    counts = image.open(ranks=1)
+    counts.count()
+    try:
+        signal.setitimer(signal.ITIMER_REAL, random.uniform(0.0005, 0.002))
+        while True:
+            counts.count()
+    except KeyboardInterrupt:
+        state = counts._get_state()
+        assert state["written"][1] == state["bound"], state
+os._exit(0)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True,
+                          timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@spmd.program(mesh=("r",))
+class Counts:
+    def __init__(self) -> None:
+        self.written, self.bound = np.zeros(4, np.int64), 0
+
+    @spmd.entry
+    def count(self) -> None:
+        self.written[1] += 1
+        self.bound += 1

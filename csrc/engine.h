@@ -231,8 +231,8 @@ int spmd_job_set_scalars(spmd_job *job, const int64_t *scalar);
 int spmd_job_replace(spmd_job *job, const uint32_t *pair, int64_t pairs);
 /* Called by images, from a step: these bytes are about to be overwritten, in a state. */
 void spmd_keep(void *at, int64_t bytes);
-/* After a run, until spmd_job_replace: what was overwritten in states is put back. SPMD_BUSY: a thread is
- * still inside a compute phase. */
+/* After a run, until spmd_job_replace: what was overwritten in states is put back. SPMD_BUSY: a
+ * thread is still inside a compute phase. */
 int spmd_job_undo(spmd_job *job);
 /* SPMD_BUSY: it runs, or was aborted and a thread is still inside a compute phase, or MPI may still
  * write into its memory; nothing was freed. The arena and the image must then stay as well. */

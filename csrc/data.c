@@ -154,7 +154,7 @@ int spmd_call_finish(spmd_job *job, const spmd_call *call)
     if (status != SPMD_OK)
         return status;
     spmd_call_commit(job);
-    return call->pairs ? spmd_job_replace(job, call->pair, call->pairs) : SPMD_OK;
+    return spmd_job_replace(job, call->pair, call->pairs);
 }
 
 /* The last round of SplitMix64 (Steele, Lea and Flood 2014). */

@@ -226,12 +226,13 @@ int spmd_job_scalars(spmd_job *job, const int64_t *scalar);
  * of an exchange, mentions. */
 int spmd_job_set_scalars(spmd_job *job, const int64_t *scalar);
 /* After a run: of each pair of buffers, old and new, what the run has left in the second one is in
- * the first one from now on, and the other way round: nothing is copied. They are of one size. */
+ * the first one from now on, and the other way round: nothing is copied. They are of one size. What
+ * the run has overwritten in states is no longer kept: it cannot be undone. */
 int spmd_job_replace(spmd_job *job, const uint32_t *pair, int64_t pairs);
 /* Called by images, from a step: these bytes are about to be overwritten, in a state. */
 void spmd_keep(void *at, int64_t bytes);
-/* After a run that was aborted: what was overwritten in states is put back. SPMD_BUSY: a thread is
- * still inside a compute phase. */
+/* After a run, until spmd_job_replace: what was overwritten in states is put back. SPMD_BUSY: a
+ * thread is still inside a compute phase. */
 int spmd_job_undo(spmd_job *job);
 /* SPMD_BUSY: it runs, or was aborted and a thread is still inside a compute phase, or MPI may still
  * write into its memory; nothing was freed. The arena and the image must then stay as well. */

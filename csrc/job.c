@@ -412,6 +412,7 @@ int spmd_job_free(spmd_job *job)
         free(job->hosted[k].turns.room);
         spmd_saves_free(&job->hosted[k]);
         free(job->hosted[k].kept.bytes);
+        free(job->hosted[k].kept.seen);
         free(job->hosted[k].routes);
     }
     spmd_feeds_free(job);

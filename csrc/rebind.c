@@ -93,7 +93,7 @@ int spmd_job_replace(spmd_job *job, const uint32_t *pair, int64_t pairs)
     for (int64_t k = 0; k < 2 * pairs; k++)
         if (pair[k] >= buffers)
             return SPMD_RANGE;
-    if (!job->homes) {
+    if (pairs && !job->homes) {
         job->homes = malloc((size_t)job->count * buffers * sizeof *job->homes + 1);
         if (!job->homes)
             return SPMD_NO_MEMORY;
@@ -106,6 +106,7 @@ int spmd_job_replace(spmd_job *job, const uint32_t *pair, int64_t pairs)
         const spmd_rank *rank = &job->hosted[k].record->rank;
         for (int64_t j = 0; j < pairs; j++)
             places_change(job->hosted[k].home, rank, buffers, pair[2 * j], pair[2 * j + 1]);
+        spmd_keeps_nothing(&job->hosted[k].record->rank); /* what the run wrote stays */
     }
     return SPMD_OK;
 }
@@ -124,46 +125,117 @@ typedef struct piece_end {
     int64_t bytes;
 } piece_end;
 
-void spmd_keep(void *at, int64_t bytes)
+static spmd_kept *kept_of(const spmd_rank *rank)
 {
-    spmd_kept *kept = &((spmd_hosted *)keeping->engine_data)->kept;
-    piece_end end = {at, bytes};
-    int64_t need = bytes <= 0 ? 0 : kept->used + bytes + (int64_t)sizeof end;
+    return &((spmd_hosted *)rank->engine_data)->kept;
+}
 
-    if (need > kept->room) {
-        int64_t room = 2 * need;
-        char *more = realloc(kept->bytes, (size_t)room);
-        if (!more) {
-            kept->lost = true;
-            spmd_rank_fail(keeping, 71, "no memory to keep %lld bytes that the run overwrites",
-                           (long long)bytes);
-            return;
-        }
-        kept->bytes = more;
-        kept->room = room;
+/* The first line from `at` on that is kept, or with `flip` all ones that is not; `end` for none. */
+static int64_t line_find(const uint64_t *seen, int64_t at, int64_t end, uint64_t flip)
+{
+    while (at < end) {
+        uint64_t bits = (seen[at / 64] ^ flip) >> at % 64;
+        if (bits)
+            return at + __builtin_ctzll(bits) < end ? at + __builtin_ctzll(bits) : end;
+        at = (at | 63) + 1;
     }
-    if (bytes <= 0)
-        return;
+    return end;
+}
+
+static void lines_mark(uint64_t *seen, int64_t at, int64_t end, bool kept)
+{
+    while (at < end) {
+        int64_t stop = (at | 63) + 1 < end ? (at | 63) + 1 : end;
+        uint64_t bits = ~UINT64_C(0) >> (64 - (stop - at)) << at % 64;
+        seen[at / 64] = kept ? seen[at / 64] | bits : seen[at / 64] & ~bits;
+        at = stop;
+    }
+}
+
+static bool room_make(spmd_kept *kept, int64_t need, int64_t rank_bytes)
+{
+    if (!kept->seen)
+        kept->seen = calloc((size_t)(rank_bytes / SPMD_LINE / 64 + 1), sizeof *kept->seen);
+    if (kept->seen && need > kept->room) {
+        char *more = realloc(kept->bytes, 2 * (size_t)need);
+        if (more) {
+            kept->bytes = more;
+            kept->room = 2 * need;
+        }
+    }
+    return kept->seen && need <= kept->room;
+}
+
+static bool piece_add(spmd_kept *kept, char *at, int64_t bytes, int64_t rank_bytes)
+{
+    piece_end end = {at, bytes};
+
+    if (!room_make(kept, kept->used + bytes + (int64_t)sizeof end, rank_bytes))
+        return false;
     memcpy(kept->bytes + kept->used, at, (size_t)bytes);
     memcpy(kept->bytes + kept->used + bytes, &end, sizeof end);
-    kept->used = need;
+    kept->used += bytes + (int64_t)sizeof end;
+    return true;
+}
+
+void spmd_keep(void *at, int64_t bytes)
+{
+    spmd_kept *kept = kept_of(keeping);
+    int64_t rank_bytes = ((spmd_hosted *)keeping->engine_data)->job->rank_bytes;
+
+    if (bytes <= 0)
+        return;
+    int64_t first = (char *)at - keeping->memory, end = (first + bytes - 1) / SPMD_LINE + 1;
+    kept->lost |= !room_make(kept, 0, rank_bytes);
+    for (int64_t line = first / SPMD_LINE; !kept->lost; ) {
+        line = line_find(kept->seen, line, end, ~UINT64_C(0));
+        if (line == end)
+            return;
+        int64_t stop = line_find(kept->seen, line, end, 0);
+        kept->lost = !piece_add(kept, keeping->memory + line * SPMD_LINE,
+                                (stop - line) * SPMD_LINE, rank_bytes);
+        if (!kept->lost)
+            lines_mark(kept->seen, line, stop, true);
+        line = stop;
+    }
+    spmd_rank_fail(keeping, 71, "no memory to keep %lld bytes that the run overwrites",
+                   (long long)bytes);
+}
+
+/* The latest piece leaves what is kept; false: there is none. */
+static bool piece_take(spmd_kept *kept, const char *memory, piece_end *end)
+{
+    if (!kept->used)
+        return false;
+    kept->used -= (int64_t)sizeof *end;
+    memcpy(end, kept->bytes + kept->used, sizeof *end);
+    kept->used -= end->bytes;
+    lines_mark(kept->seen, (end->at - memory) / SPMD_LINE,
+               (end->at - memory + end->bytes) / SPMD_LINE, false);
+    return true;
+}
+
+void spmd_keeps_nothing(spmd_rank *rank)
+{
+    spmd_kept *kept = kept_of(rank);
+    piece_end end;
+
+    while (piece_take(kept, rank->memory, &end))
+        continue;
+    kept->lost = false;
 }
 
 int spmd_job_undo(spmd_job *job)
 {
-    if (!job->hosted || spmd_job_runs(job))
+    if (job->hosted && spmd_job_runs(job))
         return SPMD_BUSY;
-    for (int64_t k = 0; k < job->count; k++) {
+    for (int64_t k = 0; job->hosted && k < job->count; k++) {
         spmd_kept *kept = &job->hosted[k].kept;
+        piece_end end;
         if (kept->lost)
             return SPMD_NO_MEMORY;
-        while (kept->used > 0) {
-            piece_end end;
-            kept->used -= (int64_t)sizeof end;
-            memcpy(&end, kept->bytes + kept->used, sizeof end);
-            kept->used -= end.bytes;
+        while (piece_take(kept, job->hosted[k].record->rank.memory, &end))
             memcpy(end.at, kept->bytes + kept->used, (size_t)end.bytes);
-        }
     }
     return SPMD_OK;
 }

@@ -292,8 +292,7 @@ static void rank_reset(const spmd_job *job, spmd_hosted *hosted)
     spmd_turns_reset(hosted);
     spmd_saves_reset(hosted);
     spmd_readers_reset(hosted);
-    hosted->kept.used = 0;
-    hosted->kept.lost = false;
+    spmd_keeps_nothing(rank);
     if (job->image->counters)
         memset(rank->counter, 0, job->image->counters * sizeof *rank->counter);
     spmd_buffers_reset(rank);

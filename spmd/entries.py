@@ -152,6 +152,7 @@ class OpenedEntity(Opened):
     ) -> Any:
         if self._needed:
             raise not_given(self._manifest["program"], self._needed)
+        self._recover()
         return super()._call(face, arguments, frames)
 
     # ---- state -----------------------------------------------------------------------------------
@@ -195,6 +196,7 @@ class OpenedEntity(Opened):
         with self._alone(self._take_call_turn):
             self._check_open()
             self._group.agree(CALLS)
+            self._recover()
             if self._group.leads:
                 what = tuple(map(whole, what))
                 self._group.tell(self._job, (kind, *what))
@@ -257,6 +259,12 @@ class OpenedEntity(Opened):
     def _undo(self, job: Job) -> None:
         if self._has_state and any(entry["updates"] for entry in self._manifest["entries"]):
             job.undo()
+
+    def _recover(self) -> None:
+        """Put the state back after a call that has failed, where an interrupt came before that was
+        done: it may have to wait for a rank that still computes."""
+        if self._job is not None and self._job.broken:
+            self._end_failed()
 
     def _save_state(self) -> None:
         if self._saved is None and self._has_state and self._job is not None:

@@ -348,10 +348,10 @@ class Opened:
         room = call.room()
         try:
             call.job.run(None, call.pointer, call.number)
+            outputs = call.finish(room)
         except BaseException:
             self._end_failed()
             raise
-        outputs = call.finish(room)
         returns = call.face.returns
         return None if returns is None else structure(returns, outputs)
 
@@ -388,16 +388,16 @@ class Opened:
                 self.processes.together(lambda: self._bring_state(job))
             self.processes.together(lambda: self._compute(face, job))
             self._launch.kept()
+            outputs = [self._output(job, k, array) if job.wanted[k] else None
+                       for k, array in face.outputs]
+            job.replace(face.pairs)
         except BaseException:
             self._end_failed()
             for output, array in kept:
                 output.stays_in(array)
             raise
-        outputs = [self._output(job, k, array) if job.wanted[k] else None
-                   for k, array in face.outputs]
         self._latest = [weakref.ref(output) for output in outputs
                         if isinstance(output, Distributed) and output.is_held()]
-        job.replace(face.pairs)
         if self._may_repeat(job, arguments):
             self._prepare_next(job, face, arguments, only)
         return None if face.returns is None else structure(face.returns, outputs)
@@ -431,7 +431,7 @@ class Opened:
 
     def _end_failed(self) -> None:
         """A call has failed: its job is ended, and state is what it was before the call."""
-        if self._job is not None and self._job.broken:  # it has run
+        if self._job is not None and (self._job.broken or not self._group.is_led):
             self._undo(self._job)
         self._save_state()
         self._launch.end()

@@ -335,8 +335,8 @@ class Job:
 
     def replace(self, pairs: list[int]) -> None:
         """Of each pair of buffers, what the run has left in the second is in the first from now
-        on: states get their new values, and nothing is copied."""
-        if pairs:
+        on: states get their new values, and nothing is copied. No undo() reaches the run then."""
+        if pairs or any(entry["updates"] for entry in self.manifest["entries"]):
             self._check(lib.spmd_job_replace(self._job, pairs, len(pairs) // 2))
 
     def forget(self, given: bytes | bytearray) -> None:

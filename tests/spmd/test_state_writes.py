@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -125,6 +128,83 @@ def test_a_run_that_fails_is_undone(image: spmd.Image, ranks: int) -> None:
         assert cache.state()["count"] == 4
 
 
+@spmd.program(mesh=("r",), layout={"row": "r"})
+class Steps:
+    """Each turn of a loop overwrites elements of a state that lie at places of the run."""
+
+    def __init__(self) -> None:
+        row = spmd.Dim("row", 300)
+        self.u = spmd.zeros((row, 50), np.float64)
+        self.flags = spmd.zeros((row,), np.bool_)
+        self.ends = np.zeros(3)
+
+    @spmd.entry
+    def go(self) -> None:
+        turns = spmd.scalar("turns", 1)
+        for k in spmd.range(turns):
+            self.u[k * 7 % 300] += 1
+            self.u[:, 3] = k
+            self.flags[k % 300] = ~self.flags[k % 300]
+            self.ends[k % 3] += 1
+        assert turns % 2 == 0, "odd"
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_what_is_kept_is_no_more_than_the_state_however_long_a_run_is(ranks: int) -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+    with spmd.build(Steps).open(ranks=ranks) as steps:
+        steps.go(turns=2)
+        before, size = steps.state(), resident()
+        with pytest.raises(CheckError, match="odd"):
+            steps.go(turns=30_001)
+        after = steps.state()
+        assert all((before[name] == after[name]).all() for name in before)
+        steps.go(turns=30_000)
+        assert steps.state()["ends"].sum() == 30_002
+        assert resident() - size < 10e6, "the state has 120 kB, 90 MB were overwritten"
+
+
 def test_outputs_of_entries_are_not_kept(image: spmd.Image) -> None:
     with pytest.raises(UsageError, match="outputs of entries are copies"):
         image.open(ranks=1, keep="result")
+
+
+def test_an_interrupt_leaves_all_of_a_call_or_nothing() -> None:
+    """A call writes one state in place and binds another anew: both happen, or neither does."""
+    program = f"""
+import os, random, signal, sys
+sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+import numpy as np
+import spmd
+from tests.spmd.test_state_writes import Counts
+
+image = spmd.build(Counts)
+signal.signal(signal.SIGALRM, signal.default_int_handler)
+for _ in range(400):
+    counts = image.open(ranks=1)
+    counts.count()
+    try:
+        signal.setitimer(signal.ITIMER_REAL, random.uniform(0.0005, 0.002))
+        while True:
+            counts.count()
+    except KeyboardInterrupt:
+        state = counts._get_state()
+        assert state["written"][1] == state["bound"], state
+os._exit(0)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True,
+                          timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@spmd.program(mesh=("r",))
+class Counts:
+    def __init__(self) -> None:
+        self.written, self.bound = np.zeros(4, np.int64), 0
+
+    @spmd.entry
+    def count(self) -> None:
+        self.written[1] += 1
+        self.bound += 1

@@ -21,12 +21,16 @@ if TYPE_CHECKING:
 
 
 class FairLock:
-    """A lock that goes to those who wait for it in the order in which they came."""
+    """A lock that goes to those who wait for it in the order in which they came. thread: whose turn
+    it is, from when the turn begins; 0: nobody's, or that of a started call that waits for it."""
 
     def __init__(self) -> None:
-        self._lock, self._busy = allocate_lock(), False
-        self._gates: deque[LockType] = deque()
-        self.thread = 0  # whose turn it is
+        self._lock, self._busy, self.thread = allocate_lock(), False, 0
+        self._gates: deque[tuple[LockType, int]] = deque()  # closed ones, and who waits there
+
+    def is_mine(self) -> bool:
+        """Return whether this thread has the turn."""
+        return self.thread == get_ident()
 
     def take(self, waits: bool) -> bool:
         """Wait for a turn; return False, without one, where this thread has it already, and, unless
@@ -38,7 +42,7 @@ class FairLock:
                 return True
             if not waits or self.thread == me:
                 return False
-            gate = self._closed_gate()
+            gate = self._closed_gate(me)
         self._pass(gate)
         return True
 
@@ -46,27 +50,33 @@ class FairLock:
         """Return the gate of the next turn, which opens when that begins."""
         with self._lock:
             if self._busy:
-                return self._closed_gate()
+                return self._closed_gate(0)
             self._busy = True
             return allocate_lock()
 
     def take_reserved(self, gate: LockType) -> None:
         """Wait for a turn that was reserved."""
         self._pass(gate)
+        self.thread = get_ident()
+
+    def leave(self) -> None:
+        """Give the turn back if this thread has it."""
+        if self.is_mine():
+            self.give_back()
 
     def give_back(self) -> None:
         """The turn is over: the next one begins."""
         with self._lock:
-            self.thread = 0
             if self._gates:
-                self._gates.popleft().release()
+                gate, self.thread = self._gates.popleft()
+                gate.release()
             else:
-                self._busy = False
+                self._busy, self.thread = False, 0
 
-    def _closed_gate(self) -> LockType:
+    def _closed_gate(self, thread: int) -> LockType:
         gate = allocate_lock()
         gate.acquire()
-        self._gates.append(gate)
+        self._gates.append((gate, thread))
         return gate
 
     def _pass(self, gate: LockType) -> None:
@@ -75,15 +85,14 @@ class FairLock:
         except BaseException:  # interrupted
             self.drop(gate)
             raise
-        self.thread = get_ident()
 
     def drop(self, gate: LockType) -> None:
         """Give up a turn that was reserved, whether it has begun or not."""
         with self._lock:
-            waits = gate in self._gates
-            if waits:
-                self._gates.remove(gate)
-        if not waits:
+            mine = next((pair for pair in self._gates if pair[0] is gate), None)
+            if mine is not None:
+                self._gates.remove(mine)
+        if mine is None:
             self.give_back()
 
 

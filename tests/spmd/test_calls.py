@@ -143,6 +143,37 @@ def test_an_interrupted_call_leaves_state_as_it_was(account):
             before = m.look()
 
 
+@spmd.program(mesh=("r",))
+class Steps:
+    """Short calls, which write one state where it lies and bind another anew."""
+
+    def __init__(self):
+        self.x = np.zeros(16)
+        self.k = 0
+
+    @spmd.entry
+    def step(self):
+        self.x[1] += 1
+        self.k += 1
+
+
+def test_an_interrupt_at_any_moment_leaves_whole_calls_and_no_turn_taken():
+    kept = signal.signal(signal.SIGALRM, signal.default_int_handler)
+    moments = random.Random(1)
+    try:
+        with spmd.build(Steps).open(ranks=1) as m:
+            for _ in range(300):
+                with pytest.raises(KeyboardInterrupt):
+                    signal.setitimer(signal.ITIMER_REAL, moments.uniform(0.002, 0.01))
+                    while True:
+                        m.step()
+                state = m.state()
+                assert state["x"][1] == state["k"]
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, kept)
+
+
 def test_state_stays_where_another_scalar_loads_the_job_anew(account, monkeypatch):
     with account.open(ranks=3) as m:
         m.add(x=np.ones(N))

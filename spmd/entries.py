@@ -193,7 +193,7 @@ class OpenedEntity(Opened):
     def _in_all(self, kind: str, *what: Any) -> Any:
         """Get, save or load the state, as `kind` says, once calls before it have ended; processes
         that follow do it too."""
-        with self._alone(self._take_call_turn):
+        with self._turns.during(self._take_call_turn):
             self._check_open()
             self._group.agree(CALLS)
             self._recover()

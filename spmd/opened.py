@@ -9,8 +9,7 @@ from __future__ import annotations
 import math
 import os
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -99,7 +98,7 @@ class Opened:
         In a forked child it does nothing.
         """
         if os.getpid() == self._owner:
-            with self._alone(lambda: self._take_turn(waits=True)):
+            with self._turns.during(lambda: self._take_turn(waits=True)):
                 self._closed = True
                 self._group.release(self._job, ("close",))
                 if self._job is not None and not self._job.broken:
@@ -108,22 +107,6 @@ class Opened:
                             output.copy_out()
                 self._launch.end()
                 self._group.end_area()
-
-    @contextmanager
-    def _alone(self, take: Callable[[], None]) -> Iterator[None]:
-        """Do something in a turn that `take` takes. A turn belongs to its thread from when it
-        begins: an interrupt on the way in or out does not lose it."""
-        within = self._turns.is_mine()  # a call within a call, which `take` refuses
-        try:
-            take()
-            yield
-        finally:
-            if not within:
-                try:
-                    self._turns.leave()
-                except BaseException:  # interrupted on the way
-                    self._turns.leave()
-                    raise
 
     def _take_turn(self, waits: bool) -> None:
         """The engine runs one call of a job at a time; the calls of other threads wait."""
@@ -203,7 +186,7 @@ class Opened:
     def _in_turn(
         self, face: Face, arguments: dict[str, Any], frames: FrameQueue | None = None
     ) -> Any:
-        """Call a face once those who came before have ended: as _alone does, a microsecond less."""
+        """Call a face once those who came before have ended: as `during`, a microsecond less."""
         within = self._turns.is_mine()
         try:
             self._take_call_turn()
@@ -252,7 +235,7 @@ class Opened:
     def _calls_together(self) -> bool:
         """Return whether several processes make each call together; agree on it first."""
         if not self._group.agreed:
-            with self._alone(self._take_call_turn):
+            with self._turns.during(self._take_call_turn):
                 self._group.agree(CALLS)
         return self.processes.count > 1 and not self._group.is_led
 
@@ -272,7 +255,7 @@ class Opened:
         said there. Raises UsageError in process 0; what process 0 has left its with block by; in
         all, AgreementError where some processes call and some follow.
         """
-        with self._alone(lambda: self._take_turn(waits=False)):
+        with self._turns.during(lambda: self._take_turn(waits=False)):
             self._check_open()
             if not self.processes.number:
                 raise UsageError("process 0 cannot follow", found="follow() in process 0",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from _thread import allocate_lock, get_ident, start_new_thread
 from collections import deque
+from contextlib import contextmanager
 from threading import TIMEOUT_MAX
 
 from codegen.errors import UsageError
@@ -16,7 +17,7 @@ from spmd.mistakes import plainly
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from _thread import LockType
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from typing import Any
 
 
@@ -27,6 +28,22 @@ class FairLock:
     def __init__(self) -> None:
         self._lock, self._busy, self.thread = allocate_lock(), False, 0
         self._gates: deque[tuple[LockType, int]] = deque()  # closed ones, and who waits there
+
+    @contextmanager
+    def during(self, take: Callable[[], object]) -> Iterator[None]:
+        """Do something in a turn that `take` takes. The turn belongs to this thread from when it
+        begins: an interrupt on the way in or out does not lose it."""
+        within = self.is_mine()  # a call within a call, which `take` refuses
+        try:
+            take()
+            yield
+        finally:
+            if not within:
+                try:
+                    self.leave()
+                except BaseException:  # interrupted on the way
+                    self.leave()
+                    raise
 
     def is_mine(self) -> bool:
         """Return whether this thread has the turn."""

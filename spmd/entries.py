@@ -36,26 +36,28 @@ class EntryCall:
         self._opened, self._face = opened, face
 
     @plainly
-    def __call__(self, **arguments: Any) -> Any:
+    def __call__(self, *unnamed: Any, **arguments: Any) -> Any:
         """Run the entry once. Returns its outputs, as copies, in the nest that the method returns;
         None where it returns nothing.
 
         Raises what a call of an image raises; state then is as it was before the call.
         """
+        self._check_named(unnamed)
         return self._opened._in_turn(self._face, arguments)
 
     @plainly
-    def start(self, **arguments: Any) -> Started:
+    def start(self, *unnamed: Any, **arguments: Any) -> Started:
         """Start a call of the entry, and return at once; `.result()` of what comes back waits for
         its outputs.
 
         Inputs are copied. Calls of all entries run in the order in which they were started, those
         that are waited for among them. What is wrong with a call comes out of `result()`.
         """
+        self._check_named(unnamed)
         return self._opened._started(self._face, arguments)
 
     @plainly
-    def stream(self, **arguments: Any) -> FrameStream:
+    def stream(self, *unnamed: Any, **arguments: Any) -> FrameStream:
         """Start a call of the entry, as `start` does, and return what the entry saves by spmd.save
         while it runs: a FrameStream, to iterate over. `.result()` of it waits for the outputs::
 
@@ -66,11 +68,22 @@ class EntryCall:
         follow meanwhile. Raises UsageError for an entry that saves nothing, and for frames of which
         another process has a part.
         """
+        self._check_named(unnamed)
         return self._opened._streamed(self._face, arguments)
 
+    def _check_named(self, unnamed: tuple[Any, ...]) -> None:
+        if unnamed:
+            names = ", ".join(f"{name}=…" for name in self._names())
+            raise UsageError(f"{self._face.name} takes inputs and scalars by name",
+                             expected=f"{self._face.name}({names})",
+                             found=f"{len(unnamed)} argument{'s' * (len(unnamed) > 1)} "
+                             "without a name")
+
+    def _names(self) -> list[str]:
+        return [array["name"] for _, array in self._face.inputs] + self._face.settable()
+
     def __repr__(self) -> str:
-        names = [array["name"] for _, array in self._face.inputs] + self._face.settable()
-        return f"<entry {self._face.name}({', '.join(names)})>"
+        return f"<entry {self._face.name}({', '.join(self._names())})>"
 
 
 class OpenedEntity(Opened):

@@ -260,6 +260,15 @@ def test_a_started_call_copies_its_inputs_and_runs_in_its_turn(account, image):
             np.testing.assert_array_equal(call.result(), (np.arange(8) + k) * k)
 
 
+def test_arguments_without_a_name_are_refused(account):
+    with account.open(ranks=1) as m:
+        for call in (m.add, m.add.start, m.add.stream):
+            with pytest.raises(UsageError, match="add takes inputs and scalars by name") as caught:
+                call(np.ones(N), 2.0)
+            assert caught.value.expected == "add(x=…, factor=…)"
+            assert caught.value.found == "2 arguments without a name"
+
+
 def test_a_call_that_cannot_be_started_holds_no_later_one_up(account, monkeypatch):
     def no_thread(*_):
         raise RuntimeError("can't start new thread")

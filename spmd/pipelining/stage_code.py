@@ -1,0 +1,96 @@
+"""The code of each stage of a pipeline: its layers one after the other, forward and backward.
+
+In: layers with their parameters, cut into stages, and the types of a microbatch. Out: for each
+stage the Halves of what it does, and the packings of all that stages hand on and keep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from codegen.errors import ShapeError, SpmdError
+from codegen.ir import ArrayType
+from codegen.trace.array import Array, as_array
+from codegen.trace.context import Context
+from codegen.trace.control.conversion import as_called
+from codegen.trace.derive.two_parts import Halves, in_two
+from codegen.trace.state import Tree, fill, flatten
+from spmd.pipelining.packing import Packing
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Some layers in a row. first, last: whether it is the first one, or gives the loss."""
+
+    functions: tuple[Callable[..., Any], ...]
+    parameters: list[Any]
+    number: int
+    first: bool
+    last: bool
+
+    def __call__(self, weights: Sequence[Any], h: Any, *targets: Any) -> Any:
+        """Return what the stage hands on, or the loss."""
+        for k, (function, own) in enumerate(zip(self.functions, weights, strict=True)):
+            more = targets if self.last and k == len(self.functions) - 1 else ()
+            h = as_called(function)(own, h, *more)
+        return h
+
+
+@dataclass(frozen=True)
+class StageCode:
+    """What stages do with microbatches of one type.
+
+    halves: of each stage. activations: what stages hand on, by the stage that gives it.
+    cotangents: of the floats of these. kept: what stages keep from F to B.
+    """
+
+    halves: list[Halves]
+    activations: Packing
+    cotangents: Packing
+    kept: Packing
+
+    def handed(self, stage: int, leaves: Sequence[Any]) -> Any:
+        """Return the tree that a stage hands on, of its leaves."""
+        return fill(self.halves[stage].out, iter(leaves), fresh=True)
+
+
+def type_of(x: Any) -> ArrayType:
+    """Return the type of a leaf as a local array."""
+    array = x if isinstance(x, Array) else as_array(x)
+    return ArrayType(array.type.dtype, array.type.shape)
+
+
+def types_of(tree: Any) -> Any:
+    """Return the tree with types in the place of arrays."""
+    shape, leaves = flatten(tree)
+    return fill(shape, iter([type_of(x) for x in leaves]), fresh=True)
+
+
+def code_of(context: Context, stages: Sequence[Stage], x: Any, y: Any) -> StageCode:
+    """Return the code of stages for microbatches x and targets y, trees of types."""
+    halves: list[Halves] = []
+    h: Any = x
+    for stage in stages:
+        given = [h, y] if stage.last else [h]
+        wanted = [not stage.first, False][:len(given)]
+        try:
+            made = in_two(context, stage, types_of(stage.parameters), given, wanted)
+        except SpmdError:
+            raise
+        halves.append(made)
+        if stage.last and (made.out.kind != "leaf" or made.out_types[0].shape
+                           or made.out_types[0].dtype.kind != "f"):
+            raise ShapeError("the last layer of a pipeline gives the loss of a microbatch",
+                             expected="one float, an array of shape ()",
+                             found=", ".join(map(str, made.out_types)),
+                             remedy="np.mean(…) of the losses of its examples")
+        h = fill(made.out, iter(made.out_types), fresh=True)
+    inner = [[] if s.last else m.out_types for s, m in zip(stages, halves, strict=True)]
+    floats = [[t for t in types if t.dtype.kind in "fc"] for types in inner]
+    return StageCode(halves, Packing(inner), Packing(floats),
+                     Packing([m.kept_types for m in halves]))
+
+
+__all__ = ["Stage", "StageCode", "Tree", "code_of", "type_of", "types_of"]

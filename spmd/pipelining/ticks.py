@@ -1,0 +1,218 @@
+"""Ticks of a pipeline: in each, a stage does one action; then neighbours hand on what it gave.
+
+In: the code of the stages, a batch. Out: what is in flight after a tick, arrays with a row for each
+stage. Always holds: what a tick hands on is read in a later tick.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import spmd
+from codegen.errors import ShapeError
+from codegen.ir import ArrayType
+from codegen.places import user_place
+from codegen.symbolic import expr
+from codegen.trace.array import Array, as_array
+from codegen.trace.control.letting import as_symbol
+from codegen.trace.number import expr_of
+from codegen.trace.state import fill, flatten
+from spmd.pipelining.rows import by_rows
+from spmd.pipelining.stage_code import StageCode
+from spmd.pipelining.tick_tables import BACKWARD, FORWARD, IDLE, NONE
+
+if TYPE_CHECKING:
+    from spmd.pipelining.pipeline import Pipeline
+
+Work = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Batches:
+    """A batch as microbatches: x and y, trees of arrays (microbatch, example, …).
+
+    data: the mesh axis that splits the examples, and how many ranks lie along it. x_types, y_types:
+    trees of the types of one microbatch on a rank.
+    """
+
+    x: Any
+    y: Any
+    data: str | None
+    ranks: Any
+    x_types: Any
+    y_types: Any
+
+    @classmethod
+    def of(cls, pipe: Pipeline, x: Any, y: Any) -> Batches:
+        tree, leaves = flatten((x, y))
+        arrays = [as_array(leaf) for leaf in leaves]
+        count = pipe.schedule.microbatches
+        batch = int(arrays[0].shape[0])
+        if batch % count or not batch:
+            fits = [k for k in range(1, batch + 1) if batch % k == 0]
+            near = sorted(sorted(fits, key=lambda k: abs(k - count))[:2])
+            raise ShapeError(
+                f"{count} microbatches of a batch of {batch} examples", place=user_place(),
+                expected="parts that are equal",
+                remedy=f"microbatches={' or '.join(map(str, near))}, or another batch")
+        size = batch // count
+        data = _data_axis(arrays[0], pipe.axis)
+        ranks: Any = 1
+        if data is not None:
+            ranks = spmd.axis_size(data)
+            spmd.require(ranks <= size, f"each rank along {data} has examples of a microbatch")
+            spmd.require(size % ranks == 0, f"the ranks along {data} share a microbatch equally")
+        parts = [a.reshape(count, size, *a.shape[1:]) for a in arrays]
+        own = size if data is None else expr.floordiv(expr.const(size), expr_of(ranks))
+        types = [ArrayType(a.type.dtype, (expr.as_expr(own), *a.type.shape[2:])) for a in parts]
+        x, y = fill(tree, iter(parts), fresh=True)
+        x_types, y_types = fill(tree, iter(types), fresh=True)
+        return cls(x, y, data, ranks, x_types, y_types)
+
+
+def _data_axis(x: Array, axis: str) -> str | None:
+    entry = (x.type.layout or ((),))[0]
+    names = [entry] if isinstance(entry, str) else list(entry or ())
+    return next((name for name in names if name != axis), None)
+
+
+class Ticks:
+    """The ticks of a pipeline with batches of one type."""
+
+    def __init__(self, pipe: Pipeline, code: StageCode, batches: Batches) -> None:
+        self.pipe, self.code, self.batches = pipe, code, batches
+        self.tables = pipe.tables
+        self.slots = max(self.tables.slots)
+
+    def begin(self, weights: Any) -> Work:
+        """Return what is in flight before the first tick: nothing."""
+        pipe, code, ranks = self.pipe, self.code, self.batches.ranks
+        data = self.batches.data
+        made = {
+            "gradients": pipe.new(pipe.weights, (ranks,), (data,)),
+            "kept": pipe.new(code.kept, (self.slots, ranks), (None, data), spmd.empty),
+            "activations": pipe.new(code.activations, (ranks,), (data,), spmd.empty),
+            "cotangents": pipe.new(code.cotangents, (ranks,), (data,), spmd.empty),
+            "loss": spmd.zeros((len(pipe.stages), ranks, 2), self._loss_dtype(),
+                               layout=(pipe.axis, data, None)),
+            "weights": weights,
+        }
+        if self.tables.waits[0]:
+            made["arrived"] = pipe.new(code.activations, (self.tables.received, ranks),
+                                       (None, data), spmd.empty)
+        if self.tables.waits[1]:
+            made["returned"] = pipe.new(code.cotangents, (self.tables.returned, ranks),
+                                        (None, data), spmd.empty)
+        return made
+
+    def _loss_dtype(self) -> Any:
+        return self.code.halves[-1].out_types[0].dtype.name
+
+    def tick(self, t: Any, work: Work) -> Work:
+        """Return what is in flight after tick t of a cycle."""
+        tables, pipe = self.tables, self.pipe
+        stages = np.arange(len(pipe.stages))
+        arms = np.where(tables.kinds == IDLE, 0, 2 * stages + tables.kinds)
+        read = {"arms": spmd.asarray(arms)[t], "weights": work["weights"],
+                "microbatches": spmd.asarray(np.maximum(tables.microbatches, 0))[t]}
+        state = {name: part for name, part in work.items() if name != "weights"}
+        state = by_rows(pipe.axis, self.batches.data, self._row, state, read,
+                        (self.batches.x, self.batches.y))
+        return self._exchanged(t, {**state, "weights": work["weights"]})
+
+    def _exchanged(self, t: Any, work: Work) -> Work:
+        """Hand activations to the next stage, cotangents to the one before."""
+        for name, shift, store, slots, table in (
+            ("activations", 1, "arrived", self.tables.received, self.tables.activations),
+            ("cotangents", -1, "returned", self.tables.returned, self.tables.cotangents),
+        ):
+            if len(self.pipe.stages) == 1:
+                continue
+            work[name] = {k: np.roll(x, shift, axis=0) for k, x in work[name].items()}
+            if store in work:
+                self._store(work, name, store, slots, spmd.asarray(table)[t])
+        return work
+
+    def _store(self, work: Work, name: str, store: str, slots: int, arriving: Any) -> None:
+        """Put what has arrived where it waits."""
+        def row(j: Any, state: Any, read: Any, _: Any) -> None:
+            def put() -> None:
+                k = as_symbol(read["arriving"][j]) % slots
+                for dtype, ring in state.items():
+                    ring[j, k, 0] = read["rows"][dtype][j, 0]
+
+            spmd.cond(read["arriving"][j] > NONE, put, lambda: None)
+
+        work[store] = by_rows(self.pipe.axis, self.batches.data, row, work[store],
+                              {"arriving": arriving, "rows": work[name]})
+
+    def _row(self, j: Any, state: Any, read: Any, batches: Any) -> None:
+        """What one stage does in a tick."""
+        k = as_symbol(read["microbatches"][j])
+        data = self.batches.data
+        weights = read["weights"]
+        if data is not None:
+            weights = {name: spmd.pvary(w, data) for name, w in weights.items()}
+        arms: list[Any] = [lambda: None]
+        for stage in self.pipe.stages:
+            for kind in (FORWARD, BACKWARD):
+                part = self._forward if kind == FORWARD else self._backward
+                arms.append(lambda s=stage.number, part=part: part(
+                    s, j, k, state, weights, batches))
+        spmd.switch(read["arms"][j], arms)
+
+    def _own(self, stage: int, j: Any, weights: Any) -> Any:
+        return self.pipe.updates.parameters(
+            stage, self.pipe.weights.read(weights, (j,), stage))
+
+    def _forward(self, s: int, j: Any, k: Any, state: Any, weights: Any, batches: Any) -> None:
+        code, last = self.code, self.pipe.stages[-1].number
+        if s == 0:
+            h = _microbatch(batches[0], k)
+        else:
+            where, index = (("arrived", (j, k % self.tables.received, 0)) if "arrived" in state
+                            else ("activations", (j, 0)))
+            h = code.handed(s - 1, code.activations.read(state[where], index, s - 1))
+        given = [h, _microbatch(batches[1], k)] if s == last else [h]
+        out, kept = code.halves[s].forward(self._own(s, j, weights), *given)
+        code.kept.write(state["kept"], (j, k % self.tables.slots[s], 0), s, kept)
+        if s < last:
+            code.activations.write(state["activations"], (j, 0), s, flatten(out)[1])
+        else:
+            state["loss"][j, 0, 0] += out
+            state["loss"][j, 0, 1] += 1
+
+    def _backward(self, s: int, j: Any, k: Any, state: Any, weights: Any, batches: Any) -> None:
+        code, last = self.code, self.pipe.stages[-1].number
+        kept = code.kept.read(state["kept"], (j, k % self.tables.slots[s], 0), s)
+        if s == last:
+            t = code.halves[s].out_types[0]
+            ranks = self.batches.ranks
+            cotangents = [np.ones((), t.dtype.name) / ranks if isinstance(ranks, int) else
+                          (as_array(1.0) / as_array(ranks)).astype(t.dtype.name)]
+        else:
+            where, index = (("returned", (j, k % self.tables.returned, 0)) if "returned" in state
+                            else ("cotangents", (j, 0)))
+            cotangents = code.cotangents.read(state[where], index, s)
+        found = code.halves[s].backward(self._own(s, j, weights), kept, cotangents)
+        self.pipe.weights.add(state["gradients"], (j, 0), s, flatten(found[0])[1])
+        if s:
+            code.cotangents.write(state["cotangents"], (j, 0), s - 1, flatten(found[1])[1])
+
+    def summed(self, gradients: Any) -> Any:
+        """Return gradients summed over the ranks along the data axis."""
+        return {name: g[:, 0] if self.batches.data is None else np.sum(g, axis=1)
+                for name, g in gradients.items()}
+
+    def loss(self, work: Work) -> Any:
+        """Return the mean of the losses that came, NaN if none did."""
+        sums = np.sum(np.mean(work["loss"], axis=1), axis=0)
+        return sums[0] / sums[1]
+
+
+def _microbatch(tree: Any, k: Any) -> Any:
+    shape, leaves = flatten(tree)
+    return fill(shape, iter([x[k] for x in leaves]), fresh=True)

@@ -72,6 +72,10 @@ class Block:
 UNROLLED_TURNS = 64  # turns of a loop that Python may run while building
 
 
+class CapturedAgain(Exception):
+    """Ends a capture that has found what it should have known before: it begins again with it."""
+
+
 class _Captures(threading.local):
     """The captures that are open in this thread, the innermost one last."""
 
@@ -145,6 +149,7 @@ class Context:
         self.left_early: list[Any] = []  # iterators of loops that the run may end early
         # containers that may be one: two of them, their names, and where that is decided
         self.twins: list[tuple[Any, Any, str, str, Place | None]] = []
+        self.facts: dict[str, Any] = {}  # what earlier captures of the program have found
         self.seeded: set[int] = set()  # ids of random generators that the program gives a seed
         # where a function of the user's last returned a value: its code, and where in it
         self.returned: tuple[types.CodeType, int, int] | None = None

@@ -16,9 +16,10 @@ import spmd
 from codegen.errors import UsageError
 from codegen.places import user_place
 from codegen.trace.array import as_array
-from codegen.trace.context import Context, require_context
+from codegen.trace.context import CapturedAgain, Context, require_context
 from codegen.trace.state import fill, flatten
 from spmd.pipelining.cutting import cut, shown
+from spmd.pipelining.flight import Flight, batch_types
 from spmd.pipelining.packing import Packing
 from spmd.pipelining.stage_code import Stage, StageCode, code_of, type_of
 from spmd.pipelining.stage_updates import Updates
@@ -59,6 +60,7 @@ class Pipeline:
     ) -> None:
         self.context, self.axis, self.schedule = context, axis, schedule
         self.layers = [(f, w) for f, w in layers]
+        self.key = f"pipeline {user_place()}"
         self.tables: TickTables = tables_of(schedule)
         sizes = [sum(_size(x) for x in flatten(w)[1]) for _, w in self.layers]
         self.positions = cut(sizes, schedule.stages)
@@ -80,20 +82,34 @@ class Pipeline:
         for stage in self.stages:
             leaves = [as_array(x) for x in flatten(stage.parameters)[1]]
             self.weights.write(buffers, (stage.number,), stage.number, leaves)
-        return {"weights": buffers, "moments": self.updates.init(buffers)}
+        state = {"weights": buffers, "moments": self.updates.init(buffers)}
+        types = self.context.facts.get(self.key)
+        if self.schedule.flushes or types is None:
+            return state
+        return self._flight().first(state, types)
 
     def step(self, state: State, x: Any, y: Any) -> tuple[State, Any]:
         """Return the state after a step with a batch, and the mean of the losses that came in it.
         """
         batches = Batches.of(self, x, y)
-        code = self.code(batches)
-        ticks = Ticks(self, code, batches)
-        work = ticks.begin(state["weights"])
-        work = spmd.fori_loop(0, self.schedule.length, ticks.tick, work)
+        if not self.schedule.flushes:
+            if "cycle" not in state:
+                self.context.facts[self.key] = batch_types(x, y)
+                raise CapturedAgain
+            return self._flight().step(state, batches)
+        ticks = Ticks(self, self.code(batches), batches)
+        work = ticks.run(ticks.begin({"weights": state["weights"]}), self.schedule.length)
         done = {"weights": state["weights"], "moments": state["moments"]}
         done = self.updates.all_stages(done, ticks.summed(work["gradients"]),
                                        self.schedule.microbatches)
         return done, ticks.loss(work)
+
+    def drain(self, state: State) -> State:
+        """Return the state after all that is in flight is done, and applied."""
+        return self._flight().drained(state) if "cycle" in state else state
+
+    def _flight(self) -> Flight:
+        return Flight(self)
 
     def params(self, state: State) -> list[Any]:
         """Return the parameters of each layer, in order."""

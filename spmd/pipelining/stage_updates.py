@@ -73,6 +73,34 @@ class Updates:
         done: State = by_rows(self.pipe.axis, None, row, state, read)
         return done
 
+    def due(self, state: State, due: Any, data: str | None) -> State:
+        """Return the state after updates of the stages that are due, by the mean of the gradients
+        that each has; these are cleared."""
+        names = ("weights", "moments", "gradients", "count")
+
+        def row(j: Any, state: Any, read: Any, _: Any) -> None:
+            def begin(stage: int) -> Any:
+                def update() -> None:
+                    count = state["count"][j].astype(np.float64)
+                    self.arm(stage, j, state, read["sums"], 1 / count)()
+                    for g in state["gradients"].values():
+                        g[j] = 0
+                    state["count"][j] = 0
+                return update
+
+            found = [begin(stage.number) for stage in self.pipe.stages]
+            arm = np.where(read["due"][j] & (state["count"][j] > 0), read["ids"][j] + 1, 0)
+            spmd.switch(arm, [lambda: None, *found])
+
+        def update(part: State) -> State:
+            sums = {name: np.sum(g, axis=1) for name, g in part["gradients"].items()}
+            read = {"sums": sums, "due": due, "ids": self.ids()}
+            done: State = by_rows(self.pipe.axis, data, row, part, read)
+            return done
+
+        part = {name: state[name] for name in names}
+        return {**state, **spmd.cond(np.any(due), update, lambda part: part, part)}
+
     def arm(self, stage: int, j: Any, state: State, gradients: Any, factor: Any) -> Any:
         """Return a function that updates a stage, whose row is j."""
         pipe = self.pipe

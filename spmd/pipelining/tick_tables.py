@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from spmd.schedules.actions import ABSENT, gradient_kind
-from spmd.schedules.kept_activations import smallest_modulus
+from spmd.schedules.actions import ABSENT
 from spmd.schedules.pipeline_schedule import Schedule
 
 IDLE, FORWARD, BACKWARD = 0, 1, 2
@@ -25,7 +24,8 @@ class TickTables:
     kinds: IDLE, FORWARD or BACKWARD. microbatches: of which. activations, cotangents: those that
     arrive at a stage at the end of a tick, or NONE. behind: how many earlier steps are in flight.
     slots, received, returned: how many microbatches stages keep, and hold of what has arrived.
-    waits: whether anything that arrives is used later than in the next tick.
+    waits: whether anything that arrives is used later than in the next tick. updates: the newest
+    microbatch of an update that may come; updates_each: whether every microbatch has one.
     """
 
     kinds: np.ndarray
@@ -37,6 +37,8 @@ class TickTables:
     received: int
     returned: int
     waits: tuple[bool, bool]
+    updates: np.ndarray
+    updates_each: bool
 
 
 def tables_of(schedule: Schedule) -> TickTables:
@@ -58,7 +60,8 @@ def tables_of(schedule: Schedule) -> TickTables:
         [_slots(schedule, s) for s in stages],
         max(1, *(schedule.received_slots(s, "F") for s in stages)),
         max(1, *(schedule.received_slots(s, "B") for s in stages)),
-        (max(forth, default=1) > 1, max(back, default=1) > 1))
+        (max(forth, default=1) > 1, max(back, default=1) > 1), _rows(schedule, "U"),
+        not any(ABSENT in row for row in ticks.get("U", ())))
 
 
 def _rows(schedule: Schedule, kind: str) -> np.ndarray:
@@ -69,6 +72,3 @@ def _rows(schedule: Schedule, kind: str) -> np.ndarray:
 def _slots(schedule: Schedule, stage: int) -> int:
     return max(1, schedule.slots(stage))
 
-
-__all__ = ["ABSENT", "BACKWARD", "FORWARD", "IDLE", "NONE", "TickTables", "gradient_kind",
-           "smallest_modulus", "tables_of"]

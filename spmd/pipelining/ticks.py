@@ -6,7 +6,7 @@ stage. Always holds: what a tick hands on is read in a later tick.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from codegen.trace.number import expr_of
 from codegen.trace.state import fill, flatten
 from spmd.pipelining.rows import by_rows
 from spmd.pipelining.stage_code import StageCode
-from spmd.pipelining.tick_tables import BACKWARD, FORWARD, IDLE, NONE
+from spmd.pipelining.tick_tables import BACKWARD, FORWARD, IDLE
 
 if TYPE_CHECKING:
     from spmd.pipelining.pipeline import Pipeline
@@ -58,36 +58,60 @@ class Batches:
                 f"{count} microbatches of a batch of {batch} examples", place=user_place(),
                 expected="parts that are equal",
                 remedy=f"microbatches={' or '.join(map(str, near))}, or another batch")
-        size = batch // count
-        data = _data_axis(arrays[0], pipe.axis)
-        ranks: Any = 1
+        parts = [a.reshape(count, batch // count, *a.shape[1:]) for a in arrays]
+        x, y = fill(tree, iter(parts), fresh=True)
+        return cls.in_flight(pipe, x, y, _data_axis(arrays[0], 0, pipe.axis))
+
+    @classmethod
+    def in_flight(cls, pipe: Pipeline, x: Any, y: Any, data: str | None = None) -> Batches:
+        """Return microbatches (microbatch, example, …). data: the axis of the examples, unless
+        their layout says it."""
+        tree, parts = flatten((x, y))
+        data = data or _data_axis(parts[0], 1, pipe.axis)
+        size, ranks = int(parts[0].shape[1]), 1
         if data is not None:
             ranks = spmd.axis_size(data)
             spmd.require(ranks <= size, f"each rank along {data} has examples of a microbatch")
             spmd.require(size % ranks == 0, f"the ranks along {data} share a microbatch equally")
-        parts = [a.reshape(count, size, *a.shape[1:]) for a in arrays]
         own = size if data is None else expr.floordiv(expr.const(size), expr_of(ranks))
         types = [ArrayType(a.type.dtype, (expr.as_expr(own), *a.type.shape[2:])) for a in parts]
-        x, y = fill(tree, iter(parts), fresh=True)
         x_types, y_types = fill(tree, iter(types), fresh=True)
         return cls(x, y, data, ranks, x_types, y_types)
 
+    def but(self, x: Any, y: Any) -> Batches:
+        """Return other microbatches of the same types."""
+        return replace(self, x=x, y=y)
 
-def _data_axis(x: Array, axis: str) -> str | None:
-    entry = (x.type.layout or ((),))[0]
+
+def _data_axis(x: Array, dim: int, axis: str) -> str | None:
+    entry = (x.type.layout or ((),) * x.ndim)[dim]
     names = [entry] if isinstance(entry, str) else list(entry or ())
     return next((name for name in names if name != axis), None)
 
 
 class Ticks:
-    """The ticks of a pipeline with batches of one type."""
+    """Ticks that follow each other, from the first one of a cycle.
 
-    def __init__(self, pipe: Pipeline, code: StageCode, batches: Batches) -> None:
+    batches: those of earlier steps in flight, and then a new one, or none. before: how many
+    microbatches there are of earlier steps. first: the number of the first microbatch of the cycle,
+    counted from the beginning: 0, or an array.
+    """
+
+    def __init__(self, pipe: Pipeline, code: StageCode, batches: Batches, before: int = 0,
+                 first: Any = 0) -> None:
         self.pipe, self.code, self.batches = pipe, code, batches
+        self.before, self.first = before, first
         self.tables = pipe.tables
         self.slots = max(self.tables.slots)
+        self.cycle = len(self.tables.kinds)
+        self.has = flatten(batches.x)[1][0].shape[0]  # microbatches
 
-    def begin(self, weights: Any) -> Work:
+    def run(self, work: Work, count: int) -> Work:
+        """Return what is in flight after so many ticks."""
+        done: Work = spmd.fori_loop(0, count, self.tick, work)
+        return done
+
+    def begin(self, state: Any) -> Work:
         """Return what is in flight before the first tick: nothing."""
         pipe, code, ranks = self.pipe, self.code, self.batches.ranks
         data = self.batches.data
@@ -96,9 +120,7 @@ class Ticks:
             "kept": pipe.new(code.kept, (self.slots, ranks), (None, data), spmd.empty),
             "activations": pipe.new(code.activations, (ranks,), (data,), spmd.empty),
             "cotangents": pipe.new(code.cotangents, (ranks,), (data,), spmd.empty),
-            "loss": spmd.zeros((len(pipe.stages), ranks, 2), self._loss_dtype(),
-                               layout=(pipe.axis, data, None)),
-            "weights": weights,
+            "loss": self.no_loss(),
         }
         if self.tables.waits[0]:
             made["arrived"] = pipe.new(code.activations, (self.tables.received, ranks),
@@ -106,24 +128,58 @@ class Ticks:
         if self.tables.waits[1]:
             made["returned"] = pipe.new(code.cotangents, (self.tables.returned, ranks),
                                         (None, data), spmd.empty)
-        return made
+        if not pipe.schedule.flushes:
+            made["count"] = spmd.zeros((len(pipe.stages),), np.int32, layout=(pipe.axis,))
+        return {**made, **state}
+
+    def no_loss(self) -> Any:
+        """Return the sum and the number of the losses that come in a step, on each rank: none."""
+        return spmd.zeros((len(self.pipe.stages), self.batches.ranks, 2), self._loss_dtype(),
+                          layout=(self.pipe.axis, self.batches.data, None))
 
     def _loss_dtype(self) -> Any:
         return self.code.halves[-1].out_types[0].dtype.name
 
-    def tick(self, t: Any, work: Work) -> Work:
-        """Return what is in flight after tick t of a cycle."""
+    def tick(self, tick: Any, work: Work) -> Work:
+        """Return what is in flight after a tick, counted from the first one of the cycle."""
         tables, pipe = self.tables, self.pipe
+        t, later = tick % self.cycle, tick // self.cycle * pipe.schedule.microbatches
         stages = np.arange(len(pipe.stages))
-        arms = np.where(tables.kinds == IDLE, 0, 2 * stages + tables.kinds)
-        read = {"arms": spmd.asarray(arms)[t], "weights": work["weights"],
-                "microbatches": spmd.asarray(np.maximum(tables.microbatches, 0))[t]}
-        state = {name: part for name, part in work.items() if name != "weights"}
+        own = spmd.asarray(tables.microbatches)[t] + later
+        arms = spmd.asarray(np.where(tables.kinds == IDLE, 0, 2 * stages + tables.kinds))[t]
+        if not pipe.schedule.flushes:
+            arms = np.where(self._there(own), arms, 0)
+        read = {"arms": arms, "microbatches": np.maximum(own + self.first, 0),
+                "positions": np.clip(own + self.before, 0, self.has - 1),
+                "weights": work["weights"]}
+        apart = {"weights", "moments"}
+        state = {name: part for name, part in work.items() if name not in apart}
         state = by_rows(pipe.axis, self.batches.data, self._row, state, read,
                         (self.batches.x, self.batches.y))
-        return self._exchanged(t, {**state, "weights": work["weights"]})
+        state = self._exchanged(t, later, {**state, **{k: work[k] for k in work if k in apart}})
+        if not pipe.schedule.flushes:
+            state = self._updated(t, later, tick, state)
+        return {name: state[name] for name in work}
 
-    def _exchanged(self, t: Any, work: Work) -> Work:
+    def _there(self, microbatches: Any) -> Any:
+        """Return which of these exist, counted from the first one of the cycle."""
+        return (microbatches + self.first >= 0) & (microbatches + self.before < self.has)
+
+    def _updated(self, t: Any, later: Any, tick: Any, work: Work) -> Work:
+        """Update the stages whose gradients are all there."""
+        schedule = self.pipe.schedule
+        if isinstance(schedule.accumulate, str):
+            every = int(schedule.accumulate.split()[0])
+            now = as_array(self.first) // schedule.microbatches * self.cycle + tick + 1
+            due = np.full(schedule.stages, 1) * (now % every) == 0
+        else:
+            k = spmd.asarray(self.tables.updates)[t] + later
+            due = self._there(k)
+            if self.tables.updates_each:
+                due = due & ((k + self.first + 1) % schedule.accumulate == 0)
+        return self.pipe.updates.due(work, due, self.batches.data)
+
+    def _exchanged(self, t: Any, later: Any, work: Work) -> Work:
         """Hand activations to the next stage, cotangents to the one before."""
         for name, shift, store, slots, table in (
             ("activations", 1, "arrived", self.tables.received, self.tables.activations),
@@ -133,7 +189,10 @@ class Ticks:
                 continue
             work[name] = {k: np.roll(x, shift, axis=0) for k, x in work[name].items()}
             if store in work:
-                self._store(work, name, store, slots, spmd.asarray(table)[t])
+                arriving = spmd.asarray(table)[t] + later
+                there = self._there(arriving)
+                arriving = np.where(there, arriving + self.first, -1)
+                self._store(work, name, store, slots, arriving)
         return work
 
     def _store(self, work: Work, name: str, store: str, slots: int, arriving: Any) -> None:
@@ -144,14 +203,14 @@ class Ticks:
                 for dtype, ring in state.items():
                     ring[j, k, 0] = read["rows"][dtype][j, 0]
 
-            spmd.cond(read["arriving"][j] > NONE, put, lambda: None)
+            spmd.cond(read["arriving"][j] >= 0, put, lambda: None)
 
         work[store] = by_rows(self.pipe.axis, self.batches.data, row, work[store],
                               {"arriving": arriving, "rows": work[name]})
 
     def _row(self, j: Any, state: Any, read: Any, batches: Any) -> None:
         """What one stage does in a tick."""
-        k = as_symbol(read["microbatches"][j])
+        k, position = as_symbol(read["microbatches"][j]), as_symbol(read["positions"][j])
         data = self.batches.data
         weights = read["weights"]
         if data is not None:
@@ -161,22 +220,23 @@ class Ticks:
             for kind in (FORWARD, BACKWARD):
                 part = self._forward if kind == FORWARD else self._backward
                 arms.append(lambda s=stage.number, part=part: part(
-                    s, j, k, state, weights, batches))
+                    s, j, k, state, weights, batches, position))
         spmd.switch(read["arms"][j], arms)
 
     def _own(self, stage: int, j: Any, weights: Any) -> Any:
         return self.pipe.updates.parameters(
             stage, self.pipe.weights.read(weights, (j,), stage))
 
-    def _forward(self, s: int, j: Any, k: Any, state: Any, weights: Any, batches: Any) -> None:
+    def _forward(self, s: int, j: Any, k: Any, state: Any, weights: Any, batches: Any,
+                 position: Any) -> None:
         code, last = self.code, self.pipe.stages[-1].number
         if s == 0:
-            h = _microbatch(batches[0], k)
+            h = _microbatch(batches[0], position % self.has)
         else:
             where, index = (("arrived", (j, k % self.tables.received, 0)) if "arrived" in state
                             else ("activations", (j, 0)))
             h = code.handed(s - 1, code.activations.read(state[where], index, s - 1))
-        given = [h, _microbatch(batches[1], k)] if s == last else [h]
+        given = [h, _microbatch(batches[1], position % self.has)] if s == last else [h]
         out, kept = code.halves[s].forward(self._own(s, j, weights), *given)
         code.kept.write(state["kept"], (j, k % self.tables.slots[s], 0), s, kept)
         if s < last:
@@ -185,7 +245,8 @@ class Ticks:
             state["loss"][j, 0, 0] += out
             state["loss"][j, 0, 1] += 1
 
-    def _backward(self, s: int, j: Any, k: Any, state: Any, weights: Any, batches: Any) -> None:
+    def _backward(self, s: int, j: Any, k: Any, state: Any, weights: Any, batches: Any,
+                  position: Any) -> None:
         code, last = self.code, self.pipe.stages[-1].number
         kept = code.kept.read(state["kept"], (j, k % self.tables.slots[s], 0), s)
         if s == last:
@@ -198,6 +259,8 @@ class Ticks:
                             else ("cotangents", (j, 0)))
             cotangents = code.cotangents.read(state[where], index, s)
         found = code.halves[s].backward(self._own(s, j, weights), kept, cotangents)
+        if "count" in state:
+            state["count"][j] += 1
         self.pipe.weights.add(state["gradients"], (j, 0), s, flatten(found[0])[1])
         if s:
             code.cotangents.write(state["cotangents"], (j, 0), s - 1, flatten(found[1])[1])

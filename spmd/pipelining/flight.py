@@ -25,7 +25,13 @@ def batch_types(x: Any, y: Any) -> Any:
     the element type and the layout."""
     tree, leaves = flatten((x, y))
     arrays = [as_array(leaf) for leaf in leaves]
-    return tree, [(a.shape, a.type.dtype.name, a.type.layout) for a in arrays]
+    return tree, [(a.shape, a.type.dtype.name, as_said(a.type.layout)) for a in arrays]
+
+
+def as_said(layout: Any) -> Any:
+    """Return a layout as users write it."""
+    return layout and tuple(entry if len(entry) > 1 else entry[0] if entry else None
+                            for entry in layout)
 
 
 class Flight:
@@ -47,7 +53,7 @@ class Flight:
 
     def _no_history(self, x: Any) -> Any:
         return spmd.zeros((self.behind * self.size, *x.shape[1:]), x.type.dtype.name,
-                          layout=x.type.layout)
+                          layout=as_said(x.type.layout))
 
     def step(self, state: State, batches: Batches) -> tuple[State, Any]:
         """Return the state after a step, and the loss."""

@@ -118,6 +118,7 @@ def in_two(
                 return [wrap(context, v) for v in values if v.type.dtype.kind in "fc"]
 
             _, back = vjp(run, own_weights, *chosen)
+            done = len(block.ops)
             out, outs = outside
             cotangents = [Value("cotangent", v.type) for v in outs if v.type.dtype.kind in "fc"]
             context.varying.update(dict.fromkeys(cotangents, axes))
@@ -131,7 +132,8 @@ def in_two(
     count = len(flatten(weights)[1])
     names = block.args[:count], block.args[count:len(types)]
     rest = iter(tree for tree, _ in trees[1:])
-    ahead, later, kept = _cut(block.ops, names, cotangents, outs, gradients)
+    first = set(block.ops[:done])
+    ahead, later, kept = _cut(block.ops, first, names, cotangents, outs, gradients)
     return Halves(context, *names, out, tuple(outs), tuple(kept), tuple(cotangents),
                   tuple(gradients), tuple(ahead), tuple(later), trees[0][0],
                   tuple(next(rest) if want else None for want in wanted))
@@ -146,10 +148,14 @@ def _reads(op: Op) -> list[Value]:
 
 
 def _cut(
-    every: Sequence[Op], names: tuple[Sequence[Value], Sequence[Value]],
+    every: Sequence[Op], first: set[Op], names: tuple[Sequence[Value], Sequence[Value]],
     cotangents: Sequence[Value], outs: Sequence[Value], gradients: Sequence[Value],
 ) -> tuple[list[Op], list[Op], list[Value]]:
-    """Return the ops of both halves, and what the second one reads of the first one."""
+    """Return the ops of both halves, and what the second one reads of the first one.
+
+    first: ops of the function itself; others are of its way back, even where they follow from what
+    it did alone.
+    """
     made = {v: op for op in every for v in op.results}
     behind, of_given = set(cotangents), set(names[1])
     for op in every:
@@ -171,13 +177,13 @@ def _cut(
         if op is None:
             if v in of_given:
                 kept[v] = None
-        elif v in behind or v not in of_given or isinstance(op.what, VIEWS):
+        elif (v in behind or v not in of_given or op not in first
+              or isinstance(op.what, VIEWS)):
             again[op] = None
             stack += reversed(_reads(op))
         else:
             kept[v] = None
     later = needed([op for op in every if op in again], gradients)
-    ahead = needed([op for op in every if not behind.intersection(op.results)],
-                   [*outs, *kept])
+    ahead = needed([op for op in every if op in first], [*outs, *kept])
     assert not any(has_effect(op) for op in later)
     return ahead, later, list(kept)

@@ -46,7 +46,7 @@ class Flight:
         """Return the state before the first step, with nothing in flight."""
         tree, leaves = types
         made = [spmd.zeros(shape, dtype, layout=layout) for shape, dtype, layout in leaves]
-        batches = Batches.of(self.pipe, *fill(tree, iter(made), fresh=True))
+        batches = Batches.of(self.pipe, *fill(tree, iter(made), fresh=True), self.size)
         work = Ticks(self.pipe, self.pipe.code(batches), batches).begin(state)
         x, y = (_each(tree, self._no_history) for tree in (batches.x, batches.y))
         return {**work, "x": x, "y": y, "cycle": spmd.asarray(np.int64(0))}

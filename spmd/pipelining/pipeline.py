@@ -19,6 +19,7 @@ from codegen.trace.array import as_array
 from codegen.trace.context import CapturedAgain, Context, require_context
 from codegen.trace.state import fill, flatten
 from spmd.pipelining.cutting import cut, shown
+from spmd.pipelining.evaluation import evaluated
 from spmd.pipelining.flight import Flight, batch_types
 from spmd.pipelining.packing import Packing
 from spmd.pipelining.stage_code import Stage, StageCode, code_of, type_of
@@ -66,8 +67,8 @@ class Pipeline:
         self.positions = cut(sizes, schedule.stages)
         self.cut = shown(sizes, self.positions, "parameters")
         self.stages = [
-            Stage(tuple(f for f, _ in self.layers[a:b]), [w for _, w in self.layers[a:b]], s,
-                  s == 0, s == schedule.stages - 1)
+            Stage(tuple(f for f, _ in self.layers[a:b]), [w for _, w in self.layers[a:b]], s, a,
+                  self.layers[a - 1][0] if a else None, s == 0, s == schedule.stages - 1)
             for s, (a, b) in enumerate(zip(self.positions, self.positions[1:]))]
         self.weights = Packing([[type_of(x) for x in flatten(s.parameters)[1]]
                                 for s in self.stages])
@@ -91,7 +92,7 @@ class Pipeline:
     def step(self, state: State, x: Any, y: Any) -> tuple[State, Any]:
         """Return the state after a step with a batch, and the mean of the losses that came in it.
         """
-        batches = Batches.of(self, x, y)
+        batches = Batches.of(self, x, y, self.schedule.microbatches)
         if not self.schedule.flushes:
             if "cycle" not in state:
                 self.context.facts[self.key] = batch_types(x, y)
@@ -110,6 +111,11 @@ class Pipeline:
 
     def _flight(self) -> Flight:
         return Flight(self)
+
+    def evaluate(self, state: State, x: Any, y: Any = None) -> Any:
+        """Return the loss of a batch of any size, or, without y, what the last layer returns when
+        it is called without targets; nothing is updated."""
+        return evaluated(self, state, x, y)
 
     def params(self, state: State) -> list[Any]:
         """Return the parameters of each layer, in order."""

@@ -10,23 +10,26 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from codegen.errors import ShapeError, SpmdError
+from codegen.errors import ShapeError
 from codegen.ir import ArrayType
 from codegen.trace.array import Array, as_array
 from codegen.trace.context import Context
 from codegen.trace.control.conversion import as_called
 from codegen.trace.derive.two_parts import Halves, in_two
-from codegen.trace.state import Tree, fill, flatten
+from codegen.trace.state import fill, flatten
 from spmd.pipelining.packing import Packing
 
 
 @dataclass(frozen=True)
 class Stage:
-    """Some layers in a row. first, last: whether it is the first one, or gives the loss."""
+    """Some layers in a row. begin: the number of the first of them; before: the function of the
+    layer before it. first, last: whether it is the first stage, or gives the loss."""
 
     functions: tuple[Callable[..., Any], ...]
     parameters: list[Any]
     number: int
+    begin: int
+    before: Callable[..., Any] | None
     first: bool
     last: bool
 
@@ -34,8 +37,31 @@ class Stage:
         """Return what the stage hands on, or the loss."""
         for k, (function, own) in enumerate(zip(self.functions, weights, strict=True)):
             more = targets if self.last and k == len(self.functions) - 1 else ()
-            h = as_called(function)(own, h, *more)
+            try:
+                h = as_called(function)(own, h, *more)
+            except ShapeError as error:
+                if self.begin + k:
+                    raise self._unfit(k, h, error) from None
+                raise
         return h
+
+    def _unfit(self, k: int, h: Any, error: ShapeError) -> ShapeError:
+        """Return the error of a layer that does not take what the one before hands on."""
+        number = self.begin + k
+        before = self.functions[k - 1] if k else self.before
+        shapes = ", ".join(str(x.type) for x in flatten(h)[1] if isinstance(x, Array))
+        return ShapeError(
+            f"layer {number}, {_shown(self.functions[k])}, does not take what layer {number - 1}, "
+            f"{_shown(before)}, hands on", place=error.place,
+            expected=f"another shape: {error.message}", found=shapes,
+            remedy="layers that fit: each takes what the one before returns")
+
+
+def _shown(function: Any) -> str:
+    """Return the name of a layer's function and where it is written."""
+    code = getattr(function, "__code__", None)
+    name = getattr(function, "__name__", type(function).__name__)
+    return f"{name} ({code.co_filename}:{code.co_firstlineno})" if code else name
 
 
 @dataclass(frozen=True)
@@ -68,29 +94,26 @@ def types_of(tree: Any) -> Any:
     return fill(shape, iter([type_of(x) for x in leaves]), fresh=True)
 
 
-def code_of(context: Context, stages: Sequence[Stage], x: Any, y: Any) -> StageCode:
-    """Return the code of stages for microbatches x and targets y, trees of types."""
+def code_of(context: Context, stages: Sequence[Stage], x: Any, y: Any, backward: bool = True
+            ) -> StageCode:
+    """Return the code of stages for microbatches x and targets y, trees of types. y: None where the
+    last layer is called without targets."""
     halves: list[Halves] = []
     h: Any = x
     for stage in stages:
-        given = [h, y] if stage.last else [h]
+        given = [h, y] if stage.last and y is not None else [h]
         wanted = [not stage.first, False][:len(given)]
-        try:
-            made = in_two(context, stage, types_of(stage.parameters), given, wanted)
-        except SpmdError:
-            raise
+        made = in_two(context, stage, types_of(stage.parameters), given, wanted,
+                      backward)
         halves.append(made)
-        if stage.last and (made.out.kind != "leaf" or made.out_types[0].shape
+        if stage.last and y is not None and (made.out.kind != "leaf" or made.out_types[0].shape
                            or made.out_types[0].dtype.kind != "f"):
             raise ShapeError("the last layer of a pipeline gives the loss of a microbatch",
                              expected="one float, an array of shape ()",
                              found=", ".join(map(str, made.out_types)),
                              remedy="np.mean(…) of the losses of its examples")
         h = fill(made.out, iter(made.out_types), fresh=True)
-    inner = [[] if s.last else m.out_types for s, m in zip(stages, halves, strict=True)]
+    inner = [[] if s.last and backward else m.out_types for s, m in zip(stages, halves, strict=True)]
     floats = [[t for t in types if t.dtype.kind in "fc"] for types in inner]
     return StageCode(halves, Packing(inner), Packing(floats),
                      Packing([m.kept_types for m in halves]))
-
-
-__all__ = ["Stage", "StageCode", "Tree", "code_of", "type_of", "types_of"]

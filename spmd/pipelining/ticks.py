@@ -46,10 +46,10 @@ class Batches:
     y_types: Any
 
     @classmethod
-    def of(cls, pipe: Pipeline, x: Any, y: Any) -> Batches:
+    def of(cls, pipe: Pipeline, x: Any, y: Any, count: int) -> Batches:
+        """Return a batch cut into so many microbatches."""
         tree, leaves = flatten((x, y))
         arrays = [as_array(leaf) for leaf in leaves]
-        count = pipe.schedule.microbatches
         batch = int(arrays[0].shape[0])
         if batch % count or not batch:
             fits = [k for k in range(1, batch + 1) if batch % k == 0]

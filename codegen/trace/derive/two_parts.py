@@ -12,17 +12,17 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from codegen import ops
 from codegen.copies import Copier
 from codegen.ir import ArrayType, Op, Value, free_values
+from codegen.ops import Broadcast, Full, Reshape, Transpose
 from codegen.trace.array import Array, as_value, wrap
-from codegen.trace.context import Context
+from codegen.trace.context import Block, Context
 from codegen.trace.control.conversion import as_called
 from codegen.trace.derive.derivatives import vjp
 from codegen.trace.derive.needed import has_effect, needed
 from codegen.trace.state import Tree, fill, flatten
 
-VIEWS = (ops.Broadcast, ops.Reshape, ops.Transpose)
+VIEWS = (Broadcast, Reshape, Transpose)
 
 
 @dataclass(frozen=True)
@@ -79,19 +79,16 @@ class Halves:
         block = self.context.blocks[-1]
         for op in copier.ops(ops):
             block.ops.append(op)
-            if isinstance(op.what, _FULL):
+            if isinstance(op.what, Full):
                 self.context.numbers[op.result] = op.what.value
         return [copier.of(v) for v in results]
 
 
-_FULL = ops.Full
-
-
 def in_two(
     context: Context, f: Callable[..., Any], weights: Any, given: Sequence[Any],
-    wanted: Sequence[bool],
+    wanted: Sequence[bool], backward: bool = True,
 ) -> Halves:
-    """Capture f(weights, *given) and its way back.
+    """Capture f(weights, *given) and its way back, or without that.
 
     weights, given: trees of ArrayTypes, local ones of a rank's view. wanted: of which of the given
     arguments there are cotangents.
@@ -117,6 +114,9 @@ def in_two(
                 outside[:] = out_tree, values
                 return [wrap(context, v) for v in values if v.type.dtype.kind in "fc"]
 
+            if not backward:
+                run(own_weights, *chosen)
+                return _forward_only(context, block, len(flatten(weights)[1]), tree, *outside)
             _, back = vjp(run, own_weights, *chosen)
             done = len(block.ops)
             out, outs = outside
@@ -137,6 +137,14 @@ def in_two(
     return Halves(context, *names, out, tuple(outs), tuple(kept), tuple(cotangents),
                   tuple(gradients), tuple(ahead), tuple(later), trees[0][0],
                   tuple(next(rest) if want else None for want in wanted))
+
+
+def _forward_only(context: Context, block: Block, count: int, tree: Tree, out: Tree,
+                  outs: Sequence[Value]) -> Halves:
+    """Return Halves of which the second one is empty."""
+    ops = needed(block.ops, outs)
+    return Halves(context, block.args[:count], block.args[count:], out, tuple(outs), (), (), (),
+                  tuple(ops), (), tree, ())
 
 
 def _values(context: Context, tree: Any) -> list[Value]:

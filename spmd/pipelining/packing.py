@@ -48,8 +48,14 @@ class Packing:
     def slices(self, buffers: Buffers, index: tuple[Any, ...], stage: int
                ) -> Iterator[tuple[Any, tuple[Any, ...]]]:
         """Yield (buffer, subscript) of each leaf of a stage, to write it."""
-        for name, a, b, _ in self.places[stage]:
-            yield buffers[name], (*index, slice(a, b))
+        for k in range(len(self.places[stage])):
+            yield self.part(buffers, index, stage, k)
+
+    def part(self, buffers: Buffers, index: tuple[Any, ...], stage: int, leaf: int
+             ) -> tuple[Any, tuple[Any, ...]]:
+        """Return the buffer and the subscript of one leaf of a stage."""
+        name, a, b, _ = self.places[stage][leaf]
+        return buffers[name], (*index, slice(a, b))
 
     def write(self, buffers: Buffers, index: tuple[Any, ...], stage: int, leaves: Sequence[Any]
               ) -> None:

@@ -5,18 +5,30 @@ Always holds: an optimizer sees the parameters of a stage as a list, one tree fo
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 import spmd
+from codegen.errors import UsageError
 from codegen.ir import ArrayType
+from codegen.places import user_place
 from codegen.trace.array import Array, as_array, as_value, wrap
 from codegen.trace.context import Context
 from codegen.trace.state import Tree, fill, flatten
-from spmd.optim.transformation import apply_updates
+from spmd.optim.transformation import (
+    apply_updates,
+    leaves_of,
+    norms_of_parts,
+    squared,
+    widened,
+)
 from spmd.pipelining.packing import Packing
 from spmd.pipelining.rows import by_rows
+from spmd.pipelining.shared_weights import SharedWeights
 
 if TYPE_CHECKING:
     from spmd.pipelining.pipeline import Pipeline, State
@@ -27,14 +39,23 @@ class Updates:
 
     def __init__(self, pipe: Pipeline, optimizer: Any) -> None:
         self.pipe, self.optimizer = pipe, optimizer
+        self.shared = SharedWeights(pipe.stages, pipe.schedule.flushes)
         self.trees: list[Tree] = []
+        norms = _Norms(None)
         types: list[list[ArrayType]] = []
         for stage in pipe.stages:
-            tree, found = _state_of(pipe.context, optimizer, pipe.weights, stage.number,
-                                    stage.parameters)
+            tree, found = _state_of(pipe.context, optimizer, stage.parameters, norms)
             self.trees.append(tree)
             types.append(found)
         self.moments = Packing(types)
+        self.norms = max(norms.calls) if norms.calls else 0
+        if self.norms and not pipe.schedule.flushes:
+            raise UsageError(
+                "the optimizer reads the norm of all stages' gradients, and each stage is updated "
+                "alone", place=user_place(),
+                expected="an optimizer that reads a stage's own gradients, or a schedule that "
+                "flushes", remedy='schedule="1f1b", or spmd.optim.clip_by_block_rms in the place '
+                "of clip_by_global_norm")
 
     def parameters(self, stage: int, leaves: Any) -> Any:
         """Return the parameters of a stage as a list of trees."""
@@ -64,14 +85,39 @@ class Updates:
 
     def all_stages(self, state: State, gradients: dict[str, Any], count: int) -> State:
         """Return the state after an update of all stages by the mean of so many gradients."""
-        def row(j: Any, state: Any, read: Any, _: Any) -> None:
-            arms = [self.arm(stage.number, j, state, read["gradients"], 1 / count)
-                    for stage in self.pipe.stages]
-            spmd.switch(read["ids"][j], arms)
-
-        read = {"gradients": gradients, "ids": self.ids()}
-        done: State = by_rows(self.pipe.axis, None, row, state, read)
+        gradients = self.shared.summed_across(self.pipe.weights, gradients)
+        stages = len(self.pipe.stages)
+        read = {"gradients": gradients, "ids": self.ids(), "squares": {}}
+        for call in range(self.norms):  # one that follows from another one is known after it
+            squares = {"new": spmd.zeros((stages,), layout=(self.pipe.axis,))}
+            squares = by_rows(self.pipe.axis, None, self._row(1 / count, call), squares,
+                              {**read, "state": state})
+            total = np.sum(squares["new"]) * spmd.ones((stages,), layout=(self.pipe.axis,))
+            read = {**read, "squares": {**read["squares"], str(call): total}}
+        done: State = by_rows(self.pipe.axis, None, self._row(1 / count), state, read)
         return done
+
+    def _row(self, factor: float, call: int | None = None) -> Any:
+        """Return what updates the stage of a row; or finds its part of what a call of global_norm
+        sums up."""
+        def row(j: Any, state: Any, read: Any, _: Any) -> None:
+            known = [x[j] for x in read["squares"].values()]
+
+            def begin(stage: int) -> Any:
+                def update() -> None:
+                    norms = _Norms(self.shared, stage, known)
+                    with norms.asked():
+                        now = state if call is None else read["state"]
+                        new = self._updated(stage, j, now, read["gradients"], factor)
+                    if call is None:
+                        self._keep(stage, j, state, new)
+                    else:
+                        state["new"][j] = norms.squares[call].astype(np.float64)
+                return update
+
+            spmd.switch(read["ids"][j], [begin(stage.number) for stage in self.pipe.stages])
+
+        return row
 
     def due(self, state: State, due: Any, data: str | None) -> State:
         """Return the state after updates of the stages that are due, by the mean of the gradients
@@ -82,7 +128,8 @@ class Updates:
             def begin(stage: int) -> Any:
                 def update() -> None:
                     count = state["count"][j].astype(np.float64)
-                    self.arm(stage, j, state, read["sums"], 1 / count)()
+                    new = self._updated(stage, j, state, read["sums"], 1 / count)
+                    self._keep(stage, j, state, new)
                     for g in state["gradients"].values():
                         g[j] = 0
                     state["count"][j] = 0
@@ -101,21 +148,20 @@ class Updates:
         part = {name: state[name] for name in names}
         return {**state, **spmd.cond(np.any(due), update, lambda part: part, part)}
 
-    def arm(self, stage: int, j: Any, state: State, gradients: Any, factor: Any) -> Any:
-        """Return a function that updates a stage, whose row is j."""
-        pipe = self.pipe
+    def _updated(self, stage: int, j: Any, state: State, gradients: Any, factor: Any) -> Any:
+        """Return the parameters of a stage, whose row is j, and the optimizer's state, updated."""
+        weights = self.pipe.weights
+        own = self.parameters(stage, weights.read(state["weights"], (j,), stage))
+        slopes = [g * in_dtype(factor, g) for g in weights.read(gradients, (j,), stage)]
+        slopes = self.parameters(stage, self.shared.summed_within(stage, slopes))
+        before = self._state(state["moments"], j, stage)
+        changes, after = self.optimizer.update(slopes, before, own)
+        return apply_updates(own, changes), after
 
-        def update() -> None:
-            own = self.parameters(stage, pipe.weights.read(state["weights"], (j,), stage))
-            slopes = self.parameters(stage, [
-                g * in_dtype(factor, g) for g in pipe.weights.read(gradients, (j,), stage)])
-            before = self._state(state["moments"], j, stage)
-            changes, after = self.optimizer.update(slopes, before, own)
-            new = apply_updates(own, changes)
-            pipe.weights.write(state["weights"], (j,), stage, flatten(new)[1])
-            self._put(state["moments"], j, stage, after)
-
-        return update
+    def _keep(self, stage: int, j: Any, state: State, new: Any) -> None:
+        """Put what _updated returns where it belongs."""
+        self.pipe.weights.write(state["weights"], (j,), stage, flatten(new[0])[1])
+        self._put(state["moments"], j, stage, new[1])
 
     def _state(self, moments: Any, j: Any, stage: int) -> Any:
         leaves = iter(self.moments.read(moments, (j,), stage))
@@ -141,7 +187,40 @@ def _value(tree: Tree) -> Any:
     return tree.value
 
 
-def _state_of(context: Context, optimizer: Any, weights: Packing, stage: int, parameters: Any
+class _Norms:
+    """Calls of global_norm of the parts of stages, while an optimizer is captured.
+
+    known: the sums of the squares of all stages, by call. squares: of this stage's part. calls: how
+    often each optimizer has called it.
+    """
+
+    def __init__(self, shared: SharedWeights | None, stage: int = 0, known: Any = ()) -> None:
+        self.shared, self.stage, self.known = shared, stage, known
+        self.squares: list[Any] = []
+        self.calls: list[int] = []
+
+    @contextmanager
+    def asked(self) -> Iterator[None]:
+        token = norms_of_parts.set(self._norm)
+        self.squares = []
+        try:
+            yield
+        finally:
+            norms_of_parts.reset(token)
+            self.calls.append(len(self.squares))
+
+    def _norm(self, updates: Any) -> Any:
+        leaves = leaves_of(widened(updates))
+        own = [squared(x) for k, x in enumerate(leaves)
+               if self.shared is None or (self.stage, k) not in self.shared.later]
+        call, dtype = len(self.squares), leaves[0].real.dtype
+        self.squares.append(reduce(lambda a, b: a + b, [np.sum(x) for x in own], as_array(0.0)))
+        if call < len(self.known):
+            return np.sqrt(self.known[call]).astype(dtype)
+        return np.sqrt(self.squares[call]).astype(dtype)
+
+
+def _state_of(context: Context, optimizer: Any, parameters: Any, norms: _Norms
               ) -> tuple[Tree, list[ArrayType]]:
     """Return the structure of the optimizer's state of a stage, and the types of its arrays."""
     tree, leaves = flatten(parameters)
@@ -151,8 +230,11 @@ def _state_of(context: Context, optimizer: Any, weights: Packing, stage: int, pa
         with context.block(types) as block:
             block.apart = True
             own = fill(tree, iter([wrap(context, v) for v in block.args]), fresh=True)
-            state_tree, found = flatten(optimizer.init(own))
+            state = optimizer.init(own)
+            state_tree, found = flatten(state)
             arrays = [as_value(context, x) for x in found if _is_array(x)]
+            with norms.asked():
+                optimizer.update(own, state, own)
     finally:
         context.rank_view -= 1
     return state_tree, [ArrayType(v.type.dtype, v.type.shape) for v in arrays]

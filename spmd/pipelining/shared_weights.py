@@ -29,11 +29,14 @@ class SharedWeights:
         found: dict[int, Copies] = {}
         names: dict[int, str] = {}
         for stage in stages:
-            tree, leaves = flatten(stage.parameters)
-            for k, (path, x) in enumerate(zip(tree.paths(), leaves, strict=True)):
-                if isinstance(x, (Array, np.ndarray)):
-                    found.setdefault(id(x), []).append((stage.number, k))
-                    names.setdefault(id(x), path)
+            k = 0
+            for layer, own in enumerate(stage.parameters, stage.begin):
+                tree, leaves = flatten(own)
+                for path, x in zip(tree.paths(), leaves, strict=True):
+                    if isinstance(x, (Array, np.ndarray)):
+                        found.setdefault(id(x), []).append((stage.number, k))
+                        names.setdefault(id(x), f"{path} of layer {layer}")
+                    k += 1
         groups = {key: copies for key, copies in found.items() if len(copies) > 1}
         self.within: dict[int, list[list[int]]] = {}
         self.across: list[Copies] = []
@@ -51,6 +54,10 @@ class SharedWeights:
             self.across.append(copies)
         # copies behind the first one, which a norm of all gradients leaves out
         self.later = {copy for copies in groups.values() for copy in copies[1:]}
+
+    def kind(self, stage: int) -> str:
+        """Return a text that is equal for stages whose updates count copies alike."""
+        return str((self.within.get(stage), sorted(k for s, k in self.later if s == stage)))
 
     def summed_across(self, packing: Packing, gradients: dict[str, Any]) -> dict[str, Any]:
         """Return the gradients of all stages, those of shared weights summed over their copies."""

@@ -68,11 +68,12 @@ def _shown(function: Any) -> str:
 class StageCode:
     """What stages do with microbatches of one type.
 
-    halves: of each stage. activations: what stages hand on, by the stage that gives it.
+    halves: of each stage. like: the first stage with the same code, of each. activations: what stages hand on, by the stage that gives it.
     cotangents: of the floats of these. kept: what stages keep from F to B.
     """
 
     halves: list[Halves]
+    like: list[int]
     activations: Packing
     cotangents: Packing
     kept: Packing
@@ -94,17 +95,28 @@ def types_of(tree: Any) -> Any:
     return fill(shape, iter([type_of(x) for x in leaves]), fresh=True)
 
 
+def kind_of(tree: Any) -> str:
+    """Return a text that is equal for trees of one structure, with leaves of the same types."""
+    shape, leaves = flatten(tree)
+    return str([*zip(shape.paths(), leaves, strict=True), *map(type, shape.containers())])
+
+
 def code_of(context: Context, stages: Sequence[Stage], x: Any, y: Any, backward: bool = True
             ) -> StageCode:
     """Return the code of stages for microbatches x and targets y, trees of types. y: None where the
     last layer is called without targets."""
     halves: list[Halves] = []
+    like: list[int] = []
+    known: dict[Any, int] = {}
     h: Any = x
     for stage in stages:
         given = [h, y] if stage.last and y is not None else [h]
         wanted = [not stage.first, False][:len(given)]
-        made = in_two(context, stage, types_of(stage.parameters), given, wanted,
-                      backward)
+        own = types_of(stage.parameters)
+        key = (*map(id, stage.functions), kind_of(own), kind_of(given), stage.first, stage.last)
+        like.append(known.setdefault(key, stage.number))
+        made = halves[like[-1]] if like[-1] < stage.number else in_two(
+            context, stage, own, given, wanted, backward)
         halves.append(made)
         if stage.last and y is not None and (made.out.kind != "leaf" or made.out_types[0].shape
                            or made.out_types[0].dtype.kind != "f"):
@@ -115,5 +127,5 @@ def code_of(context: Context, stages: Sequence[Stage], x: Any, y: Any, backward:
         h = fill(made.out, iter(made.out_types), fresh=True)
     inner = [[] if s.last and backward else m.out_types for s, m in zip(stages, halves, strict=True)]
     floats = [[t for t in types if t.dtype.kind in "fc"] for types in inner]
-    return StageCode(halves, Packing(inner), Packing(floats),
+    return StageCode(halves, like, Packing(inner), Packing(floats),
                      Packing([m.kept_types for m in halves]))

@@ -29,6 +29,7 @@ from spmd.optim.transformation import (
 from spmd.pipelining.packing import Packing
 from spmd.pipelining.rows import by_rows
 from spmd.pipelining.shared_weights import SharedWeights
+from spmd.pipelining.stage_code import kind_of, types_of
 
 if TYPE_CHECKING:
     from spmd.pipelining.pipeline import Pipeline, State
@@ -48,6 +49,9 @@ class Updates:
             self.trees.append(tree)
             types.append(found)
         self.moments = Packing(types)
+        kinds = [(kind_of(types_of(s.parameters)), self.shared.kind(s.number)) for s in pipe.stages]
+        self.unlike = [kinds.index(kind) for kind in dict.fromkeys(kinds)]
+        self.arms = [list(dict.fromkeys(kinds)).index(kind) for kind in kinds]
         self.norms = max(norms.calls) if norms.calls else 0
         if self.norms and not pipe.schedule.flushes:
             raise UsageError(
@@ -72,22 +76,20 @@ class Updates:
                     self._put(moments, j, stage, self.optimizer.init(own))
                 return begin
 
-            spmd.switch(read["ids"][j], [arm(s.number) for s in pipe.stages])
+            spmd.switch(read["arms"][j], [arm(s) for s in self.unlike])
 
         moments = pipe.new(self.moments, ())
         if not moments:
             return moments
-        return by_rows(pipe.axis, None, row, moments, {"weights": weights, "ids": self.ids()})
-
-    def ids(self) -> Any:
-        """Return the number of each stage."""
-        return spmd.asarray(np.arange(len(self.pipe.stages)))
+        arms = spmd.asarray(np.array(self.arms))
+        return by_rows(pipe.axis, None, row, moments, {"weights": weights, "arms": arms})
 
     def all_stages(self, state: State, gradients: dict[str, Any], count: int) -> State:
         """Return the state after an update of all stages by the mean of so many gradients."""
         gradients = self.shared.summed_across(self.pipe.weights, gradients)
         stages = len(self.pipe.stages)
-        read = {"gradients": gradients, "ids": self.ids(), "squares": {}}
+        arms = spmd.asarray(np.array(self.arms))
+        read = {"gradients": gradients, "arms": arms, "squares": {}}
         for call in range(self.norms):  # one that follows from another one is known after it
             squares = {"new": spmd.zeros((stages,), layout=(self.pipe.axis,))}
             squares = by_rows(self.pipe.axis, None, self._row(1 / count, call), squares,
@@ -115,7 +117,7 @@ class Updates:
                         state["new"][j] = norms.squares[call].astype(np.float64)
                 return update
 
-            spmd.switch(read["ids"][j], [begin(stage.number) for stage in self.pipe.stages])
+            spmd.switch(read["arms"][j], [begin(stage) for stage in self.unlike])
 
         return row
 
@@ -135,13 +137,14 @@ class Updates:
                     state["count"][j] = 0
                 return update
 
-            found = [begin(stage.number) for stage in self.pipe.stages]
-            arm = np.where(read["due"][j] & (state["count"][j] > 0), read["ids"][j] + 1, 0)
+            found = [begin(stage) for stage in self.unlike]
+            arm = np.where(read["due"][j] & (state["count"][j] > 0), read["arms"][j] + 1, 0)
             spmd.switch(arm, [lambda: None, *found])
 
         def update(part: State) -> State:
             sums = {name: np.sum(g, axis=1) for name, g in part["gradients"].items()}
-            read = {"sums": sums, "due": due, "ids": self.ids()}
+            arms = spmd.asarray(np.array(self.arms))
+            read = {"sums": sums, "due": due, "arms": arms}
             done: State = by_rows(self.pipe.axis, data, row, part, read)
             return done
 

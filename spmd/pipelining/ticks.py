@@ -22,7 +22,7 @@ from codegen.trace.number import expr_of
 from codegen.trace.state import fill, flatten
 from spmd.pipelining.rows import by_rows
 from spmd.pipelining.stage_code import StageCode
-from spmd.pipelining.tick_tables import BACKWARD, FORWARD, IDLE
+from spmd.pipelining.tick_tables import IDLE
 
 if TYPE_CHECKING:
     from spmd.pipelining.pipeline import Pipeline
@@ -103,6 +103,7 @@ class Ticks:
         self.before, self.first = before, first
         self.tables = pipe.tables
         self.slots = max(self.tables.slots)
+        self.unlike = sorted(set(code.like))
         self.cycle = len(self.tables.kinds)
         self.has = flatten(batches.x)[1][0].shape[0]  # microbatches
 
@@ -144,12 +145,13 @@ class Ticks:
         """Return what is in flight after a tick, counted from the first one of the cycle."""
         tables, pipe = self.tables, self.pipe
         t, later = tick % self.cycle, tick // self.cycle * pipe.schedule.microbatches
-        stages = np.arange(len(pipe.stages))
         own = spmd.asarray(tables.microbatches)[t] + later
-        arms = spmd.asarray(np.where(tables.kinds == IDLE, 0, 2 * stages + tables.kinds))[t]
+        numbers = 2 * np.searchsorted(self.unlike, self.code.like)
+        arms = spmd.asarray(np.where(tables.kinds == IDLE, 0, numbers + tables.kinds))[t]
         if not pipe.schedule.flushes:
             arms = np.where(self._there(own), arms, 0)
-        read = {"arms": arms, "microbatches": np.maximum(own + self.first, 0),
+        number = np.maximum(own + self.first, 0)
+        read = {"arms": arms, "microbatches": number, "slots": number % np.array(tables.slots),
                 "positions": np.clip(own + self.before, 0, self.has - 1),
                 "weights": work["weights"]}
         apart = {"weights", "moments"}
@@ -210,45 +212,49 @@ class Ticks:
 
     def _row(self, j: Any, state: Any, read: Any, batches: Any) -> None:
         """What one stage does in a tick."""
-        k, position = as_symbol(read["microbatches"][j]), as_symbol(read["positions"][j])
+        k, slot, position = (as_symbol(read[name][j]) % most for name, most in (
+            ("microbatches", self.tables.received * self.tables.returned), ("slots", self.slots),
+            ("positions", self.has)))
         data = self.batches.data
         weights = read["weights"]
         if data is not None:
             weights = {name: spmd.pvary(w, data) for name, w in weights.items()}
         arms: list[Any] = [lambda: None]
-        for stage in self.pipe.stages:
-            for kind in (FORWARD, BACKWARD):
-                part = self._forward if kind == FORWARD else self._backward
-                arms.append(lambda s=stage.number, part=part: part(
-                    s, j, k, state, weights, batches, position))
+        for stage in self.unlike:
+            arms.append(lambda s=stage: self._forward(
+                s, (j, k, slot), state, weights, batches, position))
+            arms.append(lambda s=stage: self._backward(s, (j, k, slot), state, weights))
         spmd.switch(read["arms"][j], arms)
 
     def _own(self, stage: int, j: Any, weights: Any) -> Any:
         return self.pipe.updates.parameters(
             stage, self.pipe.weights.read(weights, (j,), stage))
 
-    def _forward(self, s: int, j: Any, k: Any, state: Any, weights: Any, batches: Any,
+    def _forward(self, s: int, at: tuple[Any, Any, Any], state: Any, weights: Any, batches: Any,
                  position: Any) -> None:
+        """Do the forward pass of a stage. at: its row, its microbatch, and the slot of that."""
+        j, k, slot = at
         code, last = self.code, self.pipe.stages[-1].number
         if s == 0:
-            h = _microbatch(batches[0], position % self.has)
+            h = _microbatch(batches[0], position)
         else:
             where, index = (("arrived", (j, k % self.tables.received, 0)) if "arrived" in state
                             else ("activations", (j, 0)))
             h = code.handed(s - 1, code.activations.read(state[where], index, s - 1))
-        given = [h, _microbatch(batches[1], position % self.has)] if s == last else [h]
+        given = [h, _microbatch(batches[1], position)] if s == last else [h]
         out, kept = code.halves[s].forward(self._own(s, j, weights), *given)
-        code.kept.write(state["kept"], (j, k % self.tables.slots[s], 0), s, kept)
+        code.kept.write(state["kept"], (j, slot, 0), s, kept)
         if s < last:
             code.activations.write(state["activations"], (j, 0), s, flatten(out)[1])
         else:
             state["loss"][j, 0, 0] += out
             state["loss"][j, 0, 1] += 1
 
-    def _backward(self, s: int, j: Any, k: Any, state: Any, weights: Any, batches: Any,
-                  position: Any) -> None:
+    def _backward(self, s: int, at: tuple[Any, Any, Any], state: Any, weights: Any) -> None:
+        """Do the backward pass of a stage. at: as of _forward."""
+        j, k, slot = at
         code, last = self.code, self.pipe.stages[-1].number
-        kept = code.kept.read(state["kept"], (j, k % self.tables.slots[s], 0), s)
+        kept = code.kept.read(state["kept"], (j, slot, 0), s)
         if s == last:
             t = code.halves[s].out_types[0]
             ranks = self.batches.ranks

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 import spmd
-from codegen.errors import UsageError
+from codegen.errors import UnsupportedError, UsageError
 from codegen.places import user_place
 from codegen.trace.array import as_array
 from codegen.trace.context import CapturedAgain, Context, require_context
@@ -49,6 +49,16 @@ def pipeline(
             remedy=f"stages={len(layers)}, or parts of layers as layers of their own")
     made = make_schedule(schedule, stages=stages, microbatches=microbatches,
                          accumulate=accumulate)
+    if made.correction != "none":
+        raise UnsupportedError(
+            f"{made.name}: pipelines do not correct weights yet ({made.correction})",
+            place=user_place(), expected="a schedule whose backward passes read the weights of "
+            "their own time", remedy='schedule="continuous"')
+    if made.flushes and made.accumulate != microbatches:
+        raise UnsupportedError(
+            f"accumulate={made.accumulate} over several steps that flush", place=user_place(),
+            expected=f"an update in each step: accumulate={microbatches}",
+            remedy=f"microbatches={made.accumulate}, and batches so large")
     return Pipeline(context, layers, axis, made, optimizer)
 
 

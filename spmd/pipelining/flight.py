@@ -78,9 +78,10 @@ class Flight:
         if self.behind:
             ticks = Ticks(self.pipe, self.pipe.code(batches), batches, self.behind * self.size,
                           state["cycle"] * self.size)
-            work = ticks.run(work, self.behind * (self.pipe.schedule.period or 0))
-        due = spmd.asarray(np.ones(len(self.pipe.stages), bool))
-        work = self.pipe.updates.due(work, due, batches.data)
+            work = ticks.run(work, self.behind * (self.pipe.schedule.period or 0) + 1, last=True)
+        else:
+            due = spmd.asarray(np.ones(len(self.pipe.stages), bool))
+            work = self.pipe.updates.due(work, due, batches.data)
         done = {**work, "x": state["x"], "y": state["y"], "cycle": state["cycle"] * 0}
         return {name: done[name] for name in state}
 

@@ -5,7 +5,7 @@ Always holds: an optimizer sees the parameters of a stage as a list, one tree fo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import reduce
 from typing import TYPE_CHECKING, Any
@@ -18,6 +18,7 @@ from codegen.ir import ArrayType
 from codegen.places import user_place
 from codegen.trace.array import Array, as_array, as_value, wrap
 from codegen.trace.context import Context
+from codegen.trace.derive.two_parts import Halves, in_two
 from codegen.trace.state import Tree, fill, flatten
 from spmd.optim.transformation import (
     apply_updates,
@@ -41,6 +42,7 @@ class Updates:
     def __init__(self, pipe: Pipeline, optimizer: Any) -> None:
         self.pipe, self.optimizer = pipe, optimizer
         self.shared = SharedWeights(pipe.stages, pipe.schedule.flushes)
+        self._captured: dict[Any, Halves] = {}
         self.trees: list[Tree] = []
         norms = _Norms(None)
         types: list[list[ArrayType]] = []
@@ -107,14 +109,12 @@ class Updates:
 
             def begin(stage: int) -> Any:
                 def update() -> None:
-                    norms = _Norms(self.shared, stage, known)
-                    with norms.asked():
-                        now = state if call is None else read["state"]
-                        new = self._updated(stage, j, now, read["gradients"], factor)
+                    now = state if call is None else read["state"]
+                    new = self._updated(stage, j, now, read["gradients"], factor, known, call)
                     if call is None:
                         self._keep(stage, j, state, new)
                     else:
-                        state["new"][j] = norms.squares[call].astype(np.float64)
+                        state["new"][j] = new
                 return update
 
             spmd.switch(read["arms"][j], [begin(stage) for stage in self.unlike])
@@ -151,23 +151,47 @@ class Updates:
         part = {name: state[name] for name in names}
         return {**state, **spmd.cond(np.any(due), update, lambda part: part, part)}
 
-    def _updated(self, stage: int, j: Any, state: State, gradients: Any, factor: Any) -> Any:
-        """Return the parameters of a stage, whose row is j, and the optimizer's state, updated."""
+    def _updated(self, stage: int, j: Any, state: State, gradients: Any, factor: Any,
+                 known: Sequence[Any] = (), call: int | None = None) -> Any:
+        """Return the parameters of a stage, whose row is j, and the arrays of the optimizer's
+        state, updated by `factor` times the gradients.
+
+        known: what calls of global_norm sum up over all stages. call: of which the stage's own part
+        is returned instead.
+        """
         weights = self.pipe.weights
-        own = self.parameters(stage, weights.read(state["weights"], (j,), stage))
-        slopes = [g * in_dtype(factor, g) for g in weights.read(gradients, (j,), stage)]
-        slopes = self.parameters(stage, self.shared.summed_within(stage, slopes))
-        before = self._state(state["moments"], j, stage)
-        changes, after = self.optimizer.update(slopes, before, own)
-        return apply_updates(own, changes), after
+        given = (weights.read(state["weights"], (j,), stage),
+                 weights.read(gradients, (j,), stage),
+                 self.moments.read(state["moments"], (j,), stage),
+                 as_array(factor), list(known))
+        key = stage, call, len(known)
+        if key not in self._captured:
+            self._captured[key] = in_two(
+                self.pipe.context, lambda given: self._update(stage, call, *given),
+                types_of(given), (), (), backward=False)
+        return self._captured[key].forward(given)[0]
+
+    def _update(self, stage: int, call: int | None, own: Any, slopes: Any, moments: Any,
+                factor: Any, known: Any) -> Any:
+        """Compute what _updated returns."""
+        slopes = self.shared.summed_within(stage, [g * in_dtype(factor, g) for g in slopes])
+        own = self.parameters(stage, own)
+        norms = _Norms(self.shared, stage, known)
+        with norms.asked():
+            changes, after = self.optimizer.update(
+                self.parameters(stage, slopes), self._state(moments, stage), own)
+        if call is not None:
+            return norms.squares[call].astype(np.float64)
+        arrays = [as_array(x) for x in flatten(after)[1] if _is_array(x)]
+        return flatten(apply_updates(own, changes))[1], arrays
 
     def _keep(self, stage: int, j: Any, state: State, new: Any) -> None:
         """Put what _updated returns where it belongs."""
-        self.pipe.weights.write(state["weights"], (j,), stage, flatten(new[0])[1])
-        self._put(state["moments"], j, stage, new[1])
+        self.pipe.weights.write(state["weights"], (j,), stage, new[0])
+        self.moments.write(state["moments"], (j,), stage, new[1])
 
-    def _state(self, moments: Any, j: Any, stage: int) -> Any:
-        leaves = iter(self.moments.read(moments, (j,), stage))
+    def _state(self, moments: Sequence[Any], stage: int) -> Any:
+        leaves = iter(moments)
         tree = self.trees[stage]
         full = [next(leaves) if _is_array(x) else x for x in flatten(_value(tree))[1]]
         return fill(tree, iter(full), fresh=True)

@@ -103,12 +103,15 @@ class Ticks:
         self.before, self.first = before, first
         self.tables = pipe.tables
         self.slots = max(self.tables.slots)
+        self.last: int | None = None
         self.unlike = sorted(set(code.like))
         self.cycle = len(self.tables.kinds)
         self.has = flatten(batches.x)[1][0].shape[0]  # microbatches
 
-    def run(self, work: Work, count: int) -> Work:
-        """Return what is in flight after so many ticks."""
+    def run(self, work: Work, count: int, last: bool = False) -> Work:
+        """Return what is in flight after so many ticks. last: all stages are updated in the last
+        one, by the gradients that they have."""
+        self.last = count - 1 if last else None
         done: Work = spmd.fori_loop(0, count, self.tick, work)
         return done
 
@@ -179,6 +182,8 @@ class Ticks:
             due = self._there(k)
             if self.tables.updates_each:
                 due = due & ((k + self.first + 1) % schedule.accumulate == 0)
+        if self.last is not None:
+            due = due | (tick == self.last)
         return self.pipe.updates.due(work, due, self.batches.data)
 
     def _exchanged(self, t: Any, later: Any, work: Work) -> Work:

@@ -97,6 +97,7 @@ class Context:
     held: Mapping[str, Any] = types.MappingProxyType({})  # states in the place of inputs, by name
     # states that are looked for, by name: the tree that is declared, and its leaves
     looked_for: dict[str, Any]
+    facts: dict[str, Any]  # what earlier captures of the program have found
     states: tuple[StateArray, ...] = ()
     entries: tuple[Entry, ...] = ()
     outermost: Any = None  # what loops in no other one carried in the capture before: settled.Inner
@@ -109,7 +110,7 @@ class Context:
         self.epoch = 0  # grows where a piece of code begins that may be undone
         self.place: Place | None = None  # where ops come from, if not from what runs now
         self.write_logs: list[dict[Storage, None]] = []
-        self.own_scalars, self.looked_for = {}, {}
+        self.own_scalars, self.looked_for, self.facts = {}, {}, {}
         self.scalars: dict[str, Scalar] = {}
         self.inputs: dict[str, Input] = {}
         self.feeds: dict[str, Feed] = {}
@@ -149,7 +150,6 @@ class Context:
         self.left_early: list[Any] = []  # iterators of loops that the run may end early
         # containers that may be one: two of them, their names, and where that is decided
         self.twins: list[tuple[Any, Any, str, str, Place | None]] = []
-        self.facts: dict[str, Any] = {}  # what earlier captures of the program have found
         self.seeded: set[int] = set()  # ids of random generators that the program gives a seed
         # where a function of the user's last returned a value: its code, and where in it
         self.returned: tuple[types.CodeType, int, int] | None = None

@@ -5,6 +5,6 @@ A library in the language itself: global loops of ticks over arrays with a row f
 
 from __future__ import annotations
 
-from spmd.pipelining.pipeline import Pipeline, pipeline
+from spmd.pipelining.training_pipeline import TrainingPipeline, pipeline
 
-__all__ = ["Pipeline", "pipeline"]
+__all__ = ["TrainingPipeline", "pipeline"]

@@ -1,6 +1,6 @@
 """The forward pass of a whole batch through the stages of a pipeline, one stage after the other.
 
-In: a Pipeline, its state, a batch. Out: the loss, or what the last layer returns.
+In: a TrainingPipeline, its state, a batch. Out: the loss, or what the last layer returns.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ import spmd
 from codegen.errors import UnsupportedError
 from codegen.places import user_place
 from codegen.trace.state import fill, flatten
-from spmd.pipelining.rows import by_rows
 from spmd.pipelining.stage_code import StageCode, code_of
-from spmd.pipelining.ticks import Batches
+from spmd.pipelining.stage_rows import by_rows
+from spmd.pipelining.ticks import Microbatches
 
 if TYPE_CHECKING:
-    from spmd.pipelining.pipeline import Pipeline, State
+    from spmd.pipelining.training_pipeline import State, TrainingPipeline
 
 
-def evaluated(pipe: Pipeline, state: State, x: Any, y: Any) -> Any:
+def evaluated(pipe: TrainingPipeline, state: State, x: Any, y: Any) -> Any:
     """Return the loss of a batch, or, where y is None, what the last layer returns without it."""
-    batch = Batches.of(pipe, x, x if y is None else y, 1)
+    batch = Microbatches.of(pipe, x, x if y is None else y, 1)
     if y is None and batch.data is not None:
         raise UnsupportedError(
             "the outputs of a pipeline whose batch is split are not joined yet",
@@ -53,8 +53,8 @@ def evaluated(pipe: Pipeline, state: State, x: Any, y: Any) -> Any:
     return fill(code.halves[-1].out, iter(leaves), fresh=True)
 
 
-def _arm(pipe: Pipeline, code: StageCode, s: int, j: Any, out: Any, weights: Any, given: Any,
-         alone: bool) -> Any:
+def _arm(pipe: TrainingPipeline, code: StageCode, s: int, j: Any, out: Any, weights: Any,
+         given: Any, alone: bool) -> Any:
     """Return a function that does the forward pass of a stage, whose row is j."""
     def forward() -> None:
         x, y = ([a[0] for a in flatten(tree)[1]] for tree in given)

@@ -12,10 +12,10 @@ import numpy as np
 import spmd
 from codegen.trace.array import as_array
 from codegen.trace.state import fill, flatten
-from spmd.pipelining.ticks import Batches, Ticks
+from spmd.pipelining.ticks import Microbatches, Ticks, batch_layout
 
 if TYPE_CHECKING:
-    from spmd.pipelining.pipeline import Pipeline, State
+    from spmd.pipelining.training_pipeline import State, TrainingPipeline
 
 IN_FLIGHT = ("x", "y", "cycle")
 
@@ -37,7 +37,7 @@ def as_said(layout: Any) -> Any:
 class Flight:
     """The steps of one pipeline."""
 
-    def __init__(self, pipe: Pipeline) -> None:
+    def __init__(self, pipe: TrainingPipeline) -> None:
         self.pipe = pipe
         self.behind = pipe.tables.behind
         self.size = pipe.schedule.microbatches
@@ -46,16 +46,17 @@ class Flight:
         """Return the state before the first step, with nothing in flight."""
         tree, leaves = types
         made = [spmd.zeros(shape, dtype, layout=layout) for shape, dtype, layout in leaves]
-        batches = Batches.of(self.pipe, *fill(tree, iter(made), fresh=True), self.size)
+        x, y = fill(tree, iter(made), fresh=True)
+        batches = Microbatches.of(self.pipe, x, y, self.size)
         work = Ticks(self.pipe, self.pipe.code(batches), batches).begin(state)
-        x, y = (_each(tree, self._no_history) for tree in (batches.x, batches.y))
+        def none(x: Any) -> Any:
+            return spmd.zeros((self.behind * self.size, *x.shape[1:]), x.type.dtype.name,
+                              layout=batch_layout(batches.data, x.ndim))
+
+        x, y = (_each(tree, none) for tree in (batches.x, batches.y))
         return {**work, "x": x, "y": y, "cycle": spmd.asarray(np.int64(0))}
 
-    def _no_history(self, x: Any) -> Any:
-        return spmd.zeros((self.behind * self.size, *x.shape[1:]), x.type.dtype.name,
-                          layout=as_said(x.type.layout))
-
-    def step(self, state: State, batches: Batches) -> tuple[State, Any]:
+    def step(self, state: State, batches: Microbatches) -> tuple[State, Any]:
         """Return the state after a step, and the loss."""
         tree, new = flatten((batches.x, batches.y))
         before = flatten((state["x"], state["y"]))[1]
@@ -73,7 +74,7 @@ class Flight:
 
     def drained(self, state: State) -> State:
         """Return the state after all that is in flight, and a last update of each stage."""
-        batches = Batches.in_flight(self.pipe, state["x"], state["y"])
+        batches = Microbatches.in_flight(self.pipe, state["x"], state["y"])
         work = {k: v for k, v in state.items() if k not in IN_FLIGHT}
         if self.behind:
             ticks = Ticks(self.pipe, self.pipe.code(batches), batches, self.behind * self.size,

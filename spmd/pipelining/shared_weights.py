@@ -15,7 +15,7 @@ from codegen.errors import UsageError
 from codegen.places import user_place
 from codegen.trace.array import Array
 from codegen.trace.state import flatten
-from spmd.pipelining.packing import Packing
+from spmd.pipelining.flat_buffers import Packing
 from spmd.pipelining.stage_code import Stage
 
 Copies = list[tuple[int, int]]  # the stage of each copy, and its number among the leaves there

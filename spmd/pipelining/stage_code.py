@@ -17,7 +17,7 @@ from codegen.trace.context import Context
 from codegen.trace.control.conversion import as_called
 from codegen.trace.derive.two_parts import Halves, in_two
 from codegen.trace.state import fill, flatten
-from spmd.pipelining.packing import Packing
+from spmd.pipelining.flat_buffers import Packing
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,9 @@ def _shown(function: Any) -> str:
 class StageCode:
     """What stages do with microbatches of one type.
 
-    halves: of each stage. like: the first stage with the same code, of each. activations: what stages hand on, by the stage that gives it.
-    cotangents: of the floats of these. kept: what stages keep from F to B.
+    halves: of each stage. like: of each stage, the first one with the same code. activations: what
+    stages hand on, by the stage that gives it. cotangents: of the floats of these. kept: what
+    stages keep from F to B.
     """
 
     halves: list[Halves]
@@ -125,7 +126,9 @@ def code_of(context: Context, stages: Sequence[Stage], x: Any, y: Any, backward:
                              found=", ".join(map(str, made.out_types)),
                              remedy="np.mean(…) of the losses of its examples")
         h = fill(made.out, iter(made.out_types), fresh=True)
-    inner = [[] if s.last and backward else m.out_types for s, m in zip(stages, halves, strict=True)]
+    inner = [m.out_types for m in halves]
+    if backward:  # nobody is handed the loss
+        inner[-1] = []
     floats = [[t for t in types if t.dtype.kind in "fc"] for types in inner]
     return StageCode(halves, like, Packing(inner), Packing(floats),
                      Packing([m.kept_types for m in halves]))

@@ -27,19 +27,19 @@ from spmd.optim.transformation import (
     squared,
     widened,
 )
-from spmd.pipelining.packing import Packing
-from spmd.pipelining.rows import by_rows
+from spmd.pipelining.flat_buffers import Packing
 from spmd.pipelining.shared_weights import SharedWeights
 from spmd.pipelining.stage_code import kind_of, types_of
+from spmd.pipelining.stage_rows import by_rows
 
 if TYPE_CHECKING:
-    from spmd.pipelining.pipeline import Pipeline, State
+    from spmd.pipelining.training_pipeline import State, TrainingPipeline
 
 
 class Updates:
     """The optimizer of a pipeline. moments: the packing of its states."""
 
-    def __init__(self, pipe: Pipeline, optimizer: Any) -> None:
+    def __init__(self, pipe: TrainingPipeline, optimizer: Any) -> None:
         self.pipe, self.optimizer = pipe, optimizer
         self.shared = SharedWeights(pipe.stages, pipe.schedule.flushes)
         self._captured: dict[Any, Halves] = {}
@@ -91,7 +91,7 @@ class Updates:
         gradients = self.shared.summed_across(self.pipe.weights, gradients)
         stages = len(self.pipe.stages)
         arms = spmd.asarray(np.array(self.arms))
-        read = {"gradients": gradients, "arms": arms, "squares": {}}
+        read: dict[str, Any] = {"gradients": gradients, "arms": arms, "squares": {}}
         for call in range(self.norms):  # one that follows from another one is known after it
             squares = {"new": spmd.zeros((stages,), layout=(self.pipe.axis,))}
             squares = by_rows(self.pipe.axis, None, self._row(1 / count, call), squares,

@@ -20,18 +20,18 @@ from codegen.trace.array import Array, as_array
 from codegen.trace.control.letting import as_symbol
 from codegen.trace.number import expr_of
 from codegen.trace.state import fill, flatten
-from spmd.pipelining.rows import by_rows
 from spmd.pipelining.stage_code import StageCode
+from spmd.pipelining.stage_rows import by_rows
 from spmd.pipelining.tick_tables import IDLE
 
 if TYPE_CHECKING:
-    from spmd.pipelining.pipeline import Pipeline
+    from spmd.pipelining.training_pipeline import TrainingPipeline
 
 Work = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Batches:
+class Microbatches:
     """A batch as microbatches: x and y, trees of arrays (microbatch, example, …).
 
     data: the mesh axis that splits the examples, and how many ranks lie along it. x_types, y_types:
@@ -46,7 +46,7 @@ class Batches:
     y_types: Any
 
     @classmethod
-    def of(cls, pipe: Pipeline, x: Any, y: Any, count: int) -> Batches:
+    def of(cls, pipe: TrainingPipeline, x: Any, y: Any, count: int) -> Microbatches:
         """Return a batch cut into so many microbatches."""
         tree, leaves = flatten((x, y))
         arrays = [as_array(leaf) for leaf in leaves]
@@ -58,16 +58,17 @@ class Batches:
                 f"{count} microbatches of a batch of {batch} examples", place=user_place(),
                 expected="parts that are equal",
                 remedy=f"microbatches={' or '.join(map(str, near))}, or another batch")
+        data = _data_axis(arrays[0], 0, pipe.axis)
         parts = [a.reshape(count, batch // count, *a.shape[1:]) for a in arrays]
+        parts = [a.relayout(batch_layout(data, a.ndim)) for a in parts]
         x, y = fill(tree, iter(parts), fresh=True)
-        return cls.in_flight(pipe, x, y, _data_axis(arrays[0], 0, pipe.axis))
+        return cls.in_flight(pipe, x, y)
 
     @classmethod
-    def in_flight(cls, pipe: Pipeline, x: Any, y: Any, data: str | None = None) -> Batches:
-        """Return microbatches (microbatch, example, …). data: the axis of the examples, unless
-        their layout says it."""
+    def in_flight(cls, pipe: TrainingPipeline, x: Any, y: Any) -> Microbatches:
+        """Return microbatches (microbatch, example, …), laid out as batch_layout says."""
         tree, parts = flatten((x, y))
-        data = data or _data_axis(parts[0], 1, pipe.axis)
+        data = _data_axis(parts[0], 1, pipe.axis)
         size, ranks = int(parts[0].shape[1]), 1
         if data is not None:
             ranks = spmd.axis_size(data)
@@ -78,9 +79,14 @@ class Batches:
         x_types, y_types = fill(tree, iter(types), fresh=True)
         return cls(x, y, data, ranks, x_types, y_types)
 
-    def but(self, x: Any, y: Any) -> Batches:
+    def but(self, x: Any, y: Any) -> Microbatches:
         """Return other microbatches of the same types."""
         return replace(self, x=x, y=y)
+
+
+def batch_layout(data: str | None, ndim: int) -> tuple[Any, ...]:
+    """Return the layout of microbatches (microbatch, example, …)."""
+    return (None, data, *(None,) * (ndim - 2))
 
 
 def _data_axis(x: Array, dim: int, axis: str) -> str | None:
@@ -97,8 +103,10 @@ class Ticks:
     counted from the beginning: 0, or an array.
     """
 
-    def __init__(self, pipe: Pipeline, code: StageCode, batches: Batches, before: int = 0,
-                 first: Any = 0) -> None:
+    def __init__(
+        self, pipe: TrainingPipeline, code: StageCode, batches: Microbatches, before: int = 0,
+        first: Any = 0,
+    ) -> None:
         self.pipe, self.code, self.batches = pipe, code, batches
         self.before, self.first = before, first
         self.tables = pipe.tables
@@ -261,10 +269,8 @@ class Ticks:
         code, last = self.code, self.pipe.stages[-1].number
         kept = code.kept.read(state["kept"], (j, slot, 0), s)
         if s == last:
-            t = code.halves[s].out_types[0]
-            ranks = self.batches.ranks
-            cotangents = [np.ones((), t.dtype.name) / ranks if isinstance(ranks, int) else
-                          (as_array(1.0) / as_array(ranks)).astype(t.dtype.name)]
+            t, ranks = code.halves[s].out_types[0], self.batches.ranks
+            cotangents = [(as_array(1.0) / as_array(ranks)).astype(t.dtype.name)]
         else:
             where, index = (("returned", (j, k % self.tables.returned, 0)) if "returned" in state
                             else ("cotangents", (j, 0)))

@@ -11,7 +11,7 @@ import spmd
 from codegen.ir import walk
 from codegen.ops import MatMul
 from spmd import optim
-from spmd.pipelining.cutting import cut
+from spmd.pipelining.stage_cuts import cut
 from tests.spmd import pipeline_by_hand as by_hand
 
 OPTIMIZERS = {

@@ -181,11 +181,12 @@ def _cut(
         if v in visited:
             continue
         visited.add(v)
-        op = made.get(v)
-        if op is None:
+        if v not in made:
             if v in of_given:
                 kept[v] = None
-        elif (v in behind or v not in of_given or op not in first
+            continue
+        op = made[v]
+        if (v in behind or v not in of_given or op not in first
               or isinstance(op.what, VIEWS)):
             again[op] = None
             stack += reversed(_reads(op))

@@ -1,7 +1,7 @@
 """spmd.pipeline: layers on different ranks, several microbatches in flight at once.
 
-In: layers with their parameters, a schedule, an optimizer. Out: a Pipeline, whose methods are code
-of the program around them: global loops of ticks over arrays with a row for each stage.
+In: layers with their parameters, a schedule, an optimizer. Out: a TrainingPipeline, whose methods
+are code of the program around them: global loops of ticks over arrays with a row for each stage.
 Always holds: what comes out depends on stages, never on how many ranks hold them.
 """
 
@@ -18,14 +18,14 @@ from codegen.places import user_place
 from codegen.trace.array import as_array
 from codegen.trace.context import CapturedAgain, Context, require_context
 from codegen.trace.state import fill, flatten
-from spmd.pipelining.cutting import cut, shown
 from spmd.pipelining.evaluation import evaluated
+from spmd.pipelining.flat_buffers import Packing
 from spmd.pipelining.flight import Flight, batch_types
-from spmd.pipelining.packing import Packing
 from spmd.pipelining.stage_code import Stage, StageCode, code_of, type_of
+from spmd.pipelining.stage_cuts import cut, shown
 from spmd.pipelining.stage_updates import Updates
 from spmd.pipelining.tick_tables import TickTables, tables_of
-from spmd.pipelining.ticks import Batches, Ticks
+from spmd.pipelining.ticks import Microbatches, Ticks
 from spmd.schedules import Schedule, make_schedule
 
 State = dict[str, Any]
@@ -35,18 +35,57 @@ def pipeline(
     layers: Sequence[tuple[Callable[..., Any], Any]], *, axis: str = "stage", stages: int,
     microbatches: int, schedule: Any = "1f1b", accumulate: int | str | None = None,
     optimizer: Any,
-) -> Pipeline:
-    """Return a Pipeline that trains layers on the ranks along a mesh axis."""
+) -> TrainingPipeline:
+    """Return a TrainingPipeline: layers that are trained on different ranks, with several
+    microbatches in flight at once.
+
+    - layers: pairs (function, parameters), in order. The first function takes (parameters, x), each
+      other one what the one before returns, a tree of arrays of any shapes; the last one takes
+      (parameters, h, y) and returns the loss of a microbatch, a mean over its examples. Parameters
+      are trees of arrays of floats. An array that two layers have is one weight.
+    - axis: the mesh axis whose ranks hold stages; another axis that splits x is for the data.
+    - stages: so many groups of consecutive layers, cut so that the largest has as few parameters
+      as can be. Results depend on the stages, not on how many ranks hold them.
+    - microbatches: equal parts of a batch, in its order.
+    - schedule, accumulate: as of spmd.schedules.make_schedule, without corrections of weights. A
+      schedule that flushes updates all stages at the end of a step; any other one updates a stage
+      as soon as `accumulate` of its backward passes are done, and never waits.
+    - optimizer: a transformation of spmd.optim. It sees the parameters of a stage as a list.
+
+    UsageError where there are more stages than layers, or where stages that are updated alone share
+    a weight or a norm of all gradients; ShapeError where layers, or parts of a batch, do not fit.
+
+    Example::
+
+        def middle(w, h):
+            return np.tanh(h @ w)
+
+        def last(w, h, y):
+            return np.mean((h @ w - y) ** 2)
+
+        @spmd.program(mesh=("stage",))
+        def train():
+            x = spmd.input("x", (8, 4), np.float64, default=lambda i, j: (i + j) % 3)
+            layers = [(middle, np.eye(4)), (middle, np.eye(4)), (last, np.eye(4))]
+            pipe = spmd.pipeline(layers, stages=3, microbatches=4, schedule="1f1b",
+                                 optimizer=spmd.optim.sgd(0.1))
+            state, losses = pipe.init(), spmd.zeros(50)
+            for k in spmd.range(50):
+                state, losses[k] = pipe.step(state, x, x)
+            return losses
+
+        losses = spmd.build(train).run(ranks=3)
+        print(losses[0].round(3), losses[-1] < losses[0] / 4)    # 0.429 True
+    """
     context = require_context("spmd.pipeline")
-    if axis not in context.mesh.names:
-        raise UsageError(f"the mesh has no axis {axis!r}", place=user_place(),
-                         expected=f"one of {', '.join(context.mesh.names)}",
-                         remedy='@spmd.program(mesh=("data", "stage"))')
-    if not 1 <= stages <= len(layers):
-        raise UsageError(
-            f"{stages} stages, and there are {len(layers)} layers", place=user_place(),
-            expected="at least one stage, and at most one for each layer",
-            remedy=f"stages={len(layers)}, or parts of layers as layers of their own")
+    _check(context, layers, axis, stages)
+    made = _schedule(schedule, stages, microbatches, accumulate)
+    return TrainingPipeline(context, layers, axis, made, optimizer)
+
+
+def _schedule(schedule: Any, stages: int, microbatches: int, accumulate: int | str | None
+              ) -> Schedule:
+    """Return the Schedule; UnsupportedError for what pipelines do not do yet."""
     made = make_schedule(schedule, stages=stages, microbatches=microbatches,
                          accumulate=accumulate)
     if made.correction != "none":
@@ -59,11 +98,29 @@ def pipeline(
             f"accumulate={made.accumulate} over several steps that flush", place=user_place(),
             expected=f"an update in each step: accumulate={microbatches}",
             remedy=f"microbatches={made.accumulate}, and batches so large")
-    return Pipeline(context, layers, axis, made, optimizer)
+    return made
 
 
-class Pipeline:
-    """Layers cut into stages. `spmd.pipeline` gives one."""
+def _check(context: Context, layers: Sequence[Any], axis: str, stages: int) -> None:
+    """Raise UsageError for an axis that is not there, or more stages than layers."""
+    if axis not in context.mesh.names:
+        raise UsageError(f"the mesh has no axis {axis!r}", place=user_place(),
+                         expected=f"one of {', '.join(context.mesh.names)}",
+                         remedy='@spmd.program(mesh=("data", "stage"))')
+    if not 1 <= stages <= len(layers):
+        raise UsageError(
+            f"{stages} stages, and there are {len(layers)} layers", place=user_place(),
+            expected="at least one stage, and at most one for each layer",
+            remedy=f"stages={len(layers)}, or parts of layers as layers of their own")
+
+
+class TrainingPipeline:
+    """Layers cut into stages, which are trained by a schedule. `spmd.pipeline` gives one.
+
+    A state is a dict of arrays with a row for each stage, which loops of the program carry and
+    entries of a class may keep. cut: which layers and how many parameters each stage has, and how
+    many times as fast as one stage that may be, as text. schedule: its Schedule.
+    """
 
     def __init__(
         self, context: Context, layers: Sequence[tuple[Callable[..., Any], Any]], axis: str,
@@ -88,7 +145,8 @@ class Pipeline:
     # ---- what users call
 
     def init(self) -> State:
-        """Return the state before the first step."""
+        """Return the state before the first step: the parameters that the layers have, the
+        optimizer's first state, nothing in flight."""
         buffers = self.new(self.weights, ())
         for stage in self.stages:
             leaves = [as_array(x) for x in flatten(stage.parameters)[1]]
@@ -101,8 +159,11 @@ class Pipeline:
 
     def step(self, state: State, x: Any, y: Any) -> tuple[State, Any]:
         """Return the state after a step with a batch, and the mean of the losses that came in it.
+
+        x, y: trees of arrays, whose dim 0 is the batch. Where the schedule flushes, the losses are
+        those of this batch; else of what has left the last stage meanwhile, NaN if nothing did.
         """
-        batches = Batches.of(self, x, y, self.schedule.microbatches)
+        batches = Microbatches.of(self, x, y, self.schedule.microbatches)
         if not self.schedule.flushes:
             if "cycle" not in state:
                 self.context.facts[self.key] = batch_types(x, y)
@@ -116,7 +177,8 @@ class Pipeline:
         return done, ticks.loss(work)
 
     def drain(self, state: State) -> State:
-        """Return the state after all that is in flight is done, and applied."""
+        """Return the state after all that is in flight is done, and applied: each stage is updated
+        by the gradients that it has, even if they are fewer than `accumulate`."""
         return self._flight().drained(state) if "cycle" in state else state
 
     def _flight(self) -> Flight:
@@ -146,7 +208,7 @@ class Pipeline:
                                    None))
                 for name, n in packing.lengths.items()}
 
-    def code(self, batches: Batches) -> StageCode:
+    def code(self, batches: Microbatches) -> StageCode:
         """Return the code of the stages for microbatches of this type."""
         key = str(flatten((batches.x_types, batches.y_types))[1])
         if key not in self._codes:

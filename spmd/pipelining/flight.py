@@ -17,7 +17,7 @@ from spmd.pipelining.ticks import Microbatches, Ticks, batch_layout
 if TYPE_CHECKING:
     from spmd.pipelining.training_pipeline import State, TrainingPipeline
 
-IN_FLIGHT = ("x", "y", "cycle")
+IN_FLIGHT = ("x", "y", "cycle", "steps")
 
 
 def batch_types(x: Any, y: Any) -> Any:
@@ -48,13 +48,14 @@ class Flight:
         made = [spmd.zeros(shape, dtype, layout=layout) for shape, dtype, layout in leaves]
         x, y = fill(tree, iter(made), fresh=True)
         batches = Microbatches.of(self.pipe, x, y, self.size)
-        work = Ticks(self.pipe, self.pipe.code(batches), batches).begin(state)
+        work = Ticks(self.pipe, self.pipe.code(batches), batches).begin(
+            {name: state[name] for name in ("weights", "moments")})
         def none(x: Any) -> Any:
             return spmd.zeros((self.behind * self.size, *x.shape[1:]), x.type.dtype.name,
                               layout=batch_layout(batches.data, x.ndim))
 
         x, y = (_each(tree, none) for tree in (batches.x, batches.y))
-        return {**work, "x": x, "y": y, "cycle": spmd.asarray(np.int64(0))}
+        return {**work, "steps": state["steps"], "x": x, "y": y, "cycle": spmd.asarray(np.int64(0))}
 
     def step(self, state: State, batches: Microbatches) -> tuple[State, Any]:
         """Return the state after a step, and the loss."""
@@ -64,13 +65,18 @@ class Flight:
                     fresh=True)
         every = batches.but(x, y)
         ticks = Ticks(self.pipe, self.pipe.code(batches), every, self.behind * self.size,
-                      state["cycle"] * self.size)
+                      state["cycle"] * self.size, self._earlier(state))
         work = {k: v for k, v in state.items() if k not in IN_FLIGHT}
         work["loss"] = ticks.no_loss()
         work = ticks.run(work, self.pipe.schedule.period or 0)
         kept_x, kept_y = (_each(tree, lambda a: a[self.size:]) for tree in (x, y))
-        done = {**work, "x": kept_x, "y": kept_y, "cycle": state["cycle"] + 1}
+        done = {**work, "x": kept_x, "y": kept_y, "cycle": state["cycle"] + 1,
+                "steps": state["steps"] + 1}
         return {name: done[name] for name in state}, ticks.loss(work)
+
+    def _earlier(self, state: State) -> Any:
+        """Return how many microbatches there were before the pipeline was last empty."""
+        return (state["steps"] - state["cycle"]) * self.size
 
     def drained(self, state: State) -> State:
         """Return the state after all that is in flight, and a last update of each stage."""
@@ -78,12 +84,13 @@ class Flight:
         work = {k: v for k, v in state.items() if k not in IN_FLIGHT}
         if self.behind:
             ticks = Ticks(self.pipe, self.pipe.code(batches), batches, self.behind * self.size,
-                          state["cycle"] * self.size)
+                          state["cycle"] * self.size, self._earlier(state))
             work = ticks.run(work, self.behind * (self.pipe.schedule.period or 0) + 1, last=True)
         else:
             due = spmd.asarray(np.ones(len(self.pipe.stages), bool))
             work = self.pipe.updates.due(work, due, batches.data)
-        done = {**work, "x": state["x"], "y": state["y"], "cycle": state["cycle"] * 0}
+        done = {**work, "x": state["x"], "y": state["y"], "cycle": state["cycle"] * 0,
+                "steps": state["steps"]}
         return {name: done[name] for name in state}
 
 

@@ -16,8 +16,9 @@ from codegen.errors import ShapeError
 from codegen.ir import ArrayType
 from codegen.places import user_place
 from codegen.symbolic import expr
-from codegen.trace.array import Array, as_array
+from codegen.trace.array import Array, as_array, as_value
 from codegen.trace.control.letting import as_symbol
+from codegen.trace.expecting import expect
 from codegen.trace.number import expr_of
 from codegen.trace.state import fill, flatten
 from spmd.pipelining.stage_code import StageCode
@@ -100,13 +101,14 @@ class Ticks:
 
     batches: those of earlier steps in flight, and then a new one, or none. before: how many
     microbatches there are of earlier steps. first: the number of the first microbatch of the cycle,
-    counted from the beginning: 0, or an array.
+    counted from the beginning: 0, or an array. earlier: how many there were before that beginning.
     """
 
     def __init__(
         self, pipe: TrainingPipeline, code: StageCode, batches: Microbatches, before: int = 0,
-        first: Any = 0,
+        first: Any = 0, earlier: Any = 0,
     ) -> None:
+        self.earlier = earlier
         self.pipe, self.code, self.batches = pipe, code, batches
         self.before, self.first = before, first
         self.tables = pipe.tables
@@ -162,7 +164,7 @@ class Ticks:
         if not pipe.schedule.flushes:
             arms = np.where(self._there(own), arms, 0)
         number = np.maximum(own + self.first, 0)
-        read = {"arms": arms, "microbatches": number, "slots": number % np.array(tables.slots),
+        read = {"arms": arms, "numbers": number + self.earlier, "microbatches": number, "slots": number % np.array(tables.slots),
                 "positions": np.clip(own + self.before, 0, self.has - 1),
                 "weights": work["weights"]}
         apart = {"weights", "moments"}
@@ -235,7 +237,7 @@ class Ticks:
         arms: list[Any] = [lambda: None]
         for stage in self.unlike:
             arms.append(lambda s=stage: self._forward(
-                s, (j, k, slot), state, weights, batches, position))
+                s, (j, k, slot), state, weights, batches, (position, read["numbers"][j])))
             arms.append(lambda s=stage: self._backward(s, (j, k, slot), state, weights))
         spmd.switch(read["arms"][j], arms)
 
@@ -244,9 +246,10 @@ class Ticks:
             stage, self.pipe.weights.read(weights, (j,), stage))
 
     def _forward(self, s: int, at: tuple[Any, Any, Any], state: Any, weights: Any, batches: Any,
-                 position: Any) -> None:
-        """Do the forward pass of a stage. at: its row, its microbatch, and the slot of that."""
-        j, k, slot = at
+                 which: tuple[Any, Any]) -> None:
+        """Do the forward pass of a stage. at: its row, its microbatch, and the slot of that. which:
+        where that lies in the batches, and its number, for messages."""
+        (j, k, slot), (position, number) = at, which
         code, last = self.code, self.pipe.stages[-1].number
         if s == 0:
             h = _microbatch(batches[0], position)
@@ -260,8 +263,18 @@ class Ticks:
         if s < last:
             code.activations.write(state["activations"], (j, 0), s, flatten(out)[1])
         else:
+            self._check(out, number)
             state["loss"][j, 0, 0] += out
             state["loss"][j, 0, 1] += 1
+
+    def _check(self, loss: Any, number: Any) -> None:
+        """End the run where the loss of a microbatch is NaN."""
+        context, data = self.pipe.context, self.batches.data
+        rank = () if data is None else (
+            f", {data} rank ", as_value(context, spmd.axis_index(data)))
+        step = as_value(context, number // self.pipe.schedule.microbatches)
+        expect(context, as_value(context, loss == loss), "loss of microbatch ",
+               as_value(context, number), " is NaN: step ", step, *rank)
 
     def _backward(self, s: int, at: tuple[Any, Any, Any], state: Any, weights: Any) -> None:
         """Do the backward pass of a stage. at: as of _forward."""

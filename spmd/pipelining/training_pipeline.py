@@ -151,7 +151,8 @@ class TrainingPipeline:
         for stage in self.stages:
             leaves = [as_array(x) for x in flatten(stage.parameters)[1]]
             self.weights.write(buffers, (stage.number,), stage.number, leaves)
-        state = {"weights": buffers, "moments": self.updates.init(buffers)}
+        state = {"weights": buffers, "moments": self.updates.init(buffers),
+                 "steps": spmd.asarray(np.int64(0))}
         types = self.context.facts.get(self.key)
         if self.schedule.flushes or types is None:
             return state
@@ -169,12 +170,13 @@ class TrainingPipeline:
                 self.context.facts[self.key] = batch_types(x, y)
                 raise CapturedAgain
             return self._flight().step(state, batches)
-        ticks = Ticks(self, self.code(batches), batches)
+        earlier = state["steps"] * self.schedule.microbatches
+        ticks = Ticks(self, self.code(batches), batches, earlier=earlier)
         work = ticks.run(ticks.begin({"weights": state["weights"]}), self.schedule.length)
         done = {"weights": state["weights"], "moments": state["moments"]}
         done = self.updates.all_stages(done, ticks.summed(work["gradients"]),
                                        self.schedule.microbatches)
-        return done, ticks.loss(work)
+        return {**done, "steps": state["steps"] + 1}, ticks.loss(work)
 
     def drain(self, state: State) -> State:
         """Return the state after all that is in flight is done, and applied: each stage is updated

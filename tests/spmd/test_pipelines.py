@@ -315,3 +315,12 @@ def test_refused_with_a_remedy(options, parts):
 def test_a_weight_of_two_stages_that_are_updated_apart_is_refused():
     with pytest.raises(spmd.UsageError, match=r"'t'.*of layer 0 is in stages 0 and 2"):
         spmd.build(tied(3, optim.sgd(0.1), "continuous"))
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "continuous"])
+def test_a_loss_that_is_nan_ends_the_run(schedule):
+    case = Case(2, 3, 4)
+    case.ys[2, 2] = np.nan  # two examples in a microbatch: 9 is the second one of step 2
+    image = spmd.build(case.program(2, optim.sgd(0.1), schedule=schedule))
+    with pytest.raises(spmd.CheckError, match="loss of microbatch 9 is NaN: step 2"):
+        image.run(ranks=2, **case.inputs)

@@ -86,7 +86,7 @@ class Updates:
         arms = spmd.asarray(np.array(self.arms))
         return by_rows(pipe.axis, None, row, moments, {"weights": weights, "arms": arms})
 
-    def all_stages(self, state: State, gradients: dict[str, Any], count: int) -> State:
+    def all_stages(self, state: State, gradients: dict[str, Any], count: Any) -> State:
         """Return the state after an update of all stages by the mean of so many gradients."""
         gradients = self.shared.summed_across(self.pipe.weights, gradients)
         stages = len(self.pipe.stages)

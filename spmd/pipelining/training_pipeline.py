@@ -93,11 +93,6 @@ def _schedule(schedule: Any, stages: int, microbatches: int, accumulate: int | s
             f"{made.name}: pipelines do not correct weights yet ({made.correction})",
             place=user_place(), expected="a schedule whose backward passes read the weights of "
             "their own time", remedy='schedule="continuous"')
-    if made.flushes and made.accumulate != microbatches:
-        raise UnsupportedError(
-            f"accumulate={made.accumulate} over several steps that flush", place=user_place(),
-            expected=f"an update in each step: accumulate={microbatches}",
-            remedy=f"microbatches={made.accumulate}, and batches so large")
     return made
 
 
@@ -130,6 +125,9 @@ class TrainingPipeline:
         self.layers = [(f, w) for f, w in layers]
         self.key = f"pipeline {user_place()}"
         self.tables: TickTables = tables_of(schedule)
+        self.every = 1  # steps that flush, until an update
+        if schedule.flushes and isinstance(schedule.accumulate, int):
+            self.every = schedule.accumulate // schedule.microbatches
         sizes = [sum(_size(x) for x in flatten(w)[1]) for _, w in self.layers]
         self.positions = cut(sizes, schedule.stages)
         self.cut = shown(sizes, self.positions, "parameters")
@@ -153,6 +151,8 @@ class TrainingPipeline:
             self.weights.write(buffers, (stage.number,), stage.number, leaves)
         state = {"weights": buffers, "moments": self.updates.init(buffers),
                  "steps": spmd.asarray(np.int64(0))}
+        if self.every > 1:  # gradients of earlier steps wait for an update
+            state |= {"gradients": self.new(self.weights, ()), "pending": state["steps"]}
         types = self.context.facts.get(self.key)
         if self.schedule.flushes or types is None:
             return state
@@ -173,15 +173,36 @@ class TrainingPipeline:
         earlier = state["steps"] * self.schedule.microbatches
         ticks = Ticks(self, self.code(batches), batches, earlier=earlier)
         work = ticks.run(ticks.begin({"weights": state["weights"]}), self.schedule.length)
-        done = {"weights": state["weights"], "moments": state["moments"]}
-        done = self.updates.all_stages(done, ticks.summed(work["gradients"]),
-                                       self.schedule.microbatches)
-        return {**done, "steps": state["steps"] + 1}, ticks.loss(work)
+        sums = ticks.summed(work["gradients"])
+        done = {**state, "steps": state["steps"] + 1}
+        if self.every == 1:
+            return self._applied(done, sums, self.schedule.microbatches), ticks.loss(work)
+        done["gradients"] = {name: g + sums[name] for name, g in state["gradients"].items()}
+        done["pending"] = state["pending"] + 1
+        return self._applied_if(done, done["pending"] == self.every), ticks.loss(work)
 
     def drain(self, state: State) -> State:
         """Return the state after all that is in flight is done, and applied: each stage is updated
         by the gradients that it has, even if they are fewer than `accumulate`."""
+        if "pending" in state:
+            return self._applied_if(state, state["pending"] > 0)
         return self._flight().drained(state) if "cycle" in state else state
+
+    def _applied(self, state: State, gradients: dict[str, Any], count: Any) -> State:
+        """Return the state after an update of all stages by gradients of so many microbatches."""
+        part = {name: state[name] for name in ("weights", "moments")}
+        return {**state, **self.updates.all_stages(part, gradients, count)}
+
+    def _applied_if(self, state: State, due: Any) -> State:
+        """Return the state after an update by all that is pending, if that is due."""
+        def update(state: State) -> State:
+            count = state["pending"] * self.schedule.microbatches
+            done = self._applied(state, state["gradients"], count.astype(np.float64))
+            done["gradients"] = {name: g * 0 for name, g in state["gradients"].items()}
+            return {**done, "pending": state["pending"] * 0}
+
+        after: State = spmd.cond(due, update, lambda state: state, state)
+        return after
 
     def _flight(self) -> Flight:
         return Flight(self)

@@ -144,9 +144,17 @@ class AdamW:
 
 def plain(layers, optimizer, xs, ys, microbatches):
     """Return losses and weights of plain training: each step averages over its microbatches."""
+    losses: list[float] = []
+    ws = plain_steps(layers, optimizer, [(x, y, microbatches) for x, y in zip(xs, ys)], losses)
+    return np.array(losses), ws
+
+
+def plain_steps(layers, optimizer, steps, losses=None):
+    """Return the weights after steps with batches x, y of so many microbatches; put the losses into
+    a list."""
     functions, ws = [f for f, _ in layers], [dict(w) for _, w in layers]
-    states, losses = [optimizer.begin(w) for w in ws], []
-    for x, y in zip(xs, ys):
+    states = [optimizer.begin(w) for w in ws]
+    for x, y, microbatches in steps:
         total, sums = 0.0, [dict.fromkeys(w, 0.0) for w in ws]
         for part, target in zip(np.split(x, microbatches), np.split(y, microbatches)):
             t, kept = part, []
@@ -157,10 +165,11 @@ def plain(layers, optimizer, xs, ys, microbatches):
             for k in reversed(range(len(ws))):
                 slopes, d = BACKWARD[functions[k]](ws[k], kept[k], d)
                 sums[k] = {n: sums[k][n] + g / microbatches for n, g in slopes.items()}
-        losses.append(total)
+        if losses is not None:
+            losses.append(total)
         for k in range(len(ws)):
             ws[k], states[k] = optimizer.update(ws[k], sums[k], states[k])
-    return np.array(losses), ws
+    return ws
 
 
 class Stage:

@@ -118,6 +118,23 @@ def test_stages_updated_alone_equal_a_simulation(name, layers, stages, microbatc
         same_bits(out, outs[0])
 
 
+@pytest.mark.parametrize("every", [2, 3])
+def test_gradients_of_several_steps_that_flush(every):
+    mine, theirs = OPTIMIZERS["adamw"]
+    case = Case(9, 4, 3)
+    image = spmd.build(case.program(3, mine, accumulate=3 * every))
+    xs, ys = (np.concatenate([*x[:every]]) for x in (case.xs, case.ys))
+    rest = [np.concatenate([*x[every:]]) for x in (case.xs, case.ys)]  # applied by drain
+    first = by_hand.plain(case.layers, theirs, [xs], [ys], 3 * every)
+    outs = [image.run(ranks=n, **case.inputs) for n in (1, 2, 5)]
+    np.testing.assert_allclose(np.mean(outs[0]["losses"][:every]), first[0][0], rtol=1e-9)
+    twice = by_hand.plain_steps(case.layers, theirs, [(xs, ys, 3 * every),
+                                                      (*rest, 3 * (STEPS - every))])
+    case.check({**outs[0], "losses": outs[0]["losses"][:0]}, (np.array([]), twice))
+    for out in outs[1:]:
+        same_bits(out, outs[0])
+
+
 def slow(s, p, k, m):
     """What arrives waits for several ticks; updates come later than gradients."""
     return {"F": 2 * k + 3 * s, "B": 2 * (k + 3 * p) - 3 - 3 * s, "U": 2 * (k + 3 * p) - 3 - 3 * s}

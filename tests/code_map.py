@@ -42,6 +42,9 @@ GROUPS = (
     ("Optimizers", ("spmd/optim/*.py",), "__init__ transformation optimizers"),
     ("Schedules of pipelines", ("spmd/schedules/*.py",),
      "__init__ making_schedules pipeline_schedule actions built_in tick_formulas schedule_tables"),
+    ("Pipelines: layers on different ranks", ("spmd/pipelining/*.py",),
+     "__init__ training_pipeline stage_cuts flat_buffers stage_code stage_rows tick_tables ticks "
+     "flight"),
     ("Networks", ("spmd/nn/*.py",), "__init__"),
     ("Preparing data", ("spmd/data/*.py",), "__init__ pipelines computing drawing settings"),
     ("Launching", ("spmd/launch/*.py", "spmd/engine/*.py"),

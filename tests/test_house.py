@@ -101,6 +101,7 @@ HEAVY = (
     "spmd.image", "spmd.jit_arguments", "spmd.jitting", "spmd.launch.eager_feeds",
     "spmd.launch.eager_frames", "spmd.launch.iterable_supply", "spmd.nn", "spmd.numpy",
     "spmd.opened", "spmd.opening", "spmd.optim", "spmd.output_parts", "spmd.output_trees",
+    "spmd.pipelining",
     "spmd.prepared_calls", "spmd.random", "spmd.routine_checks", "spmd.schedules", "spmd.show",
     "spmd.source", "spmd.streaming", "spmd.tree", "spmd.verify.images",
 )

@@ -81,7 +81,12 @@ class Resolver:
         op = self.defs[value]
         if isinstance(op.what, Reshape):
             return self.at_offset(op.operands[0], offset)
-        return self.node(value, unravel(offset, value.type.shape))
+        shape = value.type.shape
+        long = [d for d, extent in enumerate(shape) if extent != 1]
+        if len(long) == 1:
+            return self.node(value, tuple(offset if d in long else expr.const(0)
+                                          for d in range(len(shape))))
+        return self.node(value, unravel(offset, shape))
 
     def constant(self, value: Value, data: Array) -> Value:
         """Where a constant's data lies in the image: another value than its own, if that is a

@@ -127,15 +127,16 @@ class _Storing:
         return value
 
     def is_plain_view(self, value: Value, image: bool) -> bool:
-        """A chain of slices and transposes of something that is stored anyway, in any shape; with
-        `image`, also of a constant that lies there."""
+        """A chain of slices and transposes of something that is stored anyway, in any shape; a row
+        may be given several dims. With `image`, also of a constant that lies there."""
         while value not in self.stored:
             if value in self.image:
                 return image
             op = self.defs[value]
             if isinstance(op.what, Reshape):
                 small = [e for e in op.result.type.shape if e != 1]
-                if small != [e for e in op.operands[0].type.shape if e != 1]:
+                under = [e for e in op.operands[0].type.shape if e != 1]
+                if small != under and len(under) > 1:
                     return self.is_whole(op.operands[0], image)
             elif isinstance(op.what, Map) and self.leaves(value):
                 self.stored.add(value)

@@ -72,6 +72,10 @@ class Block:
 UNROLLED_TURNS = 64  # turns of a loop that Python may run while building
 
 
+class CapturedAgain(Exception):
+    """Ends a capture that has found what it should have known before: it begins again with it."""
+
+
 class _Captures(threading.local):
     """The captures that are open in this thread, the innermost one last."""
 
@@ -93,6 +97,7 @@ class Context:
     held: Mapping[str, Any] = types.MappingProxyType({})  # states in the place of inputs, by name
     # states that are looked for, by name: the tree that is declared, and its leaves
     looked_for: dict[str, Any]
+    facts: dict[str, Any]  # what earlier captures of the program have found
     states: tuple[StateArray, ...] = ()
     entries: tuple[Entry, ...] = ()
     outermost: Any = None  # what loops in no other one carried in the capture before: settled.Inner
@@ -105,7 +110,7 @@ class Context:
         self.epoch = 0  # grows where a piece of code begins that may be undone
         self.place: Place | None = None  # where ops come from, if not from what runs now
         self.write_logs: list[dict[Storage, None]] = []
-        self.own_scalars, self.looked_for = {}, {}
+        self.own_scalars, self.looked_for, self.facts = {}, {}, {}
         self.scalars: dict[str, Scalar] = {}
         self.inputs: dict[str, Input] = {}
         self.feeds: dict[str, Feed] = {}

@@ -37,7 +37,7 @@ from codegen.trace import (
     blocked,  # noqa: F401  # gives np.linalg what it does with split matrices
     methods,  # noqa: F401  # gives Array its methods
 )
-from codegen.trace.context import Context, Limits
+from codegen.trace.context import CapturedAgain, Context, Limits
 from codegen.trace.control import conversion
 from codegen.trace.control import hooks as control
 from codegen.trace.control.conversion import as_called
@@ -266,15 +266,19 @@ class Program:
         unrolled: frozenset[Place | None] = frozenset()
         outermost, rounds = Inner(), 0
         rows_by_python, reserved = False, frozenset[str]()
+        facts: dict[str, Any] = {}
         while True:
             context = Context(self.name, mesh)
             context.bounds, context.rules, context.layouts = bounds, self.rules, layouts
             context.limits, context.checks = limits, frozenset(checks)
             context.unrolled, context.outermost = unrolled, outermost
             context.rows_by_python, context.reserved = rows_by_python, reserved
+            context.facts = facts
             outermost.met.clear()
             try:
                 module = self._trace(context, values)
+            except CapturedAgain:
+                continue
             except Exception as error:
                 if context.has_rows:  # perhaps Python can run the loops that were compiled
                     rows_by_python, outermost = True, Inner()

@@ -1,0 +1,198 @@
+"""A function and its way back as two pieces of code, which may stand in different places.
+
+In: a function, the types of its arguments. Out: a Halves, which emits the forward half, whose
+result has what it keeps as arrays, and the backward half, which reads these. Always holds: the
+function is captured once; the backward half computes nothing that the forward half has computed,
+except views, constants, and what follows from the weights alone, which it is given anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from codegen.copies import Copier
+from codegen.ir import ArrayType, Op, Value, free_values
+from codegen.ops import Broadcast, Full, Reshape, Transpose
+from codegen.trace.array import Array, as_value, wrap
+from codegen.trace.context import Block, Context
+from codegen.trace.control.conversion import as_called
+from codegen.trace.derive.derivatives import vjp
+from codegen.trace.derive.needed import has_effect, needed
+from codegen.trace.state import Tree, fill, flatten
+
+VIEWS = (Broadcast, Reshape, Transpose)
+
+
+@dataclass(frozen=True)
+class Halves:
+    """What `in_two` has captured of f(weights, *given).
+
+    out: the structure of what f returns; out_types, kept_types: of its leaves, and of what the
+    backward half reads of the forward half. Cotangents are of the leaves that are floats.
+    """
+
+    context: Context
+    weights: tuple[Value, ...]
+    given: tuple[Value, ...]
+    out: Tree
+    outs: tuple[Value, ...]
+    kept: tuple[Value, ...]
+    cotangents: tuple[Value, ...]
+    gradients: tuple[Value, ...]
+    ahead: tuple[Op, ...]
+    later: tuple[Op, ...]
+    weights_tree: Tree
+    wanted_trees: tuple[Tree | None, ...]
+
+    @property
+    def out_types(self) -> list[ArrayType]:
+        return [v.type for v in self.outs]
+
+    @property
+    def kept_types(self) -> list[ArrayType]:
+        return [v.type for v in self.kept]
+
+    def forward(self, weights: Any, *given: Any) -> tuple[Any, list[Array]]:
+        """Return what f returns, and what is kept."""
+        values = self._copied(self.ahead, self.weights + self.given, _values(
+            self.context, (weights, given)), self.outs + self.kept)
+        arrays = [wrap(self.context, v) for v in values]
+        return fill(self.out, iter(arrays[:len(self.outs)]), fresh=True), arrays[len(self.outs):]
+
+    def backward(self, weights: Any, kept: Sequence[Array], cotangents: Sequence[Array]
+                 ) -> tuple[Any, ...]:
+        """Return the gradients of the weights, and those of each argument, None where none is
+        wanted."""
+        values = self._copied(self.later, self.weights + self.kept + self.cotangents,
+                              _values(self.context, (weights, list(kept), list(cotangents))),
+                              self.gradients)
+        arrays = iter([wrap(self.context, v) for v in values])
+        trees = (self.weights_tree, *self.wanted_trees)
+        return tuple(None if t is None else fill(t, arrays, fresh=True) for t in trees)
+
+    def _copied(self, ops: Iterable[Op], names: Sequence[Value], values: Sequence[Value],
+                results: Sequence[Value]) -> list[Value]:
+        """Emit the ops with these values in the place of the names; return the results."""
+        copier = Copier(self.context.unique, dict(zip(names, values, strict=True)), {})
+        block = self.context.blocks[-1]
+        for op in copier.ops(ops):
+            block.ops.append(op)
+            if isinstance(op.what, Full):
+                self.context.numbers[op.result] = op.what.value
+        return [copier.of(v) for v in results]
+
+
+def in_two(
+    context: Context, f: Callable[..., Any], weights: Any, given: Sequence[Any],
+    wanted: Sequence[bool], backward: bool = True,
+) -> Halves:
+    """Capture f(weights, *given) and its way back, or without that.
+
+    weights, given: trees of ArrayTypes, local ones of a rank's view. wanted: of which of the given
+    arguments there are cotangents.
+    """
+    axes = frozenset(context.mesh.names)
+    tree, types = flatten((weights, tuple(given)))
+    context.rank_view += 1
+    logs, context.write_logs = context.write_logs, [*context.write_logs, {}]
+    try:
+        with context.block(types) as block:
+            block.apart = True
+            context.varying.update(dict.fromkeys(block.args, axes))
+            own_weights, own_given = fill(
+                tree, iter([wrap(context, v) for v in block.args]), fresh=True)
+            chosen = [a for a, want in zip(own_given, wanted, strict=True) if want]
+            outside: list[Any] = []
+
+            def run(w: Any, *mine: Any) -> Any:
+                rest = iter(mine)
+                args = [next(rest) if want else a for a, want in zip(own_given, wanted)]
+                out_tree, leaves = flatten(as_called(f)(w, *args))
+                values = [as_value(context, leaf) for leaf in leaves]
+                outside[:] = out_tree, values
+                return [wrap(context, v) for v in values if v.type.dtype.kind in "fc"]
+
+            if not backward:
+                run(own_weights, *chosen)
+                return _forward_only(context, block, len(flatten(weights)[1]), tree, *outside)
+            _, back = vjp(run, own_weights, *chosen)
+            done = len(block.ops)
+            out, outs = outside
+            cotangents = [Value("cotangent", v.type) for v in outs if v.type.dtype.kind in "fc"]
+            context.varying.update(dict.fromkeys(cotangents, axes))
+            block.args += tuple(cotangents)
+            slopes = back([wrap(context, v) for v in cotangents])
+            trees = [flatten(x) for x in slopes]
+            gradients = [as_value(context, leaf) for _, leaves in trees for leaf in leaves]
+    finally:
+        context.rank_view -= 1
+        context.write_logs = logs
+    count = len(flatten(weights)[1])
+    names = block.args[:count], block.args[count:len(types)]
+    rest = iter(tree for tree, _ in trees[1:])
+    first = set(block.ops[:done])
+    ahead, later, kept = _cut(block.ops, first, names, cotangents, outs, gradients)
+    return Halves(context, *names, out, tuple(outs), tuple(kept), tuple(cotangents),
+                  tuple(gradients), tuple(ahead), tuple(later), trees[0][0],
+                  tuple(next(rest) if want else None for want in wanted))
+
+
+def _forward_only(context: Context, block: Block, count: int, tree: Tree, out: Tree,
+                  outs: Sequence[Value]) -> Halves:
+    """Return Halves of which the second one is empty."""
+    ops = needed(block.ops, outs)
+    return Halves(context, block.args[:count], block.args[count:], out, tuple(outs), (), (), (),
+                  tuple(ops), (), tree, ())
+
+
+def _values(context: Context, tree: Any) -> list[Value]:
+    return [as_value(context, leaf) for leaf in flatten(tree)[1]]
+
+
+def _reads(op: Op) -> list[Value]:
+    return [*op.operands, *(v for region in op.regions for v in free_values(region))]
+
+
+def _cut(
+    every: Sequence[Op], first: set[Op], names: tuple[Sequence[Value], Sequence[Value]],
+    cotangents: Sequence[Value], outs: Sequence[Value], gradients: Sequence[Value],
+) -> tuple[list[Op], list[Op], list[Value]]:
+    """Return the ops of both halves, and what the second one reads of the first one.
+
+    first: ops of the function itself; others are of its way back, even where they follow from what
+    it did alone.
+    """
+    made = {v: op for op in every for v in op.results}
+    behind, of_given = set(cotangents), set(names[1])
+    for op in every:
+        reads = _reads(op)
+        if behind.intersection(reads):
+            behind.update(op.results)
+        elif of_given.intersection(reads):
+            of_given.update(op.results)
+    again: dict[Op, None] = {}
+    kept: dict[Value, None] = {}
+    visited: set[Value] = set()
+    stack = list(reversed(gradients))
+    while stack:
+        v = stack.pop()
+        if v in visited:
+            continue
+        visited.add(v)
+        if v not in made:
+            if v in of_given:
+                kept[v] = None
+            continue
+        op = made[v]
+        if (v in behind or v not in of_given or op not in first
+              or isinstance(op.what, VIEWS)):
+            again[op] = None
+            stack += reversed(_reads(op))
+        else:
+            kept[v] = None
+    later = needed([op for op in every if op in again], gradients)
+    ahead = needed([op for op in every if op in first], [*outs, *kept])
+    assert not any(has_effect(op) for op in later)
+    return ahead, later, list(kept)

@@ -1,0 +1,71 @@
+"""The forward pass of a whole batch through the stages of a pipeline, one stage after the other.
+
+In: a TrainingPipeline, its state, a batch. Out: the loss, or what the last layer returns.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import spmd
+from codegen.errors import UnsupportedError
+from codegen.places import user_place
+from codegen.trace.state import fill, flatten
+from spmd.pipelining.stage_code import StageCode, code_of
+from spmd.pipelining.stage_rows import by_rows
+from spmd.pipelining.ticks import Microbatches
+
+if TYPE_CHECKING:
+    from spmd.pipelining.training_pipeline import State, TrainingPipeline
+
+
+def evaluated(pipe: TrainingPipeline, state: State, x: Any, y: Any) -> Any:
+    """Return the loss of a batch, or, where y is None, what the last layer returns without it."""
+    batch = Microbatches.of(pipe, x, x if y is None else y, 1)
+    if y is None and batch.data is not None:
+        raise UnsupportedError(
+            "the outputs of a pipeline whose batch is split are not joined yet",
+            place=user_place(), expected="a batch that is whole on all ranks",
+            remedy="pipe.evaluate(state, x, y), or x.relayout((None, …))")
+    code = code_of(pipe.context, pipe.stages, batch.x_types,
+                   None if y is None else batch.y_types, backward=False)
+    stages = len(pipe.stages)
+    out = pipe.new(code.activations, (batch.ranks,), (batch.data,))
+    ids = spmd.asarray(np.arange(stages))
+
+    def tick(t: Any, out: Any) -> Any:
+        def row(j: Any, out: Any, read: Any, given: Any) -> None:
+            arms = [_arm(pipe, code, s, j, out, read["weights"], given, y is None)
+                    for s in range(stages)]
+            spmd.switch(read["arms"][j], [lambda: None, *arms])
+
+        read = {"arms": np.where(ids == t, ids + 1, 0), "weights": state["weights"]}
+        out = {name: np.roll(x, 1, axis=0) for name, x in out.items()} if stages > 1 else out
+        return by_rows(pipe.axis, batch.data, row, out, read, (batch.x, batch.y))
+
+    out = spmd.fori_loop(0, stages, tick, out)
+    if y is not None:
+        loss = code.halves[-1].out_types[0].dtype.name
+        return np.mean(out[loss][stages - 1, :, 0])
+    leaves = code.activations.read(out, (stages - 1, 0), stages - 1)
+    return fill(code.halves[-1].out, iter(leaves), fresh=True)
+
+
+def _arm(pipe: TrainingPipeline, code: StageCode, s: int, j: Any, out: Any, weights: Any,
+         given: Any, alone: bool) -> Any:
+    """Return a function that does the forward pass of a stage, whose row is j."""
+    def forward() -> None:
+        x, y = ([a[0] for a in flatten(tree)[1]] for tree in given)
+        if s:
+            h = code.handed(s - 1, code.activations.read(out, (j, 0), s - 1))
+        else:
+            h = fill(flatten(given[0])[0], iter(x), fresh=True)
+        more = [fill(flatten(given[1])[0], iter(y), fresh=True)]
+        args = [h, *(more if s == len(pipe.stages) - 1 and not alone else ())]
+        own = pipe.updates.parameters(s, pipe.weights.read(weights, (j,), s))
+        found, _ = code.halves[s].forward(own, *args)
+        code.activations.write(out, (j, 0), s, flatten(found)[1])
+
+    return forward

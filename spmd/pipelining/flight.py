@@ -1,0 +1,99 @@
+"""Steps of a pipeline that never flushes: what is in flight between them is part of the state.
+
+Always holds: the batches of the steps whose microbatches are in flight are in the state, too.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import spmd
+from codegen.trace.array import as_array
+from codegen.trace.state import fill, flatten
+from spmd.pipelining.ticks import Microbatches, Ticks, batch_layout
+
+if TYPE_CHECKING:
+    from spmd.pipelining.training_pipeline import State, TrainingPipeline
+
+IN_FLIGHT = ("x", "y", "cycle", "steps")
+
+
+def batch_types(x: Any, y: Any) -> Any:
+    """Return what an init needs to know of batches: their structure, and of each array the shape,
+    the element type and the layout."""
+    tree, leaves = flatten((x, y))
+    arrays = [as_array(leaf) for leaf in leaves]
+    return tree, [(a.shape, a.type.dtype.name, as_said(a.type.layout)) for a in arrays]
+
+
+def as_said(layout: Any) -> Any:
+    """Return a layout as users write it."""
+    return layout and tuple(entry if len(entry) > 1 else entry[0] if entry else None
+                            for entry in layout)
+
+
+class Flight:
+    """The steps of one pipeline."""
+
+    def __init__(self, pipe: TrainingPipeline) -> None:
+        self.pipe = pipe
+        self.behind = pipe.tables.behind
+        self.size = pipe.schedule.microbatches
+
+    def first(self, state: State, types: Any) -> State:
+        """Return the state before the first step, with nothing in flight."""
+        tree, leaves = types
+        made = [spmd.zeros(shape, dtype, layout=layout) for shape, dtype, layout in leaves]
+        x, y = fill(tree, iter(made), fresh=True)
+        batches = Microbatches.of(self.pipe, x, y, self.size)
+        work = Ticks(self.pipe, self.pipe.code(batches), batches).begin(
+            {name: state[name] for name in ("weights", "moments")})
+        def none(x: Any) -> Any:
+            return spmd.zeros((self.behind * self.size, *x.shape[1:]), x.type.dtype.name,
+                              layout=batch_layout(batches.data, x.ndim))
+
+        x, y = (_each(tree, none) for tree in (batches.x, batches.y))
+        return {**work, "steps": state["steps"], "x": x, "y": y, "cycle": spmd.asarray(np.int64(0))}
+
+    def step(self, state: State, batches: Microbatches) -> tuple[State, Any]:
+        """Return the state after a step, and the loss."""
+        tree, new = flatten((batches.x, batches.y))
+        before = flatten((state["x"], state["y"]))[1]
+        x, y = fill(tree, iter([np.concatenate(pair) for pair in zip(before, new, strict=True)]),
+                    fresh=True)
+        every = batches.but(x, y)
+        ticks = Ticks(self.pipe, self.pipe.code(batches), every, self.behind * self.size,
+                      state["cycle"] * self.size, self._earlier(state))
+        work = {k: v for k, v in state.items() if k not in IN_FLIGHT}
+        work["loss"] = ticks.no_loss()
+        work = ticks.run(work, self.pipe.schedule.period or 0)
+        kept_x, kept_y = (_each(tree, lambda a: a[self.size:]) for tree in (x, y))
+        done = {**work, "x": kept_x, "y": kept_y, "cycle": state["cycle"] + 1,
+                "steps": state["steps"] + 1}
+        return {name: done[name] for name in state}, ticks.loss(work)
+
+    def _earlier(self, state: State) -> Any:
+        """Return how many microbatches there were before the pipeline was last empty."""
+        return (state["steps"] - state["cycle"]) * self.size
+
+    def drained(self, state: State) -> State:
+        """Return the state after all that is in flight, and a last update of each stage."""
+        batches = Microbatches.in_flight(self.pipe, state["x"], state["y"])
+        work = {k: v for k, v in state.items() if k not in IN_FLIGHT}
+        if self.behind:
+            ticks = Ticks(self.pipe, self.pipe.code(batches), batches, self.behind * self.size,
+                          state["cycle"] * self.size, self._earlier(state))
+            work = ticks.run(work, self.behind * (self.pipe.schedule.period or 0) + 1, last=True)
+        else:
+            due = spmd.asarray(np.ones(len(self.pipe.stages), bool))
+            work = self.pipe.updates.due(work, due, batches.data)
+        done = {**work, "x": state["x"], "y": state["y"], "cycle": state["cycle"] * 0,
+                "steps": state["steps"]}
+        return {name: done[name] for name in state}
+
+
+def _each(tree: Any, function: Any) -> Any:
+    shape, leaves = flatten(tree)
+    return fill(shape, iter([function(x) for x in leaves]), fresh=True)

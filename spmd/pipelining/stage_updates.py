@@ -1,0 +1,267 @@
+"""Updates of stages: each stage's parameters by the gradients of its own microbatches.
+
+Always holds: an optimizer sees the parameters of a stage as a list, one tree for each layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import reduce
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+import spmd
+from codegen.errors import UsageError
+from codegen.ir import ArrayType
+from codegen.places import user_place
+from codegen.trace.array import Array, as_array, as_value, wrap
+from codegen.trace.context import Context
+from codegen.trace.derive.two_parts import Halves, in_two
+from codegen.trace.state import Tree, fill, flatten
+from spmd.optim.transformation import (
+    apply_updates,
+    leaves_of,
+    norms_of_parts,
+    squared,
+    widened,
+)
+from spmd.pipelining.flat_buffers import Packing
+from spmd.pipelining.shared_weights import SharedWeights
+from spmd.pipelining.stage_code import kind_of, types_of
+from spmd.pipelining.stage_rows import by_rows
+
+if TYPE_CHECKING:
+    from spmd.pipelining.training_pipeline import State, TrainingPipeline
+
+
+class Updates:
+    """The optimizer of a pipeline. moments: the packing of its states."""
+
+    def __init__(self, pipe: TrainingPipeline, optimizer: Any) -> None:
+        self.pipe, self.optimizer = pipe, optimizer
+        self.shared = SharedWeights(pipe.stages, pipe.schedule.flushes)
+        self._captured: dict[Any, Halves] = {}
+        self.trees: list[Tree] = []
+        norms = _Norms(None)
+        types: list[list[ArrayType]] = []
+        for stage in pipe.stages:
+            tree, found = _state_of(pipe.context, optimizer, stage.parameters, norms)
+            self.trees.append(tree)
+            types.append(found)
+        self.moments = Packing(types)
+        kinds = [(kind_of(types_of(s.parameters)), self.shared.kind(s.number)) for s in pipe.stages]
+        self.unlike = [kinds.index(kind) for kind in dict.fromkeys(kinds)]
+        self.arms = [list(dict.fromkeys(kinds)).index(kind) for kind in kinds]
+        self.norms = max(norms.calls) if norms.calls else 0
+        if self.norms and not pipe.schedule.flushes:
+            raise UsageError(
+                "the optimizer reads the norm of all stages' gradients, and each stage is updated "
+                "alone", place=user_place(),
+                expected="an optimizer that reads a stage's own gradients, or a schedule that "
+                "flushes", remedy='schedule="1f1b", or spmd.optim.clip_by_block_rms in the place '
+                "of clip_by_global_norm")
+
+    def parameters(self, stage: int, leaves: Any) -> Any:
+        """Return the parameters of a stage as a list of trees."""
+        return fill(flatten(self.pipe.stages[stage].parameters)[0], iter(leaves), fresh=True)
+
+    def init(self, weights: dict[str, Any]) -> dict[str, Any]:
+        """Return the buffers of the optimizer's first states."""
+        pipe = self.pipe
+
+        def row(j: Any, moments: Any, read: Any, _: Any) -> None:
+            def arm(stage: int) -> Any:
+                def begin() -> None:
+                    own = self.parameters(stage, pipe.weights.read(read["weights"], (j,), stage))
+                    self._put(moments, j, stage, self.optimizer.init(own))
+                return begin
+
+            spmd.switch(read["arms"][j], [arm(s) for s in self.unlike])
+
+        moments = pipe.new(self.moments, ())
+        if not moments:
+            return moments
+        arms = spmd.asarray(np.array(self.arms))
+        return by_rows(pipe.axis, None, row, moments, {"weights": weights, "arms": arms})
+
+    def all_stages(self, state: State, gradients: dict[str, Any], count: Any) -> State:
+        """Return the state after an update of all stages by the mean of so many gradients."""
+        gradients = self.shared.summed_across(self.pipe.weights, gradients)
+        stages = len(self.pipe.stages)
+        arms = spmd.asarray(np.array(self.arms))
+        read: dict[str, Any] = {"gradients": gradients, "arms": arms, "squares": {}}
+        for call in range(self.norms):  # one that follows from another one is known after it
+            squares = {"new": spmd.zeros((stages,), layout=(self.pipe.axis,))}
+            squares = by_rows(self.pipe.axis, None, self._row(1 / count, call), squares,
+                              {**read, "state": state})
+            total = np.sum(squares["new"]) * spmd.ones((stages,), layout=(self.pipe.axis,))
+            read = {**read, "squares": {**read["squares"], str(call): total}}
+        done: State = by_rows(self.pipe.axis, None, self._row(1 / count), state, read)
+        return done
+
+    def _row(self, factor: float, call: int | None = None) -> Any:
+        """Return what updates the stage of a row; or finds its part of what a call of global_norm
+        sums up."""
+        def row(j: Any, state: Any, read: Any, _: Any) -> None:
+            known = [x[j] for x in read["squares"].values()]
+
+            def begin(stage: int) -> Any:
+                def update() -> None:
+                    now = state if call is None else read["state"]
+                    new = self._updated(stage, j, now, read["gradients"], factor, known, call)
+                    if call is None:
+                        self._keep(stage, j, state, new)
+                    else:
+                        state["new"][j] = new
+                return update
+
+            spmd.switch(read["arms"][j], [begin(stage) for stage in self.unlike])
+
+        return row
+
+    def due(self, state: State, due: Any, data: str | None) -> State:
+        """Return the state after updates of the stages that are due, by the mean of the gradients
+        that each has; these are cleared."""
+        names = ("weights", "moments", "gradients", "count")
+
+        def row(j: Any, state: Any, read: Any, _: Any) -> None:
+            def begin(stage: int) -> Any:
+                def update() -> None:
+                    count = state["count"][j].astype(np.float64)
+                    new = self._updated(stage, j, state, read["sums"], 1 / count)
+                    self._keep(stage, j, state, new)
+                    for g in state["gradients"].values():
+                        g[j] = 0
+                    state["count"][j] = 0
+                return update
+
+            found = [begin(stage) for stage in self.unlike]
+            arm = np.where(read["due"][j] & (state["count"][j] > 0), read["arms"][j] + 1, 0)
+            spmd.switch(arm, [lambda: None, *found])
+
+        def update(part: State) -> State:
+            sums = {name: np.sum(g, axis=1) for name, g in part["gradients"].items()}
+            arms = spmd.asarray(np.array(self.arms))
+            read = {"sums": sums, "due": due, "arms": arms}
+            done: State = by_rows(self.pipe.axis, data, row, part, read)
+            return done
+
+        part = {name: state[name] for name in names}
+        return {**state, **spmd.cond(np.any(due), update, lambda part: part, part)}
+
+    def _updated(self, stage: int, j: Any, state: State, gradients: Any, factor: Any,
+                 known: Sequence[Any] = (), call: int | None = None) -> Any:
+        """Return the parameters of a stage, whose row is j, and the arrays of the optimizer's
+        state, updated by `factor` times the gradients.
+
+        known: what calls of global_norm sum up over all stages. call: of which the stage's own part
+        is returned instead.
+        """
+        weights = self.pipe.weights
+        given = (weights.read(state["weights"], (j,), stage),
+                 weights.read(gradients, (j,), stage),
+                 self.moments.read(state["moments"], (j,), stage),
+                 as_array(factor), list(known))
+        key = stage, call, len(known)
+        if key not in self._captured:
+            self._captured[key] = in_two(
+                self.pipe.context, lambda given: self._update(stage, call, *given),
+                types_of(given), (), (), backward=False)
+        return self._captured[key].forward(given)[0]
+
+    def _update(self, stage: int, call: int | None, own: Any, slopes: Any, moments: Any,
+                factor: Any, known: Any) -> Any:
+        """Compute what _updated returns."""
+        slopes = self.shared.summed_within(stage, [g * in_dtype(factor, g) for g in slopes])
+        own = self.parameters(stage, own)
+        norms = _Norms(self.shared, stage, known)
+        with norms.asked():
+            changes, after = self.optimizer.update(
+                self.parameters(stage, slopes), self._state(moments, stage), own)
+        if call is not None:
+            return norms.squares[call].astype(np.float64)
+        arrays = [as_array(x) for x in flatten(after)[1] if _is_array(x)]
+        return flatten(apply_updates(own, changes))[1], arrays
+
+    def _keep(self, stage: int, j: Any, state: State, new: Any) -> None:
+        """Put what _updated returns where it belongs."""
+        self.pipe.weights.write(state["weights"], (j,), stage, new[0])
+        self.moments.write(state["moments"], (j,), stage, new[1])
+
+    def _state(self, moments: Sequence[Any], stage: int) -> Any:
+        leaves = iter(moments)
+        tree = self.trees[stage]
+        full = [next(leaves) if _is_array(x) else x for x in flatten(_value(tree))[1]]
+        return fill(tree, iter(full), fresh=True)
+
+    def _put(self, moments: Any, j: Any, stage: int, state: Any) -> None:
+        arrays = [as_array(x) for x in flatten(state)[1] if _is_array(x)]
+        self.moments.write(moments, (j,), stage, arrays)
+
+
+def in_dtype(factor: Any, x: Any) -> Any:
+    """Return a number in the element type of an array."""
+    return factor.astype(x.dtype) if hasattr(factor, "astype") else factor
+
+
+def _is_array(x: Any) -> bool:
+    return isinstance(x, (Array, np.ndarray, np.generic))
+
+
+def _value(tree: Tree) -> Any:
+    return tree.value
+
+
+class _Norms:
+    """Calls of global_norm of the parts of stages, while an optimizer is captured.
+
+    known: the sums of the squares of all stages, by call. squares: of this stage's part. calls: how
+    often each optimizer has called it.
+    """
+
+    def __init__(self, shared: SharedWeights | None, stage: int = 0, known: Any = ()) -> None:
+        self.shared, self.stage, self.known = shared, stage, known
+        self.squares: list[Any] = []
+        self.calls: list[int] = []
+
+    @contextmanager
+    def asked(self) -> Iterator[None]:
+        token = norms_of_parts.set(self._norm)
+        self.squares = []
+        try:
+            yield
+        finally:
+            norms_of_parts.reset(token)
+            self.calls.append(len(self.squares))
+
+    def _norm(self, updates: Any) -> Any:
+        leaves = leaves_of(widened(updates))
+        own = [squared(x) for k, x in enumerate(leaves)
+               if self.shared is None or (self.stage, k) not in self.shared.later]
+        call, dtype = len(self.squares), leaves[0].real.dtype
+        self.squares.append(reduce(lambda a, b: a + b, [np.sum(x) for x in own], as_array(0.0)))
+        if call < len(self.known):
+            return np.sqrt(self.known[call]).astype(dtype)
+        return np.sqrt(self.squares[call]).astype(dtype)
+
+
+def _state_of(context: Context, optimizer: Any, parameters: Any, norms: _Norms
+              ) -> tuple[Tree, list[ArrayType]]:
+    """Return the structure of the optimizer's state of a stage, and the types of its arrays."""
+    tree, leaves = flatten(parameters)
+    types = [ArrayType(a.type.dtype, a.type.shape) for a in map(as_array, leaves)]
+    context.rank_view += 1
+    try:
+        with context.block(types) as block:
+            block.apart = True
+            own = fill(tree, iter([wrap(context, v) for v in block.args]), fresh=True)
+            state = optimizer.init(own)
+            state_tree, found = flatten(state)
+            arrays = [as_value(context, x) for x in found if _is_array(x)]
+            with norms.asked():
+                optimizer.update(own, state, own)
+    finally:
+        context.rank_view -= 1
+    return state_tree, [ArrayType(v.type.dtype, v.type.shape) for v in arrays]

@@ -1,0 +1,74 @@
+"""A schedule as tables of integers, one row for each tick of a cycle, one column for each stage.
+
+In: a Schedule. Out: what each stage does, of which microbatch, and what arrives at it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from spmd.schedules.actions import ABSENT
+from spmd.schedules.pipeline_schedule import Schedule
+
+IDLE, FORWARD, BACKWARD = 0, 1, 2
+NONE = -(2**30)  # a microbatch that never is
+
+
+@dataclass(frozen=True, eq=False)
+class TickTables:
+    """What stages do in each tick of a cycle. Microbatches are counted from the first one of the
+    step that begins with the cycle; those of earlier steps are below 0.
+
+    kinds: IDLE, FORWARD or BACKWARD. microbatches: of which. activations, cotangents: those that
+    arrive at a stage at the end of a tick, or NONE. behind: how many earlier steps are in flight.
+    slots, received, returned: how many microbatches stages keep, and hold of what has arrived.
+    waits: whether anything that arrives is used later than in the next tick. updates: the newest
+    microbatch of an update that may come; updates_each: whether every microbatch has one.
+    """
+
+    kinds: np.ndarray
+    microbatches: np.ndarray
+    activations: np.ndarray
+    cotangents: np.ndarray
+    behind: int
+    slots: list[int]
+    received: int
+    returned: int
+    waits: tuple[bool, bool]
+    updates: np.ndarray
+    updates_each: bool
+
+
+def tables_of(schedule: Schedule) -> TickTables:
+    """Return the tables of a schedule."""
+    rows = {kind: _rows(schedule, kind) for kind in "FB"}
+    f, b = rows["F"], rows["B"]
+    kinds = np.where(f > NONE, FORWARD, np.where(b > NONE, BACKWARD, IDLE))
+    arriving = np.full_like(f, NONE)
+    arriving[:, 1:] = f[:, :-1]
+    returning = np.full_like(b, NONE)
+    returning[:, :-1] = b[:, 1:]
+    stages = range(schedule.stages)
+    earliest = min(int(x[x > NONE].min()) for x in (f, b))
+    ticks = schedule.ticks
+    forth = [np.subtract(ticks["F"][s], ticks["F"][s - 1]).max() for s in stages if s]
+    back = [np.subtract(ticks["B"][s - 1], ticks["B"][s]).max() for s in stages if s]
+    return TickTables(
+        kinds, np.maximum(f, b), arriving, returning, -(earliest // schedule.microbatches),
+        [_slots(schedule, s) for s in stages],
+        max(1, *(schedule.received_slots(s, "F") for s in stages)),
+        max(1, *(schedule.received_slots(s, "B") for s in stages)),
+        (max(forth, default=1) > 1, max(back, default=1) > 1), _rows(schedule, "U"),
+        not any(ABSENT in row for row in ticks.get("U", ())))
+
+
+def _rows(schedule: Schedule, kind: str) -> np.ndarray:
+    rows = schedule.microbatches_at(kind)
+    return np.array([[NONE if k is None else k for k in row] for row in rows], np.int64)
+
+
+def _slots(schedule: Schedule, stage: int) -> int:
+    return max(1, schedule.slots(stage))
+

@@ -1,0 +1,244 @@
+"""spmd.pipeline: layers on different ranks, several microbatches in flight at once.
+
+In: layers with their parameters, a schedule, an optimizer. Out: a TrainingPipeline, whose methods
+are code of the program around them: global loops of ticks over arrays with a row for each stage.
+Always holds: what comes out depends on stages, never on how many ranks hold them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+import spmd
+from codegen.errors import UnsupportedError, UsageError
+from codegen.places import user_place
+from codegen.trace.array import as_array
+from codegen.trace.context import CapturedAgain, Context, require_context
+from codegen.trace.state import fill, flatten
+from spmd.pipelining.evaluation import evaluated
+from spmd.pipelining.flat_buffers import Packing
+from spmd.pipelining.flight import Flight, batch_types
+from spmd.pipelining.stage_code import Stage, StageCode, code_of, type_of
+from spmd.pipelining.stage_cuts import cut, shown
+from spmd.pipelining.stage_updates import Updates
+from spmd.pipelining.tick_tables import TickTables, tables_of
+from spmd.pipelining.ticks import Microbatches, Ticks
+from spmd.schedules import Schedule, make_schedule
+
+State = dict[str, Any]
+
+
+def pipeline(
+    layers: Sequence[tuple[Callable[..., Any], Any]], *, axis: str = "stage", stages: int,
+    microbatches: int, schedule: Any = "1f1b", accumulate: int | str | None = None,
+    optimizer: Any,
+) -> TrainingPipeline:
+    """Return a TrainingPipeline: layers that are trained on different ranks, with several
+    microbatches in flight at once.
+
+    - layers: pairs (function, parameters), in order. The first function takes (parameters, x), each
+      other one what the one before returns, a tree of arrays of any shapes; the last one takes
+      (parameters, h, y) and returns the loss of a microbatch, a mean over its examples. Parameters
+      are trees of arrays of floats. An array that two layers have is one weight.
+    - axis: the mesh axis whose ranks hold stages; another axis that splits x is for the data.
+    - stages: so many groups of consecutive layers, cut so that the largest has as few parameters
+      as can be. Results depend on the stages, not on how many ranks hold them.
+    - microbatches: equal parts of a batch, in its order.
+    - schedule, accumulate: as of spmd.schedules.make_schedule, without corrections of weights. A
+      schedule that flushes updates all stages at the end of a step; any other one updates a stage
+      as soon as `accumulate` of its backward passes are done, and never waits.
+    - optimizer: a transformation of spmd.optim. It sees the parameters of a stage as a list.
+
+    UsageError where there are more stages than layers, or where stages that are updated alone share
+    a weight or a norm of all gradients; ShapeError where layers, or parts of a batch, do not fit.
+
+    Example::
+
+        def middle(w, h):
+            return np.tanh(h @ w)
+
+        def last(w, h, y):
+            return np.mean((h @ w - y) ** 2)
+
+        @spmd.program(mesh=("stage",))
+        def train():
+            x = spmd.input("x", (8, 4), np.float64, default=lambda i, j: (i + j) % 3)
+            layers = [(middle, np.eye(4)), (middle, np.eye(4)), (last, np.eye(4))]
+            pipe = spmd.pipeline(layers, stages=3, microbatches=4, schedule="1f1b",
+                                 optimizer=spmd.optim.sgd(0.1))
+            state, losses = pipe.init(), spmd.zeros(50)
+            for k in spmd.range(50):
+                state, losses[k] = pipe.step(state, x, x)
+            return losses
+
+        losses = spmd.build(train).run(ranks=3)
+        print(losses[0].round(3), losses[-1] < losses[0] / 4)    # 0.429 True
+    """
+    context = require_context("spmd.pipeline")
+    _check(context, layers, axis, stages)
+    made = _schedule(schedule, stages, microbatches, accumulate)
+    return TrainingPipeline(context, layers, axis, made, optimizer)
+
+
+def _schedule(schedule: Any, stages: int, microbatches: int, accumulate: int | str | None
+              ) -> Schedule:
+    """Return the Schedule; UnsupportedError for what pipelines do not do yet."""
+    made = make_schedule(schedule, stages=stages, microbatches=microbatches,
+                         accumulate=accumulate)
+    if made.correction != "none":
+        raise UnsupportedError(
+            f"{made.name}: pipelines do not correct weights yet ({made.correction})",
+            place=user_place(), expected="a schedule whose backward passes read the weights of "
+            "their own time", remedy='schedule="continuous"')
+    return made
+
+
+def _check(context: Context, layers: Sequence[Any], axis: str, stages: int) -> None:
+    """Raise UsageError for an axis that is not there, or more stages than layers."""
+    if axis not in context.mesh.names:
+        raise UsageError(f"the mesh has no axis {axis!r}", place=user_place(),
+                         expected=f"one of {', '.join(context.mesh.names)}",
+                         remedy='@spmd.program(mesh=("data", "stage"))')
+    if not 1 <= stages <= len(layers):
+        raise UsageError(
+            f"{stages} stages, and there are {len(layers)} layers", place=user_place(),
+            expected="at least one stage, and at most one for each layer",
+            remedy=f"stages={len(layers)}, or parts of layers as layers of their own")
+
+
+class TrainingPipeline:
+    """Layers cut into stages, which are trained by a schedule. `spmd.pipeline` gives one.
+
+    A state is a dict of arrays with a row for each stage, which loops of the program carry and
+    entries of a class may keep. cut: which layers and how many parameters each stage has, and how
+    many times as fast as one stage that may be, as text. schedule: its Schedule.
+    """
+
+    def __init__(
+        self, context: Context, layers: Sequence[tuple[Callable[..., Any], Any]], axis: str,
+        schedule: Schedule, optimizer: Any,
+    ) -> None:
+        self.context, self.axis, self.schedule = context, axis, schedule
+        self.layers = [(f, w) for f, w in layers]
+        self.key = f"pipeline {user_place()}"
+        self.tables: TickTables = tables_of(schedule)
+        self.every = 1  # steps that flush, until an update
+        if schedule.flushes and isinstance(schedule.accumulate, int):
+            self.every = schedule.accumulate // schedule.microbatches
+        sizes = [sum(_size(x) for x in flatten(w)[1]) for _, w in self.layers]
+        self.positions = cut(sizes, schedule.stages)
+        self.cut = shown(sizes, self.positions, "parameters")
+        self.stages = [
+            Stage(tuple(f for f, _ in self.layers[a:b]), [w for _, w in self.layers[a:b]], s, a,
+                  self.layers[a - 1][0] if a else None, s == 0, s == schedule.stages - 1)
+            for s, (a, b) in enumerate(zip(self.positions, self.positions[1:]))]
+        self.weights = Packing([[type_of(x) for x in flatten(s.parameters)[1]]
+                                for s in self.stages])
+        self.updates = Updates(self, optimizer)
+        self._codes: dict[Any, StageCode] = {}
+
+    # ---- what users call
+
+    def init(self) -> State:
+        """Return the state before the first step: the parameters that the layers have, the
+        optimizer's first state, nothing in flight."""
+        buffers = self.new(self.weights, ())
+        for stage in self.stages:
+            leaves = [as_array(x) for x in flatten(stage.parameters)[1]]
+            self.weights.write(buffers, (stage.number,), stage.number, leaves)
+        state = {"weights": buffers, "moments": self.updates.init(buffers),
+                 "steps": spmd.asarray(np.int64(0))}
+        if self.every > 1:  # gradients of earlier steps wait for an update
+            state |= {"gradients": self.new(self.weights, ()), "pending": state["steps"]}
+        types = self.context.facts.get(self.key)
+        if self.schedule.flushes or types is None:
+            return state
+        return self._flight().first(state, types)
+
+    def step(self, state: State, x: Any, y: Any) -> tuple[State, Any]:
+        """Return the state after a step with a batch, and the mean of the losses that came in it.
+
+        x, y: trees of arrays, whose dim 0 is the batch. Where the schedule flushes, the losses are
+        those of this batch; else of what has left the last stage meanwhile, NaN if nothing did.
+        """
+        batches = Microbatches.of(self, x, y, self.schedule.microbatches)
+        if not self.schedule.flushes:
+            if "cycle" not in state:
+                self.context.facts[self.key] = batch_types(x, y)
+                raise CapturedAgain
+            return self._flight().step(state, batches)
+        earlier = state["steps"] * self.schedule.microbatches
+        ticks = Ticks(self, self.code(batches), batches, earlier=earlier)
+        work = ticks.run(ticks.begin({"weights": state["weights"]}), self.schedule.length)
+        sums = ticks.summed(work["gradients"])
+        done = {**state, "steps": state["steps"] + 1}
+        if self.every == 1:
+            return self._applied(done, sums, self.schedule.microbatches), ticks.loss(work)
+        done["gradients"] = {name: g + sums[name] for name, g in state["gradients"].items()}
+        done["pending"] = state["pending"] + 1
+        return self._applied_if(done, done["pending"] == self.every), ticks.loss(work)
+
+    def drain(self, state: State) -> State:
+        """Return the state after all that is in flight is done, and applied: each stage is updated
+        by the gradients that it has, even if they are fewer than `accumulate`."""
+        if "pending" in state:
+            return self._applied_if(state, state["pending"] > 0)
+        return self._flight().drained(state) if "cycle" in state else state
+
+    def _applied(self, state: State, gradients: dict[str, Any], count: Any) -> State:
+        """Return the state after an update of all stages by gradients of so many microbatches."""
+        part = {name: state[name] for name in ("weights", "moments")}
+        return {**state, **self.updates.all_stages(part, gradients, count)}
+
+    def _applied_if(self, state: State, due: Any) -> State:
+        """Return the state after an update by all that is pending, if that is due."""
+        def update(state: State) -> State:
+            count = state["pending"] * self.schedule.microbatches
+            done = self._applied(state, state["gradients"], count.astype(np.float64))
+            done["gradients"] = {name: g * 0 for name, g in state["gradients"].items()}
+            return {**done, "pending": state["pending"] * 0}
+
+        after: State = spmd.cond(due, update, lambda state: state, state)
+        return after
+
+    def _flight(self) -> Flight:
+        return Flight(self)
+
+    def evaluate(self, state: State, x: Any, y: Any = None) -> Any:
+        """Return the loss of a batch of any size, or, without y, what the last layer returns when
+        it is called without targets; nothing is updated."""
+        return evaluated(self, state, x, y)
+
+    def params(self, state: State) -> list[Any]:
+        """Return the parameters of each layer, in order."""
+        found = []
+        for stage in self.stages:
+            leaves = self.weights.read(state["weights"], (stage.number,), stage.number)
+            found += fill(flatten(stage.parameters)[0], iter(leaves), fresh=True)
+        return found
+
+    # ---- what its parts call
+
+    def new(self, packing: Packing, between: tuple[Any, ...], layout: tuple[Any, ...] = (),
+            make: Callable[..., Any] | None = None) -> dict[str, Any]:
+        """Return buffers with a row for each stage, and dims between that and their lengths."""
+        make = make or spmd.zeros
+        return {name: make((self.schedule.stages, *between, n), name,
+                           layout=(self.axis, *layout, *(None,) * (len(between) - len(layout)),
+                                   None))
+                for name, n in packing.lengths.items()}
+
+    def code(self, batches: Microbatches) -> StageCode:
+        """Return the code of the stages for microbatches of this type."""
+        key = str(flatten((batches.x_types, batches.y_types))[1])
+        if key not in self._codes:
+            self._codes[key] = code_of(self.context, self.stages, batches.x_types, batches.y_types)
+        return self._codes[key]
+
+
+def _size(x: Any) -> int:
+    return int(np.prod([int(n) for n in np.shape(x)], dtype=np.int64))
+

@@ -1,0 +1,135 @@
+"""A function and its way back in two pieces: gradients, what is kept, weights that have changed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import spmd
+from codegen.errors import UsageError
+from codegen.ir import Op
+from codegen.ops import MatMul
+from codegen.trace.array import as_array
+from codegen.trace.context import require_context
+from codegen.trace.derive.two_parts import in_two
+from codegen.trace.state import fill, flatten
+
+
+def types_of(tree):
+    shape, leaves = flatten(tree)
+    return fill(shape, iter([as_array(x).type for x in leaves]), fresh=True)
+
+
+def layer(w, x, scale):
+    h = np.tanh(x @ w["a"])
+    return {"out": h @ w["b"] * scale, "rows": np.argmax(h, axis=1)}
+
+
+def halves(w, x, scale):
+    given = types_of((w, x, scale))
+    return in_two(require_context("a test"), layer, given[0], given[1:], (True, False))
+
+
+def program(use):
+    @spmd.program(mesh=("r",))
+    def run():
+        w = {"a": spmd.input("a", (4, 5), np.float64, layout=(None, None)),
+             "b": spmd.input("b", (5, 3), np.float64, layout=(None, None))}
+        x = spmd.input("x", (6, 4), np.float64, layout=(None, None))
+        arrays = (w["a"], w["b"], x)
+
+        def local(a, b, x):
+            return use({"a": a, "b": b}, x)
+
+        return spmd.shard_map(local, mesh="r", out_layouts=spmd.replicated,
+                              in_layouts=((None, None),) * 3)(*arrays)
+
+    return run
+
+
+GIVEN = {"a": np.random.default_rng(1).standard_normal((4, 5)),
+         "b": np.random.default_rng(2).standard_normal((5, 3)),
+         "x": np.random.default_rng(3).standard_normal((6, 4))}
+
+
+def by_hand(a, b, x, later_a, later_b, g):
+    """Gradients of a, b and x with what was kept at a and b, and the weights of later."""
+    h = np.tanh(x @ a)
+    z = (2.0 * g @ later_b.T) * (1 - h * h)
+    return x.T @ z, h.T @ (2.0 * g), z @ later_a.T
+
+
+@pytest.mark.parametrize("change", [0.0, 0.5])
+def test_backward_reads_what_was_kept_and_the_weights_it_is_given(change):
+    def use(w, x):
+        made = halves(w, x, np.float64(2.0))
+        out, kept = made.forward(w, x, as_array(np.float64(2.0)))
+        later = {k: v + change for k, v in w.items()}
+        slopes, dx, none = made.backward(later, kept, [np.cos(out["out"])])
+        assert none is None
+        return out["out"], out["rows"], slopes["a"], slopes["b"], dx
+
+    out, rows, *slopes = spmd.build(program(use)).run(ranks=2, **GIVEN)
+    h = np.tanh(GIVEN["x"] @ GIVEN["a"])
+    np.testing.assert_allclose(out, 2.0 * h @ GIVEN["b"], rtol=1e-12)
+    np.testing.assert_array_equal(rows, np.argmax(h, axis=1))
+    a, b = GIVEN["a"], GIVEN["b"]
+    expected = by_hand(a, b, GIVEN["x"], a + change, b + change, np.cos(out))
+    for mine, theirs in zip(slopes, expected, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-12)
+
+
+def test_kept_arrays_go_through_slots_into_a_branch():
+    def use(w, x):
+        made = halves(w, x, np.float64(2.0))
+        slots = [np.zeros((3, *(int(n.value) for n in t.shape)), t.dtype.name)
+                 for t in made.kept_types]
+        slots = [as_array(s).copy() for s in slots]
+        total = {k: np.zeros_like(v) for k, v in w.items()}
+
+        def turn(t, state):
+            slots, total = state
+
+            def forward():
+                _, kept = made.forward(w, x * (t + 1), as_array(np.float64(2.0)))
+                for slot, value in zip(slots, kept, strict=True):
+                    slot[t % 3] = value
+
+            def backward():
+                g = made.backward(w, [slot[t % 3] for slot in slots], [np.ones((6, 3))])[0]
+                for k in total:
+                    total[k] += g[k]
+
+            spmd.cond(t < 3, forward, backward)
+            return slots, total
+
+        total = spmd.fori_loop(0, 6, turn, (slots, total))[1]
+        return total["a"], total["b"]
+
+    found = spmd.build(program(use)).run(ranks=1, **GIVEN)
+    a, b, x = GIVEN["a"], GIVEN["b"], GIVEN["x"]
+    each = [by_hand(a, b, x * k, a, b, np.ones((6, 3))) for k in (1, 2, 3)]
+    np.testing.assert_allclose(found[0], sum(e[0] for e in each), rtol=1e-12)
+    np.testing.assert_allclose(found[1], sum(e[1] for e in each), rtol=1e-12)
+
+
+def test_no_product_is_computed_twice():
+    def products(ops: tuple[Op, ...]) -> int:
+        return sum(isinstance(op.what, MatMul) for op in ops)
+
+    def use(w, x):
+        found = halves(w, x, np.float64(2.0))
+        counts = products(found.ahead), products(found.later)
+        assert counts == (2, 4)
+        return found.forward(w, x, as_array(np.float64(2.0)))[0]["out"]
+
+    spmd.build(program(use))
+
+
+def test_what_cannot_be_differentiated_is_refused():
+    def use(w, x):
+        types = types_of(({"n": np.arange(3)}, x))
+        in_two(require_context("a test"), lambda w, x: x * w["n"][0], types[0], types[1:], (True,))
+
+    with pytest.raises(UsageError):
+        spmd.build(program(use))

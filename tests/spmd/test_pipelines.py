@@ -1,0 +1,343 @@
+"""Pipelines beside training in plain Python, on several numbers of ranks; what is refused."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+import spmd
+from codegen.ir import walk
+from codegen.ops import MatMul
+from spmd import optim
+from spmd.pipelining.stage_cuts import cut
+from tests.spmd import pipeline_by_hand as by_hand
+
+OPTIMIZERS = {
+    "sgd": (optim.sgd(0.05), by_hand.SGD(0.05)),
+    "adamw": (optim.adamw(0.01), by_hand.AdamW(0.01)),
+}
+STEPS = 4
+
+
+class Case:
+    """Layers, batches, and a program that trains them in a pipeline."""
+
+    def __init__(self, seed, layers, microbatches, size=2):
+        random = np.random.default_rng(seed)
+        self.layers = by_hand.network(random, layers)
+        self.microbatches = microbatches
+        self.xs = random.standard_normal((STEPS, microbatches * size, 4))
+        self.ys = random.standard_normal((STEPS, microbatches * size, 2))
+
+    def cuts(self, stages):
+        return cut([sum(x.size for x in w.values()) for _, w in self.layers], stages)
+
+    def program(self, stages, optimizer, mesh=("stage",), data=None, **options):
+        def train():
+            ws = [{n: spmd.input(f"{n}{k}", x.shape, np.float64, layout=(None,) * x.ndim)
+                   for n, x in w.items()} for k, (_, w) in enumerate(self.layers)]
+            layout = (None, data, None)
+            x = spmd.input("x", self.xs.shape, np.float64, layout=layout)
+            y = spmd.input("y", self.ys.shape, np.float64, layout=layout)
+            pipe = spmd.pipeline(
+                [(f, w) for (f, _), w in zip(self.layers, ws)], axis="stage", stages=stages,
+                microbatches=self.microbatches, optimizer=optimizer, **options)
+            state, losses = pipe.init(), spmd.zeros(STEPS)
+            for k in spmd.range(STEPS):
+                state, loss = pipe.step(state, x[k], y[k])
+                losses[k] = loss
+            last = pipe.drain(state)
+            return {"losses": losses, "ws": pipe.params(last), "after": pipe.evaluate(
+                last, x[0], y[0])}
+
+        return spmd.program(mesh=mesh)(train)
+
+    @property
+    def inputs(self):
+        found = {f"{n}{k}": x for k, (_, w) in enumerate(self.layers) for n, x in w.items()}
+        return {**found, "x": self.xs, "y": self.ys}
+
+    def check(self, out, expected):
+        losses, ws = expected
+        np.testing.assert_allclose(out["losses"], losses, rtol=1e-9, atol=1e-9)
+        for mine, theirs in zip(out["ws"], ws, strict=True):
+            for name, x in theirs.items():
+                np.testing.assert_allclose(mine[name], x, rtol=1e-9, atol=1e-9)
+        t = self.xs[0]
+        for (f, _), w in zip(self.layers, ws):
+            t = f(w, t, *([self.ys[0]] if f is by_hand.end else []))
+        np.testing.assert_allclose(out["after"], t, rtol=1e-9)
+
+
+def same_bits(a, b):
+    np.testing.assert_array_equal(a["losses"], b["losses"])
+    for mine, theirs in zip(a["ws"], b["ws"], strict=True):
+        for name in mine:
+            np.testing.assert_array_equal(mine[name], theirs[name])
+
+
+FLUSHING = [  # layers, stages, microbatches
+    ("gpipe", "sgd", 3, 1, 1), ("1f1b", "adamw", 5, 3, 4), ("1f1b", "sgd", 8, 8, 8),
+    ("gpipe", "adamw", 6, 4, 5), ("interleaved", "sgd", 6, 4, 6), ("zb-v", "adamw", 5, 4, 7),
+    ("zb-h1", "sgd", 4, 2, 3), ("1f1b", "adamw", 7, 5, 2),
+]
+
+
+@pytest.mark.parametrize(("schedule", "name", "layers", "stages", "microbatches"), FLUSHING)
+def test_schedules_that_flush_equal_plain_training(schedule, name, layers, stages, microbatches):
+    mine, theirs = OPTIMIZERS[name]
+    case = Case(stages + 10 * microbatches, layers, microbatches)
+    image = spmd.build(case.program(stages, mine, schedule=schedule))
+    expected = by_hand.plain(case.layers, theirs, case.xs, case.ys, microbatches)
+    outs = [image.run(ranks=n, **case.inputs) for n in (1, 2, 3, 5, 16)]
+    case.check(outs[0], expected)
+    for out in outs[1:]:
+        same_bits(out, outs[0])
+
+
+WITHOUT_FLUSH = [  # layers, stages, microbatches, accumulate
+    ("sgd", 3, 1, 1, 1), ("adamw", 5, 3, 4, 1), ("sgd", 8, 8, 3, 4), ("adamw", 6, 4, 2, 3),
+    ("sgd", 5, 5, 1, 2), ("adamw", 4, 2, 8, 8), ("sgd", 6, 3, 2, "3 ticks"),
+    ("sgd", 5, 4, 3, "1 cycle"),
+]
+
+
+@pytest.mark.parametrize(("name", "layers", "stages", "microbatches", "accumulate"), WITHOUT_FLUSH)
+def test_stages_updated_alone_equal_a_simulation(name, layers, stages, microbatches, accumulate):
+    mine, theirs = OPTIMIZERS[name]
+    case = Case(stages + 10 * microbatches, layers, microbatches)
+    image = spmd.build(case.program(stages, mine, schedule="continuous", accumulate=accumulate))
+    count = microbatches if accumulate == "1 cycle" else accumulate
+    expected = by_hand.without_flush(case.layers, case.cuts(stages), theirs, case.xs, case.ys,
+                                     microbatches, count)
+    outs = [image.run(ranks=n, **case.inputs) for n in (1, 2, 3, 5)]
+    case.check(outs[0], expected)
+    for out in outs[1:]:
+        same_bits(out, outs[0])
+
+
+@pytest.mark.parametrize("every", [2, 3])
+def test_gradients_of_several_steps_that_flush(every):
+    mine, theirs = OPTIMIZERS["adamw"]
+    case = Case(9, 4, 3)
+    image = spmd.build(case.program(3, mine, accumulate=3 * every))
+    xs, ys = (np.concatenate([*x[:every]]) for x in (case.xs, case.ys))
+    rest = [np.concatenate([*x[every:]]) for x in (case.xs, case.ys)]  # applied by drain
+    first = by_hand.plain(case.layers, theirs, [xs], [ys], 3 * every)
+    outs = [image.run(ranks=n, **case.inputs) for n in (1, 2, 5)]
+    np.testing.assert_allclose(np.mean(outs[0]["losses"][:every]), first[0][0], rtol=1e-9)
+    twice = by_hand.plain_steps(case.layers, theirs, [(xs, ys, 3 * every),
+                                                      (*rest, 3 * (STEPS - every))])
+    case.check({**outs[0], "losses": outs[0]["losses"][:0]}, (np.array([]), twice))
+    for out in outs[1:]:
+        same_bits(out, outs[0])
+
+
+def slow(s, p, k, m):
+    """What arrives waits for several ticks; updates come later than gradients."""
+    return {"F": 2 * k + 3 * s, "B": 2 * (k + 3 * p) - 3 - 3 * s, "U": 2 * (k + 3 * p) - 3 - 3 * s}
+
+
+def test_a_schedule_in_which_arrivals_wait():
+    mine, theirs = OPTIMIZERS["adamw"]
+    case = Case(5, 5, 2)
+    image = spmd.build(case.program(3, mine, schedule=slow, accumulate=2))
+    expected = by_hand.without_flush(
+        case.layers, case.cuts(3), theirs, case.xs, case.ys, 2, 2,
+        lambda s, p, k: (slow(s, p, k, 2)["F"], slow(s, p, k, 2)["B"]))
+    for n in (1, 2):
+        case.check(image.run(ranks=n, **case.inputs), expected)
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "continuous"])
+def test_a_data_axis_beside_the_stages(schedule):
+    mine, theirs = OPTIMIZERS["adamw"]
+    case = Case(7, 5, 3, size=4)
+    image = spmd.build(case.program(3, mine, ("data", "stage"), "data", schedule=schedule,
+                                    accumulate=3))
+    expected = (
+        by_hand.plain(case.layers, theirs, case.xs, case.ys, 3) if schedule == "1f1b" else
+        by_hand.without_flush(case.layers, case.cuts(3), theirs, case.xs, case.ys, 3, 3))
+    for data, stage in ((1, 2), (2, 1), (2, 3), (4, 2)):
+        out = image.run(ranks=data * stage, mesh={"data": data, "stage": stage}, **case.inputs)
+        case.check(out, expected)
+
+
+def products(layers):
+    return sum({by_hand.begin: 2, by_hand.narrow: 1, by_hand.residual: 2, by_hand.end: 2}[f]
+               for f, _ in layers)
+
+
+def test_the_backward_pass_computes_no_product_of_the_forward_pass_again():
+    case = Case(3, 6, 4)
+    module = case.program(6, optim.sgd(0.1)).capture()
+    count = sum(isinstance(op.what, MatMul) for region in module.regions for op in walk(region))
+    forward = products(case.layers)
+    inputs = 2  # products of the first layer with x, which has no gradient
+    assert count == forward + (2 * forward - inputs) + forward  # and evaluate, forward once more
+
+
+def test_a_rank_under_mpirun(mpirun, tmp_path):
+    case = Case(11, 4, 3)
+    mine, theirs = OPTIMIZERS["sgd"]
+    spmd.build(case.program(3, mine)).save(tmp_path / "pipe.img")
+    given = []
+    for name, x in case.inputs.items():
+        np.save(tmp_path / f"{name}.npy", x)
+        given += ["-i", f"{name}={tmp_path / name}.npy"]
+    mpirun(3, "-m", "spmd", "run", tmp_path / "pipe.img", *given, "-o",
+           f"losses={tmp_path / 'losses.npy'}", "--only", "losses").expect(0)
+    expected = by_hand.plain(case.layers, theirs, case.xs, case.ys, 3)[0]
+    np.testing.assert_allclose(np.load(tmp_path / "losses.npy"), expected, rtol=1e-9)
+
+
+# ---- cuts
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_largest_stage_is_least(seed):
+    random = np.random.default_rng(seed)
+    sizes = random.integers(0, 9, 7).tolist()
+    for stages in range(1, 8):
+        found = cut(sizes, stages)
+        best = min(
+            max(sum(sizes[a:b]) for a, b in itertools.pairwise((0, *inner, 7)))
+            for inner in itertools.combinations(range(1, 7), stages - 1))
+        assert len(found) == stages + 1 and found[0] == 0 and found[-1] == 7
+        assert all(a < b for a, b in itertools.pairwise(found))
+        assert max(sum(sizes[a:b]) for a, b in itertools.pairwise(found)) == best
+
+
+# ---- weights that two layers use; norms of all gradients
+
+
+def tied_begin(w, x):
+    return np.tanh(x @ w["t"])
+
+
+def tied_middle(w, h):
+    return h + np.tanh(h @ w["a"])
+
+
+def tied_end(w, h, y):
+    return np.mean((h @ w["t"].T - y) ** 2)
+
+
+def tied(stages, optimizer, schedule="1f1b"):
+    """Return a program that trains with a weight in the first and the last layer: with spmd.grad
+    where there are no stages."""
+    @spmd.program(mesh=("stage",))
+    def train():
+        t = spmd.input("t", (4, 5), np.float64, layout=(None, None))
+        own = [spmd.input(f"a{k}", (5, 5), np.float64, layout=(None, None)) for k in range(3)]
+        x = spmd.input("x", (6, 4), np.float64, layout=(None, None))
+        layers = [(tied_begin, {"t": t}), *((tied_middle, {"a": a}) for a in own),
+                  (tied_end, {"t": t})]
+        if stages:
+            pipe = spmd.pipeline(layers, axis="stage", stages=stages, microbatches=2,
+                                 schedule=schedule, optimizer=optimizer)
+            state = pipe.init()
+            for _ in spmd.range(3):
+                state, _ = pipe.step(state, x, x)
+            found = pipe.params(pipe.drain(state))
+            return [found[0]["t"], *(w["a"] for w in found[1:4])]
+
+        def loss(ws):
+            h = tied_begin({"t": ws[0]}, x)
+            for a in ws[1:]:
+                h = tied_middle({"a": a}, h)
+            return tied_end({"t": ws[0]}, h, x)
+
+        ws = [t, *own]
+        state = optimizer.init(ws)
+        for _ in spmd.range(3):
+            updates, state = optimizer.update(spmd.grad(loss)(ws), state, ws)
+            ws = optim.apply_updates(ws, updates)
+        return ws
+
+    return train
+
+
+CLIPPED = optim.chain(optim.clip_by_global_norm(0.1), optim.sgd(0.5, momentum=0.9),
+                      optim.clip_by_global_norm(0.03))
+
+
+@pytest.mark.parametrize(("optimizer", "stages"), [
+    (optim.adamw(0.01), 3), (CLIPPED, 1), (CLIPPED, 4)])
+def test_a_weight_of_two_layers_and_norms_of_all_gradients(optimizer, stages):
+    random = np.random.default_rng(1)
+    given = {"t": random.standard_normal((4, 5)), "x": random.standard_normal((6, 4))}
+    given |= {f"a{k}": random.standard_normal((5, 5)) * 0.3 for k in range(3)}
+    expected = spmd.build(tied(0, optimizer)).run(ranks=1, **given)
+    image = spmd.build(tied(stages, optimizer))
+    for n in (1, 3):
+        for mine, theirs in zip(image.run(ranks=n, **given), expected, strict=True):
+            np.testing.assert_allclose(mine, theirs, rtol=1e-9, atol=1e-12)
+
+
+# ---- what is refused
+
+
+def wide_begin(w, x):
+    return x @ w
+
+
+def refused(layers=3, stages=2, microbatches=2, batch=4, schedule="1f1b", optimizer=None, **more):
+    """Return the message of a build."""
+    @spmd.program(mesh=("stage",))
+    def train():
+        ws = [np.ones((4, 4)) for _ in range(layers - 1)]
+        x = spmd.input("x", (batch, 4), np.float64)
+        own = [(wide_begin, w) for w in ws] + [(more.get("last", last_layer), np.ones((4, 4)))]
+        if "narrow" in more:
+            own[1] = (wide_begin, np.ones((3, 4)))
+        pipe = spmd.pipeline(own, axis=more.get("axis", "stage"), stages=stages,
+                             microbatches=microbatches, schedule=schedule,
+                             optimizer=optimizer or optim.sgd(0.1))
+        return pipe.step(pipe.init(), x, x)[1]
+
+    with pytest.raises(spmd.SpmdError) as caught:
+        spmd.build(train)
+    return str(caught.value)
+
+
+def last_layer(w, h, y):
+    return np.mean((h @ w - y) ** 2)
+
+
+REFUSED = [
+    ({"stages": 9, "layers": 8}, ["at most one for each layer", "stages=8, or parts of layers"]),
+    ({"microbatches": 7, "batch": 32}, ["equal", "microbatches=4 or 8"]),
+    ({"microbatches": 0}, ["microbatches=0", "at least 1"]),
+    ({"axis": "stages"}, ["'stages'", "stage"]),
+    ({"narrow": True}, ["layer 1, wide_begin", "layer 0, wide_begin", "test_pipelines.py",
+                        "float64[2, 4]"]),
+    ({"last": wide_begin, "layers": 2}, ["wide_begin", "3"]),
+    ({"last": lambda w, h, y: h - y}, ["gives the loss", "float64[2, 4]", "np.mean"]),
+    ({"schedule": "continuous", "optimizer": CLIPPED},
+     ["norm of all stages' gradients", '"1f1b"', "clip_by_block_rms"]),
+    ({"schedule": "pipedream"}, ["pipedream", "continuous"]),
+]
+
+
+@pytest.mark.parametrize(("options", "parts"), REFUSED)
+def test_refused_with_a_remedy(options, parts):
+    message = refused(**options)
+    for part in parts:
+        assert part in message
+
+
+def test_a_weight_of_two_stages_that_are_updated_apart_is_refused():
+    with pytest.raises(spmd.UsageError, match=r"'t'.*of layer 0 is in stages 0 and 2"):
+        spmd.build(tied(3, optim.sgd(0.1), "continuous"))
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "continuous"])
+def test_a_loss_that_is_nan_ends_the_run(schedule):
+    case = Case(2, 3, 4)
+    case.ys[2, 2] = np.nan  # two examples in a microbatch: 9 is the second one of step 2
+    image = spmd.build(case.program(2, optim.sgd(0.1), schedule=schedule))
+    with pytest.raises(spmd.CheckError, match="loss of microbatch 9 is NaN: step 2"):
+        image.run(ranks=2, **case.inputs)

@@ -164,7 +164,8 @@ class Ticks:
         if not pipe.schedule.flushes:
             arms = np.where(self._there(own), arms, 0)
         number = np.maximum(own + self.first, 0)
-        read = {"arms": arms, "numbers": number + self.earlier, "microbatches": number, "slots": number % np.array(tables.slots),
+        read = {"arms": arms, "numbers": number + self.earlier, "microbatches": number,
+                "slots": number % np.array(tables.slots),
                 "positions": np.clip(own + self.before, 0, self.has - 1),
                 "weights": work["weights"]}
         apart = {"weights", "moments"}

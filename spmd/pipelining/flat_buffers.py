@@ -40,10 +40,17 @@ class Packing:
             name: _extent(reduce(expr.maximum, [e.get(name, expr.const(0)) for e in ends]))
             for name in names}
 
-    def read(self, buffers: Buffers, index: tuple[Any, ...], stage: int) -> list[Any]:
-        """Return the leaves of a stage, which lie in the row of each buffer at this index."""
-        return [buffers[name][(*index, slice(a, b))].reshape(shape)
-                for name, a, b, shape in self.places[stage]]
+    def read(self, buffers: Buffers, index: tuple[Any, ...], stage: int, version: Any = 0
+             ) -> list[Any]:
+        """Return the leaves of a stage, which lie in the row of each buffer at this index.
+
+        version: where several of them lie behind each other in a row, which one.
+        """
+        found = []
+        for name, a, b, shape in self.places[stage]:
+            begin = version * self.lengths[name]
+            found.append(buffers[name][(*index, slice(begin + a, begin + b))].reshape(shape))
+        return found
 
     def slices(self, buffers: Buffers, index: tuple[Any, ...], stage: int
                ) -> Iterator[tuple[Any, tuple[Any, ...]]]:

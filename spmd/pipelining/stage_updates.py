@@ -18,6 +18,7 @@ from codegen.ir import ArrayType
 from codegen.places import user_place
 from codegen.trace.array import Array, as_array, as_value, wrap
 from codegen.trace.context import Context
+from codegen.trace.control.letting import as_symbol
 from codegen.trace.derive.two_parts import Halves, in_two
 from codegen.trace.state import Tree, fill, flatten
 from spmd.optim.transformation import (
@@ -124,7 +125,8 @@ class Updates:
     def due(self, state: State, due: Any, data: str | None) -> State:
         """Return the state after updates of the stages that are due, by the mean of the gradients
         that each has; these are cleared."""
-        names = ("weights", "moments", "gradients", "count")
+        changed = ("weights", "moments", "gradients", "count", "versions", "version")
+        names = [name for name in changed if name in state]
 
         def row(j: Any, state: Any, read: Any, _: Any) -> None:
             def begin(stage: int) -> Any:
@@ -132,6 +134,8 @@ class Updates:
                     count = state["count"][j].astype(np.float64)
                     new = self._updated(stage, j, state, read["sums"], 1 / count)
                     self._keep(stage, j, state, new)
+                    if self.pipe.versions > 1:
+                        self._keep_version(j, state)
                     for g in state["gradients"].values():
                         g[j] = 0
                     state["count"][j] = 0
@@ -189,6 +193,15 @@ class Updates:
         """Put what _updated returns where it belongs."""
         self.pipe.weights.write(state["weights"], (j,), stage, new[0])
         self.moments.write(state["moments"], (j,), stage, new[1])
+
+    def _keep_version(self, j: Any, state: State) -> None:
+        """Put new weights behind those that backward passes still read."""
+        new = (state["version"][j] + 1) % self.pipe.versions
+        state["version"][j] = new
+        lengths, number = self.pipe.weights.lengths, as_symbol(new) % self.pipe.versions
+        for name, kept in state["versions"].items():
+            begin = number * lengths[name]
+            kept[j, begin:begin + lengths[name]] = state["weights"][name][j]
 
     def _state(self, moments: Sequence[Any], stage: int) -> Any:
         leaves = iter(moments)

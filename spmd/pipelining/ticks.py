@@ -144,7 +144,20 @@ class Ticks:
                                         (None, data), spmd.empty)
         if not pipe.schedule.flushes:
             made["count"] = spmd.zeros((len(pipe.stages),), np.int32, layout=(pipe.axis,))
+        if pipe.versions > 1:
+            made |= self._versions(state["weights"])
         return {**made, **state}
+
+    def _versions(self, weights: Any) -> Work:
+        """Return the weights that backward passes read: of each stage a row of versions, which of
+        them is the newest one, and of each slot the one that the forward pass has read."""
+        pipe, stages = self.pipe, len(self.pipe.stages)
+        return {
+            "versions": {name: np.concatenate([w] * pipe.versions, axis=1)
+                         for name, w in weights.items()},
+            "version": spmd.zeros((stages,), np.int64, layout=(pipe.axis,)),
+            "used": spmd.zeros((stages, self.slots), np.int64, layout=(pipe.axis, None)),
+        }
 
     def no_loss(self) -> Any:
         """Return the sum and the number of the losses that come in a step, on each rank: none."""
@@ -164,10 +177,12 @@ class Ticks:
         if not pipe.schedule.flushes:
             arms = np.where(self._there(own), arms, 0)
         number = np.maximum(own + self.first, 0)
-        read = {"arms": arms, "numbers": number + self.earlier, "microbatches": number, "slots": number % np.array(tables.slots),
+        read = {"arms": arms, "numbers": number + self.earlier, "microbatches": number,
+                "slots": number % np.array(tables.slots),
                 "positions": np.clip(own + self.before, 0, self.has - 1),
                 "weights": work["weights"]}
-        apart = {"weights", "moments"}
+        apart = {"weights", "moments", "versions", "version"}
+        read |= {name: work[name] for name in ("versions", "version") if name in work}
         state = {name: part for name, part in work.items() if name not in apart}
         state = by_rows(pipe.axis, self.batches.data, self._row, state, read,
                         (self.batches.x, self.batches.y))
@@ -231,19 +246,23 @@ class Ticks:
             ("microbatches", self.tables.received * self.tables.returned), ("slots", self.slots),
             ("positions", self.has)))
         data = self.batches.data
-        weights = read["weights"]
+        weights, versions = read["weights"], read.get("versions")
         if data is not None:
-            weights = {name: spmd.pvary(w, data) for name, w in weights.items()}
+            weights, versions = spmd.pvary((weights, versions), data)
         arms: list[Any] = [lambda: None]
         for stage in self.unlike:
             arms.append(lambda s=stage: self._forward(
                 s, (j, k, slot), state, weights, batches, (position, read["numbers"][j])))
-            arms.append(lambda s=stage: self._backward(s, (j, k, slot), state, weights))
+            arms.append(lambda s=stage: self._backward(
+                s, (j, k, slot), state, weights if versions is None else versions))
+        if versions is not None:
+            state["used"][j, slot] = np.where(
+                read["arms"][j] % 2 == 1, read["version"][j], state["used"][j, slot])
         spmd.switch(read["arms"][j], arms)
 
-    def _own(self, stage: int, j: Any, weights: Any) -> Any:
+    def _own(self, stage: int, j: Any, weights: Any, version: Any = 0) -> Any:
         return self.pipe.updates.parameters(
-            stage, self.pipe.weights.read(weights, (j,), stage))
+            stage, self.pipe.weights.read(weights, (j,), stage, version))
 
     def _forward(self, s: int, at: tuple[Any, Any, Any], state: Any, weights: Any, batches: Any,
                  which: tuple[Any, Any]) -> None:
@@ -288,7 +307,8 @@ class Ticks:
             where, index = (("returned", (j, k % self.tables.returned, 0)) if "returned" in state
                             else ("cotangents", (j, 0)))
             cotangents = code.cotangents.read(state[where], index, s)
-        found = code.halves[s].backward(self._own(s, j, weights), kept, cotangents)
+        version = as_symbol(state["used"][j, slot]) % self.pipe.versions if "used" in state else 0
+        found = code.halves[s].backward(self._own(s, j, weights, version), kept, cotangents)
         if "count" in state:
             state["count"][j] += 1
         self.pipe.weights.add(state["gradients"], (j, 0), s, flatten(found[0])[1])

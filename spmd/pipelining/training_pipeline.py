@@ -47,9 +47,9 @@ def pipeline(
     - stages: so many groups of consecutive layers, cut so that the largest has as few parameters
       as can be. Results depend on the stages, not on how many ranks hold them.
     - microbatches: equal parts of a batch, in its order.
-    - schedule, accumulate: as of spmd.schedules.make_schedule, without corrections of weights. A
-      schedule that flushes updates all stages at the end of a step; any other one updates a stage
-      as soon as `accumulate` of its backward passes are done, and never waits.
+    - schedule, accumulate: as of spmd.schedules.make_schedule, all but "pipemare". A schedule that
+      flushes updates all stages at the end of a step; any other one updates a stage as soon as
+      `accumulate` of its backward passes are done, and never waits.
     - optimizer: a transformation of spmd.optim. It sees the parameters of a stage as a list.
 
     UsageError where there are more stages than layers, or where stages that are updated alone share
@@ -88,11 +88,11 @@ def _schedule(schedule: Any, stages: int, microbatches: int, accumulate: int | s
     """Return the Schedule; UnsupportedError for what pipelines do not do yet."""
     made = make_schedule(schedule, stages=stages, microbatches=microbatches,
                          accumulate=accumulate)
-    if made.correction != "none":
+    if made.correction == "discrepancy":
         raise UnsupportedError(
-            f"{made.name}: pipelines do not correct weights yet ({made.correction})",
+            f"{made.name}: pipelines do not estimate weights of earlier times yet",
             place=user_place(), expected="a schedule whose backward passes read the weights of "
-            "their own time", remedy='schedule="continuous"')
+            "their own time or of their forward pass", remedy='schedule="pipedream"')
     return made
 
 
@@ -125,6 +125,7 @@ class TrainingPipeline:
         self.layers = [(f, w) for f, w in layers]
         self.key = f"pipeline {user_place()}"
         self.tables: TickTables = tables_of(schedule)
+        self.versions = max(schedule.versions(s) for s in range(schedule.stages))
         self.every = 1  # steps that flush, until an update
         if schedule.flushes and isinstance(schedule.accumulate, int):
             self.every = schedule.accumulate // schedule.microbatches

@@ -175,21 +175,25 @@ def plain_steps(layers, optimizer, steps, losses=None):
 class Stage:
     """Some layers, what they keep of microbatches in flight, and the gradients that they have."""
 
-    def __init__(self, layers, optimizer):
+    def __init__(self, layers, optimizer, stashes):
         self.functions, self.ws = [f for f, _ in layers], [dict(w) for _, w in layers]
         self.optimizer, self.states = optimizer, [optimizer.begin(w) for _, w in layers]
         self.kept, self.sums, self.count = {}, None, 0
+        self.stashes, self.stash = stashes, {}
 
     def forward(self, k, t, y):
+        self.stash[k] = list(self.ws)
         for number, (f, w) in enumerate(zip(self.functions, self.ws)):
             t, self.kept[k, number] = FORWARD[f](w, t, *([y] if f is end else []))
         return t
 
     def backward(self, k, d):
         sums = self.sums or [dict.fromkeys(w, 0.0) for w in self.ws]
+        then = self.stash.pop(k)
+        ws = then if self.stashes else self.ws
         for number in reversed(range(len(self.ws))):
             f, kept = self.functions[number], self.kept.pop((k, number))
-            slopes, d = BACKWARD[f](self.ws[number], kept, d)
+            slopes, d = BACKWARD[f](ws[number], kept, d)
             sums[number] = {n: sums[number][n] + g for n, g in slopes.items()}
         self.sums, self.count = sums, self.count + 1
         return d
@@ -206,15 +210,16 @@ def without_flush(
     layers: Sequence[Any], cuts: Sequence[int], optimizer: Any, xs: np.ndarray, ys: np.ndarray,
     microbatches: int, accumulate: int | str,
     ticks: Callable[[int, int, int], tuple[int, int]] = lambda s, p, k: (
-        2 * k + s, 2 * (k + p) - 1 - s),
+        2 * k + s, 2 * (k + p) - 1 - s), stashes: bool = False,
 ) -> Any:
     """Return losses and weights where each stage is updated as soon as its gradients are there.
 
     ticks: of F and B of microbatch k at stage s of p, which come 2 microbatches ticks later in each
-    step. All that is in flight behind the last step is brought to its end.
+    step. All that is in flight behind the last step is brought to its end. stashes: a backward pass
+    reads the weights of its forward pass.
     """
     p, count = len(cuts) - 1, len(xs) * microbatches
-    stages = [Stage(layers[a:b], optimizer) for a, b in zip(cuts, cuts[1:])]
+    stages = [Stage(layers[a:b], optimizer, stashes) for a, b in zip(cuts, cuts[1:])]
     parts = [part for x in xs for part in np.split(x, microbatches)]
     targets = [part for y in ys for part in np.split(y, microbatches)]
     losses = [[] for _ in xs]

@@ -75,7 +75,7 @@ def pipeline(
             return losses
 
         losses = spmd.build(train).run(ranks=3)
-        print(losses[0].round(3), losses[-1] < losses[0] / 4)    # 0.429 True
+        print(losses[0].round(3), losses[-1] < losses[0] / 4)    # 0.535 True
     """
     context = require_context("spmd.pipeline")
     _check(context, layers, axis, stages)

@@ -27,8 +27,8 @@ _LANGUAGE = frozenset(
 
 # Names of the runtime, defined in spmd.image, spmd.building and spmd.jitting.
 _RUNTIME = frozenset(
-    """Distributed FrameStream Image Jit Local Opened OpenedEntity Started build jit load local
-    pipeline""".split())
+    """Distributed FrameStream Image Jit Local Opened OpenedEntity Started TrainingPipeline build
+    jit load local pipeline""".split())
 
 # What can be raised, defined in codegen.errors; all are SpmdErrors, with an exit_code.
 _ERRORS = frozenset(
@@ -149,6 +149,7 @@ if TYPE_CHECKING:  # for editors and type checkers: where every name has its doc
     from spmd.image import local as local
     from spmd.jitting import Jit as Jit
     from spmd.jitting import jit as jit
+    from spmd.pipelining import TrainingPipeline as TrainingPipeline
     from spmd.pipelining import pipeline as pipeline
 
     blocks = _blocks
@@ -165,6 +166,7 @@ _HOMES = {
     **dict.fromkeys(_RUNTIME, "spmd.image"),
     "build": "spmd.building",
     "pipeline": "spmd.pipelining",
+    "TrainingPipeline": "spmd.pipelining",
     "jit": "spmd.jitting",
     "Jit": "spmd.jitting",
     **dict.fromkeys(_ERRORS | _WARNINGS, "codegen.errors"),

@@ -51,8 +51,9 @@ if TYPE_CHECKING:
 def manifest_of(
     plan: Plan, target: str, finished: Plan | None = None, graph: Sequence[OperationRow] = ()
 ) -> dict[str, Any]:
-    """What a runtime must know before and while it runs the image. finished: the same plan, and
-    what is computed when. graph: its operations, of which `rows` are numbers; the notes have it."""
+    """Return the manifest: what a runtime must know before and while it runs the image. finished:
+    the same plan after hoisting, which says what is computed when. graph: the rows of the operation
+    graph, to which the numbers under `rows` point; the notes hold the rows themselves."""
     steps = operations(plan.steps)
     rows = [_operation(k, step) for k, step in enumerate(steps)]
     if plan.checks:

@@ -56,7 +56,7 @@ class FrameQueue:
 
 
 class FrameStream:
-    """What a call saves by spmd.save while it runs: what `stream` gives. Iterate over it.
+    """An iterator over what a call saves by spmd.save while it runs; `stream` returns one.
 
     With one spmd.save each item is its array; with several it is a pair, the name and the array.
     Items come in the order in which the program saves them, each as soon as it is saved. What is

@@ -26,7 +26,7 @@ Json = dict[str, Any]
 
 @dataclass
 class GraphRegion:
-    """What runs in one place: the boxes of rows that lie there. title: "" where it needs none."""
+    """A region of the graph: the boxes of its rows. title: "" where it needs none."""
 
     title: str
     boxes: list[GraphBox] = field(default_factory=list)

@@ -30,7 +30,7 @@ STYLE = ("text{font:11px ui-monospace,Menlo,Consolas,monospace;fill:#0f172a}"
 
 @dataclass
 class _Placed:
-    """Where a box stands in its region."""
+    """A box with its position and size in its region, in pixels."""
 
     box: GraphBox
     x: float

@@ -46,8 +46,8 @@ def check_conflicts(plan: g.Plan, rows: list[OperationRow]) -> list[OperationRow
 
 @dataclass
 class _Touched:
-    """What one row, with those inside it, reads and writes. A place of memory is the number of a
-    buffer, a counter that a Let sets, or the name of an order."""
+    """The places of memory that one row, with those inside it, reads and writes. A place is the
+    number of a buffer, a counter that a Let sets, or the name of an order."""
 
     reads: set[object] = field(default_factory=set)
     writes: set[object] = field(default_factory=set)

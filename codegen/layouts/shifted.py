@@ -38,7 +38,7 @@ def moves_less(demands: Demands, op: Op, wanted: Iterable[Window]) -> bool:
 
 
 def _is_shifted(window: Window, blocks: Window) -> bool:
-    """Whether no rank evidently has any of it: where it is as far away as a block may be long."""
+    """Return whether the part that a rank wants lies at a fixed distance from its own block."""
     return any(b.axes and c.least == c.most and c.least != 0
                for c, b in zip(window, blocks, strict=True))
 
@@ -53,7 +53,8 @@ class _Moved:
         self.labours = False
 
     def missing(self, value: Value, window: Window) -> int | None:
-        """Of a part of a value that is held in balanced blocks; None: that is not known."""
+        """Return the bytes of a part of a value that a rank lacks if the value is held in balanced
+        blocks; None if that is not known."""
         beyond, size = 0, value.type.dtype.size
         for cut, block, extent in zip(window, home(value), value.type.shape, strict=True):
             if cut.inside(block):
@@ -66,14 +67,16 @@ class _Moved:
         return beyond * size
 
     def of_operands(self, op: Op, window: Window) -> int | None:
-        """Of what a part of a result is computed from."""
+        """Return the bytes that a rank lacks of the parts of the operands from which it computes a
+        part of a result; None if that is not known."""
         self.labours |= not (op.what.inline or op.what.is_view)
         parts = [self.of(v, w) for v, w in
                  zip(op.operands, self.rules.needs(op, window), strict=True)]
         return None if None in parts else sum(p for p in parts if p is not None)
 
     def of(self, value: Value, window: Window) -> int | None:
-        """Of a part of a value: fetched, or computed, whichever is less."""
+        """Return the bytes that a rank fetches to have a part of a value, either that part or what
+        it is computed from, whichever is less; None if that is not known."""
         key = value, window
         if key not in self.known:
             self.known[key] = None
@@ -96,7 +99,8 @@ class _Moved:
 
 
 def _beyond(cut: Cut, block: Cut) -> int | None:
-    """How many elements of a dim lie outside of a rank's block, at most."""
+    """Return how many elements of a dim lie outside of a rank's block, at most; None if that is
+    not known."""
     known = cut.follows(block) and cut.step == 1 and cut.period is None
     if not known or not (cut.least.is_const and cut.most.is_const):
         return None

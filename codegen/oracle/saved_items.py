@@ -39,9 +39,9 @@ class EndedCall:
 
 
 class SavedItems(EndedCall):
-    """What one call saved. names: of its saves; with several of them, items are pairs of a name
-    and an array. call: gets a function that returns who takes the frames, and calls that again
-    where it begins anew."""
+    """The frames that one eager call saved, to iterate over. names: of its saves; with several of
+    them, items are pairs of a name and an array. call: is given a function that returns the takers
+    of frames, and calls that function again if it begins anew."""
 
     def __init__(
         self, names: Collection[str], call: Callable[[Callable[[], Takers]], Any]

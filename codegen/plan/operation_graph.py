@@ -52,7 +52,7 @@ GATES = (Expect, Point)  # what stands behind one begins when it is over
 
 @dataclass
 class OperationRow:
-    """An operation.
+    """One row of the graph: a loop nest, a call, an exchange, a loop, a branch or an effect.
 
     kind: nest, library, kernel, exchange, loop, branch, default, entries (a branch: a call runs one
     of its arms), or the name of the step. act: what the Plan says there. step: the row of the
@@ -273,8 +273,9 @@ class _Streams:
 
 
 class _Order:
-    """What each place of memory was last written by, and read by since; which rows have touched
-    each overlay; and the last row of those that keep their order whatever they touch."""
+    """The rows so far, by the memory that they touch: the last writer of each place and its
+    readers since; the rows that have touched each overlay; and the last row behind which all others
+    wait, whatever they touch."""
 
     def __init__(self, memory: _Memory) -> None:
         self.memory = memory

@@ -27,7 +27,7 @@ VIEWS = (Broadcast, Reshape, Transpose)
 
 @dataclass(frozen=True)
 class Halves:
-    """What `in_two` has captured of f(weights, *given).
+    """The forward and the backward half of f(weights, *given), as `in_two` captures them.
 
     out: the structure of what f returns; out_types, kept_types: of its leaves, and of what the
     backward half reads of the forward half. Cotangents are of the leaves that are floats.

@@ -7,22 +7,12 @@ each stage is updated as soon as its own gradients are there, while others work 
 """
 
 import math
-from pydoc_data.topics import topics
 
 import numpy as np
+from transformer import LETTERS, pieces
 
 import spmd
 from spmd import nn, optim
-
-TEXT = "\n".join(topics[name] for name in sorted(topics))
-LETTERS = sorted(set(TEXT))
-CODES = np.array([LETTERS.index(c) for c in TEXT], np.int32)
-
-
-def pieces(steps, batch, length, seed=1):
-    """Pieces of the text, as numbers of letters: each a letter longer than what is read of it."""
-    starts = np.random.default_rng(seed).integers(len(CODES) - length, size=(steps, batch, 1))
-    return CODES[starts + np.arange(length + 1)]
 
 
 def weights(blocks, heads, width, length, seed=0):

@@ -37,7 +37,7 @@ GOLDEN = ROOT / "tests" / "golden"
 EXAMPLES = ROOT / "examples"
 NETWORKS = (
     "bert.py", "feed_cartpole.py", "feed_digits.py", "feed_lines.py", "feed_photographs.py",
-    "generate.py", "lstm.py", "transformer.py", "translate.py",
+    "generate.py", "lstm.py", "pipeline_training.py", "transformer.py", "translate.py",
 )
 RANK_WORDS = (b"PMI_RANK", b"OMPI_COMM_WORLD_RANK")
 PATIENCE = 120.0  # seconds: of limits that only guard against hanging, on however busy a machine

@@ -210,10 +210,12 @@ class OpenedEntity(Opened):
             self._check_open()
             self._group.agree(CALLS)
             self._recover()
-            if self._group.leads:
-                what = tuple(map(whole, what))
+            if not self._group.leads:
+                return self._do(kind, *what)
+            what = tuple(map(whole, what))
+            with self.processes.held:
                 self._group.tell(self._job, (kind, *what))
-            return self._do(kind, *what)
+                return self._do(kind, *what)
 
     def _do(self, kind: str, *what: Any) -> Any:
         if kind == "call":

@@ -65,10 +65,14 @@ class Following:
             request, pause = processes.comm.Ibarrier(), Pause()
             while not request.Test():
                 pause.wait()
-        with processes.waiting:
+        with processes.held, processes.waiting:
             if role == CALLS:
                 processes.comm.Ibarrier().Wait()
-            roles = processes.comm.allgather(role)
+            self._divide(processes.comm.allgather(role))
+
+    def _divide(self, roles: list[str]) -> None:
+        """Take the part that all have agreed on. roles: what each process does."""
+        processes = self.processes
         followers = [k for k, theirs in enumerate(roles) if theirs == FOLLOWS]
         if followers and followers != list(range(1, processes.count)):
             calling = [k for k, theirs in enumerate(roles) if theirs == CALLS]

@@ -87,7 +87,8 @@ class Opened:
                     self._job.broken = True  # the others are not leaving, they may be running
                     text = f"process {self.processes.number} left"
                     self._job.abort(report.exit_code(error), text)
-                self._group.release(self._job, ("left", report.exit_code(error), str(error)))
+                with self.processes.held:
+                    self._group.release(self._job, ("left", report.exit_code(error), str(error)))
         self.close()
 
     @plainly
@@ -100,7 +101,8 @@ class Opened:
         if os.getpid() == self._owner:
             with self._turns.during(lambda: self._take_turn(waits=True)):
                 self._closed = True
-                self._group.release(self._job, ("close",))
+                with self.processes.held:
+                    self._group.release(self._job, ("close",))
                 if self._job is not None and not self._job.broken:
                     for reference in self._latest:
                         if (output := reference()) is not None and output.is_held():
@@ -314,6 +316,12 @@ class Opened:
     def _call(
         self, face: Face, arguments: dict[str, Any], frames: FrameQueue | None = None
     ) -> Any:
+        if not self._group.leads:
+            return self._made(face, arguments, frames)
+        with self.processes.held:  # until the others have done their part
+            return self._made(face, arguments, frames)
+
+    def _made(self, face: Face, arguments: dict[str, Any], frames: FrameQueue | None) -> Any:
         only, arguments = asked_for(face, arguments)
         call = self._prepared.get(self._key(face, arguments, only))
         if call is not None and call.fits(self._job, arguments, only):

@@ -399,12 +399,11 @@ class Job:
                 if number is not None:
                     lib.spmd_job_lead(self._job, number)
                 self._check_array(lib.spmd_call_start(self._job, call), "of a call")
-            state = self._wait(told)
-            while number is not None and state == lib.SPMD_FINISHED:
-                state = lib.spmd_job_led(self._job, WAIT_MS)
-                if state == lib.SPMD_FINISHED:
-                    break
-                state = lib.SPMD_FINISHED if state == lib.SPMD_RUNNING else state
+            if self.processes.interrupts:
+                with self.processes.held.allowed:
+                    state = self._wait_led(told, number is not None)
+            else:
+                state = self._wait(told)
         except BaseException as error:
             self.broken = True
             text = f"{type(error).__name__} on process {self.processes.number}"
@@ -469,6 +468,15 @@ class Job:
                 return int(state)
             if told and not (say and say.shown):
                 told(f"superstep {self.superstep()}")
+
+    def _wait_led(self, told: Callable[[str], None] | None, leads: bool) -> int:
+        """Waits for the run of this process and, where it leads, of those that follow it."""
+        state = self._wait(told)
+        if leads and state == lib.SPMD_FINISHED:
+            state = lib.SPMD_RUNNING
+            while state == lib.SPMD_RUNNING:
+                state = lib.spmd_job_led(self._job, WAIT_MS)
+        return state
 
     def _await_frames(self, look: Callable[[], None]) -> None:
         """After a failure: take the frames that the rank that has failed had made before, to which

@@ -14,6 +14,7 @@ import time
 
 from codegen.errors import AgreementError, SpmdError
 from spmd import report
+from spmd.launch.held_interrupts import HeldInterrupts
 from spmd.launch.launchers import library, unname_memory
 
 TYPE_CHECKING = False
@@ -59,6 +60,7 @@ class Processes:
         # The error that all processes know of: nobody waits for this one any more.
         self.met: BaseException | None = None
         self.interrupts = False  # an interrupt is an error like others: the job goes on
+        self.held = HeldInterrupts()  # while all processes must do a thing to its end
         self.patience: Patience | None = None  # where a launcher has started them
         self.waiting: Any = _NobodyLooks()  # while this process waits for the others
         self.at_the_end: Callable[[], None] = lambda: None  # called when all have finished

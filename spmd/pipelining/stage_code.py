@@ -15,6 +15,7 @@ from codegen.ir import ArrayType
 from codegen.trace.array import Array, as_array
 from codegen.trace.context import Context
 from codegen.trace.control.conversion import as_called
+from codegen.trace.derive.backward_parts import BackwardParts, backward_parts
 from codegen.trace.derive.two_parts import Halves, in_two
 from codegen.trace.state import fill, flatten
 from spmd.pipelining.flat_buffers import Packing
@@ -70,14 +71,17 @@ class StageCode:
 
     halves: of each stage. like: of each stage, the first one with the same code. activations: what
     stages hand on, by the stage that gives it. cotangents: of the floats of these. kept: what
-    stages keep from F to B.
+    stages keep from F to B, or to W. parts, crossing: where W is an action of its own, what B and W
+    do, and what W reads of B.
     """
 
     halves: list[Halves]
+    parts: list[BackwardParts]
     like: list[int]
     activations: Packing
     cotangents: Packing
     kept: Packing
+    crossing: Packing
 
     def handed(self, stage: int, leaves: Sequence[Any]) -> Any:
         """Return the tree that a stage hands on, of its leaves."""
@@ -102,10 +106,10 @@ def kind_of(tree: Any) -> str:
     return str([*zip(shape.paths(), leaves, strict=True), *map(type, shape.containers())])
 
 
-def code_of(context: Context, stages: Sequence[Stage], x: Any, y: Any, backward: bool = True
-            ) -> StageCode:
+def code_of(context: Context, stages: Sequence[Stage], x: Any, y: Any, backward: bool = True,
+            apart: bool = False) -> StageCode:
     """Return the code of stages for microbatches x and targets y, trees of types. y: None where the
-    last layer is called without targets."""
+    last layer is called without targets. apart: whether W is an action of its own."""
     halves: list[Halves] = []
     like: list[int] = []
     known: dict[Any, int] = {}
@@ -130,5 +134,8 @@ def code_of(context: Context, stages: Sequence[Stage], x: Any, y: Any, backward:
     if backward:  # nobody is handed the loss
         inner[-1] = []
     floats = [[t for t in types if t.dtype.kind in "fc"] for types in inner]
-    return StageCode(halves, like, Packing(inner), Packing(floats),
-                     Packing([m.kept_types for m in halves]))
+    unlike = {s: backward_parts(halves[s]) for s in set(like)} if apart else {}
+    parts = [unlike[s] for s in like] if apart else []
+    return StageCode(halves, parts, like, Packing(inner), Packing(floats),
+                     Packing([m.kept_types for m in halves]),
+                     Packing([p.crossing_types for p in parts]))

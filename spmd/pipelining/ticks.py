@@ -23,12 +23,13 @@ from codegen.trace.number import expr_of
 from codegen.trace.state import fill, flatten
 from spmd.pipelining.stage_code import StageCode
 from spmd.pipelining.stage_rows import by_rows
-from spmd.pipelining.tick_tables import IDLE
+from spmd.pipelining.tick_tables import BACKWARD, FORWARD, IDLE, WEIGHTS
 
 if TYPE_CHECKING:
     from spmd.pipelining.training_pipeline import TrainingPipeline
 
 Work = dict[str, Any]
+EARLIER_WEIGHTS = ("versions", "changes", "version")  # from which those of a forward pass follow
 
 
 @dataclass(frozen=True)
@@ -115,6 +116,7 @@ class Ticks:
         self.slots = max(self.tables.slots)
         self.last: int | None = None
         self.unlike = sorted(set(code.like))
+        self.kinds = WEIGHTS if code.parts else BACKWARD  # of actions
         self.cycle = len(self.tables.kinds)
         self.has = flatten(batches.x)[1][0].shape[0]  # microbatches
 
@@ -136,6 +138,9 @@ class Ticks:
             "cotangents": pipe.new(code.cotangents, (ranks,), (data,), spmd.empty),
             "loss": self.no_loss(),
         }
+        if code.parts:
+            made["crossing"] = pipe.new(code.crossing, (max(self.tables.crossing), ranks),
+                                        (None, data), spmd.empty)
         if self.tables.waits[0]:
             made["arrived"] = pipe.new(code.activations, (self.tables.received, ranks),
                                        (None, data), spmd.empty)
@@ -144,20 +149,23 @@ class Ticks:
                                         (None, data), spmd.empty)
         if not pipe.schedule.flushes:
             made["count"] = spmd.zeros((len(pipe.stages),), np.int32, layout=(pipe.axis,))
-        if pipe.versions > 1:
-            made |= self._versions(state["weights"])
+        if pipe.versions > 1 or pipe.estimates:
+            made |= self._earlier_weights(state["weights"])
         return {**made, **state}
 
-    def _versions(self, weights: Any) -> Work:
-        """Return the weights that backward passes read: of each stage a row of versions, which of
-        them is the newest one, and of each slot the one that the forward pass has read."""
+    def _earlier_weights(self, weights: Any) -> Work:
+        """Return what backward passes read the weights of their forward passes from: of each stage
+        a row of versions, or the average change of an update; which version is the newest one, and
+        of each slot the one that the forward pass has read."""
         pipe, stages = self.pipe, len(self.pipe.stages)
-        return {
-            "versions": {name: np.concatenate([w] * pipe.versions, axis=1)
-                         for name, w in weights.items()},
+        made: Work = {
             "version": spmd.zeros((stages,), np.int64, layout=(pipe.axis,)),
             "used": spmd.zeros((stages, self.slots), np.int64, layout=(pipe.axis, None)),
         }
+        if pipe.estimates:
+            return {**made, "changes": pipe.new(pipe.weights, ())}
+        return {**made, "versions": {name: np.concatenate([w] * pipe.versions, axis=1)
+                                     for name, w in weights.items()}}
 
     def no_loss(self) -> Any:
         """Return the sum and the number of the losses that come in a step, on each rank: none."""
@@ -172,17 +180,18 @@ class Ticks:
         tables, pipe = self.tables, self.pipe
         t, later = tick % self.cycle, tick // self.cycle * pipe.schedule.microbatches
         own = spmd.asarray(tables.microbatches)[t] + later
-        numbers = 2 * np.searchsorted(self.unlike, self.code.like)
+        numbers = self.kinds * np.searchsorted(self.unlike, self.code.like)
         arms = spmd.asarray(np.where(tables.kinds == IDLE, 0, numbers + tables.kinds))[t]
         if not pipe.schedule.flushes:
             arms = np.where(self._there(own), arms, 0)
         number = np.maximum(own + self.first, 0)
         read = {"arms": arms, "numbers": number + self.earlier, "microbatches": number,
                 "slots": number % np.array(tables.slots),
+                "crossing": number % np.array(tables.crossing),
                 "positions": np.clip(own + self.before, 0, self.has - 1),
                 "weights": work["weights"]}
-        apart = {"weights", "moments", "versions", "version"}
-        read |= {name: work[name] for name in ("versions", "version") if name in work}
+        apart = {"weights", "moments", *EARLIER_WEIGHTS}
+        read |= {name: work[name] for name in EARLIER_WEIGHTS if name in work}
         state = {name: part for name, part in work.items() if name not in apart}
         state = by_rows(pipe.axis, self.batches.data, self._row, state, read,
                         (self.batches.x, self.batches.y))
@@ -242,27 +251,26 @@ class Ticks:
 
     def _row(self, j: Any, state: Any, read: Any, batches: Any) -> None:
         """What one stage does in a tick."""
-        k, slot, position = (as_symbol(read[name][j]) % most for name, most in (
+        k, slot, crossing, position = (as_symbol(read[name][j]) % most for name, most in (
             ("microbatches", self.tables.received * self.tables.returned), ("slots", self.slots),
-            ("positions", self.has)))
+            ("crossing", max(self.tables.crossing)), ("positions", self.has)))
         data = self.batches.data
-        weights, versions = read["weights"], read.get("versions")
+        weights = {name: read[name] for name in ("weights", *EARLIER_WEIGHTS) if name in read}
         if data is not None:
-            weights, versions = spmd.pvary((weights, versions), data)
+            weights = spmd.pvary(weights, data)
         arms: list[Any] = [lambda: None]
         for stage in self.unlike:
             arms.append(lambda s=stage: self._forward(
                 s, (j, k, slot), state, weights, batches, (position, read["numbers"][j])))
             arms.append(lambda s=stage: self._backward(
-                s, (j, k, slot), state, weights if versions is None else versions))
-        if versions is not None:
-            state["used"][j, slot] = np.where(
-                read["arms"][j] % 2 == 1, read["version"][j], state["used"][j, slot])
+                s, (j, k, slot), state, weights, crossing))
+            if self.code.parts:
+                arms.append(lambda s=stage: self._weights(
+                    s, (j, k, slot), state, weights, crossing))
+        if "used" in state:
+            begins = read["arms"][j] % self.kinds == FORWARD
+            state["used"][j, slot] = np.where(begins, read["version"][j], state["used"][j, slot])
         spmd.switch(read["arms"][j], arms)
-
-    def _own(self, stage: int, j: Any, weights: Any, version: Any = 0) -> Any:
-        return self.pipe.updates.parameters(
-            stage, self.pipe.weights.read(weights, (j,), stage, version))
 
     def _forward(self, s: int, at: tuple[Any, Any, Any], state: Any, weights: Any, batches: Any,
                  which: tuple[Any, Any]) -> None:
@@ -277,7 +285,7 @@ class Ticks:
                             else ("activations", (j, 0)))
             h = code.handed(s - 1, code.activations.read(state[where], index, s - 1))
         given = [h, _microbatch(batches[1], position)] if s == last else [h]
-        out, kept = code.halves[s].forward(self._own(s, j, weights), *given)
+        out, kept = code.halves[s].forward(self._now(s, j, weights), *given)
         code.kept.write(state["kept"], (j, slot, 0), s, kept)
         if s < last:
             code.activations.write(state["activations"], (j, 0), s, flatten(out)[1])
@@ -295,8 +303,10 @@ class Ticks:
         expect(context, as_value(context, loss == loss), "loss of microbatch ",
                as_value(context, number), " is NaN: step ", step, *rank)
 
-    def _backward(self, s: int, at: tuple[Any, Any, Any], state: Any, weights: Any) -> None:
-        """Do the backward pass of a stage. at: as of _forward."""
+    def _backward(self, s: int, at: tuple[Any, Any, Any], state: Any, weights: Any, crossing: Any
+                  ) -> None:
+        """Do the backward pass of a stage. at: as of _forward. crossing: the slot of what W reads.
+        """
         j, k, slot = at
         code, last = self.code, self.pipe.stages[-1].number
         kept = code.kept.read(state["kept"], (j, slot, 0), s)
@@ -307,13 +317,51 @@ class Ticks:
             where, index = (("returned", (j, k % self.tables.returned, 0)) if "returned" in state
                             else ("cotangents", (j, 0)))
             cotangents = code.cotangents.read(state[where], index, s)
-        version = as_symbol(state["used"][j, slot]) % self.pipe.versions if "used" in state else 0
-        found = code.halves[s].backward(self._own(s, j, weights, version), kept, cotangents)
+        own = self._then(s, at, state, weights)
+        if code.parts:
+            found, crosses = code.parts[s].of_arguments(own, kept, cotangents)
+            code.crossing.write(state["crossing"], (j, crossing, 0), s, crosses)
+        else:
+            slopes, *found = code.halves[s].backward(own, kept, cotangents)
+            self._add(s, j, state, slopes)
+        if s:
+            code.cotangents.write(state["cotangents"], (j, 0), s - 1, flatten(found[0])[1])
+
+    def _weights(self, s: int, at: tuple[Any, Any, Any], state: Any, weights: Any, crossing: Any
+                 ) -> None:
+        """Find the gradients of the weights of a stage. at, crossing: as of _backward."""
+        j, _, slot = at
+        kept = self.code.kept.read(state["kept"], (j, slot, 0), s)
+        crosses = self.code.crossing.read(state["crossing"], (j, crossing, 0), s)
+        own = self._then(s, at, state, weights)
+        self._add(s, j, state, self.code.parts[s].of_weights(own, kept, crosses))
+
+    def _now(self, s: int, j: Any, weights: Any) -> Any:
+        """Return the parameters of a stage."""
+        return self.pipe.updates.parameters(
+            s, self.pipe.weights.read(weights["weights"], (j,), s))
+
+    def _then(self, s: int, at: tuple[Any, Any, Any], state: Any, weights: Any) -> Any:
+        """Return the parameters of a stage that B and W read."""
+        j, _, slot = at
+        pipe = self.pipe
+        if "versions" in weights:
+            version = as_symbol(state["used"][j, slot]) % pipe.versions
+            return pipe.updates.parameters(
+                s, pipe.weights.read(weights["versions"], (j,), s, version))
+        if "changes" in weights:
+            crossed = weights["version"][j] - state["used"][j, slot]
+            leaves = [w - crossed.astype(w.dtype) * change for w, change in zip(
+                pipe.weights.read(weights["weights"], (j,), s),
+                pipe.weights.read(weights["changes"], (j,), s), strict=True)]
+            return pipe.updates.parameters(s, leaves)
+        return self._now(s, j, weights)
+
+    def _add(self, s: int, j: Any, state: Any, slopes: Any) -> None:
+        """Add gradients of the weights of a stage to those that it has."""
         if "count" in state:
             state["count"][j] += 1
-        self.pipe.weights.add(state["gradients"], (j, 0), s, flatten(found[0])[1])
-        if s:
-            code.cotangents.write(state["cotangents"], (j, 0), s - 1, flatten(found[1])[1])
+        self.pipe.weights.add(state["gradients"], (j, 0), s, flatten(slopes)[1])
 
     def summed(self, gradients: Any) -> Any:
         """Return gradients summed over the ranks along the data axis."""

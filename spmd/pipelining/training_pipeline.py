@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 import spmd
-from codegen.errors import UnsupportedError, UsageError
+from codegen.errors import UsageError
 from codegen.places import user_place
 from codegen.trace.array import as_array
 from codegen.trace.context import CapturedAgain, Context, require_context
@@ -47,9 +47,13 @@ def pipeline(
     - stages: so many groups of consecutive layers, cut so that the largest has as few parameters
       as can be. Results depend on the stages, not on how many ranks hold them.
     - microbatches: equal parts of a batch, in its order.
-    - schedule, accumulate: as of spmd.schedules.make_schedule, all but "pipemare". A schedule that
-      flushes updates all stages at the end of a step; any other one updates a stage as soon as
-      `accumulate` of its backward passes are done, and never waits.
+    - schedule, accumulate: as of spmd.schedules.make_schedule. A schedule that flushes updates all
+      stages at the end of a step; any other one updates a stage as soon as `accumulate` of its
+      backward passes are done, and never waits. Under "pipemare" a backward pass reads
+      w - n * change in the place of the weights of its forward pass: n updates have come since
+      then, and their average change is decay * change + (1 - decay) * (the last one), with
+      decay = exp(-2) ** (1 / the most that n is at the stage) (Yang et al., PipeMare, 2021: the
+      discrepancy correction, whose D is exp(-2); learning rates are as the optimizer says).
     - optimizer: a transformation of spmd.optim. It sees the parameters of a stage as a list.
 
     UsageError where there are more stages than layers, or where stages that are updated alone share
@@ -79,21 +83,9 @@ def pipeline(
     """
     context = require_context("spmd.pipeline")
     _check(context, layers, axis, stages)
-    made = _schedule(schedule, stages, microbatches, accumulate)
-    return TrainingPipeline(context, layers, axis, made, optimizer)
-
-
-def _schedule(schedule: Any, stages: int, microbatches: int, accumulate: int | str | None
-              ) -> Schedule:
-    """Return the Schedule; UnsupportedError for what pipelines do not do yet."""
     made = make_schedule(schedule, stages=stages, microbatches=microbatches,
                          accumulate=accumulate)
-    if made.correction == "discrepancy":
-        raise UnsupportedError(
-            f"{made.name}: pipelines do not estimate weights of earlier times yet",
-            place=user_place(), expected="a schedule whose backward passes read the weights of "
-            "their own time or of their forward pass", remedy='schedule="pipedream"')
-    return made
+    return TrainingPipeline(context, layers, axis, made, optimizer)
 
 
 def _check(context: Context, layers: Sequence[Any], axis: str, stages: int) -> None:
@@ -126,6 +118,7 @@ class TrainingPipeline:
         self.key = f"pipeline {user_place()}"
         self.tables: TickTables = tables_of(schedule)
         self.versions = max(schedule.versions(s) for s in range(schedule.stages))
+        self.estimates = schedule.correction == "discrepancy"
         self.every = 1  # steps that flush, until an update
         if schedule.flushes and isinstance(schedule.accumulate, int):
             self.every = schedule.accumulate // schedule.microbatches
@@ -236,7 +229,8 @@ class TrainingPipeline:
         """Return the code of the stages for microbatches of this type."""
         key = str(flatten((batches.x_types, batches.y_types))[1])
         if key not in self._codes:
-            self._codes[key] = code_of(self.context, self.stages, batches.x_types, batches.y_types)
+            self._codes[key] = code_of(self.context, self.stages, batches.x_types, batches.y_types,
+                                       apart=self.schedule.splits_backward)
         return self._codes[key]
 
 

@@ -11,6 +11,7 @@ from codegen.ir import Op
 from codegen.ops import MatMul
 from codegen.trace.array import as_array
 from codegen.trace.context import require_context
+from codegen.trace.derive.backward_parts import backward_parts
 from codegen.trace.derive.two_parts import in_two
 from codegen.trace.state import fill, flatten
 
@@ -113,10 +114,58 @@ def test_kept_arrays_go_through_slots_into_a_branch():
     np.testing.assert_allclose(found[1], sum(e[1] for e in each), rtol=1e-12)
 
 
-def test_no_product_is_computed_twice():
-    def products(ops: tuple[Op, ...]) -> int:
-        return sum(isinstance(op.what, MatMul) for op in ops)
+def products(ops: tuple[Op, ...]) -> int:
+    return sum(isinstance(op.what, MatMul) for op in ops)
 
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_gradients_of_weights_follow_from_what_the_other_part_has_found(wanted):
+    def use(w, x):
+        types = types_of((w, x, np.float64(2.0)))
+        made = in_two(require_context("a test"), layer, types[0], types[1:], (wanted, False))
+        parts = backward_parts(made)
+        counts = products(parts.sooner), products(parts.later)
+        assert counts == ((2, 2) if wanted else (0, 3))  # one layer: nothing before it waits
+        _, kept = made.forward(w, x, as_array(np.float64(2.0)))
+        out = x @ w["a"]
+        found, crossing = parts.of_arguments(w, kept, [np.cos(out[:, :3])])
+        later = {k: v + 0.5 for k, v in w.items()}  # which they do not read where z has crossed
+        slopes = parts.of_weights(later if wanted else w, kept, crossing)
+        return (slopes["a"], slopes["b"], *found[:wanted])
+
+    slopes = spmd.build(program(use)).run(ranks=2, **GIVEN)
+    a, b, x = GIVEN["a"], GIVEN["b"], GIVEN["x"]
+    expected = by_hand(a, b, x, a, b, np.cos((x @ a)[:, :3]))
+    for mine, theirs in zip(slopes, expected, strict=False):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-12)
+
+
+def three_layers(w, x):
+    return np.tanh(np.tanh(np.tanh(x @ w["a"]) @ w["b"]) @ w["b"].T)
+
+
+def test_without_an_argument_the_way_that_several_weights_need_goes_first():
+    def use(w, x):
+        types = types_of((w, x))
+        made = in_two(require_context("a test"), three_layers, types[0], types[1:], (False,))
+        parts = backward_parts(made)
+        assert (products(parts.sooner), products(parts.later)) == (1, 4)
+        out, kept = made.forward(w, x)
+        _, crossing = parts.of_arguments(w, kept, [np.ones_like(out)])
+        slopes = parts.of_weights(w, kept, crossing)
+        return slopes["a"], slopes["b"]
+
+    slopes = spmd.build(program(use)).run(ranks=1, **GIVEN)
+    a, b, x = GIVEN["a"], GIVEN["b"], GIVEN["x"]
+    h1 = np.tanh(x @ a)
+    h2 = np.tanh(h1 @ b)
+    z3 = 1 - np.tanh(h2 @ b.T) ** 2
+    z2 = z3 @ b * (1 - h2 * h2)
+    np.testing.assert_allclose(slopes[0], x.T @ (z2 @ b.T * (1 - h1 * h1)), rtol=1e-12)
+    np.testing.assert_allclose(slopes[1], h1.T @ z2 + z3.T @ h2, rtol=1e-12)
+
+
+def test_no_product_is_computed_twice():
     def use(w, x):
         found = halves(w, x, np.float64(2.0))
         counts = products(found.ahead), products(found.later)

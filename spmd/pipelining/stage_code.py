@@ -6,9 +6,12 @@ stage the Halves of what it does, and the packings of all that stages hand on an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from codegen.errors import ShapeError
 from codegen.ir import ArrayType
@@ -18,7 +21,10 @@ from codegen.trace.control.conversion import as_called
 from codegen.trace.derive.backward_parts import BackwardParts, backward_parts
 from codegen.trace.derive.two_parts import Halves, in_two
 from codegen.trace.state import fill, flatten
+from spmd.nn.layers import DropoutKey, dropout_key
 from spmd.pipelining.flat_buffers import Packing
+
+KEY = DropoutKey(*[ArrayType(np.dtype(np.int64), ())] * 2)
 
 
 @dataclass(frozen=True)
@@ -34,17 +40,29 @@ class Stage:
     first: bool
     last: bool
 
-    def __call__(self, weights: Sequence[Any], h: Any, *targets: Any) -> Any:
-        """Return what the stage hands on, or the loss."""
-        for k, (function, own) in enumerate(zip(self.functions, weights, strict=True)):
-            more = targets if self.last and k == len(self.functions) - 1 else ()
-            try:
-                h = as_called(function)(own, h, *more)
-            except ShapeError as error:
-                if self.begin + k:
-                    raise self._unfit(k, h, error) from None
-                raise
+    def __call__(self, weights: Sequence[Any], h: Any, key: DropoutKey, *targets: Any) -> Any:
+        """Return what the stage hands on, or the loss. key: of dropout in its first layer."""
+        for k in range(len(self.functions)):
+            with _dropout_follows(DropoutKey(key.stream + k, key.part)):
+                h = self._layer(k, weights[k], h, targets)
         return h
+
+    def without_dropout(self, weights: Sequence[Any], h: Any, *targets: Any) -> Any:
+        """Return what the stage hands on, or the loss."""
+        with _dropout_follows(None):
+            for k in range(len(self.functions)):
+                h = self._layer(k, weights[k], h, targets)
+        return h
+
+    def _layer(self, k: int, own: Any, h: Any, targets: tuple[Any, ...]) -> Any:
+        """Return what a layer hands on."""
+        more = targets if self.last and k == len(self.functions) - 1 else ()
+        try:
+            return as_called(self.functions[k])(own, h, *more)
+        except ShapeError as error:
+            if self.begin + k:
+                raise self._unfit(k, h, error) from None
+            raise
 
     def _unfit(self, k: int, h: Any, error: ShapeError) -> ShapeError:
         """Return the error of a layer that does not take what the one before hands on."""
@@ -56,6 +74,15 @@ class Stage:
             f"{_shown(before)}, hands on", place=error.place,
             expected=f"another shape: {error.message}", found=shapes,
             remedy="layers that fit: each takes what the one before returns")
+
+
+@contextmanager
+def _dropout_follows(key: DropoutKey | None) -> Iterator[None]:
+    token = dropout_key.set(key)
+    try:
+        yield
+    finally:
+        dropout_key.reset(token)
 
 
 def _shown(function: Any) -> str:
@@ -115,13 +142,13 @@ def code_of(context: Context, stages: Sequence[Stage], x: Any, y: Any, backward:
     known: dict[Any, int] = {}
     h: Any = x
     for stage in stages:
-        given = [h, y] if stage.last and y is not None else [h]
-        wanted = [not stage.first, False][:len(given)]
+        given = [h, *([KEY] if backward else []), *([y] if stage.last and y is not None else [])]
+        wanted = [not stage.first, False, False][:len(given)]
         own = types_of(stage.parameters)
         key = (*map(id, stage.functions), kind_of(own), kind_of(given), stage.first, stage.last)
         like.append(known.setdefault(key, stage.number))
         made = halves[like[-1]] if like[-1] < stage.number else in_two(
-            context, stage, own, given, wanted, backward)
+            context, stage if backward else stage.without_dropout, own, given, wanted, backward)
         halves.append(made)
         if stage.last and y is not None and (made.out.kind != "leaf" or made.out_types[0].shape
                            or made.out_types[0].dtype.kind != "f"):

@@ -21,6 +21,7 @@ from codegen.trace.control.letting import as_symbol
 from codegen.trace.expecting import expect
 from codegen.trace.number import expr_of
 from codegen.trace.state import fill, flatten
+from spmd.nn.layers import DropoutKey
 from spmd.pipelining.stage_code import StageCode
 from spmd.pipelining.stage_rows import by_rows
 from spmd.pipelining.tick_tables import BACKWARD, FORWARD, IDLE, WEIGHTS
@@ -185,7 +186,9 @@ class Ticks:
         if not pipe.schedule.flushes:
             arms = np.where(self._there(own), arms, 0)
         number = np.maximum(own + self.first, 0)
-        read = {"arms": arms, "numbers": number + self.earlier, "microbatches": number,
+        counted = number + self.earlier  # over all steps
+        read = {"arms": arms, "numbers": counted,
+                "streams": counted * len(pipe.layers) + np.array(pipe.positions[:-1]), "microbatches": number,
                 "slots": number % np.array(tables.slots),
                 "crossing": number % np.array(tables.crossing),
                 "positions": np.clip(own + self.before, 0, self.has - 1),
@@ -261,7 +264,8 @@ class Ticks:
         arms: list[Any] = [lambda: None]
         for stage in self.unlike:
             arms.append(lambda s=stage: self._forward(
-                s, (j, k, slot), state, weights, batches, (position, read["numbers"][j])))
+                s, (j, k, slot), state, weights, batches,
+                (position, read["numbers"][j], read["streams"][j])))
             arms.append(lambda s=stage: self._backward(
                 s, (j, k, slot), state, weights, crossing))
             if self.code.parts:
@@ -273,10 +277,10 @@ class Ticks:
         spmd.switch(read["arms"][j], arms)
 
     def _forward(self, s: int, at: tuple[Any, Any, Any], state: Any, weights: Any, batches: Any,
-                 which: tuple[Any, Any]) -> None:
+                 which: tuple[Any, Any, Any]) -> None:
         """Do the forward pass of a stage. at: its row, its microbatch, and the slot of that. which:
-        where that lies in the batches, and its number, for messages."""
-        (j, k, slot), (position, number) = at, which
+        where that lies in the batches, its number, for messages, and its stream, for dropout."""
+        (j, k, slot), (position, number, stream) = at, which
         code, last = self.code, self.pipe.stages[-1].number
         if s == 0:
             h = _microbatch(batches[0], position)
@@ -284,7 +288,9 @@ class Ticks:
             where, index = (("arrived", (j, k % self.tables.received, 0)) if "arrived" in state
                             else ("activations", (j, 0)))
             h = code.handed(s - 1, code.activations.read(state[where], index, s - 1))
-        given = [h, _microbatch(batches[1], position)] if s == last else [h]
+        part = 0 if self.batches.data is None else spmd.axis_index(self.batches.data)
+        key = DropoutKey(stream, as_array(part).astype(np.int64))
+        given = [h, key, *([_microbatch(batches[1], position)] if s == last else [])]
         out, kept = code.halves[s].forward(self._now(s, j, weights), *given)
         code.kept.write(state["kept"], (j, slot, 0), s, kept)
         if s < last:

@@ -46,7 +46,10 @@ def pipeline(
     - axis: the mesh axis whose ranks hold stages; another axis that splits x is for the data.
     - stages: so many groups of consecutive layers, cut so that the largest has as few parameters
       as can be. Results depend on the stages, not on how many ranks hold them.
-    - microbatches: equal parts of a batch, in its order.
+    - microbatches: equal parts of a batch, in its order. In a layer, spmd.nn.dropout(x, rate, seed,
+      stream) follows from the layer and the microbatch: to the stream is added
+      microbatch * len(layers) + layer, numbers from 0, that of the microbatch over all steps. So
+      each example has the same zeros on any ranks, and in plain training with that stream.
     - schedule, accumulate: as of spmd.schedules.make_schedule. A schedule that flushes updates all
       stages at the end of a step; any other one updates a stage as soon as `accumulate` of its
       backward passes are done, and never waits. Under "pipemare" a backward pass reads

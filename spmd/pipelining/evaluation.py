@@ -47,8 +47,8 @@ def evaluated(pipe: TrainingPipeline, state: State, x: Any, y: Any) -> Any:
 
     out = spmd.fori_loop(0, stages, tick, out)
     if y is not None:
-        loss = code.halves[-1].out_types[0].dtype.name
-        return np.mean(out[loss][stages - 1, :, 0])
+        losses = out[code.halves[-1].out_types[0].dtype.name][stages - 1, :, 0]
+        return np.sum(losses) / batch.weight() if batch.masked else np.mean(losses)
     leaves = code.activations.read(out, (stages - 1, 0), stages - 1)
     return fill(code.halves[-1].out, iter(leaves), fresh=True)
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from codegen.errors import ShapeError
 from codegen.ir import ArrayType
+from codegen.places import user_place
 from codegen.trace.array import Array, as_array
 from codegen.trace.context import Context
 from codegen.trace.control.conversion import as_called
@@ -23,6 +24,14 @@ from codegen.trace.derive.two_parts import Halves, in_two
 from codegen.trace.state import fill, flatten
 from spmd.nn.layers import DropoutKey, dropout_key
 from spmd.pipelining.flat_buffers import Packing
+
+
+class Masked(NamedTuple):
+    """Targets, and which examples of the batch are there: bool (example,)."""
+
+    targets: Any
+    mask: Any
+
 
 KEY = DropoutKey(*[ArrayType(np.dtype(np.int64), ())] * 2)
 
@@ -57,12 +66,15 @@ class Stage:
     def _layer(self, k: int, own: Any, h: Any, targets: tuple[Any, ...]) -> Any:
         """Return what a layer hands on."""
         more = targets if self.last and k == len(self.functions) - 1 else ()
+        masks = [y.mask for y in more if isinstance(y, Masked)]
+        plain = [y.targets if isinstance(y, Masked) else y for y in more]
         try:
-            return as_called(self.functions[k])(own, h, *more)
+            found = as_called(self.functions[k])(own, h, *plain)
         except ShapeError as error:
             if self.begin + k:
                 raise self._unfit(k, h, error) from None
             raise
+        return _sum_of(found, masks[0]) if masks else found
 
     def _unfit(self, k: int, h: Any, error: ShapeError) -> ShapeError:
         """Return the error of a layer that does not take what the one before hands on."""
@@ -74,6 +86,17 @@ class Stage:
             f"{_shown(before)}, hands on", place=error.place,
             expected=f"another shape: {error.message}", found=shapes,
             remedy="layers that fit: each takes what the one before returns")
+
+
+def _sum_of(losses: Any, mask: Any) -> Any:
+    """Return the sum of the losses of the examples that are there."""
+    found = as_array(losses)
+    if found.type.shape != mask.type.shape:
+        raise ShapeError(
+            "where there is a mask, the last layer gives the loss of each example",
+            place=user_place(), expected=f"floats of shape [{mask.shape[0]}]",
+            found=str(found.type), remedy="np.mean(…, axis=…) over all dims but that of the batch")
+    return np.sum(np.where(mask, found, 0))
 
 
 @contextmanager

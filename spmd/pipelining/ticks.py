@@ -22,7 +22,7 @@ from codegen.trace.expecting import expect
 from codegen.trace.number import expr_of
 from codegen.trace.state import fill, flatten
 from spmd.nn.layers import DropoutKey
-from spmd.pipelining.stage_code import StageCode
+from spmd.pipelining.stage_code import Masked, StageCode
 from spmd.pipelining.stage_rows import by_rows
 from spmd.pipelining.tick_tables import BACKWARD, FORWARD, IDLE, WEIGHTS
 
@@ -54,13 +54,16 @@ class Microbatches:
         tree, leaves = flatten((x, y))
         arrays = [as_array(leaf) for leaf in leaves]
         batch = int(arrays[0].shape[0])
+        if isinstance(y, Masked):
+            _check_mask(as_array(y.mask), batch)
         if batch % count or not batch:
             fits = [k for k in range(1, batch + 1) if batch % k == 0]
             near = sorted(sorted(fits, key=lambda k: abs(k - count))[:2])
             raise ShapeError(
                 f"{count} microbatches of a batch of {batch} examples", place=user_place(),
                 expected="parts that are equal",
-                remedy=f"microbatches={' or '.join(map(str, near))}, or another batch")
+                remedy=f"microbatches={' or '.join(map(str, near))}, or a batch of "
+                f"{-(-max(batch, 1) // count) * count} with a mask")
         data = _data_axis(arrays[0], 0, pipe.axis)
         parts = [a.reshape(count, batch // count, *a.shape[1:]) for a in arrays]
         parts = [a.relayout(batch_layout(data, a.ndim)) for a in parts]
@@ -82,9 +85,32 @@ class Microbatches:
         x_types, y_types = fill(tree, iter(types), fresh=True)
         return cls(x, y, data, ranks, x_types, y_types)
 
+    @property
+    def masked(self) -> bool:
+        """Whether some examples may not be there."""
+        return isinstance(self.y, Masked)
+
+    def examples(self) -> Any:
+        """Return how many examples of each microbatch are there."""
+        return np.sum(self.y.mask, axis=1, dtype=np.int64)
+
+    def weight(self) -> Any:
+        """Return what gradients of the whole batch are divided by: how many examples are there, or
+        how many microbatches."""
+        if not self.masked:
+            return int(flatten(self.x)[1][0].shape[0])
+        return np.maximum(np.sum(self.examples()), 1)
+
     def but(self, x: Any, y: Any) -> Microbatches:
         """Return other microbatches of the same types."""
         return replace(self, x=x, y=y)
+
+
+def _check_mask(mask: Array, batch: int) -> None:
+    """Raise ShapeError for a mask that does not say of each example whether it is there."""
+    if mask.dtype != np.bool_ or mask.ndim != 1 or int(mask.shape[0]) != batch:
+        raise ShapeError("mask says which examples of a batch are there", place=user_place(),
+                         expected=f"bool[{batch}]", found=str(mask.type))
 
 
 def batch_layout(data: str | None, ndim: int) -> tuple[Any, ...]:
@@ -149,7 +175,7 @@ class Ticks:
             made["returned"] = pipe.new(code.cotangents, (self.tables.returned, ranks),
                                         (None, data), spmd.empty)
         if not pipe.schedule.flushes:
-            made["count"] = spmd.zeros((len(pipe.stages),), np.int32, layout=(pipe.axis,))
+            made["count"] = spmd.zeros((len(pipe.stages),), np.int64, layout=(pipe.axis,))
         if pipe.versions > 1 or pipe.estimates:
             made |= self._earlier_weights(state["weights"])
         return {**made, **state}
@@ -193,6 +219,8 @@ class Ticks:
                 "crossing": number % np.array(tables.crossing),
                 "positions": np.clip(own + self.before, 0, self.has - 1),
                 "weights": work["weights"]}
+        if self.batches.masked:
+            read["examples"] = self.batches.examples()[read["positions"]]
         apart = {"weights", "moments", *EARLIER_WEIGHTS}
         read |= {name: work[name] for name in EARLIER_WEIGHTS if name in work}
         state = {name: part for name, part in work.items() if name not in apart}
@@ -261,26 +289,28 @@ class Ticks:
         weights = {name: read[name] for name in ("weights", *EARLIER_WEIGHTS) if name in read}
         if data is not None:
             weights = spmd.pvary(weights, data)
+        examples = read["examples"][j] if "examples" in read else 1
         arms: list[Any] = [lambda: None]
         for stage in self.unlike:
             arms.append(lambda s=stage: self._forward(
                 s, (j, k, slot), state, weights, batches,
-                (position, read["numbers"][j], read["streams"][j])))
+                (position, read["numbers"][j], read["streams"][j], examples)))
             arms.append(lambda s=stage: self._backward(
-                s, (j, k, slot), state, weights, crossing))
+                s, (j, k, slot), state, weights, (crossing, examples)))
             if self.code.parts:
                 arms.append(lambda s=stage: self._weights(
-                    s, (j, k, slot), state, weights, crossing))
+                    s, (j, k, slot), state, weights, (crossing, examples)))
         if "used" in state:
             begins = read["arms"][j] % self.kinds == FORWARD
             state["used"][j, slot] = np.where(begins, read["version"][j], state["used"][j, slot])
         spmd.switch(read["arms"][j], arms)
 
     def _forward(self, s: int, at: tuple[Any, Any, Any], state: Any, weights: Any, batches: Any,
-                 which: tuple[Any, Any, Any]) -> None:
+                 which: tuple[Any, Any, Any, Any]) -> None:
         """Do the forward pass of a stage. at: its row, its microbatch, and the slot of that. which:
-        where that lies in the batches, its number, for messages, and its stream, for dropout."""
-        (j, k, slot), (position, number, stream) = at, which
+        where that lies in the batches, its number, for messages, its stream, for dropout, and its
+        weight in the mean loss."""
+        (j, k, slot), (position, number, stream, weight) = at, which
         code, last = self.code, self.pipe.stages[-1].number
         if s == 0:
             h = _microbatch(batches[0], position)
@@ -297,8 +327,14 @@ class Ticks:
             code.activations.write(state["activations"], (j, 0), s, flatten(out)[1])
         else:
             self._check(out, number)
-            state["loss"][j, 0, 0] += out
-            state["loss"][j, 0, 1] += 1
+            state["loss"][j, 0, 0] += out * self._share()
+            state["loss"][j, 0, 1] += weight
+
+    def _share(self) -> Any:
+        """Return what the loss on a rank counts in that of a microbatch: a mean, or a sum."""
+        if self.batches.masked:
+            return as_array(1.0).astype(self._loss_dtype())
+        return (as_array(1.0) / as_array(self.batches.ranks)).astype(self._loss_dtype())
 
     def _check(self, loss: Any, number: Any) -> None:
         """End the run where the loss of a microbatch is NaN."""
@@ -309,16 +345,15 @@ class Ticks:
         expect(context, as_value(context, loss == loss), "loss of microbatch ",
                as_value(context, number), " is NaN: step ", step, *rank)
 
-    def _backward(self, s: int, at: tuple[Any, Any, Any], state: Any, weights: Any, crossing: Any
-                  ) -> None:
-        """Do the backward pass of a stage. at: as of _forward. crossing: the slot of what W reads.
-        """
-        j, k, slot = at
+    def _backward(self, s: int, at: tuple[Any, Any, Any], state: Any, weights: Any,
+                  which: tuple[Any, Any]) -> None:
+        """Do the backward pass of a stage. at: as of _forward. which: the slot of what W reads, and
+        what the microbatch counts among those of an update."""
+        (j, k, slot), (crossing, weight) = at, which
         code, last = self.code, self.pipe.stages[-1].number
         kept = code.kept.read(state["kept"], (j, slot, 0), s)
         if s == last:
-            t, ranks = code.halves[s].out_types[0], self.batches.ranks
-            cotangents = [(as_array(1.0) / as_array(ranks)).astype(t.dtype.name)]
+            cotangents = [self._share()]
         else:
             where, index = (("returned", (j, k % self.tables.returned, 0)) if "returned" in state
                             else ("cotangents", (j, 0)))
@@ -329,18 +364,18 @@ class Ticks:
             code.crossing.write(state["crossing"], (j, crossing, 0), s, crosses)
         else:
             slopes, *found = code.halves[s].backward(own, kept, cotangents)
-            self._add(s, j, state, slopes)
+            self._add(s, j, state, slopes, weight)
         if s:
             code.cotangents.write(state["cotangents"], (j, 0), s - 1, flatten(found[0])[1])
 
-    def _weights(self, s: int, at: tuple[Any, Any, Any], state: Any, weights: Any, crossing: Any
-                 ) -> None:
-        """Find the gradients of the weights of a stage. at, crossing: as of _backward."""
-        j, _, slot = at
+    def _weights(self, s: int, at: tuple[Any, Any, Any], state: Any, weights: Any,
+                 which: tuple[Any, Any]) -> None:
+        """Find the gradients of the weights of a stage. at, which: as of _backward."""
+        (j, _, slot), (crossing, weight) = at, which
         kept = self.code.kept.read(state["kept"], (j, slot, 0), s)
         crosses = self.code.crossing.read(state["crossing"], (j, crossing, 0), s)
         own = self._then(s, at, state, weights)
-        self._add(s, j, state, self.code.parts[s].of_weights(own, kept, crosses))
+        self._add(s, j, state, self.code.parts[s].of_weights(own, kept, crosses), weight)
 
     def _now(self, s: int, j: Any, weights: Any) -> Any:
         """Return the parameters of a stage."""
@@ -363,10 +398,10 @@ class Ticks:
             return pipe.updates.parameters(s, leaves)
         return self._now(s, j, weights)
 
-    def _add(self, s: int, j: Any, state: Any, slopes: Any) -> None:
+    def _add(self, s: int, j: Any, state: Any, slopes: Any, weight: Any) -> None:
         """Add gradients of the weights of a stage to those that it has."""
         if "count" in state:
-            state["count"][j] += 1
+            state["count"][j] += weight
         self.pipe.weights.add(state["gradients"], (j, 0), s, flatten(slopes)[1])
 
     def summed(self, gradients: Any) -> Any:
@@ -376,8 +411,8 @@ class Ticks:
 
     def loss(self, work: Work) -> Any:
         """Return the mean of the losses that came, NaN if none did."""
-        sums = np.sum(np.mean(work["loss"], axis=1), axis=0)
-        return sums[0] / sums[1]
+        sums = np.sum(work["loss"], axis=0)
+        return np.sum(sums[:, 0]) / np.mean(sums[:, 1])
 
 
 def _microbatch(tree: Any, k: Any) -> Any:

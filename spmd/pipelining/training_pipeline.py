@@ -21,7 +21,7 @@ from codegen.trace.state import fill, flatten
 from spmd.pipelining.evaluation import evaluated
 from spmd.pipelining.flat_buffers import Packing
 from spmd.pipelining.flight import Flight, batch_types
-from spmd.pipelining.stage_code import Stage, StageCode, code_of, type_of
+from spmd.pipelining.stage_code import Masked, Stage, StageCode, code_of, type_of
 from spmd.pipelining.stage_cuts import cut, shown
 from spmd.pipelining.stage_updates import Updates
 from spmd.pipelining.tick_tables import TickTables, tables_of
@@ -149,18 +149,23 @@ class TrainingPipeline:
         state = {"weights": buffers, "moments": self.updates.init(buffers),
                  "steps": spmd.asarray(np.int64(0))}
         if self.every > 1:  # gradients of earlier steps wait for an update
-            state |= {"gradients": self.new(self.weights, ()), "pending": state["steps"]}
+            state |= {"gradients": self.new(self.weights, ()), "pending": state["steps"],
+                      "pending_weight": state["steps"]}
         types = self.context.facts.get(self.key)
         if self.schedule.flushes or types is None:
             return state
         return self._flight().first(state, types)
 
-    def step(self, state: State, x: Any, y: Any) -> tuple[State, Any]:
+    def step(self, state: State, x: Any, y: Any, mask: Any = None) -> tuple[State, Any]:
         """Return the state after a step with a batch, and the mean of the losses that came in it.
 
         x, y: trees of arrays, whose dim 0 is the batch. Where the schedule flushes, the losses are
         those of this batch; else of what has left the last stage meanwhile, NaN if nothing did.
+        mask: bool (batch,), False where an example is not there, as of a feed. With it the last
+        layer returns the losses of the examples, (examples,), and losses and gradients are means
+        over those that are there, however many of them a microbatch has.
         """
+        y = y if mask is None else Masked(y, mask)
         batches = Microbatches.of(self, x, y, self.schedule.microbatches)
         if not self.schedule.flushes:
             if "cycle" not in state:
@@ -173,9 +178,10 @@ class TrainingPipeline:
         sums = ticks.summed(work["gradients"])
         done = {**state, "steps": state["steps"] + 1}
         if self.every == 1:
-            return self._applied(done, sums, self.schedule.microbatches), ticks.loss(work)
+            return self._applied(done, sums, batches.weight()), ticks.loss(work)
         done["gradients"] = {name: g + sums[name] for name, g in state["gradients"].items()}
         done["pending"] = state["pending"] + 1
+        done["pending_weight"] = state["pending_weight"] + batches.weight()
         return self._applied_if(done, done["pending"] == self.every), ticks.loss(work)
 
     def drain(self, state: State) -> State:
@@ -186,17 +192,18 @@ class TrainingPipeline:
         return self._flight().drained(state) if "cycle" in state else state
 
     def _applied(self, state: State, gradients: dict[str, Any], count: Any) -> State:
-        """Return the state after an update of all stages by gradients of so many microbatches."""
+        """Return the state after an update of all stages by the sum of so many gradients."""
         part = {name: state[name] for name in ("weights", "moments")}
         return {**state, **self.updates.all_stages(part, gradients, count)}
 
     def _applied_if(self, state: State, due: Any) -> State:
         """Return the state after an update by all that is pending, if that is due."""
         def update(state: State) -> State:
-            count = state["pending"] * self.schedule.microbatches
-            done = self._applied(state, state["gradients"], count.astype(np.float64))
+            count = state["pending_weight"].astype(np.float64)
+            done = self._applied(state, state["gradients"], count)
             done["gradients"] = {name: g * 0 for name, g in state["gradients"].items()}
-            return {**done, "pending": state["pending"] * 0}
+            return {**done, "pending": state["pending"] * 0,
+                    "pending_weight": state["pending_weight"] * 0}
 
         after: State = spmd.cond(due, update, lambda state: state, state)
         return after
@@ -204,10 +211,13 @@ class TrainingPipeline:
     def _flight(self) -> Flight:
         return Flight(self)
 
-    def evaluate(self, state: State, x: Any, y: Any = None) -> Any:
+    def evaluate(self, state: State, x: Any, y: Any = None, mask: Any = None) -> Any:
         """Return the loss of a batch of any size, or, without y, what the last layer returns when
-        it is called without targets; nothing is updated."""
-        return evaluated(self, state, x, y)
+        it is called without targets; nothing is updated. mask: as of `step`."""
+        if y is None and mask is not None:
+            raise UsageError("a mask without y: what the last layer returns has all examples",
+                             place=user_place(), remedy="pipe.evaluate(state, x)")
+        return evaluated(self, state, x, y if mask is None else Masked(y, mask))
 
     def params(self, state: State) -> list[Any]:
         """Return the parameters of each layer, in order."""

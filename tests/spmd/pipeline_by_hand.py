@@ -72,9 +72,15 @@ def residual_back(w, kept, d):
     return {"a": h.T @ z, "c": u.T @ d["h"]}, {"h": d["h"] + z @ w["a"].T, "skip": d["skip"]}
 
 
+def end_each(w, t, y):
+    """The loss of each example, for batches with a mask."""
+    return np.mean((t["h"] @ w["o"] + t["skip"] @ w["q"] - y) ** 2, axis=1)
+
+
 def end_kept(w, t, y):
     error = t["h"] @ w["o"] + t["skip"] @ w["q"] - y
-    return np.mean(error**2), (t["h"], t["skip"], error)
+    loss = np.mean(error**2) if error.size else 0.0
+    return loss, (t["h"], t["skip"], error)
 
 
 def end_back(w, kept, d):
@@ -182,7 +188,7 @@ class Stage:
     def __init__(self, layers, optimizer, reads="now", crossed=0):
         self.functions, self.ws = [f for f, _ in layers], [dict(w) for _, w in layers]
         self.optimizer, self.states = optimizer, [optimizer.begin(w) for _, w in layers]
-        self.kept, self.sums, self.count = {}, None, 0
+        self.kept, self.sums, self.count, self.weight = {}, None, 0, 0
         self.reads, self.stash, self.slopes = reads, {}, {}
         self.decay = np.exp(-2.0) ** (1 / crossed) if crossed else 0.0
         self.updates, self.begun = 0, {}
@@ -210,22 +216,22 @@ class Stage:
             self.slopes[k][number], d = BACKWARD[f](ws[number], kept, d)
         return d
 
-    def gradients(self, k):
+    def gradients(self, k, weight):
         sums = self.sums or [dict.fromkeys(w, 0.0) for w in self.ws]
-        self.sums = [{n: have[n] + g for n, g in slopes.items()}
+        self.sums = [{n: have[n] + weight * g for n, g in slopes.items()}
                      for have, slopes in zip(sums, self.slopes.pop(k))]
-        self.count += 1
+        self.weight, self.count = self.weight + weight, self.count + 1
 
     def update(self):
         for number, sums in enumerate(self.sums):
-            slopes = {n: g / self.count for n, g in sums.items()}
+            slopes = {n: g / self.weight for n, g in sums.items()}
             before = self.ws[number]
             self.ws[number], self.states[number] = self.optimizer.update(
                 before, slopes, self.states[number])
             self.changes[number] = {
                 n: self.decay * change + (1 - self.decay) * (self.ws[number][n] - before[n])
                 for n, change in self.changes[number].items()}
-        self.sums, self.count, self.updates = None, 0, self.updates + 1
+        self.sums, self.count, self.weight, self.updates = None, 0, 0, self.updates + 1
 
 
 def without_flush(
@@ -233,19 +239,26 @@ def without_flush(
     microbatches: int, accumulate: int | str,
     ticks: Callable[[int, int, int], tuple[int, ...]] = lambda s, p, k: (
         2 * k + s, 2 * (k + p) - 1 - s), reads: str = "now", crossed: Sequence[int] = (),
-    period: int = 2,
+    period: int = 2, masks: np.ndarray | None = None,
 ) -> Any:
     """Return losses and weights where each stage is updated as soon as its gradients are there.
 
     ticks: of F and B of microbatch k at stage s of p, and of W if that is apart; a microbatch comes
     `period` ticks behind the one before. All that is in flight behind the last step is brought to
-    its end. reads: as of Stage; crossed: of each stage.
+    its end. reads: as of Stage; crossed: of each stage. masks: which examples are there, of each
+    batch; a microbatch then weighs as many as it has.
     """
     p, count = len(cuts) - 1, len(xs) * microbatches
     stages = [Stage(layers[a:b], optimizer, reads, most)
               for a, b, most in zip(cuts, cuts[1:], crossed or [0] * p)]
     parts = [part for x in xs for part in np.split(x, microbatches)]
     targets = [part for y in ys for part in np.split(y, microbatches)]
+    weights = [1] * count
+    if masks is not None:
+        there = [part for mask in masks for part in np.split(mask, microbatches)]
+        parts = [part[mask] for part, mask in zip(parts, there)]
+        targets = [part[mask] for part, mask in zip(targets, there)]
+        weights = [np.sum(mask) for mask in there]
     losses = [[] for _ in xs]
     forth, back = {}, {}
     actions, apart = {}, len(ticks(0, p, 0)) == 3
@@ -260,12 +273,12 @@ def without_flush(
                 given = parts[k] if s == 0 else forth.pop((s, k))
                 sent_forth[s + 1, k] = stage.forward(k, given, targets[k])
                 if s == p - 1 and tick < len(xs) * period * microbatches:
-                    losses[tick // (period * microbatches)].append(sent_forth[s + 1, k])
+                    losses[tick // (period * microbatches)] += [sent_forth[s + 1, k]] * weights[k]
             elif kind == "B":
                 d = 1.0 if s == p - 1 else back.pop((s, k))
                 sent_back[s - 1, k] = stage.backward(k, d)
             if kind == "W" or (kind == "B" and not apart):
-                stage.gradients(k)
+                stage.gradients(k, weights[k])
             due = ((tick + 1) % int(accumulate.split()[0]) == 0 if isinstance(accumulate, str)
                    else stage.count == accumulate)
             if stage.count and due:

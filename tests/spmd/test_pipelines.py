@@ -34,23 +34,27 @@ class Case:
     def cuts(self, stages):
         return cut([sum(x.size for x in w.values()) for _, w in self.layers], stages)
 
-    def program(self, stages, optimizer, mesh=("stage",), data=None, **options):
+    def program(self, stages, optimizer, mesh=("stage",), data=None, masked=False, **options):
         def train():
             ws = [{n: spmd.input(f"{n}{k}", x.shape, np.float64, layout=(None,) * x.ndim)
                    for n, x in w.items()} for k, (_, w) in enumerate(self.layers)]
             layout = (None, data, None)
             x = spmd.input("x", self.xs.shape, np.float64, layout=layout)
             y = spmd.input("y", self.ys.shape, np.float64, layout=layout)
-            pipe = spmd.pipeline(
-                [(f, w) for (f, _), w in zip(self.layers, ws)], axis="stage", stages=stages,
-                microbatches=self.microbatches, optimizer=optimizer, **options)
+            masks = spmd.input("masks", self.xs.shape[:2], np.bool_,
+                               layout=(None, data)) if masked else None
+            functions = [f for f, _ in self.layers]
+            if masked:
+                functions[-1] = by_hand.end_each
+            pipe = spmd.pipeline(list(zip(functions, ws)), axis="stage", stages=stages,
+                                 microbatches=self.microbatches, optimizer=optimizer, **options)
             state, losses = pipe.init(), spmd.zeros(STEPS)
             for k in spmd.range(STEPS):
-                state, loss = pipe.step(state, x[k], y[k])
+                state, loss = pipe.step(state, x[k], y[k], masks[k] if masked else None)
                 losses[k] = loss
             last = pipe.drain(state)
-            return {"losses": losses, "ws": pipe.params(last), "after": pipe.evaluate(
-                last, x[0], y[0])}
+            after = pipe.evaluate(last, x[0], y[0], masks[0] if masked else None)
+            return {"losses": losses, "ws": pipe.params(last), "after": after}
 
         return spmd.program(mesh=mesh)(train)
 
@@ -59,15 +63,15 @@ class Case:
         found = {f"{n}{k}": x for k, (_, w) in enumerate(self.layers) for n, x in w.items()}
         return {**found, "x": self.xs, "y": self.ys}
 
-    def check(self, out, expected):
+    def check(self, out, expected, there=slice(None)):
         losses, ws = expected
         np.testing.assert_allclose(out["losses"], losses, rtol=1e-9, atol=1e-9)
         for mine, theirs in zip(out["ws"], ws, strict=True):
             for name, x in theirs.items():
                 np.testing.assert_allclose(mine[name], x, rtol=1e-9, atol=1e-9)
-        t = self.xs[0]
+        t = self.xs[0][there]
         for (f, _), w in zip(self.layers, ws):
-            t = f(w, t, *([self.ys[0]] if f is by_hand.end else []))
+            t = f(w, t, *([self.ys[0][there]] if f is by_hand.end else []))
         np.testing.assert_allclose(out["after"], t, rtol=1e-9)
 
 
@@ -234,6 +238,34 @@ def test_a_data_axis_beside_the_stages(schedule):
     for data, stage in ((1, 2), (2, 1), (2, 3), (4, 2)):
         out = image.run(ranks=data * stage, mesh={"data": data, "stage": stage}, **case.inputs)
         case.check(out, expected)
+
+
+@pytest.mark.parametrize(("schedule", "accumulate"), [("1f1b", 4), ("1f1b", 8), ("continuous", 2)])
+def test_gradients_are_weighted_by_the_examples_that_are_there(schedule, accumulate):
+    mine, theirs = OPTIMIZERS["adamw"]
+    case = Case(12, 4, 4, size=4)
+    masks = np.random.default_rng(0).random(case.xs.shape[:2]) < 0.6
+    masks[1, 4:8] = False  # a microbatch without any
+    masks[3, -7:] = False  # the end of the data
+    image = spmd.build(case.program(3, mine, ("data", "stage"), "data", masked=True,
+                                    schedule=schedule, accumulate=accumulate))
+    if schedule == "continuous":
+        expected = by_hand.without_flush(case.layers, case.cuts(3), theirs, case.xs, case.ys, 4,
+                                         accumulate, masks=masks)
+    else:
+        each = [(x[m], y[m]) for x, y, m in zip(case.xs, case.ys, masks)]
+        steps = accumulate // 4
+        groups = [each[k:k + steps] for k in range(0, STEPS, steps)]
+        joined = [[np.concatenate(parts) for parts in zip(*group)] for group in groups]
+        expected = by_hand.plain(case.layers, theirs, *zip(*joined), 1)
+    for data, stage in ((1, 1), (1, 3), (2, 2)):
+        out = image.run(ranks=data * stage, mesh={"data": data, "stage": stage}, masks=masks,
+                        **case.inputs)
+        if accumulate == 8:  # losses are those of steps
+            counts = masks.sum(axis=1)
+            out["losses"] = np.array([np.average(out["losses"][k:k + 2], weights=counts[k:k + 2])
+                                      for k in (0, 2)])
+        case.check(out, expected, masks[0])
 
 
 def products(layers):
@@ -433,7 +465,8 @@ def refused(layers=3, stages=2, microbatches=2, batch=4, schedule="1f1b", optimi
         pipe = spmd.pipeline(own, axis=more.get("axis", "stage"), stages=stages,
                              microbatches=microbatches, schedule=schedule,
                              optimizer=optimizer or optim.sgd(0.1))
-        return pipe.step(pipe.init(), x, x)[1]
+        mask = spmd.zeros(*more["mask"]) if "mask" in more else None
+        return pipe.step(pipe.init(), x, x, mask)[1]
 
     with pytest.raises(spmd.SpmdError) as caught:
         spmd.build(train)
@@ -446,7 +479,10 @@ def last_layer(w, h, y):
 
 REFUSED = [
     ({"stages": 9, "layers": 8}, ["at most one for each layer", "stages=8, or parts of layers"]),
-    ({"microbatches": 7, "batch": 32}, ["equal", "microbatches=4 or 8"]),
+    ({"microbatches": 7, "batch": 32}, ["equal", "microbatches=4 or 8", "a batch of 35 with a mask"]),
+    ({"mask": (4, np.int64)}, ["bool[4]", "int64[4]"]),
+    ({"mask": (5, np.bool_)}, ["bool[4]", "bool[5]"]),
+    ({"mask": (4, np.bool_)}, ["the loss of each example", "float64[]"]),
     ({"microbatches": 0}, ["microbatches=0", "at least 1"]),
     ({"axis": "stages"}, ["'stages'", "stage"]),
     ({"narrow": True}, ["layer 1, wide_begin", "layer 0, wide_begin", "test_pipelines.py",

@@ -116,7 +116,8 @@ class Updates:
             def begin(stage: int) -> Any:
                 def update() -> None:
                     now = state if call is None else read["state"]
-                    new = self._updated(stage, j, now, read["gradients"], factor, known, call)
+                    slopes = self.pipe.weights.read(read["gradients"], (j,), stage)
+                    new = self._updated(stage, j, now, slopes, factor, known, call)
                     if call is None:
                         self._keep(stage, j, state, new)
                     else:
@@ -129,7 +130,7 @@ class Updates:
 
     def due(self, state: State, due: Any, data: str | None) -> State:
         """Return the state after updates of the stages that are due, by the mean of the gradients
-        that each has; these are cleared."""
+        that each has; these are cleared. Ranks along the data axis sum up those that are due."""
         changed = ("weights", "moments", "gradients", "count", "versions", "changes", "version")
         names = [name for name in changed if name in state]
 
@@ -137,7 +138,11 @@ class Updates:
             def begin(stage: int) -> Any:
                 def update() -> None:
                     count = state["count"][j].astype(np.float64)
-                    new = self._updated(stage, j, state, read["sums"], 1 / count)
+                    sums = {name: g[j, 0] for name, g in state["gradients"].items()}
+                    if data is not None:
+                        sums = {name: spmd.psum(g, data) for name, g in sums.items()}
+                    slopes = self.pipe.weights.read(sums, (), stage)
+                    new = self._updated(stage, j, state, slopes, 1 / count)
                     before = {name: state["weights"][name][j].copy()
                               for name in state.get("changes", ())}
                     self._keep(stage, j, state, new)
@@ -155,9 +160,8 @@ class Updates:
             spmd.switch(arm, [lambda: None, *found])
 
         def update(part: State) -> State:
-            sums = {name: np.sum(g, axis=1) for name, g in part["gradients"].items()}
             arms = spmd.asarray(np.array(self.arms))
-            read = {"sums": sums, "due": due, "arms": arms,
+            read = {"due": due, "arms": arms,
                     "decays": spmd.asarray(np.array(self.decays))}
             done: State = by_rows(self.pipe.axis, data, row, part, read)
             return done
@@ -165,7 +169,7 @@ class Updates:
         part = {name: state[name] for name in names}
         return {**state, **spmd.cond(np.any(due), update, lambda part: part, part)}
 
-    def _updated(self, stage: int, j: Any, state: State, gradients: Any, factor: Any,
+    def _updated(self, stage: int, j: Any, state: State, slopes: Sequence[Any], factor: Any,
                  known: Sequence[Any] = (), call: int | None = None) -> Any:
         """Return the parameters of a stage, whose row is j, and the arrays of the optimizer's
         state, updated by `factor` times the gradients.
@@ -175,8 +179,7 @@ class Updates:
         """
         weights = self.pipe.weights
         given = (weights.read(state["weights"], (j,), stage),
-                 weights.read(gradients, (j,), stage),
-                 self.moments.read(state["moments"], (j,), stage),
+                 list(slopes), self.moments.read(state["moments"], (j,), stage),
                  as_array(factor), list(known))
         key = stage, call, len(known)
         if key not in self._captured:

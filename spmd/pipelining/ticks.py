@@ -78,8 +78,12 @@ class Microbatches:
         size, ranks = int(parts[0].shape[1]), 1
         if data is not None:
             ranks = spmd.axis_size(data)
-            spmd.require(ranks <= size, f"each rank along {data} has examples of a microbatch")
-            spmd.require(size % ranks == 0, f"the ranks along {data} share a microbatch equally")
+            spmd.require(
+                ranks <= size,
+                f"each rank along {data} has some of the {size} examples of a microbatch")
+            spmd.require(
+                size % ranks == 0,
+                f"the ranks along {data} share the {size} examples of a microbatch equally")
         own = size if data is None else expr.floordiv(expr.const(size), expr_of(ranks))
         types = [ArrayType(a.type.dtype, (expr.as_expr(own), *a.type.shape[2:])) for a in parts]
         x_types, y_types = fill(tree, iter(types), fresh=True)

@@ -268,6 +268,68 @@ def test_gradients_are_weighted_by_the_examples_that_are_there(schedule, accumul
         case.check(out, expected, masks[0])
 
 
+def affine(w, h, y=None):
+    out = h @ w["o"]
+    return {"out": out, "best": np.argmax(out, axis=1)} if y is None else np.mean((out - y) ** 2)
+
+
+def split_over_all_axes(data, schedule="1f1b"):
+    """Return a program of stages whose axis stands between two others; one of them splits the
+    batch, and weights lie along the other one."""
+    @spmd.program(mesh=("data", "stage", "model"))
+    def train():
+        x = spmd.input("x", (8, 4), np.float64, layout=(data, None))
+        ws = [{"a": spmd.input(f"a{k}", (4, 6), np.float64, layout=(None, "model")),
+               "c": spmd.input(f"c{k}", (6, 4), np.float64, layout=("model", None))}
+              for k in range(3)]
+        o = spmd.input("o", (4, 4), np.float64, layout=("model", None))
+        layers = [*((widened, w) for w in ws), (affine, {"o": o})]
+        pipe = spmd.pipeline(layers, stages=3, microbatches=2, schedule=schedule,
+                             optimizer=optim.sgd(0.1))
+        state = pipe.init()
+        for _ in spmd.range(2):
+            state, _ = pipe.step(state, x, x)
+        return {"ws": pipe.params(state), "found": pipe.evaluate(state, x)}
+
+    return train
+
+
+def widened(w, h):
+    return h + np.tanh(h @ w["a"]) @ w["c"]
+
+
+@pytest.mark.parametrize("data", [None, "data"])
+def test_what_the_last_layer_returns_on_other_axes(data):
+    random = np.random.default_rng(4)
+    given = {"x": random.standard_normal((8, 4)), "o": random.standard_normal((4, 4))}
+    for k in range(3):
+        given |= {f"a{k}": random.standard_normal((4, 6)) * 0.4,
+                  f"c{k}": random.standard_normal((6, 4)) * 0.4}
+    a, c, o, x = ([given[f"a{k}"] for k in range(3)], [given[f"c{k}"] for k in range(3)],
+                  given["o"], given["x"])
+    for _ in range(2):
+        hs, us = [x], []
+        for k in range(3):
+            us.append(np.tanh(hs[k] @ a[k]))
+            hs.append(hs[k] + us[k] @ c[k])
+        error = 2 * (hs[3] @ o - x) / x.size
+        o, d = o - 0.1 * hs[3].T @ error, error @ o.T
+        for k in (2, 1, 0):
+            z = d @ c[k].T * (1 - us[k] ** 2)
+            c[k], d, a[k] = c[k] - 0.1 * us[k].T @ d, d + z @ a[k].T, a[k] - 0.1 * hs[k].T @ z
+    h = x
+    for k in range(3):
+        h = h + np.tanh(h @ a[k]) @ c[k]
+    image = spmd.build(split_over_all_axes(data))
+    for axes in ((1, 1, 1), (1, 3, 2), (2, 1, 1), (4, 2, 1), (2, 2, 2)):
+        mesh = dict(zip(("data", "stage", "model"), axes))
+        out = image.run(ranks=np.prod(axes), mesh=mesh, **given)
+        np.testing.assert_allclose(out["found"]["out"], h @ o, rtol=1e-9)
+        np.testing.assert_array_equal(out["found"]["best"], np.argmax(h @ o, axis=1))
+        np.testing.assert_allclose(out["ws"][1]["a"], a[1], rtol=1e-9)
+        np.testing.assert_allclose(out["ws"][3]["o"], o, rtol=1e-9)
+
+
 def products(layers):
     return sum({by_hand.begin: 2, by_hand.narrow: 1, by_hand.residual: 2, by_hand.end: 2}[f]
                for f, _ in layers)

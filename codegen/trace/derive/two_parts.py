@@ -154,7 +154,7 @@ def values_of(context: Context, tree: Any) -> list[Value]:
 
 def reads_of(op: Op) -> list[Value]:
     """Return all that an op reads, in its regions too."""
-    return [*op.operands, *(v for region in op.regions for v in freevalues_of(region))]
+    return [*op.operands, *(v for region in op.regions for v in free_values(region))]
 
 
 def _cut(

@@ -313,7 +313,7 @@ class Ticks:
             state["count"][j] += 1
         self.pipe.weights.add(state["gradients"], (j, 0), s, flatten(found[0])[1])
         if s:
-            code.cotangents.write(state["cotangents"], (j, 0), s - 1, flatten(found[1])[1])
+            code.cotangents.write(state["cotangents"], (j, 0), s - 1, found[1])
 
     def summed(self, gradients: Any) -> Any:
         """Return gradients summed over the ranks along the data axis."""

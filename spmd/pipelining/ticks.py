@@ -231,7 +231,7 @@ class Ticks:
         """Put what has arrived where it waits."""
         def row(j: Any, state: Any, read: Any, _: Any) -> None:
             def put() -> None:
-                k = as_symbol(read["arriving"][j]) % slots
+                k = as_symbol(read["arriving"][j], power=False) % slots
                 for dtype, ring in state.items():
                     ring[j, k, 0] = read["rows"][dtype][j, 0]
 
@@ -242,7 +242,7 @@ class Ticks:
 
     def _row(self, j: Any, state: Any, read: Any, batches: Any) -> None:
         """What one stage does in a tick."""
-        k, slot, position = (as_symbol(read[name][j]) % most for name, most in (
+        k, slot, position = (as_symbol(read[name][j], power=False) % most for name, most in (
             ("microbatches", self.tables.received * self.tables.returned), ("slots", self.slots),
             ("positions", self.has)))
         data = self.batches.data
@@ -307,7 +307,9 @@ class Ticks:
             where, index = (("returned", (j, k % self.tables.returned, 0)) if "returned" in state
                             else ("cotangents", (j, 0)))
             cotangents = code.cotangents.read(state[where], index, s)
-        version = as_symbol(state["used"][j, slot]) % self.pipe.versions if "used" in state else 0
+        version: Any = 0
+        if "used" in state:
+            version = as_symbol(state["used"][j, slot], power=False) % self.pipe.versions
         found = code.halves[s].backward(self._own(s, j, weights, version), kept, cotangents)
         if "count" in state:
             state["count"][j] += 1

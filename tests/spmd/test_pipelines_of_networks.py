@@ -79,8 +79,8 @@ def plain(network, optimizer):
         state, losses = optimizer.init(unique), spmd.zeros(steps_of(network))
         size = BATCH // MICROBATCHES
         for k in spmd.range(steps_of(network)):
-            total = [x * 0 for x in unique]
-            for m in range(MICROBATCHES):
+            total = [np.zeros_like(x) for x in unique]
+            for m in spmd.range(MICROBATCHES):
                 part = slice(m * size, m * size + size)
                 value, slopes = spmd.value_and_grad(loss)(
                     unique, at(xs, k, part), at(ys, k, part))

@@ -17,6 +17,7 @@ from codegen.ir import ArrayType
 from codegen.places import user_place
 from codegen.symbolic import expr
 from codegen.trace.array import Array, as_array, as_value
+from codegen.trace.control.functional import changing_loop
 from codegen.trace.control.letting import as_symbol
 from codegen.trace.expecting import expect
 from codegen.trace.number import expr_of
@@ -122,8 +123,15 @@ class Ticks:
         """Return what is in flight after so many ticks. last: all stages are updated in the last
         one, by the gradients that they have."""
         self.last = count - 1 if last else None
-        done: Work = spmd.fori_loop(0, count, self.tick, work)
-        return done
+        same = {"weights"} if self.pipe.schedule.flushes else set()
+        fixed = {name: part for name, part in work.items() if name in same}
+
+        def turn(tick: Any, work: Work) -> Work:
+            found = self.tick(tick, {**work, **fixed})
+            return {name: found[name] for name in work}
+
+        changing = {name: part for name, part in work.items() if name not in same}
+        return {**changing_loop(0, count, turn, changing, "rebinds"), **fixed}
 
     def begin(self, state: Any) -> Work:
         """Return what is in flight before the first tick: nothing."""

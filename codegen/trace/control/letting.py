@@ -75,7 +75,7 @@ def _let(context: Context, value: Value, power: bool) -> Sym:
     def define() -> Sym:
         place = user_place()
         key = f"{value.name} {place}"
-        known = context.assumed[key] = context.bounds.get(key, Bounds(power=power))
+        known = context.begun_with[key] = context.bounds.get(key, Bounds(power=power))
         least = None if known.least is None else expr.const(known.least)
         made = next((op for block in reversed(context.blocks) for op in reversed(block.ops)
                      if value in op.results), None)

@@ -55,6 +55,7 @@ def manifest_of(
     the same plan after hoisting, which says what is computed when. graph: the rows of the operation
     graph, to which the numbers under `rows` point; the notes hold the rows themselves."""
     steps = operations(plan.steps)
+    memory = [{id(b) for b in step_memory(step)} for step in steps]
     rows = [_operation(k, step) for k, step in enumerate(steps)]
     if plan.checks:
         checking = shares(plan)
@@ -95,7 +96,7 @@ def manifest_of(
         "constants": [
             {"number": c.number, "name": c.name, "dtype": c.dtype.name, "offset": offset,
              "bytes": c.data.nbytes, "operations": [
-                k for k, step in enumerate(steps) if any(b is c for b in step_memory(step))]}
+                k for k, touched in enumerate(memory) if id(c) in touched]}
             for c, offset in constant_places(plan)
         ],
         "libraries": [

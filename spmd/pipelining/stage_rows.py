@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import spmd
+from codegen.trace.control.functional import changing_loop
 from codegen.trace.state import fill, flatten
 
 Body = Callable[[Any, Any, Any, Any], Any]
@@ -33,7 +34,7 @@ def by_rows(
             body(j, state, read, batches)
             return state
 
-        state = spmd.fori_loop(0, arrays[0].shape[0], row, state)
+        state = changing_loop(0, arrays[0].shape[0], row, state, "writes")
         return tuple(flatten(state)[1])
 
     layouts = [_layout(axis, data, x.ndim) for x in leaves[:rows]]

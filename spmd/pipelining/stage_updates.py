@@ -211,7 +211,8 @@ class Updates:
         """Put new weights behind those that backward passes still read."""
         new = (state["version"][j] + 1) % self.pipe.versions
         state["version"][j] = new
-        lengths, number = self.pipe.weights.lengths, as_symbol(new) % self.pipe.versions
+        number = as_symbol(new, power=False) % self.pipe.versions
+        lengths = self.pipe.weights.lengths
         for name, kept in state["versions"].items():
             begin = number * lengths[name]
             kept[j, begin:begin + lengths[name]] = state["weights"][name][j]

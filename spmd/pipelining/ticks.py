@@ -17,6 +17,7 @@ from codegen.ir import ArrayType
 from codegen.places import user_place
 from codegen.symbolic import expr
 from codegen.trace.array import Array, as_array, as_value
+from codegen.trace.control.functional import changing_loop
 from codegen.trace.control.letting import as_symbol
 from codegen.trace.expecting import expect
 from codegen.trace.number import expr_of
@@ -155,8 +156,15 @@ class Ticks:
         """Return what is in flight after so many ticks. last: all stages are updated in the last
         one, by the gradients that they have."""
         self.last = count - 1 if last else None
-        done: Work = spmd.fori_loop(0, count, self.tick, work)
-        return done
+        same = {"weights"} if self.pipe.schedule.flushes else set()
+        fixed = {name: part for name, part in work.items() if name in same}
+
+        def turn(tick: Any, work: Work) -> Work:
+            found = self.tick(tick, {**work, **fixed})
+            return {name: found[name] for name in work}
+
+        changing = {name: part for name, part in work.items() if name not in same}
+        return {**changing_loop(0, count, turn, changing, "rebinds"), **fixed}
 
     def begin(self, state: Any) -> Work:
         """Return what is in flight before the first tick: nothing."""
@@ -275,7 +283,7 @@ class Ticks:
         """Put what has arrived where it waits."""
         def row(j: Any, state: Any, read: Any, _: Any) -> None:
             def put() -> None:
-                k = as_symbol(read["arriving"][j]) % slots
+                k = as_symbol(read["arriving"][j], power=False) % slots
                 for dtype, ring in state.items():
                     ring[j, k, 0] = read["rows"][dtype][j, 0]
 
@@ -286,9 +294,10 @@ class Ticks:
 
     def _row(self, j: Any, state: Any, read: Any, batches: Any) -> None:
         """What one stage does in a tick."""
-        k, slot, crossing, position = (as_symbol(read[name][j]) % most for name, most in (
-            ("microbatches", self.tables.received * self.tables.returned), ("slots", self.slots),
-            ("crossing", max(self.tables.crossing)), ("positions", self.has)))
+        bounds = {"microbatches": self.tables.received * self.tables.returned, "slots": self.slots,
+                  "crossing": max(self.tables.crossing), "positions": self.has}
+        k, slot, crossing, position = (
+            as_symbol(read[name][j], power=False) % most for name, most in bounds.items())
         data = self.batches.data
         weights = {name: read[name] for name in ("weights", *EARLIER_WEIGHTS) if name in read}
         if data is not None:
@@ -370,7 +379,7 @@ class Ticks:
             slopes, *found = code.halves[s].backward(own, kept, cotangents)
             self._add(s, j, state, slopes, weight)
         if s:
-            code.cotangents.write(state["cotangents"], (j, 0), s - 1, flatten(found[0])[1])
+            code.cotangents.write(state["cotangents"], (j, 0), s - 1, found[0])
 
     def _weights(self, s: int, at: tuple[Any, Any, Any], state: Any, weights: Any,
                  which: tuple[Any, Any]) -> None:
@@ -391,7 +400,7 @@ class Ticks:
         j, _, slot = at
         pipe = self.pipe
         if "versions" in weights:
-            version = as_symbol(state["used"][j, slot]) % pipe.versions
+            version = as_symbol(state["used"][j, slot], power=False) % pipe.versions
             return pipe.updates.parameters(
                 s, pipe.weights.read(weights["versions"], (j,), s, version))
         if "changes" in weights:

@@ -7,8 +7,9 @@ weights alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from codegen.ir import ArrayType, Op, Value
@@ -34,7 +35,7 @@ class BackwardParts:
 
     def of_arguments(self, weights: Any, kept: Sequence[Array], cotangents: Sequence[Array]
                      ) -> tuple[tuple[Any, ...], list[Array]]:
-        """Return the gradients of each argument, None where none is wanted, and what crosses."""
+        """Return the gradients of each argument, as of Halves.backward, and what crosses."""
         halves = self.halves
         wanted = halves.gradients[len(halves.weights):]
         values = halves.copied(
@@ -42,10 +43,9 @@ class BackwardParts:
             values_of(halves.context, (weights, list(kept), list(cotangents))),
             wanted + self.crossing)
         arrays = [wrap(halves.context, v) for v in values]
-        rest = iter(arrays[:len(wanted)])
-        trees = tuple(None if t is None else fill(t, rest, fresh=True)
-                      for t in halves.wanted_trees)
-        return trees, arrays[len(wanted):]
+        rest = iter(arrays)
+        found = tuple(n if n is None else [*islice(rest, n)] for n in halves.wanted)
+        return found, arrays[len(wanted):]
 
     def of_weights(self, weights: Any, kept: Sequence[Array], crossing: Sequence[Array]) -> Any:
         """Return the gradients of the weights."""
@@ -62,14 +62,13 @@ def backward_parts(halves: Halves) -> BackwardParts:
     """Split the backward half: first what gradients of the arguments need, then the rest.
 
     Where no argument's gradient is wanted, the first part is what the gradients of several weights
-    need.
+    need. A loop is never split: gradients of weights that one finds in the first part cross.
     """
     of_weights = halves.gradients[:len(halves.weights)]
     of_arguments = halves.gradients[len(halves.weights):]
-    first = (needed(halves.later, of_arguments) if of_arguments
-             else _shared(halves.later, of_weights))
-    made = {v: op for op in first for v in op.results}
     every = {v: op for op in halves.later for v in op.results}
+    shared = [v for op in _shared(halves.later, of_weights) for v in op.results]
+    made = _behind(every, of_arguments or shared)
     of_microbatch = _following(halves.later, {*halves.kept, *halves.cotangents})
     again: set[Op] = set()
     crossing: dict[Value, None] = {}
@@ -81,7 +80,7 @@ def backward_parts(halves: Halves) -> BackwardParts:
             continue
         visited.add(v)
         if v in halves.cotangents or (
-                v in made and v in of_microbatch and not isinstance(made[v].what, VIEWS)):
+                v in made and v in of_microbatch and not isinstance(every[v].what, VIEWS)):
             crossing[v] = None
         elif v in every:
             again.add(every[v])
@@ -89,6 +88,18 @@ def backward_parts(halves: Halves) -> BackwardParts:
     sooner = needed(halves.later, [*of_arguments, *crossing])
     later = needed([op for op in halves.later if op in again], of_weights)
     return BackwardParts(halves, tuple(sooner), tuple(later), tuple(crossing))
+
+
+def _behind(every: Mapping[Value, Op], results: Sequence[Value]) -> set[Value]:
+    """Return all results of the ops that these need: also what a loop finds on the way."""
+    found: set[Value] = set()
+    stack = list(results)
+    while stack:
+        v = stack.pop()
+        if v in every and v not in found:
+            found.update(every[v].results)
+            stack += reads_of(every[v])
+    return found
 
 
 def _following(ops: Sequence[Op], values: set[Value]) -> set[Value]:

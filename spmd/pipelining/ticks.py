@@ -129,6 +129,28 @@ def _data_axis(x: Array, dim: int, axis: str) -> str | None:
     return next((name for name in names if name != axis), None)
 
 
+@dataclass(frozen=True)
+class Turn:
+    """One action of a stage, whose row is `row`, on a microbatch.
+
+    slot, crossing: where what F gives to B and W, and B to W, lies; position: where the microbatch
+    lies in the batches. number: that of the microbatch over all steps, for messages; stream: of its
+    dropout in the stage's first layer; weight: what it counts in means. state: what the action
+    writes; weights: from which the parameters of the stage follow.
+    """
+
+    row: Any
+    microbatch: Any
+    slot: Any
+    crossing: Any
+    position: Any
+    number: Any
+    stream: Any
+    weight: Any
+    state: Any
+    weights: Any
+
+
 class Ticks:
     """Ticks that follow each other, from the first one of a cycle.
 
@@ -226,7 +248,8 @@ class Ticks:
         number = np.maximum(own + self.first, 0)
         counted = number + self.earlier  # over all steps
         read = {"arms": arms, "numbers": counted,
-                "streams": counted * len(pipe.layers) + np.array(pipe.positions[:-1]), "microbatches": number,
+                "streams": counted * len(pipe.layers) + np.array(pipe.positions[:-1]),
+                "microbatches": number,
                 "slots": number % np.array(tables.slots),
                 "crossing": number % np.array(tables.crossing),
                 "positions": np.clip(own + self.before, 0, self.has - 1),
@@ -302,46 +325,40 @@ class Ticks:
         weights = {name: read[name] for name in ("weights", *EARLIER_WEIGHTS) if name in read}
         if data is not None:
             weights = spmd.pvary(weights, data)
-        examples = read["examples"][j] if "examples" in read else 1
+        at = Turn(j, k, slot, crossing, position, read["numbers"][j], read["streams"][j],
+                  read["examples"][j] if "examples" in read else 1, state, weights)
         arms: list[Any] = [lambda: None]
         for stage in self.unlike:
-            arms.append(lambda s=stage: self._forward(
-                s, (j, k, slot), state, weights, batches,
-                (position, read["numbers"][j], read["streams"][j], examples)))
-            arms.append(lambda s=stage: self._backward(
-                s, (j, k, slot), state, weights, (crossing, examples)))
+            arms.append(lambda s=stage: self._forward(s, at, batches))
+            arms.append(lambda s=stage: self._backward(s, at))
             if self.code.parts:
-                arms.append(lambda s=stage: self._weights(
-                    s, (j, k, slot), state, weights, (crossing, examples)))
+                arms.append(lambda s=stage: self._weights(s, at))
         if "used" in state:
             begins = read["arms"][j] % self.kinds == FORWARD
             state["used"][j, slot] = np.where(begins, read["version"][j], state["used"][j, slot])
         spmd.switch(read["arms"][j], arms)
 
-    def _forward(self, s: int, at: tuple[Any, Any, Any], state: Any, weights: Any, batches: Any,
-                 which: tuple[Any, Any, Any, Any]) -> None:
-        """Do the forward pass of a stage. at: its row, its microbatch, and the slot of that. which:
-        where that lies in the batches, its number, for messages, its stream, for dropout, and its
-        weight in the mean loss."""
-        (j, k, slot), (position, number, stream, weight) = at, which
-        code, last = self.code, self.pipe.stages[-1].number
+    def _forward(self, s: int, at: Turn, batches: Any) -> None:
+        """Do the forward pass of a stage."""
+        code, last, state = self.code, self.pipe.stages[-1].number, at.state
         if s == 0:
-            h = _microbatch(batches[0], position)
+            h = _microbatch(batches[0], at.position)
         else:
-            where, index = (("arrived", (j, k % self.tables.received, 0)) if "arrived" in state
-                            else ("activations", (j, 0)))
+            where, index = (
+                ("arrived", (at.row, at.microbatch % self.tables.received, 0))
+                if "arrived" in state else ("activations", (at.row, 0)))
             h = code.handed(s - 1, code.activations.read(state[where], index, s - 1))
         part = 0 if self.batches.data is None else spmd.axis_index(self.batches.data)
-        key = DropoutKey(stream, as_array(part).astype(np.int64))
-        given = [h, key, *([_microbatch(batches[1], position)] if s == last else [])]
-        out, kept = code.halves[s].forward(self._now(s, j, weights), *given)
-        code.kept.write(state["kept"], (j, slot, 0), s, kept)
+        key = DropoutKey(at.stream, as_array(part).astype(np.int64))
+        given = [h, key, *([_microbatch(batches[1], at.position)] if s == last else [])]
+        out, kept = code.halves[s].forward(self._now(s, at), *given)
+        code.kept.write(state["kept"], (at.row, at.slot, 0), s, kept)
         if s < last:
-            code.activations.write(state["activations"], (j, 0), s, flatten(out)[1])
+            code.activations.write(state["activations"], (at.row, 0), s, flatten(out)[1])
         else:
-            self._check(out, number)
-            state["loss"][j, 0, 0] += out * self._share()
-            state["loss"][j, 0, 1] += weight
+            self._check(out, at.number)
+            state["loss"][at.row, 0, 0] += out * self._share()
+            state["loss"][at.row, 0, 1] += at.weight
 
     def _share(self) -> Any:
         """Return what the loss on a rank counts in that of a microbatch: a mean, or a sum."""
@@ -358,64 +375,58 @@ class Ticks:
         expect(context, as_value(context, loss == loss), "loss of microbatch ",
                as_value(context, number), " is NaN: step ", step, *rank)
 
-    def _backward(self, s: int, at: tuple[Any, Any, Any], state: Any, weights: Any,
-                  which: tuple[Any, Any]) -> None:
-        """Do the backward pass of a stage. at: as of _forward. which: the slot of what W reads, and
-        what the microbatch counts among those of an update."""
-        (j, k, slot), (crossing, weight) = at, which
-        code, last = self.code, self.pipe.stages[-1].number
-        kept = code.kept.read(state["kept"], (j, slot, 0), s)
+    def _backward(self, s: int, at: Turn) -> None:
+        """Do the backward pass of a stage."""
+        code, last, state = self.code, self.pipe.stages[-1].number, at.state
+        kept = code.kept.read(state["kept"], (at.row, at.slot, 0), s)
         if s == last:
             cotangents = [self._share()]
         else:
-            where, index = (("returned", (j, k % self.tables.returned, 0)) if "returned" in state
-                            else ("cotangents", (j, 0)))
+            where, index = (
+                ("returned", (at.row, at.microbatch % self.tables.returned, 0))
+                if "returned" in state else ("cotangents", (at.row, 0)))
             cotangents = code.cotangents.read(state[where], index, s)
-        own = self._then(s, at, state, weights)
+        own = self._then(s, at)
         if code.parts:
-            found, crosses = code.parts[s].of_arguments(own, kept, cotangents)
-            code.crossing.write(state["crossing"], (j, crossing, 0), s, crosses)
+            (slopes, *_), crosses = code.parts[s].of_arguments(own, kept, cotangents)
+            code.crossing.write(state["crossing"], (at.row, at.crossing, 0), s, crosses)
         else:
-            slopes, *found = code.halves[s].backward(own, kept, cotangents)
-            self._add(s, j, state, slopes, weight)
+            found, slopes, *_ = code.halves[s].backward(own, kept, cotangents)
+            self._add(s, at, found)
         if s:
-            code.cotangents.write(state["cotangents"], (j, 0), s - 1, found[0])
+            code.cotangents.write(state["cotangents"], (at.row, 0), s - 1, slopes)
 
-    def _weights(self, s: int, at: tuple[Any, Any, Any], state: Any, weights: Any,
-                 which: tuple[Any, Any]) -> None:
-        """Find the gradients of the weights of a stage. at, which: as of _backward."""
-        (j, _, slot), (crossing, weight) = at, which
-        kept = self.code.kept.read(state["kept"], (j, slot, 0), s)
-        crosses = self.code.crossing.read(state["crossing"], (j, crossing, 0), s)
-        own = self._then(s, at, state, weights)
-        self._add(s, j, state, self.code.parts[s].of_weights(own, kept, crosses), weight)
+    def _weights(self, s: int, at: Turn) -> None:
+        """Find the gradients of the weights of a stage."""
+        kept = self.code.kept.read(at.state["kept"], (at.row, at.slot, 0), s)
+        crosses = self.code.crossing.read(at.state["crossing"], (at.row, at.crossing, 0), s)
+        self._add(s, at, self.code.parts[s].of_weights(self._then(s, at), kept, crosses))
 
-    def _now(self, s: int, j: Any, weights: Any) -> Any:
+    def _now(self, s: int, at: Turn) -> Any:
         """Return the parameters of a stage."""
-        return self.pipe.updates.parameters(
-            s, self.pipe.weights.read(weights["weights"], (j,), s))
+        leaves = self.pipe.weights.read(at.weights["weights"], (at.row,), s)
+        return self.pipe.updates.parameters(s, leaves)
 
-    def _then(self, s: int, at: tuple[Any, Any, Any], state: Any, weights: Any) -> Any:
+    def _then(self, s: int, at: Turn) -> Any:
         """Return the parameters of a stage that B and W read."""
-        j, _, slot = at
-        pipe = self.pipe
-        if "versions" in weights:
-            version = as_symbol(state["used"][j, slot], power=False) % pipe.versions
-            return pipe.updates.parameters(
-                s, pipe.weights.read(weights["versions"], (j,), s, version))
-        if "changes" in weights:
-            crossed = weights["version"][j] - state["used"][j, slot]
+        packing = self.pipe.weights
+        if "versions" in at.weights:
+            used = as_symbol(at.state["used"][at.row, at.slot], power=False)
+            leaves = packing.read(at.weights["versions"], (at.row,), s, used % self.pipe.versions)
+        elif "changes" in at.weights:
+            crossed = at.weights["version"][at.row] - at.state["used"][at.row, at.slot]
             leaves = [w - crossed.astype(w.dtype) * change for w, change in zip(
-                pipe.weights.read(weights["weights"], (j,), s),
-                pipe.weights.read(weights["changes"], (j,), s), strict=True)]
-            return pipe.updates.parameters(s, leaves)
-        return self._now(s, j, weights)
+                packing.read(at.weights["weights"], (at.row,), s),
+                packing.read(at.weights["changes"], (at.row,), s), strict=True)]
+        else:
+            return self._now(s, at)
+        return self.pipe.updates.parameters(s, leaves)
 
-    def _add(self, s: int, j: Any, state: Any, slopes: Any, weight: Any) -> None:
+    def _add(self, s: int, at: Turn, slopes: Any) -> None:
         """Add gradients of the weights of a stage to those that it has."""
-        if "count" in state:
-            state["count"][j] += weight
-        self.pipe.weights.add(state["gradients"], (j, 0), s, flatten(slopes)[1])
+        if "count" in at.state:
+            at.state["count"][at.row] += at.weight
+        self.pipe.weights.add(at.state["gradients"], (at.row, 0), s, flatten(slopes)[1])
 
     def summed(self, gradients: Any) -> Any:
         """Return gradients summed over the ranks along the data axis."""

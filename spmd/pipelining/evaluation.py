@@ -33,7 +33,7 @@ def evaluated(pipe: TrainingPipeline, state: State, x: Any, y: Any) -> Any:
                    None if y is None else batch.y_types, backward=False)
     stages = len(pipe.stages)
     out = pipe.new(code.activations, (batch.ranks,), (batch.data,))
-    ids = spmd.asarray(np.arange(stages))
+    ids = pipe.places.by_row(np.arange(stages))
 
     def tick(t: Any, out: Any) -> Any:
         def row(j: Any, out: Any, read: Any, given: Any) -> None:
@@ -42,14 +42,15 @@ def evaluated(pipe: TrainingPipeline, state: State, x: Any, y: Any) -> Any:
             spmd.switch(read["arms"][j], [lambda: None, *arms])
 
         read = {"arms": np.where(ids == t, ids + 1, 0), "weights": state["weights"]}
-        out = {name: np.roll(x, 1, axis=0) for name, x in out.items()} if stages > 1 else out
+        out = pipe.places.handed_on(out, 1, batch.data)
         return by_rows(pipe.axis, batch.data, row, out, read, (batch.x, batch.y))
 
     out = spmd.fori_loop(0, stages, tick, out)
+    last = pipe.places.row(stages - 1)
     if y is not None:
         loss = code.halves[-1].out_types[0].dtype.name
-        return np.mean(out[loss][stages - 1, :, 0])
-    leaves = code.activations.read(out, (stages - 1, 0), stages - 1)
+        return np.mean(out[loss][last, :, 0])
+    leaves = code.activations.read(out, (last, 0), stages - 1)
     return fill(code.halves[-1].out, iter(leaves), fresh=True)
 
 

@@ -91,7 +91,7 @@ def batch_layout(data: str | None, ndim: int) -> tuple[Any, ...]:
 
 
 def _data_axis(x: Array, dim: int, axis: str) -> str | None:
-    entry = (x.type.layout or ((),) * x.ndim)[dim]
+    entry = (x.layout or (None,) * x.ndim)[dim]
     names = [entry] if isinstance(entry, str) else list(entry or ())
     return next((name for name in names if name != axis), None)
 
@@ -171,14 +171,14 @@ class Ticks:
         """Return what is in flight after a tick, counted from the first one of the cycle."""
         tables, pipe = self.tables, self.pipe
         t, later = tick % self.cycle, tick // self.cycle * pipe.schedule.microbatches
-        own = spmd.asarray(tables.microbatches)[t] + later
+        own = self._at(tables.microbatches, t) + later
         numbers = 2 * np.searchsorted(self.unlike, self.code.like)
-        arms = spmd.asarray(np.where(tables.kinds == IDLE, 0, numbers + tables.kinds))[t]
+        arms = self._at(np.where(tables.kinds == IDLE, 0, numbers + tables.kinds), t)
         if not pipe.schedule.flushes:
             arms = np.where(self._there(own), arms, 0)
         number = np.maximum(own + self.first, 0)
         read = {"arms": arms, "numbers": number + self.earlier, "microbatches": number,
-                "slots": number % np.array(tables.slots),
+                "slots": number % pipe.places.by_row(np.array(tables.slots)),
                 "positions": np.clip(own + self.before, 0, self.has - 1),
                 "weights": work["weights"]}
         apart = {"weights", "moments", "versions", "version"}
@@ -190,6 +190,10 @@ class Ticks:
         if not pipe.schedule.flushes:
             state = self._updated(t, later, tick, state)
         return {name: state[name] for name in work}
+
+    def _at(self, table: np.ndarray, t: Any) -> Any:
+        """Return what a table of ticks and stages says of a tick, in the order of rows."""
+        return self.pipe.places.by_row(spmd.asarray(table)[t])
 
     def _there(self, microbatches: Any) -> Any:
         """Return which of these exist, counted from the first one of the cycle."""
@@ -203,7 +207,7 @@ class Ticks:
             now = as_array(self.first) // schedule.microbatches * self.cycle + tick + 1
             due = np.full(schedule.stages, 1) * (now % every) == 0
         else:
-            k = spmd.asarray(self.tables.updates)[t] + later
+            k = self._at(self.tables.updates, t) + later
             due = self._there(k)
             if self.tables.updates_each:
                 due = due & ((k + self.first + 1) % schedule.accumulate == 0)
@@ -219,9 +223,9 @@ class Ticks:
         ):
             if len(self.pipe.stages) == 1:
                 continue
-            work[name] = {k: np.roll(x, shift, axis=0) for k, x in work[name].items()}
+            work[name] = self.pipe.places.handed_on(work[name], shift, self.batches.data)
             if store in work:
-                arriving = spmd.asarray(table)[t] + later
+                arriving = self._at(table, t) + later
                 there = self._there(arriving)
                 arriving = np.where(there, arriving + self.first, -1)
                 self._store(work, name, store, slots, arriving)

@@ -23,6 +23,7 @@ from spmd.pipelining.flat_buffers import Packing
 from spmd.pipelining.flight import Flight, batch_types
 from spmd.pipelining.stage_code import Stage, StageCode, code_of, type_of
 from spmd.pipelining.stage_cuts import cut, shown
+from spmd.pipelining.stage_places import Places
 from spmd.pipelining.stage_updates import Updates
 from spmd.pipelining.tick_tables import TickTables, tables_of
 from spmd.pipelining.ticks import Microbatches, Ticks
@@ -34,7 +35,7 @@ State = dict[str, Any]
 def pipeline(
     layers: Sequence[tuple[Callable[..., Any], Any]], *, axis: str = "stage", stages: int,
     microbatches: int, schedule: Any = "1f1b", accumulate: int | str | None = None,
-    optimizer: Any,
+    optimizer: Any, place: str = "block",
 ) -> TrainingPipeline:
     """Return a TrainingPipeline: layers that are trained on different ranks, with several
     microbatches in flight at once.
@@ -80,7 +81,7 @@ def pipeline(
     context = require_context("spmd.pipeline")
     _check(context, layers, axis, stages)
     made = _schedule(schedule, stages, microbatches, accumulate)
-    return TrainingPipeline(context, layers, axis, made, optimizer)
+    return TrainingPipeline(context, layers, axis, made, optimizer, place)
 
 
 def _schedule(schedule: Any, stages: int, microbatches: int, accumulate: int | str | None
@@ -119,11 +120,12 @@ class TrainingPipeline:
 
     def __init__(
         self, context: Context, layers: Sequence[tuple[Callable[..., Any], Any]], axis: str,
-        schedule: Schedule, optimizer: Any,
+        schedule: Schedule, optimizer: Any, place: str = "block",
     ) -> None:
         self.context, self.axis, self.schedule = context, axis, schedule
         self.layers = [(f, w) for f, w in layers]
         self.key = f"pipeline {user_place()}"
+        self.places = Places(axis, schedule.stages, place)
         self.tables: TickTables = tables_of(schedule)
         self.versions = max(schedule.versions(s) for s in range(schedule.stages))
         self.every = 1  # steps that flush, until an update
@@ -149,15 +151,15 @@ class TrainingPipeline:
         buffers = self.new(self.weights, ())
         for stage in self.stages:
             leaves = [as_array(x) for x in flatten(stage.parameters)[1]]
-            self.weights.write(buffers, (stage.number,), stage.number, leaves)
+            self.weights.write(buffers, (self.places.row(stage.number),), stage.number, leaves)
         state = {"weights": buffers, "moments": self.updates.init(buffers),
                  "steps": spmd.asarray(np.int64(0))}
         if self.every > 1:  # gradients of earlier steps wait for an update
             state |= {"gradients": self.new(self.weights, ()), "pending": state["steps"]}
         types = self.context.facts.get(self.key)
-        if self.schedule.flushes or types is None:
-            return state
-        return self._flight().first(state, types)
+        if not self.schedule.flushes and types is not None:
+            state = self._flight().first(state, types)
+        return self.places.marked(state)
 
     def step(self, state: State, x: Any, y: Any) -> tuple[State, Any]:
         """Return the state after a step with a batch, and the mean of the losses that came in it.
@@ -165,6 +167,7 @@ class TrainingPipeline:
         x, y: trees of arrays, whose dim 0 is the batch. Where the schedule flushes, the losses are
         those of this batch; else of what has left the last stage meanwhile, NaN if nothing did.
         """
+        self.places.expect_same(self.context, state)
         batches = Microbatches.of(self, x, y, self.schedule.microbatches)
         if not self.schedule.flushes:
             if "cycle" not in state:
@@ -185,6 +188,7 @@ class TrainingPipeline:
     def drain(self, state: State) -> State:
         """Return the state after all that is in flight is done, and applied: each stage is updated
         by the gradients that it has, even if they are fewer than `accumulate`."""
+        self.places.expect_same(self.context, state)
         if "pending" in state:
             return self._applied_if(state, state["pending"] > 0)
         return self._flight().drained(state) if "cycle" in state else state
@@ -211,13 +215,16 @@ class TrainingPipeline:
     def evaluate(self, state: State, x: Any, y: Any = None) -> Any:
         """Return the loss of a batch of any size, or, without y, what the last layer returns when
         it is called without targets; nothing is updated."""
+        self.places.expect_same(self.context, state)
         return evaluated(self, state, x, y)
 
     def params(self, state: State) -> list[Any]:
         """Return the parameters of each layer, in order."""
+        self.places.expect_same(self.context, state)
         found = []
         for stage in self.stages:
-            leaves = self.weights.read(state["weights"], (stage.number,), stage.number)
+            row = self.places.row(stage.number)
+            leaves = self.weights.read(state["weights"], (row,), stage.number)
             found += fill(flatten(stage.parameters)[0], iter(leaves), fresh=True)
         return found
 

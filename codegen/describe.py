@@ -138,6 +138,7 @@ def notes_of(levels: Levels) -> dict[str, Any]:
         "exchanges": [row.said for row in levels.exchanges.rows],
         "operations": [_row(row) for row in levels.operations],
         **tables(levels),
+        **levels.graph.notes,
     }
 
 

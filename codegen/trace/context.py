@@ -156,6 +156,7 @@ class Context:
         self.differentiated = False  # much of what was recorded may be needed by nobody
         self.recordings = self.members = 0  # differentiated, and mapped, functions that are running
         self.keeps: list[Keeps] = []  # what ways back keep
+        self.notes: dict[str, list[dict[str, Any]]] = {}  # what libraries say to people
         self.replaced: dict[Op, Op] = {}  # recorded ops by what stands there since: they keep more
         # while it is true, names are given for good: also in a piece of code that is captured again
         self.naming_for_good = False

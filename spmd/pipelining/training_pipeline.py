@@ -18,6 +18,7 @@ from codegen.places import user_place
 from codegen.trace.array import as_array
 from codegen.trace.context import CapturedAgain, Context, require_context
 from codegen.trace.state import fill, flatten
+from spmd.pipelining.build_notes import kept_bytes, row_of
 from spmd.pipelining.evaluation import evaluated
 from spmd.pipelining.flat_buffers import Packing
 from spmd.pipelining.flight import Flight, batch_types
@@ -142,6 +143,8 @@ class TrainingPipeline:
                                 for s in self.stages])
         self.updates = Updates(self, optimizer)
         self._codes: dict[Any, StageCode] = {}
+        self.note = row_of(self, place)
+        context.notes.setdefault("pipelines", []).append(self.note)
 
     # ---- what users call
 
@@ -244,6 +247,7 @@ class TrainingPipeline:
         key = str(flatten((batches.x_types, batches.y_types))[1])
         if key not in self._codes:
             self._codes[key] = code_of(self.context, self.stages, batches.x_types, batches.y_types)
+            self.note["kept"] = kept_bytes(self._codes[key])
         return self._codes[key]
 
 

@@ -156,6 +156,7 @@ typedef struct spmd_sign {
     _Atomic uint64_t beats;
     _Atomic int64_t waiting; /* milliseconds that one of its ranks has waited in an exchange */
     _Atomic int64_t operation, superstep, site; /* of its first rank, as in spmd_rank_state */
+    _Atomic int64_t position;                   /* so is this */
     _Atomic bool leaves;     /* no more beats are to be expected */
     _Atomic uint64_t warned; /* the beat after which it was late, and somebody said so */
 } spmd_sign;
@@ -333,6 +334,7 @@ struct spmd_job {
     void **library;
     uint8_t *given;
     int64_t operations, events; /* recorded of every hosted rank */
+    int64_t positions;          /* 1 more than the counter with that of a rank; 0: none */
     spmd_processes processes; /* count 0: all ranks share one arena, hosted by whomever */
     spmd_mpi mpi;
     pthread_mutex_t mpi_lock;
@@ -394,6 +396,12 @@ void spmd_rank_fail(const spmd_rank *rank, int64_t code, const char *format, ...
 static inline bool spmd_job_aborted(const spmd_job *job)
 {
     return atomic_load_explicit(&job->arena->header->abort, memory_order_acquire) != SPMD_FINE;
+}
+
+/* What the program says of where a rank that is hosted here is; 0: nothing. */
+static inline int64_t spmd_rank_position(const spmd_job *job, const volatile spmd_rank *rank)
+{
+    return job->positions ? ((const volatile int64_t *)rank->counter)[job->positions - 1] : 0;
 }
 
 /* Of this run. */

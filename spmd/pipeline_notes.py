@@ -5,18 +5,19 @@ In: an image, whose notes have a row for each pipeline. Out: text, SVG, and what
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import ceil
+from math import ceil, prod
 from typing import Any
 
 from codegen.errors import ImageError, UsageError, under
 from codegen.image import manifest as reader
 from codegen.image.elf import printable
 from codegen.symbolic.meaning import names_in
-from spmd.schedules import Schedule
+from spmd.schedules import Action, Schedule
 from spmd.schedules.dependences import problems
 from spmd.schedules.schedule_tables import complete
+from spmd.schedules.tick_positions import TickPosition
 
 NOTABLE = 0.3  # a share of the time that ranks are idle
 
@@ -58,6 +59,60 @@ class PipelineNotes:
         """Return all of it, with the drawing."""
         return "\n".join([*filter(None, self.head()), *self.facts(), self.schedule.proof, "",
                           self.schedule.text(self.kept)])
+
+
+    def at(self, position: TickPosition, coordinates: Iterable[int], ranks: int) -> RanksAtTick:
+        """Return what ranks with these coordinates along the axis, of so many, do at a tick."""
+        s, place = self.schedule, self.row["stages_lie"]
+        stages = [k for k in range(s.stages) if s.rank_of(k, ranks, place) in set(coordinates)]
+        return RanksAtTick(stages, list(position.actions(s, stages)),
+                           position.in_flight(s, stages))
+
+
+@dataclass(frozen=True)
+class RanksAtTick:
+    """The stages of some ranks, what they do in a tick, and the microbatches in flight there."""
+
+    stages: list[int]
+    actions: list[Action]
+    in_flight: list[int]
+
+    def action_text(self) -> str:
+        """Return what is done, as F 3 of stage 1."""
+        return ", ".join(f"{a.kind} {a.microbatch} of stage {a.stage}" for a in self.actions
+                         ) or "idle"
+
+    def text(self) -> str:
+        """Return the stages, and the microbatches in flight."""
+        if not self.stages:
+            return "it held no stage of the pipeline"
+        flight = ", ".join(map(str, self.in_flight)) or "none"
+        several = "s" if len(self.stages) > 1 else ""
+        return (f"it held stage{several} {', '.join(map(str, self.stages))} of the pipeline, with "
+                f"microbatches {flight} in flight there ({self.action_text()})")
+
+
+class Positions:
+    """What positions mean that the ranks of an image say."""
+
+    def __init__(self, image: reader.ImageFile, sizes: Sequence[int]) -> None:
+        """sizes: of the mesh axes."""
+        self.rows = image.notes().get("pipelines", [])
+        self.known = {k: _read(image, row, None) for k, row in enumerate(self.rows)}
+        self.axes = [a["name"] for a in image.manifest["mesh"]]
+        self.sizes = list(sizes)
+
+    def at(self, position: int, first: int, count: int = 1) -> RanksAtTick | None:
+        """Return what `count` ranks from rank `first` on do; None where they are in no tick."""
+        if position <= 0:
+            return None
+        tick = TickPosition.of(position)
+        if tick.pipeline not in self.known:
+            return None
+        axis = self.axes.index(self.rows[tick.pipeline]["axis"])
+        stride = prod(self.sizes[axis + 1:])
+        coordinates = [r // stride % self.sizes[axis] for r in range(first, first + count)]
+        return self.known[tick.pipeline].at(tick, coordinates, self.sizes[axis])
 
 
 def idle_share(schedule: Schedule) -> float:

@@ -11,6 +11,7 @@ import json
 import os
 from array import array
 from collections.abc import Iterator
+from itertools import groupby
 from typing import Any
 
 from codegen.errors import OutputError
@@ -34,7 +35,7 @@ class RankEvents:
         self.dropped = count - len(self.numbers) // EVENT
 
     def events(self) -> Iterator[tuple[int, ...]]:
-        """begin, end, busy (nanoseconds), bytes, operation, whether it is a wait."""
+        """begin, end, busy (nanoseconds), bytes, operation, whether it is a wait, position."""
         for k in range(0, len(self.numbers), EVENT):
             yield tuple(self.numbers[k : k + EVENT])
 
@@ -89,8 +90,12 @@ def write(path: str, job: Job, ranks: list[RankEvents]) -> str:
                 base = begins[job.setup.hosts.hosts[rank.process]]
                 file.write(_line({"ph": "M", "pid": rank.process, "tid": rank.rank,
                                   "name": "thread_name", "args": {"name": f"rank {rank.rank}"}}))
-                for event in rank.events():
-                    file.write(_line(_slice(rank, event, base, rows)))
+                for position, events in groupby(rank.events(), lambda event: event[-1]):
+                    of_tick = list(events)
+                    if name := _action(job, rank, position):
+                        file.write(_line(_tick(rank, of_tick, base, name)))
+                    for event in of_tick:
+                        file.write(_line(_slice(rank, event, base, rows)))
             file.write(b'{"ph": "M", "pid": 0, "name": "process_labels"}\n]}\n')  # without a comma
     except OSError as error:
         raise OutputError(f"timeline: cannot write {path}: {error.strerror}") from None
@@ -117,10 +122,23 @@ def _host_begins(job: Job, ranks: list[RankEvents]) -> dict[int, int]:
     return begins
 
 
+def _action(job: Job, rank: RankEvents, position: int) -> str:
+    """Return what the rank does in a tick of a pipeline, as F 3 of stage 1; "" in none."""
+    doing = job.positions and job.positions.at(position, rank.rank)
+    return doing.action_text() if doing else ""
+
+
+def _tick(rank: RankEvents, events: list[tuple[int, ...]], base: int, name: str) -> dict[str, Any]:
+    """Return the slice of a tick, which lies around those of its operations."""
+    begin, end = min(e[0] for e in events), max(e[1] for e in events)
+    return {"ph": "X", "pid": rank.process, "tid": rank.rank, "ts": (begin - base) / 1e3,
+            "dur": (end - begin) / 1e3, "cat": "tick", "name": name}
+
+
 def _slice(
     rank: RankEvents, event: tuple[int, ...], base: int, rows: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    begin, end, busy, moved, operation, waits = event
+    begin, end, busy, moved, operation, waits, _ = event
     row = rows[operation] if operation < len(rows) else {}
     kind = row.get("kind", "operation")
     args: dict[str, Any] = {"source": f"{_place(row)}: {row.get('text', '')}"}

@@ -220,7 +220,7 @@ _FIELD = table(name=text, dtype=word(*DTYPES), shape=every(formula, DIMS),
 _MANIFEST = table(
     {"kernels": every(table({"rows": every(_COUNT)}, symbol=text, name=text, file=text,
                             buffers=every(_COUNT), operations=every(_COUNT))),
-     "streams": integer(1)},
+     "streams": integer(1), "position": _COUNT},
     program=text, parameters=table(),
     target=table(machine=text, level=text, features=every(text, 1000)),
     mesh=every(table(name=text, size=maybe(integer(1, 2**31 - 1))), AXES),

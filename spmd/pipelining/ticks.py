@@ -17,13 +17,14 @@ from codegen.ir import ArrayType
 from codegen.places import user_place
 from codegen.symbolic import expr
 from codegen.trace.array import Array, as_array, as_value
-from codegen.trace.control.letting import as_symbol
+from codegen.trace.control.letting import as_symbol, say_position
 from codegen.trace.expecting import expect
 from codegen.trace.number import expr_of
 from codegen.trace.state import fill, flatten
 from spmd.pipelining.stage_code import StageCode
 from spmd.pipelining.stage_rows import by_rows
 from spmd.pipelining.tick_tables import IDLE
+from spmd.schedules.tick_positions import packed
 
 if TYPE_CHECKING:
     from spmd.pipelining.training_pipeline import TrainingPipeline
@@ -114,6 +115,7 @@ class Ticks:
         self.tables = pipe.tables
         self.slots = max(self.tables.slots)
         self.last: int | None = None
+        self.begun: Any = 0
         self.unlike = sorted(set(code.like))
         self.cycle = len(self.tables.kinds)
         self.has = flatten(batches.x)[1][0].shape[0]  # microbatches
@@ -122,7 +124,10 @@ class Ticks:
         """Return what is in flight after so many ticks. last: all stages are updated in the last
         one, by the gradients that they have."""
         self.last = count - 1 if last else None
+        steps = (as_array(self.first) + self.earlier) // self.pipe.schedule.microbatches
+        self.begun = steps * self.cycle  # ticks
         done: Work = spmd.fori_loop(0, count, self.tick, work)
+        say_position(self.pipe.context, as_array(np.int64(0)))
         return done
 
     def begin(self, state: Any) -> Work:
@@ -170,6 +175,8 @@ class Ticks:
     def tick(self, tick: Any, work: Work) -> Work:
         """Return what is in flight after a tick, counted from the first one of the cycle."""
         tables, pipe = self.tables, self.pipe
+        drained = 0 if self.last is None else tick + 1
+        say_position(pipe.context, self.begun + (tick + 1 + packed(pipe.number, drained)))
         t, later = tick % self.cycle, tick // self.cycle * pipe.schedule.microbatches
         own = self._at(tables.microbatches, t) + later
         numbers = 2 * np.searchsorted(self.unlike, self.code.like)

@@ -144,7 +144,9 @@ class TrainingPipeline:
         self.updates = Updates(self, optimizer)
         self._codes: dict[Any, StageCode] = {}
         self.note = row_of(self, place)
-        context.notes.setdefault("pipelines", []).append(self.note)
+        rows = context.notes.setdefault("pipelines", [])
+        self.number = len(rows)
+        rows.append(self.note)
 
     # ---- what users call
 

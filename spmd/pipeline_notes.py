@@ -173,4 +173,4 @@ def _schedule_of(row: dict[str, Any]) -> Schedule:
     if not complete(ticks, row["stages"], row["microbatches"]) or problems(ticks, row["period"]):
         raise ImageError("damaged image", expected="a schedule that is legal",
                          found=printable(row["name"]))
-    return Schedule(**row)
+    return Schedule(**{**row, "ticks": {k: tuple(map(tuple, rows)) for k, rows in ticks.items()}})

@@ -21,6 +21,7 @@ from codegen.trace.numpy.creation import arange
 from spmd.pipelining.stage_rows import layout_of_rows
 
 PLACES = ("block", "round", "v")
+MOST_RANKS = 1 << 24
 
 
 class Places:
@@ -99,16 +100,20 @@ class Places:
     # ---- states that outlive a run
 
     def marked(self, state: dict[str, Any]) -> dict[str, Any]:
-        """Return a new state with the number of ranks on which its rows have their order."""
+        """Return a state with the number of ranks on which its rows have their order.
+
+        A checkpoint has what changes from step to step: so this number does, by MOST_RANKS.
+        """
         if self.ranks is None:
             return state
-        return {**state, "ranks": spmd.asarray(np.int64(0)) + self.ranks}
+        before = state.get("ranks", spmd.asarray(np.int64(0)) + self.ranks - MOST_RANKS)
+        return {**state, "ranks": before + MOST_RANKS}
 
     def expect_same(self, context: Context, state: dict[str, Any]) -> None:
         """End the run where a state comes from a run on another number of ranks."""
         if self.ranks is None:
             return
-        same = as_value(context, state["ranks"] == self.ranks)
-        expect(context, same, "the stages of this state lie as on ",
-               as_value(context, state["ranks"]), f' ranks along "{self.axis}"\n  expected: as '
+        ranks = state["ranks"] % MOST_RANKS
+        expect(context, as_value(context, ranks == self.ranks),
+               "the stages of this state lie as on ", as_value(context, ranks), f' ranks along "{self.axis}"\n  expected: as '
                'many ranks in this run\n  try:      place="block", whose states go on on any number')

@@ -173,6 +173,7 @@ class TrainingPipeline:
         those of this batch; else of what has left the last stage meanwhile, NaN if nothing did.
         """
         self.places.expect_same(self.context, state)
+        state = self.places.marked(state)
         batches = Microbatches.of(self, x, y, self.schedule.microbatches)
         if not self.schedule.flushes:
             if "cycle" not in state:

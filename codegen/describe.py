@@ -107,8 +107,7 @@ def manifest_of(
                      **_calls_of(symbol, steps, graph)} for symbol, (kernel, _) in plan.kernels],
         "streams": 1 + max((row.stream for row in graph), default=0),
         "checks": list(plan.checks),
-        **({} if plan.position is None else {"position": plan.position}),
-    }
+    } | ({} if plan.position is None else {"position": plan.position})
 
 
 def scalars_at_load(plan: Plan) -> set[str]:

@@ -512,6 +512,14 @@ int spmd_job_positions(spmd_job *job, int64_t counter)
     return SPMD_OK;
 }
 
+/* What the program says of where a rank that is hosted here is; 0: nothing. */
+__attribute__((no_sanitize("thread"))) int64_t spmd_rank_position(const spmd_job *job,
+                                                                 const volatile spmd_rank *rank)
+{
+    const volatile int64_t *counter = rank->counter;
+    return job->positions ? counter[job->positions - 1] : 0;
+}
+
 /* Reads what its rank writes without a lock: numbers for people, at most a moment old. */
 __attribute__((no_sanitize("thread"))) int spmd_job_watch(const spmd_job *job, int64_t rank,
                                                          spmd_rank_state *state)

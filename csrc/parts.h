@@ -155,8 +155,7 @@ typedef struct spmd_sign {
     _Alignas(SPMD_LINE) _Atomic int64_t pid;
     _Atomic uint64_t beats;
     _Atomic int64_t waiting; /* milliseconds that one of its ranks has waited in an exchange */
-    _Atomic int64_t operation, superstep, site; /* of its first rank, as in spmd_rank_state */
-    _Atomic int64_t position;                   /* so is this */
+    _Atomic int64_t operation, superstep, site, position; /* of its first: spmd_rank_state */
     _Atomic bool leaves;     /* no more beats are to be expected */
     _Atomic uint64_t warned; /* the beat after which it was late, and somebody said so */
 } spmd_sign;
@@ -391,17 +390,12 @@ int spmd_buffers_place(spmd_job *job, int64_t *buffer); /* sets rank_bytes, too 
 const int64_t *spmd_rank_home(const spmd_rank *rank); /* of buffers, as a run begins */
 void spmd_buffers_reset(spmd_rank *rank);
 bool spmd_arena_abort(spmd_arena *arena, const spmd_failure *failure);
+int64_t spmd_rank_position(const spmd_job *job, const volatile spmd_rank *rank);
 void spmd_rank_fail(const spmd_rank *rank, int64_t code, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 static inline bool spmd_job_aborted(const spmd_job *job)
 {
     return atomic_load_explicit(&job->arena->header->abort, memory_order_acquire) != SPMD_FINE;
-}
-
-/* What the program says of where a rank that is hosted here is; 0: nothing. */
-static inline int64_t spmd_rank_position(const spmd_job *job, const volatile spmd_rank *rank)
-{
-    return job->positions ? ((const volatile int64_t *)rank->counter)[job->positions - 1] : 0;
 }
 
 /* Of this run. */

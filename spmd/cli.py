@@ -171,7 +171,8 @@ def _show_options(show: Parser) -> None:
     for what, text in _PARTS.items():
         show.add_argument(f"--{what}", dest="what", action="append_const", const=what, help=text)
     show.add_argument("--ranks", metavar="N", type=texts.count,
-                      help="with --layouts: bytes for so many ranks; with --schedule: drawn for these")
+                      help="with --layouts: bytes for so many ranks; with --schedule: who does "
+                      "what then")
     _add_mesh(show)
     _add_set(show, "a parameter of a FILE.py")
     _add_no_cache(show)

@@ -19,6 +19,7 @@ from spmd.engine import ffi, lib
 from spmd.files.whole import whole
 from spmd.launch.job import Job
 from spmd.launch.memory import bytes_text
+from spmd.launch.positions import positions_of
 from spmd.launch.sizes import ranks_text
 
 EVENT, TOTAL = (ffi.sizeof(name) // 8 for name in ("spmd_event", "spmd_total"))  # numbers in each
@@ -78,7 +79,7 @@ def _mine(job: Job) -> list[Any]:
 def write(path: str, job: Job, ranks: list[RankEvents]) -> str:
     """Writes the timeline; returns what there is to say of it. Raises OutputError."""
     rows, names = job.manifest["operations"], job.setup.hosts.names
-    begins = _host_begins(job, ranks)
+    begins, positions = _host_begins(job, ranks), positions_of(job)
     path = os.path.realpath(path)
     try:
         with whole(path) as file:
@@ -92,8 +93,9 @@ def write(path: str, job: Job, ranks: list[RankEvents]) -> str:
                                   "name": "thread_name", "args": {"name": f"rank {rank.rank}"}}))
                 for position, events in groupby(rank.events(), lambda event: event[-1]):
                     of_tick = list(events)
-                    if name := _action(job, rank, position):
-                        file.write(_line(_tick(rank, of_tick, base, name)))
+                    doing = positions and positions.at(position, rank.rank)
+                    if doing:
+                        file.write(_line(_tick(rank, of_tick, base, doing.action_text())))
                     for event in of_tick:
                         file.write(_line(_slice(rank, event, base, rows)))
             file.write(b'{"ph": "M", "pid": 0, "name": "process_labels"}\n]}\n')  # without a comma
@@ -120,12 +122,6 @@ def _host_begins(job: Job, ranks: list[RankEvents]) -> dict[int, int]:
         first = min(rank.numbers[::EVENT], default=0)
         begins[host] = min(begins.get(host, first), first)
     return begins
-
-
-def _action(job: Job, rank: RankEvents, position: int) -> str:
-    """Return what the rank does in a tick of a pipeline, as F 3 of stage 1; "" in none."""
-    doing = job.positions and job.positions.at(position, rank.rank)
-    return doing.action_text() if doing else ""
 
 
 def _tick(rank: RankEvents, events: list[tuple[int, ...]], base: int, name: str) -> dict[str, Any]:

@@ -98,6 +98,7 @@ class Context:
     # states that are looked for, by name: the tree that is declared, and its leaves
     looked_for: dict[str, Any]
     facts: dict[str, Any]  # what earlier captures of the program have found
+    notes: dict[str, list[dict[str, Any]]]  # what libraries say to people
     states: tuple[StateArray, ...] = ()
     entries: tuple[Entry, ...] = ()
     outermost: Any = None  # what loops in no other one carried in the capture before: settled.Inner
@@ -110,7 +111,7 @@ class Context:
         self.epoch = 0  # grows where a piece of code begins that may be undone
         self.place: Place | None = None  # where ops come from, if not from what runs now
         self.write_logs: list[dict[Storage, None]] = []
-        self.own_scalars, self.looked_for, self.facts = {}, {}, {}
+        self.own_scalars, self.looked_for, self.facts, self.notes = {}, {}, {}, {}
         self.scalars: dict[str, Scalar] = {}
         self.inputs: dict[str, Input] = {}
         self.feeds: dict[str, Feed] = {}
@@ -156,7 +157,6 @@ class Context:
         self.differentiated = False  # much of what was recorded may be needed by nobody
         self.recordings = self.members = 0  # differentiated, and mapped, functions that are running
         self.keeps: list[Keeps] = []  # what ways back keep
-        self.notes: dict[str, list[dict[str, Any]]] = {}  # what libraries say to people
         self.replaced: dict[Op, Op] = {}  # recorded ops by what stands there since: they keep more
         # while it is true, names are given for good: also in a piece of code that is captured again
         self.naming_for_good = False

@@ -75,7 +75,6 @@ class Job:
         self.owner = os.getpid()
         self.image: Any = None
         self.positions_in: Any = None  # the image whose notes say what positions mean
-        self._positions: Any = None
         self.constants: Any = None
         self.transport: Any = None
         self.broken = False  # nobody may wait for the other processes any more
@@ -514,16 +513,6 @@ class Job:
         """The row of the manifest's table of operations, {} for none."""
         rows = self.manifest["operations"]
         return rows[operation] if 0 <= operation < len(rows) else {}
-
-    @property
-    def positions(self) -> Any:
-        """What positions mean that ranks say: pipeline_notes.Positions; None where they say none.
-        """
-        if self._positions is None and self.positions_in is not None:
-            from spmd.pipeline_notes import Positions  # for timelines and lost ranks only
-
-            self._positions = Positions(self.positions_in, self.setup.sizes)
-        return self._positions
 
     def state(self, rank: int) -> Any:
         """Where a rank of this arena is: a spmd_rank_state."""

@@ -13,6 +13,7 @@ from _thread import allocate_lock, start_new_thread
 
 from codegen.errors import PeerError
 from spmd.engine import ffi, lib
+from spmd.launch.positions import positions_of
 from spmd.launch.processes import say
 
 TYPE_CHECKING = False
@@ -88,7 +89,7 @@ class Watch:
 
     def _in_pipeline(self, notice: Any) -> str:
         """Return what a lost process held of a pipeline; "" where it was in none."""
-        positions = self.job.positions
+        positions = positions_of(self.job)
         held = positions and positions.at(notice.position, notice.rank, notice.ranks)
         return f"; {held.text()}" if held else ""
 

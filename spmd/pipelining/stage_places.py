@@ -24,7 +24,7 @@ PLACES = ("block", "round", "v")
 MOST_RANKS = 1 << 24
 
 
-class Places:
+class StagePlaces:
     """The rows of stages. ranks: along the axis; None where stage s has row s ("block").
 
     Else rank r has the rows r * turns to (r + 1) * turns - 1, and of these the one in turn k is
@@ -115,5 +115,6 @@ class Places:
             return
         ranks = state["ranks"] % MOST_RANKS
         expect(context, as_value(context, ranks == self.ranks),
-               "the stages of this state lie as on ", as_value(context, ranks), f' ranks along "{self.axis}"\n  expected: as '
-               'many ranks in this run\n  try:      place="block", whose states go on on any number')
+               "the stages of this state lie as on ", as_value(context, ranks),
+               f' ranks along "{self.axis}"\n  expected: as many ranks in this run\n'
+               '  try:      place="block", whose states go on on any number')

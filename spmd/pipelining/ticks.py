@@ -60,7 +60,7 @@ class Microbatches:
                 f"{count} microbatches of a batch of {batch} examples", place=user_place(),
                 expected="parts that are equal",
                 remedy=f"microbatches={' or '.join(map(str, near))}, or another batch")
-        data = _data_axis(arrays[0], 0, pipe.axis)
+        data = _data_axis(arrays[0], 0, pipe.axis) if batch > count else None  # one is not split
         parts = [a.reshape(count, batch // count, *a.shape[1:]) for a in arrays]
         parts = [a.relayout(batch_layout(data, a.ndim)) for a in parts]
         x, y = fill(tree, iter(parts), fresh=True)

@@ -24,7 +24,7 @@ from spmd.pipelining.flat_buffers import Packing
 from spmd.pipelining.flight import Flight, batch_types
 from spmd.pipelining.stage_code import Stage, StageCode, code_of, type_of
 from spmd.pipelining.stage_cuts import cut, shown
-from spmd.pipelining.stage_places import Places
+from spmd.pipelining.stage_places import StagePlaces
 from spmd.pipelining.stage_updates import Updates
 from spmd.pipelining.tick_tables import TickTables, tables_of
 from spmd.pipelining.ticks import Microbatches, Ticks
@@ -53,9 +53,14 @@ def pipeline(
       flushes updates all stages at the end of a step; any other one updates a stage as soon as
       `accumulate` of its backward passes are done, and never waits.
     - optimizer: a transformation of spmd.optim. It sees the parameters of a stage as a list.
+    - place: which rank of n has which stages. "block": as many in a row as others, on any number
+      of ranks; spare ones idle. "round": stage s is on rank s % n. "v": from rank 0 to rank n - 1,
+      and back, and so on. For "round" and "v" ranks must divide stages (MeshError at launch), and a
+      state goes on on as many ranks as it comes from (CheckError).
 
-    UsageError where there are more stages than layers, or where stages that are updated alone share
-    a weight or a norm of all gradients; ShapeError where layers, or parts of a batch, do not fit.
+    UsageError where there are more stages than layers, for an unknown place, or where stages that
+    are updated alone share a weight or a norm of all gradients; ShapeError where layers, or parts
+    of a batch, do not fit.
 
     Example::
 
@@ -126,7 +131,7 @@ class TrainingPipeline:
         self.context, self.axis, self.schedule = context, axis, schedule
         self.layers = [(f, w) for f, w in layers]
         self.key = f"pipeline {user_place()}"
-        self.places = Places(axis, schedule.stages, place)
+        self.places = StagePlaces(axis, schedule.stages, place)
         self.tables: TickTables = tables_of(schedule)
         self.versions = max(schedule.versions(s) for s in range(schedule.stages))
         self.every = 1  # steps that flush, until an update

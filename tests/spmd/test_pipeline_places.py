@@ -46,8 +46,8 @@ def test_rows_of_stages(place):
 
     @spmd.program(mesh=("stage",))
     def rows():
-        from spmd.pipelining.stage_places import Places
-        places = Places("stage", stages, place)
+        from spmd.pipelining.stage_places import StagePlaces
+        places = StagePlaces("stage", stages, place)
         own = spmd.zeros((stages, 1), layout=("stage", None))
         for s in range(stages):
             own[places.row(s), 0] = s

@@ -18,7 +18,7 @@ from codegen.places import user_place
 from codegen.symbolic import expr
 from codegen.trace.array import Array, as_array, as_value
 from codegen.trace.control.functional import changing_loop
-from codegen.trace.control.letting import as_symbol
+from codegen.trace.control.letting import as_symbol, say_position
 from codegen.trace.expecting import expect
 from codegen.trace.number import expr_of
 from codegen.trace.state import fill, flatten
@@ -26,6 +26,7 @@ from spmd.nn.layers import DropoutKey
 from spmd.pipelining.stage_code import Masked, StageCode
 from spmd.pipelining.stage_rows import by_rows
 from spmd.pipelining.tick_tables import BACKWARD, FORWARD, IDLE, WEIGHTS
+from spmd.schedules.tick_positions import packed
 
 if TYPE_CHECKING:
     from spmd.pipelining.training_pipeline import TrainingPipeline
@@ -65,7 +66,7 @@ class Microbatches:
                 expected="parts that are equal",
                 remedy=f"microbatches={' or '.join(map(str, near))}, or a batch of "
                 f"{-(-max(batch, 1) // count) * count} with a mask")
-        data = _data_axis(arrays[0], 0, pipe.axis)
+        data = _data_axis(arrays[0], 0, pipe.axis) if batch > count else None  # one is not split
         parts = [a.reshape(count, batch // count, *a.shape[1:]) for a in arrays]
         parts = [a.relayout(batch_layout(data, a.ndim)) for a in parts]
         x, y = fill(tree, iter(parts), fresh=True)
@@ -124,7 +125,7 @@ def batch_layout(data: str | None, ndim: int) -> tuple[Any, ...]:
 
 
 def _data_axis(x: Array, dim: int, axis: str) -> str | None:
-    entry = (x.type.layout or ((),) * x.ndim)[dim]
+    entry = (x.layout or (None,) * x.ndim)[dim]
     names = [entry] if isinstance(entry, str) else list(entry or ())
     return next((name for name in names if name != axis), None)
 
@@ -169,6 +170,7 @@ class Ticks:
         self.tables = pipe.tables
         self.slots = max(self.tables.slots)
         self.last: int | None = None
+        self.begun: Any = 0
         self.unlike = sorted(set(code.like))
         self.kinds = WEIGHTS if code.parts else BACKWARD  # of actions
         self.cycle = len(self.tables.kinds)
@@ -178,6 +180,8 @@ class Ticks:
         """Return what is in flight after so many ticks. last: all stages are updated in the last
         one, by the gradients that they have."""
         self.last = count - 1 if last else None
+        steps = (as_array(self.first) + self.earlier) // self.pipe.schedule.microbatches
+        self.begun = steps * self.cycle  # ticks
         same = {"weights"} if self.pipe.schedule.flushes else set()
         fixed = {name: part for name, part in work.items() if name in same}
 
@@ -186,7 +190,9 @@ class Ticks:
             return {name: found[name] for name in work}
 
         changing = {name: part for name, part in work.items() if name not in same}
-        return {**changing_loop(0, count, turn, changing, "rebinds"), **fixed}
+        done = {**changing_loop(0, count, turn, changing, "rebinds"), **fixed}
+        say_position(self.pipe.context, as_array(np.int64(0)))
+        return done
 
     def begin(self, state: Any) -> Work:
         """Return what is in flight before the first tick: nothing."""
@@ -239,19 +245,20 @@ class Ticks:
     def tick(self, tick: Any, work: Work) -> Work:
         """Return what is in flight after a tick, counted from the first one of the cycle."""
         tables, pipe = self.tables, self.pipe
+        drained = 0 if self.last is None else tick + 1
+        say_position(pipe.context, self.begun + (tick + 1 + packed(pipe.number, drained)))
         t, later = tick % self.cycle, tick // self.cycle * pipe.schedule.microbatches
-        own = spmd.asarray(tables.microbatches)[t] + later
+        own = self._at(tables.microbatches, t) + later
         numbers = self.kinds * np.searchsorted(self.unlike, self.code.like)
-        arms = spmd.asarray(np.where(tables.kinds == IDLE, 0, numbers + tables.kinds))[t]
+        arms = self._at(np.where(tables.kinds == IDLE, 0, numbers + tables.kinds), t)
         if not pipe.schedule.flushes:
             arms = np.where(self._there(own), arms, 0)
         number = np.maximum(own + self.first, 0)
         counted = number + self.earlier  # over all steps
-        read = {"arms": arms, "numbers": counted,
-                "streams": counted * len(pipe.layers) + np.array(pipe.positions[:-1]),
-                "microbatches": number,
-                "slots": number % np.array(tables.slots),
-                "crossing": number % np.array(tables.crossing),
+        begins, slots, crossing = (pipe.places.by_row(np.array(x)) for x in (
+            pipe.positions[:-1], tables.slots, tables.crossing))
+        read = {"arms": arms, "numbers": counted, "streams": counted * len(pipe.layers) + begins,
+                "microbatches": number, "slots": number % slots, "crossing": number % crossing,
                 "positions": np.clip(own + self.before, 0, self.has - 1),
                 "weights": work["weights"]}
         if self.batches.masked:
@@ -266,6 +273,10 @@ class Ticks:
             state = self._updated(t, later, tick, state)
         return {name: state[name] for name in work}
 
+    def _at(self, table: np.ndarray, t: Any) -> Any:
+        """Return what a table of ticks and stages says of a tick, in the order of rows."""
+        return self.pipe.places.by_row(spmd.asarray(table)[t])
+
     def _there(self, microbatches: Any) -> Any:
         """Return which of these exist, counted from the first one of the cycle."""
         return (microbatches + self.first >= 0) & (microbatches + self.before < self.has)
@@ -278,7 +289,7 @@ class Ticks:
             now = as_array(self.first) // schedule.microbatches * self.cycle + tick + 1
             due = np.full(schedule.stages, 1) * (now % every) == 0
         else:
-            k = spmd.asarray(self.tables.updates)[t] + later
+            k = self._at(self.tables.updates, t) + later
             due = self._there(k)
             if self.tables.updates_each:
                 due = due & ((k + self.first + 1) % schedule.accumulate == 0)
@@ -294,9 +305,9 @@ class Ticks:
         ):
             if len(self.pipe.stages) == 1:
                 continue
-            work[name] = {k: np.roll(x, shift, axis=0) for k, x in work[name].items()}
+            work[name] = self.pipe.places.handed_on(work[name], shift, self.batches.data)
             if store in work:
-                arriving = spmd.asarray(table)[t] + later
+                arriving = self._at(table, t) + later
                 there = self._there(arriving)
                 arriving = np.where(there, arriving + self.first, -1)
                 self._store(work, name, store, slots, arriving)

@@ -27,7 +27,7 @@ def test_results_do_not_depend_on_where_stages_lie(
     expected = by_hand.plain(case.layers, theirs, case.xs, case.ys, microbatches) if (
         make_schedule(schedule, stages, microbatches).flushes) else by_hand.without_flush(
         case.layers, case.cuts(stages), theirs, case.xs, case.ys, microbatches, 1,
-        stashes=schedule == "pipedream")
+        reads="then" if schedule == "pipedream" else "now")
     outs = [image.run(ranks=n, **case.inputs) for n in range(1, stages + 1) if stages % n == 0]
     assert len(outs) > 1
     case.check(outs[0], expected)

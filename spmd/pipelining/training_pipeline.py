@@ -54,11 +54,10 @@ def pipeline(
       each example has the same zeros on any ranks, and in plain training with that stream.
     - schedule, accumulate: as of spmd.schedules.make_schedule. A schedule that flushes updates all
       stages at the end of a step; any other one updates a stage as soon as `accumulate` of its
-      backward passes are done, and never waits. Under "pipemare" a backward pass reads
-      w - n * change in the place of the weights of its forward pass: n updates have come since
-      then, and their average change is decay * change + (1 - decay) * (the last one), with
-      decay = exp(-2) ** (1 / the most that n is at the stage) (Yang et al., PipeMare, 2021: the
-      discrepancy correction, whose D is exp(-2); learning rates are as the optimizer says).
+      backward passes are done, and never waits. Under "pipemare" a backward pass reads w - n * d
+      for the weights of its forward pass: n updates came since, d is their average change. An
+      update takes c * d + (1 - c) * (its change) for d, c = exp(-2) ** (1 / the stage's most n)
+      (Yang et al., PipeMare, 2021: the discrepancy correction; D is exp(-2)).
     - optimizer: a transformation of spmd.optim. It sees the parameters of a stage as a list.
     - place: which rank of n has which stages. "block": as many in a row as others, on any number
       of ranks; spare ones idle. "round": stage s is on rank s % n. "v": from rank 0 to rank n - 1,

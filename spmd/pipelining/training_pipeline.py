@@ -38,8 +38,7 @@ def pipeline(
     microbatches: int, schedule: Any = "1f1b", accumulate: int | str | None = None,
     optimizer: Any, place: str = "block",
 ) -> TrainingPipeline:
-    """Return a TrainingPipeline: layers that are trained on different ranks, with several
-    microbatches in flight at once.
+    """Return a TrainingPipeline: layers on different ranks, several microbatches in flight at once.
 
     - layers: pairs (function, parameters), in order. The first function takes (parameters, x), each
       other one what the one before returns, a tree of arrays of any shapes; the last one takes
@@ -49,9 +48,8 @@ def pipeline(
     - stages: so many groups of consecutive layers, cut so that the largest has as few parameters
       as can be. Results depend on the stages, not on how many ranks hold them.
     - microbatches: equal parts of a batch, in its order. In a layer, spmd.nn.dropout(x, rate, seed,
-      stream) follows from the layer and the microbatch: to the stream is added
-      microbatch * len(layers) + layer, numbers from 0, that of the microbatch over all steps. So
-      each example has the same zeros on any ranks, and in plain training with that stream.
+      stream) adds microbatch * len(layers) + layer to the stream: numbers from 0, that of the
+      microbatch over all steps. An example has the same zeros on any ranks.
     - schedule, accumulate: as of spmd.schedules.make_schedule. A schedule that flushes updates all
       stages at the end of a step; any other one updates a stage as soon as `accumulate` of its
       backward passes are done, and never waits. Under "pipemare" a backward pass reads w - n * d

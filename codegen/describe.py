@@ -55,6 +55,7 @@ def manifest_of(
     the same plan after hoisting, which says what is computed when. graph: the rows of the operation
     graph, to which the numbers under `rows` point; the notes hold the rows themselves."""
     steps = operations(plan.steps)
+    memory = [{id(b) for b in step_memory(step)} for step in steps]
     rows = [_operation(k, step) for k, step in enumerate(steps)]
     if plan.checks:
         checking = shares(plan)
@@ -95,7 +96,7 @@ def manifest_of(
         "constants": [
             {"number": c.number, "name": c.name, "dtype": c.dtype.name, "offset": offset,
              "bytes": c.data.nbytes, "operations": [
-                k for k, step in enumerate(steps) if any(b is c for b in step_memory(step))]}
+                k for k, touched in enumerate(memory) if id(c) in touched]}
             for c, offset in constant_places(plan)
         ],
         "libraries": [
@@ -107,7 +108,7 @@ def manifest_of(
                      **_calls_of(symbol, steps, graph)} for symbol, (kernel, _) in plan.kernels],
         "streams": 1 + max((row.stream for row in graph), default=0),
         "checks": list(plan.checks),
-    }
+    } | ({} if plan.position is None else {"position": plan.position})
 
 
 def scalars_at_load(plan: Plan) -> set[str]:
@@ -138,6 +139,7 @@ def notes_of(levels: Levels) -> dict[str, Any]:
         "exchanges": [row.said for row in levels.exchanges.rows],
         "operations": [_row(row) for row in levels.operations],
         **tables(levels),
+        **levels.graph.notes,
     }
 
 

@@ -297,7 +297,8 @@ class Program:
                 settled = chosen == layouts
                 layouts, rounds = chosen, rounds + 1
                 learned_more = context.learned or context.narrower
-                if not learned_more and found == bounds and settled:
+                assumed = {key: context.begun_with.get(key, bounds.get(key)) for key in found}
+                if not learned_more and found == assumed and settled:
                     # a bound that is known proves the condition it came from: keep that one
                     kept = stated | {(c.text, c.place): c for c in module.conditions}
                     return predicated(replace(module, conditions=tuple(kept.values())))
@@ -339,7 +340,7 @@ class Program:
             feeds=tuple(context.feeds.values()), body=body, outputs=tuple(outputs),
             conditions=tuple(context.conditions), returns=returns, sync=self.sync,
             states=context.states, entries=context.entries,
-            file=self.file, keeps=kept_by(body, context.keeps),
+            file=self.file, keeps=kept_by(body, context.keeps), notes=context.notes,
             unrolled=tuple(sorted(filter(None, context.unrolled), key=str)),
             checks=tuple(name for name in CHECKS if name in context.checks),
         )

@@ -89,7 +89,9 @@ class Code:
 
     touched: others, through which it may change data. kept: bound variables that are read after it;
     None: all. Of a loop: flags, the variables that end it when true; its number in the function;
-    fresh, bound variables of which no turn reads what they held before it.
+    fresh, bound variables of which no turn reads what they held before it; changes, how each turn
+    is thought to change all arrays that the bound ones hold, by which its capture takes less time:
+    "rebinds" or "writes", or "" where nobody knows.
     """
 
     names: Names
@@ -99,6 +101,7 @@ class Code:
     number: int = 0
     kept: Sequence[str] | None = None
     fresh: Sequence[str] = ()
+    changes: str = ""
 
     def reads_later(self, name: str) -> bool:
         """Whether code after it may read a variable that it binds."""

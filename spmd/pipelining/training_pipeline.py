@@ -13,16 +13,18 @@ from typing import Any
 import numpy as np
 
 import spmd
-from codegen.errors import UnsupportedError, UsageError
+from codegen.errors import UsageError
 from codegen.places import user_place
 from codegen.trace.array import as_array
 from codegen.trace.context import CapturedAgain, Context, require_context
 from codegen.trace.state import fill, flatten
+from spmd.pipelining.build_notes import kept_bytes, row_of
 from spmd.pipelining.evaluation import evaluated
 from spmd.pipelining.flat_buffers import Packing
 from spmd.pipelining.flight import Flight, batch_types
-from spmd.pipelining.stage_code import Stage, StageCode, code_of, type_of
+from spmd.pipelining.stage_code import Masked, Stage, StageCode, code_of, type_of
 from spmd.pipelining.stage_cuts import cut, shown
+from spmd.pipelining.stage_places import StagePlaces
 from spmd.pipelining.stage_updates import Updates
 from spmd.pipelining.tick_tables import TickTables, tables_of
 from spmd.pipelining.ticks import Microbatches, Ticks
@@ -34,10 +36,9 @@ State = dict[str, Any]
 def pipeline(
     layers: Sequence[tuple[Callable[..., Any], Any]], *, axis: str = "stage", stages: int,
     microbatches: int, schedule: Any = "1f1b", accumulate: int | str | None = None,
-    optimizer: Any,
+    optimizer: Any, place: str = "block",
 ) -> TrainingPipeline:
-    """Return a TrainingPipeline: layers that are trained on different ranks, with several
-    microbatches in flight at once.
+    """Return a TrainingPipeline: layers on different ranks, several microbatches in flight at once.
 
     - layers: pairs (function, parameters), in order. The first function takes (parameters, x), each
       other one what the one before returns, a tree of arrays of any shapes; the last one takes
@@ -46,14 +47,24 @@ def pipeline(
     - axis: the mesh axis whose ranks hold stages; another axis that splits x is for the data.
     - stages: so many groups of consecutive layers, cut so that the largest has as few parameters
       as can be. Results depend on the stages, not on how many ranks hold them.
-    - microbatches: equal parts of a batch, in its order.
-    - schedule, accumulate: as of spmd.schedules.make_schedule, all but "pipemare". A schedule that
-      flushes updates all stages at the end of a step; any other one updates a stage as soon as
-      `accumulate` of its backward passes are done, and never waits.
+    - microbatches: equal parts of a batch, in its order. In a layer, spmd.nn.dropout(x, rate, seed,
+      stream) adds microbatch * len(layers) + layer to the stream: numbers from 0, that of the
+      microbatch over all steps. An example has the same zeros on any ranks.
+    - schedule, accumulate: as of spmd.schedules.make_schedule. A schedule that flushes updates all
+      stages at the end of a step; any other one updates a stage as soon as `accumulate` of its
+      backward passes are done, and never waits. Under "pipemare" a backward pass reads w - n * d
+      for the weights of its forward pass: n updates came since, d is their average change. An
+      update takes c * d + (1 - c) * (its change) for d, c = exp(-2) ** (1 / the stage's most n)
+      (Yang et al., PipeMare, 2021: the discrepancy correction; D is exp(-2)).
     - optimizer: a transformation of spmd.optim. It sees the parameters of a stage as a list.
+    - place: which rank of n has which stages. "block": as many in a row as others, on any number
+      of ranks; spare ones idle. "round": stage s is on rank s % n. "v": from rank 0 to rank n - 1,
+      and back, and so on. For "round" and "v" ranks must divide stages (MeshError at launch), and a
+      state goes on on as many ranks as it comes from (CheckError).
 
-    UsageError where there are more stages than layers, or where stages that are updated alone share
-    a weight or a norm of all gradients; ShapeError where layers, or parts of a batch, do not fit.
+    UsageError where there are more stages than layers, for an unknown place, or where stages that
+    are updated alone share a weight or a norm of all gradients; ShapeError where layers, or parts
+    of a batch, do not fit.
 
     Example::
 
@@ -79,21 +90,9 @@ def pipeline(
     """
     context = require_context("spmd.pipeline")
     _check(context, layers, axis, stages)
-    made = _schedule(schedule, stages, microbatches, accumulate)
-    return TrainingPipeline(context, layers, axis, made, optimizer)
-
-
-def _schedule(schedule: Any, stages: int, microbatches: int, accumulate: int | str | None
-              ) -> Schedule:
-    """Return the Schedule; UnsupportedError for what pipelines do not do yet."""
     made = make_schedule(schedule, stages=stages, microbatches=microbatches,
                          accumulate=accumulate)
-    if made.correction == "discrepancy":
-        raise UnsupportedError(
-            f"{made.name}: pipelines do not estimate weights of earlier times yet",
-            place=user_place(), expected="a schedule whose backward passes read the weights of "
-            "their own time or of their forward pass", remedy='schedule="pipedream"')
-    return made
+    return TrainingPipeline(context, layers, axis, made, optimizer, place)
 
 
 def _check(context: Context, layers: Sequence[Any], axis: str, stages: int) -> None:
@@ -119,13 +118,15 @@ class TrainingPipeline:
 
     def __init__(
         self, context: Context, layers: Sequence[tuple[Callable[..., Any], Any]], axis: str,
-        schedule: Schedule, optimizer: Any,
+        schedule: Schedule, optimizer: Any, place: str = "block",
     ) -> None:
         self.context, self.axis, self.schedule = context, axis, schedule
         self.layers = [(f, w) for f, w in layers]
         self.key = f"pipeline {user_place()}"
+        self.places = StagePlaces(axis, schedule.stages, place)
         self.tables: TickTables = tables_of(schedule)
         self.versions = max(schedule.versions(s) for s in range(schedule.stages))
+        self.estimates = schedule.correction == "discrepancy"
         self.every = 1  # steps that flush, until an update
         if schedule.flushes and isinstance(schedule.accumulate, int):
             self.every = schedule.accumulate // schedule.microbatches
@@ -140,6 +141,10 @@ class TrainingPipeline:
                                 for s in self.stages])
         self.updates = Updates(self, optimizer)
         self._codes: dict[Any, StageCode] = {}
+        self.note = row_of(self, place)
+        rows = context.notes.setdefault("pipelines", [])
+        self.number = len(rows)
+        rows.append(self.note)
 
     # ---- what users call
 
@@ -149,22 +154,29 @@ class TrainingPipeline:
         buffers = self.new(self.weights, ())
         for stage in self.stages:
             leaves = [as_array(x) for x in flatten(stage.parameters)[1]]
-            self.weights.write(buffers, (stage.number,), stage.number, leaves)
+            self.weights.write(buffers, (self.places.row(stage.number),), stage.number, leaves)
         state = {"weights": buffers, "moments": self.updates.init(buffers),
                  "steps": spmd.asarray(np.int64(0))}
         if self.every > 1:  # gradients of earlier steps wait for an update
-            state |= {"gradients": self.new(self.weights, ()), "pending": state["steps"]}
+            state |= {"gradients": self.new(self.weights, ()), "pending": state["steps"],
+                      "pending_weight": state["steps"]}
         types = self.context.facts.get(self.key)
-        if self.schedule.flushes or types is None:
-            return state
-        return self._flight().first(state, types)
+        if not self.schedule.flushes and types is not None:
+            state = self._flight().first(state, types)
+        return self.places.marked(state)
 
-    def step(self, state: State, x: Any, y: Any) -> tuple[State, Any]:
+    def step(self, state: State, x: Any, y: Any, mask: Any = None) -> tuple[State, Any]:
         """Return the state after a step with a batch, and the mean of the losses that came in it.
 
         x, y: trees of arrays, whose dim 0 is the batch. Where the schedule flushes, the losses are
         those of this batch; else of what has left the last stage meanwhile, NaN if nothing did.
+        mask: bool (batch,), False where an example is not there, as of a feed. With it the last
+        layer returns the losses of the examples, (examples,), and losses and gradients are means
+        over those that are there, however many of them a microbatch has.
         """
+        self.places.expect_same(self.context, state)
+        state = self.places.marked(state)
+        y = y if mask is None else Masked(y, mask)
         batches = Microbatches.of(self, x, y, self.schedule.microbatches)
         if not self.schedule.flushes:
             if "cycle" not in state:
@@ -177,30 +189,33 @@ class TrainingPipeline:
         sums = ticks.summed(work["gradients"])
         done = {**state, "steps": state["steps"] + 1}
         if self.every == 1:
-            return self._applied(done, sums, self.schedule.microbatches), ticks.loss(work)
+            return self._applied(done, sums, batches.weight()), ticks.loss(work)
         done["gradients"] = {name: g + sums[name] for name, g in state["gradients"].items()}
         done["pending"] = state["pending"] + 1
+        done["pending_weight"] = state["pending_weight"] + batches.weight()
         return self._applied_if(done, done["pending"] == self.every), ticks.loss(work)
 
     def drain(self, state: State) -> State:
         """Return the state after all that is in flight is done, and applied: each stage is updated
         by the gradients that it has, even if they are fewer than `accumulate`."""
+        self.places.expect_same(self.context, state)
         if "pending" in state:
             return self._applied_if(state, state["pending"] > 0)
         return self._flight().drained(state) if "cycle" in state else state
 
     def _applied(self, state: State, gradients: dict[str, Any], count: Any) -> State:
-        """Return the state after an update of all stages by gradients of so many microbatches."""
+        """Return the state after an update of all stages by the sum of so many gradients."""
         part = {name: state[name] for name in ("weights", "moments")}
         return {**state, **self.updates.all_stages(part, gradients, count)}
 
     def _applied_if(self, state: State, due: Any) -> State:
         """Return the state after an update by all that is pending, if that is due."""
         def update(state: State) -> State:
-            count = state["pending"] * self.schedule.microbatches
-            done = self._applied(state, state["gradients"], count.astype(np.float64))
+            count = state["pending_weight"].astype(np.float64)
+            done = self._applied(state, state["gradients"], count)
             done["gradients"] = {name: g * 0 for name, g in state["gradients"].items()}
-            return {**done, "pending": state["pending"] * 0}
+            return {**done, "pending": state["pending"] * 0,
+                    "pending_weight": state["pending_weight"] * 0}
 
         after: State = spmd.cond(due, update, lambda state: state, state)
         return after
@@ -208,16 +223,22 @@ class TrainingPipeline:
     def _flight(self) -> Flight:
         return Flight(self)
 
-    def evaluate(self, state: State, x: Any, y: Any = None) -> Any:
+    def evaluate(self, state: State, x: Any, y: Any = None, mask: Any = None) -> Any:
         """Return the loss of a batch of any size, or, without y, what the last layer returns when
-        it is called without targets; nothing is updated."""
-        return evaluated(self, state, x, y)
+        it is called without targets; nothing is updated. mask: as of `step`."""
+        self.places.expect_same(self.context, state)
+        if y is None and mask is not None:
+            raise UsageError("a mask without y: what the last layer returns has all examples",
+                             place=user_place(), remedy="pipe.evaluate(state, x)")
+        return evaluated(self, state, x, y if mask is None else Masked(y, mask))
 
     def params(self, state: State) -> list[Any]:
         """Return the parameters of each layer, in order."""
+        self.places.expect_same(self.context, state)
         found = []
         for stage in self.stages:
-            leaves = self.weights.read(state["weights"], (stage.number,), stage.number)
+            row = self.places.row(stage.number)
+            leaves = self.weights.read(state["weights"], (row,), stage.number)
             found += fill(flatten(stage.parameters)[0], iter(leaves), fresh=True)
         return found
 
@@ -236,7 +257,9 @@ class TrainingPipeline:
         """Return the code of the stages for microbatches of this type."""
         key = str(flatten((batches.x_types, batches.y_types))[1])
         if key not in self._codes:
-            self._codes[key] = code_of(self.context, self.stages, batches.x_types, batches.y_types)
+            self._codes[key] = code_of(self.context, self.stages, batches.x_types, batches.y_types,
+                                       apart=self.schedule.splits_backward)
+            self.note["kept"] = kept_bytes(self._codes[key])
         return self._codes[key]
 
 

@@ -143,6 +143,8 @@ class Loop(Capture):
         before = self.around.found.get(self.number)
         if before and (context.loops or self._lies_as(before)):
             self.begin_with(before)
+        elif code.changes:
+            self.begin_with_all(code.changes == "writes")
 
     def _lies_as(self, before: Settled) -> bool:
         """Whether all that was carried lies now as it did then: inputs may have other layouts."""
@@ -168,6 +170,18 @@ class Loop(Capture):
             found = (storage_of(self.entry, other) for other in others)
             self.aliases[key] = dict.fromkeys(
                 o for o in found if o in self.serials or o in self.carried)
+
+    def begin_with_all(self, written: bool) -> None:
+        """Begin with all arrays that the variables hold, as rebound or as written."""
+        for (name, j), t in self.types.items():
+            leaf = self._leaf(self.entry, (name, j))
+            if t is None or not isinstance(leaf, Array):
+                continue
+            if written:
+                self.stored[leaf.storage] = leaf.storage.value.type
+            else:
+                self.carried[name, j] = t
+                self.given.append((name, j))
 
     def settled(self) -> Settled:
         """What this loop carries, for its next capture."""

@@ -37,10 +37,18 @@ def fori_loop(lower: Any, upper: Any, body: Callable[[Any, Any], Any], init: Any
     >>> fori_loop(0, 3, lambda i, s: s + i, x)
     [3.], [4.], [5.], [6.]
     """
+    return changing_loop(lower, upper, body, init, "")
+
+
+def changing_loop(
+    lower: Any, upper: Any, body: Callable[[Any, Any], Any], init: Any, changes: str,
+) -> Any:
+    """As fori_loop. changes: as of Code: how each turn changes all of the state."""
     require_context("spmd.fori_loop")
     body = given(body, "the body of spmd.fori_loop", "i", "state")
     names = _holding(init, body)
-    for i in captured_for(spmd_range(lower, upper), Code(names, (_STATE,)), "i"):
+    code = Code(names, (_STATE,), changes=changes)
+    for i in captured_for(spmd_range(lower, upper), code, "i"):
         names.put(_STATE, body(i, names.get(_STATE)))
     return names.get(_STATE)
 

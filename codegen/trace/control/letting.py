@@ -16,6 +16,7 @@ from codegen import dtypes
 from codegen.computed_formulas import Formulas
 from codegen.ir import Module, Op, Region, Value
 from codegen.ops import Branch, Const, Full, Let, Loop, Map, Symbolic
+from codegen.ops.control import POSITION
 from codegen.ops.views import View
 from codegen.places import user_place
 from codegen.symbolic import expr
@@ -35,13 +36,22 @@ class Bounds:
     power: bool = False
 
 
-def as_symbol(x: Any) -> Any:
-    """x, or a Number for a 0-d integer or bool array."""
+def as_symbol(x: Any, power: bool = True) -> Any:
+    """x, or a Number for a 0-d integer or bool array. power: that it may be a power of two is
+    assumed until it is known: no exchange over such a distance is refused before."""
     if not isinstance(x, Array) or x.ndim or x.type.dtype.kind not in "biu":
         return x
     context = x.context
     with no_branches(context):
-        return number(expr.symbol(_let(context, as_value(context, x, dtypes.INT64))))
+        return number(expr.symbol(_let(context, as_value(context, x, dtypes.INT64), power)))
+
+
+def say_position(context: Context, x: Any) -> None:
+    """From here on x, a 0-d integer that ranks agree on, is the program's position: a number that
+    timelines and messages of lost ranks show in the program's own terms; 0 for nothing."""
+    sym = Sym(context.unique("position"), "counter", None, None)
+    context.emit(Let(counter=sym, key=POSITION), [as_value(context, x, dtypes.INT64)],
+                 place=user_place())
 
 
 def as_formula(x: Any) -> Any:
@@ -70,11 +80,11 @@ def no_branches(context: Context) -> Iterator[None]:
         context.blocks += inner
 
 
-def _let(context: Context, value: Value) -> Sym:
+def _let(context: Context, value: Value, power: bool) -> Sym:
     def define() -> Sym:
         place = user_place()
         key = f"{value.name} {place}"
-        known = context.bounds.get(key, Bounds(power=True))  # nothing is refused before it is known
+        known = context.begun_with[key] = context.bounds.get(key, Bounds(power=power))
         least = None if known.least is None else expr.const(known.least)
         made = next((op for block in reversed(context.blocks) for op in reversed(block.ops)
                      if value in op.results), None)

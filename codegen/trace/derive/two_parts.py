@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from codegen.copies import Copier
@@ -30,7 +31,8 @@ class Halves:
     """The forward and the backward half of f(weights, *given), as `in_two` captures them.
 
     out: the structure of what f returns; out_types, kept_types: of its leaves, and of what the
-    backward half reads of the forward half. Cotangents are of the leaves that are floats.
+    backward half reads of the forward half. Cotangents are of the leaves that are floats. wanted:
+    of each argument how many leaves are floats, or None where it has no cotangents.
     """
 
     context: Context
@@ -44,7 +46,7 @@ class Halves:
     ahead: tuple[Op, ...]
     later: tuple[Op, ...]
     weights_tree: Tree
-    wanted_trees: tuple[Tree | None, ...]
+    wanted: tuple[int | None, ...]
 
     @property
     def out_types(self) -> list[ArrayType]:
@@ -56,24 +58,24 @@ class Halves:
 
     def forward(self, weights: Any, *given: Any) -> tuple[Any, list[Array]]:
         """Return what f returns, and what is kept."""
-        values = self._copied(self.ahead, self.weights + self.given, _values(
+        values = self.copied(self.ahead, self.weights + self.given, values_of(
             self.context, (weights, given)), self.outs + self.kept)
         arrays = [wrap(self.context, v) for v in values]
         return fill(self.out, iter(arrays[:len(self.outs)]), fresh=True), arrays[len(self.outs):]
 
     def backward(self, weights: Any, kept: Sequence[Array], cotangents: Sequence[Array]
                  ) -> tuple[Any, ...]:
-        """Return the gradients of the weights, and those of each argument, None where none is
-        wanted."""
-        values = self._copied(self.later, self.weights + self.kept + self.cotangents,
-                              _values(self.context, (weights, list(kept), list(cotangents))),
-                              self.gradients)
+        """Return the gradients of the weights; and of each argument a list of those of its leaves
+        that are floats, or None where none is wanted."""
+        values = self.copied(self.later, self.weights + self.kept + self.cotangents,
+                             values_of(self.context, (weights, list(kept), list(cotangents))),
+                             self.gradients)
         arrays = iter([wrap(self.context, v) for v in values])
-        trees = (self.weights_tree, *self.wanted_trees)
-        return tuple(None if t is None else fill(t, arrays, fresh=True) for t in trees)
+        own = fill(self.weights_tree, arrays, fresh=True)
+        return own, *(n if n is None else [*islice(arrays, n)] for n in self.wanted)
 
-    def _copied(self, ops: Iterable[Op], names: Sequence[Value], values: Sequence[Value],
-                results: Sequence[Value]) -> list[Value]:
+    def copied(self, ops: Iterable[Op], names: Sequence[Value], values: Sequence[Value],
+               results: Sequence[Value]) -> list[Value]:
         """Emit the ops with these values in the place of the names; return the results."""
         copier = Copier(self.context.unique, dict(zip(names, values, strict=True)), {})
         block = self.context.blocks[-1]
@@ -91,7 +93,7 @@ def in_two(
     """Capture f(weights, *given) and its way back, or without that.
 
     weights, given: trees of ArrayTypes, local ones of a rank's view. wanted: of which of the given
-    arguments there are cotangents.
+    arguments there are cotangents: of those leaves that are floats.
     """
     axes = frozenset(context.mesh.names)
     tree, types = flatten((weights, tuple(given)))
@@ -103,40 +105,48 @@ def in_two(
             context.varying.update(dict.fromkeys(block.args, axes))
             own_weights, own_given = fill(
                 tree, iter([wrap(context, v) for v in block.args]), fresh=True)
-            chosen = [a for a, want in zip(own_given, wanted, strict=True) if want]
+            parts = [flatten(a) for a in own_given]
+            chosen = [x for (_, xs), want in zip(parts, wanted) if want for x in xs if _is_float(x)]
             outside: list[Any] = []
 
-            def run(w: Any, *mine: Any) -> Any:
+            def run(w: Any, mine: Sequence[Any]) -> Any:
                 rest = iter(mine)
-                args = [next(rest) if want else a for a, want in zip(own_given, wanted)]
+                args = [fill(t, iter([next(rest) if _is_float(x) else x for x in xs]), fresh=True)
+                        if want else a
+                        for a, (t, xs), want in zip(own_given, parts, wanted)]
                 out_tree, leaves = flatten(as_called(f)(w, *args))
                 values = [as_value(context, leaf) for leaf in leaves]
                 outside[:] = out_tree, values
                 return [wrap(context, v) for v in values if v.type.dtype.kind in "fc"]
 
             if not backward:
-                run(own_weights, *chosen)
+                run(own_weights, chosen)
                 return _forward_only(context, block, len(flatten(weights)[1]), tree, *outside)
-            _, back = vjp(run, own_weights, *chosen)
-            done = len(block.ops)
+            _, back = vjp(run, own_weights, chosen)
+            last = block.ops[-1] if block.ops else None
             out, outs = outside
             cotangents = [Value("cotangent", v.type) for v in outs if v.type.dtype.kind in "fc"]
             context.varying.update(dict.fromkeys(cotangents, axes))
             block.args += tuple(cotangents)
             slopes = back([wrap(context, v) for v in cotangents])
-            trees = [flatten(x) for x in slopes]
-            gradients = [as_value(context, leaf) for _, leaves in trees for leaf in leaves]
+            gradients = [as_value(context, leaf) for leaf in flatten(slopes)[1]]
     finally:
         context.rank_view -= 1
         context.write_logs = logs
     count = len(flatten(weights)[1])
     names = block.args[:count], block.args[count:len(types)]
-    rest = iter(tree for tree, _ in trees[1:])
-    first = set(block.ops[:done])
+    while last in context.replaced:  # by a loop that keeps what its turns begin with
+        last = context.replaced[last]
+    first = set(block.ops[:block.ops.index(last) + 1 if last else 0])
     ahead, later, kept = _cut(block.ops, first, names, cotangents, outs, gradients)
     return Halves(context, *names, out, tuple(outs), tuple(kept), tuple(cotangents),
-                  tuple(gradients), tuple(ahead), tuple(later), trees[0][0],
-                  tuple(next(rest) if want else None for want in wanted))
+                  tuple(gradients), tuple(ahead), tuple(later), flatten(slopes[0])[0],
+                  tuple(sum(map(_is_float, xs)) if want else None
+                        for (_, xs), want in zip(parts, wanted)))
+
+
+def _is_float(x: Array) -> bool:
+    return x.type.dtype.kind in "fc"
 
 
 def _forward_only(context: Context, block: Block, count: int, tree: Tree, out: Tree,
@@ -147,11 +157,13 @@ def _forward_only(context: Context, block: Block, count: int, tree: Tree, out: T
                   tuple(ops), (), tree, ())
 
 
-def _values(context: Context, tree: Any) -> list[Value]:
+def values_of(context: Context, tree: Any) -> list[Value]:
+    """Return the leaves of a tree as values."""
     return [as_value(context, leaf) for leaf in flatten(tree)[1]]
 
 
-def _reads(op: Op) -> list[Value]:
+def reads_of(op: Op) -> list[Value]:
+    """Return all that an op reads, in its regions too."""
     return [*op.operands, *(v for region in op.regions for v in free_values(region))]
 
 
@@ -167,7 +179,7 @@ def _cut(
     made = {v: op for op in every for v in op.results}
     behind, of_given = set(cotangents), set(names[1])
     for op in every:
-        reads = _reads(op)
+        reads = reads_of(op)
         if behind.intersection(reads):
             behind.update(op.results)
         elif of_given.intersection(reads):
@@ -189,7 +201,7 @@ def _cut(
         if (v in behind or v not in of_given or op not in first
               or isinstance(op.what, VIEWS)):
             again[op] = None
-            stack += reversed(_reads(op))
+            stack += reversed(reads_of(op))
         else:
             kept[v] = None
     later = needed([op for op in every if op in again], gradients)

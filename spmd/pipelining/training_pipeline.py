@@ -21,6 +21,7 @@ from codegen.trace.state import fill, flatten
 from spmd.pipelining.evaluation import evaluated
 from spmd.pipelining.flat_buffers import Packing
 from spmd.pipelining.flight import Flight, batch_types
+from spmd.pipelining.layer_costs import Cut, check_cut, costs_of
 from spmd.pipelining.stage_code import Stage, StageCode, code_of, type_of
 from spmd.pipelining.stage_cuts import cut, shown
 from spmd.pipelining.stage_updates import Updates
@@ -34,7 +35,7 @@ State = dict[str, Any]
 def pipeline(
     layers: Sequence[tuple[Callable[..., Any], Any]], *, axis: str = "stage", stages: int,
     microbatches: int, schedule: Any = "1f1b", accumulate: int | str | None = None,
-    optimizer: Any,
+    optimizer: Any, cut: Cut = "parameters",
 ) -> TrainingPipeline:
     """Return a TrainingPipeline: layers that are trained on different ranks, with several
     microbatches in flight at once.
@@ -44,16 +45,19 @@ def pipeline(
       (parameters, h, y) and returns the loss of a microbatch, a mean over its examples. Parameters
       are trees of arrays of floats. An array that two layers have is one weight.
     - axis: the mesh axis whose ranks hold stages; another axis that splits x is for the data.
-    - stages: so many groups of consecutive layers, cut so that the largest has as few parameters
-      as can be. Results depend on the stages, not on how many ranks hold them.
+    - stages: so many groups of consecutive layers. Results depend on the stages, not on how many
+      ranks hold them.
+    - cut: what the largest stage has as little of as can be: "parameters"; "operations", forward
+      and backward, of a microbatch; or seconds, a list with those of each layer.
     - microbatches: equal parts of a batch, in its order.
     - schedule, accumulate: as of spmd.schedules.make_schedule, all but "pipemare". A schedule that
       flushes updates all stages at the end of a step; any other one updates a stage as soon as
       `accumulate` of its backward passes are done, and never waits.
     - optimizer: a transformation of spmd.optim. It sees the parameters of a stage as a list.
 
-    UsageError where there are more stages than layers, or where stages that are updated alone share
-    a weight or a norm of all gradients; ShapeError where layers, or parts of a batch, do not fit.
+    UsageError where there are more stages than layers, `cut` is none of these, or stages that
+    are updated alone share a weight or a norm of all gradients; ShapeError where layers, or
+    parts of a batch, do not fit.
 
     Example::
 
@@ -79,8 +83,9 @@ def pipeline(
     """
     context = require_context("spmd.pipeline")
     _check(context, layers, axis, stages)
+    check_cut(cut, len(layers))
     made = _schedule(schedule, stages, microbatches, accumulate)
-    return TrainingPipeline(context, layers, axis, made, optimizer)
+    return TrainingPipeline(context, layers, axis, made, optimizer, cut)
 
 
 def _schedule(schedule: Any, stages: int, microbatches: int, accumulate: int | str | None
@@ -113,13 +118,14 @@ class TrainingPipeline:
     """Layers cut into stages, which are trained by a schedule. `spmd.pipeline` gives one.
 
     A state is a dict of arrays with a row for each stage, which loops of the program carry and
-    entries of a class may keep. cut: which layers and how many parameters each stage has, and how
-    many times as fast as one stage that may be, as text. schedule: its Schedule.
+    entries of a class may keep. cut: which layers and how many parameters, operations or seconds
+    each stage has, and how many times as fast as one stage that may be, as text. schedule: its
+    Schedule.
     """
 
     def __init__(
         self, context: Context, layers: Sequence[tuple[Callable[..., Any], Any]], axis: str,
-        schedule: Schedule, optimizer: Any,
+        schedule: Schedule, optimizer: Any, by: Cut,
     ) -> None:
         self.context, self.axis, self.schedule = context, axis, schedule
         self.layers = [(f, w) for f, w in layers]
@@ -129,9 +135,11 @@ class TrainingPipeline:
         self.every = 1  # steps that flush, until an update
         if schedule.flushes and isinstance(schedule.accumulate, int):
             self.every = schedule.accumulate // schedule.microbatches
-        sizes = [sum(_size(x) for x in flatten(w)[1]) for _, w in self.layers]
-        self.positions = cut(sizes, schedule.stages)
-        self.cut = shown(sizes, self.positions, "parameters")
+        types = context.facts.get(self.key)
+        self.lacks_types = by == "operations" and types is None
+        costs, unit = costs_of(self, by, types)
+        self.positions = cut(costs, schedule.stages)
+        self.cut = shown(costs, self.positions, unit)
         self.stages = [
             Stage(tuple(f for f, _ in self.layers[a:b]), [w for _, w in self.layers[a:b]], s, a,
                   self.layers[a - 1][0] if a else None, s == 0, s == schedule.stages - 1)
@@ -166,10 +174,10 @@ class TrainingPipeline:
         those of this batch; else of what has left the last stage meanwhile, NaN if nothing did.
         """
         batches = Microbatches.of(self, x, y, self.schedule.microbatches)
+        if self.lacks_types or not self.schedule.flushes and "cycle" not in state:
+            self.context.facts[self.key] = batch_types(x, y)
+            raise CapturedAgain
         if not self.schedule.flushes:
-            if "cycle" not in state:
-                self.context.facts[self.key] = batch_types(x, y)
-                raise CapturedAgain
             return self._flight().step(state, batches)
         earlier = state["steps"] * self.schedule.microbatches
         ticks = Ticks(self, self.code(batches), batches, earlier=earlier)
@@ -238,8 +246,4 @@ class TrainingPipeline:
         if key not in self._codes:
             self._codes[key] = code_of(self.context, self.stages, batches.x_types, batches.y_types)
         return self._codes[key]
-
-
-def _size(x: Any) -> int:
-    return int(np.prod([int(n) for n in np.shape(x)], dtype=np.int64))
 

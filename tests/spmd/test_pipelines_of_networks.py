@@ -1,5 +1,5 @@
-"""Real networks in pipelines, on real data: as plain training where they flush, and else they learn
-too."""
+"""Real networks in pipelines, on real data: as plain training where they flush; they learn where
+they never do; layers are cut by what they have to do."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import spmd
 from codegen.trace.state import fill, flatten
 from spmd import optim
 from tests.spmd.pipeline_networks import NETWORKS
+
+pytestmark = pytest.mark.usefixtures("vectors_cc")  # they compute for long
 
 MICROBATCHES = 3
 BATCH = 6
@@ -46,15 +48,17 @@ def steps_of(network):
     return len(flatten(network.xs)[1][0])
 
 
-def in_pipeline(network, optimizer, stages, **options):
+def in_pipeline(network, optimizer, stages, epochs=1, **options):
+    """Return a program that goes through all batches so many times."""
     @spmd.program(mesh=("stage",))
     def train():
         weights, xs, ys = given(network)
         pipe = spmd.pipeline(list(zip(network.layers, weights)), stages=stages,
                              microbatches=MICROBATCHES, optimizer=optimizer, **options)
-        state, losses = pipe.init(), spmd.zeros(steps_of(network))
-        for k in spmd.range(steps_of(network)):
-            state, loss = pipe.step(state, at(xs, k), at(ys, k))
+        steps = steps_of(network)
+        state, losses = pipe.init(), spmd.zeros(epochs * steps)
+        for k in spmd.range(epochs * steps):
+            state, loss = pipe.step(state, at(xs, k % steps), at(ys, k % steps))
             losses[k] = loss.astype(np.float64)
         return {"losses": losses, "ws": pipe.params(pipe.drain(state))}
 
@@ -103,3 +107,76 @@ def test_1f1b_equals_plain_training(name):
         np.testing.assert_allclose(out["losses"], expected["losses"], rtol=1e-9)
         for mine, theirs in zip(flatten(out["ws"])[1], flatten(expected["ws"])[1], strict=True):
             np.testing.assert_allclose(mine, theirs, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_stages_that_never_wait_learn(name):
+    options = {"tied": False} if name == "bert" else {}  # the word vectors are in two stages
+    network = NETWORKS[name](4, 12, 2, np.float32, **options)
+    epochs = 25
+    image = spmd.build(in_pipeline(network, optim.adamw(0.01), 3, epochs, schedule="continuous",
+                                   accumulate=2))
+    losses = image.run(ranks=1)["losses"].reshape(epochs, -1)
+    assert np.mean(losses[-1]) < 0.7 * np.mean(losses[1])  # the pipeline fills in the first one
+    np.testing.assert_array_equal(image.run(ranks=3)["losses"].reshape(epochs, -1), losses)
+
+
+# ---- cuts by operations, and by seconds
+
+
+def linear(w, h):
+    return h @ w
+
+
+def squares(w, h, y):
+    return np.mean((h @ w - y) ** 2)
+
+
+WIDTHS = (4, 30, 3, 100, 2)
+
+
+def products(rows):
+    """Return how many operations each layer has: a product forward, and for each gradient one; the
+    loss has a few more."""
+    every = [rows * a * b for a, b in zip(WIDTHS, WIDTHS[1:])]
+    return [2 * every[0], *(3 * n for n in every[1:])]
+
+
+def cut_of(cut, capfd, schedule="1f1b"):
+    """Return what pipe.cut says of linear layers of these widths."""
+    @spmd.program(mesh=("stage",))
+    def train():
+        x, y = (spmd.input(name, (8, n), np.float64, default=lambda i, j: i) for name, n in (
+            ("x", 4), ("y", 2)))
+        ws = [np.ones(shape) for shape in zip(WIDTHS, WIDTHS[1:])]
+        pipe = spmd.pipeline(
+            list(zip([linear, linear, linear, squares], ws)), stages=2, microbatches=2,
+            schedule=schedule, optimizer=optim.sgd(0.1), cut=cut)
+        loss = pipe.step(pipe.init(), x, y)[1]
+        spmd.print(pipe.cut)
+        return loss
+
+    spmd.build(train).run(ranks=1)
+    return capfd.readouterr().out.split("\n")
+
+
+def test_a_cut_by_parameters_by_seconds_and_by_operations(capfd):
+    assert cut_of("parameters", capfd)[:3] == [  # the default
+        "stage 0: layers 0 to 1, 210 parameters", "stage 1: layers 2 to 3, 500 parameters",
+        "at most 1.42 times as fast as one stage"]
+    assert cut_of([0.5, 0.1, 0.1, 0.1], capfd)[:3] == [
+        "stage 0: layer 0, 0.5 seconds", "stage 1: layers 1 to 3, 0.3 seconds",
+        "at most 1.60 times as fast as one stage"]
+    counts = products(rows=4)
+    for schedule in ("1f1b", "continuous"):
+        said = cut_of("operations", capfd, schedule)
+        assert said[0] == f"stage 0: layers 0 to 2, {sum(counts[:3]):,} operations of a microbatch"
+        found = int(said[1].split()[4].replace(",", ""))
+        assert counts[3] <= found < counts[3] + 100
+        assert said[1].startswith("stage 1: layer 3, ")
+
+
+@pytest.mark.parametrize("cut", ["size", [1.0, 2.0], [1, 1, 1, -1], [1, 1, 1, float("nan")]])
+def test_a_cut_that_is_none_is_refused(cut, capfd):
+    with pytest.raises(spmd.UsageError, match="cut=.* of a pipeline of 4 layers"):
+        cut_of(cut, capfd)

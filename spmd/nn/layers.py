@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from contextvars import ContextVar
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -123,6 +124,19 @@ def _of_split(ids: Any, table: Array, axes: tuple[str, ...]) -> Any:
     return function(table)
 
 
+class DropoutKey(NamedTuple):
+    """What dropout follows from besides its arguments: what is added to the stream; and which part
+    of a batch, counted from 0, the given array is, of parts of its size."""
+
+    stream: Any
+    part: Any
+
+
+AS_GIVEN = DropoutKey(0, 0)
+# set where spmd.pipeline calls layers; None where dropout is left out
+dropout_key: ContextVar[DropoutKey | None] = ContextVar("dropout_key", default=AS_GIVEN)
+
+
 @in_float32
 def dropout(x: Any, rate: float, seed: Any, stream: Any = 0) -> Any:
     """x with some of its elements 0, each with the chance `rate`; the others are divided by
@@ -131,7 +145,8 @@ def dropout(x: Any, rate: float, seed: Any, stream: Any = 0) -> Any:
     - seed, stream: integers, as of spmd.random: another stream (a step's number, say) gives other
       zeros. They are the same on any mesh and in any layout.
 
-    In inference, leave it out. UsageError for a rate that is not from 0 to below 1.
+    In inference, leave it out. In a layer of spmd.pipeline it follows from the layer and the
+    microbatch, too (see there), and `evaluate` leaves it out. UsageError for a rate that is not from 0 to below 1.
 
     >>> spmd.nn.dropout(np.ones(6), 0.5, seed=1)
     array([2., 2., 2., 0., 2., 0.])
@@ -139,7 +154,11 @@ def dropout(x: Any, rate: float, seed: Any, stream: Any = 0) -> Any:
     if not 0 <= rate < 1:
         raise UsageError("the rate of spmd.nn.dropout is a chance", place=user_place(),
                          expected="0 <= rate < 1", found=str(rate))
-    if rate == 0:
+    key = dropout_key.get()
+    if rate == 0 or key is None:
         return x
-    kept = random.uniform(seed, x.shape, dtype=np.float32, stream=stream) >= rate
+    start: Any = 0
+    if key is not AS_GIVEN:
+        stream, start = stream + key.stream, key.part * math.prod(x.shape)
+    kept = random.uniform(seed, x.shape, dtype=np.float32, stream=stream, start=start) >= rate
     return np.where(kept, x * (1 / (1 - rate)), 0)

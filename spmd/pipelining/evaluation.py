@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import spmd
-from codegen.errors import UnsupportedError
+from codegen.errors import ShapeError
 from codegen.places import user_place
 from codegen.trace.state import fill, flatten
 from spmd.pipelining.stage_code import StageCode, code_of
@@ -24,11 +24,6 @@ if TYPE_CHECKING:
 def evaluated(pipe: TrainingPipeline, state: State, x: Any, y: Any) -> Any:
     """Return the loss of a batch, or, where y is None, what the last layer returns without it."""
     batch = Microbatches.of(pipe, x, x if y is None else y, 1)
-    if y is None and batch.data is not None:
-        raise UnsupportedError(
-            "the outputs of a pipeline whose batch is split are not joined yet",
-            place=user_place(), expected="a batch that is whole on all ranks",
-            remedy="pipe.evaluate(state, x, y), or x.relayout((None, …))")
     code = code_of(pipe.context, pipe.stages, batch.x_types,
                    None if y is None else batch.y_types, backward=False)
     stages = len(pipe.stages)
@@ -47,10 +42,29 @@ def evaluated(pipe: TrainingPipeline, state: State, x: Any, y: Any) -> Any:
 
     out = spmd.fori_loop(0, stages, tick, out)
     if y is not None:
-        loss = code.halves[-1].out_types[0].dtype.name
-        return np.mean(out[loss][stages - 1, :, 0])
-    leaves = code.activations.read(out, (stages - 1, 0), stages - 1)
+        losses = out[code.halves[-1].out_types[0].dtype.name][stages - 1, :, 0]
+        return np.sum(losses) / batch.weight() if batch.masked else np.mean(losses)
+    leaves = _joined(code, batch, out) if batch.data else code.activations.read(
+        out, (stages - 1, 0), stages - 1)
     return fill(code.halves[-1].out, iter(leaves), fresh=True)
+
+
+def _joined(code: StageCode, batch: Microbatches, out: Any) -> list[Any]:
+    """Return what the last layer returns, the parts of ranks along the data axis one behind the
+    other."""
+    last = len(code.halves) - 1
+    size, own = (flatten(x)[1][0].shape[k] for x, k in ((batch.x, 1), (batch.x_types, 0)))
+    found = []
+    for k, t in enumerate(code.halves[last].out_types):
+        if not t.shape or t.shape[0] != own:
+            raise ShapeError(
+                "what the last layer returns for a batch that is split has its examples in dim 0",
+                place=user_place(), found=str(t),
+                remedy="a batch that is whole on all ranks: x.relayout((None, …))")
+        buffer, where = code.activations.part(out, (last, slice(None)), last, k)
+        rest = [int(n.value) for n in t.shape[1:]]
+        found.append(buffer[where].reshape(size, *rest))
+    return found
 
 
 def _arm(pipe: TrainingPipeline, code: StageCode, s: int, j: Any, out: Any, weights: Any,

@@ -6,18 +6,34 @@ stage the Halves of what it does, and the packings of all that stages hand on an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from codegen.errors import ShapeError
 from codegen.ir import ArrayType
+from codegen.places import user_place
 from codegen.trace.array import Array, as_array
 from codegen.trace.context import Context
 from codegen.trace.control.conversion import as_called
+from codegen.trace.derive.backward_parts import BackwardParts, backward_parts
 from codegen.trace.derive.two_parts import Halves, in_two
 from codegen.trace.state import fill, flatten
+from spmd.nn.layers import DropoutKey, dropout_key
 from spmd.pipelining.flat_buffers import Packing
+
+
+class Masked(NamedTuple):
+    """Targets, and which examples of the batch are there: bool (example,)."""
+
+    targets: Any
+    mask: Any
+
+
+KEY = DropoutKey(*[ArrayType(np.dtype(np.int64), ())] * 2)
 
 
 @dataclass(frozen=True)
@@ -33,17 +49,32 @@ class Stage:
     first: bool
     last: bool
 
-    def __call__(self, weights: Sequence[Any], h: Any, *targets: Any) -> Any:
-        """Return what the stage hands on, or the loss."""
-        for k, (function, own) in enumerate(zip(self.functions, weights, strict=True)):
-            more = targets if self.last and k == len(self.functions) - 1 else ()
-            try:
-                h = as_called(function)(own, h, *more)
-            except ShapeError as error:
-                if self.begin + k:
-                    raise self._unfit(k, h, error) from None
-                raise
+    def __call__(self, weights: Sequence[Any], h: Any, key: DropoutKey, *targets: Any) -> Any:
+        """Return what the stage hands on, or the loss. key: of dropout in its first layer."""
+        for k in range(len(self.functions)):
+            with _dropout_follows(DropoutKey(key.stream + k, key.part)):
+                h = self._layer(k, weights[k], h, targets)
         return h
+
+    def without_dropout(self, weights: Sequence[Any], h: Any, *targets: Any) -> Any:
+        """Return what the stage hands on, or the loss."""
+        with _dropout_follows(None):
+            for k in range(len(self.functions)):
+                h = self._layer(k, weights[k], h, targets)
+        return h
+
+    def _layer(self, k: int, own: Any, h: Any, targets: tuple[Any, ...]) -> Any:
+        """Return what a layer hands on."""
+        more = targets if self.last and k == len(self.functions) - 1 else ()
+        masks = [y.mask for y in more if isinstance(y, Masked)]
+        plain = [y.targets if isinstance(y, Masked) else y for y in more]
+        try:
+            found = as_called(self.functions[k])(own, h, *plain)
+        except ShapeError as error:
+            if self.begin + k:
+                raise self._unfit(k, h, error) from None
+            raise
+        return _sum_of(found, masks[0]) if masks else found
 
     def _unfit(self, k: int, h: Any, error: ShapeError) -> ShapeError:
         """Return the error of a layer that does not take what the one before hands on."""
@@ -55,6 +86,26 @@ class Stage:
             f"{_shown(before)}, hands on", place=error.place,
             expected=f"another shape: {error.message}", found=shapes,
             remedy="layers that fit: each takes what the one before returns")
+
+
+def _sum_of(losses: Any, mask: Any) -> Any:
+    """Return the sum of the losses of the examples that are there."""
+    found = as_array(losses)
+    if found.type.shape != mask.type.shape:
+        raise ShapeError(
+            "where there is a mask, the last layer gives the loss of each example",
+            place=user_place(), expected=f"floats of shape [{mask.shape[0]}]",
+            found=str(found.type), remedy="np.mean(…, axis=…) over all dims but that of the batch")
+    return np.sum(np.where(mask, found, 0))
+
+
+@contextmanager
+def _dropout_follows(key: DropoutKey | None) -> Iterator[None]:
+    token = dropout_key.set(key)
+    try:
+        yield
+    finally:
+        dropout_key.reset(token)
 
 
 def _shown(function: Any) -> str:
@@ -70,14 +121,17 @@ class StageCode:
 
     halves: of each stage. like: of each stage, the first one with the same code. activations: what
     stages hand on, by the stage that gives it. cotangents: of the floats of these. kept: what
-    stages keep from F to B.
+    stages keep from F to B, or to W. parts, crossing: where W is an action of its own, what B and W
+    do, and what W reads of B.
     """
 
     halves: list[Halves]
+    parts: list[BackwardParts]
     like: list[int]
     activations: Packing
     cotangents: Packing
     kept: Packing
+    crossing: Packing
 
     def handed(self, stage: int, leaves: Sequence[Any]) -> Any:
         """Return the tree that a stage hands on, of its leaves."""
@@ -102,22 +156,22 @@ def kind_of(tree: Any) -> str:
     return str([*zip(shape.paths(), leaves, strict=True), *map(type, shape.containers())])
 
 
-def code_of(context: Context, stages: Sequence[Stage], x: Any, y: Any, backward: bool = True
-            ) -> StageCode:
+def code_of(context: Context, stages: Sequence[Stage], x: Any, y: Any, backward: bool = True,
+            apart: bool = False) -> StageCode:
     """Return the code of stages for microbatches x and targets y, trees of types. y: None where the
-    last layer is called without targets."""
+    last layer is called without targets. apart: whether W is an action of its own."""
     halves: list[Halves] = []
     like: list[int] = []
     known: dict[Any, int] = {}
     h: Any = x
     for stage in stages:
-        given = [h, y] if stage.last and y is not None else [h]
-        wanted = [not stage.first, False][:len(given)]
+        given = [h, *([KEY] if backward else []), *([y] if stage.last and y is not None else [])]
+        wanted = [not stage.first, False, False][:len(given)]
         own = types_of(stage.parameters)
         key = (*map(id, stage.functions), kind_of(own), kind_of(given), stage.first, stage.last)
         like.append(known.setdefault(key, stage.number))
         made = halves[like[-1]] if like[-1] < stage.number else in_two(
-            context, stage, own, given, wanted, backward)
+            context, stage if backward else stage.without_dropout, own, given, wanted, backward)
         halves.append(made)
         if stage.last and y is not None and (made.out.kind != "leaf" or made.out_types[0].shape
                            or made.out_types[0].dtype.kind != "f"):
@@ -130,5 +184,8 @@ def code_of(context: Context, stages: Sequence[Stage], x: Any, y: Any, backward:
     if backward:  # nobody is handed the loss
         inner[-1] = []
     floats = [[t for t in types if t.dtype.kind in "fc"] for types in inner]
-    return StageCode(halves, like, Packing(inner), Packing(floats),
-                     Packing([m.kept_types for m in halves]))
+    unlike = {s: backward_parts(halves[s]) for s in set(like)} if apart else {}
+    parts = [unlike[s] for s in like] if apart else []
+    return StageCode(halves, parts, like, Packing(inner), Packing(floats),
+                     Packing([m.kept_types for m in halves]),
+                     Packing([p.crossing_types for p in parts]))

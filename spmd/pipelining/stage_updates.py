@@ -36,6 +36,9 @@ from spmd.pipelining.stage_rows import by_rows
 if TYPE_CHECKING:
     from spmd.pipelining.training_pipeline import State, TrainingPipeline
 
+# PipeMare's D: how much an average change has of what was before all updates that are crossed.
+DECAY = float(np.exp(-2))
+
 
 class Updates:
     """The optimizer of a pipeline. moments: the packing of its states."""
@@ -55,6 +58,8 @@ class Updates:
         kinds = [(kind_of(types_of(s.parameters)), self.shared.kind(s.number)) for s in pipe.stages]
         self.unlike = [kinds.index(kind) for kind in dict.fromkeys(kinds)]
         self.arms = [list(dict.fromkeys(kinds)).index(kind) for kind in kinds]
+        # of the average change, by stage: the shorter, the fewer updates a microbatch crosses
+        self.decays = [DECAY ** (1 / max(1, pipe.schedule.crossed(s.number))) for s in pipe.stages]
         self.norms = max(norms.calls) if norms.calls else 0
         if self.norms and not pipe.schedule.flushes:
             raise UsageError(
@@ -111,7 +116,8 @@ class Updates:
             def begin(stage: int) -> Any:
                 def update() -> None:
                     now = state if call is None else read["state"]
-                    new = self._updated(stage, j, now, read["gradients"], factor, known, call)
+                    slopes = self.pipe.weights.read(read["gradients"], (j,), stage)
+                    new = self._updated(stage, j, now, slopes, factor, known, call)
                     if call is None:
                         self._keep(stage, j, state, new)
                     else:
@@ -124,18 +130,26 @@ class Updates:
 
     def due(self, state: State, due: Any, data: str | None) -> State:
         """Return the state after updates of the stages that are due, by the mean of the gradients
-        that each has; these are cleared."""
-        changed = ("weights", "moments", "gradients", "count", "versions", "version")
+        that each has; these are cleared. Ranks along the data axis sum up those that are due."""
+        changed = ("weights", "moments", "gradients", "count", "versions", "changes", "version")
         names = [name for name in changed if name in state]
 
         def row(j: Any, state: Any, read: Any, _: Any) -> None:
             def begin(stage: int) -> Any:
                 def update() -> None:
                     count = state["count"][j].astype(np.float64)
-                    new = self._updated(stage, j, state, read["sums"], 1 / count)
+                    sums = {name: g[j, 0] for name, g in state["gradients"].items()}
+                    if data is not None:
+                        sums = {name: spmd.psum(g, data) for name, g in sums.items()}
+                    slopes = self.pipe.weights.read(sums, (), stage)
+                    new = self._updated(stage, j, state, slopes, 1 / count)
+                    before = {name: state["weights"][name][j].copy()
+                              for name in state.get("changes", ())}
                     self._keep(stage, j, state, new)
-                    if self.pipe.versions > 1:
+                    if "versions" in state:
                         self._keep_version(j, state)
+                    elif "changes" in state:
+                        self._average_change(j, state, before, read["decays"][j])
                     for g in state["gradients"].values():
                         g[j] = 0
                     state["count"][j] = 0
@@ -146,16 +160,16 @@ class Updates:
             spmd.switch(arm, [lambda: None, *found])
 
         def update(part: State) -> State:
-            sums = {name: np.sum(g, axis=1) for name, g in part["gradients"].items()}
             arms = spmd.asarray(np.array(self.arms))
-            read = {"sums": sums, "due": due, "arms": arms}
+            read = {"due": due, "arms": arms,
+                    "decays": spmd.asarray(np.array(self.decays))}
             done: State = by_rows(self.pipe.axis, data, row, part, read)
             return done
 
         part = {name: state[name] for name in names}
         return {**state, **spmd.cond(np.any(due), update, lambda part: part, part)}
 
-    def _updated(self, stage: int, j: Any, state: State, gradients: Any, factor: Any,
+    def _updated(self, stage: int, j: Any, state: State, slopes: Sequence[Any], factor: Any,
                  known: Sequence[Any] = (), call: int | None = None) -> Any:
         """Return the parameters of a stage, whose row is j, and the arrays of the optimizer's
         state, updated by `factor` times the gradients.
@@ -165,8 +179,7 @@ class Updates:
         """
         weights = self.pipe.weights
         given = (weights.read(state["weights"], (j,), stage),
-                 weights.read(gradients, (j,), stage),
-                 self.moments.read(state["moments"], (j,), stage),
+                 list(slopes), self.moments.read(state["moments"], (j,), stage),
                  as_array(factor), list(known))
         key = stage, call, len(known)
         if key not in self._captured:
@@ -203,6 +216,14 @@ class Updates:
         for name, kept in state["versions"].items():
             begin = number * lengths[name]
             kept[j, begin:begin + lengths[name]] = state["weights"][name][j]
+
+    def _average_change(self, j: Any, state: State, before: Any, decay: Any) -> None:
+        """Take an update into the average change of the weights."""
+        state["version"][j] += 1
+        for name, average in state["changes"].items():
+            kept = decay.astype(average.dtype)
+            change = state["weights"][name][j] - before[name]
+            average[j] = kept * average[j] + (1 - kept) * change
 
     def _state(self, moments: Sequence[Any], stage: int) -> Any:
         leaves = iter(moments)

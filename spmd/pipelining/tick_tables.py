@@ -12,7 +12,7 @@ import numpy as np
 from spmd.schedules.actions import ABSENT
 from spmd.schedules.pipeline_schedule import Schedule
 
-IDLE, FORWARD, BACKWARD = 0, 1, 2
+IDLE, FORWARD, BACKWARD, WEIGHTS = 0, 1, 2, 3
 NONE = -(2**30)  # a microbatch that never is
 
 
@@ -21,9 +21,11 @@ class TickTables:
     """What stages do in each tick of a cycle. Microbatches are counted from the first one of the
     step that begins with the cycle; those of earlier steps are below 0.
 
-    kinds: IDLE, FORWARD or BACKWARD. microbatches: of which. activations, cotangents: those that
-    arrive at a stage at the end of a tick, or NONE. behind: how many earlier steps are in flight.
-    slots, received, returned: how many microbatches stages keep, and hold of what has arrived.
+    kinds: IDLE, FORWARD, BACKWARD or, where W is apart, WEIGHTS. microbatches: of which.
+    activations, cotangents: those that arrive at a stage at the end of a tick, or NONE. behind: how
+    many earlier steps are in flight.
+    slots, crossing: of how many microbatches stages keep what F gives to B, and B to W. received,
+    returned: how many they hold of what has arrived.
     waits: whether anything that arrives is used later than in the next tick. updates: the newest
     microbatch of an update that may come; updates_each: whether every microbatch has one.
     """
@@ -34,6 +36,7 @@ class TickTables:
     cotangents: np.ndarray
     behind: int
     slots: list[int]
+    crossing: list[int]
     received: int
     returned: int
     waits: tuple[bool, bool]
@@ -43,21 +46,22 @@ class TickTables:
 
 def tables_of(schedule: Schedule) -> TickTables:
     """Return the tables of a schedule."""
-    rows = {kind: _rows(schedule, kind) for kind in "FB"}
-    f, b = rows["F"], rows["B"]
-    kinds = np.where(f > NONE, FORWARD, np.where(b > NONE, BACKWARD, IDLE))
+    rows = {kind: _rows(schedule, kind) for kind in "FBW"}
+    f, b, w = rows["F"], rows["B"], rows["W"]
+    kinds = np.select([f > NONE, b > NONE, w > NONE], [FORWARD, BACKWARD, WEIGHTS], IDLE)
     arriving = np.full_like(f, NONE)
     arriving[:, 1:] = f[:, :-1]
     returning = np.full_like(b, NONE)
     returning[:, :-1] = b[:, 1:]
     stages = range(schedule.stages)
-    earliest = min(int(x[x > NONE].min()) for x in (f, b))
+    earliest = min(int(x[x > NONE].min(initial=0)) for x in (f, b, w))
     ticks = schedule.ticks
     forth = [np.subtract(ticks["F"][s], ticks["F"][s - 1]).max() for s in stages if s]
     back = [np.subtract(ticks["B"][s - 1], ticks["B"][s]).max() for s in stages if s]
     return TickTables(
-        kinds, np.maximum(f, b), arriving, returning, -(earliest // schedule.microbatches),
-        [_slots(schedule, s) for s in stages],
+        kinds, np.maximum.reduce([f, b, w]), arriving, returning, -(earliest // schedule.microbatches),
+        [max(1, schedule.slots(s)) for s in stages],
+        [max(1, schedule.gradient_slots(s)) for s in stages],
         max(1, *(schedule.received_slots(s, "F") for s in stages)),
         max(1, *(schedule.received_slots(s, "B") for s in stages)),
         (max(forth, default=1) > 1, max(back, default=1) > 1), _rows(schedule, "U"),
@@ -67,8 +71,4 @@ def tables_of(schedule: Schedule) -> TickTables:
 def _rows(schedule: Schedule, kind: str) -> np.ndarray:
     rows = schedule.microbatches_at(kind)
     return np.array([[NONE if k is None else k for k in row] for row in rows], np.int64)
-
-
-def _slots(schedule: Schedule, stage: int) -> int:
-    return max(1, schedule.slots(stage))
 

@@ -22,14 +22,16 @@ from codegen.trace.control.letting import as_symbol
 from codegen.trace.expecting import expect
 from codegen.trace.number import expr_of
 from codegen.trace.state import fill, flatten
-from spmd.pipelining.stage_code import StageCode
+from spmd.nn.layers import DropoutKey
+from spmd.pipelining.stage_code import Masked, StageCode
 from spmd.pipelining.stage_rows import by_rows
-from spmd.pipelining.tick_tables import IDLE
+from spmd.pipelining.tick_tables import BACKWARD, FORWARD, IDLE, WEIGHTS
 
 if TYPE_CHECKING:
     from spmd.pipelining.training_pipeline import TrainingPipeline
 
 Work = dict[str, Any]
+EARLIER_WEIGHTS = ("versions", "changes", "version")  # from which those of a forward pass follow
 
 
 @dataclass(frozen=True)
@@ -53,13 +55,16 @@ class Microbatches:
         tree, leaves = flatten((x, y))
         arrays = [as_array(leaf) for leaf in leaves]
         batch = int(arrays[0].shape[0])
+        if isinstance(y, Masked):
+            _check_mask(as_array(y.mask), batch)
         if batch % count or not batch:
             fits = [k for k in range(1, batch + 1) if batch % k == 0]
             near = sorted(sorted(fits, key=lambda k: abs(k - count))[:2])
             raise ShapeError(
                 f"{count} microbatches of a batch of {batch} examples", place=user_place(),
                 expected="parts that are equal",
-                remedy=f"microbatches={' or '.join(map(str, near))}, or another batch")
+                remedy=f"microbatches={' or '.join(map(str, near))}, or a batch of "
+                f"{-(-max(batch, 1) // count) * count} with a mask")
         data = _data_axis(arrays[0], 0, pipe.axis)
         parts = [a.reshape(count, batch // count, *a.shape[1:]) for a in arrays]
         parts = [a.relayout(batch_layout(data, a.ndim)) for a in parts]
@@ -74,16 +79,43 @@ class Microbatches:
         size, ranks = int(parts[0].shape[1]), 1
         if data is not None:
             ranks = spmd.axis_size(data)
-            spmd.require(ranks <= size, f"each rank along {data} has examples of a microbatch")
-            spmd.require(size % ranks == 0, f"the ranks along {data} share a microbatch equally")
+            spmd.require(
+                ranks <= size,
+                f"each rank along {data} has some of the {size} examples of a microbatch")
+            spmd.require(
+                size % ranks == 0,
+                f"the ranks along {data} share the {size} examples of a microbatch equally")
         own = size if data is None else expr.floordiv(expr.const(size), expr_of(ranks))
         types = [ArrayType(a.type.dtype, (expr.as_expr(own), *a.type.shape[2:])) for a in parts]
         x_types, y_types = fill(tree, iter(types), fresh=True)
         return cls(x, y, data, ranks, x_types, y_types)
 
+    @property
+    def masked(self) -> bool:
+        """Whether some examples may not be there."""
+        return isinstance(self.y, Masked)
+
+    def examples(self) -> Any:
+        """Return how many examples of each microbatch are there."""
+        return np.sum(self.y.mask, axis=1, dtype=np.int64)
+
+    def weight(self) -> Any:
+        """Return what gradients of the whole batch are divided by: how many examples are there, or
+        how many microbatches."""
+        if not self.masked:
+            return int(flatten(self.x)[1][0].shape[0])
+        return np.maximum(np.sum(self.examples()), 1)
+
     def but(self, x: Any, y: Any) -> Microbatches:
         """Return other microbatches of the same types."""
         return replace(self, x=x, y=y)
+
+
+def _check_mask(mask: Array, batch: int) -> None:
+    """Raise ShapeError for a mask that does not say of each example whether it is there."""
+    if mask.dtype != np.bool_ or mask.ndim != 1 or int(mask.shape[0]) != batch:
+        raise ShapeError("mask says which examples of a batch are there", place=user_place(),
+                         expected=f"bool[{batch}]", found=str(mask.type))
 
 
 def batch_layout(data: str | None, ndim: int) -> tuple[Any, ...]:
@@ -116,6 +148,7 @@ class Ticks:
         self.slots = max(self.tables.slots)
         self.last: int | None = None
         self.unlike = sorted(set(code.like))
+        self.kinds = WEIGHTS if code.parts else BACKWARD  # of actions
         self.cycle = len(self.tables.kinds)
         self.has = flatten(batches.x)[1][0].shape[0]  # microbatches
 
@@ -144,6 +177,9 @@ class Ticks:
             "cotangents": pipe.new(code.cotangents, (ranks,), (data,), spmd.empty),
             "loss": self.no_loss(),
         }
+        if code.parts:
+            made["crossing"] = pipe.new(code.crossing, (max(self.tables.crossing), ranks),
+                                        (None, data), spmd.empty)
         if self.tables.waits[0]:
             made["arrived"] = pipe.new(code.activations, (self.tables.received, ranks),
                                        (None, data), spmd.empty)
@@ -151,21 +187,24 @@ class Ticks:
             made["returned"] = pipe.new(code.cotangents, (self.tables.returned, ranks),
                                         (None, data), spmd.empty)
         if not pipe.schedule.flushes:
-            made["count"] = spmd.zeros((len(pipe.stages),), np.int32, layout=(pipe.axis,))
-        if pipe.versions > 1:
-            made |= self._versions(state["weights"])
+            made["count"] = spmd.zeros((len(pipe.stages),), np.int64, layout=(pipe.axis,))
+        if pipe.versions > 1 or pipe.estimates:
+            made |= self._earlier_weights(state["weights"])
         return {**made, **state}
 
-    def _versions(self, weights: Any) -> Work:
-        """Return the weights that backward passes read: of each stage a row of versions, which of
-        them is the newest one, and of each slot the one that the forward pass has read."""
+    def _earlier_weights(self, weights: Any) -> Work:
+        """Return what backward passes read the weights of their forward passes from: of each stage
+        a row of versions, or the average change of an update; which version is the newest one, and
+        of each slot the one that the forward pass has read."""
         pipe, stages = self.pipe, len(self.pipe.stages)
-        return {
-            "versions": {name: np.concatenate([w] * pipe.versions, axis=1)
-                         for name, w in weights.items()},
+        made: Work = {
             "version": spmd.zeros((stages,), np.int64, layout=(pipe.axis,)),
             "used": spmd.zeros((stages, self.slots), np.int64, layout=(pipe.axis, None)),
         }
+        if pipe.estimates:
+            return {**made, "changes": pipe.new(pipe.weights, ())}
+        return {**made, "versions": {name: np.concatenate([w] * pipe.versions, axis=1)
+                                     for name, w in weights.items()}}
 
     def no_loss(self) -> Any:
         """Return the sum and the number of the losses that come in a step, on each rank: none."""
@@ -180,17 +219,22 @@ class Ticks:
         tables, pipe = self.tables, self.pipe
         t, later = tick % self.cycle, tick // self.cycle * pipe.schedule.microbatches
         own = spmd.asarray(tables.microbatches)[t] + later
-        numbers = 2 * np.searchsorted(self.unlike, self.code.like)
+        numbers = self.kinds * np.searchsorted(self.unlike, self.code.like)
         arms = spmd.asarray(np.where(tables.kinds == IDLE, 0, numbers + tables.kinds))[t]
         if not pipe.schedule.flushes:
             arms = np.where(self._there(own), arms, 0)
         number = np.maximum(own + self.first, 0)
-        read = {"arms": arms, "numbers": number + self.earlier, "microbatches": number,
+        counted = number + self.earlier  # over all steps
+        read = {"arms": arms, "numbers": counted,
+                "streams": counted * len(pipe.layers) + np.array(pipe.positions[:-1]), "microbatches": number,
                 "slots": number % np.array(tables.slots),
+                "crossing": number % np.array(tables.crossing),
                 "positions": np.clip(own + self.before, 0, self.has - 1),
                 "weights": work["weights"]}
-        apart = {"weights", "moments", "versions", "version"}
-        read |= {name: work[name] for name in ("versions", "version") if name in work}
+        if self.batches.masked:
+            read["examples"] = self.batches.examples()[read["positions"]]
+        apart = {"weights", "moments", *EARLIER_WEIGHTS}
+        read |= {name: work[name] for name in EARLIER_WEIGHTS if name in work}
         state = {name: part for name, part in work.items() if name not in apart}
         state = by_rows(pipe.axis, self.batches.data, self._row, state, read,
                         (self.batches.x, self.batches.y))
@@ -250,33 +294,36 @@ class Ticks:
 
     def _row(self, j: Any, state: Any, read: Any, batches: Any) -> None:
         """What one stage does in a tick."""
-        k, slot, position = (as_symbol(read[name][j], power=False) % most for name, most in (
-            ("microbatches", self.tables.received * self.tables.returned), ("slots", self.slots),
-            ("positions", self.has)))
+        bounds = {"microbatches": self.tables.received * self.tables.returned, "slots": self.slots,
+                  "crossing": max(self.tables.crossing), "positions": self.has}
+        k, slot, crossing, position = (
+            as_symbol(read[name][j], power=False) % most for name, most in bounds.items())
         data = self.batches.data
-        weights, versions = read["weights"], read.get("versions")
+        weights = {name: read[name] for name in ("weights", *EARLIER_WEIGHTS) if name in read}
         if data is not None:
-            weights, versions = spmd.pvary((weights, versions), data)
+            weights = spmd.pvary(weights, data)
+        examples = read["examples"][j] if "examples" in read else 1
         arms: list[Any] = [lambda: None]
         for stage in self.unlike:
             arms.append(lambda s=stage: self._forward(
-                s, (j, k, slot), state, weights, batches, (position, read["numbers"][j])))
+                s, (j, k, slot), state, weights, batches,
+                (position, read["numbers"][j], read["streams"][j], examples)))
             arms.append(lambda s=stage: self._backward(
-                s, (j, k, slot), state, weights if versions is None else versions))
-        if versions is not None:
-            state["used"][j, slot] = np.where(
-                read["arms"][j] % 2 == 1, read["version"][j], state["used"][j, slot])
+                s, (j, k, slot), state, weights, (crossing, examples)))
+            if self.code.parts:
+                arms.append(lambda s=stage: self._weights(
+                    s, (j, k, slot), state, weights, (crossing, examples)))
+        if "used" in state:
+            begins = read["arms"][j] % self.kinds == FORWARD
+            state["used"][j, slot] = np.where(begins, read["version"][j], state["used"][j, slot])
         spmd.switch(read["arms"][j], arms)
 
-    def _own(self, stage: int, j: Any, weights: Any, version: Any = 0) -> Any:
-        return self.pipe.updates.parameters(
-            stage, self.pipe.weights.read(weights, (j,), stage, version))
-
     def _forward(self, s: int, at: tuple[Any, Any, Any], state: Any, weights: Any, batches: Any,
-                 which: tuple[Any, Any]) -> None:
+                 which: tuple[Any, Any, Any, Any]) -> None:
         """Do the forward pass of a stage. at: its row, its microbatch, and the slot of that. which:
-        where that lies in the batches, and its number, for messages."""
-        (j, k, slot), (position, number) = at, which
+        where that lies in the batches, its number, for messages, its stream, for dropout, and its
+        weight in the mean loss."""
+        (j, k, slot), (position, number, stream, weight) = at, which
         code, last = self.code, self.pipe.stages[-1].number
         if s == 0:
             h = _microbatch(batches[0], position)
@@ -284,15 +331,23 @@ class Ticks:
             where, index = (("arrived", (j, k % self.tables.received, 0)) if "arrived" in state
                             else ("activations", (j, 0)))
             h = code.handed(s - 1, code.activations.read(state[where], index, s - 1))
-        given = [h, _microbatch(batches[1], position)] if s == last else [h]
-        out, kept = code.halves[s].forward(self._own(s, j, weights), *given)
+        part = 0 if self.batches.data is None else spmd.axis_index(self.batches.data)
+        key = DropoutKey(stream, as_array(part).astype(np.int64))
+        given = [h, key, *([_microbatch(batches[1], position)] if s == last else [])]
+        out, kept = code.halves[s].forward(self._now(s, j, weights), *given)
         code.kept.write(state["kept"], (j, slot, 0), s, kept)
         if s < last:
             code.activations.write(state["activations"], (j, 0), s, flatten(out)[1])
         else:
             self._check(out, number)
-            state["loss"][j, 0, 0] += out
-            state["loss"][j, 0, 1] += 1
+            state["loss"][j, 0, 0] += out * self._share()
+            state["loss"][j, 0, 1] += weight
+
+    def _share(self) -> Any:
+        """Return what the loss on a rank counts in that of a microbatch: a mean, or a sum."""
+        if self.batches.masked:
+            return as_array(1.0).astype(self._loss_dtype())
+        return (as_array(1.0) / as_array(self.batches.ranks)).astype(self._loss_dtype())
 
     def _check(self, loss: Any, number: Any) -> None:
         """End the run where the loss of a microbatch is NaN."""
@@ -303,27 +358,64 @@ class Ticks:
         expect(context, as_value(context, loss == loss), "loss of microbatch ",
                as_value(context, number), " is NaN: step ", step, *rank)
 
-    def _backward(self, s: int, at: tuple[Any, Any, Any], state: Any, weights: Any) -> None:
-        """Do the backward pass of a stage. at: as of _forward."""
-        j, k, slot = at
+    def _backward(self, s: int, at: tuple[Any, Any, Any], state: Any, weights: Any,
+                  which: tuple[Any, Any]) -> None:
+        """Do the backward pass of a stage. at: as of _forward. which: the slot of what W reads, and
+        what the microbatch counts among those of an update."""
+        (j, k, slot), (crossing, weight) = at, which
         code, last = self.code, self.pipe.stages[-1].number
         kept = code.kept.read(state["kept"], (j, slot, 0), s)
         if s == last:
-            t, ranks = code.halves[s].out_types[0], self.batches.ranks
-            cotangents = [(as_array(1.0) / as_array(ranks)).astype(t.dtype.name)]
+            cotangents = [self._share()]
         else:
             where, index = (("returned", (j, k % self.tables.returned, 0)) if "returned" in state
                             else ("cotangents", (j, 0)))
             cotangents = code.cotangents.read(state[where], index, s)
-        version: Any = 0
-        if "used" in state:
-            version = as_symbol(state["used"][j, slot], power=False) % self.pipe.versions
-        found = code.halves[s].backward(self._own(s, j, weights, version), kept, cotangents)
-        if "count" in state:
-            state["count"][j] += 1
-        self.pipe.weights.add(state["gradients"], (j, 0), s, flatten(found[0])[1])
+        own = self._then(s, at, state, weights)
+        if code.parts:
+            found, crosses = code.parts[s].of_arguments(own, kept, cotangents)
+            code.crossing.write(state["crossing"], (j, crossing, 0), s, crosses)
+        else:
+            slopes, *found = code.halves[s].backward(own, kept, cotangents)
+            self._add(s, j, state, slopes, weight)
         if s:
-            code.cotangents.write(state["cotangents"], (j, 0), s - 1, found[1])
+            code.cotangents.write(state["cotangents"], (j, 0), s - 1, found[0])
+
+    def _weights(self, s: int, at: tuple[Any, Any, Any], state: Any, weights: Any,
+                 which: tuple[Any, Any]) -> None:
+        """Find the gradients of the weights of a stage. at, which: as of _backward."""
+        (j, _, slot), (crossing, weight) = at, which
+        kept = self.code.kept.read(state["kept"], (j, slot, 0), s)
+        crosses = self.code.crossing.read(state["crossing"], (j, crossing, 0), s)
+        own = self._then(s, at, state, weights)
+        self._add(s, j, state, self.code.parts[s].of_weights(own, kept, crosses), weight)
+
+    def _now(self, s: int, j: Any, weights: Any) -> Any:
+        """Return the parameters of a stage."""
+        return self.pipe.updates.parameters(
+            s, self.pipe.weights.read(weights["weights"], (j,), s))
+
+    def _then(self, s: int, at: tuple[Any, Any, Any], state: Any, weights: Any) -> Any:
+        """Return the parameters of a stage that B and W read."""
+        j, _, slot = at
+        pipe = self.pipe
+        if "versions" in weights:
+            version = as_symbol(state["used"][j, slot], power=False) % pipe.versions
+            return pipe.updates.parameters(
+                s, pipe.weights.read(weights["versions"], (j,), s, version))
+        if "changes" in weights:
+            crossed = weights["version"][j] - state["used"][j, slot]
+            leaves = [w - crossed.astype(w.dtype) * change for w, change in zip(
+                pipe.weights.read(weights["weights"], (j,), s),
+                pipe.weights.read(weights["changes"], (j,), s), strict=True)]
+            return pipe.updates.parameters(s, leaves)
+        return self._now(s, j, weights)
+
+    def _add(self, s: int, j: Any, state: Any, slopes: Any, weight: Any) -> None:
+        """Add gradients of the weights of a stage to those that it has."""
+        if "count" in state:
+            state["count"][j] += weight
+        self.pipe.weights.add(state["gradients"], (j, 0), s, flatten(slopes)[1])
 
     def summed(self, gradients: Any) -> Any:
         """Return gradients summed over the ranks along the data axis."""
@@ -332,8 +424,8 @@ class Ticks:
 
     def loss(self, work: Work) -> Any:
         """Return the mean of the losses that came, NaN if none did."""
-        sums = np.sum(np.mean(work["loss"], axis=1), axis=0)
-        return sums[0] / sums[1]
+        sums = np.sum(work["loss"], axis=0)
+        return np.sum(sums[:, 0]) / np.mean(sums[:, 1])
 
 
 def _microbatch(tree: Any, k: Any) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 import spmd
-from codegen.errors import UnsupportedError, UsageError
+from codegen.errors import UsageError
 from codegen.places import user_place
 from codegen.trace.array import as_array
 from codegen.trace.context import CapturedAgain, Context, require_context
@@ -22,7 +22,7 @@ from spmd.pipelining.evaluation import evaluated
 from spmd.pipelining.flat_buffers import Packing
 from spmd.pipelining.flight import Flight, batch_types
 from spmd.pipelining.layer_costs import Cut, check_cut, costs_of
-from spmd.pipelining.stage_code import Stage, StageCode, code_of, type_of
+from spmd.pipelining.stage_code import Masked, Stage, StageCode, code_of, type_of
 from spmd.pipelining.stage_cuts import cut, shown
 from spmd.pipelining.stage_updates import Updates
 from spmd.pipelining.tick_tables import TickTables, tables_of
@@ -49,10 +49,17 @@ def pipeline(
       ranks hold them.
     - cut: what the largest stage has as little of as can be: "parameters"; "operations", forward
       and backward, of a microbatch; or seconds, a list with those of each layer.
-    - microbatches: equal parts of a batch, in its order.
-    - schedule, accumulate: as of spmd.schedules.make_schedule, all but "pipemare". A schedule that
-      flushes updates all stages at the end of a step; any other one updates a stage as soon as
-      `accumulate` of its backward passes are done, and never waits.
+    - microbatches: equal parts of a batch, in its order. In a layer, spmd.nn.dropout(x, rate, seed,
+      stream) follows from the layer and the microbatch: to the stream is added
+      microbatch * len(layers) + layer, numbers from 0, that of the microbatch over all steps. So
+      each example has the same zeros on any ranks, and in plain training with that stream.
+    - schedule, accumulate: as of spmd.schedules.make_schedule. A schedule that flushes updates all
+      stages at the end of a step; any other one updates a stage as soon as `accumulate` of its
+      backward passes are done, and never waits. Under "pipemare" a backward pass reads
+      w - n * change in the place of the weights of its forward pass: n updates have come since
+      then, and their average change is decay * change + (1 - decay) * (the last one), with
+      decay = exp(-2) ** (1 / the most that n is at the stage) (Yang et al., PipeMare, 2021: the
+      discrepancy correction, whose D is exp(-2); learning rates are as the optimizer says).
     - optimizer: a transformation of spmd.optim. It sees the parameters of a stage as a list.
 
     UsageError where there are more stages than layers, `cut` is none of these, or stages that
@@ -84,21 +91,9 @@ def pipeline(
     context = require_context("spmd.pipeline")
     _check(context, layers, axis, stages)
     check_cut(cut, len(layers))
-    made = _schedule(schedule, stages, microbatches, accumulate)
-    return TrainingPipeline(context, layers, axis, made, optimizer, cut)
-
-
-def _schedule(schedule: Any, stages: int, microbatches: int, accumulate: int | str | None
-              ) -> Schedule:
-    """Return the Schedule; UnsupportedError for what pipelines do not do yet."""
     made = make_schedule(schedule, stages=stages, microbatches=microbatches,
                          accumulate=accumulate)
-    if made.correction == "discrepancy":
-        raise UnsupportedError(
-            f"{made.name}: pipelines do not estimate weights of earlier times yet",
-            place=user_place(), expected="a schedule whose backward passes read the weights of "
-            "their own time or of their forward pass", remedy='schedule="pipedream"')
-    return made
+    return TrainingPipeline(context, layers, axis, made, optimizer, cut)
 
 
 def _check(context: Context, layers: Sequence[Any], axis: str, stages: int) -> None:
@@ -132,6 +127,7 @@ class TrainingPipeline:
         self.key = f"pipeline {user_place()}"
         self.tables: TickTables = tables_of(schedule)
         self.versions = max(schedule.versions(s) for s in range(schedule.stages))
+        self.estimates = schedule.correction == "discrepancy"
         self.every = 1  # steps that flush, until an update
         if schedule.flushes and isinstance(schedule.accumulate, int):
             self.every = schedule.accumulate // schedule.microbatches
@@ -161,18 +157,23 @@ class TrainingPipeline:
         state = {"weights": buffers, "moments": self.updates.init(buffers),
                  "steps": spmd.asarray(np.int64(0))}
         if self.every > 1:  # gradients of earlier steps wait for an update
-            state |= {"gradients": self.new(self.weights, ()), "pending": state["steps"]}
+            state |= {"gradients": self.new(self.weights, ()), "pending": state["steps"],
+                      "pending_weight": state["steps"]}
         types = self.context.facts.get(self.key)
         if self.schedule.flushes or types is None:
             return state
         return self._flight().first(state, types)
 
-    def step(self, state: State, x: Any, y: Any) -> tuple[State, Any]:
+    def step(self, state: State, x: Any, y: Any, mask: Any = None) -> tuple[State, Any]:
         """Return the state after a step with a batch, and the mean of the losses that came in it.
 
         x, y: trees of arrays, whose dim 0 is the batch. Where the schedule flushes, the losses are
         those of this batch; else of what has left the last stage meanwhile, NaN if nothing did.
+        mask: bool (batch,), False where an example is not there, as of a feed. With it the last
+        layer returns the losses of the examples, (examples,), and losses and gradients are means
+        over those that are there, however many of them a microbatch has.
         """
+        y = y if mask is None else Masked(y, mask)
         batches = Microbatches.of(self, x, y, self.schedule.microbatches)
         if self.lacks_types or not self.schedule.flushes and "cycle" not in state:
             self.context.facts[self.key] = batch_types(x, y)
@@ -185,9 +186,10 @@ class TrainingPipeline:
         sums = ticks.summed(work["gradients"])
         done = {**state, "steps": state["steps"] + 1}
         if self.every == 1:
-            return self._applied(done, sums, self.schedule.microbatches), ticks.loss(work)
+            return self._applied(done, sums, batches.weight()), ticks.loss(work)
         done["gradients"] = {name: g + sums[name] for name, g in state["gradients"].items()}
         done["pending"] = state["pending"] + 1
+        done["pending_weight"] = state["pending_weight"] + batches.weight()
         return self._applied_if(done, done["pending"] == self.every), ticks.loss(work)
 
     def drain(self, state: State) -> State:
@@ -198,17 +200,18 @@ class TrainingPipeline:
         return self._flight().drained(state) if "cycle" in state else state
 
     def _applied(self, state: State, gradients: dict[str, Any], count: Any) -> State:
-        """Return the state after an update of all stages by gradients of so many microbatches."""
+        """Return the state after an update of all stages by the sum of so many gradients."""
         part = {name: state[name] for name in ("weights", "moments")}
         return {**state, **self.updates.all_stages(part, gradients, count)}
 
     def _applied_if(self, state: State, due: Any) -> State:
         """Return the state after an update by all that is pending, if that is due."""
         def update(state: State) -> State:
-            count = state["pending"] * self.schedule.microbatches
-            done = self._applied(state, state["gradients"], count.astype(np.float64))
+            count = state["pending_weight"].astype(np.float64)
+            done = self._applied(state, state["gradients"], count)
             done["gradients"] = {name: g * 0 for name, g in state["gradients"].items()}
-            return {**done, "pending": state["pending"] * 0}
+            return {**done, "pending": state["pending"] * 0,
+                    "pending_weight": state["pending_weight"] * 0}
 
         after: State = spmd.cond(due, update, lambda state: state, state)
         return after
@@ -216,10 +219,13 @@ class TrainingPipeline:
     def _flight(self) -> Flight:
         return Flight(self)
 
-    def evaluate(self, state: State, x: Any, y: Any = None) -> Any:
+    def evaluate(self, state: State, x: Any, y: Any = None, mask: Any = None) -> Any:
         """Return the loss of a batch of any size, or, without y, what the last layer returns when
-        it is called without targets; nothing is updated."""
-        return evaluated(self, state, x, y)
+        it is called without targets; nothing is updated. mask: as of `step`."""
+        if y is None and mask is not None:
+            raise UsageError("a mask without y: what the last layer returns has all examples",
+                             place=user_place(), remedy="pipe.evaluate(state, x)")
+        return evaluated(self, state, x, y if mask is None else Masked(y, mask))
 
     def params(self, state: State) -> list[Any]:
         """Return the parameters of each layer, in order."""
@@ -244,6 +250,7 @@ class TrainingPipeline:
         """Return the code of the stages for microbatches of this type."""
         key = str(flatten((batches.x_types, batches.y_types))[1])
         if key not in self._codes:
-            self._codes[key] = code_of(self.context, self.stages, batches.x_types, batches.y_types)
+            self._codes[key] = code_of(self.context, self.stages, batches.x_types, batches.y_types,
+                                       apart=self.schedule.splits_backward)
         return self._codes[key]
 

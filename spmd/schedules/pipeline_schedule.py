@@ -150,6 +150,11 @@ class Schedule:
         kept = lifetimes.activations(self.ticks, stage)
         return lifetimes.smallest_modulus(kept, self.period)
 
+    def gradient_slots(self, stage: int) -> int:
+        """Return the fewest slots for what W reads of B; 0 where B does the work of W."""
+        return lifetimes.smallest_modulus(
+            lifetimes.output_gradients(self.ticks, stage), self.period)
+
     def received(self, stage: int, kind: str) -> int:
         """Return how many inputs of F, or output gradients of B, a stage holds at most.
 
@@ -172,15 +177,19 @@ class Schedule:
 
         It is at most ceil(in_flight / accumulate) where microbatches come in order.
         """
+        return self._crossed(stage, "B")
+
+    def _crossed(self, stage: int, last: str) -> int:
+        """Return how many updates come between F and this action of a microbatch, at most."""
         if self.period is None:
             return 0
         accumulate, every = self._accumulated()
         turn = lcm(self.microbatches * self.period, every * self.period) // self.period
-        lives = max(b - f for f, b in zip(self.ticks["F"][stage], self.ticks["B"][stage]))
+        lives = max(b - f for f, b in zip(self.ticks["F"][stage], self.ticks[last][stage]))
         first = self.microbatches * (lives // self.period + 2) + accumulate
         updates = [tick for tick, _ in self.updates(stage, first + turn + accumulate)]
         return max(
-            bisect_left(updates, self.tick("B", stage, k))
+            bisect_left(updates, self.tick(last, stage, k))
             - bisect_left(updates, self.tick("F", stage, k))
             for k in range(first, first + turn)
         )
@@ -195,7 +204,9 @@ class Schedule:
 
     def versions(self, stage: int) -> int:
         """Return how many versions of its weights a stage keeps for `correction`."""
-        return 1 + self.crossed(stage) if self.correction in ("stash", "two versions") else 1
+        if self.correction not in ("stash", "two versions"):
+            return 1
+        return 1 + self._crossed(stage, gradient_kind(self.ticks))
 
     # ---- ranks and time
 

@@ -72,9 +72,15 @@ def residual_back(w, kept, d):
     return {"a": h.T @ z, "c": u.T @ d["h"]}, {"h": d["h"] + z @ w["a"].T, "skip": d["skip"]}
 
 
+def end_each(w, t, y):
+    """The loss of each example, for batches with a mask."""
+    return np.mean((t["h"] @ w["o"] + t["skip"] @ w["q"] - y) ** 2, axis=1)
+
+
 def end_kept(w, t, y):
     error = t["h"] @ w["o"] + t["skip"] @ w["q"] - y
-    return np.mean(error**2), (t["h"], t["skip"], error)
+    loss = np.mean(error**2) if error.size else 0.0
+    return loss, (t["h"], t["skip"], error)
 
 
 def end_back(w, kept, d):
@@ -173,62 +179,92 @@ def plain_steps(layers, optimizer, steps, losses=None):
 
 
 class Stage:
-    """Some layers, what they keep of microbatches in flight, and the gradients that they have."""
+    """Some layers, what they keep of microbatches in flight, and the gradients that they have.
 
-    def __init__(self, layers, optimizer, stashes):
+    reads: the weights that a backward pass reads: those of its own time ("now"), of its forward
+    pass ("then"), or an estimate of these, for which at most so many updates are crossed.
+    """
+
+    def __init__(self, layers, optimizer, reads="now", crossed=0):
         self.functions, self.ws = [f for f, _ in layers], [dict(w) for _, w in layers]
         self.optimizer, self.states = optimizer, [optimizer.begin(w) for _, w in layers]
-        self.kept, self.sums, self.count = {}, None, 0
-        self.stashes, self.stash = stashes, {}
+        self.kept, self.sums, self.count, self.weight = {}, None, 0, 0
+        self.reads, self.stash, self.slopes = reads, {}, {}
+        self.decay = np.exp(-2.0) ** (1 / crossed) if crossed else 0.0
+        self.updates, self.begun = 0, {}
+        self.changes = [{n: 0 * x for n, x in w.items()} for w in self.ws]
 
     def forward(self, k, t, y):
-        self.stash[k] = list(self.ws)
+        self.stash[k], self.begun[k] = list(self.ws), self.updates
         for number, (f, w) in enumerate(zip(self.functions, self.ws)):
             t, self.kept[k, number] = FORWARD[f](w, t, *([y] if f is end else []))
         return t
 
+    def read_back(self, k):
+        crossed, then = self.updates - self.begun.pop(k), self.stash.pop(k)
+        if self.reads == "estimate":
+            return [{n: x - crossed * change[n] for n, x in w.items()}
+                    for w, change in zip(self.ws, self.changes)]
+        return then if self.reads == "then" else self.ws
+
     def backward(self, k, d):
-        sums = self.sums or [dict.fromkeys(w, 0.0) for w in self.ws]
-        then = self.stash.pop(k)
-        ws = then if self.stashes else self.ws
-        for number in reversed(range(len(self.ws))):
+        """Return the gradient of the input; those of the weights wait for `gradients`."""
+        ws = self.read_back(k)
+        self.slopes[k] = [None] * len(ws)
+        for number in reversed(range(len(ws))):
             f, kept = self.functions[number], self.kept.pop((k, number))
-            slopes, d = BACKWARD[f](ws[number], kept, d)
-            sums[number] = {n: sums[number][n] + g for n, g in slopes.items()}
-        self.sums, self.count = sums, self.count + 1
+            self.slopes[k][number], d = BACKWARD[f](ws[number], kept, d)
         return d
+
+    def gradients(self, k, weight):
+        sums = self.sums or [dict.fromkeys(w, 0.0) for w in self.ws]
+        self.sums = [{n: have[n] + weight * g for n, g in slopes.items()}
+                     for have, slopes in zip(sums, self.slopes.pop(k))]
+        self.weight, self.count = self.weight + weight, self.count + 1
 
     def update(self):
         for number, sums in enumerate(self.sums):
-            slopes = {n: g / self.count for n, g in sums.items()}
+            slopes = {n: g / self.weight for n, g in sums.items()}
+            before = self.ws[number]
             self.ws[number], self.states[number] = self.optimizer.update(
-                self.ws[number], slopes, self.states[number])
-        self.sums, self.count = None, 0
+                before, slopes, self.states[number])
+            self.changes[number] = {
+                n: self.decay * change + (1 - self.decay) * (self.ws[number][n] - before[n])
+                for n, change in self.changes[number].items()}
+        self.sums, self.count, self.weight, self.updates = None, 0, 0, self.updates + 1
 
 
 def without_flush(
     layers: Sequence[Any], cuts: Sequence[int], optimizer: Any, xs: np.ndarray, ys: np.ndarray,
     microbatches: int, accumulate: int | str,
-    ticks: Callable[[int, int, int], tuple[int, int]] = lambda s, p, k: (
-        2 * k + s, 2 * (k + p) - 1 - s), stashes: bool = False,
+    ticks: Callable[[int, int, int], tuple[int, ...]] = lambda s, p, k: (
+        2 * k + s, 2 * (k + p) - 1 - s), reads: str = "now", crossed: Sequence[int] = (),
+    period: int = 2, masks: np.ndarray | None = None,
 ) -> Any:
     """Return losses and weights where each stage is updated as soon as its gradients are there.
 
-    ticks: of F and B of microbatch k at stage s of p, which come 2 microbatches ticks later in each
-    step. All that is in flight behind the last step is brought to its end. stashes: a backward pass
-    reads the weights of its forward pass.
+    ticks: of F and B of microbatch k at stage s of p, and of W if that is apart; a microbatch comes
+    `period` ticks behind the one before. All that is in flight behind the last step is brought to
+    its end. reads: as of Stage; crossed: of each stage. masks: which examples are there, of each
+    batch; a microbatch then weighs as many as it has.
     """
     p, count = len(cuts) - 1, len(xs) * microbatches
-    stages = [Stage(layers[a:b], optimizer, stashes) for a, b in zip(cuts, cuts[1:])]
+    stages = [Stage(layers[a:b], optimizer, reads, most)
+              for a, b, most in zip(cuts, cuts[1:], crossed or [0] * p)]
     parts = [part for x in xs for part in np.split(x, microbatches)]
     targets = [part for y in ys for part in np.split(y, microbatches)]
+    weights = [1] * count
+    if masks is not None:
+        there = [part for mask in masks for part in np.split(mask, microbatches)]
+        parts = [part[mask] for part, mask in zip(parts, there)]
+        targets = [part[mask] for part, mask in zip(targets, there)]
+        weights = [np.sum(mask) for mask in there]
     losses = [[] for _ in xs]
     forth, back = {}, {}
-    actions = {}
+    actions, apart = {}, len(ticks(0, p, 0)) == 3
     for s in range(p):
         for k in range(count):
-            f, b = ticks(s, p, k)
-            actions[f, s], actions[b, s] = ("F", k), ("B", k)
+            actions |= {(t, s): (kind, k) for t, kind in zip(ticks(s, p, k), "FBW")}
     for tick in range(max(t for t, _ in actions) + 1):
         sent_forth, sent_back = {}, {}
         for s, stage in enumerate(stages):
@@ -236,11 +272,13 @@ def without_flush(
             if kind == "F":
                 given = parts[k] if s == 0 else forth.pop((s, k))
                 sent_forth[s + 1, k] = stage.forward(k, given, targets[k])
-                if s == p - 1 and tick < len(xs) * 2 * microbatches:
-                    losses[tick // (2 * microbatches)].append(sent_forth[s + 1, k])
+                if s == p - 1 and tick < len(xs) * period * microbatches:
+                    losses[tick // (period * microbatches)] += [sent_forth[s + 1, k]] * weights[k]
             elif kind == "B":
                 d = 1.0 if s == p - 1 else back.pop((s, k))
                 sent_back[s - 1, k] = stage.backward(k, d)
+            if kind == "W" or (kind == "B" and not apart):
+                stage.gradients(k, weights[k])
             due = ((tick + 1) % int(accumulate.split()[0]) == 0 if isinstance(accumulate, str)
                    else stage.count == accumulate)
             if stage.count and due:

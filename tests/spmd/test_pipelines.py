@@ -10,7 +10,7 @@ import pytest
 import spmd
 from codegen.ir import walk
 from codegen.ops import MatMul
-from spmd import optim
+from spmd import nn, optim
 from spmd.pipelining.stage_cuts import cut
 from tests.spmd import pipeline_by_hand as by_hand
 
@@ -34,23 +34,27 @@ class Case:
     def cuts(self, stages):
         return cut([sum(x.size for x in w.values()) for _, w in self.layers], stages)
 
-    def program(self, stages, optimizer, mesh=("stage",), data=None, **options):
+    def program(self, stages, optimizer, mesh=("stage",), data=None, masked=False, **options):
         def train():
             ws = [{n: spmd.input(f"{n}{k}", x.shape, np.float64, layout=(None,) * x.ndim)
                    for n, x in w.items()} for k, (_, w) in enumerate(self.layers)]
             layout = (None, data, None)
             x = spmd.input("x", self.xs.shape, np.float64, layout=layout)
             y = spmd.input("y", self.ys.shape, np.float64, layout=layout)
-            pipe = spmd.pipeline(
-                [(f, w) for (f, _), w in zip(self.layers, ws)], axis="stage", stages=stages,
-                microbatches=self.microbatches, optimizer=optimizer, **options)
+            masks = spmd.input("masks", self.xs.shape[:2], np.bool_,
+                               layout=(None, data)) if masked else None
+            functions = [f for f, _ in self.layers]
+            if masked:
+                functions[-1] = by_hand.end_each
+            pipe = spmd.pipeline(list(zip(functions, ws)), axis="stage", stages=stages,
+                                 microbatches=self.microbatches, optimizer=optimizer, **options)
             state, losses = pipe.init(), spmd.zeros(STEPS)
             for k in spmd.range(STEPS):
-                state, loss = pipe.step(state, x[k], y[k])
+                state, loss = pipe.step(state, x[k], y[k], masks[k] if masked else None)
                 losses[k] = loss
             last = pipe.drain(state)
-            return {"losses": losses, "ws": pipe.params(last), "after": pipe.evaluate(
-                last, x[0], y[0])}
+            after = pipe.evaluate(last, x[0], y[0], masks[0] if masked else None)
+            return {"losses": losses, "ws": pipe.params(last), "after": after}
 
         return spmd.program(mesh=mesh)(train)
 
@@ -59,15 +63,15 @@ class Case:
         found = {f"{n}{k}": x for k, (_, w) in enumerate(self.layers) for n, x in w.items()}
         return {**found, "x": self.xs, "y": self.ys}
 
-    def check(self, out, expected):
+    def check(self, out, expected, there=slice(None)):
         losses, ws = expected
         np.testing.assert_allclose(out["losses"], losses, rtol=1e-9, atol=1e-9)
         for mine, theirs in zip(out["ws"], ws, strict=True):
             for name, x in theirs.items():
                 np.testing.assert_allclose(mine[name], x, rtol=1e-9, atol=1e-9)
-        t = self.xs[0]
+        t = self.xs[0][there]
         for (f, _), w in zip(self.layers, ws):
-            t = f(w, t, *([self.ys[0]] if f is by_hand.end else []))
+            t = f(w, t, *([self.ys[0][there]] if f is by_hand.end else []))
         np.testing.assert_allclose(out["after"], t, rtol=1e-9)
 
 
@@ -81,7 +85,7 @@ def same_bits(a, b):
 FLUSHING = [  # layers, stages, microbatches
     ("gpipe", "sgd", 3, 1, 1), ("1f1b", "adamw", 5, 3, 4), ("1f1b", "sgd", 8, 8, 8),
     ("gpipe", "adamw", 6, 4, 5), ("interleaved", "sgd", 6, 4, 6), ("zb-v", "adamw", 5, 4, 7),
-    ("zb-h1", "sgd", 4, 2, 3), ("1f1b", "adamw", 7, 5, 2),
+    ("zb-h1", "sgd", 4, 2, 3), ("1f1b", "adamw", 7, 5, 2), ("zb-h2", "adamw", 6, 3, 5),
 ]
 
 
@@ -118,19 +122,40 @@ def test_stages_updated_alone_equal_a_simulation(name, layers, stages, microbatc
         same_bits(out, outs[0])
 
 
-@pytest.mark.parametrize(("schedule", "stages", "microbatches", "accumulate"), [
-    ("pipedream", 4, 3, 1), ("pipedream", 3, 2, 2), ("2bw", 3, 4, 4)])
+@pytest.mark.parametrize(("schedule", "stages", "microbatches", "accumulate", "reads", "crossed"), [
+    ("pipedream", 4, 3, 1, "then", ()), ("pipedream", 3, 2, 2, "then", ()),
+    ("2bw", 3, 4, 4, "then", ()), ("pipemare", 3, 4, 1, "estimate", (2, 1, 0)),
+    ("pipemare", 4, 3, 2, "estimate", (2, 1, 1, 0))])
 def test_backward_passes_read_the_weights_of_their_forward_pass(
-        schedule, stages, microbatches, accumulate):
+        schedule, stages, microbatches, accumulate, reads, crossed):
     mine, theirs = OPTIMIZERS["adamw"]
     case = Case(4, 5, microbatches)
     image = spmd.build(case.program(stages, mine, schedule=schedule, accumulate=accumulate))
     cuts = case.cuts(stages)
     expected, other = (
         by_hand.without_flush(case.layers, cuts, theirs, case.xs, case.ys, microbatches,
-                              accumulate, stashes=stashes) for stashes in (True, False))
+                              accumulate, reads=which, crossed=crossed) for which in (reads, "now"))
     assert abs(expected[0][-1] - other[0][-1]) > 1e-6  # it matters here
     outs = [image.run(ranks=n, **case.inputs) for n in (1, 2, 3, 5)]
+    case.check(outs[0], expected)
+    for out in outs[1:]:
+        same_bits(out, outs[0])
+
+
+def late(s, p, k, m):
+    """W comes two microbatches behind B, and updates between them."""
+    b = 4 * k + 2 * p - 1 - s
+    return {"F": 4 * k + s, "B": b, "W": b + 6, "U": b + 6}
+
+
+def test_gradients_of_weights_that_come_after_an_update():
+    mine, theirs = OPTIMIZERS["adamw"]
+    case = Case(8, 5, 2)
+    image = spmd.build(case.program(3, mine, schedule=late))
+    expected = by_hand.without_flush(
+        case.layers, case.cuts(3), theirs, case.xs, case.ys, 2, 1,
+        lambda s, p, k: tuple(late(s, p, k, 2)[kind] for kind in "FBW"), period=4)
+    outs = [image.run(ranks=n, **case.inputs) for n in (1, 2, 3)]
     case.check(outs[0], expected)
     for out in outs[1:]:
         same_bits(out, outs[0])
@@ -215,14 +240,105 @@ def test_a_data_axis_beside_the_stages(schedule):
         case.check(out, expected)
 
 
+@pytest.mark.parametrize(("schedule", "accumulate"), [("1f1b", 4), ("1f1b", 8), ("continuous", 2)])
+def test_gradients_are_weighted_by_the_examples_that_are_there(schedule, accumulate):
+    mine, theirs = OPTIMIZERS["adamw"]
+    case = Case(12, 4, 4, size=4)
+    masks = np.random.default_rng(0).random(case.xs.shape[:2]) < 0.6
+    masks[1, 4:8] = False  # a microbatch without any
+    masks[3, -7:] = False  # the end of the data
+    image = spmd.build(case.program(3, mine, ("data", "stage"), "data", masked=True,
+                                    schedule=schedule, accumulate=accumulate))
+    if schedule == "continuous":
+        expected = by_hand.without_flush(case.layers, case.cuts(3), theirs, case.xs, case.ys, 4,
+                                         accumulate, masks=masks)
+    else:
+        each = [(x[m], y[m]) for x, y, m in zip(case.xs, case.ys, masks)]
+        steps = accumulate // 4
+        groups = [each[k:k + steps] for k in range(0, STEPS, steps)]
+        joined = [[np.concatenate(parts) for parts in zip(*group)] for group in groups]
+        expected = by_hand.plain(case.layers, theirs, *zip(*joined), 1)
+    for data, stage in ((1, 1), (1, 3), (2, 2)):
+        out = image.run(ranks=data * stage, mesh={"data": data, "stage": stage}, masks=masks,
+                        **case.inputs)
+        if accumulate == 8:  # losses are those of steps
+            counts = masks.sum(axis=1)
+            out["losses"] = np.array([np.average(out["losses"][k:k + 2], weights=counts[k:k + 2])
+                                      for k in (0, 2)])
+        case.check(out, expected, masks[0])
+
+
+def affine(w, h, y=None):
+    out = h @ w["o"]
+    return {"out": out, "best": np.argmax(out, axis=1)} if y is None else np.mean((out - y) ** 2)
+
+
+def split_over_all_axes(data, schedule="1f1b"):
+    """Return a program of stages whose axis stands between two others; one of them splits the
+    batch, and weights lie along the other one."""
+    @spmd.program(mesh=("data", "stage", "model"))
+    def train():
+        x = spmd.input("x", (8, 4), np.float64, layout=(data, None))
+        ws = [{"a": spmd.input(f"a{k}", (4, 6), np.float64, layout=(None, "model")),
+               "c": spmd.input(f"c{k}", (6, 4), np.float64, layout=("model", None))}
+              for k in range(3)]
+        o = spmd.input("o", (4, 4), np.float64, layout=("model", None))
+        layers = [*((widened, w) for w in ws), (affine, {"o": o})]
+        pipe = spmd.pipeline(layers, stages=3, microbatches=2, schedule=schedule,
+                             optimizer=optim.sgd(0.1))
+        state = pipe.init()
+        for _ in spmd.range(2):
+            state, _ = pipe.step(state, x, x)
+        return {"ws": pipe.params(state), "found": pipe.evaluate(state, x)}
+
+    return train
+
+
+def widened(w, h):
+    return h + np.tanh(h @ w["a"]) @ w["c"]
+
+
+@pytest.mark.parametrize("data", [None, "data"])
+def test_what_the_last_layer_returns_on_other_axes(data):
+    random = np.random.default_rng(4)
+    given = {"x": random.standard_normal((8, 4)), "o": random.standard_normal((4, 4))}
+    for k in range(3):
+        given |= {f"a{k}": random.standard_normal((4, 6)) * 0.4,
+                  f"c{k}": random.standard_normal((6, 4)) * 0.4}
+    a, c, o, x = ([given[f"a{k}"] for k in range(3)], [given[f"c{k}"] for k in range(3)],
+                  given["o"], given["x"])
+    for _ in range(2):
+        hs, us = [x], []
+        for k in range(3):
+            us.append(np.tanh(hs[k] @ a[k]))
+            hs.append(hs[k] + us[k] @ c[k])
+        error = 2 * (hs[3] @ o - x) / x.size
+        o, d = o - 0.1 * hs[3].T @ error, error @ o.T
+        for k in (2, 1, 0):
+            z = d @ c[k].T * (1 - us[k] ** 2)
+            c[k], d, a[k] = c[k] - 0.1 * us[k].T @ d, d + z @ a[k].T, a[k] - 0.1 * hs[k].T @ z
+    h = x
+    for k in range(3):
+        h = h + np.tanh(h @ a[k]) @ c[k]
+    image = spmd.build(split_over_all_axes(data))
+    for axes in ((1, 1, 1), (1, 3, 2), (2, 1, 1), (4, 2, 1), (2, 2, 2)):
+        mesh = dict(zip(("data", "stage", "model"), axes))
+        out = image.run(ranks=np.prod(axes), mesh=mesh, **given)
+        np.testing.assert_allclose(out["found"]["out"], h @ o, rtol=1e-9)
+        np.testing.assert_array_equal(out["found"]["best"], np.argmax(h @ o, axis=1))
+        np.testing.assert_allclose(out["ws"][1]["a"], a[1], rtol=1e-9)
+        np.testing.assert_allclose(out["ws"][3]["o"], o, rtol=1e-9)
+
+
 def products(layers):
     return sum({by_hand.begin: 2, by_hand.narrow: 1, by_hand.residual: 2, by_hand.end: 2}[f]
                for f, _ in layers)
 
 
-def test_the_backward_pass_computes_no_product_of_the_forward_pass_again():
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
+def test_no_product_is_computed_twice(schedule):
     case = Case(3, 6, 4)
-    module = case.program(6, optim.sgd(0.1)).capture()
+    module = case.program(6, optim.sgd(0.1), schedule=schedule).capture()
     count = sum(isinstance(op.what, MatMul) for region in module.regions for op in walk(region))
     forward = products(case.layers)
     inputs = 2  # products of the first layer with x, which has no gradient
@@ -327,6 +443,71 @@ def test_a_weight_of_two_layers_and_norms_of_all_gradients(optimizer, stages):
             np.testing.assert_allclose(mine, theirs, rtol=1e-9, atol=1e-12)
 
 
+# ---- dropout
+
+
+def dropped_begin(w, x, stream=0):
+    return nn.dropout(np.tanh(x @ w), 0.25, seed=3, stream=stream)
+
+
+def dropped_middle(w, h, stream=0):
+    return h + nn.dropout(h @ w, 0.5, seed=3, stream=stream + 50)
+
+
+def dropped_end(w, h, y, stream=0):
+    return np.mean((nn.dropout(h, 0.5, seed=3, stream=stream) @ w - y) ** 2)
+
+
+DROPPED = [dropped_begin, *[dropped_middle] * 3, dropped_end]
+
+
+def dropped(stages, axis, schedule="1f1b"):
+    """Return a program that trains three steps of two microbatches with dropout, with spmd.grad
+    where there are no stages; and without it once more."""
+    @spmd.program(mesh=("data", "stage"))
+    def train():
+        ws = [spmd.input(f"w{k}", (6, 6), np.float64, layout=(None, None)) for k in range(5)]
+        xs = spmd.input("x", (3, 8, 6), np.float64, layout=(None, axis, None))
+        if stages:
+            pipe = spmd.pipeline(list(zip(DROPPED, ws)), stages=stages, microbatches=2,
+                                 schedule=schedule, accumulate=2, optimizer=optim.sgd(0.3))
+            state = pipe.init()
+            for k in spmd.range(3):
+                state, _ = pipe.step(state, xs[k], xs[k])
+            last = pipe.drain(state)
+            return [*pipe.params(last), pipe.evaluate(last, xs[0], xs[0])]
+
+        def loss(ws, x, microbatch):
+            h, stream = x, microbatch * 5
+            for k in range(4):
+                h = DROPPED[k](ws[k], h, stream=stream + k)
+            return dropped_end(ws[4], h, x, stream=stream + 4)
+
+        for step in range(3):
+            slopes = [spmd.grad(loss)(ws, xs[step, 4 * k:4 * k + 4], 2 * step + k)
+                      for k in range(2)]
+            ws = [w - 0.3 * (a + b) / 2 for w, a, b in zip(ws, *slopes)]
+        h = np.tanh(xs[0] @ ws[0])
+        for w in ws[1:4]:
+            h = h + h @ w
+        return [*ws, np.mean((h @ ws[4] - xs[0]) ** 2)]
+
+    return train
+
+
+@pytest.mark.parametrize(("schedule", "stages"), [("1f1b", 3), ("continuous", 1)])
+def test_dropout_follows_from_the_layer_and_the_microbatch(schedule, stages):
+    random = np.random.default_rng(5)
+    given = {f"w{k}": random.standard_normal((6, 6)) * 0.4 for k in range(5)}
+    given["x"] = random.standard_normal((3, 8, 6))
+    expected = spmd.build(dropped(0, None)).run(ranks=1, **given)
+    image = spmd.build(dropped(stages, "data", schedule))
+    for data, stage in ((1, 1), (1, 3), (2, 1), (2, 3)):
+        out = image.run(ranks=data * stage, mesh={"data": data, "stage": stage}, **given)
+        for mine, theirs in zip(out, expected, strict=True):
+            np.testing.assert_allclose(mine, theirs, rtol=1e-9, atol=1e-12)
+
+
 # ---- what is refused
 
 
@@ -346,7 +527,8 @@ def refused(layers=3, stages=2, microbatches=2, batch=4, schedule="1f1b", optimi
         pipe = spmd.pipeline(own, axis=more.get("axis", "stage"), stages=stages,
                              microbatches=microbatches, schedule=schedule,
                              optimizer=optimizer or optim.sgd(0.1))
-        return pipe.step(pipe.init(), x, x)[1]
+        mask = spmd.zeros(*more["mask"]) if "mask" in more else None
+        return pipe.step(pipe.init(), x, x, mask)[1]
 
     with pytest.raises(spmd.SpmdError) as caught:
         spmd.build(train)
@@ -359,7 +541,10 @@ def last_layer(w, h, y):
 
 REFUSED = [
     ({"stages": 9, "layers": 8}, ["at most one for each layer", "stages=8, or parts of layers"]),
-    ({"microbatches": 7, "batch": 32}, ["equal", "microbatches=4 or 8"]),
+    ({"microbatches": 7, "batch": 32}, ["equal", "microbatches=4 or 8", "a batch of 35 with a mask"]),
+    ({"mask": (4, np.int64)}, ["bool[4]", "int64[4]"]),
+    ({"mask": (5, np.bool_)}, ["bool[4]", "bool[5]"]),
+    ({"mask": (4, np.bool_)}, ["the loss of each example", "float64[]"]),
     ({"microbatches": 0}, ["microbatches=0", "at least 1"]),
     ({"axis": "stages"}, ["'stages'", "stage"]),
     ({"narrow": True}, ["layer 1, wide_begin", "layer 0, wide_begin", "test_pipelines.py",
@@ -368,7 +553,6 @@ REFUSED = [
     ({"last": lambda w, h, y: h - y}, ["gives the loss", "float64[2, 4]", "np.mean"]),
     ({"schedule": "continuous", "optimizer": CLIPPED},
      ["norm of all stages' gradients", '"1f1b"', "clip_by_block_rms"]),
-    ({"schedule": "pipemare"}, ["pipemare", "pipedream"]),
 ]
 
 

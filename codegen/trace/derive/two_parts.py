@@ -58,7 +58,7 @@ class Halves:
 
     def forward(self, weights: Any, *given: Any) -> tuple[Any, list[Array]]:
         """Return what f returns, and what is kept."""
-        values = self._copied(self.ahead, self.weights + self.given, _values(
+        values = self.copied(self.ahead, self.weights + self.given, values_of(
             self.context, (weights, given)), self.outs + self.kept)
         arrays = [wrap(self.context, v) for v in values]
         return fill(self.out, iter(arrays[:len(self.outs)]), fresh=True), arrays[len(self.outs):]
@@ -67,15 +67,15 @@ class Halves:
                  ) -> tuple[Any, ...]:
         """Return the gradients of the weights; and of each argument a list of those of its leaves
         that are floats, or None where none is wanted."""
-        values = self._copied(self.later, self.weights + self.kept + self.cotangents,
-                              _values(self.context, (weights, list(kept), list(cotangents))),
-                              self.gradients)
+        values = self.copied(self.later, self.weights + self.kept + self.cotangents,
+                             values_of(self.context, (weights, list(kept), list(cotangents))),
+                             self.gradients)
         arrays = iter([wrap(self.context, v) for v in values])
         own = fill(self.weights_tree, arrays, fresh=True)
         return own, *(n if n is None else [*islice(arrays, n)] for n in self.wanted)
 
-    def _copied(self, ops: Iterable[Op], names: Sequence[Value], values: Sequence[Value],
-                results: Sequence[Value]) -> list[Value]:
+    def copied(self, ops: Iterable[Op], names: Sequence[Value], values: Sequence[Value],
+               results: Sequence[Value]) -> list[Value]:
         """Emit the ops with these values in the place of the names; return the results."""
         copier = Copier(self.context.unique, dict(zip(names, values, strict=True)), {})
         block = self.context.blocks[-1]
@@ -157,11 +157,13 @@ def _forward_only(context: Context, block: Block, count: int, tree: Tree, out: T
                   tuple(ops), (), tree, ())
 
 
-def _values(context: Context, tree: Any) -> list[Value]:
+def values_of(context: Context, tree: Any) -> list[Value]:
+    """Return the leaves of a tree as values."""
     return [as_value(context, leaf) for leaf in flatten(tree)[1]]
 
 
-def _reads(op: Op) -> list[Value]:
+def reads_of(op: Op) -> list[Value]:
+    """Return all that an op reads, in its regions too."""
     return [*op.operands, *(v for region in op.regions for v in free_values(region))]
 
 
@@ -177,7 +179,7 @@ def _cut(
     made = {v: op for op in every for v in op.results}
     behind, of_given = set(cotangents), set(names[1])
     for op in every:
-        reads = _reads(op)
+        reads = reads_of(op)
         if behind.intersection(reads):
             behind.update(op.results)
         elif of_given.intersection(reads):
@@ -199,7 +201,7 @@ def _cut(
         if (v in behind or v not in of_given or op not in first
               or isinstance(op.what, VIEWS)):
             again[op] = None
-            stack += reversed(_reads(op))
+            stack += reversed(reads_of(op))
         else:
             kept[v] = None
     later = needed([op for op in every if op in again], gradients)

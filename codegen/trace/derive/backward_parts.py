@@ -1,0 +1,126 @@
+"""A backward half in two parts: gradients of the arguments first, those of the weights later.
+
+In: Halves. Out: BackwardParts. Always holds: what both parts need is computed by the first one, and
+crosses to the second one, which computes it again only where it is a view or follows from the
+weights alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from codegen.ir import ArrayType, Op, Value
+from codegen.trace.array import Array, wrap
+from codegen.trace.derive.needed import needed
+from codegen.trace.derive.two_parts import VIEWS, Halves, reads_of, values_of
+from codegen.trace.state import fill
+
+
+@dataclass(frozen=True)
+class BackwardParts:
+    """The backward half of Halves, split by dataflow. crossing_types: of what the second part reads
+    of the first one, besides what the forward half has kept."""
+
+    halves: Halves
+    sooner: tuple[Op, ...]
+    later: tuple[Op, ...]
+    crossing: tuple[Value, ...]
+
+    @property
+    def crossing_types(self) -> list[ArrayType]:
+        return [v.type for v in self.crossing]
+
+    def of_arguments(self, weights: Any, kept: Sequence[Array], cotangents: Sequence[Array]
+                     ) -> tuple[tuple[Any, ...], list[Array]]:
+        """Return the gradients of each argument, as of Halves.backward, and what crosses."""
+        halves = self.halves
+        wanted = halves.gradients[len(halves.weights):]
+        values = halves.copied(
+            self.sooner, halves.weights + halves.kept + halves.cotangents,
+            values_of(halves.context, (weights, list(kept), list(cotangents))),
+            wanted + self.crossing)
+        arrays = [wrap(halves.context, v) for v in values]
+        rest = iter(arrays)
+        found = tuple(n if n is None else [*islice(rest, n)] for n in halves.wanted)
+        return found, arrays[len(wanted):]
+
+    def of_weights(self, weights: Any, kept: Sequence[Array], crossing: Sequence[Array]) -> Any:
+        """Return the gradients of the weights."""
+        halves = self.halves
+        values = halves.copied(
+            self.later, halves.weights + halves.kept + self.crossing,
+            values_of(halves.context, (weights, list(kept), list(crossing))),
+            halves.gradients[:len(halves.weights)])
+        arrays = iter([wrap(halves.context, v) for v in values])
+        return fill(halves.weights_tree, arrays, fresh=True)
+
+
+def backward_parts(halves: Halves) -> BackwardParts:
+    """Split the backward half: first what gradients of the arguments need, then the rest.
+
+    Where no argument's gradient is wanted, the first part is what the gradients of several weights
+    need. A loop is never split: gradients of weights that one finds in the first part cross.
+    """
+    of_weights = halves.gradients[:len(halves.weights)]
+    of_arguments = halves.gradients[len(halves.weights):]
+    every = {v: op for op in halves.later for v in op.results}
+    shared = [v for op in _shared(halves.later, of_weights) for v in op.results]
+    made = _behind(every, of_arguments or shared)
+    of_microbatch = _following(halves.later, {*halves.kept, *halves.cotangents})
+    again: set[Op] = set()
+    crossing: dict[Value, None] = {}
+    visited: set[Value] = set()
+    stack = list(reversed(of_weights))
+    while stack:
+        v = stack.pop()
+        if v in visited:
+            continue
+        visited.add(v)
+        if v in halves.cotangents or (
+                v in made and v in of_microbatch and not isinstance(every[v].what, VIEWS)):
+            crossing[v] = None
+        elif v in every:
+            again.add(every[v])
+            stack += reversed(reads_of(every[v]))
+    sooner = needed(halves.later, [*of_arguments, *crossing])
+    later = needed([op for op in halves.later if op in again], of_weights)
+    return BackwardParts(halves, tuple(sooner), tuple(later), tuple(crossing))
+
+
+def _behind(every: Mapping[Value, Op], results: Sequence[Value]) -> set[Value]:
+    """Return all results of the ops that these need: also what a loop finds on the way."""
+    found: set[Value] = set()
+    stack = list(results)
+    while stack:
+        v = stack.pop()
+        if v in every and v not in found:
+            found.update(every[v].results)
+            stack += reads_of(every[v])
+    return found
+
+
+def _following(ops: Sequence[Op], values: set[Value]) -> set[Value]:
+    """Return the values, and all that follow from them."""
+    found = set(values)
+    for op in ops:
+        if found.intersection(reads_of(op)):
+            found.update(op.results)
+    return found
+
+
+def _shared(ops: Sequence[Op], results: Sequence[Value]) -> list[Op]:
+    """Return the ops that more than one of the results need."""
+    whose: dict[Value, set[int]] = {}
+    for k, v in enumerate(results):
+        whose.setdefault(v, set()).add(k)
+    found = []
+    for op in reversed(ops):
+        those = {k for v in op.results for k in whose.get(v, ())}
+        for v in reads_of(op):
+            whose.setdefault(v, set()).update(those)
+        if len(those) > 1:
+            found.append(op)
+    return found[::-1]

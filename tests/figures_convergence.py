@@ -1,8 +1,8 @@
 """How well networks learn in pipelines that never wait, beside 1F1B; a JSON line for each training.
 
-In: names of networks, or nothing for all; stages and seeds. Out: the mean loss of the last
-microbatches, of each seed. Always holds: all trainings of a network begin with the same weights and
-see the same microbatches, in one order; each layer is a stage's own where there are as many.
+In: networks, stages, how many gradients an update takes, corrections, seeds; or nothing for all.
+Out: the mean loss of the last microbatches, a median over seeds. Always holds: all trainings of a
+network begin with the same weights and see the same microbatches, in one order.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,8 +22,8 @@ from tests.spmd import pipeline_networks as networks
 
 STAGES, EVERY, SEEDS = (2, 4, 8, 16), (4, 1), 5
 CORRECTIONS = ("continuous", "pipedream", "2bw", "pipemare")
-STEPS, MICROBATCHES, SIZE = 200, 4, 4  # SIZE: examples of a microbatch
-LAST = 40  # steps whose losses are averaged
+STEPS, MICROBATCHES, SIZE = 300, 4, 4  # SIZE: examples of a microbatch
+LAST = 60  # steps whose losses are averaged
 RATE = 2e-3
 
 
@@ -151,16 +151,20 @@ def plain(name: str, accumulate: int, seeds: int) -> list[float]:
     return [float(np.mean(image.run(ranks=1, **named(n))[-last:])) for n in of]
 
 
-def measured(names: list[str], stages: list[int], seeds: int) -> Iterator[dict[str, Any]]:
-    """A row for each training: what it is, and the median of its losses over those of 1F1B."""
+def measured(
+    names: Sequence[str] = tuple(NETWORKS), stages: Sequence[int] = STAGES,
+    every: Sequence[int] = EVERY, corrections: Sequence[str] = CORRECTIONS, seeds: int = SEEDS,
+) -> Iterator[dict[str, Any]]:
+    """A row for each training: what it is, and the median of its losses over those of 1F1B, which
+    has 0 stages, as it is the same training with any."""
     for name in names:
-        beside = {k: plain(name, k, seeds) for k in EVERY}
+        beside = {k: plain(name, k, seeds) for k in every}
         for k, losses in beside.items():
             yield {"network": name, "stages": 0, "schedule": "1f1b", "accumulate": k,
                    "loss": statistics.median(losses), "ratio": 1.0}
         for p in stages:
-            for k in EVERY:
-                for schedule in CORRECTIONS:
+            for k in every:
+                for schedule in corrections:
                     row = {"network": name, "stages": p, "schedule": schedule, "accumulate": k}
                     try:
                         losses = losses_of(name, p, schedule, k, seeds)
@@ -174,11 +178,12 @@ def measured(names: list[str], stages: list[int], seeds: int) -> Iterator[dict[s
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("names", nargs="*", default=list(NETWORKS))
+    parser.add_argument("--names", nargs="+", default=list(NETWORKS))
     parser.add_argument("--stages", type=int, nargs="+", default=list(STAGES))
+    parser.add_argument("--every", type=int, nargs="+", default=list(EVERY))
+    parser.add_argument("--corrections", nargs="+", default=list(CORRECTIONS))
     parser.add_argument("--seeds", type=int, default=SEEDS)
-    given = parser.parse_args()
-    for row in measured(given.names, given.stages, given.seeds):
+    for row in measured(**vars(parser.parse_args())):
         print(json.dumps(row), flush=True)
 
 

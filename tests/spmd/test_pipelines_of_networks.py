@@ -9,7 +9,7 @@ import pytest
 import spmd
 from codegen.trace.state import fill, flatten
 from spmd import optim
-from tests.spmd.pipeline_networks import NETWORKS
+from tests.spmd.pipeline_networks import NETWORKS, Network
 
 pytestmark = pytest.mark.usefixtures("vectors_cc")  # they compute for long
 
@@ -119,6 +119,59 @@ def test_stages_that_never_wait_learn(name):
     losses = image.run(ranks=1)["losses"].reshape(epochs, -1)
     assert np.mean(losses[-1]) < 0.7 * np.mean(losses[1])  # the pipeline fills in the first one
     np.testing.assert_array_equal(image.run(ranks=3)["losses"].reshape(epochs, -1), losses)
+
+
+# ---- what layers may do: branches, loops that only the run can count, conditions, integers
+
+
+def indexed(w, x):
+    """Numbers of rows are handed on with the rows."""
+    return {"rows": w[x[:, 0]], "x": x}
+
+
+def branching(w, t):
+    h = t["rows"]
+    if np.sum(h) > 0:
+        h = h @ w["a"]
+    return {**t, "rows": h + spmd.cond(h[0, 0] > 0, lambda: np.sin(h), lambda: w["b"] * h)}
+
+
+def counted(w, t):
+    """As many turns as the number of the largest column, and one more."""
+    turns = np.argmax(np.sum(np.abs(t["rows"]), axis=0)) + 1
+    return {**t, "rows": spmd.fori_loop(0, turns, lambda k, h: np.tanh(h @ w) + k, t["rows"])}
+
+
+def halved(w, t):
+    """Turns until a number that follows from the microbatch is small."""
+    def turn(state):
+        return np.tanh(state[0] @ w), state[1] / 2
+
+    return spmd.while_loop(lambda s: s[1] > 1, turn, (t["rows"], np.sum(np.abs(t["rows"]))))[0]
+
+
+def solved(w, h):
+    """A matrix that follows from the weights alone, and has a condition."""
+    column = h[:, np.argmax(np.sum(h, axis=0))]
+    return h @ np.linalg.inv(w @ w.T + np.eye(4)) * column[:, None]
+
+
+def test_layers_of_all_kinds():
+    random = np.random.default_rng(3)
+
+    def new(*shape):
+        return random.standard_normal(shape) / 2
+
+    network = Network(
+        [indexed, branching, counted, halved, solved, squares],
+        [new(5, 4), {"a": new(4, 4), "b": new(4)}, new(4, 4), new(4, 4), new(4, 4), new(4, 2)],
+        random.integers(5, size=(3, BATCH, 2)).astype(np.int32), new(3, BATCH, 2))
+    expected = spmd.build(plain(network, optim.sgd(0.1))).run(ranks=1)
+    for schedule in ("1f1b", "zb-h1"):
+        image = spmd.build(in_pipeline(network, optim.sgd(0.1), 6, schedule=schedule))
+        for ranks in (1, 2):
+            out = image.run(ranks=ranks)
+            np.testing.assert_allclose(out["losses"], expected["losses"], rtol=1e-9)
 
 
 # ---- cuts by operations, and by seconds

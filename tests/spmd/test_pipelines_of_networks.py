@@ -3,6 +3,9 @@ they never do; layers are cut by what they have to do."""
 
 from __future__ import annotations
 
+import cProfile
+import pstats
+
 import numpy as np
 import pytest
 
@@ -172,6 +175,27 @@ def test_layers_of_all_kinds():
         for ranks in (1, 2):
             out = image.run(ranks=ranks)
             np.testing.assert_allclose(out["losses"], expected["losses"], rtol=1e-9)
+
+
+# ---- how often a program is captured
+
+
+def calls(profile, file, name):
+    return sum(row[0] for (where, _, what), row in pstats.Stats(profile).stats.items()
+               if what == name and where.endswith(file))
+
+
+@pytest.mark.parametrize(("schedule", "traces", "ticks"), [
+    ("1f1b", 1, 2),  # the loop over steps is captured twice: first it shows what it carries
+    ("continuous", 2, 3),  # the first step says what batches are like; a tick in `drain`
+])
+def test_ticks_are_captured_once_wherever_they_stand(schedule, traces, ticks):
+    network = NETWORKS["conv"](3, BATCH, 1, np.float64)
+    program = in_pipeline(network, optim.sgd(0.1), 2, schedule=schedule)
+    with cProfile.Profile() as profile:
+        program.capture()
+    assert calls(profile, "program.py", "_trace") == traces
+    assert calls(profile, "ticks.py", "tick") == ticks
 
 
 # ---- cuts by operations, and by seconds

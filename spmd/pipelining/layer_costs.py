@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-import spmd
 from codegen.errors import UsageError
 from codegen.ir import Op
 from codegen.ops import Branch, Loop
 from codegen.places import user_place
 from codegen.symbolic.expr import Expr
-from codegen.trace.state import fill, flatten
+from codegen.trace.state import flatten
 from spmd.pipelining.stage_code import Stage, code_of
 
 if TYPE_CHECKING:
+    from spmd.pipelining.ticks import Microbatches
     from spmd.pipelining.training_pipeline import TrainingPipeline
 
 Cut = str | Sequence[float]
@@ -41,13 +41,14 @@ def check_cut(cut: Cut, layers: int) -> None:
             'cut="operations"')
 
 
-def costs_of(pipe: TrainingPipeline, cut: Cut, types: Any) -> tuple[list[float], str]:
-    """Return what each layer costs, and its unit. types: of batches, as batch_types gives them, or
-    None: then operations are not known yet."""
+def costs_of(pipe: TrainingPipeline, cut: Cut, batch: Microbatches | None
+             ) -> tuple[list[float], str]:
+    """Return what each layer costs, and its unit. batch: None where it is not known yet, and so no
+    operations are."""
     if not isinstance(cut, str):
         return list(map(float, cut)), "seconds"
-    if cut == "operations" and types is not None:
-        return _operations(pipe, types), "operations of a microbatch"
+    if cut == "operations" and batch is not None:
+        return _operations(pipe, batch), "operations of a microbatch"
     return [float(sum(map(_size, flatten(w)[1]))) for _, w in pipe.layers], "parameters"
 
 
@@ -55,14 +56,8 @@ def _size(x: Any) -> int:
     return int(np.prod([int(n) for n in np.shape(x)], dtype=np.int64))
 
 
-def _operations(pipe: TrainingPipeline, types: Any) -> list[float]:
+def _operations(pipe: TrainingPipeline, batch: Microbatches) -> list[float]:
     """Return how many operations each layer has, forward and backward."""
-    from spmd.pipelining.ticks import Microbatches  # it is above this module
-
-    tree, leaves = types
-    made = [spmd.zeros(shape, dtype, layout=layout) for shape, dtype, layout in leaves]
-    x, y = fill(tree, iter(made), fresh=True)
-    batch = Microbatches.of(pipe, x, y, pipe.schedule.microbatches)
     last = len(pipe.layers) - 1
     alone = [Stage((f,), [w], k, k, pipe.layers[k - 1][0] if k else None, k == 0, k == last)
              for k, (f, w) in enumerate(pipe.layers)]

@@ -20,7 +20,7 @@ from codegen.trace.context import CapturedAgain, Context, require_context
 from codegen.trace.state import fill, flatten
 from spmd.pipelining.evaluation import evaluated
 from spmd.pipelining.flat_buffers import Packing
-from spmd.pipelining.flight import Flight, batch_types
+from spmd.pipelining.flight import Flight, batch_types, like_batch
 from spmd.pipelining.layer_costs import Cut, check_cut, costs_of
 from spmd.pipelining.stage_code import Masked, Stage, StageCode, code_of, type_of
 from spmd.pipelining.stage_cuts import cut, shown
@@ -45,10 +45,9 @@ def pipeline(
       (parameters, h, y) and returns the loss of a microbatch, a mean over its examples. Parameters
       are trees of arrays of floats. An array that two layers have is one weight.
     - axis: the mesh axis whose ranks hold stages; another axis that splits x is for the data.
-    - stages: so many groups of consecutive layers. Results depend on the stages, not on how many
-      ranks hold them.
-    - cut: what the largest stage has as little of as can be: "parameters"; "operations", forward
-      and backward, of a microbatch; or seconds, a list with those of each layer.
+    - stages: so many groups of consecutive layers. Results depend on them, not on how many ranks
+      hold them. cut: what the largest has as little of as can be: "parameters"; "operations" of a
+      microbatch, forward and backward; or seconds, a list with those of each layer.
     - microbatches: equal parts of a batch, in its order. In a layer, spmd.nn.dropout(x, rate, seed,
       stream) follows from the layer and the microbatch: to the stream is added
       microbatch * len(layers) + layer, numbers from 0, that of the microbatch over all steps. So
@@ -62,9 +61,8 @@ def pipeline(
       discrepancy correction, whose D is exp(-2); learning rates are as the optimizer says).
     - optimizer: a transformation of spmd.optim. It sees the parameters of a stage as a list.
 
-    UsageError where there are more stages than layers, `cut` is none of these, or stages that
-    are updated alone share a weight or a norm of all gradients; ShapeError where layers, or
-    parts of a batch, do not fit.
+    UsageError where there are more stages than layers, `cut` is none of these, or stages that are
+    updated alone share a weight or a norm; ShapeError where layers, or parts of a batch, don't fit.
 
     Example::
 
@@ -132,8 +130,9 @@ class TrainingPipeline:
         if schedule.flushes and isinstance(schedule.accumulate, int):
             self.every = schedule.accumulate // schedule.microbatches
         types = context.facts.get(self.key)
-        self.lacks_types = by == "operations" and types is None
-        costs, unit = costs_of(self, by, types)
+        counts = by == "operations"
+        self.lacks_types = counts and types is None
+        costs, unit = costs_of(self, by, like_batch(self, types) if counts and types else None)
         self.positions = cut(costs, schedule.stages)
         self.cut = shown(costs, self.positions, unit)
         self.stages = [

@@ -55,7 +55,6 @@ def manifest_of(
     the same plan after hoisting, which says what is computed when. graph: the rows of the operation
     graph, to which the numbers under `rows` point; the notes hold the rows themselves."""
     steps = operations(plan.steps)
-    memory = [{id(b) for b in step_memory(step)} for step in steps]
     rows = [_operation(k, step) for k, step in enumerate(steps)]
     if plan.checks:
         checking = shares(plan)
@@ -93,12 +92,7 @@ def manifest_of(
         "operations": rows,
         "buffers": [_buffer(b, uses, over.of[b.number]) for b in plan.buffers],
         "overlays": list(over.around),
-        "constants": [
-            {"number": c.number, "name": c.name, "dtype": c.dtype.name, "offset": offset,
-             "bytes": c.data.nbytes, "operations": [
-                k for k, touched in enumerate(memory) if id(c) in touched]}
-            for c, offset in constant_places(plan)
-        ],
+        "constants": _constants(plan, steps),
         "libraries": [
             {"number": k, "source": routine.source, "routine": routine.name,
              **_calls_of(k, steps, graph)}
@@ -109,6 +103,14 @@ def manifest_of(
         "streams": 1 + max((row.stream for row in graph), default=0),
         "checks": list(plan.checks),
     } | ({} if plan.position is None else {"position": plan.position})
+
+
+def _constants(plan: Plan, steps: Sequence[Any]) -> list[dict[str, Any]]:
+    memory = [{id(b) for b in step_memory(step)} for step in steps]
+    return [{"number": c.number, "name": c.name, "dtype": c.dtype.name, "offset": offset,
+             "bytes": c.data.nbytes, "operations": [
+                k for k, touched in enumerate(memory) if id(c) in touched]}
+            for c, offset in constant_places(plan)]
 
 
 def scalars_at_load(plan: Plan) -> set[str]:

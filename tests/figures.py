@@ -502,6 +502,18 @@ def derivatives(_: Path, rounds: int = 9) -> None:
     table(["program", "ranks", "ms", "gradient, ms", "ratio"], rows)
 
 
+def convergence(_: Path) -> None:
+    """Pipelines that never wait beside 1F1B, after as many microbatches."""
+    argv = [sys.executable, "-m", "tests.figures_convergence"]
+    lines = run(argv, timeout=4 * 3600).expect(0).out.splitlines()
+    rows = [json.loads(line) for line in lines if line.startswith("{")]
+    print("Loss after as many microbatches, median of 5 seeds, and how many times that of 1F1B:\n")
+    table(["network", "stages", "schedule", "accumulate", "loss", "ratio"], [
+        (row["network"], row["stages"] or "any", row["schedule"], row["accumulate"],
+         *((f"{row['loss']:.3f}", f"{row['ratio']:.3f}") if "loss" in row else
+           (row["refused"], ""))) for row in rows])
+
+
 FIGURES: dict[str, Callable[[Path], None]] = {
     "start": start_up,
     "build": build_times,
@@ -524,6 +536,7 @@ FIGURES: dict[str, Callable[[Path], None]] = {
     "sort": sorting,
     "derivatives": derivatives,
     "training": training,
+    "convergence": convergence,
     "feeding": feeding,
     "pictures": pictures,
     "prk": research_kernels,

@@ -125,8 +125,7 @@ class Context:
         self.named_dims: dict[str, None] = {}  # that stand in shapes
         self.layouts: dict[str, Layout] = {}  # by input, what the compiler has chosen so far
         self.auto: list[str] = []  # inputs whose layout is the compiler's choice
-        self.bounds: dict[str, Any] = {}  # of computed integers, by key: letting.Bounds
-        self.begun_with: dict[str, Any] = {}  # those that this capture took for granted
+        self.bounds, self.begun_with = dict[str, Any](), dict[str, Any]()  # letting.Bounds, by key
         self.rank_view = 0  # how many shard_maps are open; arrays inside are local
         # while > 0, a formula is made: integers are symbols, a conditional expression evaluates
         # both arms (number.choose). So many blocks were open when it began.

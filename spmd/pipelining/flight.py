@@ -28,6 +28,14 @@ def batch_types(x: Any, y: Any) -> Any:
     return tree, [(a.shape, a.type.dtype.name, a.layout) for a in arrays]
 
 
+def like_batch(pipe: TrainingPipeline, types: Any) -> Microbatches:
+    """Return a batch of zeros. types: as of batch_types."""
+    tree, leaves = types
+    made = [spmd.zeros(shape, dtype, layout=layout) for shape, dtype, layout in leaves]
+    x, y = fill(tree, iter(made), fresh=True)
+    return Microbatches.of(pipe, x, y, pipe.schedule.microbatches)
+
+
 class Flight:
     """The steps of one pipeline."""
 
@@ -38,10 +46,7 @@ class Flight:
 
     def first(self, state: State, types: Any) -> State:
         """Return the state before the first step, with nothing in flight."""
-        tree, leaves = types
-        made = [spmd.zeros(shape, dtype, layout=layout) for shape, dtype, layout in leaves]
-        x, y = fill(tree, iter(made), fresh=True)
-        batches = Microbatches.of(self.pipe, x, y, self.size)
+        batches = like_batch(self.pipe, types)
         work = Ticks(self.pipe, self.pipe.code(batches), batches).begin(
             {name: state[name] for name in ("weights", "moments")})
         def none(x: Any) -> Any:

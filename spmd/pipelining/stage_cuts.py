@@ -39,8 +39,9 @@ def shown(sizes: Sequence[float], positions: Sequence[int], unit: str) -> str:
     """Return the cut as text, with the speed over one stage that it allows."""
     parts = [sum(sizes[a:b]) for a, b in zip(positions, positions[1:])]
     total, largest = sum(parts), max(parts)
-    rows = [f"stage {s}: layers {a} to {b - 1}, {part:,.0f} {unit}" if b - a > 1 else
-            f"stage {s}: layer {a}, {part:,.0f} {unit}"
+    many = ",.4g" if unit == "seconds" else ",.0f"
+    rows = [f"stage {s}: layers {a} to {b - 1}, {part:{many}} {unit}" if b - a > 1 else
+            f"stage {s}: layer {a}, {part:{many}} {unit}"
             for s, (a, b, part) in enumerate(zip(positions, positions[1:], parts))]
     fastest = total / largest if largest else len(parts)
     return "\n".join([*rows, f"at most {fastest:.2f} times as fast as one stage"])

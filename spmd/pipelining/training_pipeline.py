@@ -21,7 +21,8 @@ from codegen.trace.state import fill, flatten
 from spmd.pipelining.build_notes import kept_bytes, row_of
 from spmd.pipelining.evaluation import evaluated
 from spmd.pipelining.flat_buffers import Packing
-from spmd.pipelining.flight import Flight, batch_types
+from spmd.pipelining.flight import Flight, batch_types, like_batch
+from spmd.pipelining.layer_costs import Cut, check_cut, costs_of
 from spmd.pipelining.stage_code import Masked, Stage, StageCode, code_of, type_of
 from spmd.pipelining.stage_cuts import cut, shown
 from spmd.pipelining.stage_places import StagePlaces
@@ -36,7 +37,7 @@ State = dict[str, Any]
 def pipeline(
     layers: Sequence[tuple[Callable[..., Any], Any]], *, axis: str = "stage", stages: int,
     microbatches: int, schedule: Any = "1f1b", accumulate: int | str | None = None,
-    optimizer: Any, place: str = "block",
+    optimizer: Any, cut: Cut = "parameters", place: str = "block",
 ) -> TrainingPipeline:
     """Return a TrainingPipeline: layers on different ranks, several microbatches in flight at once.
 
@@ -45,8 +46,9 @@ def pipeline(
       (parameters, h, y) and returns the loss of a microbatch, a mean over its examples. Parameters
       are trees of arrays of floats. An array that two layers have is one weight.
     - axis: the mesh axis whose ranks hold stages; another axis that splits x is for the data.
-    - stages: so many groups of consecutive layers, cut so that the largest has as few parameters
-      as can be. Results depend on the stages, not on how many ranks hold them.
+    - stages: so many groups of consecutive layers. Results depend on them, not on how many ranks
+      hold them. cut: what the largest has as little of as can be: "parameters"; "operations" of a
+      microbatch, forward and backward; or seconds, a list with those of each layer.
     - microbatches: equal parts of a batch, in its order. In a layer, spmd.nn.dropout(x, rate, seed,
       stream) adds microbatch * len(layers) + layer to the stream: numbers from 0, that of the
       microbatch over all steps. An example has the same zeros on any ranks.
@@ -62,9 +64,9 @@ def pipeline(
       and back, and so on. For "round" and "v" ranks must divide stages (MeshError at launch), and a
       state goes on on as many ranks as it comes from (CheckError).
 
-    UsageError where there are more stages than layers, for an unknown place, or where stages that
-    are updated alone share a weight or a norm of all gradients; ShapeError where layers, or parts
-    of a batch, do not fit.
+    UsageError where there are more stages than layers, `cut` or `place` is none of these, or stages
+    that are updated alone share a weight or a norm; ShapeError where layers, or parts of a batch,
+    do not fit.
 
     Example::
 
@@ -90,9 +92,10 @@ def pipeline(
     """
     context = require_context("spmd.pipeline")
     _check(context, layers, axis, stages)
+    check_cut(cut, len(layers))
     made = make_schedule(schedule, stages=stages, microbatches=microbatches,
                          accumulate=accumulate)
-    return TrainingPipeline(context, layers, axis, made, optimizer, place)
+    return TrainingPipeline(context, layers, axis, made, optimizer, cut, place)
 
 
 def _check(context: Context, layers: Sequence[Any], axis: str, stages: int) -> None:
@@ -112,13 +115,14 @@ class TrainingPipeline:
     """Layers cut into stages, which are trained by a schedule. `spmd.pipeline` gives one.
 
     A state is a dict of arrays with a row for each stage, which loops of the program carry and
-    entries of a class may keep. cut: which layers and how many parameters each stage has, and how
-    many times as fast as one stage that may be, as text. schedule: its Schedule.
+    entries of a class may keep. cut: which layers and how many parameters, operations or seconds
+    each stage has, and how many times as fast as one stage that may be, as text. schedule: its
+    Schedule.
     """
 
     def __init__(
         self, context: Context, layers: Sequence[tuple[Callable[..., Any], Any]], axis: str,
-        schedule: Schedule, optimizer: Any, place: str = "block",
+        schedule: Schedule, optimizer: Any, by: Cut, place: str = "block",
     ) -> None:
         self.context, self.axis, self.schedule = context, axis, schedule
         self.layers = [(f, w) for f, w in layers]
@@ -130,9 +134,12 @@ class TrainingPipeline:
         self.every = 1  # steps that flush, until an update
         if schedule.flushes and isinstance(schedule.accumulate, int):
             self.every = schedule.accumulate // schedule.microbatches
-        sizes = [sum(_size(x) for x in flatten(w)[1]) for _, w in self.layers]
-        self.positions = cut(sizes, schedule.stages)
-        self.cut = shown(sizes, self.positions, "parameters")
+        types = context.facts.get(self.key)
+        counts = by == "operations"
+        self.lacks_types = counts and types is None
+        costs, unit = costs_of(self, by, like_batch(self, types) if counts and types else None)
+        self.positions = cut(costs, schedule.stages)
+        self.cut = shown(costs, self.positions, unit)
         self.stages = [
             Stage(tuple(f for f, _ in self.layers[a:b]), [w for _, w in self.layers[a:b]], s, a,
                   self.layers[a - 1][0] if a else None, s == 0, s == schedule.stages - 1)
@@ -178,10 +185,10 @@ class TrainingPipeline:
         state = self.places.marked(state)
         y = y if mask is None else Masked(y, mask)
         batches = Microbatches.of(self, x, y, self.schedule.microbatches)
+        if self.lacks_types or not self.schedule.flushes and "cycle" not in state:
+            self.context.facts[self.key] = batch_types(x, y)
+            raise CapturedAgain
         if not self.schedule.flushes:
-            if "cycle" not in state:
-                self.context.facts[self.key] = batch_types(x, y)
-                raise CapturedAgain
             return self._flight().step(state, batches)
         earlier = state["steps"] * self.schedule.microbatches
         ticks = Ticks(self, self.code(batches), batches, earlier=earlier)
@@ -261,8 +268,4 @@ class TrainingPipeline:
                                        apart=self.schedule.splits_backward)
             self.note["kept"] = kept_bytes(self._codes[key])
         return self._codes[key]
-
-
-def _size(x: Any) -> int:
-    return int(np.prod([int(n) for n in np.shape(x)], dtype=np.int64))
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from examples import bert, digits_cnn
-from examples import transformer as letters
 from sklearn.datasets import load_digits
 
+from examples import bert
+from examples import transformer as letters
 from spmd import nn
 
 # mypy: ignore-errors
@@ -74,7 +74,7 @@ def bert_head(w, t, y):
     return np.sum(np.where(y["guessed"], losses, 0)) / np.sum(y["guessed"])
 
 
-def bert_network(steps, batch, seed, dtype, tied=True, blocks=2):
+def bert_network(steps, batch, seed, dtype, tied=True, blocks=1):
     new, width = Drawn(seed, dtype), WIDTH
     words, size = len(bert.WORDS), width // HEADS
 
@@ -233,7 +233,7 @@ def text_head(w, h, text):
     return np.mean(nn.softmax_cross_entropy(nn.layer_norm(h, w["norm"]) @ w["out"], text))
 
 
-def transformer_network(steps, batch, seed, dtype, blocks=2, width=WIDTH, length=LENGTH):
+def transformer_network(steps, batch, seed, dtype, blocks=1, width=WIDTH, length=LENGTH):
     new, size, vocab = Drawn(seed, dtype), width // HEADS, len(letters.LETTERS)
 
     def attention():

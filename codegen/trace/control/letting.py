@@ -84,6 +84,7 @@ def _let(context: Context, value: Value, power: bool) -> Sym:
     def define() -> Sym:
         place = user_place()
         key = f"{value.name} {place}"
+        # what this capture takes for granted; it holds, or there is another one
         known = context.begun_with[key] = context.bounds.get(key, Bounds(power=power))
         least = None if known.least is None else expr.const(known.least)
         made = next((op for block in reversed(context.blocks) for op in reversed(block.ops)

@@ -15,7 +15,7 @@ from typing import Any
 from codegen.ir import ArrayType, Op, Value
 from codegen.trace.array import Array, wrap
 from codegen.trace.derive.needed import needed
-from codegen.trace.derive.two_parts import VIEWS, Halves, reads_of, values_of
+from codegen.trace.derive.two_parts import VIEWS, Halves, lets_of, named_in, reads_of, values_of
 from codegen.trace.state import fill
 
 
@@ -70,6 +70,7 @@ def backward_parts(halves: Halves) -> BackwardParts:
     shared = [v for op in _shared(halves.later, of_weights) for v in op.results]
     made = _behind(every, of_arguments or shared)
     of_microbatch = _following(halves.later, {*halves.kept, *halves.cotangents})
+    lets = lets_of(halves.later)
     again: set[Op] = set()
     crossing: dict[Value, None] = {}
     visited: set[Value] = set()
@@ -85,6 +86,9 @@ def backward_parts(halves: Halves) -> BackwardParts:
         elif v in every:
             again.add(every[v])
             stack += reversed(reads_of(every[v]))
+            for let in named_in(every[v], lets):
+                again.add(let)
+                stack += let.operands
     sooner = needed(halves.later, [*of_arguments, *crossing])
     later = needed([op for op in halves.later if op in again], of_weights)
     return BackwardParts(halves, tuple(sooner), tuple(later), tuple(crossing))

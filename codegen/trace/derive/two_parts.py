@@ -8,19 +8,20 @@ except views, constants, and what follows from the weights alone, which it is gi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 from codegen.copies import Copier
-from codegen.ir import ArrayType, Op, Value, free_values
-from codegen.ops import Broadcast, Full, Reshape, Transpose
+from codegen.ir import ArrayType, Op, Region, Value, free_counters, free_values
+from codegen.ops import Barrier, Broadcast, Feeding, Full, Let, Print, Reshape, Transpose
+from codegen.symbolic.expr import Sym
 from codegen.trace.array import Array, as_value, wrap
 from codegen.trace.context import Block, Context
 from codegen.trace.control.conversion import as_called
 from codegen.trace.derive.derivatives import vjp
-from codegen.trace.derive.needed import has_effect, needed
+from codegen.trace.derive.needed import needed
 from codegen.trace.state import Tree, fill, flatten
 
 VIEWS = (Broadcast, Reshape, Transpose)
@@ -167,6 +168,16 @@ def reads_of(op: Op) -> list[Value]:
     return [*op.operands, *(v for region in op.regions for v in free_values(region))]
 
 
+def lets_of(ops: Iterable[Op]) -> dict[Sym, Op]:
+    """Return the ops that give a symbol to an integer that is computed, by it."""
+    return {op.what.counter: op for op in ops if isinstance(op.what, Let)}
+
+
+def named_in(op: Op, lets: Mapping[Sym, Op]) -> list[Op]:
+    """Return those of the lets whose symbols stand in formulas of an op."""
+    return [lets[s] for s in free_counters(Region((), (op,), ())) if s in lets]
+
+
 def _cut(
     every: Sequence[Op], first: set[Op], names: tuple[Sequence[Value], Sequence[Value]],
     cotangents: Sequence[Value], outs: Sequence[Value], gradients: Sequence[Value],
@@ -184,6 +195,7 @@ def _cut(
             behind.update(op.results)
         elif of_given.intersection(reads):
             of_given.update(op.results)
+    lets = lets_of(every)
     again: dict[Op, None] = {}
     kept: dict[Value, None] = {}
     visited: set[Value] = set()
@@ -198,13 +210,23 @@ def _cut(
                 kept[v] = None
             continue
         op = made[v]
-        if (v in behind or v not in of_given or op not in first
-              or isinstance(op.what, VIEWS)):
+        if (v in behind or op not in first or isinstance(op.what, VIEWS)
+              or (v not in of_given and not _is_seen(op))):
             again[op] = None
             stack += reversed(reads_of(op))
+            for let in named_in(op, lets):
+                again[let] = None
+                stack += let.operands
         else:
             kept[v] = None
     later = needed([op for op in every if op in again], gradients)
     ahead = needed([op for op in every if op in first], [*outs, *kept])
-    assert not any(has_effect(op) for op in later)
+    assert not any(map(_is_seen, later))
     return ahead, later, list(kept)
+
+
+def _is_seen(op: Op) -> bool:
+    """Whether somebody would see that an op runs twice. Integers that are computed, and conditions,
+    nobody does."""
+    return isinstance(op.what, (Print, Barrier, Feeding)) or any(
+        map(_is_seen, (inner for region in op.regions for inner in region.ops)))

@@ -22,8 +22,8 @@ from codegen.trace.expecting import expect
 from codegen.trace.number import expr_of
 from codegen.trace.state import fill, flatten
 from spmd.pipelining.stage_code import StageCode
-from spmd.pipelining.stage_rows import by_rows
-from spmd.pipelining.tick_tables import IDLE
+from spmd.pipelining.stage_rows import by_rows, crossings, handed_on
+from spmd.pipelining.tick_tables import BACKWARD, FORWARD, IDLE
 
 if TYPE_CHECKING:
     from spmd.pipelining.training_pipeline import TrainingPipeline
@@ -213,13 +213,17 @@ class Ticks:
 
     def _exchanged(self, t: Any, later: Any, work: Work) -> Work:
         """Hand activations to the next stage, cotangents to the one before."""
-        for name, shift, store, slots, table in (
-            ("activations", 1, "arrived", self.tables.received, self.tables.activations),
-            ("cotangents", -1, "returned", self.tables.returned, self.tables.cotangents),
+        kinds = self.tables.kinds
+        for name, by, store, slots, table, goes in (
+            ("activations", 1, "arrived", self.tables.received, self.tables.activations,
+             kinds[:, :-1] == FORWARD),
+            ("cotangents", -1, "returned", self.tables.returned, self.tables.cotangents,
+             kinds[:, 1:] == BACKWARD),
         ):
-            if len(self.pipe.stages) == 1:
+            if len(self.pipe.stages) == 1 or not work[name]:
                 continue
-            work[name] = {k: np.roll(x, shift, axis=0) for k, x in work[name].items()}
+            work[name] = handed_on(self.pipe.axis, self.batches.data, by, work[name],
+                                   spmd.asarray(crossings(goes))[t])
             if store in work:
                 arriving = spmd.asarray(table)[t] + later
                 there = self._there(arriving)

@@ -111,7 +111,7 @@ def _sent(axis: str, by: int, stages: int, rows: Sequence[Array], words: Any) ->
         bit = expr.mod(expr.floordiv(word, expr.const(2 ** (s % BITS))), expr.const(2))
         sends = sends + bit * expr.eq(behind, s + 1)
     inside = expr.lt(at + 1, n) if by > 0 else expr.ge(at, 1)
-    return send_by(context, (axis,), p, at + by, inside * sends, rows)
+    return send_by(context, (axis,), p, at + by, inside * expr.ge(sends, 1), rows)
 
 
 def _beside(x: Any, by: int, count: Any, new: Any) -> Any:

@@ -146,7 +146,8 @@ class Updates:
             spmd.switch(arm, [lambda: None, *found])
 
         def update(part: State) -> State:
-            sums = {name: np.sum(g, axis=1) for name, g in part["gradients"].items()}
+            sums = {name: g[:, 0] if data is None else np.sum(g, axis=1)
+                    for name, g in part["gradients"].items()}
             arms = spmd.asarray(np.array(self.arms))
             read = {"sums": sums, "due": due, "arms": arms}
             done: State = by_rows(self.pipe.axis, data, row, part, read)

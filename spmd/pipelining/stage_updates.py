@@ -132,7 +132,9 @@ class Updates:
             def begin(stage: int) -> Any:
                 def update() -> None:
                     count = state["count"][j].astype(np.float64)
-                    new = self._updated(stage, j, state, read["sums"], 1 / count)
+                    sums = ({n: g[:, 0] for n, g in state["gradients"].items()}
+                            if data is None else read["sums"])
+                    new = self._updated(stage, j, state, sums, 1 / count)
                     self._keep(stage, j, state, new)
                     if self.pipe.versions > 1:
                         self._keep_version(j, state)
@@ -146,8 +148,8 @@ class Updates:
             spmd.switch(arm, [lambda: None, *found])
 
         def update(part: State) -> State:
-            sums = {name: g[:, 0] if data is None else np.sum(g, axis=1)
-                    for name, g in part["gradients"].items()}
+            sums = {} if data is None else {
+                name: np.sum(g, axis=1) for name, g in part["gradients"].items()}
             arms = spmd.asarray(np.array(self.arms))
             read = {"sums": sums, "due": due, "arms": arms}
             done: State = by_rows(self.pipe.axis, data, row, part, read)

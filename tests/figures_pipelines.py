@@ -1,8 +1,8 @@
-"""Training in pipelines beside plain training of the same network; prints one JSON line a network.
+"""Training in pipelines beside plain training of the same network; prints one JSON line.
 
-In: names of networks, or nothing for all. Out: seconds of a step with the whole batch at once, with
-gradients added up over the microbatches, and of each schedule on one and two ranks; and the CPU
-that a build takes. Always holds: all start from the same weights, and first losses are the same.
+In: a network, and how many rounds. Out: seconds of a step with the whole batch at once, with
+gradients added up over the microbatches, and of each schedule on one and two ranks; the CPU of a
+step, and of a build. Always holds: all start from the same weights, and first losses are the same.
 """
 
 from __future__ import annotations
@@ -13,14 +13,18 @@ import statistics
 import sys
 import time
 from contextlib import ExitStack
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 
 import spmd
-from examples import pipeline_training as letters
-from examples import transformer
 from spmd import optim
+from tests.conftest import EXAMPLES
+
+sys.path.insert(0, str(EXAMPLES))  # one example imports another
+letters = import_module("pipeline_training")
+transformer = import_module("transformer")
 
 SCHEDULES = {"continuous": 8, "1f1b": 32}
 
@@ -51,6 +55,7 @@ def perceptron(width: int = 384, blocks: int = 8) -> Any:
 
 
 def vectors(rows: int) -> Any:
+    """Vectors, and what is learnt of each."""
     x = spmd.input("x", (rows, 16), np.float32,
                    default=np.random.default_rng(2).standard_normal((rows, 16)))
     return x, np.sin(np.sum(x, axis=1, keepdims=True))
@@ -63,16 +68,17 @@ def model(blocks: int = 6, heads: int = 4, width: int = 128, length: int = 64) -
 
 
 def texts(rows: int, length: int = 64) -> Any:
+    """Pieces of a text, and the letters that follow."""
     text = spmd.input("text", (rows, length + 1), np.int32,
                       default=transformer.pieces(1, rows, length)[0])
     return text[:, :-1], text[:, 1:]
 
 
-# Layers, batches of so many rows, the optimizer, how many steps a run has.
+# What makes the layers and a batch, rows of a batch, what makes the optimizer, steps of a run.
 NETWORKS: dict[str, tuple[Any, Any, int, Any, int]] = {
     "width 384": (perceptron, vectors, 256, lambda: optim.sgd(1e-3), 10),
-    "width 768": (lambda: perceptron(768, 6), vectors, 2048, lambda: optim.sgd(1e-3), 3),
-    "transformer": (model, texts, 32, lambda: optim.adamw(1e-3), 4),
+    "width 768": (lambda: perceptron(768, 2), vectors, 2048, lambda: optim.sgd(1e-3), 2),
+    "transformer": (model, texts, 32, lambda: optim.adamw(1e-3), 3),
 }
 
 
@@ -187,10 +193,4 @@ def measured(name: str, schedules: dict[str, int], rounds: int) -> dict[str, flo
 
 
 if __name__ == "__main__":
-    for name in sys.argv[1:] or NETWORKS:
-        got = measured(name, SCHEDULES, 7)
-        base = got["plain"]
-        print(name)
-        for key, value in got.items():
-            print(f"  {key:25} {value * 1e3:10.2f} ms  {value / base:6.2f}  {base / value:6.2f}"
-                  if "build" not in key else f"  {key:25} {value:10.2f} s {value / got['build plain']:6.2f}", flush=True)
+    print(json.dumps(measured(sys.argv[1], SCHEDULES, int(sys.argv[2]))))

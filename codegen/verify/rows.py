@@ -80,9 +80,9 @@ def _rows(
             yield from _rows((*step.condition, *step.body), inside, guards, said)
         elif isinstance(step, Branch):
             on = step.on
-            on_what = None if isinstance(on, Load) or is_asked(on) else said(on)
+            where = None if isinstance(on, Load) or is_asked(on) else said(on)
             for k, arm in enumerate(step.arms):
-                yield from _rows(arm, loops, [*guards, [on_what, k, len(step.arms)]], said)
+                yield from _rows(arm, loops, [*guards, [where, k, len(step.arms)]], said)
         elif isinstance(step, Default):
             yield from _rows(step.steps, loops, guards, said)
 
@@ -105,8 +105,9 @@ def _row(x: Exchange, loops: list[Any], guards: list[Any], said: _Said) -> dict[
         "guards": list(guards),
         "sends": _maybe(x.sends, said), "dest": _maybe(x.dest, said),
         "receives": _maybe(x.receives, said), "source": _maybe(x.source, said),
-        "from": _box(x.pull_from, said), "into": _box(x.pull_into, said), "send": _box(x.send, said),
-        "give": _box(x.give_into, said), "flow": x.flow, "root": _maybe(x.root, said),
+        "from": _box(x.pull_from, said), "into": _box(x.pull_into, said),
+        "send": _box(x.send, said), "give": _box(x.give_into, said),
+        "flow": x.flow, "root": _maybe(x.root, said),
         "wraps": said(x.wraps),
         "near": [[said(e) for e in ranges] for ranges in x.near],
     }

@@ -15,7 +15,6 @@ import numpy as np
 import spmd
 from codegen.mesh import block_offset
 from codegen.symbolic import expr
-from codegen.symbolic.expr import Expr
 from codegen.trace.array import Array
 from codegen.trace.control.letting import as_symbol
 from codegen.trace.number import expr_of
@@ -107,7 +106,8 @@ def _sent(axis: str, by: int, stages: int, rows: Sequence[Array], words: Any) ->
     behind = block_offset(stages, n, at + 1 if by > 0 else at)  # the stage behind the border
     sends = expr.const(0)
     for s in range(stages - 1):
-        word: Expr = expr_of(as_symbol(words[s // BITS]))
+        word = expr_of(as_symbol(words[s // BITS]))
+        assert word is not None, "a symbol is a formula"
         bit = expr.mod(expr.floordiv(word, expr.const(2 ** (s % BITS))), expr.const(2))
         sends = sends + bit * expr.eq(behind, s + 1)
     inside = expr.lt(at + 1, n) if by > 0 else expr.ge(at, 1)

@@ -48,6 +48,7 @@ from codegen.passes.owned_rows import with_owned_rows, with_rows_kept
 from codegen.passes.partition import partition
 from codegen.passes.pieces import in_pieces
 from codegen.passes.points import with_points
+from codegen.passes.read_behind import read_behind
 from codegen.passes.replicas import check_replicas
 from codegen.passes.rotate import rotated
 from codegen.passes.row_by_row import row_by_row
@@ -98,7 +99,7 @@ def lower(graph: Module) -> Levels:
     halves = with_shared_loops(with_apart(owned, split), split)
     halves = with_whole_loops(fetched_ahead(halves, split), split)
     demands, program = with_rows_kept(owned, halves)
-    program = through(check, program, turned, with_joined_sums, check_uniform)
+    program = through(check, program, turned, with_joined_sums, read_behind, check_uniform)
     at("proving that sends and receives match")
     program = through(check, program, check_matching, instrumented, at_one_place,
                       with_own_constants)

@@ -19,7 +19,14 @@ from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from pathlib import Path
 
-from tests import figures_builds, figures_feeding, figures_growth, figures_prk, figures_training
+from tests import (
+    figures_builds,
+    figures_feeding,
+    figures_growth,
+    figures_pipelines,
+    figures_prk,
+    figures_training,
+)
 from tests.conftest import EXAMPLES, run
 
 EMPTY = """import spmd
@@ -428,6 +435,30 @@ def training(folder: Path, rounds: int = 7) -> None:
            "ours / the faster PyTorch", "ours / JAX", "ours / 1 rank"], rows)
 
 
+def pipelines(_: Path, rounds: int = 5) -> None:
+    """Training in two stages beside plain training, on one rank and on two."""
+    speeds, builds = [], []
+    one = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
+    for name in figures_pipelines.NETWORKS:
+        argv = [sys.executable, "-m", "tests.figures_pipelines", name, rounds]
+        found = json.loads(run(argv, timeout=1800, env=one).expect(0).out.splitlines()[-1])
+        for schedule, parts in figures_pipelines.SCHEDULES.items():
+            cpu = found[f"cpu {schedule} 1"]
+            speeds.append((
+                name, schedule, parts, f"{1e3 * found['plain']:.1f}",
+                f"{cpu / found['cpu plain']:.2f}", f"{cpu / found[f'cpu accumulated {parts}']:.2f}",
+                *(f"{found['plain'] / found[f'{schedule} {n}']:.2f}" for n in (1, 2))))
+            builds.append((name, schedule, f"{found['build plain']:.1f}",
+                           f"{found[f'build {schedule}'] / found['build plain']:.2f}"))
+    print(f"A step of training in two stages beside plain training, medians of {rounds}; "
+          "accumulated: plain training that adds up gradients of the same microbatches:\n")
+    table(["network", "schedule", "microbatches", "plain, ms", "CPU of 1 rank / plain",
+           "CPU of 1 rank / accumulated", "speed of 1 rank / plain", "speed of 2 ranks / plain"],
+          speeds)
+    print("Building it, seconds of one core with all that it starts:\n")
+    table(["network", "schedule", "plain, s", "pipeline / plain"], builds)
+
+
 def steady(_: Path, rounds: int = 3) -> None:
     """Workers by the rate equation, and how soon ranks are steady again."""
     argv = [sys.executable, "-m", "tests.figures_steady", "measure", rounds]
@@ -537,6 +568,7 @@ FIGURES: dict[str, Callable[[Path], None]] = {
     "derivatives": derivatives,
     "training": training,
     "convergence": convergence,
+    "pipelines": pipelines,
     "feeding": feeding,
     "pictures": pictures,
     "prk": research_kernels,

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeGuard
 
-from codegen.ir import Op, Region, Value
+from codegen.ir import Op, Region, Shape, Value
 from codegen.ops.matmul import added_to, sources
 from codegen.plan.grammar import Apply, LibraryCall, Load, Node, Store
-from codegen.plan.indexing import affine, loads
+from codegen.plan.indexing import affine, loads, strides
 from codegen.plan.loops import Act, Do, Loops
 from codegen.plan.steps import memory_read
 from codegen.symbolic import expr
@@ -99,14 +99,10 @@ class _Adding:
         if more or by.begins or not isinstance(call, LibraryCall) or call.loops:
             return None
         shape = tuple(e for e in load.buffer.type.shape if e != 1)
-        loops = tuple(v for v in store.loops if v.extent != 1)
-        from_, to = affine(load.offset, loops), affine(store.offset, loops)
-        if len(shape) != 2 or tuple(v.extent for v in loops) != shape or None in (from_, to):
+        where = _matrix(load.offset, store, shape) if len(shape) == 2 else None
+        if where is None:
             return None
-        assert from_ is not None and to is not None
-        offset, (row, column) = to
-        if from_ != (expr.const(0), (shape[1], expr.const(1))) or column != 1:
-            return None
+        offset, row = where
         sign, rest = _split(store.value, load)
         if rest is None or any(x.buffer is load.buffer for x in loads(rest)):
             return None
@@ -142,6 +138,27 @@ class _Adding:
         scratch = (*by.scratch, *what.scratch)
         return replace(op, what=Do(acts, begins, scratch, by.of),
                        operands=operands)
+
+
+def _matrix(from_: Expr, store: Store[Value], shape: Shape) -> tuple[Expr, Expr] | None:
+    """Where a store of all elements of a matrix begins, and how far its rows are apart there, if
+    each of them lies in a row. The matrix may be stored in any shape."""
+    loops = tuple(v for v in store.loops if v.extent != 1)
+    extents = tuple(v.extent for v in loops)
+    read, written = affine(from_, loops), affine(store.offset, loops)
+    if read != (expr.const(0), strides(extents)) or written is None or (
+        expr.product(extents) != expr.product(shape)
+    ):
+        return None
+    offset, steps = written
+    if steps == strides(extents):
+        return offset, shape[1]
+    for k in range(1, len(extents)):
+        if expr.product(extents[k:]) == shape[1] and steps[k:] == strides(extents[k:]):
+            row = steps[k - 1]
+            if steps[:k] == tuple(row * n for n in strides(extents[:k])):
+                return offset, row
+    return None
 
 
 def _plain(act: Act) -> TypeGuard[Store[Value]]:

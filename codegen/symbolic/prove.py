@@ -148,14 +148,18 @@ def _pin(
 
 
 def _next_truth(to: Expr, sends: Expr, var: Sym) -> Call | None:
-    """An innermost truth value that mentions var; equations first, they pin it."""
+    """An innermost truth value that mentions var; equations first, they pin it. Where `to` has
+    none, only those that bound var: who of an injective map's members sends does not matter."""
     found = [a for e in (to, sends) for a in expr.calls(e) if a.op in TRUTH]
     found = [a for a in found if var in a.args[0].symbols()]
     inner = [a for a in found if not any(c.op in TRUTH for c in expr.calls(a.args[0]))]
-    for a in inner:
-        if a.op == "eq0" and root(a.args[0], var) is not None:
+    bounds = [a for a in inner if root(a.args[0], var) is not None]
+    for a in bounds:
+        if a.op == "eq0":
             return a
-    return inner[0] if inner else None
+    cut = bounds if not any(a.op in TRUTH for a in expr.calls(to) if var in a.args[0].symbols()) \
+        else bounds + inner
+    return cut[0] if cut else None
 
 
 # ---- the receiver's side -----------------------------------------------------------------------

@@ -8,14 +8,13 @@ Always holds: an expression names coordinates, axis sizes, scalars, counters, th
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from codegen.errors import Place
-from codegen.plan.exprs import mapped
 from codegen.plan.grammar import Box, Branch, Default, Exchange, Load, Loop, Plan, Step
 from codegen.plan.steps import is_asked
-from codegen.symbolic.expr import Expr, to_json
+from codegen.symbolic.expr import Expr, Sym, to_json
 from codegen.verify.exchange_table import ExchangeTable
 
 Rows = Iterator[dict[str, Any]]
@@ -23,11 +22,34 @@ Rows = Iterator[dict[str, Any]]
 
 def table_of(plan: Plan) -> ExchangeTable:
     """Its exchanges, in the order of the program."""
+    said = _Said(plan.lets)
     return ExchangeTable(
         plan.mesh.names, [axis.coord_sym.name for axis in plan.mesh.axes],
         {s.name for s in plan.scalars}, [to_json(b.capacity) for b in plan.buffers],
-        list(_rows(plan.steps, [], [], lambda e: e.subst(plan.lets))),
+        list(_rows(plan.steps, [], [], said)),
     )
+
+
+class _Said:
+    """Formulas in prefix form, without the symbols for what the program computes where that follows
+    from a formula. This one stands in their place as it is: where it is that of a table with many
+    elements, to simplify what comes out takes minutes."""
+
+    def __init__(self, lets: Mapping[Sym, Expr]) -> None:
+        self.lets = {sym.name: e for sym, e in lets.items()}
+        self.inner: dict[str, Any] = {}
+
+    def __call__(self, e: Expr) -> Any:
+        return self._without(to_json(e))
+
+    def _without(self, said: Any) -> Any:
+        if isinstance(said, list):
+            return [said[0], *map(self._without, said[1:])]
+        if not isinstance(said, str) or said not in self.lets:
+            return said
+        if said not in self.inner:
+            self.inner[said] = self(self.lets[said])
+        return self.inner[said]
 
 
 def conditions_of(plan: Plan) -> list[dict[str, Any]]:
@@ -48,32 +70,30 @@ def line_of(place: Place | None) -> str:
 
 
 def _rows(
-    steps: Sequence[Step], loops: list[Any], guards: list[Any], known: Callable[[Expr], Expr]
+    steps: Sequence[Step], loops: list[Any], guards: list[Any], said: _Said
 ) -> Rows:
-    """known: a formula without the symbols that it has for what the program computes, where that
-    follows from one."""
     for step in steps:
         if isinstance(step, Exchange):
-            yield _row(mapped(step, known), loops, guards)
+            yield _row(step, loops, guards, said)
         elif isinstance(step, Loop):
-            inside = [*loops, _loop(step, known)] if step.counter is not None else loops
-            yield from _rows((*step.condition, *step.body), inside, guards, known)
+            inside = [*loops, _loop(step, said)] if step.counter is not None else loops
+            yield from _rows((*step.condition, *step.body), inside, guards, said)
         elif isinstance(step, Branch):
             on = step.on
-            said = None if isinstance(on, Load) or is_asked(on) else to_json(known(on))
+            where = None if isinstance(on, Load) or is_asked(on) else said(on)
             for k, arm in enumerate(step.arms):
-                yield from _rows(arm, loops, [*guards, [said, k, len(step.arms)]], known)
+                yield from _rows(arm, loops, [*guards, [where, k, len(step.arms)]], said)
         elif isinstance(step, Default):
-            yield from _rows(step.steps, loops, guards, known)
+            yield from _rows(step.steps, loops, guards, said)
 
 
-def _loop(step: Loop, known: Callable[[Expr], Expr]) -> list[Any]:
+def _loop(step: Loop, said: _Said) -> list[Any]:
     assert step.counter is not None
-    stop = None if step.stop is None else to_json(known(step.stop))
-    return [step.counter.name, to_json(known(step.start)), stop, to_json(known(step.step))]
+    stop = None if step.stop is None else said(step.stop)
+    return [step.counter.name, said(step.start), stop, said(step.step)]
 
 
-def _row(x: Exchange, loops: list[Any], guards: list[Any]) -> dict[str, Any]:
+def _row(x: Exchange, loops: list[Any], guards: list[Any], said: _Said) -> dict[str, Any]:
     return {
         "site": x.site,
         "kind": x.kind,
@@ -83,26 +103,27 @@ def _row(x: Exchange, loops: list[Any], guards: list[Any]) -> dict[str, Any]:
         "member": x.member.name,
         "loops": list(loops),
         "guards": list(guards),
-        "sends": _maybe(x.sends), "dest": _maybe(x.dest),
-        "receives": _maybe(x.receives), "source": _maybe(x.source),
-        "from": _box(x.pull_from), "into": _box(x.pull_into), "send": _box(x.send),
-        "give": _box(x.give_into), "flow": x.flow, "root": _maybe(x.root),
-        "wraps": to_json(x.wraps),
-        "near": [[to_json(e) for e in ranges] for ranges in x.near],
+        "sends": _maybe(x.sends, said), "dest": _maybe(x.dest, said),
+        "receives": _maybe(x.receives, said), "source": _maybe(x.source, said),
+        "from": _box(x.pull_from, said), "into": _box(x.pull_into, said),
+        "send": _box(x.send, said), "give": _box(x.give_into, said),
+        "flow": x.flow, "root": _maybe(x.root, said),
+        "wraps": said(x.wraps),
+        "near": [[said(e) for e in ranges] for ranges in x.near],
     }
 
 
-def _maybe(e: Expr | None) -> Any:
-    return None if e is None else to_json(e)
+def _maybe(e: Expr | None, said: _Said) -> Any:
+    return None if e is None else said(e)
 
 
-def _box(box: Box | None) -> dict[str, Any] | None:
+def _box(box: Box | None, said: _Said) -> dict[str, Any] | None:
     if box is None:
         return None
     return {
         "buffer": box.buffer.number,
-        "offset": to_json(box.offset),
-        "extent": [to_json(e) for e in box.extent],
-        "stride": [to_json(e) for e in box.stride],
-        "names": [[s.name, to_json(e)] for s, e in box.names],
+        "offset": said(box.offset),
+        "extent": [said(e) for e in box.extent],
+        "stride": [said(e) for e in box.stride],
+        "names": [[s.name, said(e)] for s, e in box.names],
     }

@@ -403,11 +403,8 @@ class Job:
                 if number is not None:
                     lib.spmd_job_lead(self._job, number)
                 self._check_array(lib.spmd_call_start(self._job, call), "of a call")
-            if self.processes.interrupts:
-                with self.processes.held.allowed:
-                    state = self._wait_led(told, number is not None)
-            else:
-                state = self._wait(told)
+            led = self.processes.interrupts
+            state = self._wait_led(told, number is not None) if led else self._wait(told)
         except BaseException as error:
             self.broken = True
             text = f"{type(error).__name__} on process {self.processes.number}"
@@ -475,11 +472,11 @@ class Job:
 
     def _wait_led(self, told: Callable[[str], None] | None, leads: bool) -> int:
         """Waits for the run of this process and, where it leads, of those that follow it."""
-        state = self._wait(told)
-        if leads and state == lib.SPMD_FINISHED:
-            state = lib.SPMD_RUNNING
-            while state == lib.SPMD_RUNNING:
-                state = lib.spmd_job_led(self._job, WAIT_MS)
+        with self.processes.held.allowed:
+            state = self._wait(told)
+            waits = leads and state == lib.SPMD_FINISHED
+            while waits and (state := lib.spmd_job_led(self._job, WAIT_MS)) == lib.SPMD_RUNNING:
+                pass
         return state
 
     def _await_frames(self, look: Callable[[], None]) -> None:

@@ -14,7 +14,7 @@ from codegen.errors import ShapeError
 from codegen.places import user_place
 from codegen.trace.state import fill, flatten
 from spmd.pipelining.stage_code import StageCode, code_of
-from spmd.pipelining.stage_rows import by_rows
+from spmd.pipelining.stage_rows import by_rows, crossings
 from spmd.pipelining.ticks import Microbatches
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ def evaluated(pipe: TrainingPipeline, state: State, x: Any, y: Any) -> Any:
     stages = len(pipe.stages)
     out = pipe.new(code.activations, (batch.ranks,), (batch.data,))
     ids = pipe.places.by_row(np.arange(stages))
+    if stages > 1:  # in tick t the stage before hands on to stage t
+        borders = spmd.asarray(crossings(np.eye(stages, stages - 1, -1, dtype=bool)))
 
     def tick(t: Any, out: Any) -> Any:
         def row(j: Any, out: Any, read: Any, given: Any) -> None:
@@ -37,7 +39,8 @@ def evaluated(pipe: TrainingPipeline, state: State, x: Any, y: Any) -> Any:
             spmd.switch(read["arms"][j], [lambda: None, *arms])
 
         read = {"arms": np.where(ids == t, ids + 1, 0), "weights": state["weights"]}
-        out = pipe.places.handed_on(out, 1, batch.data)
+        if stages > 1:
+            out = pipe.places.handed_on(out, 1, batch.data, borders[t])
         return by_rows(pipe.axis, batch.data, row, out, read, (batch.x, batch.y))
 
     out = spmd.fori_loop(0, stages, tick, out)

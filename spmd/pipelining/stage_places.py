@@ -18,7 +18,7 @@ from codegen.trace.array import as_value
 from codegen.trace.context import Context
 from codegen.trace.expecting import expect
 from codegen.trace.numpy.creation import arange
-from spmd.pipelining.stage_rows import layout_of_rows
+from spmd.pipelining.stage_rows import handed_on, layout_of_rows
 
 PLACES = ("block", "round", "v")
 MOST_RANKS = 1 << 24
@@ -63,15 +63,15 @@ class StagePlaces:
             rank = rank + turn % 2 * (self.ranks - 1 - 2 * rank)
         return array[turn * self.ranks + rank]
 
-    def handed_on(self, arrays: dict[str, Any], step: int, data: str | None) -> dict[str, Any]:
+    def handed_on(self, arrays: dict[str, Any], step: int, data: str | None, words: Any
+                  ) -> dict[str, Any]:
         """Return arrays (row, …) in which each stage has what the one `step` before it had.
 
-        step: 1, or -1 for the one behind it. What the first (or last) stage has is not said.
+        step: 1, or -1 for the one behind it. What the first (or last) stage has is not said. words:
+        over which borders between stages something goes, as of `crossings`; only there is it read.
         """
-        if self.stages == 1 or not arrays:
-            return arrays
         if self.ranks is None:
-            return {name: np.roll(x, step, axis=0) for name, x in arrays.items()}
+            return handed_on(self.axis, data, step, arrays, words)
         local = self._there_and_back if self.back_and_forth else self._around
         layouts = tuple(layout_of_rows(self.axis, data, x.ndim) for x in arrays.values())
         mapped = spmd.shard_map(

@@ -1,4 +1,5 @@
-"""Work on arrays with a row for each stage: each rank works on the rows that it has.
+"""Work on arrays with a row for each stage: each rank works on the rows that it has, and rows go to
+the stages beside.
 
 Always holds: dim 0 is the stage; of arrays with three dims or more, the last but one is the
 position along the data axis, where there is one.
@@ -6,11 +7,19 @@ position along the data axis, where there is one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 import spmd
+from codegen.mesh import block_offset
+from codegen.symbolic import expr
+from codegen.trace.array import Array
 from codegen.trace.control.functional import changing_loop
+from codegen.trace.control.letting import as_symbol
+from codegen.trace.number import expr_of
+from codegen.trace.ranks.communicate import member_of, send_by
 from codegen.trace.state import fill, flatten
 
 Body = Callable[[Any, Any, Any, Any], Any]
@@ -42,6 +51,84 @@ def by_rows(
     mapped = spmd.shard_map(local, mesh=(axis,) if data is None else (data, axis),
                             in_layouts=tuple(layouts), out_layouts=tuple(layouts[:count]))
     return fill(flatten(state)[0], iter(mapped(*leaves)), fresh=True)
+
+
+BITS = 62  # of an int64 that are never its sign
+
+
+def crossings(happens: np.ndarray) -> np.ndarray:
+    """Return int64 (ticks, words), of bool (ticks, borders between stages): a bit for each."""
+    ticks, borders = happens.shape
+    words = [sum(happens[:, s].astype(np.int64) << s - first
+                 for s in range(first, min(first + BITS, borders)))
+             for first in range(0, borders, BITS)]
+    return np.stack(words, axis=1)
+
+
+def handed_on(axis: str, data: str | None, by: int, rows: dict[str, Any], words: Any
+              ) -> dict[str, Any]:
+    """Return arrays with the rows that stages beside had: by 1, those of the stage before; -1, of
+    the stage behind. The others are left as they are, or lost.
+
+    words: int64 (words,), as of `crossings`: over which borders rows go. Only the ranks on both
+    sides of one of these meet.
+    """
+    stages = next(iter(rows.values())).shape[0]
+
+    def local(*given: Any) -> Any:
+        *arrays, words = given
+        count = arrays[0].shape[0]
+        last = np.maximum(count - 1, 0)
+        edge = (last, count) if by > 0 else (0, np.minimum(count, 1))
+        sent = [_row_of(x, *edge) for x in arrays]
+        sent = _sent(axis, by, stages, sent, words)
+        return tuple(_beside(x, by, count, new) for x, new in zip(arrays, sent, strict=True))
+
+    layouts = [layout_of_rows(axis, data, x.ndim) for x in rows.values()]
+    mapped = spmd.shard_map(local, mesh=(axis,) if data is None else (data, axis),
+                            in_layouts=(*layouts, (None,)), out_layouts=tuple(layouts))
+    return dict(zip(rows, mapped(*rows.values(), words), strict=True))
+
+
+def _row_of(x: Any, begin: Any, end: Any) -> Any:
+    """Return the row from `begin` to `end` as an array of its own; anything where that is none."""
+    def copy(j: Any, row: Any) -> Any:
+        row[0] = x[j]
+        return row
+
+    return spmd.fori_loop(begin, end, copy, spmd.empty((1, *x.shape[1:]), x.type.dtype.name))
+
+
+def _sent(axis: str, by: int, stages: int, rows: Sequence[Array], words: Any) -> list[Array]:
+    """Return what comes from the rank before, or behind, where rows go over the border to it."""
+    context = rows[0].context
+    p, n = member_of(context, (axis,)), context.mesh.size((axis,))
+    at = expr.symbol(p)
+    behind = block_offset(stages, n, at + 1 if by > 0 else at)  # the stage behind the border
+    sends = expr.const(0)
+    for s in range(stages - 1):
+        word = expr_of(as_symbol(words[s // BITS]))
+        assert word is not None, "a symbol is a formula"
+        bit = expr.mod(expr.floordiv(word, expr.const(2 ** (s % BITS))), expr.const(2))
+        sends = sends + bit * expr.eq(behind, s + 1)
+    inside = expr.lt(at + 1, n) if by > 0 else expr.ge(at, 1)
+    return send_by(context, (axis,), p, at + by, inside * expr.ge(sends, 1), rows)
+
+
+def _beside(x: Any, by: int, count: Any, new: Any) -> Any:
+    """Return an array whose rows have moved by one place; `new` is the row that comes in."""
+    def move(j: Any, x: Any) -> Any:
+        to, source = (count - j, count - j - 1) if by > 0 else (j - 1, j)
+        x[to] = x[source]
+        return x
+
+    def put(j: Any, x: Any) -> Any:
+        x[j] = new[0]
+        return x
+
+    x = spmd.fori_loop(1, count, move, x)
+    first = 0 if by > 0 else np.maximum(count - 1, 0)
+    return spmd.fori_loop(first, np.minimum(count, 1) if by > 0 else count, put, x)
 
 
 def layout_of_rows(axis: str, data: str | None, ndim: int) -> tuple[Any, ...]:

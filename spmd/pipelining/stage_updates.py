@@ -138,10 +138,13 @@ class Updates:
             def begin(stage: int) -> Any:
                 def update() -> None:
                     count = state["count"][j].astype(np.float64)
-                    sums = {name: g[j, 0] for name, g in state["gradients"].items()}
-                    if data is not None:
-                        sums = {name: spmd.psum(g, data) for name, g in sums.items()}
-                    slopes = self.pipe.weights.read(sums, (), stage)
+                    weights, gradients = self.pipe.weights, state["gradients"]
+                    if data is None:
+                        sums = {name: g[:, 0] for name, g in gradients.items()}
+                        slopes = weights.read(sums, (j,), stage)
+                    else:
+                        sums = {name: spmd.psum(g[j, 0], data) for name, g in gradients.items()}
+                        slopes = weights.read(sums, (), stage)
                     new = self._updated(stage, j, state, slopes, 1 / count)
                     before = {name: state["weights"][name][j].copy()
                               for name in state.get("changes", ())}

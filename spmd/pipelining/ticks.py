@@ -24,7 +24,7 @@ from codegen.trace.number import expr_of
 from codegen.trace.state import fill, flatten
 from spmd.nn.layers import DropoutKey
 from spmd.pipelining.stage_code import Masked, StageCode
-from spmd.pipelining.stage_rows import by_rows
+from spmd.pipelining.stage_rows import by_rows, crossings
 from spmd.pipelining.tick_tables import BACKWARD, FORWARD, IDLE, WEIGHTS
 from spmd.schedules.tick_positions import packed
 
@@ -299,13 +299,17 @@ class Ticks:
 
     def _exchanged(self, t: Any, later: Any, work: Work) -> Work:
         """Hand activations to the next stage, cotangents to the one before."""
-        for name, shift, store, slots, table in (
-            ("activations", 1, "arrived", self.tables.received, self.tables.activations),
-            ("cotangents", -1, "returned", self.tables.returned, self.tables.cotangents),
+        kinds = self.tables.kinds
+        for name, by, store, slots, table, goes in (
+            ("activations", 1, "arrived", self.tables.received, self.tables.activations,
+             kinds[:, :-1] == FORWARD),
+            ("cotangents", -1, "returned", self.tables.returned, self.tables.cotangents,
+             kinds[:, 1:] == BACKWARD),
         ):
-            if len(self.pipe.stages) == 1:
+            if len(self.pipe.stages) == 1 or not work[name]:
                 continue
-            work[name] = self.pipe.places.handed_on(work[name], shift, self.batches.data)
+            work[name] = self.pipe.places.handed_on(
+                work[name], by, self.batches.data, spmd.asarray(crossings(goes))[t])
             if store in work:
                 arriving = self._at(table, t) + later
                 there = self._there(arriving)

@@ -36,6 +36,10 @@ d = symbol(D)
 XOR = p + d - 2 * d * (p // d % 2)  # where d is a power of two
 PARTNER = expr.select(expr.eq(p // d % 2, 0), p + d, p - d)
 
+WORD = symbol(Sym("word", "counter"))
+BEGIN = mesh.block_offset(5, n, p + 1)  # 5 rows in blocks
+OVER = sum((WORD // 2**s % 2 * expr.eq(BEGIN, s + 1) for s in range(4)), const(0))
+
 # name -> (to, sends); right for every size that meets the condition derived
 RIGHT: dict[str, tuple[Expr, Expr]] = {
     "stay": (p, always),
@@ -59,6 +63,7 @@ RIGHT: dict[str, tuple[Expr, Expr]] = {
     "to the first": (const(0), expr.eq(p, n - 1)),
     "first half to the second": (p + n // 2, expr.lt(p, n // 2)),
     "nobody": (p, const(0)),
+    "up over some borders": (p + 1, expr.lt(p + 1, n) * expr.ge(OVER, 1)),
     "i ^ d": (XOR, expr.lt(XOR, n)),
     "partner at d": (PARTNER, expr.lt(PARTNER, n)),
     "i ^ 3": (p + 3 - 2 * (p % 4), expr.lt(p + 3 - 2 * (p % 4), n)),
@@ -87,7 +92,7 @@ def test_right_maps_are_proved(name: str) -> None:
     assert proof.holds
     assert proof.counter_example is None
     for size in range(1, 40):
-        values = {"n_x": size, "k": 5, "d": size // 7 + 1}
+        values = {"n_x": size, "k": 5, "d": size // 7 + 1, "word": size % 16}
         right = routes(to, sends, size, values) is not None
         if proof.condition is None:
             assert right, size
@@ -116,7 +121,7 @@ def test_the_inverse_is_the_inverse(name: str) -> None:
     source, receives = inverse
     condition = prove.injective(to, sends, P, n).condition or const(1)
     for size, distance in itertools.product(range(1, 24), (1, 2, 3, 5, 30)):
-        values = {"n_x": size, "k": 5, "d": distance}
+        values = {"n_x": size, "k": 5, "d": distance, "word": size % 16}
         if distance > 1 and D not in to.symbols():
             continue
         sender = routes(to, sends, size, values)

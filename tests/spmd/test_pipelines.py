@@ -8,8 +8,12 @@ import numpy as np
 import pytest
 
 import spmd
+from codegen.compile import lower
 from codegen.ir import walk
 from codegen.ops import MatMul
+from codegen.plan.grammar import Exchange, LibraryCall, Phase
+from codegen.plan.steps import walk_steps
+from codegen.symbolic import expr
 from spmd import nn, optim
 from spmd.pipelining.stage_cuts import cut
 from tests.spmd import pipeline_by_hand as by_hand
@@ -343,6 +347,43 @@ def test_no_product_is_computed_twice(schedule):
     forward = products(case.layers)
     inputs = 2  # products of the first layer with x, which has no gradient
     assert count == forward + (2 * forward - inputs) + forward  # and evaluate, forward once more
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "continuous"])
+def test_ticks_copy_no_weights_and_pairs_of_ranks_meet_alone(schedule):
+    """Gradients are added up where they lie, and an update reads weights where it writes them."""
+    width = 40
+
+    def middle(w, h):
+        return np.tanh(h @ w)
+
+    def last(w, h, y):
+        return np.mean((h @ w - y) ** 2)
+
+    @spmd.program(mesh=("stage",))
+    def train():
+        x = spmd.input("x", (32, width), np.float64)
+        w = [spmd.input(f"w{k}", (width, width), np.float64) for k in range(6)]
+        layers = list(zip([middle] * 5 + [last], w))
+        pipe = spmd.pipeline(layers, stages=3, microbatches=4, schedule=schedule, accumulate=4,
+                             optimizer=optim.sgd(0.1))
+        state, losses = pipe.init(), spmd.zeros(3)
+        for k in spmd.range(3):
+            state, losses[k] = pipe.step(state, x, x)
+        return losses
+
+    plan = lower(train.capture()).plan
+    weights = width * width
+    names = [b.name for b in plan.buffers if b.capacity == expr.const(weights)]
+    assert all(name.startswith("w") for name in names)  # inputs, and nothing that ticks need
+    calls = [act for step in walk_steps(plan.steps) if isinstance(step, Phase)
+             for act in step.work if isinstance(act, LibraryCall)]
+    added = [c for c in calls if c.numbers[-1] == 1 and "gradients" in c.parts[2].buffer.name]
+    # of the stages' six weights: the stages in the middle have one code
+    assert len(added) == 6
+    routes = [step for step in walk_steps(plan.steps) if isinstance(step, Exchange)
+              and step.kind == "permute"]
+    assert len(routes) == 2 and all(x.source is not None for x in routes)
 
 
 def test_a_rank_under_mpirun(mpirun, tmp_path):

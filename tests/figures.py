@@ -578,9 +578,8 @@ FIGURES: dict[str, Callable[[Path], None]] = {
 def machine() -> str:
     info = Path("/proc/cpuinfo").read_text().splitlines()
     model = next((x.split(":")[1].strip() for x in info if x.startswith("model name")), "")
-    cc = subprocess.run(
-        [os.environ.get("CC", "cc"), "-dumpversion"], capture_output=True, text=True
-    ).stdout.strip()
+    cc = subprocess.run([os.environ.get("CC", "cc"), "-dumpversion"], capture_output=True,
+                        text=True).stdout.strip()
     cores = len(os.sched_getaffinity(0))
     python = platform.python_version()
     return f"{cores} cores of {model or platform.machine()}, cc {cc}, Python {python}"

@@ -60,13 +60,11 @@ def pipeline(
       (Yang et al., PipeMare, 2021: the discrepancy correction; D is exp(-2)).
     - optimizer: a transformation of spmd.optim. It sees the parameters of a stage as a list.
     - place: which rank of n has which stages. "block": as many in a row as others, on any number
-      of ranks; spare ones idle. "round": stage s is on rank s % n. "v": from rank 0 to rank n - 1,
-      and back, and so on. For "round" and "v" ranks must divide stages (MeshError at launch), and a
-      state goes on on as many ranks as it comes from (CheckError).
+      of ranks. "round": stage s is on rank s % n. "v": from rank 0 to n - 1, and back, and so on.
+      For these ranks must divide stages (MeshError), and no state goes on on others (CheckError).
 
-    UsageError where there are more stages than layers, `cut` or `place` is none of these, or stages
-    that are updated alone share a weight or a norm; ShapeError where layers, or parts of a batch,
-    do not fit.
+    UsageError for more stages than layers, another `cut` or `place`, or where stages that are
+    updated alone share a weight or a norm; ShapeError where layers or parts of a batch do not fit.
 
     Example::
 

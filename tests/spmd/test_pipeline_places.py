@@ -47,13 +47,15 @@ def test_rows_of_stages(place):
     @spmd.program(mesh=("stage",))
     def rows():
         from spmd.pipelining.stage_places import StagePlaces
+        from spmd.pipelining.stage_rows import crossings
         places = StagePlaces("stage", stages, place)
         own = spmd.zeros((stages, 1), layout=("stage", None))
         for s in range(stages):
             own[places.row(s), 0] = s
         found = {"stages": places.by_row(np.arange(stages)), "own": own}
+        over_all = spmd.asarray(crossings(np.ones((1, stages - 1), bool)))[0]
         for name, step in (("before", 1), ("behind", -1)):
-            found[name] = places.handed_on({"x": own}, step, None)["x"]
+            found[name] = places.handed_on({"x": own}, step, None, over_all)["x"]
         return found
 
     image = spmd.build(rows)

@@ -102,7 +102,7 @@ def manifest_of(
                      **_calls_of(symbol, steps, graph)} for symbol, (kernel, _) in plan.kernels],
         "streams": 1 + max((row.stream for row in graph), default=0),
         "checks": list(plan.checks),
-    }
+    } | ({} if plan.position is None else {"position": plan.position})
 
 
 def _constants(plan: Plan, steps: Sequence[Any]) -> list[dict[str, Any]]:
@@ -141,6 +141,7 @@ def notes_of(levels: Levels) -> dict[str, Any]:
         "exchanges": [row.said for row in levels.exchanges.rows],
         "operations": [_row(row) for row in levels.operations],
         **tables(levels),
+        **levels.graph.notes,
     }
 
 

@@ -276,6 +276,8 @@ class Module:
     # of a Graph: loops that are unrolled, since an extent in them depends on the counter
     unrolled: tuple[Place, ...] = ()
     keeps: tuple[Keeps, ...] = ()  # of a Graph: what its derivatives keep
+    # of a Graph: what libraries say of it to people, rows of JSON by what they are of
+    notes: Mapping[str, list[dict[str, Any]]] = field(default_factory=dict)
     # of a Program, where that is: where in its array the part begins that a value is
     starts: Mapping[Value, Shape] = field(default_factory=dict)
     # of a Program: the value of the Graph that the result of an exchange is a part of

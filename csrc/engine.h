@@ -123,6 +123,7 @@ typedef struct spmd_rank_state {
     int64_t operation; /* row of the manifest's operation table */
     int64_t superstep; /* exchanges completed in this run */
     int64_t site;      /* the exchange in which it waits; -1: in none */
+    int64_t position;  /* what the program says of where it is; 0: nothing */
     int64_t runs;      /* completed by this rank */
     int64_t done;      /* 1: it has finished the latest run that was started here */
 } spmd_rank_state;
@@ -148,6 +149,7 @@ typedef struct spmd_notice {
     int64_t rank, ranks;  /* the first one that it hosts (or the slow one), and how many it hosts */
     int64_t operation, superstep; /* of that rank, as in spmd_rank_state */
     int64_t site;         /* so is this; or SPMD_NOT_RUNNING */
+    int64_t position;     /* so is this */
     int64_t milliseconds; /* that it has been silent, or computing */
 } spmd_notice;
 
@@ -247,6 +249,7 @@ typedef struct spmd_event {
     int64_t bytes;     /* that an exchange brought */
     int64_t operation; /* row of the manifest's operation table */
     int64_t waits;     /* 1: a wait */
+    int64_t position;  /* as in spmd_rank_state, when it began */
 } spmd_event;
 
 /* The events of one rank and operation, all together. */
@@ -254,6 +257,9 @@ typedef struct spmd_total {
     int64_t count, time, busy, bytes;
     int64_t longest; /* event */
 } spmd_total;
+
+/* After load, before a run: in which of its counters the image says where a rank is. */
+int spmd_job_positions(spmd_job *job, int64_t counter);
 
 /* After load. From the next run on, that many events of every hosted rank are kept, and totals of
  * so many operations. */

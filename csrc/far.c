@@ -17,7 +17,7 @@
 
 typedef struct spmd_beat {
     int64_t waiting; /* as in spmd_signs */
-    int64_t operation, superstep, site; /* of the sender's first rank */
+    int64_t operation, superstep, site, position; /* of the sender's first rank */
     int64_t failed, leaves;
     int64_t reach[SPMD_FEEDS_SEEN], ends[SPMD_FEEDS_SEEN]; /* of feeds, as in spmd_header */
     spmd_failure failure;
@@ -155,6 +155,7 @@ static bool far_tell(spmd_job *job, const spmd_fars *fars, spmd_far *far, bool l
                             .operation = state.operation,
                             .superstep = state.superstep,
                             .site = spmd_job_runs(job) ? state.site : SPMD_NOT_RUNNING,
+                            .position = state.position,
                             .leaves = leaves};
     const spmd_header *words = spmd_feeds_words(job);
     for (int k = 0; k < SPMD_FEEDS_SEEN; k++) {
@@ -188,6 +189,7 @@ static bool far_watch(spmd_job *job, spmd_far *far, int64_t limit, int64_t now,
     notice->operation = far->last.operation;
     notice->superstep = far->last.superstep;
     notice->site = far->last.site;
+    notice->position = far->last.position;
     notice->milliseconds = silent / MS;
     notice->cause = SPMD_SILENT;
     if (silent > patience)

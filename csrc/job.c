@@ -504,6 +504,22 @@ int spmd_job_failure(const spmd_job *job, spmd_failure *failure)
     return 1;
 }
 
+int spmd_job_positions(spmd_job *job, int64_t counter)
+{
+    if (counter < 0 || counter >= job->image->counters)
+        return SPMD_RANGE;
+    job->positions = counter + 1;
+    return SPMD_OK;
+}
+
+/* What the program says of where a rank that is hosted here is; 0: nothing. */
+__attribute__((no_sanitize("thread"))) int64_t spmd_rank_position(const spmd_job *job,
+                                                                 const volatile spmd_rank *rank)
+{
+    const volatile int64_t *counter = rank->counter;
+    return job->positions ? counter[job->positions - 1] : 0;
+}
+
 /* Reads what its rank writes without a lock: numbers for people, at most a moment old. */
 __attribute__((no_sanitize("thread"))) int spmd_job_watch(const spmd_job *job, int64_t rank,
                                                          spmd_rank_state *state)
@@ -512,11 +528,13 @@ __attribute__((no_sanitize("thread"))) int spmd_job_watch(const spmd_job *job, i
         return SPMD_RANGE;
     const spmd_record *record = spmd_job_record(job, rank);
     const volatile spmd_rank *seen = &record->rank;
+    bool is_hosted = job->hosted && rank >= job->first && rank - job->first < job->count;
     *state = (spmd_rank_state){
         .process = atomic_load_explicit(&record->process, memory_order_acquire),
         .operation = seen->operation,
         .superstep = (int64_t)seen->superstep,
         .site = seen->stage ? (int64_t)seen->exchange.site : -1,
+        .position = is_hosted ? spmd_rank_position(job, seen) : 0,
         .runs = atomic_load_explicit(&record->runs, memory_order_relaxed),
         .done = atomic_load_explicit(&record->done, memory_order_relaxed),
     };

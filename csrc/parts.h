@@ -155,7 +155,7 @@ typedef struct spmd_sign {
     _Alignas(SPMD_LINE) _Atomic int64_t pid;
     _Atomic uint64_t beats;
     _Atomic int64_t waiting; /* milliseconds that one of its ranks has waited in an exchange */
-    _Atomic int64_t operation, superstep, site; /* of its first rank, as in spmd_rank_state */
+    _Atomic int64_t operation, superstep, site, position; /* of its first: spmd_rank_state */
     _Atomic bool leaves;     /* no more beats are to be expected */
     _Atomic uint64_t warned; /* the beat after which it was late, and somebody said so */
 } spmd_sign;
@@ -333,6 +333,7 @@ struct spmd_job {
     void **library;
     uint8_t *given;
     int64_t operations, events; /* recorded of every hosted rank */
+    int64_t positions;          /* 1 more than the counter with that of a rank; 0: none */
     spmd_processes processes; /* count 0: all ranks share one arena, hosted by whomever */
     spmd_mpi mpi;
     pthread_mutex_t mpi_lock;
@@ -389,6 +390,7 @@ int spmd_buffers_place(spmd_job *job, int64_t *buffer); /* sets rank_bytes, too 
 const int64_t *spmd_rank_home(const spmd_rank *rank); /* of buffers, as a run begins */
 void spmd_buffers_reset(spmd_rank *rank);
 bool spmd_arena_abort(spmd_arena *arena, const spmd_failure *failure);
+int64_t spmd_rank_position(const spmd_job *job, const volatile spmd_rank *rank);
 void spmd_rank_fail(const spmd_rank *rank, int64_t code, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 static inline bool spmd_job_aborted(const spmd_job *job)

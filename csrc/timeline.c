@@ -9,6 +9,7 @@
 typedef struct spmd_timeline {
     int64_t since, busy; /* of what is under way; since 0: nothing is */
     int64_t progress;    /* when the exchange under way last got further */
+    int64_t position;    /* of the rank, when what is under way began */
     int64_t count;       /* events, also those that there was no room for */
     spmd_event *event;
     spmd_total *total; /* by operation */
@@ -59,6 +60,7 @@ static void end_event(spmd_hosted *me, int64_t now, int64_t busy, int64_t bytes)
         .busy = busy,
         .bytes = bytes,
         .operation = me->record->rank.operation,
+        .position = timeline->position,
     };
     timeline->since = timeline->busy = 0;
     keep(me, &event);
@@ -82,6 +84,7 @@ static void timed_enter(spmd_rank *rank, uint32_t operation)
     if (me->timeline->since)
         end_event(me, now, now - me->timeline->since, 0);
     rank->operation = operation;
+    me->timeline->position = spmd_rank_position(me->job, rank);
     me->timeline->since = me->timeline->progress = now;
 }
 
@@ -104,6 +107,7 @@ int spmd_timeline_try(spmd_hosted *me, spmd_rank *rank, spmd_exchange *exchange,
             .end = begin,
             .operation = rank->operation,
             .waits = 1,
+            .position = timeline->position,
         };
         keep(me, &wait);
     }
@@ -128,6 +132,7 @@ void spmd_timeline_fed(spmd_hosted *me, int64_t since, int64_t begin, int64_t by
             .end = begin,
             .operation = me->record->rank.operation,
             .waits = 1,
+            .position = timeline->position,
         };
         keep(me, &wait);
     }

@@ -180,6 +180,7 @@ static void notice_fill(const spmd_job *job, spmd_notice *notice, int64_t proces
     notice->operation = atomic_load(&sign->operation);
     notice->superstep = atomic_load(&sign->superstep);
     notice->site = atomic_load(&sign->site);
+    notice->position = atomic_load(&sign->position);
     notice->milliseconds = silent / MS;
 }
 
@@ -290,6 +291,7 @@ static bool ranks_watch(spmd_job *job, int64_t now, spmd_notice *notice)
     notice->operation = state.operation;
     notice->superstep = state.superstep;
     notice->site = state.site;
+    notice->position = state.position;
     return true;
 }
 
@@ -302,6 +304,7 @@ static void sign_show(spmd_job *job)
 
     spmd_job_watch(job, job->first, &state);
     atomic_store_explicit(&sign->operation, state.operation, memory_order_relaxed);
+    atomic_store_explicit(&sign->position, state.position, memory_order_relaxed);
     atomic_store_explicit(&sign->superstep, state.superstep, memory_order_relaxed);
     atomic_store_explicit(&sign->site, spmd_job_runs(job) ? state.site : SPMD_NOT_RUNNING,
                           memory_order_relaxed);

@@ -171,12 +171,13 @@ def _show_options(show: Parser) -> None:
     for what, text in _PARTS.items():
         show.add_argument(f"--{what}", dest="what", action="append_const", const=what, help=text)
     show.add_argument("--ranks", metavar="N", type=texts.count,
-                      help="with --layouts: bytes for so many ranks")
+                      help="with --layouts: bytes for so many ranks; with --schedule: who does "
+                      "what then")
     _add_mesh(show)
     _add_set(show, "a parameter of a FILE.py")
     _add_no_cache(show)
     show.add_argument("-o", "--output", metavar="FILE.svg",
-                      help="with --graph: the operations as a picture, which browsers open")
+                      help="with --graph or --schedule: as a picture, which browsers open")
     show.add_argument("--json", action="store_true", help="the same, for programs to read")
 
 
@@ -244,6 +245,7 @@ _PARTS = {
     "sizes": "bytes of the image, and of a rank's memory on 1 to 1,000,000 ranks",
     "layouts": "how every array lies and why; what ranks exchange, how much, for which line",
     "graph": "the program as it was traced: global arrays; what each operation waits for",
+    "schedule": "of each pipeline: how layers are cut, and who does what at which tick",
     "program": "one rank's view: extents in the index and the axis sizes",
     "loops": "what each op computes: loop nests over values that lie in memory",
     "plan": "compute phases and exchanges over numbered buffers",

@@ -17,7 +17,7 @@ from codegen.image import manifest as reader
 from codegen.image.elf import printable
 from codegen.image.manifest import evaluate
 from codegen.user.named import roots, together
-from spmd import graph_picture, layout_table, looking, report
+from spmd import graph_picture, layout_table, looking, pipeline_notes, report
 from spmd.arguments import check_settings, read, scalars_of
 from spmd.faces import Face, faces_of, states_of
 from spmd.files.whole import check_place, refuse_replacing, write_whole
@@ -27,15 +27,19 @@ from spmd.launch import loader, memory, sizes
 from spmd.launch.processes import Processes
 from spmd.verify.formulas import infix, layout_text
 
+DRAWN = ("graph", "schedule")  # parts that -o draws
 RANKS = (1, 10, 100, 1_000, 10_000, 100_000, 1_000_000)
 
 
 def command(asked: argparse.Namespace, _: Processes) -> int:
     """`spmd show`."""
     what = asked.what or ["manifest"]
-    if (asked.ranks or asked.mesh) and "layouts" not in what:
-        raise UsageError("--ranks and --mesh are for the bytes that --layouts shows",
+    if asked.ranks and not {"layouts", "schedule"} & {*what}:
+        raise UsageError("--ranks is for the bytes that --layouts shows, and for --schedule",
                          remedy="show IMAGE --layouts --ranks N")
+    if asked.mesh and "layouts" not in what:
+        raise UsageError("--mesh is for the bytes that --layouts shows",
+                         remedy="show IMAGE --layouts --mesh NAME=N")
     if asked.set and not loader.is_program(asked.image):
         raise UsageError("--set is for a FILE.py, which is built to be shown",
                          found=f"{asked.image}, whose parameters were fixed when it was built",
@@ -48,14 +52,15 @@ def command(asked: argparse.Namespace, _: Processes) -> int:
 
 def check_picture(output: str, path: str, what: list[str]) -> None:
     """Raises UsageError or OutputError where no picture can be written to `output`."""
-    if "graph" not in what:
-        raise UsageError("-o is for the picture of --graph",
+    drawn = [part for part in what if part in DRAWN]
+    if len(drawn) != 1:
+        raise UsageError("-o is for the picture of --graph, or of --schedule",
                          remedy="show IMAGE --graph -o FILE.svg")
     if not output.lower().endswith(".svg"):
-        raise UsageError(f"-o {output}: a picture of a graph is an SVG file",
+        raise UsageError(f"-o {output}: a picture of a {drawn[0]} is an SVG file",
                          expected="a name that ends in .svg")
     refuse_replacing(output, {path.partition(":")[0]: "what is shown"})
-    check_place(output, "graph")
+    check_place(output, drawn[0])
 
 
 def main(
@@ -73,10 +78,28 @@ def main(
         check_settings(image.manifest, scalars)
         scalars_of(image.manifest, scalars)  # what the program does not know is refused
         if output is not None:
-            title = printable(image.manifest["program"])
-            write_whole(output, graph_picture.picture(region_of(image), title).encode())
-            what = [part for part in what if part != "graph"]
+            write_whole(output, _picture(image, what, ranks).encode())
+            what = [part for part in what if part not in DRAWN]
         return _shown(image, what, as_json, ranks, mesh)
+
+
+def _picture(image: reader.ImageFile, what: list[str], ranks: int | None) -> str:
+    """Return the picture of the graph, or of the schedule of a pipeline, as SVG."""
+    if "graph" in what:
+        return graph_picture.picture(region_of(image), printable(image.manifest["program"]))
+    pipelines = _pipelines(image, ranks)
+    if len(pipelines) > 1:
+        raise UsageError(f"-o draws one pipeline, and the image has {len(pipelines)}",
+                         remedy="show IMAGE --schedule, which draws them as text")
+    return pipelines[0].schedule.svg(kept_bytes=pipelines[0].kept)
+
+
+def _pipelines(image: reader.ImageFile, ranks: int | None) -> list[pipeline_notes.PipelineNotes]:
+    found = pipeline_notes.pipelines_of(image, ranks)
+    if not found:
+        raise UsageError("--schedule is for an image that has a pipeline of spmd.pipeline",
+                         found=f"{image.manifest['program']}, which has none")
+    return found
 
 
 def _shown(
@@ -92,6 +115,8 @@ def _shown(
             parts[part] = size_table(image)
         elif part == "layouts":
             parts[part] = layout_table.table(image, ranks, mesh or {})
+        elif part == "schedule":
+            parts[part] = [one.row if as_json else one.text() for one in _pipelines(image, ranks)]
         elif part == "asm":
             from codegen.image.link import disassemble  # subprocess, for --asm alone
 
@@ -109,7 +134,7 @@ def _shown(
         elif part == "layouts":
             text = "\n".join(layout_table.text(image, content))
         else:
-            text = content
+            text = "\n\n".join(content) if part == "schedule" else content
         print("\n".join(printable(line.expandtabs()) for line in text.rstrip("\n").split("\n")))
     return 0
 
@@ -155,6 +180,8 @@ def summary(image: reader.ImageFile) -> Iterator[str]:
     yield from _entry_rows(m) if m["entries"] else _face_rows(m, Face(m))
     for c in m["conditions"]:
         yield f"condition   {c['text']}  ({c['place']})"
+    for one in pipeline_notes.pipelines_of(image):
+        yield f"pipeline    {one.schedule.title()}; --schedule draws it"
     if m["checks"]:
         yield f"checks      {report.checks_text(m)}, whenever it runs"
     for r in m["routes"]:

@@ -33,6 +33,7 @@ from codegen.misspelt import keyword_remedy
 from codegen.places import HERE, is_ours, is_user_file, last, place_at
 from codegen.suggest import VERY_LIKE, meant
 from codegen.trace.program import Program
+from spmd import pipeline_notes
 from spmd.cache import Cache
 from spmd.files.outputs import program_file
 from spmd.files.whole import refuse_replacing, write_whole
@@ -323,8 +324,9 @@ def chosen_cache(options: argparse.Namespace) -> Any:
 
 
 def point_out(data: bytes) -> None:
-    """On standard error: what layouts make ranks exchange that they might not have to."""
-    for text in warnings_of(data):
+    """On standard error: what layouts make ranks exchange that they might not have to, and how the
+    layers of pipelines are cut."""
+    for text in [*warnings_of(data), *pipeline_notes.warnings(reader.read(data, host=False))]:
         print(f"spmd: {text}", file=sys.stderr)
 
 

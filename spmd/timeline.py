@@ -11,6 +11,7 @@ import json
 import os
 from array import array
 from collections.abc import Iterator
+from itertools import groupby
 from typing import Any
 
 from codegen.errors import OutputError
@@ -18,6 +19,7 @@ from spmd.engine import ffi, lib
 from spmd.files.whole import whole
 from spmd.launch.job import Job
 from spmd.launch.memory import bytes_text
+from spmd.launch.positions import positions_of
 from spmd.launch.sizes import ranks_text
 
 EVENT, TOTAL = (ffi.sizeof(name) // 8 for name in ("spmd_event", "spmd_total"))  # numbers in each
@@ -34,7 +36,7 @@ class RankEvents:
         self.dropped = count - len(self.numbers) // EVENT
 
     def events(self) -> Iterator[tuple[int, ...]]:
-        """begin, end, busy (nanoseconds), bytes, operation, whether it is a wait."""
+        """begin, end, busy (nanoseconds), bytes, operation, whether it is a wait, position."""
         for k in range(0, len(self.numbers), EVENT):
             yield tuple(self.numbers[k : k + EVENT])
 
@@ -77,7 +79,7 @@ def _mine(job: Job) -> list[Any]:
 def write(path: str, job: Job, ranks: list[RankEvents]) -> str:
     """Writes the timeline; returns what there is to say of it. Raises OutputError."""
     rows, names = job.manifest["operations"], job.setup.hosts.names
-    begins = _host_begins(job, ranks)
+    begins, positions = _host_begins(job, ranks), positions_of(job)
     path = os.path.realpath(path)
     try:
         with whole(path) as file:
@@ -89,8 +91,13 @@ def write(path: str, job: Job, ranks: list[RankEvents]) -> str:
                 base = begins[job.setup.hosts.hosts[rank.process]]
                 file.write(_line({"ph": "M", "pid": rank.process, "tid": rank.rank,
                                   "name": "thread_name", "args": {"name": f"rank {rank.rank}"}}))
-                for event in rank.events():
-                    file.write(_line(_slice(rank, event, base, rows)))
+                for position, events in groupby(rank.events(), lambda event: event[-1]):
+                    of_tick = list(events)
+                    doing = positions and positions.at(position, rank.rank)
+                    if doing:
+                        file.write(_line(_tick(rank, of_tick, base, doing.action_text())))
+                    for event in of_tick:
+                        file.write(_line(_slice(rank, event, base, rows)))
             file.write(b'{"ph": "M", "pid": 0, "name": "process_labels"}\n]}\n')  # without a comma
     except OSError as error:
         raise OutputError(f"timeline: cannot write {path}: {error.strerror}") from None
@@ -117,10 +124,17 @@ def _host_begins(job: Job, ranks: list[RankEvents]) -> dict[int, int]:
     return begins
 
 
+def _tick(rank: RankEvents, events: list[tuple[int, ...]], base: int, name: str) -> dict[str, Any]:
+    """Return the slice of a tick, which lies around those of its operations."""
+    begin, end = min(e[0] for e in events), max(e[1] for e in events)
+    return {"ph": "X", "pid": rank.process, "tid": rank.rank, "ts": (begin - base) / 1e3,
+            "dur": (end - begin) / 1e3, "cat": "tick", "name": name}
+
+
 def _slice(
     rank: RankEvents, event: tuple[int, ...], base: int, rows: list[dict[str, Any]]
 ) -> dict[str, Any]:
-    begin, end, busy, moved, operation, waits = event
+    begin, end, busy, moved, operation, waits, _ = event
     row = rows[operation] if operation < len(rows) else {}
     kind = row.get("kind", "operation")
     args: dict[str, Any] = {"source": f"{_place(row)}: {row.get('text', '')}"}

@@ -137,6 +137,13 @@ def table(optional: dict[str, Rule] | None = None, **fields: Rule) -> Rule:
     return rule
 
 
+def _accumulation(value: Any, where: str) -> None:
+    """After so many microbatches, or "8 ticks"."""
+    number = value[:-len(" ticks")] if isinstance(value, str) and value.endswith(" ticks") else ""
+    if not number.isdecimal() or len(number) > 9 or int(number) < 1:
+        integer(1)(value, where)
+
+
 def scalar_default(value: Any, where: str) -> None:
     if value is not None and (type(value) not in (int, float, bool) or (
             type(value) is int and value not in BITS_64)):
@@ -213,7 +220,7 @@ _FIELD = table(name=text, dtype=word(*DTYPES), shape=every(formula, DIMS),
 _MANIFEST = table(
     {"kernels": every(table({"rows": every(_COUNT)}, symbol=text, name=text, file=text,
                             buffers=every(_COUNT), operations=every(_COUNT))),
-     "streams": integer(1)},
+     "streams": integer(1), "position": _COUNT},
     program=text, parameters=table(),
     target=table(machine=text, level=text, features=every(text, 1000)),
     mesh=every(table(name=text, size=maybe(integer(1, 2**31 - 1))), AXES),
@@ -257,6 +264,12 @@ _MANIFEST = table(
 _NAMED = every(row(text, formula))
 _BOX = table(buffer=_COUNT, offset=formula, extent=every(formula, 32),
              stride=every(formula, 32), names=_NAMED)
+_TICKS = every(every(integer(-1, 1 << 40), 1 << 12), 1 << 12)
+_SCHEDULE = table(
+    name=text, stages=integer(1, 1 << 12), microbatches=integer(1, 1 << 12),
+    ticks=table({"W": _TICKS, "U": _TICKS}, F=_TICKS, B=_TICKS),
+    period=maybe(integer(1, 1 << 40)), accumulate=_accumulation, correction=text,
+    place=word("block", "round", "v"), ranks=integer(1, 1 << 12), proof=text, source=text)
 _NOTES = table(
     {
         "graph": text, "program": text, "loops": text, "plan": text, "c": text,
@@ -280,6 +293,10 @@ _NOTES = table(
                               bytes=formula)),
         "traffic": every(table(site=_COUNT, kind=text, words=text, bytes=formula, often=text)),
         "chosen": every(table({"try": text, "costs": truth}, message=text)),
+        "pipelines": every(table(
+            {"kept": every(formula, 1 << 12)},
+            place=maybe(table(file=text, line=_COUNT, column=_COUNT, end=integer(-1), text=text)),
+            axis=text, cut=text, stages_lie=word("block", "round", "v"), schedule=_SCHEDULE)),
     }
 )
 

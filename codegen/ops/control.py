@@ -67,10 +67,14 @@ class Loop(Control):
         return expr.floordiv(way + (abs(step) - 1), expr.const(abs(step)))
 
 
+POSITION = "position"
+
+
 @dataclass(frozen=True)
 class Let(Control):
     """From here on the symbol `counter` is the operand, a 0-d int64 that ranks agree on; key: under
-    which a second trace finds what is known of it."""
+    which a second trace finds what is known of it, or POSITION: the operand is what the program
+    says of where it is, for timelines and messages; 0 for nothing."""
 
     name = "let"
     at_home = True

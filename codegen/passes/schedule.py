@@ -16,6 +16,7 @@ from codegen.dtypes import DType
 from codegen.errors import InternalError, Place
 from codegen.ir import Op, Region, Value
 from codegen.ops import Kind
+from codegen.ops.control import POSITION
 from codegen.plan.flatten import flattened
 from codegen.plan.grammar import (
     Array,
@@ -72,7 +73,7 @@ def scheduled(placed: Placed) -> Plan:
         loops.libraries, tuple(loops.kernels.items()), program.checks, dict(loops.named),
         points=tuple(work.points) if program.kept else None, feeds=program.feeds,
         takes=tuple(work.takes), sends=tuple(work.sends), saves=tuple(work.saves),
-        arms=tuple(placed.arms.around), lets=dict(loops.lets),
+        arms=tuple(placed.arms.around), lets=dict(loops.lets), position=work.position,
     )
 
 
@@ -88,6 +89,7 @@ class _Scheduler:
         self.contents: dict[tuple[str, bytes], Buffer] = {}  # by dtype and digest of its elements
         self.spare: dict[Value, Buffer] = {}  # what the op at hand needs meanwhile
         self.phases = self.counters = 0
+        self.position: int | None = None
         self.pending: list[Work] = []
         self.points: list[tuple[Array, ...]] = []
         self.takes: list[Handed] = []
@@ -249,8 +251,11 @@ class _Scheduler:
         assert isinstance(op.what, ops.Let)
         self.flush()
         value = Load(self.of[op.operands[0]], expr.const(0))
-        self.steps.append(Let(op.what.counter, self.counters, value, op.place))
-        self.counters += 1
+        slot = self.counters
+        if op.what.key == POSITION:  # all of them have one slot
+            slot = self.position = slot if self.position is None else self.position
+        self.steps.append(Let(op.what.counter, slot, value, op.place))
+        self.counters += slot == self.counters
 
     def branch(self, op: Op) -> None:
         assert isinstance(op.what, ops.Branch)

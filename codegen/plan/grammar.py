@@ -594,3 +594,5 @@ class Plan:
     arms: tuple[int, ...] = ()
     # what symbols that a Let defines are, where that is a formula: for those who run nothing
     lets: dict[Sym, Expr] = field(default_factory=dict)
+    # the slot of what the program says of where it is: Lets under the key POSITION; None: nothing
+    position: int | None = None

@@ -98,6 +98,7 @@ class Context:
     # states that are looked for, by name: the tree that is declared, and its leaves
     looked_for: dict[str, Any]
     facts: dict[str, Any]  # what earlier captures of the program have found
+    notes: dict[str, list[dict[str, Any]]]  # what libraries say to people
     states: tuple[StateArray, ...] = ()
     entries: tuple[Entry, ...] = ()
     outermost: Any = None  # what loops in no other one carried in the capture before: settled.Inner
@@ -110,7 +111,7 @@ class Context:
         self.epoch = 0  # grows where a piece of code begins that may be undone
         self.place: Place | None = None  # where ops come from, if not from what runs now
         self.write_logs: list[dict[Storage, None]] = []
-        self.own_scalars, self.looked_for, self.facts = {}, {}, {}
+        self.own_scalars, self.looked_for, self.facts, self.notes = {}, {}, {}, {}
         self.scalars: dict[str, Scalar] = {}
         self.inputs: dict[str, Input] = {}
         self.feeds: dict[str, Feed] = {}

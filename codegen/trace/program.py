@@ -340,7 +340,7 @@ class Program:
             feeds=tuple(context.feeds.values()), body=body, outputs=tuple(outputs),
             conditions=tuple(context.conditions), returns=returns, sync=self.sync,
             states=context.states, entries=context.entries,
-            file=self.file, keeps=kept_by(body, context.keeps),
+            file=self.file, keeps=kept_by(body, context.keeps), notes=context.notes,
             unrolled=tuple(sorted(filter(None, context.unrolled), key=str)),
             checks=tuple(name for name in CHECKS if name in context.checks),
         )

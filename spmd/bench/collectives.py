@@ -145,7 +145,7 @@ class Bench:
                            if row["kind"] != "compute")  # a barrier on either side
         times = []
         for own in timeline.gather(job):
-            times.append([end - begin for begin, end, _, _, row, waits in own.events()
+            times.append([end - begin for begin, end, _, _, row, waits, _ in own.events()
                           if row == operation and not waits])
         wrong = 0
         for rank in range(job.setup.first, job.setup.first + job.setup.count):

@@ -74,6 +74,7 @@ class Job:
         self.loads = [k for k, row in enumerate(self.manifest["scalars"]) if row["loads"]]
         self.owner = os.getpid()
         self.image: Any = None
+        self.positions_in: Any = None  # the image whose notes say what positions mean
         self.constants: Any = None
         self.transport: Any = None
         self.broken = False  # nobody may wait for the other processes any more
@@ -118,6 +119,9 @@ class Job:
             if constants:
                 self._read_constants(checked, constants)
             self._check(lib.spmd_job_load(self._job, self._arena))
+            if "position" in self.manifest:
+                self._check(lib.spmd_job_positions(self._job, self.manifest["position"]))
+                self.positions_in = checked.image
             if several:
                 self._attach_board(*made[hosts.beside()[0]][1])
 

@@ -13,6 +13,7 @@ from _thread import allocate_lock, start_new_thread
 
 from codegen.errors import PeerError
 from spmd.engine import ffi, lib
+from spmd.launch.positions import positions_of
 from spmd.launch.processes import say
 
 TYPE_CHECKING = False
@@ -80,11 +81,17 @@ class Watch:
         return PeerError(
             f"{self._who(notice)} lost in superstep {notice.superstep}",
             expected=limit if notice.cause != lib.SPMD_GONE else "all to stay until all are done",
-            found=f"{found}; it {self._where(notice)}",
+            found=f"{found}; it {self._where(notice)}{self._in_pipeline(notice)}",
             remedy="look why it ended: out of memory, a crash, another's kill"
             if notice.cause == lib.SPMD_GONE
             else "a longer --time-limit, or 0 for none",
         )
+
+    def _in_pipeline(self, notice: Any) -> str:
+        """Return what a lost process held of a pipeline; "" where it was in none."""
+        positions = positions_of(self.job)
+        held = positions and positions.at(notice.position, notice.rank, notice.ranks)
+        return f"; {held.text()}" if held else ""
 
     def _warning(self, notice: Any) -> str:
         seconds = f"{notice.milliseconds / 1000:.1f} s"

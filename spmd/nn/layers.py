@@ -146,7 +146,8 @@ def dropout(x: Any, rate: float, seed: Any, stream: Any = 0) -> Any:
       zeros. They are the same on any mesh and in any layout.
 
     In inference, leave it out. In a layer of spmd.pipeline it follows from the layer and the
-    microbatch, too (see there), and `evaluate` leaves it out. UsageError for a rate that is not from 0 to below 1.
+    microbatch, too (see there), and `evaluate` leaves it out. UsageError for a rate that is not
+    from 0 to below 1.
 
     >>> spmd.nn.dropout(np.ones(6), 0.5, seed=1)
     array([2., 2., 2., 0., 2., 0.])

@@ -28,7 +28,7 @@ def evaluated(pipe: TrainingPipeline, state: State, x: Any, y: Any) -> Any:
                    None if y is None else batch.y_types, backward=False)
     stages = len(pipe.stages)
     out = pipe.new(code.activations, (batch.ranks,), (batch.data,))
-    ids = spmd.asarray(np.arange(stages))
+    ids = pipe.places.by_row(np.arange(stages))
 
     def tick(t: Any, out: Any) -> Any:
         def row(j: Any, out: Any, read: Any, given: Any) -> None:
@@ -37,21 +37,22 @@ def evaluated(pipe: TrainingPipeline, state: State, x: Any, y: Any) -> Any:
             spmd.switch(read["arms"][j], [lambda: None, *arms])
 
         read = {"arms": np.where(ids == t, ids + 1, 0), "weights": state["weights"]}
-        out = {name: np.roll(x, 1, axis=0) for name, x in out.items()} if stages > 1 else out
+        out = pipe.places.handed_on(out, 1, batch.data)
         return by_rows(pipe.axis, batch.data, row, out, read, (batch.x, batch.y))
 
     out = spmd.fori_loop(0, stages, tick, out)
+    last = pipe.places.row(stages - 1)
     if y is not None:
-        losses = out[code.halves[-1].out_types[0].dtype.name][stages - 1, :, 0]
+        losses = out[code.halves[-1].out_types[0].dtype.name][last, :, 0]
         return np.sum(losses) / batch.weight() if batch.masked else np.mean(losses)
-    leaves = _joined(code, batch, out) if batch.data else code.activations.read(
-        out, (stages - 1, 0), stages - 1)
+    leaves = _joined(code, batch, out, last) if batch.data else code.activations.read(
+        out, (last, 0), stages - 1)
     return fill(code.halves[-1].out, iter(leaves), fresh=True)
 
 
-def _joined(code: StageCode, batch: Microbatches, out: Any) -> list[Any]:
+def _joined(code: StageCode, batch: Microbatches, out: Any, row: Any) -> list[Any]:
     """Return what the last layer returns, the parts of ranks along the data axis one behind the
-    other."""
+    other. row: of the last stage."""
     last = len(code.halves) - 1
     size, own = (flatten(x)[1][0].shape[k] for x, k in ((batch.x, 1), (batch.x_types, 0)))
     found = []
@@ -61,7 +62,7 @@ def _joined(code: StageCode, batch: Microbatches, out: Any) -> list[Any]:
                 "what the last layer returns for a batch that is split has its examples in dim 0",
                 place=user_place(), found=str(t),
                 remedy="a batch that is whole on all ranks: x.relayout((None, …))")
-        buffer, where = code.activations.part(out, (last, slice(None)), last, k)
+        buffer, where = code.activations.part(out, (row, slice(None)), last, k)
         rest = [int(n.value) for n in t.shape[1:]]
         found.append(buffer[where].reshape(size, *rest))
     return found

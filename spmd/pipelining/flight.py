@@ -17,7 +17,7 @@ from spmd.pipelining.ticks import Microbatches, Ticks, batch_layout
 if TYPE_CHECKING:
     from spmd.pipelining.training_pipeline import State, TrainingPipeline
 
-IN_FLIGHT = ("x", "y", "cycle", "steps")
+IN_FLIGHT = ("x", "y", "cycle", "steps", "ranks")
 
 
 def batch_types(x: Any, y: Any) -> Any:
@@ -25,7 +25,7 @@ def batch_types(x: Any, y: Any) -> Any:
     the element type and the layout."""
     tree, leaves = flatten((x, y))
     arrays = [as_array(leaf) for leaf in leaves]
-    return tree, [(a.shape, a.type.dtype.name, as_said(a.type.layout)) for a in arrays]
+    return tree, [(a.shape, a.type.dtype.name, a.layout) for a in arrays]
 
 
 def like_batch(pipe: TrainingPipeline, types: Any) -> Microbatches:
@@ -34,12 +34,6 @@ def like_batch(pipe: TrainingPipeline, types: Any) -> Microbatches:
     made = [spmd.zeros(shape, dtype, layout=layout) for shape, dtype, layout in leaves]
     x, y = fill(tree, iter(made), fresh=True)
     return Microbatches.of(pipe, x, y, pipe.schedule.microbatches)
-
-
-def as_said(layout: Any) -> Any:
-    """Return a layout as users write it."""
-    return layout and tuple(entry if len(entry) > 1 else entry[0] if entry else None
-                            for entry in layout)
 
 
 class Flight:
@@ -75,7 +69,7 @@ class Flight:
         work["loss"] = ticks.no_loss()
         work = ticks.run(work, self.pipe.schedule.period or 0)
         kept_x, kept_y = (_each(tree, lambda a: a[self.size:]) for tree in (x, y))
-        done = {**work, "x": kept_x, "y": kept_y, "cycle": state["cycle"] + 1,
+        done = {**state, **work, "x": kept_x, "y": kept_y, "cycle": state["cycle"] + 1,
                 "steps": state["steps"] + 1}
         return {name: done[name] for name in state}, ticks.loss(work)
 
@@ -94,8 +88,7 @@ class Flight:
         else:
             due = spmd.asarray(np.ones(len(self.pipe.stages), bool))
             work = self.pipe.updates.due(work, due, batches.data)
-        done = {**work, "x": state["x"], "y": state["y"], "cycle": state["cycle"] * 0,
-                "steps": state["steps"]}
+        done = {**state, **work, "cycle": state["cycle"] * 0}
         return {name: done[name] for name in state}
 
 

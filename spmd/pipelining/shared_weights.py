@@ -7,7 +7,7 @@ what their layers find, so they stay alike.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,8 +15,10 @@ from codegen.errors import UsageError
 from codegen.places import user_place
 from codegen.trace.array import Array
 from codegen.trace.state import flatten
-from spmd.pipelining.flat_buffers import Packing
 from spmd.pipelining.stage_code import Stage
+
+if TYPE_CHECKING:
+    from spmd.pipelining.training_pipeline import TrainingPipeline
 
 Copies = list[tuple[int, int]]  # the stage of each copy, and its number among the leaves there
 
@@ -59,10 +61,10 @@ class SharedWeights:
         """Return a text that is equal for stages whose updates count copies alike."""
         return str((self.within.get(stage), sorted(k for s, k in self.later if s == stage)))
 
-    def summed_across(self, packing: Packing, gradients: dict[str, Any]) -> dict[str, Any]:
+    def summed_across(self, pipe: TrainingPipeline, gradients: dict[str, Any]) -> dict[str, Any]:
         """Return the gradients of all stages, those of shared weights summed over their copies."""
         for copies in self.across:
-            parts = [packing.part(gradients, (s,), s, k) for s, k in copies]
+            parts = [pipe.weights.part(gradients, (pipe.places.row(s),), s, k) for s, k in copies]
             total = sum(buffer[where] for buffer, where in parts[1:])
             buffer, where = parts[0]
             total = total + buffer[where]

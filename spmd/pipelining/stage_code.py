@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from codegen.dtypes import INT64
 from codegen.errors import ShapeError
 from codegen.ir import ArrayType
 from codegen.places import user_place
@@ -33,7 +34,7 @@ class Masked(NamedTuple):
     mask: Any
 
 
-KEY = DropoutKey(*[ArrayType(np.dtype(np.int64), ())] * 2)
+KEY = DropoutKey(*[ArrayType(INT64, ())] * 2)
 
 
 @dataclass(frozen=True)

@@ -37,14 +37,15 @@ def by_rows(
         state = changing_loop(0, arrays[0].shape[0], row, state, "writes")
         return tuple(flatten(state)[1])
 
-    layouts = [_layout(axis, data, x.ndim) for x in leaves[:rows]]
+    layouts = [layout_of_rows(axis, data, x.ndim) for x in leaves[:rows]]
     layouts += [(None, data, *(None,) * (x.ndim - 2)) for x in leaves[rows:]]
     mapped = spmd.shard_map(local, mesh=(axis,) if data is None else (data, axis),
                             in_layouts=tuple(layouts), out_layouts=tuple(layouts[:count]))
     return fill(flatten(state)[0], iter(mapped(*leaves)), fresh=True)
 
 
-def _layout(axis: str, data: str | None, ndim: int) -> tuple[Any, ...]:
+def layout_of_rows(axis: str, data: str | None, ndim: int) -> tuple[Any, ...]:
+    """Return the layout of an array with a row for each stage."""
     if ndim < 3:
         return (axis, *(None,) * (ndim - 1))
     return (axis, *(None,) * (ndim - 3), data, None)

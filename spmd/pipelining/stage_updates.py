@@ -89,14 +89,14 @@ class Updates:
         moments = pipe.new(self.moments, ())
         if not moments:
             return moments
-        arms = spmd.asarray(np.array(self.arms))
+        arms = pipe.places.by_row(np.array(self.arms))
         return by_rows(pipe.axis, None, row, moments, {"weights": weights, "arms": arms})
 
     def all_stages(self, state: State, gradients: dict[str, Any], count: Any) -> State:
         """Return the state after an update of all stages by the mean of so many gradients."""
-        gradients = self.shared.summed_across(self.pipe.weights, gradients)
+        gradients = self.shared.summed_across(self.pipe, gradients)
         stages = len(self.pipe.stages)
-        arms = spmd.asarray(np.array(self.arms))
+        arms = self.pipe.places.by_row(np.array(self.arms))
         read: dict[str, Any] = {"gradients": gradients, "arms": arms, "squares": {}}
         for call in range(self.norms):  # one that follows from another one is known after it
             squares = {"new": spmd.zeros((stages,), layout=(self.pipe.axis,))}
@@ -160,9 +160,9 @@ class Updates:
             spmd.switch(arm, [lambda: None, *found])
 
         def update(part: State) -> State:
-            arms = spmd.asarray(np.array(self.arms))
+            arms = self.pipe.places.by_row(np.array(self.arms))
             read = {"due": due, "arms": arms,
-                    "decays": spmd.asarray(np.array(self.decays))}
+                    "decays": self.pipe.places.by_row(np.array(self.decays))}
             done: State = by_rows(self.pipe.axis, data, row, part, read)
             return done
 

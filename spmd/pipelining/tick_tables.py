@@ -54,12 +54,13 @@ def tables_of(schedule: Schedule) -> TickTables:
     returning = np.full_like(b, NONE)
     returning[:, :-1] = b[:, 1:]
     stages = range(schedule.stages)
-    earliest = min(int(x[x > NONE].min(initial=0)) for x in (f, b, w))
+    earliest = min(int(x[x > NONE].min(initial=0)) for x in rows.values())
     ticks = schedule.ticks
     forth = [np.subtract(ticks["F"][s], ticks["F"][s - 1]).max() for s in stages if s]
     back = [np.subtract(ticks["B"][s - 1], ticks["B"][s]).max() for s in stages if s]
     return TickTables(
-        kinds, np.maximum.reduce([f, b, w]), arriving, returning, -(earliest // schedule.microbatches),
+        kinds, np.maximum.reduce([f, b, w]), arriving, returning,
+        -(earliest // schedule.microbatches),
         [max(1, schedule.slots(s)) for s in stages],
         [max(1, schedule.gradient_slots(s)) for s in stages],
         max(1, *(schedule.received_slots(s, "F") for s in stages)),

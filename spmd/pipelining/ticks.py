@@ -18,7 +18,7 @@ from codegen.places import user_place
 from codegen.symbolic import expr
 from codegen.trace.array import Array, as_array, as_value
 from codegen.trace.control.functional import changing_loop
-from codegen.trace.control.letting import as_symbol
+from codegen.trace.control.letting import as_symbol, say_position
 from codegen.trace.expecting import expect
 from codegen.trace.number import expr_of
 from codegen.trace.state import fill, flatten
@@ -26,6 +26,7 @@ from spmd.nn.layers import DropoutKey
 from spmd.pipelining.stage_code import Masked, StageCode
 from spmd.pipelining.stage_rows import by_rows
 from spmd.pipelining.tick_tables import BACKWARD, FORWARD, IDLE, WEIGHTS
+from spmd.schedules.tick_positions import packed
 
 if TYPE_CHECKING:
     from spmd.pipelining.training_pipeline import TrainingPipeline
@@ -65,7 +66,7 @@ class Microbatches:
                 expected="parts that are equal",
                 remedy=f"microbatches={' or '.join(map(str, near))}, or a batch of "
                 f"{-(-max(batch, 1) // count) * count} with a mask")
-        data = _data_axis(arrays[0], 0, pipe.axis)
+        data = _data_axis(arrays[0], 0, pipe.axis) if batch > count else None  # one is not split
         parts = [a.reshape(count, batch // count, *a.shape[1:]) for a in arrays]
         parts = [a.relayout(batch_layout(data, a.ndim)) for a in parts]
         x, y = fill(tree, iter(parts), fresh=True)
@@ -124,9 +125,31 @@ def batch_layout(data: str | None, ndim: int) -> tuple[Any, ...]:
 
 
 def _data_axis(x: Array, dim: int, axis: str) -> str | None:
-    entry = (x.type.layout or ((),) * x.ndim)[dim]
+    entry = (x.layout or (None,) * x.ndim)[dim]
     names = [entry] if isinstance(entry, str) else list(entry or ())
     return next((name for name in names if name != axis), None)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One action of a stage, whose row is `row`, on a microbatch.
+
+    slot, crossing: where what F gives to B and W, and B to W, lies; position: where the microbatch
+    lies in the batches. number: that of the microbatch over all steps, for messages; stream: of its
+    dropout in the stage's first layer; weight: what it counts in means. state: what the action
+    writes; weights: from which the parameters of the stage follow.
+    """
+
+    row: Any
+    microbatch: Any
+    slot: Any
+    crossing: Any
+    position: Any
+    number: Any
+    stream: Any
+    weight: Any
+    state: Any
+    weights: Any
 
 
 class Ticks:
@@ -147,6 +170,7 @@ class Ticks:
         self.tables = pipe.tables
         self.slots = max(self.tables.slots)
         self.last: int | None = None
+        self.begun: Any = 0
         self.unlike = sorted(set(code.like))
         self.kinds = WEIGHTS if code.parts else BACKWARD  # of actions
         self.cycle = len(self.tables.kinds)
@@ -156,6 +180,8 @@ class Ticks:
         """Return what is in flight after so many ticks. last: all stages are updated in the last
         one, by the gradients that they have."""
         self.last = count - 1 if last else None
+        steps = (as_array(self.first) + self.earlier) // self.pipe.schedule.microbatches
+        self.begun = steps * self.cycle  # ticks
         same = {"weights"} if self.pipe.schedule.flushes else set()
         fixed = {name: part for name, part in work.items() if name in same}
 
@@ -164,7 +190,9 @@ class Ticks:
             return {name: found[name] for name in work}
 
         changing = {name: part for name, part in work.items() if name not in same}
-        return {**changing_loop(0, count, turn, changing, "rebinds"), **fixed}
+        done = {**changing_loop(0, count, turn, changing, "rebinds"), **fixed}
+        say_position(self.pipe.context, as_array(np.int64(0)))
+        return done
 
     def begin(self, state: Any) -> Work:
         """Return what is in flight before the first tick: nothing."""
@@ -217,18 +245,20 @@ class Ticks:
     def tick(self, tick: Any, work: Work) -> Work:
         """Return what is in flight after a tick, counted from the first one of the cycle."""
         tables, pipe = self.tables, self.pipe
+        drained = 0 if self.last is None else tick + 1
+        say_position(pipe.context, self.begun + (tick + 1 + packed(pipe.number, drained)))
         t, later = tick % self.cycle, tick // self.cycle * pipe.schedule.microbatches
-        own = spmd.asarray(tables.microbatches)[t] + later
+        own = self._at(tables.microbatches, t) + later
         numbers = self.kinds * np.searchsorted(self.unlike, self.code.like)
-        arms = spmd.asarray(np.where(tables.kinds == IDLE, 0, numbers + tables.kinds))[t]
+        arms = self._at(np.where(tables.kinds == IDLE, 0, numbers + tables.kinds), t)
         if not pipe.schedule.flushes:
             arms = np.where(self._there(own), arms, 0)
         number = np.maximum(own + self.first, 0)
         counted = number + self.earlier  # over all steps
-        read = {"arms": arms, "numbers": counted,
-                "streams": counted * len(pipe.layers) + np.array(pipe.positions[:-1]), "microbatches": number,
-                "slots": number % np.array(tables.slots),
-                "crossing": number % np.array(tables.crossing),
+        begins, slots, crossing = (pipe.places.by_row(np.array(x)) for x in (
+            pipe.positions[:-1], tables.slots, tables.crossing))
+        read = {"arms": arms, "numbers": counted, "streams": counted * len(pipe.layers) + begins,
+                "microbatches": number, "slots": number % slots, "crossing": number % crossing,
                 "positions": np.clip(own + self.before, 0, self.has - 1),
                 "weights": work["weights"]}
         if self.batches.masked:
@@ -243,6 +273,10 @@ class Ticks:
             state = self._updated(t, later, tick, state)
         return {name: state[name] for name in work}
 
+    def _at(self, table: np.ndarray, t: Any) -> Any:
+        """Return what a table of ticks and stages says of a tick, in the order of rows."""
+        return self.pipe.places.by_row(spmd.asarray(table)[t])
+
     def _there(self, microbatches: Any) -> Any:
         """Return which of these exist, counted from the first one of the cycle."""
         return (microbatches + self.first >= 0) & (microbatches + self.before < self.has)
@@ -255,7 +289,7 @@ class Ticks:
             now = as_array(self.first) // schedule.microbatches * self.cycle + tick + 1
             due = np.full(schedule.stages, 1) * (now % every) == 0
         else:
-            k = spmd.asarray(self.tables.updates)[t] + later
+            k = self._at(self.tables.updates, t) + later
             due = self._there(k)
             if self.tables.updates_each:
                 due = due & ((k + self.first + 1) % schedule.accumulate == 0)
@@ -271,9 +305,9 @@ class Ticks:
         ):
             if len(self.pipe.stages) == 1:
                 continue
-            work[name] = {k: np.roll(x, shift, axis=0) for k, x in work[name].items()}
+            work[name] = self.pipe.places.handed_on(work[name], shift, self.batches.data)
             if store in work:
-                arriving = spmd.asarray(table)[t] + later
+                arriving = self._at(table, t) + later
                 there = self._there(arriving)
                 arriving = np.where(there, arriving + self.first, -1)
                 self._store(work, name, store, slots, arriving)
@@ -302,46 +336,40 @@ class Ticks:
         weights = {name: read[name] for name in ("weights", *EARLIER_WEIGHTS) if name in read}
         if data is not None:
             weights = spmd.pvary(weights, data)
-        examples = read["examples"][j] if "examples" in read else 1
+        at = Turn(j, k, slot, crossing, position, read["numbers"][j], read["streams"][j],
+                  read["examples"][j] if "examples" in read else 1, state, weights)
         arms: list[Any] = [lambda: None]
         for stage in self.unlike:
-            arms.append(lambda s=stage: self._forward(
-                s, (j, k, slot), state, weights, batches,
-                (position, read["numbers"][j], read["streams"][j], examples)))
-            arms.append(lambda s=stage: self._backward(
-                s, (j, k, slot), state, weights, (crossing, examples)))
+            arms.append(lambda s=stage: self._forward(s, at, batches))
+            arms.append(lambda s=stage: self._backward(s, at))
             if self.code.parts:
-                arms.append(lambda s=stage: self._weights(
-                    s, (j, k, slot), state, weights, (crossing, examples)))
+                arms.append(lambda s=stage: self._weights(s, at))
         if "used" in state:
             begins = read["arms"][j] % self.kinds == FORWARD
             state["used"][j, slot] = np.where(begins, read["version"][j], state["used"][j, slot])
         spmd.switch(read["arms"][j], arms)
 
-    def _forward(self, s: int, at: tuple[Any, Any, Any], state: Any, weights: Any, batches: Any,
-                 which: tuple[Any, Any, Any, Any]) -> None:
-        """Do the forward pass of a stage. at: its row, its microbatch, and the slot of that. which:
-        where that lies in the batches, its number, for messages, its stream, for dropout, and its
-        weight in the mean loss."""
-        (j, k, slot), (position, number, stream, weight) = at, which
-        code, last = self.code, self.pipe.stages[-1].number
+    def _forward(self, s: int, at: Turn, batches: Any) -> None:
+        """Do the forward pass of a stage."""
+        code, last, state = self.code, self.pipe.stages[-1].number, at.state
         if s == 0:
-            h = _microbatch(batches[0], position)
+            h = _microbatch(batches[0], at.position)
         else:
-            where, index = (("arrived", (j, k % self.tables.received, 0)) if "arrived" in state
-                            else ("activations", (j, 0)))
+            where, index = (
+                ("arrived", (at.row, at.microbatch % self.tables.received, 0))
+                if "arrived" in state else ("activations", (at.row, 0)))
             h = code.handed(s - 1, code.activations.read(state[where], index, s - 1))
         part = 0 if self.batches.data is None else spmd.axis_index(self.batches.data)
-        key = DropoutKey(stream, as_array(part).astype(np.int64))
-        given = [h, key, *([_microbatch(batches[1], position)] if s == last else [])]
-        out, kept = code.halves[s].forward(self._now(s, j, weights), *given)
-        code.kept.write(state["kept"], (j, slot, 0), s, kept)
+        key = DropoutKey(at.stream, as_array(part).astype(np.int64))
+        given = [h, key, *([_microbatch(batches[1], at.position)] if s == last else [])]
+        out, kept = code.halves[s].forward(self._now(s, at), *given)
+        code.kept.write(state["kept"], (at.row, at.slot, 0), s, kept)
         if s < last:
-            code.activations.write(state["activations"], (j, 0), s, flatten(out)[1])
+            code.activations.write(state["activations"], (at.row, 0), s, flatten(out)[1])
         else:
-            self._check(out, number)
-            state["loss"][j, 0, 0] += out * self._share()
-            state["loss"][j, 0, 1] += weight
+            self._check(out, at.number)
+            state["loss"][at.row, 0, 0] += out * self._share()
+            state["loss"][at.row, 0, 1] += at.weight
 
     def _share(self) -> Any:
         """Return what the loss on a rank counts in that of a microbatch: a mean, or a sum."""
@@ -358,64 +386,58 @@ class Ticks:
         expect(context, as_value(context, loss == loss), "loss of microbatch ",
                as_value(context, number), " is NaN: step ", step, *rank)
 
-    def _backward(self, s: int, at: tuple[Any, Any, Any], state: Any, weights: Any,
-                  which: tuple[Any, Any]) -> None:
-        """Do the backward pass of a stage. at: as of _forward. which: the slot of what W reads, and
-        what the microbatch counts among those of an update."""
-        (j, k, slot), (crossing, weight) = at, which
-        code, last = self.code, self.pipe.stages[-1].number
-        kept = code.kept.read(state["kept"], (j, slot, 0), s)
+    def _backward(self, s: int, at: Turn) -> None:
+        """Do the backward pass of a stage."""
+        code, last, state = self.code, self.pipe.stages[-1].number, at.state
+        kept = code.kept.read(state["kept"], (at.row, at.slot, 0), s)
         if s == last:
             cotangents = [self._share()]
         else:
-            where, index = (("returned", (j, k % self.tables.returned, 0)) if "returned" in state
-                            else ("cotangents", (j, 0)))
+            where, index = (
+                ("returned", (at.row, at.microbatch % self.tables.returned, 0))
+                if "returned" in state else ("cotangents", (at.row, 0)))
             cotangents = code.cotangents.read(state[where], index, s)
-        own = self._then(s, at, state, weights)
+        own = self._then(s, at)
         if code.parts:
-            found, crosses = code.parts[s].of_arguments(own, kept, cotangents)
-            code.crossing.write(state["crossing"], (j, crossing, 0), s, crosses)
+            (slopes, *_), crosses = code.parts[s].of_arguments(own, kept, cotangents)
+            code.crossing.write(state["crossing"], (at.row, at.crossing, 0), s, crosses)
         else:
-            slopes, *found = code.halves[s].backward(own, kept, cotangents)
-            self._add(s, j, state, slopes, weight)
+            found, slopes, *_ = code.halves[s].backward(own, kept, cotangents)
+            self._add(s, at, found)
         if s:
-            code.cotangents.write(state["cotangents"], (j, 0), s - 1, found[0])
+            code.cotangents.write(state["cotangents"], (at.row, 0), s - 1, slopes)
 
-    def _weights(self, s: int, at: tuple[Any, Any, Any], state: Any, weights: Any,
-                 which: tuple[Any, Any]) -> None:
-        """Find the gradients of the weights of a stage. at, which: as of _backward."""
-        (j, _, slot), (crossing, weight) = at, which
-        kept = self.code.kept.read(state["kept"], (j, slot, 0), s)
-        crosses = self.code.crossing.read(state["crossing"], (j, crossing, 0), s)
-        own = self._then(s, at, state, weights)
-        self._add(s, j, state, self.code.parts[s].of_weights(own, kept, crosses), weight)
+    def _weights(self, s: int, at: Turn) -> None:
+        """Find the gradients of the weights of a stage."""
+        kept = self.code.kept.read(at.state["kept"], (at.row, at.slot, 0), s)
+        crosses = self.code.crossing.read(at.state["crossing"], (at.row, at.crossing, 0), s)
+        self._add(s, at, self.code.parts[s].of_weights(self._then(s, at), kept, crosses))
 
-    def _now(self, s: int, j: Any, weights: Any) -> Any:
+    def _now(self, s: int, at: Turn) -> Any:
         """Return the parameters of a stage."""
-        return self.pipe.updates.parameters(
-            s, self.pipe.weights.read(weights["weights"], (j,), s))
+        leaves = self.pipe.weights.read(at.weights["weights"], (at.row,), s)
+        return self.pipe.updates.parameters(s, leaves)
 
-    def _then(self, s: int, at: tuple[Any, Any, Any], state: Any, weights: Any) -> Any:
+    def _then(self, s: int, at: Turn) -> Any:
         """Return the parameters of a stage that B and W read."""
-        j, _, slot = at
-        pipe = self.pipe
-        if "versions" in weights:
-            version = as_symbol(state["used"][j, slot], power=False) % pipe.versions
-            return pipe.updates.parameters(
-                s, pipe.weights.read(weights["versions"], (j,), s, version))
-        if "changes" in weights:
-            crossed = weights["version"][j] - state["used"][j, slot]
+        packing = self.pipe.weights
+        if "versions" in at.weights:
+            used = as_symbol(at.state["used"][at.row, at.slot], power=False)
+            leaves = packing.read(at.weights["versions"], (at.row,), s, used % self.pipe.versions)
+        elif "changes" in at.weights:
+            crossed = at.weights["version"][at.row] - at.state["used"][at.row, at.slot]
             leaves = [w - crossed.astype(w.dtype) * change for w, change in zip(
-                pipe.weights.read(weights["weights"], (j,), s),
-                pipe.weights.read(weights["changes"], (j,), s), strict=True)]
-            return pipe.updates.parameters(s, leaves)
-        return self._now(s, j, weights)
+                packing.read(at.weights["weights"], (at.row,), s),
+                packing.read(at.weights["changes"], (at.row,), s), strict=True)]
+        else:
+            return self._now(s, at)
+        return self.pipe.updates.parameters(s, leaves)
 
-    def _add(self, s: int, j: Any, state: Any, slopes: Any, weight: Any) -> None:
+    def _add(self, s: int, at: Turn, slopes: Any) -> None:
         """Add gradients of the weights of a stage to those that it has."""
-        if "count" in state:
-            state["count"][j] += weight
-        self.pipe.weights.add(state["gradients"], (j, 0), s, flatten(slopes)[1])
+        if "count" in at.state:
+            at.state["count"][at.row] += at.weight
+        self.pipe.weights.add(at.state["gradients"], (at.row, 0), s, flatten(slopes)[1])
 
     def summed(self, gradients: Any) -> Any:
         """Return gradients summed over the ranks along the data axis."""

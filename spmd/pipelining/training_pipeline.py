@@ -18,12 +18,14 @@ from codegen.places import user_place
 from codegen.trace.array import as_array
 from codegen.trace.context import CapturedAgain, Context, require_context
 from codegen.trace.state import fill, flatten
+from spmd.pipelining.build_notes import kept_bytes, row_of
 from spmd.pipelining.evaluation import evaluated
 from spmd.pipelining.flat_buffers import Packing
 from spmd.pipelining.flight import Flight, batch_types, like_batch
 from spmd.pipelining.layer_costs import Cut, check_cut, costs_of
 from spmd.pipelining.stage_code import Masked, Stage, StageCode, code_of, type_of
 from spmd.pipelining.stage_cuts import cut, shown
+from spmd.pipelining.stage_places import StagePlaces
 from spmd.pipelining.stage_updates import Updates
 from spmd.pipelining.tick_tables import TickTables, tables_of
 from spmd.pipelining.ticks import Microbatches, Ticks
@@ -35,10 +37,9 @@ State = dict[str, Any]
 def pipeline(
     layers: Sequence[tuple[Callable[..., Any], Any]], *, axis: str = "stage", stages: int,
     microbatches: int, schedule: Any = "1f1b", accumulate: int | str | None = None,
-    optimizer: Any, cut: Cut = "parameters",
+    optimizer: Any, place: str = "block", cut: Cut = "parameters",
 ) -> TrainingPipeline:
-    """Return a TrainingPipeline: layers that are trained on different ranks, with several
-    microbatches in flight at once.
+    """Return a TrainingPipeline: layers on different ranks, several microbatches in flight at once.
 
     - layers: pairs (function, parameters), in order. The first function takes (parameters, x), each
       other one what the one before returns, a tree of arrays of any shapes; the last one takes
@@ -49,20 +50,22 @@ def pipeline(
       hold them. cut: what the largest has as little of as can be: "parameters"; "operations" of a
       microbatch, forward and backward; or seconds, a list with those of each layer.
     - microbatches: equal parts of a batch, in its order. In a layer, spmd.nn.dropout(x, rate, seed,
-      stream) follows from the layer and the microbatch: to the stream is added
-      microbatch * len(layers) + layer, numbers from 0, that of the microbatch over all steps. So
-      each example has the same zeros on any ranks, and in plain training with that stream.
+      stream) adds microbatch * len(layers) + layer to the stream: numbers from 0, that of the
+      microbatch over all steps. An example has the same zeros on any ranks.
     - schedule, accumulate: as of spmd.schedules.make_schedule. A schedule that flushes updates all
       stages at the end of a step; any other one updates a stage as soon as `accumulate` of its
-      backward passes are done, and never waits. Under "pipemare" a backward pass reads
-      w - n * change in the place of the weights of its forward pass: n updates have come since
-      then, and their average change is decay * change + (1 - decay) * (the last one), with
-      decay = exp(-2) ** (1 / the most that n is at the stage) (Yang et al., PipeMare, 2021: the
-      discrepancy correction, whose D is exp(-2); learning rates are as the optimizer says).
+      backward passes are done, and never waits. Under "pipemare" a backward pass reads w - n * d
+      for the weights of its forward pass: n updates came since, d is their average change. An
+      update takes c * d + (1 - c) * (its change) for d, c = exp(-2) ** (1 / the stage's most n)
+      (Yang et al., PipeMare, 2021: the discrepancy correction; D is exp(-2)).
     - optimizer: a transformation of spmd.optim. It sees the parameters of a stage as a list.
+    - place: which rank of n has which stages. "block": as many in a row as others, on any number
+      of ranks; spare ones idle. "round": stage s is on rank s % n. "v": from rank 0 to rank n - 1,
+      and back, and so on. For "round" and "v" ranks must divide stages (MeshError at launch), and a
+      state goes on on as many ranks as it comes from (CheckError).
 
-    UsageError where there are more stages than layers, `cut` is none of these, or stages that are
-    updated alone share a weight or a norm; ShapeError where layers, or parts of a batch, don't fit.
+    UsageError for more stages than layers, another place or cut, and stages that are updated alone
+    and share a weight or a norm; ShapeError where layers, or parts of a batch, do not fit.
 
     Example::
 
@@ -91,7 +94,7 @@ def pipeline(
     check_cut(cut, len(layers))
     made = make_schedule(schedule, stages=stages, microbatches=microbatches,
                          accumulate=accumulate)
-    return TrainingPipeline(context, layers, axis, made, optimizer, cut)
+    return TrainingPipeline(context, layers, axis, made, optimizer, place, cut)
 
 
 def _check(context: Context, layers: Sequence[Any], axis: str, stages: int) -> None:
@@ -118,11 +121,12 @@ class TrainingPipeline:
 
     def __init__(
         self, context: Context, layers: Sequence[tuple[Callable[..., Any], Any]], axis: str,
-        schedule: Schedule, optimizer: Any, by: Cut,
+        schedule: Schedule, optimizer: Any, place: str = "block", by: Cut = "parameters",
     ) -> None:
         self.context, self.axis, self.schedule = context, axis, schedule
         self.layers = [(f, w) for f, w in layers]
         self.key = f"pipeline {user_place()}"
+        self.places = StagePlaces(axis, schedule.stages, place)
         self.tables: TickTables = tables_of(schedule)
         self.versions = max(schedule.versions(s) for s in range(schedule.stages))
         self.estimates = schedule.correction == "discrepancy"
@@ -143,6 +147,10 @@ class TrainingPipeline:
                                 for s in self.stages])
         self.updates = Updates(self, optimizer)
         self._codes: dict[Any, StageCode] = {}
+        self.note = row_of(self, place)
+        rows = context.notes.setdefault("pipelines", [])
+        self.number = len(rows)
+        rows.append(self.note)
 
     # ---- what users call
 
@@ -152,16 +160,16 @@ class TrainingPipeline:
         buffers = self.new(self.weights, ())
         for stage in self.stages:
             leaves = [as_array(x) for x in flatten(stage.parameters)[1]]
-            self.weights.write(buffers, (stage.number,), stage.number, leaves)
+            self.weights.write(buffers, (self.places.row(stage.number),), stage.number, leaves)
         state = {"weights": buffers, "moments": self.updates.init(buffers),
                  "steps": spmd.asarray(np.int64(0))}
         if self.every > 1:  # gradients of earlier steps wait for an update
             state |= {"gradients": self.new(self.weights, ()), "pending": state["steps"],
                       "pending_weight": state["steps"]}
         types = self.context.facts.get(self.key)
-        if self.schedule.flushes or types is None:
-            return state
-        return self._flight().first(state, types)
+        if not self.schedule.flushes and types is not None:
+            state = self._flight().first(state, types)
+        return self.places.marked(state)
 
     def step(self, state: State, x: Any, y: Any, mask: Any = None) -> tuple[State, Any]:
         """Return the state after a step with a batch, and the mean of the losses that came in it.
@@ -172,6 +180,8 @@ class TrainingPipeline:
         layer returns the losses of the examples, (examples,), and losses and gradients are means
         over those that are there, however many of them a microbatch has.
         """
+        self.places.expect_same(self.context, state)
+        state = self.places.marked(state)
         y = y if mask is None else Masked(y, mask)
         batches = Microbatches.of(self, x, y, self.schedule.microbatches)
         if self.lacks_types or not self.schedule.flushes and "cycle" not in state:
@@ -194,6 +204,7 @@ class TrainingPipeline:
     def drain(self, state: State) -> State:
         """Return the state after all that is in flight is done, and applied: each stage is updated
         by the gradients that it has, even if they are fewer than `accumulate`."""
+        self.places.expect_same(self.context, state)
         if "pending" in state:
             return self._applied_if(state, state["pending"] > 0)
         return self._flight().drained(state) if "cycle" in state else state
@@ -221,6 +232,7 @@ class TrainingPipeline:
     def evaluate(self, state: State, x: Any, y: Any = None, mask: Any = None) -> Any:
         """Return the loss of a batch of any size, or, without y, what the last layer returns when
         it is called without targets; nothing is updated. mask: as of `step`."""
+        self.places.expect_same(self.context, state)
         if y is None and mask is not None:
             raise UsageError("a mask without y: what the last layer returns has all examples",
                              place=user_place(), remedy="pipe.evaluate(state, x)")
@@ -228,9 +240,11 @@ class TrainingPipeline:
 
     def params(self, state: State) -> list[Any]:
         """Return the parameters of each layer, in order."""
+        self.places.expect_same(self.context, state)
         found = []
         for stage in self.stages:
-            leaves = self.weights.read(state["weights"], (stage.number,), stage.number)
+            row = self.places.row(stage.number)
+            leaves = self.weights.read(state["weights"], (row,), stage.number)
             found += fill(flatten(stage.parameters)[0], iter(leaves), fresh=True)
         return found
 
@@ -251,5 +265,6 @@ class TrainingPipeline:
         if key not in self._codes:
             self._codes[key] = code_of(self.context, self.stages, batches.x_types, batches.y_types,
                                        apart=self.schedule.splits_backward)
+            self.note["kept"] = kept_bytes(self._codes[key])
         return self._codes[key]
 

@@ -267,6 +267,10 @@ class Schedule:
         text = schedule_tables.table_text(self.actions(), self.stages)
         return _save(text, path)
 
+    def title(self) -> str:
+        """Return name, sizes, and whether a step flushes."""
+        return tick_drawing.title(self)
+
     def text(self, kept_bytes: Sequence[int] | None = None) -> str:
         """Return a drawing: a row for each stage, a column for each tick, a point where it is idle.
 

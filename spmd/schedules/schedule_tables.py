@@ -78,6 +78,13 @@ def ticks_of_actions(
     return {kind: rows[kind] for kind in KINDS if kind in rows}, found
 
 
+def complete(ticks: Ticks, stages: int, microbatches: int) -> bool:
+    """Return whether there are F and B, and a row of each stage, with ticks of all microbatches."""
+    return {"F", "B"} <= set(ticks) <= set(KINDS) and all(
+        len(rows) == stages and all(len(row) == microbatches for row in rows)
+        for rows in ticks.values())
+
+
 def period_of_table(ticks: Ticks) -> int | None:
     """Return the fewest ticks after which the next step may follow; None for tables without U."""
     if "U" not in ticks:

@@ -36,7 +36,7 @@ def as_text(
     labels = _labels(schedule)
     left = max(map(len, labels.values())) + 1
     note = "" if schedule.flushes else "; * updates the stage"
-    lines = [_title(schedule) + note, " " * left + "".join(f"{t:>{width}}" for t in ticks)
+    lines = [title(schedule) + note, " " * left + "".join(f"{t:>{width}}" for t in ticks)
              + "   idle  kept" + ("" if schedule.flushes else "  crossed")]
     for stage, label in labels.items():
         rank = schedule.rank_of(stage)
@@ -63,7 +63,7 @@ def as_svg(
         f'width="{end + 112}" height="{height}" font-family="sans-serif" font-size="11">',
         f'<rect width="{end + 112}" height="{height}" fill="#fff"/>',
         f'<text x="12" y="20" font-size="14" font-weight="bold">'
-        f'{escape(_title(schedule))}</text>',
+        f'{escape(title(schedule))}</text>',
         *(f'<text x="{left + CELL * t + CELL // 2}" y="{TOP - 8}" text-anchor="middle" '
           f'fill="#666">{t}</text>' for t in range(schedule.length)),
         f'<text x="{end + 34}" y="{TOP - 8}" text-anchor="end" fill="#666">idle</text>',
@@ -116,7 +116,8 @@ def _cell(x: int, y: int, actions: Sequence[Action], tall: int, empty: str) -> l
     return parts
 
 
-def _title(schedule: Schedule) -> str:
+def title(schedule: Schedule) -> str:
+    """Return name, sizes, and whether a step flushes."""
     ends = "flushes after each step" if schedule.flushes else (
         f"the next step {schedule.period} ticks later")
     return (f"{schedule.name}: {_counted(schedule.stages, 'stage')}, "

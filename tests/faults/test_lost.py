@@ -16,6 +16,7 @@ import pytest
 
 from tests.conftest import MPIS, SHARED, Launch, at_some_pace, nobodys, until
 
+PIPELINE = Path(__file__).parent.parent / "spmd" / "small_pipeline.py"
 LIMIT = 5  # seconds, the default: a lost rank is reported before it is over
 
 TURNS = '''
@@ -196,6 +197,23 @@ def test_all_stopped_together_is_nobodys_fault(built, mpirun):
 
 
 KILLS = int(os.environ.get("SPMD_TEST_KILLS", "6"))  # make kills: 100
+
+
+def test_a_lost_rank_of_a_pipeline(built, survivors):
+    """Its stages are named, and the microbatches in flight there: of which stage 2 of 4 has begun
+    one more than stage 3, or as many."""
+    image = built(PIPELINE, schedule="continuous", turns=10**9)
+    options = ("--mesh", "data=1", "--only", "loss", "--time-limit", 2)
+    with start(survivors, 2, image, *options) as launch:
+        victim = launch.ranks(2)[1]
+        wait_for_text(launch)
+        os.kill(victim, signal.SIGSTOP)
+        done = launch.finish()
+    done.expect(75, "lost in superstep", "it held stages 2, 3 of the pipeline, with microbatches")
+    at = re.search(r"microbatches ([\d, ]+) in flight there \((F|B) (\d+) of stage 2, "
+                   r"(F|B) (\d+) of stage 3\)", done.err)
+    flight, (kind, k, other, n) = [int(x) for x in at[1].split(",")], at.groups()[1:]
+    assert kind != other and flight == [int(n if kind == "F" else k), int(k if kind == "F" else n)]
 
 
 @pytest.mark.parametrize("seed", range(KILLS))

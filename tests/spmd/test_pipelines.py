@@ -541,7 +541,8 @@ def last_layer(w, h, y):
 
 REFUSED = [
     ({"stages": 9, "layers": 8}, ["at most one for each layer", "stages=8, or parts of layers"]),
-    ({"microbatches": 7, "batch": 32}, ["equal", "microbatches=4 or 8", "a batch of 35 with a mask"]),
+    ({"microbatches": 7, "batch": 32},
+     ["equal", "microbatches=4 or 8", "a batch of 35 with a mask"]),
     ({"mask": (4, np.int64)}, ["bool[4]", "int64[4]"]),
     ({"mask": (5, np.bool_)}, ["bool[4]", "bool[5]"]),
     ({"mask": (4, np.bool_)}, ["the loss of each example", "float64[]"]),

@@ -16,6 +16,7 @@ from codegen import dtypes
 from codegen.computed_formulas import Formulas
 from codegen.ir import Module, Op, Region, Value
 from codegen.ops import Branch, Const, Full, Let, Loop, Map, Symbolic
+from codegen.ops.control import POSITION
 from codegen.ops.views import View
 from codegen.places import user_place
 from codegen.symbolic import expr
@@ -43,6 +44,14 @@ def as_symbol(x: Any, power: bool = True) -> Any:
     context = x.context
     with no_branches(context):
         return number(expr.symbol(_let(context, as_value(context, x, dtypes.INT64), power)))
+
+
+def say_position(context: Context, x: Any) -> None:
+    """From here on x, a 0-d integer that ranks agree on, is the program's position: a number that
+    timelines and messages of lost ranks show in the program's own terms; 0 for nothing."""
+    sym = Sym(context.unique("position"), "counter", None, None)
+    context.emit(Let(counter=sym, key=POSITION), [as_value(context, x, dtypes.INT64)],
+                 place=user_place())
 
 
 def as_formula(x: Any) -> Any:

@@ -1,0 +1,176 @@
+"""What an image says of its pipelines: how layers are cut, and the schedule, as text or picture.
+
+In: an image, whose notes have a row for each pipeline. Out: text, SVG, and what to say at build.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import ceil, prod
+from typing import Any
+
+from codegen.errors import ImageError, UsageError, under
+from codegen.image import manifest as reader
+from codegen.image.elf import printable
+from codegen.symbolic.meaning import names_in
+from spmd.schedules import Action, Schedule
+from spmd.schedules.dependences import problems
+from spmd.schedules.schedule_tables import complete
+from spmd.schedules.tick_positions import TickPosition
+
+NOTABLE = 0.3  # a share of the time that ranks are idle
+
+
+@dataclass(frozen=True)
+class PipelineNotes:
+    """One pipeline. schedule: on the ranks that are asked for. kept: bytes of the activations that
+    each stage keeps of a microbatch; None where nothing is trained. row: as the image has it."""
+
+    schedule: Schedule
+    kept: Sequence[int] | None
+    row: dict[str, Any]
+
+    def head(self) -> Iterator[str]:
+        """Yield where the pipeline is written."""
+        if place := self.row["place"]:
+            yield f"{place['file']}:{place['line']}: {self._title()}"
+            yield under(place["text"], place["column"], place["end"])
+        else:
+            yield self._title()
+
+    def _title(self) -> str:
+        s = self.schedule
+        several = "" if s.microbatches == 1 else "es"
+        return f"a pipeline of {s.stages} stages, {s.name}, {s.microbatches} microbatch{several}"
+
+    def facts(self, notable: float = 0.0) -> Iterator[str]:
+        """Yield the cut, the share of idle time if it is at least `notable`, and, where nothing
+        flushes, the updates that a microbatch crosses."""
+        yield from self.row["cut"].split("\n")
+        share = idle_share(self.schedule)
+        if share >= notable:
+            yield (f"ranks are idle for {share:.0%} of the time, with stages that take equally long"
+                   .replace("%", " %", 1))
+        if not self.schedule.flushes:
+            yield crossed_text(self.schedule)
+
+    def text(self) -> str:
+        """Return all of it, with the drawing."""
+        return "\n".join([*filter(None, self.head()), *self.facts(), self.schedule.proof, "",
+                          self.schedule.text(self.kept)])
+
+
+    def at(self, position: TickPosition, coordinates: Iterable[int], ranks: int) -> RanksAtTick:
+        """Return what ranks with these coordinates along the axis, of so many, do at a tick."""
+        s, place = self.schedule, self.row["stages_lie"]
+        stages = [k for k in range(s.stages) if s.rank_of(k, ranks, place) in set(coordinates)]
+        return RanksAtTick(stages, list(position.actions(s, stages)),
+                           position.in_flight(s, stages))
+
+
+@dataclass(frozen=True)
+class RanksAtTick:
+    """The stages of some ranks, what they do in a tick, and the microbatches in flight there."""
+
+    stages: list[int]
+    actions: list[Action]
+    in_flight: list[int]
+
+    def action_text(self) -> str:
+        """Return what is done, as F 3 of stage 1."""
+        return ", ".join(f"{a.kind} {a.microbatch} of stage {a.stage}" for a in self.actions
+                         ) or "idle"
+
+    def text(self) -> str:
+        """Return the stages, and the microbatches in flight."""
+        if not self.stages:
+            return "it held no stage of the pipeline"
+        flight = ", ".join(map(str, self.in_flight)) or "none"
+        several = "s" if len(self.stages) > 1 else ""
+        return (f"it held stage{several} {', '.join(map(str, self.stages))} of the pipeline, with "
+                f"microbatches {flight} in flight there ({self.action_text()})")
+
+
+class Positions:
+    """What positions mean that the ranks of an image say."""
+
+    def __init__(self, image: reader.ImageFile, sizes: Sequence[int]) -> None:
+        """sizes: of the mesh axes."""
+        self.rows = image.notes().get("pipelines", [])
+        self.known = {k: _read(image, row, None) for k, row in enumerate(self.rows)}
+        self.axes = [a["name"] for a in image.manifest["mesh"]]
+        self.sizes = list(sizes)
+
+    def at(self, position: int, first: int, count: int = 1) -> RanksAtTick | None:
+        """Return what `count` ranks from rank `first` on do; None where they are in no tick."""
+        if position <= 0:
+            return None
+        tick = TickPosition.of(position)
+        if tick.pipeline not in self.known:
+            return None
+        axis = self.axes.index(self.rows[tick.pipeline]["axis"])
+        stride = prod(self.sizes[axis + 1:])
+        coordinates = [r // stride % self.sizes[axis] for r in range(first, first + count)]
+        return self.known[tick.pipeline].at(tick, coordinates, self.sizes[axis])
+
+
+def idle_share(schedule: Schedule) -> float:
+    """Return the part of all ranks' time in which they do nothing: of a step that flushes; else of
+    the steps after filling."""
+    first = schedule.times(steps=3)
+    if schedule.flushes:
+        return schedule.times().idle_share
+    later = schedule.times(steps=5)
+    ranks = schedule.ranks
+    work = [(1 - t.idle_share) * t.total * ranks for t in (first, later)]
+    return max(0.0, 1 - (work[1] - work[0]) / ((later.total - first.total) * ranks))
+
+
+def crossed_text(schedule: Schedule) -> str:
+    """Return how many updates of its stage come between the passes of a microbatch."""
+    stages = range(schedule.stages)
+    crossed = ", ".join(str(schedule.crossed(s)) for s in stages)
+    text = f"updates that a microbatch crosses, at each stage: {crossed}"
+    if isinstance(every := schedule.accumulate, int):
+        most = ", ".join(str(ceil(schedule.in_flight(s) / every)) for s in stages)
+        text += f" (at most in flight / accumulate: {most})"
+    return text
+
+
+def pipelines_of(image: reader.ImageFile, ranks: int | None = None) -> list[PipelineNotes]:
+    """Return the pipelines of an image, each once. ranks: on how many they are drawn, in the place
+    of those that the schedule is made for."""
+    rows = image.notes().get("pipelines", [])
+    return [_read(image, row, ranks) for k, row in enumerate(rows) if row not in rows[:k]]
+
+
+def warnings(image: reader.ImageFile) -> Iterator[str]:
+    """Yield what to say of each pipeline when it is built."""
+    for one in pipelines_of(image):
+        yield "\n".join([*filter(None, one.head()), *(f"  {line}" for line in one.facts(NOTABLE))])
+
+
+def _read(image: reader.ImageFile, row: dict[str, Any], ranks: int | None) -> PipelineNotes:
+    schedule = _schedule_of(row["schedule"])
+    place = row["stages_lie"]
+    own = schedule.ranks if schedule.place == place else schedule.stages
+    if ranks is not None and place != "block" and schedule.stages % ranks:
+        fits = [n for n in range(1, schedule.stages + 1) if schedule.stages % n == 0]
+        raise UsageError(f"--ranks {ranks}: ranks must divide the {schedule.stages} stages",
+                         expected=f"one of {', '.join(map(str, fits))}")
+    schedule = replace(schedule, place=place, ranks=own if ranks is None else ranks)
+    sizes = {name: 1 for e in row.get("kept", ()) for name in names_in(e)}
+    kept = [int(reader.evaluate(e, sizes)) for e in row["kept"]] if "kept" in row else None
+    if kept is not None and len(kept) != schedule.stages:
+        raise ImageError("damaged image", expected="kept bytes of each stage", found=str(len(kept)))
+    return PipelineNotes(schedule, kept, row)
+
+
+def _schedule_of(row: dict[str, Any]) -> Schedule:
+    """Return a Schedule from JSON, checked as each one is."""
+    ticks = row["ticks"]
+    if not complete(ticks, row["stages"], row["microbatches"]) or problems(ticks, row["period"]):
+        raise ImageError("damaged image", expected="a schedule that is legal",
+                         found=printable(row["name"]))
+    return Schedule(**{**row, "ticks": {k: tuple(map(tuple, rows)) for k, rows in ticks.items()}})

@@ -1,0 +1,120 @@
+"""Which row of a pipeline's arrays a stage has, and so which rank: ranks hold blocks of rows.
+
+In: a place, "block", "round" or "v". Out: rows of stages, what is known of stages in the order of
+rows, and what neighbours hand on. Always holds: the number of ranks is known at launch only.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import spmd
+from codegen.errors import UsageError
+from codegen.places import user_place
+from codegen.suggest import meant
+from codegen.trace.array import as_value
+from codegen.trace.context import Context
+from codegen.trace.expecting import expect
+from codegen.trace.numpy.creation import arange
+from spmd.pipelining.stage_rows import layout_of_rows
+
+PLACES = ("block", "round", "v")
+MOST_RANKS = 1 << 24
+
+
+class StagePlaces:
+    """The rows of stages. ranks: along the axis; None where stage s has row s ("block").
+
+    Else rank r has the rows r * turns to (r + 1) * turns - 1, and of these the one in turn k is
+    stage k * ranks + r, or, for "v" and an odd k, stage k * ranks + ranks - 1 - r.
+    """
+
+    def __init__(self, axis: str, stages: int, place: str) -> None:
+        if place not in PLACES:
+            raise UsageError(f"place={place!r}", place=user_place(),
+                             expected=f"one of {', '.join(PLACES)}", remedy=meant(place, PLACES))
+        self.axis, self.stages, self.back_and_forth = axis, stages, place == "v"
+        self.ranks: Any = None
+        if place != "block":
+            self.ranks = spmd.axis_size(axis)
+            spmd.require(self.ranks <= stages, f"place={place!r}: ranks must divide stages")
+            spmd.require(stages % self.ranks == 0, f"place={place!r}: ranks must divide stages")
+            self.turns = stages // self.ranks
+
+    def row(self, stage: int) -> Any:
+        """Return the row of a stage, an integer that may be symbolic."""
+        if self.ranks is None:
+            return stage
+        turn, rank = stage // self.ranks, stage % self.ranks
+        if self.back_and_forth:
+            rank = rank + turn % 2 * (self.ranks - 1 - 2 * rank)
+        return rank * self.turns + turn
+
+    def by_row(self, of_stages: Any) -> Any:
+        """Return an array (stage, …) in the order of rows."""
+        array = spmd.asarray(of_stages)
+        if self.ranks is None:
+            return array
+        rows = spmd.asarray(np.arange(self.stages))
+        rank, turn = rows // self.turns, rows % self.turns
+        if self.back_and_forth:
+            rank = rank + turn % 2 * (self.ranks - 1 - 2 * rank)
+        return array[turn * self.ranks + rank]
+
+    def handed_on(self, arrays: dict[str, Any], step: int, data: str | None) -> dict[str, Any]:
+        """Return arrays (row, …) in which each stage has what the one `step` before it had.
+
+        step: 1, or -1 for the one behind it. What the first (or last) stage has is not said.
+        """
+        if self.stages == 1 or not arrays:
+            return arrays
+        if self.ranks is None:
+            return {name: np.roll(x, step, axis=0) for name, x in arrays.items()}
+        local = self._there_and_back if self.back_and_forth else self._around
+        layouts = tuple(layout_of_rows(self.axis, data, x.ndim) for x in arrays.values())
+        mapped = spmd.shard_map(
+            lambda *parts: tuple(local(x, step) for x in parts), in_layouts=layouts,
+            mesh=(self.axis,) if data is None else (data, self.axis), out_layouts=layouts)
+        return dict(zip(arrays, mapped(*arrays.values()), strict=True))
+
+    def _around(self, x: Any, step: int) -> Any:
+        """Hand on to the next rank; beyond the last one, a turn further."""
+        come = spmd.ppermute(x, self.axis, shift=step)
+        return np.where(self._is_end(step), np.roll(come, step, axis=0), come)
+
+    def _there_and_back(self, x: Any, step: int) -> Any:
+        """Hand on to the next rank in even turns, to the one before in odd ones; at both ends of
+        the ranks, a turn further on the same rank."""
+        there, back = (spmd.ppermute(x, self.axis, shift=k) for k in (step, -step))
+        own = np.roll(x, step, axis=0)
+        even = (arange(self.turns) % 2 == 0).reshape(self.turns, *(1,) * (x.ndim - 1))
+        return np.where(even, np.where(self._is_end(step), own, there),
+                        np.where(self._is_end(-step), own, back))
+
+    def _is_end(self, step: int) -> Any:
+        """Return whether this rank has no neighbour from which a step comes."""
+        return spmd.axis_index(self.axis) == (0 if step > 0 else self.ranks - 1)
+
+    # ---- states that outlive a run
+
+    def marked(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Return a state with the number of ranks on which its rows have their order.
+
+        A checkpoint has what changes from step to step: so this number does, by MOST_RANKS.
+        """
+        if self.ranks is None:
+            return state
+        before = state.get("ranks", spmd.asarray(np.int64(0)) + self.ranks - MOST_RANKS)
+        return {**state, "ranks": before + MOST_RANKS}
+
+    def expect_same(self, context: Context, state: dict[str, Any]) -> None:
+        """End the run where a state comes from a run on another number of ranks."""
+        if self.ranks is None:
+            return
+        ranks = state["ranks"] % MOST_RANKS
+        expect(context, as_value(context, ranks == self.ranks),
+               "the stages of this state lie as on ", as_value(context, ranks),
+               f' ranks along "{self.axis}"\n  expected: as many ranks in this run\n'
+               '  try:      place="block", whose states go on on any number')

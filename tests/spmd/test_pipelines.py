@@ -461,7 +461,8 @@ REFUSED = [
                         "float64[2, 4]"]),
     ({"last": wide_begin, "layers": 2}, ["wide_begin", "3"]),
     ({"last": lambda w, h, y: h - y}, ["gives the loss", "float64[2, 4]", "np.mean"]),
-    ({"schedule": "continuous", "optimizer": optim.chain(optim.clip_by_global_norm(0.1), optim.sgd(0.5))},
+    ({"schedule": "continuous",
+      "optimizer": optim.chain(optim.clip_by_global_norm(0.1), optim.sgd(0.5))},
      ["norm of all stages' gradients", '"1f1b"', "clip_by_block_rms"]),
 ]
 

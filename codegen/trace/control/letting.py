@@ -112,6 +112,8 @@ def bounds_of(module: Module) -> dict[str, Bounds]:
     for op in work.lets:
         assert isinstance(op.what, Let)
         value, key = op.operands[0], op.what.key
+        if key == POSITION:  # it stands in no formula
+            continue
         new = work.of(value)
         new = Bounds(new.least, work.most.get(value), new.power)
         out[key] = _either(out[key], new) if key in out else new

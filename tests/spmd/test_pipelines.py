@@ -88,9 +88,8 @@ def same_bits(a, b):
 
 FLUSHING = [  # layers, stages, microbatches
     ("gpipe", "sgd", 3, 1, 1), ("1f1b", "adamw", 5, 3, 4), ("1f1b", "sgd", 8, 8, 8),
-    ("gpipe", "adamw", 6, 4, 5), ("interleaved", "sgd", 6, 4, 6), ("zb-v", "adamw", 5, 4, 7),
-    ("zb-h1", "sgd", 4, 2, 3), ("1f1b", "adamw", 7, 5, 2), ("zb-h2", "adamw", 6, 3, 5),
-]
+    ("gpipe", "adamw", 6, 4, 5), ("zb-h1", "sgd", 4, 2, 3), ("zb-h2", "adamw", 6, 3, 5),
+]  # others lie round after round, or there and back, in test_pipeline_places.py
 
 
 @pytest.mark.parametrize(("schedule", "name", "layers", "stages", "microbatches"), FLUSHING)
@@ -106,8 +105,8 @@ def test_schedules_that_flush_equal_plain_training(schedule, name, layers, stage
 
 
 WITHOUT_FLUSH = [  # layers, stages, microbatches, accumulate
-    ("sgd", 3, 1, 1, 1), ("adamw", 5, 3, 4, 1), ("sgd", 8, 8, 3, 4), ("adamw", 6, 4, 2, 3),
-    ("sgd", 5, 5, 1, 2), ("adamw", 4, 2, 8, 8), ("sgd", 6, 3, 2, "3 ticks"),
+    ("sgd", 3, 1, 1, 1), ("adamw", 5, 3, 4, 1), ("sgd", 8, 8, 3, 4), ("adamw", 4, 2, 8, 8),
+    ("sgd", 6, 3, 2, "3 ticks"),
     ("sgd", 5, 4, 3, "1 cycle"),
 ]
 
@@ -127,8 +126,7 @@ def test_stages_updated_alone_equal_a_simulation(name, layers, stages, microbatc
 
 
 @pytest.mark.parametrize(("schedule", "stages", "microbatches", "accumulate", "reads", "crossed"), [
-    ("pipedream", 4, 3, 1, "then", ()), ("pipedream", 3, 2, 2, "then", ()),
-    ("2bw", 3, 4, 4, "then", ()), ("pipemare", 3, 4, 1, "estimate", (2, 1, 0)),
+    ("pipedream", 4, 3, 2, "then", ()), ("2bw", 3, 4, 4, "then", ()),
     ("pipemare", 4, 3, 2, "estimate", (2, 1, 1, 0))])
 def test_backward_passes_read_the_weights_of_their_forward_pass(
         schedule, stages, microbatches, accumulate, reads, crossed):

@@ -6,6 +6,7 @@ stage. Always holds: what a tick hands on is read in a later tick.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from codegen.trace.expecting import expect
 from codegen.trace.number import expr_of
 from codegen.trace.state import fill, flatten
 from spmd.nn.layers import DropoutKey
+from spmd.optim.transformation import map_trees
 from spmd.pipelining.stage_code import Masked, StageCode
 from spmd.pipelining.stage_rows import by_rows, crossings
 from spmd.pipelining.tick_tables import BACKWARD, FORWARD, IDLE, WEIGHTS
@@ -55,17 +57,18 @@ class Microbatches:
         """Return a batch cut into so many microbatches."""
         tree, leaves = flatten((x, y))
         arrays = [as_array(leaf) for leaf in leaves]
-        batch = int(arrays[0].shape[0])
+        batch = int(arrays[0].shape[0]) if arrays[0].ndim else 0
         if isinstance(y, Masked):
             _check_mask(as_array(y.mask), batch)
+        _check_examples(arrays, batch)
         if batch % count or not batch:
             fits = [k for k in range(1, batch + 1) if batch % k == 0]
             near = sorted(sorted(fits, key=lambda k: abs(k - count))[:2])
             raise ShapeError(
                 f"{count} microbatches of a batch of {batch} examples", place=user_place(),
                 expected="parts that are equal",
-                remedy=f"microbatches={' or '.join(map(str, near))}, or a batch of "
-                f"{-(-max(batch, 1) // count) * count} with a mask")
+                remedy=(f"microbatches={' or '.join(map(str, near))}, or " if near else "")
+                + f"a batch of {-(-max(batch, 1) // count) * count} with a mask")
         data = _data_axis(arrays[0], 0, pipe.axis) if batch > count else None  # one is not split
         parts = [a.reshape(count, batch // count, *a.shape[1:]) for a in arrays]
         parts = [a.relayout(batch_layout(data, a.ndim)) for a in parts]
@@ -110,6 +113,16 @@ class Microbatches:
     def but(self, x: Any, y: Any) -> Microbatches:
         """Return other microbatches of the same types."""
         return replace(self, x=x, y=y)
+
+
+def _check_examples(arrays: Sequence[Array], batch: int) -> None:
+    """Raise ShapeError where not all arrays of a batch have its examples in dim 0."""
+    wrong = next((a for a in arrays if not a.ndim or int(a.shape[0]) != batch), None)
+    if wrong is not None:
+        raise ShapeError(
+            "an array of x or y has not as many examples as the first one of x",
+            place=user_place(), expected=f"{batch} examples in dim 0" if batch else
+            "examples in dim 0", found=str(wrong.type), remedy="x and y of one batch")
 
 
 def _check_mask(mask: Array, batch: int) -> None:
@@ -455,5 +468,4 @@ class Ticks:
 
 
 def _microbatch(tree: Any, k: Any) -> Any:
-    shape, leaves = flatten(tree)
-    return fill(shape, iter([x[k] for x in leaves]), fresh=True)
+    return map_trees(lambda x: x[k], tree)

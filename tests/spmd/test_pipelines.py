@@ -13,7 +13,6 @@ from codegen.ir import walk
 from codegen.ops import MatMul
 from codegen.plan.grammar import Exchange, LibraryCall, Phase
 from codegen.plan.steps import walk_steps
-from codegen.symbolic import expr
 from spmd import optim
 from spmd.pipelining.stage_cuts import cut
 from tests.spmd import pipeline_by_hand as by_hand
@@ -374,8 +373,11 @@ def test_ticks_copy_no_weights_and_pairs_of_ranks_meet_alone(schedule):
 
     plan = lower(train.capture()).plan
     weights = width * width
-    names = [b.name for b in plan.buffers if b.capacity == expr.const(weights)]
-    assert all(name.startswith("w") for name in names)  # inputs, and nothing that ticks need
+    sizes = {b.name: b.capacity.evaluate({"n_stage": 3}) for b in plan.buffers}
+    # inputs, one row of weights and one of gradients, and nothing that ticks need
+    assert [name for name, size in sizes.items() if size == weights] == [f"w{k}" for k in range(6)]
+    rows = [name for name, size in sizes.items() if size == 2 * weights]
+    assert len(rows) == 2 and "weights" in rows[0] and "gradients" in rows[1]
     calls = [act for step in walk_steps(plan.steps) if isinstance(step, Phase)
              for act in step.work if isinstance(act, LibraryCall)]
     added = [c for c in calls if c.numbers[-1] == 1 and "gradients" in c.parts[2].buffer.name]
@@ -400,6 +402,24 @@ def test_a_rank_under_mpirun(mpirun, tmp_path):
     np.testing.assert_allclose(np.load(tmp_path / "losses.npy"), expected, rtol=1e-9)
 
 
+def test_pipelines_of_one_line_have_batches_of_their_own():
+    def loss_after(width):
+        x = spmd.input(f"x{width}", (4, width), np.float64)
+        pipe = spmd.pipeline([(wide_begin, np.eye(width)), (last_layer, 2 * np.eye(width))],
+                             stages=2, microbatches=2, schedule="continuous",
+                             optimizer=optim.sgd(0.0))
+        return pipe.step(pipe.init(), x, x)[1]
+
+    @spmd.program(mesh=("stage",))
+    def both():
+        return loss_after(3), loss_after(5)
+
+    random = np.random.default_rng(0)
+    xs = [random.standard_normal((4, n)) for n in (3, 5)]
+    found = spmd.build(both).run(ranks=2, x3=xs[0], x5=xs[1])
+    np.testing.assert_allclose(found, [np.mean(x ** 2) for x in xs])
+
+
 # ---- cuts
 
 
@@ -417,7 +437,7 @@ def test_the_largest_stage_is_least(seed):
         assert max(sum(sizes[a:b]) for a, b in itertools.pairwise(found)) == best
 
 
-# ---- weights that two layers use; norms of all gradients
+# ---- what is refused
 
 
 def wide_begin(w, x):
@@ -437,7 +457,8 @@ def refused(layers=3, stages=2, microbatches=2, batch=4, schedule="1f1b", optimi
                              microbatches=microbatches, schedule=schedule,
                              optimizer=optimizer or optim.sgd(0.1))
         mask = spmd.zeros(*more["mask"]) if "mask" in more else None
-        return pipe.step(pipe.init(), x, x, mask)[1]
+        y = spmd.input("y", more["targets"], np.float64) if "targets" in more else x
+        return pipe.step(pipe.init(), x, y, mask)[1]
 
     with pytest.raises(spmd.SpmdError) as caught:
         spmd.build(train)
@@ -456,7 +477,9 @@ REFUSED = [
     ({"mask": (5, np.bool_)}, ["bool[4]", "bool[5]"]),
     ({"mask": (4, np.bool_)}, ["the loss of each example", "float64[]"]),
     ({"microbatches": 0}, ["microbatches=0", "at least 1"]),
-    ({"axis": "stages"}, ["'stages'", "stage"]),
+    ({"axis": "stages"}, ["no axis 'stages'", 'axis="stage", if that is what you mean']),
+    ({"batch": 0}, ["2 microbatches of a batch of 0", "try:      a batch of 2 with a mask"]),
+    ({"targets": (6, 4)}, ["not as many examples", "4 examples in dim 0", "float64[6, 4]"]),
     ({"narrow": True}, ["layer 1, wide_begin", "layer 0, wide_begin", "test_pipelines.py",
                         "float64[2, 4]"]),
     ({"last": wide_begin, "layers": 2}, ["wide_begin", "3"]),

@@ -7,7 +7,7 @@ Always holds: what comes out depends on stages, never on how many ranks hold the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -90,15 +90,22 @@ def pipeline(
         print(losses[0].round(3), losses[-1] < losses[0] / 4)    # 0.535 True
     """
     context = require_context("spmd.pipeline")
-    _check(context, layers, axis, stages)
+    layers = _checked(context, layers, axis, stages)
     check_cut(cut, len(layers))
     made = make_schedule(schedule, stages=stages, microbatches=microbatches,
                          accumulate=accumulate)
     return TrainingPipeline(context, layers, axis, made, optimizer, cut, place)
 
 
-def _check(context: Context, layers: Sequence[Any], axis: str, stages: int) -> None:
-    """Raise UsageError for an axis that is not there, or more stages than layers."""
+def _checked(context: Context, layers: Iterable[Any], axis: str, stages: int) -> list[Any]:
+    """Return the layers as a list. UsageError for one that is no pair, an axis that is not there,
+    or more stages than layers."""
+    layers = list(layers)
+    for k, layer in enumerate(layers):
+        if not (isinstance(layer, (tuple, list)) and len(layer) == 2 and callable(layer[0])):
+            raise UsageError(f"layer {k} is no pair", place=user_place(),
+                             expected="(function, parameters)", found=type(layer).__name__,
+                             remedy='layers=[(embed, w["embed"]), (head, w["head"])]')
     if axis not in context.mesh.names:
         raise UsageError(f"the mesh has no axis {axis!r}", place=user_place(),
                          expected=f"one of {', '.join(context.mesh.names)}",
@@ -109,6 +116,7 @@ def _check(context: Context, layers: Sequence[Any], axis: str, stages: int) -> N
             f"{stages} stages, and there are {len(layers)} layers", place=user_place(),
             expected="at least one stage, and at most one for each layer",
             remedy=f"stages={len(layers)}, or parts of layers as layers of their own")
+    return layers
 
 
 class TrainingPipeline:

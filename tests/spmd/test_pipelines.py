@@ -528,6 +528,16 @@ def test_refused_with_a_remedy(options, parts):
         assert part in message
 
 
+def test_layers_that_are_no_pairs_are_refused():
+    @spmd.program(mesh=("stage",))
+    def train():
+        spmd.pipeline([(wide_begin, np.eye(4)), last_layer], stages=2, microbatches=2,
+                      optimizer=optim.sgd(0.1))
+
+    with pytest.raises(spmd.UsageError, match=r"layer 1 is no pair[^$]*\(function, parameters\)"):
+        train.capture()
+
+
 @pytest.mark.parametrize("schedule", ["gpipe", "continuous"])
 def test_a_loss_that_is_nan_ends_the_run(schedule):
     case = Case(2, 3, 4)

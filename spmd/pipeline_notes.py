@@ -60,7 +60,6 @@ class PipelineNotes:
         return "\n".join([*filter(None, self.head()), *self.facts(), self.schedule.proof, "",
                           self.schedule.text(self.kept)])
 
-
     def at(self, position: TickPosition, coordinates: Iterable[int], ranks: int) -> RanksAtTick:
         """Return what ranks with these coordinates along the axis, of so many, do at a tick."""
         s, place = self.schedule, self.row["stages_lie"]

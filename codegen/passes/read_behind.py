@@ -1,8 +1,8 @@
-"""Parts of an array beside those that an update writes are read behind it, of what it makes.
+"""Reads of parts of an array are moved behind an update of another part, so that nothing is copied.
 
-Goes in: a Program. Comes out: the same in which an update of x comes before what is computed of
-other parts of x, where that is only wanted later: so these parts need not be copied before x is
-written over. An optimizer that gets views of one array, and writes them one by one, copies nothing.
+Goes in: a Program. Comes out: the same, in which an update of x stands before the slices of x that
+it does not write, and before what is computed from them and wanted later only; these now read the
+updated x. An optimizer that gets views of one array, and writes them one by one, copies nothing.
 Always holds: every value is what it was; no element is read that the update writes.
 """
 
@@ -20,10 +20,10 @@ def read_behind(program: Module) -> Module:
     """Return the Program with updates in front of what they do not touch."""
     if not any(isinstance(op.what, Update) for region in program.regions for op in walk(region)):
         return program
-    return program.mapped(_Delaying(program.def_use).region)
+    return program.mapped(_MovedReads(program.def_use).region)
 
 
-class _Delaying:
+class _MovedReads:
     def __init__(self, known: DefUse) -> None:
         self.uses = known.uses
 

@@ -13,6 +13,7 @@ import spmd
 from codegen.errors import ShapeError
 from codegen.places import user_place
 from codegen.trace.state import fill, flatten
+from spmd.optim.transformation import map_trees
 from spmd.pipelining.stage_code import StageCode, code_of
 from spmd.pipelining.stage_rows import by_rows, crossings
 from spmd.pipelining.ticks import Microbatches
@@ -75,13 +76,9 @@ def _arm(pipe: TrainingPipeline, code: StageCode, s: int, j: Any, out: Any, weig
          given: Any, alone: bool) -> Any:
     """Return a function that does the forward pass of a stage, whose row is j."""
     def forward() -> None:
-        x, y = ([a[0] for a in flatten(tree)[1]] for tree in given)
-        if s:
-            h = code.handed(s - 1, code.activations.read(out, (j, 0), s - 1))
-        else:
-            h = fill(flatten(given[0])[0], iter(x), fresh=True)
-        more = [fill(flatten(given[1])[0], iter(y), fresh=True)]
-        args = [h, *(more if s == len(pipe.stages) - 1 and not alone else ())]
+        x, y = (map_trees(lambda a: a[0], tree) for tree in given)
+        h = code.handed(s - 1, code.activations.read(out, (j, 0), s - 1)) if s else x
+        args = [h, *([y] if s == len(pipe.stages) - 1 and not alone else ())]
         own = pipe.updates.parameters(s, pipe.weights.read(weights, (j,), s))
         found, _ = code.halves[s].forward(own, *args)
         code.activations.write(out, (j, 0), s, flatten(found)[1])

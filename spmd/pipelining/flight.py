@@ -12,6 +12,7 @@ import numpy as np
 import spmd
 from codegen.trace.array import as_array
 from codegen.trace.state import fill, flatten
+from spmd.optim.transformation import map_trees
 from spmd.pipelining.ticks import Microbatches, Ticks, batch_layout
 
 if TYPE_CHECKING:
@@ -49,11 +50,12 @@ class Flight:
         batches = like_batch(self.pipe, types)
         work = Ticks(self.pipe, self.pipe.code(batches), batches).begin(
             {name: state[name] for name in ("weights", "moments")})
+
         def none(x: Any) -> Any:
             return spmd.zeros((self.behind * self.size, *x.shape[1:]), x.type.dtype.name,
                               layout=batch_layout(batches.data, x.ndim))
 
-        x, y = (_each(tree, none) for tree in (batches.x, batches.y))
+        x, y = (map_trees(none, tree) for tree in (batches.x, batches.y))
         return {**work, "steps": state["steps"], "x": x, "y": y, "cycle": spmd.asarray(np.int64(0))}
 
     def step(self, state: State, batches: Microbatches) -> tuple[State, Any]:
@@ -68,7 +70,7 @@ class Flight:
         work = {k: v for k, v in state.items() if k not in IN_FLIGHT}
         work["loss"] = ticks.no_loss()
         work = ticks.run(work, self.pipe.schedule.period or 0)
-        kept_x, kept_y = (_each(tree, lambda a: a[self.size:]) for tree in (x, y))
+        kept_x, kept_y = (map_trees(lambda a: a[self.size:], tree) for tree in (x, y))
         done = {**state, **work, "x": kept_x, "y": kept_y, "cycle": state["cycle"] + 1,
                 "steps": state["steps"] + 1}
         return {name: done[name] for name in state}, ticks.loss(work)
@@ -90,8 +92,3 @@ class Flight:
             work = self.pipe.updates.due(work, due, batches.data)
         done = {**state, **work, "cycle": state["cycle"] * 0}
         return {name: done[name] for name in state}
-
-
-def _each(tree: Any, function: Any) -> Any:
-    shape, leaves = flatten(tree)
-    return fill(shape, iter([function(x) for x in leaves]), fresh=True)

@@ -17,7 +17,7 @@ from codegen.ops import Branch, Loop
 from codegen.places import user_place
 from codegen.symbolic.expr import Expr
 from codegen.trace.state import flatten
-from spmd.pipelining.stage_code import Stage, code_of
+from spmd.pipelining.stage_code import code_of, stages_of
 
 if TYPE_CHECKING:
     from spmd.pipelining.ticks import Microbatches
@@ -27,7 +27,7 @@ Cut = str | Sequence[float]
 
 
 def check_cut(cut: Cut, layers: int) -> None:
-    """UsageError for a `cut` that is none."""
+    """Raise UsageError for a `cut` that spmd.pipeline does not take."""
     if isinstance(cut, str):
         right = cut in ("parameters", "operations")
     else:
@@ -58,17 +58,15 @@ def _size(x: Any) -> int:
 
 def _operations(pipe: TrainingPipeline, batch: Microbatches) -> list[float]:
     """Return how many operations each layer has, forward and backward."""
-    last = len(pipe.layers) - 1
-    alone = [Stage((f,), [w], k, k, pipe.layers[k - 1][0] if k else None, k == 0, k == last)
-             for k, (f, w) in enumerate(pipe.layers)]
-    code = code_of(pipe.context, alone, batch.x_types, batch.y_types)
+    each = stages_of(pipe.layers, range(len(pipe.layers) + 1))
+    code = code_of(pipe.context, each, batch.x_types, batch.y_types)
     return [float(operations((*half.ahead, *half.later), {})) for half in code.halves]
 
 
 def operations(ops: Iterable[Op], counters: Mapping[Any, int]) -> int:
-    """Return how many operations ops are, about: elements of what is computed, products of matrices
-    with all that they sum up. Sizes that only the launch knows count as 1; of a loop whose turns
-    differ, the first one stands for all. counters: values of symbols."""
+    """Return about how many operations the ops do: one for each element that is computed, and for
+    each term of a sum in a product of matrices. Sizes that only the launch knows count as 1; a loop
+    whose turns differ counts its first turn for all. counters: values of symbols."""
     return sum(_operations_of(op, counters) for op in ops)
 
 

@@ -24,6 +24,7 @@ from codegen.trace.derive.backward_parts import BackwardParts, backward_parts
 from codegen.trace.derive.two_parts import Halves, in_two
 from codegen.trace.state import fill, flatten
 from spmd.nn.layers import DropoutKey, dropout_key
+from spmd.optim.transformation import map_trees
 from spmd.pipelining.flat_buffers import Packing
 
 
@@ -89,6 +90,16 @@ class Stage:
             remedy="layers that fit: each takes what the one before returns")
 
 
+def stages_of(layers: Sequence[tuple[Callable[..., Any], Any]], positions: Sequence[int]
+              ) -> list[Stage]:
+    """Return layers, pairs (function, parameters), as stages. positions: where each stage begins,
+    and where the last one ends."""
+    last = len(positions) - 2
+    return [Stage(tuple(f for f, _ in layers[a:b]), [w for _, w in layers[a:b]], s, a,
+                  layers[a - 1][0] if a else None, s == 0, s == last)
+            for s, (a, b) in enumerate(zip(positions, positions[1:]))]
+
+
 def _sum_of(losses: Any, mask: Any) -> Any:
     """Return the sum of the losses of the examples that are there."""
     found = as_array(losses)
@@ -147,8 +158,7 @@ def type_of(x: Any) -> ArrayType:
 
 def types_of(tree: Any) -> Any:
     """Return the tree with types in the place of arrays."""
-    shape, leaves = flatten(tree)
-    return fill(shape, iter([type_of(x) for x in leaves]), fresh=True)
+    return map_trees(type_of, tree)
 
 
 def kind_of(tree: Any) -> str:

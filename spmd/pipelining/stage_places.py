@@ -18,7 +18,7 @@ from codegen.trace.array import as_value
 from codegen.trace.context import Context
 from codegen.trace.expecting import expect
 from codegen.trace.numpy.creation import arange
-from spmd.pipelining.stage_rows import handed_on, layout_of_rows
+from spmd.pipelining.stage_rows import axes_of, handed_on, layout_of_rows
 
 PLACES = ("block", "round", "v")
 MOST_RANKS = 1 << 24
@@ -47,10 +47,8 @@ class StagePlaces:
         """Return the row of a stage, an integer that may be symbolic."""
         if self.ranks is None:
             return stage
-        turn, rank = stage // self.ranks, stage % self.ranks
-        if self.back_and_forth:
-            rank = rank + turn % 2 * (self.ranks - 1 - 2 * rank)
-        return rank * self.turns + turn
+        turn = stage // self.ranks
+        return self._in_turn(stage % self.ranks, turn) * self.turns + turn
 
     def by_row(self, of_stages: Any) -> Any:
         """Return an array (stage, …) in the order of rows."""
@@ -59,9 +57,14 @@ class StagePlaces:
             return array
         rows = spmd.asarray(np.arange(self.stages))
         rank, turn = rows // self.turns, rows % self.turns
-        if self.back_and_forth:
-            rank = rank + turn % 2 * (self.ranks - 1 - 2 * rank)
-        return array[turn * self.ranks + rank]
+        return array[turn * self.ranks + self._in_turn(rank, turn)]
+
+    def _in_turn(self, position: Any, turn: Any) -> Any:
+        """Return which rank has this position in a turn, and so which position a rank has: for "v"
+        they count from the last rank in odd turns."""
+        if not self.back_and_forth:
+            return position
+        return position + turn % 2 * (self.ranks - 1 - 2 * position)
 
     def handed_on(self, arrays: dict[str, Any], step: int, data: str | None, words: Any
                   ) -> dict[str, Any]:
@@ -76,7 +79,7 @@ class StagePlaces:
         layouts = tuple(layout_of_rows(self.axis, data, x.ndim) for x in arrays.values())
         mapped = spmd.shard_map(
             lambda *parts: tuple(local(x, step) for x in parts), in_layouts=layouts,
-            mesh=(self.axis,) if data is None else (data, self.axis), out_layouts=layouts)
+            mesh=axes_of(self.axis, data), out_layouts=layouts)
         return dict(zip(arrays, mapped(*arrays.values()), strict=True))
 
     def _around(self, x: Any, step: int) -> Any:

@@ -48,8 +48,8 @@ def by_rows(
 
     layouts = [layout_of_rows(axis, data, x.ndim) for x in leaves[:rows]]
     layouts += [(None, data, *(None,) * (x.ndim - 2)) for x in leaves[rows:]]
-    mapped = spmd.shard_map(local, mesh=(axis,) if data is None else (data, axis),
-                            in_layouts=tuple(layouts), out_layouts=tuple(layouts[:count]))
+    mapped = spmd.shard_map(local, mesh=axes_of(axis, data), in_layouts=tuple(layouts),
+                            out_layouts=tuple(layouts[:count]))
     return fill(flatten(state)[0], iter(mapped(*leaves)), fresh=True)
 
 
@@ -85,8 +85,8 @@ def handed_on(axis: str, data: str | None, by: int, rows: dict[str, Any], words:
         return tuple(_beside(x, by, count, new) for x, new in zip(arrays, sent, strict=True))
 
     layouts = [layout_of_rows(axis, data, x.ndim) for x in rows.values()]
-    mapped = spmd.shard_map(local, mesh=(axis,) if data is None else (data, axis),
-                            in_layouts=(*layouts, (None,)), out_layouts=tuple(layouts))
+    mapped = spmd.shard_map(local, mesh=axes_of(axis, data), in_layouts=(*layouts, (None,)),
+                            out_layouts=tuple(layouts))
     return dict(zip(rows, mapped(*rows.values(), words), strict=True))
 
 
@@ -129,6 +129,11 @@ def _beside(x: Any, by: int, count: Any, new: Any) -> Any:
     x = spmd.fori_loop(1, count, move, x)
     first = 0 if by > 0 else np.maximum(count - 1, 0)
     return spmd.fori_loop(first, np.minimum(count, 1) if by > 0 else count, put, x)
+
+
+def axes_of(axis: str, data: str | None) -> tuple[str, ...]:
+    """Return the mesh axes along which ranks work on rows."""
+    return (axis,) if data is None else (data, axis)
 
 
 def layout_of_rows(axis: str, data: str | None, ndim: int) -> tuple[Any, ...]:

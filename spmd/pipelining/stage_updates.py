@@ -23,6 +23,7 @@ from codegen.trace.derive.two_parts import Halves, in_two
 from codegen.trace.state import Tree, fill, flatten
 from spmd.optim.transformation import (
     apply_updates,
+    in_type,
     leaves_of,
     norms_of_parts,
     squared,
@@ -194,7 +195,7 @@ class Updates:
     def _update(self, stage: int, call: int | None, own: Any, slopes: Any, moments: Any,
                 factor: Any, known: Any) -> Any:
         """Compute what _updated returns."""
-        slopes = self.shared.summed_within(stage, [g * in_dtype(factor, g) for g in slopes])
+        slopes = self.shared.summed_within(stage, [g * in_type(factor, g.dtype) for g in slopes])
         own = self.parameters(stage, own)
         norms = _Norms(self.shared, stage, known)
         with norms.asked():
@@ -231,7 +232,7 @@ class Updates:
     def _state(self, moments: Sequence[Any], stage: int) -> Any:
         leaves = iter(moments)
         tree = self.trees[stage]
-        full = [next(leaves) if _is_array(x) else x for x in flatten(_value(tree))[1]]
+        full = [next(leaves) if _is_array(x) else x for x in flatten(tree.value)[1]]
         return fill(tree, iter(full), fresh=True)
 
     def _put(self, moments: Any, j: Any, stage: int, state: Any) -> None:
@@ -239,17 +240,8 @@ class Updates:
         self.moments.write(moments, (j,), stage, arrays)
 
 
-def in_dtype(factor: Any, x: Any) -> Any:
-    """Return a number in the element type of an array."""
-    return factor.astype(x.dtype) if hasattr(factor, "astype") else factor
-
-
 def _is_array(x: Any) -> bool:
     return isinstance(x, (Array, np.ndarray, np.generic))
-
-
-def _value(tree: Tree) -> Any:
-    return tree.value
 
 
 class _Norms:

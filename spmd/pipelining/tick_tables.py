@@ -13,7 +13,7 @@ from spmd.schedules.actions import ABSENT
 from spmd.schedules.pipeline_schedule import Schedule
 
 IDLE, FORWARD, BACKWARD, WEIGHTS = 0, 1, 2, 3
-NONE = -(2**30)  # a microbatch that never is
+NONE = -(2**30)  # in the place of a microbatch: below the number of any of them
 
 
 @dataclass(frozen=True, eq=False)

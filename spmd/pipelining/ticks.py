@@ -6,6 +6,7 @@ stage. Always holds: what a tick hands on is read in a later tick.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from codegen.trace.expecting import expect
 from codegen.trace.number import expr_of
 from codegen.trace.state import fill, flatten
 from spmd.nn.layers import DropoutKey
+from spmd.optim.transformation import map_trees
 from spmd.pipelining.stage_code import Masked, StageCode
 from spmd.pipelining.stage_rows import by_rows, crossings
 from spmd.pipelining.tick_tables import BACKWARD, FORWARD, IDLE, WEIGHTS
@@ -55,17 +57,18 @@ class Microbatches:
         """Return a batch cut into so many microbatches."""
         tree, leaves = flatten((x, y))
         arrays = [as_array(leaf) for leaf in leaves]
-        batch = int(arrays[0].shape[0])
+        batch = int(arrays[0].shape[0]) if arrays[0].ndim else 0
         if isinstance(y, Masked):
             _check_mask(as_array(y.mask), batch)
+        _check_examples(arrays, batch)
         if batch % count or not batch:
             fits = [k for k in range(1, batch + 1) if batch % k == 0]
             near = sorted(sorted(fits, key=lambda k: abs(k - count))[:2])
             raise ShapeError(
                 f"{count} microbatches of a batch of {batch} examples", place=user_place(),
                 expected="parts that are equal",
-                remedy=f"microbatches={' or '.join(map(str, near))}, or a batch of "
-                f"{-(-max(batch, 1) // count) * count} with a mask")
+                remedy=(f"microbatches={' or '.join(map(str, near))}, or " if near else "")
+                + f"a batch of {-(-max(batch, 1) // count) * count} with a mask")
         data = _data_axis(arrays[0], 0, pipe.axis) if batch > count else None  # one is not split
         parts = [a.reshape(count, batch // count, *a.shape[1:]) for a in arrays]
         parts = [a.relayout(batch_layout(data, a.ndim)) for a in parts]
@@ -112,6 +115,16 @@ class Microbatches:
         return replace(self, x=x, y=y)
 
 
+def _check_examples(arrays: Sequence[Array], batch: int) -> None:
+    """Raise ShapeError where not all arrays of a batch have its examples in dim 0."""
+    wrong = next((a for a in arrays if not a.ndim or int(a.shape[0]) != batch), None)
+    if wrong is not None:
+        raise ShapeError(
+            "an array of x or y has not as many examples as the first one of x",
+            place=user_place(), expected=f"{batch} examples in dim 0" if batch else
+            "examples in dim 0", found=str(wrong.type), remedy="x and y of one batch")
+
+
 def _check_mask(mask: Array, batch: int) -> None:
     """Raise ShapeError for a mask that does not say of each example whether it is there."""
     if mask.dtype != np.bool_ or mask.ndim != 1 or int(mask.shape[0]) != batch:
@@ -131,7 +144,7 @@ def _data_axis(x: Array, dim: int, axis: str) -> str | None:
 
 
 @dataclass(frozen=True)
-class Turn:
+class StageAction:
     """One action of a stage, whose row is `row`, on a microbatch.
 
     slot, crossing: where what F gives to B and W, and B to W, lies; position: where the microbatch
@@ -252,7 +265,7 @@ class Ticks:
         numbers = self.kinds * np.searchsorted(self.unlike, self.code.like)
         arms = self._at(np.where(tables.kinds == IDLE, 0, numbers + tables.kinds), t)
         if not pipe.schedule.flushes:
-            arms = np.where(self._there(own), arms, 0)
+            arms = np.where(self._exist(own), arms, 0)
         number = np.maximum(own + self.first, 0)
         counted = number + self.earlier  # over all steps
         begins, slots, crossing = (pipe.places.by_row(np.array(x)) for x in (
@@ -277,7 +290,7 @@ class Ticks:
         """Return what a table of ticks and stages says of a tick, in the order of rows."""
         return self.pipe.places.by_row(spmd.asarray(table)[t])
 
-    def _there(self, microbatches: Any) -> Any:
+    def _exist(self, microbatches: Any) -> Any:
         """Return which of these exist, counted from the first one of the cycle."""
         return (microbatches + self.first >= 0) & (microbatches + self.before < self.has)
 
@@ -290,7 +303,7 @@ class Ticks:
             due = np.full(schedule.stages, 1) * (now % every) == 0
         else:
             k = self._at(self.tables.updates, t) + later
-            due = self._there(k)
+            due = self._exist(k)
             if self.tables.updates_each:
                 due = due & ((k + self.first + 1) % schedule.accumulate == 0)
         if self.last is not None:
@@ -312,7 +325,7 @@ class Ticks:
                 work[name], by, self.batches.data, spmd.asarray(crossings(goes))[t])
             if store in work:
                 arriving = self._at(table, t) + later
-                there = self._there(arriving)
+                there = self._exist(arriving)
                 arriving = np.where(there, arriving + self.first, -1)
                 self._store(work, name, store, slots, arriving)
         return work
@@ -340,40 +353,40 @@ class Ticks:
         weights = {name: read[name] for name in ("weights", *EARLIER_WEIGHTS) if name in read}
         if data is not None:
             weights = spmd.pvary(weights, data)
-        at = Turn(j, k, slot, crossing, position, read["numbers"][j], read["streams"][j],
+        action = StageAction(j, k, slot, crossing, position, read["numbers"][j], read["streams"][j],
                   read["examples"][j] if "examples" in read else 1, state, weights)
         arms: list[Any] = [lambda: None]
         for stage in self.unlike:
-            arms.append(lambda s=stage: self._forward(s, at, batches))
-            arms.append(lambda s=stage: self._backward(s, at))
+            arms.append(lambda s=stage: self._forward(s, action, batches))
+            arms.append(lambda s=stage: self._backward(s, action))
             if self.code.parts:
-                arms.append(lambda s=stage: self._weights(s, at))
+                arms.append(lambda s=stage: self._weight_gradients(s, action))
         if "used" in state:
             begins = read["arms"][j] % self.kinds == FORWARD
             state["used"][j, slot] = np.where(begins, read["version"][j], state["used"][j, slot])
         spmd.switch(read["arms"][j], arms)
 
-    def _forward(self, s: int, at: Turn, batches: Any) -> None:
+    def _forward(self, s: int, action: StageAction, batches: Any) -> None:
         """Do the forward pass of a stage."""
-        code, last, state = self.code, self.pipe.stages[-1].number, at.state
+        code, last, state = self.code, self.pipe.stages[-1].number, action.state
         if s == 0:
-            h = _microbatch(batches[0], at.position)
+            h = _microbatch(batches[0], action.position)
         else:
             where, index = (
-                ("arrived", (at.row, at.microbatch % self.tables.received, 0))
-                if "arrived" in state else ("activations", (at.row, 0)))
+                ("arrived", (action.row, action.microbatch % self.tables.received, 0))
+                if "arrived" in state else ("activations", (action.row, 0)))
             h = code.handed(s - 1, code.activations.read(state[where], index, s - 1))
         part = 0 if self.batches.data is None else spmd.axis_index(self.batches.data)
-        key = DropoutKey(at.stream, as_array(part).astype(np.int64))
-        given = [h, key, *([_microbatch(batches[1], at.position)] if s == last else [])]
-        out, kept = code.halves[s].forward(self._now(s, at), *given)
-        code.kept.write(state["kept"], (at.row, at.slot, 0), s, kept)
+        key = DropoutKey(action.stream, as_array(part).astype(np.int64))
+        given = [h, key, *([_microbatch(batches[1], action.position)] if s == last else [])]
+        out, kept = code.halves[s].forward(self._parameters(s, action), *given)
+        code.kept.write(state["kept"], (action.row, action.slot, 0), s, kept)
         if s < last:
-            code.activations.write(state["activations"], (at.row, 0), s, flatten(out)[1])
+            code.activations.write(state["activations"], (action.row, 0), s, flatten(out)[1])
         else:
-            self._check(out, at.number)
-            state["loss"][at.row, 0, 0] += out * self._share()
-            state["loss"][at.row, 0, 1] += at.weight
+            self._check(out, action.number)
+            state["loss"][action.row, 0, 0] += out * self._share()
+            state["loss"][action.row, 0, 1] += action.weight
 
     def _share(self) -> Any:
         """Return what the loss on a rank counts in that of a microbatch: a mean, or a sum."""
@@ -390,58 +403,60 @@ class Ticks:
         expect(context, as_value(context, loss == loss), "loss of microbatch ",
                as_value(context, number), " is NaN: step ", step, *rank)
 
-    def _backward(self, s: int, at: Turn) -> None:
+    def _backward(self, s: int, action: StageAction) -> None:
         """Do the backward pass of a stage."""
-        code, last, state = self.code, self.pipe.stages[-1].number, at.state
-        kept = code.kept.read(state["kept"], (at.row, at.slot, 0), s)
+        code, last, state = self.code, self.pipe.stages[-1].number, action.state
+        kept = code.kept.read(state["kept"], (action.row, action.slot, 0), s)
         if s == last:
             cotangents = [self._share()]
         else:
             where, index = (
-                ("returned", (at.row, at.microbatch % self.tables.returned, 0))
-                if "returned" in state else ("cotangents", (at.row, 0)))
+                ("returned", (action.row, action.microbatch % self.tables.returned, 0))
+                if "returned" in state else ("cotangents", (action.row, 0)))
             cotangents = code.cotangents.read(state[where], index, s)
-        own = self._then(s, at)
+        own = self._backward_parameters(s, action)
         if code.parts:
             (slopes, *_), crosses = code.parts[s].of_arguments(own, kept, cotangents)
-            code.crossing.write(state["crossing"], (at.row, at.crossing, 0), s, crosses)
+            code.crossing.write(state["crossing"], (action.row, action.crossing, 0), s, crosses)
         else:
             found, slopes, *_ = code.halves[s].backward(own, kept, cotangents)
-            self._add(s, at, found)
+            self._add(s, action, found)
         if s:
-            code.cotangents.write(state["cotangents"], (at.row, 0), s - 1, slopes)
+            code.cotangents.write(state["cotangents"], (action.row, 0), s - 1, slopes)
 
-    def _weights(self, s: int, at: Turn) -> None:
+    def _weight_gradients(self, s: int, action: StageAction) -> None:
         """Find the gradients of the weights of a stage."""
-        kept = self.code.kept.read(at.state["kept"], (at.row, at.slot, 0), s)
-        crosses = self.code.crossing.read(at.state["crossing"], (at.row, at.crossing, 0), s)
-        self._add(s, at, self.code.parts[s].of_weights(self._then(s, at), kept, crosses))
+        code, state = self.code, action.state
+        kept = code.kept.read(state["kept"], (action.row, action.slot, 0), s)
+        crosses = code.crossing.read(state["crossing"], (action.row, action.crossing, 0), s)
+        own = self._backward_parameters(s, action)
+        self._add(s, action, code.parts[s].of_weights(own, kept, crosses))
 
-    def _now(self, s: int, at: Turn) -> Any:
+    def _parameters(self, s: int, action: StageAction) -> Any:
         """Return the parameters of a stage."""
-        leaves = self.pipe.weights.read(at.weights["weights"], (at.row,), s)
+        leaves = self.pipe.weights.read(action.weights["weights"], (action.row,), s)
         return self.pipe.updates.parameters(s, leaves)
 
-    def _then(self, s: int, at: Turn) -> Any:
+    def _backward_parameters(self, s: int, action: StageAction) -> Any:
         """Return the parameters of a stage that B and W read."""
-        packing = self.pipe.weights
-        if "versions" in at.weights:
-            used = as_symbol(at.state["used"][at.row, at.slot], power=False)
-            leaves = packing.read(at.weights["versions"], (at.row,), s, used % self.pipe.versions)
-        elif "changes" in at.weights:
-            crossed = at.weights["version"][at.row] - at.state["used"][at.row, at.slot]
+        packing, row, weights = self.pipe.weights, action.row, action.weights
+        if "versions" in weights:
+            used = as_symbol(action.state["used"][row, action.slot], power=False)
+            leaves = packing.read(weights["versions"], (row,), s, used % self.pipe.versions)
+        elif "changes" in weights:
+            crossed = weights["version"][row] - action.state["used"][row, action.slot]
             leaves = [w - crossed.astype(w.dtype) * change for w, change in zip(
-                packing.read(at.weights["weights"], (at.row,), s),
-                packing.read(at.weights["changes"], (at.row,), s), strict=True)]
+                packing.read(weights["weights"], (row,), s),
+                packing.read(weights["changes"], (row,), s), strict=True)]
         else:
-            return self._now(s, at)
+            return self._parameters(s, action)
         return self.pipe.updates.parameters(s, leaves)
 
-    def _add(self, s: int, at: Turn, slopes: Any) -> None:
+    def _add(self, s: int, action: StageAction, slopes: Any) -> None:
         """Add gradients of the weights of a stage to those that it has."""
-        if "count" in at.state:
-            at.state["count"][at.row] += at.weight
-        self.pipe.weights.add(at.state["gradients"], (at.row, 0), s, flatten(slopes)[1])
+        if "count" in action.state:
+            action.state["count"][action.row] += action.weight
+        self.pipe.weights.add(action.state["gradients"], (action.row, 0), s, flatten(slopes)[1])
 
     def summed(self, gradients: Any) -> Any:
         """Return gradients summed over the ranks along the data axis."""
@@ -455,5 +470,4 @@ class Ticks:
 
 
 def _microbatch(tree: Any, k: Any) -> Any:
-    shape, leaves = flatten(tree)
-    return fill(shape, iter([x[k] for x in leaves]), fresh=True)
+    return map_trees(lambda x: x[k], tree)

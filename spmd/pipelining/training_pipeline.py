@@ -7,7 +7,7 @@ Always holds: what comes out depends on stages, never on how many ranks hold the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ import numpy as np
 import spmd
 from codegen.errors import UsageError
 from codegen.places import user_place
+from codegen.suggest import meant
 from codegen.trace.array import as_array
 from codegen.trace.context import CapturedAgain, Context, require_context
 from codegen.trace.state import fill, flatten
@@ -23,7 +24,7 @@ from spmd.pipelining.evaluation import evaluated
 from spmd.pipelining.flat_buffers import Packing
 from spmd.pipelining.flight import Flight, batch_types, like_batch
 from spmd.pipelining.layer_costs import Cut, check_cut, costs_of
-from spmd.pipelining.stage_code import Masked, Stage, StageCode, code_of, type_of
+from spmd.pipelining.stage_code import Masked, StageCode, code_of, stages_of, type_of
 from spmd.pipelining.stage_cuts import cut, shown
 from spmd.pipelining.stage_places import StagePlaces
 from spmd.pipelining.stage_updates import Updates
@@ -46,9 +47,9 @@ def pipeline(
       (parameters, h, y) and returns the loss of a microbatch, a mean over its examples. Parameters
       are trees of arrays of floats. An array that two layers have is one weight.
     - axis: the mesh axis whose ranks hold stages; another axis that splits x is for the data.
-    - stages: so many groups of consecutive layers. Results depend on them, not on how many ranks
-      hold them. cut: what the largest has as little of as can be: "parameters"; "operations" of a
-      microbatch, forward and backward; or seconds, a list with those of each layer.
+    - stages: how many groups the layers are cut into. Results depend on the groups, not on how many
+      ranks hold them. cut: by what the largest group is least: "parameters"; "operations" of a
+      microbatch, forward and backward; or a list with the seconds of each layer.
     - microbatches: equal parts of a batch, in its order. In a layer, spmd.nn.dropout(x, rate, seed,
       stream) adds microbatch * len(layers) + layer to the stream: numbers from 0, that of the
       microbatch over all steps. An example has the same zeros on any ranks.
@@ -61,7 +62,7 @@ def pipeline(
     - optimizer: a transformation of spmd.optim. It sees the parameters of a stage as a list.
     - place: which rank of n has which stages. "block": as many in a row as others, on any number
       of ranks. "round": stage s is on rank s % n. "v": from rank 0 to n - 1, and back, and so on.
-      For these ranks must divide stages (MeshError), and no state goes on on others (CheckError).
+      For these n must divide stages (MeshError); a state goes on on n ranks only (CheckError).
 
     UsageError for more stages than layers, another `cut` or `place`, or where stages that are
     updated alone share a weight or a norm; ShapeError where layers or parts of a batch do not fit.
@@ -89,24 +90,33 @@ def pipeline(
         print(losses[0].round(3), losses[-1] < losses[0] / 4)    # 0.535 True
     """
     context = require_context("spmd.pipeline")
-    _check(context, layers, axis, stages)
+    layers = _checked(context, layers, axis, stages)
     check_cut(cut, len(layers))
     made = make_schedule(schedule, stages=stages, microbatches=microbatches,
                          accumulate=accumulate)
     return TrainingPipeline(context, layers, axis, made, optimizer, cut, place)
 
 
-def _check(context: Context, layers: Sequence[Any], axis: str, stages: int) -> None:
-    """Raise UsageError for an axis that is not there, or more stages than layers."""
+def _checked(context: Context, layers: Iterable[Any], axis: str, stages: int) -> list[Any]:
+    """Return the layers as a list. UsageError for one that is no pair, an axis that is not there,
+    or more stages than layers."""
+    layers = list(layers)
+    for k, layer in enumerate(layers):
+        if not (isinstance(layer, (tuple, list)) and len(layer) == 2 and callable(layer[0])):
+            raise UsageError(f"layer {k} is no pair", place=user_place(),
+                             expected="(function, parameters)", found=type(layer).__name__,
+                             remedy='layers=[(embed, w["embed"]), (head, w["head"])]')
     if axis not in context.mesh.names:
         raise UsageError(f"the mesh has no axis {axis!r}", place=user_place(),
                          expected=f"one of {', '.join(context.mesh.names)}",
-                         remedy='@spmd.program(mesh=("data", "stage"))')
+                         remedy=meant(axis, context.mesh.names, 'axis="{}"')
+                         or f'@spmd.program(mesh=("data", "{axis}"))')
     if not 1 <= stages <= len(layers):
         raise UsageError(
             f"{stages} stages, and there are {len(layers)} layers", place=user_place(),
             expected="at least one stage, and at most one for each layer",
             remedy=f"stages={len(layers)}, or parts of layers as layers of their own")
+    return layers
 
 
 class TrainingPipeline:
@@ -124,7 +134,9 @@ class TrainingPipeline:
     ) -> None:
         self.context, self.axis, self.schedule = context, axis, schedule
         self.layers = [(f, w) for f, w in layers]
-        self.key = f"pipeline {user_place()}"
+        rows = context.notes.setdefault("pipelines", [])
+        self.number = len(rows)
+        self.key = f"pipeline {self.number} {user_place()}"  # one line may make several
         self.places = StagePlaces(axis, schedule.stages, place)
         self.tables: TickTables = tables_of(schedule)
         self.versions = max(schedule.versions(s) for s in range(schedule.stages))
@@ -138,17 +150,12 @@ class TrainingPipeline:
         costs, unit = costs_of(self, by, like_batch(self, types) if counts and types else None)
         self.positions = cut(costs, schedule.stages)
         self.cut = shown(costs, self.positions, unit)
-        self.stages = [
-            Stage(tuple(f for f, _ in self.layers[a:b]), [w for _, w in self.layers[a:b]], s, a,
-                  self.layers[a - 1][0] if a else None, s == 0, s == schedule.stages - 1)
-            for s, (a, b) in enumerate(zip(self.positions, self.positions[1:]))]
+        self.stages = stages_of(self.layers, self.positions)
         self.weights = Packing([[type_of(x) for x in flatten(s.parameters)[1]]
                                 for s in self.stages])
         self.updates = Updates(self, optimizer)
         self._codes: dict[Any, StageCode] = {}
         self.note = row_of(self, place)
-        rows = context.notes.setdefault("pipelines", [])
-        self.number = len(rows)
         rows.append(self.note)
 
     # ---- what users call

@@ -6,7 +6,7 @@ computes only those of the input, U an update of the stage's weights at the end 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from codegen.symbolic.meaning import begin
@@ -43,7 +43,7 @@ def needs(kind: str, stage: int, stages: int) -> list[tuple[str, int]]:
     return [("B", stage)] if kind == "W" else []
 
 
-def gradient_kind(kinds: Mapping[str, object]) -> str:
+def gradient_kind(kinds: Container[str]) -> str:
     """Return the kind of action that ends with the gradients of the weights: W, or else B."""
     return "W" if "W" in kinds else "B"
 

@@ -6,7 +6,7 @@ Out: a Problem for each rule that is broken, ordered by tick; none for a legal s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from operator import lt
 from typing import NamedTuple
@@ -39,6 +39,11 @@ def problems(ticks: Ticks, period: int | None) -> list[Problem]:
     """
     found = [*_early_actions(ticks), *_dropped_microbatches(ticks),
              *_shared_ticks(ticks, period), *_wrong_updates(ticks, period)]
+    return in_order(found)
+
+
+def in_order(found: Iterable[Problem]) -> list[Problem]:
+    """Return problems in the order of ticks; those of no single cell last."""
     return sorted(found, key=lambda p: (p.tick == ABSENT, p.tick, p.stage))
 
 

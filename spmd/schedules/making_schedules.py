@@ -17,7 +17,7 @@ from codegen.suggest import meant
 from spmd.schedules import schedule_tables, tick_formulas
 from spmd.schedules.actions import ABSENT, Ticks
 from spmd.schedules.built_in import BUILT_IN, Recipe, rows_of_orders
-from spmd.schedules.dependences import Problem, problems
+from spmd.schedules.dependences import Problem, in_order, problems
 from spmd.schedules.pipeline_schedule import Schedule
 
 CORRECTIONS = ("none", "stash", "two versions", "discrepancy")
@@ -148,8 +148,7 @@ def _by_table(
                        if (p.tick, p.stage) not in in_cells or p.other != p.tick)]
     of_layers = len({(a.stage, a.microbatch) for a in actions}) == m > 1
     remedy = "the number behind F, B or W is a microbatch, which goes through all stages"
-    _refuse(sorted(found, key=lambda p: (p.tick == ABSENT, p.tick, p.stage)), path, 1,
-            remedy if of_layers else "")
+    _refuse(in_order(found), path, 1, remedy if of_layers else "")
     period = schedule_tables.period_of_table(ticks)
     _refuse(problems(ticks, period), path, 1)
     return _schedule(os.path.basename(path), ticks, period, accumulate, correction, False)

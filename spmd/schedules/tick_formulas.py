@@ -163,7 +163,7 @@ class _Claims:
                     at, near = inner + 1, inner
                 claims.append(self.tick(kind, at, k) - self.tick(before, near, k) - 1)
         if "U" in self.kinds:
-            last = gradient_kind(dict.fromkeys(self.kinds))
+            last = gradient_kind(self.kinds)
             claims.append(self.tick("U", s, k) - self.tick(last, s, k))
             claims.append(self.tick(last, s, next_k + 1) - self.tick("U", s, next_k) - 1)
         return claims
@@ -192,7 +192,7 @@ class _Claims:
         s = self.stage(self.p - 1)
         slots = _expr(kept(*map(UnknownInteger, (s, self.p, self.m))))
         k = symbol(Sym("k", "var", const(0)))  # a step of flushing schedules has no later one
-        end = self.tick(gradient_kind(dict.fromkeys(self.kinds)), s, k)
+        end = self.tick(gradient_kind(self.kinds), s, k)
         if self.flushes and slots == self.m:
             return const(0)
         return self.tick("F", s, k + slots) - end - 1

@@ -37,11 +37,11 @@ class TickPosition(NamedTuple):
 
     def actions(self, schedule: Schedule, stages: Iterable[int]) -> Iterator[Action]:
         """Yield what these stages do in this tick; microbatches are counted from the first step."""
-        cycle, place = divmod(self.tick, schedule.period or schedule.length)
+        cycle, row = divmod(self.tick, schedule.period or schedule.length)
         for stage in stages:
             for kind, rows in _rows(schedule).items():
-                k = rows[place][stage]
-                if k is not None and self._is(k := k + cycle * schedule.microbatches, schedule):
+                k = rows[row][stage]
+                if k is not None and self._exists(k := k + cycle * schedule.microbatches, schedule):
                     yield Action(self.tick, stage, kind, k)
 
     def in_flight(self, schedule: Schedule, stages: Iterable[int]) -> list[int]:
@@ -50,10 +50,10 @@ class TickPosition(NamedTuple):
         newest = (self.tick // cycle + 1) * size
         oldest = max(0, newest - (schedule.length // cycle + 2) * size)
         last = gradient_kind(schedule.ticks)
-        return [k for k in range(oldest, newest) if self._is(k, schedule) and any(
+        return [k for k in range(oldest, newest) if self._exists(k, schedule) and any(
             schedule.tick("F", s, k) <= self.tick <= schedule.tick(last, s, k) for s in stages)]
 
-    def _is(self, microbatch: int, schedule: Schedule) -> bool:
+    def _exists(self, microbatch: int, schedule: Schedule) -> bool:
         """Return whether there is such a microbatch."""
         if not self.drained:
             return microbatch >= 0

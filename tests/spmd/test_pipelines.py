@@ -13,7 +13,6 @@ from codegen.ir import walk
 from codegen.ops import MatMul
 from codegen.plan.grammar import Exchange, LibraryCall, Phase
 from codegen.plan.steps import walk_steps
-from codegen.symbolic import expr
 from spmd import optim
 from spmd.pipelining.stage_cuts import cut
 from tests.spmd import pipeline_by_hand as by_hand
@@ -67,12 +66,14 @@ class Case:
         found = {f"{n}{k}": x for k, (_, w) in enumerate(self.layers) for n, x in w.items()}
         return {**found, "x": self.xs, "y": self.ys}
 
-    def check(self, out, expected, there=slice(None)):
+    def check(self, out, expected, there=slice(None), evaluated=True):
         losses, ws = expected
         np.testing.assert_allclose(out["losses"], losses, rtol=1e-9, atol=1e-9)
         for mine, theirs in zip(out["ws"], ws, strict=True):
             for name, x in theirs.items():
                 np.testing.assert_allclose(mine[name], x, rtol=1e-9, atol=1e-9)
+        if not evaluated:
+            return
         t = self.xs[0][there]
         for (f, _), w in zip(self.layers, ws):
             t = f(w, t, *([self.ys[0][there]] if f is by_hand.end else []))
@@ -212,6 +213,36 @@ def test_a_run_that_breaks_off_goes_on_with_what_was_in_flight(tmp_path):
         same_bits({"losses": 0, "ws": resumed}, {"losses": 0, "ws": whole})
 
 
+def test_a_pipeline_that_is_drained_fills_again():
+    mine, theirs = OPTIMIZERS["sgd"]
+    case = Case(5, 3, 3)
+
+    @spmd.program(mesh=("stage",))
+    def train():
+        layers = [(f, {n: spmd.input(f"{n}{k}", x.shape, np.float64) for n, x in w.items()})
+                  for k, (f, w) in enumerate(case.layers)]
+        x, y = (spmd.input(n, a.shape, np.float64) for n, a in (("x", case.xs), ("y", case.ys)))
+        pipe = spmd.pipeline(layers, stages=2, microbatches=3, accumulate=2, optimizer=mine,
+                             schedule="continuous")
+        state, losses = pipe.init(), spmd.zeros(STEPS)
+        for half in spmd.range(2):
+            for k in spmd.range(2 * half, 2 * half + 2):
+                state, losses[k] = pipe.step(state, x[k], y[k])
+            state = pipe.drain(state)
+        return {"losses": losses, "ws": pipe.params(state)}
+
+    losses, ws = [], [w for _, w in case.layers]
+    for steps in (slice(0, 2), slice(2, STEPS)):
+        layers = [(f, w) for (f, _), w in zip(case.layers, ws)]
+        some, ws = by_hand.without_flush(
+            layers, case.cuts(2), theirs, case.xs[steps], case.ys[steps], 3, 2)
+        losses += [*some]
+    image = spmd.build(train)
+    outs = [image.run(ranks=n, **case.inputs) for n in (1, 2)]
+    case.check(outs[0], (np.array(losses), ws), evaluated=False)
+    same_bits(*outs)
+
+
 def slow(s, p, k, m):
     """What arrives waits for several ticks; updates come later than gradients."""
     return {"F": 2 * k + 3 * s, "B": 2 * (k + 3 * p) - 3 - 3 * s, "U": 2 * (k + 3 * p) - 3 - 3 * s}
@@ -275,7 +306,7 @@ def affine(w, h, y=None):
     return {"out": out, "best": np.argmax(out, axis=1)} if y is None else np.mean((out - y) ** 2)
 
 
-def split_over_all_axes(data, schedule="1f1b"):
+def split_over_all_axes(data):
     """Return a program of stages whose axis stands between two others; one of them splits the
     batch, and weights lie along the other one."""
     @spmd.program(mesh=("data", "stage", "model"))
@@ -286,8 +317,7 @@ def split_over_all_axes(data, schedule="1f1b"):
               for k in range(3)]
         o = spmd.input("o", (4, 4), np.float64, layout=("model", None))
         layers = [*((widened, w) for w in ws), (affine, {"o": o})]
-        pipe = spmd.pipeline(layers, stages=3, microbatches=2, schedule=schedule,
-                             optimizer=optim.sgd(0.1))
+        pipe = spmd.pipeline(layers, stages=3, microbatches=2, optimizer=optim.sgd(0.1))
         state = pipe.init()
         for _ in spmd.range(2):
             state, _ = pipe.step(state, x, x)
@@ -372,8 +402,11 @@ def test_ticks_copy_no_weights_and_pairs_of_ranks_meet_alone(schedule):
 
     plan = lower(train.capture()).plan
     weights = width * width
-    names = [b.name for b in plan.buffers if b.capacity == expr.const(weights)]
-    assert all(name.startswith("w") for name in names)  # inputs, and nothing that ticks need
+    sizes = {b.name: b.capacity.evaluate({"n_stage": 3}) for b in plan.buffers}
+    # inputs, one row of weights and one of gradients, and nothing that ticks need
+    assert [name for name, size in sizes.items() if size == weights] == [f"w{k}" for k in range(6)]
+    rows = [name for name, size in sizes.items() if size == 2 * weights]
+    assert len(rows) == 2 and "weights" in rows[0] and "gradients" in rows[1]
     calls = [act for step in walk_steps(plan.steps) if isinstance(step, Phase)
              for act in step.work if isinstance(act, LibraryCall)]
     added = [c for c in calls if c.numbers[-1] == 1 and "gradients" in c.parts[2].buffer.name]
@@ -398,6 +431,24 @@ def test_a_rank_under_mpirun(mpirun, tmp_path):
     np.testing.assert_allclose(np.load(tmp_path / "losses.npy"), expected, rtol=1e-9)
 
 
+def test_pipelines_of_one_line_have_batches_of_their_own():
+    def loss_after(width):
+        x = spmd.input(f"x{width}", (4, width), np.float64)
+        pipe = spmd.pipeline([(wide_begin, np.eye(width)), (last_layer, 2 * np.eye(width))],
+                             stages=2, microbatches=2, schedule="continuous",
+                             optimizer=optim.sgd(0.0))
+        return pipe.step(pipe.init(), x, x)[1]
+
+    @spmd.program(mesh=("stage",))
+    def both():
+        return loss_after(3), loss_after(5)
+
+    random = np.random.default_rng(0)
+    xs = [random.standard_normal((4, n)) for n in (3, 5)]
+    found = spmd.build(both).run(ranks=2, x3=xs[0], x5=xs[1])
+    np.testing.assert_allclose(found, [np.mean(x ** 2) for x in xs])
+
+
 # ---- cuts
 
 
@@ -415,7 +466,7 @@ def test_the_largest_stage_is_least(seed):
         assert max(sum(sizes[a:b]) for a, b in itertools.pairwise(found)) == best
 
 
-# ---- weights that two layers use; norms of all gradients
+# ---- what is refused
 
 
 def wide_begin(w, x):
@@ -435,7 +486,8 @@ def refused(layers=3, stages=2, microbatches=2, batch=4, schedule="1f1b", optimi
                              microbatches=microbatches, schedule=schedule,
                              optimizer=optimizer or optim.sgd(0.1))
         mask = spmd.zeros(*more["mask"]) if "mask" in more else None
-        return pipe.step(pipe.init(), x, x, mask)[1]
+        y = spmd.input("y", more["targets"], np.float64) if "targets" in more else x
+        return pipe.step(pipe.init(), x, y, mask)[1]
 
     with pytest.raises(spmd.SpmdError) as caught:
         spmd.build(train)
@@ -454,7 +506,9 @@ REFUSED = [
     ({"mask": (5, np.bool_)}, ["bool[4]", "bool[5]"]),
     ({"mask": (4, np.bool_)}, ["the loss of each example", "float64[]"]),
     ({"microbatches": 0}, ["microbatches=0", "at least 1"]),
-    ({"axis": "stages"}, ["'stages'", "stage"]),
+    ({"axis": "stages"}, ["no axis 'stages'", 'axis="stage", if that is what you mean']),
+    ({"batch": 0}, ["2 microbatches of a batch of 0", "try:      a batch of 2 with a mask"]),
+    ({"targets": (6, 4)}, ["not as many examples", "4 examples in dim 0", "float64[6, 4]"]),
     ({"narrow": True}, ["layer 1, wide_begin", "layer 0, wide_begin", "test_pipelines.py",
                         "float64[2, 4]"]),
     ({"last": wide_begin, "layers": 2}, ["wide_begin", "3"]),
@@ -470,6 +524,16 @@ def test_refused_with_a_remedy(options, parts):
     message = refused(**options)
     for part in parts:
         assert part in message
+
+
+def test_layers_that_are_no_pairs_are_refused():
+    @spmd.program(mesh=("stage",))
+    def train():
+        spmd.pipeline([(wide_begin, np.eye(4)), last_layer], stages=2, microbatches=2,
+                      optimizer=optim.sgd(0.1))
+
+    with pytest.raises(spmd.UsageError, match=r"layer 1 is no pair[^$]*\(function, parameters\)"):
+        train.capture()
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "continuous"])

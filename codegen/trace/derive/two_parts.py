@@ -91,10 +91,11 @@ def in_two(
     context: Context, f: Callable[..., Any], weights: Any, given: Sequence[Any],
     wanted: Sequence[bool], backward: bool = True,
 ) -> Halves:
-    """Capture f(weights, *given) and its way back, or without that.
+    """Return the halves of f(weights, *given), captured once.
 
-    weights, given: trees of ArrayTypes, local ones of a rank's view. wanted: of which of the given
-    arguments there are cotangents: of those leaves that are floats.
+    weights, given: trees of ArrayTypes, local ones of a rank's view. wanted: for each of the given
+    arguments, whether the backward half returns the gradients of its leaves that are floats.
+    backward: False for a backward half that is empty.
     """
     axes = frozenset(context.mesh.names)
     tree, types = flatten((weights, tuple(given)))
@@ -226,7 +227,7 @@ def _cut(
 
 
 def _is_seen(op: Op) -> bool:
-    """Whether somebody would see that an op runs twice. Integers that are computed, and conditions,
-    nobody does."""
+    """Return whether a second run of an op would be noticed: it prints, waits for other ranks, or
+    takes from a feed, itself or in its regions."""
     return isinstance(op.what, (Print, Barrier, Feeding)) or any(
         map(_is_seen, (inner for region in op.regions for inner in region.ops)))

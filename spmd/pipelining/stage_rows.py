@@ -107,7 +107,7 @@ def _sent(axis: str, by: int, stages: int, rows: Sequence[Array], words: Any) ->
     behind = block_offset(stages, n, at + 1 if by > 0 else at)  # the stage behind the border
     sends = expr.const(0)
     for s in range(stages - 1):
-        word = expr_of(as_symbol(words[s // BITS]))
+        word = expr_of(as_symbol(words[s // BITS], power=False))
         assert word is not None, "a symbol is a formula"
         bit = expr.mod(expr.floordiv(word, expr.const(2 ** (s % BITS))), expr.const(2))
         sends = sends + bit * expr.eq(behind, s + 1)

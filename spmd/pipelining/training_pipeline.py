@@ -63,8 +63,9 @@ def pipeline(
       of ranks. "round": stage s is on rank s % n. "v": from rank 0 to n - 1, and back, and so on.
       For these ranks must divide stages (MeshError), and no state goes on on others (CheckError).
 
-    UsageError for more stages than layers, another `cut` or `place`, or where stages that are
-    updated alone share a weight or a norm; ShapeError where layers or parts of a batch do not fit.
+    UsageError for more stages than layers, another `cut` or `place`, what is no layer or optimizer,
+    where stages that are updated alone share a weight or a norm, or where the optimizer reads a
+    norm in some steps only; ShapeError where layers or parts of a batch do not fit.
 
     Example::
 
@@ -89,24 +90,37 @@ def pipeline(
         print(losses[0].round(3), losses[-1] < losses[0] / 4)    # 0.535 True
     """
     context = require_context("spmd.pipeline")
-    _check(context, layers, axis, stages)
+    _check(context, layers, axis, stages, optimizer)
     check_cut(cut, len(layers))
     made = make_schedule(schedule, stages=stages, microbatches=microbatches,
                          accumulate=accumulate)
     return TrainingPipeline(context, layers, axis, made, optimizer, cut, place)
 
 
-def _check(context: Context, layers: Sequence[Any], axis: str, stages: int) -> None:
-    """Raise UsageError for an axis that is not there, or more stages than layers."""
+def _check(context: Context, layers: Any, axis: str, stages: Any, optimizer: Any) -> None:
+    """Raise UsageError for an axis that is not there, more stages than layers, or what is no list
+    of layers, no number of stages or no optimizer."""
     if axis not in context.mesh.names:
         raise UsageError(f"the mesh has no axis {axis!r}", place=user_place(),
                          expected=f"one of {', '.join(context.mesh.names)}",
                          remedy='@spmd.program(mesh=("data", "stage"))')
-    if not 1 <= stages <= len(layers):
+    if not isinstance(layers, Sequence) or not layers or not all(map(_is_layer, layers)):
+        raise UsageError("layers of a pipeline are pairs of a function and its parameters",
+                         place=user_place(), expected="a list of at least one pair",
+                         found=repr(layers), remedy="layers=[(block, w), (last, v)]")
+    if not hasattr(optimizer, "init") or not hasattr(optimizer, "update"):
+        raise UsageError("a pipeline has no optimizer", place=user_place(),
+                         expected="a transformation of spmd.optim", found=repr(optimizer),
+                         remedy="optimizer=spmd.optim.sgd(0.1)")
+    if not isinstance(stages, int) or not 1 <= stages <= len(layers):
         raise UsageError(
-            f"{stages} stages, and there are {len(layers)} layers", place=user_place(),
+            f"{stages!r} stages, and there are {len(layers)} layers", place=user_place(),
             expected="at least one stage, and at most one for each layer",
             remedy=f"stages={len(layers)}, or parts of layers as layers of their own")
+
+
+def _is_layer(x: Any) -> bool:
+    return isinstance(x, Sequence) and len(x) == 2 and callable(x[0])
 
 
 class TrainingPipeline:
@@ -124,7 +138,9 @@ class TrainingPipeline:
     ) -> None:
         self.context, self.axis, self.schedule = context, axis, schedule
         self.layers = [(f, w) for f, w in layers]
-        self.key = f"pipeline {user_place()}"
+        rows = context.notes.setdefault("pipelines", [])
+        self.number = len(rows)
+        self.key = f"pipeline {self.number}"  # a function of the program may make several
         self.places = StagePlaces(axis, schedule.stages, place)
         self.tables: TickTables = tables_of(schedule)
         self.versions = max(schedule.versions(s) for s in range(schedule.stages))
@@ -147,8 +163,6 @@ class TrainingPipeline:
         self.updates = Updates(self, optimizer)
         self._codes: dict[Any, StageCode] = {}
         self.note = row_of(self, place)
-        rows = context.notes.setdefault("pipelines", [])
-        self.number = len(rows)
         rows.append(self.note)
 
     # ---- what users call

@@ -92,8 +92,7 @@ def pipeline(
     context = require_context("spmd.pipeline")
     _check(context, layers, axis, stages, optimizer)
     check_cut(cut, len(layers))
-    made = make_schedule(schedule, stages=stages, microbatches=microbatches,
-                         accumulate=accumulate)
+    made = make_schedule(schedule, stages, microbatches, accumulate)
     return TrainingPipeline(context, layers, axis, made, optimizer, cut, place)
 
 

@@ -37,7 +37,7 @@ class SharedWeights:
                 for path, x in zip(tree.paths(), leaves, strict=True):
                     if isinstance(x, (Array, np.ndarray)):
                         found.setdefault(id(x), []).append((stage.number, k))
-                        names.setdefault(id(x), f"{path} of layer {layer}")
+                        names.setdefault(id(x), f"{path} of layer {layer}".lstrip())
                     k += 1
         groups = {key: copies for key, copies in found.items() if len(copies) > 1}
         self.within: dict[int, list[list[int]]] = {}

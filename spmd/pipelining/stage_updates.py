@@ -17,7 +17,7 @@ from codegen.errors import UsageError
 from codegen.ir import ArrayType
 from codegen.places import user_place
 from codegen.trace.array import Array, as_array, as_value, wrap
-from codegen.trace.context import Context
+from codegen.trace.context import Context, require_context
 from codegen.trace.control.letting import as_symbol
 from codegen.trace.derive.two_parts import Halves, in_two
 from codegen.trace.state import Tree, fill, flatten
@@ -255,11 +255,12 @@ class _Norms:
         self.shared, self.stage, self.known = shared, stage, known
         self.squares: list[Any] = []
         self.calls: list[int] = []
+        self.depth = 0  # of open blocks, where the optimizer is called
 
     @contextmanager
     def asked(self) -> Iterator[None]:
         token = norms_of_parts.set(self._norm)
-        self.squares = []
+        self.squares, self.depth = [], len(require_context("spmd.pipeline").blocks)
         try:
             yield
         finally:
@@ -267,6 +268,12 @@ class _Norms:
             self.calls.append(len(self.squares))
 
     def _norm(self, updates: Any) -> Any:
+        if len(require_context("spmd.pipeline").blocks) > self.depth:  # others may not call it
+            raise UsageError(
+                "the optimizer reads the norm of all stages' gradients in some of its steps only",
+                place=user_place(), expected="clip_by_global_norm around what makes some steps "
+                "only, as MultiSteps and apply_if_finite do, and not in it",
+                remedy="accumulate=… of spmd.pipeline in the place of MultiSteps")
         leaves = leaves_of(widened(updates))
         own = [squared(x) for k, x in enumerate(leaves)
                if self.shared is None or (self.stage, k) not in self.shared.later]

@@ -64,8 +64,9 @@ def pipeline(
       of ranks. "round": stage s is on rank s % n. "v": from rank 0 to n - 1, and back, and so on.
       For these n must divide stages (MeshError); a state goes on on n ranks only (CheckError).
 
-    UsageError for more stages than layers, another `cut` or `place`, or where stages that are
-    updated alone share a weight or a norm; ShapeError where layers or parts of a batch do not fit.
+    UsageError for more stages than layers, another `cut` or `place`, what is no layer or optimizer,
+    where stages that are updated alone share a weight or a norm, or where the optimizer reads a
+    norm in some steps only; ShapeError where layers or parts of a batch do not fit.
 
     Example::
 
@@ -90,33 +91,41 @@ def pipeline(
         print(losses[0].round(3), losses[-1] < losses[0] / 4)    # 0.535 True
     """
     context = require_context("spmd.pipeline")
-    layers = _checked(context, layers, axis, stages)
+    layers = _checked(context, layers, axis, stages, optimizer)
     check_cut(cut, len(layers))
-    made = make_schedule(schedule, stages=stages, microbatches=microbatches,
-                         accumulate=accumulate)
+    made = make_schedule(schedule, stages, microbatches, accumulate)
     return TrainingPipeline(context, layers, axis, made, optimizer, cut, place)
 
 
-def _checked(context: Context, layers: Iterable[Any], axis: str, stages: int) -> list[Any]:
-    """Return the layers as a list. UsageError for one that is no pair, an axis that is not there,
-    or more stages than layers."""
-    layers = list(layers)
-    for k, layer in enumerate(layers):
-        if not (isinstance(layer, (tuple, list)) and len(layer) == 2 and callable(layer[0])):
-            raise UsageError(f"layer {k} is no pair", place=user_place(),
-                             expected="(function, parameters)", found=type(layer).__name__,
-                             remedy='layers=[(embed, w["embed"]), (head, w["head"])]')
+def _checked(context: Context, layers: Any, axis: str, stages: Any, optimizer: Any) -> list[Any]:
+    """Return the layers as a list. UsageError for an axis that is not there, what is no layer or no
+    optimizer, or more stages than layers."""
     if axis not in context.mesh.names:
         raise UsageError(f"the mesh has no axis {axis!r}", place=user_place(),
                          expected=f"one of {', '.join(context.mesh.names)}",
                          remedy=meant(axis, context.mesh.names, 'axis="{}"')
                          or f'@spmd.program(mesh=("data", "{axis}"))')
-    if not 1 <= stages <= len(layers):
+    pairs = list(layers) if isinstance(layers, Iterable) else []
+    wrong = [k for k, pair in enumerate(pairs) if not _is_layer(pair)]
+    if wrong or not pairs:
+        raise UsageError(f"layer {wrong[0]} is no pair" if wrong else "a pipeline has no layers",
+                         place=user_place(), expected="pairs (function, parameters)",
+                         found=repr(pairs[wrong[0]] if wrong else layers),
+                         remedy="layers=[(block, w), (last, v)]")
+    if not hasattr(optimizer, "init") or not hasattr(optimizer, "update"):
+        raise UsageError("a pipeline has no optimizer", place=user_place(),
+                         expected="a transformation of spmd.optim", found=repr(optimizer),
+                         remedy="optimizer=spmd.optim.sgd(0.1)")
+    if not isinstance(stages, int) or not 1 <= stages <= len(pairs):
         raise UsageError(
-            f"{stages} stages, and there are {len(layers)} layers", place=user_place(),
+            f"{stages!r} stages, and there are {len(pairs)} layers", place=user_place(),
             expected="at least one stage, and at most one for each layer",
-            remedy=f"stages={len(layers)}, or parts of layers as layers of their own")
-    return layers
+            remedy=f"stages={len(pairs)}, or parts of layers as layers of their own")
+    return pairs
+
+
+def _is_layer(x: Any) -> bool:
+    return isinstance(x, Sequence) and len(x) == 2 and callable(x[0])
 
 
 class TrainingPipeline:
@@ -136,7 +145,7 @@ class TrainingPipeline:
         self.layers = [(f, w) for f, w in layers]
         rows = context.notes.setdefault("pipelines", [])
         self.number = len(rows)
-        self.key = f"pipeline {self.number} {user_place()}"  # one line may make several
+        self.key = f"pipeline {self.number}"  # a function of the program may make several
         self.places = StagePlaces(axis, schedule.stages, place)
         self.tables: TickTables = tables_of(schedule)
         self.versions = max(schedule.versions(s) for s in range(schedule.stages))

@@ -447,14 +447,14 @@ def pipelines(_: Path, rounds: int = 5) -> None:
             speeds.append((
                 name, schedule, parts, f"{1e3 * found['plain']:.1f}",
                 f"{cpu / found['cpu plain']:.2f}", f"{cpu / found[f'cpu accumulated {parts}']:.2f}",
-                *(f"{found['plain'] / found[f'{schedule} {n}']:.2f}" for n in (1, 2))))
+                *(f"{found[base] / found[f'{schedule} {n}']:.2f}"
+                  for base in ("plain", f"accumulated {parts}") for n in (1, 2))))
             builds.append((name, schedule, f"{found['build plain']:.1f}",
                            f"{found[f'build {schedule}'] / found['build plain']:.2f}"))
-    print(f"A step of training in two stages beside plain training, medians of {rounds}; "
-          "accumulated: plain training that adds up gradients of the same microbatches:\n")
+    print(f"A step in two stages beside plain training, also accumulated; medians of {rounds}:\n")
     table(["network", "schedule", "microbatches", "plain, ms", "CPU of 1 rank / plain",
-           "CPU of 1 rank / accumulated", "speed of 1 rank / plain", "speed of 2 ranks / plain"],
-          speeds)
+           "CPU of 1 rank / accumulated", *(f"speed of {n} / {base}" for base in
+           ("plain", "accumulated") for n in ("1 rank", "2 ranks"))], speeds)
     print("Building it, seconds of one core with all that it starts:\n")
     table(["network", "schedule", "plain, s", "pipeline / plain"], builds)
 

@@ -13,7 +13,7 @@ from tests.spmd import pipeline_by_hand as by_hand
 from tests.spmd.test_pipelines import OPTIMIZERS, STEPS, Case, same_bits
 
 PLACED = [  # layers, stages, microbatches
-    ("interleaved", "round", 5, 4, 6), ("continuous", "v", 6, 6, 2), ("zb-v", "v", 4, 4, 3),
+    ("interleaved", "round", 5, 4, 6), ("continuous", "v", 4, 4, 2), ("zb-v", "v", 4, 4, 3),
     ("pipedream", "round", 4, 3, 2),
 ]
 
@@ -35,7 +35,7 @@ def test_results_do_not_depend_on_where_stages_lie(
         same_bits(out, outs[0])
     with pytest.raises(spmd.MeshError, match="ranks must divide stages") as caught:
         image.run(ranks=5, **case.inputs)
-    fits = {3: "1, 3", 4: "1, 2, 4", 6: "1 to 3, 6"}[stages]
+    fits = {3: "1, 3", 4: "1, 2, 4"}[stages]
     assert f"one of these numbers of ranks: {fits}" in str(caught.value)
 
 
@@ -109,14 +109,12 @@ def test_a_state_goes_on_on_as_many_ranks_only(tmp_path):
 
 def test_a_table_gives_what_its_formulas_give(tmp_path):
     mine, _ = OPTIMIZERS["adamw"]
-    for name, accumulate in (("1f1b", None), ("continuous", 3)):
-        case = Case(3, 4, 3)
-        path = tmp_path / f"{name}.csv"
-        make_schedule(name, 3, 3, accumulate).csv(path)
-        outs = [spmd.build(case.program(3, mine, schedule=schedule, accumulate=accumulate)).run(
-            ranks=2, **case.inputs) for schedule in (name, str(path))]
-        same_bits(*outs)
-        assert outs[0]["after"] == outs[1]["after"]
+    case, path = Case(3, 4, 3), tmp_path / "continuous.csv"
+    make_schedule("continuous", 3, 3, 3).csv(path)
+    outs = [spmd.build(case.program(3, mine, schedule=schedule, accumulate=3)).run(
+        ranks=2, **case.inputs) for schedule in ("continuous", str(path))]
+    same_bits(*outs)
+    assert outs[0]["after"] == outs[1]["after"]
 
 
 def test_an_error_of_a_table_is_said_with_its_line(tmp_path):

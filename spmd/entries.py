@@ -213,7 +213,7 @@ class OpenedEntity(Opened):
             if not self._group.leads:
                 return self._do(kind, *what)
             what = tuple(map(whole, what))
-            with self.processes.held:
+            with self._group.held:
                 self._group.tell(self._job, (kind, *what))
                 return self._do(kind, *what)
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from codegen.errors import AgreementError
 from spmd.engine import ffi, lib
+from spmd.launch.held_interrupts import HeldInterrupts
 from spmd.launch.job import Job, arena_address
 from spmd.launch.processes import Processes, listed
 from spmd.started import FairLock
@@ -32,6 +33,7 @@ class Following:
         self.processes, self._close = processes, close
         self.agreed = processes.count == 1
         self.leads = self.follows = False
+        self.held = HeldInterrupts()  # while all processes must do a thing to its end
         self._comm: Any = None  # a copy of the user's, whose messages are ours alone
         self.area: Any = None  # memory that all processes of a host see
         self._room = 0
@@ -65,7 +67,7 @@ class Following:
             request, pause = processes.comm.Ibarrier(), Pause()
             while not request.Test():
                 pause.wait()
-        with processes.held, processes.waiting:
+        with self.held, processes.waiting:
             if role == CALLS:
                 processes.comm.Ibarrier().Wait()
             self._divide(processes.comm.allgather(role))
@@ -82,7 +84,7 @@ class Following:
                 found=f"{_named(calling)} called, {_named(followers)} followed"))
         if followers:
             self._comm = processes.comm.Dup()
-            processes.interrupts = True
+            processes.held = self.held
             atexit.register(self._close)  # of a job that nobody closes
             self.leads, self.follows = processes.number == 0, processes.number > 0
         self.agreed = True

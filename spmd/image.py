@@ -16,7 +16,7 @@ from codegen.errors import LayoutWarning, UsageError
 from codegen.image.elf import printable
 from codegen.mesh import checked_count, checked_sizes
 from codegen.user.named import together
-from spmd import layout_table, show, tables
+from spmd import layout_table, looking, show, tables
 from spmd.arguments import check_checks
 from spmd.distributed import Distributed as Distributed
 from spmd.distributed import Local as Local
@@ -100,9 +100,8 @@ class Image:
                 )
             return self._again(check=checks)
         if self._path:
-            from spmd import source  # the tracer: who loads an image does without
-
-            if (twin := source.checked_twin(self._checked, self._path, checks)) is not None:
+            twin = looking.builder().checked_twin(self._checked, self._path, checks)
+            if twin is not None:
                 return Image(loader.check(twin))
         asked = repr(",".join(checks))
         check_checks(self.manifest, checks, f"spmd.build(program, check={asked}); a FILE.img is "

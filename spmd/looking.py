@@ -5,7 +5,16 @@ In: a path, settings. Out: bytes of an image, unchecked. The compiler comes in f
 
 from __future__ import annotations
 
+from typing import Any
+
 from spmd.launch import loader
+
+
+def builder() -> Any:
+    """Return the module that builds programs, spmd.source."""
+    from spmd import source  # the compiler: who has an image does without
+
+    return source
 
 
 def image_or_built(path: str, settings: dict[str, str], no_cache: bool) -> tuple[bytes, set[str]]:
@@ -14,6 +23,5 @@ def image_or_built(path: str, settings: dict[str, str], no_cache: bool) -> tuple
     """
     if not loader.is_program(path):
         return loader.read(path), set()
-    from spmd import source  # the compiler: who looks at an image does without
-
-    return source.image_of(path, settings, no_cache)
+    found: tuple[bytes, set[str]] = builder().image_of(path, settings, no_cache)
+    return found

@@ -87,7 +87,7 @@ class Opened:
                     self._job.broken = True  # the others are not leaving, they may be running
                     text = f"process {self.processes.number} left"
                     self._job.abort(report.exit_code(error), text)
-                with self.processes.held:
+                with self._group.held:
                     self._group.release(self._job, ("left", report.exit_code(error), str(error)))
         self.close()
 
@@ -101,7 +101,7 @@ class Opened:
         if os.getpid() == self._owner:
             with self._turns.during(lambda: self._take_turn(waits=True)):
                 self._closed = True
-                with self.processes.held:
+                with self._group.held:
                     self._group.release(self._job, ("close",))
                 if self._job is not None and not self._job.broken:
                     for reference in self._latest:
@@ -318,7 +318,7 @@ class Opened:
     ) -> Any:
         if not self._group.leads:
             return self._made(face, arguments, frames)
-        with self.processes.held:  # until the others have done their part
+        with self._group.held:  # until the others have done their part
             return self._made(face, arguments, frames)
 
     def _made(self, face: Face, arguments: dict[str, Any], frames: FrameQueue | None) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import ceil, prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from codegen.errors import ImageError, UsageError, under
 from codegen.image import manifest as reader
@@ -18,6 +18,9 @@ from spmd.schedules import Action, Schedule
 from spmd.schedules.dependences import problems
 from spmd.schedules.schedule_tables import complete
 from spmd.schedules.tick_positions import TickPosition
+
+if TYPE_CHECKING:
+    from spmd.launch.job import Job
 
 NOTABLE = 0.3  # a share of the time that ranks are idle
 
@@ -92,7 +95,7 @@ class RanksAtTick:
 
 
 class Positions:
-    """What positions mean that the ranks of an image say."""
+    """The pipelines of an image, which say what a rank does at a position that it has stored."""
 
     def __init__(self, image: reader.ImageFile, sizes: Sequence[int]) -> None:
         """sizes: of the mesh axes."""
@@ -112,6 +115,11 @@ class Positions:
         stride = prod(self.sizes[axis + 1:])
         coordinates = [r // stride % self.sizes[axis] for r in range(first, first + count)]
         return self.known[tick.pipeline].at(tick, coordinates, self.sizes[axis])
+
+
+def positions_of(job: Job) -> Positions | None:
+    """Return what the positions of the job's ranks mean; None for an image that says none."""
+    return job.positions_in and Positions(job.positions_in, job.setup.sizes)
 
 
 def idle_share(schedule: Schedule) -> float:

@@ -19,8 +19,8 @@ from spmd.engine import ffi, lib
 from spmd.files.whole import whole
 from spmd.launch.job import Job
 from spmd.launch.memory import bytes_text
-from spmd.launch.positions import positions_of
 from spmd.launch.sizes import ranks_text
+from spmd.pipeline_notes import positions_of
 
 EVENT, TOTAL = (ffi.sizeof(name) // 8 for name in ("spmd_event", "spmd_total"))  # numbers in each
 NS = 1e9

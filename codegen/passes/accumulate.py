@@ -141,8 +141,9 @@ class _Adding:
 
 
 def _matrix(from_: Expr, store: Store[Value], shape: Shape) -> tuple[Expr, Expr] | None:
-    """Where a store of all elements of a matrix begins, and how far its rows are apart there, if
-    each of them lies in a row. The matrix may be stored in any shape."""
+    """Return the offset at which a store of all elements of a matrix begins, and the distance of
+    its rows there, in elements; None unless the elements of each row follow each other. The matrix
+    may be stored in any shape."""
     loops = tuple(v for v in store.loops if v.extent != 1)
     extents = tuple(v.extent for v in loops)
     read, written = affine(from_, loops), affine(store.offset, loops)

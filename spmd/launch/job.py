@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
+    from spmd.launch.held_interrupts import HeldInterrupts
     from spmd.launch.processes import Processes
 
 WAIT_MS = 100  # how long a signal may go unnoticed
@@ -114,8 +115,7 @@ class Job:
         def attach() -> None:
             if self._arena == ffi.NULL:
                 self._arena = self._take(
-                    lambda to: lib.spmd_arena_attach(path.encode(), arena, nonce, to)
-                )
+                    lambda to: lib.spmd_arena_attach(path.encode(), arena, nonce, to))
             if constants:
                 self._read_constants(checked, constants)
             self._check(lib.spmd_job_load(self._job, self._arena))
@@ -403,8 +403,8 @@ class Job:
                 if number is not None:
                     lib.spmd_job_lead(self._job, number)
                 self._check_array(lib.spmd_call_start(self._job, call), "of a call")
-            led = self.processes.interrupts
-            state = self._wait_led(told, number is not None) if led else self._wait(told)
+            held = self.processes.held
+            state = self._wait_led(held, told, number is not None) if held else self._wait(told)
         except BaseException as error:
             self.broken = True
             text = f"{type(error).__name__} on process {self.processes.number}"
@@ -470,9 +470,9 @@ class Job:
             if told and not (say and say.shown):
                 told(f"superstep {self.superstep()}")
 
-    def _wait_led(self, told: Callable[[str], None] | None, leads: bool) -> int:
+    def _wait_led(self, held: HeldInterrupts, told: Any, leads: bool) -> int:
         """Waits for the run of this process and, where it leads, of those that follow it."""
-        with self.processes.held.allowed:
+        with held.allowed:
             state = self._wait(told)
             waits = leads and state == lib.SPMD_FINISHED
             while waits and (state := lib.spmd_job_led(self._job, WAIT_MS)) == lib.SPMD_RUNNING:

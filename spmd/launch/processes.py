@@ -14,7 +14,6 @@ import time
 
 from codegen.errors import AgreementError, SpmdError
 from spmd import report
-from spmd.launch.held_interrupts import HeldInterrupts
 from spmd.launch.launchers import library, unname_memory
 
 TYPE_CHECKING = False
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from typing import Any, NoReturn, TextIO
 
     from codegen.errors import PeerError
+    from spmd.launch.held_interrupts import HeldInterrupts
     from spmd.launch.patience import Patience
 
 FIONREAD = 0x541B  # of Linux: how many bytes nobody has read yet
@@ -59,8 +59,8 @@ class Processes:
         self.count: int = comm.Get_size() if comm is not None else 1
         # The error that all processes know of: nobody waits for this one any more.
         self.met: BaseException | None = None
-        self.interrupts = False  # an interrupt is an error like others: the job goes on
-        self.held = HeldInterrupts()  # while all processes must do a thing to its end
+        # Where process 0 leads: an interrupt is an error like others, and waits while it must.
+        self.held: HeldInterrupts | None = None
         self.patience: Patience | None = None  # where a launcher has started them
         self.waiting: Any = _NobodyLooks()  # while this process waits for the others
         self.at_the_end: Callable[[], None] = lambda: None  # called when all have finished
@@ -114,7 +114,7 @@ class Processes:
         try:
             value = step()
         except BaseException as error:
-            if not isinstance(error, Exception) and not self.interrupts:
+            if not isinstance(error, Exception) and self.held is None:
                 raise
             failure, code = error, report.exit_code(error)
         # Who only heard of a failure elsewhere does not speak of it, unless nobody else does.

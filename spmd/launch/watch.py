@@ -13,7 +13,6 @@ from _thread import allocate_lock, start_new_thread
 
 from codegen.errors import PeerError
 from spmd.engine import ffi, lib
-from spmd.launch.positions import positions_of
 from spmd.launch.processes import say
 
 TYPE_CHECKING = False
@@ -89,6 +88,10 @@ class Watch:
 
     def _in_pipeline(self, notice: Any) -> str:
         """Return what a lost process held of a pipeline; "" where it was in none."""
+        if self.job.positions_in is None:
+            return ""
+        from spmd.pipeline_notes import positions_of  # the schedules, for this message alone
+
         positions = positions_of(self.job)
         held = positions and positions.at(notice.position, notice.rank, notice.ranks)
         return f"; {held.text()}" if held else ""

@@ -125,8 +125,11 @@ def _of_split(ids: Any, table: Array, axes: tuple[str, ...]) -> Any:
 
 
 class DropoutKey(NamedTuple):
-    """What dropout follows from besides its arguments: what is added to the stream; and which part
-    of a batch, counted from 0, the given array is, of parts of its size."""
+    """A place in a batch and a pipeline, which chooses the elements that dropout sets to 0.
+
+    stream: a number that is added to the stream that dropout is given. part: the array is part
+    number `part`, counted from 0, of a batch that is cut into parts of its size.
+    """
 
     stream: Any
     part: Any

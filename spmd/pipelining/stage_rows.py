@@ -65,9 +65,9 @@ def crossings(happens: np.ndarray) -> np.ndarray:
     return np.stack(words, axis=1)
 
 
-def handed_on(axis: str, data: str | None, by: int, rows: dict[str, Any], words: Any
+def handed_on(axis: str, data: str | None, step: int, rows: dict[str, Any], words: Any
               ) -> dict[str, Any]:
-    """Return arrays with the rows that stages beside had: by 1, those of the stage before; -1, of
+    """Return arrays with the rows that stages beside had: step 1, those of the stage before; -1, of
     the stage behind. The others are left as they are, or lost.
 
     words: int64 (words,), as of `crossings`: over which borders rows go. Only the ranks on both
@@ -75,14 +75,14 @@ def handed_on(axis: str, data: str | None, by: int, rows: dict[str, Any], words:
     """
     stages = next(iter(rows.values())).shape[0]
 
-    def local(*given: Any) -> Any:
-        *arrays, words = given
+    def local(*operands: Any) -> Any:
+        *arrays, words = operands
         count = arrays[0].shape[0]
         last = np.maximum(count - 1, 0)
-        edge = (last, count) if by > 0 else (0, np.minimum(count, 1))
+        edge = (last, count) if step > 0 else (0, np.minimum(count, 1))
         sent = [_row_of(x, *edge) for x in arrays]
-        sent = _sent(axis, by, stages, sent, words)
-        return tuple(_beside(x, by, count, new) for x, new in zip(arrays, sent, strict=True))
+        sent = _sent(axis, step, stages, sent, words)
+        return tuple(_beside(x, step, count, new) for x, new in zip(arrays, sent, strict=True))
 
     layouts = [layout_of_rows(axis, data, x.ndim) for x in rows.values()]
     mapped = spmd.shard_map(local, mesh=axes_of(axis, data), in_layouts=(*layouts, (None,)),
@@ -99,26 +99,26 @@ def _row_of(x: Any, begin: Any, end: Any) -> Any:
     return spmd.fori_loop(begin, end, copy, spmd.empty((1, *x.shape[1:]), x.type.dtype.name))
 
 
-def _sent(axis: str, by: int, stages: int, rows: Sequence[Array], words: Any) -> list[Array]:
+def _sent(axis: str, step: int, stages: int, rows: Sequence[Array], words: Any) -> list[Array]:
     """Return what comes from the rank before, or behind, where rows go over the border to it."""
     context = rows[0].context
     p, n = member_of(context, (axis,)), context.mesh.size((axis,))
     at = expr.symbol(p)
-    behind = block_offset(stages, n, at + 1 if by > 0 else at)  # the stage behind the border
+    behind = block_offset(stages, n, at + 1 if step > 0 else at)  # the stage behind the border
     sends = expr.const(0)
     for s in range(stages - 1):
         word = expr_of(as_symbol(words[s // BITS], power=False))
         assert word is not None, "a symbol is a formula"
         bit = expr.mod(expr.floordiv(word, expr.const(2 ** (s % BITS))), expr.const(2))
         sends = sends + bit * expr.eq(behind, s + 1)
-    inside = expr.lt(at + 1, n) if by > 0 else expr.ge(at, 1)
-    return send_by(context, (axis,), p, at + by, inside * expr.ge(sends, 1), rows)
+    inside = expr.lt(at + 1, n) if step > 0 else expr.ge(at, 1)
+    return send_by(context, (axis,), p, at + step, inside * expr.ge(sends, 1), rows)
 
 
-def _beside(x: Any, by: int, count: Any, new: Any) -> Any:
+def _beside(x: Any, step: int, count: Any, new: Any) -> Any:
     """Return an array whose rows have moved by one place; `new` is the row that comes in."""
     def move(j: Any, x: Any) -> Any:
-        to, source = (count - j, count - j - 1) if by > 0 else (j - 1, j)
+        to, source = (count - j, count - j - 1) if step > 0 else (j - 1, j)
         x[to] = x[source]
         return x
 
@@ -127,8 +127,8 @@ def _beside(x: Any, by: int, count: Any, new: Any) -> Any:
         return x
 
     x = spmd.fori_loop(1, count, move, x)
-    first = 0 if by > 0 else np.maximum(count - 1, 0)
-    return spmd.fori_loop(first, np.minimum(count, 1) if by > 0 else count, put, x)
+    first = 0 if step > 0 else np.maximum(count - 1, 0)
+    return spmd.fori_loop(first, np.minimum(count, 1) if step > 0 else count, put, x)
 
 
 def axes_of(axis: str, data: str | None) -> tuple[str, ...]:

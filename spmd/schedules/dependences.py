@@ -42,9 +42,9 @@ def problems(ticks: Ticks, period: int | None) -> list[Problem]:
     return in_order(found)
 
 
-def in_order(found: Iterable[Problem]) -> list[Problem]:
+def in_order(problems: Iterable[Problem]) -> list[Problem]:
     """Return problems in the order of ticks; those of no single cell last."""
-    return sorted(found, key=lambda p: (p.tick == ABSENT, p.tick, p.stage))
+    return sorted(problems, key=lambda p: (p.tick == ABSENT, p.tick, p.stage))
 
 
 def in_time(ticks: Ticks) -> bool:

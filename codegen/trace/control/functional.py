@@ -43,7 +43,8 @@ def fori_loop(lower: Any, upper: Any, body: Callable[[Any, Any], Any], init: Any
 def changing_loop(
     lower: Any, upper: Any, body: Callable[[Any, Any], Any], init: Any, changes: str,
 ) -> Any:
-    """As fori_loop. changes: as of Code: how each turn changes all of the state."""
+    """Return the state after a loop, as fori_loop does, whose first capture takes for granted how
+    turns change the state. changes: as of Code: how each turn changes all of it."""
     require_context("spmd.fori_loop")
     body = given(body, "the body of spmd.fori_loop", "i", "state")
     names = _holding(init, body)

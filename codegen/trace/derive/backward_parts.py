@@ -15,7 +15,14 @@ from typing import Any
 from codegen.ir import ArrayType, Op, Value
 from codegen.trace.array import Array, wrap
 from codegen.trace.derive.needed import needed
-from codegen.trace.derive.two_parts import VIEWS, Halves, lets_of, named_in, reads_of, values_of
+from codegen.trace.derive.two_parts import (
+    VIEWS,
+    Halves,
+    computed_again,
+    following,
+    reads_of,
+    values_of,
+)
 from codegen.trace.state import fill
 
 
@@ -69,26 +76,9 @@ def backward_parts(halves: Halves) -> BackwardParts:
     every = {v: op for op in halves.later for v in op.results}
     shared = [v for op in _shared(halves.later, of_weights) for v in op.results]
     made = _behind(every, of_arguments or shared)
-    of_microbatch = _following(halves.later, {*halves.kept, *halves.cotangents})
-    lets = lets_of(halves.later)
-    again: set[Op] = set()
-    crossing: dict[Value, None] = {}
-    visited: set[Value] = set()
-    stack = list(reversed(of_weights))
-    while stack:
-        v = stack.pop()
-        if v in visited:
-            continue
-        visited.add(v)
-        if v in halves.cotangents or (
-                v in made and v in of_microbatch and not isinstance(every[v].what, VIEWS)):
-            crossing[v] = None
-        elif v in every:
-            again.add(every[v])
-            stack += reversed(reads_of(every[v]))
-            for let in named_in(every[v], lets):
-                again.add(let)
-                stack += let.operands
+    of_microbatch = following(halves.later, [*halves.kept, *halves.cotangents])
+    again, crossing = computed_again(halves.later, of_weights, lambda v: v in halves.cotangents or (
+        v in made and v in of_microbatch and not isinstance(every[v].what, VIEWS)))
     sooner = needed(halves.later, [*of_arguments, *crossing])
     later = needed([op for op in halves.later if op in again], of_weights)
     return BackwardParts(halves, tuple(sooner), tuple(later), tuple(crossing))
@@ -103,15 +93,6 @@ def _behind(every: Mapping[Value, Op], results: Sequence[Value]) -> set[Value]:
         if v in every and v not in found:
             found.update(every[v].results)
             stack += reads_of(every[v])
-    return found
-
-
-def _following(ops: Sequence[Op], values: set[Value]) -> set[Value]:
-    """Return the values, and all that follow from them."""
-    found = set(values)
-    for op in ops:
-        if found.intersection(reads_of(op)):
-            found.update(op.results)
     return found
 
 

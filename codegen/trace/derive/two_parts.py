@@ -179,6 +179,43 @@ def named_in(op: Op, lets: Mapping[Sym, Op]) -> list[Op]:
     return [lets[s] for s in free_counters(Region((), (op,), ())) if s in lets]
 
 
+def following(ops: Sequence[Op], values: Iterable[Value]) -> set[Value]:
+    """Return the values, and all results of these ops that follow from them."""
+    found = set(values)
+    for op in ops:
+        if found.intersection(reads_of(op)):
+            found.update(op.results)
+    return found
+
+
+def computed_again(
+    ops: Sequence[Op], wanted: Iterable[Value], is_kept: Callable[[Value], bool]
+) -> tuple[set[Op], list[Value]]:
+    """Return which of these ops compute the wanted values from kept ones, with what gives symbols
+    to integers in their formulas; and the kept values that they read."""
+    made = {v: op for op in ops for v in op.results}
+    lets = lets_of(ops)
+    again: set[Op] = set()
+    kept: dict[Value, None] = {}
+    visited: set[Value] = set()
+    stack = list(reversed([*wanted]))
+    while stack:
+        v = stack.pop()
+        if v in visited:
+            continue
+        visited.add(v)
+        if is_kept(v):
+            kept[v] = None
+        elif v in made:
+            op = made[v]
+            again.add(op)
+            stack += reversed(reads_of(op))
+            for let in named_in(op, lets):
+                again.add(let)
+                stack += let.operands
+    return again, list(kept)
+
+
 def _cut(
     every: Sequence[Op], first: set[Op], names: tuple[Sequence[Value], Sequence[Value]],
     cotangents: Sequence[Value], outs: Sequence[Value], gradients: Sequence[Value],
@@ -189,41 +226,20 @@ def _cut(
     it did alone.
     """
     made = {v: op for op in every for v in op.results}
-    behind, of_given = set(cotangents), set(names[1])
-    for op in every:
-        reads = reads_of(op)
-        if behind.intersection(reads):
-            behind.update(op.results)
-        elif of_given.intersection(reads):
-            of_given.update(op.results)
-    lets = lets_of(every)
-    again: dict[Op, None] = {}
-    kept: dict[Value, None] = {}
-    visited: set[Value] = set()
-    stack = list(reversed(gradients))
-    while stack:
-        v = stack.pop()
-        if v in visited:
-            continue
-        visited.add(v)
+    behind, of_given = following(every, cotangents), following(every, names[1])
+
+    def is_kept(v: Value) -> bool:
         if v not in made:
-            if v in of_given:
-                kept[v] = None
-            continue
+            return v in of_given
         op = made[v]
-        if (v in behind or op not in first or isinstance(op.what, VIEWS)
-              or (v not in of_given and not _is_seen(op))):
-            again[op] = None
-            stack += reversed(reads_of(op))
-            for let in named_in(op, lets):
-                again[let] = None
-                stack += let.operands
-        else:
-            kept[v] = None
+        return not (v in behind or op not in first or isinstance(op.what, VIEWS)
+                    or (v not in of_given and not _is_seen(op)))
+
+    again, kept = computed_again(every, gradients, is_kept)
     later = needed([op for op in every if op in again], gradients)
     ahead = needed([op for op in every if op in first], [*outs, *kept])
     assert not any(map(_is_seen, later))
-    return ahead, later, list(kept)
+    return ahead, later, kept
 
 
 def _is_seen(op: Op) -> bool:

@@ -269,7 +269,7 @@ _SCHEDULE = table(
     name=text, stages=integer(1, 1 << 12), microbatches=integer(1, 1 << 12),
     ticks=table({"W": _TICKS, "U": _TICKS}, F=_TICKS, B=_TICKS),
     period=maybe(integer(1, 1 << 40)), accumulate=_accumulation, correction=text,
-    place=word("block", "round", "v"), ranks=integer(1, 1 << 12), proof=text, source=text)
+    place=word("block", "round", "v", "microbatch"), ranks=integer(1, 1 << 12), proof=text, source=text)
 _NOTES = table(
     {
         "graph": text, "program": text, "loops": text, "plan": text, "c": text,
@@ -296,7 +296,7 @@ _NOTES = table(
         "pipelines": every(table(
             {"kept": every(formula, 1 << 12)},
             place=maybe(table(file=text, line=_COUNT, column=_COUNT, end=integer(-1), text=text)),
-            axis=text, cut=text, stages_lie=word("block", "round", "v"), schedule=_SCHEDULE)),
+            axis=text, cut=text, stages_lie=word("block", "round", "v", "microbatch"), schedule=_SCHEDULE)),
     }
 )
 

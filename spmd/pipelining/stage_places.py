@@ -1,7 +1,7 @@
 """Which row of a pipeline's arrays a stage has, and so which rank: ranks hold blocks of rows.
 
-In: a place, "block", "round" or "v". Out: rows of stages, what is known of stages in the order of
-rows, and what neighbours hand on. Always holds: the number of ranks is known at launch only.
+In: a place, one of PLACES. Out: rows of stages, what is known of stages in the order of rows, and
+what neighbours hand on. Always holds: the number of ranks is known at launch only.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from codegen.trace.expecting import expect
 from codegen.trace.numpy.creation import arange
 from spmd.pipelining.stage_rows import axes_of, handed_on, layout_of_rows
 
-PLACES = ("block", "round", "v")
+PLACES = ("block", "round", "v", "microbatch")
 MOST_RANKS = 1 << 24
 
 
 class StagePlaces:
-    """The rows of stages. ranks: along the axis; None where stage s has row s ("block").
+    """The rows of stages. ranks: along the axis; None where stage s has row s: for "block", and
+    between steps for "microbatch".
 
     Else rank r has the rows r * turns to (r + 1) * turns - 1, and of these the one in turn k is
     stage k * ranks + r, or, for "v" and an odd k, stage k * ranks + ranks - 1 - r.
@@ -37,7 +38,7 @@ class StagePlaces:
                              expected=f"one of {', '.join(PLACES)}", remedy=meant(place, PLACES))
         self.axis, self.stages, self.back_and_forth = axis, stages, place == "v"
         self.ranks: Any = None
-        if place != "block":
+        if place in ("round", "v"):
             self.ranks = spmd.axis_size(axis)
             spmd.require(self.ranks <= stages, f"place={place!r}: ranks must divide stages")
             spmd.require(stages % self.ranks == 0, f"place={place!r}: ranks must divide stages")

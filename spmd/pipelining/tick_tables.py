@@ -1,4 +1,4 @@
-"""A schedule as tables of integers, one row for each tick of a cycle, one column for each stage.
+"""A schedule as tables of integers: a line for each tick of a cycle, a column for each stage.
 
 In: a Schedule. Out: what each stage does, of which microbatch, and what arrives at it.
 """
@@ -28,6 +28,8 @@ class TickTables:
     returned: how many they hold of what has arrived.
     waits: whether anything that arrives is used later than in the next tick. updates: the newest
     microbatch of an update that may come; updates_each: whether every microbatch has one.
+    stages: whose action it is. slots_at: the slot of each action, where that does not follow from
+    the microbatch: columns are then rows of ranks that follow microbatches, not stages.
     """
 
     kinds: np.ndarray
@@ -42,6 +44,8 @@ class TickTables:
     waits: tuple[bool, bool]
     updates: np.ndarray
     updates_each: bool
+    stages: np.ndarray
+    slots_at: np.ndarray | None = None
 
 
 def tables_of(schedule: Schedule) -> TickTables:
@@ -66,7 +70,8 @@ def tables_of(schedule: Schedule) -> TickTables:
         max(1, *(schedule.received_slots(s, "F") for s in stages)),
         max(1, *(schedule.received_slots(s, "B") for s in stages)),
         (max(forth, default=1) > 1, max(back, default=1) > 1), _rows(schedule, "U"),
-        not any(ABSENT in row for row in ticks.get("U", ())))
+        not any(ABSENT in row for row in ticks.get("U", ())),
+        np.zeros_like(kinds) + np.arange(schedule.stages))
 
 
 def _rows(schedule: Schedule, kind: str) -> np.ndarray:

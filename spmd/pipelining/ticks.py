@@ -34,7 +34,8 @@ if TYPE_CHECKING:
     from spmd.pipelining.training_pipeline import TrainingPipeline
 
 Work = dict[str, Any]
-EARLIER_WEIGHTS = ("versions", "changes", "version")  # from which those of a forward pass follow
+# from which the weights that a backward pass reads follow, where they are not those of now
+OTHER_WEIGHTS = ("versions", "changes", "version", "backward_weights")
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,10 @@ class Ticks:
     batches: those of earlier steps in flight, and then a new one, or none. before: how many
     microbatches there are of earlier steps. first: the number of the first microbatch of the cycle,
     counted from the beginning: 0, or an array. earlier: how many there were before that beginning.
+    same: what no tick changes where a step flushes.
     """
+
+    same: tuple[str, ...] = ("weights",)
 
     def __init__(
         self, pipe: TrainingPipeline, code: StageCode, batches: Microbatches, before: int = 0,
@@ -195,7 +199,7 @@ class Ticks:
         self.last = count - 1 if last else None
         steps = (as_array(self.first) + self.earlier) // self.pipe.schedule.microbatches
         self.begun = steps * self.cycle  # ticks
-        same = {"weights"} if self.pipe.schedule.flushes else set()
+        same = self.same if self.pipe.schedule.flushes else ()
         fixed = {name: part for name, part in work.items() if name in same}
 
         def turn(tick: Any, work: Work) -> Work:
@@ -262,22 +266,24 @@ class Ticks:
         say_position(pipe.context, self.begun + (tick + 1 + packed(pipe.number, drained)))
         t, later = tick % self.cycle, tick // self.cycle * pipe.schedule.microbatches
         own = self._at(tables.microbatches, t) + later
-        numbers = self.kinds * np.searchsorted(self.unlike, self.code.like)
+        numbers = self.kinds * np.searchsorted(self.unlike, np.array(self.code.like)[tables.stages])
         arms = self._at(np.where(tables.kinds == IDLE, 0, numbers + tables.kinds), t)
         if not pipe.schedule.flushes:
             arms = np.where(self._exist(own), arms, 0)
         number = np.maximum(own + self.first, 0)
         counted = number + self.earlier  # over all steps
-        begins, slots, crossing = (pipe.places.by_row(np.array(x)) for x in (
-            pipe.positions[:-1], tables.slots, tables.crossing))
+        begins = self._at(np.array(pipe.positions)[tables.stages], t)
+        slots, crossing = (pipe.places.by_row(np.array(x)) for x in (tables.slots, tables.crossing))
         read = {"arms": arms, "numbers": counted, "streams": counted * len(pipe.layers) + begins,
-                "microbatches": number, "slots": number % slots, "crossing": number % crossing,
+                "microbatches": number, "crossing": number % crossing,
+                "slots": (number % slots if tables.slots_at is None
+                          else self._at(tables.slots_at, t)),
                 "positions": np.clip(own + self.before, 0, self.has - 1),
                 "weights": work["weights"]}
         if self.batches.masked:
             read["examples"] = self.batches.examples()[read["positions"]]
-        apart = {"weights", "moments", *EARLIER_WEIGHTS}
-        read |= {name: work[name] for name in EARLIER_WEIGHTS if name in work}
+        apart = {"weights", "moments", *OTHER_WEIGHTS}
+        read |= {name: work[name] for name in OTHER_WEIGHTS if name in work}
         state = {name: part for name, part in work.items() if name not in apart}
         state = by_rows(pipe.axis, self.batches.data, self._row, state, read,
                         (self.batches.x, self.batches.y))
@@ -350,7 +356,7 @@ class Ticks:
         k, slot, crossing, position = (
             as_symbol(read[name][j], power=False) % most for name, most in bounds.items())
         data = self.batches.data
-        weights = {name: read[name] for name in ("weights", *EARLIER_WEIGHTS) if name in read}
+        weights = {name: read[name] for name in ("weights", *OTHER_WEIGHTS) if name in read}
         if data is not None:
             weights = spmd.pvary(weights, data)
         action = StageAction(j, k, slot, crossing, position, read["numbers"][j], read["streams"][j],
@@ -440,7 +446,9 @@ class Ticks:
     def _backward_parameters(self, s: int, action: StageAction) -> Any:
         """Return the parameters of a stage that B and W read."""
         packing, row, weights = self.pipe.weights, action.row, action.weights
-        if "versions" in weights:
+        if "backward_weights" in weights:
+            leaves = packing.read(weights["backward_weights"], (row,), s)
+        elif "versions" in weights:
             used = as_symbol(action.state["used"][row, action.slot], power=False)
             leaves = packing.read(weights["versions"], (row,), s, used % self.pipe.versions)
         elif "changes" in weights:

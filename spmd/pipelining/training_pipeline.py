@@ -24,6 +24,7 @@ from spmd.pipelining.evaluation import evaluated
 from spmd.pipelining.flat_buffers import Packing
 from spmd.pipelining.flight import Flight, batch_types, like_batch
 from spmd.pipelining.layer_costs import Cut, check_cut, costs_of
+from spmd.pipelining.ring_ticks import RingTicks, checked_ring, tables_of_ring
 from spmd.pipelining.stage_code import Masked, StageCode, code_of, stages_of, type_of
 from spmd.pipelining.stage_cuts import cut, shown
 from spmd.pipelining.stage_places import StagePlaces
@@ -147,7 +148,8 @@ class TrainingPipeline:
         self.number = len(rows)
         self.key = f"pipeline {self.number}"  # a function of the program may make several
         self.places = StagePlaces(axis, schedule.stages, place)
-        self.tables: TickTables = tables_of(schedule)
+        self.ring = checked_ring(schedule) if place == "microbatch" else None
+        self.tables: TickTables = tables_of_ring(self.ring) if self.ring else tables_of(schedule)
         self.versions = max(schedule.versions(s) for s in range(schedule.stages))
         self.estimates = schedule.correction == "discrepancy"
         self.every = 1  # steps that flush, until an update
@@ -205,7 +207,8 @@ class TrainingPipeline:
         if not self.schedule.flushes:
             return self._flight().step(state, batches)
         earlier = state["steps"] * self.schedule.microbatches
-        ticks = Ticks(self, self.code(batches), batches, earlier=earlier)
+        kind = RingTicks if self.ring else Ticks
+        ticks = kind(self, self.code(batches), batches, earlier=earlier)
         work = ticks.run(ticks.begin({"weights": state["weights"]}), self.schedule.length)
         sums = ticks.summed(work["gradients"])
         done = {**state, "steps": state["steps"] + 1}

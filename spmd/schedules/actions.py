@@ -48,13 +48,19 @@ def gradient_kind(kinds: Container[str]) -> str:
     return "W" if "W" in kinds else "B"
 
 
-def rank_of(stage: int, stages: int, ranks: int, place: str) -> int:
-    """Return the rank of a stage: contiguous blocks, "round" after round, or back and forth ("v").
+def row_of(stage: int, microbatch: int, stages: int, place: str) -> int:
+    """Return the row of an action, of as many as there are stages: its stage; or, where ranks
+    follow microbatches through all stages, the same one for every `stages`-th microbatch."""
+    return (microbatch - 1) % stages if place == "microbatch" else stage
+
+
+def rank_of(row: int, stages: int, ranks: int, place: str) -> int:
+    """Return the rank of a row: contiguous blocks, "round" after round, or back and forth ("v").
     """
     if place == "round":
-        return stage % ranks
+        return row % ranks
     if place == "v":
-        fold = stage % (2 * ranks)
+        fold = row % (2 * ranks)
         return min(fold, 2 * ranks - 1 - fold)
     blocks = min(ranks, stages)
-    return max(r for r in range(blocks) if begin(r, stages, blocks) <= stage)
+    return max(r for r in range(blocks) if begin(r, stages, blocks) <= row)

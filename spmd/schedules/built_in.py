@@ -53,6 +53,12 @@ def gpipe(s: Any, p: Any, k: Any, m: Any) -> dict[str, Any]:
     return {"F": k + s, "B": m + 2 * p - 2 - s + k}
 
 
+def weipipe(s: Any, p: Any, k: Any, m: Any) -> dict[str, Any]:
+    """Forward passes in even ticks, backward passes in odd ones; each stage is one tick of its kind
+    behind the stage that it needs, for one microbatch after the other."""
+    return {"F": 2 * (k + s), "B": 2 * (k + 2 * p - 2 - s) + 1}
+
+
 def zero_bubble(p: int, m: int, least: int) -> list[Order]:
     """Return the orders of ZB-H1 (least = 1) or ZB-H2 (least = 2).
 
@@ -159,6 +165,8 @@ def _depth(s: Any, p: Any, m: Any) -> Any:
 
 
 PIPEDREAM = "Narayanan et al., PipeDream: generalized pipeline parallelism for DNN training, 2019"
+WEIPIPE = ("Lin et al., WeiPipe: weight pipeline parallelism for communication-effective "
+           "long-context large model training, 2025")
 ZERO_BUBBLE = "Qi et al., Zero bubble (almost) pipeline parallelism, 2024"
 
 BUILT_IN: dict[str, Recipe] = {
@@ -169,6 +177,10 @@ BUILT_IN: dict[str, Recipe] = {
     "1f1b": Recipe(
         "one forward pass, then one backward pass, of another microbatch", PIPEDREAM,
         one_f_one_b, _depth),
+    "weipipe": Recipe(
+        "a forward pass in even ticks, a backward pass in odd ones; for ranks that follow "
+        "microbatches, while weights go around",
+        WEIPIPE, weipipe, lambda s, p, m: 2 * (p - s) - 1, place="microbatch"),
     "interleaved": Recipe(
         "1F1B on stages / 2 ranks, each with two stages that are not neighbours",
         "Narayanan et al., Efficient large-scale language model training on GPU clusters, 2021",

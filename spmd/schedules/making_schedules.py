@@ -172,7 +172,7 @@ def _schedule(
     return Schedule(
         name, p, m, {kind: tuple(map(tuple, rows)) for kind, rows in ticks.items()}, period,
         _accumulation(accumulate, ticks, period, recipe), correction, place,
-        p if place == "block" else -(-p // 2),
+        -(-p // 2) if place in ("round", "v") else p,
         FOR_ALL_SIZES if for_all else f"checked for {p} stages and {m} microbatches",
         recipe.source if recipe else "",
     )

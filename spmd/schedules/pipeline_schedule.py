@@ -17,7 +17,7 @@ from pathlib import Path
 from codegen.errors import OutputError, UsageError
 from spmd.schedules import kept_activations as lifetimes
 from spmd.schedules import schedule_tables, stage_times, tick_drawing
-from spmd.schedules.actions import ABSENT, KINDS, Action, Ticks, gradient_kind, rank_of
+from spmd.schedules.actions import ABSENT, KINDS, Action, Ticks, gradient_kind, rank_of, row_of
 from spmd.schedules.stage_times import Times
 
 
@@ -32,7 +32,8 @@ class Schedule:
     does the same, None where a step flushes the pipeline. accumulate: after how many backward
     passes a stage is updated, or "8 ticks". correction: what backward passes do about weights that
     have changed since the forward pass: "none", "stash", "two versions", "discrepancy". place,
-    ranks: what it is made for; it stays right on others. proof: what is known of its dependences.
+    ranks: what it is made for; it stays right on others. place "microbatch": ranks follow
+    microbatches, microbatch k is of rank (k - 1) % stages. proof: what is known of its dependences.
     """
 
     name: str
@@ -131,6 +132,17 @@ class Schedule:
         """
         return lifetimes.most_at_once(lifetimes.activations(self.ticks, stage), self.period)
 
+    def kept_in_row(self, row: int) -> list[list[int]]:
+        """Return, for each tick until `length`, the stages whose activations a row of ranks that
+        follow microbatches keeps, one for each microbatch."""
+        kept: list[list[int]] = [[] for _ in range(self.length)]
+        for stage in range(self.stages):
+            for k, (first, last) in enumerate(lifetimes.activations(self.ticks, stage)):
+                if row_of(stage, k, self.stages, "microbatch") == row:
+                    for t in range(first, last + 1):
+                        kept[t].append(stage)
+        return kept
+
     def kept_at(self, stage: int) -> list[int]:
         """Return of how many microbatches a stage keeps activations at each tick until `length`."""
         change = [0] * (self.length + 1)
@@ -210,13 +222,19 @@ class Schedule:
 
     # ---- ranks and time
 
-    def rank_of(self, stage: int, ranks: int | None = None, place: str | None = None) -> int:
-        """Return the rank of a stage: as the schedule is made for, or as these say.
+    def row(self, action: Action, place: str | None = None) -> int:
+        """Return the row of an action in a drawing, and in arrays: its stage, or that of its
+        microbatch."""
+        return row_of(action.stage, action.microbatch, self.stages, place or self.place)
 
-        place: "block" (contiguous stages), "round" (r, r + ranks, …), "v" (there and back).
+    def rank_of(self, row: int, ranks: int | None = None, place: str | None = None) -> int:
+        """Return the rank of a stage, or row: as the schedule is made for, or as these say.
+
+        place: "block" (contiguous ones), "round" (r, r + ranks, …), "v" (there and back),
+        "microbatch" (contiguous rows of microbatches).
         """
         number = self.ranks if ranks is None else ranks
-        return rank_of(stage, self.stages, number, place or self.place)
+        return rank_of(row, self.stages, number, place or self.place)
 
     def times(
         self, units: Mapping[str, float] | None = None, steps: int = 1,
@@ -224,7 +242,7 @@ class Schedule:
     ) -> Times:
         """Return when actions begin and end if each takes as long as `units` says, by kind.
 
-        A rank does its stages' actions in the order of ticks and waits only for what they need.
+        A rank does its actions in the order of ticks and waits only for what they need.
         Without units F takes 1, and B takes 2 or, where W is apart, B and W take 1 each.
         """
         usual = {"F": 1, "B": 1, "W": 1} if self.splits_backward else {"F": 1, "B": 2}
@@ -233,15 +251,17 @@ class Schedule:
             raise UsageError(f"{number} ranks", expected="at least one")
         return stage_times.times_of(
             self.actions(steps), self.stages, {**usual, "U": 0, **(units or {})},
-            lambda s: self.rank_of(s, number, place), number)
+            lambda a: self.rank_of(self.row(a, place), number, place), number)
 
     def idle_ticks(self, rank: int) -> int:
         """Return in how many ticks a rank of `ranks` does nothing, between its first and its last
         action of a step; where steps follow without end, in how many of each period, once full.
         """
+        own = {row for row in range(self.stages) if self.rank_of(row) == rank}
         busy = {t if self.period is None else t % self.period
-                for s in range(self.stages) if self.rank_of(s) == rank
-                for kind in self.ticks if kind != "U" for t in self.ticks[kind][s]}
+                for kind in self.ticks if kind != "U" for s in range(self.stages)
+                for k, t in enumerate(self.ticks[kind][s])
+                if row_of(s, k, self.stages, self.place) in own}
         span = self.period or (max(busy) - min(busy) + 1 if busy else 0)
         return span - len(busy)
 

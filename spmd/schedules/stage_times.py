@@ -71,13 +71,13 @@ def soonest(
 
 def times_of(
     actions: Iterable[Action], stages: int, units: Mapping[str, float],
-    rank_of: Callable[[int], int], ranks: int,
+    rank_of: Callable[[Action], int], ranks: int,
 ) -> Times:
     """Return the Times of actions that `ranks` ranks do; updates count where they have units."""
     by_rank: list[list[Action]] = [[] for _ in range(ranks)]
     for action in sorted(actions):
         if action.kind != "U" or units.get("U"):
-            by_rank[rank_of(action.stage)].append(action)
+            by_rank[rank_of(action)].append(action)
     orders = [[(a.kind, a.stage, a.microbatch) for a in row] for row in by_rank]
     begins = soonest(orders, stages, units.__getitem__)
     began = {a: begins[a.kind, a.stage, a.microbatch] for row in by_rank for a in row}

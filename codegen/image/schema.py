@@ -265,11 +265,13 @@ _NAMED = every(row(text, formula))
 _BOX = table(buffer=_COUNT, offset=formula, extent=every(formula, 32),
              stride=every(formula, 32), names=_NAMED)
 _TICKS = every(every(integer(-1, 1 << 40), 1 << 12), 1 << 12)
+_PLACE = word("block", "round", "v", "microbatch")
+_ROWS = ("weights", "activations", "cotangents", "loss")  # bytes of a row of each buffer
 _SCHEDULE = table(
     name=text, stages=integer(1, 1 << 12), microbatches=integer(1, 1 << 12),
     ticks=table({"W": _TICKS, "U": _TICKS}, F=_TICKS, B=_TICKS),
     period=maybe(integer(1, 1 << 40)), accumulate=_accumulation, correction=text,
-    place=word("block", "round", "v", "microbatch"), ranks=integer(1, 1 << 12), proof=text, source=text)
+    place=_PLACE, ranks=integer(1, 1 << 12), proof=text, source=text)
 _NOTES = table(
     {
         "graph": text, "program": text, "loops": text, "plan": text, "c": text,
@@ -294,9 +296,9 @@ _NOTES = table(
         "traffic": every(table(site=_COUNT, kind=text, words=text, bytes=formula, often=text)),
         "chosen": every(table({"try": text, "costs": truth}, message=text)),
         "pipelines": every(table(
-            {"kept": every(formula, 1 << 12)},
+            {"kept": every(formula, 1 << 12), "rows": table(**dict.fromkeys(_ROWS, formula))},
             place=maybe(table(file=text, line=_COUNT, column=_COUNT, end=integer(-1), text=text)),
-            axis=text, cut=text, stages_lie=word("block", "round", "v", "microbatch"), schedule=_SCHEDULE)),
+            axis=text, cut=text, stages_lie=_PLACE, schedule=_SCHEDULE)),
     }
 )
 

@@ -6,14 +6,17 @@ reads.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
+from codegen.dtypes import DTYPES
 from codegen.explain.reasons import place_row
 from codegen.ir import ArrayType
 from codegen.places import user_place
 from codegen.symbolic import expr
 from codegen.symbolic.expr import to_json
+from codegen.trace.number import expr_of
 from spmd.pipelining.stage_code import StageCode
 from spmd.schedules import Schedule
 
@@ -27,10 +30,30 @@ def row_of(pipe: TrainingPipeline, place: str) -> dict[str, Any]:
             "cut": pipe.cut, "schedule": _plain(pipe.schedule)}
 
 
+def row_bytes(pipe: TrainingPipeline, code: StageCode) -> dict[str, Any]:
+    """Return how long a row of each buffer is that may go to another rank, in bytes, as formulas in
+    JSON; `loss` is the sum of losses, and how many they are."""
+    packings = {"weights": pipe.weights, "activations": code.activations,
+                "cotangents": code.cotangents}
+    found = {name: _sum(_length(n) * DTYPES[dtype].size for dtype, n in packing.lengths.items())
+             for name, packing in packings.items()}
+    found["loss"] = expr.const(2 * code.halves[-1].out_types[0].dtype.size)
+    return {name: to_json(size) for name, size in found.items()}
+
+
 def kept_bytes(code: StageCode) -> list[Any]:
     """Return how many bytes each stage keeps of a microbatch, as formulas in JSON."""
-    return [to_json(reduce(lambda a, b: a + b, map(_bytes, half.kept_types), expr.const(0)))
-            for half in code.halves]
+    return [to_json(_sum(map(_bytes, half.kept_types))) for half in code.halves]
+
+
+def _length(n: Any) -> expr.Expr:
+    length = expr_of(n)
+    assert length is not None, "a length is an integer, or a formula"
+    return length
+
+
+def _sum(sizes: Iterable[expr.Expr]) -> expr.Expr:
+    return reduce(lambda a, b: a + b, sizes, expr.const(0))
 
 
 def _bytes(t: ArrayType) -> expr.Expr:

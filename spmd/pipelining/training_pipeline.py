@@ -19,7 +19,7 @@ from codegen.suggest import meant
 from codegen.trace.array import as_array
 from codegen.trace.context import CapturedAgain, Context, require_context
 from codegen.trace.state import fill, flatten
-from spmd.pipelining.build_notes import kept_bytes, row_of
+from spmd.pipelining.build_notes import kept_bytes, row_bytes, row_of
 from spmd.pipelining.evaluation import evaluated
 from spmd.pipelining.flat_buffers import Packing
 from spmd.pipelining.flight import Flight, batch_types, like_batch
@@ -284,5 +284,6 @@ class TrainingPipeline:
             self._codes[key] = code_of(self.context, self.stages, batches.x_types, batches.y_types,
                                        apart=self.schedule.splits_backward)
             self.note["kept"] = kept_bytes(self._codes[key])
+            self.note["rows"] = row_bytes(self, self._codes[key])
         return self._codes[key]
 

@@ -14,10 +14,13 @@ from codegen.errors import ImageError, UsageError, under
 from codegen.image import manifest as reader
 from codegen.image.elf import printable
 from codegen.symbolic.meaning import names_in
+from spmd.launch.memory import bytes_text
 from spmd.schedules import Action, Schedule
 from spmd.schedules.dependences import problems
 from spmd.schedules.schedule_tables import complete
+from spmd.schedules.step_traffic import RowBytes, compared
 from spmd.schedules.tick_positions import TickPosition
+from spmd.schedules.weight_ring import NoRingError
 
 if TYPE_CHECKING:
     from spmd.launch.job import Job
@@ -28,11 +31,23 @@ NOTABLE = 0.3  # a share of the time that ranks are idle
 @dataclass(frozen=True)
 class PipelineNotes:
     """One pipeline. schedule: on the ranks that are asked for. kept: bytes of the activations that
-    each stage keeps of a microbatch; None where nothing is trained. row: as the image has it."""
+    each stage keeps of a microbatch; lengths: bytes of the rows that may go to another rank; both
+    None where nothing is trained. row: as the image has it."""
 
     schedule: Schedule
     kept: Sequence[int] | None
+    lengths: RowBytes | None
     row: dict[str, Any]
+
+    @property
+    def sends(self) -> dict[str, Any] | None:
+        """What a step sends, in this placement and in the other one, as step_traffic.compared says.
+        """
+        try:
+            return None if self.lengths is None else compared(self.schedule, self.lengths)
+        except NoRingError:
+            raise ImageError("damaged image", expected="a schedule whose weights can go around",
+                             found=printable(self.schedule.name)) from None
 
     def head(self) -> Iterator[str]:
         """Yield where the pipeline is written."""
@@ -58,26 +73,44 @@ class PipelineNotes:
         if not self.schedule.flushes:
             yield crossed_text(self.schedule)
 
+    def traffic(self) -> Iterator[str]:
+        """Yield what a step sends from rank to rank, in this placement and in the other one."""
+        if (sends := self.sends) is None:
+            return
+        other, less, ranks = sends["other"], sends["less"], sends["ranks"]
+        yield (f"a step sends {_way_text(sends['own'])}; "
+               f"a mean over {ranks} rank{'s' * (ranks > 1)}")
+        if other is not None:
+            yield f"the other way it would send {_way_text(other)}; " + (
+                "that is as much" if less is None else f'place="{less}" sends less')
+
     def text(self) -> str:
         """Return all of it, with the drawing."""
-        return "\n".join([*filter(None, self.head()), *self.facts(), self.schedule.proof, "",
-                          self.schedule.text(self.kept)])
+        return "\n".join([*filter(None, self.head()), *self.facts(), *self.traffic(),
+                          self.schedule.proof, "", self.schedule.text(self.kept)])
+
+    def json(self) -> dict[str, Any]:
+        """Return the row of the image, with what a step sends."""
+        return {**self.row, "sends": self.sends}
 
     def at(self, position: TickPosition, coordinates: Iterable[int], ranks: int) -> RanksAtTick:
         """Return what ranks with these coordinates along the axis, of so many, do at a tick."""
-        s, place = self.schedule, self.row["stages_lie"]
-        stages = [k for k in range(s.stages) if s.rank_of(k, ranks, place) in set(coordinates)]
-        return RanksAtTick(stages, list(position.actions(s, stages)),
-                           position.in_flight(s, stages), position.ended)
+        s, own = self.schedule, set(coordinates)
+        rows = [k for k in range(s.stages) if s.rank_of(k, ranks) in own]
+        return RanksAtTick([] if s.place == "microbatch" else rows, bool(rows),
+                           list(position.actions(s, rows)), position.in_flight(s, rows),
+                           position.ended)
 
 
 @dataclass(frozen=True)
 class RanksAtTick:
     """The stages of some ranks, what they do in a tick, and the microbatches in flight there.
 
-    ended: the tick is over, and the next step has not begun."""
+    stages: none where ranks follow microbatches. works: whether these ranks do anything in any
+    tick. ended: the tick is over, and the next step has not begun."""
 
     stages: list[int]
+    works: bool
     actions: list[Action]
     in_flight: list[int]
     ended: bool
@@ -91,9 +124,12 @@ class RanksAtTick:
 
     def text(self) -> str:
         """Return the stages, and the microbatches in flight."""
-        if not self.stages:
-            return "it held no stage of the pipeline"
         flight = ", ".join(map(str, self.in_flight)) or "none"
+        if not self.works:
+            return "it held no stage of the pipeline"
+        if not self.stages:
+            return ("it followed microbatches through the stages of the pipeline; "
+                    f"in flight there: {flight} ({self.action_text()})")
         several = "s" if len(self.stages) > 1 else ""
         return (f"it held stage{several} {', '.join(map(str, self.stages))} of the pipeline, with "
                 f"microbatches {flight} in flight there ({self.action_text()})")
@@ -150,11 +186,15 @@ def crossed_text(schedule: Schedule) -> str:
     return text
 
 
-def pipelines_of(image: reader.ImageFile, ranks: int | None = None) -> list[PipelineNotes]:
+def pipelines_of(
+    image: reader.ImageFile, ranks: int | None = None, mesh: dict[str, int] | None = None,
+) -> list[PipelineNotes]:
     """Return the pipelines of an image, each once. ranks: on how many they are drawn, in the place
-    of those that the schedule is made for."""
+    of those that the schedule is made for. mesh: sizes of axes, 1 of those that it does not have.
+    """
     rows = image.notes().get("pipelines", [])
-    return [_read(image, row, ranks) for k, row in enumerate(rows) if row not in rows[:k]]
+    return [_read(image, row, (mesh or {}).get(row["axis"], ranks), mesh)
+            for k, row in enumerate(rows) if row not in rows[:k]]
 
 
 def warnings(image: reader.ImageFile) -> Iterator[str]:
@@ -163,20 +203,33 @@ def warnings(image: reader.ImageFile) -> Iterator[str]:
         yield "\n".join([*filter(None, one.head()), *(f"  {line}" for line in one.facts(NOTABLE))])
 
 
-def _read(image: reader.ImageFile, row: dict[str, Any], ranks: int | None) -> PipelineNotes:
+def _read(
+    image: reader.ImageFile, row: dict[str, Any], ranks: int | None,
+    mesh: dict[str, int] | None = None,
+) -> PipelineNotes:
     schedule = _schedule_of(row["schedule"])
     place = row["stages_lie"]
     own = schedule.ranks if schedule.place == place else schedule.stages
-    if ranks is not None and place != "block" and schedule.stages % ranks:
+    if ranks is not None and place in ("round", "v") and schedule.stages % ranks:
         fits = [n for n in range(1, schedule.stages + 1) if schedule.stages % n == 0]
         raise UsageError(f"--ranks {ranks}: ranks must divide the {schedule.stages} stages",
                          expected=f"one of {', '.join(map(str, fits))}")
     schedule = replace(schedule, place=place, ranks=own if ranks is None else ranks)
-    sizes = {name: 1 for e in row.get("kept", ()) for name in names_in(e)}
+    lengths = row.get("rows") or {}
+    sizes = {name: 1 for e in (*row.get("kept", ()), *lengths.values()) for name in names_in(e)}
+    sizes |= {f"n_{axis}": size for axis, size in (mesh or {}).items()}
     kept = [int(reader.evaluate(e, sizes)) for e in row["kept"]] if "kept" in row else None
     if kept is not None and len(kept) != schedule.stages:
         raise ImageError("damaged image", expected="kept bytes of each stage", found=str(len(kept)))
-    return PipelineNotes(schedule, kept, row)
+    found = {name: int(reader.evaluate(e, sizes)) for name, e in lengths.items()}
+    return PipelineNotes(schedule, kept, RowBytes(**found) if found else None, row)
+
+
+def _way_text(way: dict[str, Any]) -> str:
+    """Return the bytes of a placement, and what travels."""
+    what = "weights" if way["place"] == "microbatch" else "activations"
+    return (f'{bytes_text(way["bytes"])} of {what} and their gradients from each rank '
+            f'(place="{way["place"]}", {way["schedule"]})')
 
 
 def _schedule_of(row: dict[str, Any]) -> Schedule:

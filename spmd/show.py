@@ -37,8 +37,8 @@ def command(asked: argparse.Namespace, _: Processes) -> int:
     if asked.ranks and not {"layouts", "schedule"} & {*what}:
         raise UsageError("--ranks is for the bytes that --layouts shows, and for --schedule",
                          remedy="show IMAGE --layouts --ranks N")
-    if asked.mesh and "layouts" not in what:
-        raise UsageError("--mesh is for the bytes that --layouts shows",
+    if asked.mesh and not {"layouts", "schedule"} & {*what}:
+        raise UsageError("--mesh is for the bytes that --layouts shows, and for --schedule",
                          remedy="show IMAGE --layouts --mesh NAME=N")
     if asked.set and not loader.is_program(asked.image):
         raise UsageError("--set is for a FILE.py, which is built to be shown",
@@ -94,8 +94,10 @@ def _picture(image: reader.ImageFile, what: list[str], ranks: int | None) -> str
     return pipelines[0].schedule.svg(kept_bytes=pipelines[0].kept)
 
 
-def _pipelines(image: reader.ImageFile, ranks: int | None) -> list[pipeline_notes.PipelineNotes]:
-    found = pipeline_notes.pipelines_of(image, ranks)
+def _pipelines(
+    image: reader.ImageFile, ranks: int | None, mesh: dict[str, int] | None = None,
+) -> list[pipeline_notes.PipelineNotes]:
+    found = pipeline_notes.pipelines_of(image, ranks, mesh)
     if not found:
         raise UsageError("--schedule is for an image that has a pipeline of spmd.pipeline",
                          found=f"{image.manifest['program']}, which has none")
@@ -116,7 +118,8 @@ def _shown(
         elif part == "layouts":
             parts[part] = layout_table.table(image, ranks, mesh or {})
         elif part == "schedule":
-            parts[part] = [one.row if as_json else one.text() for one in _pipelines(image, ranks)]
+            parts[part] = [one.json() if as_json else one.text()
+                           for one in _pipelines(image, ranks, mesh)]
         elif part == "asm":
             from codegen.image.link import disassemble  # subprocess, for --asm alone
 

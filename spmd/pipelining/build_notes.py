@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
-from codegen.dtypes import DTYPES
+from codegen.dtypes import BY_NAME
 from codegen.explain.reasons import place_row
 from codegen.ir import ArrayType
 from codegen.places import user_place
@@ -35,7 +35,7 @@ def row_bytes(pipe: TrainingPipeline, code: StageCode) -> dict[str, Any]:
     JSON; `loss` is the sum of losses, and how many they are."""
     packings = {"weights": pipe.weights, "activations": code.activations,
                 "cotangents": code.cotangents}
-    found = {name: _sum(_length(n) * DTYPES[dtype].size for dtype, n in packing.lengths.items())
+    found = {name: _sum(_length(n) * BY_NAME[dtype].size for dtype, n in packing.lengths.items())
              for name, packing in packings.items()}
     found["loss"] = expr.const(2 * code.halves[-1].out_types[0].dtype.size)
     return {name: to_json(size) for name, size in found.items()}

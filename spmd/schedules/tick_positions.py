@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
-from spmd.schedules.actions import Action, gradient_kind
+from spmd.schedules.actions import Action, gradient_kind, row_of
 from spmd.schedules.pipeline_schedule import Schedule
 
 TICKS, DRAINED = 1 << 40, 1 << 16
@@ -37,26 +37,32 @@ class TickPosition(NamedTuple):
         which, tick = divmod(abs(position) - 1, TICKS)
         return cls(*divmod(which, DRAINED), tick, position < 0)
 
-    def actions(self, schedule: Schedule, stages: Iterable[int]) -> Iterator[Action]:
-        """Yield what these stages do in this tick; microbatches are counted from the first step."""
+    def actions(self, schedule: Schedule, rows: Iterable[int]) -> Iterator[Action]:
+        """Yield what these stages do in this tick, or, where ranks follow microbatches, these rows
+        of ranks; microbatches are counted from the first step."""
         if self.ended:
             return
-        cycle, row = divmod(self.tick, schedule.period or schedule.length)
-        for stage in stages:
-            for kind, rows in _rows(schedule).items():
-                k = rows[row][stage]
-                if k is not None and self._exists(k := k + cycle * schedule.microbatches, schedule):
+        cycle, line = divmod(self.tick, schedule.period or schedule.length)
+        own = set(rows)
+        for stage in range(schedule.stages):
+            for kind, table in _rows(schedule).items():
+                k = table[line][stage]
+                if k is None or row_of(stage, k, schedule.stages, schedule.place) not in own:
+                    continue
+                if self._exists(k := k + cycle * schedule.microbatches, schedule):
                     yield Action(self.tick, stage, kind, k)
 
-    def in_flight(self, schedule: Schedule, stages: Iterable[int]) -> list[int]:
-        """Return the microbatches that any of these stages has begun, and not gone back through."""
-        size, cycle = schedule.microbatches, schedule.period or schedule.length
+    def in_flight(self, schedule: Schedule, rows: Iterable[int]) -> list[int]:
+        """Return the microbatches that any of these stages, or rows, has begun, and not gone back
+        through."""
+        own, size, cycle = set(rows), schedule.microbatches, schedule.period or schedule.length
         newest = (self.tick // cycle + 1) * size
         oldest = max(0, newest - (schedule.length // cycle + 2) * size)
         last = gradient_kind(schedule.ticks)
         return [k for k in range(oldest, newest) if self._exists(k, schedule) and any(
             schedule.tick("F", s, k) <= self.tick <= schedule.tick(last, s, k) - self.ended
-            for s in stages)]
+            for s in range(schedule.stages)
+            if row_of(s, k % size, schedule.stages, schedule.place) in own)]
 
     def _exists(self, microbatch: int, schedule: Schedule) -> bool:
         """Return whether there is such a microbatch."""

@@ -266,7 +266,7 @@ _BOX = table(buffer=_COUNT, offset=formula, extent=every(formula, 32),
              stride=every(formula, 32), names=_NAMED)
 _TICKS = every(every(integer(-1, 1 << 40), 1 << 12), 1 << 12)
 _PLACE = word("block", "round", "v", "microbatch")
-_ROWS = ("weights", "activations", "cotangents", "loss")  # bytes of a row of each buffer
+_ROWS = table(weights=formula, activations=formula, cotangents=formula, loss=formula)
 _SCHEDULE = table(
     name=text, stages=integer(1, 1 << 12), microbatches=integer(1, 1 << 12),
     ticks=table({"W": _TICKS, "U": _TICKS}, F=_TICKS, B=_TICKS),
@@ -296,7 +296,7 @@ _NOTES = table(
         "traffic": every(table(site=_COUNT, kind=text, words=text, bytes=formula, often=text)),
         "chosen": every(table({"try": text, "costs": truth}, message=text)),
         "pipelines": every(table(
-            {"kept": every(formula, 1 << 12), "rows": table(**dict.fromkeys(_ROWS, formula))},
+            {"kept": every(formula, 1 << 12), "rows": _ROWS},
             place=maybe(table(file=text, line=_COUNT, column=_COUNT, end=integer(-1), text=text)),
             axis=text, cut=text, stages_lie=_PLACE, schedule=_SCHEDULE)),
     }

@@ -251,17 +251,27 @@ class Schedule:
             raise UsageError(f"{number} ranks", expected="at least one")
         return stage_times.times_of(
             self.actions(steps), self.stages, {**usual, "U": 0, **(units or {})},
-            lambda a: self.rank_of(self.row(a, place), number, place), number)
+            lambda a: self.rank_of(self.row(a, place), number, place), number,
+            (place or self.place) == "microbatch")
+
+    def _ticks_of_row(self, row: int) -> Iterator[int]:
+        """Yield the ticks in which a row does something in a step."""
+        for kind, rows in self.ticks.items():
+            if kind == "U":
+                continue
+            if self.place == "microbatch":
+                for ticks in rows:  # of microbatches k with (k - 1) % stages == row
+                    yield from ticks[(row + 1) % self.stages::self.stages]
+            else:
+                yield from rows[row]
 
     def idle_ticks(self, rank: int) -> int:
         """Return in how many ticks a rank of `ranks` does nothing, between its first and its last
         action of a step; where steps follow without end, in how many of each period, once full.
         """
-        own = {row for row in range(self.stages) if self.rank_of(row) == rank}
         busy = {t if self.period is None else t % self.period
-                for kind in self.ticks if kind != "U" for s in range(self.stages)
-                for k, t in enumerate(self.ticks[kind][s])
-                if row_of(s, k, self.stages, self.place) in own}
+                for row in range(self.stages) if self.rank_of(row) == rank
+                for t in self._ticks_of_row(row)}
         span = self.period or (max(busy) - min(busy) + 1 if busy else 0)
         return span - len(busy)
 

@@ -31,10 +31,12 @@ class Times:
 
 
 def soonest(
-    orders: Sequence[Order], stages: int, units: Callable[[str], float]
+    orders: Sequence[Order], stages: int, units: Callable[[str], float], around: bool = False,
 ) -> dict[tuple[str, int, int], float]:
     """Return when each action begins, where each rank follows its order and none waits longer
     than for what the action needs. ValueError where orders wait for each other.
+
+    around: whether the weights of a stage come from the rank of the microbatch before.
     """
     ends: dict[tuple[str, int, int], float] = {}
     begins: dict[tuple[str, int, int], float] = {}
@@ -48,10 +50,13 @@ def soonest(
             action = order[position]
             kind, stage, k = action
             lacks = None
-            for before, other in needs(kind, stage, stages):
-                end = ends.get((before, other, k))
+            needed = [(before, other, k) for before, other in needs(kind, stage, stages)]
+            if around and k:
+                needed.append((kind, stage, k - 1))
+            for before in needed:
+                end = ends.get(before)
                 if end is None:
-                    lacks = before, other, k
+                    lacks = before
                     break
                 t = max(t, end)
             if lacks is not None:
@@ -71,15 +76,16 @@ def soonest(
 
 def times_of(
     actions: Iterable[Action], stages: int, units: Mapping[str, float],
-    rank_of: Callable[[Action], int], ranks: int,
+    rank_of: Callable[[Action], int], ranks: int, around: bool = False,
 ) -> Times:
-    """Return the Times of actions that `ranks` ranks do; updates count where they have units."""
+    """Return the Times of actions that `ranks` ranks do; updates count where they have units.
+    around: as of `soonest`."""
     by_rank: list[list[Action]] = [[] for _ in range(ranks)]
     for action in sorted(actions):
         if action.kind != "U" or units.get("U"):
             by_rank[rank_of(action)].append(action)
     orders = [[(a.kind, a.stage, a.microbatch) for a in row] for row in by_rank]
-    begins = soonest(orders, stages, units.__getitem__)
+    begins = soonest(orders, stages, units.__getitem__, around)
     began = {a: begins[a.kind, a.stage, a.microbatch] for row in by_rank for a in row}
     ended = {a: t + units[a.kind] for a, t in began.items()}
     total = max(ended.values())

@@ -77,12 +77,12 @@ class PipelineNotes:
         """Yield what a step sends from rank to rank, in this placement and in the other one."""
         if (sends := self.sends) is None:
             return
-        other, less, ranks = sends["other"], sends["less"], sends["ranks"]
-        yield (f"a step sends {_way_text(sends['own'])}; "
-               f"a mean over {ranks} rank{'s' * (ranks > 1)}")
-        if other is not None:
-            yield f"the other way it would send {_way_text(other)}; " + (
-                "that is as much" if less is None else f'place="{less}" sends less')
+        ranks = sends["ranks"]
+        yield f"a step sends {_way_text(sends['own'])}"
+        if sends["other"] is not None:
+            yield f"the other way it would send {_way_text(sends['other'])}"
+        less = f'place="{sends["less"]}" sends less; ' if sends["less"] else ""
+        yield f"{less}these are means over {ranks} rank{'s' * (ranks > 1)}"
 
     def text(self) -> str:
         """Return all of it, with the drawing."""
@@ -228,7 +228,7 @@ def _read(
 def _way_text(way: dict[str, Any]) -> str:
     """Return the bytes of a placement, and what travels."""
     what = "weights" if way["place"] == "microbatch" else "activations"
-    return (f'{bytes_text(way["bytes"])} of {what} and their gradients from each rank '
+    return (f'{bytes_text(way["bytes"])} from each rank: {what} and their gradients '
             f'(place="{way["place"]}", {way["schedule"]})')
 
 

@@ -64,6 +64,8 @@ def pipeline(
     - place: which rank of n has which stages. "block": as many in a row as others, on any number
       of ranks. "round": stage s is on rank s % n. "v": from rank 0 to n - 1, and back, and so on.
       For these n must divide stages (MeshError); a state goes on on n ranks only (CheckError).
+      "microbatch": ranks follow microbatches through all stages; weights go around, on any number
+      of ranks. It takes schedules that flush, as "weipipe" and "gpipe" (else UsageError).
 
     UsageError for more stages than layers, another `cut` or `place`, what is no layer or optimizer,
     where stages that are updated alone share a weight or a norm, or where the optimizer reads a

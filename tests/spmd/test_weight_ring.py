@@ -210,9 +210,9 @@ def test_show_says_the_bytes_that_are_sent(tmp_path, spmd_here):
     assert short.sends["less"] == "block"
     text = spmd_here("show", tmp_path / "image.img", "--schedule").expect(0).out
     own, other = (short.sends[way]["bytes"] for way in ("own", "other"))
-    assert f"a step sends {own / 1024:.1f} KiB of activations and their gradients" in text
-    assert f"would send {other / 1024:.1f} KiB of weights and their gradients" in text
-    assert 'place="block" sends less' in text
+    assert f"a step sends {own / 1024:.1f} KiB from each rank: activations and" in text
+    assert f"would send {other / 1024:.1f} KiB from each rank: weights and their" in text
+    assert 'place="block" sends less; these are means over 3 ranks' in text
     printed = spmd_here("show", tmp_path / "image.img", "--schedule", "--json").expect(0).out
     assert json.loads(printed)[0]["sends"] == short.sends
 

@@ -41,7 +41,7 @@ class PipelineNotes:
 
     @property
     def sends(self) -> dict[str, Any] | None:
-        """What a step sends, in this placement and in the other one, as step_traffic.compared says.
+        """What a step sends, in this way and in the other one, as step_traffic.compared says.
         """
         try:
             return None if self.lengths is None else compared(self.schedule, self.lengths)
@@ -74,7 +74,7 @@ class PipelineNotes:
             yield crossed_text(self.schedule)
 
     def traffic(self) -> Iterator[str]:
-        """Yield what a step sends from rank to rank, in this placement and in the other one."""
+        """Yield what a step sends from rank to rank, in this way and in the other one."""
         if (sends := self.sends) is None:
             return
         ranks = sends["ranks"]
@@ -226,7 +226,7 @@ def _read(
 
 
 def _way_text(way: dict[str, Any]) -> str:
-    """Return the bytes of a placement, and what travels."""
+    """Return the bytes of a way to place the work, and what travels."""
     what = "weights" if way["place"] == "microbatch" else "activations"
     return (f'{bytes_text(way["bytes"])} from each rank: {what} and their gradients '
             f'(place="{way["place"]}", {way["schedule"]})')

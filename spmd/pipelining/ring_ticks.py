@@ -1,5 +1,4 @@
-"""Ticks in which each rank follows its microbatches through all stages: activations stay where they
-are, and rows of weights and gradients move on to the next rank.
+"""Ticks of ranks that follow their microbatches through all stages, while the weights go around.
 
 In: a schedule that fits, as spmd.schedules.weight_ring says. Out: what Ticks give. Always holds:
 between steps the weights of stage s, its moments and its gradients are in row s.

@@ -62,14 +62,13 @@ def pipeline(
       (Yang et al., PipeMare, 2021: the discrepancy correction; D is exp(-2)).
     - optimizer: a transformation of spmd.optim. It sees the parameters of a stage as a list.
     - place: which rank of n has which stages. "block": as many in a row as others, on any number
-      of ranks. "round": stage s is on rank s % n. "v": from rank 0 to n - 1, and back, and so on.
-      For these n must divide stages (MeshError); a state goes on on n ranks only (CheckError).
-      "microbatch": ranks follow microbatches through all stages; weights go around, on any number
-      of ranks. It takes schedules that flush, as "weipipe" and "gpipe" (else UsageError).
+      of ranks. "round": stage s is on rank s % n. "v": from rank 0 to n - 1, and back, and so on;
+      for these n must divide stages (MeshError), and a state goes on on n ranks only (CheckError).
+      "microbatch": ranks follow microbatches, and weights go around, as "weipipe" and "gpipe" can.
 
-    UsageError for more stages than layers, another `cut` or `place`, what is no layer or optimizer,
-    where stages that are updated alone share a weight or a norm, or where the optimizer reads a
-    norm in some steps only; ShapeError where layers or parts of a batch do not fit.
+    UsageError for more stages than layers, another `cut` or `place`, a schedule that does not fit
+    it, no layer or optimizer, a weight or a norm that stages share which are updated alone, or one
+    that is read in some steps only; ShapeError where layers or parts of a batch do not fit.
 
     Example::
 

@@ -64,7 +64,7 @@ def _sent_around(schedule: Schedule, rows: RowBytes) -> list[int]:
             for r in range(schedule.ranks)]
 
 
-def other_placement(schedule: Schedule) -> Schedule | None:
+def other_way(schedule: Schedule) -> Schedule | None:
     """Return the schedule where weights travel in the place of activations, or activations in the
     place of weights; "weipipe" where it does not fit, None where nothing flushes."""
     if schedule.place == "microbatch":
@@ -81,9 +81,9 @@ def other_placement(schedule: Schedule) -> Schedule | None:
 
 
 def compared(schedule: Schedule, rows: RowBytes) -> dict[str, Any]:
-    """Return what a step sends, a mean over the ranks, in this placement and in the other one; and
+    """Return what a step sends, a mean over the ranks, in this way and in the other one; and
     the place that sends less, None where both send as much."""
-    ways = [way for way in (schedule, other_placement(schedule)) if way is not None]
+    ways = [way for way in (schedule, other_way(schedule)) if way is not None]
     found = [{"place": way.place, "schedule": way.name,
               "bytes": sum(sent(way, rows)) // way.ranks} for way in ways]
     least, most = min(found, key=_bytes), max(found, key=_bytes)

@@ -67,8 +67,8 @@ def pipeline(
       "microbatch": ranks follow microbatches, and weights go around, as "weipipe" and "gpipe" can.
 
     UsageError for more stages than layers, another `cut` or `place`, a schedule that does not fit
-    it, no layer or optimizer, a weight or a norm that stages share which are updated alone, or one
-    that is read in some steps only; ShapeError where layers or parts of a batch do not fit.
+    it, no layer or optimizer, a weight or norm shared by stages that are updated alone, or a norm
+    read in some steps only; ShapeError where layers or parts of a batch do not fit.
 
     Example::
 

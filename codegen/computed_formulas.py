@@ -16,7 +16,8 @@ from codegen.ops import Broadcast, Const, Full, Let, Map, Reshape, Slice, Symbol
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr, Sym
 
-MOST_ELEMENTS = 256  # of a table: a formula has a term for each
+MOST_TERMS = 16  # a formula has a term for each element of a table of no more
+MOST_ELEMENTS = 2048  # of a table that stands in a formula
 MOST_BITS = 62
 
 _MAPS: Mapping[str, Callable[..., Expr]] = {
@@ -40,12 +41,17 @@ def let_formulas(module: Module) -> dict[Sym, Expr]:
 
 
 def looked_up(data: np.ndarray, index: list[Expr]) -> Expr | None:
-    """Return the formula of data[index], a sum over its elements; None where the index may lie
-    beyond its ends, or the table is large."""
+    """Return the formula of data[index]: a sum over its elements where they are few, so that a
+    prover meets each one; None where the index may lie beyond its ends, or the table is large."""
     if data.size > MOST_ELEMENTS or not all(
             expr.nonneg(e) and expr.nonneg(n - 1 - e)
             for e, n in zip(index, data.shape, strict=True)):
         return None
+    if data.size > MOST_TERMS:
+        at = expr.const(0)
+        for e, n in zip(index, data.shape, strict=True):
+            at = at * n + e
+        return expr.table(at, *(int(value) for value in data.ravel()))
     total = expr.const(0)
     for place in np.ndindex(*data.shape):
         here = expr.const(int(data[place]))

@@ -1,10 +1,8 @@
 """Training in pipelines beside plain training of the same network; prints one JSON line.
 
-In: a network, and how many rounds. Out: seconds of a step with the whole batch at once, with
-gradients added up over the microbatches, and of each schedule on one and two ranks; the CPU of a
-step, and of a build. Instead of a network, "torch": two ranks beside torch.distributed.pipelining
-in two processes, of the Python that PEERS_PYTHON names: seconds of a step, and the bytes kept for
-passes backward. Always holds: all start from the same weights, and first losses are the same.
+In: a network, or "torch" for torch.distributed.pipelining beside ours; rounds. Out: seconds of a
+step with the whole batch at once, with gradients added up over the microbatches, and of each
+schedule; CPU of steps and builds. Always holds: all start from the same weights, as losses show.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Steps in torch.distributed.pipelining, for tests.figures_pipelines, which starts this file.
 
-In: a schedule, microbatches, and a file with weights, data and rate; one process for each of two
-stages, whose numbers torch reads from the environment. Each line of standard input is a number of
-steps; the first stage answers with a JSON line: their seconds, and the most bytes that passes
-forward kept for passes backward, of each stage; the last one has the losses. Needs no spmd.
+In: a schedule, microbatches, a file with weights and data; a process for each of two stages. Each
+line of standard input is a number of steps. Out: a JSON line for each: seconds, losses, and the
+most bytes that passes forward kept for passes backward. Needs torch, not spmd.
 """
 
 from __future__ import annotations

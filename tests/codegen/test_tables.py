@@ -175,8 +175,8 @@ def turns_of_a_long_table(x):
     return x
 
 
-BODIES = [shifted, turns_of_a_long_table, doubling, turns_of_a_table, turns_of_a_power, arms_of_a_table,
-          arms_of_each_rank, mesh_says]
+BODIES = [shifted, turns_of_a_long_table, doubling, turns_of_a_table, turns_of_a_power,
+          arms_of_a_table, arms_of_each_rank, mesh_says]
 
 
 def on_ranks(body):

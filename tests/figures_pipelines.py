@@ -1,26 +1,36 @@
 """Training in pipelines beside plain training of the same network; prints one JSON line.
 
-In: a network, and how many rounds. Out: seconds of a step with the whole batch at once, with
-gradients added up over the microbatches, and of each schedule on one and two ranks; the CPU of a
-step, and of a build. Always holds: all start from the same weights, and first losses are the same.
+In: a network, or "torch" for torch.distributed.pipelining beside ours; rounds. Out: seconds of a
+step with the whole batch at once, with gradients added up over the microbatches, and of each
+schedule; CPU of steps and builds. Always holds: all start from the same weights, as losses show.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import pickle
 import resource
+import socket
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import spmd
-from spmd import optim
-from tests.conftest import EXAMPLES
+from codegen.image import manifest as reader
+from spmd import optim, pipeline_notes
+from tests.conftest import EXAMPLES, run
+from tests.figures_training import PYTHON
+from tests.spmd import sleeping_stages
 
 sys.path.insert(0, str(EXAMPLES))  # one example imports another
 letters = import_module("pipeline_training")
@@ -192,5 +202,92 @@ def measured(name: str, schedules: dict[str, int], rounds: int) -> dict[str, flo
     return found | {key: statistics.median(t) for key, t in times.items()}
 
 
+def asleep(schedule: str, stages: int, processes: int, rounds: int, unit: float = 0.01) -> float:
+    """Units that a step takes for each microbatch and each one that fills the pipeline, where
+    stages sleep; a thread for each rank. 3 is the least without overlapping steps."""
+    microbatches = 2 * stages
+    ticks, more = microbatches + stages - 1, 64 // stages  # steps of about 2 seconds
+    with tempfile.TemporaryDirectory() as folder:
+        if schedule == "table":
+            made = spmd.schedules.make_schedule("1f1b", stages, microbatches)
+            (file := Path(folder) / "1f1b.csv").write_text(made.csv())
+            schedule = str(file)
+        image = spmd.build(sleeping_stages.train, stages=stages, microbatches=microbatches,
+                           unit=unit, schedule=schedule)
+        image.save(saved := Path(folder) / "asleep.img")
+        argv = ["mpirun", "-n", processes, sys.executable, "-m", "spmd", "run", saved, "--ranks",
+                stages, "--threads", -(-stages // processes), "--set"]
+        pairs = [[run([*argv, f"steps={n}"], timeout=300).expect(0).seconds for n in (1, 1 + more)]
+                 for _ in range(rounds)]
+    return statistics.median(b - a for a, b in pairs) / more / unit / ticks
+
+
+@contextmanager
+def in_torch(schedule: str, microbatches: int, file: Path) -> Iterator[Callable[[int], Any]]:
+    """Two processes that train in torch.distributed.pipelining: what steps say, stage by stage."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    environment = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
+                   "MASTER_PORT": port, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    argv = [PYTHON, "-m", "tests.figures_pipelines_elsewhere", schedule, str(microbatches), file]
+    stages = [subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                               env={**environment, "RANK": str(k)}) for k in range(2)]
+
+    def run(steps: int) -> Any:
+        for process in stages:
+            print(steps, file=process.stdin, flush=True)
+        return [json.loads(process.stdout.readline())  # type: ignore[union-attr]
+                for process in stages]
+
+    try:
+        yield run
+    finally:
+        for process in stages:
+            process.stdin.close()  # type: ignore[union-attr]
+        for process in stages:
+            process.wait(60)
+
+
+def beside_torch(rounds: int, name: str = "width 384") -> dict[str, dict[str, Any]]:
+    """By schedule: seconds of a step, ours over theirs, and bytes kept of each stage."""
+    steps, microbatches = NETWORKS[name][-1], 8
+    found = {}
+    for schedule in ("1f1b", "gpipe"):
+        with ExitStack() as stack:
+            file = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "given.pickle"
+            random = np.random.default_rng(2).standard_normal((256, 16)).astype(np.float32)
+            weights = [{k: a.default for k, a in w.items()} for w in perceptron()[1]]
+            file.write_bytes(pickle.dumps({
+                "x": random, "y": np.sin(np.sum(random, axis=1, keepdims=True)), "cut": 5,
+                "w": [{k: a.astype(np.float32) for k, a in w.items()} for w in weights],
+                "rate": 1e-3}))
+            image = spmd.build(piped(name, schedule, microbatches))
+            job = stack.enter_context(image.open(ranks=2))
+            theirs = stack.enter_context(in_torch(schedule, microbatches, file))
+            losses = np.asarray(job(steps=4))
+            np.testing.assert_allclose(theirs(3)[1]["losses"], losses, rtol=1e-4)
+            rows = []
+            for _ in range(rounds):
+                spent = []
+                for count in (1, steps + 1):
+                    begin = time.perf_counter()
+                    job(steps=count)
+                    spent.append(time.perf_counter() - begin)
+                said = theirs(steps)
+                rows.append(((spent[1] - spent[0]) / steps, said[0]["seconds"] / steps))
+            image.save(saved := file.with_name("saved.img"))
+            notes = pipeline_notes.pipelines_of(reader.read(saved.read_bytes()))[0]
+            found[schedule] = {
+                "ours": statistics.median(a for a, _ in rows),
+                "torch": statistics.median(b for _, b in rows),
+                "ours / torch": statistics.median(a / b for a, b in rows),
+                "kept by ours": [k * notes.schedule.in_flight(s)
+                                 for s, k in enumerate(notes.kept or ())],
+                "kept by torch": [one["kept"] for one in said]}
+    return found
+
+
 if __name__ == "__main__":
-    print(json.dumps(measured(sys.argv[1], SCHEDULES, int(sys.argv[2]))))
+    print(json.dumps(beside_torch(int(sys.argv[2])) if sys.argv[1] == "torch"
+                     else measured(sys.argv[1], SCHEDULES, int(sys.argv[2]))))

@@ -36,8 +36,7 @@ def as_text(
     ticks = range(schedule.length)
     labels = _labels(schedule)
     left = max(map(len, labels.values())) + 1
-    note = "" if schedule.flushes else "; * updates the stage"
-    note += "; 2F0: stage 2, F of microbatch 0" if schedule.place == "microbatch" else ""
+    note = ("" if schedule.flushes else "; * updates the stage") + _cell_note(schedule)
     lines = [title(schedule) + note, " " * left + "".join(f"{t:>{width}}" for t in ticks)
              + "   idle  kept" + ("" if schedule.flushes else "  crossed")]
     for row, label in labels.items():
@@ -92,7 +91,7 @@ def as_svg(
         ]
     whose = "rank" if schedule.place == "microbatch" else "stage"
     note = f"grey: the rank is idle; below: what the {whose} keeps"
-    note += "" if schedule.flushes else "; red: the stage is updated"
+    note += ("" if schedule.flushes else "; red: the stage is updated") + _cell_note(schedule)
     parts.append(f'<text x="12" y="{height - 8}" font-size="10" fill="#666">{note}</text>')
     return "\n".join([*parts, "</svg>"]) + "\n"
 
@@ -107,6 +106,11 @@ def _cell_text(schedule: Schedule, action: Action) -> str:
     return str(action) if schedule.place == "microbatch" else f"{action.kind}{action.microbatch}"
 
 
+def _cell_note(schedule: Schedule) -> str:
+    """Return what explains the text of a cell, where that is needed."""
+    return "; 2F0: stage 2, F of microbatch 0" if schedule.place == "microbatch" else ""
+
+
 def _cell(schedule: Schedule, x: int, y: int, actions: Sequence[Action], tall: int, empty: str
           ) -> list[str]:
     """One tick of a row: its action, a mark at the end for an update, what is kept below."""
@@ -115,8 +119,10 @@ def _cell(schedule: Schedule, x: int, y: int, actions: Sequence[Action], tall: i
     parts = [f'<rect x="{x}" y="{y}" width="{CELL}" height="{ROW}" fill="{fill}" '
              f'stroke="{LINE}"/>']
     if own:
-        parts.append(f'<text x="{x + CELL // 2}" y="{y + 15}" text-anchor="middle" '
-                     f'fill="{INK[own.kind]}">{_cell_text(schedule, own)}</text>')
+        text = _cell_text(schedule, own)
+        small = ' font-size="8"' if len(text) > 3 else ""
+        parts.append(f'<text x="{x + CELL // 2}" y="{y + 15}" text-anchor="middle"{small} '
+                     f'fill="{INK[own.kind]}">{text}</text>')
     if len(actions) > (own is not None):
         parts.append(f'<rect x="{x + CELL - 4}" y="{y}" width="4" height="{ROW}" '
                      f'fill="{UPDATE}"/>')

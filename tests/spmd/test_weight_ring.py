@@ -138,7 +138,7 @@ def thinned_and_masked(place: str = "block", steps: int = 3):
 
 
 def test_dropout_masks_and_a_data_axis():
-    """To the bit as in blocks, where test_pipelines_of_networks.py has plain programs beside."""
+    """To the bit as in blocks; test_pipeline_layers.py has those beside plain programs."""
     random = np.random.default_rng(5)
     given = {"x": random.standard_normal((3, 24, 4)), "w": random.standard_normal((4, 4)),
              "masks": random.random((3, 24)) < 0.7}

@@ -93,6 +93,20 @@ class Updates:
         arms = pipe.places.by_row(np.array(self.arms))
         return by_rows(pipe.axis, None, row, moments, {"weights": weights, "arms": arms})
 
+    def zeros(self, between: tuple[Any, ...] = (), layout: tuple[Any, ...] = ()) -> dict[str, Any]:
+        """Return buffers for an array like each weight: zeros. between, layout: as of pipe.new, of
+        the position along the data axis."""
+        pipe = self.pipe
+
+        def row(j: Any, buffers: Any, read: Any, _: Any) -> None:
+            index = (j, *(0 for _ in between))
+            spmd.switch(read["arms"][j], [
+                lambda s=s: pipe.weights.clear(buffers, index, s) for s in self.unlike])
+
+        arms = pipe.places.by_row(np.array(self.arms))
+        buffers = pipe.new(pipe.weights, between, layout)
+        return by_rows(pipe.axis, *layout or (None,), row, buffers, {"arms": arms})
+
     def all_stages(self, state: State, gradients: dict[str, Any], count: Any) -> State:
         """Return the state after an update of all stages by the mean of so many gradients."""
         gradients = self.shared.summed_across(self.pipe, gradients)
@@ -154,8 +168,7 @@ class Updates:
                         self._keep_version(j, state)
                     elif "changes" in state:
                         self._average_change(j, state, before, read["decays"][j])
-                    for g in state["gradients"].values():
-                        g[j] = 0
+                    weights.clear(state["gradients"], (j, 0), stage)
                     state["count"][j] = 0
                 return update
 

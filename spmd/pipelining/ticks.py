@@ -212,21 +212,21 @@ class Ticks:
         pipe, code, ranks = self.pipe, self.code, self.batches.ranks
         data = self.batches.data
         made = {
-            "gradients": pipe.new(pipe.weights, (ranks,), (data,)),
-            "kept": pipe.new(code.kept, (self.slots, ranks), (None, data), spmd.empty),
-            "activations": pipe.new(code.activations, (ranks,), (data,), spmd.empty),
-            "cotangents": pipe.new(code.cotangents, (ranks,), (data,), spmd.empty),
+            "gradients": pipe.updates.zeros((ranks,), (data,)),
+            "kept": pipe.new(code.kept, (self.slots, ranks), (None, data)),
+            "activations": pipe.new(code.activations, (ranks,), (data,)),
+            "cotangents": pipe.new(code.cotangents, (ranks,), (data,)),
             "loss": self.no_loss(),
         }
         if code.parts:
             made["crossing"] = pipe.new(code.crossing, (max(self.tables.crossing), ranks),
-                                        (None, data), spmd.empty)
+                                        (None, data))
         if self.tables.waits[0]:
             made["arrived"] = pipe.new(code.activations, (self.tables.received, ranks),
-                                       (None, data), spmd.empty)
+                                       (None, data))
         if self.tables.waits[1]:
             made["returned"] = pipe.new(code.cotangents, (self.tables.returned, ranks),
-                                        (None, data), spmd.empty)
+                                        (None, data))
         if not pipe.schedule.flushes:
             made["count"] = spmd.zeros((len(pipe.stages),), np.int64, layout=(pipe.axis,))
         if pipe.versions > 1 or pipe.estimates:
@@ -243,7 +243,7 @@ class Ticks:
             "used": spmd.zeros((stages, self.slots), np.int64, layout=(pipe.axis, None)),
         }
         if pipe.estimates:
-            return {**made, "changes": pipe.new(pipe.weights, ())}
+            return {**made, "changes": pipe.updates.zeros()}
         return {**made, "versions": {name: np.concatenate([w] * pipe.versions, axis=1)
                                      for name, w in weights.items()}}
 

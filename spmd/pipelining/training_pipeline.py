@@ -18,6 +18,7 @@ from codegen.places import user_place
 from codegen.suggest import meant
 from codegen.trace.array import as_array
 from codegen.trace.context import CapturedAgain, Context, require_context
+from codegen.trace.numpy.creation import unwritten
 from codegen.trace.state import fill, flatten
 from spmd.pipelining.build_notes import kept_bytes, row_of
 from spmd.pipelining.evaluation import evaluated
@@ -179,7 +180,7 @@ class TrainingPipeline:
         state = {"weights": buffers, "moments": self.updates.init(buffers),
                  "steps": spmd.asarray(np.int64(0))}
         if self.every > 1:  # gradients of earlier steps wait for an update
-            state |= {"gradients": self.new(self.weights, ()), "pending": state["steps"],
+            state |= {"gradients": self.updates.zeros(), "pending": state["steps"],
                       "pending_weight": state["steps"]}
         types = self.context.facts.get(self.key)
         if not self.schedule.flushes and types is not None:
@@ -265,13 +266,12 @@ class TrainingPipeline:
 
     # ---- what its parts call
 
-    def new(self, packing: Packing, between: tuple[Any, ...], layout: tuple[Any, ...] = (),
-            make: Callable[..., Any] | None = None) -> dict[str, Any]:
-        """Return buffers with a row for each stage, and dims between that and their lengths."""
-        make = make or spmd.zeros
-        return {name: make((self.schedule.stages, *between, n), name,
-                           layout=(self.axis, *layout, *(None,) * (len(between) - len(layout)),
-                                   None))
+    def new(self, packing: Packing, between: tuple[Any, ...], layout: tuple[Any, ...] = ()
+            ) -> dict[str, Any]:
+        """Return buffers with a row for each stage, and dims between that and their lengths. Nobody
+        has written into them."""
+        return {name: unwritten((self.schedule.stages, *between, n), name,
+                                (self.axis, *layout, *(None,) * (len(between) - len(layout)), None))
                 for name, n in packing.lengths.items()}
 
     def code(self, batches: Microbatches) -> StageCode:

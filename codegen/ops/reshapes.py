@@ -18,7 +18,7 @@ from codegen.groups import DimGroup, groups, reshaped_layout
 from codegen.ir import ArrayType, Op, Shape, Value
 from codegen.layouts import cuts
 from codegen.layouts.cuts import Cut, Window
-from codegen.mesh import Mesh
+from codegen.mesh import Mesh, Owned
 from codegen.ops.kind import Array, Eval, Types, extents, layout_of
 from codegen.ops.views import Slice, View
 from codegen.plan.grammar import Store
@@ -109,6 +109,12 @@ class Reshape(View):
     def needs(self, op: Op, window: Window, at: Localizer) -> list[Window]:
         before, after = op.operands[0].type.shape, self.shape
         out = [cuts.whole(e) for e in before]
+        if (entry := _all_or_nothing(window, after, at.mesh)) is not None and before:
+            ones = [d for d, e in enumerate(before) if e == 1]
+            d = ones[0] if ones else 0
+            out[d] = (cuts.row_of(entry, entry.rows, entry.row, at.mesh) if ones
+                      else cuts.block(entry, before[0]))
+            return [tuple(out)]
         for group in groups(before, after):
             plan = _plan(group, before, window, at.mesh, after)
             if plan.rows is not None:
@@ -119,6 +125,8 @@ class Reshape(View):
         self, op: Op, window: Window, operands: list[Value], build: Builder, at: Localizer
     ) -> Value:
         (x,), before, after = operands, op.operands[0].type.shape, self.shape
+        if before and _all_or_nothing(window, after, at.mesh) is not None:
+            return build.emit(Reshape(cuts.extents(at.mesh, window)), (x,))
         held: list[Cut] = [cuts.whole(e) for e in after]  # of the result, before the last slice
         plans = [_plan(g, before, window, at.mesh, after) for g in groups(before, after)]
         if any(p.elements is not None for p in plans):
@@ -130,6 +138,17 @@ class Reshape(View):
         if shape != x.type.shape:
             x = build.emit(Reshape(shape), (x,))
         return at.part(x, tuple(held), window, build)
+
+
+def _all_or_nothing(window: Window, shape: Shape, mesh: Mesh) -> Owned | None:
+    """Return the entry of a part that is all of the array or nothing: one dim says which."""
+    cut = [(c, e) for c, e in zip(window, shape, strict=True) if c != cuts.whole(e)]
+    if len(cut) != 1:
+        return None
+    (c, extent), = cut
+    if c.entry is not None:
+        return c.entry if c == cuts.block(c.entry, extent) else None
+    return cuts.entry_of(c, mesh) if extent == 1 else None
 
 
 @dataclass(frozen=True)

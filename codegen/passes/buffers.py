@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from codegen.fresh import Fresh
 from codegen.ir import Op, Region, Value
+from codegen.mesh import Owned
 from codegen.ops import OPS, Branch, Full, Loop, Update
 from codegen.plan.grammar import (
     Buffer,
@@ -97,6 +98,8 @@ class _Liveness:
             if isinstance(op.what, Do) and not op.what.acts and self.uses.get(v) == 1
         }
         self.sparse = {v for v, op in found.defs.items() if _is_sparse(op)}
+        self.sparse |= {a.value for a in (*module.inputs, *module.outputs)
+                        if any(isinstance(entry, Owned) for entry in a.layout)}
         self.chains: dict[Op, tuple[list[Op], list[Op]]] = {}
         self.over: dict[Op, set[Value]] = {}
         self.needed: dict[Region, set[Value]] = {}

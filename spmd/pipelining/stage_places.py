@@ -12,6 +12,7 @@ import numpy as np
 
 import spmd
 from codegen.errors import UsageError
+from codegen.layouts.cuts import owned
 from codegen.places import user_place
 from codegen.suggest import meant
 from codegen.trace.array import as_value
@@ -65,6 +66,12 @@ class StagePlaces:
         if not self.back_and_forth:
             return position
         return position + turn % 2 * (self.ranks - 1 - 2 * position)
+
+    def stay(self, context: Context, leaf: Any, row: Any) -> None:
+        """Let an array that is read of a row lie, as an output, where that row lies."""
+        if self.ranks is None and leaf.ndim:
+            entry = owned((self.axis,), self.stages, row, context.mesh)
+            leaf.home = (entry, *((),) * (leaf.ndim - 1))
 
     def handed_on(self, arrays: dict[str, Any], step: int, data: str | None, words: Any
                   ) -> dict[str, Any]:

@@ -255,12 +255,15 @@ class TrainingPipeline:
         return evaluated(self, state, x, y if mask is None else Masked(y, mask))
 
     def params(self, state: State) -> list[Any]:
-        """Return the parameters of each layer, in order."""
+        """Return the parameters of each layer, in order. As outputs of the program they lie on the
+        ranks that have their stage."""
         self.places.expect_same(self.context, state)
         found = []
         for stage in self.stages:
             row = self.places.row(stage.number)
             leaves = self.weights.read(state["weights"], (row,), stage.number)
+            for leaf in leaves:
+                self.places.stay(self.context, leaf, row)
             found += fill(flatten(stage.parameters)[0], iter(leaves), fresh=True)
         return found
 

@@ -18,7 +18,7 @@ from codegen.groups import DimGroup, groups, reshaped_layout
 from codegen.ir import ArrayType, Op, Shape, Value
 from codegen.layouts import cuts
 from codegen.layouts.cuts import Cut, Window
-from codegen.mesh import Mesh, Owned
+from codegen.mesh import Mesh
 from codegen.ops.kind import Array, Eval, Types, extents, layout_of
 from codegen.ops.views import Slice, View
 from codegen.plan.grammar import Store
@@ -109,46 +109,63 @@ class Reshape(View):
     def needs(self, op: Op, window: Window, at: Localizer) -> list[Window]:
         before, after = op.operands[0].type.shape, self.shape
         out = [cuts.whole(e) for e in before]
-        if (entry := _all_or_nothing(window, after, at.mesh)) is not None and before:
-            ones = [d for d, e in enumerate(before) if e == 1]
-            d = ones[0] if ones else 0
-            out[d] = (cuts.row_of(entry, entry.rows, entry.row, at.mesh) if ones
-                      else cuts.block(entry, before[0]))
-            return [tuple(out)]
+        owner = _owner(before, after, window, at.mesh)
         for group in groups(before, after):
-            plan = _plan(group, before, window, at.mesh, after)
+            plan = _plan(group, before, owner.rest if owner else window, at.mesh, after)
             if plan.rows is not None:
                 out[group.before[0]] = plan.rows
+        if owner is not None:
+            out[owner.before] = owner.cut
         return [tuple(out)]
 
     def localize(
         self, op: Op, window: Window, operands: list[Value], build: Builder, at: Localizer
     ) -> Value:
         (x,), before, after = operands, op.operands[0].type.shape, self.shape
-        if before and _all_or_nothing(window, after, at.mesh) is not None:
-            return build.emit(Reshape(cuts.extents(at.mesh, window)), (x,))
         held: list[Cut] = [cuts.whole(e) for e in after]  # of the result, before the last slice
-        plans = [_plan(g, before, window, at.mesh, after) for g in groups(before, after)]
+        owner = _owner(before, after, window, at.mesh)
+        cut = owner.rest if owner else window
+        plans = [_plan(g, before, cut, at.mesh, after) for g in groups(before, after)]
         if any(p.elements is not None for p in plans):
             x = _cut_to_elements(plans, op, x, build, at.mesh)
         for plan in plans:
             if plan.rows is not None:
                 held[plan.group.after[0]] = window[plan.group.after[0]]
+        if owner is not None:
+            held[owner.after] = window[owner.after]
         shape = cuts.extents(at.mesh, tuple(held))
         if shape != x.type.shape:
             x = build.emit(Reshape(shape), (x,))
         return at.part(x, tuple(held), window, build)
 
 
-def _all_or_nothing(window: Window, shape: Shape, mesh: Mesh) -> Owned | None:
-    """Return the entry of a part that is all of the array or nothing: one dim says which."""
-    cut = [(c, e) for c, e in zip(window, shape, strict=True) if c != cuts.whole(e)]
-    if len(cut) != 1:
-        return None
-    (c, extent), = cut
-    if c.entry is not None:
-        return c.entry if c == cuts.block(c.entry, extent) else None
-    return cuts.entry_of(c, mesh) if extent == 1 else None
+@dataclass(frozen=True)
+class _Owner:
+    """A dim of the result of which a rank has all or nothing, and a dim of the operand that says
+    the same by this cut. rest: the window, where that dim is whole."""
+
+    after: int
+    before: int
+    cut: Cut
+    rest: Window
+
+
+def _owner(before: Shape, after: Shape, window: Window, mesh: Mesh) -> _Owner | None:
+    """Return the first such dim, if a dim of the operand is whole beside it."""
+    for d, (c, extent) in enumerate(zip(window, after, strict=True)):
+        if c == cuts.whole(extent) or (c.entry is None and extent != 1):
+            continue
+        entry = cuts.entry_of(c, mesh)
+        rest = (*window[:d], cuts.whole(extent), *window[d + 1:])
+        ones = [k for k, e in enumerate(before) if e == 1]
+        whole = [k for g in groups(before, after) for k in g.before
+                 if _plan(g, before, rest, mesh, after).rows is None]
+        if entry is not None and (ones or whole):
+            k = (ones or whole)[0]
+            cut = (cuts.row_of(entry, entry.rows, entry.row, mesh) if ones
+                   else cuts.block(entry, before[k]))
+            return _Owner(d, k, cut, rest)
+    return None
 
 
 @dataclass(frozen=True)

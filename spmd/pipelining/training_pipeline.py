@@ -208,11 +208,11 @@ class TrainingPipeline:
         earlier = state["steps"] * self.schedule.microbatches
         ticks = Ticks(self, self.code(batches), batches, earlier=earlier)
         work = ticks.run(ticks.begin({"weights": state["weights"]}), self.schedule.length)
-        sums = ticks.summed(work["gradients"])
+        sums = self.updates.summed(work["gradients"], batches.data)
         done = {**state, "steps": state["steps"] + 1}
         if self.every == 1:
             return self._applied(done, sums, batches.weight()), ticks.loss(work)
-        done["gradients"] = {name: g + sums[name] for name, g in state["gradients"].items()}
+        done["gradients"] = self.updates.added(state["gradients"], sums)
         done["pending"] = state["pending"] + 1
         done["pending_weight"] = state["pending_weight"] + batches.weight()
         return self._applied_if(done, done["pending"] == self.every), ticks.loss(work)
@@ -235,7 +235,7 @@ class TrainingPipeline:
         def update(state: State) -> State:
             count = state["pending_weight"].astype(np.float64)
             done = self._applied(state, state["gradients"], count)
-            done["gradients"] = {name: g * 0 for name, g in state["gradients"].items()}
+            done["gradients"] = self.updates.cleared(state["gradients"])
             return {**done, "pending": state["pending"] * 0,
                     "pending_weight": state["pending_weight"] * 0}
 

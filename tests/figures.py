@@ -435,7 +435,7 @@ def training(folder: Path, rounds: int = 7) -> None:
            "ours / the faster PyTorch", "ours / JAX", "ours / 1 rank"], rows)
 
 
-def pipelines(_: Path, rounds: int = 5) -> None:
+def pipelines(folder: Path, rounds: int = 5) -> None:
     """Training in two stages beside plain training, on one rank and on two."""
     speeds, builds = [], []
     one = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
@@ -457,6 +457,17 @@ def pipelines(_: Path, rounds: int = 5) -> None:
            ("plain", "accumulated") for n in ("1 rank", "2 ranks"))], speeds)
     print("Building it, seconds of one core with all that it starts:\n")
     table(["network", "schedule", "plain, s", "pipeline / plain"], builds)
+    memory = []
+    for what, given in (("computed", False), ("inputs and outputs", True)):
+        program, own = figures_pipelines.unequal(figures_pipelines.UNEQUAL, 64, given)
+        spmd.build(program).save(image := folder / f"{given}.img")
+        argv = ["mpirun", "-n", len(own), sys.executable, "-m", "tests.figures_pipelines", "held"]
+        held = json.loads(run([*argv, image], timeout=120).expect(0).out.splitlines()[-1])
+        memory += [(what, rank, f"{mine / 2**20:.1f}", f"{found / 2**20:.1f}",
+                    f"{found / mine:.2f}") for rank, (mine, found) in enumerate(zip(own, held))]
+    print("Memory of four ranks, each with one layer, of 24, 2, 2 and 2 MB, under adamw; MiB. Own: "
+          "parameters, moments and kept activations:\n")
+    table(["parameters", "rank", "own", "touched", "touched / own"], memory)
 
 
 def steady(_: Path, rounds: int = 3) -> None:

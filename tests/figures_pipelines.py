@@ -2,7 +2,8 @@
 
 In: a network, and how many rounds. Out: seconds of a step with the whole batch at once, with
 gradients added up over the microbatches, and of each schedule on one and two ranks; the CPU of a
-step, and of a build. Always holds: all start from the same weights, and first losses are the same.
+step, and of a build; or, of layers of unlike sizes, the memory that each rank has touched. Always
+holds: all start from the same weights, and first losses are the same.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ import sys
 import time
 from contextlib import ExitStack
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import spmd
 from spmd import optim
+from spmd.schedules import make_schedule
 from tests.conftest import EXAMPLES
 
 sys.path.insert(0, str(EXAMPLES))  # one example imports another
@@ -147,6 +150,64 @@ def piped(name: str, schedule: str, microbatches: int, stages: int = 2) -> Any:
     return train
 
 
+# Widths of layers: one of 24 MB, three of 2 MB.
+UNEQUAL = (2448, 2448, 707, 707, 707)
+
+
+def tanh(w: Any, h: Any) -> Any:
+    return np.tanh(h[:, :w.shape[0]] @ w)
+
+
+def distance(w: Any, h: Any, y: Any) -> Any:
+    return np.mean((h @ w - y) ** 2)
+
+
+def unequal(widths: tuple[int, ...], rows: int, given: bool) -> tuple[Any, list[int]]:
+    """Return a program that trains layers of these widths, each of them a stage, and the bytes of
+    the parameters, moments and kept activations of each stage. given: parameters are inputs, and
+    returned; else they are computed."""
+    shapes = [(min(a, b), b) for a, b in zip(widths, widths[1:])]
+    schedule = make_schedule("1f1b", len(shapes), 4)
+    # a layer keeps what it is given of a microbatch, and what it finds
+    own = [4 * (3 * a * b + schedule.slots(s) * rows // 4 * (a + b))
+           for s, (a, b) in enumerate(shapes)]
+
+    @spmd.program(mesh=("stage",))
+    def train() -> Any:
+        x = spmd.input("x", (rows, widths[0]), np.float32, default=lambda i, j: (i + j) % 13 / 13)
+        y = spmd.input("y", (rows, widths[-1]), np.float32, default=lambda i, j: (i * j) % 11 / 11)
+        if given:
+            w = [spmd.input(f"w{k}", shape, np.float32, default=lambda i, j: (3 * i + j) % 7 / 1e3)
+                 for k, shape in enumerate(shapes)]
+        else:
+            w = [spmd.full(shape, 1e-3, np.float32) for shape in shapes]
+        functions = [*[tanh] * (len(w) - 1), distance]
+        pipe = spmd.pipeline(list(zip(functions, w)), stages=len(w), microbatches=4,
+                             optimizer=optim.adamw(1e-3))
+        state, loss = pipe.init(), spmd.zeros((), np.float32)
+        for _ in spmd.range(2):
+            state, loss = pipe.step(state, x, y)
+        return {"loss": loss, **({"w": pipe.params(state)} if given else {})}
+
+    return train, own
+
+
+def held(image: str) -> list[int]:
+    """Return the bytes of the memory of ranks that each process has touched, in a run with a rank
+    in each: a process of MPI, all of which must call this."""
+    comm = import_module("mpi4py.MPI").COMM_WORLD
+    with spmd.load(image).open(comm=comm, keep=True) as job:
+        job()
+        comm.Barrier()
+        mine, found = 0, False
+        for line in Path("/proc/self/smaps").read_text().splitlines():
+            word, *rest = line.split()
+            found = "memfd:spmd" in line if not word.endswith(":") else found
+            mine += 1024 * int(rest[0]) if found and word == "Rss:" else 0
+        gathered: list[int] = comm.allgather(mine)
+    return gathered
+
+
 def _cpu() -> float:
     """Seconds of CPU that this process and its children have used."""
     both = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -192,5 +253,8 @@ def measured(name: str, schedules: dict[str, int], rounds: int) -> dict[str, flo
     return found | {key: statistics.median(t) for key, t in times.items()}
 
 
-if __name__ == "__main__":
+if __name__ == "__main__" and sys.argv[1] == "held":
+    if (each := held(sys.argv[2])) and import_module("mpi4py.MPI").COMM_WORLD.rank == 0:
+        print(json.dumps(each))
+elif __name__ == "__main__":
     print(json.dumps(measured(sys.argv[1], SCHEDULES, int(sys.argv[2]))))

@@ -459,7 +459,7 @@ def pipelines(folder: Path, rounds: int = 5) -> None:
     table(["network", "schedule", "plain, s", "pipeline / plain"], builds)
     memory = []
     for what, given in (("computed", False), ("inputs and outputs", True)):
-        program, own = figures_pipelines.unequal(figures_pipelines.UNEQUAL, 64, given)
+        program, own = figures_pipelines.unequal(*figures_pipelines.WIDTHS, 64, given)
         spmd.build(program).save(image := folder / f"{given}.img")
         argv = ["mpirun", "-n", len(own), sys.executable, "-m", "tests.figures_pipelines", "held"]
         held = json.loads(run([*argv, image], timeout=120).expect(0).out.splitlines()[-1])

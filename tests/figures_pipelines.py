@@ -150,39 +150,34 @@ def piped(name: str, schedule: str, microbatches: int, stages: int = 2) -> Any:
     return train
 
 
-# Widths of layers: one of 24 MB, three of 2 MB.
-UNEQUAL = (2448, 2448, 707, 707, 707)
-
-
-def tanh(w: Any, h: Any) -> Any:
-    return np.tanh(h[:, :w.shape[0]] @ w)
+WIDTHS = 2448, 707  # of layers of 24 and of 2 MB
 
 
 def distance(w: Any, h: Any, y: Any) -> Any:
     return np.mean((h @ w - y) ** 2)
 
 
-def unequal(widths: tuple[int, ...], rows: int, given: bool) -> tuple[Any, list[int]]:
-    """Return a program that trains layers of these widths, each of them a stage, and the bytes of
-    the parameters, moments and kept activations of each stage. given: parameters are inputs, and
-    returned; else they are computed."""
-    shapes = [(min(a, b), b) for a, b in zip(widths, widths[1:])]
-    schedule = make_schedule("1f1b", len(shapes), 4)
+def unequal(wide: int, narrow: int, rows: int, given: bool) -> tuple[Any, list[int]]:
+    """Return a program that trains four layers, each of them a stage, the first of which is wide;
+    and the bytes of the parameters, moments and kept activations of each. given: parameters are
+    inputs, and returned; else they are computed."""
+    sides = [wide, narrow, narrow, narrow]
+    slots = [make_schedule("1f1b", 4, 4).slots(stage) for stage in range(4)]
     # a layer keeps what it is given of a microbatch, and what it finds
-    own = [4 * (3 * a * b + schedule.slots(s) * rows // 4 * (a + b))
-           for s, (a, b) in enumerate(shapes)]
+    own = [4 * (3 * n * n + kept * rows // 4 * 2 * n) for n, kept in zip(sides, slots)]
+
+    def tanh(w: Any, h: Any) -> Any:
+        return np.tanh(h @ w)[:, :narrow]
 
     @spmd.program(mesh=("stage",))
     def train() -> Any:
-        x = spmd.input("x", (rows, widths[0]), np.float32, default=lambda i, j: (i + j) % 13 / 13)
-        y = spmd.input("y", (rows, widths[-1]), np.float32, default=lambda i, j: (i * j) % 11 / 11)
+        x = spmd.input("x", (rows, wide), np.float32, default=lambda i, j: (i + j) % 13 / 13)
+        y = spmd.input("y", (rows, narrow), np.float32, default=lambda i, j: (i * j) % 11 / 11)
+        w = [spmd.full((n, n), 1e-3, np.float32) for n in sides]
         if given:
-            w = [spmd.input(f"w{k}", shape, np.float32, default=lambda i, j: (3 * i + j) % 7 / 1e3)
-                 for k, shape in enumerate(shapes)]
-        else:
-            w = [spmd.full(shape, 1e-3, np.float32) for shape in shapes]
-        functions = [*[tanh] * (len(w) - 1), distance]
-        pipe = spmd.pipeline(list(zip(functions, w)), stages=len(w), microbatches=4,
+            w = [spmd.input(f"w{k}", (n, n), np.float32, default=lambda i, j: (3 * i + j) % 7 / 1e3)
+                 for k, n in enumerate(sides)]
+        pipe = spmd.pipeline(list(zip([tanh, tanh, tanh, distance], w)), stages=4, microbatches=4,
                              optimizer=optim.adamw(1e-3))
         state, loss = pipe.init(), spmd.zeros((), np.float32)
         for _ in spmd.range(2):

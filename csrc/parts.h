@@ -324,8 +324,7 @@ typedef struct spmd_text {
     int64_t due; /* for rank 0 alone */
 } spmd_text;
 
-/* Bytes of a rank's memory from begin to end. */
-typedef struct spmd_stretch {
+typedef struct spmd_stretch { /* bytes of a rank's memory */
     int64_t begin, end;
 } spmd_stretch;
 
@@ -335,7 +334,7 @@ struct spmd_job {
     spmd_world world;
     int64_t first, count, threads, cores, strangers, algorithm;
     int64_t *tables;  /* scalars, buffer offsets; one allocation */
-    spmd_stretch *dense; /* of each overlay, 0 for none: what is taken at load; the rest is sparse */
+    spmd_stretch *dense; /* of each overlay, or 0 for none: what is taken at load */
     void **library;
     uint8_t *given;
     int64_t operations, events; /* recorded of every hosted rank */

@@ -23,7 +23,7 @@ import numpy as np
 import spmd
 from spmd import optim
 from spmd.schedules import make_schedule
-from tests.conftest import EXAMPLES
+from tests.conftest import EXAMPLES, run
 
 sys.path.insert(0, str(EXAMPLES))  # one example imports another
 letters = import_module("pipeline_training")
@@ -201,6 +201,19 @@ def held(image: str) -> list[int]:
             mine += 1024 * int(rest[0]) if found and word == "Rss:" else 0
         gathered: list[int] = comm.allgather(mine)
     return gathered
+
+
+def memory(folder: Path) -> list[tuple[Any, ...]]:
+    """Return of four ranks what each of them should hold, and what it has touched, in MiB."""
+    rows: list[tuple[Any, ...]] = []
+    for what, given in (("computed", False), ("inputs and outputs", True)):
+        program, own = unequal(*WIDTHS, 64, given)
+        spmd.build(program).save(image := folder / f"{given}.img")
+        argv = ["mpirun", "-n", 4, sys.executable, "-m", "tests.figures_pipelines", "held", image]
+        each = json.loads(run(argv, timeout=120).expect(0).out.splitlines()[-1])
+        rows += [(what, rank, f"{mine / 2**20:.1f}", f"{found / 2**20:.1f}", f"{found / mine:.2f}")
+                 for rank, (mine, found) in enumerate(zip(own, each, strict=True))]
+    return rows
 
 
 def _cpu() -> float:

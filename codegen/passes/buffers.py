@@ -98,8 +98,9 @@ class _Liveness:
             if isinstance(op.what, Do) and not op.what.acts and self.uses.get(v) == 1
         }
         self.sparse = {v for v, op in found.defs.items() if _is_sparse(op)}
-        self.sparse |= {a.value for a in (*module.inputs, *module.outputs)
-                        if any(isinstance(entry, Owned) for entry in a.layout)}
+        ends = [(i.value, i.layout) for i in module.inputs]
+        ends += [(o.value, o.layout) for o in module.outputs]
+        self.sparse |= {v for v, layout in ends if any(isinstance(e, Owned) for e in layout)}
         self.chains: dict[Op, tuple[list[Op], list[Op]]] = {}
         self.over: dict[Op, set[Value]] = {}
         self.needed: dict[Region, set[Value]] = {}

@@ -76,9 +76,9 @@ class Microbatches:
         parts = [a.reshape(count, batch // count, *a.shape[1:]) for a in arrays]
         x, y = fill(tree, iter(parts), fresh=True)
         mask = y.mask.relayout((None, data)) if isinstance(y, Masked) else None
-        rows = [map_trees(lambda a, s=stage: pipe.places.only(s, a, data), tree)
-                for stage, tree in ((0, x), (pipe.schedule.stages - 1, y))]
-        return cls.in_flight(pipe, *rows, mask)
+        x, y = (map_trees(lambda a, s=stage: pipe.places.only(s, a, data), tree)
+                for stage, tree in ((0, x), (pipe.schedule.stages - 1, y)))
+        return cls.in_flight(pipe, x, y, mask)
 
     @classmethod
     def in_flight(cls, pipe: TrainingPipeline, x: Any, y: Any, mask: Any) -> Microbatches:

@@ -16,7 +16,8 @@ from codegen.ops import Broadcast, Const, Full, Let, Map, Reshape, Slice, Symbol
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr, Sym
 
-MOST_ELEMENTS = 256  # of a table: a formula has a term for each
+MOST_TERMS = 16  # a formula has a term for each element of a table of no more
+MOST_ELEMENTS = 2048  # of a table that stands in a formula
 MOST_BITS = 62
 
 _MAPS: Mapping[str, Callable[..., Expr]] = {
@@ -40,12 +41,17 @@ def let_formulas(module: Module) -> dict[Sym, Expr]:
 
 
 def looked_up(data: np.ndarray, index: list[Expr]) -> Expr | None:
-    """Return the formula of data[index], a sum over its elements; None where the index may lie
-    beyond its ends, or the table is large."""
+    """Return the formula of data[index]: a sum over its elements where they are few, so that a
+    prover meets each one; None where the index may lie beyond its ends, or the table is large."""
     if data.size > MOST_ELEMENTS or not all(
             expr.nonneg(e) and expr.nonneg(n - 1 - e)
             for e, n in zip(index, data.shape, strict=True)):
         return None
+    if data.size > MOST_TERMS:
+        at = expr.const(0)
+        for e, n in zip(index, data.shape, strict=True):
+            at = at * n + e
+        return expr.table(at, *(int(value) for value in data.ravel()))
     total = expr.const(0)
     for place in np.ndindex(*data.shape):
         here = expr.const(int(data[place]))
@@ -91,12 +97,26 @@ class Formulas:
         if isinstance(what, Reshape | Broadcast):
             return self.of(op.operands[0])
         if isinstance(what, Slice):
-            made = self.made(op.operands[0])
-            table = made.what if made is not None else None
-            if isinstance(table, Const):
-                return looked_up(table.data, list(what.start))
-            return self.of(op.operands[0])
+            return self._element(op.operands[0], list(what.start))
         return self._map(what.fn, op) if isinstance(what, Map) else None
+
+    def _element(self, value: Value, index: list[Expr]) -> Expr | None:
+        """Return the formula of an element; None where it has none."""
+        op = self.made(value)
+        what = None if op is None else op.what
+        if isinstance(what, Const):
+            return looked_up(what.data, index)
+        if op is not None and isinstance(what, Slice):
+            inside = [a + k * e for a, k, e in zip(what.start, what.step, index, strict=True)]
+            return self._element(op.operands[0], inside)
+        if op is not None and isinstance(what, Reshape):
+            shape, rest = op.operands[0].type.shape, zip(value.type.shape, index, strict=True)
+            kept = [(n, e) for n, e in rest if n != 1]
+            if [n for n in shape if n != 1] == [n for n, _ in kept]:
+                places = iter(kept)
+                return self._element(op.operands[0], [
+                    expr.const(0) if n == 1 else next(places)[1] for n in shape])
+        return self.of(value)
 
     def _map(self, fn: str, op: Op) -> Expr | None:
         parts = [self.of(v) for v in op.operands]

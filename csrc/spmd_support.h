@@ -70,6 +70,14 @@ static inline int64_t spmd_next(int64_t counter, int64_t step)
 static inline int64_t spmd_min(int64_t a, int64_t b) { return a < b ? a : b; }
 static inline int64_t spmd_max(int64_t a, int64_t b) { return a > b ? a : b; }
 
+/* Constant number k of those that follow; 0 beyond their ends. */
+#define spmd_table(k, ...)                                                                         \
+    (__extension__({                                                                               \
+        static const int64_t values_[] = {__VA_ARGS__};                                            \
+        int64_t k_ = (k);                                                                          \
+        k_ >= 0 && k_ < (int64_t)(sizeof values_ / sizeof *values_) ? values_[k_] : 0;             \
+    }))
+
 /* Where block k begins: each block has so many elements, the first `left` blocks one more. */
 static inline int64_t spmd_begins(int64_t k, int64_t each, int64_t left)
 {

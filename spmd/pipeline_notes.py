@@ -68,19 +68,24 @@ class PipelineNotes:
         s, place = self.schedule, self.row["stages_lie"]
         stages = [k for k in range(s.stages) if s.rank_of(k, ranks, place) in set(coordinates)]
         return RanksAtTick(stages, list(position.actions(s, stages)),
-                           position.in_flight(s, stages))
+                           position.in_flight(s, stages), position.ended)
 
 
 @dataclass(frozen=True)
 class RanksAtTick:
-    """The stages of some ranks, what they do in a tick, and the microbatches in flight there."""
+    """The stages of some ranks, what they do in a tick, and the microbatches in flight there.
+
+    ended: the tick is over, and the next step has not begun."""
 
     stages: list[int]
     actions: list[Action]
     in_flight: list[int]
+    ended: bool
 
     def action_text(self) -> str:
         """Return what is done, as F 3 of stage 1."""
+        if self.ended:
+            return "between two steps"
         return ", ".join(f"{a.kind} {a.microbatch} of stage {a.stage}" for a in self.actions
                          ) or "idle"
 
@@ -106,7 +111,7 @@ class Positions:
 
     def at(self, position: int, first: int, count: int = 1) -> RanksAtTick | None:
         """Return what `count` ranks from rank `first` on do; None where they are in no tick."""
-        if position <= 0:
+        if position == 0:
             return None
         tick = TickPosition.of(position)
         if tick.pipeline not in self.known:

@@ -94,7 +94,7 @@ def write(path: str, job: Job, ranks: list[RankEvents]) -> str:
                 for position, events in groupby(rank.events(), lambda event: event[-1]):
                     of_tick = list(events)
                     doing = positions and positions.at(position, rank.rank)
-                    if doing:
+                    if doing and not doing.ended:
                         file.write(_line(_tick(rank, of_tick, base, doing.action_text())))
                     for event in of_tick:
                         file.write(_line(_slice(rank, event, base, rows)))

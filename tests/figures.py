@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from tests import (
     figures_builds,
@@ -40,8 +41,15 @@ PROCESSES = (1, 2, 3, 5, 16)
 RANKS = (1, 7, 64, 1000)
 
 
-def spmd_command(*args: object, timeout: float = 300) -> str:
-    return run([sys.executable, "-m", "spmd", *args], timeout=timeout).expect(0).out
+def spmd_command(*args: object) -> str:
+    return run([sys.executable, "-m", "spmd", *args], timeout=300).expect(0).out
+
+
+def said(module: str, *args: object, timeout: float = 1800) -> list[Any]:
+    """The JSON lines that tests.<module> prints, in a process whose BLAS has one thread."""
+    argv = [sys.executable, "-m", f"tests.{module}", *args]
+    done = run(argv, timeout=timeout, env={**os.environ, "OPENBLAS_NUM_THREADS": "1"}).expect(0)
+    return [json.loads(line) for line in done.out.splitlines() if line.startswith(("{", "["))]
 
 
 def table(head: Iterable[object], rows: Iterable[Iterable[object]]) -> None:
@@ -287,8 +295,7 @@ def timelines(folder: Path, rounds: int = 15) -> None:
 
 def global_arrays(folder: Path, rounds: int = 9) -> None:
     """Programs on global arrays beside C written by hand; seconds per turn of their loop."""
-    done = run([sys.executable, Path(__file__).parent / "figures_global.py", folder, rounds])
-    found = json.loads(done.expect(0).out.splitlines()[-1])
+    found = said("figures_global", folder, rounds)[-1]
     print(f"Global arrays beside C by hand (-Ofast -fno-reciprocal-math), median of {rounds}:\n")
     rows = []
     for name, times in found.items():
@@ -320,8 +327,7 @@ def growth(folder: Path, counts: tuple[int, ...] = (10, 100, 1000, 3000)) -> Non
 
 def fourier(folder: Path, rounds: int = 7) -> None:
     """Transforms beside NumPy's and SciPy's."""
-    argv = [sys.executable, "-m", "tests.figures_fourier", rounds]
-    found = json.loads(run(argv, timeout=900).expect(0).out.splitlines()[-1])
+    found = said("figures_fourier", rounds, timeout=900)[-1]
     print(f"Fourier transforms, ms, and how often faster than SciPy's; median of {rounds}:\n")
     rows = [
         (name, *(f"{t[k] * 1e3:.1f}" for k in ("numpy", "scipy")),
@@ -367,15 +373,11 @@ def numpy_kernels(folder: Path, rounds: int = 5) -> None:
 
 def functions(folder: Path, rounds: int = 7) -> None:
     """Functions of NumPy beside NumPy, on one core."""
-    argv = [sys.executable, "-W", "ignore", "-m", "tests.figures_functions", rounds]
-    one = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
-    lines = run(argv, timeout=900, env=one).expect(0).out.splitlines()
+    rows = said("figures_functions", rounds, timeout=900)
     print(f"NumPy's time over ours, one core, median of {rounds}:\n")
     types = ("float64", "float32", "complex128", "int64", "int32")
     table(["function", *types], [
-        (r["name"], *(f"{r[t]:.1f}" if t in r else "" for t in types))
-        for r in map(json.loads, lines)
-    ])
+        (r["name"], *(f"{r[t]:.1f}" if t in r else "" for t in types)) for r in rows])
 
 
 def random_numbers(folder: Path, rounds: int = 21) -> None:
@@ -391,9 +393,7 @@ def random_numbers(folder: Path, rounds: int = 21) -> None:
 
 def beside_one_core(part: str, rounds: int = 5) -> None:
     """Factorisations of split matrices beside LAPACK, or sorting beside NumPy, with one thread."""
-    one = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
-    argv = [sys.executable, "-m", "tests.figures_linear", part, rounds]
-    found = json.loads(run(argv, timeout=900, env=one).expect(0).out.splitlines()[-1])
+    found = said("figures_linear", part, rounds, timeout=900)[-1]
     rows = [
         (name, *(f"{1e3 * t[k]:.0f}" for k in ("theirs", "1", "2")),
          *(f"{t[f'{k}, ratio']:.2f}" for k in ("1", "2")), t["asked"] or "",
@@ -415,17 +415,11 @@ def sorting(folder: Path) -> None:
 
 def training(folder: Path, rounds: int = 7) -> None:
     """A step of training beside PyTorch and JAX, with as many threads as ranks."""
-    if missing := figures_training.missing():
-        print(f"Training is measured beside PyTorch and JAX; {figures_training.PYTHON} lacks "
-              f"{missing}. PEERS_PYTHON names a Python that has them:\n"
-              "  python -m venv peers && peers/bin/pip install 'jax[cpu]' optax torch\n"
-              "  make figures ARGS=training PEERS_PYTHON=peers/bin/python\n")
+    if figures_training.lacks("jax", "optax", "torch"):
         return
     rows = []
     for part in figures_training.PARTS:
-        one = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
-        argv = [sys.executable, "-m", "tests.figures_training", part, rounds]
-        found = json.loads(run(argv, timeout=1800, env=one).expect(0).out.splitlines()[-1])
+        found = said("figures_training", part, rounds)[-1]
         for n in (1, 2):
             times = (f"{1e3 * found[f'{k} {n}']:.2f}" for k in ("ours", *figures_training.PEERS))
             ratios = (f"{found[f'ours {n} / {k}']:.2f}" for k in ("torch", "jax", "one"))
@@ -438,10 +432,8 @@ def training(folder: Path, rounds: int = 7) -> None:
 def pipelines(folder: Path, rounds: int = 5) -> None:
     """Training in two stages beside plain training, on one rank and on two."""
     speeds, builds = [], []
-    one = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
     for name in figures_pipelines.NETWORKS:
-        argv = [sys.executable, "-m", "tests.figures_pipelines", name, rounds]
-        found = json.loads(run(argv, timeout=1800, env=one).expect(0).out.splitlines()[-1])
+        found = said("figures_pipelines", name, rounds)[-1]
         for schedule, parts in figures_pipelines.SCHEDULES.items():
             cpu = found[f"cpu {schedule} 1"]
             speeds.append((
@@ -457,23 +449,26 @@ def pipelines(folder: Path, rounds: int = 5) -> None:
            ("plain", "accumulated") for n in ("1 rank", "2 ranks"))], speeds)
     print("Building it, seconds of one core with all that it starts:\n")
     table(["network", "schedule", "plain, s", "pipeline / plain"], builds)
-    memory = []
-    for what, given in (("computed", False), ("inputs and outputs", True)):
-        program, own = figures_pipelines.unequal(*figures_pipelines.WIDTHS, 64, given)
-        spmd.build(program).save(image := folder / f"{given}.img")
-        argv = ["mpirun", "-n", len(own), sys.executable, "-m", "tests.figures_pipelines", "held"]
-        held = json.loads(run([*argv, image], timeout=120).expect(0).out.splitlines()[-1])
-        memory += [(what, rank, f"{mine / 2**20:.1f}", f"{found / 2**20:.1f}",
-                    f"{found / mine:.2f}") for rank, (mine, found) in enumerate(zip(own, held))]
-    print("Memory of four ranks, each with one layer, of 24, 2, 2 and 2 MB, under adamw; MiB. Own: "
-          "parameters, moments and kept activations:\n")
-    table(["parameters", "rank", "own", "touched", "touched / own"], memory)
+    table(*figures_pipelines.memory(folder))
+    print("Stages that sleep, for 10 ms forward and 20 backward; 1F1B, a thread for each rank; "
+          f"step / (microbatches + stages - 1) / 10 ms, medians of {rounds}; ideal: 3:\n")
+    table(["stages", "schedule", "1 process", "2 processes"], [
+        (n, schedule, *(f"{figures_pipelines.asleep(schedule, n, k, rounds):.2f}" for k in (1, 2)))
+        for n in (2, 4, 8, 16) for schedule in ("1f1b", "formula", "table")])
+    if not figures_training.lacks("torch"):
+        found = said("figures_pipelines", "torch", rounds)[-1]
+        print("A step in two stages, 8 microbatches, beside torch.distributed.pipelining:\n")
+        table(["schedule", "ours, ms", "torch, ms", "ours / torch", "kept by our stages, bytes",
+               "kept by its stages, bytes"], [
+            (name, f"{1e3 * one['ours']:.1f}", f"{1e3 * one['torch']:.1f}",
+             f"{one['ours / torch']:.2f}", *(", ".join(f"{k:,}" for k in one[f"kept by {who}"])
+                                             for who in ("ours", "torch")))
+            for name, one in found.items()])
 
 
 def steady(_: Path, rounds: int = 3) -> None:
     """Workers by the rate equation, and how soon ranks are steady again."""
-    argv = [sys.executable, "-m", "tests.figures_steady", "measure", rounds]
-    found = json.loads(run(argv, timeout=1800).expect(0).out.splitlines()[-1])
+    found = said("figures_steady", "measure", rounds)[-1]
     rows = [(name, f"{one['needs']:.2f}", f"{one['assigned']:.2f}",
              f"{one['starved']:.2%}" if "starved" in one else "",
              f"{one['seconds']:.1f}" if "seconds" in one else "") for name, one in found.items()]
@@ -503,8 +498,7 @@ def feeding(folder: Path, rounds: int = 5) -> None:
 
 def pictures(_: Path, rounds: int = 7) -> None:
     """What pictures cost a worker, by each decoder."""
-    argv = [sys.executable, "-m", "tests.figures_pictures", rounds]
-    found = json.loads(run(argv, timeout=600).expect(0).out.splitlines()[-1])
+    found = said("figures_pictures", rounds, timeout=600)[-1]
     rows: dict[tuple[str, str], list[str]] = {}
     for name, ms in found.items():
         size, what, _ = name.split("|")
@@ -534,10 +528,8 @@ def research_kernels(folder: Path, rounds: int = 5) -> None:
 
 def derivatives(_: Path, rounds: int = 9) -> None:
     """Gradients beside what they are of."""
-    argv = [sys.executable, "-m", "tests.figures_derivatives", rounds]
     rows = []
-    for line in run(argv, timeout=600).expect(0).out.splitlines():
-        name, ranks, plain, gradient = json.loads(line)
+    for name, ranks, plain, gradient in said("figures_derivatives", rounds, timeout=600):
         times = (f"{1e3 * plain:.0f}", f"{1e3 * gradient:.0f}")
         rows.append((name, ranks, *times, f"{gradient / plain:.2f}"))
     print("100 steps in float64, and their gradient by all that they begin with, medians:\n")
@@ -546,9 +538,7 @@ def derivatives(_: Path, rounds: int = 9) -> None:
 
 def convergence(_: Path) -> None:
     """Pipelines that never wait beside 1F1B, after as many microbatches."""
-    argv = [sys.executable, "-m", "tests.figures_convergence"]
-    lines = run(argv, timeout=4 * 3600).expect(0).out.splitlines()
-    rows = [json.loads(line) for line in lines if line.startswith("{")]
+    rows = said("figures_convergence", timeout=4 * 3600)
     print("Loss after as many microbatches, median of 5 seeds, and how many times that of 1F1B:\n")
     table(["network", "stages", "schedule", "accumulate", "loss", "ratio"], [
         (row["network"], row["stages"] or "any", row["schedule"], row["accumulate"],

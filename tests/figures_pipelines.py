@@ -1,19 +1,24 @@
 """Training in pipelines beside plain training of the same network; prints one JSON line.
 
-In: a network, and how many rounds. Out: seconds of a step with the whole batch at once, with
-gradients added up over the microbatches, and of each schedule on one and two ranks; the CPU of a
-step, and of a build; or, of layers of unlike sizes, the memory that each rank has touched. Always
-holds: all start from the same weights, and first losses are the same.
+In: a network, or "torch" for torch.distributed.pipelining beside ours; rounds. Out: seconds of a
+step with the whole batch at once, with gradients added up over the microbatches, and of each
+schedule; CPU of steps and builds. Always holds: all start from the same weights, as losses show.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import pickle
 import resource
+import socket
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -21,9 +26,12 @@ from typing import Any
 import numpy as np
 
 import spmd
-from spmd import optim
-from spmd.schedules import make_schedule
+from codegen.image import manifest as reader
+from spmd import optim, pipeline_notes
 from tests.conftest import EXAMPLES, run
+from tests.figures_pipeline_memory import memory as memory
+from tests.figures_training import PYTHON
+from tests.spmd import sleeping_stages
 
 sys.path.insert(0, str(EXAMPLES))  # one example imports another
 letters = import_module("pipeline_training")
@@ -150,72 +158,6 @@ def piped(name: str, schedule: str, microbatches: int, stages: int = 2) -> Any:
     return train
 
 
-WIDTHS = 2448, 707  # of layers of 24 and of 2 MB
-
-
-def distance(w: Any, h: Any, y: Any) -> Any:
-    return np.mean((h @ w - y) ** 2)
-
-
-def unequal(wide: int, narrow: int, rows: int, given: bool) -> tuple[Any, list[int]]:
-    """Return a program that trains four layers, each of them a stage, the first of which is wide;
-    and the bytes of the parameters, moments and kept activations of each. given: parameters are
-    inputs, and returned; else they are computed."""
-    sides = [wide, narrow, narrow, narrow]
-    slots = [make_schedule("1f1b", 4, 4).slots(stage) for stage in range(4)]
-    # a layer keeps what it is given of a microbatch, and what it finds
-    own = [4 * (3 * n * n + kept * rows // 4 * 2 * n) for n, kept in zip(sides, slots)]
-
-    def tanh(w: Any, h: Any) -> Any:
-        return np.tanh(h @ w)[:, :narrow]
-
-    @spmd.program(mesh=("stage",))
-    def train() -> Any:
-        x = spmd.input("x", (rows, wide), np.float32, default=lambda i, j: (i + j) % 13 / 13)
-        y = spmd.input("y", (rows, narrow), np.float32, default=lambda i, j: (i * j) % 11 / 11)
-        w = [spmd.full((n, n), 1e-3, np.float32) for n in sides]
-        if given:
-            w = [spmd.input(f"w{k}", (n, n), np.float32, default=lambda i, j: (3 * i + j) % 7 / 1e3)
-                 for k, n in enumerate(sides)]
-        pipe = spmd.pipeline(list(zip([tanh, tanh, tanh, distance], w)), stages=4, microbatches=4,
-                             optimizer=optim.adamw(1e-3))
-        state, loss = pipe.init(), spmd.zeros((), np.float32)
-        for _ in spmd.range(2):
-            state, loss = pipe.step(state, x, y)
-        return {"loss": loss, **({"w": pipe.params(state)} if given else {})}
-
-    return train, own
-
-
-def held(image: str) -> list[int]:
-    """Return the bytes of the memory of ranks that each process has touched, in a run with a rank
-    in each: a process of MPI, all of which must call this."""
-    comm = import_module("mpi4py.MPI").COMM_WORLD
-    with spmd.load(image).open(comm=comm, keep=True) as job:
-        job()
-        comm.Barrier()
-        mine, found = 0, False
-        for line in Path("/proc/self/smaps").read_text().splitlines():
-            word, *rest = line.split()
-            found = "memfd:spmd" in line if not word.endswith(":") else found
-            mine += 1024 * int(rest[0]) if found and word == "Rss:" else 0
-        gathered: list[int] = comm.allgather(mine)
-    return gathered
-
-
-def memory(folder: Path) -> list[tuple[Any, ...]]:
-    """Return of four ranks what each of them should hold, and what it has touched, in MiB."""
-    rows: list[tuple[Any, ...]] = []
-    for what, given in (("computed", False), ("inputs and outputs", True)):
-        program, own = unequal(*WIDTHS, 64, given)
-        spmd.build(program).save(image := folder / f"{given}.img")
-        argv = ["mpirun", "-n", 4, sys.executable, "-m", "tests.figures_pipelines", "held", image]
-        each = json.loads(run(argv, timeout=120).expect(0).out.splitlines()[-1])
-        rows += [(what, rank, f"{mine / 2**20:.1f}", f"{found / 2**20:.1f}", f"{found / mine:.2f}")
-                 for rank, (mine, found) in enumerate(zip(own, each, strict=True))]
-    return rows
-
-
 def _cpu() -> float:
     """Seconds of CPU that this process and its children have used."""
     both = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -261,8 +203,92 @@ def measured(name: str, schedules: dict[str, int], rounds: int) -> dict[str, flo
     return found | {key: statistics.median(t) for key, t in times.items()}
 
 
-if __name__ == "__main__" and sys.argv[1] == "held":
-    if (each := held(sys.argv[2])) and import_module("mpi4py.MPI").COMM_WORLD.rank == 0:
-        print(json.dumps(each))
-elif __name__ == "__main__":
-    print(json.dumps(measured(sys.argv[1], SCHEDULES, int(sys.argv[2]))))
+def asleep(schedule: str, stages: int, processes: int, rounds: int, unit: float = 0.01) -> float:
+    """Units that a step takes for each microbatch and each one that fills the pipeline, where
+    stages sleep; a thread for each rank. 3 is the least without overlapping steps."""
+    microbatches = 2 * stages
+    ticks, more = microbatches + stages - 1, 64 // stages  # steps of about 2 seconds
+    with tempfile.TemporaryDirectory() as folder:
+        if schedule == "table":
+            made = spmd.schedules.make_schedule("1f1b", stages, microbatches)
+            (file := Path(folder) / "1f1b.csv").write_text(made.csv())
+            schedule = str(file)
+        image = spmd.build(sleeping_stages.train, stages=stages, microbatches=microbatches,
+                           unit=unit, schedule=schedule)
+        image.save(saved := Path(folder) / "asleep.img")
+        argv = ["mpirun", "-n", processes, sys.executable, "-m", "spmd", "run", saved, "--ranks",
+                stages, "--threads", -(-stages // processes), "--set"]
+        pairs = [[run([*argv, f"steps={n}"], timeout=300).expect(0).seconds for n in (1, 1 + more)]
+                 for _ in range(rounds)]
+    return statistics.median(b - a for a, b in pairs) / more / unit / ticks
+
+
+@contextmanager
+def in_torch(schedule: str, microbatches: int, file: Path) -> Iterator[Callable[[int], Any]]:
+    """Two processes that train in torch.distributed.pipelining: what steps say, stage by stage."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    environment = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
+                   "MASTER_PORT": port, "PYTHONPATH": str(Path(__file__).parent.parent)}
+    argv = [PYTHON, "-m", "tests.figures_pipelines_elsewhere", schedule, str(microbatches), file]
+    stages = [subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+                               env={**environment, "RANK": str(k)}) for k in range(2)]
+
+    def run(steps: int) -> Any:
+        for process in stages:
+            print(steps, file=process.stdin, flush=True)
+        return [json.loads(process.stdout.readline())  # type: ignore[union-attr]
+                for process in stages]
+
+    try:
+        yield run
+    finally:
+        for process in stages:
+            process.stdin.close()  # type: ignore[union-attr]
+        for process in stages:
+            process.wait(60)
+
+
+def beside_torch(rounds: int, name: str = "width 384") -> dict[str, dict[str, Any]]:
+    """By schedule: seconds of a step, ours over theirs, and bytes kept of each stage."""
+    steps, microbatches = NETWORKS[name][-1], 8
+    found = {}
+    for schedule in ("1f1b", "gpipe"):
+        with ExitStack() as stack:
+            file = Path(stack.enter_context(tempfile.TemporaryDirectory())) / "given.pickle"
+            random = np.random.default_rng(2).standard_normal((256, 16)).astype(np.float32)
+            weights = [{k: a.default for k, a in w.items()} for w in perceptron()[1]]
+            file.write_bytes(pickle.dumps({
+                "x": random, "y": np.sin(np.sum(random, axis=1, keepdims=True)), "cut": 5,
+                "w": [{k: a.astype(np.float32) for k, a in w.items()} for w in weights],
+                "rate": 1e-3}))
+            image = spmd.build(piped(name, schedule, microbatches))
+            job = stack.enter_context(image.open(ranks=2))
+            theirs = stack.enter_context(in_torch(schedule, microbatches, file))
+            losses = np.asarray(job(steps=4))
+            np.testing.assert_allclose(theirs(3)[1]["losses"], losses, rtol=1e-4)
+            rows = []
+            for _ in range(rounds):
+                spent = []
+                for count in (1, steps + 1):
+                    begin = time.perf_counter()
+                    job(steps=count)
+                    spent.append(time.perf_counter() - begin)
+                said = theirs(steps)
+                rows.append(((spent[1] - spent[0]) / steps, said[0]["seconds"] / steps))
+            image.save(saved := file.with_name("saved.img"))
+            notes = pipeline_notes.pipelines_of(reader.read(saved.read_bytes()))[0]
+            found[schedule] = {
+                "ours": statistics.median(a for a, _ in rows),
+                "torch": statistics.median(b for _, b in rows),
+                "ours / torch": statistics.median(a / b for a, b in rows),
+                "kept by ours": [k * notes.schedule.in_flight(s)
+                                 for s, k in enumerate(notes.kept or ())],
+                "kept by torch": [one["kept"] for one in said]}
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps(beside_torch(int(sys.argv[2])) if sys.argv[1] == "torch"
+                     else measured(sys.argv[1], SCHEDULES, int(sys.argv[2]))))

@@ -101,12 +101,16 @@ def peer(*arguments: Any) -> Iterator[Run]:
         process.wait(60)
 
 
-def missing() -> str:
-    """What the Python of the peers lacks."""
-    asked = "from importlib.util import find_spec as f\nfor m in ('jax', 'optax', 'torch'):" \
-            "\n  if not f(m): print(m)"
+def lacks(*names: str) -> bool:
+    """Whether the Python of the peers lacks any of these; says what to do."""
+    asked = f"from importlib.util import find_spec as f\nfor m in {names}:\n  if not f(m): print(m)"
     found = subprocess.run([PYTHON, "-c", asked], capture_output=True, text=True, check=True)
-    return ", ".join(found.stdout.split())
+    if missing := ", ".join(found.stdout.split()):
+        print(f"Measured beside {', '.join(names)}; {PYTHON} lacks {missing}. PEERS_PYTHON names a "
+              "Python that has them:\n"
+              "  python -m venv peers && peers/bin/pip install 'jax[cpu]' optax torch\n"
+              "  make figures ARGS=training PEERS_PYTHON=peers/bin/python\n")
+    return bool(missing)
 
 
 def measured(part: str, rounds: int) -> dict[str, float]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from codegen.check_names import CHECKS
 from codegen.image.elf import damaged, printable
-from codegen.symbolic.meaning import ARGUMENTS, names_in
+from codegen.symbolic.meaning import ARGUMENTS, MANY, names_in
 
 TYPE_CHECKING = False  # typing is not imported: every rank pays for what this file imports
 if TYPE_CHECKING:
@@ -159,8 +159,10 @@ def formula(value: Any, where: str) -> None:
             if isinstance(node, list):
                 op, count = (node[0] if node else None), len(node) - 1
                 if not isinstance(op, str) or count < 1 or (
-                        op not in ("+", "*") and ARGUMENTS.get(op) != count):
+                        op not in (*MANY, "table") and ARGUMENTS.get(op) != count):
                     refuse(where, "an operation and its arguments", op)
+                if op == "table" and any(type(value) is not int for value in node[2:]):
+                    refuse(where, "a table of integers", node)
                 below += node[1:]
             elif not isinstance(node, str) and (type(node) is not int or node not in BITS_64):
                 refuse(where, "an integer of 64 bits, a name or a list", node)

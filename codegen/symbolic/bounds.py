@@ -220,7 +220,7 @@ class _Search:
                 (replace(e, {call: x}), (high - low,)),
                 (replace(e, {call: y}), (low - high,)),
             ]
-        if call.op == "begin":
+        if call.op in ("begin", "table"):
             return None
         return self.unwrap(call, x, y, e, given)
 
@@ -272,6 +272,8 @@ def _atom_nonneg(a: Atom) -> bool:
         return any(map(_evident, a.args))
     if a.op == "mod":
         return _evident(a.args[1])
+    if a.op == "table":
+        return a.bound(-1) >= 0
     return all(map(_evident, a.args))
 
 
@@ -295,6 +297,8 @@ def _bounds(atom: Atom, e: Expr, given: tuple[Expr, ...], sign: int) -> list[Exp
         return [*out, *_alike(atom, e, sign), ZERO if sign > 0 else ONE]
     if atom.op == "begin":
         return [*out, *block_laws.bounds(atom, e, sign, nonneg)]
+    if atom.op == "table":
+        return [*out, const(atom.bound(-sign))]
     if atom.op == ("max" if sign > 0 else "min"):
         return [*out, *atom.args]
     return [*out, *(_least if sign > 0 else _most)(atom, e, *atom.args)]

@@ -212,6 +212,8 @@ def _atom_bound(atom: Atom, away: frozenset[Sym], sign: int) -> Expr:
         if blocks.symbols() & away or not (expr.nonneg(extent) and expr.nonneg(blocks)):
             return _reach(block_laws.opened(expr.from_atom(atom)), away, sign, 4)
         return expr.begin(_reach(k, away, sign, 4), _reach(extent, away, sign, 4), blocks)
+    if atom.op == "table":
+        return const(atom.bound(sign))
     x, y = atom.args
     if atom.op in ("min", "max"):
         return _extreme_bound(atom, away, sign)

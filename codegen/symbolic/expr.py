@@ -4,6 +4,7 @@
     call  = floordiv | mod | min | max                                of two Exprs
           | ge0 | eq0                                                 of one; 0 or 1
           | begin                       of k, e, n: where block k of n of e elements begins
+          | table                       of k, and constants, of which it is number k; else 0
     `and` is a product, `not c` is 1 - c, `a if c else b` is c * a + (1 - c) * b
 
 Construction always normalises (this module knows how, terms.py holds the objects, bounds.py proves,
@@ -48,7 +49,7 @@ __all__ = [
     "begin", "calls", "const", "eq", "eq0", "equal", "floordiv", "from_atom", "from_monomial",
     "function", "ge", "ge0", "gt", "le", "least", "linear_in", "lt", "maximum", "minimum",
     "mod", "most", "ne", "nonneg", "not_", "or_", "product", "replace", "select", "symbol",
-    "to_json",
+    "table", "to_json",
 ]
 
 
@@ -201,6 +202,16 @@ def begin(k: Expr, extent: Expr, blocks: Expr) -> Expr:
     if (k is blocks or k is blocks - 1) and nonneg(blocks - 1):  # the last one is not longer
         return extent if k is blocks else extent - floordiv(extent, blocks)
     return from_atom(Call("begin", (k, extent, blocks)))
+
+
+@_remembered
+def table(k: Expr, *values: Expr) -> Expr:
+    """Constant number k of these; 0 beyond their ends."""
+    if k.is_const:
+        return const(OPERATIONS["table"](k.value, *(v.value for v in values)))
+    if len(set(values)) == 1 and nonneg(k) and nonneg(len(values) - 1 - k):
+        return values[0]
+    return from_atom(Call("table", (k, *values)))
 
 
 # ---- min and max, truth values -----------------------------------------------------------------

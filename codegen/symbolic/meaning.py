@@ -36,6 +36,11 @@ def block(k: int, extent: int, blocks: int) -> tuple[int, int]:
     return first, begin(k + 1, extent, blocks) - first
 
 
+def table(k: int, *values: int) -> int:
+    """The value at place k of constants; 0 beyond their ends."""
+    return values[k] if 0 <= k < len(values) else 0
+
+
 def product(factors: Iterable[int]) -> int:
     total = 1
     for factor in factors:
@@ -53,8 +58,10 @@ OPERATIONS: dict[str, Callable[..., int]] = {
     "ge0": lambda a: int(a >= 0),
     "eq0": lambda a: int(a == 0),
     "begin": begin,
+    "table": table,
 }
-ARGUMENTS = {op: {"ge0": 1, "eq0": 1, "begin": 3}.get(op, 2) for op in OPERATIONS}
+# How many arguments each has; a table has as many as it likes.
+ARGUMENTS = {op: {"ge0": 1, "eq0": 1, "begin": 3}.get(op, 2) for op in OPERATIONS if op != "table"}
 
 
 def integers(op: str, args: Sequence[int]) -> int:

@@ -203,6 +203,9 @@ class _Writer:
             return f" {sign} ".join(within(arg, Binds.ATOM) for arg in args), Binds.PRODUCT
         if a.op == "begin" and a.args[0] == 1 and self.style is _TEXT:  # the longest block
             return f"ceil({' / '.join(within(arg, Binds.ATOM) for arg in args[1:])})", Binds.ATOM
+        if a.op == "table" and self.style is _TEXT:
+            inside = ", ".join(text for text, _ in args[1:])
+            return f"({inside})[{args[0][0]}]", Binds.ATOM
         return f"{self.style.call.format(a.op)}({', '.join(text for text, _ in args)})", Binds.ATOM
 
 

@@ -108,7 +108,7 @@ class Sym:
 
 class Call:
     """An operation that a polynomial cannot express. op: floordiv mod min max ge0 eq0
-    begin."""
+    begin table."""
 
     op: str
     args: tuple[Expr, ...]
@@ -140,6 +140,11 @@ class Call:
     @cached_property
     def samples(self) -> Column:
         return sampled(self.op, [a.samples for a in self.args])
+
+    def bound(self, sign: int) -> int:
+        """Of a table: what no value of it is larger than (sign 1), or smaller (-1)."""
+        values = [0, *(a.value for a in self.args[1:])]
+        return max(values) if sign > 0 else min(values)
 
 
 KNOWN = 1 << 16  # sums and products that are remembered

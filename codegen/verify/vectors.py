@@ -313,6 +313,10 @@ def vectors(op: str, args: Sequence[Array]) -> Array:
     if op in ("ge0", "eq0"):
         truth = args[0] >= 0 if op == "ge0" else args[0] == 0
         return truth.astype(args[0].dtype)
+    if op == "table":
+        at, entries = np.asarray(args[0]), np.array([*args[1:], 0])
+        inside = (at >= 0) & (at < len(entries) - 1)
+        return entries[np.where(inside, at, -1).astype(np.int64)]
     a, b = args
     if isinstance(b, int):
         quotient = a // b if b else a  # NumPy divides by one number much faster than it does %
@@ -341,6 +345,10 @@ def ranges(op: str, args: Sequence[Any]) -> Range:
         return _truth(low >= 0, low), _truth(high >= 0, high)
     if op == "eq0":
         return _truth((low == 0) & (high == 0), low), _truth((low <= 0) & (high >= 0), high)
+    if op == "table":
+        entries = [least for least, _ in args[1:]]
+        here, one = vectors(op, [low, *entries]), low == high
+        return np.where(one, here, min(0, *entries)), np.where(one, here, max(0, *entries))
     return _quotient(op, low, high, *args[1])
 
 

@@ -104,13 +104,13 @@ def _sent(axis: str, step: int, stages: int, rows: Sequence[Array], words: Any) 
     context = rows[0].context
     p, n = member_of(context, (axis,)), context.mesh.size((axis,))
     at = expr.symbol(p)
-    behind = block_offset(stages, n, at + 1 if step > 0 else at)  # the stage behind the border
+    border = block_offset(stages, n, at + 1 if step > 0 else at) - 1  # its number
     sends = expr.const(0)
-    for s in range(stages - 1):
-        word = expr_of(as_symbol(words[s // BITS], power=False))
+    for k in range(words.shape[0]):
+        word = expr_of(as_symbol(words[k], power=False))
         assert word is not None, "a symbol is a formula"
-        bit = expr.mod(expr.floordiv(word, expr.const(2 ** (s % BITS))), expr.const(2))
-        sends = sends + bit * expr.eq(behind, s + 1)
+        bits = range(min(BITS, stages - 1 - k * BITS))
+        sends = sends + (word // expr.table(border - k * BITS, *(2**bit for bit in bits))) % 2
     inside = expr.lt(at + 1, n) if step > 0 else expr.ge(at, 1)
     return send_by(context, (axis,), p, at + step, inside * expr.ge(sends, 1), rows)
 

@@ -209,7 +209,8 @@ class Ticks:
 
         changing = {name: part for name, part in work.items() if name not in same}
         done = {**changing_loop(0, count, turn, changing, "rebinds"), **fixed}
-        say_position(self.pipe.context, as_array(np.int64(0)))
+        ended = -(self.begun + (count + packed(self.pipe.number)))
+        say_position(self.pipe.context, as_array(np.int64(0) if last else ended))
         return done
 
     def begin(self, state: Any) -> Work:

@@ -23,20 +23,24 @@ def packed(pipeline: int, drained: int = 0) -> int:
 
 
 class TickPosition(NamedTuple):
-    """A tick of the pipeline with this number. drained: as of packed."""
+    """A tick of the pipeline with this number. drained: as of packed. ended: whether it is over,
+    and the next one has not begun: the run is between two steps."""
 
     pipeline: int
     drained: int
     tick: int
+    ended: bool = False
 
     @classmethod
     def of(cls, position: int) -> TickPosition:
-        """Return where a run is that says this integer, above 0."""
-        which, tick = divmod(position - 1, TICKS)
-        return cls(*divmod(which, DRAINED), tick)
+        """Return where a run is that says this integer; a negative one after the tick has ended."""
+        which, tick = divmod(abs(position) - 1, TICKS)
+        return cls(*divmod(which, DRAINED), tick, position < 0)
 
     def actions(self, schedule: Schedule, stages: Iterable[int]) -> Iterator[Action]:
         """Yield what these stages do in this tick; microbatches are counted from the first step."""
+        if self.ended:
+            return
         cycle, row = divmod(self.tick, schedule.period or schedule.length)
         for stage in stages:
             for kind, rows in _rows(schedule).items():
@@ -51,7 +55,8 @@ class TickPosition(NamedTuple):
         oldest = max(0, newest - (schedule.length // cycle + 2) * size)
         last = gradient_kind(schedule.ticks)
         return [k for k in range(oldest, newest) if self._exists(k, schedule) and any(
-            schedule.tick("F", s, k) <= self.tick <= schedule.tick(last, s, k) for s in stages)]
+            schedule.tick("F", s, k) <= self.tick <= schedule.tick(last, s, k) - self.ended
+            for s in stages)]
 
     def _exists(self, microbatch: int, schedule: Schedule) -> bool:
         """Return whether there is such a microbatch."""

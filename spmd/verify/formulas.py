@@ -43,6 +43,9 @@ def _terms(op: str, args: Sequence[Any]) -> Terms:
         return [(-1, ((f"ceil({_divided(above, args[1], '/')})", _ATOM),))]
     if op in _INFIX:
         return [(1, ((_divided(args[0], args[1], _INFIX[op]), _PRODUCT),))]
+    if op == "table":
+        entries = ", ".join(_sum(terms)[0] for terms in args[1:])
+        return [(1, ((f"({entries})[{_sum(args[0])[0]}]", _ATOM),))]
     inner = ", ".join(_sum(terms)[0] for terms in args)
     sign = {"ge0": ">=", "eq0": "=="}.get(op)
     return [(1, ((f"({inner} {sign} 0)" if sign else f"{op}({inner})", _ATOM),))]

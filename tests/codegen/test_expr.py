@@ -93,13 +93,15 @@ def test_blocks_are_numpys() -> None:
 # ---- random trees --------------------------------------------------------------------------------
 
 Tree = tuple
+TABLE = (4, -1, 0, 3, 2)
 
 
 def trees() -> st.SearchStrategy[Tree]:
     leaf = st.one_of(
         st.integers(-4, 6).map(lambda v: ("const", v)), st.sampled_from("nisez").map(lambda x: (x,))
     )
-    ops = ["+", "-", "*", "floordiv", "mod", "min", "max", "ge", "eq", "select", "begin", "block"]
+    ops = ["+", "-", "*", "floordiv", "mod", "min", "max", "ge", "eq", "select", "begin", "block",
+           "table"]
     return st.recursive(
         leaf, lambda t: st.tuples(st.sampled_from(ops), t, t, t), max_leaves=9
     )
@@ -118,6 +120,7 @@ def build(t: Tree) -> Expr:
         "ge": lambda: expr.ge(a, b), "eq": lambda: expr.eq(a, b),
         "select": lambda: expr.select(expr.lt(a, b), c, a),
         "begin": lambda: expr.begin(a, b, c), "block": lambda: mesh.block_extent(b, c, a),
+        "table": lambda: expr.table(a, *TABLE),
     }[t[0]]()
 
 
@@ -129,7 +132,7 @@ def value(t: Tree, p: dict[str, int]) -> int:
     a, b, c = (value(x, p) for x in t[1:])
     simple = {"+": a + b, "-": a - b, "*": a * b, "min": min(a, b), "max": max(a, b),
               "ge": int(a >= b), "eq": int(a == b), "select": c if a < b else a,
-              "begin": OPERATIONS["begin"](a, b, c),
+              "begin": OPERATIONS["begin"](a, b, c), "table": OPERATIONS["table"](a, *TABLE),
               "block": OPERATIONS["floordiv"](b, c) + (a < OPERATIONS["mod"](b, c))}
     return simple[t[0]] if t[0] in simple else OPERATIONS[t[0]](a, b)
 
@@ -208,7 +211,8 @@ def c_value(text: str, p: dict[str, int]) -> int:
 
 def _C(text: str, p: dict[str, int]) -> int:
     names = {"spmd_floordiv": OPERATIONS["floordiv"], "spmd_mod": OPERATIONS["mod"],
-             "spmd_min": min, "spmd_max": max, "spmd_begin": OPERATIONS["begin"], **p}
+             "spmd_min": min, "spmd_max": max, "spmd_begin": OPERATIONS["begin"],
+             "spmd_table": OPERATIONS["table"], **p}
     return eval(_choices(text), names)
 
 

@@ -165,8 +165,18 @@ def mesh_says(x):
     return x
 
 
-BODIES = [shifted, doubling, turns_of_a_table, turns_of_a_power, arms_of_a_table,
-          arms_of_each_rank, mesh_says]
+LONG = np.arange(40).reshape(20, 2) ** 3 % 7
+
+
+def turns_of_a_long_table(x):
+    for t in spmd.range(20):
+        row = np.asarray(LONG)[t]
+        x = x + spmd.ppermute(x, "r", to=lambda i, n: (i + row[t % 2]) % n)
+    return x
+
+
+BODIES = [shifted, turns_of_a_long_table, doubling, turns_of_a_table, turns_of_a_power,
+          arms_of_a_table, arms_of_each_rank, mesh_says]
 
 
 def on_ranks(body):

@@ -134,6 +134,11 @@ def test_positions_name_each_action_once(name):
         ended = {a.microbatch for a in expected if a.stage == 1 and a.kind == last
                  and a.tick < tick}
         assert flight == sorted(begun - ended)
+        after = TickPosition.of(-(packed(0) + tick + 1))
+        ended |= {a.microbatch for a in expected if a.stage == 1 and a.kind == last
+                  and a.tick == tick}
+        assert after.in_flight(schedule, [1]) == sorted(begun - ended)
+        assert not list(after.actions(schedule, stages))
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "continuous"])

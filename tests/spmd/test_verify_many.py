@@ -327,7 +327,10 @@ SMALL, HUGE = 6, 1 << 45
 def formula(rng: random.Random, depth: int, most: int) -> Any:
     if depth == 0:
         return rng.choice(["a", "b", rng.randrange(-most, most), rng.randrange(-2, 3)])
-    op = rng.choice(["+", "*", *ARGUMENTS])
+    op = rng.choice(["+", "*", "table", *ARGUMENTS])
+    if op == "table":
+        entries = [rng.randrange(-most, most) for _ in range(5)]
+        return [op, formula(rng, depth - 1, most), *entries]
     parts = ARGUMENTS.get(op, 3)
     return [op, *(formula(rng, rng.randrange(depth), most) for _ in range(parts))]
 

@@ -435,12 +435,12 @@ def pipelines(folder: Path, rounds: int = 5) -> None:
     for name in figures_pipelines.NETWORKS:
         found = said("figures_pipelines", name, rounds)[-1]
         for schedule, parts in figures_pipelines.SCHEDULES.items():
-            cpu = found[f"cpu {schedule} 1"]
+            bases = "plain", f"accumulated {parts}"
             speeds.append((
                 name, schedule, parts, f"{1e3 * found['plain']:.1f}",
-                f"{cpu / found['cpu plain']:.2f}", f"{cpu / found[f'cpu accumulated {parts}']:.2f}",
-                *(f"{found[base] / found[f'{schedule} {n}']:.2f}"
-                  for base in ("plain", f"accumulated {parts}") for n in (1, 2))))
+                *(f"{found[f'cpu {schedule} 1'] / found[f'cpu {base}']:.2f}" for base in bases),
+                *(f"{found[base] / found[f'{schedule} {n}']:.2f}" for base in bases
+                  for n in (1, 2))))
             builds.append((name, schedule, f"{found['build plain']:.1f}",
                            f"{found[f'build {schedule}'] / found['build plain']:.2f}"))
     print(f"A step in two stages beside plain training, also accumulated; medians of {rounds}:\n")

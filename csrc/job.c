@@ -105,7 +105,7 @@ int spmd_buffers_place(spmd_job *job, int64_t *buffer)
         ends[k] = buffers_line_up(image, k, true, bytes, buffer, dense);
         fits = ends[k] >= 0;
         end = ends[k] > end ? ends[k] : end;
-        job->dense[k] = (spmd_stretch){begin, dense};
+        job->dense[k] = (spmd_range){begin, dense};
     }
     free(bytes);
     free(ends);
@@ -357,7 +357,7 @@ static int memory_take(spmd_job *job)
         return spmd_pages_take(spmd_job_memory(job, job->first), job->count * job->rank_bytes);
     for (int64_t k = 0; k < job->count; k++)
         for (uint32_t at = 0; status == SPMD_OK && at <= image->overlays; at++) {
-            const spmd_stretch *span = &job->dense[at];
+            const spmd_range *span = &job->dense[at];
             status = spmd_pages_take(spmd_job_memory(job, job->first + k) + span->begin,
                                      span->end - span->begin);
         }

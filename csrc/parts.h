@@ -324,17 +324,13 @@ typedef struct spmd_text {
     int64_t due; /* for rank 0 alone */
 } spmd_text;
 
-typedef struct spmd_stretch { /* bytes of a rank's memory */
-    int64_t begin, end;
-} spmd_stretch;
-
 struct spmd_job {
     const spmd_image *image;
     spmd_engine engine;
     spmd_world world;
     int64_t first, count, threads, cores, strangers, algorithm;
     int64_t *tables;  /* scalars, buffer offsets; one allocation */
-    spmd_stretch *dense; /* of each overlay, or 0 for none: what is taken at load */
+    spmd_range *dense; /* bytes of a rank, of each overlay, 0 for none: they are taken at load */
     void **library;
     uint8_t *given;
     int64_t operations, events; /* recorded of every hosted rank */

@@ -439,8 +439,7 @@ def pipelines(folder: Path, rounds: int = 5) -> None:
             speeds.append((
                 name, schedule, parts, f"{1e3 * found['plain']:.1f}",
                 *(f"{found[f'cpu {schedule} 1'] / found[f'cpu {base}']:.2f}" for base in bases),
-                *(f"{found[base] / found[f'{schedule} {n}']:.2f}" for base in bases
-                  for n in (1, 2))))
+                *(f"{found[b] / found[f'{schedule} {n}']:.2f}" for b in bases for n in (1, 2))))
             builds.append((name, schedule, f"{found['build plain']:.1f}",
                            f"{found[f'build {schedule}'] / found['build plain']:.2f}"))
     print(f"A step in two stages beside plain training, also accumulated; medians of {rounds}:\n")

@@ -24,6 +24,34 @@ LayoutEntry = tuple[str, ...]
 Layout = tuple[LayoutEntry, ...]
 
 
+class Owned(tuple[str, ...]):
+    """The layout entry of a dim of which a rank has all or nothing: all where a row of some other
+    dim, which is cut into blocks over these axes, is the rank's own. has: 1 on such ranks, else 0.
+    """
+
+    rows: int
+    row: int
+    has: Expr
+
+    def __new__(cls, axes: LayoutEntry, rows: int, row: int, has: Expr) -> Owned:
+        entry = super().__new__(cls, axes)
+        entry.rows, entry.row, entry.has = rows, row, has
+        return entry
+
+    def __eq__(self, other: object) -> bool:
+        return (isinstance(other, Owned) and (*self, self.rows, self.row)
+                == (*other, other.rows, other.row))
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash((*self, self.rows, self.row))
+
+    def __getnewargs__(self) -> tuple[Any, ...]:
+        return tuple(self), self.rows, self.row, self.has
+
+
 @dataclass(frozen=True)
 class Axis:
     """One axis of a mesh, and what is known of its size.
@@ -169,12 +197,14 @@ def local_extent(mesh: Mesh, extent: IntLike, entry: LayoutEntry) -> Expr:
     """A rank's extent of a dim laid out over these axes."""
     if not entry:
         return expr.as_expr(extent)
+    if isinstance(entry, Owned):
+        return expr.as_expr(extent) * entry.has
     return block_extent(extent, mesh.size(entry), mesh.position(entry))
 
 
 def local_offset(mesh: Mesh, extent: IntLike, entry: LayoutEntry) -> Expr:
     """Where a rank's part of a dim begins."""
-    if not entry:
+    if not entry or isinstance(entry, Owned):
         return expr.const(0)
     return block_offset(extent, mesh.size(entry), mesh.position(entry))
 

@@ -18,6 +18,7 @@
 #define SLOTS_BYTES 262144  /* of all sites of a rank, about, */
 #define SLOT_RANKS 64       /* with up to so many ranks */
 #define SHARE_BYTES 65536   /* of a broadcast: it is worth two meetings */
+#define SPARSE_FROM 65536   /* bytes: smaller buffers are not worth a page fault */
 #define MOST_BYTES ((int64_t)1 << 56) /* beyond any machine; sums of two cannot overflow */
 
 const char *spmd_status_text(int status)
@@ -65,13 +66,14 @@ static int settings_check(const spmd_settings *settings)
     return fits ? SPMD_OK : SPMD_RANGE;
 }
 
-/* Places the buffers of one overlay (0: of none) from `end` on, each on a line; where they end, -1
- * where that is beyond any machine. */
-static int64_t buffers_line_up(const spmd_image *image, uint32_t overlay, const int64_t *bytes,
-                               int64_t *buffer, int64_t end)
+/* Places those buffers of one overlay (0: of none) from `end` on, each on a line, that are sparse,
+ * or those that are not; where they end, -1 where that is beyond any machine. */
+static int64_t buffers_line_up(const spmd_image *image, uint32_t overlay, bool sparse,
+                               const int64_t *bytes, int64_t *buffer, int64_t end)
 {
-    for (uint32_t k = 0; k < image->buffers; k++) {
-        if ((image->buffer_overlay ? image->buffer_overlay[k] : 0) != overlay)
+    for (uint32_t k = 0; end >= 0 && k < image->buffers; k++) {
+        bool parted = image->buffer_sparse && image->buffer_sparse[k] && bytes[k] >= SPARSE_FROM;
+        if ((image->buffer_overlay ? image->buffer_overlay[k] : 0) != overlay || parted != sparse)
             continue;
         if (bytes[k] < 0 || bytes[k] >= MOST_BYTES || end >= MOST_BYTES)
             return -1;
@@ -95,14 +97,15 @@ int spmd_buffers_place(spmd_job *job, int64_t *buffer)
         return SPMD_NO_MEMORY;
     }
     image->reserve(&job->world, bytes);
-    ends[0] = buffers_line_up(image, 0, bytes, buffer, 0);
-    bool fits = ends[0] >= 0;
-    int64_t end = ends[0];
-    for (uint32_t k = 1; fits && k <= image->overlays; k++) {
-        int64_t begin = ends[image->overlay_around[k - 1]];
-        ends[k] = buffers_line_up(image, k, bytes, buffer, begin);
+    bool fits = true;
+    int64_t end = 0;
+    for (uint32_t k = 0; fits && k <= image->overlays; k++) {
+        int64_t begin = k ? ends[image->overlay_around[k - 1]] : 0;
+        int64_t dense = buffers_line_up(image, k, false, bytes, buffer, begin);
+        ends[k] = buffers_line_up(image, k, true, bytes, buffer, dense);
         fits = ends[k] >= 0;
         end = ends[k] > end ? ends[k] : end;
+        job->dense[k] = (spmd_range){begin, dense};
     }
     free(bytes);
     free(ends);
@@ -187,7 +190,8 @@ static int tables_fill(spmd_job *job, const spmd_settings *settings)
     job->tables = calloc(scalars + buffers + 1, sizeof *job->tables);
     job->library = calloc(libraries + 1, sizeof *job->library);
     job->given = calloc((size_t)image->inputs + image->outputs + 1, 1);
-    if (!job->tables || !job->library || !job->given)
+    job->dense = calloc((size_t)image->overlays + 1, sizeof *job->dense);
+    if (!job->tables || !job->library || !job->given || !job->dense)
         return SPMD_NO_MEMORY;
     if (scalars)
         memcpy(job->tables, settings->scalar, scalars * sizeof *job->tables);
@@ -343,6 +347,23 @@ static void rank_load(spmd_job *job, int64_t k, int64_t *words)
     job->image->load(rank);
 }
 
+/* Takes the memory of the hosted ranks, but for sparse buffers. */
+static int memory_take(spmd_job *job)
+{
+    const spmd_image *image = job->image;
+    int status = SPMD_OK;
+
+    if (!image->buffer_sparse)
+        return spmd_pages_take(spmd_job_memory(job, job->first), job->count * job->rank_bytes);
+    for (int64_t k = 0; k < job->count; k++)
+        for (uint32_t at = 0; status == SPMD_OK && at <= image->overlays; at++) {
+            const spmd_range *span = &job->dense[at];
+            status = spmd_pages_take(spmd_job_memory(job, job->first + k) + span->begin,
+                                     span->end - span->begin);
+        }
+    return status;
+}
+
 static int ranks_load(spmd_job *job)
 {
     const spmd_image *image = job->image;
@@ -350,7 +371,7 @@ static int ranks_load(spmd_job *job)
     int status = spmd_pages_take((char *)spmd_job_record(job, job->first),
                                  job->count * job->record_bytes);
     if (status == SPMD_OK)
-        status = spmd_pages_take(spmd_job_memory(job, job->first), job->count * job->rank_bytes);
+        status = memory_take(job);
     if (status != SPMD_OK)
         return status;
     job->hosted = calloc((size_t)job->count, sizeof *job->hosted);
@@ -421,6 +442,7 @@ int spmd_job_free(spmd_job *job)
     free(job->words);
     free(job->homes);
     free(job->tables);
+    free(job->dense);
     free(job->library);
     free(job->given);
     free(job);

@@ -330,6 +330,7 @@ struct spmd_job {
     spmd_world world;
     int64_t first, count, threads, cores, strangers, algorithm;
     int64_t *tables;  /* scalars, buffer offsets; one allocation */
+    spmd_range *dense; /* bytes of a rank, of each overlay, 0 for none: they are taken at load */
     void **library;
     uint8_t *given;
     int64_t operations, events; /* recorded of every hosted rank */

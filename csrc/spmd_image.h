@@ -9,7 +9,7 @@
 
 #include <stdint.h>
 
-#define SPMD_INTERFACE 17
+#define SPMD_INTERFACE 18
 #define SPMD_AXES 3 /* axes of a mesh, at most */
 #define SPMD_DIMS 8 /* dims of an array, at most */
 
@@ -227,6 +227,9 @@ typedef struct spmd_image {
      * have theirs: a rank is in one arm of a branch at a time. By buffer: its overlay, or 0; then
      * by overlay: the one around it, or 0. NULL: there is none. */
     const uint32_t *buffer_overlay, *overlay_around;
+    /* By buffer, 1: a rank touches parts of it only, so its pages are taken as it touches them;
+     * 0: they are taken at load. NULL: there is none such. */
+    const uint32_t *buffer_sparse;
     const uint32_t *array_buffer; /* the buffer of each array */
     const uint32_t *array_dims;
     const uint32_t *array_size;  /* bytes of an element; NULL without points, takes and sends */

@@ -429,18 +429,17 @@ def training(folder: Path, rounds: int = 7) -> None:
            "ours / the faster PyTorch", "ours / JAX", "ours / 1 rank"], rows)
 
 
-def pipelines(_: Path, rounds: int = 5) -> None:
+def pipelines(folder: Path, rounds: int = 5) -> None:
     """Training in two stages beside plain training, on one rank and on two."""
     speeds, builds = [], []
     for name in figures_pipelines.NETWORKS:
         found = said("figures_pipelines", name, rounds)[-1]
         for schedule, parts in figures_pipelines.SCHEDULES.items():
-            cpu = found[f"cpu {schedule} 1"]
+            bases = "plain", f"accumulated {parts}"
             speeds.append((
                 name, schedule, parts, f"{1e3 * found['plain']:.1f}",
-                f"{cpu / found['cpu plain']:.2f}", f"{cpu / found[f'cpu accumulated {parts}']:.2f}",
-                *(f"{found[base] / found[f'{schedule} {n}']:.2f}"
-                  for base in ("plain", f"accumulated {parts}") for n in (1, 2))))
+                *(f"{found[f'cpu {schedule} 1'] / found[f'cpu {base}']:.2f}" for base in bases),
+                *(f"{found[b] / found[f'{schedule} {n}']:.2f}" for b in bases for n in (1, 2))))
             builds.append((name, schedule, f"{found['build plain']:.1f}",
                            f"{found[f'build {schedule}'] / found['build plain']:.2f}"))
     print(f"A step in two stages beside plain training, also accumulated; medians of {rounds}:\n")
@@ -449,6 +448,7 @@ def pipelines(_: Path, rounds: int = 5) -> None:
            ("plain", "accumulated") for n in ("1 rank", "2 ranks"))], speeds)
     print("Building it, seconds of one core with all that it starts:\n")
     table(["network", "schedule", "plain, s", "pipeline / plain"], builds)
+    table(*figures_pipelines.memory(folder))
     print("Stages that sleep, for 10 ms forward and 20 backward; 1F1B, a thread for each rank; "
           f"step / (microbatches + stages - 1) / 10 ms, medians of {rounds}; ideal: 3:\n")
     table(["stages", "schedule", "1 process", "2 processes"], [

@@ -29,6 +29,7 @@ import spmd
 from codegen.image import manifest as reader
 from spmd import optim, pipeline_notes
 from tests.conftest import EXAMPLES, run
+from tests.figures_pipeline_memory import memory as memory
 from tests.figures_training import PYTHON
 from tests.spmd import sleeping_stages
 

@@ -293,6 +293,8 @@ def _tables(plan: Plan, places: Places) -> str:
     if over.around:
         lists["buffer_overlay"] = ", ".join(map(str, over.of))
         lists["overlay_around"] = ", ".join(map(str, over.around))
+    if any(b.sparse for b in plan.buffers):
+        lists["buffer_sparse"] = ", ".join(str(int(b.sparse)) for b in plan.buffers)
     if plan.points or plan.feeds or plan.saves:
         lists["array_size"] = ", ".join(str(a.dtype.size) for a in arrays)
     end = len(plan.inputs) + len(plan.outputs)

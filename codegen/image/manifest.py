@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 FORMAT = 8
-INTERFACE = 17
+INTERFACE = 18
 ENTRY = "entry"  # the scalar that says which of several entries runs
 INDEX_MAGIC = 0x78646E69646D7073
 INDEX_FIXED = 5 + AXES + 1  # words before the scalars: see spmd_index_words

@@ -61,8 +61,11 @@ def _wanted(demands: Demands, i: Input) -> Layout:
     entries = list(i.layout)
     if any(entries):
         return i.layout
-    for window in demands.wanted.get(i.value, ()):
+    wanted = demands.wanted.get(i.value, {})
+    for window in wanted:
         for d, cut in enumerate(window):
             if cut.axes and not entries[d] and cut.given is None:
                 entries[d] = cut.axes
+            elif cut.entry is not None and len(wanted) == 1:
+                entries[d] = cut.entry
     return propagation.without_repeats(entries)

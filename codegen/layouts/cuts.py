@@ -17,6 +17,7 @@ from codegen.mesh import (
     Layout,
     LayoutEntry,
     Mesh,
+    Owned,
     blocks_begun,
     blocks_ended,
     local_extent,
@@ -32,7 +33,7 @@ ZERO = const(0)
 class Cut:
     """axes: that split the dim `extent` whose blocks are followed; (): first … last on all ranks.
 
-    given: low and high themselves, where no blocks are followed.
+    given: low and high themselves, where no blocks are followed. entry: that of all or nothing.
     """
 
     axes: LayoutEntry
@@ -45,6 +46,7 @@ class Cut:
     given: tuple[Expr, Expr] | None = None
     open: bool = False  # not clipped: what lies beyond the ends is there, and nobody's
     period: Expr | None = None  # the dim goes on beyond its ends, with this period
+    entry: Owned | None = None
 
     def bounds(self, mesh: Mesh) -> tuple[Expr, Expr]:
         """The first element, and the one after the last."""
@@ -157,8 +159,34 @@ def fixed(first: IntLike, last: IntLike) -> Cut:
 
 
 def block(axes: LayoutEntry, extent: Expr) -> Cut:
-    """Balanced blocks."""
+    """Balanced blocks; of an Owned entry, all or nothing."""
+    if isinstance(axes, Owned):
+        bounds = ZERO, extent * axes.has
+        return Cut(tuple(axes), ZERO, extent, given=bounds, entry=axes)
     return Cut(axes, ZERO, extent, extent) if axes else whole(extent)
+
+
+def owned(axes: LayoutEntry, rows: int, row: int, mesh: Mesh) -> Owned:
+    """The entry of dims of which a rank has all if it has this row of a dim of so many."""
+    low, high = row_of(axes, rows, row, mesh).bounds(mesh)
+    return Owned(tuple(axes), rows, row, high - low)
+
+
+def row_of(axes: LayoutEntry, rows: int, row: int, mesh: Mesh) -> Cut:
+    """The part of a row, of extent 1, that a rank has."""
+    return of_result(block(tuple(axes), const(rows)), const(row), 1, const(1), mesh)
+
+
+def entry_of(unit: Cut, mesh: Mesh) -> Owned | None:
+    """Of a cut of a dim of extent 1 that is a row in blocks: the entry of all or nothing."""
+    if unit.entry is not None:
+        return unit.entry
+    known = unit.extent.is_const and unit.least.is_const and unit.least == unit.most
+    if not unit.axes or unit.given is not None or not known or unit.open or unit.period:
+        return None
+    rows, row = unit.extent.value, unit.least.value
+    same = unit == row_of(unit.axes, rows, row, mesh)
+    return owned(unit.axes, rows, row, mesh) if same else None
 
 
 def given(axes: LayoutEntry, low: Expr, high: Expr) -> Cut:
@@ -293,7 +321,7 @@ def rolled(cut: Cut, shift: Expr, extent: Expr, mesh: Mesh) -> Cut:
         cut = given(cut.axes, *cut.bounds(mesh))
     bounds = cut.given and (cut.given[0] - shift, cut.given[1] - shift)
     return replace(
-        cut, first=cut.first - shift, last=cut.last - shift, given=bounds,
+        cut, entry=None, first=cut.first - shift, last=cut.last - shift, given=bounds,
         least=cut.least + shift, most=cut.most + shift, period=extent,
     )
 
@@ -333,6 +361,8 @@ def widened(blocks: Cut, width: int) -> Cut:
     """Of a dim that is longer than this one: its blocks, and so many elements more."""
     if not blocks.axes:
         return replace(blocks, last=blocks.last + width)
+    if blocks.given is not None:
+        return given(blocks.axes, blocks.given[0], blocks.given[1] + width)
     return replace(blocks, last=blocks.last + width, least=blocks.least - width)
 
 

@@ -31,7 +31,7 @@ def without_repeats(entries: Iterable[LayoutEntry]) -> Layout:
     for entry in entries:
         kept = tuple(a for a in entry if a not in seen)
         seen.update(kept)
-        out.append(kept if kept == entry else ())
+        out.append(entry if len(kept) == len(entry) else ())
     return tuple(out)
 
 

@@ -109,10 +109,13 @@ class Reshape(View):
     def needs(self, op: Op, window: Window, at: Localizer) -> list[Window]:
         before, after = op.operands[0].type.shape, self.shape
         out = [cuts.whole(e) for e in before]
+        owner = _owner(before, after, window, at.mesh)
         for group in groups(before, after):
-            plan = _plan(group, before, window, at.mesh, after)
+            plan = _plan(group, before, owner.rest if owner else window, at.mesh, after)
             if plan.rows is not None:
                 out[group.before[0]] = plan.rows
+        if owner is not None:
+            out[owner.before] = owner.cut
         return [tuple(out)]
 
     def localize(
@@ -120,16 +123,49 @@ class Reshape(View):
     ) -> Value:
         (x,), before, after = operands, op.operands[0].type.shape, self.shape
         held: list[Cut] = [cuts.whole(e) for e in after]  # of the result, before the last slice
-        plans = [_plan(g, before, window, at.mesh, after) for g in groups(before, after)]
+        owner = _owner(before, after, window, at.mesh)
+        cut = owner.rest if owner else window
+        plans = [_plan(g, before, cut, at.mesh, after) for g in groups(before, after)]
         if any(p.elements is not None for p in plans):
             x = _cut_to_elements(plans, op, x, build, at.mesh)
         for plan in plans:
             if plan.rows is not None:
                 held[plan.group.after[0]] = window[plan.group.after[0]]
+        if owner is not None:
+            held[owner.after] = window[owner.after]
         shape = cuts.extents(at.mesh, tuple(held))
         if shape != x.type.shape:
             x = build.emit(Reshape(shape), (x,))
         return at.part(x, tuple(held), window, build)
+
+
+@dataclass(frozen=True)
+class _Owner:
+    """A dim of the result of which a rank has all or nothing, and a dim of the operand that says
+    the same by this cut. rest: the window, where that dim is whole."""
+
+    after: int
+    before: int
+    cut: Cut
+    rest: Window
+
+
+def _owner(before: Shape, after: Shape, window: Window, mesh: Mesh) -> _Owner | None:
+    """Return the first such dim, if a dim of the operand is whole beside it."""
+    for d, (c, extent) in enumerate(zip(window, after, strict=True)):
+        if c == cuts.whole(extent) or (c.entry is None and extent != 1):
+            continue
+        entry = cuts.entry_of(c, mesh)
+        rest = (*window[:d], cuts.whole(extent), *window[d + 1:])
+        ones = [k for k, e in enumerate(before) if e == 1]
+        whole = [k for g in groups(before, after) for k in g.before
+                 if _plan(g, before, rest, mesh, after).rows is None]
+        if entry is not None and (ones or whole):
+            k = (ones or whole)[0]
+            cut = (cuts.row_of(entry, entry.rows, entry.row, mesh) if ones
+                   else cuts.block(entry, before[k]))
+            return _Owner(d, k, cut, rest)
+    return None
 
 
 @dataclass(frozen=True)

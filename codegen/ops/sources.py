@@ -62,7 +62,8 @@ class Const(Source):
 
 @dataclass(frozen=True)
 class Full(Source):
-    """A Python number everywhere; blank: it need not be written, since updates replace all."""
+    """A Python number everywhere; blank: it need not be written, since updates replace all that is
+    read; sparse: of a blank one, a rank writes parts only."""
 
     name = "full"
     inline = True
@@ -71,6 +72,7 @@ class Full(Source):
     dtype: DType
     shape: Shape
     blank: bool = False
+    sparse: bool = False
 
     def reference(self, operands: Sequence[Array], value: Eval) -> list[Array]:
         return [np.full(extents(self.shape, value), self.value, dtypes.numpy_dtype(self.dtype))]

@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 
 from codegen.fresh import Fresh
 from codegen.ir import Op, Region, Value
-from codegen.ops import OPS, Branch, Loop, Update
+from codegen.mesh import Owned
+from codegen.ops import OPS, Branch, Full, Loop, Update
 from codegen.plan.grammar import (
     Buffer,
     Exchange,
@@ -96,6 +97,10 @@ class _Liveness:
             v for v, op in found.defs.items()
             if isinstance(op.what, Do) and not op.what.acts and self.uses.get(v) == 1
         }
+        self.sparse = {v for v, op in found.defs.items() if _is_sparse(op)}
+        ends = [(i.value, i.layout) for i in module.inputs]
+        ends += [(o.value, o.layout) for o in module.outputs]
+        self.sparse |= {v for v, layout in ends if any(isinstance(e, Owned) for e in layout)}
         self.chains: dict[Op, tuple[list[Op], list[Op]]] = {}
         self.over: dict[Op, set[Value]] = {}
         self.needed: dict[Region, set[Value]] = {}
@@ -529,6 +534,11 @@ def _is_apart(op: Op) -> bool:
     return of is not None and isinstance(of.what, Update) and of.what.apart
 
 
+def _is_sparse(op: Op) -> bool:
+    of = op.what.of if isinstance(op.what, Do) else None
+    return of is not None and isinstance(of.what, Full) and of.what.sparse
+
+
 def _fits(a: Value, b: Value) -> bool:
     """Whether one memory can hold either: the same elements, perhaps in another shape."""
     if a.type.dtype != b.type.dtype:
@@ -544,8 +554,10 @@ def _number(loops: Loops, work: _Liveness, groups: _Groups) -> Placed:
     for root in sorted(groups.members, key=lambda r: first[r]):
         members = sorted(groups.members[root], key=lambda v: work.order[v])
         hint = next((v.name for v in members if v.name not in _DULL), members[0].name)
+        arm = groups.arm(root)  # one that a rank never takes costs it no memory
+        sparse = arm != groups.arms.entry_of(arm) or not work.sparse.isdisjoint(members)
         buffer = Buffer(len(buffers), names.name(hint), root.type.dtype, capacity(members[0]),
-                        arm=groups.arm(root))
+                        arm=arm, sparse=sparse)
         buffers.append(buffer)
         of.update(dict.fromkeys(members, buffer))
     last = frozenset(op for op, is_last in work.last.items() if is_last)

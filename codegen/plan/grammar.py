@@ -39,7 +39,8 @@ else:
 @dataclass(frozen=True)
 class Buffer:
     """Memory of one rank. number: its logical number; the same on all ranks of all jobs. arm: the
-    arm of a branch that alone uses it, by its number in the Plan; 0: none."""
+    arm of a branch that alone uses it, by its number in the Plan; 0: none. sparse: a rank touches
+    parts of it only, and the engine takes memory for these alone."""
 
     number: int
     name: str
@@ -47,6 +48,7 @@ class Buffer:
     capacity: Expr  # elements, an upper bound over all ranks and counters
     data: Any = None  # the NumPy array, for a constant in the image
     arm: int = 0
+    sparse: bool = False
 
 
 # What memory is: a Buffer; in Loops, where none is assigned yet, the Value that lies in it.

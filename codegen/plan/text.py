@@ -56,7 +56,7 @@ def plan_text(plan: Plan) -> str:
     lines = [f"plan {plan.name} over mesh ({_mesh(plan.mesh)})"]
     over = overlays(plan)
     for b in plan.buffers:
-        at = f" in overlay {over.of[b.number]}" if over.of[b.number] else ""
+        at = f" in overlay {over.of[b.number]}" if over.of[b.number] else ", sparse" * b.sparse
         lines.append(f"buffer {b.number} {b.name}: {b.dtype}[{b.capacity}]{at}")
     lines += [f"overlay {k} in overlay {n}" for k, n in enumerate(over.around, 1) if n]
     for b in plan.constants:

@@ -87,6 +87,7 @@ class Array(ArrayMethods):
     """
 
     __array_priority__ = 2000
+    home: Layout | None = None  # how it lies as an output, where that is said of it
     made_empty = False  # by spmd.like or spmd.empty: as a kernel's argument it is an output
 
     def __init__(

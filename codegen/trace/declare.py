@@ -23,7 +23,8 @@ from codegen.errors import (
 )
 from codegen.image.manifest import ENTRY
 from codegen.ir import ArrayType, Input, Region, Scalar, Shape, Value, free_counters, free_values
-from codegen.mesh import Layout, checked_text, local_offset
+from codegen.layouts import cuts
+from codegen.mesh import Layout, Owned, checked_text, local_offset
 from codegen.ops import Full, Iota, Map, Reshape, RunScalar
 from codegen.places import user_place
 from codegen.symbolic import expr
@@ -339,7 +340,9 @@ def _one_input(
     whole_name = named.below(context.entry, name)  # two entries may each have an input x
     if layout is None:
         context.auto.append(whole_name)
-        chosen = context.layouts.get(whole_name, chosen)
+        chosen = tuple(
+            cuts.owned(e, e.rows, e.row, context.mesh) if isinstance(e, Owned) else e
+            for e in context.layouts.get(whole_name, chosen))
     _check_split(extents, chosen, name)
     value = Value(whole_name, ArrayType(element, extents, chosen))
     region = None

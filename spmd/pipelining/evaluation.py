@@ -58,7 +58,7 @@ def _joined(code: StageCode, batch: Microbatches, out: Any, row: Any) -> list[An
     """Return what the last layer returns, the parts of ranks along the data axis one behind the
     other. row: of the last stage."""
     last = len(code.halves) - 1
-    size, own = (flatten(x)[1][0].shape[k] for x, k in ((batch.x, 1), (batch.x_types, 0)))
+    size, own = (flatten(x)[1][0].shape[k] for x, k in ((batch.x, 2), (batch.x_types, 0)))
     found = []
     for k, t in enumerate(code.halves[last].out_types):
         if not t.shape or t.shape[0] != own:
@@ -76,7 +76,7 @@ def _arm(pipe: TrainingPipeline, code: StageCode, s: int, j: Any, out: Any, weig
          given: Any, alone: bool) -> Any:
     """Return a function that does the forward pass of a stage, whose row is j."""
     def forward() -> None:
-        x, y = (map_trees(lambda a: a[0], tree) for tree in given)
+        x, y = (map_trees(lambda a: a[j, 0], tree) for tree in given)
         h = code.handed(s - 1, code.activations.read(out, (j, 0), s - 1)) if s else x
         args = [h, *([y] if s == len(pipe.stages) - 1 and not alone else ())]
         own = pipe.updates.parameters(s, pipe.weights.read(weights, (j,), s))

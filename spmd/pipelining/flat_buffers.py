@@ -19,7 +19,8 @@ Buffers = Mapping[str, Any]
 
 
 class Packing:
-    """Where the leaves of each stage lie. lengths: of the buffers, by the name of the dtype."""
+    """Where the leaves of each stage lie. lengths: of the buffers, by the name of the dtype; ends:
+    how much of these each stage has. Always holds: nothing else of a row is read or written."""
 
     def __init__(self, stages: Sequence[Sequence[ArrayType]]) -> None:
         self.places: list[list[tuple[str, Any, Any, tuple[Any, ...]]]] = []
@@ -35,6 +36,7 @@ class Packing:
                 places.append((t.dtype.name, _extent(begin), _extent(begin + size), shape))
             self.places.append(places)
             ends.append(end)
+        self.ends = [{name: _extent(e) for name, e in end.items()} for end in ends]
         names = dict.fromkeys(name for end in ends for name in end)
         self.lengths = {
             name: _extent(reduce(expr.maximum, [e.get(name, expr.const(0)) for e in ends]))
@@ -69,6 +71,11 @@ class Packing:
         """Write the leaves of a stage."""
         for (buffer, where), leaf in zip(self.slices(buffers, index, stage), leaves, strict=True):
             buffer[where] = leaf.reshape(-1)
+
+    def clear(self, buffers: Buffers, index: tuple[Any, ...], stage: int) -> None:
+        """Write zeros over all that a stage has."""
+        for name, end in self.ends[stage].items():
+            buffers[name][(*index, slice(0, end))] = 0
 
     def add(self, buffers: Buffers, index: tuple[Any, ...], stage: int, leaves: Sequence[Any]
             ) -> None:

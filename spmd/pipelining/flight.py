@@ -11,14 +11,16 @@ import numpy as np
 
 import spmd
 from codegen.trace.array import as_array
+from codegen.trace.numpy.creation import unwritten
 from codegen.trace.state import fill, flatten
 from spmd.optim.transformation import map_trees
-from spmd.pipelining.ticks import Microbatches, Ticks, batch_layout
+from spmd.pipelining.stage_rows import layout_of_batch
+from spmd.pipelining.ticks import Microbatches, Ticks
 
 if TYPE_CHECKING:
     from spmd.pipelining.training_pipeline import State, TrainingPipeline
 
-IN_FLIGHT = ("x", "y", "cycle", "steps", "ranks")
+IN_FLIGHT = ("x", "y", "mask", "cycle", "steps", "ranks")
 
 
 def batch_types(x: Any, y: Any) -> Any:
@@ -51,28 +53,45 @@ class Flight:
         work = Ticks(self.pipe, self.pipe.code(batches), batches).begin(
             {name: state[name] for name in ("weights", "moments")})
 
-        def none(x: Any) -> Any:
-            return spmd.zeros((self.behind * self.size, *x.shape[1:]), x.type.dtype.name,
-                              layout=batch_layout(batches.data, x.ndim))
+        x, y = (self._rows(tree, self.behind, batches.data) for tree in (batches.x, batches.y))
+        made = {**work, "steps": state["steps"], "x": x, "y": y, "cycle": spmd.asarray(np.int64(0))}
+        if batches.masked:
+            made["mask"] = spmd.zeros((self.behind * self.size, *batches.mask.shape[1:]), bool,
+                                      layout=(None, batches.data))
+        return made
 
-        x, y = (map_trees(none, tree) for tree in (batches.x, batches.y))
-        return {**work, "steps": state["steps"], "x": x, "y": y, "cycle": spmd.asarray(np.int64(0))}
+    def _rows(self, tree: Any, steps: int, data: str | None) -> Any:
+        """Return arrays (stage, microbatch, example, …) like these, of so many steps. Nobody has
+        written into them."""
+        return map_trees(lambda x: unwritten(
+            (x.shape[0], steps * self.size, *x.shape[2:]), x.type.dtype.name,
+            layout_of_batch(self.pipe.axis, data, x.ndim)), tree)
 
     def step(self, state: State, batches: Microbatches) -> tuple[State, Any]:
         """Return the state after a step, and the loss."""
-        tree, new = flatten((batches.x, batches.y))
-        before = flatten((state["x"], state["y"]))[1]
-        x, y = fill(tree, iter([np.concatenate(pair) for pair in zip(before, new, strict=True)]),
-                    fresh=True)
-        every = batches.but(x, y)
+        first, last = (self.pipe.places.row(s) for s in (0, len(self.pipe.stages) - 1))
+        both = ("x", batches.x, first), ("y", batches.y, last)
+        behind = self.behind * self.size
+        x, y = (self._rows(new, self.behind + 1, batches.data) for _, new, _ in both)
+        for every, (name, new, row) in zip((x, y), both, strict=True):
+            for to, old, come in zip(*(flatten(t)[1] for t in (every, state[name], new)),
+                                     strict=True):
+                to[row, :behind] = old[row]
+                to[row, behind:] = come[row]
+        mask = np.concatenate([state["mask"], batches.mask]) if batches.masked else None
+        every = batches.but(x, y, mask)
         ticks = Ticks(self.pipe, self.pipe.code(batches), every, self.behind * self.size,
                       state["cycle"] * self.size, self._earlier(state))
         work = {k: v for k, v in state.items() if k not in IN_FLIGHT}
         work["loss"] = ticks.no_loss()
         work = ticks.run(work, self.pipe.schedule.period or 0)
-        kept_x, kept_y = (map_trees(lambda a: a[self.size:], tree) for tree in (x, y))
-        done = {**state, **work, "x": kept_x, "y": kept_y, "cycle": state["cycle"] + 1,
-                "steps": state["steps"] + 1}
+        done = {**state, **work, "cycle": state["cycle"] + 1, "steps": state["steps"] + 1}
+        for tree, (name, new, row) in zip((x, y), both, strict=True):
+            done[name] = self._rows(new, self.behind, batches.data)
+            for to, a in zip(flatten(done[name])[1], flatten(tree)[1], strict=True):
+                to[row] = a[row, self.size:]
+        if mask is not None:
+            done["mask"] = mask[self.size:]
         return {name: done[name] for name in state}, ticks.loss(work)
 
     def _earlier(self, state: State) -> Any:
@@ -81,7 +100,8 @@ class Flight:
 
     def drained(self, state: State) -> State:
         """Return the state after all that is in flight, and a last update of each stage."""
-        batches = Microbatches.in_flight(self.pipe, state["x"], state["y"])
+        batches = Microbatches.in_flight(self.pipe, state["x"], state["y"],
+                                         state.get("mask"))
         work = {k: v for k, v in state.items() if k not in IN_FLIGHT}
         if self.behind:
             ticks = Ticks(self.pipe, self.pipe.code(batches), batches, self.behind * self.size,

@@ -12,13 +12,14 @@ import numpy as np
 
 import spmd
 from codegen.errors import UsageError
+from codegen.layouts.cuts import owned
 from codegen.places import user_place
 from codegen.suggest import meant
 from codegen.trace.array import as_value
 from codegen.trace.context import Context
 from codegen.trace.expecting import expect
-from codegen.trace.numpy.creation import arange
-from spmd.pipelining.stage_rows import axes_of, handed_on, layout_of_rows
+from codegen.trace.numpy.creation import arange, unwritten
+from spmd.pipelining.stage_rows import axes_of, handed_on, layout_of_batch, layout_of_rows
 
 PLACES = ("block", "round", "v", "microbatch")
 MOST_RANKS = 1 << 24
@@ -66,6 +67,20 @@ class StagePlaces:
         if not self.back_and_forth:
             return position
         return position + turn % 2 * (self.ranks - 1 - 2 * position)
+
+    def only(self, stage: int, x: Any, data: str | None) -> Any:
+        """Return an array (stage, microbatch, example, …) that has x in the row of a stage, and
+        nothing else."""
+        shape = (self.stages, *x.shape)
+        rows = unwritten(shape, x.type.dtype.name, layout_of_batch(self.axis, data, len(shape)))
+        rows[self.row(stage)] = x
+        return rows
+
+    def stay(self, context: Context, leaf: Any, row: Any) -> None:
+        """Let an array that is read of a row lie, as an output, where that row lies."""
+        if self.ranks is None and leaf.ndim:
+            entry = owned((self.axis,), self.stages, row, context.mesh)
+            leaf.home = (entry, *((),) * (leaf.ndim - 1))
 
     def handed_on(self, arrays: dict[str, Any], step: int, data: str | None, words: Any
                   ) -> dict[str, Any]:

@@ -31,7 +31,7 @@ def by_rows(
     """Return `state` after body(j, state, read, batches) for each row j of this rank's.
 
     state, read: trees of arrays with a row for each stage; body writes into those of the state.
-    batches: a tree of arrays (microbatch, example, …), which all stages may read.
+    batches: a tree of arrays (stage, microbatch, example, …).
     """
     tree, leaves = flatten((state, read, batches))
     count, rows = len(flatten(state)[1]), len(flatten((state, read))[1])
@@ -47,7 +47,7 @@ def by_rows(
         return tuple(flatten(state)[1])
 
     layouts = [layout_of_rows(axis, data, x.ndim) for x in leaves[:rows]]
-    layouts += [(None, data, *(None,) * (x.ndim - 2)) for x in leaves[rows:]]
+    layouts += [layout_of_batch(axis, data, x.ndim) for x in leaves[rows:]]
     mapped = spmd.shard_map(local, mesh=axes_of(axis, data), in_layouts=tuple(layouts),
                             out_layouts=tuple(layouts[:count]))
     return fill(flatten(state)[0], iter(mapped(*leaves)), fresh=True)
@@ -141,3 +141,8 @@ def layout_of_rows(axis: str, data: str | None, ndim: int) -> tuple[Any, ...]:
     if ndim < 3:
         return (axis, *(None,) * (ndim - 1))
     return (axis, *(None,) * (ndim - 3), data, None)
+
+
+def layout_of_batch(axis: str, data: str | None, ndim: int) -> tuple[Any, ...]:
+    """Return the layout of an array (stage, microbatch, example, …)."""
+    return (axis, None, data, *(None,) * (ndim - 3))

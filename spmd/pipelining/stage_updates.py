@@ -5,7 +5,7 @@ Always holds: an optimizer sees the parameters of a stage as a list, one tree fo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import reduce
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,7 @@ from codegen.trace.array import Array, as_array, as_value, wrap
 from codegen.trace.context import Context, require_context
 from codegen.trace.control.letting import as_symbol
 from codegen.trace.derive.two_parts import Halves, in_two
+from codegen.trace.numpy.creation import unwritten
 from codegen.trace.state import Tree, fill, flatten
 from spmd.optim.transformation import (
     apply_updates,
@@ -74,24 +75,81 @@ class Updates:
         """Return the parameters of a stage as a list of trees."""
         return fill(flatten(self.pipe.stages[stage].parameters)[0], iter(leaves), fresh=True)
 
+    def by_stage(self, body: Callable[..., None], state: Any, read: Any, data: str | None = None
+                 ) -> Any:
+        """Return `state` after body(stage, j, state, read) for each row j, of the first stage that
+        is like the one there. state, read, data: as of by_rows."""
+        def row(j: Any, state: Any, read: Any, _: Any) -> None:
+            spmd.switch(read["arms"][j], [
+                lambda s=s: body(s, j, state, read["read"]) for s in self.unlike])
+
+        if not state:
+            return state
+        arms = self.pipe.places.by_row(np.array(self.arms))
+        return by_rows(self.pipe.axis, data, row, state, {"arms": arms, "read": read})
+
     def init(self, weights: dict[str, Any]) -> dict[str, Any]:
         """Return the buffers of the optimizer's first states."""
+        def begin(stage: int, j: Any, moments: Any, weights: Any) -> None:
+            own = self.parameters(stage, self.pipe.weights.read(weights, (j,), stage))
+            found = [as_array(x) for x in flatten(self.optimizer.init(own))[1] if _is_array(x)]
+            self.moments.write(moments, (j,), stage, found)
+
+        made: dict[str, Any] = self.by_stage(begin, self.pipe.new(self.moments, ()), weights)
+        return made
+
+    def zeros(self, between: tuple[Any, ...] = (), data: str | None = None) -> dict[str, Any]:
+        """Return buffers with zeros for all weights. between: dims before them, of extent 1 on a
+        rank: how many ranks the axis `data` has."""
+        layout = (data,) if between else ()
+        return self.cleared(self.pipe.new(self.pipe.weights, between, layout), data)
+
+    def cleared(self, buffers: dict[str, Any], data: str | None = None) -> dict[str, Any]:
+        """Return buffers like these with zeros for all weights."""
+        between = next(iter(buffers.values())).ndim - 2
+
+        def clear(stage: int, j: Any, buffers: Any, _: Any) -> None:
+            self.pipe.weights.clear(buffers, (j, *(0,) * between), stage)
+
+        made: dict[str, Any] = self.by_stage(clear, buffers, {}, data)
+        return made
+
+    def added(self, buffers: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+        """Return the sums of gradients, and of others."""
+        def add(stage: int, j: Any, buffers: Any, more: Any) -> None:
+            weights = self.pipe.weights
+            weights.add(buffers, (j,), stage, weights.read(more, (j,), stage))
+
+        made: dict[str, Any] = self.by_stage(add, buffers, more)
+        return made
+
+    def summed(self, gradients: dict[str, Any], data: str | None) -> dict[str, Any]:
+        """Return gradients (stage, position along the data axis, …) summed over these ranks."""
+        if data is None:
+            return {name: g[:, 0] for name, g in gradients.items()}
+
+        def sum_up(stage: int, j: Any, sums: Any, gradients: Any) -> None:
+            for name, end in self.pipe.weights.ends[stage].items():
+                sums[name][j, :end] = spmd.psum(gradients[name][j, 0, :end], data)
+
+        made: dict[str, Any] = self.by_stage(
+            sum_up, self.pipe.new(self.pipe.weights, ()), gradients, data)
+        return made
+
+    def versions(self, weights: dict[str, Any]) -> dict[str, Any]:
+        """Return rows of as many versions as there are, all of them these weights."""
         pipe = self.pipe
 
-        def row(j: Any, moments: Any, read: Any, _: Any) -> None:
-            def arm(stage: int) -> Any:
-                def begin() -> None:
-                    own = self.parameters(stage, pipe.weights.read(read["weights"], (j,), stage))
-                    self._put(moments, j, stage, self.optimizer.init(own))
-                return begin
+        def copy(stage: int, j: Any, versions: Any, weights: Any) -> None:
+            for name, end in pipe.weights.ends[stage].items():
+                for k in range(pipe.versions):
+                    begin = k * pipe.weights.lengths[name]
+                    versions[name][j, begin:begin + end] = weights[name][j, :end]
 
-            spmd.switch(read["arms"][j], [arm(s) for s in self.unlike])
-
-        moments = pipe.new(self.moments, ())
-        if not moments:
-            return moments
-        arms = pipe.places.by_row(np.array(self.arms))
-        return by_rows(pipe.axis, None, row, moments, {"weights": weights, "arms": arms})
+        rows = {name: unwritten((len(pipe.stages), pipe.versions * n), name, (pipe.axis, None))
+                for name, n in pipe.weights.lengths.items()}
+        made: dict[str, Any] = self.by_stage(copy, rows, weights)
+        return made
 
     def all_stages(self, state: State, gradients: dict[str, Any], count: Any) -> State:
         """Return the state after an update of all stages by the mean of so many gradients."""
@@ -140,22 +198,20 @@ class Updates:
                 def update() -> None:
                     count = state["count"][j].astype(np.float64)
                     weights, gradients = self.pipe.weights, state["gradients"]
-                    if data is None:
-                        sums = {name: g[:, 0] for name, g in gradients.items()}
-                        slopes = weights.read(sums, (j,), stage)
-                    else:
-                        sums = {name: spmd.psum(g[j, 0], data) for name, g in gradients.items()}
-                        slopes = weights.read(sums, (), stage)
+                    ends = weights.ends[stage]
+                    sums = {name: gradients[name][j, 0, :end] for name, end in ends.items()}
+                    if data is not None:
+                        sums = {name: spmd.psum(g, data) for name, g in sums.items()}
+                    slopes = weights.read(sums, (), stage)
                     new = self._updated(stage, j, state, slopes, 1 / count)
-                    before = {name: state["weights"][name][j].copy()
-                              for name in state.get("changes", ())}
+                    before = {name: state["weights"][name][j, :ends[name]].copy()
+                              for name in state.get("changes", ()) if name in ends}
                     self._keep(stage, j, state, new)
                     if "versions" in state:
-                        self._keep_version(j, state)
+                        self._keep_version(stage, j, state)
                     elif "changes" in state:
                         self._average_change(j, state, before, read["decays"][j])
-                    for g in state["gradients"].values():
-                        g[j] = 0
+                    weights.clear(state["gradients"], (j, 0), stage)
                     state["count"][j] = 0
                 return update
 
@@ -211,33 +267,29 @@ class Updates:
         self.pipe.weights.write(state["weights"], (j,), stage, new[0])
         self.moments.write(state["moments"], (j,), stage, new[1])
 
-    def _keep_version(self, j: Any, state: State) -> None:
+    def _keep_version(self, stage: int, j: Any, state: State) -> None:
         """Put new weights behind those that backward passes still read."""
         new = (state["version"][j] + 1) % self.pipe.versions
         state["version"][j] = new
         number = as_symbol(new, power=False) % self.pipe.versions
-        lengths = self.pipe.weights.lengths
-        for name, kept in state["versions"].items():
-            begin = number * lengths[name]
-            kept[j, begin:begin + lengths[name]] = state["weights"][name][j]
+        for name, end in self.pipe.weights.ends[stage].items():
+            begin = number * self.pipe.weights.lengths[name]
+            state["versions"][name][j, begin:begin + end] = state["weights"][name][j, :end]
 
     def _average_change(self, j: Any, state: State, before: Any, decay: Any) -> None:
         """Take an update into the average change of the weights."""
         state["version"][j] += 1
-        for name, average in state["changes"].items():
+        for name, old in before.items():
+            average, end = state["changes"][name], old.shape[0]
             kept = decay.astype(average.dtype)
-            change = state["weights"][name][j] - before[name]
-            average[j] = kept * average[j] + (1 - kept) * change
+            change = state["weights"][name][j, :end] - old
+            average[j, :end] = kept * average[j, :end] + (1 - kept) * change
 
     def _state(self, moments: Sequence[Any], stage: int) -> Any:
         leaves = iter(moments)
         tree = self.trees[stage]
         full = [next(leaves) if _is_array(x) else x for x in flatten(tree.value)[1]]
         return fill(tree, iter(full), fresh=True)
-
-    def _put(self, moments: Any, j: Any, stage: int, state: Any) -> None:
-        arrays = [as_array(x) for x in flatten(state)[1] if _is_array(x)]
-        self.moments.write(moments, (j,), stage, arrays)
 
 
 def _is_array(x: Any) -> bool:

@@ -40,14 +40,17 @@ OTHER_WEIGHTS = ("versions", "changes", "version", "backward_weights")
 
 @dataclass(frozen=True)
 class Microbatches:
-    """A batch as microbatches: x and y, trees of arrays (microbatch, example, …).
+    """A batch as microbatches: x and y, trees of arrays (stage, microbatch, example, …), of which x
+    has the row of the first stage alone, and y that of the last one: other ranks hold nothing.
 
-    data: the mesh axis that splits the examples, and how many ranks lie along it. x_types, y_types:
-    trees of the types of one microbatch on a rank.
+    mask: bool (microbatch, example), None where all examples are there. data: the mesh axis that
+    splits the examples, and how many ranks lie along it. x_types, y_types: trees of the types of
+    one microbatch on a rank.
     """
 
     x: Any
     y: Any
+    mask: Any
     data: str | None
     ranks: Any
     x_types: Any
@@ -72,16 +75,18 @@ class Microbatches:
                 + f"a batch of {-(-max(batch, 1) // count) * count} with a mask")
         data = _data_axis(arrays[0], 0, pipe.axis) if batch > count else None  # one is not split
         parts = [a.reshape(count, batch // count, *a.shape[1:]) for a in arrays]
-        parts = [a.relayout(batch_layout(data, a.ndim)) for a in parts]
         x, y = fill(tree, iter(parts), fresh=True)
-        return cls.in_flight(pipe, x, y)
+        mask = y.mask.relayout((None, data)) if isinstance(y, Masked) else None
+        x, y = (map_trees(lambda a, s=stage: pipe.places.only(s, a, data), tree)
+                for stage, tree in ((0, x), (pipe.schedule.stages - 1, y)))
+        return cls.in_flight(pipe, x, y, mask)
 
     @classmethod
-    def in_flight(cls, pipe: TrainingPipeline, x: Any, y: Any) -> Microbatches:
-        """Return microbatches (microbatch, example, …), laid out as batch_layout says."""
+    def in_flight(cls, pipe: TrainingPipeline, x: Any, y: Any, mask: Any) -> Microbatches:
+        """Return microbatches (stage, microbatch, example, …), laid out as layout_of_batch says."""
         tree, parts = flatten((x, y))
-        data = _data_axis(parts[0], 1, pipe.axis)
-        size, ranks = int(parts[0].shape[1]), 1
+        data = _data_axis(parts[0], 2, pipe.axis)
+        size, ranks = int(parts[0].shape[2]), 1
         if data is not None:
             ranks = spmd.axis_size(data)
             spmd.require(
@@ -91,29 +96,34 @@ class Microbatches:
                 size % ranks == 0,
                 f"the ranks along {data} share the {size} examples of a microbatch equally")
         own = size if data is None else expr.floordiv(expr.const(size), expr_of(ranks))
-        types = [ArrayType(a.type.dtype, (expr.as_expr(own), *a.type.shape[2:])) for a in parts]
+        types = [ArrayType(a.type.dtype, (expr.as_expr(own), *a.type.shape[3:])) for a in parts]
         x_types, y_types = fill(tree, iter(types), fresh=True)
-        return cls(x, y, data, ranks, x_types, y_types)
+        return cls(x, y, mask, data, ranks, x_types, y_types)
+
+    @property
+    def count(self) -> int:
+        """How many microbatches there are."""
+        return int(flatten(self.x)[1][0].shape[1])
 
     @property
     def masked(self) -> bool:
         """Whether some examples may not be there."""
-        return isinstance(self.y, Masked)
+        return self.mask is not None
 
     def examples(self) -> Any:
         """Return how many examples of each microbatch are there."""
-        return np.sum(self.y.mask, axis=1, dtype=np.int64)
+        return np.sum(self.mask, axis=1, dtype=np.int64)
 
     def weight(self) -> Any:
         """Return what gradients of the whole batch are divided by: how many examples are there, or
         how many microbatches."""
         if not self.masked:
-            return int(flatten(self.x)[1][0].shape[0])
+            return self.count
         return np.maximum(np.sum(self.examples()), 1)
 
-    def but(self, x: Any, y: Any) -> Microbatches:
+    def but(self, x: Any, y: Any, mask: Any) -> Microbatches:
         """Return other microbatches of the same types."""
-        return replace(self, x=x, y=y)
+        return replace(self, x=x, y=y, mask=mask)
 
 
 def _check_examples(arrays: Sequence[Array], batch: int) -> None:
@@ -131,11 +141,6 @@ def _check_mask(mask: Array, batch: int) -> None:
     if mask.dtype != np.bool_ or mask.ndim != 1 or int(mask.shape[0]) != batch:
         raise ShapeError("mask says which examples of a batch are there", place=user_place(),
                          expected=f"bool[{batch}]", found=str(mask.type))
-
-
-def batch_layout(data: str | None, ndim: int) -> tuple[Any, ...]:
-    """Return the layout of microbatches (microbatch, example, …)."""
-    return (None, data, *(None,) * (ndim - 2))
 
 
 def _data_axis(x: Array, dim: int, axis: str) -> str | None:
@@ -191,7 +196,7 @@ class Ticks:
         self.unlike = sorted(set(code.like))
         self.kinds = WEIGHTS if code.parts else BACKWARD  # of actions
         self.cycle = len(self.tables.kinds)
-        self.has = flatten(batches.x)[1][0].shape[0]  # microbatches
+        self.has = batches.count
 
     def run(self, work: Work, count: int, last: bool = False) -> Work:
         """Return what is in flight after so many ticks. last: all stages are updated in the last
@@ -217,21 +222,21 @@ class Ticks:
         pipe, code, ranks = self.pipe, self.code, self.batches.ranks
         data = self.batches.data
         made = {
-            "gradients": pipe.new(pipe.weights, (ranks,), (data,)),
-            "kept": pipe.new(code.kept, (self.slots, ranks), (None, data), spmd.empty),
-            "activations": pipe.new(code.activations, (ranks,), (data,), spmd.empty),
-            "cotangents": pipe.new(code.cotangents, (ranks,), (data,), spmd.empty),
+            "gradients": pipe.updates.zeros((ranks,), data),
+            "kept": pipe.new(code.kept, (self.slots, ranks), (None, data)),
+            "activations": pipe.new(code.activations, (ranks,), (data,)),
+            "cotangents": pipe.new(code.cotangents, (ranks,), (data,)),
             "loss": self.no_loss(),
         }
         if code.parts:
             made["crossing"] = pipe.new(code.crossing, (max(self.tables.crossing), ranks),
-                                        (None, data), spmd.empty)
+                                        (None, data))
         if self.tables.waits[0]:
             made["arrived"] = pipe.new(code.activations, (self.tables.received, ranks),
-                                       (None, data), spmd.empty)
+                                       (None, data))
         if self.tables.waits[1]:
             made["returned"] = pipe.new(code.cotangents, (self.tables.returned, ranks),
-                                        (None, data), spmd.empty)
+                                        (None, data))
         if not pipe.schedule.flushes:
             made["count"] = spmd.zeros((len(pipe.stages),), np.int64, layout=(pipe.axis,))
         if pipe.versions > 1 or pipe.estimates:
@@ -248,9 +253,8 @@ class Ticks:
             "used": spmd.zeros((stages, self.slots), np.int64, layout=(pipe.axis, None)),
         }
         if pipe.estimates:
-            return {**made, "changes": pipe.new(pipe.weights, ())}
-        return {**made, "versions": {name: np.concatenate([w] * pipe.versions, axis=1)
-                                     for name, w in weights.items()}}
+            return {**made, "changes": pipe.updates.zeros()}
+        return {**made, "versions": pipe.updates.versions(weights)}
 
     def no_loss(self) -> Any:
         """Return the sum and the number of the losses that come in a step, on each rank: none."""
@@ -377,7 +381,7 @@ class Ticks:
         """Do the forward pass of a stage."""
         code, last, state = self.code, self.pipe.stages[-1].number, action.state
         if s == 0:
-            h = _microbatch(batches[0], action.position)
+            h = _microbatch(batches[0], action)
         else:
             where, index = (
                 ("arrived", (action.row, action.microbatch % self.tables.received, 0))
@@ -385,7 +389,7 @@ class Ticks:
             h = code.handed(s - 1, code.activations.read(state[where], index, s - 1))
         part = 0 if self.batches.data is None else spmd.axis_index(self.batches.data)
         key = DropoutKey(action.stream, as_array(part).astype(np.int64))
-        given = [h, key, *([_microbatch(batches[1], action.position)] if s == last else [])]
+        given = [h, key, *([_microbatch(batches[1], action)] if s == last else [])]
         out, kept = code.halves[s].forward(self._parameters(s, action), *given)
         code.kept.write(state["kept"], (action.row, action.slot, 0), s, kept)
         if s < last:
@@ -467,16 +471,11 @@ class Ticks:
             action.state["count"][action.row] += action.weight
         self.pipe.weights.add(action.state["gradients"], (action.row, 0), s, flatten(slopes)[1])
 
-    def summed(self, gradients: Any) -> Any:
-        """Return gradients summed over the ranks along the data axis."""
-        return {name: g[:, 0] if self.batches.data is None else np.sum(g, axis=1)
-                for name, g in gradients.items()}
-
     def loss(self, work: Work) -> Any:
         """Return the mean of the losses that came, NaN if none did."""
         sums = np.sum(work["loss"], axis=0)
         return np.sum(sums[:, 0]) / np.mean(sums[:, 1])
 
 
-def _microbatch(tree: Any, k: Any) -> Any:
-    return map_trees(lambda x: x[k], tree)
+def _microbatch(tree: Any, action: StageAction) -> Any:
+    return map_trees(lambda x: x[action.row, action.position], tree)

@@ -18,6 +18,7 @@ from codegen.places import user_place
 from codegen.suggest import meant
 from codegen.trace.array import as_array
 from codegen.trace.context import CapturedAgain, Context, require_context
+from codegen.trace.numpy.creation import unwritten
 from codegen.trace.state import fill, flatten
 from spmd.pipelining.build_notes import kept_bytes, row_bytes, row_of
 from spmd.pipelining.evaluation import evaluated
@@ -181,7 +182,7 @@ class TrainingPipeline:
         state = {"weights": buffers, "moments": self.updates.init(buffers),
                  "steps": spmd.asarray(np.int64(0))}
         if self.every > 1:  # gradients of earlier steps wait for an update
-            state |= {"gradients": self.new(self.weights, ()), "pending": state["steps"],
+            state |= {"gradients": self.updates.zeros(), "pending": state["steps"],
                       "pending_weight": state["steps"]}
         types = self.context.facts.get(self.key)
         if not self.schedule.flushes and types is not None:
@@ -210,11 +211,11 @@ class TrainingPipeline:
         kind = RingTicks if self.ring else Ticks
         ticks = kind(self, self.code(batches), batches, earlier=earlier)
         work = ticks.run(ticks.begin({"weights": state["weights"]}), self.schedule.length)
-        sums = ticks.summed(work["gradients"])
+        sums = self.updates.summed(work["gradients"], batches.data)
         done = {**state, "steps": state["steps"] + 1}
         if self.every == 1:
             return self._applied(done, sums, batches.weight()), ticks.loss(work)
-        done["gradients"] = {name: g + sums[name] for name, g in state["gradients"].items()}
+        done["gradients"] = self.updates.added(state["gradients"], sums)
         done["pending"] = state["pending"] + 1
         done["pending_weight"] = state["pending_weight"] + batches.weight()
         return self._applied_if(done, done["pending"] == self.every), ticks.loss(work)
@@ -237,7 +238,7 @@ class TrainingPipeline:
         def update(state: State) -> State:
             count = state["pending_weight"].astype(np.float64)
             done = self._applied(state, state["gradients"], count)
-            done["gradients"] = {name: g * 0 for name, g in state["gradients"].items()}
+            done["gradients"] = self.updates.cleared(state["gradients"])
             return {**done, "pending": state["pending"] * 0,
                     "pending_weight": state["pending_weight"] * 0}
 
@@ -257,24 +258,26 @@ class TrainingPipeline:
         return evaluated(self, state, x, y if mask is None else Masked(y, mask))
 
     def params(self, state: State) -> list[Any]:
-        """Return the parameters of each layer, in order."""
+        """Return the parameters of each layer, in order. As outputs of the program they lie on the
+        ranks that have their stage."""
         self.places.expect_same(self.context, state)
         found = []
         for stage in self.stages:
             row = self.places.row(stage.number)
             leaves = self.weights.read(state["weights"], (row,), stage.number)
+            for leaf in leaves:
+                self.places.stay(self.context, leaf, row)
             found += fill(flatten(stage.parameters)[0], iter(leaves), fresh=True)
         return found
 
     # ---- what its parts call
 
-    def new(self, packing: Packing, between: tuple[Any, ...], layout: tuple[Any, ...] = (),
-            make: Callable[..., Any] | None = None) -> dict[str, Any]:
-        """Return buffers with a row for each stage, and dims between that and their lengths."""
-        make = make or spmd.zeros
-        return {name: make((self.schedule.stages, *between, n), name,
-                           layout=(self.axis, *layout, *(None,) * (len(between) - len(layout)),
-                                   None))
+    def new(self, packing: Packing, between: tuple[Any, ...], layout: tuple[Any, ...] = ()
+            ) -> dict[str, Any]:
+        """Return buffers with a row for each stage, and dims between that and their lengths. Nobody
+        has written into them."""
+        return {name: unwritten((self.schedule.stages, *between, n), name,
+                                (self.axis, *layout, *(None,) * (len(between) - len(layout)), None))
                 for name, n in packing.lengths.items()}
 
     def code(self, batches: Microbatches) -> StageCode:

@@ -127,7 +127,7 @@ class Table(ctypes.Structure):
                                          "buffers", "at_load", "counters", "sites",
                                          "points", "feeds", "takes", "sends", "saves",
                                          "overlays")),
-        *((n, ctypes.c_void_p) for n in ("buffer_overlay", "overlay_around",
+        *((n, ctypes.c_void_p) for n in ("buffer_overlay", "overlay_around", "buffer_sparse",
                                          "array_buffer", "array_dims",
                                          "array_size", "point_first",
                                          "take_feed", "take_first", "take_lies", "send_feed",

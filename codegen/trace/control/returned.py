@@ -78,6 +78,8 @@ def _output(context: Context, name: str, x: Any, place: Place) -> Output:
         raise _returned_error(what if name == "result" else f"{what}, as {name}", place)
     if isinstance(x, int) and not -(2**63) <= x < 2**64:
         raise _returned_error(f"an int of {x.bit_length()} bits, as {name}", place)
+    if isinstance(x, Array) and x.home is not None:
+        x = mapping.laid(x, x.home)
     value: Value = as_value(context, x)
     if value.type.layout is None and value.type.ndim:
         raise ProgramError(f'output "{name}" is one rank\'s array, not a global one', place=place,

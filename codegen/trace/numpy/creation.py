@@ -28,6 +28,7 @@ from codegen.trace.array import (
     unsupported,
     wrap,
 )
+from codegen.trace.constants import blank_value
 from codegen.trace.context import require_context
 from codegen.trace.declare import global_indices, shape_of
 from codegen.trace.expecting import within
@@ -121,6 +122,14 @@ def empty(shape: Any, dtype: Any = None, layout: Any = None) -> Array:
     made = zeros(shape, dtype, layout)
     made.made_empty = True
     return made
+
+
+def unwritten(shape: Any, dtype: Any, layout: Any) -> Array:
+    """Return a global array of which a rank has memory only for what it writes, page by page. What
+    nobody has written nobody may read."""
+    context = require_context("unwritten")
+    value = blank_value(context, element_type(dtype), shape_of(shape, "the shape"), sparse=True)
+    return mapping.relayout(wrap(context, value, scalar=False), layout)
 
 
 def full_like(x: Any, value: Any, dtype: Any = None, layout: Any = None, **other: Any) -> Array:

@@ -305,8 +305,12 @@ def relayout(x: Array, spec: Any, asked: bool = False) -> Array:
             'relayout("auto") asks for no layout', expected="the layout that the array shall have",
             found='"auto"', remedy="relayout(None) gathers it on every rank; without relayout the "
             "compiler lays arrays out where it may")
-    wanted = layout_of(context, spec, x.ndim, "relayout")
-    return wrap(context, context.emit_one(Relayout(wanted, asked), x.read()), scalar=False)
+    return laid(x, layout_of(context, spec, x.ndim, "relayout"), asked)
+
+
+def laid(x: Array, layout: Layout, asked: bool = False) -> Array:
+    """The same elements in this layout."""
+    return wrap(x.context, x.context.emit_one(Relayout(layout, asked), x.read()), scalar=False)
 
 
 def replicated_constant(context: Context, data: np.ndarray[Any, Any]) -> Array:

@@ -22,6 +22,7 @@ from spmd.schedules.tick_positions import TickPosition
 if TYPE_CHECKING:
     from spmd.launch.job import Job
 
+AGAIN = "spmd build, to make the image again"
 NOTABLE = 0.3  # a share of the time that ranks are idle
 
 
@@ -165,12 +166,14 @@ def _read(image: reader.ImageFile, row: dict[str, Any], ranks: int | None) -> Pi
     if ranks is not None and place != "block" and schedule.stages % ranks:
         fits = [n for n in range(1, schedule.stages + 1) if schedule.stages % n == 0]
         raise UsageError(f"--ranks {ranks}: ranks must divide the {schedule.stages} stages",
-                         expected=f"one of {', '.join(map(str, fits))}")
+                         expected=f"one of {', '.join(map(str, fits))}",
+                         remedy=f"--ranks {min(fits, key=lambda n: abs(n - ranks))}")
     schedule = replace(schedule, place=place, ranks=own if ranks is None else ranks)
     sizes = {name: 1 for e in row.get("kept", ()) for name in names_in(e)}
     kept = [int(reader.evaluate(e, sizes)) for e in row["kept"]] if "kept" in row else None
     if kept is not None and len(kept) != schedule.stages:
-        raise ImageError("damaged image", expected="kept bytes of each stage", found=str(len(kept)))
+        raise ImageError("damaged image", expected="kept bytes of each stage", found=str(len(kept)),
+                         remedy=AGAIN)
     return PipelineNotes(schedule, kept, row)
 
 
@@ -179,5 +182,5 @@ def _schedule_of(row: dict[str, Any]) -> Schedule:
     ticks = row["ticks"]
     if not complete(ticks, row["stages"], row["microbatches"]) or problems(ticks, row["period"]):
         raise ImageError("damaged image", expected="a schedule that is legal",
-                         found=printable(row["name"]))
+                         found=printable(row["name"]), remedy=AGAIN)
     return Schedule(**{**row, "ticks": {k: tuple(map(tuple, rows)) for k, rows in ticks.items()}})

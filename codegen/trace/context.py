@@ -144,6 +144,7 @@ class Context:
         self.bodies: list[Any] = []
         self.loops: list[Any] = []  # whose bodies are being captured: loops.Loop
         self.unrolled: frozenset[Place | None] = frozenset()  # loops that Python runs
+        self.library_calls: dict[Place, None] = {}  # of code of ours that has loops of its own
         self.to_unroll: list[Place | None] = []
         # whether loops over rows of arrays are run by Python, and whether one is compiled
         self.rows_by_python = self.has_rows = False
@@ -247,6 +248,12 @@ class Context:
             yield
         finally:
             self.place = before
+
+    def enter_library(self) -> None:
+        """Note that ops whose place is this call are code of ours, loops among them: no run is kept
+        in these, and their user can change nothing in them."""
+        if (place := user_place()) is not None:
+            self.library_calls[place] = None
 
     def next_serial(self) -> int:
         self._serial += 1

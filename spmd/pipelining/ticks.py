@@ -6,7 +6,7 @@ stage. Always holds: what a tick hands on is read in a later tick.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -70,6 +70,8 @@ class Microbatches:
                 remedy=(f"microbatches={' or '.join(map(str, near))}, or " if near else "")
                 + f"a batch of {-(-max(batch, 1) // count) * count} with a mask")
         data = _data_axis(arrays[0], 0, pipe.axis) if batch > count else None  # one is not split
+        if isinstance(y, Masked):
+            arrays = [*_present(arrays[:-1], arrays[-1]), arrays[-1]]
         parts = [a.reshape(count, batch // count, *a.shape[1:]) for a in arrays]
         parts = [a.relayout(batch_layout(data, a.ndim)) for a in parts]
         x, y = fill(tree, iter(parts), fresh=True)
@@ -120,16 +122,29 @@ def _check_examples(arrays: Sequence[Array], batch: int) -> None:
     wrong = next((a for a in arrays if not a.ndim or int(a.shape[0]) != batch), None)
     if wrong is not None:
         raise ShapeError(
-            "an array of x or y has not as many examples as the first one of x",
+            "an array of x or y has not as many examples as the first one of x"
+            if arrays[0].ndim else "the first array of x has no examples",
             place=user_place(), expected=f"{batch} examples in dim 0" if batch else
-            "examples in dim 0", found=str(wrong.type), remedy="x and y of one batch")
+            "examples in dim 0", found=str(wrong.type),
+            remedy="x and y of one batch; what all examples share is a constant of a layer")
+
+
+def _present(arrays: Sequence[Array], mask: Array) -> Iterator[Array]:
+    """Yield arrays in which each example that is not there is another one: the first one that is,
+    or zeros where none is. So what it holds, NaN too, makes no loss and no slope NaN."""
+    first, some = np.argmax(mask), np.any(mask)
+    for x in arrays:
+        row = np.where(some, x[first], spmd.zeros((), x.type.dtype.name))
+        yield np.where(mask.reshape(-1, *(1,) * (x.ndim - 1)), x, row)
 
 
 def _check_mask(mask: Array, batch: int) -> None:
     """Raise ShapeError for a mask that does not say of each example whether it is there."""
     if mask.dtype != np.bool_ or mask.ndim != 1 or int(mask.shape[0]) != batch:
         raise ShapeError("mask says which examples of a batch are there", place=user_place(),
-                         expected=f"bool[{batch}]", found=str(mask.type))
+                         expected=f"bool[{batch}]", found=str(mask.type),
+                         remedy="mask.astype(bool), as long as x" if mask.ndim == 1 else
+                         f"np.arange({batch}) < count")
 
 
 def batch_layout(data: str | None, ndim: int) -> tuple[Any, ...]:
@@ -266,16 +281,20 @@ class Ticks:
         arms = self._at(np.where(tables.kinds == IDLE, 0, numbers + tables.kinds), t)
         if not pipe.schedule.flushes:
             arms = np.where(self._exist(own), arms, 0)
+        positions = np.clip(own + self.before, 0, self.has - 1)
+        if self.batches.masked:  # nothing is computed of a microbatch without examples
+            examples = self.batches.examples()[positions]
+            arms = np.where(examples > 0, arms, 0)
         number = np.maximum(own + self.first, 0)
         counted = number + self.earlier  # over all steps
         begins, slots, crossing = (pipe.places.by_row(np.array(x)) for x in (
             pipe.positions[:-1], tables.slots, tables.crossing))
         read = {"arms": arms, "numbers": counted, "streams": counted * len(pipe.layers) + begins,
                 "microbatches": number, "slots": number % slots, "crossing": number % crossing,
-                "positions": np.clip(own + self.before, 0, self.has - 1),
+                "positions": positions,
                 "weights": work["weights"]}
         if self.batches.masked:
-            read["examples"] = self.batches.examples()[read["positions"]]
+            read["examples"] = examples
         apart = {"weights", "moments", *EARLIER_WEIGHTS}
         read |= {name: work[name] for name in EARLIER_WEIGHTS if name in work}
         state = {name: part for name, part in work.items() if name not in apart}

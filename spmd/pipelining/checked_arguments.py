@@ -52,9 +52,15 @@ def state_fault(state: Any, lengths: Mapping[str, Mapping[str, Any] | None], sta
     for name, parts in lengths.items():
         if parts is None:
             continue
-        rows = {k: x.shape for k, x in state[name].items()} if isinstance(
-            state[name], Mapping) and all(isinstance(x, Array) for x in state[name].values()
-            ) else types_text(state[name])
-        if rows != {k: (stages, n) for k, n in parts.items()}:
+        rows = state[name] if isinstance(state[name], Mapping) else {}
+        if set(rows) != set(parts) or any(
+                not isinstance(x, Array) or _differ(x.shape, (stages, parts[k]))
+                for k, x in rows.items()):
             return f"{name} of other layers, stages, or of another optimizer"
     return ""
+
+
+def _differ(shape: Sequence[Any], other: Sequence[Any]) -> bool:
+    """Return whether two shapes differ, as far as that is known while building."""
+    return len(shape) != len(other) or any(
+        isinstance(a, int) and isinstance(b, int) and a != b for a, b in zip(shape, other))

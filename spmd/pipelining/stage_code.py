@@ -159,7 +159,7 @@ def _check_returned(tree: Any) -> None:
     for leaf in flatten(tree)[1]:
         if not isinstance(leaf, (Array, Number, np.ndarray, np.generic, int, float, complex)):
             raise ProgramError(
-                f"it returns {types_text(leaf)}", expected="an array, or a tree of arrays",
+                f"it returns {types_text(tree)}", expected="an array, or a tree of arrays",
                 remedy="return what the layer computes" if leaf is None else "")
 
 

@@ -135,7 +135,7 @@ def _present(arrays: Sequence[Array], mask: Array) -> Iterator[Array]:
     first, some = np.argmax(mask), np.any(mask)
     for x in arrays:
         row = np.where(some, x[first], spmd.zeros((), x.type.dtype.name))
-        yield np.where(mask.reshape(-1, *(1,) * (x.ndim - 1)), x, row)
+        yield as_array(np.where(mask.reshape(-1, *(1,) * (x.ndim - 1)), x, row))
 
 
 def _check_mask(mask: Array, batch: int) -> None:

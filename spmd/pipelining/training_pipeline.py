@@ -17,9 +17,8 @@ from codegen.errors import UnsupportedError, UsageError
 from codegen.places import user_place
 from codegen.suggest import meant
 from codegen.trace.array import as_array
-from codegen.trace.context import CapturedAgain, Context, require_context
+from codegen.trace.context import CapturedAgain, Context, eager_current, require_context
 from codegen.trace.state import fill, flatten
-from codegen.user import eager_runs
 from spmd.pipelining.build_notes import kept_bytes, row_of
 from spmd.pipelining.checked_arguments import check_parameters, state_fault
 from spmd.pipelining.evaluation import evaluated
@@ -56,10 +55,9 @@ def pipeline(
     - microbatches: equal parts of a batch, in its order. In a layer, spmd.nn.dropout(x, rate, seed,
       stream) adds microbatch * len(layers) + layer to the stream: numbers from 0, that of the
       microbatch over all steps. An example has the same zeros on any ranks.
-    - schedule, accumulate, correction: as of spmd.schedules.make_schedule, or what it has
-      returned. A schedule that flushes updates all
-      stages at the end of a step; any other one updates a stage as soon as `accumulate` of its
-      backward passes are done, and never waits. Under "pipemare" a backward pass reads w - n * d
+    - schedule, accumulate, correction: as of spmd.schedules.make_schedule, or what that returns.
+      A schedule that flushes updates all stages at the end of a step; any other one updates a stage
+      as soon as `accumulate` of its backward passes are done. Under "pipemare" B reads w - n * d
       for the weights of its forward pass: n updates came since, d is their average change. An
       update takes c * d + (1 - c) * (its change) for d, c = exp(-2) ** (1 / the stage's most n)
       (Yang et al., PipeMare, 2021: the discrepancy correction; D is exp(-2)).
@@ -94,15 +92,31 @@ def pipeline(
         losses = spmd.build(train).run(ranks=3)
         print(losses[0].round(3), losses[-1] < losses[0] / 4)    # 0.535 True
     """
-    if eager_runs.runtime() is not None and Context.current() is None:
-        raise UnsupportedError("spmd.pipeline in an eager run", place=user_place(),
-                               expected="a program that is built",
-                               remedy="spmd.build(program).run(ranks=1, …)")
-    context = require_context("spmd.pipeline")
+    context = _context()
     layers, stages = _checked(context, layers, axis, stages, optimizer)
     check_cut(cut, len(layers))
     made = make_schedule(schedule, stages, microbatches, accumulate, correction)
     return TrainingPipeline(context, layers, axis, made, optimizer, cut, place)
+
+
+def _context() -> Context:
+    """Return the open capture. UnsupportedError in an eager run, ProgramError outside of any."""
+    if eager_current() is not None:
+        raise UnsupportedError("spmd.pipeline in an eager run", place=user_place(),
+                               expected="a program that is built",
+                               remedy="spmd.build(program).run(ranks=1, …)")
+    context = require_context("spmd.pipeline")
+    _check_view(context)
+    return context
+
+
+def _check_view(context: Context) -> None:
+    """Raise UnsupportedError where the code around has the view of one rank."""
+    if context.rank_view:
+        raise UnsupportedError(
+            "a pipeline in a shard_map, or in a layer of another one", place=user_place(),
+            expected="code with global arrays: the stages are on all ranks along an axis",
+            remedy="the layers of both as layers of one pipeline; or what is in shard_map outside")
 
 
 def _checked(context: Context, layers: Any, axis: str, stages: Any, optimizer: Any
@@ -211,6 +225,12 @@ class TrainingPipeline:
         y = y if mask is None else Masked(y, mask)
         batches = Microbatches.of(self, x, y, self.schedule.microbatches)
         if self.lacks_types or not self.schedule.flushes and "cycle" not in state:
+            if self.key in self.context.facts:  # its init has begun with all that a state needs
+                raise UsageError(
+                    "no state of this pipeline", place=user_place(),
+                    expected="what the init of the same pipeline returns", found="a state that "
+                    "another call of spmd.pipeline has begun, without what is in flight",
+                    remedy="one pipeline for all entries, as self.pipe = spmd.pipeline(…)")
             self.context.facts[self.key] = batch_types(x, y)
             raise CapturedAgain
         if not self.schedule.flushes:
@@ -277,6 +297,7 @@ class TrainingPipeline:
     def _own(self, state: Any) -> State:
         """Return a state with which a user calls a method. UsageError for what is no state of this
         pipeline."""
+        _check_view(self.context)
         self.context.enter_library()
         names = {"weights": self.weights.lengths, "moments": self.updates.moments.lengths,
                  "steps": None, **({"pending": None} if self.every > 1 else {})}

@@ -21,7 +21,7 @@ from codegen.trace.array import Array, as_array, as_value
 from codegen.trace.control.functional import changing_loop
 from codegen.trace.control.letting import as_symbol, say_position
 from codegen.trace.expecting import expect
-from codegen.trace.number import expr_of
+from codegen.trace.number import Number, expr_of
 from codegen.trace.state import fill, flatten
 from spmd.nn.layers import DropoutKey
 from spmd.optim.transformation import map_trees
@@ -57,7 +57,7 @@ class Microbatches:
         """Return a batch cut into so many microbatches."""
         tree, leaves = flatten((x, y))
         arrays = [as_array(leaf) for leaf in leaves]
-        batch = int(arrays[0].shape[0]) if arrays[0].ndim else 0
+        batch = _examples_of(arrays[0])
         if isinstance(y, Masked):
             _check_mask(as_array(y.mask), batch)
         _check_examples(arrays, batch)
@@ -115,6 +115,17 @@ class Microbatches:
     def but(self, x: Any, y: Any) -> Microbatches:
         """Return other microbatches of the same types."""
         return replace(self, x=x, y=y)
+
+
+def _examples_of(x: Array) -> int:
+    """Return how many examples an array has; ShapeError where only the run knows that."""
+    number = x.shape[0] if x.ndim else 0
+    if isinstance(number, Number) and not number.expr.is_const:
+        raise ShapeError(
+            "a batch of as many examples as only the run knows", place=user_place(),
+            expected="a number of examples that is known while building", found=str(x.type),
+            remedy='spmd.Dim("batch", 32), and a mask where a batch may be shorter')
+    return int(number)
 
 
 def _check_examples(arrays: Sequence[Array], batch: int) -> None:

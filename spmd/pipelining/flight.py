@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import spmd
+from codegen.errors import ShapeError
+from codegen.places import user_place
 from codegen.trace.array import as_array
 from codegen.trace.state import fill, flatten
 from spmd.optim.transformation import map_trees
@@ -37,6 +39,11 @@ def like_batch(pipe: TrainingPipeline, types: Any) -> Microbatches:
     return Microbatches.of(pipe, x, y, pipe.schedule.microbatches)
 
 
+def _one(x: Any) -> str:
+    """Return the element type and the shape of one microbatch."""
+    return f"{x.dtype}[{', '.join(map(str, x.shape[1:]))}]"
+
+
 class Flight:
     """The steps of one pipeline."""
 
@@ -62,6 +69,13 @@ class Flight:
         """Return the state after a step, and the loss."""
         tree, new = flatten((batches.x, batches.y))
         before = flatten((state["x"], state["y"]))[1]
+        for was, now in zip(before, new):
+            if was.shape[1:] != now.shape[1:] or was.dtype != now.dtype:
+                raise ShapeError(
+                    "a batch unlike those that are in flight", place=user_place(),
+                    expected=f"microbatches of {_one(was)}", found=_one(now),
+                    remedy="batches of one size, with a mask for a short one; or a schedule that "
+                    "flushes")
         x, y = fill(tree, iter([np.concatenate(pair) for pair in zip(before, new, strict=True)]),
                     fresh=True)
         every = batches.but(x, y)

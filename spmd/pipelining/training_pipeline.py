@@ -136,7 +136,7 @@ def _checked(context: Context, layers: Any, axis: str, stages: Any, optimizer: A
                          found=repr(pairs[wrong[0]] if wrong else layers),
                          remedy="layers=[(block, w), (last, v)]")
     check_parameters(pairs)
-    if not hasattr(optimizer, "init") or not hasattr(optimizer, "update"):
+    if isinstance(optimizer, type) or not all(hasattr(optimizer, n) for n in ("init", "update")):
         raise UsageError("a pipeline has no optimizer", place=user_place(),
                          expected="a transformation of spmd.optim", found=repr(optimizer),
                          remedy="optimizer=spmd.optim.sgd(0.1)")

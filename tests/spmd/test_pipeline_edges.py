@@ -249,7 +249,7 @@ def test_a_schedule_object_with_a_correction_and_batches_of_other_sizes():
 # ---- what is said
 
 
-def pipeline_of(layers, use=None, x=None, **options):
+def pipeline_of(layers, use=None, **options):
     """Return a program with a pipeline of layers, or of a function of x that returns them; `use`
     takes the pipeline and x in the place of a step."""
     @spmd.program(mesh=("stage",))
@@ -270,6 +270,27 @@ def unpacks(w, pair):
 
 def forgets(w, h):
     h @ w
+
+
+def in_shard_map(pipe, x):
+    state = pipe.init()
+    return spmd.shard_map(lambda x: pipe.evaluate(state, x, x), in_layouts=((None, None),),
+                          out_layouts=())(x)
+
+
+def some_rows():
+    return spmd.input("rows_of", (spmd.Dim("rows", at_most=9), 4), np.float64)
+
+
+def two_sizes(pipe, x):
+    state, _ = pipe.step(pipe.init(), x, x)
+    return pipe.step(state, x[:4], x[:4])[1]
+
+
+def of_another(pipe, x):
+    other = spmd.pipeline(LAYERS, stages=2, microbatches=2, schedule="continuous",
+                          optimizer=optim.sgd(0.1))
+    return other.step(pipe.init(), x, x)[1]
 
 
 LAYERS = [(middle, EYE), (middle, EYE + 0), (last, EYE + 0)]
@@ -305,6 +326,15 @@ SAID = {  # layers, what is done with them, what the message has
                      ["a dict without 'moments', 'steps'"]),
     "another state": (LAYERS, lambda p, x: p.evaluate({**p.init(), "weights": {}}, x, x),
                       ["weights of other layers"]),
+    "no optimizer": ([*LAYERS, {"optimizer": optim.GradientTransformation}], None,
+                     ["no optimizer", "spmd.optim"]),
+    "in a shard_map": (LAYERS, in_shard_map, ["a pipeline in a shard_map", "one pipeline"]),
+    "only the run knows": (LAYERS, lambda p, x: p.step(p.init(), some_rows(), some_rows())[1],
+                           ["only the run knows", "float64[rows, 4]", "mask"]),
+    "another size": ([*LAYERS, {"schedule": "continuous"}], two_sizes,
+                     ["unlike those that are in flight", "float64[4, 4]", "float64[2, 4]"]),
+    "another pipeline": ([*LAYERS, {"schedule": "continuous"}], of_another,
+                         ["another call of spmd.pipeline", "self.pipe"]),
     "a number": (LAYERS, lambda p, x: p.step(p.init(), 1.0, x)[1],
                  ["x has no examples", "float64[]", "dim 0"]),
 }
@@ -313,8 +343,9 @@ SAID = {  # layers, what is done with them, what the message has
 @pytest.mark.parametrize("name", SAID)
 def test_what_is_wrong_is_said_with_layer_and_line(name):
     layers, use, parts = SAID[name]
+    options = layers[-1] if isinstance(layers, list) and isinstance(layers[-1], dict) else {}
     with pytest.raises(spmd.SpmdError) as caught:
-        pipeline_of(layers, use).capture()
+        pipeline_of(layers[:-1] if options else layers, use, **options).capture()
     message = str(caught.value)
     assert "test_pipeline_edges.py:" in message and "try:" in message
     assert not isinstance(caught.value, spmd.InternalError)

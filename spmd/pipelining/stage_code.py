@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from codegen.dtypes import INT64
-from codegen.errors import ProgramError, ShapeError, SpmdError
-from codegen.ir import ArrayType
+from codegen.errors import ProgramError, ShapeError, SpmdError, UnsupportedError
+from codegen.ir import ArrayType, Op, Region, walk
 from codegen.places import is_ours, put_place, user_place
 from codegen.places import last as last_step
 from codegen.trace.array import Array, as_array
@@ -203,10 +203,22 @@ def kind_of(tree: Any) -> str:
     return str([*zip(shape.paths(), leaves, strict=True), *map(type, shape.containers())])
 
 
-def code_of(context: Context, stages: Sequence[Stage], x: Any, y: Any, backward: bool = True,
-            apart: bool = False) -> StageCode:
-    """Return the code of stages for microbatches x and targets y, trees of types. y: None where the
-    last layer is called without targets. apart: whether W is an action of its own."""
+def _check_index(context: Context, axis: str, ops: Sequence[Op]) -> None:
+    """Raise UnsupportedError where a layer reads the index of its rank along the axis of stages."""
+    index = next(a.coord_sym for a in context.mesh.axes if a.name == axis)
+    for op in walk(Region((), tuple(ops), ())):
+        if any(index in e.symbols() for e in op.what.exprs()):
+            raise UnsupportedError(
+                f'a layer of a pipeline reads the index of its rank along "{axis}"', place=op.place,
+                expected="layers whose results are the same on any number of ranks",
+                remedy="a parameter of the layer, or a number that its function has, in its place")
+
+
+def code_of(context: Context, axis: str, stages: Sequence[Stage], x: Any, y: Any,
+            backward: bool = True, apart: bool = False) -> StageCode:
+    """Return the code of stages for microbatches x and targets y, trees of types. axis: along which
+    stages lie. y: None where the last layer is called without targets. apart: whether W is an
+    action of its own."""
     halves: list[Halves] = []
     like: list[int] = []
     known: dict[Any, int] = {}
@@ -220,6 +232,7 @@ def code_of(context: Context, stages: Sequence[Stage], x: Any, y: Any, backward:
         made = halves[like[-1]] if like[-1] < stage.number else in_two(
             context, stage if backward else stage.without_dropout, own, given, wanted, backward)
         halves.append(made)
+        _check_index(context, axis, (*made.ahead, *made.later))
         if stage.last and y is not None and (made.out.kind != "leaf" or made.out_types[0].shape
                            or made.out_types[0].dtype.kind != "f"):
             raise ShapeError("the last layer of a pipeline gives the loss of a microbatch",

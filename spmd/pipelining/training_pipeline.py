@@ -325,8 +325,9 @@ class TrainingPipeline:
         """Return the code of the stages for microbatches of this type."""
         key = str(flatten((batches.x_types, batches.y_types))[1])
         if key not in self._codes:
-            self._codes[key] = code_of(self.context, self.stages, batches.x_types, batches.y_types,
-                                       apart=self.schedule.splits_backward)
+            self._codes[key] = code_of(
+                self.context, self.axis, self.stages, batches.x_types, batches.y_types,
+                apart=self.schedule.splits_backward)
             self.note["kept"] = kept_bytes(self._codes[key])
         return self._codes[key]
 

@@ -326,6 +326,8 @@ SAID = {  # layers, what is done with them, what the message has
                      ["a dict without 'moments', 'steps'"]),
     "another state": (LAYERS, lambda p, x: p.evaluate({**p.init(), "weights": {}}, x, x),
                       ["weights of other layers"]),
+    "an index": ([(lambda w, h: h @ w * spmd.axis_index("stage"), EYE), *LAYERS[1:]], None,
+                 ['the index of its rank along "stage"', "any number of ranks"]),
     "no optimizer": ([*LAYERS, {"optimizer": optim.GradientTransformation}], None,
                      ["no optimizer", "spmd.optim"]),
     "in a shard_map": (LAYERS, in_shard_map, ["a pipeline in a shard_map", "one pipeline"]),

@@ -275,6 +275,8 @@ class Module:
     checks: tuple[str, ...] = ()  # of codegen.check_names: what is checked while it runs
     # of a Graph: loops that are unrolled, since an extent in them depends on the counter
     unrolled: tuple[Place, ...] = ()
+    # of a Graph: calls of library code; ops with such a place were written by no user
+    library_calls: tuple[Place, ...] = ()
     keeps: tuple[Keeps, ...] = ()  # of a Graph: what its derivatives keep
     # of a Graph: what libraries say of it to people, rows of JSON by what they are of
     notes: Mapping[str, list[dict[str, Any]]] = field(default_factory=dict)

@@ -25,6 +25,7 @@ from spmd.schedules.weight_ring import NoRingError
 if TYPE_CHECKING:
     from spmd.launch.job import Job
 
+AGAIN = "spmd build, to make the image again"
 NOTABLE = 0.3  # a share of the time that ranks are idle
 
 
@@ -213,14 +214,16 @@ def _read(
     if ranks is not None and place in ("round", "v") and schedule.stages % ranks:
         fits = [n for n in range(1, schedule.stages + 1) if schedule.stages % n == 0]
         raise UsageError(f"--ranks {ranks}: ranks must divide the {schedule.stages} stages",
-                         expected=f"one of {', '.join(map(str, fits))}")
+                         expected=f"one of {', '.join(map(str, fits))}",
+                         remedy=f"--ranks {min(fits, key=lambda n: abs(n - ranks))}")
     schedule = replace(schedule, place=place, ranks=own if ranks is None else ranks)
     lengths = row.get("rows") or {}
     sizes = {name: 1 for e in (*row.get("kept", ()), *lengths.values()) for name in names_in(e)}
     sizes |= {f"n_{axis}": size for axis, size in (mesh or {}).items()}
     kept = [int(reader.evaluate(e, sizes)) for e in row["kept"]] if "kept" in row else None
     if kept is not None and len(kept) != schedule.stages:
-        raise ImageError("damaged image", expected="kept bytes of each stage", found=str(len(kept)))
+        raise ImageError("damaged image", expected="kept bytes of each stage", found=str(len(kept)),
+                         remedy=AGAIN)
     found = {name: int(reader.evaluate(e, sizes)) for name, e in lengths.items()}
     return PipelineNotes(schedule, kept, RowBytes(**found) if found else None, row)
 
@@ -237,5 +240,5 @@ def _schedule_of(row: dict[str, Any]) -> Schedule:
     ticks = row["ticks"]
     if not complete(ticks, row["stages"], row["microbatches"]) or problems(ticks, row["period"]):
         raise ImageError("damaged image", expected="a schedule that is legal",
-                         found=printable(row["name"]))
+                         found=printable(row["name"]), remedy=AGAIN)
     return Schedule(**{**row, "ticks": {k: tuple(map(tuple, rows)) for k, rows in ticks.items()}})

@@ -7,15 +7,15 @@ Always holds: what the user asked for (a relayout, the layouts of a shard_map) i
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from codegen.errors import Place
 from codegen.explain.traffic import Traffic
-from codegen.ir import Op, Region, Value, layout_text, walk
+from codegen.ir import Module, Op, Region, Value, layout_text, walk
 from codegen.layouts.cuts import layout_of
 from codegen.layouts.demands import Demands
 from codegen.mesh import LayoutEntry
-from codegen.ops import Fourier, Kernel, MatMul
+from codegen.ops import Fourier, Kernel, Loop, MatMul
 from codegen.ops.transforms import FACTOR, FOUR_STEPS
 from codegen.symbolic import expr
 from codegen.symbolic.estimate import largest
@@ -33,15 +33,30 @@ ONE_EXTENT = "arrays as long in every turn, and a mask: np.arange(n) < i in plac
 EACH_ITS_OWN = "relayout of an operand in the loop: then each turn makes its own product"
 
 
-def unrolled(body: Region) -> tuple[Place, int] | None:
+def unrolled(graph: Module) -> tuple[Place, int] | None:
     """The place in a line that stands most often in a Graph that takes long to build, and how
     often: fewer times than its operations of one kind, of which it may have several."""
-    copies = Counter((op.place, type(op.what)) for op in walk(body) if op.place)
-    often = [(n, place) for (place, _), n in copies.most_common() if n >= OFTEN]
-    if copies.total() < LONG_PROGRAM or not often:
+    library = frozenset(graph.library_calls)
+    copies = Counter((op.place, type(op.what), where)
+                     for op, where in _by_users(graph.body, library) if op.place)
+    often = [(n, place) for (place, *_), n in copies.most_common() if n >= OFTEN]
+    if sum(1 for _ in walk(graph.body)) < LONG_PROGRAM or not often:
         return None
     line = often[0][1].line
     return min(((place, n) for n, place in often if place.line == line), key=lambda at: at[1])
+
+
+def _by_users(region: Region, library: frozenset[Place], inside: bool = False
+              ) -> Iterator[tuple[Op, int]]:
+    """Yield the ops that users have written, and, of each call of library code, the outermost
+    loops, which are as many as calls. With each stands 0, or in library code its region: that
+    repeats what users have written, and they cannot change how often."""
+    for op in region.ops:
+        called = op.place in library
+        if not called or (isinstance(op.what, Loop) and not inside):
+            yield op, id(region) * inside
+        for inner in op.regions:
+            yield from _by_users(inner, library, inside or called)
 
 
 def too_much(traffic: Traffic) -> bool:

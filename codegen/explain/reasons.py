@@ -169,7 +169,7 @@ class Explained:
         rows = [_chosen(op.what.because, op.place, self.instead(op), self.copied(op) > advice.LARGE)
                 for op in self.ops if isinstance(op.what, Relayout | MatMul) and op.what.because]
         rows += [_chosen(advice.UNROLLED, p, advice.ONE_EXTENT) for p in self.graph.unrolled]
-        if found := advice.unrolled(self.graph.body):
+        if found := advice.unrolled(self.graph):
             place, often = found
             rows.append(_chosen(f"stands {often} times in the program, which is long to build",
                                 place, advice.COMPILED_LOOP))

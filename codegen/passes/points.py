@@ -1,7 +1,8 @@
 """Points at which a run can be kept: the head of every turn of the outermost loops.
 
 Goes in: a Graph. Comes out: the same with a `point` as the first op of the body of each loop that
-carries anything and stands in no other loop, also in branches and inside of a shard_map.
+carries anything and stands in no other loop, also in branches and inside of a shard_map. Loops of
+library code have none: a run that went on in one of them would lack what user's loops did before.
 Always holds: what the Graph computes does not change; all ranks come through a point equally often.
 """
 
@@ -13,7 +14,6 @@ from itertools import chain
 from codegen.answers import unanswerable
 from codegen.errors import UnsupportedError
 from codegen.ir import Module, Op, Region, Value, walk
-from codegen.mesh import Mesh
 from codegen.ops import Branch, Loop, Point, Send, ShardMap
 from codegen.symbolic import expr
 from codegen.variance import Variance
@@ -21,18 +21,20 @@ from codegen.variance import Variance
 
 def with_points(graph: Module) -> Module:
     """The Graph whose outermost loops have points, numbered in program order."""
-    return replace(graph, kept=True, body=_Numbering(graph.mesh).region(graph.body))
+    return replace(graph, kept=True, body=_Numbering(graph).region(graph.body))
 
 
 class _Numbering:
-    def __init__(self, mesh: Mesh) -> None:
-        self.mesh, self.count = mesh, 0
+    def __init__(self, graph: Module) -> None:
+        self.mesh, self.library, self.count = graph.mesh, graph.library_calls, 0
         self.ranks: Variance | None = None
 
     def region(self, region: Region) -> Region:
         return region.with_ops(map(self.op, region.ops))
 
     def op(self, op: Op) -> Op:
+        if op.place in self.library:
+            return op
         if isinstance(op.what, ShardMap):
             args = zip(op.regions[0].args, op.what.in_layouts, strict=True)
             self.ranks = Variance(self.mesh, {v: chain(*layout) for v, layout in args})

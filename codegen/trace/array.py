@@ -322,6 +322,12 @@ def local_type(mesh: Mesh, t: ArrayType) -> ArrayType:
 
 def shard_of_captured(context: Context, value: Value) -> Value:
     """This rank's shard of a global value that the open shard_map met by closure."""
+    if not context.captured and any(block.apart for block in context.blocks):
+        raise ProgramError(
+            "the code of a stage uses an array of the program that it is not given",
+            expected="a layer of (parameters, h), or an optimizer, that reads nothing else of the "
+            "program but constants", found=str(value.type),
+            remedy="that array among the parameters of the layer, or a part of x")
     if not context.captured:
         raise ProgramError(
             "the default of an input uses an array of the program",

@@ -21,7 +21,7 @@ from codegen.suggest import meant, meant_keyword
 from codegen.symbolic.expr import Expr
 from codegen.trace.array import Array, Number
 
-_MISTAKES = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError)
+MISTAKES = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError)
 _LARGE_STAND_IN = 1 << 20  # elements; larger arrays that stand in are read-only and need no memory
 
 
@@ -40,7 +40,7 @@ def asked(name: str, ours: Callable[..., Any], theirs: Any) -> Callable[..., Any
             return ours(*args, **kwargs)
         except SpmdError:
             raise
-        except _MISTAKES as error:
+        except MISTAKES as error:
             if (found := _of_numpy(ours, theirs, args, kwargs)) is not None:
                 raise found from error
             if not isinstance(error, TypeError) or _binds(ours, args, kwargs):
@@ -78,7 +78,7 @@ def _of_numpy(ours: Any, theirs: Any, args: Any, kwargs: Any) -> ProgramError | 
     try:
         with np.errstate(all="ignore"):
             theirs(*stand_ins[0], **stand_ins[1])
-    except _MISTAKES as error:
+    except MISTAKES as error:
         known = [*_parameters(theirs), *keywords_of(ours)]
         remedy = meant_keyword(error, known) if isinstance(error, TypeError) else ""
         return ProgramError(f"{type(error).__name__}: {error}", remedy=remedy)

@@ -99,6 +99,7 @@ class Context:
     looked_for: dict[str, Any]
     facts: dict[str, Any]  # what earlier captures of the program have found
     notes: dict[str, list[dict[str, Any]]]  # what libraries say to people
+    library_calls: dict[Place, None]  # of code of ours that has loops of its own
     states: tuple[StateArray, ...] = ()
     entries: tuple[Entry, ...] = ()
     outermost: Any = None  # what loops in no other one carried in the capture before: settled.Inner
@@ -111,7 +112,7 @@ class Context:
         self.epoch = 0  # grows where a piece of code begins that may be undone
         self.place: Place | None = None  # where ops come from, if not from what runs now
         self.write_logs: list[dict[Storage, None]] = []
-        self.own_scalars, self.looked_for, self.facts, self.notes = {}, {}, {}, {}
+        self.own_scalars, self.looked_for, self.facts = {}, {}, {}
         self.scalars: dict[str, Scalar] = {}
         self.inputs: dict[str, Input] = {}
         self.feeds: dict[str, Feed] = {}
@@ -161,7 +162,7 @@ class Context:
         # while it is true, names are given for good: also in a piece of code that is captured again
         self.naming_for_good = False
         self._for_good: list[str] = []
-        self._serial = 0
+        self._serial, self.notes, self.library_calls = 0, {}, {}
         self._names = Fresh()
 
     @classmethod
@@ -247,6 +248,12 @@ class Context:
             yield
         finally:
             self.place = before
+
+    def enter_library(self) -> None:
+        """Note that ops whose place is this call are code of ours, loops among them: no run is kept
+        in these, and their user can change nothing in them."""
+        if (place := user_place()) is not None:
+            self.library_calls[place] = None
 
     def next_serial(self) -> int:
         self._serial += 1

@@ -342,6 +342,7 @@ class Program:
             states=context.states, entries=context.entries,
             file=self.file, keeps=kept_by(body, context.keeps), notes=context.notes,
             unrolled=tuple(sorted(filter(None, context.unrolled), key=str)),
+            library_calls=tuple(context.library_calls),
             checks=tuple(name for name in CHECKS if name in context.checks),
         )
         return check_saves(check_feeds(module))

@@ -151,8 +151,10 @@ def _dtype_of(x: Any) -> Any:
     return x.dtype if hasattr(x, "dtype") else np.result_type(x)
 
 
-# What global_norm calls instead, where the tree that it is given is a part of all updates.
-norms_of_parts: ContextVar[Callable[[Any], Any] | None] = ContextVar("norms", default=None)
+# What sums up a number for each leaf, where the tree is a part of all updates: a function of the
+# tree, of the number for a leaf, and of whether the sum over the part alone is no answer.
+sums_of_parts: ContextVar[Callable[[Any, Callable[[Any], Any], bool], Any] | None] = ContextVar(
+    "sums", default=None)
 
 
 def global_norm(updates: Any) -> Any:
@@ -161,11 +163,13 @@ def global_norm(updates: Any) -> Any:
 
     Arrays that the same axes split are added up first: one exchange for each set of axes.
     """
-    elsewhere = norms_of_parts.get()
+    leaves = leaves_of(widened(updates))
+    elsewhere = sums_of_parts.get()
     if elsewhere is not None:
-        return elsewhere(updates)
+        total = elsewhere(updates, lambda x: np.sum(squared(widened(x))), True)
+        return np.sqrt(total).astype(leaves[0].real.dtype)
     parts: dict[frozenset[Any], Any] = {}
-    for x in leaves_of(widened(updates)):
+    for x in leaves:
         axes, square = _axes(x), np.sum(squared(x))
         parts[axes] = parts[axes] + square if axes in parts else square
     return np.sqrt(reduce(lambda a, b: a + b, parts.values())) if parts else 0.0

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import spmd
+from codegen.errors import ShapeError
+from codegen.places import user_place
 from codegen.trace.array import as_array
 from codegen.trace.numpy.creation import unwritten
 from codegen.trace.state import fill, flatten
@@ -37,6 +39,11 @@ def like_batch(pipe: TrainingPipeline, types: Any) -> Microbatches:
     made = [spmd.zeros(shape, dtype, layout=layout) for shape, dtype, layout in leaves]
     x, y = fill(tree, iter(made), fresh=True)
     return Microbatches.of(pipe, x, y, pipe.schedule.microbatches)
+
+
+def _one(x: Any) -> str:
+    """Return the element type and the shape of one microbatch."""
+    return f"{x.dtype}[{', '.join(map(str, x.shape[2:]))}]"
 
 
 class Flight:
@@ -69,6 +76,15 @@ class Flight:
 
     def step(self, state: State, batches: Microbatches) -> tuple[State, Any]:
         """Return the state after a step, and the loss."""
+        before, new = (flatten(pair)[1] for pair in ((state["x"], state["y"]),
+                                                     (batches.x, batches.y)))
+        for was, now in zip(before, new):
+            if was.shape[2:] != now.shape[2:] or was.dtype != now.dtype:
+                raise ShapeError(
+                    "a batch unlike those that are in flight", place=user_place(),
+                    expected=f"microbatches of {_one(was)}", found=_one(now),
+                    remedy="batches of one size, with a mask for a short one; or a schedule that "
+                    "flushes")
         first, last = (self.pipe.places.row(s) for s in (0, len(self.pipe.stages) - 1))
         both = ("x", batches.x, first), ("y", batches.y, last)
         behind = self.behind * self.size

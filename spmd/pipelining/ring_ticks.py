@@ -59,7 +59,10 @@ class RingTicks(Ticks):
         """Return what is in flight before the first tick: weights where they are needed first."""
         ring = self._ring()
         reverse = {name: w[::-1] for name, w in state["weights"].items()}
-        return {**super().begin(state), "weights": _moved(reverse, ring.forward.begin),
+        work = super().begin(state)
+        work["gradients"] = map_trees(  # rows are those of all stages in turn: all of each is zero
+            lambda g: spmd.zeros(g.shape, g.type.dtype.name, layout=g.layout), work["gradients"])
+        return {**work, "weights": _moved(reverse, ring.forward.begin),
                 "backward_weights": _moved(state["weights"], ring.backward.begin)}
 
     def _ring(self) -> WeightRing:
@@ -76,10 +79,9 @@ class RingTicks(Ticks):
             work |= changing_loop(0, turns, lambda _, part: _moved(part, 1), part, "rebinds")
         return work
 
-    def summed(self, gradients: Any) -> Any:
-        """Return gradients in the rows of their stages, summed over the ranks along the data axis.
-        """
-        return _moved(super().summed(gradients), -self._ring().backward.end)
+    def gradients(self, work: Work) -> Any:
+        """Return the gradients of a step, in the rows of their stages."""
+        return _moved(super().gradients(work), -self._ring().backward.end)
 
 
 def _moved(rows: Any, count: int) -> Any:

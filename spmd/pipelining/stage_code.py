@@ -14,18 +14,23 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from codegen.dtypes import INT64
-from codegen.errors import ShapeError
-from codegen.ir import ArrayType
-from codegen.places import user_place
+from codegen.errors import ProgramError, ShapeError, SpmdError, UnsupportedError
+from codegen.ir import ArrayType, Op, Region, walk
+from codegen.places import is_ours, put_place, user_place
+from codegen.places import last as last_step
 from codegen.trace.array import Array, as_array
+from codegen.trace.blame import MISTAKES
 from codegen.trace.context import Context
 from codegen.trace.control.conversion import as_called
 from codegen.trace.derive.backward_parts import BackwardParts, backward_parts
 from codegen.trace.derive.two_parts import Halves, in_two
+from codegen.trace.number import Number
 from codegen.trace.state import fill, flatten
+from codegen.user.signatures import check_call
 from spmd.nn.layers import DropoutKey, dropout_key
 from spmd.optim.transformation import map_trees
 from spmd.pipelining.flat_buffers import Packing
+from spmd.pipelining.layer_texts import shown, types_text, written_at
 
 
 class Masked(NamedTuple):
@@ -70,24 +75,53 @@ class Stage:
         more = targets if self.last and k == len(self.functions) - 1 else ()
         masks = [y.mask for y in more if isinstance(y, Masked)]
         plain = [y.targets if isinstance(y, Masked) else y for y in more]
-        try:
-            found = as_called(self.functions[k])(own, h, *plain)
-        except ShapeError as error:
-            if self.begin + k:
-                raise self._unfit(k, h, error) from None
-            raise
-        return _sum_of(found, masks[0]) if masks else found
+        returned = self._called(k, {"parameters": own, "x" if self.first and not k else "h": h,
+                                    **({"y": plain[0]} if plain else {})})
+        return _sum_of(returned, masks[0]) if masks else returned
 
-    def _unfit(self, k: int, h: Any, error: ShapeError) -> ShapeError:
-        """Return the error of a layer that does not take what the one before hands on."""
-        number = self.begin + k
+    def _called(self, k: int, given: dict[str, Any]) -> Any:
+        """Return what a layer's function returns for these arguments. Errors in it say which layer
+        it is, and with what it is called."""
+        function = self.functions[k]
+        try:
+            check_call(function, "its function", *given.values(), expected=(
+                f"a function of ({', '.join(given)}), as layer {self.begin + k} is called"))
+            returned = as_called(function)(*given.values())
+            _check_returned(returned)
+        except SpmdError as error:
+            put_place(error)
+            self._say_which(k, given, error)
+            raise
+        except MISTAKES as error:
+            inner = last_step(error.__traceback__)
+            if inner is None or is_ours(inner.tb_frame.f_code.co_filename):
+                raise  # no mistake of the user's
+            failed = ProgramError(f"{type(error).__name__}: {error}")
+            put_place(failed.with_traceback(error.__traceback__))
+            self._say_which(k, given, failed)
+            raise failed from error
+        return returned
+
+    def _say_which(self, k: int, given: dict[str, Any], error: SpmdError) -> None:
+        """Say in an error of a layer which one it is, and with what it is called."""
+        number, function = self.begin + k, self.functions[k]
         before = self.functions[k - 1] if k else self.before
-        shapes = ", ".join(str(x.type) for x in flatten(h)[1] if isinstance(x, Array))
-        return ShapeError(
-            f"layer {number}, {_shown(self.functions[k])}, does not take what layer {number - 1}, "
-            f"{_shown(before)}, hands on", place=error.place,
-            expected=f"another shape: {error.message}", found=shapes,
-            remedy="layers that fit: each takes what the one before returns")
+        error.message = f"layer {number}, {shown(function)}: {error.message}"
+        texts = [f"{name} {types_text(x)}" for name, x in given.items()]
+        called = f"called with {'; '.join(texts)}"
+        if before is not None:
+            called += f"; h is what layer {number - 1}, {shown(before)}, returns"
+        error.found = f"{error.found}; {called}" if error.found else called
+        error.remedy = error.remedy or (
+            "a last layer that also does without targets, as f(w, h, y=None)"
+            if self.last and number and "y" not in given and k == len(self.functions) - 1 else
+            "layers that fit: each takes (parameters, h), h as the one before returns it")
+        known = {(p.file, p.line) for p in [error.place] if p}
+        for n, f in ((number, function), (number - 1, before or function)):
+            place = written_at(f)
+            if place and (place.file, place.line) not in known:
+                known.add((place.file, place.line))
+                error.also += (f"layer {n}, {shown(f)}, is in", place),
 
 
 def stages_of(layers: Sequence[tuple[Callable[..., Any], Any]], positions: Sequence[int]
@@ -120,11 +154,13 @@ def _dropout_follows(key: DropoutKey | None) -> Iterator[None]:
         dropout_key.reset(token)
 
 
-def _shown(function: Any) -> str:
-    """Return the name of a layer's function and where it is written."""
-    code = getattr(function, "__code__", None)
-    name = getattr(function, "__name__", type(function).__name__)
-    return f"{name} ({code.co_filename}:{code.co_firstlineno})" if code else name
+def _check_returned(tree: Any) -> None:
+    """Raise UsageError where what a layer returns is no tree of arrays."""
+    for leaf in flatten(tree)[1]:
+        if not isinstance(leaf, (Array, Number, np.ndarray, np.generic, int, float, complex)):
+            raise ProgramError(
+                f"it returns {types_text(tree)}", expected="an array, or a tree of arrays",
+                remedy="return what the layer computes" if leaf is None else "")
 
 
 @dataclass(frozen=True)
@@ -167,10 +203,22 @@ def kind_of(tree: Any) -> str:
     return str([*zip(shape.paths(), leaves, strict=True), *map(type, shape.containers())])
 
 
-def code_of(context: Context, stages: Sequence[Stage], x: Any, y: Any, backward: bool = True,
-            apart: bool = False) -> StageCode:
-    """Return the code of stages for microbatches x and targets y, trees of types. y: None where the
-    last layer is called without targets. apart: whether W is an action of its own."""
+def _check_index(context: Context, axis: str, ops: Sequence[Op]) -> None:
+    """Raise UnsupportedError where a layer reads the index of its rank along the axis of stages."""
+    index = next(a.coord_sym for a in context.mesh.axes if a.name == axis)
+    for op in walk(Region((), tuple(ops), ())):
+        if any(index in e.symbols() for e in op.what.exprs()):
+            raise UnsupportedError(
+                f'a layer of a pipeline reads the index of its rank along "{axis}"', place=op.place,
+                expected="layers whose results are the same on any number of ranks",
+                remedy="a parameter of the layer, or a number that its function has, in its place")
+
+
+def code_of(context: Context, axis: str, stages: Sequence[Stage], x: Any, y: Any,
+            backward: bool = True, apart: bool = False) -> StageCode:
+    """Return the code of stages for microbatches x and targets y, trees of types. axis: along which
+    stages lie. y: None where the last layer is called without targets. apart: whether W is an
+    action of its own."""
     halves: list[Halves] = []
     like: list[int] = []
     known: dict[Any, int] = {}
@@ -184,11 +232,14 @@ def code_of(context: Context, stages: Sequence[Stage], x: Any, y: Any, backward:
         made = halves[like[-1]] if like[-1] < stage.number else in_two(
             context, stage if backward else stage.without_dropout, own, given, wanted, backward)
         halves.append(made)
+        _check_index(context, axis, (*made.ahead, *made.later))
         if stage.last and y is not None and (made.out.kind != "leaf" or made.out_types[0].shape
                            or made.out_types[0].dtype.kind != "f"):
             raise ShapeError("the last layer of a pipeline gives the loss of a microbatch",
                              expected="one float, an array of shape ()",
-                             found=", ".join(map(str, made.out_types)),
+                             found=f"{', '.join(map(str, made.out_types))}, of layer "
+                             f"{stage.begin + len(stage.functions) - 1}, "
+                             f"{shown(stage.functions[-1])}",
                              remedy="np.mean(…) of the losses of its examples")
         h = fill(made.out, iter(made.out_types), fresh=True)
     inner = [m.out_types for m in halves]

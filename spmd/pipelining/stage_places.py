@@ -38,6 +38,7 @@ class StagePlaces:
             raise UsageError(f"place={place!r}", place=user_place(),
                              expected=f"one of {', '.join(PLACES)}", remedy=meant(place, PLACES))
         self.axis, self.stages, self.back_and_forth = axis, stages, place == "v"
+        self.follows = place == "microbatch"
         self.ranks: Any = None
         if place in ("round", "v"):
             self.ranks = spmd.axis_size(axis)
@@ -70,10 +71,10 @@ class StagePlaces:
 
     def only(self, stage: int, x: Any, data: str | None) -> Any:
         """Return an array (stage, microbatch, example, …) that has x in the row of a stage, and
-        nothing else."""
+        nothing else; in all rows where ranks follow their microbatches."""
         shape = (self.stages, *x.shape)
         rows = unwritten(shape, x.type.dtype.name, layout_of_batch(self.axis, data, len(shape)))
-        rows[self.row(stage)] = x
+        rows[slice(None) if self.follows else self.row(stage)] = x
         return rows
 
     def stay(self, context: Context, leaf: Any, row: Any) -> None:

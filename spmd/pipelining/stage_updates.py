@@ -26,9 +26,7 @@ from spmd.optim.transformation import (
     apply_updates,
     in_type,
     leaves_of,
-    norms_of_parts,
-    squared,
-    widened,
+    sums_of_parts,
 )
 from spmd.pipelining.flat_buffers import Packing
 from spmd.pipelining.shared_weights import SharedWeights
@@ -50,10 +48,10 @@ class Updates:
         self.shared = SharedWeights(pipe.stages, pipe.schedule.flushes)
         self._captured: dict[Any, Halves] = {}
         self.trees: list[Tree] = []
-        norms = _Norms(None)
+        sums = _Sums(None, pipe.schedule.flushes)
         types: list[list[ArrayType]] = []
         for stage in pipe.stages:
-            tree, found = _state_of(pipe.context, optimizer, stage.parameters, norms)
+            tree, found = _state_of(pipe.context, optimizer, stage.parameters, sums)
             self.trees.append(tree)
             types.append(found)
         self.moments = Packing(types)
@@ -62,8 +60,8 @@ class Updates:
         self.arms = [list(dict.fromkeys(kinds)).index(kind) for kind in kinds]
         # of the average change, by stage: the shorter, the fewer updates a microbatch crosses
         self.decays = [DECAY ** (1 / max(1, pipe.schedule.crossed(s.number))) for s in pipe.stages]
-        self.norms = max(norms.calls) if norms.calls else 0
-        if self.norms and not pipe.schedule.flushes:
+        self.sums = max(sums.calls) if sums.calls else 0
+        if self.sums and not pipe.schedule.flushes:
             raise UsageError(
                 "the optimizer reads the norm of all stages' gradients, and each stage is updated "
                 "alone", place=user_place(),
@@ -156,21 +154,21 @@ class Updates:
         gradients = self.shared.summed_across(self.pipe, gradients)
         stages = len(self.pipe.stages)
         arms = self.pipe.places.by_row(np.array(self.arms))
-        read: dict[str, Any] = {"gradients": gradients, "arms": arms, "squares": {}}
-        for call in range(self.norms):  # one that follows from another one is known after it
-            squares = {"new": spmd.zeros((stages,), layout=(self.pipe.axis,))}
-            squares = by_rows(self.pipe.axis, None, self._row(1 / count, call), squares,
-                              {**read, "state": state})
-            total = np.sum(squares["new"]) * spmd.ones((stages,), layout=(self.pipe.axis,))
-            read = {**read, "squares": {**read["squares"], str(call): total}}
+        read: dict[str, Any] = {"gradients": gradients, "arms": arms, "sums": {}}
+        for call in range(self.sums):  # one that follows from another one is known after it
+            parts = {"new": spmd.zeros((stages,), layout=(self.pipe.axis,))}
+            parts = by_rows(self.pipe.axis, None, self._row(1 / count, call), parts,
+                            {**read, "state": state})
+            total = np.sum(parts["new"]) * spmd.ones((stages,), layout=(self.pipe.axis,))
+            read = {**read, "sums": {**read["sums"], str(call): total}}
         done: State = by_rows(self.pipe.axis, None, self._row(1 / count), state, read)
         return done
 
     def _row(self, factor: float, call: int | None = None) -> Any:
-        """Return what updates the stage of a row; or finds its part of what a call of global_norm
-        sums up."""
+        """Return what updates the stage of a row; or finds its part of what the optimizer sums
+        up over all stages."""
         def row(j: Any, state: Any, read: Any, _: Any) -> None:
-            known = [x[j] for x in read["squares"].values()]
+            known = [x[j] for x in read["sums"].values()]
 
             def begin(stage: int) -> Any:
                 def update() -> None:
@@ -234,8 +232,8 @@ class Updates:
         """Return the parameters of a stage, whose row is j, and the arrays of the optimizer's
         state, updated by `factor` times the gradients.
 
-        known: what calls of global_norm sum up over all stages. call: of which the stage's own part
-        is returned instead.
+        known: what calls of `sums_of_parts` sum up over all stages. call: of which the stage's own
+        part is returned instead.
         """
         weights = self.pipe.weights
         given = (weights.read(state["weights"], (j,), stage),
@@ -253,12 +251,12 @@ class Updates:
         """Compute what _updated returns."""
         slopes = self.shared.summed_within(stage, [g * in_type(factor, g.dtype) for g in slopes])
         own = self.parameters(stage, own)
-        norms = _Norms(self.shared, stage, known)
-        with norms.asked():
+        sums = _Sums(self.shared, self.pipe.schedule.flushes, stage, known)
+        with sums.asked():
             changes, after = self.optimizer.update(
                 self.parameters(stage, slopes), self._state(moments, stage), own)
         if call is not None:
-            return norms.squares[call].astype(np.float64)
+            return sums.own[call].astype(np.float64)
         arrays = [as_array(x) for x in flatten(after)[1] if _is_array(x)]
         return flatten(apply_updates(own, changes))[1], arrays
 
@@ -296,47 +294,50 @@ def _is_array(x: Any) -> bool:
     return isinstance(x, (Array, np.ndarray, np.generic))
 
 
-class _Norms:
-    """Calls of global_norm of the parts of stages, while an optimizer is captured.
+class _Sums:
+    """What an optimizer sums up over all stages, while it is captured with the part of one.
 
-    known: the sums of the squares of all stages, by call. squares: of this stage's part. calls: how
-    often each optimizer has called it.
+    known: the sums over all stages, by call. own: those over this stage's part. calls: how often
+    each optimizer sums up something. together: whether stages are updated in the same moment; else
+    a stage answers by itself what it can.
     """
 
-    def __init__(self, shared: SharedWeights | None, stage: int = 0, known: Any = ()) -> None:
-        self.shared, self.stage, self.known = shared, stage, known
-        self.squares: list[Any] = []
+    def __init__(self, shared: SharedWeights | None, together: bool, stage: int = 0,
+                 known: Any = ()) -> None:
+        self.shared, self.together, self.stage, self.known = shared, together, stage, known
+        self.own: list[Any] = []
         self.calls: list[int] = []
         self.depth = 0  # of open blocks, where the optimizer is called
 
     @contextmanager
     def asked(self) -> Iterator[None]:
-        token = norms_of_parts.set(self._norm)
-        self.squares, self.depth = [], len(require_context("spmd.pipeline").blocks)
+        token = sums_of_parts.set(self._sum)
+        self.own, self.depth = [], len(require_context("spmd.pipeline").blocks)
         try:
             yield
         finally:
-            norms_of_parts.reset(token)
-            self.calls.append(len(self.squares))
+            sums_of_parts.reset(token)
+            self.calls.append(len(self.own))
 
-    def _norm(self, updates: Any) -> Any:
+    def _sum(self, updates: Any, of: Callable[[Any], Any], needs_all: bool) -> Any:
+        parts = [of(x).astype(np.float64) for k, x in enumerate(leaves_of(updates))
+                 if self.shared is None or (self.stage, k) not in self.shared.later]
+        total = reduce(lambda a, b: a + b, parts, as_array(0.0))
+        if not needs_all and not self.together:
+            return total
         if len(require_context("spmd.pipeline").blocks) > self.depth:  # others may not call it
             raise UsageError(
-                "the optimizer reads the norm of all stages' gradients in some of its steps only",
-                place=user_place(), expected="clip_by_global_norm around what makes some steps "
+                "the optimizer reads all stages' gradients, as for their norm, in some of its "
+                "steps only", place=user_place(),
+                expected="clip_by_global_norm, or apply_if_finite, around what makes some steps "
                 "only, as MultiSteps and apply_if_finite do, and not in it",
                 remedy="accumulate=… of spmd.pipeline in the place of MultiSteps")
-        leaves = leaves_of(widened(updates))
-        own = [squared(x) for k, x in enumerate(leaves)
-               if self.shared is None or (self.stage, k) not in self.shared.later]
-        call, dtype = len(self.squares), leaves[0].real.dtype
-        self.squares.append(reduce(lambda a, b: a + b, [np.sum(x) for x in own], as_array(0.0)))
-        if call < len(self.known):
-            return np.sqrt(self.known[call]).astype(dtype)
-        return np.sqrt(self.squares[call]).astype(dtype)
+        call = len(self.own)
+        self.own.append(total)
+        return self.known[call] if call < len(self.known) else total
 
 
-def _state_of(context: Context, optimizer: Any, parameters: Any, norms: _Norms
+def _state_of(context: Context, optimizer: Any, parameters: Any, sums: _Sums
               ) -> tuple[Tree, list[ArrayType]]:
     """Return the structure of the optimizer's state of a stage, and the types of its arrays."""
     tree, leaves = flatten(parameters)
@@ -349,7 +350,7 @@ def _state_of(context: Context, optimizer: Any, parameters: Any, norms: _Norms
             state = optimizer.init(own)
             state_tree, found = flatten(state)
             arrays = [as_value(context, x) for x in found if _is_array(x)]
-            with norms.asked():
+            with sums.asked():
                 optimizer.update(own, state, own)
     finally:
         context.rank_view -= 1

@@ -6,7 +6,7 @@ stage. Always holds: what a tick hands on is read in a later tick.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from codegen.trace.array import Array, as_array, as_value
 from codegen.trace.control.functional import changing_loop
 from codegen.trace.control.letting import as_symbol, say_position
 from codegen.trace.expecting import expect
-from codegen.trace.number import expr_of
+from codegen.trace.number import Number, expr_of
 from codegen.trace.state import fill, flatten
 from spmd.nn.layers import DropoutKey
 from spmd.optim.transformation import map_trees
@@ -61,7 +61,7 @@ class Microbatches:
         """Return a batch cut into so many microbatches."""
         tree, leaves = flatten((x, y))
         arrays = [as_array(leaf) for leaf in leaves]
-        batch = int(arrays[0].shape[0]) if arrays[0].ndim else 0
+        batch = _examples_of(arrays[0])
         if isinstance(y, Masked):
             _check_mask(as_array(y.mask), batch)
         _check_examples(arrays, batch)
@@ -74,6 +74,8 @@ class Microbatches:
                 remedy=(f"microbatches={' or '.join(map(str, near))}, or " if near else "")
                 + f"a batch of {-(-max(batch, 1) // count) * count} with a mask")
         data = _data_axis(arrays[0], 0, pipe.axis) if batch > count else None  # one is not split
+        if isinstance(y, Masked):
+            arrays = [*_present(arrays[:-1], arrays[-1]), arrays[-1]]
         parts = [a.reshape(count, batch // count, *a.shape[1:]) for a in arrays]
         x, y = fill(tree, iter(parts), fresh=True)
         mask = y.mask.relayout((None, data)) if isinstance(y, Masked) else None
@@ -126,21 +128,45 @@ class Microbatches:
         return replace(self, x=x, y=y, mask=mask)
 
 
+def _examples_of(x: Array) -> int:
+    """Return how many examples an array has; ShapeError where only the run knows that."""
+    number = x.shape[0] if x.ndim else 0
+    if isinstance(number, Number) and not number.expr.is_const:
+        raise ShapeError(
+            "a batch of as many examples as only the run knows", place=user_place(),
+            expected="a number of examples that is known while building", found=str(x.type),
+            remedy='spmd.Dim("batch", 32), and a mask where a batch may be shorter')
+    return int(number)
+
+
 def _check_examples(arrays: Sequence[Array], batch: int) -> None:
     """Raise ShapeError where not all arrays of a batch have its examples in dim 0."""
     wrong = next((a for a in arrays if not a.ndim or int(a.shape[0]) != batch), None)
     if wrong is not None:
         raise ShapeError(
-            "an array of x or y has not as many examples as the first one of x",
+            "an array of x or y has not as many examples as the first one of x"
+            if arrays[0].ndim else "the first array of x has no examples",
             place=user_place(), expected=f"{batch} examples in dim 0" if batch else
-            "examples in dim 0", found=str(wrong.type), remedy="x and y of one batch")
+            "examples in dim 0", found=str(wrong.type),
+            remedy="x and y of one batch; what all examples share is a constant of a layer")
+
+
+def _present(arrays: Sequence[Array], mask: Array) -> Iterator[Array]:
+    """Yield arrays in which each example that is not there is another one: the first one that is,
+    or zeros where none is. So what it holds, NaN too, makes no loss and no slope NaN."""
+    first, some = np.argmax(mask), np.any(mask)
+    for x in arrays:
+        row = np.where(some, x[first], spmd.zeros((), x.type.dtype.name))
+        yield as_array(np.where(mask.reshape(-1, *(1,) * (x.ndim - 1)), x, row))
 
 
 def _check_mask(mask: Array, batch: int) -> None:
     """Raise ShapeError for a mask that does not say of each example whether it is there."""
     if mask.dtype != np.bool_ or mask.ndim != 1 or int(mask.shape[0]) != batch:
         raise ShapeError("mask says which examples of a batch are there", place=user_place(),
-                         expected=f"bool[{batch}]", found=str(mask.type))
+                         expected=f"bool[{batch}]", found=str(mask.type),
+                         remedy="mask.astype(bool), as long as x" if mask.ndim == 1 else
+                         f"np.arange({batch}) < count")
 
 
 def _data_axis(x: Array, dim: int, axis: str) -> str | None:
@@ -275,6 +301,10 @@ class Ticks:
         arms = self._at(np.where(tables.kinds == IDLE, 0, numbers + tables.kinds), t)
         if not pipe.schedule.flushes:
             arms = np.where(self._exist(own), arms, 0)
+        positions = np.clip(own + self.before, 0, self.has - 1)
+        if self.batches.masked:  # nothing is computed of a microbatch without examples
+            examples = self.batches.examples()[positions]
+            arms = np.where(examples > 0, arms, 0)
         number = np.maximum(own + self.first, 0)
         counted = number + self.earlier  # over all steps
         begins = self._at(np.array(pipe.positions)[tables.stages], t)
@@ -283,10 +313,10 @@ class Ticks:
                 "microbatches": number, "crossing": number % crossing,
                 "slots": (number % slots if tables.slots_at is None
                           else self._at(tables.slots_at, t)),
-                "positions": np.clip(own + self.before, 0, self.has - 1),
+                "positions": positions,
                 "weights": work["weights"]}
         if self.batches.masked:
-            read["examples"] = self.batches.examples()[read["positions"]]
+            read["examples"] = examples
         apart = {"weights", "moments", *OTHER_WEIGHTS}
         read |= {name: work[name] for name in OTHER_WEIGHTS if name in work}
         state = {name: part for name, part in work.items() if name not in apart}
@@ -470,6 +500,10 @@ class Ticks:
         if "count" in action.state:
             action.state["count"][action.row] += action.weight
         self.pipe.weights.add(action.state["gradients"], (action.row, 0), s, flatten(slopes)[1])
+
+    def gradients(self, work: Work) -> Any:
+        """Return the gradients of a step, (stage, position along the data axis, …)."""
+        return work["gradients"]
 
     def loss(self, work: Work) -> Any:
         """Return the mean of the losses that came, NaN if none did."""

@@ -13,14 +13,15 @@ from typing import Any
 import numpy as np
 
 import spmd
-from codegen.errors import UsageError
+from codegen.errors import UnsupportedError, UsageError
 from codegen.places import user_place
 from codegen.suggest import meant
 from codegen.trace.array import as_array
-from codegen.trace.context import CapturedAgain, Context, require_context
+from codegen.trace.context import CapturedAgain, Context, eager_current, require_context
 from codegen.trace.numpy.creation import unwritten
 from codegen.trace.state import fill, flatten
 from spmd.pipelining.build_notes import kept_bytes, row_bytes, row_of
+from spmd.pipelining.checked_arguments import check_parameters, state_fault
 from spmd.pipelining.evaluation import evaluated
 from spmd.pipelining.flat_buffers import Packing
 from spmd.pipelining.flight import Flight, batch_types, like_batch
@@ -33,6 +34,7 @@ from spmd.pipelining.stage_updates import Updates
 from spmd.pipelining.tick_tables import TickTables, tables_of
 from spmd.pipelining.ticks import Microbatches, Ticks
 from spmd.schedules import Schedule, make_schedule
+from spmd.schedules.actions import plain_integer
 
 State = dict[str, Any]
 
@@ -40,7 +42,7 @@ State = dict[str, Any]
 def pipeline(
     layers: Sequence[tuple[Callable[..., Any], Any]], *, axis: str = "stage", stages: int,
     microbatches: int, schedule: Any = "1f1b", accumulate: int | str | None = None,
-    optimizer: Any, cut: Cut = "parameters", place: str = "block",
+    correction: str | None = None, optimizer: Any, cut: Cut = "parameters", place: str = "block",
 ) -> TrainingPipeline:
     """Return a TrainingPipeline: layers on different ranks, several microbatches in flight at once.
 
@@ -55,11 +57,12 @@ def pipeline(
     - microbatches: equal parts of a batch, in its order. In a layer, spmd.nn.dropout(x, rate, seed,
       stream) adds microbatch * len(layers) + layer to the stream: numbers from 0, that of the
       microbatch over all steps. An example has the same zeros on any ranks.
-    - schedule, accumulate: as of spmd.schedules.make_schedule. A schedule that flushes updates all
-      stages at the end of a step; any other one updates a stage as soon as `accumulate` of its
-      backward passes are done, and never waits. Under "pipemare" a backward pass reads w - n * d
-      for the weights of its forward pass: n updates came since, d is their average change, which
-      an update makes c * d + (1 - c) * (its change), c = exp(-2) ** (1 / most n) (Yang et al.).
+    - schedule, accumulate, correction: as of spmd.schedules.make_schedule, or what that returns.
+      A schedule that flushes updates all stages at the end of a step; any other one updates a stage
+      as soon as `accumulate` of its backward passes are done. Under "pipemare" B reads w - n * d
+      for the weights of its forward pass: n updates came since, d is their average change. An
+      update takes c * d + (1 - c) * (its change) for d, c = exp(-2) ** (1 / the stage's most n)
+      (Yang et al., PipeMare, 2021: the discrepancy correction; D is exp(-2)).
     - optimizer: a transformation of spmd.optim. It sees the parameters of a stage as a list.
     - place: which rank of n has which stages. "block": as many in a row as others, on any number
       of ranks. "round": stage s is on rank s % n. "v": from rank 0 to n - 1, and back, and so on;
@@ -92,16 +95,37 @@ def pipeline(
         losses = spmd.build(train).run(ranks=3)
         print(losses[0].round(3), losses[-1] < losses[0] / 4)    # 0.535 True
     """
-    context = require_context("spmd.pipeline")
-    layers = _checked(context, layers, axis, stages, optimizer)
+    context = _context()
+    layers, stages = _checked(context, layers, axis, stages, optimizer)
     check_cut(cut, len(layers))
-    made = make_schedule(schedule, stages, microbatches, accumulate)
+    made = make_schedule(schedule, stages, microbatches, accumulate, correction)
     return TrainingPipeline(context, layers, axis, made, optimizer, cut, place)
 
 
-def _checked(context: Context, layers: Any, axis: str, stages: Any, optimizer: Any) -> list[Any]:
-    """Return the layers as a list. UsageError for an axis that is not there, what is no layer or no
-    optimizer, or more stages than layers."""
+def _context() -> Context:
+    """Return the open capture. UnsupportedError in an eager run, ProgramError outside of any."""
+    if eager_current() is not None:
+        raise UnsupportedError("spmd.pipeline in an eager run", place=user_place(),
+                               expected="a program that is built",
+                               remedy="spmd.build(program).run(ranks=1, …)")
+    context = require_context("spmd.pipeline")
+    _check_view(context)
+    return context
+
+
+def _check_view(context: Context) -> None:
+    """Raise UnsupportedError where the code around has the view of one rank."""
+    if context.rank_view:
+        raise UnsupportedError(
+            "a pipeline in a shard_map, or in a layer of another one", place=user_place(),
+            expected="code with global arrays: the stages are on all ranks along an axis",
+            remedy="the layers of both as layers of one pipeline; or what is in shard_map outside")
+
+
+def _checked(context: Context, layers: Any, axis: str, stages: Any, optimizer: Any
+             ) -> tuple[list[Any], int]:
+    """Return the layers as a list, and the number of stages. UsageError for an axis that is not
+    there, what is no layer or no optimizer, or more stages than layers."""
     if axis not in context.mesh.names:
         raise UsageError(f"the mesh has no axis {axis!r}", place=user_place(),
                          expected=f"one of {', '.join(context.mesh.names)}",
@@ -114,16 +138,18 @@ def _checked(context: Context, layers: Any, axis: str, stages: Any, optimizer: A
                          place=user_place(), expected="pairs (function, parameters)",
                          found=repr(pairs[wrong[0]] if wrong else layers),
                          remedy="layers=[(block, w), (last, v)]")
-    if not hasattr(optimizer, "init") or not hasattr(optimizer, "update"):
+    check_parameters(pairs)
+    if isinstance(optimizer, type) or not all(hasattr(optimizer, n) for n in ("init", "update")):
         raise UsageError("a pipeline has no optimizer", place=user_place(),
                          expected="a transformation of spmd.optim", found=repr(optimizer),
                          remedy="optimizer=spmd.optim.sgd(0.1)")
-    if not isinstance(stages, int) or not 1 <= stages <= len(pairs):
+    number = plain_integer(stages)
+    if number is None or not 1 <= number <= len(pairs):
         raise UsageError(
             f"{stages!r} stages, and there are {len(pairs)} layers", place=user_place(),
             expected="at least one stage, and at most one for each layer",
             remedy=f"stages={len(pairs)}, or parts of layers as layers of their own")
-    return pairs
+    return pairs, number
 
 
 def _is_layer(x: Any) -> bool:
@@ -175,12 +201,13 @@ class TrainingPipeline:
     def init(self) -> State:
         """Return the state before the first step: the parameters that the layers have, the
         optimizer's first state, nothing in flight."""
+        self.context.enter_library()
         buffers = self.new(self.weights, ())
         for stage in self.stages:
             leaves = [as_array(x) for x in flatten(stage.parameters)[1]]
             self.weights.write(buffers, (self.places.row(stage.number),), stage.number, leaves)
-        state = {"weights": buffers, "moments": self.updates.init(buffers),
-                 "steps": spmd.asarray(np.int64(0))}
+        state: State = {"weights": buffers, "moments": self.updates.init(buffers),
+                        "steps": spmd.asarray(np.int64(0))}
         if self.every > 1:  # gradients of earlier steps wait for an update
             state |= {"gradients": self.updates.zeros(), "pending": state["steps"],
                       "pending_weight": state["steps"]}
@@ -198,11 +225,16 @@ class TrainingPipeline:
         layer returns the losses of the examples, (examples,), and losses and gradients are means
         over those that are there, however many of them a microbatch has.
         """
-        self.places.expect_same(self.context, state)
-        state = self.places.marked(state)
+        state = self.places.marked(self._own(state))
         y = y if mask is None else Masked(y, mask)
         batches = Microbatches.of(self, x, y, self.schedule.microbatches)
         if self.lacks_types or not self.schedule.flushes and "cycle" not in state:
+            if self.key in self.context.facts:  # its init has begun with all that a state needs
+                raise UsageError(
+                    "no state of this pipeline", place=user_place(),
+                    expected="what the init of the same pipeline returns", found="a state that "
+                    "another call of spmd.pipeline has begun, without what is in flight",
+                    remedy="one pipeline for all entries, as self.pipe = spmd.pipeline(…)")
             self.context.facts[self.key] = batch_types(x, y)
             raise CapturedAgain
         if not self.schedule.flushes:
@@ -211,7 +243,7 @@ class TrainingPipeline:
         kind = RingTicks if self.ring else Ticks
         ticks = kind(self, self.code(batches), batches, earlier=earlier)
         work = ticks.run(ticks.begin({"weights": state["weights"]}), self.schedule.length)
-        sums = self.updates.summed(work["gradients"], batches.data)
+        sums = self.updates.summed(ticks.gradients(work), batches.data)
         done = {**state, "steps": state["steps"] + 1}
         if self.every == 1:
             return self._applied(done, sums, batches.weight()), ticks.loss(work)
@@ -223,7 +255,7 @@ class TrainingPipeline:
     def drain(self, state: State) -> State:
         """Return the state after all that is in flight is done, and applied: each stage is updated
         by the gradients that it has, even if they are fewer than `accumulate`."""
-        self.places.expect_same(self.context, state)
+        state = self._own(state)
         if "pending" in state:
             return self._applied_if(state, state["pending"] > 0)
         return self._flight().drained(state) if "cycle" in state else state
@@ -251,7 +283,7 @@ class TrainingPipeline:
     def evaluate(self, state: State, x: Any, y: Any = None, mask: Any = None) -> Any:
         """Return the loss of a batch of any size, or, without y, what the last layer returns when
         it is called without targets; nothing is updated. mask: as of `step`."""
-        self.places.expect_same(self.context, state)
+        state = self._own(state)
         if y is None and mask is not None:
             raise UsageError("a mask without y: what the last layer returns has all examples",
                              place=user_place(), remedy="pipe.evaluate(state, x)")
@@ -260,7 +292,7 @@ class TrainingPipeline:
     def params(self, state: State) -> list[Any]:
         """Return the parameters of each layer, in order. As outputs of the program they lie on the
         ranks that have their stage."""
-        self.places.expect_same(self.context, state)
+        state = self._own(state)
         found = []
         for stage in self.stages:
             row = self.places.row(stage.number)
@@ -269,6 +301,22 @@ class TrainingPipeline:
                 self.places.stay(self.context, leaf, row)
             found += fill(flatten(stage.parameters)[0], iter(leaves), fresh=True)
         return found
+
+    def _own(self, state: Any) -> State:
+        """Return a state with which a user calls a method. UsageError for what is no state of this
+        pipeline."""
+        _check_view(self.context)
+        self.context.enter_library()
+        names = {"weights": self.weights.lengths, "moments": self.updates.moments.lengths,
+                 "steps": None, **({"pending": None} if self.every > 1 else {})}
+        found = state_fault(state, names, self.schedule.stages)
+        if found:
+            raise UsageError("no state of this pipeline", place=user_place(), found=found,
+                             expected="what its init, step or drain returns",
+                             remedy="state, loss = pipe.step(state, x, y), from pipe.init() on")
+        self.places.expect_same(self.context, state)
+        own: State = state
+        return own
 
     # ---- what its parts call
 
@@ -284,8 +332,9 @@ class TrainingPipeline:
         """Return the code of the stages for microbatches of this type."""
         key = str(flatten((batches.x_types, batches.y_types))[1])
         if key not in self._codes:
-            self._codes[key] = code_of(self.context, self.stages, batches.x_types, batches.y_types,
-                                       apart=self.schedule.splits_backward)
+            self._codes[key] = code_of(
+                self.context, self.axis, self.stages, batches.x_types, batches.y_types,
+                apart=self.schedule.splits_backward)
             self.note["kept"] = kept_bytes(self._codes[key])
             self.note["rows"] = row_bytes(self, self._codes[key])
         return self._codes[key]

@@ -7,7 +7,8 @@ computes only those of the input, U an update of the stage's weights at the end 
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from operator import index
+from typing import Any, NamedTuple, TypeAlias
 
 from codegen.symbolic.meaning import begin
 
@@ -29,6 +30,15 @@ class Action(NamedTuple):
     def __str__(self) -> str:
         """Return the cell of a table that stands for it, as 2F0."""
         return f"{self.stage}{self.kind}{self.microbatch}"
+
+
+def plain_integer(x: Any) -> int | None:
+    """Return an integer of Python's or NumPy's as Python's; None for what is none, and for bools.
+    """
+    try:
+        return None if isinstance(x, bool) else index(x)
+    except TypeError:
+        return None
 
 
 def needs(kind: str, stage: int, stages: int) -> list[tuple[str, int]]:

@@ -15,26 +15,28 @@ from typing import Any
 from codegen.errors import ScheduleError, UsageError
 from codegen.suggest import meant
 from spmd.schedules import schedule_tables, tick_formulas
-from spmd.schedules.actions import ABSENT, Ticks
+from spmd.schedules.actions import ABSENT, Ticks, plain_integer
 from spmd.schedules.built_in import BUILT_IN, Recipe, rows_of_orders
 from spmd.schedules.dependences import Problem, in_order, problems
 from spmd.schedules.pipeline_schedule import Schedule
 
 CORRECTIONS = ("none", "stash", "two versions", "discrepancy")
+RIGHT = ('ticks of a schedule that is right, to begin with: '
+         'print(spmd.schedules.make_schedule("1f1b", stages, microbatches).csv())')
 FOR_ALL_SIZES = "proved for all numbers of stages and microbatches"
 
 
 def make_schedule(
-    schedule: str | os.PathLike[str] | Callable[..., dict[str, Any]], stages: int | None = None,
-    microbatches: int | None = None, accumulate: int | str | None = None,
-    correction: str | None = None, keep: int | None = None,
+    schedule: Schedule | str | os.PathLike[str] | Callable[..., dict[str, Any]],
+    stages: int | None = None, microbatches: int | None = None,
+    accumulate: int | str | None = None, correction: str | None = None, keep: int | None = None,
 ) -> Schedule:
     """Return a Schedule for so many stages and microbatches in a step, after it is checked.
 
     schedule: a name of `spmd.schedules.BUILT_IN`; a function of stage s of p and microbatch k of m
-    that returns the ticks of F, B and, where you want them, W and U; or the path of a CSV table,
-    which says itself how many stages and microbatches there are. accumulate: the gradients of how
-    many microbatches a stage is updated by, or "8 ticks", or "1 cycle" of m microbatches.
+    that returns the ticks of F, B and, where you want them, W and U; the path of a CSV table, which
+    says itself how many stages and microbatches there are; or a Schedule. accumulate: the gradients
+    of how many microbatches a stage is updated by, or "8 ticks", or "1 cycle" of m microbatches.
     correction: "none", "stash" (weights of the forward pass are kept for the backward pass), "two
     versions" (no more than those) or "discrepancy". keep: activations of how many microbatches a
     stage may keep at most.
@@ -61,13 +63,16 @@ def make_schedule(
         >>> spmd.schedules.make_schedule(lines, 2, 3).csv() == schedule.csv()
         True
     """
-    for what, number in (("stages", stages), ("microbatches", microbatches), ("keep", keep)):
-        if number is not None and (not isinstance(number, int) or number < 1):
-            raise UsageError(f"{what}={number!r}", expected=f"{what} of at least 1")
-    if not (callable(schedule) or isinstance(schedule, str | os.PathLike)):
-        raise UsageError(f"no schedule: {schedule!r}",
-                         expected="a name, a function, or the path of a table")
-    if isinstance(schedule, str) and not schedule.endswith(".csv"):
+    stages, microbatches, keep = (
+        number if number is None else _positive(what, number) for what, number in (
+            ("stages", stages), ("microbatches", microbatches), ("keep", keep)))
+    if not (callable(schedule) or isinstance(schedule, Schedule | str | os.PathLike)):
+        raise UsageError(f"no schedule: {schedule!r}", remedy='schedule="1f1b"',
+                         expected="a name, a function, the path of a table, or a Schedule")
+    if isinstance(schedule, Schedule):
+        made = _as_asked(schedule, stages, microbatches, accumulate, correction)
+        where, first_line = f"{schedule.name}: ", None
+    elif isinstance(schedule, str) and not schedule.endswith(".csv"):
         made = _named(schedule, *_sizes(stages, microbatches), accumulate, correction)
         where, first_line = f"{schedule}: ", None
     elif callable(schedule):
@@ -79,6 +84,28 @@ def make_schedule(
         where, first_line = os.fspath(schedule), 1
     _refuse(_exceeded_limits(made, keep), where, first_line, "more slots, or another schedule")
     return made
+
+
+def _positive(what: str, number: Any) -> int:
+    """Return a size as an integer of Python's; UsageError where it is none, or below 1."""
+    found = plain_integer(number)
+    if found is None or found < 1:
+        raise UsageError(f"{what}={number!r}", expected=f"{what} of at least 1", remedy=f"{what}=4")
+    return found
+
+
+def _as_asked(schedule: Schedule, stages: int | None, microbatches: int | None,
+              accumulate: int | str | None, correction: str | None) -> Schedule:
+    """Return a Schedule that has all of what is asked; UsageError where it has something else."""
+    for what, asked in (("stages", stages), ("microbatches", microbatches),
+                        ("accumulate", accumulate), ("correction", correction)):
+        own = getattr(schedule, what)
+        if asked is not None and asked != own:
+            raise UsageError(f"{what}={asked!r}, and the schedule has {own!r}",
+                             expected=f"{what}={own!r}, as {schedule.name!r} is made for",
+                             remedy=f"spmd.schedules.make_schedule(…, {what}={asked!r})")
+    _refuse(problems(schedule.ticks, schedule.period), f"{schedule.name}: ", None)
+    return schedule
 
 
 def _sizes(stages: int | None, microbatches: int | None) -> tuple[int, int]:
@@ -95,7 +122,8 @@ def _named(
     if recipe is None:
         raise UsageError(
             f"no schedule is called {name!r}", expected=f"one of {', '.join(BUILT_IN)}; "
-            "a path that ends with .csv; or a function", remedy=meant(name, BUILT_IN))
+            "a path that ends with .csv; or a function",
+            remedy=meant(name, BUILT_IN) or 'schedule="1f1b"')
     if recipe.formulas is not None:
         ticks = tick_formulas.ticks_of_formulas(recipe.formulas, p, m)
         period = tick_formulas.period_of_formulas(recipe.formulas, ticks, p, m)
@@ -137,7 +165,8 @@ def _by_table(
     rows = schedule_tables.read_rows(path)
     columns = max((s + 1 for row in rows for s, cell in enumerate(row) if cell), default=0)
     if stages is not None and stages > columns:
-        raise ScheduleError((f"{path}: {columns} columns, and there are {stages} stages",))
+        raise ScheduleError((f"{path}: {columns} columns, and there are {stages} stages",),
+                            remedy=f"stages={columns}, or a table with a column for each stage")
     stages = stages or columns
     actions, wrong = schedule_tables.actions_in(rows, stages)
     m = microbatches or schedule_tables.microbatches_in(actions, path)
@@ -163,7 +192,7 @@ def _schedule(
         correction = recipe.correction if recipe else "none"
     if correction not in CORRECTIONS:
         raise UsageError(f"correction={correction!r}", expected=f"one of {', '.join(CORRECTIONS)}",
-                         remedy=meant(correction, CORRECTIONS))
+                         remedy=meant(correction, CORRECTIONS) or 'correction="none"')
     if period is None and correction != "none":
         raise UsageError(
             f'correction={correction!r} in a schedule that flushes: no update comes between the '
@@ -187,9 +216,9 @@ def _accumulation(
     if accumulate is None:
         return m if period is None else own if recipe is None else recipe.accumulate(p)
     match = re.fullmatch(r"([1-9]\d*) (tick|cycle)s?", str(accumulate))
-    number = accumulate if isinstance(accumulate, int) else int(match[1]) if match else 0
-    if number < 1 or isinstance(accumulate, bool):
-        raise UsageError(f"accumulate={accumulate!r}",
+    number = int(match[1]) if match else plain_integer(accumulate) or 0
+    if number < 1:
+        raise UsageError(f"accumulate={accumulate!r}", remedy=f"accumulate={m}",
                          expected='a number of microbatches, "8 ticks" or "1 cycle"')
     if match and match[2] == "cycle":
         number *= m
@@ -199,7 +228,8 @@ def _accumulation(
             expected=f"a multiple of {m}", remedy=f"accumulate={-(-number // m) * m}")
     if period is not None and own != 1 and accumulate != own:
         raise UsageError(f"accumulate={accumulate!r}, and the table has updates of its own",
-                         expected=f"accumulate={own}, or a table with U of each microbatch")
+                         expected=f"accumulate={own}, or a table with U of each microbatch",
+                         remedy=f"accumulate={own}")
     return f"{number} ticks" if match and match[2] == "tick" else number
 
 
@@ -240,4 +270,4 @@ def _refuse(
         at = where if first_line is None else (
             f"{where}: " if problem.tick == ABSENT else f"{where}:{problem.tick + first_line}: ")
         lines.append(at + problem.message(first_line))
-    raise ScheduleError(tuple(lines), remedy=remedy)
+    raise ScheduleError(tuple(lines), remedy=remedy or RIGHT)

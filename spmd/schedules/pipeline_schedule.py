@@ -248,7 +248,8 @@ class Schedule:
         usual = {"F": 1, "B": 1, "W": 1} if self.splits_backward else {"F": 1, "B": 2}
         number = self.ranks if ranks is None else ranks
         if number < 1:
-            raise UsageError(f"{number} ranks", expected="at least one")
+            raise UsageError(f"{number} ranks", expected="at least one",
+                             remedy=f"ranks={self.ranks}")
         return stage_times.times_of(
             self.actions(steps), self.stages, {**usual, "U": 0, **(units or {})},
             lambda a: self.rank_of(self.row(a, place), number, place), number,
@@ -327,7 +328,8 @@ def _save(text: str, path: str | Path | None) -> str:
         try:
             Path(path).write_text(text)
         except OSError as error:
-            raise OutputError(f"cannot write {path}: {error.strerror}") from None
+            raise OutputError(f"cannot write {path}: {error.strerror}",
+                              remedy="the path of a file in a folder that is there") from None
     return text
 
 

@@ -17,6 +17,8 @@ from spmd.schedules.dependences import Problem, problems
 
 CELL = re.compile(r"(\d{1,9})([FBWU])(\d{1,9})")
 
+WRITE = 'make_schedule("1f1b", stages=4, microbatches=8).csv("FILE.csv") writes one'
+
 
 def read_rows(path: str | Path) -> list[list[str]]:
     """Return the cells of a CSV file, line by line; OutputError where it cannot be read."""
@@ -24,7 +26,8 @@ def read_rows(path: str | Path) -> list[list[str]]:
         with Path(path).open(newline="", encoding="utf-8-sig") as file:
             rows = [[cell.strip() for cell in row] for row in csv.reader(file)]
     except (OSError, UnicodeError, csv.Error) as error:
-        raise OutputError(f"cannot read the schedule {path}: {error}") from None
+        raise OutputError(f"cannot read the schedule {path}: {error}",
+                          expected="a CSV table", remedy=WRITE) from None
     while rows and not any(rows[-1]):
         rows.pop()
     return rows
@@ -103,7 +106,8 @@ def microbatches_in(actions: Sequence[Action], path: str | Path) -> int:
         count = len(set(numbers))
     if not count:
         raise InputError(f"{path}: a table without any action",
-                         expected="cells such as 2F0: stage 2, forward, microbatch 0")
+                         expected="cells such as 2F0: stage 2, forward, microbatch 0",
+                         remedy=WRITE)
     return count
 
 

@@ -17,6 +17,8 @@ from codegen.symbolic.expr import Expr, Sym, const, nonneg, symbol
 from spmd.schedules.actions import KINDS, Ticks, gradient_kind, needs
 from spmd.schedules.built_in import Formulas
 
+EXAMPLE = 'lambda s, p, k, m: {"F": 2*k + s, "B": 2*(k + p) - 1 - s}'
+
 
 class UnknownInteger:
     """An integer that a formula may add, multiply and divide, and not compare or look up.
@@ -82,17 +84,18 @@ def ticks_of_formulas(formulas: Formulas, p: int, m: int, first: int = 0) -> Tic
                 raise UsageError(
                     f"{where_written(formulas)}no ticks for s={s}, p={p}, k={k}, m={m}: "
                     f"{type(error).__name__}: {error}",
-                    expected='a dict of integers, as {"F": 2*k + s, "B": 2*(k + p) - 1 - s}',
-                ) from error
+                    expected="a dict of integers", remedy=EXAMPLE) from error
             if not {"F", "B"} <= set(cells) <= set(KINDS) or min(cells.values()) < 0:
                 raise UsageError(
                     f"{where_written(formulas)}ticks {cells} for s={s}, p={p}, k={k}, m={m}",
-                    expected="ticks from 0 on, of F and B, and of W and U where you want them")
+                    expected="ticks from 0 on, of F and B, and of W and U where you want them",
+                    remedy=EXAMPLE)
             for kind, tick in cells.items():
                 rows.setdefault(kind, [[] for _ in range(p)])[s].append(tick)
     if any(len(row) != m for row_of in rows.values() for row in row_of):
         raise UsageError(
-            f"{where_written(formulas)}some stages or microbatches lack W or U that others have")
+            f"{where_written(formulas)}some stages or microbatches lack W or U that others have",
+            expected="the same kinds of actions for all s and k", remedy=EXAMPLE)
     return {kind: rows[kind] for kind in KINDS if kind in rows}
 
 
@@ -110,7 +113,8 @@ def period_of_formulas(formulas: Formulas, ticks: Ticks, p: int, m: int) -> int 
         raise UsageError(
             f"{where_written(formulas)}the next {m} microbatches follow after "
             f"{', '.join(map(str, sorted(distances)))} ticks",
-            expected="the same number for all actions: a schedule with U goes on without end")
+            expected="the same number for all actions: a schedule with U goes on without end",
+            remedy="no U, for a schedule that flushes; or ticks that grow with k alike everywhere")
     return distances.pop()
 
 

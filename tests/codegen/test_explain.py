@@ -60,9 +60,9 @@ def test_a_line_that_a_python_loop_copies_is_named() -> None:
             u = np.sin(u) * np.cos(u) + u
         return u
 
-    place, often = unrolled(program.capture(turns=600).body)
+    place, often = unrolled(program.capture(turns=600))
     assert often == 600 and "np.sin(u)" in place.source_line()
-    assert unrolled(program.capture(turns=100).body) is None
+    assert unrolled(program.capture(turns=100)) is None
 
 
 def test_a_loop_that_is_unrolled_for_an_extent_is_named() -> None:

@@ -518,16 +518,17 @@ REFUSED = [
     ({"targets": (6, 4)}, ["not as many examples", "4 examples in dim 0", "float64[6, 4]"]),
     ({"narrow": True}, ["layer 1, wide_begin", "layer 0, wide_begin", "test_pipelines.py",
                         "float64[2, 4]"]),
-    ({"last": wide_begin, "layers": 2}, ["wide_begin", "3"]),
+    ({"last": wide_begin, "layers": 2}, ["layer 1, wide_begin", "(parameters, h, y)"]),
     ({"last": lambda w, h, y: h - y}, ["gives the loss", "float64[2, 4]", "np.mean"]),
     ({"schedule": "continuous",
       "optimizer": optim.chain(optim.clip_by_global_norm(0.1), optim.sgd(0.5))},
      ["norm of all stages' gradients", '"1f1b"', "clip_by_block_rms"]),
     ({"optimizer": optim.MultiSteps(optim.chain(optim.clip_by_global_norm(0.1), optim.sgd(0.5)),
-                                    2)}, ["norm of all stages' gradients in some", "accumulate="]),
+                                    2)},
+     ["all stages' gradients, as for their norm, in some", "accumulate="]),
     ({"optimizer": optim.apply_if_finite(
         optim.chain(optim.clip_by_global_norm(0.1), optim.sgd(0.5)), 3)},
-     ["norm of all stages' gradients in some", "apply_if_finite"]),
+     ["all stages' gradients, as for their norm, in some", "apply_if_finite"]),
 ]
 
 

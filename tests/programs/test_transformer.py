@@ -110,8 +110,8 @@ def test_losses_are_those_of_jax_and_pytorch(example: Any) -> None:
     image = spmd.build(example.both, steps=steps, vocab=model.VOCAB)
     theirs = json.loads(model.GOLDEN.read_text())
     for x, y in ((2, 1), (1, 3), (4, 4)):
-        out = image.run(ranks=x * y, mesh={"x": x, "y": y}, w=model.weights(), text=model.text()[:steps],
-                        rate=model.RATE)
+        out = image.run(ranks=x * y, mesh={"x": x, "y": y}, w=model.weights(),
+                        text=model.text()[:steps], rate=model.RATE)
         for name in ("jax", "torch"):
             np.testing.assert_allclose(out["losses"], theirs[name]["losses"][:steps], rtol=1e-5,
                                        err_msg=f"{name} and {x} by {y} ranks")

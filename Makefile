@@ -9,6 +9,8 @@ PY := $(VENV)/bin/python
 # Commands see this project's Python first, and nobody else's packages.
 RUN := PATH="$(CURDIR)/$(VENV)/bin:$$PATH"
 unexport PYTHONPATH PYTHONHOME PYTHONUSERBASE VIRTUAL_ENV PIP_USER PIP_TARGET PIP_PREFIX
+# Tests are rewritten for pytest once, not by each worker of each session.
+unexport PYTHONDONTWRITEBYTECODE
 export PYTHONNOUSERSITE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_NO_INPUT := 1

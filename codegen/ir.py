@@ -426,5 +426,5 @@ def free_counters(region: Region) -> list[Sym]:
     own = {op.what.counts() for op in ops}
     exprs = [e for op in ops for e in op.what.exprs()]
     exprs += [e for op in ops for v in op.results for e in v.type.shape]
-    used = [s for e in exprs for s in sorted(e.symbols(), key=lambda s: s.name)]
-    return [s for s in dict.fromkeys(used) if s.kind == "counter" and s not in own]
+    counters = ([s for s in e.symbols() if s.kind == "counter" and s not in own] for e in exprs)
+    return list(dict.fromkeys(s for of in counters for s in sorted(of, key=lambda s: s.name)))

@@ -70,7 +70,8 @@ def test_side_by_side_and_alone(tmp_path):
     (tmp_path / "conftest.py").write_text(
         "from tests.conftest import pytest_collection_modifyitems")
     (tmp_path / "test_both.py").write_text(SIDE_BY_SIDE.format(log=str(tmp_path / "log")))
-    options = ["-n", 2, "-c", "/dev/null", "--rootdir", tmp_path, "--basetemp", tmp_path / "base"]
+    options = ["-n", 2, "-c", "/dev/null", "--rootdir", tmp_path, "--basetemp", tmp_path / "base",
+               "-p", "no:hypothesispytest"]  # which takes longer to import than all else does
     done = run([sys.executable, "-m", "pytest", *options, tmp_path], cwd=tmp_path)
     done.expect(0, "18 passed")
     rows = [line.split() for line in (tmp_path / "log").read_text().splitlines()]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from numpy.typing import NDArray
@@ -175,9 +176,14 @@ class Kind:
         """The symbol that gets its values from the op."""
         return None
 
-    def exprs(self) -> Iterator[Expr]:
+    def exprs(self) -> tuple[Expr, ...]:
         """Every Expr that stands in its fields, also in types."""
-        return _exprs_in([getattr(self, f.name) for f in fields(self)])  # type: ignore[arg-type]
+        return self._exprs
+
+    @cached_property
+    def _exprs(self) -> tuple[Expr, ...]:
+        held = [getattr(self, f.name) for f in fields(self)]  # type: ignore[arg-type]
+        return tuple(_exprs_in(held))
 
     def said(self) -> dict[str, Any]:
         """The fields by name, without those that have their default."""

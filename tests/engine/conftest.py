@@ -7,20 +7,27 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine.harness import HERE, HOOKS, SOURCES, Images, compile_c
+from tests.engine.harness import ENGINE, HERE, HOOKS, NUMBERS, Images, compile_c
 
 
 @pytest.fixture(scope="session")
-def engine_object(once: Callable[..., Path]) -> str:
+def numbers_object(once: Callable[..., Path]) -> str:
+    """What of the engine only computes, as one object file."""
+    flags = ("-O2", "-r", "-nostdlib", *NUMBERS)
+    return str(once("numbers.o", lambda path: compile_c(path, *flags)))
+
+
+@pytest.fixture(scope="session")
+def engine_object(once: Callable[..., Path], numbers_object: str) -> str:
     """The engine as one object file, as it is optimised for users."""
-    flags = ("-O2", "-r", "-nostdlib", *SOURCES)
+    flags = ("-O2", "-r", "-nostdlib", *ENGINE, numbers_object)
     return str(once("engine.o", lambda path: compile_c(path, *flags)))
 
 
 @pytest.fixture(scope="session")
-def hooked_engine(once: Callable[..., Path]) -> str:
+def hooked_engine(once: Callable[..., Path], numbers_object: str) -> str:
     """The engine as one object file, with hooks.h in front of every file."""
-    flags = ("-O1", "-r", "-nostdlib", *HOOKS, *SOURCES)
+    flags = ("-O1", "-r", "-nostdlib", *HOOKS, *ENGINE, numbers_object)
     return str(once("hooked_engine.o", lambda path: compile_c(path, *flags)))
 
 

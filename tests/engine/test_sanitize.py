@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import PATIENCE
-from tests.engine.harness import HERE, SOURCES, compile_c
+from tests.engine.harness import ENGINE, HERE, compile_c
 
 LIMIT_S = 5 * PATIENCE
 NAMES = ("driver", "images", "near", "mixed", "kept", "fed", "led", "supply")
 DRIVER = [str(HERE / f"{name}.c") for name in NAMES]
 
 
-def runs_clean(tmp_path: Path, *flags: str) -> None:
+def runs_clean(tmp_path: Path, numbers: str, *flags: str) -> None:
     try:
         probe = tmp_path / "probe.c"
         probe.write_text("int main(void) { return 0; }\n")
@@ -26,7 +26,7 @@ def runs_clean(tmp_path: Path, *flags: str) -> None:
         subprocess.run([tmp_path / "probe"], check=True, capture_output=True, timeout=PATIENCE)
     except (AssertionError, subprocess.CalledProcessError):
         pytest.skip(f"this machine's compiler has no {' '.join(flags)}")
-    compile_c(tmp_path / "driver", "-O0", *flags, *DRIVER, *SOURCES)
+    compile_c(tmp_path / "driver", "-O0", *flags, *DRIVER, *ENGINE, numbers)
     done = subprocess.run([tmp_path / "driver"], capture_output=True, text=True, timeout=LIMIT_S)
     assert (done.returncode, done.stdout, done.stderr) == (0, "0 wrong\n", "")
 
@@ -37,9 +37,11 @@ def test_no_warning_and_no_wrong_value(tmp_path, engine_object):
     assert (done.returncode, done.stdout, done.stderr) == (0, "0 wrong\n", "")
 
 
-def test_sanitize_address(tmp_path):
-    runs_clean(tmp_path, "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+def test_sanitize_address(tmp_path, numbers_object):
+    flags = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+    runs_clean(tmp_path, numbers_object, *flags)
 
 
-def test_sanitize_thread(tmp_path):
-    runs_clean(tmp_path, "-fsanitize=thread", "-Wno-tsan")  # it does not know fences
+def test_sanitize_thread(tmp_path, numbers_object):
+    flags = ("-fsanitize=thread", "-Wno-tsan")  # it does not know fences
+    runs_clean(tmp_path, numbers_object, *flags)

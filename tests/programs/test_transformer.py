@@ -103,16 +103,17 @@ def test_two_layers_exchange(rules: dict[str, str], expected: list[Any]) -> None
 
 @pytest.mark.slow
 def test_losses_are_those_of_jax_and_pytorch(example: Any) -> None:
-    """nanoGPT's CPU configuration, 20 steps: where one axis has one rank, the other is data or
-    model parallel alone. 4 heads and 65 letters are split unevenly too."""
+    """nanoGPT's CPU configuration, the first 8 of 20 steps: where one axis has one rank, the other
+    is data or model parallel alone. 4 heads and 65 letters are split unevenly too."""
     model = character_model
-    image = spmd.build(example.both, steps=model.STEPS, vocab=model.VOCAB)
+    steps = 8
+    image = spmd.build(example.both, steps=steps, vocab=model.VOCAB)
     theirs = json.loads(model.GOLDEN.read_text())
     for x, y in ((2, 1), (1, 3), (4, 4)):
-        out = image.run(ranks=x * y, mesh={"x": x, "y": y}, w=model.weights(), text=model.text(),
-                        rate=model.RATE)
+        out = image.run(ranks=x * y, mesh={"x": x, "y": y}, w=model.weights(),
+                        text=model.text()[:steps], rate=model.RATE)
         for name in ("jax", "torch"):
-            np.testing.assert_allclose(out["losses"], theirs[name]["losses"], rtol=1e-5,
+            np.testing.assert_allclose(out["losses"], theirs[name]["losses"][:steps], rtol=1e-5,
                                        err_msg=f"{name} and {x} by {y} ranks")
 
 

@@ -8,12 +8,12 @@ key is not allowed any more has no line after without_strangers().
 from __future__ import annotations
 
 import socket
+import struct
 import threading
 import time
 from contextlib import suppress
 
 from zmq.utils import z85
-from zmq.utils.monitor import recv_monitor_message
 
 from codegen.errors import EnvironmentFault, UsageError
 from spmd.feeding.host.machine import allow_descriptors
@@ -233,7 +233,9 @@ class LineWatch:
         """Has it broken since the last call? It may stand again already."""
         broken = False
         while is_readable(self.monitor):
-            event = recv_monitor_message(self.monitor)["event"]
+            # As zmq.utils.monitor reads it, which would import asyncio: much of a start.
+            (number,) = struct.unpack_from("=H", self.monitor.recv_multipart()[0])
+            event = zmq.Event(number)
             if event in (zmq.EVENT_HANDSHAKE_SUCCEEDED, zmq.EVENT_DISCONNECTED):
                 before, self.stands = self.stands, event == zmq.EVENT_HANDSHAKE_SUCCEEDED
                 if before != self.stands:

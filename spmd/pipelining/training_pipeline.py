@@ -61,8 +61,7 @@ def pipeline(
       A schedule that flushes updates all stages at the end of a step; any other one updates a stage
       as soon as `accumulate` of its backward passes are done. Under "pipemare" B reads w - n * d
       for the weights of its forward pass: n updates came since, d is their average change. An
-      update takes c * d + (1 - c) * (its change) for d, c = exp(-2) ** (1 / the stage's most n)
-      (Yang et al., PipeMare, 2021: the discrepancy correction; D is exp(-2)).
+      update makes d c * d + (1 - c) * (its change), c = exp(-2) ** (1 / most n) (Yang et al.).
     - optimizer: a transformation of spmd.optim. It sees the parameters of a stage as a list.
     - place: which rank of n has which stages. "block": as many in a row as others, on any number
       of ranks. "round": stage s is on rank s % n. "v": from rank 0 to n - 1, and back, and so on;

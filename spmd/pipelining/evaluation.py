@@ -14,9 +14,9 @@ from codegen.errors import ShapeError
 from codegen.places import user_place
 from codegen.trace.state import fill, flatten
 from spmd.optim.transformation import map_trees
+from spmd.pipelining.microbatches import Microbatches
 from spmd.pipelining.stage_code import StageCode, code_of
 from spmd.pipelining.stage_rows import by_rows, crossings
-from spmd.pipelining.ticks import Microbatches
 
 if TYPE_CHECKING:
     from spmd.pipelining.training_pipeline import State, TrainingPipeline

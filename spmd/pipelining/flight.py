@@ -16,8 +16,9 @@ from codegen.trace.array import as_array
 from codegen.trace.numpy.creation import unwritten
 from codegen.trace.state import fill, flatten
 from spmd.optim.transformation import map_trees
+from spmd.pipelining.microbatches import Microbatches
 from spmd.pipelining.stage_rows import layout_of_batch
-from spmd.pipelining.ticks import Microbatches, Ticks
+from spmd.pipelining.ticks import Ticks
 
 if TYPE_CHECKING:
     from spmd.pipelining.training_pipeline import State, TrainingPipeline

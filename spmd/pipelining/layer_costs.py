@@ -20,7 +20,7 @@ from codegen.trace.state import flatten
 from spmd.pipelining.stage_code import code_of, stages_of
 
 if TYPE_CHECKING:
-    from spmd.pipelining.ticks import Microbatches
+    from spmd.pipelining.microbatches import Microbatches
     from spmd.pipelining.training_pipeline import TrainingPipeline
 
 Cut = str | Sequence[float]

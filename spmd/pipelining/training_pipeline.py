@@ -26,13 +26,14 @@ from spmd.pipelining.evaluation import evaluated
 from spmd.pipelining.flat_buffers import Packing
 from spmd.pipelining.flight import Flight, batch_types, like_batch
 from spmd.pipelining.layer_costs import Cut, check_cut, costs_of
+from spmd.pipelining.microbatches import Microbatches
 from spmd.pipelining.ring_ticks import RingTicks, checked_ring, tables_of_ring
 from spmd.pipelining.stage_code import Masked, StageCode, code_of, stages_of, type_of
 from spmd.pipelining.stage_cuts import cut, shown
 from spmd.pipelining.stage_places import StagePlaces
 from spmd.pipelining.stage_updates import Updates
 from spmd.pipelining.tick_tables import TickTables, tables_of
-from spmd.pipelining.ticks import Microbatches, Ticks
+from spmd.pipelining.ticks import Ticks
 from spmd.schedules import Schedule, make_schedule
 from spmd.schedules.actions import plain_integer
 

@@ -41,7 +41,7 @@ class _MovedReads:
         ops = list(region.ops)
         for update in [op for op in ops if isinstance(op.what, Update)]:
             x, y = update.operands[0], update.result
-            beside = [s for s in parts.get(x, ()) if _are_apart(s, update)]
+            beside = [s for s in parts.get(x, ()) if _are_disjoint(s, update)]
             if not beside:
                 continue
             k = ops.index(update)
@@ -76,7 +76,7 @@ class _MovedReads:
         return late
 
 
-def _are_apart(part: Op, update: Op) -> bool:
+def _are_disjoint(part: Op, update: Op) -> bool:
     """Whether a slice has no element that an update of the same array writes: along one dim, it
     ends before that begins, or begins behind its end."""
     read, write = part.what, update.what

@@ -12,7 +12,7 @@ from codegen.errors import DtypeError, UsageError
 from codegen.places import user_place
 from codegen.trace.array import Array, as_array
 from codegen.trace.state import flatten
-from spmd.pipelining.layer_texts import shown, types_text
+from spmd.pipelining.layer_texts import function_name, types_text
 
 
 def check_parameters(layers: Sequence[tuple[Any, Any]]) -> None:
@@ -28,7 +28,7 @@ def check_parameters(layers: Sequence[tuple[Any, Any]]) -> None:
                 fits = False
             if not fits:
                 raise UsageError(
-                    f"parameters of layer {number}, {shown(function)}, are no floats",
+                    f"parameters of layer {number}, {function_name(function)}, are no floats",
                     place=user_place(), expected="a tree of arrays of floats, which are trained",
                     found=types_text(leaf),
                     remedy="() for a layer without any" if leaf is None else

@@ -34,8 +34,8 @@ def evaluated(pipe: TrainingPipeline, state: State, x: Any, y: Any) -> Any:
         borders = spmd.asarray(crossings(np.eye(stages, stages - 1, -1, dtype=bool)))
 
     def tick(t: Any, out: Any) -> Any:
-        def row(j: Any, out: Any, read: Any, given: Any) -> None:
-            arms = [_arm(pipe, code, s, j, out, read["weights"], given, y is None)
+        def row(j: Any, out: Any, read: Any, batches: Any) -> None:
+            arms = [_arm(pipe, code, s, j, out, read["weights"], batches, y is not None)
                     for s in range(stages)]
             spmd.switch(read["arms"][j], [lambda: None, *arms])
 
@@ -73,12 +73,12 @@ def _joined(code: StageCode, batch: Microbatches, out: Any, row: Any) -> list[An
 
 
 def _arm(pipe: TrainingPipeline, code: StageCode, s: int, j: Any, out: Any, weights: Any,
-         given: Any, alone: bool) -> Any:
+         batches: Any, has_targets: bool) -> Any:
     """Return a function that does the forward pass of a stage, whose row is j."""
     def forward() -> None:
-        x, y = (map_trees(lambda a: a[j, 0], tree) for tree in given)
+        x, y = (map_trees(lambda a: a[j, 0], tree) for tree in batches)
         h = code.handed(s - 1, code.activations.read(out, (j, 0), s - 1)) if s else x
-        args = [h, *([y] if s == len(pipe.stages) - 1 and not alone else ())]
+        args = [h, *([y] if s == len(pipe.stages) - 1 and has_targets else ())]
         own = pipe.updates.parameters(s, pipe.weights.read(weights, (j,), s))
         found, _ = code.halves[s].forward(own, *args)
         code.activations.write(out, (j, 0), s, flatten(found)[1])

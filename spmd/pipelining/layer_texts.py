@@ -10,12 +10,12 @@ from codegen.trace.array import Array
 from codegen.trace.state import flatten
 
 
-def shown(function: Callable[..., Any]) -> str:
+def function_name(function: Callable[..., Any]) -> str:
     """Return the name of a layer's function."""
     return str(getattr(function, "__name__", type(function).__name__))
 
 
-def written_at(function: Callable[..., Any]) -> Place | None:
+def place_of_function(function: Callable[..., Any]) -> Place | None:
     """Return where a layer's function is written; None where nobody knows."""
     while not hasattr(function, "__code__") and hasattr(function, "func"):  # functools.partial
         function = function.func

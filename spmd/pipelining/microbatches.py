@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Microbatches:
     """A batch as microbatches: x and y, trees of arrays (stage, microbatch, example, …), of which x
-    has the row of the first stage alone, and y that of the last one: other ranks hold nothing.
+    has the row of the first stage only, and y that of the last one: other ranks hold nothing.
 
     mask: bool (microbatch, example), None where all examples are there. data: the mesh axis that
     splits the examples, and how many ranks lie along it. x_types, y_types: trees of the types of

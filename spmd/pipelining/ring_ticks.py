@@ -60,7 +60,7 @@ class RingTicks(Ticks):
         ring = self._ring()
         reverse = {name: w[::-1] for name, w in state["weights"].items()}
         work = super().begin(state)
-        work["gradients"] = map_trees(  # rows are those of all stages in turn: all of each is zero
+        work["gradients"] = map_trees(  # each row is that of every stage once, so all of it is zero
             lambda g: spmd.zeros(g.shape, g.type.dtype.name, layout=g.layout), work["gradients"])
         return {**work, "weights": _moved(reverse, ring.forward.begin),
                 "backward_weights": _moved(state["weights"], ring.backward.begin)}
@@ -75,8 +75,8 @@ class RingTicks(Ticks):
             if not flow.hops:
                 continue
             part = {name: work[name] for name in names}
-            turns = spmd.asarray(np.array(flow.turns, np.int64))[t]
-            work |= changing_loop(0, turns, lambda _, part: _moved(part, 1), part, "rebinds")
+            hops = spmd.asarray(np.array(flow.hops_after, np.int64))[t]
+            work |= changing_loop(0, hops, lambda _, part: _moved(part, 1), part, "rebinds")
         return work
 
     def gradients(self, work: Work) -> Any:

@@ -23,14 +23,14 @@ from codegen.trace.blame import MISTAKES
 from codegen.trace.context import Context
 from codegen.trace.control.conversion import as_called
 from codegen.trace.derive.backward_parts import BackwardParts, backward_parts
-from codegen.trace.derive.two_parts import Halves, in_two
+from codegen.trace.derive.two_parts import Halves, capture_halves
 from codegen.trace.number import Number
 from codegen.trace.state import fill, flatten
 from codegen.user.signatures import check_call
 from spmd.nn.layers import DropoutKey, dropout_key
 from spmd.optim.transformation import map_trees
 from spmd.pipelining.flat_buffers import Packing
-from spmd.pipelining.layer_texts import shown, types_text, written_at
+from spmd.pipelining.layer_texts import function_name, place_of_function, types_text
 
 
 class Masked(NamedTuple):
@@ -79,18 +79,18 @@ class Stage:
                                     **({"y": plain[0]} if plain else {})})
         return _sum_of(returned, masks[0]) if masks else returned
 
-    def _called(self, k: int, given: dict[str, Any]) -> Any:
+    def _called(self, k: int, arguments: dict[str, Any]) -> Any:
         """Return what a layer's function returns for these arguments. Errors in it say which layer
         it is, and with what it is called."""
         function = self.functions[k]
         try:
-            check_call(function, "its function", *given.values(), expected=(
-                f"a function of ({', '.join(given)}), as layer {self.begin + k} is called"))
-            returned = as_called(function)(*given.values())
+            check_call(function, "its function", *arguments.values(), expected=(
+                f"a function of ({', '.join(arguments)}), as layer {self.begin + k} is called"))
+            returned = as_called(function)(*arguments.values())
             _check_returned(returned)
         except SpmdError as error:
             put_place(error)
-            self._say_which(k, given, error)
+            self._say_which(k, arguments, error)
             raise
         except MISTAKES as error:
             inner = last_step(error.__traceback__)
@@ -98,30 +98,30 @@ class Stage:
                 raise  # no mistake of the user's
             failed = ProgramError(f"{type(error).__name__}: {error}")
             put_place(failed.with_traceback(error.__traceback__))
-            self._say_which(k, given, failed)
+            self._say_which(k, arguments, failed)
             raise failed from error
         return returned
 
-    def _say_which(self, k: int, given: dict[str, Any], error: SpmdError) -> None:
+    def _say_which(self, k: int, arguments: dict[str, Any], error: SpmdError) -> None:
         """Say in an error of a layer which one it is, and with what it is called."""
         number, function = self.begin + k, self.functions[k]
         before = self.functions[k - 1] if k else self.before
-        error.message = f"layer {number}, {shown(function)}: {error.message}"
-        texts = [f"{name} {types_text(x)}" for name, x in given.items()]
+        error.message = f"layer {number}, {function_name(function)}: {error.message}"
+        texts = [f"{name} {types_text(x)}" for name, x in arguments.items()]
         called = f"called with {'; '.join(texts)}"
         if before is not None:
-            called += f"; h is what layer {number - 1}, {shown(before)}, returns"
+            called += f"; h is what layer {number - 1}, {function_name(before)}, returns"
         error.found = f"{error.found}; {called}" if error.found else called
         error.remedy = error.remedy or (
             "a last layer that also does without targets, as f(w, h, y=None)"
-            if self.last and number and "y" not in given and k == len(self.functions) - 1 else
+            if self.last and number and "y" not in arguments and k == len(self.functions) - 1 else
             "layers that fit: each takes (parameters, h), h as the one before returns it")
         known = {(p.file, p.line) for p in [error.place] if p}
         for n, f in ((number, function), (number - 1, before or function)):
-            place = written_at(f)
+            place = place_of_function(f)
             if place and (place.file, place.line) not in known:
                 known.add((place.file, place.line))
-                error.also += (f"layer {n}, {shown(f)}, is in", place),
+                error.also += (f"layer {n}, {function_name(f)}, is in", place),
 
 
 def stages_of(layers: Sequence[tuple[Callable[..., Any], Any]], positions: Sequence[int]
@@ -215,22 +215,23 @@ def _check_index(context: Context, axis: str, ops: Sequence[Op]) -> None:
 
 
 def code_of(context: Context, axis: str, stages: Sequence[Stage], x: Any, y: Any,
-            backward: bool = True, apart: bool = False) -> StageCode:
+            backward: bool = True, splits_backward: bool = False) -> StageCode:
     """Return the code of stages for microbatches x and targets y, trees of types. axis: along which
-    stages lie. y: None where the last layer is called without targets. apart: whether W is an
-    action of its own."""
+    stages lie. y: None where the last layer is called without targets.
+    splits_backward: whether W is an action of its own."""
     halves: list[Halves] = []
     like: list[int] = []
     known: dict[Any, int] = {}
     h: Any = x
     for stage in stages:
-        given = [h, *([KEY] if backward else []), *([y] if stage.last and y is not None else [])]
-        wanted = [not stage.first, False, False][:len(given)]
+        arguments = [h, *([KEY] if backward else []),
+                     *([y] if stage.last and y is not None else [])]
+        wanted = [not stage.first, False, False][:len(arguments)]
         own = types_of(stage.parameters)
-        key = (*map(id, stage.functions), kind_of(own), kind_of(given), stage.first, stage.last)
+        key = (*map(id, stage.functions), kind_of(own), kind_of(arguments), stage.first, stage.last)
         like.append(known.setdefault(key, stage.number))
-        made = halves[like[-1]] if like[-1] < stage.number else in_two(
-            context, stage if backward else stage.without_dropout, own, given, wanted, backward)
+        made = halves[like[-1]] if like[-1] < stage.number else capture_halves(
+            context, stage if backward else stage.without_dropout, own, arguments, wanted, backward)
         halves.append(made)
         _check_index(context, axis, (*made.ahead, *made.later))
         if stage.last and y is not None and (made.out.kind != "leaf" or made.out_types[0].shape
@@ -239,15 +240,15 @@ def code_of(context: Context, axis: str, stages: Sequence[Stage], x: Any, y: Any
                              expected="one float, an array of shape ()",
                              found=f"{', '.join(map(str, made.out_types))}, of layer "
                              f"{stage.begin + len(stage.functions) - 1}, "
-                             f"{shown(stage.functions[-1])}",
+                             f"{function_name(stage.functions[-1])}",
                              remedy="np.mean(…) of the losses of its examples")
         h = fill(made.out, iter(made.out_types), fresh=True)
     inner = [m.out_types for m in halves]
     if backward:  # nobody is handed the loss
         inner[-1] = []
     floats = [[t for t in types if t.dtype.kind in "fc"] for types in inner]
-    unlike = {s: backward_parts(halves[s]) for s in set(like)} if apart else {}
-    parts = [unlike[s] for s in like] if apart else []
+    unlike = {s: backward_parts(halves[s]) for s in set(like)} if splits_backward else {}
+    parts = [unlike[s] for s in like] if splits_backward else []
     return StageCode(halves, parts, like, Packing(inner), Packing(floats),
                      Packing([m.kept_types for m in halves]),
                      Packing([p.crossing_types for p in parts]))

@@ -35,7 +35,7 @@ def cut(sizes: Sequence[float], stages: int) -> list[int]:
     return positions
 
 
-def shown(sizes: Sequence[float], positions: Sequence[int], unit: str) -> str:
+def cut_text(sizes: Sequence[float], positions: Sequence[int], unit: str) -> str:
     """Return the cut as text, with the speed over one stage that it allows."""
     parts = [sum(sizes[a:b]) for a, b in zip(positions, positions[1:])]
     total, largest = sum(parts), max(parts)

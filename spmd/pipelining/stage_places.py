@@ -29,7 +29,7 @@ class StagePlaces:
     """The rows of stages. ranks: along the axis; None where stage s has row s: for "block", and
     between steps for "microbatch".
 
-    Else rank r has the rows r * turns to (r + 1) * turns - 1, and of these the one in turn k is
+    Else rank r has the rows r * rounds to (r + 1) * rounds - 1. Row k of these, that of round k, is
     stage k * ranks + r, or, for "v" and an odd k, stage k * ranks + ranks - 1 - r.
     """
 
@@ -44,14 +44,14 @@ class StagePlaces:
             self.ranks = spmd.axis_size(axis)
             spmd.require(self.ranks <= stages, f"place={place!r}: ranks must divide stages")
             spmd.require(stages % self.ranks == 0, f"place={place!r}: ranks must divide stages")
-            self.turns = stages // self.ranks
+            self.rounds = stages // self.ranks
 
     def row(self, stage: int) -> Any:
         """Return the row of a stage, an integer that may be symbolic."""
         if self.ranks is None:
             return stage
-        turn = stage // self.ranks
-        return self._in_turn(stage % self.ranks, turn) * self.turns + turn
+        number = stage // self.ranks
+        return self._in_round(stage % self.ranks, number) * self.rounds + number
 
     def by_row(self, of_stages: Any) -> Any:
         """Return an array (stage, …) in the order of rows."""
@@ -59,15 +59,15 @@ class StagePlaces:
         if self.ranks is None:
             return array
         rows = spmd.asarray(np.arange(self.stages))
-        rank, turn = rows // self.turns, rows % self.turns
-        return array[turn * self.ranks + self._in_turn(rank, turn)]
+        rank, number = rows // self.rounds, rows % self.rounds
+        return array[number * self.ranks + self._in_round(rank, number)]
 
-    def _in_turn(self, position: Any, turn: Any) -> Any:
-        """Return which rank has this position in a turn, and so which position a rank has: for "v"
-        they count from the last rank in odd turns."""
+    def _in_round(self, position: Any, number: Any) -> Any:
+        """Return which rank has this position in a round, and so which position a rank has: for "v"
+        they count from the last rank in odd rounds."""
         if not self.back_and_forth:
             return position
-        return position + turn % 2 * (self.ranks - 1 - 2 * position)
+        return position + number % 2 * (self.ranks - 1 - 2 * position)
 
     def only(self, stage: int, x: Any, data: str | None) -> Any:
         """Return an array (stage, microbatch, example, …) that has x in the row of a stage, and
@@ -100,16 +100,16 @@ class StagePlaces:
         return dict(zip(arrays, mapped(*arrays.values()), strict=True))
 
     def _around(self, x: Any, step: int) -> Any:
-        """Hand on to the next rank; beyond the last one, a turn further."""
+        """Hand on to the next rank; beyond the last one, a round further."""
         come = spmd.ppermute(x, self.axis, shift=step)
         return np.where(self._is_end(step), np.roll(come, step, axis=0), come)
 
     def _there_and_back(self, x: Any, step: int) -> Any:
-        """Hand on to the next rank in even turns, to the one before in odd ones; at both ends of
-        the ranks, a turn further on the same rank."""
+        """Hand on to the next rank in even rounds, to the one before in odd ones; at both ends of
+        the ranks, a round further on the same rank."""
         there, back = (spmd.ppermute(x, self.axis, shift=k) for k in (step, -step))
         own = np.roll(x, step, axis=0)
-        even = (arange(self.turns) % 2 == 0).reshape(self.turns, *(1,) * (x.ndim - 1))
+        even = (arange(self.rounds) % 2 == 0).reshape(self.rounds, *(1,) * (x.ndim - 1))
         return np.where(even, np.where(self._is_end(step), own, there),
                         np.where(self._is_end(-step), own, back))
 

@@ -19,7 +19,7 @@ from codegen.places import user_place
 from codegen.trace.array import Array, as_array, as_value, wrap
 from codegen.trace.context import Context, require_context
 from codegen.trace.control.letting import as_symbol
-from codegen.trace.derive.two_parts import Halves, in_two
+from codegen.trace.derive.two_parts import Halves, capture_halves
 from codegen.trace.numpy.creation import unwritten
 from codegen.trace.state import Tree, fill, flatten
 from spmd.optim.transformation import (
@@ -73,17 +73,22 @@ class Updates:
         """Return the parameters of a stage as a list of trees."""
         return fill(flatten(self.pipe.stages[stage].parameters)[0], iter(leaves), fresh=True)
 
-    def by_stage(self, body: Callable[..., None], state: Any, read: Any, data: str | None = None
-                 ) -> Any:
+    def by_stage(self, body: Callable[..., None], state: Any, read: Any, data: str | None = None,
+                 due: Any = None) -> Any:
         """Return `state` after body(stage, j, state, read) for each row j, of the first stage that
-        is like the one there. state, read, data: as of by_rows."""
+        is like the one there. state, read, data: as of by_rows. due: bool (row,), which rows body
+        is called for; None for all of them."""
+        arms = self.pipe.places.by_row(np.array(self.arms))
+        others: list[Callable[[], None]] = []
+        if due is not None:
+            arms, others = np.where(due, arms + 1, 0), [lambda: None]
+
         def row(j: Any, state: Any, read: Any, _: Any) -> None:
-            spmd.switch(read["arms"][j], [
-                lambda s=s: body(s, j, state, read["read"]) for s in self.unlike])
+            spmd.switch(read["arms"][j], [*others, *(
+                lambda s=s: body(s, j, state, read["read"]) for s in self.unlike)])
 
         if not state:
             return state
-        arms = self.pipe.places.by_row(np.array(self.arms))
         return by_rows(self.pipe.axis, data, row, state, {"arms": arms, "read": read})
 
     def init(self, weights: dict[str, Any]) -> dict[str, Any]:
@@ -152,80 +157,59 @@ class Updates:
     def all_stages(self, state: State, gradients: dict[str, Any], count: Any) -> State:
         """Return the state after an update of all stages by the mean of so many gradients."""
         gradients = self.shared.summed_across(self.pipe, gradients)
-        stages = len(self.pipe.stages)
-        arms = self.pipe.places.by_row(np.array(self.arms))
-        read: dict[str, Any] = {"gradients": gradients, "arms": arms, "sums": {}}
-        for call in range(self.sums):  # one that follows from another one is known after it
-            parts = {"new": spmd.zeros((stages,), layout=(self.pipe.axis,))}
-            parts = by_rows(self.pipe.axis, None, self._row(1 / count, call), parts,
-                            {**read, "state": state})
-            total = np.sum(parts["new"]) * spmd.ones((stages,), layout=(self.pipe.axis,))
-            read = {**read, "sums": {**read["sums"], str(call): total}}
-        done: State = by_rows(self.pipe.axis, None, self._row(1 / count), state, read)
-        return done
+        pipe, factor = self.pipe, 1 / count
+        read: dict[str, Any] = {"gradients": gradients, "sums": {}}
 
-    def _row(self, factor: float, call: int | None = None) -> Any:
-        """Return what updates the stage of a row; or finds its part of what the optimizer sums
-        up over all stages."""
-        def row(j: Any, state: Any, read: Any, _: Any) -> None:
+        def updated(stage: int, j: Any, state: State, read: Any, call: int | None = None) -> Any:
+            slopes = pipe.weights.read(read["gradients"], (j,), stage)
             known = [x[j] for x in read["sums"].values()]
+            return self._updated(stage, j, state, slopes, factor, known, call)
 
-            def begin(stage: int) -> Any:
-                def update() -> None:
-                    now = state if call is None else read["state"]
-                    slopes = self.pipe.weights.read(read["gradients"], (j,), stage)
-                    new = self._updated(stage, j, now, slopes, factor, known, call)
-                    if call is None:
-                        self._keep(stage, j, state, new)
-                    else:
-                        state["new"][j] = new
-                return update
+        for call in range(self.sums):  # one that follows from another one is known after it
+            def sum_up(stage: int, j: Any, sums: Any, read: Any, call: int = call) -> None:
+                sums["own"][j] = updated(stage, j, read["state"], read, call)
 
-            spmd.switch(read["arms"][j], [begin(stage) for stage in self.unlike])
+            rows = spmd.ones((len(pipe.stages),), layout=(pipe.axis,))
+            sums = self.by_stage(sum_up, {"own": 0 * rows}, {**read, "state": state})
+            read["sums"] = {**read["sums"], str(call): np.sum(sums["own"]) * rows}
 
-        return row
+        def update(stage: int, j: Any, state: State, read: Any) -> None:
+            self._keep(stage, j, state, updated(stage, j, state, read))
+
+        done: State = self.by_stage(update, state, read)
+        return done
 
     def due(self, state: State, due: Any, data: str | None) -> State:
         """Return the state after updates of the stages that are due, by the mean of the gradients
         that each has; these are cleared. Ranks along the data axis sum up those that are due."""
         changed = ("weights", "moments", "gradients", "count", "versions", "changes", "version")
-        names = [name for name in changed if name in state]
+        weights = self.pipe.weights
 
-        def row(j: Any, state: Any, read: Any, _: Any) -> None:
-            def begin(stage: int) -> Any:
-                def update() -> None:
-                    count = state["count"][j].astype(np.float64)
-                    weights, gradients = self.pipe.weights, state["gradients"]
-                    ends = weights.ends[stage]
-                    sums = {name: gradients[name][j, 0, :end] for name, end in ends.items()}
-                    if data is not None:
-                        sums = {name: spmd.psum(g, data) for name, g in sums.items()}
-                    slopes = weights.read(sums, (), stage)
-                    new = self._updated(stage, j, state, slopes, 1 / count)
-                    before = {name: state["weights"][name][j, :ends[name]].copy()
-                              for name in state.get("changes", ()) if name in ends}
-                    self._keep(stage, j, state, new)
-                    if "versions" in state:
-                        self._keep_version(stage, j, state)
-                    elif "changes" in state:
-                        self._average_change(j, state, before, read["decays"][j])
-                    weights.clear(state["gradients"], (j, 0), stage)
-                    state["count"][j] = 0
-                return update
+        def update(stage: int, j: Any, state: State, read: Any) -> None:
+            ends = weights.ends[stage]
+            sums = {name: state["gradients"][name][j, 0, :end] for name, end in ends.items()}
+            if data is not None:
+                sums = {name: spmd.psum(g, data) for name, g in sums.items()}
+            new = self._updated(stage, j, state, weights.read(sums, (), stage),
+                                1 / state["count"][j].astype(np.float64))
+            before = {name: state["weights"][name][j, :ends[name]].copy()
+                      for name in state.get("changes", ()) if name in ends}
+            self._keep(stage, j, state, new)
+            if "versions" in state:
+                self._keep_version(stage, j, state)
+            elif "changes" in state:
+                self._average_change(j, state, before, read["decays"][j])
+            weights.clear(state["gradients"], (j, 0), stage)
+            state["count"][j] = 0
 
-            found = [begin(stage) for stage in self.unlike]
-            arm = np.where(read["due"][j] & (state["count"][j] > 0), read["arms"][j] + 1, 0)
-            spmd.switch(arm, [lambda: None, *found])
-
-        def update(part: State) -> State:
-            arms = self.pipe.places.by_row(np.array(self.arms))
-            read = {"due": due, "arms": arms,
-                    "decays": self.pipe.places.by_row(np.array(self.decays))}
-            done: State = by_rows(self.pipe.axis, data, row, part, read)
+        def updates(part: State) -> State:
+            decays = self.pipe.places.by_row(np.array(self.decays))
+            done: State = self.by_stage(update, part, {"decays": decays}, data,
+                                        due & (part["count"] > 0))
             return done
 
-        part = {name: state[name] for name in names}
-        return {**state, **spmd.cond(np.any(due), update, lambda part: part, part)}
+        part = {name: state[name] for name in changed if name in state}
+        return {**state, **spmd.cond(np.any(due), updates, lambda part: part, part)}
 
     def _updated(self, stage: int, j: Any, state: State, slopes: Sequence[Any], factor: Any,
                  known: Sequence[Any] = (), call: int | None = None) -> Any:
@@ -236,15 +220,15 @@ class Updates:
         part is returned instead.
         """
         weights = self.pipe.weights
-        given = (weights.read(state["weights"], (j,), stage),
+        arguments = (weights.read(state["weights"], (j,), stage),
                  list(slopes), self.moments.read(state["moments"], (j,), stage),
                  as_array(factor), list(known))
         key = stage, call, len(known)
         if key not in self._captured:
-            self._captured[key] = in_two(
-                self.pipe.context, lambda given: self._update(stage, call, *given),
-                types_of(given), (), (), backward=False)
-        return self._captured[key].forward(given)[0]
+            self._captured[key] = capture_halves(
+                self.pipe.context, lambda arguments: self._update(stage, call, *arguments),
+                types_of(arguments), (), (), backward=False)
+        return self._captured[key].forward(arguments)[0]
 
     def _update(self, stage: int, call: int | None, own: Any, slopes: Any, moments: Any,
                 factor: Any, known: Any) -> Any:
@@ -298,13 +282,13 @@ class _Sums:
     """What an optimizer sums up over all stages, while it is captured with the part of one.
 
     known: the sums over all stages, by call. own: those over this stage's part. calls: how often
-    each optimizer sums up something. together: whether stages are updated in the same moment; else
-    a stage answers by itself what it can.
+    each optimizer sums up something. flushes: whether all stages are updated in the same moment;
+    else a stage answers by itself what it can.
     """
 
-    def __init__(self, shared: SharedWeights | None, together: bool, stage: int = 0,
+    def __init__(self, shared: SharedWeights | None, flushes: bool, stage: int = 0,
                  known: Any = ()) -> None:
-        self.shared, self.together, self.stage, self.known = shared, together, stage, known
+        self.shared, self.flushes, self.stage, self.known = shared, flushes, stage, known
         self.own: list[Any] = []
         self.calls: list[int] = []
         self.depth = 0  # of open blocks, where the optimizer is called
@@ -323,7 +307,7 @@ class _Sums:
         parts = [of(x).astype(np.float64) for k, x in enumerate(leaves_of(updates))
                  if self.shared is None or (self.stage, k) not in self.shared.later]
         total = reduce(lambda a, b: a + b, parts, as_array(0.0))
-        if not needs_all and not self.together:
+        if not needs_all and not self.flushes:
             return total
         if len(require_context("spmd.pipeline").blocks) > self.depth:  # others may not call it
             raise UsageError(

@@ -21,7 +21,8 @@ class TickTables:
     """What stages do in each tick of a cycle. Microbatches are counted from the first one of the
     step that begins with the cycle; those of earlier steps are below 0.
 
-    kinds: IDLE, FORWARD, BACKWARD or, where W is apart, WEIGHTS. microbatches: of which.
+    kinds: IDLE, FORWARD, BACKWARD or, where W is an action of its own, WEIGHTS. microbatches: of
+    which.
     activations, cotangents: those that arrive at a stage at the end of a tick, or NONE. behind: how
     many earlier steps are in flight.
     slots, crossing: of how many microbatches stages keep what F gives to B, and B to W. received,

@@ -91,12 +91,12 @@ class Ticks:
         same = self.same if self.pipe.schedule.flushes else ()
         fixed = {name: part for name, part in work.items() if name in same}
 
-        def turn(tick: Any, work: Work) -> Work:
-            found = self.tick(tick, {**work, **fixed})
-            return {name: found[name] for name in work}
+        def next_tick(tick: Any, work: Work) -> Work:
+            after = self.tick(tick, {**work, **fixed})
+            return {name: after[name] for name in work}
 
         changing = {name: part for name, part in work.items() if name not in same}
-        done = {**changing_loop(0, count, turn, changing, "rebinds"), **fixed}
+        done = {**changing_loop(0, count, next_tick, changing, "rebinds"), **fixed}
         ended = -(self.begun + (count + packed(self.pipe.number)))
         say_position(self.pipe.context, as_array(np.int64(0) if last else ended))
         return done
@@ -175,12 +175,12 @@ class Ticks:
                 "weights": work["weights"]}
         if self.batches.masked:
             read["examples"] = examples
-        apart = {"weights", "moments", *OTHER_WEIGHTS}
+        untouched = {"weights", "moments", *OTHER_WEIGHTS}
         read |= {name: work[name] for name in OTHER_WEIGHTS if name in work}
-        state = {name: part for name, part in work.items() if name not in apart}
+        state = {name: part for name, part in work.items() if name not in untouched}
         state = by_rows(pipe.axis, self.batches.data, self._row, state, read,
                         (self.batches.x, self.batches.y))
-        state = self._exchanged(t, later, {**state, **{k: work[k] for k in work if k in apart}})
+        state = self._exchanged(t, later, {**state, **{k: work[k] for k in work if k in untouched}})
         if not pipe.schedule.flushes:
             state = self._updated(t, later, tick, state)
         return {name: state[name] for name in work}
@@ -277,8 +277,8 @@ class Ticks:
             h = code.handed(s - 1, code.activations.read(state[where], index, s - 1))
         part = 0 if self.batches.data is None else spmd.axis_index(self.batches.data)
         key = DropoutKey(action.stream, as_array(part).astype(np.int64))
-        given = [h, key, *([_microbatch(batches[1], action)] if s == last else [])]
-        out, kept = code.halves[s].forward(self._parameters(s, action), *given)
+        arguments = [h, key, *([_microbatch(batches[1], action)] if s == last else [])]
+        out, kept = code.halves[s].forward(self._parameters(s, action), *arguments)
         code.kept.write(state["kept"], (action.row, action.slot, 0), s, kept)
         if s < last:
             code.activations.write(state["activations"], (action.row, 0), s, flatten(out)[1])
@@ -318,8 +318,8 @@ class Ticks:
             (slopes, *_), crosses = code.parts[s].of_arguments(own, kept, cotangents)
             code.crossing.write(state["crossing"], (action.row, action.crossing, 0), s, crosses)
         else:
-            found, slopes, *_ = code.halves[s].backward(own, kept, cotangents)
-            self._add(s, action, found)
+            gradients, slopes, *_ = code.halves[s].backward(own, kept, cotangents)
+            self._add(s, action, gradients)
         if s:
             code.cotangents.write(state["cotangents"], (action.row, 0), s - 1, slopes)
 

@@ -29,7 +29,7 @@ from spmd.pipelining.layer_costs import Cut, check_cut, costs_of
 from spmd.pipelining.microbatches import Microbatches
 from spmd.pipelining.ring_ticks import RingTicks, checked_ring, tables_of_ring
 from spmd.pipelining.stage_code import Masked, StageCode, code_of, stages_of, type_of
-from spmd.pipelining.stage_cuts import cut, shown
+from spmd.pipelining.stage_cuts import cut, cut_text
 from spmd.pipelining.stage_places import StagePlaces
 from spmd.pipelining.stage_updates import Updates
 from spmd.pipelining.tick_tables import TickTables, tables_of
@@ -187,7 +187,7 @@ class TrainingPipeline:
         self.lacks_types = counts and types is None
         costs, unit = costs_of(self, by, like_batch(self, types) if counts and types else None)
         self.positions = cut(costs, schedule.stages)
-        self.cut = shown(costs, self.positions, unit)
+        self.cut = cut_text(costs, self.positions, unit)
         self.stages = stages_of(self.layers, self.positions)
         self.weights = Packing([[type_of(x) for x in flatten(s.parameters)[1]]
                                 for s in self.stages])
@@ -334,7 +334,7 @@ class TrainingPipeline:
         if key not in self._codes:
             self._codes[key] = code_of(
                 self.context, self.axis, self.stages, batches.x_types, batches.y_types,
-                apart=self.schedule.splits_backward)
+                splits_backward=self.schedule.splits_backward)
             self.note["kept"] = kept_bytes(self._codes[key])
             self.note["rows"] = row_bytes(self, self._codes[key])
         return self._codes[key]

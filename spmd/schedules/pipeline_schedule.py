@@ -196,14 +196,14 @@ class Schedule:
         if self.period is None:
             return 0
         accumulate, every = self._accumulated()
-        turn = lcm(self.microbatches * self.period, every * self.period) // self.period
+        recurs = lcm(self.microbatches * self.period, every * self.period) // self.period
         lives = max(b - f for f, b in zip(self.ticks["F"][stage], self.ticks[last][stage]))
         first = self.microbatches * (lives // self.period + 2) + accumulate
-        updates = [tick for tick, _ in self.updates(stage, first + turn + accumulate)]
+        updates = [tick for tick, _ in self.updates(stage, first + recurs + accumulate)]
         return max(
             bisect_left(updates, self.tick(last, stage, k))
             - bisect_left(updates, self.tick("F", stage, k))
-            for k in range(first, first + turn)
+            for k in range(first, first + recurs)
         )
 
     def _accumulated(self) -> tuple[int, int]:
@@ -243,7 +243,8 @@ class Schedule:
         """Return when actions begin and end if each takes as long as `units` says, by kind.
 
         A rank does its actions in the order of ticks and waits only for what they need.
-        Without units F takes 1, and B takes 2 or, where W is apart, B and W take 1 each.
+        Without units F takes 1, and B takes 2, or B and W take 1 each where W is an action of its
+        own.
         """
         usual = {"F": 1, "B": 1, "W": 1} if self.splits_backward else {"F": 1, "B": 2}
         number = self.ranks if ranks is None else ranks

@@ -131,7 +131,7 @@ def proved(formulas: Formulas, kept: Callable[[Any, Any, Any], Any] | None = Non
         if not {"F", "B"} <= kinds <= set(KINDS):
             return False
         claims = _Claims(formulas, kinds, p, m)
-        return all(map(nonneg, claims.order())) and claims.apart() and claims.repeats() and (
+        return all(map(nonneg, claims.order())) and claims.never_meet() and claims.repeats() and (
             kept is None or nonneg(claims.slots_suffice(kept)))
     except Exception:  # it compares, or calls something that takes integers only
         return False
@@ -172,7 +172,7 @@ class _Claims:
             claims.append(self.tick(last, s, next_k + 1) - self.tick("U", s, next_k) - 1)
         return claims
 
-    def apart(self) -> bool:
+    def never_meet(self) -> bool:
         """Whether two kinds of action never meet in one tick of a stage."""
         s = self.stage(self.p - 1)
         a, b = self.microbatch("k"), self.microbatch("j")

@@ -24,20 +24,20 @@ class NoRingError(ValueError):
 
 @dataclass(frozen=True)
 class Flow:
-    """Rows of weights that move on together, one row for each stage.
+    """Rows of weights that move on by the same number of rows, one row for each stage.
 
-    begin: by how many rows they are moved before the first tick, behind which turns[t] says by how
-    many after tick t. end: by how many they have moved in all, modulo stages.
+    begin: by how many rows they are moved before the first tick. hops_after: by how many after each
+    tick. end: by how many they have moved in all, modulo stages.
     """
 
     begin: int
-    turns: Sequence[int]
+    hops_after: Sequence[int]
     end: int
 
     @property
     def hops(self) -> int:
         """Return how many times the rows move on by one in a step."""
-        return sum(self.turns)
+        return sum(self.hops_after)
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def _flow(ticks: Sequence[Sequence[Action | None]], kind: str, stages: int) -> F
     """Return how the weights for F, or for B, move: all of them by as many rows."""
     sign = 1 if kind == "F" else -1
     begin, last, end = 0, -1, stages - 1 if kind == "F" else 0
-    turns = [0] * len(ticks)
+    hops_after = [0] * len(ticks)
     for t, tick in enumerate(ticks):
         moved: dict[int, Action] = {}
         for row, action in enumerate(tick):
@@ -109,9 +109,9 @@ def _flow(ticks: Sequence[Sequence[Action | None]], kind: str, stages: int) -> F
             if last < 0:
                 begin = (now - end) % stages
             else:
-                turns[last] = (now - end) % stages
+                hops_after[last] = (now - end) % stages
             last, end = t, now
-    return Flow(begin, turns, end)
+    return Flow(begin, hops_after, end)
 
 
 def _slots(ticks: Sequence[Sequence[Action | None]], stages: int

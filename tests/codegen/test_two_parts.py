@@ -12,7 +12,7 @@ from codegen.ops import Loop, MatMul
 from codegen.trace.array import as_array
 from codegen.trace.context import require_context
 from codegen.trace.derive.backward_parts import backward_parts
-from codegen.trace.derive.two_parts import in_two
+from codegen.trace.derive.two_parts import capture_halves
 from codegen.trace.state import fill, flatten
 
 
@@ -28,7 +28,7 @@ def layer(w, x, scale):
 
 def halves(w, x, scale):
     given = types_of((w, x, scale))
-    return in_two(require_context("a test"), layer, given[0], given[1:], (True, False))
+    return capture_halves(require_context("a test"), layer, given[0], given[1:], (True, False))
 
 
 def program(use):
@@ -122,7 +122,8 @@ def products(ops: tuple[Op, ...]) -> int:
 def test_gradients_of_weights_follow_from_what_the_other_part_has_found(wanted):
     def use(w, x):
         types = types_of((w, x, np.float64(2.0)))
-        made = in_two(require_context("a test"), layer, types[0], types[1:], (wanted, False))
+        made = capture_halves(
+            require_context("a test"), layer, types[0], types[1:], (wanted, False))
         parts = backward_parts(made)
         counts = products(parts.sooner), products(parts.later)
         assert counts == ((2, 2) if wanted else (0, 3))  # one layer: nothing before it waits
@@ -147,7 +148,8 @@ def three_layers(w, x):
 def test_without_an_argument_the_way_that_several_weights_need_goes_first():
     def use(w, x):
         types = types_of((w, x))
-        made = in_two(require_context("a test"), three_layers, types[0], types[1:], (False,))
+        made = capture_halves(
+            require_context("a test"), three_layers, types[0], types[1:], (False,))
         parts = backward_parts(made)
         assert (products(parts.sooner), products(parts.later)) == (1, 4)
         out, kept = made.forward(w, x)
@@ -176,7 +178,7 @@ def test_a_loop_goes_back_once_and_its_gradients_of_weights_cross():
     def use(a, x):
         w = {"a": a, "b": np.concatenate([a.T[:, :3], a.T[:, :1]], axis=1)}
         types = types_of((w, x))
-        made = in_two(require_context("a test"), recurrent, types[0], types[1:], (True,))
+        made = capture_halves(require_context("a test"), recurrent, types[0], types[1:], (True,))
         parts = backward_parts(made)
         loops = [[isinstance(op.what, Loop) for op in ops] for ops in (parts.sooner, parts.later)]
         assert any(loops[0]) and not any(loops[1])
@@ -222,7 +224,8 @@ def test_no_product_is_computed_twice():
 def test_what_cannot_be_differentiated_is_refused():
     def use(w, x):
         types = types_of(({"n": np.arange(3)}, x))
-        in_two(require_context("a test"), lambda w, x: x * w["n"][0], types[0], types[1:], (True,))
+        capture_halves(
+            require_context("a test"), lambda w, x: x * w["n"][0], types[0], types[1:], (True,))
 
     with pytest.raises(UsageError):
         spmd.build(program(use))

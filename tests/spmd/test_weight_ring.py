@@ -58,8 +58,8 @@ def test_weights_are_where_ranks_need_them(name):
                 else:
                     assert back[row] == s and held[row].pop(slot) == (s, k)
                     sums[s].append(k)
-            forth = rolled(forth, ring.forward.turns[t])
-            back = rolled(back, ring.backward.turns[t])
+            forth = rolled(forth, ring.forward.hops_after[t])
+            back = rolled(back, ring.backward.hops_after[t])
         assert sums == [[*range(m)]] * p and not any(held)
         assert rolled(back, -ring.backward.end) == [*range(p)]
         assert most == [max(map(len, schedule.kept_in_row(row))) for row in range(p)]

@@ -2,7 +2,7 @@
 
 In: Halves. Out: BackwardParts. Always holds: what both parts need is computed by the first one, and
 crosses to the second one, which computes it again only where it is a view or follows from the
-weights alone.
+weights only.
 """
 
 from __future__ import annotations

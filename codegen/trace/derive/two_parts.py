@@ -3,7 +3,7 @@
 In: a function, the types of its arguments. Out: a Halves, which emits the forward half, whose
 result has what it keeps as arrays, and the backward half, which reads these. Always holds: the
 function is captured once; the backward half computes nothing that the forward half has computed,
-except views, constants, and what follows from the weights alone, which it is given anew.
+except views, constants, and what follows from the weights only, which it takes as arguments.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ VIEWS = (Broadcast, Reshape, Transpose)
 
 @dataclass(frozen=True)
 class Halves:
-    """The forward and the backward half of f(weights, *given), as `in_two` captures them.
+    """The forward and the backward half of f(weights, *arguments), captured once.
 
     out: the structure of what f returns; out_types, kept_types: of its leaves, and of what the
     backward half reads of the forward half. Cotangents are of the leaves that are floats. wanted:
@@ -38,7 +38,7 @@ class Halves:
 
     context: Context
     weights: tuple[Value, ...]
-    given: tuple[Value, ...]
+    arguments: tuple[Value, ...]
     out: Tree
     outs: tuple[Value, ...]
     kept: tuple[Value, ...]
@@ -57,10 +57,10 @@ class Halves:
     def kept_types(self) -> list[ArrayType]:
         return [v.type for v in self.kept]
 
-    def forward(self, weights: Any, *given: Any) -> tuple[Any, list[Array]]:
+    def forward(self, weights: Any, *arguments: Any) -> tuple[Any, list[Array]]:
         """Return what f returns, and what is kept."""
-        values = self.copied(self.ahead, self.weights + self.given, values_of(
-            self.context, (weights, given)), self.outs + self.kept)
+        values = self.copied(self.ahead, self.weights + self.arguments, values_of(
+            self.context, (weights, arguments)), self.outs + self.kept)
         arrays = [wrap(self.context, v) for v in values]
         return fill(self.out, iter(arrays[:len(self.outs)]), fresh=True), arrays[len(self.outs):]
 
@@ -87,27 +87,27 @@ class Halves:
         return [copier.of(v) for v in results]
 
 
-def in_two(
-    context: Context, f: Callable[..., Any], weights: Any, given: Sequence[Any],
+def capture_halves(
+    context: Context, f: Callable[..., Any], weights: Any, arguments: Sequence[Any],
     wanted: Sequence[bool], backward: bool = True,
 ) -> Halves:
-    """Return the halves of f(weights, *given), captured once.
+    """Return the halves of f(weights, *arguments), captured once.
 
-    weights, given: trees of ArrayTypes, local ones of a rank's view. wanted: for each of the given
+    weights, arguments: trees of ArrayTypes, local ones of a rank's view. wanted: for each of the
     arguments, whether the backward half returns the gradients of its leaves that are floats.
     backward: False for a backward half that is empty.
     """
     axes = frozenset(context.mesh.names)
-    tree, types = flatten((weights, tuple(given)))
+    tree, types = flatten((weights, tuple(arguments)))
     context.rank_view += 1
     logs, context.write_logs = context.write_logs, [*context.write_logs, {}]
     try:
         with context.block(types) as block:
             block.apart = True
             context.varying.update(dict.fromkeys(block.args, axes))
-            own_weights, own_given = fill(
+            own_weights, own_arguments = fill(
                 tree, iter([wrap(context, v) for v in block.args]), fresh=True)
-            parts = [flatten(a) for a in own_given]
+            parts = [flatten(a) for a in own_arguments]
             chosen = [x for (_, xs), want in zip(parts, wanted) if want for x in xs if _is_float(x)]
             outside: list[Any] = []
 
@@ -115,7 +115,7 @@ def in_two(
                 rest = iter(mine)
                 args = [fill(t, iter([next(rest) if _is_float(x) else x for x in xs]), fresh=True)
                         if want else a
-                        for a, (t, xs), want in zip(own_given, parts, wanted)]
+                        for a, (t, xs), want in zip(own_arguments, parts, wanted)]
                 out_tree, leaves = flatten(as_called(f)(w, *args))
                 values = [as_value(context, leaf) for leaf in leaves]
                 outside[:] = out_tree, values
@@ -223,17 +223,17 @@ def _cut(
     """Return the ops of both halves, and what the second one reads of the first one.
 
     first: ops of the function itself; others are of its way back, even where they follow from what
-    it did alone.
+    its results only.
     """
     made = {v: op for op in every for v in op.results}
-    behind, of_given = following(every, cotangents), following(every, names[1])
+    behind, of_arguments = following(every, cotangents), following(every, names[1])
 
     def is_kept(v: Value) -> bool:
         if v not in made:
-            return v in of_given
+            return v in of_arguments
         op = made[v]
         return not (v in behind or op not in first or isinstance(op.what, VIEWS)
-                    or (v not in of_given and not _is_seen(op)))
+                    or (v not in of_arguments and not _is_seen(op)))
 
     again, kept = computed_again(every, gradients, is_kept)
     later = needed([op for op in every if op in again], gradients)

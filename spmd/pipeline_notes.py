@@ -42,8 +42,7 @@ class PipelineNotes:
 
     @property
     def sends(self) -> dict[str, Any] | None:
-        """What a step sends, in this way and in the other one, as step_traffic.compared says.
-        """
+        """Return what a step sends, in this way and in the other one, as compared() says."""
         try:
             return None if self.lengths is None else compared(self.schedule, self.lengths)
         except NoRingError:

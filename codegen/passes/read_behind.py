@@ -77,8 +77,8 @@ class _MovedReads:
 
 
 def _are_disjoint(part: Op, update: Op) -> bool:
-    """Whether a slice has no element that an update of the same array writes: along one dim, it
-    ends before that begins, or begins behind its end."""
+    """Return whether a slice has no element that an update of the same array writes: along one dim,
+    it ends before that begins, or begins behind its end."""
     read, write = part.what, update.what
     assert isinstance(read, Slice) and isinstance(write, Update)
     extents = update.operands[1].type.shape

@@ -30,16 +30,17 @@ def evaluated(pipe: TrainingPipeline, state: State, x: Any, y: Any) -> Any:
     stages = len(pipe.stages)
     out = pipe.new(code.activations, (batch.ranks,), (batch.data,))
     ids = pipe.places.by_row(np.arange(stages))
+    does = pipe.places.by_row(1 + code.numbers)
     if stages > 1:  # in tick t the stage before hands on to stage t
         borders = spmd.asarray(crossings(np.eye(stages, stages - 1, -1, dtype=bool)))
 
     def tick(t: Any, out: Any) -> Any:
         def row(j: Any, out: Any, read: Any, batches: Any) -> None:
             arms = [_arm(pipe, code, s, j, out, read["weights"], batches, y is not None)
-                    for s in range(stages)]
+                    for s in code.unlike]
             spmd.switch(read["arms"][j], [lambda: None, *arms])
 
-        read = {"arms": np.where(ids == t, ids + 1, 0), "weights": state["weights"]}
+        read = {"arms": np.where(ids == t, does, 0), "weights": state["weights"]}
         if stages > 1:
             out = pipe.places.handed_on(out, 1, batch.data, borders[t])
         return by_rows(pipe.axis, batch.data, row, out, read, (batch.x, batch.y))

@@ -48,7 +48,8 @@ def _one(x: Any) -> str:
 
 
 class Flight:
-    """The steps of one pipeline."""
+    """The steps of one pipeline. behind: how many earlier steps are in flight; size: how many
+    microbatches a step has."""
 
     def __init__(self, pipe: TrainingPipeline) -> None:
         self.pipe = pipe
@@ -90,8 +91,8 @@ class Flight:
         both = ("x", batches.x, first), ("y", batches.y, last)
         behind = self.behind * self.size
         x, y = (self._rows(new, self.behind + 1, batches.data) for _, new, _ in both)
-        for every, (name, new, row) in zip((x, y), both, strict=True):
-            for to, old, come in zip(*(flatten(t)[1] for t in (every, state[name], new)),
+        for tree, (name, new, row) in zip((x, y), both, strict=True):
+            for to, old, come in zip(*(flatten(t)[1] for t in (tree, state[name], new)),
                                      strict=True):
                 to[row, :behind] = old[row]
                 to[row, behind:] = come[row]

@@ -155,7 +155,7 @@ def _dropout_follows(key: DropoutKey | None) -> Iterator[None]:
 
 
 def _check_returned(tree: Any) -> None:
-    """Raise UsageError where what a layer returns is no tree of arrays."""
+    """Raise ProgramError where what a layer returns is no tree of arrays."""
     for leaf in flatten(tree)[1]:
         if not isinstance(leaf, (Array, Number, np.ndarray, np.generic, int, float, complex)):
             raise ProgramError(
@@ -180,6 +180,16 @@ class StageCode:
     cotangents: Packing
     kept: Packing
     crossing: Packing
+
+    @property
+    def unlike(self) -> list[int]:
+        """Return the first stage of each code."""
+        return sorted(set(self.like))
+
+    @property
+    def numbers(self) -> np.ndarray:
+        """Return, for each stage, the number of its code in `unlike`."""
+        return np.searchsorted(self.unlike, self.like)
 
     def handed(self, stage: int, leaves: Sequence[Any]) -> Any:
         """Return the tree that a stage hands on, of its leaves."""

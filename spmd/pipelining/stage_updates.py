@@ -268,6 +268,7 @@ class Updates:
             average[j, :end] = kept * average[j, :end] + (1 - kept) * change
 
     def _state(self, moments: Sequence[Any], stage: int) -> Any:
+        """Return the optimizer's state of a stage, of its arrays."""
         leaves = iter(moments)
         tree = self.trees[stage]
         full = [next(leaves) if _is_array(x) else x for x in flatten(tree.value)[1]]
@@ -295,6 +296,7 @@ class _Sums:
 
     @contextmanager
     def asked(self) -> Iterator[None]:
+        """Answer what the optimizer sums up while this block is open."""
         token = sums_of_parts.set(self._sum)
         self.own, self.depth = [], len(require_context("spmd.pipeline").blocks)
         try:

@@ -65,17 +65,19 @@ def tables_of(schedule: Schedule) -> TickTables:
     back = [np.subtract(ticks["B"][s - 1], ticks["B"][s]).max() for s in stages if s]
     return TickTables(
         kinds, np.maximum.reduce([f, b, w]), arriving, returning,
-        -(earliest // schedule.microbatches),
-        [max(1, schedule.slots(s)) for s in stages],
-        [max(1, schedule.gradient_slots(s)) for s in stages],
-        max(1, *(schedule.received_slots(s, "F") for s in stages)),
-        max(1, *(schedule.received_slots(s, "B") for s in stages)),
-        (max(forth, default=1) > 1, max(back, default=1) > 1), _rows(schedule, "U"),
-        not any(ABSENT in row for row in ticks.get("U", ())),
-        np.zeros_like(kinds) + np.arange(schedule.stages))
+        behind=-(earliest // schedule.microbatches),
+        slots=[max(1, schedule.slots(s)) for s in stages],
+        crossing=[max(1, schedule.gradient_slots(s)) for s in stages],
+        received=max(1, *(schedule.received_slots(s, "F") for s in stages)),
+        returned=max(1, *(schedule.received_slots(s, "B") for s in stages)),
+        waits=(max(forth, default=1) > 1, max(back, default=1) > 1),
+        updates=_rows(schedule, "U"),
+        updates_each=not any(ABSENT in row for row in ticks.get("U", ())),
+        stages=np.zeros_like(kinds) + np.arange(schedule.stages))
 
 
 def _rows(schedule: Schedule, kind: str) -> np.ndarray:
+    """Return microbatches_at of a schedule as an array, with NONE where there is no action."""
     rows = schedule.microbatches_at(kind)
     return np.array([[NONE if k is None else k for k in row] for row in rows], np.int64)
 

@@ -77,7 +77,6 @@ class Ticks:
         self.slots = max(self.tables.slots)
         self.last: int | None = None
         self.begun: Any = 0
-        self.unlike = sorted(set(code.like))
         self.kinds = WEIGHTS if code.parts else BACKWARD  # of actions
         self.cycle = len(self.tables.kinds)
         self.has = batches.count
@@ -155,7 +154,7 @@ class Ticks:
         say_position(pipe.context, self.begun + (tick + 1 + packed(pipe.number, drained)))
         t, later = tick % self.cycle, tick // self.cycle * pipe.schedule.microbatches
         own = self._at(tables.microbatches, t) + later
-        numbers = self.kinds * np.searchsorted(self.unlike, np.array(self.code.like)[tables.stages])
+        numbers = self.kinds * self.code.numbers[tables.stages]
         arms = self._at(np.where(tables.kinds == IDLE, 0, numbers + tables.kinds), t)
         if not pipe.schedule.flushes:
             arms = np.where(self._exist(own), arms, 0)
@@ -243,7 +242,7 @@ class Ticks:
                               {"arriving": arriving, "rows": work[name]})
 
     def _row(self, j: Any, state: Any, read: Any, batches: Any) -> None:
-        """What one stage does in a tick."""
+        """Do what one stage does in a tick."""
         bounds = {"microbatches": self.tables.received * self.tables.returned, "slots": self.slots,
                   "crossing": max(self.tables.crossing), "positions": self.has}
         k, slot, crossing, position = (
@@ -255,7 +254,7 @@ class Ticks:
         action = StageAction(j, k, slot, crossing, position, read["numbers"][j], read["streams"][j],
                   read["examples"][j] if "examples" in read else 1, state, weights)
         arms: list[Any] = [lambda: None]
-        for stage in self.unlike:
+        for stage in self.code.unlike:
             arms.append(lambda s=stage: self._forward(s, action, batches))
             arms.append(lambda s=stage: self._backward(s, action))
             if self.code.parts:

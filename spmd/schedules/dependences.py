@@ -59,7 +59,7 @@ def in_time(ticks: Ticks) -> bool:
 
 
 def _early_actions(ticks: Ticks) -> Iterator[Problem]:
-    """Actions that come before one that they need, or without it."""
+    """Yield a Problem for each action that comes before one that it needs, or without it."""
     if in_time(ticks):
         return
     stages = len(ticks["F"])
@@ -80,7 +80,7 @@ def _early_actions(ticks: Ticks) -> Iterator[Problem]:
 
 
 def _dropped_microbatches(ticks: Ticks) -> Iterator[Problem]:
-    """Microbatches that never begin, and those of which some stage does not do all actions."""
+    """Yield a Problem for each microbatch that never begins, or lacks an action of some stage."""
     kinds = [kind for kind in ticks if kind != "U"]
     rows = [row for kind in kinds for row in ticks[kind]]
     for k in range(len(ticks["F"][0])):
@@ -99,7 +99,8 @@ def _dropped_microbatches(ticks: Ticks) -> Iterator[Problem]:
 
 
 def _shared_ticks(ticks: Ticks, period: int | None) -> Iterator[Problem]:
-    """Stages that have two actions in one tick, of one step or of several that overlap."""
+    """Yield a Problem for each second action of a stage in one tick, of one step or of several that
+    overlap."""
     kinds = [kind for kind in ticks if kind != "U"]
     for stage in range(len(ticks["F"])):
         every = [t for kind in kinds for t in ticks[kind][stage] if t != ABSENT]
@@ -118,7 +119,8 @@ def _shared_ticks(ticks: Ticks, period: int | None) -> Iterator[Problem]:
 
 
 def _wrong_updates(ticks: Ticks, period: int | None) -> Iterator[Problem]:
-    """Updates that do not apply the gradients up to their microbatch, all of these and no other.
+    """Yield a Problem for each update that does not apply the gradients up to its microbatch, all
+    of these and no other.
 
     An update takes effect at the end of its tick, so that it may stand in that of its gradient.
     """

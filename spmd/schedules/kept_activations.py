@@ -77,6 +77,7 @@ def smallest_modulus(intervals: Intervals, period: int | None) -> int:
 
 
 def _clashes(k: int, slots: int, intervals: Intervals, period: int | None) -> bool:
+    """Return whether a later microbatch has the slot of k while k is in it."""
     first, last = intervals[k]
     return any(begin <= last and end >= first
                for begin, end in _later_owners(k, slots, intervals, period))
@@ -85,7 +86,7 @@ def _clashes(k: int, slots: int, intervals: Intervals, period: int | None) -> bo
 def _later_owners(
     k: int, slots: int, intervals: Intervals, period: int | None
 ) -> Iterator[tuple[int, int]]:
-    """Return the intervals of the microbatches behind k that have the slot of k."""
+    """Yield the intervals of the microbatches behind k that have the slot of k."""
     size, last = len(intervals), intervals[k][1]
     soonest = min(first for first, _ in intervals)
     for later in range(k + slots, size if period is None else k + size * slots + 1, slots):

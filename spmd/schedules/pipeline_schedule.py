@@ -116,6 +116,7 @@ class Schedule:
                 if row[k % size] != ABSENT and not (every and (k + 1) % self.accumulate)]
 
     def _updates_by_ticks(self, stage: int, microbatches: int, every: int) -> list[tuple[int, int]]:
+        """Return what `updates` does, where stages are updated after every so many ticks."""
         newest: dict[int, int] = {}
         last = gradient_kind(self.ticks)
         for k in range(microbatches):
@@ -176,7 +177,8 @@ class Schedule:
         return lifetimes.most_at_once(lifetimes.received(self.ticks, stage, kind), self.period)
 
     def received_slots(self, stage: int, kind: str) -> int:
-        """Return the fewest slots for them such that microbatch k has slot k % slots."""
+        """Return the fewest slots for what `received` counts, such that microbatch k has slot
+        k % slots."""
         return lifetimes.smallest_modulus(
             lifetimes.received(self.ticks, stage, kind), self.period)
 

@@ -113,7 +113,7 @@ def _cell_note(schedule: Schedule) -> str:
 
 def _cell(schedule: Schedule, x: int, y: int, actions: Sequence[Action], tall: int, empty: str
           ) -> list[str]:
-    """One tick of a row: its action, a mark at the end for an update, what is kept below."""
+    """Return one tick of a row: its action, a mark at the end for an update, what is kept below."""
     own = next((a for a in actions if a.kind != "U"), None)
     fill = COLOURS[own.kind] if own else empty
     parts = [f'<rect x="{x}" y="{y}" width="{CELL}" height="{ROW}" fill="{fill}" '

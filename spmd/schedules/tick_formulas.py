@@ -155,7 +155,8 @@ class _Claims:
         return _expr(self.formulas(*map(UnknownInteger, (s, self.p, k, self.m)))[kind])
 
     def order(self) -> list[Expr]:
-        """Ticks are there from 0 on, rise with microbatches, and come after what they need."""
+        """Return what is at least 0 if ticks begin at 0, rise with microbatches, and come after
+        what they need."""
         s, inner = self.stage(self.p - 1), self.stage(self.p - 2)
         k, next_k = self.microbatch("k"), self.microbatch("k", 1)
         claims = [self.tick("F", s, k)]
@@ -173,7 +174,7 @@ class _Claims:
         return claims
 
     def never_meet(self) -> bool:
-        """Whether two kinds of action never meet in one tick of a stage."""
+        """Return whether two kinds of action never meet in one tick of a stage."""
         s = self.stage(self.p - 1)
         a, b = self.microbatch("k"), self.microbatch("j")
         kinds = sorted(self.kinds - {"U"})
@@ -183,7 +184,8 @@ class _Claims:
         )
 
     def repeats(self) -> bool:
-        """Whether the next step follows as many ticks later for all actions, where none flushes."""
+        """Return whether the next step follows as many ticks later for all actions, where none
+        flushes."""
         if self.flushes:
             return True
         s, k = self.stage(self.p - 1), self.microbatch("k")
@@ -192,7 +194,8 @@ class _Claims:
         return len(distances) == 1 and not names & {"s", "k"}
 
     def slots_suffice(self, kept: Callable[[Any, Any, Any], Any]) -> Expr:
-        """The activations of k are read before those of microbatch k + kept are there."""
+        """Return what is at least 0 if the activations of k are read before those of microbatch
+        k + kept are there."""
         s = self.stage(self.p - 1)
         slots = _expr(kept(*map(UnknownInteger, (s, self.p, self.m))))
         k = symbol(Sym("k", "var", const(0)))  # a step of flushing schedules has no later one
@@ -203,8 +206,8 @@ class _Claims:
 
 
 def _never_zero(difference: Expr) -> bool:
-    """Whether it is proved to have one sign, or a rest by a number that divides all but one term.
-    """
+    """Return whether a difference is proved to have one sign, or a rest by a number that divides
+    all but one term."""
     rest = next((c for atoms, c in difference.terms if not atoms), 0)
     common = gcd(*(c for atoms, c in difference.terms if atoms))
     return (common > 1 and rest % common != 0) or nonneg(difference - 1) or nonneg(-difference - 1)

@@ -23,7 +23,7 @@ from codegen.trace.blame import MISTAKES
 from codegen.trace.context import Context
 from codegen.trace.control.conversion import as_called
 from codegen.trace.derive.backward_parts import BackwardParts, backward_parts
-from codegen.trace.derive.two_parts import Halves, capture_halves
+from codegen.trace.derive.halves import Halves, capture_halves
 from codegen.trace.number import Number
 from codegen.trace.state import fill, flatten
 from codegen.user.signatures import check_call

@@ -19,7 +19,7 @@ from codegen.places import user_place
 from codegen.trace.array import Array, as_array, as_value, wrap
 from codegen.trace.context import Context, require_context
 from codegen.trace.control.letting import as_symbol
-from codegen.trace.derive.two_parts import Halves, capture_halves
+from codegen.trace.derive.halves import Halves, capture_halves
 from codegen.trace.numpy.creation import unwritten
 from codegen.trace.state import Tree, fill, flatten
 from spmd.optim.transformation import (

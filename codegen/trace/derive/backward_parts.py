@@ -14,8 +14,7 @@ from typing import Any
 
 from codegen.ir import ArrayType, Op, Value
 from codegen.trace.array import Array, wrap
-from codegen.trace.derive.needed import needed
-from codegen.trace.derive.two_parts import (
+from codegen.trace.derive.halves import (
     VIEWS,
     Halves,
     computed_again,
@@ -23,6 +22,7 @@ from codegen.trace.derive.two_parts import (
     reads_of,
     values_of,
 )
+from codegen.trace.derive.needed import needed
 from codegen.trace.state import fill
 
 

@@ -12,7 +12,7 @@ from codegen.ops import Loop, MatMul
 from codegen.trace.array import as_array
 from codegen.trace.context import require_context
 from codegen.trace.derive.backward_parts import backward_parts
-from codegen.trace.derive.two_parts import capture_halves
+from codegen.trace.derive.halves import capture_halves
 from codegen.trace.state import fill, flatten
 
 

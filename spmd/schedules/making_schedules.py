@@ -82,7 +82,9 @@ def make_schedule(
     else:
         made = _by_table(os.fspath(schedule), stages, microbatches, accumulate, correction)
         where, first_line = os.fspath(schedule), 1
-    _refuse(_exceeded_limits(made, keep), where, first_line, "more slots, or another schedule")
+    _refuse(_full_stages(made, keep), where, first_line, "more slots, or another schedule")
+    most = max(map(made.in_flight, range(made.stages)))
+    _refuse(_stages_with_more_versions(made), where, first_line, f"accumulate={most}")
     return made
 
 
@@ -242,20 +244,25 @@ def _accumulated_in(ticks: Ticks) -> int:
     return most
 
 
-def _exceeded_limits(schedule: Schedule, keep: int | None) -> list[Problem]:
-    """Return a Problem for each stage that keeps more activations or weights than it may."""
+def _full_stages(schedule: Schedule, keep: int | None) -> list[Problem]:
+    """Return a Problem for each stage that keeps activations of more than `keep` microbatches."""
     found = []
     for s in range(schedule.stages):
         if keep is not None and (kept := schedule.kept(s)) > keep:
-            alive = schedule.kept_at(s)
-            tick = next((t for t, n in enumerate(alive) if n > keep), ABSENT)
+            tick = next((t for t, n in enumerate(schedule.kept_at(s)) if n > keep), ABSENT)
             text = f"{kept} activations are kept, and there are slots for {keep}"
             found.append(Problem(tick, s, text))
-        if schedule.correction == "two versions" and (versions := schedule.versions(s)) > 2:
-            text = f"stage {s} needs {versions} versions of its weights, and keeps two: "
-            text += f"accumulate={schedule.accumulate} is less than what is in flight"
-            found.append(Problem(ABSENT, s, text))
     return found
+
+
+def _stages_with_more_versions(schedule: Schedule) -> list[Problem]:
+    """Return a Problem for each stage that needs more than the two versions of its weights."""
+    if schedule.correction != "two versions":
+        return []
+    return [
+        Problem(ABSENT, s, f"stage {s} needs {versions} versions of its weights, and keeps two: "
+                f"accumulate={schedule.accumulate} is less than what is in flight")
+        for s in range(schedule.stages) if (versions := schedule.versions(s)) > 2]
 
 
 def _refuse(

@@ -215,6 +215,8 @@ def test_versions_of_weights():
     assert error.value.problems[0] == (
         "2bw: stage 0 needs 3 versions of its weights, and keeps two: accumulate=2 is less than "
         "what is in flight")
+    assert str(error.value).endswith("try:      accumulate=4")
+    assert make("2bw", 4, 8, accumulate=4).versions(0) == 2
 
 
 def test_slots_that_are_asked_for():

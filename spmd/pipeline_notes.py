@@ -5,25 +5,21 @@ In: an image, whose notes have a row for each pipeline. Out: text, SVG, and what
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import ceil, prod
-from typing import TYPE_CHECKING, Any
+from math import ceil
+from typing import Any
 
 from codegen.errors import ImageError, UsageError, under
 from codegen.image import manifest as reader
 from codegen.image.elf import printable
 from codegen.symbolic.meaning import names_in
 from spmd.launch.memory import bytes_text
-from spmd.schedules import Action, Schedule
+from spmd.schedules import Schedule
 from spmd.schedules.dependences import problems
 from spmd.schedules.schedule_tables import complete
 from spmd.schedules.step_traffic import RowBytes, compared
-from spmd.schedules.tick_positions import TickPosition
 from spmd.schedules.weight_ring import NoRingError
-
-if TYPE_CHECKING:
-    from spmd.launch.job import Job
 
 AGAIN = "spmd build, to make the image again"
 NOTABLE = 0.3  # a share of the time that ranks are idle
@@ -93,76 +89,6 @@ class PipelineNotes:
         """Return the row of the image, with what a step sends."""
         return {**self.row, "sends": self.sends}
 
-    def at(self, position: TickPosition, coordinates: Iterable[int], ranks: int) -> RanksAtTick:
-        """Return what ranks with these coordinates along the axis, of so many, do at a tick."""
-        s, own = self.schedule, set(coordinates)
-        rows = [k for k in range(s.stages) if s.rank_of(k, ranks) in own]
-        return RanksAtTick([] if s.place == "microbatch" else rows, bool(rows),
-                           list(position.actions(s, rows)), position.in_flight(s, rows),
-                           position.ended)
-
-
-@dataclass(frozen=True)
-class RanksAtTick:
-    """The stages of some ranks, what they do in a tick, and the microbatches in flight there.
-
-    stages: none where ranks follow microbatches. works: whether these ranks do anything in any
-    tick. ended: the tick is over, and the next step has not begun."""
-
-    stages: list[int]
-    works: bool
-    actions: list[Action]
-    in_flight: list[int]
-    ended: bool
-
-    def action_text(self) -> str:
-        """Return what is done, as F 3 of stage 1."""
-        if self.ended:
-            return "between two steps"
-        return ", ".join(f"{a.kind} {a.microbatch} of stage {a.stage}" for a in self.actions
-                         ) or "idle"
-
-    def text(self) -> str:
-        """Return the stages, and the microbatches in flight."""
-        flight = ", ".join(map(str, self.in_flight)) or "none"
-        if not self.works:
-            return "it held no stage of the pipeline"
-        if not self.stages:
-            return ("it followed microbatches through the stages of the pipeline; "
-                    f"in flight there: {flight} ({self.action_text()})")
-        several = "s" if len(self.stages) > 1 else ""
-        return (f"it held stage{several} {', '.join(map(str, self.stages))} of the pipeline, with "
-                f"microbatches {flight} in flight there ({self.action_text()})")
-
-
-class Positions:
-    """The pipelines of an image, which say what a rank does at a position that it has stored."""
-
-    def __init__(self, image: reader.ImageFile, sizes: Sequence[int]) -> None:
-        """sizes: of the mesh axes."""
-        self.rows = image.notes().get("pipelines", [])
-        self.known = {k: _read(image, row, None) for k, row in enumerate(self.rows)}
-        self.axes = [a["name"] for a in image.manifest["mesh"]]
-        self.sizes = list(sizes)
-
-    def at(self, position: int, first: int, count: int = 1) -> RanksAtTick | None:
-        """Return what `count` ranks from rank `first` on do; None where they are in no tick."""
-        if position == 0:
-            return None
-        tick = TickPosition.of(position)
-        if tick.pipeline not in self.known:
-            return None
-        axis = self.axes.index(self.rows[tick.pipeline]["axis"])
-        stride = prod(self.sizes[axis + 1:])
-        coordinates = [r // stride % self.sizes[axis] for r in range(first, first + count)]
-        return self.known[tick.pipeline].at(tick, coordinates, self.sizes[axis])
-
-
-def positions_of(job: Job) -> Positions | None:
-    """Return what the positions of the job's ranks mean; None for an image that says none."""
-    return job.positions_in and Positions(job.positions_in, job.setup.sizes)
-
-
 def idle_share(schedule: Schedule) -> float:
     """Return the part of all ranks' time in which they do nothing: of a step that flushes; else of
     the steps after filling."""
@@ -193,7 +119,7 @@ def pipelines_of(
     of those that the schedule is made for. mesh: sizes of axes, 1 of those that it does not have.
     """
     rows = image.notes().get("pipelines", [])
-    return [_read(image, row, (mesh or {}).get(row["axis"], ranks), mesh)
+    return [pipeline_of(image, row, (mesh or {}).get(row["axis"], ranks), mesh)
             for k, row in enumerate(rows) if row not in rows[:k]]
 
 
@@ -203,10 +129,11 @@ def warnings(image: reader.ImageFile) -> Iterator[str]:
         yield "\n".join([*filter(None, one.head()), *(f"  {line}" for line in one.facts(NOTABLE))])
 
 
-def _read(
+def pipeline_of(
     image: reader.ImageFile, row: dict[str, Any], ranks: int | None,
     mesh: dict[str, int] | None = None,
 ) -> PipelineNotes:
+    """Return a pipeline from its row in the notes of an image. ranks, mesh: as of pipelines_of."""
     schedule = _schedule_of(row["schedule"])
     place = row["stages_lie"]
     own = schedule.ranks if schedule.place == place else schedule.stages

@@ -20,7 +20,7 @@ from spmd.files.whole import whole
 from spmd.launch.job import Job
 from spmd.launch.memory import bytes_text
 from spmd.launch.sizes import ranks_text
-from spmd.pipeline_notes import positions_of
+from spmd.pipeline_positions import positions_of
 
 EVENT, TOTAL = (ffi.sizeof(name) // 8 for name in ("spmd_event", "spmd_total"))  # numbers in each
 NS = 1e9

@@ -90,7 +90,7 @@ class Watch:
         """Return what a lost process held of a pipeline; "" where it was in none."""
         if self.job.positions_in is None:
             return ""
-        from spmd.pipeline_notes import positions_of  # the schedules, for this message alone
+        from spmd.pipeline_positions import positions_of  # the schedules, for this message alone
 
         positions = positions_of(self.job)
         held = positions and positions.at(notice.position, notice.rank, notice.ranks)

@@ -14,7 +14,9 @@ from codegen.compile import lower
 from codegen.errors import ImageError
 from codegen.image import manifest
 from spmd import optim, pipeline_notes
+from spmd.pipeline_positions import ranks_at
 from spmd.schedules import make_schedule
+from spmd.schedules.tick_positions import TickPosition
 from spmd.schedules.weight_ring import NoRingError, ring_of
 from tests.spmd import pipeline_by_hand as by_hand
 from tests.spmd.test_pipelines import OPTIMIZERS, Case, same_bits
@@ -230,11 +232,11 @@ def test_ranks_that_follow_microbatches_in_a_timeline_and_in_a_drawing(tmp_path)
     image = spmd.build(sequences, place="microbatch", schedule="weipipe")
     notes = notes_of(image, tmp_path, ranks=2)
     schedule = notes.schedule
-    position = pipeline_notes.TickPosition.of(6 + 1)
-    assert notes.at(position, [0], 2).action_text() == "F 2 of stage 1, F 1 of stage 2"
-    assert notes.at(position, [1], 2).action_text() == "F 3 of stage 0"
-    assert "in flight there: 1, 2" in notes.at(position, [0], 2).text()
-    assert notes.at(position, [3], 4).text() == "it held no stage of the pipeline"
+    position = TickPosition.of(6 + 1)
+    assert ranks_at(schedule, position, [0], 2).action_text() == "F 2 of stage 1, F 1 of stage 2"
+    assert ranks_at(schedule, position, [1], 2).action_text() == "F 3 of stage 0"
+    assert "in flight there: 1, 2" in ranks_at(schedule, position, [0], 2).text()
+    assert ranks_at(schedule, position, [3], 4).text() == "it held no stage of the pipeline"
     assert "rank 1, microbatch 0, 3  0F0   . 1F0" in notes.text() and schedule.ranks == 2
     rows = manifest.read((tmp_path / "image.img").read_bytes()).notes()["pipelines"]
     rows[0]["schedule"]["ticks"] = {k: [list(row) for row in ticks]

@@ -50,7 +50,7 @@ class SharedWeights:
             if not flushes:
                 raise UsageError(
                     f"the weight {names[key]} is in stages {' and '.join(map(str, numbers))}, "
-                    "which are updated apart", place=user_place(),
+                    "which are updated at different times", place=user_place(),
                     expected="the layers that share a weight in one stage, or a schedule that "
                     "flushes", remedy='schedule="1f1b"')
             self.across.append(copies)

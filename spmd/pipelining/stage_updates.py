@@ -64,7 +64,7 @@ class Updates:
         if self.sums and not pipe.schedule.flushes:
             raise UsageError(
                 "the optimizer reads the norm of all stages' gradients, and each stage is updated "
-                "alone", place=user_place(),
+                "by itself", place=user_place(),
                 expected="an optimizer that reads a stage's own gradients, or a schedule that "
                 "flushes", remedy='schedule="1f1b", or spmd.optim.clip_by_block_rms in the place '
                 "of clip_by_global_norm")

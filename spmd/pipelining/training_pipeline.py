@@ -70,7 +70,7 @@ def pipeline(
       "microbatch": ranks follow microbatches, and weights go around, as "weipipe" and "gpipe" can.
 
     UsageError for more stages than layers, another `cut` or `place`, a schedule that does not fit
-    it, no layer or optimizer, a weight or norm shared by stages that are updated alone, or a norm
+    it, no layer or optimizer, a weight or norm that stages share where nothing flushes, or a norm
     read in some steps only; ShapeError where layers or parts of a batch do not fit.
 
     Example::

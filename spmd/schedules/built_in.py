@@ -196,8 +196,8 @@ BUILT_IN: dict[str, Recipe] = {
         "stage on the way to the last rank and one on the way back; keeps as much as 1F1B",
         ZERO_BUBBLE, orders=zero_bubble_v, place="v"),
     "continuous": Recipe(
-        "1F1B without flush; each stage is updated alone, and a backward pass reads the weights "
-        "of its own time", PIPEDREAM, continuous, _depth),
+        "1F1B without flush; each stage is updated by itself, and a backward pass reads the "
+        "weights of its own time", PIPEDREAM, continuous, _depth),
     "pipedream": Recipe(
         "as continuous; a backward pass reads the weights of its forward pass, which are kept",
         PIPEDREAM, continuous, _depth, correction="stash"),

@@ -72,8 +72,9 @@ static int64_t buffers_line_up(const spmd_image *image, uint32_t overlay, bool s
                                const int64_t *bytes, int64_t *buffer, int64_t end)
 {
     for (uint32_t k = 0; end >= 0 && k < image->buffers; k++) {
-        bool parted = image->buffer_sparse && image->buffer_sparse[k] && bytes[k] >= SPARSE_FROM;
-        if ((image->buffer_overlay ? image->buffer_overlay[k] : 0) != overlay || parted != sparse)
+        uint32_t own = image->buffer_overlay ? image->buffer_overlay[k] : 0;
+        bool is_sparse = image->buffer_sparse && image->buffer_sparse[k] && bytes[k] >= SPARSE_FROM;
+        if (own != overlay || is_sparse != sparse)
             continue;
         if (bytes[k] < 0 || bytes[k] >= MOST_BYTES || end >= MOST_BYTES)
             return -1;

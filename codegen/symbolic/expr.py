@@ -206,7 +206,7 @@ def begin(k: Expr, extent: Expr, blocks: Expr) -> Expr:
 
 @_remembered
 def table(k: Expr, *values: Expr) -> Expr:
-    """Constant number k of these; 0 beyond their ends."""
+    """Return constant number k of these values, counted from 0; 0 where there is none."""
     if k.is_const:
         return const(OPERATIONS["table"](k.value, *(v.value for v in values)))
     if len(set(values)) == 1 and nonneg(k) and nonneg(len(values) - 1 - k):

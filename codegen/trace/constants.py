@@ -29,8 +29,8 @@ def full_value(context: Context, value: Any, dtype: DType, shape: Shape = ()) ->
 
 
 def blank_value(context: Context, dtype: DType, shape: Shape, sparse: bool = False) -> Value:
-    """An array whose elements are all replaced by updates, before anybody reads them. sparse: a
-    rank replaces, and reads, a part of them only."""
+    """Return an array whose elements are all replaced by updates before anybody reads them.
+    sparse: a rank replaces, and reads, a part of them only."""
     return context.emit_one(Full(value=0, dtype=dtype, shape=shape, blank=True, sparse=sparse))
 
 

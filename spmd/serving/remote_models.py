@@ -20,7 +20,9 @@ import numpy as np
 
 from codegen import errors
 from codegen.errors import PeerError, SpmdError, UsageError
+from codegen.image.manifest import scalar_value
 from codegen.user import named
+from spmd.arrays import numpy_dtype
 from spmd.faces import check_named
 from spmd.fitting import fitting, shape_of, whole
 from spmd.mistakes import plainly
@@ -147,8 +149,11 @@ class RemoteModel:
         extra = metadata["parameters"]
         self._returns, self._called = json.loads(extra["returns"]), extra["entry"] or "the program"
         self._names = [row["name"] for row in metadata["inputs"]]
-        self._inputs = {row["name"]: row for row in metadata["inputs"]
-                        if not row.get("parameters", {}).get("scalar")}
+        rows = {row["name"]: {**row, "dtype": tensors.DATATYPES[row["datatype"]]}
+                for row in metadata["inputs"]}
+        self._scalars = {name: row for name, row in rows.items()
+                         if row.get("parameters", {}).get("scalar")}
+        self._inputs = {name: row for name, row in rows.items() if name not in self._scalars}
         self._outputs = [row["name"] for row in metadata["outputs"]]
 
     def __repr__(self) -> str:
@@ -164,14 +169,13 @@ class RemoteModel:
         """
         check_named(self._called, self._names, unnamed)
         only = None if "only" in self._names else arguments.pop("only", None)
-        arrays = [(name, _array(self._inputs.get(name), name, value), True)
+        arrays = [(name, self._array(name, value), True)
                   for name, value in named.spread(arguments, self._inputs).items()
                   if value is not None]
         head: dict[str, Any] = {"parameters": {
             "binary_data_output": True, "timeout": int(self._server._timeout * MICROSECONDS)}}
         if only is not None:
-            asked = (only,) if isinstance(only, str) else tuple(only)
-            head["outputs"] = [{"name": name} for name in asked]
+            head["outputs"] = [{"name": name} for name in named.asked(only, self._outputs)]
         body, length = message(head, "inputs", arrays)
         headers = {} if length is None else {HEADER: str(length)}
         answer, tail = parted(*self._server._asked("POST", self._path, body, headers))
@@ -180,18 +184,21 @@ class RemoteModel:
             return None
         return structure(self._returns, [_own(outputs.get(name)) for name in self._outputs])
 
-
-def _array(row: dict[str, Any] | None, name: str, value: Any) -> np.ndarray:
-    """Return an argument as it travels. row: what the server says of the input; None for a scalar,
-    and for a name of which the server will say that there is none."""
-    value = whole(value)
-    if row is None:
-        array = np.asarray(value)
+    def _array(self, name: str, value: Any) -> np.ndarray:
+        """Return an argument as it travels: checked as a call here would, but for its shape."""
+        value = whole(value)
+        if name in self._inputs:
+            fits = fitting(self._inputs[name], shape_of(value), value)
+            assert isinstance(fits, np.ndarray)  # whole() has made arrays of all others
+            return fits
+        if name in self._scalars:
+            row = self._scalars[name]
+            dtype = numpy_dtype(row["dtype"])
+            declared = {"name": name, "default": row["parameters"].get("default"),
+                        "dtype": "int64" if dtype.kind == "b" else row["dtype"]}
+            return np.asarray(scalar_value(declared, value), dtype)
+        array = np.asarray(value)  # the server will say that it has no such input
         return array if tensors.datatype_of(array) else np.zeros(0, np.float32)
-    declared = {**row, "dtype": tensors.DATATYPES[row["datatype"]]}
-    fits = fitting(declared, shape_of(value), value)
-    assert isinstance(fits, np.ndarray)  # whole() has made arrays of all others
-    return fits
 
 
 def _own(array: np.ndarray | None) -> np.ndarray | None:

@@ -39,7 +39,8 @@ except ImportError as error:
                            expected="starlette, uvicorn and prometheus-client",
                            found=f"no {error.name}", remedy="pip install 'spmd[serve]'") from None
 
-BACKLOG = 2048
+BACKLOG = 2048  # connections that may wait for the server to accept them
+CLOSING_S = 10  # for the last answers to be read, and for clients to close their connections
 
 
 def command(asked: argparse.Namespace, _: Processes) -> int:
@@ -101,9 +102,9 @@ class _DrainingServer(uvicorn.Server):
 def _served(server: InferenceServer, listening: socket.socket, tokens: list[str],
             asked: argparse.Namespace) -> int:
     config = uvicorn.Config(
-        server.application(tokens), log_level="error", access_log=False, lifespan="off", ws="none",
-        server_header=False, date_header=False, ssl_certfile=asked.tls_cert,
-        ssl_keyfile=asked.tls_key)
+        server.application(tokens), log_level="critical", access_log=False, lifespan="off",
+        ws="none", server_header=False, date_header=False, ssl_certfile=asked.tls_cert,
+        ssl_keyfile=asked.tls_key, timeout_graceful_shutdown=CLOSING_S)
     runs = _DrainingServer(config, server.queue)
     runs.run(sockets=[listening])
     return 128 + runs.ended_by

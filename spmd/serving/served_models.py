@@ -40,8 +40,7 @@ class ServedModel:
         rows = {row["name"]: row for row in self._face.manifest["scalars"]}
         inputs = [_tensor(array, {"optional": True} if array["default"] or "optional" in array
                           else {}) for _, array in self._face.inputs]
-        inputs += [_tensor({**rows[name], "shape": []}, {"scalar": True, "optional": True})
-                   for name in self._face.settable()]
+        inputs += [_scalar(rows[name]) for name in self._face.settable()]
         return {
             "name": self.name, "versions": [self.version], "platform": PLATFORM, "inputs": inputs,
             "outputs": [_tensor(array, {}) for _, array in self._face.outputs],
@@ -78,6 +77,15 @@ def _tensor(array: dict[str, Any], parameters: dict[str, Any]) -> dict[str, Any]
     shape = [extent if isinstance(extent, int) else -1 for extent in array["shape"]]
     row = {"name": array["name"], "datatype": NAMES[array["dtype"]], "shape": shape}
     return {**row, "parameters": parameters} if parameters else row
+
+
+def _scalar(row: dict[str, Any]) -> dict[str, Any]:
+    """Return the row of a scalar: a tensor of one number, or of a truth value."""
+    default = row["default"]
+    dtype = "bool" if isinstance(default, bool) else row["dtype"]
+    return _tensor({"name": row["name"], "dtype": dtype, "shape": []},
+                   {"scalar": True} if default is None else
+                   {"scalar": True, "optional": True, "default": default})
 
 
 def _number(array: np.ndarray) -> Any:

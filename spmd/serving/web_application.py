@@ -165,8 +165,14 @@ class InferenceServer:
         asked = InferRequest(await self._body(request), request.headers.get(HEADER))
         call = model.prepared(asked)
         seconds = min(asked.timeout or self.timeout, self.timeout)
-        outputs = await _unless_gone(request, self.queue.result(
-            self.metrics.timed(model.name, call), seconds))
+        waiting = self.queue.add(self.metrics.timed(model.name, call))
+        gone = asyncio.ensure_future(request.receive())  # nothing comes but that the client goes
+        gone.add_done_callback(lambda _: waiting.end(None, Refusal(
+            GONE, PeerError("the client has gone"))))
+        try:
+            outputs = await self.queue.result(waiting, seconds)
+        finally:
+            gone.cancel()
         head: dict[str, Any] = {"model_name": model.name, "model_version": model.version}
         if asked.id is not None:
             head["id"] = asked.id
@@ -205,20 +211,6 @@ class InferenceServer:
             "the body is too long", expected=f"at most {self.most_bytes} bytes",
             found=f"{size} bytes", remedy="binary tensors, which are shorter than JSON; or "
             "--max-body SIZE of spmd serve"), {"Connection": "close"})
-
-
-async def _unless_gone(request: Request, work: Any) -> Any:
-    """Return the result of work; cancel it if the client goes meanwhile."""
-    task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(request.receive())  # nothing comes but that the client has gone
-    try:
-        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            raise Refusal(GONE, PeerError("the client has gone"))
-        return task.result()
-    finally:
-        task.cancel()
-        gone.cancel()
 
 
 async def _answer(_: Request, error: Exception) -> Response:

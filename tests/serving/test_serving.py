@@ -75,7 +75,8 @@ def of_kinds() -> dict[str, Any]:
 
 
 CALLS: list[tuple[str, dict[str, Any]]] = [
-    ("scaled", {"w": W}), ("scaled", {"w": W, "more": [1, 2], "by": 3, "on": False, "negated": True}),
+    ("scaled", {"w": W}),
+    ("scaled", {"w": W, "more": [1, 2], "by": 3, "on": False, "negated": True}),
     ("scaled", {"w": {"a": W["a"][:0], "b": W["b"]}, "more": None}),
     ("scaled", {"w": W, "only": "pair"}), ("scaled", {"w": W, "only": ("y", "pair.low")}),
     ("kinds", of_kinds()), ("add", {"x": np.ones(3)}), ("add", {"x": [1, 2, 3]}),

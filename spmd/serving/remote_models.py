@@ -10,6 +10,7 @@ from __future__ import annotations
 import http.client
 import json
 import select
+import socket
 import ssl
 from collections import deque
 from collections.abc import Iterator
@@ -30,6 +31,7 @@ from spmd.output_trees import structure
 from spmd.serving import tensors
 from spmd.serving.infer_messages import HEADER, KIND, MICROSECONDS, arrays_of, message, parted
 
+LATER_S = 5.0  # than its timeout a call gives up by itself: until then the server says why
 LABELS = ("expected", "found", "try")  # of the lines of a message
 
 
@@ -128,12 +130,13 @@ class RemoteServer:
                 connection = self._idle.pop()
             except IndexError:
                 break
-            if connection.sock is not None and not select.select([connection.sock], [], [], 0)[0]:
+            if connection.sock is not None and not _is_readable(connection.sock):
                 return connection
             connection.close()  # the server has closed it
+        seconds = self._timeout + LATER_S
         if self._tls is None:
-            return http.client.HTTPConnection(self._host, self._port, timeout=self._timeout)
-        return http.client.HTTPSConnection(self._host, self._port, timeout=self._timeout,
+            return http.client.HTTPConnection(self._host, self._port, timeout=seconds)
+        return http.client.HTTPSConnection(self._host, self._port, timeout=seconds,
                                            context=self._tls)
 
 
@@ -199,6 +202,13 @@ class RemoteModel:
             return np.asarray(scalar_value(declared, value), dtype)
         array = np.asarray(value)  # the server will say that it has no such input
         return array if tensors.datatype_of(array) else np.zeros(0, np.float32)
+
+
+def _is_readable(sock: socket.socket) -> bool:
+    """Return whether there is something to read, the end among it."""
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def _own(array: np.ndarray | None) -> np.ndarray | None:

@@ -283,7 +283,13 @@ def test_tokens_tls_and_what_sigterm_does(image, tmp_path):
         ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1",
          "-nodes", "-keyout", key, "-out", cert, "-subj", "/CN=localhost", "-days", "2",
          "-addext", "subjectAltName=IP:127.0.0.1"], check=True, capture_output=True)
-    with serving(image, "--token-file", tokens, "--tls-cert", cert, "--tls-key", key) as server:
+    words = ("--token-file", tokens, "--tls-cert", cert, "--tls-key", key)
+    at_some_pace(lambda pace: guarded_until_it_ends(image, words, str(cert), 0.5 * pace))
+
+
+def guarded_until_it_ends(image: Path, words: tuple[object, ...], cert: str, nap: float) -> None:
+    """A server with tokens and a certificate, which is told to end while calls wait."""
+    with serving(image, *words) as server:
         assert "things.add: needs --allow add" in server.lines
         assert server.url.startswith("https://")
         for token in (None, "third"):
@@ -295,11 +301,10 @@ def test_tokens_tls_and_what_sigterm_does(image, tmp_path):
         with pytest.raises(spmd.UsageError, match="spmd serve IMAGE --allow add"):
             remote["things.add"](x=np.ones(3))
         rest = remote["things.rest"]
-        with in_threads(3, lambda: rest(seconds=1)) as found:
-            until(lambda: b"requests_waiting 2.0" in remote._asked("GET", "/metrics", None, {})[0])
+        with in_threads(3, lambda: rest(seconds=nap)) as found:
+            until(lambda: b"waiting 2.0" in remote._asked("GET", "/metrics", None, {})[0], nap)
             server.launch.process.send_signal(signal.SIGTERM)
-            refused = until(lambda: refusal(rest))
-            assert "this server ends" in refused
+            assert "this server ends" in until(lambda: refusal(rest), 3 * nap)
         assert [list(u) for u in found] == [[1, 1]] * 3
         remote.close()
         server.launch.finish().expect(143)

@@ -82,7 +82,8 @@ class InferenceServer:
         self.metrics = RequestMetrics(queue)
 
     def application(self, tokens: Collection[str] = ()) -> ASGIApp:
-        """Return the application. tokens: of which each request needs one; none: no request."""
+        """Return the application. tokens: of which each request needs one; without any, requests
+        need none, but those of web pages are refused."""
         model = "/v2/models/{model}"
         rows: list[tuple[str, str, Callable[[Request], Any]]] = [
             ("POST", "/infer", self._infer), ("GET", "/ready", self._model_ready),
@@ -95,7 +96,7 @@ class InferenceServer:
             ("GET", "/metrics", self._metrics))]
         app = Starlette(routes=routes, exception_handlers={
             Refusal: _answer, SpmdError: _answer, HTTPException: _no_such_page})
-        return _Guarded(app, tokens) if tokens else app
+        return _Guarded(app, tokens)
 
     # ---- what is there
 
@@ -228,23 +229,31 @@ async def _no_such_page(request: Request, error: Exception) -> Response:
 
 
 class _Guarded:
-    """An application of which each request, but those for health, needs one of some tokens."""
+    """An application of which each request, but those for health, needs one of some tokens. Without
+    tokens, web pages are refused: what a browser shows could reach a server of this machine."""
 
     def __init__(self, app: ASGIApp, tokens: Collection[str]) -> None:
         self._app, self._tokens = app, [token.encode() for token in tokens]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        app = self._app
+        wrong = None
         if scope["type"] == "http" and scope["path"] not in HEALTH:
-            kind, _, token = dict(scope["headers"]).get(b"authorization", b"").partition(b" ")
-            # Each token is compared: how long that takes says nothing of any.
-            same = [hmac.compare_digest(token, known) for known in self._tokens]
-            if kind.lower() != b"bearer" or not any(same):
-                app = refused(Refusal(401, UsageError(
-                    "the request has no token of this server",
-                    expected="Authorization: Bearer TOKEN, with a line of its --token-file",
-                    found="another token" if token else "no token",
-                    remedy="spmd.connect(url, token=…)"), {"WWW-Authenticate": "Bearer"}))
-        await app(scope, receive, send)
+            wrong = self._wrong(dict(scope["headers"]))
+        await (self._app if wrong is None else refused(wrong))(scope, receive, send)
 
-
+    def _wrong(self, headers: dict[bytes, bytes]) -> Refusal | None:
+        if not self._tokens:
+            return None if b"origin" not in headers else Refusal(403, UsageError(
+                "a web page asks, and this server has no tokens", expected="no header Origin",
+                found=headers[b"origin"].decode("latin-1"),
+                remedy="--token-file FILE of spmd serve"))
+        kind, _, token = headers.get(b"authorization", b"").partition(b" ")
+        # Each token is compared: how long that takes says nothing of any.
+        same = [hmac.compare_digest(token, known) for known in self._tokens]
+        if kind.lower() == b"bearer" and any(same):
+            return None
+        return Refusal(401, UsageError(
+            "the request has no token of this server",
+            expected="Authorization: Bearer TOKEN, with a line of its --token-file",
+            found="another token" if token else "no token",
+            remedy="spmd.connect(url, token=…)"), {"WWW-Authenticate": "Bearer"})

@@ -203,6 +203,7 @@ BAD: dict[str, tuple[int, str, Any, dict[str, str], str]] = {
     "timeout": (400, "things.add", {"inputs": [X], "parameters": {"timeout": 0}}, {},
                 "an integer of microseconds"),
     "too long": (413, "things.add", b" " * (MOST_BODY + 1), {}, "at most 4096 bytes"),
+    "web page": (403, "things.add", {"inputs": [X]}, {"Origin": "http://e"}, "no tokens"),
     "compressed": (415, "things.add", b"\x1f\x8b", {"Content_Encoding": "gzip"}, "compressed"),
 }
 

@@ -247,7 +247,8 @@ def _serve_options(serve: Parser) -> None:
     serve.add_argument("--queue", metavar="N", type=texts.count, default=256,
                        help="requests that may wait; one more is refused; default: 256")
     serve.add_argument("--timeout", metavar="SECONDS", type=texts.seconds, default=60.0,
-                       help="until a request is answered; it may ask for less; default: 60")
+                       help="until a request is answered; it may ask for less; 0: no limit; "
+                       "default: 60")
     serve.add_argument("--max-body", metavar="SIZE", type=texts.size, default=64 << 20,
                        help="bytes of a request, also 64m, 1g; default: 64m")
     row = OPTIONS["state"]

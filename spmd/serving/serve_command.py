@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import ipaddress
 import os
+import re
 import socket
 import ssl
 import sys
@@ -27,6 +28,7 @@ from spmd.looking import image_or_built
 from spmd.report import is_shortage
 from spmd.serving.call_queue import CallQueue
 from spmd.serving.served_models import ServedModel, models_of
+from spmd.texts import MOST_SECONDS
 
 try:
     import uvicorn
@@ -55,7 +57,7 @@ def command(asked: argparse.Namespace, _: Processes) -> int:
         raise UsageError(f"--set {others[0]}: no parameter of a program that is built now",
                          expected="scalars in requests", found=f"--set {others[0]}=…")
     checked = loader.check(data)
-    image, stem = Image(checked), Path(asked.image.partition(".py:")[0]).stem
+    image, stem = Image(checked), Path(re.sub(r"\.py:\w+$", ".py", asked.image)).stem
     if (needed := needed_of(checked.manifest)) and asked.state is None:
         raise not_given(checked.manifest["program"], needed)
     options = {name: getattr(asked, name) for name in OPTIONS if hasattr(asked, name)}
@@ -67,7 +69,7 @@ def command(asked: argparse.Namespace, _: Processes) -> int:
         queue = CallQueue(asked.queue)
         try:
             server = InferenceServer(models, queue, most_bytes=asked.max_body,
-                                     timeout=asked.timeout)
+                                     timeout=asked.timeout or MOST_SECONDS)
             scheme = "https" if asked.tls_cert else "http"
             _say(f"{scheme}://{_address(listening)}", models)
             host = ipaddress.ip_address(listening.getsockname()[0])

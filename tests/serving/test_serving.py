@@ -34,6 +34,7 @@ def halves(n: int = 4):
 W = {"a": np.arange(6, dtype=np.float32).reshape(3, 2), "b": [np.array([2, 3], np.float32)]}
 X = tensor("x", "FP64", [3], [1, 2, 3])
 MOST_BODY = 4096
+STATE = {"total": np.arange(3.0), "steps": 5}
 
 
 @pytest.fixture(scope="module")
@@ -47,9 +48,12 @@ def image(once: Any) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(image: Path) -> Iterator[Server]:
-    with serving(image, "--ranks", 2, "--queue", 2, "--allow", "add",
-                 "--max-body", MOST_BODY) as found:
+def server(image: Path, tmp_path_factory: Any) -> Iterator[Server]:
+    state = tmp_path_factory.mktemp("state") / "s.safetensors"
+    with spmd.load(image).open(state=STATE) as here:
+        here.save(state)
+    with serving(image, "--ranks", 2, "--queue", 2, "--allow", "add", "--max-body", MOST_BODY,
+                 "--state", state) as found:
         yield found
 
 
@@ -99,7 +103,7 @@ WRONG: list[tuple[str, dict[str, Any]]] = [
 def test_calls_from_elsewhere_are_calls_here(image, server):
     remote = spmd.connect(server.url)
     assert list(remote) == [f"things.{e}" for e in ("add", "scaled", "kinds", "least", "rest")]
-    with spmd.load(image).open(ranks=2) as here:
+    with spmd.load(image).open(ranks=2, state=STATE) as here:
         for entry, arguments in CALLS:
             a, b = here.entries[entry](**arguments), remote[f"things.{entry}"](**arguments)
             assert same(a, b), (entry, arguments, a, b)
@@ -206,6 +210,14 @@ BAD: dict[str, tuple[int, str, Any, dict[str, str], str]] = {
     "web page": (403, "things.add", {"inputs": [X]}, {"Origin": "http://e"}, "no tokens"),
     "compressed": (415, "things.add", b"\x1f\x8b", {"Content_Encoding": "gzip"}, "compressed"),
 }
+
+
+def test_a_program_is_built_first_where_it_is_a_file(tmp_path, spmd_here):
+    """It has no entries and no state: both are said of what was built."""
+    (tmp_path / "halves.py").write_text(PLAIN)
+    spmd_here("serve", f"{tmp_path / 'halves.py'}:halves", "--set", "n=8", "--allow", "x",
+              "--port", 0).expect(2, "halves has no such entry")
+    spmd_here("serve", tmp_path / "halves.py", "--set", "m=8").expect(2, "--set m")
 
 
 @pytest.mark.parametrize("what", BAD)

@@ -27,8 +27,8 @@ _LANGUAGE = frozenset(
 
 # Names of the runtime, defined in spmd.image, spmd.building and spmd.jitting.
 _RUNTIME = frozenset(
-    """Distributed FrameStream Image Jit Local Opened OpenedEntity Started TrainingPipeline build
-    jit load local pipeline""".split())
+    """Distributed FrameStream Image Jit Local Opened OpenedEntity RemoteModel RemoteServer
+    Started TrainingPipeline build connect jit load local pipeline""".split())
 
 # What can be raised, defined in codegen.errors; all are SpmdErrors, with an exit_code.
 _ERRORS = frozenset(
@@ -151,6 +151,9 @@ if TYPE_CHECKING:  # for editors and type checkers: where every name has its doc
     from spmd.jitting import jit as jit
     from spmd.pipelining import TrainingPipeline as TrainingPipeline
     from spmd.pipelining import pipeline as pipeline
+    from spmd.serving.remote_models import RemoteModel as RemoteModel
+    from spmd.serving.remote_models import RemoteServer as RemoteServer
+    from spmd.serving.remote_models import connect as connect
 
     blocks = _blocks
     index = _index
@@ -165,6 +168,7 @@ _HOMES = {
     **dict.fromkeys(_LANGUAGE, "codegen.trace.api"),
     **dict.fromkeys(_RUNTIME, "spmd.image"),
     "build": "spmd.building",
+    **dict.fromkeys(("RemoteModel", "RemoteServer", "connect"), "spmd.serving.remote_models"),
     "pipeline": "spmd.pipelining",
     "TrainingPipeline": "spmd.pipelining",
     "jit": "spmd.jitting",

@@ -231,6 +231,34 @@ def _verify_options(verify: Parser) -> None:
     verify.add_argument("--json", action="store_true", help="the same, for programs to read")
 
 
+def _serve_options(serve: Parser) -> None:
+    serve.add_argument("image", metavar="IMAGE|FILE.py[:NAME]",
+                       help="an image, or a program, which is built first")
+    serve.add_argument("--host", metavar="ADDRESS", default="127.0.0.1",
+                       help="where it listens; default: 127.0.0.1; 0.0.0.0 for other machines")
+    serve.add_argument("--port", metavar="PORT", type=texts.port, default=8000,
+                       help="default: 8000; 0: one that is free, which is printed")
+    serve.add_argument("--allow", metavar="ENTRY", action="append", default=[],
+                       help="an entry that changes state and may be called; others may not")
+    serve.add_argument("--token-file", metavar="FILE",
+                       help="a token in each line, of which every request needs one")
+    serve.add_argument("--tls-cert", metavar="FILE.pem", help="the certificate, for HTTPS")
+    serve.add_argument("--tls-key", metavar="FILE.pem", help="its key")
+    serve.add_argument("--queue", metavar="N", type=texts.count, default=256,
+                       help="requests that may wait; one more is refused; default: 256")
+    serve.add_argument("--timeout", metavar="SECONDS", type=texts.seconds, default=60.0,
+                       help="until a request is answered; it may ask for less; 0: no limit; "
+                       "default: 60")
+    serve.add_argument("--max-body", metavar="SIZE", type=texts.size, default=64 << 20,
+                       help="bytes of a request, also 64m, 1g; default: 64m")
+    row = OPTIONS["state"]
+    serve.add_argument("--state", metavar=row.metavar, type=row.read, help=row.help)
+    _add_set(serve, "a parameter of a FILE.py")
+    _add_mesh(serve)
+    _add_how(serve)
+    _add_no_cache(serve)
+
+
 def _completion_options(completion: Parser) -> None:
     completion.add_argument("shell", choices=("bash", "zsh", "tcsh"), help="for bash, write it to "
                             "~/.local/share/bash-completion/completions/spmd")
@@ -268,6 +296,8 @@ COMMANDS = {
                "spmd.doctor:command"),
     "feed": ("workers that prepare examples for ranks, and their scheduler", _feed_options,
              "spmd.feeding.starting.feed_commands:command"),
+    "serve": ("answer requests for an image over HTTP", _serve_options,
+              "spmd.serving.serve_command:command"),
     "completion": ("print a script that completes what you type in a shell", _completion_options,
                    "spmd.completion:command"),
 }

@@ -20,7 +20,7 @@ except ImportError:
 
 # Options that name files.
 FILES = ("program", "image", "input", "output", "timeline", "plot", "file", "keys", "state",
-         "save_state", "folder", "source")
+         "save_state", "folder", "source", "token_file", "tls_cert", "tls_key")
 
 
 def command(asked: argparse.Namespace, _: Processes) -> int:

@@ -15,7 +15,7 @@ from codegen.errors import UsageError
 from codegen.user.entry_methods import called_whole, no_entry, not_given
 from spmd.arrays import numpy_dtype
 from spmd.distributed import Distributed, global_of
-from spmd.faces import Face, faces_of, needed_of, states_of
+from spmd.faces import Face, check_named, faces_of, needed_of, states_of
 from spmd.fitting import whole
 from spmd.following import CALLS
 from spmd.frame_streams import FrameQueue, FrameStream
@@ -72,18 +72,10 @@ class EntryCall:
         return self._opened._streamed(self._face, arguments)
 
     def _check_named(self, unnamed: tuple[Any, ...]) -> None:
-        if unnamed:
-            names = ", ".join(f"{name}=…" for name in self._names())
-            raise UsageError(f"{self._face.name} takes inputs and scalars by name",
-                             expected=f"{self._face.name}({names})",
-                             found=f"{len(unnamed)} argument{'s' * (len(unnamed) > 1)} "
-                             "without a name")
-
-    def _names(self) -> list[str]:
-        return [array["name"] for _, array in self._face.inputs] + self._face.settable()
+        check_named(self._face.name, self._face.names(), unnamed)
 
     def __repr__(self) -> str:
-        return f"<entry {self._face.name}({', '.join(self._names())})>"
+        return f"<entry {self._face.name}({', '.join(self._face.names())})>"
 
 
 class OpenedEntity(Opened):

@@ -9,11 +9,13 @@ from codegen.errors import UsageError
 from codegen.image.manifest import ENTRY
 from codegen.suggest import meant
 from codegen.symbolic.meaning import names_in
+from codegen.user import named
 from spmd.arguments import bounded_dims
+from spmd.launch.options import OPTIONS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Iterable, Mapping
     from typing import Any
 
 
@@ -57,6 +59,22 @@ class Face:
         """Return the names of the scalars that users set: without dims, which inputs say."""
         dims = bounded_dims(self.manifest)
         return [name for name in self.scalars if name not in dims]
+
+    def names(self) -> list[str]:
+        """Return the names of the inputs, then of the scalars that users set."""
+        return [array["name"] for _, array in self.inputs] + self.settable()
+
+    def check_names(self, arguments: Iterable[str]) -> None:
+        """Raise UsageError for a name that is none of an input, of a scalar, or of a parameter of
+        the build, of which later steps say more."""
+        known = [array["name"] for _, array in self.inputs] + self.scalars
+        for name in arguments:
+            if name not in known and name not in self.manifest["parameters"]:
+                whose = f"the entry {self.name}" if self.name else "the program"
+                raise UsageError(f"{whose} has no input or scalar {name!r}",
+                                 expected=named.listed(self.names())
+                                 or "no inputs and no scalars",
+                                 remedy=meant(name, [*known, *OPTIONS], "{}=…"))
 
     def settings(self, given: dict[str, Any]) -> dict[str, Any]:
         """Return these scalars, and the one that says which entry runs. Raise UsageError for one
@@ -152,6 +170,15 @@ def check_entry(program: str, known: Collection[str], entry: str | None) -> None
     if entry is not None and entry not in known:
         raise UsageError(f'{program} has no entry "{entry}"; it has {names}',
                          remedy=meant(entry, known))
+
+
+def check_named(called: str, names: Iterable[str], unnamed: Collection[Any]) -> None:
+    """Raise UsageError where what is called has arguments without a name; names: those it has."""
+    if unnamed:
+        words = ", ".join(f"{name}=…" for name in names)
+        raise UsageError(f"{called} takes inputs and scalars by name",
+                         expected=f"{called}({words})",
+                         found=f"{len(unnamed)} argument{'s' * (len(unnamed) > 1)} without a name")
 
 
 def states_of(manifest: dict[str, Any]) -> dict[str, tuple[int, dict[str, Any]]]:

@@ -31,7 +31,7 @@ def _serve(one: Any) -> None:
     _add_keys(one)
     one.add_argument("--state", metavar="FILE", default="",
                      help="what outlives a restart; default: ~/.local/state/spmd/feed-PORT.sqlite")
-    one.add_argument("--page", metavar="PORT", type=_port, default=None,
+    one.add_argument("--page", metavar="PORT", type=texts.port, default=None,
                      help="a page on 127.0.0.1 with rates, /metrics for Prometheus, /status.json")
     one.add_argument("--slice", metavar="SECONDS", type=_positive, default=10.0,
                      help="how long a pipeline has the workers where several take turns; "
@@ -49,7 +49,7 @@ def _worker(one: Any) -> None:
                      "SPMD_FEED_PORTS, or any")
     one.add_argument("--free", metavar="HH:MM-HH:MM", type=_hours, default=None,
                      help="work at these hours only")
-    one.add_argument("--memory", metavar="SIZE", type=_size, default=0,
+    one.add_argument("--memory", metavar="SIZE", type=texts.size, default=0,
                      help="that all of them may take, as 8g; default: three quarters of what is "
                      "free")
     one.add_argument("--cost", metavar="AMOUNT", type=_positive, default=0.0,
@@ -202,12 +202,6 @@ def _positive(word: str) -> float:
     return value
 
 
-def _port(word: str) -> int:
-    if not texts.is_number(word) or int(word) > 65535:
-        raise ValueError(f"{word!r} is not a port from 0 to 65535")
-    return int(word)
-
-
 def _ports(word: str) -> str:
     first, _, last = word.partition("-")
     if not (texts.is_number(first) and texts.is_number(last)
@@ -220,10 +214,6 @@ def _hours(word: str) -> str:
     if not _HOURS.fullmatch(word):
         raise ValueError(f"{word!r} is not HH:MM-HH:MM, as 20:00-06:00")
     return word
-
-
-def _size(word: str) -> int:
-    return texts.sizes(word)[0]
 
 
 def _workers(word: str) -> int | list[str]:

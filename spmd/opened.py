@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from codegen.errors import UsageError
-from codegen.suggest import meant
 from codegen.user import named
 from spmd import report, tables, timeline
 from spmd.arguments import Only, asked_for, bounded_dims, check_array
@@ -31,7 +30,7 @@ from spmd.launch.course import Launch
 from spmd.launch.ending import LEFT, end_all, end_all_on_error
 from spmd.launch.job import Global, Job
 from spmd.launch.loader import Checked
-from spmd.launch.options import OPTIONS, Options
+from spmd.launch.options import Options
 from spmd.launch.processes import Elsewhere
 from spmd.launch.setup import Setup
 from spmd.launch.sizes import axis_sizes
@@ -497,19 +496,11 @@ class Opened:
         shapes of inputs of which this process gives a part."""
         check_options(self._options, self._manifest, self.processes)
         manifest = self._manifest
-        known, names = [array["name"] for _, array in face.inputs], face.scalars
+        known = [array["name"] for _, array in face.inputs]
         if manifest["feeds"] and "feed" not in known:
             self._options.feed = arguments.pop("feed", self._options.feed)
         arguments = named.spread(arguments, known)
-        for name in arguments:
-            if name not in known + names and name not in manifest["parameters"]:
-                whose = f"the entry {face.name}" if face.name else "the program"
-                there = known + face.settable()
-                raise UsageError(
-                    f"{whose} has no input or scalar {name!r}",
-                    expected=named.listed(there) or "no inputs and no scalars",
-                    remedy=meant(name, [*known, *names, *OPTIONS], "{}=…"),
-                )
+        face.check_names(arguments)
         given = {name: value for name, value in arguments.items() if name in known}
         scalars = {k: v for k, v in arguments.items() if k not in known}
         shapes = {k: joined.get(k) or shape_of(v) for k, v in given.items()}

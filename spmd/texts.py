@@ -129,3 +129,14 @@ def seconds(text: str) -> float:
     if not 0 <= number < MOST_SECONDS:
         raise ValueError(f"{text!r} is not a number of seconds")
     return number
+
+
+def port(text: str) -> int:
+    if not is_number(text) or int(text) > 65535:
+        raise ValueError(f"{text!r} is not a port from 0 to 65535")
+    return int(text)
+
+
+def size(text: str) -> int:
+    """Bytes: 64m."""
+    return sizes(text)[0]

@@ -87,6 +87,9 @@ ONLY = {
     "zmq": ("spmd.feeding.messages.keys", "spmd.feeding.messages.sockets"),
     "mpi4py": ("spmd.launch.launchers",),
     "shtab": ("spmd.completion",),
+    "starlette": ("spmd.serving.web_application",),
+    "uvicorn": ("spmd.serving.serve_command",),
+    "prometheus_client": ("spmd.serving.request_metrics",),
 }
 
 # What ranks under mpirun never import at start: these may use NumPy and the compiler.
@@ -102,7 +105,8 @@ HEAVY = (
     "spmd.launch.eager_frames", "spmd.launch.iterable_supply", "spmd.nn", "spmd.numpy",
     "spmd.opened", "spmd.opening", "spmd.optim", "spmd.output_parts", "spmd.output_trees",
     "spmd.pipelining",
-    "spmd.prepared_calls", "spmd.random", "spmd.routine_checks", "spmd.schedules", "spmd.show",
+    "spmd.prepared_calls", "spmd.random", "spmd.routine_checks", "spmd.schedules", "spmd.serving",
+    "spmd.show",
     "spmd.source", "spmd.streaming", "spmd.tree", "spmd.verify.images",
 )
 LIGHT = (

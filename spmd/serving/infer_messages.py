@@ -1,0 +1,147 @@
+"""Messages of inference: JSON, and the bytes of binary tensors behind it.
+
+In: the body of a request or an answer. Out: what it asks for or says, as arrays; and back. Server
+and client share it. Always holds: a body that is no such message raises InputError, nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from codegen.errors import InputError
+from spmd.serving import tensors
+
+HEADER = "Inference-Header-Content-Length"
+KIND = "Spmd-Error"  # the header of an answer that names the class of its error
+MICROSECONDS = 1e6
+
+
+class InferRequest:
+    """What a request asks for. arrays: by name; wanted: the names of the outputs that it asks for,
+    each with whether it comes as bytes, or None for all; timeout: seconds, or None."""
+
+    def __init__(self, body: bytes, length: str | None) -> None:
+        head, tail = parted(body, length)
+        self.id = _of_kind(head, "id", str)
+        parameters = _of_kind(head, "parameters", dict) or {}
+        self.timeout = _seconds(parameters.get("timeout"))
+        self.binary = _is_true(parameters, "binary_data_output", False)
+        self.arrays = arrays_of(_rows(head, "inputs"), tail)
+        self.wanted: dict[str, bool] | None = None
+        if head.get("outputs") is not None:
+            self.wanted = {
+                _name(row): _is_true(_of_kind(row, "parameters", dict) or {}, "binary_data",
+                                     self.binary)
+                for row in _rows(head, "outputs")}
+
+
+def parted(body: bytes, length: str | None) -> tuple[dict[str, Any], memoryview]:
+    """Return the JSON object of a body, and the bytes behind it. length: how long the JSON is, as
+    the header says it; None: there is nothing behind it."""
+    size = len(body)
+    if length is not None:
+        if not (length.isascii() and length.isdigit() and len(length) < 20
+                and int(length) <= size):
+            raise InputError(f"{HEADER} is {tensors.brief(length)}", found=f"{size} bytes in all",
+                             expected="the bytes of the JSON at the beginning of the body")
+        size = int(length)
+    try:
+        head = json.loads(body[:size])
+    except (ValueError, RecursionError) as error:
+        raise InputError("the body is no JSON", expected="a JSON object with inputs",
+                         found=str(error)[:200] or "deeply nested lists") from None
+    if not isinstance(head, dict):
+        raise InputError("the body is no JSON object", expected="a JSON object with inputs",
+                         found=tensors.brief(head))
+    return head, memoryview(body)[size:]
+
+
+def arrays_of(rows: Iterable[dict[str, Any]], tail: memoryview) -> dict[str, np.ndarray]:
+    """Return the tensors of a message by name. tail: the bytes of those that are binary, in order.
+    """
+    arrays: dict[str, np.ndarray] = {}
+    at = 0
+    for row in rows:
+        name = _name(row)
+        if name in arrays:
+            raise InputError(f"tensor {name} is there twice", expected="each tensor once")
+        dtype = tensors.checked_dtype(name, row.get("datatype"))
+        shape = tensors.checked_shape(name, row.get("shape"))
+        size = (_of_kind(row, "parameters", dict) or {}).get("binary_data_size")
+        if size is None:
+            arrays[name] = tensors.from_list(name, dtype, shape, row.get("data"))
+            continue
+        if type(size) is not int or not 0 <= size <= len(tail) - at:
+            raise InputError(f"tensor {name} has binary_data_size {tensors.brief(size)}",
+                             expected="as many bytes behind the JSON",
+                             found=f"{len(tail) - at} bytes that are left")
+        arrays[name] = tensors.from_bytes(name, dtype, shape, tail[at:at + size])
+        at += size
+    if at != len(tail):
+        raise InputError("the body is longer than its tensors", expected=f"{at} bytes behind the "
+                         "JSON", found=str(len(tail)))
+    return arrays
+
+
+def message(
+    head: dict[str, Any], key: str, arrays: Iterable[tuple[str, np.ndarray, bool]]
+) -> tuple[bytes, int | None]:
+    """Return a body, and the length of its JSON if bytes stand behind it. key: inputs or outputs;
+    arrays: name, array and whether it goes as bytes, of each."""
+    rows, tail = [], []
+    for name, array, binary in arrays:
+        row: dict[str, Any] = {"name": name, "datatype": tensors.datatype_of(array),
+                               "shape": list(array.shape)}
+        if binary:
+            tail.append(tensors.as_bytes(array))
+            row["parameters"] = {"binary_data_size": len(tail[-1])}
+        else:
+            row["data"] = tensors.as_list(name, array)
+        rows.append(row)
+    text = json.dumps({**head, key: rows}, allow_nan=False, separators=(",", ":")).encode()
+    return b"".join((text, *tail)), len(text) if tail else None
+
+
+def _rows(head: dict[str, Any], key: str) -> list[dict[str, Any]]:
+    rows = head.get(key)
+    if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+        raise InputError(f"the request has no proper {key}", expected="a list of JSON objects",
+                         found=tensors.brief(rows))
+    return rows
+
+
+def _name(row: dict[str, Any]) -> str:
+    name = row.get("name")
+    if not isinstance(name, str) or not name:
+        raise InputError("a tensor has no name", expected='"name": "x"', found=tensors.brief(name))
+    return name
+
+
+def _of_kind(row: dict[str, Any], key: str, kind: type) -> Any:
+    value = row.get(key)
+    if value is not None and not isinstance(value, kind):
+        raise InputError(f"{key} is {tensors.brief(value)}",
+                         expected="text" if kind is str else "a JSON object",
+                         found=type(value).__name__)
+    return value
+
+
+def _is_true(parameters: dict[str, Any], key: str, default: bool) -> bool:
+    value = parameters.get(key, default)
+    if not isinstance(value, bool):
+        raise InputError(f"parameters.{key} is {tensors.brief(value)}", expected="true or false")
+    return value
+
+
+def _seconds(microseconds: Any) -> float | None:
+    """Return the timeout of a request, which is in microseconds."""
+    if microseconds is None:
+        return None
+    if type(microseconds) is not int or not 0 < microseconds < 1 << 63:
+        raise InputError(f"parameters.timeout is {tensors.brief(microseconds)}",
+                         expected="an integer of microseconds, 1 or more")
+    return microseconds / MICROSECONDS

@@ -1,0 +1,54 @@
+"""Metrics of a server for Prometheus: requests, how long they and their calls take, the queue.
+
+In: what has become of requests. Out: the text that Prometheus reads. This is the only file that
+imports prometheus_client. Always holds: labels are models that exist, and statuses.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+
+from spmd.serving.call_queue import CallQueue
+
+BUCKETS = (.0001, .0002, .0005, .001, .002, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5, 10, 30, 60)
+
+
+class RequestMetrics:
+    """Counters of one server."""
+
+    def __init__(self, queue: CallQueue) -> None:
+        self._registry = CollectorRegistry()
+        self._requests = Counter("spmd_requests", "Requests for inference, by their status.",
+                                 ("model", "status"), registry=self._registry)
+        self._seconds = Histogram("spmd_request_seconds", "From request to answer.", ("model",),
+                                  buckets=BUCKETS, registry=self._registry)
+        self._calls = Histogram("spmd_call_seconds", "Calls of the image.", ("model",),
+                                buckets=BUCKETS, registry=self._registry)
+        waiting = Gauge("spmd_requests_waiting", "Requests that wait for their call.",
+                        registry=self._registry)
+        waiting.set_function(lambda: len(queue))
+
+    def count(self, model: str, status: int, seconds: float) -> None:
+        """Count a request that has been answered. model: "" where there is no such model."""
+        self._requests.labels(model, str(status)).inc()
+        self._seconds.labels(model).observe(seconds)
+
+    def timed(self, model: str, call: Callable[[], Any]) -> Callable[[], Any]:
+        """Return the same call, which counts how long it takes."""
+        def timed_call() -> Any:
+            began = time.perf_counter()
+            try:
+                return call()
+            finally:
+                self._calls.labels(model).observe(time.perf_counter() - began)
+
+        return timed_call
+
+    def text(self) -> tuple[bytes, str]:
+        """Return all metrics, and the media type of their text."""
+        return generate_latest(self._registry), CONTENT_TYPE_LATEST

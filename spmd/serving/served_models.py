@@ -1,0 +1,151 @@
+"""Models of a server: the entries of an open image, or its program where it has no entries.
+
+In: an image, its open job, names of entries that may change state. Out: models by name, each with
+its metadata in the protocol's words. Always holds: what a model computes is a call of the job.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection
+from typing import Any
+
+import numpy as np
+
+from codegen.errors import UsageError
+from codegen.suggest import meant
+from codegen.user import named
+from spmd.faces import Face, faces_of
+from spmd.image import Image, Opened, OpenedEntity
+from spmd.serving.infer_messages import InferRequest
+from spmd.serving.tensors import NAMES
+
+PLATFORM = "spmd"
+
+
+class ServedModel:
+    """One entry, or a program without entries. version: the beginning of the image's digest;
+    refusal: the error of each request where it may not be called, else None."""
+
+    def __init__(self, name: str, face: Face, call: Callable[..., Any], version: str,
+                 refusal: UsageError | None = None) -> None:
+        self.name, self.version, self.refusal = name, version, refusal
+        self._face, self._call = face, call
+        self._scalars = frozenset(face.settable())
+        self._outputs = [array["name"] for _, array in face.outputs]
+
+    def metadata(self) -> dict[str, Any]:
+        """Return what the protocol says of a model. Scalars are inputs of shape []; parameters say
+        what a call from Python needs beyond the protocol."""
+        rows = {row["name"]: row for row in self._face.manifest["scalars"]}
+        inputs = [_tensor(array, {"optional": True} if array["default"] or "optional" in array
+                          else {}) for _, array in self._face.inputs]
+        inputs += [_scalar(rows[name]) for name in self._face.settable()]
+        return {
+            "name": self.name, "versions": [self.version], "platform": PLATFORM, "inputs": inputs,
+            "outputs": [_tensor(array, {}) for _, array in self._face.outputs],
+            "parameters": {"entry": self._face.name, "returns": json.dumps(self._face.returns)},
+        }
+
+    def prepared(self, request: InferRequest) -> Callable[[], list[tuple[str, np.ndarray, bool]]]:
+        """Return the call that a request asks for: it returns each output that is there, by
+        name, and whether it goes as bytes. Raises UsageError, as the call would, for a name that
+        the model does not know."""
+        self._face.check_names(request.arrays)
+        wanted = request.wanted
+        arguments: dict[str, Any] = {
+            name: _number(array) if name in self._scalars else array
+            for name, array in request.arrays.items()}
+        if wanted is not None:
+            wanted = {name: binary for asked, binary in wanted.items()
+                      for name in named.asked(asked, self._outputs, "outputs")}
+            if self._face.takes_only:
+                arguments["only"] = tuple(wanted)
+
+        def call() -> list[tuple[str, np.ndarray, bool]]:
+            outputs: list[Any] = [None] * len(self._outputs)
+            _collect(self._face.returns, self._call(**arguments), outputs)
+            return [(name, np.asarray(array), request.binary if wanted is None else wanted[name])
+                    for name, array in zip(self._outputs, outputs)
+                    if array is not None and (wanted is None or name in wanted)]
+
+        return call
+
+
+def _tensor(array: dict[str, Any], parameters: dict[str, Any]) -> dict[str, Any]:
+    """Return a row of the metadata; -1 stands for an extent that the image does not fix."""
+    shape = [extent if isinstance(extent, int) else -1 for extent in array["shape"]]
+    row = {"name": array["name"], "datatype": NAMES[array["dtype"]], "shape": shape}
+    return {**row, "parameters": parameters} if parameters else row
+
+
+def _scalar(row: dict[str, Any]) -> dict[str, Any]:
+    """Return the row of a scalar: a tensor of one number, or of a truth value."""
+    default = row["default"]
+    dtype = "bool" if isinstance(default, bool) else row["dtype"]
+    return _tensor({"name": row["name"], "dtype": dtype, "shape": []},
+                   {"scalar": True} if default is None else
+                   {"scalar": True, "optional": True, "default": default})
+
+
+def _number(array: np.ndarray) -> Any:
+    """Return the number in an array of one element; another array as it is."""
+    return array.item() if array.size == 1 else array
+
+
+def _collect(tree: Any, value: Any, outputs: list[Any]) -> None:
+    """Put the outputs that a call has returned into a list, by their numbers in `tree`."""
+    if isinstance(tree, list):
+        kind, *inner = tree
+        items = value.values() if kind == "dict" else value
+        for row, item in zip(inner[1:] if kind == "named" else inner, items):
+            _collect(row[1] if kind in ("dict", "named") else row, item, outputs)
+    elif tree is not None:
+        outputs[tree] = value
+
+
+def models_of(image: Image, opened: Opened, stem: str,
+              allowed: Collection[str]) -> dict[str, ServedModel]:
+    """Return the models of an image by name, as digits.infer. Those that take batches of a feed are
+    left out. allowed: entries that change state and may be called. Raises UsageError for an entry
+    that does not exist."""
+    version = image.digest[:12]
+    if not isinstance(opened, OpenedEntity):
+        if allowed:
+            raise _no_such_entry(image, allowed, {})
+        face = Face(image.manifest)
+        return {} if face.feeds else {stem: ServedModel(stem, face, opened, version)}
+    faces = faces_of(image.manifest)
+    if unknown := [name for name in allowed if name not in faces]:
+        raise _no_such_entry(image, unknown, faces)
+    found = {}
+    for entry, face in faces.items():
+        name = f"{stem}.{entry}"
+        refusal = None
+        if changes_state(face) and entry not in allowed:
+            refusal = UsageError(f"{name} changes the state of the image",
+                                 expected="a server that allows it",
+                                 found=f"one without --allow {entry}",
+                                 remedy=f"spmd serve IMAGE --allow {entry}")
+        if not face.feeds:
+            found[name] = ServedModel(name, face, opened.entries[entry], version, refusal)
+    return found
+
+
+def changes_state(face: Face) -> bool:
+    """Return whether an entry binds state anew, or writes into it."""
+    entry = face.manifest["entries"][face.number]
+    return bool(entry["rebinds"] or entry["updates"])
+
+
+def _no_such_entry(image: Image, names: Collection[str], faces: dict[str, Face]) -> UsageError:
+    name = next(iter(names))
+    return UsageError(f"--allow {name}: {image.manifest['program']} has no such entry",
+                      expected=", ".join(faces) or "no --allow: the program has no entries",
+                      remedy=meant(name, faces))
+
+
+def unknown_model(name: str, known: Collection[str]) -> UsageError:
+    """Return the error of a request for a model that is not there."""
+    return UsageError(f"there is no model {name!r}", expected=", ".join(known),
+                      remedy=meant(name, known))

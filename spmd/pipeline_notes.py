@@ -66,6 +66,9 @@ class PipelineNotes:
         if share >= notable:
             yield (f"ranks are idle for {share:.0%} of the time, with stages that take equally long"
                    .replace("%", " %", 1))
+        suits, name = self.row["schedule"]["place"], self.schedule.name
+        if suits in ("round", "v") and self.schedule.place != suits:
+            yield f'{name} is made for place="{suits}", on half as many ranks as stages'
         if not self.schedule.flushes:
             yield crossed_text(self.schedule)
 

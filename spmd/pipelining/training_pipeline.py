@@ -126,10 +126,11 @@ def _checked(context: Context, layers: Any, axis: str, stages: Any, optimizer: A
              ) -> tuple[list[Any], int]:
     """Return the layers as a list, and the number of stages. UsageError for an axis that is not
     there, what is no layer or no optimizer, or more stages than layers."""
-    if axis not in context.mesh.names:
+    if axis not in (names := context.mesh.names):
+        only = f'axis="{names[0]}"' if len(names) == 1 else ""
         raise UsageError(f"the mesh has no axis {axis!r}", place=user_place(),
-                         expected=f"one of {', '.join(context.mesh.names)}",
-                         remedy=meant(axis, context.mesh.names, 'axis="{}"')
+                         expected=f"one of {', '.join(names)}",
+                         remedy=meant(axis, names, 'axis="{}"') or only
                          or f'@spmd.program(mesh=("data", "{axis}"))')
     pairs = list(layers) if isinstance(layers, Iterable) else []
     wrong = [k for k, pair in enumerate(pairs) if not _is_layer(pair)]

@@ -159,7 +159,9 @@ class Updates:
             parts = {"new": spmd.zeros((stages,), layout=(self.pipe.axis,))}
             parts = by_rows(self.pipe.axis, None, self._row(1 / count, call), parts,
                             {**read, "state": state})
-            total = np.sum(parts["new"]) * spmd.ones((stages,), layout=(self.pipe.axis,))
+            every = parts["new"].relayout((None,))  # added in the order of stages on any ranks
+            total = sum((every[self.pipe.places.row(s)] for s in range(stages)), as_array(0.0))
+            total = total * spmd.ones((stages,), layout=(self.pipe.axis,))
             read = {**read, "sums": {**read["sums"], str(call): total}}
         done: State = by_rows(self.pipe.axis, None, self._row(1 / count), state, read)
         return done

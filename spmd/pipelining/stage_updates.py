@@ -48,7 +48,8 @@ class Updates:
         self.shared = SharedWeights(pipe.stages, pipe.schedule.flushes)
         self._captured: dict[Any, Halves] = {}
         self.trees: list[Tree] = []
-        sums = _Sums(None, pipe.schedule.flushes)
+        self.wide = np.float64 if "float64" in pipe.weights.lengths else np.float32
+        sums = _Sums(None, pipe.schedule.flushes, self.wide)
         types: list[list[ArrayType]] = []
         for stage in pipe.stages:
             tree, found = _state_of(pipe.context, optimizer, stage.parameters, sums)
@@ -253,7 +254,7 @@ class Updates:
         """Compute what _updated returns."""
         slopes = self.shared.summed_within(stage, [g * in_type(factor, g.dtype) for g in slopes])
         own = self.parameters(stage, own)
-        sums = _Sums(self.shared, self.pipe.schedule.flushes, stage, known)
+        sums = _Sums(self.shared, self.pipe.schedule.flushes, self.wide, stage, known)
         with sums.asked():
             changes, after = self.optimizer.update(
                 self.parameters(stage, slopes), self._state(moments, stage), own)
@@ -301,12 +302,13 @@ class _Sums:
 
     known: the sums over all stages, by call. own: those over this stage's part. calls: how often
     each optimizer sums up something. together: whether stages are updated in the same moment; else
-    a stage answers by itself what it can.
+    a stage answers by itself what it can. wide: the element type that all stages read a sum in.
     """
 
-    def __init__(self, shared: SharedWeights | None, together: bool, stage: int = 0,
+    def __init__(self, shared: SharedWeights | None, together: bool, wide: Any, stage: int = 0,
                  known: Any = ()) -> None:
         self.shared, self.together, self.stage, self.known = shared, together, stage, known
+        self.wide = wide
         self.own: list[Any] = []
         self.calls: list[int] = []
         self.depth = 0  # of open blocks, where the optimizer is called
@@ -326,7 +328,7 @@ class _Sums:
                  if self.shared is None or (self.stage, k) not in self.shared.later]
         total = reduce(lambda a, b: a + b, parts, as_array(0.0))
         if not needs_all and not self.together:
-            return total
+            return total.astype(self.wide)
         if len(require_context("spmd.pipeline").blocks) > self.depth:  # others may not call it
             raise UsageError(
                 "the optimizer reads all stages' gradients, as for their norm, in some of its "
@@ -336,7 +338,7 @@ class _Sums:
                 remedy="accumulate=… of spmd.pipeline in the place of MultiSteps")
         call = len(self.own)
         self.own.append(total)
-        return self.known[call] if call < len(self.known) else total
+        return (self.known[call] if call < len(self.known) else total).astype(self.wide)
 
 
 def _state_of(context: Context, optimizer: Any, parameters: Any, sums: _Sums

@@ -166,8 +166,7 @@ def global_norm(updates: Any) -> Any:
     leaves = leaves_of(widened(updates))
     elsewhere = sums_of_parts.get()
     if elsewhere is not None:
-        total = elsewhere(updates, lambda x: np.sum(squared(widened(x))), True)
-        return np.sqrt(total).astype(leaves[0].real.dtype)
+        return np.sqrt(elsewhere(updates, lambda x: np.sum(squared(widened(x))), True))
     parts: dict[frozenset[Any], Any] = {}
     for x in leaves:
         axes, square = _axes(x), np.sum(squared(x))

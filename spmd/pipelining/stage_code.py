@@ -45,11 +45,13 @@ KEY = DropoutKey(*[ArrayType(INT64, ())] * 2)
 
 @dataclass(frozen=True)
 class Stage:
-    """Some layers in a row. begin: the number of the first of them; before: the function of the
-    layer before it. first, last: whether it is the first stage, or gives the loss."""
+    """Some layers in a row. types: of the parameters, as local arrays. begin: the number of the
+    first of them; before: the function of the layer before it. first, last: whether it is the first
+    stage, or gives the loss."""
 
     functions: tuple[Callable[..., Any], ...]
     parameters: list[Any]
+    types: list[Any]
     number: int
     begin: int
     before: Callable[..., Any] | None
@@ -129,7 +131,8 @@ def stages_of(layers: Sequence[tuple[Callable[..., Any], Any]], positions: Seque
     """Return layers, pairs (function, parameters), as stages. positions: where each stage begins,
     and where the last one ends."""
     last = len(positions) - 2
-    return [Stage(tuple(f for f, _ in layers[a:b]), [w for _, w in layers[a:b]], s, a,
+    return [Stage(tuple(f for f, _ in layers[a:b]), [w for _, w in layers[a:b]],
+                  [types_of(w) for _, w in layers[a:b]], s, a,
                   layers[a - 1][0] if a else None, s == 0, s == last)
             for s, (a, b) in enumerate(zip(positions, positions[1:]))]
 
@@ -237,7 +240,7 @@ def code_of(context: Context, axis: str, stages: Sequence[Stage], x: Any, y: Any
         arguments = [h, *([KEY] if backward else []),
                      *([y] if stage.last and y is not None else [])]
         wanted = [not stage.first, False, False][:len(arguments)]
-        own = types_of(stage.parameters)
+        own = stage.types
         key = (*map(id, stage.functions), kind_of(own), kind_of(arguments), stage.first, stage.last)
         like.append(known.setdefault(key, stage.number))
         made = halves[like[-1]] if like[-1] < stage.number else capture_halves(

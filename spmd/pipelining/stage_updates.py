@@ -48,7 +48,8 @@ class Updates:
         self.shared = SharedWeights(pipe.stages, pipe.schedule.flushes)
         self._captured: dict[Any, Halves] = {}
         self.trees: list[Tree] = []
-        sums = _Sums(None, pipe.schedule.flushes)
+        self.wide = np.float64 if "float64" in pipe.weights.lengths else np.float32
+        sums = _Sums(None, pipe.schedule.flushes, self.wide)
         types: list[list[ArrayType]] = []
         for stage in pipe.stages:
             tree, found = _state_of(pipe.context, optimizer, stage.parameters, sums)
@@ -157,7 +158,7 @@ class Updates:
     def all_stages(self, state: State, gradients: dict[str, Any], count: Any) -> State:
         """Return the state after an update of all stages by the mean of so many gradients."""
         gradients = self.shared.summed_across(self.pipe, gradients)
-        pipe, factor = self.pipe, 1 / count
+        pipe, factor, stages = self.pipe, 1 / count, len(self.pipe.stages)
         read: dict[str, Any] = {"gradients": gradients, "sums": {}}
 
         def updated(stage: int, j: Any, state: State, read: Any, call: int | None = None) -> Any:
@@ -169,9 +170,11 @@ class Updates:
             def sum_up(stage: int, j: Any, sums: Any, read: Any, call: int = call) -> None:
                 sums["own"][j] = updated(stage, j, read["state"], read, call)
 
-            rows = spmd.ones((len(pipe.stages),), layout=(pipe.axis,))
+            rows = spmd.ones((stages,), layout=(pipe.axis,))
             sums = self.by_stage(sum_up, {"own": 0 * rows}, {**read, "state": state})
-            read["sums"] = {**read["sums"], str(call): np.sum(sums["own"]) * rows}
+            every = sums["own"].relayout((None,))  # added in the order of stages on any ranks
+            total = sum((every[pipe.places.row(s)] for s in range(stages)), as_array(0.0))
+            read["sums"] = {**read["sums"], str(call): total * rows}
 
         def update(stage: int, j: Any, state: State, read: Any) -> None:
             self._keep(stage, j, state, updated(stage, j, state, read))
@@ -235,7 +238,7 @@ class Updates:
         """Compute what _updated returns."""
         slopes = self.shared.summed_within(stage, [g * in_type(factor, g.dtype) for g in slopes])
         own = self.parameters(stage, own)
-        sums = _Sums(self.shared, self.pipe.schedule.flushes, stage, known)
+        sums = _Sums(self.shared, self.pipe.schedule.flushes, self.wide, stage, known)
         with sums.asked():
             changes, after = self.optimizer.update(
                 self.parameters(stage, slopes), self._state(moments, stage), own)
@@ -284,12 +287,13 @@ class _Sums:
 
     known: the sums over all stages, by call. own: those over this stage's part. calls: how often
     each optimizer sums up something. flushes: whether all stages are updated in the same moment;
-    else a stage answers by itself what it can.
+    else a stage answers by itself what it can. wide: the element type in which stages read a sum.
     """
 
-    def __init__(self, shared: SharedWeights | None, flushes: bool, stage: int = 0,
+    def __init__(self, shared: SharedWeights | None, flushes: bool, wide: Any, stage: int = 0,
                  known: Any = ()) -> None:
         self.shared, self.flushes, self.stage, self.known = shared, flushes, stage, known
+        self.wide = wide
         self.own: list[Any] = []
         self.calls: list[int] = []
         self.depth = 0  # of open blocks, where the optimizer is called
@@ -310,7 +314,7 @@ class _Sums:
                  if self.shared is None or (self.stage, k) not in self.shared.later]
         total = reduce(lambda a, b: a + b, parts, as_array(0.0))
         if not needs_all and not self.flushes:
-            return total
+            return total.astype(self.wide)
         if len(require_context("spmd.pipeline").blocks) > self.depth:  # others may not call it
             raise UsageError(
                 "the optimizer reads all stages' gradients, as for their norm, in some of its "
@@ -320,7 +324,7 @@ class _Sums:
                 remedy="accumulate=… of spmd.pipeline in the place of MultiSteps")
         call = len(self.own)
         self.own.append(total)
-        return self.known[call] if call < len(self.known) else total
+        return (self.known[call] if call < len(self.known) else total).astype(self.wide)
 
 
 def _state_of(context: Context, optimizer: Any, parameters: Any, sums: _Sums

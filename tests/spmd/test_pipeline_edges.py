@@ -201,6 +201,87 @@ def test_what_rows_hold_that_are_not_there_changes_nothing(schedule):
                 np.testing.assert_allclose(mine, theirs, rtol=1e-12)
 
 
+# ---- norms of all gradients, parameters that a class computes
+
+
+def plus_one(w, h):
+    return h + 1
+
+
+def shared_begin(w, h):
+    return np.tanh(h @ w["t"] + w["bias"])
+
+
+def shared_end(w, h, y):
+    return last(w["t"], h, y)
+
+
+def test_copies_of_a_weight_stay_alike_beside_weights_of_another_type():
+    random = np.random.default_rng(8)
+    t, bias = random.standard_normal((4, 4)), random.standard_normal(4).astype(np.float32)
+
+    @spmd.program(mesh=("stage",))
+    def train():
+        x = spmd.input("x", (6, 4), np.float64)
+        layers = [(shared_begin, {"bias": bias, "t": t}), (middle, EYE), (shared_end, {"t": t})]
+        pipe = spmd.pipeline(layers, stages=3, microbatches=2, optimizer=optim.chain(
+            optim.clip_by_global_norm(0.01), optim.sgd(0.5)))
+        state = pipe.init()
+        for _ in spmd.range(9):
+            state, _ = pipe.step(state, x, x)
+        return [pipe.params(state)[k]["t"] for k in (0, 2)]
+
+    first, end = spmd.build(train).run(ranks=2, x=random.standard_normal((6, 4)))
+    np.testing.assert_array_equal(first, end)
+    assert not np.array_equal(first, t)
+
+
+@pytest.mark.parametrize("place", ["block", "v"])
+def test_a_norm_of_all_gradients_has_the_same_bits_on_any_ranks(place):
+    random = np.random.default_rng(8)
+    ws = [random.standard_normal((4, 4)) / 2 for _ in range(5)]
+
+    @spmd.program(mesh=("stage",))
+    def train():
+        x = spmd.input("x", (8, 4), np.float64)
+        layers = [*((middle, w) for w in ws[:4]), (plus_one, {}), (last, ws[4])]
+        pipe = spmd.pipeline(layers, stages=6, microbatches=2, place=place, optimizer=optim.chain(
+            optim.clip_by_global_norm(0.01), optim.sgd(0.3)))
+        state = pipe.init()
+        for _ in spmd.range(8):
+            state, _ = pipe.step(state, x, x)
+        return [w for w in pipe.params(state) if not isinstance(w, dict)]
+
+    image = spmd.build(train)
+    for x in random.standard_normal((6, 8, 4)):
+        one = image.run(ranks=1, x=x)
+        length = np.sqrt(sum(np.sum((a - b) ** 2) for a, b in zip(one, ws, strict=True)))
+        assert 0.01 < length < 8 * 0.01 * 0.3 * (1 + 1e-9)
+        for n in (2, 3, 6):
+            np.testing.assert_equal(image.run(ranks=n, x=x), one)
+
+
+def test_parameters_that_a_class_computes():
+    @spmd.program(mesh=("stage",))
+    class Net:
+        def __init__(self):
+            layers = [(middle, spmd.asarray(EYE) / 2), (last, spmd.asarray(EYE) * 3)]
+            self.pipe = spmd.pipeline(layers, stages=2, microbatches=2, optimizer=optim.sgd(0.1))
+            self.state = self.pipe.init()
+
+        @spmd.entry
+        def step(self):
+            x = spmd.input("x", (4, 4), np.float64)
+            self.state, loss = self.pipe.step(self.state, x, x)
+            return loss, self.pipe.evaluate(self.state, x, x)
+
+    x = np.random.default_rng(9).standard_normal((4, 4))
+    with spmd.build(Net).open(ranks=2) as net:
+        (first, after), (second, _) = net.step(x=x), net.step(x=x)
+    np.testing.assert_allclose(first, np.mean((np.tanh(x / 2) * 3 - x) ** 2), rtol=1e-12)
+    np.testing.assert_allclose(after, second, rtol=1e-12)
+
+
 # ---- batches of other sizes, schedules of the user's own
 
 

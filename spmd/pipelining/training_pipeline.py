@@ -193,7 +193,6 @@ class TrainingPipeline:
         self.weights = Packing([[type_of(x) for x in flatten(s.parameters)[1]]
                                 for s in self.stages])
         self.updates = Updates(self, optimizer)
-        self._codes: dict[Any, StageCode] = {}
         self.note = row_of(self, place)
         rows.append(self.note)
 
@@ -330,13 +329,10 @@ class TrainingPipeline:
                 for name, n in packing.lengths.items()}
 
     def code(self, batches: Microbatches) -> StageCode:
-        """Return the code of the stages for microbatches of this type."""
-        key = str(flatten((batches.x_types, batches.y_types))[1])
-        if key not in self._codes:
-            self._codes[key] = code_of(
-                self.context, self.axis, self.stages, batches.x_types, batches.y_types,
-                splits_backward=self.schedule.splits_backward)
-            self.note["kept"] = kept_bytes(self._codes[key])
-            self.note["rows"] = row_bytes(self, self._codes[key])
-        return self._codes[key]
+        """Return the code of the stages for microbatches of this type: of each step its own, since
+        layers may read numbers of Python that have changed."""
+        made = code_of(self.context, self.axis, self.stages, batches.x_types, batches.y_types,
+                       splits_backward=self.schedule.splits_backward)
+        self.note["kept"], self.note["rows"] = kept_bytes(made), row_bytes(self, made)
+        return made
 

@@ -444,6 +444,27 @@ def test_eager_runs_and_sizes_of_other_schedules_are_refused():
         pipeline_of(LAYERS, schedule=made).capture()
 
 
+def test_layers_read_numbers_that_change_between_steps():
+    scale = {"by": 1.0}
+
+    @spmd.program(mesh=("stage",))
+    def train():
+        x = spmd.input("x", (8, 4), np.float64, default=lambda i, j: np.sin(i + j))
+        layers = [(lambda w, h: np.tanh(h @ w) * scale["by"], EYE + 0), (last, EYE + 0)]
+        pipe = spmd.pipeline(layers, stages=2, microbatches=2, schedule="1f1b",
+                             optimizer=optim.sgd(0.1))
+        state, found = pipe.init(), []
+        for k in range(3):
+            scale["by"] = 1 - k / 4
+            before = pipe.evaluate(state, x, x)
+            state, loss = pipe.step(state, x, x)
+            found.append((before, loss))
+        return found
+
+    for before, loss in spmd.build(train).run(ranks=2):
+        assert before == pytest.approx(loss, 1e-12)
+
+
 def test_calls_in_a_python_loop_are_named_and_code_of_the_library_is_not(monkeypatch):
     monkeypatch.setattr(advice, "LONG_PROGRAM", 500)
     monkeypatch.setattr(advice, "OFTEN", 8)

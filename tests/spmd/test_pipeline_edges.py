@@ -14,6 +14,7 @@ import pytest
 import spmd
 from codegen.explain import advice
 from spmd import optim
+from spmd.pipelining.stage_cuts import cut
 from tests.conftest import Launch
 from tests.spmd import pipeline_by_hand as by_hand
 
@@ -311,7 +312,7 @@ def test_a_schedule_object_with_a_correction_and_batches_of_other_sizes():
         return {"ws": pipe.params(state),
                 "after": [pipe.evaluate(state, flat[:n], targets[:n]) for n in sizes]}
 
-    cuts = spmd.pipelining.stage_cuts.cut([sum(x.size for x in w.values()) for _, w in layers], 3)
+    cuts = cut([sum(x.size for x in w.values()) for _, w in layers], 3)
     _, ws = by_hand.without_flush(
         layers, cuts, by_hand.SGD(0.05), xs, ys, 3, 2,
         reads="then", period=4,
@@ -445,10 +446,9 @@ def test_eager_runs_and_sizes_of_other_schedules_are_refused():
 
 
 def test_layers_read_numbers_that_change_between_steps():
-    scale = {"by": 1.0}
-
     @spmd.program(mesh=("stage",))
     def train():
+        scale = {"by": 1.0}
         x = spmd.input("x", (8, 4), np.float64, default=lambda i, j: np.sin(i + j))
         layers = [(lambda w, h: np.tanh(h @ w) * scale["by"], EYE + 0), (last, EYE + 0)]
         pipe = spmd.pipeline(layers, stages=2, microbatches=2, schedule="1f1b",

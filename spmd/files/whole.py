@@ -8,6 +8,7 @@ step; it has the mode of the one that it replaces.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 
 from codegen.errors import OutputError, UsageError
 
@@ -59,7 +60,8 @@ class whole:
                 self.part = ""
         finally:
             if self.part:
-                os.unlink(self.part)
+                with suppress(FileNotFoundError):  # a signal came once it had its name
+                    os.unlink(self.part)
 
 
 def write_whole(path: str, data: bytes) -> None:

@@ -132,11 +132,12 @@ def seconds(text: str) -> float:
 
 
 def port(text: str) -> int:
+    """Return the number of a port, from 0 to 65535. Raises ValueError."""
     if not is_number(text) or int(text) > 65535:
         raise ValueError(f"{text!r} is not a port from 0 to 65535")
     return int(text)
 
 
 def size(text: str) -> int:
-    """Bytes: 64m."""
+    """Return a number of bytes, written as 65536, 64m or 8g. Raises ValueError."""
     return sizes(text)[0]

@@ -178,7 +178,8 @@ def row_of(axes: LayoutEntry, rows: int, row: int, mesh: Mesh) -> Cut:
 
 
 def entry_of(unit: Cut, mesh: Mesh) -> Owned | None:
-    """Of a cut of a dim of extent 1 that is a row in blocks: the entry of all or nothing."""
+    """Return the Owned entry that says the same as this cut of a dim of extent 1: all of it on the
+    ranks whose block has a certain row. None where the cut is no such row."""
     if unit.entry is not None:
         return unit.entry
     known = unit.extent.is_const and unit.least.is_const and unit.least == unit.most

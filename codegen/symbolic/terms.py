@@ -142,7 +142,7 @@ class Call:
         return sampled(self.op, [a.samples for a in self.args])
 
     def bound(self, sign: int) -> int:
-        """Of a table: what no value of it is larger than (sign 1), or smaller (-1)."""
+        """Return a bound of all values of a table: from above for sign 1, from below for -1."""
         values = [0, *(a.value for a in self.args[1:])]
         return max(values) if sign > 0 else min(values)
 

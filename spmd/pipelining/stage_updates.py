@@ -145,10 +145,8 @@ class Updates:
         pipe = self.pipe
 
         def copy(stage: int, j: Any, versions: Any, weights: Any) -> None:
-            for name, end in pipe.weights.ends[stage].items():
-                for k in range(pipe.versions):
-                    begin = k * pipe.weights.lengths[name]
-                    versions[name][j, begin:begin + end] = weights[name][j, :end]
+            for number in range(pipe.versions):
+                self._put_version(stage, j, versions, number, weights)
 
         rows = {name: unwritten((len(pipe.stages), pipe.versions * n), name, (pipe.axis, None))
                 for name, n in pipe.weights.lengths.items()}
@@ -256,10 +254,14 @@ class Updates:
         """Put new weights behind those that backward passes still read."""
         new = (state["version"][j] + 1) % self.pipe.versions
         state["version"][j] = new
-        number = as_symbol(new, power=False) % self.pipe.versions
+        self._put_version(stage, j, state["versions"],
+                          as_symbol(new, power=False) % self.pipe.versions, state["weights"])
+
+    def _put_version(self, stage: int, j: Any, versions: Any, number: Any, weights: Any) -> None:
+        """Write the weights of a stage, whose row is j, as the version with this number."""
         for name, end in self.pipe.weights.ends[stage].items():
             begin = number * self.pipe.weights.lengths[name]
-            state["versions"][name][j, begin:begin + end] = state["weights"][name][j, :end]
+            versions[name][j, begin:begin + end] = weights[name][j, :end]
 
     def _average_change(self, j: Any, state: State, before: Any, decay: Any) -> None:
         """Take an update into the average change of the weights."""
@@ -283,7 +285,8 @@ def _is_array(x: Any) -> bool:
 
 
 class _Sums:
-    """What an optimizer sums up over all stages, while it is captured with the part of one.
+    """Answers an optimizer that asks for sums over all stages, such as a norm, while it is captured
+    with the part of one stage.
 
     known: the sums over all stages, by call. own: those over this stage's part. calls: how often
     each optimizer sums up something. flushes: whether all stages are updated in the same moment;
@@ -310,6 +313,8 @@ class _Sums:
             self.calls.append(len(self.own))
 
     def _sum(self, updates: Any, of: Callable[[Any], Any], needs_all: bool) -> Any:
+        """Return the sum of `of` over the leaves of all stages' updates; of this stage's alone
+        where it is not known yet, or where stages do not wait for each other and need not."""
         parts = [of(x).astype(np.float64) for k, x in enumerate(leaves_of(updates))
                  if self.shared is None or (self.stage, k) not in self.shared.later]
         total = reduce(lambda a, b: a + b, parts, as_array(0.0))

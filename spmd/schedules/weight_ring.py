@@ -42,8 +42,8 @@ class Flow:
 
 @dataclass(frozen=True)
 class WeightRing:
-    """What each row of ranks does. There are as many rows as stages, and microbatch k is of row
-    (k - 1) % stages.
+    """A schedule as rows of ranks do it while weights go around. There are as many rows as stages,
+    and microbatch k is of row (k - 1) % stages.
 
     actions: of each tick, by row; None where it is idle. slots: where an action finds what F keeps
     for B, by (stage, microbatch); count: how many slots a row has. forward: the weights for F,

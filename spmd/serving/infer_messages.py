@@ -21,8 +21,10 @@ MICROSECONDS = 1e6
 
 
 class InferRequest:
-    """What a request asks for. arrays: by name; wanted: the names of the outputs that it asks for,
-    each with whether it comes as bytes, or None for all; timeout: seconds, or None."""
+    """A request for inference, read from its body.
+
+    arrays: its inputs, by name. wanted: by the names of the outputs that it asks for, whether each
+    comes as bytes; None where it asks for all. timeout: seconds, or None."""
 
     def __init__(self, body: bytes, length: str | None) -> None:
         head, tail = parted(body, length)

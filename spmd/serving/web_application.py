@@ -73,7 +73,9 @@ def refused(error: BaseException) -> Response:
 
 
 class InferenceServer:
-    """What the server answers. most_bytes: of a body; timeout: seconds that a call may take."""
+    """Answers the requests for some models, whose calls go through one queue.
+
+    most_bytes: bytes that a request's body may have. timeout: seconds that a call may take."""
 
     def __init__(self, models: Mapping[str, ServedModel], queue: CallQueue, *,
                  most_bytes: int, timeout: float) -> None:

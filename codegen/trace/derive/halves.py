@@ -222,8 +222,8 @@ def _cut(
 ) -> tuple[list[Op], list[Op], list[Value]]:
     """Return the ops of both halves, and what the second one reads of the first one.
 
-    first: ops of the function itself; others are of its way back, even where they follow from what
-    its results only.
+    first: ops of the function itself; others are of its way back, even where they follow from its
+    results only.
     """
     made = {v: op for op in every for v in op.results}
     behind, of_arguments = following(every, cotangents), following(every, names[1])

@@ -204,16 +204,19 @@ class ScheduleError(ProgramError):
     activations and versions of weights than may be kept.
     """
 
-    LINES = 100  # of a message
-
-    def __init__(self, problems: tuple[str, ...], *, expected: str = "", remedy: str = "") -> None:
+    def __init__(self, problems: tuple[str, ...], *, expected: str = "", remedy: str = "",
+                 lines: int = 100) -> None:
+        """problems: all of them; lines: how many of these the message has at most."""
         self.problems = problems
-        more = len(problems) - self.LINES
-        lines = [*problems[: self.LINES], *([f"and {more} more"] if more > 0 else [])]
-        super().__init__("\n".join(lines), expected=expected, remedy=remedy)
+        more = len(problems) - lines
+        text = "\n".join([*problems[:lines], *([f"and {more} more"] if more > 0 else [])])
+        super().__init__(text, expected=expected, remedy=remedy)
 
     def stand_at(self, place: Place | None) -> None:
-        """Each problem says itself where it is, in the file or the formula of the schedule."""
+        """Say which line asks for the schedule. Each problem says itself where it is, in the file
+        or the formula."""
+        if place is not None and not self.also and not self.message.startswith(f"{place.file}:"):
+            self.also = (("the schedule is used at", place),)
 
 
 class KernelError(ProgramError):

@@ -37,9 +37,12 @@ class Problem(NamedTuple):
 def problems(ticks: Ticks, period: int | None) -> list[Problem]:
     """Return all problems of a schedule, in the order of ticks; those of whole microbatches last.
     """
-    found = [*_early_actions(ticks), *_dropped_microbatches(ticks),
-             *_shared_ticks(ticks, period), *_wrong_updates(ticks, period)]
-    return in_order(found)
+    early = [*_early_actions(ticks)]
+    known = {(p.tick, p.stage) for p in early if p.tick == p.other}
+    shared = (p for p in _shared_ticks(ticks, period)  # B in the tick of its own F is said once
+              if p.tick != p.other or (p.tick, p.stage) not in known)
+    return in_order([*early, *_dropped_microbatches(ticks), *shared,
+                     *_wrong_updates(ticks, period)])
 
 
 def in_order(problems: Iterable[Problem]) -> list[Problem]:

@@ -23,6 +23,7 @@ from spmd.schedules.pipeline_schedule import Schedule
 CORRECTIONS = ("none", "stash", "two versions", "discrepancy")
 RIGHT = ('ticks of a schedule that is right, to begin with: '
          'print(spmd.schedules.make_schedule("1f1b", stages, microbatches).csv())')
+FEW, MANY = 10, 100  # lines of a message
 FOR_ALL_SIZES = "proved for all numbers of stages and microbatches"
 
 
@@ -171,7 +172,11 @@ def _by_table(
                             remedy=f"stages={columns}, or a table with a column for each stage")
     stages = stages or columns
     actions, wrong = schedule_tables.actions_in(rows, stages)
-    m = microbatches or schedule_tables.microbatches_in(actions, path)
+    own = schedule_tables.microbatches_in(actions, path)
+    m = microbatches or own
+    if own < m:
+        raise ScheduleError((f"{path}: microbatches of a step: {own} in the table, {m} are asked for",),
+                            remedy=f"microbatches={own}, or a table with the actions of all {m}")
     ticks, again = schedule_tables.ticks_of_actions(actions, stages, m)
     found = [*wrong, *again, *problems(ticks, None)]
     in_cells = {(p.tick, p.stage) for p in wrong}  # two actions of one cell are said once
@@ -277,4 +282,6 @@ def _refuse(
         at = where if first_line is None else (
             f"{where}: " if problem.tick == ABSENT else f"{where}:{problem.tick + first_line}: ")
         lines.append(at + problem.message(first_line))
-    raise ScheduleError(tuple(lines), remedy=remedy or RIGHT)
+    # one wrong formula breaks rules in many ticks; a table has each of its cells mended
+    most = FEW if first_line is None else MANY
+    raise ScheduleError(tuple(lines), remedy=remedy or RIGHT, lines=most)

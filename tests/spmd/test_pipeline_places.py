@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
@@ -124,8 +126,9 @@ def test_an_error_of_a_table_is_said_with_its_line(tmp_path):
     case = Case(3, 4, 4)
     with pytest.raises(spmd.ScheduleError) as caught:
         case.program(3, optim.sgd(0.1), schedule=str(path)).capture()
-    assert "schedule.csv:5: tick 4, stage 2: B of microbatch 1 before its F (line 6)" in str(
-        caught.value)
+    said = str(caught.value)
+    assert "schedule.csv:5: tick 4, stage 2: B of microbatch 1 before its F (line 6)" in said
+    assert re.search(r"the schedule is used at \S+\.py:\d+\n", said)
 
 
 def test_the_loss_that_is_nan_has_step_and_data_rank():

@@ -136,7 +136,8 @@ def test_microbatches_that_never_end(tmp_path):
         "schedule.csv:7: tick 6, stage 0: microbatch 3 begins and is dropped: no B at stages 0, 1",
     ]
     text = make("1f1b", 2, 2).csv()
-    assert said_of(tmp_path, text, 2, 3) == ["schedule.csv: microbatch 2 never begins"]
+    assert said_of(tmp_path, text, 2, 3) == [
+        "schedule.csv: microbatches of a step: 2 in the table, 3 are asked for"]
     assert said_of(tmp_path, text + "0W0,1W0\n0W1\n") == [
         "schedule.csv:3: tick 2, stage 0: microbatch 1 begins and is dropped: no W at stage 1"]
 

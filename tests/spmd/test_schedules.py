@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import random
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -248,6 +249,17 @@ def test_formulas_are_proved_or_checked():
     assert make(split, 4, 8).proof == named["1f1b"]
     with pytest.raises(spmd.ScheduleError, match="F of microbatch . in the tick of B of"):
         make(apart, 4, 8)
+
+
+def test_one_wrong_formula_is_a_short_message():
+    wrong = lambda s, p, k, m: {"F": 2 * k + s, "B": 2 * (k + p) - 2 - s}
+    with pytest.raises(spmd.ScheduleError) as error:
+        make(wrong, 4, 8)
+    lines = str(error.value).splitlines()
+    assert len(lines) == 12 and lines[10] == f"and {len(error.value.problems) - 10} more"
+    where = [re.search("tick .*, stage .: (F|B) of microbatch .", p)[0]
+             for p in error.value.problems]
+    assert len(set(where)) == len(where)  # each action that is wrong is said once
 
 
 @pytest.mark.parametrize("wrong, said", [

@@ -46,7 +46,7 @@ def tables_of_ring(ring: WeightRing) -> TickTables:
     ones = [1] * does.shape[1]
     return TickTables(
         does, microbatches, nothing, nothing, behind=0, slots=[ring.count] * len(ones),
-        crossing=ones, received=1, returned=1, waits=(False, False), updates=nothing,
+        crossing=ones, received=ones, returned=ones, waits=(False, False), updates=nothing,
         updates_each=False, stages=stages, slots_at=slots)
 
 

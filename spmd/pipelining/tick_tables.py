@@ -26,7 +26,8 @@ class TickTables:
     activations, cotangents: those that arrive at a stage at the end of a tick, or NONE. behind: how
     many earlier steps are in flight.
     slots, crossing: of how many microbatches stages keep what F gives to B, and B to W. received,
-    returned: how many they hold of what has arrived.
+    returned: in how many slots they hold what has arrived. Each stage has numbers of its own: what
+    is apart with k % slots may not be so with more slots.
     waits: whether anything that arrives is used later than in the next tick. updates: the newest
     microbatch of an update that may come; updates_each: whether every microbatch has one.
     stages: whose action it is. slots_at: the slot of each action, where that does not follow from
@@ -40,8 +41,8 @@ class TickTables:
     behind: int
     slots: list[int]
     crossing: list[int]
-    received: int
-    returned: int
+    received: list[int]
+    returned: list[int]
     waits: tuple[bool, bool]
     updates: np.ndarray
     updates_each: bool
@@ -68,8 +69,8 @@ def tables_of(schedule: Schedule) -> TickTables:
         behind=-(earliest // schedule.microbatches),
         slots=[max(1, schedule.slots(s)) for s in stages],
         crossing=[max(1, schedule.gradient_slots(s)) for s in stages],
-        received=max(1, *(schedule.received_slots(s, "F") for s in stages)),
-        returned=max(1, *(schedule.received_slots(s, "B") for s in stages)),
+        received=[max(1, schedule.received_slots(s, "F")) for s in stages],
+        returned=[max(1, schedule.received_slots(s, "B")) for s in stages],
         waits=(max(forth, default=1) > 1, max(back, default=1) > 1),
         updates=_rows(schedule, "U"),
         updates_each=not any(ABSENT in row for row in ticks.get("U", ())),

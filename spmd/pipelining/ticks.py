@@ -37,14 +37,16 @@ OTHER_WEIGHTS = ("versions", "changes", "version", "backward_weights")
 class StageAction:
     """One action of a stage, whose row is `row`, on a microbatch.
 
-    slot, crossing: where what F gives to B and W, and B to W, lies; position: where the microbatch
-    lies in the batches. number: that of the microbatch over all steps, for messages; stream: of its
-    dropout in the stage's first layer; weight: what it counts in means. state: what the action
-    writes; weights: from which the parameters of the stage follow.
+    received, returned: where what a neighbour has handed on waits for F, and for B; slot, crossing:
+    where what F gives to B and W, and B to W, lies; position: where the microbatch lies in the
+    batches. number: that of the microbatch over all steps, for messages; stream: of its dropout in
+    the stage's first layer; weight: what it counts in means. state: what the action writes;
+    weights: from which the parameters of the stage follow.
     """
 
     row: Any
-    microbatch: Any
+    received: Any
+    returned: Any
     slot: Any
     crossing: Any
     position: Any
@@ -115,10 +117,10 @@ class Ticks:
             made["crossing"] = pipe.new(code.crossing, (max(self.tables.crossing), ranks),
                                         (None, data))
         if self.tables.waits[0]:
-            made["arrived"] = pipe.new(code.activations, (self.tables.received, ranks),
+            made["arrived"] = pipe.new(code.activations, (max(self.tables.received), ranks),
                                        (None, data))
         if self.tables.waits[1]:
-            made["returned"] = pipe.new(code.cotangents, (self.tables.returned, ranks),
+            made["returned"] = pipe.new(code.cotangents, (max(self.tables.returned), ranks),
                                         (None, data))
         if not pipe.schedule.flushes:
             made["count"] = spmd.zeros((len(pipe.stages),), np.int64, layout=(pipe.axis,))
@@ -165,10 +167,11 @@ class Ticks:
         number = np.maximum(own + self.first, 0)
         counted = number + self.earlier  # over all steps
         begins = self._at(np.array(pipe.positions)[tables.stages], t)
-        slots, crossing = (pipe.places.by_row(np.array(x)) for x in (tables.slots, tables.crossing))
         read = {"arms": arms, "numbers": counted, "streams": counted * len(pipe.layers) + begins,
-                "microbatches": number, "crossing": number % crossing,
-                "slots": (number % slots if tables.slots_at is None
+                "received": self._slots(number, tables.received),
+                "returned": self._slots(number, tables.returned),
+                "crossing": self._slots(number, tables.crossing),
+                "slots": (self._slots(number, tables.slots) if tables.slots_at is None
                           else self._at(tables.slots_at, t)),
                 "positions": positions,
                 "weights": work["weights"]}
@@ -187,6 +190,10 @@ class Ticks:
     def _at(self, table: np.ndarray, t: Any) -> Any:
         """Return what a table of ticks and stages says of a tick, in the order of rows."""
         return self.pipe.places.by_row(spmd.asarray(table)[t])
+
+    def _slots(self, numbers: Any, slots: list[int]) -> Any:
+        """Return the slots of microbatches, one of each stage, in the order of rows."""
+        return numbers % self.pipe.places.by_row(np.array(slots))
 
     def _exist(self, microbatches: Any) -> Any:
         """Return which of these exist, counted from the first one of the cycle."""
@@ -224,35 +231,37 @@ class Ticks:
             if store in work:
                 arriving = self._at(table, t) + later
                 there = self._exist(arriving)
-                arriving = np.where(there, arriving + self.first, -1)
-                self._store(work, name, store, slots, arriving)
+                at = np.where(there, self._slots(arriving + self.first, slots), -1)
+                self._store(work, name, store, max(slots), at)
         return work
 
-    def _store(self, work: Work, name: str, store: str, slots: int, arriving: Any) -> None:
-        """Put what has arrived where it waits."""
+    def _store(self, work: Work, name: str, store: str, most: int, slots: Any) -> None:
+        """Put what has arrived where it waits: in the slot of each row, -1 where nothing has."""
         def row(j: Any, state: Any, read: Any, _: Any) -> None:
             def put() -> None:
-                k = as_symbol(read["arriving"][j], power=False) % slots
+                k = as_symbol(read["slots"][j], power=False) % most
                 for dtype, ring in state.items():
                     ring[j, k, 0] = read["rows"][dtype][j, 0]
 
-            spmd.cond(read["arriving"][j] >= 0, put, lambda: None)
+            spmd.cond(read["slots"][j] >= 0, put, lambda: None)
 
         work[store] = by_rows(self.pipe.axis, self.batches.data, row, work[store],
-                              {"arriving": arriving, "rows": work[name]})
+                              {"slots": slots, "rows": work[name]})
 
     def _row(self, j: Any, state: Any, read: Any, batches: Any) -> None:
         """Do what one stage does in a tick."""
-        bounds = {"microbatches": self.tables.received * self.tables.returned, "slots": self.slots,
-                  "crossing": max(self.tables.crossing), "positions": self.has}
-        k, slot, crossing, position = (
+        tables = self.tables
+        bounds = {"received": max(tables.received), "returned": max(tables.returned),
+                  "slots": self.slots, "crossing": max(tables.crossing), "positions": self.has}
+        received, returned, slot, crossing, position = (
             as_symbol(read[name][j], power=False) % most for name, most in bounds.items())
         data = self.batches.data
         weights = {name: read[name] for name in ("weights", *OTHER_WEIGHTS) if name in read}
         if data is not None:
             weights = spmd.pvary(weights, data)
-        action = StageAction(j, k, slot, crossing, position, read["numbers"][j], read["streams"][j],
-                  read["examples"][j] if "examples" in read else 1, state, weights)
+        action = StageAction(
+            j, received, returned, slot, crossing, position, read["numbers"][j], read["streams"][j],
+            read["examples"][j] if "examples" in read else 1, state, weights)
         arms: list[Any] = [lambda: None]
         for stage in self.code.unlike:
             arms.append(lambda s=stage: self._forward(s, action, batches))
@@ -271,7 +280,7 @@ class Ticks:
             h = _microbatch(batches[0], action)
         else:
             where, index = (
-                ("arrived", (action.row, action.microbatch % self.tables.received, 0))
+                ("arrived", (action.row, action.received, 0))
                 if "arrived" in state else ("activations", (action.row, 0)))
             h = code.handed(s - 1, code.activations.read(state[where], index, s - 1))
         part = 0 if self.batches.data is None else spmd.axis_index(self.batches.data)
@@ -309,7 +318,7 @@ class Ticks:
             cotangents = [self._share()]
         else:
             where, index = (
-                ("returned", (action.row, action.microbatch % self.tables.returned, 0))
+                ("returned", (action.row, action.returned, 0))
                 if "returned" in state else ("cotangents", (action.row, 0)))
             cotangents = code.cotangents.read(state[where], index, s)
         own = self._backward_parameters(s, action)

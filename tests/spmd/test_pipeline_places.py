@@ -119,6 +119,36 @@ def test_a_table_gives_what_its_formulas_give(tmp_path):
     assert outs[0]["after"] == outs[1]["after"]
 
 
+OUT_OF_ORDER = """0F0,,
+0F3,1F0,
+0F1,1F3,2F0
+0F2,1F1,2B0
+,,2F3
+,1F2,2B3
+,,2F2
+,1B3,2F1
+0B3,1B0,2B2
+,1B2,2B1
+0B2,1B1,
+0B1,,
+0B0,,
+"""
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_microbatches_out_of_order_wait_in_slots_of_their_own(tmp_path, ranks):
+    """Cotangents at stage 1: of 0 and 3 at once. k % 3 is one slot for both; k % 2 is not."""
+    path = tmp_path / "mine.csv"
+    path.write_text(OUT_OF_ORDER)
+    schedule = make_schedule(path)
+    assert [schedule.received_slots(s, "B") for s in range(3)] == [3, 2, 0]
+    mine, theirs = OPTIMIZERS["adamw"]
+    case = Case(8, 3, 4)
+    expected = by_hand.plain(case.layers, theirs, case.xs, case.ys, 4)
+    image = spmd.build(case.program(3, mine, schedule=str(path)))
+    case.check(image.run(ranks=ranks, **case.inputs), expected)
+
+
 def test_an_error_of_a_table_is_said_with_its_line(tmp_path):
     text = make_schedule("1f1b", 3, 4).csv()
     path = tmp_path / "schedule.csv"

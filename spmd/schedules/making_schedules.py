@@ -175,8 +175,9 @@ def _by_table(
     own = schedule_tables.microbatches_in(actions, path)
     m = microbatches or own
     if own < m:
-        raise ScheduleError((f"{path}: microbatches of a step: {own} in the table, {m} are asked for",),
-                            remedy=f"microbatches={own}, or a table with the actions of all {m}")
+        said = f"{path}: microbatches of a step: {own} in the table, {m} are asked for"
+        raise ScheduleError(
+            (said,), remedy=f"microbatches={own}, or a table with the actions of all {m}")
     ticks, again = schedule_tables.ticks_of_actions(actions, stages, m)
     found = [*wrong, *again, *problems(ticks, None)]
     in_cells = {(p.tick, p.stage) for p in wrong}  # two actions of one cell are said once

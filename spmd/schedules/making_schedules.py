@@ -172,6 +172,8 @@ def _by_table(
                             remedy=f"stages={columns}, or a table with a column for each stage")
     stages = stages or columns
     actions, wrong = schedule_tables.actions_in(rows, stages)
+    if not actions:
+        _refuse(in_order(wrong), path, 1)
     own = schedule_tables.microbatches_in(actions, path)
     m = microbatches or own
     if own < m:

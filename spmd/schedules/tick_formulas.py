@@ -17,6 +17,7 @@ from codegen.symbolic.expr import Expr, Sym, const, nonneg, symbol
 from spmd.schedules.actions import KINDS, Ticks, gradient_kind, needs
 from spmd.schedules.built_in import Formulas
 
+MOST_TICKS = 100_000  # of a step: each is a row of tables
 EXAMPLE = 'lambda s, p, k, m: {"F": 2*k + s, "B": 2*(k + p) - 1 - s}'
 
 
@@ -76,6 +77,7 @@ def where_written(formulas: Formulas) -> str:
 def ticks_of_formulas(formulas: Formulas, p: int, m: int, first: int = 0) -> Ticks:
     """Return the ticks of microbatches first, …, first + m - 1; UsageError where there are none."""
     rows: dict[str, list[list[int]]] = {}
+    most = MOST_TICKS * (2 if first else 1)
     for s in range(p):
         for k in range(first, first + m):
             try:
@@ -85,10 +87,12 @@ def ticks_of_formulas(formulas: Formulas, p: int, m: int, first: int = 0) -> Tic
                     f"{where_written(formulas)}no ticks for s={s}, p={p}, k={k}, m={m}: "
                     f"{type(error).__name__}: {error}",
                     expected="a dict of integers", remedy=EXAMPLE) from error
-            if not {"F", "B"} <= set(cells) <= set(KINDS) or min(cells.values()) < 0:
+            if not {"F", "B"} <= set(cells) <= set(KINDS) or not (
+                    0 <= min(cells.values()) <= max(cells.values()) < most):
                 raise UsageError(
                     f"{where_written(formulas)}ticks {cells} for s={s}, p={p}, k={k}, m={m}",
-                    expected="ticks from 0 on, of F and B, and of W and U where you want them",
+                    expected=f"ticks from 0 to {most - 1}, of F and B, and of W and U where you "
+                    "want them",
                     remedy=EXAMPLE)
             for kind, tick in cells.items():
                 rows.setdefault(kind, [[] for _ in range(p)])[s].append(tick)

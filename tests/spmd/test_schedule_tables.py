@@ -185,6 +185,9 @@ def test_files_that_are_no_tables(tmp_path):
     (tmp_path / "schedule.csv").write_text(",,\n\n")
     with pytest.raises(spmd.InputError, match="a table without any action"):
         make(tmp_path / "schedule.csv")
+    assert said_of(tmp_path, "0f0;\n0b0;\n") == [
+        "schedule.csv:1: tick 0, stage 0: '0f0;' is no action, which is written as 0F0",
+        "schedule.csv:2: tick 1, stage 0: '0b0;' is no action, which is written as 0F0"]
     (tmp_path / "schedule.csv").write_bytes(b"\xff\xfe0")
     with pytest.raises(spmd.OutputError, match="cannot read the schedule"):
         make(tmp_path / "schedule.csv")

@@ -310,6 +310,8 @@ def test_what_is_proved_is_what_is_legal_at_small_sizes():
 def test_formulas_that_give_no_ticks():
     for wrong, said in (
         (lambda s, p, k, m: {"F": k / 2, "B": 9 + k}, "no ticks for s=0, p=2, k=0, m=3: TypeError"),
+        (lambda s, p, k, m: {"F": 10**9 * k + s, "B": 10**9 * k + 2 * p - s},
+         "'B': 1000000004} for s=0, p=2, k=1, m=3\n  expected: ticks from 0 to 99999"),
         (lambda s, p, k, m: {"F": k}, r"ticks \{'F': 0\} for s=0, p=2, k=0, m=3"),
         (lambda s, p, k, m: {"F": k - 1, "B": k + 9}, "ticks .*'F': -1.* for s=0"),
         (lambda s, p, k, m: {"F": k, "B": k + 9, "X": k}, "ticks .*'X'"),

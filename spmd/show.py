@@ -78,16 +78,18 @@ def main(
         check_settings(image.manifest, scalars)
         scalars_of(image.manifest, scalars)  # what the program does not know is refused
         if output is not None:
-            write_whole(output, _picture(image, what, ranks).encode())
+            write_whole(output, _picture(image, what, ranks, mesh).encode())
             what = [part for part in what if part not in DRAWN]
         return _shown(image, what, as_json, ranks, mesh)
 
 
-def _picture(image: reader.ImageFile, what: list[str], ranks: int | None) -> str:
+def _picture(
+    image: reader.ImageFile, what: list[str], ranks: int | None, mesh: dict[str, int] | None,
+) -> str:
     """Return the picture of the graph, or of the schedule of a pipeline, as SVG."""
     if "graph" in what:
         return graph_picture.picture(region_of(image), printable(image.manifest["program"]))
-    pipelines = _pipelines(image, ranks)
+    pipelines = _pipelines(image, ranks, mesh)
     if len(pipelines) > 1:
         raise UsageError(f"-o draws one pipeline, and the image has {len(pipelines)}",
                          remedy="show IMAGE --schedule, which draws them as text")
@@ -97,6 +99,7 @@ def _picture(image: reader.ImageFile, what: list[str], ranks: int | None) -> str
 def _pipelines(
     image: reader.ImageFile, ranks: int | None, mesh: dict[str, int] | None = None,
 ) -> list[pipeline_notes.PipelineNotes]:
+    sizes.check_axes(image.manifest, mesh or {})
     found = pipeline_notes.pipelines_of(image, ranks, mesh)
     if not found:
         raise UsageError("--schedule is for an image that has a pipeline of spmd.pipeline",

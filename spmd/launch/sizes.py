@@ -69,8 +69,8 @@ def mesh_symbols(manifest: dict[str, Any], sizes: tuple[int, ...]) -> dict[str, 
     return {f"n_{axis['name']}": size for axis, size in zip(manifest["mesh"], sizes, strict=True)}
 
 
-def _given_sizes(manifest: dict[str, Any], given: dict[str, int]) -> list[int | None]:
-    """What the image and --mesh say of every axis; None where neither does."""
+def check_axes(manifest: dict[str, Any], given: dict[str, int]) -> None:
+    """Raise UsageError or MeshError for sizes of axes that the program cannot have."""
     names = [axis["name"] for axis in manifest["mesh"]]
     for name, size in given.items():
         if name not in names:
@@ -79,6 +79,11 @@ def _given_sizes(manifest: dict[str, Any], given: dict[str, int]) -> list[int | 
             )
         if size < 1:
             raise MeshError(f"mesh axis {name} cannot have {size} ranks", expected="1 or more")
+
+
+def _given_sizes(manifest: dict[str, Any], given: dict[str, int]) -> list[int | None]:
+    """What the image and --mesh say of every axis; None where neither does."""
+    check_axes(manifest, given)
     fixed: list[int | None] = []
     for axis in manifest["mesh"]:
         size = given.get(axis["name"], axis["size"])

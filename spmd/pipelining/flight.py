@@ -42,9 +42,10 @@ def like_batch(pipe: TrainingPipeline, types: Any) -> Microbatches:
     return Microbatches.of(pipe, x, y, pipe.schedule.microbatches)
 
 
-def _one(x: Any) -> str:
-    """Return the element type and the shape of one microbatch."""
-    return f"{x.dtype}[{', '.join(map(str, x.shape[2:]))}]"
+def _text(leaves: list[Any], masked: bool) -> str:
+    """Return the element types and the shapes of one microbatch, whose last leaf may be a mask."""
+    texts = [f"{x.dtype}[{', '.join(map(str, x.shape[2:]))}]" for x in leaves]
+    return ", ".join([*texts[:-1], f"mask {texts[-1]}"] if masked else texts)
 
 
 class Flight:
@@ -78,15 +79,7 @@ class Flight:
 
     def step(self, state: State, batches: Microbatches) -> tuple[State, Any]:
         """Return the state after a step, and the loss."""
-        before, new = (flatten(pair)[1] for pair in ((state["x"], state["y"]),
-                                                     (batches.x, batches.y)))
-        for was, now in zip(before, new):
-            if was.shape[2:] != now.shape[2:] or was.dtype != now.dtype:
-                raise ShapeError(
-                    "a batch unlike those that are in flight", place=user_place(),
-                    expected=f"microbatches of {_one(was)}", found=_one(now),
-                    remedy="batches of one size, with a mask for a short one; or a schedule that "
-                    "flushes")
+        self._check(state, batches)
         first, last = (self.pipe.places.row(s) for s in (0, len(self.pipe.stages) - 1))
         both = ("x", batches.x, first), ("y", batches.y, last)
         behind = self.behind * self.size
@@ -111,6 +104,19 @@ class Flight:
         if mask is not None:
             done["mask"] = mask[self.size:]
         return {name: done[name] for name in state}, ticks.loss(work)
+
+    def _check(self, state: State, batches: Microbatches) -> None:
+        """Raise ShapeError for a batch unlike those that are in flight."""
+        (tree, before), (other, new) = (flatten(pair) for pair in (
+            (state["x"], state["y"]), (batches.x, batches.y)))
+        expected, found = _text(before, "mask" in state), _text(new, batches.masked)
+        if expected != found or not tree.like(other):
+            raise ShapeError(
+                "a batch unlike those that are in flight", place=user_place(),
+                expected=f"microbatches of {expected}",
+                found=found if expected != found else f"{found}, in other containers",
+                remedy="batches of one size, with a mask for a short one; or a schedule that "
+                "flushes")
 
     def _earlier(self, state: State) -> Any:
         """Return how many microbatches there were before the pipeline was last empty."""

@@ -369,6 +369,20 @@ def two_sizes(pipe, x):
     return pipe.step(state, x[:4], x[:4])[1]
 
 
+def anyhow(w, h, y):
+    return np.mean(h @ w)
+
+
+def mask_once(pipe, x):
+    state, _ = pipe.step(pipe.init(), x, x, spmd.arange(8) < 6)
+    return pipe.step(state, x, x)[1]
+
+
+def two_trees(pipe, x):
+    state, _ = pipe.step(pipe.init(), x, x)
+    return pipe.step(state, x, (x,))[1]
+
+
 def of_another(pipe, x):
     other = spmd.pipeline(LAYERS, stages=2, microbatches=2, schedule="continuous",
                           optimizer=optim.sgd(0.1))
@@ -417,6 +431,12 @@ SAID = {  # layers, what is done with them, what the message has
                            ["only the run knows", "float64[rows, 4]", "mask"]),
     "another size": ([*LAYERS, {"schedule": "continuous"}], two_sizes,
                      ["unlike those that are in flight", "float64[4, 4]", "float64[2, 4]"]),
+    "no more mask": ([*LAYERS[:2], (each, EYE + 0), {"schedule": "continuous"}], mask_once,
+                     ["unlike those that are in flight",
+                      "expected: microbatches of float64[4, 4], float64[4, 4], mask bool[4]",
+                      "found:    float64[4, 4], float64[4, 4]\n"]),
+    "another tree": ([*LAYERS[:2], (anyhow, EYE + 0), {"schedule": "continuous"}], two_trees,
+                     ["unlike those that are in flight", "in other containers"]),
     "another pipeline": ([*LAYERS, {"schedule": "continuous"}], of_another,
                          ["another call of spmd.pipeline", "self.pipe"]),
     "a number": (LAYERS, lambda p, x: p.step(p.init(), 1.0, x)[1],

@@ -78,6 +78,11 @@ def test_show_draws_the_schedule_of_an_image(images, spmd_here, tmp_path):
     file = tmp_path / "s.svg"
     assert spmd_here("show", image, "--schedule", "-o", file).expect(0).out == ""
     texts = [e.text for e in ElementTree.fromstring(file.read_text()).iter() if e.text]
+    wrong = spmd_here("show", image, "--schedule", "--mesh", "dta=2").expect(2)
+    assert "the program has no mesh axis 'dta'" in wrong.err
+    halves = tmp_path / "halves.svg"
+    spmd_here("show", image, "--schedule", "--mesh", "data=2", "-o", halves).expect(0)
+    assert halves.read_text() != file.read_text()
     assert texts.count("F0") == 4 and texts.count("B1") == 4
     rows = json.loads(spmd_here("show", image, "--schedule", "--json").expect(0).out)
     assert rows[0]["schedule"]["ticks"]["F"] == [list(row) for row in schedule.ticks["F"]]

@@ -31,7 +31,7 @@ def check_cut(cut: Cut, layers: int) -> None:
     if isinstance(cut, str):
         right = cut in ("parameters", "operations")
     else:
-        right = isinstance(cut, Sequence) and len(cut) == layers and all(
+        right = isinstance(cut, Sequence | np.ndarray) and len(cut) == layers and all(
             isinstance(x, (int, float, np.number)) and 0 <= x < float("inf") for x in cut)
     if not right:
         raise UsageError(

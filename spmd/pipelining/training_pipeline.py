@@ -26,6 +26,7 @@ from spmd.pipelining.evaluation import evaluated
 from spmd.pipelining.flat_buffers import Packing
 from spmd.pipelining.flight import Flight, batch_types, like_batch
 from spmd.pipelining.layer_costs import Cut, check_cut, costs_of
+from spmd.pipelining.layer_texts import types_text
 from spmd.pipelining.microbatches import Microbatches
 from spmd.pipelining.ring_ticks import RingTicks, checked_ring, tables_of_ring
 from spmd.pipelining.stage_code import Masked, StageCode, code_of, stages_of, type_of
@@ -137,7 +138,7 @@ def _checked(context: Context, layers: Any, axis: str, stages: Any, optimizer: A
     if wrong or not pairs:
         raise UsageError(f"layer {wrong[0]} is no pair" if wrong else "a pipeline has no layers",
                          place=user_place(), expected="pairs (function, parameters)",
-                         found=repr(pairs[wrong[0]] if wrong else layers),
+                         found=_kind(pairs[wrong[0]] if wrong else layers),
                          remedy="layers=[(block, w), (last, v)]")
     check_parameters(pairs)
     if isinstance(optimizer, type) or not all(hasattr(optimizer, n) for n in ("init", "update")):
@@ -151,6 +152,11 @@ def _checked(context: Context, layers: Any, axis: str, stages: Any, optimizer: A
             expected="at least one stage, and at most one for each layer",
             remedy=f"stages={len(pairs)}, or parts of layers as layers of their own")
     return pairs, number
+
+
+def _kind(x: Any) -> str:
+    """Return what something is that is no layer, or no layers, without the numbers in it."""
+    return types_text(x) if hasattr(x, "shape") else f"a {type(x).__name__}: {repr(x)[:60]}"
 
 
 def _is_layer(x: Any) -> bool:
@@ -282,7 +288,8 @@ class TrainingPipeline:
 
     def evaluate(self, state: State, x: Any, y: Any = None, mask: Any = None) -> Any:
         """Return the loss of a batch of any size, or, without y, what the last layer returns when
-        it is called without targets; nothing is updated. mask: as of `step`."""
+        it is called without targets; nothing is updated. The whole batch goes through at once,
+        which a layer sees that reads all its examples. mask: as of `step`."""
         state = self._own(state)
         if y is None and mask is not None:
             raise UsageError("a mask without y: what the last layer returns has all examples",

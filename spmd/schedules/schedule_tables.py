@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from codegen.errors import InputError, OutputError
+from codegen.errors import InputError
 from spmd.schedules.actions import ABSENT, KINDS, Action, Ticks
 from spmd.schedules.dependences import Problem, problems
 
@@ -21,13 +21,13 @@ WRITE = 'make_schedule("1f1b", stages=4, microbatches=8).csv("FILE.csv") writes 
 
 
 def read_rows(path: str | Path) -> list[list[str]]:
-    """Return the cells of a CSV file, line by line; OutputError where it cannot be read."""
+    """Return the cells of a CSV file, line by line; InputError where it cannot be read."""
     try:
         with Path(path).open(newline="", encoding="utf-8-sig") as file:
             rows = [[cell.strip() for cell in row] for row in csv.reader(file)]
     except (OSError, UnicodeError, csv.Error) as error:
-        raise OutputError(f"cannot read the schedule {path}: {error}",
-                          expected="a CSV table", remedy=WRITE) from None
+        raise InputError(f"cannot read the schedule {path}: {error}",
+                         expected="a CSV table", remedy=WRITE) from None
     while rows and not any(rows[-1]):
         rows.pop()
     return rows

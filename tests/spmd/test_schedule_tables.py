@@ -180,7 +180,7 @@ def test_updates_in_tables(tmp_path):
 
 
 def test_files_that_are_no_tables(tmp_path):
-    with pytest.raises(spmd.OutputError, match="cannot read the schedule"):
+    with pytest.raises(spmd.InputError, match="cannot read the schedule"):
         make(tmp_path / "absent.csv")
     (tmp_path / "schedule.csv").write_text(",,\n\n")
     with pytest.raises(spmd.InputError, match="a table without any action"):
@@ -189,7 +189,7 @@ def test_files_that_are_no_tables(tmp_path):
         "schedule.csv:1: tick 0, stage 0: '0f0;' is no action, which is written as 0F0",
         "schedule.csv:2: tick 1, stage 0: '0b0;' is no action, which is written as 0F0"]
     (tmp_path / "schedule.csv").write_bytes(b"\xff\xfe0")
-    with pytest.raises(spmd.OutputError, match="cannot read the schedule"):
+    with pytest.raises(spmd.InputError, match="cannot read the schedule"):
         make(tmp_path / "schedule.csv")
     (tmp_path / "one.csv").write_text("\ufeff 0F0 \r\n0B0\r\n\r\n", encoding="utf-8")
     assert make(str(tmp_path / "one.csv")).length == 2

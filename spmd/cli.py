@@ -239,7 +239,10 @@ def _serve_options(serve: Parser) -> None:
     serve.add_argument("--port", metavar="PORT", type=texts.port, default=8000,
                        help="default: 8000; 0: one that is free, which is printed")
     serve.add_argument("--allow", metavar="ENTRY", action="append", default=[],
-                       help="an entry that changes state and may be called; others may not")
+                       help="an entry that changes state and may be called; load: requests may "
+                       "load another image or state")
+    serve.add_argument("--load-from", metavar="FOLDER", action="append", default=[],
+                       help="a folder below which files of loads may be, beside the image's")
     serve.add_argument("--token-file", metavar="FILE",
                        help="a token in each line, of which every request needs one")
     serve.add_argument("--tls-cert", metavar="FILE.pem", help="the certificate, for HTTPS")

@@ -124,7 +124,7 @@ class CallQueue:
         has_begun = waiting.call is None
         return DeadlineError(
             f"the call has no result after {seconds:g} s", expected="a result by the deadline",
-            found="a call that still runs: its result is dropped, what it does to state stays"
+            found="a call that still runs: its result is dropped"
             if has_begun else f"a call that waits behind {len(self._waiting) - 1} others",
             remedy="a longer timeout in the request, at most --timeout SECONDS of spmd serve")
 

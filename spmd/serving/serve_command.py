@@ -13,27 +13,27 @@ import re
 import socket
 import ssl
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from codegen.errors import EnvironmentFault, InputError, UsageError
-from codegen.user.entry_methods import not_given
-from spmd.faces import needed_of
-from spmd.image import Image
-from spmd.launch import loader
 from spmd.launch.launchers import launcher
 from spmd.launch.options import OPTIONS
 from spmd.launch.processes import Processes
-from spmd.looking import image_or_built
 from spmd.report import is_shortage
 from spmd.serving.call_queue import CallQueue
-from spmd.serving.served_models import ServedModel, models_of
+from spmd.serving.model_repository import ModelRepository
+from spmd.serving.refusals import Access
+from spmd.serving.served_job import JobFiles, Opening, OpenJob, open_job
+from spmd.serving.served_models import ServedModel
 from spmd.texts import MOST_SECONDS
 
 try:
     import uvicorn
 
-    from spmd.serving.web_application import InferenceServer
+    from spmd.serving.inference_server import InferenceServer
+    from spmd.serving.web_application import WebApplication
 except ImportError as error:
     if is_shortage(error):
         raise
@@ -52,33 +52,36 @@ def command(asked: argparse.Namespace, _: Processes) -> int:
                          found=f"{launcher()[1]} processes of a launcher", remedy="leave it out")
     tokens = _tokens(asked.token_file) if asked.token_file else []
     _check_tls(asked.tls_cert, asked.tls_key)
-    data, parameters = image_or_built(asked.image, asked.set, asked.no_cache)
-    if others := [name for name in asked.set if name not in parameters]:
-        raise UsageError(f"--set {others[0]}: no parameter of a program that is built now",
-                         expected="scalars in requests", found=f"--set {others[0]}=…")
-    checked = loader.check(data)
-    image, stem = Image(checked), Path(re.sub(r"\.py:\w+$", ".py", asked.image)).stem
-    if (needed := needed_of(checked.manifest)) and asked.state is None:
-        raise not_given(checked.manifest["program"], needed)
-    options = {name: getattr(asked, name) for name in OPTIONS if hasattr(asked, name)}
-    with _listening(asked.host, asked.port) as listening, image.open(**options) as opened:
-        models = models_of(image, opened, stem, asked.allow)
-        if not models:
-            raise UsageError(f"{asked.image} has nothing to serve", found="feeds",
-                             expected="an entry, or a program, without feeds")
+    options = {name: getattr(asked, name) for name in OPTIONS
+               if hasattr(asked, name) and name != "state"}
+    opening = partial(open_job, options=options, no_cache=asked.no_cache)
+    with _listening(asked.host, asked.port) as listening:
+        files = JobFiles(asked.image, asked.state, asked.set)
+        repository = _repository(asked, opening(files, lambda _: None), opening)
         queue = CallQueue(asked.queue)
         try:
-            server = InferenceServer(models, queue, most_bytes=asked.max_body,
+            server = InferenceServer(repository, queue, most_bytes=asked.max_body,
                                      timeout=asked.timeout or MOST_SECONDS)
-            scheme = "https" if asked.tls_cert else "http"
-            _say(f"{scheme}://{_address(listening)}", models)
-            host = ipaddress.ip_address(listening.getsockname()[0])
-            if not tokens and not host.is_loopback:
-                print("other machines can reach this server, and it asks for no token: "
-                      "--token-file FILE", file=sys.stderr, flush=True)
             return _served(server, listening, tokens, asked)
         finally:
             queue.close()
+            repository.close()
+
+
+def _repository(asked: argparse.Namespace, job: OpenJob, opening: Opening) -> ModelRepository:
+    """Return the models of a job that was opened. Raises UsageError where it has none."""
+    try:
+        path = re.sub(r"\.py:\w+$", ".py", asked.image)
+        folder = os.path.dirname(path) or "."
+        found = ModelRepository(Path(path).stem, job, opening, allowed=asked.allow,
+                                folders=[folder, *asked.load_from])
+        if not found.models:
+            raise UsageError(f"{asked.image} has nothing to serve", found="feeds",
+                             expected="an entry, or a program, without feeds")
+        return found
+    except BaseException:
+        job.opened.close()
+        raise
 
 
 class _DrainingServer(uvicorn.Server):
@@ -103,10 +106,18 @@ class _DrainingServer(uvicorn.Server):
 
 def _served(server: InferenceServer, listening: socket.socket, tokens: list[str],
             asked: argparse.Namespace) -> int:
+    access = Access(tokens)
     config = uvicorn.Config(
-        server.application(tokens), log_level="critical", access_log=False, lifespan="off",
-        ws="none", server_header=False, date_header=False, ssl_certfile=asked.tls_cert,
-        ssl_keyfile=asked.tls_key, timeout_graceful_shutdown=CLOSING_S)
+        WebApplication(server).guarded(access), log_level="critical", access_log=False,
+        lifespan="off", ws="none", server_header=False, date_header=False,
+        ssl_certfile=asked.tls_cert, ssl_keyfile=asked.tls_key,
+        timeout_graceful_shutdown=CLOSING_S)
+    scheme = "https" if asked.tls_cert else "http"
+    _say(f"{scheme}://{_address(listening)}", server.repository.models)
+    host = ipaddress.ip_address(listening.getsockname()[0])
+    if not tokens and not host.is_loopback:
+        print("other machines can reach this server, and it asks for no token: "
+              "--token-file FILE", file=sys.stderr, flush=True)
     runs = _DrainingServer(config, server.queue)
     runs.run(sockets=[listening])
     return 128 + runs.ended_by

@@ -78,6 +78,13 @@ def from_list(name: str, dtype: np.dtype, shape: tuple[int, ...], data: Any) -> 
         return array.astype(dtype).reshape(shape)
 
 
+def from_nested(name: str, dtype: np.dtype, value: Any) -> np.ndarray:
+    """Return the array that a number, or lists in lists, is: its shape is theirs."""
+    array = _numbers(name, dtype, value if isinstance(value, list) else [value])
+    with np.errstate(all="ignore"):
+        return array.astype(dtype).reshape(array.shape if isinstance(value, list) else ())
+
+
 def _numbers(name: str, dtype: np.dtype, data: list[Any]) -> np.ndarray:
     """Return numbers as NumPy reads them, if this dtype holds their kind and their range."""
     try:
@@ -122,6 +129,13 @@ def as_list(name: str, array: np.ndarray) -> list[Any]:
         number = numbers[k]
         numbers[k] = "NaN" if number != number else "Infinity" if number > 0 else "-Infinity"
     return numbers
+
+
+def as_nested(name: str, array: np.ndarray) -> Any:
+    """Return a number, or lists in lists, for JSON. Raises InputError for complex numbers."""
+    flat = np.empty(array.size, object)
+    flat[:] = as_list(name, array)
+    return flat.reshape(array.shape).tolist()
 
 
 def as_bytes(array: np.ndarray) -> bytes:

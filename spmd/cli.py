@@ -238,6 +238,8 @@ def _serve_options(serve: Parser) -> None:
                        help="where it listens; default: 127.0.0.1; 0.0.0.0 for other machines")
     serve.add_argument("--port", metavar="PORT", type=texts.port, default=8000,
                        help="default: 8000; 0: one that is free, which is printed")
+    serve.add_argument("--grpc-port", metavar="PORT", type=texts.port,
+                       help="answer gRPC too, at this port; 0: one that is free, which is printed")
     serve.add_argument("--allow", metavar="ENTRY", action="append", default=[],
                        help="an entry that changes state and may be called; load: requests may "
                        "load another image or state")

@@ -13,6 +13,7 @@ import re
 import socket
 import ssl
 import sys
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,11 @@ except ImportError as error:
                            expected="starlette, uvicorn and prometheus-client",
                            found=f"no {error.name}", remedy="pip install 'spmd[serve]'") from None
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from spmd.serving.grpc_service import GrpcService
+
+Stop = Callable[[float], Awaitable[None]]  # ends what listens, within some seconds
 BACKLOG = 2048  # connections that may wait for the server to accept them
 CLOSING_S = 10  # for the last answers to be read, and for clients to close their connections
 
@@ -85,11 +91,23 @@ def _repository(asked: argparse.Namespace, job: OpenJob, opening: Opening) -> Mo
 
 
 class _DrainingServer(uvicorn.Server):
-    """A server that ends once its queue is idle. ended_by: the first signal."""
+    """A server that ends once its queue is idle. begin: starts what belongs to it, in its event
+    loop, and returns what stops that; ended_by: the first signal."""
 
-    def __init__(self, config: uvicorn.Config, queue: CallQueue) -> None:
+    def __init__(self, config: uvicorn.Config, queue: CallQueue,
+                 begin: Callable[[], Coroutine[Any, Any, Stop]]) -> None:
         super().__init__(config)
-        self._queue, self.ended_by = queue, 0
+        self._queue, self._begin, self.ended_by = queue, begin, 0
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, over HTTP and what else there is."""
+        await super().startup(sockets)
+        self._stop = await self._begin()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Close what listens, once the last answers have been read."""
+        await self._stop(CLOSING_S)
+        await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: Any) -> None:
         """Begin to drain. A second signal ends the process: calls that still run are lost."""
@@ -112,15 +130,43 @@ def _served(server: InferenceServer, listening: socket.socket, tokens: list[str]
         lifespan="off", ws="none", server_header=False, date_header=False,
         ssl_certfile=asked.tls_cert, ssl_keyfile=asked.tls_key,
         timeout_graceful_shutdown=CLOSING_S)
-    scheme = "https" if asked.tls_cert else "http"
-    _say(f"{scheme}://{_address(listening)}", server.repository.models)
-    host = ipaddress.ip_address(listening.getsockname()[0])
-    if not tokens and not host.is_loopback:
-        print("other machines can reach this server, and it asks for no token: "
-              "--token-file FILE", file=sys.stderr, flush=True)
-    runs = _DrainingServer(config, server.queue)
+    service = None if asked.grpc_port is None else _grpc_service(server, access)
+
+    async def begin() -> Stop:
+        stop: Stop = _nothing
+        _say(server.repository.models)
+        if service is not None:
+            port, stop = await service.started(asked.host, asked.grpc_port, asked.tls_cert,
+                                               asked.tls_key)
+            print(f"grpc{'s' * bool(asked.tls_cert)}://{_address(asked.host, port)}")
+        scheme = "https" if asked.tls_cert else "http"
+        print(f"{scheme}://{_address(*listening.getsockname()[:2])}", flush=True)
+        host = ipaddress.ip_address(listening.getsockname()[0])
+        if not tokens and not host.is_loopback:
+            print("other machines can reach this server, and it asks for no token: "
+                  "--token-file FILE", file=sys.stderr, flush=True)
+        return stop
+
+    runs = _DrainingServer(config, server.queue, begin)
     runs.run(sockets=[listening])
     return 128 + runs.ended_by
+
+
+async def _nothing(_: float) -> None:
+    """Stop nothing: only HTTP is served."""
+
+
+def _grpc_service(server: InferenceServer, access: Access) -> GrpcService:
+    """Return the service for gRPC. Raises EnvironmentFault where its packages are missing."""
+    try:
+        from spmd.serving.grpc_service import GrpcService
+    except ImportError as error:
+        if is_shortage(error):
+            raise
+        raise EnvironmentFault("spmd serve --grpc-port needs the packages of the extra grpc",
+                               expected="grpcio and protobuf", found=f"no {error.name}",
+                               remedy="pip install 'spmd[grpc]'") from None
+    return GrpcService(server, access)
 
 
 def _listening(host: str, port: int) -> socket.socket:
@@ -140,16 +186,14 @@ def _listening(host: str, port: int) -> socket.socket:
                                remedy="--port 0, for any that is free") from None
 
 
-def _address(listening: socket.socket) -> str:
-    host, port = listening.getsockname()[:2]
+def _address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _say(address: str, models: dict[str, ServedModel]) -> None:
+def _say(models: dict[str, ServedModel]) -> None:
     for model in models.values():
         entry = model.name.rpartition(".")[2]
         print(f"{model.name}: {f'needs --allow {entry}' if model.refusal else 'ready'}")
-    print(address, flush=True)
 
 
 def _tokens(path: str) -> list[str]:

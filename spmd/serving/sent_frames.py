@@ -1,12 +1,13 @@
 """Frames that a served call saves, on their way to who streams them.
 
-In: frames, from the thread of the call. Out: the same, in an event loop. Always holds: the
-call never waits for its client; it is ended where that one goes, or reads too slowly.
+In: frames, from the thread of the call. Out: the same, in an event loop. Always holds: a call is
+ended where its client goes, or stops reading; until then it waits for who reads slowly.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -14,6 +15,10 @@ import numpy as np
 
 from spmd.frame_streams import FrameQueue
 from spmd.serving.call_queue import FullError
+
+
+STALL_S = 2.0  # without a frame read, once as many wait as may: then the call is ended
+LOOK_S = 1e-3  # between two looks at whether there is room
 
 
 class Frame(NamedTuple):
@@ -26,7 +31,7 @@ class Frame(NamedTuple):
 
 class SentFrames(FrameQueue):
     """Frames on their way from the thread of the call to the event loop. most_bytes: that may wait
-    there for a client that reads slowly."""
+    there for the client."""
 
     def __init__(self, most_bytes: int) -> None:
         super().__init__(is_named=True)
@@ -37,14 +42,21 @@ class SentFrames(FrameQueue):
         self._error: BaseException | None = None
 
     def put(self, name: str, array: np.ndarray) -> None:
-        """Send a frame to the event loop. Raises FullError where too many wait there."""
+        """Send a frame to the event loop; where too many wait there, wait until one has been read.
+        Raises FullError where none is read for STALL_S."""
         self.look()
         self._sent += array.nbytes
-        if self._sent - self._read > self._most:
-            raise FullError("the stream is not read as fast as frames come",
-                            expected=f"at most {self._most} bytes that wait",
-                            found=f"{self._sent - self._read} bytes", remedy="a client that "
-                            "reads on; --max-body SIZE of spmd serve")
+        read, since = self._read, time.monotonic()
+        while self._sent - self._read > max(self._most, array.nbytes):
+            if self._read != read:
+                read, since = self._read, time.monotonic()
+            elif time.monotonic() - since > STALL_S:
+                raise FullError(f"the client has read no frame for {STALL_S:g} s",
+                                expected=f"at most {self._most} bytes that wait for it",
+                                found=f"{self._sent - self._read} bytes", remedy="a client that "
+                                "reads on; --max-body SIZE of spmd serve")
+            time.sleep(LOOK_S)
+            self.look()
         with suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(self._arrived.put_nowait,
                                             Frame(self.version, name, array))

@@ -25,7 +25,7 @@ from spmd.serving.tensors import NAMES
 from spmd.streaming import check_saves
 
 PLATFORM = "spmd"
-HEAD = ("model_name", "model_version", "id")  # of an answer of `generate`, beside outputs
+HEAD = ("model_name", "model_version", "id")  # in answers of `generate`, beside outputs
 GENERATE_KEYS = ("id", "parameters")  # of a body of `generate`, beside inputs and scalars
 
 
@@ -106,17 +106,15 @@ class ServedModel:
         return infer_request({k: head[k] for k in GENERATE_KEYS if k in head}, arrays)
 
     def check_generates(self, streams: bool) -> None:
-        """Raise UsageError where `generate` cannot answer for the model: two of the things that it
-        says have one name; and generate_stream, where nothing is saved. streams: it is that."""
+        """Raise UsageError where `generate` cannot answer for the model: an output or a save is
+        called as other parts of answers are; and, for generate_stream, nothing is saved."""
         if streams:
             check_saves(self._face)
-        for names in ([self.saves], [self._outputs]) if streams else [[self.saves, self._outputs]]:
-            known = [*HEAD, *(name for some in names for name in some)]
-            if twice := [name for name in known if known.count(name) > 1]:
-                raise UsageError(
-                    f"generate cannot answer for {self.name}: {twice[0]} stands for two things",
-                    expected="other names for saves and outputs", found=", ".join(known),
-                    remedy="/infer, which says the outputs only")
+        names = [*self.saves, *self._outputs]
+        if taken := [name for name in names if name in HEAD]:
+            raise UsageError(f"generate cannot answer for {self.name}: {taken[0]} is a name of "
+                             "its own", expected=f"outputs and saves but {', '.join(HEAD)}",
+                             found=", ".join(names), remedy="/infer, which says outputs only")
 
 
 def _tensor(array: dict[str, Any], parameters: dict[str, Any]) -> dict[str, Any]:

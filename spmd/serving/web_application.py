@@ -142,16 +142,18 @@ class WebApplication:
     async def _generate(self, request: Request) -> Response:
         """Answer with the outputs of a call, and lists of what it has saved."""
         frames: dict[str, list[Any]] = {}
+        head: dict[str, Any] = {}
         try:
             async with aclosing(self._parts(request, streams=False)) as parts:
                 async for part, asked in parts:
                     row = _for_json(request, part, asked)
                     if isinstance(part, Answer):
-                        return JSONResponse({**row, **frames})
-                    frames.setdefault(part.name, []).append(row[part.name])
+                        head = row
+                    else:
+                        frames.setdefault(part.name, []).append(row[part.name])
         except Exception as error:
             return refused(error)
-        raise AssertionError("a call ends with its outputs, or with an error")
+        return JSONResponse({**head, **frames})
 
     async def _generate_stream(self, request: Request) -> Response:
         """Answer with an event for each frame, then one for the outputs."""

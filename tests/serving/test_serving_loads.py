@@ -82,10 +82,10 @@ def test_an_unloaded_image_comes_back(server):
     refused = read(server)
     assert (refused.status, LOAD in refused.error) == (404, True)
     index = server.asked("POST", "/v2/repository/index").json
-    assert [(row["state"], row["reason"]) for row in index] == [("UNAVAILABLE", "unloaded")] * 2
+    assert [(row["state"], row["reason"]) for row in index] == [("UNAVAILABLE", "unloaded")] * 3
     assert server.asked("POST", "/v2/repository/index", {"ready": True}).json == []
     assert server.asked("POST", LOAD, b"").status == 200
-    assert len(server.asked("POST", "/v2/repository/index", {"ready": True}).json) == 2
+    assert len(server.asked("POST", "/v2/repository/index", {"ready": True}).json) == 3
     assert server.asked("GET", ready).status == 200 == read(server).status
 
 

@@ -32,6 +32,13 @@ class Texts:
         return {{"at": y, "calls": self.calls}}
 
     @spmd.entry
+    def fill(self):
+        y = np.full(512, self.w[0])
+        for _ in spmd.range(spmd.scalar("count", 2)):
+            y = y + 1 / 3
+            spmd.save("row", y)
+
+    @spmd.entry
     def read(self):
         x = spmd.input("x", (2,), np.float64)
         return {{"y": {body}, "w": self.w, "calls": self.calls}}

@@ -16,7 +16,6 @@ import numpy as np
 from spmd.frame_streams import FrameQueue
 from spmd.serving.call_queue import FullError
 
-
 STALL_S = 2.0  # without a frame read, once as many wait as may: then the call is ended
 LOOK_S = 1e-3  # between two looks at whether there is room
 

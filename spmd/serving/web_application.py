@@ -16,7 +16,7 @@ from typing import Any
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -43,6 +43,18 @@ MODEL = "/v2/models/{model}"
 LOADS = "/v2/repository/models/{model}"
 
 
+def _text(value: Any) -> bytes:
+    """Return JSON, in ASCII: whatever a request says as its id can be said again."""
+    return json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
+
+
+class _Json(Response):
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return _text(content)
+
+
 def refused(error: BaseException) -> Response:
     """Return the answer that says an error."""
     status = status_of(error)
@@ -50,7 +62,7 @@ def refused(error: BaseException) -> Response:
     if status in (429, 503):
         headers["Retry-After"] = str(RETRY_S)
     headers[KIND], text = said(error)
-    return JSONResponse({"error": text}, status, headers)
+    return _Json({"error": text}, status, headers)
 
 
 class WebApplication:
@@ -79,26 +91,26 @@ class WebApplication:
     # ---- what is there
 
     async def _about(self, _: Request) -> Response:
-        return JSONResponse(self.server.about())
+        return _Json(self.server.about())
 
     async def _live(self, _: Request) -> Response:
-        return JSONResponse({"live": True})
+        return _Json({"live": True})
 
     async def _ready(self, _: Request) -> Response:
         self.server.check_ready()
-        return JSONResponse({"ready": True})
+        return _Json({"ready": True})
 
     async def _index(self, request: Request) -> Response:
         ready = (await self._object(request)).get("ready", False)
-        return JSONResponse(self.server.repository.index(ready is True))
+        return _Json(self.server.repository.index(ready is True))
 
     async def _metadata(self, request: Request) -> Response:
-        return JSONResponse(self.server.repository.model(*_asked_model(request)).metadata())
+        return _Json(self.server.repository.model(*_asked_model(request)).metadata())
 
     async def _model_ready(self, request: Request) -> Response:
         name, version = _asked_model(request)
         self.server.check_ready(name, version)
-        return JSONResponse({"name": name, "ready": True})
+        return _Json({"name": name, "ready": True})
 
     async def _metrics(self, _: Request) -> Response:
         text, kind = self.server.metrics.text()
@@ -110,12 +122,12 @@ class WebApplication:
         name = request.path_params["model"]
         parameters = parameters_of(await self._object(request))
         version = await self.server.load(name, parameters)
-        return JSONResponse({"name": name, "version": version, "state": "READY"})
+        return _Json({"name": name, "version": version, "state": "READY"})
 
     async def _unload(self, request: Request) -> Response:
         name = request.path_params["model"]
         await self.server.unload(name)
-        return JSONResponse({"name": name, "state": "UNAVAILABLE"})
+        return _Json({"name": name, "state": "UNAVAILABLE"})
 
     async def _object(self, request: Request) -> dict[str, Any]:
         """Return the JSON object of a body that may be left out."""
@@ -153,7 +165,7 @@ class WebApplication:
                         frames.setdefault(part.name, []).append(row[part.name])
         except Exception as error:
             return refused(error)
-        return JSONResponse({**head, **frames})
+        return _Json({**head, **frames})
 
     async def _generate_stream(self, request: Request) -> Response:
         """Answer with an event for each frame, then one for the outputs."""
@@ -269,8 +281,7 @@ class _EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def sent(event: dict[str, Any]) -> None:
-            text = json.dumps(event, allow_nan=False, separators=(",", ":"))
-            await send({"type": "http.response.body", "body": f"data: {text}\n\n".encode(),
+            await send({"type": "http.response.body", "body": b"data: %s\n\n" % _text(event),
                         "more_body": True})
 
         await send({"type": "http.response.start", "status": self.status_code,

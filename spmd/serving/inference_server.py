@@ -18,7 +18,7 @@ from spmd.serving.infer_messages import InferRequest
 from spmd.serving.model_repository import ModelRepository
 from spmd.serving.refusals import GONE, client_gone, status_of
 from spmd.serving.request_metrics import RequestMetrics
-from spmd.serving.sent_frames import Frame, SentFrames
+from spmd.serving.sent_frames import SentFrame, SentFrames
 from spmd.serving.served_models import Answer, ServedModel
 
 EXTENSIONS = ("binary_tensor_data", "model_repository", "generate")
@@ -74,7 +74,7 @@ class InferenceServer:
 
     async def stream(self, model: ServedModel, asked: InferRequest, version: str | None,
                      gone: asyncio.Future[Any] | None = None
-                     ) -> AsyncGenerator[Frame | Answer, None]:
+                     ) -> AsyncGenerator[SentFrame | Answer, None]:
         """Make a call; give each frame that it saves, then its answer. A call
         whose frames nobody waits for is ended: state is as it was before."""
         frames = SentFrames(self.most_bytes)

@@ -20,7 +20,7 @@ STALL_S = 2.0  # without a frame read, once as many wait as may: then the call i
 LOOK_S = 1e-3  # between two looks at whether there is room
 
 
-class Frame(NamedTuple):
+class SentFrame(NamedTuple):
     """What a call has saved at a time. version: of the job that was called."""
 
     version: str
@@ -36,7 +36,7 @@ class SentFrames(FrameQueue):
         super().__init__(is_named=True)
         self._loop, self._most = asyncio.get_running_loop(), most_bytes
         self._sent = self._read = 0  # bytes; each is written by one thread
-        self._arrived: asyncio.Queue[Frame | None] = asyncio.Queue()
+        self._arrived: asyncio.Queue[SentFrame | None] = asyncio.Queue()
         self.version = ""  # of the job that is called
         self._error: BaseException | None = None
 
@@ -58,7 +58,7 @@ class SentFrames(FrameQueue):
             self.look()
         with suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(self._arrived.put_nowait,
-                                            Frame(self.version, name, array))
+                                            SentFrame(self.version, name, array))
 
     def look(self) -> None:
         """Raise the error that ends the call, if there is one: nobody waits for its frames."""
@@ -70,7 +70,7 @@ class SentFrames(FrameQueue):
         self._error = error
         self._arrived.put_nowait(None)
 
-    async def arrived(self) -> Frame | None:
+    async def arrived(self) -> SentFrame | None:
         """Wait for the next frame; None: there is none left."""
         item = await self._arrived.get()
         if item is not None:

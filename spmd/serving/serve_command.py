@@ -159,7 +159,7 @@ async def _nothing(_: float) -> None:
 def _grpc_service(server: InferenceServer, access: Access) -> GrpcService:
     """Return the service for gRPC. Raises EnvironmentFault where its packages are missing."""
     try:
-        from spmd.serving.grpc_service import GrpcService
+        from spmd.serving.grpc_service import GrpcService  # may be missing: an extra of its own
     except ImportError as error:
         if is_shortage(error):
             raise

@@ -33,7 +33,7 @@ from spmd.serving.infer_messages import (
 )
 from spmd.serving.inference_server import InferenceServer
 from spmd.serving.refusals import Access, Refusal, said, status_of
-from spmd.serving.sent_frames import Frame
+from spmd.serving.sent_frames import SentFrame
 from spmd.serving.served_models import Answer
 
 BODY_S = 30.0  # for a whole body to come
@@ -183,7 +183,7 @@ class WebApplication:
 
     async def _parts(
         self, request: Request, streams: bool
-    ) -> AsyncGenerator[tuple[Frame | Answer, InferRequest], None]:
+    ) -> AsyncGenerator[tuple[SentFrame | Answer, InferRequest], None]:
         """Give each frame of a call, then its answer; with each, the request."""
         name, version = _asked_model(request)
         with self.server.request(name, version) as model:
@@ -252,7 +252,7 @@ def _head(name: str, version: str, asked: InferRequest) -> dict[str, Any]:
     return head if asked.id is None else {**head, "id": asked.id}
 
 
-def _for_json(request: Request, part: Frame | Answer, asked: InferRequest) -> dict[str, Any]:
+def _for_json(request: Request, part: SentFrame | Answer, asked: InferRequest) -> dict[str, Any]:
     """Return the JSON object that a frame, or an answer of `generate`, is."""
     arrays = [(name, array) for name, array, _ in part.outputs] if isinstance(part, Answer) else [
         (part.name, part.array)]

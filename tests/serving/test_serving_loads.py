@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import spmd
+from spmd.serving import served_job
+from spmd.serving.refusals import Refusal
 from tests.serving.serving_kit import Server, serving, tensor
 from tests.serving.texts import folder_of
 
@@ -146,6 +150,49 @@ def test_loads_need_leave_and_folders(folder, tmp_path):
         assert values(read(server))[0] == spmd.load(folder / "texts.img").digest[:12]
         assert load(server, state=str(tmp_path / "w5.safetensors")).status == 200
         assert values(read(server))[1]["y"] == [5, 10]
+
+
+def test_a_call_is_made_by_one_job(folder):
+    """In threads that change at any line: a call never meets a job that is closed, and the version
+    that it says is that of the job which made it."""
+    def job(k: int) -> served_job.OpenJob:
+        files = served_job.JobFiles(str(folder / "texts.img"), str(folder / f"w{k}.safetensors"))
+        return served_job.open_job(files, lambda _: None, options={"ranks": 1}, no_cache=False)
+
+    first = job(2)
+    served, known = served_job.ServedJob("texts", first), {first.version: 2.0}
+    found: list[tuple[str, float]] = []
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            while not ends:
+                version, outputs = served.call("read", {"x": np.ones(2)}, None)
+                found.append((version, float(outputs["y"][0])))
+        except BaseException as error:
+            errors.append(error)
+
+    ends: list[bool] = []
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=work) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for k in range(60):
+            later = job(2 + k % 4)
+            known[later.version] = 2.0 + k % 4
+            served.replace(later)
+    finally:
+        ends.append(True)
+        for thread in threads:
+            thread.join()
+        sys.setswitchinterval(interval)
+        served.replace(None)
+    assert errors == [] and len({version for version, _ in found}) == 4
+    assert all(known[version] == y for version, y in found)
+    with pytest.raises(Refusal, match="texts is not loaded"):
+        served.call("read", {"x": np.ones(2)}, None)
 
 
 @pytest.mark.slow

@@ -140,6 +140,26 @@ def test_a_wrong_body_of_a_load(server):
     assert server.asked("GET", LOAD).status == 405
 
 
+def test_an_unchanged_client_of_another_project(server):
+    client = pytest.importorskip("tritonclient.http")
+    with client.InferenceServerClient(server.url.removeprefix("http://")) as triton:
+        for k in (4, 2):
+            triton.load_model("texts", config=json.dumps(
+                {"parameters": {"state": {"string_value": f"w{k}.safetensors"}}}))
+            assert values(read(server))[1]["y"] == [k, 2 * k]
+        triton.load_model("texts")
+        with pytest.raises(client.InferenceServerException, match="names no file") as caught:
+            triton.load_model("texts", config=json.dumps(
+                {"parameters": {"image": {"string_value": "w7.img"}}}))
+        assert caught.value.status() == "409"
+        with pytest.raises(client.InferenceServerException, match="no parameter 'file:1'"):
+            triton.load_model("texts", config='{"parameters": {}}', files={"file:1": b"w"})
+        triton.unload_model("texts")
+        assert not triton.is_model_ready("texts.read")
+        triton.load_model("texts")
+        assert triton.is_model_ready("texts.read")
+
+
 def test_loads_need_leave_and_folders(folder, tmp_path):
     (tmp_path / "w5.safetensors").write_bytes((folder / "w5.safetensors").read_bytes())
     with serving(folder / "texts.img") as server:

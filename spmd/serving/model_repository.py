@@ -83,10 +83,9 @@ class ModelRepository:
         raises where the server ends. Raises Refusal: 400 and 403 for the parameters, 409 for the
         files."""
         self._check_loads(name)
-        files = self._asked(parameters)
         with self._loading:
             check_open()
-            job = self._opened(files or self._files)
+            job = self._opened(self._asked(parameters))
             try:
                 check_open()
                 self.job.replace(job)
@@ -118,16 +117,15 @@ class ModelRepository:
                                           found=name, remedy=f"{self.name}: its entries are loaded "
                                           "together"))
 
-    def _asked(self, parameters: Mapping[str, Any]) -> JobFiles | None:
-        """Return the files that the parameters of a load name; None where they name none."""
+    def _asked(self, parameters: Mapping[str, Any]) -> JobFiles:
+        """Return the files that the parameters of a load name; those of before, where they name
+        none."""
         if unknown := [key for key in parameters if key not in KNOWN]:
             raise InputError(f"a load has no parameter {unknown[0]!r}",
                              expected=", ".join(KNOWN), found=unknown[0])
         named = {**_in_config(parameters.get("config")), **parameters}
         image, state = (self._path(key, named[key]) if named.get(key) is not None else None
                         for key in ("image", "state"))
-        if image is None and state is None:
-            return None
         if image is not None and loader.is_program(image):
             raise InputError("a load takes no program", expected="an image: spmd build FILE.py",
                              found=Path(image).name)

@@ -66,28 +66,33 @@ def open_job(files: JobFiles, check: Callable[[Image], None], *, options: Mappin
         if needed := needed_of(image.manifest):
             raise not_given(image.manifest["program"], needed)
         return OpenJob(files, image, image.open(**options), version)
-    digest, before = _digest(files.state), _identity(files.state)
+    before = _identity(files.state)
     opened = image.open(**options, state=files.state)
-    if _identity(files.state) != before:
+    digest = _digest(files.state)
+    if digest is None or _identity(files.state) != before:
         opened.close()
         raise InputError(f"{files.state} was written while it was read", expected="a file that "
-                         "stays as it is", found="another size or time",
+                         "stays as it is", found="another size or time, or no file",
                          remedy="write another file, and rename it to this one")
     return OpenJob(files, image, opened, f"{version}-{digest[:DIGITS]}")
 
 
-def _digest(path: str) -> str:
+def _digest(path: str) -> str | None:
+    """Return the SHA-256 digest of a file; None where it cannot be read."""
     try:
         with open(path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise InputError(f"cannot read {path}", expected="a state file",
-                         found=error.strerror or str(error)) from None
+    except OSError:
+        return None
 
 
 def _identity(path: str) -> tuple[int, ...]:
-    """Return what tells a file from one that has taken its name, or from what it was before."""
-    row = os.stat(path)
+    """Return what tells a file from one that has taken its name, or from what it was before; ()
+    where it is not there."""
+    try:
+        row = os.stat(path)
+    except OSError:
+        return ()
     return row.st_dev, row.st_ino, row.st_size, row.st_mtime_ns
 
 

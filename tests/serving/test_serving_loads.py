@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import sys
 import threading
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ import spmd
 from spmd.serving import served_job
 from spmd.serving.refusals import Refusal
 from tests.serving.serving_kit import Server, serving, tensor
-from tests.serving.texts import folder_of
+from tests.serving.texts import folder_of, state
 
 LOAD, UNLOAD = (f"/v2/repository/models/texts/{word}" for word in ("load", "unload"))
 X = {"inputs": [tensor("x", "FP64", [2], [1, 2])]}
@@ -158,6 +159,31 @@ def test_an_unchanged_client_of_another_project(server):
         assert not triton.is_model_ready("texts.read")
         triton.load_model("texts")
         assert triton.is_model_ready("texts.read")
+
+
+@pytest.mark.parametrize("count", [150])
+def test_damaged_files_are_refused_or_read(count, folder, server):
+    """Files with other bytes, or fewer: what is there goes on, or is what the file says."""
+    chance, statuses = random.Random(5), {}
+    with spmd.load(folder / "texts.img").open(state=state(2)) as texts:
+        texts.save(folder / "w2.npz")
+    for k in range(count):
+        key, name = chance.choice([("state", "w2.safetensors"), ("state", "w2.npz"),
+                                   ("image", "other.img")])
+        data = bytearray((folder / name).read_bytes())
+        for _ in range(chance.randint(1, 6)):
+            data[chance.randrange(len(data))] = chance.randrange(256)
+        path = folder / f"damaged{k}{Path(name).suffix}"
+        path.write_bytes(data[:chance.randrange(len(data))] if chance.random() < 0.2 else data)
+        before = values(read(server))
+        answer = load(server, **{key: path.name})
+        assert answer.status in (200, 409), (answer.status, answer.body, path)
+        assert answer.status == 200 or values(read(server)) == before
+        statuses.setdefault(name, set()).add(answer.status)
+        path.unlink()
+    assert statuses.pop("other.img") == {409} == statuses["w2.npz"] - {200}
+    assert 409 in statuses["w2.safetensors"]
+    assert load(server, state="w2.safetensors").status == 200
 
 
 def test_loads_need_leave_and_folders(folder, tmp_path):

@@ -2,20 +2,21 @@
 
 In: calls, each with the seconds that it may take. Out: their results, inside an event loop. Always
 holds: a call whose request is cancelled, or over its deadline, leaves the queue unless it has
-begun; the queue never holds more than its bound.
+begun; the queue never holds more than its bound; a joined call passes none that may change state.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 from codegen.errors import PeerError
+from spmd.serving.joined_calls import ModelCall, results_of
 
 TELL_S = 1e-3  # so long after the last ones, results are handed over though other calls wait
 
@@ -33,11 +34,12 @@ class DrainingError(PeerError):
 
 
 class Waiting:
-    """A call in the queue. call: None once it has begun, or nobody waits for it."""
+    """A call in the queue. call: None once it has begun, or nobody waits for it; since: when it
+    came."""
 
-    def __init__(self, call: Callable[[], Any], future: asyncio.Future[Any]) -> None:
-        self.call: Callable[[], Any] | None = call
-        self.future = future
+    def __init__(self, call: ModelCall, future: asyncio.Future[Any]) -> None:
+        self.call: ModelCall | None = call
+        self.future, self.since = future, time.monotonic()
 
     def end(self, value: Any, error: BaseException | None) -> None:
         """Hand over what has become of the call, if somebody still waits for it."""
@@ -60,11 +62,12 @@ def _tell(ended: list[tuple[Waiting, Any, BaseException | None]]) -> None:
 
 
 class CallQueue:
-    """A queue of at most so many waiting calls. Close it: its thread ends after the call that it
-    makes."""
+    """A queue of at most so many waiting calls. wait: seconds that the first of them waits for
+    others with which it is joined. Close it: its thread ends after the call that it makes."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, wait: float = 0.0) -> None:
         self.most, self.draining, self._closed = most, False, False
+        self._wait = wait
         self._waiting: deque[Waiting] = deque()
         self._running = 0
         self._changed = threading.Condition()
@@ -89,7 +92,7 @@ class CallQueue:
             raise DrainingError("this server ends", expected="another server, or this one later",
                                 found="a request after SIGTERM")
 
-    def add(self, call: Callable[[], Any]) -> Waiting:
+    def add(self, call: ModelCall) -> Waiting:
         """Add a call. Raises FullError, and DrainingError."""
         self.check_open()
         loop = asyncio.get_running_loop()
@@ -134,6 +137,49 @@ class CallQueue:
                 self._waiting.remove(waiting)
                 waiting.call = None
 
+    def _begin(self) -> list[tuple[Waiting, ModelCall]]:
+        """Take the first call out of the queue, and those behind it that are joined with it. Wait
+        until there is one, or the queue is closed."""
+        while not self._closed:
+            batch = self._joined() if self._waiting else []
+            seconds = self._seconds_more(batch) if batch else None
+            if seconds is None or seconds > 0:
+                self._changed.wait(seconds)
+                continue
+            begun = []
+            for waiting in batch:
+                assert waiting.call is not None
+                begun.append((waiting, waiting.call))
+                self._waiting.remove(waiting)
+                waiting.call = None
+            return begun
+        return []
+
+    def _joined(self) -> list[Waiting]:
+        """Return the calls that the next one is made of."""
+        batch = [self._waiting[0]]
+        first = batch[0].call
+        assert first is not None
+        rows = first.rows
+        for waiting in itertools.islice(self._waiting, 1, None):
+            call = waiting.call
+            if first.key is None or rows >= first.most or call is None or call.key is None:
+                break
+            if call.key == first.key and rows + call.rows <= first.most:
+                batch.append(waiting)
+                rows += call.rows
+        return batch
+
+    def _seconds_more(self, batch: list[Waiting]) -> float:
+        """Return how long these still wait for others: 0 where no other can be joined with them."""
+        calls = [waiting.call for waiting in batch]
+        first, rows = calls[0], sum(call.rows for call in calls if call is not None)
+        others = len(self._waiting) > len(batch)
+        if not self._wait or first is None or first.key is None or rows >= first.most or others \
+                or self.draining:
+            return 0.0
+        return max(batch[0].since + self._wait - time.monotonic(), 0.0)
+
     def _serve(self) -> None:
         ended: list[tuple[Waiting, Any, BaseException | None]] = []
         told = time.monotonic()
@@ -143,20 +189,13 @@ class CallQueue:
                 if ended and (not self._waiting or time.monotonic() - told > TELL_S):
                     _tell(ended)
                     ended, told = [], time.monotonic()
-                while not self._waiting and not self._closed:
-                    self._changed.wait()
-                if self._closed:
-                    return
-                waiting = self._waiting.popleft()
-                call, waiting.call, self._running = waiting.call, None, 1
-            assert call is not None
-            value, error = None, None
-            try:
-                value = call()
-            except BaseException as caught:
-                error = caught
-            ended.append((waiting, value, error))
-            del waiting, call, value, error
+                begun = self._begin()
+                self._running = len(begun)
+            if not begun:
+                return
+            results = results_of([call for _, call in begun])
+            ended += [(waiting, *result) for (waiting, _), result in zip(begun, results)]
+            del begun, results
 
     def close(self) -> None:
         """End the thread. Calls that still wait are not made."""

@@ -7,15 +7,16 @@ imports prometheus_client. Always holds: labels are models that exist, and statu
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from spmd.serving.call_queue import CallQueue
+from spmd.serving.joined_calls import ModelCall
 
 BUCKETS = (.0001, .0002, .0005, .001, .002, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5, 10, 30, 60)
+ROWS = tuple(1 << k for k in range(17))
 
 
 class RequestMetrics:
@@ -29,6 +30,8 @@ class RequestMetrics:
                                   buckets=BUCKETS, registry=self._registry)
         self._calls = Histogram("spmd_call_seconds", "Calls of the image.", ("model",),
                                 buckets=BUCKETS, registry=self._registry)
+        self._rows = Histogram("spmd_call_rows", "Rows of a call: of all requests that are joined.",
+                               ("model",), buckets=ROWS, registry=self._registry)
         waiting = Gauge("spmd_requests_waiting", "Requests that wait for their call.",
                         registry=self._registry)
         waiting.set_function(lambda: len(queue))
@@ -38,16 +41,21 @@ class RequestMetrics:
         self._requests.labels(model, str(status)).inc()
         self._seconds.labels(model).observe(seconds)
 
-    def timed(self, model: str, call: Callable[[], Any]) -> Callable[[], Any]:
-        """Return the same call, which counts how long it takes."""
-        def timed_call() -> Any:
+    def timed(self, model: str, call: ModelCall) -> ModelCall:
+        """Have a call count how long it takes, and its rows; return it."""
+        make = call.make
+
+        def timed(arguments: dict[str, Any], rows: int) -> Any:
             began = time.perf_counter()
             try:
-                return call()
+                return make(arguments, rows)
             finally:
                 self._calls.labels(model).observe(time.perf_counter() - began)
+                if rows:
+                    self._rows.labels(model).observe(rows)
 
-        return timed_call
+        call.make = timed
+        return call
 
     def text(self) -> tuple[bytes, str]:
         """Return all metrics, and the media type of their text."""

@@ -66,7 +66,7 @@ def command(asked: argparse.Namespace, _: Processes) -> int:
         if not models:
             raise UsageError(f"{asked.image} has nothing to serve", found="feeds",
                              expected="an entry, or a program, without feeds")
-        queue = CallQueue(asked.queue)
+        queue = CallQueue(asked.queue, asked.wait)
         try:
             server = InferenceServer(models, queue, most_bytes=asked.max_body,
                                      timeout=asked.timeout or MOST_SECONDS)

@@ -18,6 +18,7 @@ from codegen.user import named
 from spmd.faces import Face, faces_of
 from spmd.image import Image, Opened, OpenedEntity
 from spmd.serving.infer_messages import InferRequest
+from spmd.serving.joined_calls import JoinedRows, ModelCall, Outputs
 from spmd.serving.tensors import NAMES
 
 PLATFORM = "spmd"
@@ -33,6 +34,7 @@ class ServedModel:
         self._face, self._call = face, call
         self._scalars = frozenset(face.settable())
         self._outputs = [array["name"] for _, array in face.outputs]
+        self._rows = JoinedRows.of(face)
 
     def metadata(self) -> dict[str, Any]:
         """Return what the protocol says of a model. Scalars are inputs of shape []; parameters say
@@ -47,10 +49,10 @@ class ServedModel:
             "parameters": {"entry": self._face.name, "returns": json.dumps(self._face.returns)},
         }
 
-    def prepared(self, request: InferRequest) -> Callable[[], list[tuple[str, np.ndarray, bool]]]:
-        """Return the call that a request asks for: it returns each output that is there, by
-        name, and whether it goes as bytes. Raises UsageError, as the call would, for a name that
-        the model does not know."""
+    def prepared(self, request: InferRequest) -> ModelCall:
+        """Return the call that a request asks for: it gives each output that is there, by name, and
+        whether it goes as bytes. Raises UsageError, as the call would, for a name that the model
+        does not know."""
         self._face.check_names(request.arrays)
         wanted = request.wanted
         arguments: dict[str, Any] = {
@@ -60,16 +62,25 @@ class ServedModel:
             wanted = {name: binary for asked, binary in wanted.items()
                       for name in named.asked(asked, self._outputs, "outputs")}
             if self._face.takes_only:
-                arguments["only"] = tuple(wanted)
+                arguments["only"] = tuple(sorted(wanted))
 
-        def call() -> list[tuple[str, np.ndarray, bool]]:
-            outputs: list[Any] = [None] * len(self._outputs)
-            _collect(self._face.returns, self._call(**arguments), outputs)
+        def finish(outputs: Outputs) -> list[tuple[str, np.ndarray, bool]]:
             return [(name, np.asarray(array), request.binary if wanted is None else wanted[name])
                     for name, array in zip(self._outputs, outputs)
                     if array is not None and (wanted is None or name in wanted)]
 
-        return call
+        rows = key = None
+        if self._rows is not None and (rows := self._rows.rows_of(request.arrays)) is not None:
+            key = self._rows.key_of(request.arrays)
+        if rows is None or key is None:
+            return ModelCall(self._make, finish, arguments)
+        return ModelCall(self._make, finish, arguments, self._rows, rows,
+                         (self.name, key, arguments.get("only")))
+
+    def _make(self, arguments: dict[str, Any], _: int) -> Outputs:
+        outputs: Outputs = [None] * len(self._outputs)
+        _collect(self._face.returns, self._call(**arguments), outputs)
+        return outputs
 
 
 def _tensor(array: dict[str, Any], parameters: dict[str, Any]) -> dict[str, Any]:

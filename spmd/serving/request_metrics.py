@@ -24,6 +24,7 @@ class RequestMetrics:
 
     def __init__(self, queue: CallQueue) -> None:
         self._registry = CollectorRegistry()
+        self._known: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
         self._requests = Counter("spmd_requests", "Requests for inference, by their status.",
                                  ("model", "status"), registry=self._registry)
         self._seconds = Histogram("spmd_request_seconds", "From request to answer.", ("model",),
@@ -38,21 +39,26 @@ class RequestMetrics:
 
     def count(self, model: str, status: int, seconds: float) -> None:
         """Count a request that has been answered. model: "" where there is no such model."""
-        self._requests.labels(model, str(status)).inc()
-        self._seconds.labels(model).observe(seconds)
+        found = self._known.get((model, status))
+        if found is None:
+            found = self._known[model, status] = (self._requests.labels(model, str(status)),
+                                                  self._seconds.labels(model))
+        found[0].inc()
+        found[1].observe(seconds)
 
     def timed(self, model: str, call: ModelCall) -> ModelCall:
         """Have a call count how long it takes, and its rows; return it."""
         make = call.make
+        seconds, row_counts = self._calls.labels(model), self._rows.labels(model)
 
         def timed(arguments: dict[str, Any], rows: int) -> Any:
             began = time.perf_counter()
             try:
                 return make(arguments, rows)
             finally:
-                self._calls.labels(model).observe(time.perf_counter() - began)
+                seconds.observe(time.perf_counter() - began)
                 if rows:
-                    self._rows.labels(model).observe(rows)
+                    row_counts.observe(rows)
 
         call.make = timed
         return call

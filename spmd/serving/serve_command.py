@@ -7,6 +7,7 @@ signal no new call is taken, and what waits is answered; a second one ends the s
 from __future__ import annotations
 
 import argparse
+import gc
 import ipaddress
 import os
 import re
@@ -107,6 +108,8 @@ def _served(server: InferenceServer, listening: socket.socket, tokens: list[str]
         server.application(tokens), log_level="critical", access_log=False, lifespan="off",
         ws="none", server_header=False, date_header=False, ssl_certfile=asked.tls_cert,
         ssl_keyfile=asked.tls_key, timeout_graceful_shutdown=CLOSING_S)
+    gc.collect()
+    gc.freeze()  # what is there stays: the collector need not look at it again
     runs = _DrainingServer(config, server.queue)
     runs.run(sockets=[listening])
     return 128 + runs.ended_by

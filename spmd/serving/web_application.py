@@ -30,7 +30,13 @@ from codegen.errors import (
     UsageError,
 )
 from spmd import __version__, report
-from spmd.serving.call_queue import CallQueue, DeadlineError, DrainingError, FullError
+from spmd.serving.call_queue import (
+    CallQueue,
+    DeadlineError,
+    DrainingError,
+    FullError,
+    GoneError,
+)
 from spmd.serving.infer_messages import HEADER, KIND, InferRequest, message
 from spmd.serving.request_metrics import RequestMetrics
 from spmd.serving.served_models import ServedModel, unknown_model
@@ -41,7 +47,7 @@ GONE = 499  # the status, in metrics, of a request whose client has gone
 HEALTH = ("/v2/health/live", "/v2/health/ready")
 # The status of an error; the first class that fits counts.
 STATUSES: tuple[tuple[type[BaseException], int], ...] = (
-    (FullError, 429), (DeadlineError, 504), (DrainingError, 503),
+    (FullError, 429), (DeadlineError, 504), (DrainingError, 503), (GoneError, GONE),
     (InputError, 400), (UsageError, 400), (CheckError, 400), (MeshError, 400),
     (EnvironmentFault, 503), (PeerError, 503), (MemoryError, 503),
 )
@@ -169,13 +175,7 @@ class InferenceServer:
         call = model.prepared(asked)
         seconds = min(asked.timeout or self.timeout, self.timeout)
         waiting = self.queue.add(self.metrics.timed(model.name, call))
-        gone = asyncio.ensure_future(request.receive())  # nothing comes but that the client goes
-        gone.add_done_callback(lambda _: waiting.end(None, Refusal(
-            GONE, PeerError("the client has gone"))))
-        try:
-            outputs = await self.queue.result(waiting, seconds)
-        finally:
-            gone.cancel()
+        outputs = await self.queue.result(waiting, seconds, request.receive)
         head: dict[str, Any] = {"model_name": model.name, "model_version": model.version}
         if asked.id is not None:
             head["id"] = asked.id

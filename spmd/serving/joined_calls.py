@@ -16,17 +16,18 @@ from spmd.arguments import bounded_dims
 from spmd.faces import Face
 
 Outputs = list[Any]  # arrays by their numbers; None for those that are not computed
+Make = Callable[[dict[str, Any], int], Outputs]  # the arguments of a call, and its rows
 Result = tuple[Any, BaseException | None]  # of a call: what it has given, or its error
 MOST_COMPARED = 1 << 16  # bytes: calls with larger arrays beside their rows are not joined
 
 
 class ModelCall:
-    """A call that a request asks for. make: of arguments and their number of rows; finish: from
-    outputs to what the request is answered. key: equal for calls that can be joined; None where
-    the call is made by itself, and then rows is 0; axes: see JoinedRows."""
+    """A call that a request asks for. make: calls the model; finish: from outputs to what the
+    request is answered. joined: how it is joined with others. key: equal for calls that can be
+    joined; None where the call is made by itself, and then rows is 0."""
 
     def __init__(
-        self, make: Callable[[dict[str, Any], int], Outputs], finish: Callable[[Outputs], Any],
+        self, make: Make, finish: Callable[[Outputs], Any],
         arguments: dict[str, Any], joined: JoinedRows | None = None, rows: int = 0,
         key: Hashable = None,
     ) -> None:

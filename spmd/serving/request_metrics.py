@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from spmd.serving.call_queue import CallQueue
-from spmd.serving.joined_calls import ModelCall
+from spmd.serving.joined_calls import Make, ModelCall, Outputs
 
 BUCKETS = (.0001, .0002, .0005, .001, .002, .005, .01, .02, .05, .1, .2, .5, 1, 2, 5, 10, 30, 60)
 ROWS = tuple(1 << k for k in range(17))
@@ -24,6 +24,7 @@ class RequestMetrics:
 
     def __init__(self, queue: CallQueue) -> None:
         self._registry = CollectorRegistry()
+        self._timed: dict[str, tuple[Make, Make]] = {}
         self._known: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
         self._requests = Counter("spmd_requests", "Requests for inference, by their status.",
                                  ("model", "status"), registry=self._registry)
@@ -48,10 +49,16 @@ class RequestMetrics:
 
     def timed(self, model: str, call: ModelCall) -> ModelCall:
         """Have a call count how long it takes, and its rows; return it."""
-        make = call.make
+        known = self._timed.get(model)
+        if known is None or known[0] != call.make:
+            known = self._timed[model] = call.make, self._timed_make(model, call.make)
+        call.make = known[1]
+        return call
+
+    def _timed_make(self, model: str, make: Make) -> Make:
         seconds, row_counts = self._calls.labels(model), self._rows.labels(model)
 
-        def timed(arguments: dict[str, Any], rows: int) -> Any:
+        def timed(arguments: dict[str, Any], rows: int) -> Outputs:
             began = time.perf_counter()
             try:
                 return make(arguments, rows)
@@ -60,8 +67,7 @@ class RequestMetrics:
                 if rows:
                     row_counts.observe(rows)
 
-        call.make = timed
-        return call
+        return timed
 
     def text(self) -> tuple[bytes, str]:
         """Return all metrics, and the media type of their text."""

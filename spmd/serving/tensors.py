@@ -132,7 +132,7 @@ def as_list(name: str, array: np.ndarray) -> list[Any]:
 
 def as_bytes(array: np.ndarray) -> bytes:
     """Return the elements as bytes, row-major and little-endian."""
-    return np.ascontiguousarray(array).tobytes()
+    return array.tobytes()
 
 
 def brief(value: Any) -> str:

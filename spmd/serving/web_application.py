@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from starlette.applications import Starlette
@@ -41,6 +41,7 @@ from spmd.serving.infer_messages import HEADER, KIND, InferRequest, message
 from spmd.serving.request_metrics import RequestMetrics
 from spmd.serving.served_models import ServedModel, unknown_model
 
+LENGTH = HEADER.lower().encode()
 BODY_S = 30.0  # for a whole body to come
 RETRY_S = 5  # later a client may ask again
 GONE = 499  # the status, in metrics, of a request whose client has gone
@@ -171,7 +172,8 @@ class InferenceServer:
 
     async def _answered(self, model: ServedModel, request: Request) -> Response:
         self.queue.check_open()
-        asked = InferRequest(await self._body(request), request.headers.get(HEADER))
+        asked = InferRequest(await self._body(request),
+                             header_of(request.scope["headers"], LENGTH))
         call = model.prepared(asked)
         seconds = min(asked.timeout or self.timeout, self.timeout)
         waiting = self.queue.add(self.metrics.timed(model.name, call))
@@ -187,19 +189,23 @@ class InferenceServer:
     async def _body(self, request: Request) -> bytes:
         """Return the body of a request. Raises Refusal for one that is too long, or compressed, or
         whose rest does not come."""
-        coding = request.headers.get("content-encoding", "identity")
+        headers = request.scope["headers"]
+        coding = header_of(headers, b"content-encoding") or "identity"
         if coding != "identity":
             raise Refusal(415, InputError("the body is compressed", found=coding, expected="a body "
                                           "without Content-Encoding"), {"Connection": "close"})
-        length = request.headers.get("content-length", "")
+        length = header_of(headers, b"content-length") or ""
         if length.isdigit() and int(length[:19]) > self.most_bytes:
             raise self._too_long(length)
-        parts, size = [], 0
+        parts, size, more = [], 0, True
         try:
             async with asyncio.timeout(BODY_S):
-                async for part in request.stream():
-                    parts.append(part)
-                    size += len(part)
+                while more:
+                    piece = await request.receive()
+                    if piece["type"] == "http.disconnect":
+                        raise ClientDisconnect
+                    parts.append(piece.get("body", b""))
+                    size, more = size + len(parts[-1]), piece.get("more_body", False)
                     if size > self.most_bytes:
                         raise self._too_long(f"{size} or more")
         except (TimeoutError, ClientDisconnect):
@@ -214,6 +220,11 @@ class InferenceServer:
             "the body is too long", expected=f"at most {self.most_bytes} bytes",
             found=f"{size} bytes", remedy="binary tensors, which are shorter than JSON; or "
             "--max-body SIZE of spmd serve"), {"Connection": "close"})
+
+
+def header_of(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> str | None:
+    """Return the header of a request that has this name, in small letters; None: there is none."""
+    return next((value.decode("latin-1") for key, value in headers if key == name), None)
 
 
 async def _answer(_: Request, error: Exception) -> Response:

@@ -328,8 +328,8 @@ static bool may_run_here(const spmd_job *job)
            stack_is_roomy();
 }
 
-/* Makes the run that was started here, or goes on with it. */
-static void here_run(spmd_job *job, int64_t end)
+/* Makes the run that was started here, or goes on with it. false: workers make it. */
+static bool here_run(spmd_job *job, int64_t end)
 {
     spmd_worker *worker = job->worker;
     pthread_t own = worker->thread;
@@ -340,7 +340,7 @@ static void here_run(spmd_job *job, int64_t end)
         job->here = SPMD_HERE_NOW;
     pthread_mutex_unlock(&job->lock);
     if (!mine)
-        return;
+        return false;
     worker->thread = pthread_self(); /* which is moved between cores */
     bool over = worker_run(worker, end);
     worker->thread = own;
@@ -352,6 +352,7 @@ static void here_run(spmd_job *job, int64_t end)
         pthread_cond_broadcast(&job->news);
     }
     pthread_mutex_unlock(&job->lock);
+    return true;
 }
 
 /* An aborted run that nobody goes on with is over. */
@@ -440,9 +441,7 @@ int spmd_job_wait(spmd_job *job, int64_t timeout_ms)
     if (!job->arena)
         return SPMD_IDLE;
     int64_t end = spmd_now() + (timeout_ms < LONGEST_MS ? timeout_ms : LONGEST_MS) * 1000000;
-    if (job->here)
-        here_run(job, end);
-    else
+    if (!here_run(job, end))
         spin_for_news(job);
     pthread_mutex_lock(&job->lock);
     int state = job_state(job);

@@ -17,7 +17,7 @@ from codegen.layouts import cuts
 from codegen.layouts.cuts import Cut, Window
 from codegen.layouts.localize import Localizer
 from codegen.mesh import Axis, Mesh
-from codegen.ops import Branch, Expect, Feeding, Full, Let, Loop, Point, Print, Save
+from codegen.ops import Branch, Expect, Feeding, Full, Let, Loop, Point, Print, Reduce, Save
 from codegen.ops.kind import exprs_in
 from codegen.symbolic import expr
 from codegen.symbolic.expr import Expr
@@ -162,9 +162,8 @@ class _Dependences:
         if isinstance(what, Let):
             self.whole(op.operands[0], op)
             return
-        if isinstance(what, Expect):  # each element for itself
-            for value in op.operands:
-                self.want(value, self.along_rows(value.type.shape), op.place)
+        if isinstance(what, Expect):
+            self.expect(op)
             return
         if op.regions:
             self.with_regions(op)
@@ -183,6 +182,16 @@ class _Dependences:
         for value, part in zip(op.operands, parts, strict=True):
             if part is not None:
                 self.want(value, part, op.place)
+
+    def expect(self, op: Op) -> None:
+        """Note what a condition depends on. Each element has to hold for itself; what holds for all
+        rows of several calls, as of np.all, holds for those of each."""
+        holds, *shown = op.operands
+        made = self.rules.defs.get(holds)
+        if made is not None and isinstance(made.what, Reduce) and made.what.fn == "and":
+            (holds,) = made.operands
+        for value in (holds, *shown):
+            self.want(value, self.along_rows(value.type.shape), op.place)
 
     def of_results(self, op: Op) -> Window | None:
         """Return the part of the first result that is wanted. All results are of one batch: a block

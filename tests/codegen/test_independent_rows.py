@@ -136,6 +136,14 @@ def test_what_is_not_joined_though_numpy_would():
         assert found.place is not None and found.place.file == __file__
 
 
+def test_an_assertion_of_all_rows_holds_for_each_call():
+    def asserted(x: Any) -> Any:
+        assert np.all(x > 0), "too small"
+        return x * 2
+
+    assert said_of(asserted).dim == "batch"
+
+
 def test_networks():
     for function in (nn.softmax, nn.layer_norm, nn.gelu,
                      lambda x: nn.softmax_cross_entropy(x, np.argmax(x, 1)),

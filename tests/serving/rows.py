@@ -60,8 +60,7 @@ class Joined:
     def positive(self) -> Any:
         """Ends with a message where a number is negative."""
         x = spmd.input("x", (self.rows,), np.float64)
-        spmd_holds = x >= 0
-        assert np.all(spmd_holds), "x must not be negative"
+        assert np.all(x >= 0), "x must not be negative"
         return np.sqrt(x)
 
     @spmd.entry

@@ -251,6 +251,9 @@ def _serve_options(serve: Parser) -> None:
     serve.add_argument("--tls-key", metavar="FILE.pem", help="its key")
     serve.add_argument("--queue", metavar="N", type=texts.count, default=256,
                        help="requests that may wait; one more is refused; default: 256")
+    serve.add_argument("--wait", metavar="TIME", type=texts.duration, default=0.0,
+                       help="how long a request waits for others with which it is joined: 2ms, "
+                       "500us; default: 0")
     serve.add_argument("--timeout", metavar="SECONDS", type=texts.seconds, default=60.0,
                        help="until a request is answered; it may ask for less; 0: no limit; "
                        "default: 60")

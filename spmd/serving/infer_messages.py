@@ -19,6 +19,7 @@ from spmd.serving import tensors
 HEADER = "Inference-Header-Content-Length"
 KIND = "Spmd-Error"  # the header of an answer that names the class of its error
 MICROSECONDS = 1e6
+_as_json = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
 
 
 @dataclass
@@ -63,7 +64,7 @@ def parted(body: bytes, length: str | None) -> tuple[dict[str, Any], memoryview]
                              expected="the bytes of the JSON at the beginning of the body")
         size = int(length)
     try:
-        head = json.loads(body[:size])
+        head = json.loads(body[:size].decode())
     except (ValueError, RecursionError) as error:
         raise InputError("the body is no JSON", expected="a JSON object with inputs",
                          found=str(error)[:200] or "deeply nested lists") from None
@@ -115,7 +116,7 @@ def message(
         else:
             row["data"] = tensors.as_list(name, array)
         rows.append(row)
-    text = json.dumps({**head, key: rows}, allow_nan=False, separators=(",", ":")).encode()
+    text = _as_json({**head, key: rows}).encode()
     return b"".join((text, *tail)), len(text) if tail else None
 
 

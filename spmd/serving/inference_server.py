@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from spmd import __version__
-from spmd.serving.call_queue import CallQueue, Waiting
+from spmd.serving.call_queue import CallQueue, GoneError, Waiting
 from spmd.serving.infer_messages import InferRequest
+from spmd.serving.joined_calls import ModelCall
 from spmd.serving.model_repository import ModelRepository
-from spmd.serving.refusals import GONE, client_gone, status_of
+from spmd.serving.refusals import GONE, status_of
 from spmd.serving.request_metrics import RequestMetrics
 from spmd.serving.sent_frames import SentFrame, SentFrames
 from spmd.serving.served_models import Answer, ServedModel
 
+Gone = Callable[[], Awaitable[Any]]
 EXTENSIONS = ("binary_tensor_data", "model_repository", "generate")
 
 
@@ -66,22 +68,23 @@ class InferenceServer:
             self.metrics.count(label, status, time.perf_counter() - began)
 
     async def infer(self, model: ServedModel, asked: InferRequest, version: str | None,
-                    gone: asyncio.Future[Any] | None = None) -> Answer:
-        """Make a call. gone: is done once the client does not wait any more."""
-        waiting = self._added(model, model.prepared(asked, version), gone)
-        answer: Answer = await self.queue.result(waiting, self._seconds(asked))
+                    gone: Gone | None = None) -> Answer:
+        """Make a call. gone: returns once the client does not wait any more."""
+        waiting = self._added(model, model.prepared(asked, version))
+        answer: Answer = await self.queue.result(waiting, self._seconds(asked), gone)
         return answer
 
     async def stream(self, model: ServedModel, asked: InferRequest, version: str | None,
-                     gone: asyncio.Future[Any] | None = None
+                     gone: Gone | None = None
                      ) -> AsyncGenerator[SentFrame | Answer, None]:
         """Make a call; give each frame that it saves, then its answer. A call
         whose frames nobody waits for is ended: state is as it was before."""
         frames = SentFrames(self.most_bytes)
-        waiting = self._added(model, model.prepared(asked, version, frames), gone)
-        result = asyncio.ensure_future(self.queue.result(waiting, self._seconds(asked)))
+        waiting = self._added(model, model.prepared(asked, version, frames))
+        result = asyncio.ensure_future(self.queue.result(waiting, self._seconds(asked),
+                                                         gone))
         result.add_done_callback(lambda ended: frames.end(
-            client_gone() if ended.cancelled() else ended.exception()))
+            GoneError("the client has gone") if ended.cancelled() else ended.exception()))
         try:
             while (frame := await frames.arrived()) is not None:
                 yield frame
@@ -90,12 +93,8 @@ class InferenceServer:
         finally:
             result.cancel()
 
-    def _added(self, model: ServedModel, call: Callable[[], Answer],
-               gone: asyncio.Future[Any] | None) -> Waiting:
-        waiting = self.queue.add(self.metrics.timed(model.name, call))
-        if gone is not None:
-            gone.add_done_callback(lambda _: waiting.end(None, client_gone()))
-        return waiting
+    def _added(self, model: ServedModel, call: ModelCall) -> Waiting:
+        return self.queue.add(self.metrics.timed(model.name, call))
 
     def _seconds(self, asked: InferRequest) -> float:
         return min(asked.timeout or self.timeout, self.timeout)

@@ -209,6 +209,8 @@ def interface_of(manifest: Mapping[str, Any]) -> dict[str, str]:
         rows |= {f"output {row['name']}{at}": array(row) for _, row in face.outputs}
         rows |= {f"save {name}{at}": array(saves[name]) for name in face.saves}
         rows |= {f"feed {name}{at}": "a feed" for name in face.feeds}
+        if "dim" in face.rows():
+            rows[f"rows{at}"] = f"independent along {face.rows()['dim']}"
         rows[f"what{at or ' the program'} returns"] = json.dumps(face.returns)
     return rows
 

@@ -19,12 +19,12 @@ from codegen.errors import (
     UsageError,
 )
 from spmd import report
-from spmd.serving.call_queue import DeadlineError, DrainingError, FullError
+from spmd.serving.call_queue import DeadlineError, DrainingError, FullError, GoneError
 
 GONE = 499  # the status, in metrics, of a request whose client has gone
 # The status of an error; the first class that fits counts.
 STATUSES: tuple[tuple[type[BaseException], int], ...] = (
-    (FullError, 429), (DeadlineError, 504), (DrainingError, 503),
+    (FullError, 429), (DeadlineError, 504), (DrainingError, 503), (GoneError, GONE),
     (InputError, 400), (UsageError, 400), (CheckError, 400), (MeshError, 400),
     (EnvironmentFault, 503), (PeerError, 503), (MemoryError, 503),
 )
@@ -54,11 +54,6 @@ def said(error: BaseException) -> tuple[str, str]:
                 "InternalError")
     return kind, str(error) if isinstance(error, SpmdError) else (
         report.error_text(error).removeprefix("spmd: "))
-
-
-def client_gone() -> Refusal:
-    """Return what becomes of a request whose client does not wait for the answer."""
-    return Refusal(GONE, PeerError("the client has gone"))
 
 
 class Access:

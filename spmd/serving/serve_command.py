@@ -7,6 +7,7 @@ signal no new call is taken, and what waits is answered; a second one ends the s
 from __future__ import annotations
 
 import argparse
+import gc
 import ipaddress
 import os
 import re
@@ -64,7 +65,7 @@ def command(asked: argparse.Namespace, _: Processes) -> int:
     with _listening(asked.host, asked.port) as listening:
         files = JobFiles(asked.image, asked.state, asked.set)
         repository = _repository(asked, opening(files, lambda _: None), opening)
-        queue = CallQueue(asked.queue)
+        queue = CallQueue(asked.queue, asked.wait)
         try:
             server = InferenceServer(repository, queue, most_bytes=asked.max_body,
                                      timeout=asked.timeout or MOST_SECONDS)
@@ -147,6 +148,8 @@ def _served(server: InferenceServer, listening: socket.socket, tokens: list[str]
                   "--token-file FILE", file=sys.stderr, flush=True)
         return stop
 
+    gc.collect()
+    gc.freeze()  # what is there stays: the collector need not look at it again
     runs = _DrainingServer(config, server.queue, begin)
     runs.run(sockets=[listening])
     return 128 + runs.ended_by

@@ -7,7 +7,8 @@ metadata in the protocol's words. Always holds: what a model computes is a call 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Collection
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ from spmd.faces import Face, faces_of
 from spmd.image import Image
 from spmd.serving import tensors
 from spmd.serving.infer_messages import InferRequest, infer_request, parted
+from spmd.serving.joined_calls import JoinedRows, ModelCall, Outputs
 from spmd.serving.sent_frames import SentFrames
 from spmd.serving.served_job import ServedJob
 from spmd.serving.tensors import NAMES
@@ -48,6 +50,7 @@ class ServedModel:
         self._face = face
         self._scalars = frozenset(face.settable())
         self._outputs = [array["name"] for _, array in face.outputs]
+        self._rows = JoinedRows.of(face)
 
     def metadata(self) -> dict[str, Any]:
         """Return what the protocol says of a model. Scalars are inputs of shape []; parameters say
@@ -65,7 +68,7 @@ class ServedModel:
         }
 
     def prepared(self, request: InferRequest, version: str | None = None,
-                 frames: SentFrames | None = None) -> Callable[[], Answer]:
+                 frames: SentFrames | None = None) -> ModelCall:
         """Return the call that a request asks for: it gives each output that is there. version: of
         the only job that may be called; frames: takes what the call saves. Raises UsageError, as
         the call would, for a name that the model does not know."""
@@ -78,18 +81,31 @@ class ServedModel:
             wanted = {name: binary for asked, binary in wanted.items()
                       for name in named.asked(asked, self._outputs, "outputs")}
             if self._face.takes_only:
-                arguments["only"] = tuple(wanted)
+                arguments["only"] = tuple(sorted(wanted))
 
-        def call() -> Answer:
-            outputs: list[Any] = [None] * len(self._outputs)
-            called, value = self.job.call(self._face.name or None, arguments, version, frames)
-            _collect(self._face.returns, value, outputs)
+        def finish(called: str, outputs: Outputs) -> Answer:
             return Answer(called, [
                 (name, np.asarray(array), request.binary if wanted is None else wanted[name])
                 for name, array in zip(self._outputs, outputs)
                 if array is not None and (wanted is None or name in wanted)])
 
-        return call
+        make = self._make
+        if version is not None or frames is not None:
+            make = partial(make, version=version, frames=frames)
+        rows = key = None
+        if self._rows is not None and (rows := self._rows.rows_of(request.arrays)) is not None:
+            key = self._rows.key_of(request.arrays)
+        if rows is None or key is None:
+            return ModelCall(make, finish, arguments)
+        return ModelCall(make, finish, arguments, self._rows, rows,
+                         (self.name, version, key, arguments.get("only")))
+
+    def _make(self, arguments: dict[str, Any], _: int, version: str | None = None,
+              frames: SentFrames | None = None) -> tuple[str, Outputs]:
+        outputs: Outputs = [None] * len(self._outputs)
+        called, value = self.job.call(self._face.name or None, arguments, version, frames)
+        _collect(self._face.returns, value, outputs)
+        return called, outputs
 
     def generate_request(self, body: bytes) -> InferRequest:
         """Return the request that a body of `generate` is: inputs and scalars by name, numbers and

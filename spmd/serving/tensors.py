@@ -7,6 +7,7 @@ holds: what a message says raises InputError or gives an array of exactly that d
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,12 @@ NOT_FINITE = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}  # 
 
 def datatype_of(array: np.ndarray) -> str | None:
     """Return the protocol's name of an array's dtype; None where it has none."""
-    row = dtypes.from_numpy(array.dtype) if array.dtype.kind not in "USO" else None
+    return _datatype(array.dtype)
+
+
+@lru_cache(maxsize=64)
+def _datatype(dtype: np.dtype) -> str | None:
+    row = dtypes.from_numpy(dtype) if dtype.kind not in "USO" else None
     return None if row is None else NAMES[row.name]
 
 
@@ -140,7 +146,7 @@ def as_nested(name: str, array: np.ndarray) -> Any:
 
 def as_bytes(array: np.ndarray) -> bytes:
     """Return the elements as bytes, row-major and little-endian."""
-    return np.ascontiguousarray(array).tobytes()
+    return array.tobytes()
 
 
 def brief(value: Any) -> str:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import aclosing
 from typing import Any
 
 from starlette.applications import Starlette
@@ -36,6 +36,7 @@ from spmd.serving.refusals import Access, Refusal, said, status_of
 from spmd.serving.sent_frames import SentFrame
 from spmd.serving.served_models import Answer
 
+LENGTH = HEADER.lower().encode()
 BODY_S = 30.0  # for a whole body to come
 RETRY_S = 5  # later a client may ask again
 HEALTH = ("/v2/health/live", "/v2/health/ready")
@@ -140,9 +141,9 @@ class WebApplication:
         name, version = _asked_model(request)
         try:
             with self.server.request(name, version) as model:
-                asked = read_request(await self._body(request), request.headers.get(HEADER))
-                with _gone(request) as gone:
-                    answer = await self.server.infer(model, asked, version, gone)
+                asked = read_request(await self._body(request), header_of(
+                    request.scope["headers"], LENGTH))
+                answer = await self.server.infer(model, asked, version, request.receive)
                 head = _head(name, answer.version, asked)
                 body, length = message(head, "outputs", answer.outputs)
         except Exception as error:
@@ -189,28 +190,31 @@ class WebApplication:
         with self.server.request(name, version) as model:
             asked = model.generate_request(await self._body(request))
             model.check_generates(streams)
-            with _gone(request) as gone:
-                call = self.server.stream(model, asked, version, gone)
-                async with aclosing(call) as parts:
-                    async for part in parts:
-                        yield part, asked
+            call = self.server.stream(model, asked, version, request.receive)
+            async with aclosing(call) as parts:
+                async for part in parts:
+                    yield part, asked
 
     async def _body(self, request: Request) -> bytes:
         """Return the body of a request. Raises Refusal for one that is too long, or compressed, or
         whose rest does not come."""
-        coding = request.headers.get("content-encoding", "identity")
+        headers = request.scope["headers"]
+        coding = header_of(headers, b"content-encoding") or "identity"
         if coding != "identity":
             raise Refusal(415, InputError("the body is compressed", found=coding, expected="a body "
                                           "without Content-Encoding"), {"Connection": "close"})
-        length = request.headers.get("content-length", "")
+        length = header_of(headers, b"content-length") or ""
         if length.isdigit() and int(length[:19]) > self.server.most_bytes:
             raise self._too_long(length)
-        parts, size = [], 0
+        parts, size, more = [], 0, True
         try:
             async with asyncio.timeout(BODY_S):
-                async for part in request.stream():
-                    parts.append(part)
-                    size += len(part)
+                while more:
+                    piece = await request.receive()
+                    if piece["type"] == "http.disconnect":
+                        raise ClientDisconnect
+                    parts.append(piece.get("body", b""))
+                    size, more = size + len(parts[-1]), piece.get("more_body", False)
                     if size > self.server.most_bytes:
                         raise self._too_long(f"{size} or more")
         except (TimeoutError, ClientDisconnect):
@@ -225,6 +229,11 @@ class WebApplication:
             "the body is too long", expected=f"at most {self.server.most_bytes} bytes",
             found=f"{size} bytes", remedy="binary tensors, which are shorter than JSON; or "
             "--max-body SIZE of spmd serve"), {"Connection": "close"})
+
+
+def header_of(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> str | None:
+    """Return the header of a request that has this name, in small letters; None: there is none."""
+    return next((value.decode("latin-1") for key, value in headers if key == name), None)
 
 
 async def _answer(_: Request, error: Exception) -> Response:
@@ -258,16 +267,6 @@ def _for_json(request: Request, part: SentFrame | Answer, asked: InferRequest) -
         (part.name, part.array)]
     return {**_head(request.path_params["model"], part.version, asked),
             **{name: tensors.as_nested(name, array) for name, array in arrays}}
-
-
-@contextmanager
-def _gone(request: Request) -> Iterator[asyncio.Future[Any]]:
-    """Give what is done once the client has gone: after its body it says nothing else."""
-    gone = asyncio.ensure_future(request.receive())
-    try:
-        yield gone
-    finally:
-        gone.cancel()
 
 
 class _EventStream(Response):
